@@ -1,0 +1,47 @@
+# Every target makes what it needs; a second call installs nothing again.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+export OMP_WAIT_POLICY = PASSIVE
+
+.PHONY: help test check format bench docs demo clean
+
+help:
+	@echo "make demo    adapt to a simulated hospital and print what changed"
+	@echo "make test    the whole test suite"
+	@echo "make check   formatting, lint, types, layers"
+	@echo "make format  let ruff format and fix"
+	@echo "make bench   speed and accuracy against peers"
+	@echo "make docs    the documentation site, into site/"
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
+	touch $@
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/constant.py
+
+docs: $(INSTALLED)
+	$(BIN)/mkdocs build --strict --quiet
+
+demo: $(INSTALLED)
+	$(BIN)/python examples/quickstart.py
+
+clean:
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,53 @@
+"""Adapt a classifier to a new site with unlabeled data only.
+
+>>> import sitewise as sw
+>>> estimate = sw.estimate_prevalence(log_ratio, Z)      # how common is each class here?
+>>> probabilities = sw.adjust(log_ratio, estimate.log_prevalence(Z))
+
+Public names are imported when first used, so that ``import sitewise`` costs next to nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+_ROOM_OF = {
+    "adjust": "adaptation",
+    "estimate_prevalence": "adaptation",
+    "PrevalenceEstimate": "adaptation",
+    "calibrate_log_ratio": "calibration",
+    "Calibration": "calibration",
+    "Confounders": "confounders",
+    "EM": "solvers",
+    "Site": "sites",
+    "Sites": "sites",
+    "SimulatedFamily": "datasets.simulated",
+}
+__all__ = ["__version__", *_ROOM_OF]
+
+if TYPE_CHECKING:
+    from sitewise.adaptation import PrevalenceEstimate as PrevalenceEstimate
+    from sitewise.adaptation import adjust as adjust
+    from sitewise.adaptation import estimate_prevalence as estimate_prevalence
+    from sitewise.calibration import Calibration as Calibration
+    from sitewise.calibration import calibrate_log_ratio as calibrate_log_ratio
+    from sitewise.confounders import Confounders as Confounders
+    from sitewise.datasets.simulated import SimulatedFamily as SimulatedFamily
+    from sitewise.sites import Site as Site
+    from sitewise.sites import Sites as Sites
+    from sitewise.solvers import EM as EM
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from its room on first use (PEP 562)."""
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module 'sitewise' has no attribute {name!r}")
+    value = getattr(import_module(f"sitewise.{_ROOM_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, imported or not."""
+    return sorted(__all__)

@@ -1,0 +1,202 @@
+"""Numbers at the border: numpy, pandas and torch in, float64 tensors inside, the same container and device out."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+ONE_SHOT = (
+    "{name} is a one-shot iterator ({kind}), but estimation passes over the data several times: "
+    "hand over a list of chunks, or an object whose __iter__ starts anew"
+)
+
+
+class Problems:
+    """Everything wrong with a call's input, gathered and raised in one error."""
+
+    def __init__(self, call: str) -> None:
+        self.call = call
+        self.found: list[str] = []
+
+    def add(self, problem: str) -> None:
+        """Note one problem and go on looking."""
+        self.found.append(problem)
+
+    def raise_if_any(self) -> None:
+        """Raise a ValueError that lists every problem noted."""
+        if not self.found:
+            return
+        if len(self.found) == 1:
+            raise ValueError(f"{self.call}: {self.found[0]}")
+        raise ValueError(f"{self.call}: {len(self.found)} problems\n" + "\n".join(f"  - {p}" for p in self.found))
+
+
+@dataclass(frozen=True)
+class Container:
+    """What the caller handed over, so that answers go back in the same kind and on the same device."""
+
+    kind: Literal["numpy", "pandas", "torch"]
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    index: Any = None
+    columns: Any = None
+
+    @classmethod
+    def of(cls, value: object) -> "Container":
+        """Remember the container of `value`."""
+        if isinstance(value, Tensor):
+            return cls("torch", value.device)
+        if isinstance(value, pd.DataFrame):
+            return cls("pandas", index=value.index, columns=value.columns)
+        return cls("numpy")
+
+    def rows(self, tensor: Tensor, index: Any = None) -> Any:
+        """Give back an (n, K) tensor; pandas callers get their class names, and `index` or their own row names."""
+        if self.kind == "torch":
+            return tensor.to(self.device)
+        values = tensor.cpu().numpy()
+        if self.kind == "numpy":
+            return values
+        index = self.index if index is None else index
+        return pd.DataFrame(values, index=index if index is not None and len(index) == len(values) else None, columns=self.columns)
+
+    def classes(self, tensor: Tensor) -> Any:
+        """Give back a (K,) tensor."""
+        if self.kind == "torch":
+            return tensor.to(self.device)
+        values = tensor.cpu().numpy()
+        return values if self.kind == "numpy" else pd.Series(values, index=self.columns)
+
+
+def to_tensor(value: object, device: torch.device | None = None) -> Tensor:
+    """Copy numbers into a float64 tensor; raise TypeError or ValueError where they are not numbers."""
+    if isinstance(value, Tensor):
+        return value.detach().to(device=device, dtype=torch.float64)
+    numbers = np.asarray(value, dtype=np.float64)
+    return torch.tensor(numbers, device=device)
+
+
+def read_matrix(value: object, name: str, problems: Problems, device: torch.device | None = None) -> Tensor | None:
+    """Read an (n, K) array of logs with n ≥ 1 rows, K ≥ 2 classes and no NaN; None after noting what is wrong."""
+    try:
+        matrix = to_tensor(value, device)
+    except (TypeError, ValueError) as error:
+        problems.add(f"{name} must be an array of numbers, got {type(value).__name__} ({error})")
+        return None
+    if matrix.ndim != 2:
+        problems.add(f"{name} must have shape (rows, classes), got shape {tuple(matrix.shape)}")
+        return None
+    if matrix.shape[0] == 0:
+        problems.add(f"{name} is empty: at least one row is needed")
+    if matrix.shape[1] < 2:
+        problems.add(f"{name} must have a column for each class, at least two, got {matrix.shape[1]}")
+    bad = torch.isnan(matrix).any(dim=1).nonzero().flatten().tolist()
+    if bad:
+        problems.add(f"{name} has NaN in {len(bad)} row(s), first at row {bad[0]}: drop those rows or mend the scores")
+    return matrix
+
+
+def read_weight(value: object, n_rows: int, problems: Problems, device: torch.device | None = None) -> Tensor:
+    """Read one non-negative finite weight a row (None: all ones)."""
+    ones = torch.ones(n_rows, dtype=torch.float64, device=device)
+    if value is None:
+        return ones
+    try:
+        weight = to_tensor(value, device)
+    except (TypeError, ValueError) as error:
+        problems.add(f"sample_weight must be numbers ({error})")
+        return ones
+    if weight.shape != (n_rows,):
+        problems.add(f"sample_weight must have shape ({n_rows},), one weight a row, got {tuple(weight.shape)}")
+        return ones
+    if not torch.isfinite(weight).all():
+        problems.add("sample_weight must be finite, got NaN or inf")
+    elif (weight < 0).any():
+        problems.add(f"sample_weight must not be negative, got {float(weight.min()):g}")
+    elif n_rows and not (weight > 0).any():
+        problems.add("sample_weight is zero everywhere: nothing to learn from")
+    return weight
+
+
+def read_labels(value: object, n_rows: int, n_classes: int, problems: Problems) -> np.ndarray[Any, Any]:
+    """Read class indices 0..K-1, NaN where a label is not known, as an (n,) float array."""
+    column = pd.Series(value.cpu().numpy() if isinstance(value, Tensor) else value)  # type: ignore[call-overload]
+    labels = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    if len(labels) != n_rows:
+        problems.add(f"y must have one entry a row ({n_rows}), got {len(labels)}")
+        return np.full(n_rows, np.nan)
+    legal = np.isin(labels, np.arange(n_classes)) | column.isna().to_numpy()
+    if not legal.all():
+        first = int(np.flatnonzero(~legal)[0])
+        problems.add(
+            f"y must hold class indices 0..{n_classes - 1}, and NaN or None where unknown, got {column.iloc[first]!r} at row {first}"
+        )
+    return np.asarray(labels)
+
+
+def read_groups(value: object, n_rows: int, problems: Problems, device: torch.device | None = None) -> Tensor | None:
+    """Read one group (a patient, say) a row into numbers 0..G-1; a missing name is a group of its own."""
+    if value is None:
+        return None
+    names = value.cpu().numpy() if isinstance(value, Tensor) else value
+    codes, found = pd.factorize(pd.Series(names))  # type: ignore[call-overload]
+    if len(codes) != n_rows:
+        problems.add(f"groups must have one entry a row ({n_rows}), got {len(codes)}")
+        return None
+    alone = codes < 0
+    codes = np.where(alone, len(found) + np.cumsum(alone) - 1, codes)
+    return torch.tensor(codes, dtype=torch.int64, device=device)
+
+
+def distinct_rows(codes: Tensor) -> tuple[Tensor, Tensor]:
+    """The distinct rows of an (n, V) tensor and each row's index among them, column by column (fast for many rows)."""
+    index = torch.zeros(len(codes), dtype=torch.int64, device=codes.device)
+    for column in codes.T:
+        _, found = torch.unique(column, return_inverse=True)
+        _, index = torch.unique(index * (len(codes) + 1) + found, return_inverse=True)
+    n_distinct = int(index.max()) + 1 if len(index) else 0
+    first = torch.empty(n_distinct, dtype=torch.int64, device=codes.device)
+    first[index] = torch.arange(len(codes), device=codes.device)
+    return codes[first], index
+
+
+def refuse_one_shot(value: object, name: str) -> None:
+    """Raise TypeError for an iterator that could be read only once."""
+    if hasattr(value, "__next__"):
+        raise TypeError(ONE_SHOT.format(name=name, kind=type(value).__name__))
+
+
+def is_chunked(value: object) -> bool:
+    """Tell a re-iterable of (log_ratio, Z or None) chunks from an array."""
+    if isinstance(value, Tensor | np.ndarray | pd.DataFrame | pd.Series) or hasattr(value, "__array__"):
+        return False
+    if isinstance(value, list | tuple):
+        return bool(value) and all(isinstance(c, tuple) and len(c) == 2 and getattr(c[0], "ndim", 0) == 2 for c in value)
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes | dict)
+
+
+def join_chunks(source: Iterable[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """Join a chunked source into one log_ratio and one Z (None where no chunk has one)."""
+    chunks = list(source)
+    if not chunks:
+        raise ValueError("the chunked source is empty: at least one (log_ratio, Z) chunk is needed")
+    log_ratios, confounders = zip(*chunks, strict=True)
+    if all(z is None for z in confounders):
+        return _concatenate(log_ratios), None
+    if any(z is None for z in confounders):
+        raise ValueError("some chunks have confounders and some have None: give all of them, with NaN where unknown")
+    return _concatenate(log_ratios), _concatenate(confounders)
+
+
+def _concatenate(parts: tuple[Any, ...]) -> Any:
+    if isinstance(parts[0], pd.DataFrame | pd.Series):
+        return pd.concat(parts)
+    if isinstance(parts[0], Tensor):
+        return torch.cat(parts)
+    if isinstance(parts[0], list):
+        return list(chain.from_iterable(parts))
+    return np.concatenate(parts)

@@ -1,0 +1,312 @@
+"""The schema of Z: which variables there are, how a value becomes a code, and what missing looks like.
+
+A continuous variable is mapped to [1, 2] and missing is 0; a categorical variable with L levels has the codes 0..L-1
+and missing is L. The code of missing is thus outside the range of every value (equation 5).
+"""
+
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from sitewise.arrays import Problems, refuse_one_shot
+
+Level = str | int | float | bool
+N_KNOTS = 5
+
+UNSEEN = "confounder {name!r}: {count} row(s) have level(s) not seen before ({levels}); they count as missing"
+ABSENT = "confounder(s) {names} are absent and count as missing"
+EXTRA = "column(s) {names} are not confounders of this model and are ignored"
+
+
+@dataclass(frozen=True)
+class Continuous:
+    """A number, with the range it was learned on and the knots of its splines (in code units, from 1 to 2)."""
+
+    name: str
+    low: float
+    high: float
+    knots: tuple[float, ...]
+
+    @property
+    def missing_code(self) -> float:
+        """Zero, outside [1, 2]."""
+        return 0.0
+
+    @classmethod
+    def learn(cls, name: str, values: np.ndarray[Any, Any]) -> "Continuous":
+        """Take the range and quantile knots of finite values; a variable that never varies has no knots."""
+        low, high = float(values.min()), float(values.max())
+        quantiles = np.quantile(_to_unit(values, low, high), np.linspace(0, 1, N_KNOTS))
+        knots = [1.0, *quantiles[1:-1].tolist(), 2.0] if high > low else []
+        distinct = [k for i, k in enumerate(knots) if i == 0 or k - knots[i - 1] > 1e-6]
+        return cls(name, low, high, tuple(distinct))
+
+    def encode(self, column: pd.Series, problems: Problems, notes: "Notes") -> np.ndarray[Any, Any]:
+        """Map values to [1, 2], counting those clipped at the learned range."""
+        numbers = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        strange = np.isnan(numbers) & column.notna().to_numpy()
+        if strange.any():
+            first = int(np.flatnonzero(strange)[0])
+            problems.add(f"confounder {self.name!r} is continuous, but row {first} holds {column.iloc[first]!r}")
+            return numbers
+        clipped = int(((numbers < self.low) | (numbers > self.high)).sum())
+        if clipped:
+            notes.clipped[self.name] = clipped
+        codes = _to_unit(np.clip(numbers, self.low, self.high), self.low, self.high)
+        return np.where(np.isnan(numbers), self.missing_code, codes)
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """One of a frozen tuple of levels."""
+
+    name: str
+    levels: tuple[Level, ...]
+
+    @property
+    def missing_code(self) -> float:
+        """One past the last level's code."""
+        return float(len(self.levels))
+
+    @classmethod
+    def learn(cls, name: str, column: pd.Series) -> "Categorical":
+        """Take the distinct values, in order."""
+        levels = [_plain(v) for v in pd.unique(column.dropna())]
+        return cls(name, tuple(sorted(set(levels), key=lambda v: (isinstance(v, str), v))))
+
+    def encode(self, column: pd.Series, problems: Problems, notes: "Notes") -> np.ndarray[Any, Any]:
+        """Map levels to 0..L-1; a level not seen before counts as missing."""
+        code_of = {level: code for code, level in enumerate(self.levels)}
+        found, distinct = pd.factorize(column)
+        codes = np.array([code_of.get(_plain(v), -1) for v in distinct] + [self.missing_code])[found]
+        unseen = codes < 0
+        if unseen.any():
+            levels = sorted({repr(_plain(v)) for v in distinct if _plain(v) not in code_of})
+            notes.unseen[self.name] = int(unseen.sum())
+            shown = ", ".join(levels[:5]) + (", ..." if len(levels) > 5 else "")
+            warnings.warn(UNSEEN.format(name=self.name, count=unseen.sum(), levels=shown), stacklevel=5)
+        return np.where(unseen, self.missing_code, codes)
+
+
+Variable = Continuous | Categorical
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What happened while encoding: rows clipped and rows with unseen levels by variable, columns absent and ignored."""
+
+    clipped: dict[str, int] = field(default_factory=dict)
+    unseen: dict[str, int] = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Confounders:
+    """The frozen schema of Z. `learn` it once; it travels to every other site."""
+
+    variables: tuple[Variable, ...]
+
+    @classmethod
+    def learn(cls, Z: object, categorical: Iterable[str | int] | None = None) -> "Confounders":
+        """Infer kinds, levels, ranges and knots from Z.
+
+        Strings, objects, categories, booleans and at most two distinct integers are categorical, every other number is
+        continuous; `categorical` names (or numbers) further columns to take as categorical.
+        """
+        problems = Problems("confounders")
+        frame = _as_frame(Z)
+        if frame.shape[1] == 0 or frame.shape[0] == 0:
+            problems.add(f"Z needs at least one row and one column, got shape {frame.shape}")
+        forced = _named(categorical, frame.columns, problems)
+        for name in frame.columns[frame.columns.duplicated()]:
+            problems.add(f"column {name!r} stands twice in Z")
+        problems.raise_if_any()
+        variables = [_learn_variable(str(c), frame[c], c in forced, problems) for c in frame.columns]
+        problems.raise_if_any()
+        return cls(tuple(v for v in variables if v is not None))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The variables' names, in order."""
+        return tuple(v.name for v in self.variables)
+
+    def encode(self, Z: object, device: torch.device | None = None) -> tuple[Tensor, Notes]:
+        """Turn Z into an (n, V) tensor of codes, and say what was clipped, unseen, absent or ignored.
+
+        A DataFrame is matched by column name, an array by position and exact width.
+        """
+        problems = Problems("confounders")
+        frame, absent, extra = self._match(Z, problems)
+        problems.raise_if_any()
+        notes = Notes(absent=absent, extra=extra)
+        codes = np.empty((len(frame), len(self.variables)))
+        for j, variable in enumerate(self.variables):
+            if variable.name in absent:
+                codes[:, j] = variable.missing_code
+                continue
+            column = frame[variable.name]
+            _refuse_inf(column, variable.name, problems)
+            codes[:, j] = variable.encode(column, problems, notes)
+        problems.raise_if_any()
+        return torch.tensor(codes, device=device), notes
+
+    def missing_codes(self, device: torch.device | None = None) -> Tensor:
+        """The (V,) codes of a row of which nothing is known."""
+        return torch.tensor([v.missing_code for v in self.variables], dtype=torch.float64, device=device)
+
+    def missing(self, codes: Tensor) -> Tensor:
+        """Tell which entries are missing, (n, V)."""
+        return codes == self.missing_codes(codes.device)
+
+    def knock_out(self, codes: Tensor, mask: Tensor) -> Tensor:
+        """Replace the entries where `mask` is true by "missing"; whoever sees the result sees the same mask."""
+        return torch.where(mask, self.missing_codes(codes.device).to(codes.dtype), codes)
+
+    def inputs(self, codes: Tensor) -> Tensor:
+        """What a network reads: a value and a missing flag for a number, one column a level and one for missing else.
+
+        The last column of a variable's block is its missing column: zero wherever the variable is known.
+        """
+        blocks = []
+        for j, variable in enumerate(self.variables):
+            column = codes[:, j]
+            if isinstance(variable, Categorical):
+                blocks.append(torch.nn.functional.one_hot(column.long(), len(variable.levels) + 1).to(codes.dtype))
+            else:
+                blocks.append(torch.stack([column, (column == variable.missing_code).to(codes.dtype)], dim=1))
+        return torch.cat(blocks, dim=1)
+
+    def missing_columns(self) -> list[int]:
+        """Where `inputs` keeps the missing column of each variable."""
+        widths = [len(v.levels) + 1 if isinstance(v, Categorical) else 2 for v in self.variables]
+        return (np.cumsum(widths) - 1).tolist()  # type: ignore[no-any-return]
+
+    def _match(self, Z: object, problems: Problems) -> tuple[pd.DataFrame, tuple[str, ...], tuple[str, ...]]:
+        frame = _as_frame(Z)
+        if not isinstance(Z, pd.DataFrame | dict):
+            if frame.shape[1] != len(self.names):
+                problems.add(
+                    f"Z must have {len(self.names)} column(s) ({', '.join(self.names)}), got {frame.shape[1]}: "
+                    "an array is matched by position; use a DataFrame to leave columns out"
+                )
+                return frame, (), ()
+            return frame.set_axis(list(self.names), axis=1), (), ()
+        frame = frame.set_axis([str(c) for c in frame.columns], axis=1)
+        for name in frame.columns[frame.columns.duplicated()]:
+            problems.add(f"column {name!r} stands twice in Z")
+        absent = tuple(n for n in self.names if n not in frame.columns)
+        extra = tuple(c for c in frame.columns if c not in self.names)
+        if len(absent) == len(self.names):
+            problems.add(f"Z has none of the confounders {list(self.names)}; its columns are {list(frame.columns)}")
+            return frame, absent, extra
+        if absent:
+            warnings.warn(ABSENT.format(names=list(absent)), stacklevel=4)
+        if extra:
+            warnings.warn(EXTRA.format(names=list(extra)), stacklevel=4)
+        return frame, absent, extra
+
+
+def _as_frame(Z: object) -> pd.DataFrame:
+    """Read Z as a table of columns; one-dimensional input is one column."""
+    refuse_one_shot(Z, "sample_confounder")
+    if isinstance(Z, pd.DataFrame):
+        return Z
+    if isinstance(Z, dict):
+        return pd.DataFrame(Z)
+    if isinstance(Z, pd.Series):
+        return Z.to_frame()
+    values = Z.detach().cpu().numpy() if isinstance(Z, Tensor) else np.asarray(Z)
+    if values.dtype.kind in "US" and not isinstance(Z, np.ndarray):
+        values = np.asarray(Z, dtype=object)  # a list of mixed values must not become all strings
+    if values.ndim == 1:
+        values = values[:, None]
+    if values.ndim != 2:
+        raise ValueError(f"confounders: Z must have shape (rows, variables), got shape {values.shape}")
+    frame = pd.DataFrame(values, columns=[f"z{j}" for j in range(values.shape[1])])
+    return frame.infer_objects()
+
+
+def _named(categorical: Iterable[str | int] | None, columns: pd.Index, problems: Problems) -> set[Any]:
+    """Resolve the names or positions of columns to take as categorical."""
+    forced = set()
+    for name in [categorical] if isinstance(categorical, str) else categorical or ():
+        if name in columns:
+            forced.add(name)
+        elif isinstance(name, int) and 0 <= name < len(columns):
+            forced.add(columns[name])
+        else:
+            problems.add(f"categorical names {name!r}, which is not a column of Z ({', '.join(map(str, columns))})")
+    return forced
+
+
+def _learn_variable(name: str, column: pd.Series, forced: bool, problems: Problems) -> Variable | None:
+    """Decide a column's kind and learn its levels or its range."""
+    _refuse_inf(column, name, problems)
+    dtype = column.dtype
+    known = column.dropna()
+    numeric = pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_bool_dtype(dtype)
+    if not numeric and (pd.api.types.is_datetime64_any_dtype(dtype) or pd.api.types.is_timedelta64_dtype(dtype)):
+        problems.add(f"confounder {name!r} holds dates: turn it into a number (an age, days since a start) first")
+        return None
+    if pd.api.types.is_complex_dtype(dtype):
+        problems.add(f"confounder {name!r} holds complex numbers: split it into real columns first")
+        return None
+    if not all(isinstance(v, Level | np.generic) for v in pd.unique(known) if not numeric):
+        problems.add(f"confounder {name!r} holds values that are neither numbers nor text")
+        return None
+    if numeric and not forced and len(known):
+        values = known.to_numpy(dtype=np.float64)
+        if not np.isfinite(values).all():
+            return None
+        distinct = np.unique(values)
+        if len(distinct) > 2 or (distinct != np.round(distinct)).any():
+            return Continuous.learn(name, values)
+    return Categorical.learn(name, known)
+
+
+def _refuse_inf(column: pd.Series, name: str, problems: Problems) -> None:
+    if pd.api.types.is_complex_dtype(column.dtype):
+        return
+    numbers = pd.to_numeric(column, errors="coerce") if column.dtype == object else column
+    if pd.api.types.is_float_dtype(numbers.dtype):
+        infinite = np.isinf(numbers.to_numpy(dtype=np.float64, na_value=np.nan))
+        if infinite.any():
+            first = int(np.flatnonzero(infinite)[0])
+            problems.add(f"confounder {name!r} is infinite in {infinite.sum()} row(s), first at row {first}: use NaN for missing")
+
+
+def _to_unit(values: np.ndarray[Any, Any], low: float, high: float) -> np.ndarray[Any, Any]:
+    """Map [low, high] to [1, 2]; halves keep the largest floats from overflowing. A single point maps to 1.5."""
+    if high <= low:
+        return np.full_like(values, 1.5)
+    return 1.0 + (values / 2 - low / 2) / (high / 2 - low / 2)
+
+
+def _plain(value: Any) -> Level:
+    """A level as plain Python: 1, 1.0, True and numpy's versions of them are the same level."""
+    value = value.item() if isinstance(value, np.generic) else value
+    return int(value) if isinstance(value, float) and value.is_integer() else value  # type: ignore[no-any-return]
+
+
+def mask_patterns(n_variables: int, knockout: float) -> list[tuple[Tensor, float]]:
+    """Proper, non-empty sets of knocked-out variables with their probabilities (equation 5).
+
+    Up to six variables every set is listed; beyond, a fixed draw of 64 stands for them. The empty set leaves a row as
+    it is and the full set is the marginal: both are treated exactly elsewhere.
+    """
+    if n_variables > 6:
+        drawn = np.random.default_rng(0).random((64, n_variables)) < knockout
+        return [(torch.tensor(mask), 1 / 64) for mask in drawn if mask.any() and not mask.all()]
+    patterns = []
+    for bits in range(1, 2**n_variables - 1):
+        mask = torch.tensor([bool(bits >> j & 1) for j in range(n_variables)])
+        n_out = int(mask.sum())
+        patterns.append((mask, knockout**n_out * (1 - knockout) ** (n_variables - n_out)))
+    return patterns

@@ -1,0 +1,186 @@
+"""Simulated sites with known f and g, for tests, benchmarks and documentation.
+
+A family fixes P(x|y,z), the same at all its sites; a site chooses P(y), how P(y|z) depends on z, P(z) and what is missing.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sitewise.sites import Site
+
+Array = np.ndarray[Any, Any]
+REFERENCE = 4000  # draws of z on which a site's level is set
+AGE_RANGE = (20.0, 90.0)
+
+
+@dataclass(frozen=True)
+class SimulatedSite:
+    """A site with its truth: log f of every row, log g at every row's full z, and its marginal."""
+
+    site: Site
+    log_ratio: Array  # (n, K)
+    log_prevalence: Array  # (n, K)
+    marginal: Array  # (K,)
+
+    @property
+    def X(self) -> Array:
+        """The inputs, (n, d)."""
+        return self.site.X  # type: ignore[no-any-return]
+
+    @property
+    def y(self) -> Array:
+        """The labels, (n,)."""
+        return self.site.y  # type: ignore[no-any-return]
+
+    @property
+    def Z(self) -> pd.DataFrame:
+        """The confounders as the site shows them, NaN where missing."""
+        return self.site.Z  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class SimulatedFamily:
+    """Sites that share P(x|y,z).
+
+    Parameters
+    ----------
+    n_classes : K.
+    n_continuous : how many continuous confounders (z ranges like an age, 20 to 90).
+    levels : the number of levels of each categorical confounder.
+    signal : strength of f, the distance between the classes' means of x in standard deviations.
+    coupling : how far a confounder moves the feature of x that is its own, in standard deviations.
+    effect : how much P(y|z) depends on z, in log-odds.
+    seed : draws the shapes of these dependencies.
+
+    The first K features of x depend on y alone; then each confounder has one feature, which depends on it and on y. A
+    row that lacks a confounder has the log f of the other features: stable too, and exact.
+    """
+
+    n_classes: int = 2
+    n_continuous: int = 1
+    levels: tuple[int, ...] = (2, 3)
+    signal: float = 2.0
+    coupling: float = 1.0
+    effect: float = 1.0
+    seed: int = 0
+    _shapes: dict[str, Array] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.n_classes < 2 or self.n_continuous < 0 or self.n_variables < 1 or min(self.levels, default=2) < 2:
+            raise ValueError(
+                "a simulated family needs n_classes ≥ 2, at least one confounder and two levels for each categorical one, "
+                f"got n_classes={self.n_classes}, n_continuous={self.n_continuous}, levels={self.levels}"
+            )
+        rng = np.random.default_rng(self.seed)
+        shapes = {
+            "own_signal": rng.normal(0, 0.5, (self.n_variables, self.n_classes)),
+            "slope": rng.normal(0, 1, (self.n_continuous, self.n_classes)),
+            "bend": rng.normal(0, 0.5, (self.n_continuous, self.n_classes)),
+        }
+        for j, n_levels in enumerate(self.levels):
+            shapes[f"level{j}"] = rng.normal(0, 0.7, (n_levels, self.n_classes))
+        object.__setattr__(self, "_shapes", shapes)
+
+    @property
+    def n_variables(self) -> int:
+        """How many confounders there are."""
+        return self.n_continuous + len(self.levels)
+
+    @property
+    def names(self) -> list[str]:
+        """The confounders' names."""
+        return [f"age{j}" for j in range(self.n_continuous)] + [f"group{j}" for j in range(len(self.levels))]
+
+    def site(
+        self,
+        n_rows: int,
+        *,
+        prevalence: Any = None,
+        dependence: float = 1.0,
+        z_shift: float = 0.0,
+        missing: float = 0.0,
+        name: str = "site",
+        seed: int = 0,
+    ) -> SimulatedSite:
+        """Draw a site.
+
+        Parameters
+        ----------
+        n_rows : its size.
+        prevalence : P(y) at the site (even where None).
+        dependence : multiplies the family's effect of z on y: 0 is none, -1 turns every correlation around.
+        z_shift : moves P(z) towards higher values and levels.
+        missing : the probability that a value of z is missing, each independently.
+        """
+        rng = np.random.default_rng(seed)
+        target = np.full(self.n_classes, 1 / self.n_classes) if prevalence is None else np.asarray(prevalence, dtype=float)
+        if target.shape != (self.n_classes,) or (target <= 0).any() or abs(target.sum() - 1) > 1e-6:
+            raise ValueError(f"prevalence must be {self.n_classes} positive probabilities that sum to one, got {prevalence}")
+        level = self._level(target, dependence, z_shift)
+        z = self._draw_z(n_rows, z_shift, rng)
+        log_prevalence = _log_softmax(level + dependence * self._effect(z))
+        y = (rng.random((n_rows, 1)) > np.cumsum(np.exp(log_prevalence), axis=1)[:, :-1]).sum(axis=1)
+        x = self._means(z)[np.arange(n_rows), y] + rng.normal(size=(n_rows, self.n_classes + self.n_variables))
+        hidden = rng.random(z.shape) < missing
+        record = Site(name, x, y, self._as_frame(z, hidden))
+        return SimulatedSite(record, self._log_ratio(x, z, hidden), log_prevalence, target)
+
+    def _draw_z(self, n_rows: int, z_shift: float, rng: np.random.Generator) -> Array:
+        """Continuous variables in [0, 1], then levels as numbers."""
+        columns = [rng.beta(2 * np.exp(z_shift / 2), 2 * np.exp(-z_shift / 2), n_rows) for _ in range(self.n_continuous)]
+        for n_levels in self.levels:
+            odds = np.exp(z_shift * np.linspace(-1, 1, n_levels))
+            columns.append(rng.choice(n_levels, n_rows, p=odds / odds.sum()).astype(float))
+        return np.stack(columns, axis=1)
+
+    def _effect(self, z: Array) -> Array:
+        """The log-odds that z adds to each class, (n, K)."""
+        total = np.zeros((len(z), self.n_classes))
+        for j in range(self.n_continuous):
+            total += np.outer(2 * z[:, j] - 1, self._shapes["slope"][j])
+            total += np.outer(np.sin(2 * np.pi * z[:, j]), self._shapes["bend"][j])
+        for j in range(len(self.levels)):
+            total += self._shapes[f"level{j}"][z[:, self.n_continuous + j].astype(int)]
+        return self.effect * total
+
+    def _level(self, target: Array, dependence: float, z_shift: float) -> Array:
+        """The intercepts that give the site its marginal prevalence."""
+        effect = dependence * self._effect(self._draw_z(REFERENCE, z_shift, np.random.default_rng(self.seed)))
+        level = np.log(target)
+        for _ in range(200):
+            level = level + np.log(target) - np.log(np.exp(_log_softmax(level + effect)).mean(axis=0))
+        return np.asarray(level)
+
+    def _means(self, z: Array) -> Array:
+        """E[x|y,z] for every class, (n, K, d)."""
+        own = self.signal / 2 * self._shapes["own_signal"]
+        means = np.zeros((len(z), self.n_classes, self.n_classes + self.n_variables))
+        means[:, :, : self.n_classes] = self.signal / np.sqrt(2) * np.eye(self.n_classes)
+        spread = np.array([1.0] * self.n_continuous + [n - 1.0 for n in self.levels])
+        means[:, :, self.n_classes :] = self.coupling * (2 * z / spread - 1)[:, None, :] + own.T
+        return means
+
+    def _log_ratio(self, x: Array, z: Array, hidden: Array) -> Array:
+        """log P(x|y,z), up to a constant for each row, from the features that no missing confounder touches."""
+        squares = (x[:, None, :] - self._means(z)) ** 2
+        kept = np.concatenate([np.ones((len(x), self.n_classes), dtype=bool), ~hidden], axis=1)
+        return np.asarray(-0.5 * (squares * kept[:, None, :]).sum(axis=2))
+
+    def _as_frame(self, z: Array, hidden: Array) -> pd.DataFrame:
+        low, high = AGE_RANGE
+        columns: dict[str, Any] = {}
+        for j, name in enumerate(self.names):
+            if j < self.n_continuous:
+                columns[name] = np.where(hidden[:, j], np.nan, low + (high - low) * z[:, j])
+            else:
+                labels = np.array([f"level {int(v)}" for v in z[:, j]], dtype=object)
+                columns[name] = np.where(hidden[:, j], None, labels)
+        return pd.DataFrame(columns)
+
+
+def _log_softmax(logits: Array) -> Array:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))

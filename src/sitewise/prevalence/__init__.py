@@ -1,0 +1,25 @@
+"""Models of g, the prevalence P(y|z) of a site, behind one protocol.
+
+Each has a fit function from soft labels (labels are one-hot, responsibilities are EM's) and a frozen result.
+"""
+
+from sitewise.prevalence.additive import AdditivePrevalence, fit_additive
+from sitewise.prevalence.base import Prevalence
+from sitewise.prevalence.constant import ConstantPrevalence, fit_constant
+from sitewise.prevalence.network import NetworkPrevalence, fit_network
+from sitewise.prevalence.table import TablePrevalence, fit_table
+
+MODELS = ("constant", "table", "additive", "network")
+
+__all__ = [
+    "MODELS",
+    "AdditivePrevalence",
+    "ConstantPrevalence",
+    "NetworkPrevalence",
+    "Prevalence",
+    "TablePrevalence",
+    "fit_additive",
+    "fit_constant",
+    "fit_network",
+    "fit_table",
+]

@@ -1,0 +1,126 @@
+"""g as an additive logistic model: splines of numbers, a column for each level, and columns for what is missing."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sitewise.confounders import Categorical, Confounders
+from sitewise.prevalence.base import (
+    SMOOTHING,
+    Aggregate,
+    Prevalence,
+    aggregate,
+    finite,
+    masked_copies,
+    smooth,
+)
+from sitewise.prevalence.linear import contrasts, fit_linear
+from sitewise.prevalence.splines import DEGREE, spline_basis
+
+MISSING_PENALTY = 0.01  # keeps a missing column finite where nothing speaks about it
+
+
+def features(codes: Tensor, schema: Confounders) -> Tensor:
+    """The (n, D) features of z: 1, then each variable's splines or levels followed by its missing column."""
+    blocks = [torch.ones(len(codes), 1, dtype=codes.dtype, device=codes.device)]
+    for j, variable in enumerate(schema.variables):
+        column = codes[:, j]
+        missing = column == variable.missing_code
+        if isinstance(variable, Categorical):
+            levels = torch.arange(len(variable.levels), dtype=codes.dtype, device=codes.device)
+            blocks.append((column[:, None] == levels).to(codes.dtype))
+        elif variable.knots:
+            basis = spline_basis(column.clamp(1.0, 2.0), variable.knots)
+            blocks.append(basis.masked_fill(missing[:, None], 0.0))
+        blocks.append(missing.to(codes.dtype)[:, None])
+    return torch.cat(blocks, dim=1)
+
+
+def missing_features(schema: Confounders) -> list[int]:
+    """Where `features` keeps the missing column of each variable."""
+    positions, end = [], 1
+    for variable in schema.variables:
+        if isinstance(variable, Categorical):
+            end += len(variable.levels) + 1
+        else:
+            end += (len(variable.knots) + DEGREE - 1 if variable.knots else 0) + 1
+        positions.append(end - 1)
+    return positions
+
+
+@dataclass(frozen=True)
+class AdditivePrevalence:
+    """log g(z) = log-softmax of the centre's log g plus the sum of one term for each variable.
+
+    A row with everything missing gets exactly the site's marginal.
+    """
+
+    schema: Confounders
+    coefficients: Tensor  # (D, K), each row sums to zero
+    log_marginal: Tensor  # (K,)
+    centre: Prevalence | None = None
+    name: str = "additive"
+
+    def log_prob(self, codes: Tensor) -> Tensor:
+        """Evaluate rows of codes."""
+        logits = features(codes, self.schema) @ self.coefficients
+        if self.centre is not None:
+            logits = logits + self.centre.log_prob(codes)
+        blank = self.schema.missing(codes).all(dim=1, keepdim=True)
+        return torch.where(blank, self.log_marginal, finite(torch.log_softmax(logits, dim=1)))
+
+
+def ridge(strength: float, n_features: int, device: torch.device | None = None) -> Tensor:
+    """The penalty (D,) on each feature: none on the level, `strength` on all that bends it."""
+    penalty = torch.full((n_features,), float(strength), dtype=torch.float64, device=device)
+    penalty[0] = 0.0
+    return penalty
+
+
+def fit_additive(
+    targets: Tensor,
+    codes: Tensor,
+    weight: Tensor,
+    schema: Confounders,
+    *,
+    strength: float = 1.0,
+    knockout: float = 0.5,
+    smoothing: float = SMOOTHING,
+    centre: Prevalence | None = None,
+) -> AdditivePrevalence:
+    """Fit to soft labels (n, K) by penalized maximum likelihood.
+
+    The rows as they are decide all terms they speak of; the missing columns of variables that are never missing here
+    are then fitted on knocked-out copies (equation 9).
+    """
+    data = aggregate(smooth(targets, weight, smoothing), codes, weight)
+    design = features(data.codes, schema)
+    offset = torch.zeros_like(data.totals) if centre is None else centre.log_prob(data.codes)
+    penalty = ridge(strength, design.shape[1], codes.device)
+    flat = fit_linear(data.totals, data.weight, design, penalty, offset).point
+    coefficients = flat.reshape(design.shape[1], -1) @ contrasts(targets.shape[1], targets.device).T
+    marginal = finite((data.totals.sum(0) / data.weight.sum()).log())
+    fitted = AdditivePrevalence(schema, coefficients, marginal, centre)
+    return fit_missing_columns(fitted, data, knockout)
+
+
+def fit_missing_columns(model: AdditivePrevalence, data: Aggregate, knockout: float) -> AdditivePrevalence:
+    """Fit the missing columns of variables that are never missing in `data` on its knocked-out copies."""
+    never = ~model.schema.missing(data.codes[data.weight > 0]).any(dim=0)
+    columns = [c for c, unseen in zip(missing_features(model.schema), never.tolist(), strict=True) if unseen]
+    copies = masked_copies(data, model.schema, knockout)
+    kept = ~model.schema.missing(copies.codes).all(dim=1)
+    if not columns or not kept.any():
+        return model
+    codes, weight, totals = copies.codes[kept], copies.weight[kept], copies.totals[kept]
+    design = features(codes, model.schema)
+    fixed = model.coefficients.clone()
+    fixed[columns] = 0.0
+    offset = design @ fixed
+    if model.centre is not None:
+        offset = offset + model.centre.log_prob(codes)
+    penalty = torch.full((len(columns),), MISSING_PENALTY, dtype=codes.dtype, device=codes.device)
+    flat = fit_linear(totals, weight, design[:, columns], penalty, offset).point
+    fixed[columns] = flat.reshape(len(columns), -1) @ contrasts(totals.shape[1], totals.device).T
+    return replace(model, coefficients=fixed)

@@ -1,0 +1,70 @@
+"""What every model of g shares: the protocol, the floor that keeps it finite, and rows of z counted once."""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from sitewise.arrays import distinct_rows
+from sitewise.confounders import Confounders, mask_patterns
+
+FLOOR = math.log(1e-12)
+SMOOTHING = 1.0  # rows' worth of evenly spread labels, so that a site with one class only keeps a finite g
+
+
+@runtime_checkable
+class Prevalence(Protocol):
+    """A fitted g: the log P(y|z) of every row of codes, any part of z missing."""
+
+    name: str
+
+    def log_prob(self, codes: Tensor) -> Tensor:
+        """Return log P(y|z), (n, K), finite."""
+        ...
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """Equal rows of z counted once: what a fit from soft labels needs to know of them."""
+
+    codes: Tensor  # (U, V) distinct rows
+    index: Tensor  # (n,) which of them each row is
+    weight: Tensor  # (U,) their weight
+    totals: Tensor  # (U, K) their weighted soft labels
+
+
+def aggregate(targets: Tensor, codes: Tensor, weight: Tensor) -> Aggregate:
+    """Add up weights and weighted soft labels over equal rows of z."""
+    distinct, index = distinct_rows(codes)
+    weights = torch.zeros(len(distinct), dtype=weight.dtype, device=weight.device).index_add_(0, index, weight)
+    totals = torch.zeros(len(distinct), targets.shape[1], dtype=targets.dtype, device=targets.device)
+    return Aggregate(distinct, index, weights, totals.index_add_(0, index, targets * weight[:, None]))
+
+
+def masked_copies(data: Aggregate, schema: Confounders, knockout: float) -> Aggregate:
+    """Copy the distinct rows once for every knockout pattern, weighted by its probability."""
+    patterns = mask_patterns(len(schema.variables), knockout)
+    if not patterns:
+        return Aggregate(data.codes[:0], data.index[:0], data.weight[:0], data.totals[:0])
+    codes = torch.cat([schema.knock_out(data.codes, mask.to(data.codes.device)) for mask, _ in patterns])
+    weight = torch.cat([share * data.weight for _, share in patterns])
+    share_of = torch.cat([data.totals / data.weight.clamp_min(1e-300)[:, None]] * len(patterns))
+    return aggregate(share_of, codes, weight)
+
+
+def smooth(targets: Tensor, weight: Tensor, smoothing: float) -> Tensor:
+    """Mix soft labels with the even spread, as if `smoothing` rows of it had been seen."""
+    total = float(weight.sum())
+    return (targets * total + smoothing / targets.shape[1]) / (total + smoothing)
+
+
+def finite(log_prob: Tensor) -> Tensor:
+    """Keep log-probabilities above the floor and normalized."""
+    return torch.log_softmax(log_prob.clamp_min(FLOOR), dim=-1)
+
+
+def mean_log_prob(log_prob: Tensor, weight: Tensor) -> Tensor:
+    """The log of the weighted mean of probabilities over rows, (K,)."""
+    return torch.logsumexp(log_prob + torch.log(weight / weight.sum())[:, None], dim=0)

@@ -1,0 +1,134 @@
+"""g as the paper's network, for reproduction: Lin(100), ReLU, Lin(100), ReLU, Lin(K), with dropout as an option."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from sitewise.confounders import Confounders
+from sitewise.prevalence.base import SMOOTHING, Aggregate, finite, masked_copies, smooth
+from sitewise.solvers import Solution, lbfgs
+
+HIDDEN = 100
+BATCH = 4096
+STEPS = 1000
+LEARNING_RATE = 3e-3
+
+
+@dataclass(frozen=True)
+class NetworkPrevalence:
+    """log g(z) = log-softmax of a network's output; a row with everything missing gets exactly the marginal."""
+
+    schema: Confounders
+    module: nn.Sequential
+    log_marginal: Tensor  # (K,)
+    name: str = "network"
+
+    def log_prob(self, codes: Tensor) -> Tensor:
+        """Evaluate rows of codes."""
+        with torch.no_grad():
+            logits = self.module(self.schema.inputs(codes))
+        blank = self.schema.missing(codes).all(dim=1, keepdim=True)
+        return torch.where(blank, self.log_marginal, finite(torch.log_softmax(logits, dim=1)))
+
+
+def build_network(schema: Confounders, n_classes: int, *, dropout: float = 0.0, seed: int = 0) -> nn.Sequential:
+    """Build the paper's network in float64, in evaluation mode, from a seed."""
+    width = len(schema.missing_columns()) and schema.missing_columns()[-1] + 1
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers: list[nn.Module] = []
+        for fan_in in (width, HIDDEN):
+            layers += [nn.Linear(fan_in, HIDDEN), nn.ReLU()] + ([nn.Dropout(dropout)] if dropout else [])
+        return nn.Sequential(*layers, nn.Linear(HIDDEN, n_classes)).double().eval()
+
+
+def minimize_module(
+    module: nn.Sequential,
+    loss: Callable[[nn.Sequential], Tensor],
+    *,
+    tolerance: float,
+    max_iter: int,
+) -> Solution[nn.Sequential]:
+    """Minimize a loss over a copy of a module by line-searched LBFGS."""
+    working = copy.deepcopy(module)
+    chosen = list(working.parameters())
+
+    def value_and_gradient(flat: Tensor) -> tuple[Tensor, Tensor]:
+        vector_to_parameters(flat, chosen)
+        value = loss(working)
+        gradients = torch.autograd.grad(value, chosen)
+        return value.detach(), parameters_to_vector(gradients)
+
+    found = lbfgs(value_and_gradient, parameters_to_vector(chosen).detach(), tolerance=tolerance, max_iter=max_iter)
+    vector_to_parameters(found.point, chosen)
+    return Solution(working, found.gap, found.converged, found.n_iter, found.trace)
+
+
+def cross_entropy(module: nn.Sequential, inputs: Tensor, totals: Tensor) -> Tensor:
+    """The mean -Σ_y t_y log g(z)_y, where `totals` are weighted soft labels: minus EM's Q."""
+    return -(totals * torch.log_softmax(module(inputs), dim=1)).sum() / totals.sum()
+
+
+def fit_network(
+    targets: Tensor,
+    codes: Tensor,
+    weight: Tensor,
+    schema: Confounders,
+    *,
+    knockout: float = 0.5,
+    dropout: float = 0.0,
+    smoothing: float = SMOOTHING,
+    seed: int = 0,
+) -> NetworkPrevalence:
+    """Fit to soft labels (n, K) by Adam on mini-batches, every variable knocked out afresh with probability `knockout`."""
+    targets = smooth(targets, weight, smoothing)
+    module = build_network(schema, targets.shape[1], dropout=dropout, seed=seed).to(codes.device)
+    module.train()
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.Adam(module.parameters(), lr=LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
+        torch.manual_seed(seed)
+        for _ in range(STEPS):
+            rows = torch.randint(len(codes), (min(BATCH, len(codes)),), generator=generator)
+            mask = torch.rand(len(rows), len(schema.variables), generator=generator) < knockout
+            inputs = schema.inputs(schema.knock_out(codes[rows], mask.to(codes.device)))
+            optimizer.zero_grad()
+            cross_entropy(module, inputs, targets[rows] * weight[rows, None]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+    module.eval()
+    marginal = finite((weight @ targets / weight.sum()).log())
+    return NetworkPrevalence(schema, module, marginal)
+
+
+def fit_missing_inputs(model: NetworkPrevalence, data: Aggregate, knockout: float) -> NetworkPrevalence:
+    """Fit the first layer's missing columns on knocked-out copies; rows with full z keep their g (equation 9)."""
+    copies = masked_copies(data, model.schema, knockout)
+    if not len(copies.codes):
+        return model
+    inputs = model.schema.inputs(copies.codes)
+    columns = model.schema.missing_columns()
+    base = copy.deepcopy(model.module)
+    first = base[0]
+    assert isinstance(first, nn.Linear)
+    frozen = first.weight.detach().clone()
+
+    def with_columns(values: Tensor) -> Tensor:
+        return frozen.index_copy(1, torch.tensor(columns, device=frozen.device), values)
+
+    def value_and_gradient(flat: Tensor) -> tuple[Tensor, Tensor]:
+        values = flat.reshape(HIDDEN, -1).clone().requires_grad_()
+        hidden = nn.functional.linear(inputs, with_columns(values), first.bias)
+        loss = cross_entropy(nn.Sequential(*list(base)[1:]), hidden, copies.totals)
+        (gradient,) = torch.autograd.grad(loss, values)
+        return loss.detach(), gradient.reshape(-1)
+
+    found = lbfgs(value_and_gradient, frozen[:, columns].reshape(-1), tolerance=1e-5, max_iter=50)
+    with torch.no_grad():
+        first.weight.copy_(with_columns(found.point.reshape(HIDDEN, -1)))
+    return NetworkPrevalence(model.schema, base, model.log_marginal)

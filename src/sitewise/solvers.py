@@ -1,0 +1,191 @@
+"""Minimizers on functions, not on models: Newton with a certificate, LBFGS with a line search, and EM as it is written.
+
+Each returns its trace, its gap and whether it converged; none calls reaching its iteration limit a success.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+
+State = TypeVar("State")
+
+ARMIJO = 1e-4
+HALVINGS = 40
+ROUNDING = 1e-14  # a relative rise of the objective that is only rounding
+
+
+@dataclass(frozen=True)
+class EM:
+    """The paper's EM (algorithms 1 and 2) by its settings.
+
+    `iterations` is the paper's T. The M-step of a network is a full LBFGS run or one gradient step (`m_step`); where
+    the M-step has a closed form that is used, and T is only a limit that `iterations=None` lifts.
+    """
+
+    iterations: int | None = None
+    m_step: Literal["lbfgs", "sgd"] = "lbfgs"
+    learning_rate: float = 0.1
+
+
+@dataclass(frozen=True)
+class Solution(Generic[State]):
+    """Where a solver ended: the point, its gap, and the objective at every iteration (the last entry is the point's)."""
+
+    point: State
+    gap: Tensor
+    converged: bool
+    n_iter: int
+    trace: list[Tensor] = field(repr=False)
+
+
+def newton(
+    value: Callable[[Tensor], Tensor],
+    derivatives: Callable[[Tensor], tuple[Tensor, Tensor]],
+    start: Tensor,
+    *,
+    gap: Callable[[Tensor, Tensor], Tensor] | None = None,
+    lower: Tensor | None = None,
+    retract: Callable[[Tensor], Tensor] | None = None,
+    tolerance: float = 1e-9,
+    max_iter: int = 100,
+) -> Solution[Tensor]:
+    """Minimize B independent problems at once by damped Newton steps; none of them ever gets worse.
+
+    `value` maps points (B, P) to (B,); `derivatives` to gradients (B, P) and Hessians (B, P, P). Coordinates may be
+    bounded from below; a coordinate at its bound that wants to cross it is held there (Bertsekas' two-metric rule).
+    `retract` pulls a trial point back onto the feasible set (a simplex, say) without raising its value. `gap` maps
+    points and gradients to (B,); by default it is the largest entry of the projected gradient.
+    """
+    point, current = start, value(start)
+    trace = [current]
+    for n_iter in range(max_iter + 1):
+        gradient, hessian = derivatives(point)
+        held = torch.zeros_like(point, dtype=torch.bool) if lower is None else (point <= lower) & (gradient > 0)
+        gaps = gap(point, gradient) if gap else gradient.masked_fill(held, 0.0).abs().amax(-1)
+        done = gaps <= tolerance
+        if done.all() or n_iter == max_iter:
+            break
+        direction = _descent_direction(gradient, hessian, held)
+        point, current, moved = _line_search(value, point, current, gradient, direction, lower, retract, done)
+        trace.append(current)
+        if not moved:  # rounding leaves nothing to gain
+            break
+    return Solution(point, gaps, bool(done.all()), n_iter, trace)
+
+
+def _descent_direction(gradient: Tensor, hessian: Tensor, held: Tensor) -> Tensor:
+    """Solve for Newton's direction over the coordinates not held, with |eigenvalues| where the Hessian is not positive."""
+    free = ~held
+    hessian = hessian * (free[..., :, None] & free[..., None, :]) + torch.diag_embed(held.to(hessian.dtype))
+    rhs = -(gradient * free)
+    factor, failed = torch.linalg.cholesky_ex(hessian)
+    direction = torch.cholesky_solve(rhs[..., None], factor)[..., 0]
+    weak = (failed > 0) | ~torch.isfinite(direction).all(-1) | ((direction * gradient).sum(-1) >= 0)
+    if weak.any():
+        eigenvalues, vectors = torch.linalg.eigh(hessian[weak])
+        size = eigenvalues.abs()
+        size = torch.maximum(size, 1e-10 * size.amax(-1, keepdim=True)).clamp_min(torch.finfo(size.dtype).tiny)
+        along = torch.linalg.vecdot(vectors, rhs[weak][..., :, None], dim=-2) / size
+        direction[weak] = (vectors @ along[..., None])[..., 0]
+    return direction
+
+
+def _line_search(
+    value: Callable[[Tensor], Tensor],
+    point: Tensor,
+    current: Tensor,
+    gradient: Tensor,
+    direction: Tensor,
+    lower: Tensor | None,
+    retract: Callable[[Tensor], Tensor] | None,
+    done: Tensor,
+) -> tuple[Tensor, Tensor, bool]:
+    """Halve each problem's step until its objective falls enough (Armijo along the projection arc)."""
+    open_ = ~done
+    step = torch.ones_like(current)
+    best_point, best = point.clone(), current.clone()
+    for _ in range(HALVINGS):
+        trial = point + step[:, None] * direction
+        trial = trial if lower is None else torch.maximum(trial, lower)
+        promised = ARMIJO * (gradient * (trial - point)).sum(-1).clamp_max(0.0)
+        trial = trial if retract is None else retract(trial)
+        reached = value(trial)
+        accept = open_ & (reached <= current + promised + ROUNDING * current.abs().clamp_min(1.0))
+        best_point = torch.where(accept[:, None], trial, best_point)
+        best = torch.where(accept, reached, best)
+        open_ = open_ & ~accept
+        if not open_.any():
+            break
+        step = torch.where(open_, step / 2, step)
+    return best_point, best, bool((best_point != point).any())
+
+
+def lbfgs(
+    value_and_gradient: Callable[[Tensor], tuple[Tensor, Tensor]],
+    start: Tensor,
+    *,
+    tolerance: float = 1e-6,
+    max_iter: int = 500,
+    memory: int = 20,
+) -> Solution[Tensor]:
+    """Minimize one function of a vector by scipy's L-BFGS-B (a line search at every step), keeping the best point.
+
+    Only the vector travels to scipy; the function runs where its tensors are.
+    """
+    best_value, best_point, best_gap = torch.inf, start, torch.tensor(torch.inf)
+
+    def evaluate(flat: "np.ndarray[Any, Any]") -> tuple[float, "np.ndarray[Any, Any]"]:
+        nonlocal best_value, best_point, best_gap
+        point = torch.as_tensor(flat.copy(), device=start.device)
+        value, gradient = value_and_gradient(point)
+        if float(value) < best_value:
+            best_value, best_point, best_gap = float(value), point, gradient.abs().max()
+        return float(value), gradient.cpu().numpy()
+
+    trace = [evaluate(start.cpu().numpy())[0]]
+    found = minimize(
+        evaluate,
+        start.cpu().numpy(),
+        jac=True,
+        method="L-BFGS-B",
+        callback=lambda _: trace.append(best_value),
+        options={"maxiter": max_iter, "maxfun": 5 * max_iter, "maxcor": memory, "gtol": tolerance, "ftol": 0.0},
+    )
+    values = [torch.tensor(value, dtype=torch.float64) for value in trace]
+    return Solution(best_point, best_gap, bool(best_gap <= tolerance), int(found.nit), values)
+
+
+def em(
+    start: State,
+    e_step: Callable[[State], Tensor],
+    m_step: Callable[[Tensor, State], State],
+    objective: Callable[[State], Tensor],
+    gap: Callable[[State], Tensor],
+    *,
+    tolerance: float = 1e-9,
+    max_iter: int = 10_000,
+    check_every: int = 1,
+) -> Solution[State]:
+    """Expectation-maximization as it is written: responsibilities, then the state that fits them best.
+
+    `objective` (to be minimized) only fills the trace; `gap` decides. The step's size never does: it is small long
+    before a rare class has found its level.
+    """
+    state = start
+    trace = [objective(state)]
+    gaps = gap(state)
+    n_iter = 0
+    while bool((gaps > tolerance).any()) and n_iter < max_iter:
+        state = m_step(e_step(state), state)
+        n_iter += 1
+        trace.append(objective(state))
+        if n_iter % check_every == 0 or n_iter == max_iter:
+            gaps = gap(state)
+    return Solution(state, gaps, bool((gaps <= tolerance).all()), n_iter, trace)
