@@ -62,7 +62,9 @@ class Container:
         if self.kind == "numpy":
             return values
         index = self.index if index is None else index
-        return pd.DataFrame(values, index=index if index is not None and len(index) == len(values) else None, columns=self.columns)
+        return pd.DataFrame(
+            values, index=index if index is not None and len(index) == len(values) else None, columns=self.columns
+        )
 
     def classes(self, tensor: Tensor) -> Any:
         """Give back a (K,) tensor."""
@@ -124,7 +126,7 @@ def read_weight(value: object, n_rows: int, problems: Problems, device: torch.de
 
 def read_labels(value: object, n_rows: int, n_classes: int, problems: Problems) -> np.ndarray[Any, Any]:
     """Read class indices 0..K-1, NaN where a label is not known, as an (n,) float array."""
-    column = pd.Series(value.cpu().numpy() if isinstance(value, Tensor) else value)  # type: ignore[call-overload]
+    column = pd.Series(value.cpu().numpy() if isinstance(value, Tensor) else value)
     labels = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     if len(labels) != n_rows:
         problems.add(f"y must have one entry a row ({n_rows}), got {len(labels)}")
@@ -133,7 +135,8 @@ def read_labels(value: object, n_rows: int, n_classes: int, problems: Problems) 
     if not legal.all():
         first = int(np.flatnonzero(~legal)[0])
         problems.add(
-            f"y must hold class indices 0..{n_classes - 1}, and NaN or None where unknown, got {column.iloc[first]!r} at row {first}"
+            f"y must hold class indices 0..{n_classes - 1}, and NaN or None where unknown, "
+            f"got {column.iloc[first]!r} at row {first}"
         )
     return np.asarray(labels)
 
@@ -143,7 +146,7 @@ def read_groups(value: object, n_rows: int, problems: Problems, device: torch.de
     if value is None:
         return None
     names = value.cpu().numpy() if isinstance(value, Tensor) else value
-    codes, found = pd.factorize(pd.Series(names))  # type: ignore[call-overload]
+    codes, found = pd.factorize(pd.Series(names))
     if len(codes) != n_rows:
         problems.add(f"groups must have one entry a row ({n_rows}), got {len(codes)}")
         return None
@@ -175,7 +178,9 @@ def is_chunked(value: object) -> bool:
     if isinstance(value, Tensor | np.ndarray | pd.DataFrame | pd.Series) or hasattr(value, "__array__"):
         return False
     if isinstance(value, list | tuple):
-        return bool(value) and all(isinstance(c, tuple) and len(c) == 2 and getattr(c[0], "ndim", 0) == 2 for c in value)
+        return bool(value) and all(
+            isinstance(c, tuple) and len(c) == 2 and getattr(c[0], "ndim", 0) == 2 for c in value
+        )
     return isinstance(value, Iterable) and not isinstance(value, str | bytes | dict)
 
 

@@ -29,7 +29,9 @@ class Calibration:
         problems = Problems("calibration")
         raw_log_ratio = read_matrix(log_ratio, "log_ratio", problems)
         if raw_log_ratio is not None and raw_log_ratio.shape[1] != len(self.slope):
-            problems.add(f"log_ratio has {raw_log_ratio.shape[1]} classes, the calibration was fitted on {len(self.slope)}")
+            problems.add(
+                f"log_ratio has {raw_log_ratio.shape[1]} classes, the calibration was fitted on {len(self.slope)}"
+            )
         problems.raise_if_any()
         assert raw_log_ratio is not None
         return Container.of(log_ratio).rows(self.apply(raw_log_ratio))
@@ -100,14 +102,18 @@ def _read_log_prevalence(log_prevalence: Any, ratios: Tensor, problems: Problems
         problems.add(f"log_prevalence must be numbers ({error})")
         return torch.zeros_like(ratios)
     if prior.shape not in (ratios.shape, ratios.shape[1:]):
-        problems.add(f"log_prevalence must have shape {tuple(ratios.shape)} or ({ratios.shape[1]},), got {tuple(prior.shape)}")
+        problems.add(
+            f"log_prevalence must have shape {tuple(ratios.shape)} or ({ratios.shape[1]},), got {tuple(prior.shape)}"
+        )
         return torch.zeros_like(ratios)
     if prior.isnan().any():
         problems.add("log_prevalence has NaN")
     return prior.expand_as(ratios)
 
 
-def _check_classes(target: Tensor, weight: Tensor, n_classes: int, method: str, prior: Tensor, problems: Problems) -> None:
+def _check_classes(
+    target: Tensor, weight: Tensor, n_classes: int, method: str, prior: Tensor, problems: Problems
+) -> None:
     seen = set(target[weight > 0].tolist())
     absent = sorted(set(range(n_classes)) - seen)
     if len(seen) == 1 and method != "none":

@@ -99,7 +99,7 @@ Variable = Continuous | Categorical
 
 @dataclass(frozen=True)
 class Notes:
-    """What happened while encoding: rows clipped and rows with unseen levels by variable, columns absent and ignored."""
+    """What happened while encoding: rows clipped and with unseen levels by variable, columns absent and ignored."""
 
     clipped: dict[str, int] = field(default_factory=dict)
     unseen: dict[str, int] = field(default_factory=dict)
@@ -279,7 +279,9 @@ def _refuse_inf(column: pd.Series, name: str, problems: Problems) -> None:
         infinite = np.isinf(numbers.to_numpy(dtype=np.float64, na_value=np.nan))
         if infinite.any():
             first = int(np.flatnonzero(infinite)[0])
-            problems.add(f"confounder {name!r} is infinite in {infinite.sum()} row(s), first at row {first}: use NaN for missing")
+            problems.add(
+                f"confounder {name!r} is infinite in {infinite.sum()} row(s), first at row {first}: use NaN for missing"
+            )
 
 
 def _to_unit(values: np.ndarray[Any, Any], low: float, high: float) -> np.ndarray[Any, Any]:
@@ -292,7 +294,7 @@ def _to_unit(values: np.ndarray[Any, Any], low: float, high: float) -> np.ndarra
 def _plain(value: Any) -> Level:
     """A level as plain Python: 1, 1.0, True and numpy's versions of them are the same level."""
     value = value.item() if isinstance(value, np.generic) else value
-    return int(value) if isinstance(value, float) and value.is_integer() else value  # type: ignore[no-any-return]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def mask_patterns(n_variables: int, knockout: float) -> list[tuple[Tensor, float]]:

@@ -60,7 +60,14 @@ class Sites:
 
     @classmethod
     def split(
-        cls, X: Any, y: Any = None, *, sample_domain: Any = None, Z: Any = None, groups: Any = None, sample_weight: Any = None
+        cls,
+        X: Any,
+        y: Any = None,
+        *,
+        sample_domain: Any = None,
+        Z: Any = None,
+        groups: Any = None,
+        sample_weight: Any = None,
     ) -> "Sites":
         """Split rows into sites by their name in `sample_domain`; None makes one site of them."""
         whole = Site("site", X, y, Z, groups, sample_weight)

@@ -72,8 +72,8 @@ Curvature = LinearCurvature | CellCurvature
 
 
 def simplex_covariance(information: Tensor, free: Tensor) -> Tensor:
-    """Invert information (C, K, K) about probabilities over the directions that keep their sum; classes not free are fixed."""
-    n_cells, n_classes, _ = information.shape
+    """Invert information (C, K, K) about probabilities over free classes, along the directions that keep their sum."""
+    n_classes = information.shape[1]
     covariance = torch.zeros_like(information)
     for pattern in torch.unique(free, dim=0):
         classes = pattern.nonzero().flatten()
@@ -91,7 +91,8 @@ def invert_information(information: Tensor) -> Tensor:
     """Invert symmetric matrices; a direction the data says nothing about gets a very large variance, never NaN."""
     values, vectors = torch.linalg.eigh(information)
     floor = 1e-12 * values.abs().amax(-1, keepdim=True).clamp_min(1e-12)
-    return vectors @ (vectors.transpose(-1, -2) / torch.maximum(values, floor)[..., None])
+    inverse: Tensor = vectors @ (vectors.transpose(-1, -2) / torch.maximum(values, floor)[..., None])
+    return inverse
 
 
 def sum_by(values: Tensor, labels: Tensor) -> Tensor:
@@ -116,12 +117,17 @@ def near_a_bound(probability: Tensor, variance: Tensor) -> Tensor:
 
 
 def likelihood_interval(
-    log_likelihood: Callable[[Tensor], Tensor], prevalence: Tensor, share: Tensor, label: int, level: float, inflation: float
+    log_likelihood: Callable[[Tensor], Tensor],
+    prevalence: Tensor,
+    share: Tensor,
+    label: int,
+    level: float,
+    inflation: float,
 ) -> tuple[Tensor, Tensor]:
     """The values of the mean of class `label` that the likelihood does not rule out (its fall against a χ² quantile).
 
-    `prevalence` (U, K) is moved up by mixing certainty of the class in, and down by taking a share of the class out, the
-    same in all rows with a `share` in the mean. `inflation` widens the interval where rows come in groups.
+    `prevalence` (U, K) is moved up by mixing certainty of the class in, and down by taking a share of the class out,
+    the same in all rows with a `share` in the mean. `inflation` widens the interval where rows come in groups.
     """
     drop = inflation * NormalDist().inv_cdf(0.5 + level / 2) ** 2 / 2
     best = log_likelihood(prevalence)

@@ -1,12 +1,12 @@
 """g as free distributions: one for the site (constant) or one for each cell of z (table). Concave, certified.
 
-In each cell, with f scaled per row and pseudo-counts c_y (rows of known class, the shrinkage), maximize over the simplex
+In each cell, with pseudo-counts c_y (rows of known class, the shrinkage), maximize over the simplex
 `Σ_n w_n log Σ_y f_ny g_y + Σ_y c_y log g_y` (equation 8). Newton minimizes its negative mean plus Σ_y g_y, whose
 optimum sums to one by itself, so that only g ≥ 0 has to be watched.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,11 +16,11 @@ from sitewise.adaptation.fit import CONCAVE_TOLERANCE, Fit
 from sitewise.prevalence import ConstantPrevalence, TablePrevalence
 from sitewise.prevalence.base import finite
 from sitewise.prevalence.table import require_discrete
-from sitewise.solvers import EM, Solution, em, newton
+from sitewise.solvers import EM, Solution, em, newton, squarem
 from sitewise.uncertainty import CellCurvature, simplex_covariance, sum_by
 
 FREE = 1e-9  # a probability below this is at its bound
-OUTER_ROUNDS = 500
+BLANK_TOLERANCE = 1e-6  # where blank rows tie the cells together, reached by accelerated EM
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,10 @@ class CellProblem:
         """Gradient and Hessian of `value`."""
         return 1.0 - self.multiplier(prevalence), self.information(prevalence) / self.total[:, None, None]
 
+    def totals(self, values: list[Tensor]) -> list[Tensor]:
+        """Minus the penalized log-likelihood of all cells together, from every iteration's `value` on the simplex."""
+        return [(self.total * (value - 1.0)).sum() for value in values]
+
     def gap(self, prevalence: Tensor) -> Tensor:
         """The KKT gap of each cell, (C,)."""
         return self.multiplier(prevalence).amax(1) - 1.0
@@ -79,7 +83,7 @@ class CellProblem:
 def solve_cells(problem: CellProblem, start: Tensor, solver: str | EM) -> Solution[Tensor]:
     """Maximize every cell's likelihood from a start inside the simplex."""
     if isinstance(solver, EM):
-        return em(
+        found = em(
             start,
             e_step=problem.multiplier,
             m_step=lambda factor, prevalence: prevalence * factor,
@@ -88,7 +92,8 @@ def solve_cells(problem: CellProblem, start: Tensor, solver: str | EM) -> Soluti
             tolerance=CONCAVE_TOLERANCE,
             max_iter=solver.iterations or 10_000,
         )
-    return newton(
+        return replace(found, trace=problem.totals(found.trace))
+    found = newton(
         problem.value,
         problem.derivatives,
         start,
@@ -97,6 +102,7 @@ def solve_cells(problem: CellProblem, start: Tensor, solver: str | EM) -> Soluti
         retract=lambda prevalence: prevalence / prevalence.sum(1, keepdim=True),
         tolerance=CONCAVE_TOLERANCE,
     )
+    return replace(found, trace=problem.totals(found.trace))
 
 
 def fit_constant_cell(evidence: Evidence, prior: Tensor, strength: float, solver: str | EM, start: Tensor) -> Fit:
@@ -113,35 +119,46 @@ def fit_table_cells(evidence: Evidence, centre: Tensor, strength: float, solver:
     """Estimate a table: each cell has `strength` rows of its `centre` (U, K) added to it."""
     assert evidence.schema is not None
     require_discrete(evidence.schema)
-    prior = CellProblem(evidence.ratio, evidence.weight, evidence.cell, strength * centre)
-    found = solve_cells(prior, centre, solver)
+    problem = CellProblem(evidence.ratio, evidence.weight, evidence.cell, strength * centre)
+    found = solve_cells(problem, centre, solver)
     if len(evidence.blank_weight):
-        found = _share_blank_rows(evidence, prior, found, solver)
+        found = _share_blank_rows(evidence, problem, 0.99 * found.point + 0.01 * centre)
     log_prob = finite(found.point.log())
     table = TablePrevalence(evidence.schema, evidence.codes, log_prob, evidence.cell_weight)
-    return _fit(evidence, prior, found, table, table.agreement, strength)
+    return _fit(evidence, problem, found, table, table.agreement, strength)
 
 
-def _share_blank_rows(
-    evidence: Evidence, prior: CellProblem, found: Solution[Tensor], solver: str | EM
-) -> Solution[Tensor]:
-    """Let rows without z speak through the site's mean: EM over their unknown cells around the cells' own optimum."""
-    share = evidence.cell_weight / evidence.weight.sum()
-    trace = [prior.value(found.point)]
-    for n_iter in range(1, OUTER_ROUNDS + 1):
-        prevalence = found.point
+def _share_blank_rows(evidence: Evidence, problem: CellProblem, start: Tensor) -> Solution[Tensor]:
+    """Let rows without z speak through the site's mean: EM over classes and, for those rows, cells; accelerated."""
+    share = evidence.cell_weight[:, None] / evidence.weight.sum()
+
+    def slope(prevalence: Tensor) -> Tensor:
+        """The derivative of the penalized log-likelihood in g, (C, K)."""
         relative = evidence.blank_ratio / (evidence.blank_ratio @ evidence.mean(prevalence))[:, None]
-        pull = evidence.blank_weight @ relative  # (K,) dL/d(mean of g)
-        counts = share[:, None] * prevalence * pull
-        problem = CellProblem(evidence.ratio, evidence.weight, evidence.cell, prior.pseudo + counts)
-        found = solve_cells(problem, prevalence.clamp_min(1e-300), solver)
-        trace.append(prior.value(found.point))
-        if float((found.point - prevalence).abs().max()) < 1e-10:
-            break
-    slope = prior.multiplier(found.point) * prior.total[:, None] + share[:, None] * pull
-    level = (found.point * slope).sum(1, keepdim=True)
-    gap = (slope / level).amax(1) - 1.0
-    return Solution(found.point, gap, bool((gap < 1e-7).all()), n_iter, trace)
+        pull = evidence.blank_weight @ relative
+        return problem.multiplier(prevalence) * problem.total[:, None] + share * pull
+
+    def normalize_cells(prevalence: Tensor) -> Tensor:
+        inside = prevalence.clamp_min(1e-300)
+        return inside / inside.sum(1, keepdim=True)
+
+    def gap(prevalence: Tensor) -> Tensor:
+        pull = slope(prevalence)
+        return (pull / (prevalence * pull).sum(1, keepdim=True)).amax(1) - 1.0
+
+    return squarem(
+        lambda prevalence: normalize_cells(prevalence * slope(prevalence)),
+        normalize_cells(start),
+        lambda prevalence: _objective(problem, evidence, prevalence),
+        normalize_cells,
+        gap,
+        tolerance=BLANK_TOLERANCE,
+    )
+
+
+def _objective(problem: CellProblem, evidence: Evidence, prevalence: Tensor) -> Tensor:
+    """Minus the penalized log-likelihood of all rows, blank ones too."""
+    return -evidence.log_likelihood(prevalence) - torch.xlogy(problem.pseudo, prevalence).sum()
 
 
 def _fit(
@@ -152,23 +169,21 @@ def _fit(
     agreement: Callable[[Tensor], Tensor],
     strength: float,
 ) -> Fit:
-    """Wrap solved cells up with their curvature and held-out likelihood."""
+    """Wrap solved cells up with their curvature and optimism."""
     probability = finite(found.point.log()).exp()
     inverse = simplex_covariance(problem.information(probability), probability > FREE)
     share = evidence.cell_weight / evidence.weight.sum()
     curvature = _curvature(evidence, problem, probability, inverse, share, agreement)
-    log_likelihood = float(evidence.log_likelihood(probability))
-    optimism = float((inverse * problem.score_gram(probability)).sum())
     return Fit(
         prevalence,
         curvature,
-        log_likelihood,
-        held_out=log_likelihood - optimism,
+        log_likelihood=float(evidence.log_likelihood(probability)),
+        optimism=float((inverse * problem.score_gram(probability)).sum()),
         converged=found.converged,
         gap=float(found.gap.max()),
         tolerance=CONCAVE_TOLERANCE,
         n_iter=found.n_iter,
-        trace=[float((problem.total * (1.0 - value)).sum()) for value in found.trace],
+        trace=[-float(value) for value in found.trace],
         strength=strength,
     )
 

@@ -39,9 +39,7 @@ NOT_IDENTIFIED = (
     "Check that log_ratio comes from an informative model"
 )
 ALIKE = "the log-ratios hardly tell some classes apart here: how they share their prevalence is not identified"
-NOT_CONVERGED = (
-    "{model} g did not converge in {n_iter} iterations (gap {gap:.1e}, wanted {wanted:.0e}): {advice}"
-)
+NOT_CONVERGED = "{model} g did not converge in {n_iter} iterations (gap {gap:.1e}, wanted {wanted:.0e}): {advice}"
 
 
 @dataclass(frozen=True)
@@ -139,13 +137,17 @@ class PrevalenceEstimate:
         low, high = logit_interval(probability, variance, level)
         inflation = _group_inflation(self._evidence)
         for label in near_a_bound(probability, variance).nonzero().flatten().tolist():
-            low[label], high[label] = likelihood_interval(self._site.log_likelihood, at_rows, share, label, level, inflation)
+            low[label], high[label] = likelihood_interval(
+                self._site.log_likelihood, at_rows, share, label, level, inflation
+            )
         return low, high
 
     @property
     def _site(self) -> Evidence:
         """The evidence as this model of g sees it."""
-        return self._evidence.without_confounders() if isinstance(self.prevalence, ConstantPrevalence) else self._evidence
+        return (
+            self._evidence.without_confounders() if isinstance(self.prevalence, ConstantPrevalence) else self._evidence
+        )
 
 
 def estimate_prevalence(
@@ -325,7 +327,9 @@ def _read_prevalence(
     except (TypeError, ValueError) as error:
         problems.add(f"{name} must be K probabilities or an estimate ({error})")
         return None, None
-    if level.shape != (evidence.n_classes,) or not bool(torch.isfinite(level).all() and (level >= 0).all() and level.sum() > 0):
+    if level.shape != (evidence.n_classes,) or not bool(
+        torch.isfinite(level).all() and (level >= 0).all() and level.sum() > 0
+    ):
         problems.add(f"{name} must be {evidence.n_classes} probabilities or an estimate, got {value!r}")
         return None, None
     return level / level.sum(), None
@@ -342,7 +346,9 @@ def _random_start(n_classes: int, seed: int, like: Tensor) -> Tensor:
 
 
 def _unidentified(evidence: Evidence, aim: Tensor, centre: Prevalence | None, is_even: bool) -> Fit:
-    warnings.warn(NOT_IDENTIFIED.format(answer="uniform, for want of a prior" if is_even else "the prior"), stacklevel=4)
+    warnings.warn(
+        NOT_IDENTIFIED.format(answer="uniform, for want of a prior" if is_even else "the prior"), stacklevel=4
+    )
     flat = fit_constant_cell(evidence, aim, 0.0, "auto", aim)
     prevalence = ConstantPrevalence(aim.clamp_min(1e-12).log()) if centre is None else centre
     return replace(flat, prevalence=prevalence)

@@ -77,9 +77,7 @@ class Evidence:
         ratio = torch.cat([self.ratio, self.blank_ratio])
         weight = torch.cat([self.weight, self.blank_weight])
         cell = torch.zeros(len(weight), dtype=torch.int64, device=weight.device)
-        return Evidence(
-            ratio, weight, cell, ratio.new_zeros(1, 0), ratio[:0], weight[:0], self.groups, None
-        )
+        return Evidence(ratio, weight, cell, ratio.new_zeros(1, 0), ratio[:0], weight[:0], self.groups, None)
 
 
 def read_evidence(
@@ -142,7 +140,11 @@ def _lay_out(
     """Drop rows of weight zero, set blank rows apart and keep equal rows of z once."""
     if schema is None or codes is None:
         width = 0 if schema is None else len(schema.variables)
-        codes = ratio.new_zeros(len(ratio), width) if schema is None else schema.missing_codes(ratio.device).expand(len(ratio), width)
+        codes = (
+            ratio.new_zeros(len(ratio), width)
+            if schema is None
+            else schema.missing_codes(ratio.device).expand(len(ratio), width)
+        )
         blank = torch.ones(len(ratio), dtype=torch.bool, device=ratio.device)
     else:
         blank = schema.missing(codes).all(dim=1)

@@ -11,12 +11,12 @@ GRADIENT_TOLERANCE = 1e-7
 
 @dataclass(frozen=True)
 class Fit:
-    """An estimated g with its certificate, its curvature and its held-out likelihood (equation 10)."""
+    """An estimated g with its certificate, its curvature, and by how much it flatters its own rows (equation 10)."""
 
     prevalence: Prevalence
     curvature: Curvature
     log_likelihood: float
-    held_out: float
+    optimism: float
     converged: bool
     gap: float
     tolerance: float

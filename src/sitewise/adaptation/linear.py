@@ -1,6 +1,6 @@
 """g with logits linear in features of z: the additive model, and a network's last layer for its intervals.
 
-Not concave, so: a good start, Newton steps that never lose ground, and an honest gap (the largest gradient entry per row).
+Not concave, so: a good start, Newton steps that never lose ground, and an honest gap (largest gradient entry per row).
 """
 
 from collections.abc import Callable
@@ -205,7 +205,7 @@ def linear_fit(
     strength: float,
     tolerance: float = GRADIENT_TOLERANCE,
 ) -> Fit:
-    """Wrap a solved linear problem up with its curvature and held-out likelihood."""
+    """Wrap a solved linear problem up with its curvature and its optimism."""
     evidence = problem.evidence
     penalized = problem.information(found.point) + torch.diag(problem.flat_penalty)
     scores = problem.score_gram(found.point)
@@ -218,7 +218,7 @@ def linear_fit(
         model,
         LinearCurvature(feature_map, model.log_prob, covariance, evidence.codes, problem._share),
         log_likelihood,
-        held_out=log_likelihood - float((inverse * scores).sum()),
+        optimism=float((inverse * scores).sum()),
         converged=found.converged,
         gap=float(found.gap),
         tolerance=tolerance,
@@ -234,4 +234,3 @@ def start_at(prevalence: Tensor, n_features: int) -> Tensor:
     flat = prevalence.new_zeros(n_features, len(prevalence) - 1)
     flat[0] = prevalence.log() @ basis
     return flat.reshape(-1)
-

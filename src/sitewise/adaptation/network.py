@@ -75,7 +75,7 @@ def _algorithm_one(
             ).point
         optimizer = torch.optim.SGD(current.parameters(), lr=solver.learning_rate)
         optimizer.zero_grad()
-        cross_entropy(current, inputs, totals).backward()  # type: ignore[no-untyped-call]
+        cross_entropy(current, inputs, totals).backward()
         optimizer.step()
         return current
 

@@ -1,4 +1,4 @@
-"""Which model of g, and how strongly shrunk: decided by held-out likelihood of the unlabeled rows themselves.
+"""Which model of g, and how strongly shrunk: decided by the likelihood of unlabeled rows that are left out.
 
 Leaving each row (or group) out is done to first order (equation 10): exact enough to choose by, one fit a candidate,
 and the choice depends neither on a seed nor on the order of the rows.
@@ -17,15 +17,21 @@ from sitewise.prevalence import AdditivePrevalence, Prevalence
 from sitewise.solvers import EM
 
 RIDGES = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
+PRICE = 2.0
+MARGIN = 1.0  # log-likelihood units that a g(z) must be better by than the constant
 PSEUDO_COUNTS = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0)
 
 
-def fit_constant_model(evidence: Evidence, prior: Tensor, strength: str | float, solver: str | EM, start: Tensor) -> Fit:
+def fit_constant_model(
+    evidence: Evidence, prior: Tensor, strength: str | float, solver: str | EM, start: Tensor
+) -> Fit:
     """Fit the constant; without a strength it is the maximum-likelihood one."""
     return fit_constant_cell(evidence, prior, 0.0 if isinstance(strength, str) else strength, solver, start)
 
 
-def fit_table_model(evidence: Evidence, constant: Tensor, centre: Prevalence | None, strength: str | float, solver: str | EM) -> Fit:
+def fit_table_model(
+    evidence: Evidence, constant: Tensor, centre: Prevalence | None, strength: str | float, solver: str | EM
+) -> Fit:
     """Fit the table at a strength, or at the one that predicts left-out rows best."""
     at_cells = centred_cells(evidence, constant, centre)
     strengths = PSEUDO_COUNTS if isinstance(strength, str) else (strength,)
@@ -35,7 +41,7 @@ def fit_table_model(evidence: Evidence, constant: Tensor, centre: Prevalence | N
 def fit_additive_model(
     evidence: Evidence, start: Tensor, centre: Prevalence | None, strength: str | float, solver: str | EM
 ) -> Fit:
-    """Fit the additive model at a strength, or at the one that predicts left-out rows best; each starts from the last."""
+    """Fit the additive model at a strength or at the one that predicts left-out rows best, each from the last."""
     strengths = RIDGES if isinstance(strength, str) else (strength,)
     fits = []
     for value in strengths:
@@ -48,13 +54,13 @@ def fit_any_model(
     evidence: Evidence, constant: Fit, start: Tensor, centre: Prevalence | None, strength: str | float, solver: str | EM
 ) -> Fit:
     """Choose between the constant, the additive model and, over discrete z, the table."""
-    candidates = [] if centre is not None else [constant]
-    candidates.append(fit_additive_model(evidence, start, centre, strength, solver))
+    candidates = [fit_additive_model(evidence, start, centre, strength, solver)]
     assert evidence.schema is not None
     if all(isinstance(v, Categorical) for v in evidence.schema.variables):
         level = constant.prevalence.log_prob(evidence.codes[:1])[0].exp()
         candidates.append(fit_table_model(evidence, level, centre, strength, solver))
-    return best(candidates)
+    found = best(candidates)
+    return constant if centre is None and score(found) < score(constant) + MARGIN else found
 
 
 def fit_network_model(evidence: Evidence, constant: Tensor, solver: str | EM, seed: int) -> Fit:
@@ -62,12 +68,19 @@ def fit_network_model(evidence: Evidence, constant: Tensor, solver: str | EM, se
     return fit_network_terms(evidence, constant, solver, seed)
 
 
+def score(fit: Fit) -> float:
+    """Left-out log-likelihood, the optimism charged once for the fit and once for the choice among many."""
+    return fit.log_likelihood - PRICE * fit.optimism
+
+
 def best(fits: list[Fit]) -> Fit:
-    """The fit that predicts left-out rows best; of equals the one most strongly shrunk, which comes first."""
-    return max(fits, key=lambda fit: fit.held_out)
+    """The fit with the highest score; of equals the one most strongly shrunk, which comes first."""
+    return max(fits, key=score)
 
 
-def starting_coefficients(evidence: Evidence, start: Prevalence | None, constant: Tensor, centre: Prevalence | None) -> Tensor:
+def starting_coefficients(
+    evidence: Evidence, start: Prevalence | None, constant: Tensor, centre: Prevalence | None
+) -> Tensor:
     """Where the additive model sets out: an additive g handed over, else the constant one (or the centre itself)."""
     assert evidence.schema is not None
     problem = additive_problem(evidence, 0.0, centre)

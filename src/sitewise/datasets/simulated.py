@@ -1,6 +1,6 @@
 """Simulated sites with known f and g, for tests, benchmarks and documentation.
 
-A family fixes P(x|y,z), the same at all its sites; a site chooses P(y), how P(y|z) depends on z, P(z) and what is missing.
+A family fixes P(x|y,z), the same at all its sites; a site chooses P(y), how P(y|z) depends on z, P(z), what is missing.
 """
 
 from dataclasses import dataclass, field
@@ -71,7 +71,7 @@ class SimulatedFamily:
     def __post_init__(self) -> None:
         if self.n_classes < 2 or self.n_continuous < 0 or self.n_variables < 1 or min(self.levels, default=2) < 2:
             raise ValueError(
-                "a simulated family needs n_classes ≥ 2, at least one confounder and two levels for each categorical one, "
+                "a simulated family needs n_classes ≥ 2, at least one confounder and two levels for a categorical one, "
                 f"got n_classes={self.n_classes}, n_continuous={self.n_continuous}, levels={self.levels}"
             )
         rng = np.random.default_rng(self.seed)
@@ -116,21 +116,27 @@ class SimulatedFamily:
         missing : the probability that a value of z is missing, each independently.
         """
         rng = np.random.default_rng(seed)
-        target = np.full(self.n_classes, 1 / self.n_classes) if prevalence is None else np.asarray(prevalence, dtype=float)
+        target = (
+            np.full(self.n_classes, 1 / self.n_classes) if prevalence is None else np.asarray(prevalence, dtype=float)
+        )
         if target.shape != (self.n_classes,) or (target <= 0).any() or abs(target.sum() - 1) > 1e-6:
-            raise ValueError(f"prevalence must be {self.n_classes} positive probabilities that sum to one, got {prevalence}")
+            raise ValueError(
+                f"prevalence must be {self.n_classes} positive probabilities that sum to one, got {prevalence}"
+            )
         level = self._level(target, dependence, z_shift)
         z = self._draw_z(n_rows, z_shift, rng)
         log_prevalence = _log_softmax(level + dependence * self._effect(z))
         y = (rng.random((n_rows, 1)) > np.cumsum(np.exp(log_prevalence), axis=1)[:, :-1]).sum(axis=1)
         x = self._means(z)[np.arange(n_rows), y] + rng.normal(size=(n_rows, self.n_classes + self.n_variables))
-        hidden = rng.random(z.shape) < missing
+        hidden = np.asarray(rng.random(z.shape) < missing)
         record = Site(name, x, y, self._as_frame(z, hidden))
         return SimulatedSite(record, self._log_ratio(x, z, hidden), log_prevalence, target)
 
     def _draw_z(self, n_rows: int, z_shift: float, rng: np.random.Generator) -> Array:
         """Continuous variables in [0, 1], then levels as numbers."""
-        columns = [rng.beta(2 * np.exp(z_shift / 2), 2 * np.exp(-z_shift / 2), n_rows) for _ in range(self.n_continuous)]
+        columns = [
+            rng.beta(2 * np.exp(z_shift / 2), 2 * np.exp(-z_shift / 2), n_rows) for _ in range(self.n_continuous)
+        ]
         for n_levels in self.levels:
             odds = np.exp(z_shift * np.linspace(-1, 1, n_levels))
             columns.append(rng.choice(n_levels, n_rows, p=odds / odds.sum()).astype(float))
@@ -177,7 +183,7 @@ class SimulatedFamily:
                 columns[name] = np.where(hidden[:, j], np.nan, low + (high - low) * z[:, j])
             else:
                 labels = np.array([f"level {int(v)}" for v in z[:, j]], dtype=object)
-                columns[name] = np.where(hidden[:, j], None, labels)
+                columns[name] = pd.Series(labels).mask(hidden[:, j], None)
         return pd.DataFrame(columns)
 
 

@@ -18,7 +18,10 @@ SMOOTHING = 1.0  # rows' worth of evenly spread labels, so that a site with one 
 class Prevalence(Protocol):
     """A fitted g: the log P(y|z) of every row of codes, any part of z missing."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Which model this is."""
+        ...
 
     def log_prob(self, codes: Tensor) -> Tensor:
         """Return log P(y|z), (n, K), finite."""

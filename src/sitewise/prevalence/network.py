@@ -84,7 +84,7 @@ def fit_network(
     smoothing: float = SMOOTHING,
     seed: int = 0,
 ) -> NetworkPrevalence:
-    """Fit to soft labels (n, K) by Adam on mini-batches, every variable knocked out afresh with probability `knockout`."""
+    """Fit to soft labels (n, K) by Adam, every variable of a batch's rows knocked out with probability `knockout`."""
     targets = smooth(targets, weight, smoothing)
     module = build_network(schema, targets.shape[1], dropout=dropout, seed=seed).to(codes.device)
     module.train()
@@ -98,7 +98,7 @@ def fit_network(
             mask = torch.rand(len(rows), len(schema.variables), generator=generator) < knockout
             inputs = schema.inputs(schema.knock_out(codes[rows], mask.to(codes.device)))
             optimizer.zero_grad()
-            cross_entropy(module, inputs, targets[rows] * weight[rows, None]).backward()  # type: ignore[no-untyped-call]
+            cross_entropy(module, inputs, targets[rows] * weight[rows, None]).backward()
             optimizer.step()
             schedule.step()
     module.eval()

@@ -9,7 +9,7 @@ DEGREE = 3
 
 
 def spline_basis(values: Tensor, knots: Sequence[float], degree: int = DEGREE) -> Tensor:
-    """Evaluate the (n, len(knots) + degree - 1) basis at values inside the knots' range, by Cox and de Boor's recursion.
+    """Evaluate the (n, len(knots) + degree - 1) basis at values within the knots, by Cox and de Boor's recursion.
 
     The knots are continued beyond both ends at the spacing of the outermost pair; the basis sums to one.
     """
