@@ -136,7 +136,7 @@ def read_labels(value: object, n_rows: int, n_classes: int, problems: Problems) 
         first = int(np.flatnonzero(~legal)[0])
         problems.add(
             f"y must hold class indices 0..{n_classes - 1}, and NaN or None where unknown, "
-            f"got {column.iloc[first]!r} at row {first}"
+            f"got {column.tolist()[first]!r} at row {first}"
         )
     return np.asarray(labels)
 

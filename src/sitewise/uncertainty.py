@@ -113,7 +113,8 @@ def logit_interval(probability: Tensor, variance: Tensor, level: float) -> tuple
 
 def near_a_bound(probability: Tensor, variance: Tensor) -> Tensor:
     """Tell where an estimate is so close to 0 or 1 that curvature alone would mislead."""
-    return torch.minimum(probability, 1 - probability) < NEAR_A_BOUND * variance.clamp_min(0).sqrt()
+    error = variance.clamp_min(0).sqrt().clamp_min(1e-9)  # at the bound itself curvature sees no variance at all
+    return torch.minimum(probability, 1 - probability) < NEAR_A_BOUND * error
 
 
 def likelihood_interval(

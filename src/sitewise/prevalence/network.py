@@ -14,7 +14,7 @@ from sitewise.solvers import Solution, lbfgs
 
 HIDDEN = 100
 BATCH = 4096
-STEPS = 1000
+STEPS = 500
 LEARNING_RATE = 3e-3
 
 

@@ -1,0 +1,156 @@
+"""Models of g: what they share, and what each is checked against."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import SplineTransformer
+
+import sitewise as sw
+from sitewise.prevalence import fit_additive, fit_constant, fit_network, fit_table
+from sitewise.prevalence.additive import features, missing_features
+from sitewise.prevalence.splines import spline_basis
+
+
+def labeled_site(n_rows=600, n_classes=2, n_continuous=1, seed=0, missing=0.0):
+    family = sw.SimulatedFamily(n_classes=n_classes, n_continuous=n_continuous, levels=(2, 3), seed=seed)
+    site = family.site(n_rows, missing=missing, seed=seed)
+    schema = sw.Confounders.learn(site.Z)
+    codes, _ = schema.encode(site.Z)
+    targets = torch.nn.functional.one_hot(torch.tensor(site.y), n_classes).double()
+    return site, schema, codes, targets, torch.ones(n_rows, dtype=torch.float64)
+
+
+def every_model(schema, codes, targets, weight):
+    yield fit_constant(targets, weight)
+    yield fit_additive(targets, codes, weight, schema)
+    yield fit_network(targets, codes, weight, schema)
+    if all(hasattr(v, "levels") for v in schema.variables):
+        yield fit_table(targets, codes, weight, schema)
+
+
+@pytest.mark.parametrize("n_knots", [2, 3, 5, 9])
+@pytest.mark.parametrize("degree", [1, 2, 3])
+def test_the_spline_basis_is_scikit_learns(n_knots, degree):
+    rng = np.random.default_rng(n_knots)
+    knots = np.sort(np.r_[1.0, rng.uniform(1.05, 1.95, n_knots - 2), 2.0])
+    values = np.r_[1.0, knots, rng.uniform(1, 2, 200), 2.0]
+    theirs = SplineTransformer(degree=degree, knots=knots[:, None]).fit_transform(values[:, None])
+    ours = spline_basis(torch.tensor(values), knots.tolist(), degree)
+    np.testing.assert_allclose(ours, theirs, atol=1e-12)
+    np.testing.assert_allclose(ours.sum(1), 1, atol=1e-12)
+
+
+@pytest.mark.parametrize("n_classes", [2, 4])
+def test_the_additive_fit_is_scikit_learns_logistic_regression_on_the_same_features(n_classes):
+    site, schema, codes, targets, weight = labeled_site(n_classes=n_classes)
+    strength = 0.7
+    ours = fit_additive(targets, codes, weight, schema, strength=strength, smoothing=0.0)
+    design = features(codes, schema)[:, 1:].numpy()
+    # One logit for two classes is the difference of ours, whose ridge is then halved.
+    inverse = 2 / strength if n_classes == 2 else 1 / strength
+    theirs = LogisticRegression(C=inverse, tol=1e-10, max_iter=10_000).fit(design, site.y)
+    np.testing.assert_allclose(ours.log_prob(codes).exp(), theirs.predict_proba(design), atol=1e-5)
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.3])
+def test_with_everything_masked_every_model_says_the_marginal(missing):
+    _, schema, codes, targets, weight = labeled_site(n_continuous=0, missing=missing)
+    blank = schema.missing_codes()[None]
+    for model in every_model(schema, codes, targets, weight):
+        marginal = (targets.sum(0) + 0.5) / (len(targets) + 1)
+        torch.testing.assert_close(model.log_prob(blank)[0].exp(), marginal, atol=1e-3, rtol=0)
+        probabilities = model.log_prob(codes).exp()
+        torch.testing.assert_close(probabilities.sum(1), torch.ones(len(codes), dtype=torch.float64))
+
+
+def test_a_site_with_one_class_keeps_a_finite_g():
+    """Trap: a site whose prevalence is 0.000."""
+    _, schema, codes, targets, weight = labeled_site(n_continuous=0)
+    targets = torch.zeros_like(targets)
+    targets[:, 0] = 1.0
+    for model in every_model(schema, codes, targets, weight):
+        log_prob = model.log_prob(codes)
+        assert log_prob.isfinite().all()
+        assert (log_prob[:, 1].exp() < 0.02).all()
+        assert (log_prob[:, 1] > -12).all(), model.name
+
+
+def test_soft_labels_and_weights_count_as_rows_do():
+    _, schema, codes, targets, weight = labeled_site(n_continuous=0, n_rows=200)
+    weight = weight + (torch.arange(200) % 2)
+    repeat = torch.repeat_interleave(torch.arange(200), weight.long())
+    ones = torch.ones(len(repeat), dtype=torch.float64)
+    for fit in (fit_additive, fit_table):
+        weighted = fit(targets, codes, weight, schema).log_prob(codes)
+        torch.testing.assert_close(
+            weighted, fit(targets[repeat], codes[repeat], ones, schema).log_prob(codes), atol=1e-6, rtol=0
+        )
+    soft = torch.full_like(targets, 0.5)
+    torch.testing.assert_close(fit_additive(soft, codes, weight, schema).log_prob(codes).exp(), soft, atol=1e-7, rtol=0)
+
+
+def test_a_masked_variable_is_averaged_out_of_a_table():
+    _, schema, codes, targets, weight = labeled_site(n_continuous=0)
+    table = fit_table(targets, codes, weight, schema, strength=0.0, smoothing=0.0)
+    only_first = schema.knock_out(codes, torch.tensor([False, True]))
+    for level in (0.0, 1.0):
+        rows = codes[:, 0] == level
+        expected = targets[rows].mean(0)
+        torch.testing.assert_close(table.log_prob(only_first[rows])[0].exp(), expected)
+
+
+def test_a_masked_variable_is_nearly_averaged_out_of_the_additive_model_and_the_network():
+    _, schema, codes, targets, weight = labeled_site(n_rows=4000, n_continuous=1, seed=3)
+    only_group = schema.knock_out(codes, torch.tensor([True, False, True]))
+    for model in (fit_additive(targets, codes, weight, schema), fit_network(targets, codes, weight, schema)):
+        for level in (0.0, 1.0):
+            rows = codes[:, 1] == level
+            expected = targets[rows].mean(0)
+            torch.testing.assert_close(model.log_prob(only_group[rows])[0].exp(), expected, atol=0.04, rtol=0)
+
+
+def test_what_is_masked_does_not_show_in_g():
+    """Trap: f sees the knocked-out z while g sees the true one."""
+    _, schema, codes, targets, weight = labeled_site()
+    mask = torch.tensor([True, False, True])
+    shuffled = codes.clone()
+    shuffled[:, mask] = codes[torch.randperm(len(codes), generator=torch.Generator().manual_seed(0))][:, mask]
+    for model in every_model(schema, codes, targets, weight):
+        torch.testing.assert_close(
+            model.log_prob(schema.knock_out(codes, mask)), model.log_prob(schema.knock_out(shuffled, mask))
+        )
+
+
+def test_missing_columns_stand_where_they_are_said_to_be():
+    _, schema, codes, _, _ = labeled_site(missing=0.4)
+    assert torch.equal(features(codes, schema)[:, missing_features(schema)].bool(), schema.missing(codes))
+
+
+def test_a_table_over_a_number_is_refused():
+    _, schema, codes, targets, weight = labeled_site()
+    with pytest.raises(ValueError, match="'age0' is continuous: use model='additive'"):
+        fit_table(targets, codes, weight, schema)
+
+
+def test_the_network_has_the_papers_layers_and_repeats_itself():
+    _, schema, codes, targets, weight = labeled_site()
+    model = fit_network(targets, codes, weight, schema, dropout=0.5, seed=4)
+    kinds = [type(layer).__name__ for layer in model.module]
+    assert kinds == ["Linear", "ReLU", "Dropout", "Linear", "ReLU", "Dropout", "Linear"]
+    assert [layer.out_features for layer in model.module if hasattr(layer, "out_features")] == [100, 100, 2]
+    assert not model.module.training
+    again = fit_network(targets, codes, weight, schema, dropout=0.5, seed=4)
+    assert torch.equal(model.log_prob(codes), again.log_prob(codes))
+
+
+def test_a_thousand_levels():
+    rng = np.random.default_rng(0)
+    Z = pd.DataFrame({"ward": [f"w{i}" for i in rng.integers(0, 1000, 5000)]})
+    schema = sw.Confounders.learn(Z)
+    codes, _ = schema.encode(Z)
+    targets = torch.nn.functional.one_hot(torch.tensor(rng.integers(0, 2, 5000)), 2).double()
+    weight = torch.ones(5000, dtype=torch.float64)
+    for fit in (fit_additive, fit_table):
+        assert fit(targets, codes, weight, schema).log_prob(codes).isfinite().all()
