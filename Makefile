@@ -36,12 +36,13 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/constant.py
+	$(BIN)/python benchmarks/selection.py
 
 docs: $(INSTALLED)
 	$(BIN)/mkdocs build --strict --quiet
 
 demo: $(INSTALLED)
-	$(BIN)/python examples/quickstart.py
+	@sed -n '/^```python$$/,/^```$$/p' README.md | sed '1d;$$d' | $(BIN)/python -
 
 clean:
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

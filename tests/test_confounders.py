@@ -90,9 +90,8 @@ def test_values_outside_the_range_are_clipped_and_counted():
 
 def test_frames_match_by_name_and_arrays_by_position():
     schema = sw.Confounders.learn(frame()[["age", "sex"]])
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="'age'.* absent"), pytest.warns(UserWarning, match="'ward'.* ignored"):
         codes, notes = schema.encode(pd.DataFrame({"ward": ["a"], "sex": ["m"]}))
-    assert {str(w.message).split(" ")[0] for w in caught} == {"confounder(s)", "column(s)"}
     assert codes.tolist() == [[0.0, 1.0]]
     assert (notes.absent, notes.extra) == (("age",), ("ward",))
     with pytest.raises(ValueError, match="none of the confounders"):

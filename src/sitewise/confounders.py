@@ -258,7 +258,7 @@ def _learn_variable(name: str, column: pd.Series, forced: bool, problems: Proble
     if pd.api.types.is_complex_dtype(dtype):
         problems.add(f"confounder {name!r} holds complex numbers: split it into real columns first")
         return None
-    if dtype == object and not all(isinstance(v, Level | np.generic) for v in known):
+    if pd.api.types.is_object_dtype(dtype) and not all(isinstance(v, Level | np.generic) for v in known):
         problems.add(f"confounder {name!r} holds values that are neither numbers nor text")
         return None
     if numeric and not forced and len(known):

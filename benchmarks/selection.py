@@ -1,0 +1,56 @@
+"""How well left-out likelihood chooses g: the table of docs/maths.md, section 10."""
+
+import numpy as np
+import torch
+
+import sitewise as sw
+from sitewise.adaptation.cells import fit_constant_cell
+from sitewise.adaptation.evidence import read_evidence
+from sitewise.adaptation.linear import fit_additive_terms
+from sitewise.adaptation.selection import MARGIN, PRICE, RIDGES, starting_coefficients
+
+N_SITES = 30
+
+
+def candidates(site):
+    """The constant and every additive fit of one site, with their mean KL from the truth."""
+    nothing = {name: None for name in ("confounders", "categorical", "y", "sample_weight", "groups")}
+    evidence, _ = read_evidence(site.log_ratio, site.Z, **nothing)
+    even = torch.full((2,), 0.5, dtype=torch.float64)
+    fits = [fit_constant_cell(evidence, even, 0.0, "auto", even)]
+    level = fits[0].prevalence.log_prob(evidence.codes[:1])[0].exp()
+    start = starting_coefficients(evidence, None, level, None)
+    for strength in RIDGES:
+        fit, start = fit_additive_terms(evidence, strength, None, start, "auto")
+        fits.append(fit)
+    rows = evidence.codes[evidence.cell]
+    return fits, [divergence(site.log_prevalence, fit.prevalence.log_prob(rows).numpy()) for fit in fits]
+
+
+def divergence(log_truth, log_estimate):
+    return (np.exp(log_truth) * (log_truth - log_estimate)).sum(1).mean()
+
+
+def chosen(fits, price, margin):
+    scores = np.array([fit.log_likelihood - price * fit.optimism for fit in fits])
+    return int(scores.argmax()) if scores.max() >= scores[0] + margin else 0
+
+
+def main():
+    torch.set_num_threads(1)
+    print(f"mean KL(g || estimate) over {N_SITES} sites: constant, L - O, L - {PRICE:g} O with margin {MARGIN:g}")
+    for signal in (1.0, 2.5):
+        for dependence in (0.0, 0.5, 1.5):
+            for n_rows in (200, 500, 1000, 3000):
+                results = []
+                for seed in range(N_SITES):
+                    family = sw.SimulatedFamily(seed=seed, signal=signal)
+                    site = family.site(n_rows, prevalence=[0.8, 0.2], dependence=dependence, seed=1000 + seed)
+                    fits, errors = candidates(site)
+                    results.append([errors[i] for i in (0, chosen(fits, 1.0, 0.0), chosen(fits, PRICE, MARGIN))])
+                means = " ".join(f"{value:.4f}" for value in np.mean(results, axis=0))
+                print(f"signal {signal}, dependence {dependence}, n {n_rows}: {means}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
