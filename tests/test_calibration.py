@@ -5,6 +5,8 @@ import torch
 from scipy.optimize import minimize
 
 import sitewise as sw
+from sitewise import calibration as room
+from sitewise.calibration import fit_calibration
 
 
 def labeled(n_classes, n_rows=3000, seed=0, prevalence=None, slope=1.0):
@@ -14,7 +16,9 @@ def labeled(n_classes, n_rows=3000, seed=0, prevalence=None, slope=1.0):
     y = rng.choice(n_classes, n_rows, p=prevalence)
     x = 1.5 * np.eye(n_classes)[y] + rng.normal(size=(n_rows, n_classes))
     log_f = 1.5 * x
-    return slope * log_f + rng.normal(0, 3, (n_rows, 1)), y, np.log(np.tile(prevalence, (n_rows, 1)))
+    with np.errstate(divide="ignore"):
+        log_prevalence = np.log(np.tile(prevalence, (n_rows, 1)))
+    return slope * log_f + rng.normal(0, 3, (n_rows, 1)), y, log_prevalence
 
 
 def nll(slope, bias, log_ratio, y, log_prevalence):
@@ -134,3 +138,61 @@ def test_labels_that_cannot_calibrate_are_refused(y, method, words):
     log_ratio, _, log_prevalence = labeled(3, n_rows=20)
     with pytest.raises(ValueError, match=words):
         sw.calibrate_log_ratio(log_ratio, y, log_prevalence, method)
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+@pytest.mark.parametrize("method", ["temperature", "bias_corrected", "vector"])
+@pytest.mark.parametrize("factor", [300.0, 1e-4])
+def test_overconfident_log_ratios_are_no_harder(n_classes, method, factor):
+    log_ratio, y, log_prevalence = labeled(n_classes)
+    plain = sw.calibrate_log_ratio(log_ratio, y, log_prevalence, method)
+    scaled = sw.calibrate_log_ratio(log_ratio * factor, y, log_prevalence, method)
+    np.testing.assert_allclose(scaled.slope * factor, plain.slope, rtol=1e-6)
+    np.testing.assert_allclose(scaled.bias, plain.bias, atol=1e-6)
+
+
+def test_a_certainty_written_as_a_number_is_a_certainty():
+    log_ratio, y, log_prevalence = labeled(3)
+    sure, huge = log_ratio.copy(), log_ratio.copy()
+    sure[0, y[0]], huge[0, y[0]] = np.inf, 1e300
+    expected = sw.calibrate_log_ratio(sure, y, log_prevalence, "temperature")
+    np.testing.assert_allclose(
+        sw.calibrate_log_ratio(huge, y, log_prevalence, "temperature").slope, expected.slope, rtol=1e-2
+    )
+
+
+def test_soft_labels_are_weighted_labels():
+    """A row of soft labels (3/4, 1/4) is three rows of the one class and one of the other."""
+    log_ratio, _, log_prevalence = labeled(2, n_rows=200)
+    soft = np.tile([0.75, 0.25], (200, 1))
+    soft[::2] = soft[::2, ::-1]
+    arguments = [torch.tensor(v) for v in (log_ratio, soft, log_prevalence, np.ones(200))]
+    ours = fit_calibration(*arguments, "bias_corrected")
+    labels, weight = np.repeat([0, 1], 200), soft.T.reshape(-1)
+    rows = np.tile(np.arange(200), 2)
+    hard = sw.calibrate_log_ratio(log_ratio[rows], labels, log_prevalence[rows], "bias_corrected", sample_weight=weight)
+    np.testing.assert_allclose(ours.slope, hard.slope, atol=1e-6)
+    np.testing.assert_allclose(ours.bias, hard.bias, atol=1e-6)
+
+
+def test_a_class_that_g_calls_impossible_takes_no_soft_label():
+    log_ratio, y, log_prevalence = labeled(3, n_rows=200, prevalence=[0.5, 0.5, 0.0])
+    smooth = 0.9 * np.eye(3)[y] + 0.1 / 3
+    arguments = [torch.tensor(v) for v in (log_ratio, smooth, log_prevalence, np.ones(200))]
+    assert fit_calibration(*arguments, "temperature").slope.isfinite().all()
+
+
+def test_not_converging_warns_and_says_what_to_do(monkeypatch):
+    log_ratio, y, log_prevalence = labeled(3, n_rows=50)
+    solver = room.newton
+    monkeypatch.setattr(room, "newton", lambda *a, **k: solver(*a, **{**k, "max_iter": 1}))
+    with pytest.warns(UserWarning, match="did not converge in 1 iterations.*use method='temperature'"):
+        sw.calibrate_log_ratio(log_ratio, y, log_prevalence)
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_log_prevalence_must_be_logs_of_probabilities(value):
+    log_ratio, y, log_prevalence = labeled(2, n_rows=20)
+    log_prevalence[3, 0] = value
+    with pytest.raises(ValueError, match=r"got NaN or \+inf"):
+        sw.calibrate_log_ratio(log_ratio, y, log_prevalence)

@@ -3,6 +3,7 @@
 The scaled quantity is log f, never log f + log g: the prior of the calibration data must not leak into f.
 """
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,13 @@ from sitewise.arrays import Container, Problems, read_labels, read_matrix, read_
 from sitewise.solvers import newton
 
 METHODS = ("none", "temperature", "bias_corrected", "vector")
-INFINITE = 50.0  # what ±inf counts as while fitting; more decides nothing that 50 does not
+INFINITE = 50.0  # what ±inf counts as while fitting, in units of the spread; more decides nothing that 50 does not
+HUGE = 1e6  # a centred log-ratio beyond this is a certainty written as a number
+
+NOT_CONVERGED = (
+    "the calibration did not converge in {n_iter} iterations (gap {gap:.1e}): check the log-ratios for outliers, "
+    "or use method='temperature'"
+)
 
 
 @dataclass(frozen=True)
@@ -89,10 +96,35 @@ def calibrate_log_ratio(
     target = known.long()
     _check_classes(target, weight, n_classes, method, prior, problems)
     problems.raise_if_any()
-    centred = centre(ratios)
-    centred = torch.where(ratios.isinf(), centred.clamp(-INFINITE, INFINITE), centred)
-    slope, bias = _fit(centred, target, prior, weight, method)
-    return Calibration(method, slope, bias)
+    one_hot = torch.nn.functional.one_hot(target, n_classes).to(ratios.dtype)
+    return fit_calibration(ratios, one_hot, prior, weight, method)
+
+
+def fit_calibration(
+    log_ratio: Tensor, targets: Tensor, log_prevalence: Tensor, weight: Tensor, method: str
+) -> Calibration:
+    """Fit to soft labels (n, K), rows of which sum to one; a class that log g calls impossible gets none of them.
+
+    Rows are brought to a spread of one before Newton and the slopes back after it, so that overconfident log-ratios
+    are no harder than others.
+    """
+    n_classes = log_ratio.shape[1]
+    if method == "none":
+        return Calibration(method, log_ratio.new_ones(n_classes), log_ratio.new_zeros(n_classes))
+    possible = torch.where(log_prevalence == -torch.inf, 0.0, targets)
+    possible = possible / possible.sum(1, keepdim=True)
+    scaled, spread = _to_unit_spread(centre(log_ratio), weight)
+    slope, bias = _fit(scaled, possible, log_prevalence, weight, method)
+    return Calibration(method, slope / spread, bias)
+
+
+def _to_unit_spread(centred: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Divide centred rows by their root mean square; certainties take no part in it and count as ±INFINITE."""
+    ordinary = centred.abs() <= HUGE
+    squares = weight[:, None] * torch.where(ordinary, centred, 0.0) ** 2
+    mean_square = squares.sum() / (weight[:, None] * ordinary).sum().clamp_min(1e-300)
+    spread = torch.where(mean_square > 0, mean_square.sqrt(), 1.0)
+    return torch.where(ordinary, centred / spread, centred.clamp(-INFINITE, INFINITE)), spread
 
 
 def _read_log_prevalence(log_prevalence: Any, ratios: Tensor, problems: Problems) -> Tensor:
@@ -106,8 +138,8 @@ def _read_log_prevalence(log_prevalence: Any, ratios: Tensor, problems: Problems
             f"log_prevalence must have shape {tuple(ratios.shape)} or ({ratios.shape[1]},), got {tuple(prior.shape)}"
         )
         return torch.zeros_like(ratios)
-    if prior.isnan().any():
-        problems.add("log_prevalence has NaN")
+    if prior.isnan().any() or (prior == torch.inf).any():
+        problems.add("log_prevalence must hold logs of probabilities, got NaN or +inf")
     return prior.expand_as(ratios)
 
 
@@ -125,13 +157,10 @@ def _check_classes(
         problems.add(f"log_prevalence calls the label of row {impossible[0]} impossible (-inf)")
 
 
-def _fit(centred: Tensor, target: Tensor, prior: Tensor, weight: Tensor, method: str) -> tuple[Tensor, Tensor]:
+def _fit(centred: Tensor, targets: Tensor, prior: Tensor, weight: Tensor, method: str) -> tuple[Tensor, Tensor]:
     """Minimize the convex NLL by Newton over (slope, bias) = expand @ parameters, slopes held at or above zero."""
     n_classes = centred.shape[1]
     expand, n_slopes = _expansion(n_classes, method, centred)
-    if method == "none":
-        return torch.ones(n_classes, dtype=torch.float64), torch.zeros(n_classes, dtype=torch.float64)
-    one_hot = torch.nn.functional.one_hot(target, n_classes).to(centred.dtype)
     total = weight.sum()
 
     def log_posterior(point: Tensor) -> Tensor:
@@ -139,12 +168,12 @@ def _fit(centred: Tensor, target: Tensor, prior: Tensor, weight: Tensor, method:
         return torch.log_softmax(slope * centred + bias + prior, dim=1)
 
     def value(points: Tensor) -> Tensor:
-        rows = log_posterior(points[0]).gather(1, target[:, None])[:, 0]
+        rows = torch.where(targets > 0, targets * log_posterior(points[0]), 0.0).sum(1)
         return -(weight @ rows)[None] / total
 
     def derivatives(points: Tensor) -> tuple[Tensor, Tensor]:
         posterior = log_posterior(points[0]).exp()
-        residual = weight[:, None] * (posterior - one_hot)
+        residual = weight[:, None] * (posterior - targets)
         gradient = torch.cat([(residual * centred).sum(0), residual.sum(0)])
         # Σ w a aᵀ ∘ (diag(p) - p pᵀ) for a = (centred, 1), block by block.
         columns = torch.cat([posterior * centred, posterior], dim=1)
@@ -164,6 +193,8 @@ def _fit(centred: Tensor, target: Tensor, prior: Tensor, weight: Tensor, method:
     lower = torch.full_like(start, -torch.inf)
     lower[:, :n_slopes] = 0.0
     found = newton(value, derivatives, start, lower=lower, tolerance=1e-10, max_iter=200)
+    if not found.converged:
+        warnings.warn(NOT_CONVERGED.format(n_iter=found.n_iter, gap=float(found.gap[0])), stacklevel=4)
     slope, bias = (expand @ found.point[0]).split(n_classes)
     return slope, bias
 
