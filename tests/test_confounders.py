@@ -168,3 +168,37 @@ def test_large_numbers_do_not_overflow():
         warnings.simplefilter("error")
         codes, _ = sw.Confounders.learn(Z).encode(Z)
     assert codes[:, 0].tolist() == [1.0, 1.5, 2.0]
+
+
+@pytest.mark.parametrize("values", [[1.5, pd.NA, 2.0], [1, None, 2, 3], [1, pd.NA, 2, 3]])
+def test_na_does_not_turn_a_number_into_a_category(values):
+    column = np.array(values, dtype=object)
+    assert isinstance(sw.Confounders.learn(column[:, None]).variables[0], Continuous)
+    assert isinstance(sw.Confounders.learn({"dose": values}).variables[0], Continuous)
+
+
+@pytest.mark.parametrize(
+    "categorical", ["visits", 5, np.int64(5), ["visits"], np.array(["visits"]), np.array([5]), pd.Index(["visits"])]
+)
+def test_categorical_may_come_in_any_container(categorical):
+    assert sw.Confounders.learn(frame(), categorical).variables[5] == Categorical("visits", (1, 2, 3))
+
+
+def test_categories_that_are_no_plain_values_go_by_their_text():
+    Z = pd.DataFrame({"age": pd.cut(pd.Series([1.0, 5.0, 9.0, np.nan]), [0, 4, 10])})
+    schema = sw.Confounders.learn(Z)
+    assert schema.variables == (Categorical("age", ("(0, 4]", "(4, 10]")),)
+    assert schema.encode(Z)[0][:, 0].tolist() == [0.0, 1.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("dtype", [None, object])
+def test_dates_are_no_numbers(dtype):
+    schema = sw.Confounders.learn(frame())
+    born = pd.Series(list(pd.date_range("1950", periods=4)), dtype=dtype)
+    with pytest.raises(ValueError, match="'age' is continuous, but holds dates here: turn them into a number"):
+        schema.encode(frame().assign(age=born))
+
+
+def test_levels_that_are_neither_numbers_nor_text_are_named_wherever_they_come():
+    with pytest.raises(ValueError, match="'sex' holds values that are neither"):
+        sw.Confounders.learn(frame()).encode(frame().assign(sex=[["f"]] * 4))

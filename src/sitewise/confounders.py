@@ -7,6 +7,7 @@ and missing is L. The code of missing is thus outside the range of every value (
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,9 @@ N_KNOTS = 5
 
 UNSEEN = "confounder {name!r}: {count} row(s) have level(s) not seen before ({levels}); they count as missing"
 ABSENT = "confounder(s) {names} are absent and count as missing"
+DATES = "turn them into a number (an age, days since a start) first"
+STRANGE = "holds values that are neither numbers nor text"
+DATE_KINDS = ("datetime64", "datetime", "date", "timedelta64", "timedelta", "time")
 EXTRA = "column(s) {names} are not confounders of this model and are ignored"
 
 
@@ -49,6 +53,9 @@ class Continuous:
 
     def encode(self, column: pd.Series, problems: Problems, notes: "Notes") -> np.ndarray[Any, Any]:
         """Map values to [1, 2], counting those clipped at the learned range."""
+        if _holds_dates(column):
+            problems.add(f"confounder {self.name!r} is continuous, but holds dates here: {DATES}")
+            return np.full(len(column), np.nan)
         numbers = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
         strange = np.isnan(numbers) & column.notna().to_numpy()
         if strange.any():
@@ -82,6 +89,9 @@ class Categorical:
 
     def encode(self, column: pd.Series, problems: Problems, notes: "Notes") -> np.ndarray[Any, Any]:
         """Map levels to 0..L-1; a level not seen before counts as missing."""
+        if _holds_strange_objects(column.dropna()):
+            problems.add(f"confounder {self.name!r} {STRANGE}")
+            return np.full(len(column), np.nan)
         code_of = {level: code for code, level in enumerate(self.levels)}
         found, distinct = pd.factorize(column)
         codes = np.array([code_of.get(_plain(v), -1) for v in distinct] + [self.missing_code])[found]
@@ -114,7 +124,7 @@ class Confounders:
     variables: tuple[Variable, ...]
 
     @classmethod
-    def learn(cls, Z: object, categorical: Iterable[str | int] | None = None) -> "Confounders":
+    def learn(cls, Z: object, categorical: str | int | Iterable[str | int] | None = None) -> "Confounders":
         """Infer kinds, levels, ranges and knots from Z.
 
         Strings, objects, categories, booleans and at most two distinct integers are categorical, every other number is
@@ -219,7 +229,7 @@ def _as_frame(Z: object) -> pd.DataFrame:
     if isinstance(Z, pd.DataFrame):
         return Z
     if isinstance(Z, dict):
-        return pd.DataFrame(Z)
+        return _infer_kinds(pd.DataFrame(Z))
     if isinstance(Z, pd.Series):
         return Z.to_frame()
     values = Z.detach().cpu().numpy() if isinstance(Z, Tensor) else np.asarray(Z)
@@ -229,18 +239,25 @@ def _as_frame(Z: object) -> pd.DataFrame:
         values = values[:, None]
     if values.ndim != 2:
         raise ValueError(f"confounders: Z must have shape (rows, variables), got shape {values.shape}")
-    frame = pd.DataFrame(values, columns=[f"z{j}" for j in range(values.shape[1])])
-    return frame.infer_objects()
+    return _infer_kinds(pd.DataFrame(values, columns=[f"z{j}" for j in range(values.shape[1])]))
 
 
-def _named(categorical: Iterable[str | int] | None, columns: pd.Index, problems: Problems) -> set[Any]:
-    """Resolve the names or positions of columns to take as categorical."""
+def _infer_kinds(frame: pd.DataFrame) -> pd.DataFrame:
+    """Let object columns that hold numbers be numbers; pd.NA among them would hide that, None does not."""
+    return frame.apply(
+        lambda column: column.mask(column.isna(), None) if column.dtype == object else column
+    ).infer_objects()
+
+
+def _named(categorical: str | int | Iterable[str | int] | None, columns: pd.Index, problems: Problems) -> set[Any]:
+    """Resolve the names or positions of columns to take as categorical; one of them may stand alone."""
     forced = set()
-    for name in [categorical] if isinstance(categorical, str) else categorical or ():
+    one = isinstance(categorical, str | Integral)
+    for name in () if categorical is None else [categorical] if one else categorical:  # type: ignore[union-attr]
         if name in columns:
             forced.add(name)
-        elif isinstance(name, int) and 0 <= name < len(columns):
-            forced.add(columns[name])
+        elif isinstance(name, Integral) and 0 <= name < len(columns):
+            forced.add(columns[int(name)])
         else:
             problems.add(f"categorical names {name!r}, which is not a column of Z ({', '.join(map(str, columns))})")
     return forced
@@ -252,14 +269,14 @@ def _learn_variable(name: str, column: pd.Series, forced: bool, problems: Proble
     dtype = column.dtype
     known = column.dropna()
     numeric = pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_bool_dtype(dtype)
-    if not numeric and (pd.api.types.is_datetime64_any_dtype(dtype) or pd.api.types.is_timedelta64_dtype(dtype)):
-        problems.add(f"confounder {name!r} holds dates: turn it into a number (an age, days since a start) first")
+    if _holds_dates(column):
+        problems.add(f"confounder {name!r} holds dates: {DATES}")
         return None
     if pd.api.types.is_complex_dtype(dtype):
         problems.add(f"confounder {name!r} holds complex numbers: split it into real columns first")
         return None
-    if pd.api.types.is_object_dtype(dtype) and not all(isinstance(v, Level | np.generic) for v in known):
-        problems.add(f"confounder {name!r} holds values that are neither numbers nor text")
+    if _holds_strange_objects(known):
+        problems.add(f"confounder {name!r} {STRANGE}")
         return None
     if numeric and not forced and len(known):
         values = known.to_numpy(dtype=np.float64)
@@ -269,6 +286,14 @@ def _learn_variable(name: str, column: pd.Series, forced: bool, problems: Proble
         if len(distinct) > 2 or (distinct != np.round(distinct)).any():
             return Continuous.learn(name, values)
     return Categorical.learn(name, known)
+
+
+def _holds_dates(column: pd.Series) -> bool:
+    return pd.api.types.infer_dtype(column, skipna=True) in DATE_KINDS
+
+
+def _holds_strange_objects(known: pd.Series) -> bool:
+    return known.dtype == object and not all(isinstance(v, Level | np.generic) for v in known)
 
 
 def _refuse_inf(column: pd.Series, name: str, problems: Problems) -> None:
@@ -292,9 +317,14 @@ def _to_unit(values: np.ndarray[Any, Any], low: float, high: float) -> np.ndarra
 
 
 def _plain(value: Any) -> Level:
-    """A level as plain Python: 1, 1.0, True and numpy's versions of them are the same level."""
+    """A level as plain Python: 1, 1.0, True and numpy's versions of them are the same level.
+
+    A category that is none of these (an interval of pd.cut, say) goes by its text.
+    """
     value = value.item() if isinstance(value, np.generic) else value
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, Level) else str(value)
 
 
 def mask_patterns(n_variables: int, knockout: float) -> list[tuple[Tensor, float]]:
