@@ -3,7 +3,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from sitewise.solvers import em, lbfgs, newton, squarem
+from sitewise.solvers import EM, em, lbfgs, newton, squarem
 
 
 def rosenbrock(points):
@@ -112,3 +112,17 @@ def test_squarem_reaches_ems_answer_in_fewer_steps_and_never_gets_worse():
     torch.testing.assert_close(fast.point, plain.point, atol=1e-5, rtol=0)
     assert 3 * fast.n_iter < plain.n_iter
     assert (torch.stack(fast.trace).diff() <= 1e-10).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"iterations": 0}, "iterations must be a whole number from 1 up, or None, got 0"),
+        ({"iterations": 2.5}, "got 2.5"),
+        ({"m_step": "adam"}, "m_step must be one of lbfgs, sgd, got 'adam'"),
+        ({"learning_rate": -0.1}, "learning_rate must be a number above 0, got -0.1"),
+    ],
+)
+def test_settings_of_em_that_make_no_sense_are_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        EM(**settings)

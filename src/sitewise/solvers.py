@@ -5,6 +5,7 @@ Each returns its trace, its gap and whether it converged; none calls reaching it
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any, Generic, Literal, TypeVar
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 State = TypeVar("State")
 
+M_STEPS = ("lbfgs", "sgd")
 ARMIJO = 1e-4
 HALVINGS = 40
 FLAT = 1e-10  # curvature below this share of the largest is rounding: no step is taken for its sake
@@ -30,6 +32,15 @@ class EM:
     iterations: int | None = None
     m_step: Literal["lbfgs", "sgd"] = "lbfgs"
     learning_rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.iterations, Integral) and self.iterations >= 1
+        if self.iterations is not None and not whole:
+            raise ValueError(f"EM: iterations must be a whole number from 1 up, or None, got {self.iterations!r}")
+        if self.m_step not in M_STEPS:
+            raise ValueError(f"EM: m_step must be one of {', '.join(M_STEPS)}, got {self.m_step!r}")
+        if not (isinstance(self.learning_rate, Real) and 0 < self.learning_rate < torch.inf):
+            raise ValueError(f"EM: learning_rate must be a number above 0, got {self.learning_rate!r}")
 
 
 @dataclass(frozen=True)
