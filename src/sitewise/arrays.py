@@ -126,11 +126,10 @@ def read_weight(value: object, n_rows: int, problems: Problems, device: torch.de
 
 def read_labels(value: object, n_rows: int, n_classes: int, problems: Problems) -> np.ndarray[Any, Any]:
     """Read class indices 0..K-1, NaN where a label is not known, as an (n,) float array."""
-    column = pd.Series(value.cpu().numpy() if isinstance(value, Tensor) else value)
-    labels = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-    if len(labels) != n_rows:
-        problems.add(f"y must have one entry a row ({n_rows}), got {len(labels)}")
+    column = _read_column(value, "y", n_rows, problems)
+    if column is None:
         return np.full(n_rows, np.nan)
+    labels = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     legal = np.isin(labels, np.arange(n_classes)) | column.isna().to_numpy()
     if not legal.all():
         first = int(np.flatnonzero(~legal)[0])
@@ -145,14 +144,41 @@ def read_groups(value: object, n_rows: int, problems: Problems, device: torch.de
     """Read one group (a patient, say) a row into numbers 0..G-1; a missing name is a group of its own."""
     if value is None:
         return None
-    names = value.cpu().numpy() if isinstance(value, Tensor) else value
-    codes, found = pd.factorize(pd.Series(names))
-    if len(codes) != n_rows:
-        problems.add(f"groups must have one entry a row ({n_rows}), got {len(codes)}")
+    column = _read_column(value, "groups", n_rows, problems)
+    if column is None:
         return None
+    codes, found = pd.factorize(column)
     alone = codes < 0
     codes = np.where(alone, len(found) + np.cumsum(alone) - 1, codes)
     return torch.tensor(codes, dtype=torch.int64, device=device)
+
+
+def _read_column(value: object, name: str, n_rows: int, problems: Problems) -> pd.Series | None:
+    """Read one value a row; None after noting what is wrong."""
+    try:
+        column = pd.Series(value.detach().cpu().numpy() if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError) as error:
+        shape = getattr(value, "shape", None)
+        came = type(value).__name__ if shape is None else f"shape {tuple(shape)}"
+        problems.add(f"{name} must be one column with an entry for each of the {n_rows} row(s), got {came} ({error})")
+        return None
+    if len(column) != n_rows:
+        problems.add(f"{name} must have one entry a row ({n_rows}), got {len(column)}")
+        return None
+    return column
+
+
+def index_of(value: object) -> Any:
+    """The row names of a pandas object; None for anything else (a list's `index` is a method)."""
+    return value.index if isinstance(value, pd.DataFrame | pd.Series) else None
+
+
+def align_classes(value: Any, columns: Any) -> Any:
+    """Put a Series' entries or a DataFrame's columns into the order of `columns`, where both have the same labels."""
+    labels = value.index if isinstance(value, pd.Series) else getattr(value, "columns", None)
+    if columns is None or labels is None or len(labels) != len(columns) or set(labels) != set(columns):
+        return value
+    return value[list(columns)]
 
 
 def distinct_rows(codes: Tensor) -> tuple[Tensor, Tensor]:
@@ -178,23 +204,54 @@ def is_chunked(value: object) -> bool:
     if isinstance(value, Tensor | np.ndarray | pd.DataFrame | pd.Series) or hasattr(value, "__array__"):
         return False
     if isinstance(value, list | tuple):
-        return bool(value) and all(
-            isinstance(c, tuple) and len(c) == 2 and getattr(c[0], "ndim", 0) == 2 for c in value
-        )
+        return any(isinstance(c, list | tuple) and len(c) > 0 and getattr(c[0], "ndim", 0) == 2 for c in value)
     return isinstance(value, Iterable) and not isinstance(value, str | bytes | dict)
 
 
-def join_chunks(source: Iterable[tuple[Any, Any]]) -> tuple[Any, Any]:
+def join_chunks(source: Iterable[Any], name: str = "log_ratio") -> tuple[Any, Any]:
     """Join a chunked source into one log_ratio and one Z (None where no chunk has one)."""
     chunks = list(source)
     if not chunks:
-        raise ValueError("the chunked source is empty: at least one (log_ratio, Z) chunk is needed")
+        raise ValueError(f"{name} is a chunked source without chunks: at least one (log_ratio, Z) chunk is needed")
+    if next(iter(source), None) is None:
+        raise TypeError(ONE_SHOT.format(name=name, kind=type(source).__name__))
+    for position, chunk in enumerate(chunks):
+        problem = _chunk_problem(chunk, chunks[0])
+        if problem:
+            raise ValueError(f"chunk {position} of {name}: {problem}")
     log_ratios, confounders = zip(*chunks, strict=True)
-    if all(z is None for z in confounders):
-        return _concatenate(log_ratios), None
-    if any(z is None for z in confounders):
-        raise ValueError("some chunks have confounders and some have None: give all of them, with NaN where unknown")
-    return _concatenate(log_ratios), _concatenate(confounders)
+    return _concatenate(log_ratios), None if confounders[0] is None else _concatenate(confounders)
+
+
+def _chunk_problem(chunk: Any, first: Any) -> str | None:
+    """What is wrong with a chunk, given the first one, or None."""
+    if not isinstance(chunk, list | tuple) or len(chunk) != 2:
+        return f"expected a pair (log_ratio, Z or None), got {type(chunk).__name__}"
+    (log_ratio, Z), (first_ratio, first_Z) = chunk, first
+    shape, first_shape = np.shape(log_ratio), np.shape(first_ratio)
+    if len(shape) != 2:
+        return f"log_ratio must have shape (rows, classes), got {tuple(shape)}"
+    if shape[1] != first_shape[1]:
+        return f"log_ratio has {shape[1]} classes, chunk 0 has {first_shape[1]}"
+    if _labels(log_ratio) != _labels(first_ratio):
+        return f"log_ratio has the classes {_labels(log_ratio)}, chunk 0 has {_labels(first_ratio)}"
+    if (Z is None) != (first_Z is None):
+        return "some chunks have confounders and some have None: give all of them, with NaN where unknown"
+    if Z is None:
+        return None
+    if len(Z) != shape[0]:
+        return f"Z has {len(Z)} row(s), log_ratio has {shape[0]}"
+    if _labels(Z) != _labels(first_Z):
+        return f"Z has the columns {_labels(Z)}, chunk 0 has {_labels(first_Z)}"
+    return None
+
+
+def _labels(value: Any) -> list[Any] | int:
+    """The columns of a DataFrame, else how many there are."""
+    if isinstance(value, pd.DataFrame):
+        return value.columns.tolist()
+    shape = np.shape(value)
+    return shape[1] if len(shape) > 1 else 1
 
 
 def _concatenate(parts: tuple[Any, ...]) -> Any:
