@@ -10,6 +10,8 @@ from sklearn.preprocessing import SplineTransformer
 import sitewise as sw
 from sitewise.prevalence import fit_additive, fit_constant, fit_network, fit_table
 from sitewise.prevalence.additive import features, missing_features
+from sitewise.prevalence.base import aggregate, on_device
+from sitewise.prevalence.network import fit_missing_inputs
 from sitewise.prevalence.splines import spline_basis
 
 
@@ -121,6 +123,45 @@ def test_what_is_masked_does_not_show_in_g():
         torch.testing.assert_close(
             model.log_prob(schema.knock_out(codes, mask)), model.log_prob(schema.knock_out(shuffled, mask))
         )
+
+
+def test_a_table_looks_its_rows_up_as_agreement_does():
+    _, schema, codes, targets, weight = labeled_site(n_continuous=0, missing=0.3)
+    weight[codes[:, 0] == codes[0, 0]] *= 0.5
+    weight[:5] = 0.0
+    table = fit_table(targets, codes, weight, schema)
+    queries = torch.cat([codes, schema.missing_codes()[None], torch.tensor([[0.0, 2.0], [9.0, 9.0]]).double()])
+    by_agreement = (table.agreement(queries) @ table.cell_log_prob.exp()).log()
+    torch.testing.assert_close(table.log_prob(queries), by_agreement)
+
+
+def test_rows_with_a_cell_of_their_own_are_joined_and_not_compared_with_every_cell(monkeypatch):
+    _, schema, codes, targets, weight = labeled_site(n_continuous=0)
+    table = fit_table(targets, codes, weight, schema)
+    monkeypatch.setattr(type(table), "agreement", lambda *_: pytest.fail("compared with every cell"))
+    assert table.log_prob(codes).isfinite().all()
+
+
+def test_fitting_a_networks_missing_columns_leaves_rows_with_gaps_alone():
+    """A variable that is missing in some rows has its missing column in L already."""
+    _, schema, codes, targets, weight = labeled_site(n_rows=300, missing=0.0)
+    codes = schema.knock_out(codes, torch.tensor([[True, False, False]]) & (torch.arange(300) % 3 == 0)[:, None])
+    model = fit_network(targets, codes, weight, schema)
+    fitted = fit_missing_inputs(model, aggregate(targets, codes, weight), 0.5)
+    torch.testing.assert_close(fitted.log_prob(codes), model.log_prob(codes))
+    masked = schema.knock_out(codes, torch.tensor([False, True, False]))
+    assert not torch.allclose(fitted.log_prob(masked), model.log_prob(masked))
+
+
+def test_moving_a_model_moves_everything_in_it():
+    _, schema, codes, targets, weight = labeled_site(n_rows=100)
+    centre = fit_network(targets, codes, weight, schema)
+    model = fit_additive(targets, codes, weight, schema, centre=centre)
+    moved = on_device(model, torch.device("meta"))
+    assert moved.coefficients.is_meta
+    assert moved.log_marginal.is_meta
+    assert moved.centre.module[0].weight.is_meta
+    assert not centre.module[0].weight.is_meta
 
 
 def test_missing_columns_stand_where_they_are_said_to_be():

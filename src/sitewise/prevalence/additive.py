@@ -71,10 +71,11 @@ class AdditivePrevalence:
         return torch.where(blank, self.log_marginal, finite(torch.log_softmax(logits, dim=1)))
 
 
-def ridge(strength: float, n_features: int, device: torch.device | None = None) -> Tensor:
-    """The penalty (D,) on each feature: none on the level, `strength` on all that bends it."""
+def ridge(strength: float, n_features: int, device: torch.device | None = None, *, free_level: bool = True) -> Tensor:
+    """The penalty (D,) on each feature: `strength` on all that bends the level, and none on the level if it is free."""
     penalty = torch.full((n_features,), float(strength), dtype=torch.float64, device=device)
-    penalty[0] = 0.0
+    if free_level:
+        penalty[0] = 0.0
     return penalty
 
 

@@ -1,11 +1,12 @@
 """What every model of g shares: the protocol, the floor that keeps it finite, and rows of z counted once."""
 
+import copy
 import math
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sitewise.arrays import distinct_rows
 from sitewise.confounders import Confounders, mask_patterns
@@ -61,6 +62,22 @@ def smooth(targets: Tensor, weight: Tensor, smoothing: float) -> Tensor:
     """Mix soft labels with the even spread, as if `smoothing` rows of it had been seen."""
     total = float(weight.sum())
     return (targets * total + smoothing / targets.shape[1]) / (total + smoothing)
+
+
+def on_device(model: Prevalence, device: torch.device) -> Prevalence:
+    """A fitted g with all its tensors on a device; the one handed over stays where it is."""
+    if not is_dataclass(model) or isinstance(model, type):
+        return model
+    moved: dict[str, Any] = {}
+    for part in fields(model):
+        value = getattr(model, part.name)
+        if isinstance(value, Tensor):
+            moved[part.name] = value.to(device)
+        elif isinstance(value, nn.Module):
+            moved[part.name] = copy.deepcopy(value).to(device)
+        elif isinstance(value, Prevalence):
+            moved[part.name] = on_device(value, device)
+    return replace(model, **moved)
 
 
 def finite(log_prob: Tensor) -> Tensor:

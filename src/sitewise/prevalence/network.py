@@ -107,12 +107,17 @@ def fit_network(
 
 
 def fit_missing_inputs(model: NetworkPrevalence, data: Aggregate, knockout: float) -> NetworkPrevalence:
-    """Fit the first layer's missing columns on knocked-out copies; rows with full z keep their g (equation 9)."""
+    """Fit the missing columns of variables that are never missing in `data` on its knocked-out copies.
+
+    All rows of `data` keep their g (equation 9), for none of them has such a column.
+    """
+    never = ~model.schema.missing(data.codes[data.weight > 0]).any(dim=0)
+    columns = [c for c, unseen in zip(model.schema.missing_columns(), never.tolist(), strict=True) if unseen]
     copies = masked_copies(data, model.schema, knockout)
-    if not len(copies.codes):
+    kept = ~model.schema.missing(copies.codes).all(dim=1)
+    if not columns or not kept.any():
         return model
-    inputs = model.schema.inputs(copies.codes)
-    columns = model.schema.missing_columns()
+    inputs, totals = model.schema.inputs(copies.codes[kept]), copies.totals[kept]
     base = copy.deepcopy(model.module)
     first = base[0]
     assert isinstance(first, nn.Linear)
@@ -124,7 +129,7 @@ def fit_missing_inputs(model: NetworkPrevalence, data: Aggregate, knockout: floa
     def value_and_gradient(flat: Tensor) -> tuple[Tensor, Tensor]:
         values = flat.reshape(HIDDEN, -1).clone().requires_grad_()
         hidden = nn.functional.linear(inputs, with_columns(values), first.bias)
-        loss = cross_entropy(nn.Sequential(*list(base)[1:]), hidden, copies.totals)
+        loss = cross_entropy(nn.Sequential(*list(base)[1:]), hidden, totals)
         (gradient,) = torch.autograd.grad(loss, values)
         return loss.detach(), gradient.reshape(-1)
 

@@ -33,7 +33,21 @@ class TablePrevalence:
     def log_prob(self, codes: Tensor) -> Tensor:
         """Look rows up: their own cell, else the mean over agreeing cells, else over all of them."""
         distinct, index = distinct_rows(codes)
-        return torch.log(self.agreement(distinct) @ self.cell_log_prob.exp())[index]
+        own = self._own_cell(distinct)
+        log_prob = self.cell_log_prob[own.clamp_min(0)]
+        stray = own < 0
+        if stray.any():
+            log_prob[stray] = torch.log(self.agreement(distinct[stray]) @ self.cell_log_prob.exp())
+        return log_prob[index]
+
+    def _own_cell(self, codes: Tensor) -> Tensor:
+        """Each row's own cell by a join, -1 where it has none (n rows times C cells would be too many to compare)."""
+        both, place = distinct_rows(torch.cat([self.cells, codes]))
+        n_cells = len(self.cells)
+        numbers = torch.arange(n_cells, device=codes.device)
+        cell_at = torch.full((len(both),), -1, dtype=torch.int64, device=codes.device)
+        cell_at[place[:n_cells]] = torch.where(self.cell_weight > 0, numbers, -1)
+        return torch.where(self.schema.missing(codes).all(dim=1), -1, cell_at[place[n_cells:]])
 
     def agreement(self, codes: Tensor) -> Tensor:
         """How much each cell counts for a row, (n, C): its own cell alone, or the share of each cell that agrees."""
