@@ -8,14 +8,16 @@ from sitewise.adaptation.cells import fit_constant_cell
 from sitewise.adaptation.evidence import read_evidence
 from sitewise.adaptation.linear import fit_additive_terms
 from sitewise.adaptation.selection import MARGIN, PRICE, RIDGES, starting_coefficients
+from sitewise.arrays import Problems
 
 N_SITES = 30
 
 
 def candidates(site):
     """The constant and every additive fit of one site, with their mean KL from the truth."""
-    nothing = {name: None for name in ("confounders", "categorical", "y", "sample_weight", "groups")}
-    evidence, _ = read_evidence(site.log_ratio, site.Z, **nothing)
+    nothing = {name: None for name in ("schema", "categorical", "y", "sample_weight", "groups")}
+    matrix = torch.tensor(site.log_ratio)
+    evidence, _ = read_evidence(matrix, site.Z, Problems("benchmark"), **nothing)
     even = torch.full((2,), 0.5, dtype=torch.float64)
     fits = [fit_constant_cell(evidence, even, 0.0, "auto", even)]
     level = fits[0].prevalence.log_prob(evidence.codes[:1])[0].exp()
@@ -31,14 +33,18 @@ def divergence(log_truth, log_estimate):
     return (np.exp(log_truth) * (log_truth - log_estimate)).sum(1).mean()
 
 
-def chosen(fits, price, margin):
-    scores = np.array([fit.log_likelihood - price * fit.optimism for fit in fits])
-    return int(scores.argmax()) if scores.max() >= scores[0] + margin else 0
+def chosen(fits, price, margin, price_of_strength):
+    """Decide at one price whether g depends on z, and at another how strongly it is shrunk."""
+    dear, cheap = (
+        np.array([fit.log_likelihood - p * fit.optimism for fit in fits]) for p in (price, price_of_strength)
+    )
+    return 1 + int(cheap[1:].argmax()) if dear[1:].max() >= dear[0] + margin else 0
 
 
 def main():
     torch.set_num_threads(1)
-    print(f"mean KL(g || estimate) over {N_SITES} sites: constant, L - O, L - {PRICE:g} O with margin {MARGIN:g}")
+    dear = f"L - {PRICE:g} O with margin {MARGIN:g}"
+    print(f"mean KL(g || estimate) over {N_SITES} sites: constant, L - O, {dear}, {dear} and then L - O")
     for signal in (1.0, 2.5):
         for dependence in (0.0, 0.5, 1.5):
             for n_rows in (200, 500, 1000, 3000):
@@ -47,7 +53,8 @@ def main():
                     family = sw.SimulatedFamily(seed=seed, signal=signal)
                     site = family.site(n_rows, prevalence=[0.8, 0.2], dependence=dependence, seed=1000 + seed)
                     fits, errors = candidates(site)
-                    results.append([errors[i] for i in (0, chosen(fits, 1.0, 0.0), chosen(fits, PRICE, MARGIN))])
+                    rules = ((1.0, 0.0, 1.0), (PRICE, MARGIN, PRICE), (PRICE, MARGIN, 1.0))
+                    results.append([errors[i] for i in (0, *(chosen(fits, *rule) for rule in rules))])
                 means = " ".join(f"{value:.4f}" for value in np.mean(results, axis=0))
                 print(f"signal {signal}, dependence {dependence}, n {n_rows}: {means}", flush=True)
 

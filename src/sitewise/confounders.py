@@ -244,19 +244,20 @@ def _as_frame(Z: object) -> pd.DataFrame:
 
 def _infer_kinds(frame: pd.DataFrame) -> pd.DataFrame:
     """Let object columns that hold numbers be numbers; pd.NA among them would hide that, None does not."""
-    return frame.apply(
-        lambda column: column.mask(column.isna(), None) if column.dtype == object else column
-    ).infer_objects()
+    frame = frame.copy()
+    for name in frame.columns[frame.dtypes == object]:
+        frame[name] = frame[name].mask(frame[name].isna(), None)
+    return frame.infer_objects()
 
 
 def _named(categorical: str | int | Iterable[str | int] | None, columns: pd.Index, problems: Problems) -> set[Any]:
     """Resolve the names or positions of columns to take as categorical; one of them may stand alone."""
     forced = set()
-    one = isinstance(categorical, str | Integral)
-    for name in () if categorical is None else [categorical] if one else categorical:  # type: ignore[union-attr]
+    names: Any = () if categorical is None else categorical
+    for name in [names] if isinstance(names, str | Integral) else names:
         if name in columns:
             forced.add(name)
-        elif isinstance(name, Integral) and 0 <= name < len(columns):
+        elif isinstance(name, Integral) and 0 <= int(name) < len(columns):
             forced.add(columns[int(name)])
         else:
             problems.add(f"categorical names {name!r}, which is not a column of Z ({', '.join(map(str, columns))})")

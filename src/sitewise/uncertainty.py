@@ -23,24 +23,35 @@ class LinearCurvature:
     features: Callable[[Tensor], Tensor]
     log_prob: Callable[[Tensor], Tensor]
     coefficient_covariance: Tensor  # (P, P), P = D (K-1)
+    grouped_covariance: Tensor | None  # the same with rows of one group alike
     site_codes: Tensor  # (U, V)
     site_share: Tensor  # (U,)
 
     def at(self, codes: Tensor) -> Tensor:
         """Covariance of g(z), (n, K, K)."""
-        jacobian = self._jacobian(codes)
-        return jacobian @ self.coefficient_covariance @ jacobian.transpose(1, 2)
+        return self._carry(self._jacobian(codes))
 
     def of_mean(self) -> Tensor:
         """Covariance of the site's mean of g given its rows, (K, K)."""
-        jacobian = self.mean_jacobian()
-        return jacobian @ self.coefficient_covariance @ jacobian.T
+        return self._carry(self.mean_jacobian())
 
     def mean_jacobian(self) -> Tensor:
         """Derivative (K, P) of the site's mean of g."""
         design, basis, slope = self._pieces(self.site_codes)
         weighted = torch.einsum("u,ukl,ud->kdl", self.site_share, slope @ basis, design)
         return weighted.reshape(len(weighted), -1)
+
+    def easiest(self, share: Tensor, label: int) -> Tensor:
+        """How g at the site's rows (U, K) moves where the mean of `label` rises at the least loss of likelihood."""
+        design, basis, slope = self._pieces(self.site_codes)
+        step = self.coefficient_covariance @ self.mean_jacobian()[label]
+        return ((design @ step.reshape(design.shape[1], -1) @ basis.T)[:, None, :] @ slope)[:, 0]
+
+    def _carry(self, jacobian: Tensor) -> Tensor:
+        plain = jacobian @ self.coefficient_covariance @ jacobian.transpose(-1, -2)
+        if self.grouped_covariance is None:
+            return plain
+        return at_least(jacobian @ self.grouped_covariance @ jacobian.transpose(-1, -2), plain)
 
     def _jacobian(self, codes: Tensor) -> Tensor:
         design, basis, slope = self._pieces(codes)
@@ -53,19 +64,31 @@ class LinearCurvature:
 
 @dataclass(frozen=True)
 class CellCurvature:
-    """Covariance of g that is a free distribution in each cell of z (one cell: a constant g)."""
+    """Covariance of g that is a free distribution in each cell of z (one cell: a constant g).
 
-    covariance: Tensor  # (C, K, K)
+    Given the level that cells are shrunk to they are estimated independently; `pull` is how each follows that level.
+    """
+
+    covariance: Tensor  # (C, K, K) given the level
+    pull: Tensor  # (C, K, K) derivative of a cell's g in the level
+    level_covariance: Tensor  # (K, K)
     mean_covariance: Tensor  # (K, K)
     agreement: Callable[[Tensor], Tensor]  # codes (n, V) -> (n, C) weights of the cells a row is averaged over
 
     def at(self, codes: Tensor) -> Tensor:
-        """Covariance of g(z), (n, K, K): cells are estimated independently."""
-        return torch.einsum("nc,ckl->nkl", self.agreement(codes) ** 2, self.covariance)
+        """Covariance of g(z), (n, K, K)."""
+        share = self.agreement(codes)
+        own = torch.einsum("nc,ckl->nkl", share**2, self.covariance)
+        pull = torch.einsum("nc,ckl->nkl", share, self.pull)
+        return own + pull @ self.level_covariance @ pull.transpose(1, 2)
 
     def of_mean(self) -> Tensor:
         """Covariance of the site's mean of g given its rows, (K, K)."""
         return self.mean_covariance
+
+    def easiest(self, share: Tensor, label: int) -> Tensor:
+        """How g in the cells (C, K) moves where their mean of `label` rises at the least loss of likelihood."""
+        return share[:, None] * self.covariance[:, label]
 
 
 Curvature = LinearCurvature | CellCurvature
@@ -101,6 +124,38 @@ def sum_by(values: Tensor, labels: Tensor) -> Tensor:
     return values.new_zeros(len(distinct), *values.shape[1:]).index_add_(0, index, values)
 
 
+def gram(rows: Tensor, weight: Tensor, groups: Tensor | None) -> Tensor:
+    """Σ_n w_n r_n r_nᵀ of rows (n, P); with groups of their sums, and no variance below the one without groups.
+
+    The sums of G groups that add up to nothing have G - 1 degrees of freedom; one group alone says nothing of how
+    groups differ.
+    """
+    plain = rows.T @ (weight[:, None] * rows)
+    factor = group_factor(groups)
+    if groups is None or factor == 0.0:
+        return plain
+    sums = sum_by(weight[:, None] * rows, groups)
+    return at_least(factor * sums.T @ sums, plain)
+
+
+def group_factor(groups: Tensor | None) -> float:
+    """G / (G - 1) for G groups, by which sums of squares over few groups are too small; zero where there is but one."""
+    n_groups = 0 if groups is None else len(torch.unique(groups))
+    return n_groups / (n_groups - 1) if n_groups > 1 else 0.0
+
+
+def at_least(covariance: Tensor, floor: Tensor) -> Tensor:
+    """Raise variances of `covariance` (..., K, K) to those of `floor`."""
+    short = torch.diagonal(floor - covariance, dim1=-2, dim2=-1).clamp_min(0.0)
+    return covariance + torch.diag_embed(short)
+
+
+def normal_interval(probability: Tensor, variance: Tensor, level: float) -> tuple[Tensor, Tensor]:
+    """The normal interval on the scale of probabilities, cut off at 0 and 1."""
+    error = NormalDist().inv_cdf(0.5 + level / 2) * variance.clamp_min(0).sqrt()
+    return (probability - error).clamp_min(0.0), (probability + error).clamp_max(1.0)
+
+
 def logit_interval(probability: Tensor, variance: Tensor, level: float) -> tuple[Tensor, Tensor]:
     """The normal interval on the log-odds scale, so that it stays inside [0, 1]."""
     inside = (probability * (1 - probability)).clamp_min(1e-300)
@@ -111,50 +166,95 @@ def logit_interval(probability: Tensor, variance: Tensor, level: float) -> tuple
     return low, torch.where(fixed, probability, torch.sigmoid(odds + error))
 
 
+def mirror(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """With two classes (..., 2), let what is said of the one be said of the other as well."""
+    if low.shape[-1] != 2:
+        return low, high
+    return torch.minimum(low, 1 - high.flip(-1)), torch.maximum(high, 1 - low.flip(-1))
+
+
 def near_a_bound(probability: Tensor, variance: Tensor) -> Tensor:
     """Tell where an estimate is so close to 0 or 1 that curvature alone would mislead."""
     error = variance.clamp_min(0).sqrt().clamp_min(1e-9)  # at the bound itself curvature sees no variance at all
     return torch.minimum(probability, 1 - probability) < NEAR_A_BOUND * error
 
 
-def likelihood_interval(
-    log_likelihood: Callable[[Tensor], Tensor],
-    prevalence: Tensor,
-    share: Tensor,
-    label: int,
-    level: float,
-    inflation: float,
-) -> tuple[Tensor, Tensor]:
-    """The values of the mean of class `label` that the likelihood does not rule out (its fall against a χ² quantile).
+@dataclass(frozen=True)
+class Fall:
+    """How far g (U, K) may move before the likelihood falls by more than a χ² quantile.
 
-    `prevalence` (U, K) is moved up by mixing certainty of the class in, and down by taking a share of the class out,
-    the same in all rows with a `share` in the mean. `inflation` widens the interval where rows come in groups.
+    `inflation` widens what is allowed where rows come in groups.
     """
-    drop = inflation * NormalDist().inv_cdf(0.5 + level / 2) ** 2 / 2
-    best = log_likelihood(prevalence)
+
+    log_likelihood: Callable[[Tensor], Tensor]
+    prevalence: Tensor  # (U, K)
+    level: float
+    inflation: float
+
+    def farthest(self, path: Callable[[float], Tensor]) -> float:
+        """The largest amount in [0, 1] that the likelihood allows along a path of g that starts at the estimate."""
+        drop = self.inflation * NormalDist().inv_cdf(0.5 + self.level / 2) ** 2 / 2
+        best = self.log_likelihood(self.prevalence)
+
+        def allowed(amount: float) -> bool:
+            return bool(best - self.log_likelihood(path(amount)) <= drop)
+
+        if allowed(1.0):
+            return 1.0
+        inside, outside = 0.0, 1.0
+        for _ in range(BISECTIONS):
+            middle = (inside + outside) / 2
+            inside, outside = (middle, outside) if allowed(middle) else (inside, middle)
+        return inside
+
+    def mixing(self, share: Tensor, label: int) -> tuple[float, float]:
+        """How much of class `label` may be taken out, and how much certainty of it mixed in, where `share` is not 0."""
+        moved = (share > 0).to(self.prevalence.dtype)[:, None]
+        return (
+            self.farthest(lambda amount: take_out(self.prevalence, label, amount * moved)),
+            self.farthest(lambda amount: mix_in(self.prevalence, label, amount * moved)),
+        )
+
+    def along(self, direction: Tensor, share: Tensor, label: int) -> tuple[Tensor, Tensor]:
+        """The lowest and highest mean of class `label` that is allowed along a direction of g, (U, K)."""
+        reach = direction / (share @ direction[:, label])  # one unit moves the mean from bound to bound
+
+        def path(amount: float) -> Tensor:
+            moved = (self.prevalence + amount * reach).clamp_min(0.0)
+            total = moved.sum(1, keepdim=True)
+            return torch.where(total > 0, moved / total, self.prevalence)
+
+        down, up = self.farthest(lambda amount: path(-amount)), self.farthest(path)
+        return share @ path(-down)[:, label], share @ path(up)[:, label]
+
+
+def take_out(prevalence: Tensor, label: int, amount: float | Tensor) -> Tensor:
+    """Take a share of class `label` out of g (n, K) and scale the rest up."""
+    reduced = prevalence.clone()
+    reduced[:, label : label + 1] *= 1 - amount
+    total = reduced.sum(1, keepdim=True)
+    return torch.where(total > 0, reduced / total, prevalence)
+
+
+def mix_in(prevalence: Tensor, label: int, amount: float | Tensor) -> Tensor:
+    """Mix certainty of class `label` into g (n, K)."""
     certain = torch.zeros_like(prevalence)
     certain[:, label] = 1.0
-    moved = (share > 0).to(prevalence.dtype)[:, None]
+    return prevalence + amount * (certain - prevalence)
 
-    def up(amount: float) -> Tensor:
-        return prevalence + amount * moved * (certain - prevalence)
 
-    def down(amount: float) -> Tensor:
-        reduced = prevalence - amount * moved * prevalence * certain
-        total = reduced.sum(1, keepdim=True)
-        return torch.where(total > 0, reduced / total, prevalence)
+def likelihood_interval(
+    fall: Fall, share: Tensor, label: int, direction: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The values of the mean (by `share`) of class `label` that the likelihood does not rule out.
 
-    def farthest(path: Callable[[float], Tensor]) -> Tensor:
-        inside, outside = 0.0, 1.0
-        if best - log_likelihood(path(1.0)) <= drop:
-            inside = 1.0
-        else:
-            for _ in range(BISECTIONS):
-                middle = (inside + outside) / 2
-                if best - log_likelihood(path(middle)) <= drop:
-                    inside = middle
-                else:
-                    outside = middle
-        return share @ path(inside)[:, label]
-
-    return farthest(down), farthest(up)
+    g is moved by mixing the class in and out, the same in all rows with a share in the mean; and, where classes may
+    be swapped for each other, along the `direction` (U, K) of least loss that curvature knows.
+    """
+    out, into = fall.mixing(share, label)
+    low = share @ take_out(fall.prevalence, label, out)[:, label]
+    high = share @ mix_in(fall.prevalence, label, into)[:, label]
+    if direction is None:
+        return low, high
+    other_low, other_high = fall.along(direction, share, label)
+    return torch.minimum(low, other_low), torch.maximum(high, other_high)

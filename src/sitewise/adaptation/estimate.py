@@ -2,13 +2,16 @@
 
 import warnings
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from numbers import Real
 from typing import Any
 
 import torch
 from sklearn.utils import check_random_state
 from torch import Tensor
 
-from sitewise.adaptation.cells import fit_constant_cell
+from sitewise.adaptation.belief import Belief, read_belief, shared_schema
+from sitewise.adaptation.cells import fit_constant_cell, inside
 from sitewise.adaptation.evidence import Evidence, read_evidence
 from sitewise.adaptation.fit import Fit
 from sitewise.adaptation.selection import (
@@ -19,12 +22,37 @@ from sitewise.adaptation.selection import (
     fit_table_model,
     starting_coefficients,
 )
-from sitewise.arrays import Container, Problems, distinct_rows, is_chunked, read_matrix, to_tensor
+from sitewise.arrays import (
+    Container,
+    Problems,
+    align_classes,
+    distinct_rows,
+    index_of,
+    is_chunked,
+    join_chunks,
+    read_matrix,
+    refuse_one_shot,
+    to_tensor,
+)
 from sitewise.confounders import Confounders, Notes
 from sitewise.posterior import combine, normalize
 from sitewise.prevalence import MODELS, ConstantPrevalence, Prevalence
+from sitewise.prevalence.base import finite
 from sitewise.solvers import EM
-from sitewise.uncertainty import CellCurvature, likelihood_interval, logit_interval, near_a_bound, sum_by
+from sitewise.uncertainty import (
+    CellCurvature,
+    Fall,
+    LinearCurvature,
+    gram,
+    likelihood_interval,
+    logit_interval,
+    mirror,
+    mix_in,
+    near_a_bound,
+    normal_interval,
+    sum_by,
+    take_out,
+)
 
 SOLVERS = {
     "auto": ("auto", *MODELS),
@@ -37,6 +65,10 @@ IDENTIFIED = 1e-8  # information per row below which nothing is learned
 NOT_IDENTIFIED = (
     "the log-ratios say nothing about y here: the prevalence is not identified, and the answer is {answer}. "
     "Check that log_ratio comes from an informative model"
+)
+NO_Z = (
+    "log_prevalence: expected Z with a row for each answer, got None; pass NaN where nothing is known of a row, "
+    "or use .marginal"
 )
 ALIKE = "the log-ratios hardly tell some classes apart here: how they share their prevalence is not identified"
 NOT_CONVERGED = "{model} g did not converge in {n_iter} iterations (gap {gap:.1e}, wanted {wanted:.0e}): {advice}"
@@ -70,14 +102,16 @@ class PrevalenceEstimate:
     _evidence: Evidence = field(repr=False)
     _container: Container = field(repr=False)
 
-    @property
+    @cached_property
     def marginal(self) -> Any:
         """Estimate of P(Y) at the site, (K,)."""
         return self._container.classes(self._mean)
 
     def log_prevalence(self, Z: Any) -> Any:
         """Estimate of log P(Y|Z), (n, K); missing parts of Z are averaged out, all of Z missing gives the marginal."""
-        return self._container.rows(self.prevalence.log_prob(self._encode(Z)), getattr(Z, "index", None))
+        if Z is None:
+            raise ValueError(NO_Z)
+        return self._container.rows(self.prevalence.log_prob(self._encode(Z)), index_of(Z))
 
     def interval(self, Z: Any = None, level: float = 0.95) -> tuple[Any, Any]:
         """Pointwise interval for P(Y), two (K,), or for P(Y|Z), two (n, K): of the population, given f."""
@@ -86,13 +120,11 @@ class PrevalenceEstimate:
         if Z is None:
             low, high = self._marginal_interval(level)
             return self._container.classes(low), self._container.classes(high)
-        codes = self._encode(Z)
-        distinct, inverse = distinct_rows(codes)
+        distinct, inverse = distinct_rows(self._encode(Z))
         low, high = self._conditional_interval(distinct, level)
-        index = getattr(Z, "index", None)
-        return self._container.rows(low[inverse], index), self._container.rows(high[inverse], index)
+        return self._container.rows(low[inverse], index_of(Z)), self._container.rows(high[inverse], index_of(Z))
 
-    @property
+    @cached_property
     def _mean(self) -> Tensor:
         if isinstance(self.prevalence, ConstantPrevalence) or not len(self._evidence.weight):
             return self.prevalence.log_prob(self._evidence.ratio.new_zeros(1, 0))[0].exp()
@@ -104,50 +136,85 @@ class PrevalenceEstimate:
             return torch.zeros(len(Z), 0, dtype=torch.float64, device=device)
         return self.confounders.encode(Z, device)[0]
 
+    @cached_property
+    def _site(self) -> Evidence:
+        """The evidence as this model of g sees it."""
+        is_constant = isinstance(self.prevalence, ConstantPrevalence)
+        return self._evidence.without_confounders() if is_constant else self._evidence
+
+    @cached_property
+    def _at_rows(self) -> Tensor:
+        """The estimated g at the site's distinct rows of z, (U, K)."""
+        return self.prevalence.log_prob(self._site.codes).exp()
+
+    @cached_property
+    def _mean_variance(self) -> Tensor:
+        """The variance of the marginal, (K,)."""
+        sampling = _sampling_covariance(self._site, self._at_rows)
+        return torch.diagonal(self._fit.curvature.of_mean() + sampling)
+
+    @property
+    def _share(self) -> Tensor:
+        return self._site.cell_weight / self._site.weight.sum()
+
+    def _fall(self, level: float) -> Fall:
+        return Fall(self._site.log_likelihood, self._at_rows, level, _group_inflation(self._evidence))
+
     def _marginal_interval(self, level: float) -> tuple[Tensor, Tensor]:
-        evidence = self._site
-        at_rows = self.prevalence.log_prob(evidence.codes).exp()
-        variance = torch.diagonal(self._fit.curvature.of_mean() + _sampling_covariance(evidence, at_rows))
-        share = evidence.cell_weight / evidence.weight.sum()
-        return self._with_bounds(self._mean, variance, at_rows, share, level)
+        if not self._fit.identified:
+            return torch.zeros_like(self._mean), torch.ones_like(self._mean)
+        return self._with_bounds(self._mean, self._mean_variance, self._share, level)
 
     def _conditional_interval(self, codes: Tensor, level: float) -> tuple[Tensor, Tensor]:
         probability = self.prevalence.log_prob(codes).exp()
+        if not self._fit.identified:
+            return torch.zeros_like(probability), torch.ones_like(probability)
         curvature = self._fit.curvature
         variance = torch.diagonal(curvature.at(codes), dim1=1, dim2=2)
         low, high = logit_interval(probability, variance, level)
-        blank = torch.zeros(len(codes), dtype=torch.bool, device=codes.device)
-        if self.confounders is not None:
-            blank = self.confounders.missing(codes).all(dim=1)
-        if isinstance(self.prevalence, ConstantPrevalence):
-            blank = torch.ones_like(blank)
+        if isinstance(curvature, LinearCurvature):
+            self._mix_near_bounds(low, high, probability, variance, level)
+            low, high = mirror(low, high)
+        blank = self._blank(codes)
         if blank.any():
             low[blank], high[blank] = self._marginal_interval(level)
         if isinstance(curvature, CellCurvature):
-            at_rows = self.prevalence.log_prob(self._evidence.codes).exp()
             for row in (~blank).nonzero().flatten().tolist():
                 share = curvature.agreement(codes[row : row + 1])[0]
-                low[row], high[row] = self._with_bounds(probability[row], variance[row], at_rows, share, level)
+                low[row], high[row] = self._with_bounds(probability[row], variance[row], share, level)
         return low, high
 
-    def _with_bounds(
-        self, probability: Tensor, variance: Tensor, at_rows: Tensor, share: Tensor, level: float
-    ) -> tuple[Tensor, Tensor]:
+    def _blank(self, codes: Tensor) -> Tensor:
+        """Tell which rows have the marginal for their g, (n,)."""
+        if self.confounders is None or isinstance(self.prevalence, ConstantPrevalence):
+            return torch.ones(len(codes), dtype=torch.bool, device=codes.device)
+        return self.confounders.missing(codes).all(dim=1)
+
+    def _with_bounds(self, probability: Tensor, variance: Tensor, share: Tensor, level: float) -> tuple[Tensor, Tensor]:
         """Curvature where the estimate is well inside, the likelihood's own fall where a bound is near."""
         low, high = logit_interval(probability, variance, level)
-        inflation = _group_inflation(self._evidence)
         for label in near_a_bound(probability, variance).nonzero().flatten().tolist():
-            low[label], high[label] = likelihood_interval(
-                self._site.log_likelihood, at_rows, share, label, level, inflation
-            )
-        return low, high
+            # With two classes mixing is all that can happen; among more, some may stand in for each other.
+            direction = self._fit.curvature.easiest(share, label) if len(probability) > 2 else None
+            if direction is not None and not float(share @ direction[:, label]) > 0:
+                direction = None
+            low[label], high[label] = likelihood_interval(self._fall(level), share, label, direction)
+        return mirror(low, high)
 
-    @property
-    def _site(self) -> Evidence:
-        """The evidence as this model of g sees it."""
-        return (
-            self._evidence.without_confounders() if isinstance(self.prevalence, ConstantPrevalence) else self._evidence
-        )
+    def _mix_near_bounds(self, low: Tensor, high: Tensor, probability: Tensor, variance: Tensor, level: float) -> None:
+        """Widen and narrow, in place, intervals at rows and of classes that are near a bound as the marginal is.
+
+        Log-odds say nothing there: the interval holds what the amount of mixing that the marginal allows makes of g(z),
+        and the normal interval on the scale of probabilities.
+        """
+        close = near_a_bound(probability, variance) & near_a_bound(self._mean, self._mean_variance)
+        plain_low, plain_high = normal_interval(probability, variance, level)
+        for label in close.any(dim=0).nonzero().flatten().tolist():
+            rows = close[:, label]
+            out, into = self._fall(level).mixing(self._share, label)
+            lowest = torch.minimum(take_out(probability, label, out), plain_low)
+            highest = torch.maximum(mix_in(probability, label, into), plain_high)
+            low[rows, label], high[rows, label] = lowest[rows, label], highest[rows, label]
 
 
 def estimate_prevalence(
@@ -177,9 +244,11 @@ def estimate_prevalence(
     solver : "auto", "newton", "lbfgs", "em" (the paper's algorithms 1 and 2), or `EM(...)` with its settings.
     strength : how strongly g is shrunk towards the prior: rows' worth a cell for "constant" and "table", ridge on the
         log-odds for "additive"; "auto" chooses by held-out likelihood (for "constant": none).
-    prior : what shrinkage aims at and what is answered where f says nothing: K probabilities, or another estimate.
-    confounders : the schema learned at training; None learns one from `sample_confounder`.
-    categorical : names or positions of columns to take as categorical.
+    prior : what shrinkage aims at and what is answered where f says nothing: K probabilities (a Series is matched by
+        its class labels), or another estimate, of which "table" and "additive" take the shape and leave the level free.
+    confounders : the schema learned at training; None takes that of a prior or start estimate, or else learns one
+        from `sample_confounder`.
+    categorical : names or positions of columns to take as categorical, where the schema is learned here.
     y : (n,) class indices where a label is known, NaN elsewhere.
     sample_weight : (n,) frequency weights: a row of weight two counts as two rows.
     groups : (n,) patients, say; intervals then allow for rows of one group being alike.
@@ -193,24 +262,30 @@ def estimate_prevalence(
     >>> probabilities = adjust(log_ratio, estimate.log_prevalence(Z))
     """
     problems = Problems("estimate_prevalence")
-    solver = _check_choices(model, solver, strength, sample_confounder, log_ratio, problems)
-    problems.raise_if_any()
+    log_ratio, sample_confounder = _gather(log_ratio, sample_confounder, problems)
+    solver = _check_choices(model, solver, strength, sample_confounder, confounders, problems)
+    matrix = read_matrix(log_ratio, "log_ratio", problems)
+    if matrix is None:
+        problems.raise_if_any()
+    assert matrix is not None
+    container = Container.of(log_ratio)
+    expected = (matrix.shape[1], container.columns, matrix.device, problems)
+    prior_belief, start_belief = read_belief(prior, "prior", *expected), read_belief(start, "start", *expected)
+    schema = confounders if isinstance(confounders, Confounders) else None
+    if sample_confounder is not None:
+        schema = shared_schema(schema, prior_belief, start_belief, problems)
     evidence, notes = read_evidence(
-        log_ratio,
+        matrix,
         sample_confounder,
-        confounders=confounders,
+        problems,
+        schema=schema,
         categorical=categorical,
         y=y,
         sample_weight=sample_weight,
         groups=groups,
     )
-    prior_level, centre = _read_prevalence(prior, "prior", evidence, problems)
-    start_level, start_model = _read_prevalence(start, "start", evidence, problems)
-    problems.raise_if_any()
     seed = int(check_random_state(random_state).randint(2**31))
-    fit = _fit(evidence, model, solver, strength, prior_level, centre, start_level, start_model, seed)
-    first = next(iter(log_ratio))[0] if is_chunked(log_ratio) else log_ratio
-    container = Container.of(first)
+    fit = _fit(evidence, model, solver, strength, prior_belief, start_belief, seed)
     if not fit.converged:
         warnings.warn(_not_converged(fit), stacklevel=2)
     return PrevalenceEstimate(
@@ -233,12 +308,14 @@ def estimate_prevalence(
 def adjust(log_ratio: Any, log_prevalence: Any) -> Any:
     """Combine log f and log g into probabilities P(y|x,z), equation 3, row by row.
 
-    `log_prevalence` is (n, K), or (K,) where it is the same for every row.
+    `log_prevalence` is (n, K), or (K,) where it is the same for every row; pandas objects with the same class labels
+    are matched by them.
     """
     problems = Problems("adjust")
     ratios = read_matrix(log_ratio, "log_ratio", problems)
     try:
-        prior = to_tensor(log_prevalence, None if ratios is None else ratios.device)
+        aligned = align_classes(log_prevalence, Container.of(log_ratio).columns)
+        prior = to_tensor(aligned, None if ratios is None else ratios.device)
     except (TypeError, ValueError) as error:
         problems.add(f"log_prevalence must be numbers ({error})")
         prior = None
@@ -254,24 +331,35 @@ def adjust(log_ratio: Any, log_prevalence: Any) -> Any:
     return Container.of(log_ratio).rows(combine(normalize(ratios), prior).exp())
 
 
+def _gather(log_ratio: Any, Z: Any, problems: Problems) -> tuple[Any, Any]:
+    """The log-ratios and confounders of all rows, joined where they come in chunks."""
+    refuse_one_shot(log_ratio, "log_ratio")
+    refuse_one_shot(Z, "sample_confounder")
+    if not is_chunked(log_ratio):
+        return log_ratio, Z
+    if Z is not None:
+        problems.add("a chunked source carries its own Z: leave sample_confounder out")
+    return join_chunks(log_ratio)
+
+
 def _fit(
     evidence: Evidence,
     model: str,
     solver: str | EM,
     strength: str | float,
-    prior: Tensor | None,
-    centre: Prevalence | None,
-    start: Tensor | None,
-    start_model: Prevalence | None,
+    prior: Belief | None,
+    start: Belief | None,
     seed: int,
 ) -> Fit:
     n_classes = evidence.n_classes
     even = evidence.ratio.new_full((n_classes,), 1.0 / n_classes)
-    aim = even if prior is None else prior
-    begin = _inside(_random_start(n_classes, seed, even) if isinstance(solver, EM) else aim if start is None else start)
+    aim = even if prior is None else prior.level_at(evidence)
+    centre = None if prior is None else prior.centre_at(evidence)
+    first = aim if start is None else start.level_at(evidence)
+    begin = inside(_random_start(n_classes, seed, even) if isinstance(solver, EM) else first)
     every_ratio = torch.cat([evidence.ratio, evidence.blank_ratio])
     if bool((every_ratio.amax(1) - every_ratio.amin(1) < 1e-12).all()):
-        return _unidentified(evidence, aim, centre, prior is None)
+        return _unidentified(evidence, aim, centre)
     if model == "constant" or not len(evidence.weight):
         fit = fit_constant_model(evidence, aim, strength, solver, begin)
         _warn_if_alike(evidence, fit)
@@ -282,7 +370,8 @@ def _fit(
     if model == "network":
         return fit_network_model(evidence, level if start is None else begin, solver, seed)
     if model == "table":
-        return fit_table_model(evidence, level, centre, strength, solver)
+        return fit_table_model(evidence, constant, centre, strength, solver)
+    start_model = None if start is None else start.model
     coefficients = starting_coefficients(evidence, start_model, level if start is None else begin, centre)
     if isinstance(solver, EM):
         noise = torch.randn(len(coefficients), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -293,51 +382,25 @@ def _fit(
 
 
 def _check_choices(
-    model: str, solver: str | EM, strength: str | float, Z: Any, log_ratio: Any, problems: Problems
+    model: str, solver: str | EM, strength: str | float, Z: Any, confounders: Any, problems: Problems
 ) -> str | EM:
+    """Note choices that do not exist or do not go together; return the solver with its settings."""
     if model not in ("auto", *MODELS):
         problems.add(f"model must be one of auto, {', '.join(MODELS)}, got {model!r}")
-    elif model in ("table", "additive", "network") and Z is None and not is_chunked(log_ratio):
+    elif model in ("table", "additive", "network") and Z is None:
         problems.add(f"model={model!r} needs sample_confounder; without confounders use model='constant'")
     name = "em" if isinstance(solver, EM) else solver
     if name not in SOLVERS:
         problems.add(f"solver must be one of {', '.join(SOLVERS)} or an EM(...), got {solver!r}")
     elif model in ("auto", *MODELS) and model not in SOLVERS[name]:
         problems.add(f"solver={name!r} goes with model {' or '.join(SOLVERS[name])}, got {model!r}")
-    bad_number = not isinstance(strength, str) and not 0 <= strength < float("inf")
-    if bad_number or (isinstance(strength, str) and strength != "auto"):
+    is_number = isinstance(strength, Real) and 0 <= strength < float("inf")
+    if strength != "auto" and not is_number:
         problems.add(f"strength must be 'auto' or a number from 0 up, got {strength!r}")
+    if confounders is not None and not isinstance(confounders, Confounders):
+        came = type(confounders).__name__
+        problems.add(f"confounders must be a schema, such as Confounders.learn(Z) or estimate.confounders, got {came}")
     return EM() if name == "em" and isinstance(solver, str) else solver
-
-
-def _read_prevalence(
-    value: Any, name: str, evidence: Evidence, problems: Problems
-) -> tuple[Tensor | None, Prevalence | None]:
-    """Read a prior or a start: its mean over the site (K,), and the model behind it where it depends on z."""
-    if value is None:
-        return None, None
-    model = value.prevalence if isinstance(value, PrevalenceEstimate) else value
-    if isinstance(model, Prevalence):
-        if not len(evidence.weight) or isinstance(model, ConstantPrevalence):
-            blank = evidence.ratio.new_zeros(1, 0) if evidence.schema is None else evidence.schema.missing_codes()[None]
-            return model.log_prob(blank)[0].exp(), None
-        return evidence.mean(model.log_prob(evidence.codes).exp()), model
-    try:
-        level = to_tensor(value, evidence.ratio.device)
-    except (TypeError, ValueError) as error:
-        problems.add(f"{name} must be K probabilities or an estimate ({error})")
-        return None, None
-    if level.shape != (evidence.n_classes,) or not bool(
-        torch.isfinite(level).all() and (level >= 0).all() and level.sum() > 0
-    ):
-        problems.add(f"{name} must be {evidence.n_classes} probabilities or an estimate, got {value!r}")
-        return None, None
-    return level / level.sum(), None
-
-
-def _inside(level: Tensor) -> Tensor:
-    """Move a start off the simplex's faces, which EM could not leave."""
-    return 0.999 * level + 0.001 / len(level)
 
 
 def _random_start(n_classes: int, seed: int, like: Tensor) -> Tensor:
@@ -345,13 +408,12 @@ def _random_start(n_classes: int, seed: int, like: Tensor) -> Tensor:
     return torch.softmax(logits, dim=0).to(like.device)
 
 
-def _unidentified(evidence: Evidence, aim: Tensor, centre: Prevalence | None, is_even: bool) -> Fit:
-    warnings.warn(
-        NOT_IDENTIFIED.format(answer="uniform, for want of a prior" if is_even else "the prior"), stacklevel=4
-    )
+def _unidentified(evidence: Evidence, aim: Tensor, centre: Prevalence | None) -> Fit:
+    answer = "uniform, for want of a prior" if centre is None else "the prior"
+    warnings.warn(NOT_IDENTIFIED.format(answer=answer), stacklevel=4)
     flat = fit_constant_cell(evidence, aim, 0.0, "auto", aim)
-    prevalence = ConstantPrevalence(aim.clamp_min(1e-12).log()) if centre is None else centre
-    return replace(flat, prevalence=prevalence)
+    prevalence = ConstantPrevalence(finite(aim.log())) if centre is None else centre
+    return replace(flat, prevalence=prevalence, identified=False)
 
 
 def _warn_if_alike(evidence: Evidence, fit: Fit) -> None:
@@ -373,15 +435,13 @@ def _not_converged(fit: Fit) -> str:
 def _sampling_covariance(evidence: Evidence, at_rows: Tensor) -> Tensor:
     """Covariance (K, K) of the site's mean of g from having seen these z and not others."""
     deviation = (at_rows - evidence.mean(at_rows))[evidence.cell]
-    if evidence.groups is None:
-        return deviation.T @ (evidence.weight[:, None] * deviation) / evidence.weight.sum() ** 2
-    by_group = sum_by(evidence.weight[:, None] * deviation, evidence.groups[: len(deviation)])
-    return by_group.T @ by_group / evidence.weight.sum() ** 2
+    groups = None if evidence.groups is None else evidence.groups[: len(deviation)]
+    return gram(deviation, evidence.weight, groups) / evidence.weight.sum() ** 2
 
 
 def _group_inflation(evidence: Evidence) -> float:
     """By how much groups of entirely alike rows would widen a variance: their weighted mean size."""
-    if evidence.groups is None:
+    if evidence.groups is None or len(torch.unique(evidence.groups)) == 1:
         return 1.0
     sizes = sum_by(torch.cat([evidence.weight, evidence.blank_weight]), evidence.groups)
-    return float((sizes**2).sum() / sizes.sum())
+    return max(1.0, float((sizes**2).sum() / sizes.sum()))

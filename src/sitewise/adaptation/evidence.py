@@ -1,6 +1,7 @@
 """What a site's unlabeled rows say: read, checked, and laid out for the estimators."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -9,13 +10,9 @@ from torch import Tensor
 from sitewise.arrays import (
     Problems,
     distinct_rows,
-    is_chunked,
-    join_chunks,
     read_groups,
     read_labels,
-    read_matrix,
     read_weight,
-    refuse_one_shot,
 )
 from sitewise.confounders import Confounders, Notes
 from sitewise.posterior import know_labels, normalize
@@ -42,7 +39,7 @@ class Evidence:
         """The number of classes K."""
         return self.ratio.shape[1]
 
-    @property
+    @cached_property
     def cell_weight(self) -> Tensor:
         """The weight of each distinct row of z, (U,)."""
         return self.sum_by_cell(self.weight)
@@ -81,32 +78,22 @@ class Evidence:
 
 
 def read_evidence(
-    log_ratio: Any,
+    matrix: Tensor,
     sample_confounder: Any,
+    problems: Problems,
     *,
-    confounders: Confounders | None,
+    schema: Confounders | None,
     categorical: Any,
     y: Any,
     sample_weight: Any,
     groups: Any,
 ) -> tuple[Evidence, Notes]:
-    """Check everything the caller handed over and lay it out; one error names all that is wrong."""
-    refuse_one_shot(log_ratio, "log_ratio")
-    refuse_one_shot(sample_confounder, "sample_confounder")
-    problems = Problems("estimate_prevalence")
-    if is_chunked(log_ratio):
-        if sample_confounder is not None:
-            problems.add("a chunked source carries its own Z: leave sample_confounder out")
-        log_ratio, sample_confounder = join_chunks(log_ratio)
-    matrix = read_matrix(log_ratio, "log_ratio", problems)
-    if matrix is None:
-        problems.raise_if_any()
-    assert matrix is not None
+    """Check what came with the log-ratios (n, K) and lay it out; one error names all problems, earlier ones too."""
     n_rows, n_classes = matrix.shape
     weight = read_weight(sample_weight, n_rows, problems, matrix.device)
     labels = None if y is None else read_labels(y, n_rows, n_classes, problems)
     group = read_groups(groups, n_rows, problems, matrix.device)
-    schema, codes, notes = _read_confounders(sample_confounder, confounders, categorical, matrix, problems)
+    schema, codes, notes = _read_confounders(sample_confounder, schema, categorical, matrix, problems)
     problems.raise_if_any()
     evidence = normalize(matrix)
     if labels is not None:
@@ -123,6 +110,11 @@ def _read_confounders(
         if categorical is not None:
             problems.add("categorical is given without sample_confounder")
         return schema, None, Notes()
+    if schema is not None and categorical is not None:
+        problems.add(
+            "categorical is given, but confounders (or the prior or start estimate, whose schema is taken) says "
+            "already which variables are categorical: leave one of them out"
+        )
     try:
         schema = Confounders.learn(Z, categorical) if schema is None else schema
         codes, notes = schema.encode(Z, matrix.device)

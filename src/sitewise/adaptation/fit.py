@@ -23,3 +23,4 @@ class Fit:
     n_iter: int
     trace: list[float]
     strength: float
+    identified: bool = True  # whether f says anything at all

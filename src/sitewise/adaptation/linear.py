@@ -11,12 +11,12 @@ from torch import Tensor
 
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import GRADIENT_TOLERANCE, Fit
-from sitewise.prevalence import AdditivePrevalence, Prevalence
+from sitewise.prevalence import AdditivePrevalence, ConstantPrevalence, Prevalence
 from sitewise.prevalence.additive import features, fit_missing_columns, ridge
 from sitewise.prevalence.base import Aggregate, finite
 from sitewise.prevalence.linear import NEWTON_LIMIT, assemble, contrasts, fit_linear, spread
 from sitewise.solvers import EM, Solution, em, lbfgs, newton
-from sitewise.uncertainty import LinearCurvature, invert_information, sum_by
+from sitewise.uncertainty import LinearCurvature, group_factor, invert_information, sum_by
 
 KNOCKOUT = 0.5
 
@@ -79,22 +79,24 @@ class LinearProblem:
         return matrix
 
     def score_gram(self, flat: Tensor) -> Tensor:
-        """Σ_n w_n s_n s_nᵀ of the rows' scores, (P, P); over groups' scores where rows come in groups."""
-        prevalence = self.prevalence(flat)
-        residual = self.evidence.responsibilities(prevalence) - prevalence[self.evidence.cell]
+        """Σ_n w_n s_n s_nᵀ of the rows' scores, (P, P)."""
+        residual = self.residual(flat)
         weighted = residual * self.evidence.weight[:, None]
-        if self.evidence.groups is not None:
-            scores = self.group_scores(weighted)
-            return scores.T @ scores
         columns = [self.evidence.sum_by_cell(weighted[:, k : k + 1] * residual) for k in range(residual.shape[1])]
         return self._assemble(torch.stack(columns, dim=1))
 
-    def group_scores(self, weighted_residual: Tensor) -> Tensor:
-        """The scores of weighted residuals (n, K), added up over groups: (G, P)."""
+    def grouped_gram(self, flat: Tensor) -> Tensor:
+        """Σ_G S_G S_Gᵀ of the scores added up over each group, (P, P), made up for few groups."""
         assert self.evidence.groups is not None
-        narrow = weighted_residual @ self.basis
+        narrow = self.evidence.weight[:, None] * self.residual(flat) @ self.basis
         rows = (self.design[self.evidence.cell][:, :, None] * narrow[:, None, :]).reshape(len(narrow), -1)
-        return sum_by(rows, self.evidence.groups[: len(narrow)])
+        sums = sum_by(rows, self.evidence.groups[: len(narrow)])
+        return group_factor(self.evidence.groups) * sums.T @ sums
+
+    def residual(self, flat: Tensor) -> Tensor:
+        """Responsibilities minus prevalence, (n, K)."""
+        prevalence = self.prevalence(flat)
+        return self.evidence.responsibilities(prevalence) - prevalence[self.evidence.cell]
 
     @property
     def _share(self) -> Tensor:
@@ -116,12 +118,17 @@ class LinearProblem:
 
 
 def additive_problem(evidence: Evidence, strength: float, centre: Prevalence | None) -> LinearProblem:
-    """Set up the additive model's problem at one strength of its ridge."""
+    """Set up the additive model's problem at one strength of its ridge.
+
+    A centre that is a level is aimed at as it is; of one that depends on z the shape is, and the level stays free.
+    """
     assert evidence.schema is not None
     design = features(evidence.codes, evidence.schema)
     offset = evidence.ratio.new_zeros(len(evidence.codes), evidence.n_classes)
     offset = offset if centre is None else centre.log_prob(evidence.codes)
-    return LinearProblem(evidence, design, offset, ridge(strength, design.shape[1], design.device))
+    free_level = not isinstance(centre, ConstantPrevalence)
+    penalty = ridge(strength, design.shape[1], design.device, free_level=free_level)
+    return LinearProblem(evidence, design, offset, penalty)
 
 
 def solve_linear(problem: LinearProblem, start: Tensor, solver: str | EM) -> Solution[Tensor]:
@@ -143,10 +150,12 @@ def solve_linear(problem: LinearProblem, start: Tensor, solver: str | EM) -> Sol
 def _solve_by_em(problem: LinearProblem, start: Tensor, solver: EM) -> Solution[Tensor]:
     """Algorithm 1 with this g: responsibilities, then the logits that fit them best."""
     evidence = problem.evidence
+    # The penalty's curvature is up to this times the likelihood's: a longer step would overshoot ever further.
+    longest = 1.0 / (1.0 + float(problem.penalty.max()) / evidence.total_weight)
 
     def m_step(totals: Tensor, flat: Tensor) -> Tensor:
-        if solver.m_step == "sgd":
-            return flat - solver.learning_rate * problem.gradient(flat)  # Fisher: Q's gradient here is L's
+        if solver.m_step == "sgd":  # Fisher: Q's gradient here is L's
+            return flat - min(solver.learning_rate, longest) * problem.gradient(flat)
         return fit_linear(totals, totals.sum(1), problem.design, problem.penalty, problem.offset).point
 
     def e_step(flat: Tensor) -> Tensor:
@@ -210,15 +219,17 @@ def linear_fit(
     penalized = problem.information(found.point) + torch.diag(problem.flat_penalty)
     scores = problem.score_gram(found.point)
     inverse = invert_information(penalized)
-    covariance = inverse
-    if evidence.groups is not None:
-        covariance = inverse @ (scores + torch.diag(problem.flat_penalty)) @ inverse
+    optimism, grouped = float((inverse * scores).sum()), None
+    if group_factor(evidence.groups) > 0:
+        group_scores = problem.grouped_gram(found.point)
+        grouped = inverse @ (group_scores + torch.diag(problem.flat_penalty)) @ inverse
+        optimism = max(optimism, float((inverse * group_scores).sum()))
     log_likelihood = float(evidence.log_likelihood(problem.prevalence(found.point)))
     return Fit(
         model,
-        LinearCurvature(feature_map, model.log_prob, covariance, evidence.codes, problem._share),
+        LinearCurvature(feature_map, model.log_prob, inverse, grouped, evidence.codes, problem._share),
         log_likelihood,
-        optimism=float((inverse * scores).sum()),
+        optimism=optimism,
         converged=found.converged,
         gap=float(found.gap),
         tolerance=tolerance,

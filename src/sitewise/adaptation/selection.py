@@ -7,19 +7,28 @@ and the choice depends neither on a seed nor on the order of the rows.
 import torch
 from torch import Tensor
 
-from sitewise.adaptation.cells import fit_constant_cell, fit_table_cells
+from sitewise.adaptation.cells import (
+    Centre,
+    constant_centre,
+    fit_constant_cell,
+    fit_table_cells,
+    fixed_centre,
+    tilted_centre,
+)
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import Fit
 from sitewise.adaptation.linear import additive_problem, fit_additive_terms, fit_missing_terms, start_at
 from sitewise.adaptation.network import fit_network_terms
 from sitewise.confounders import Categorical
-from sitewise.prevalence import AdditivePrevalence, Prevalence
+from sitewise.prevalence import AdditivePrevalence, ConstantPrevalence, Prevalence
 from sitewise.solvers import EM
 
 RIDGES = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
-PRICE = 2.0
+PRICE = 2.0  # of the optimism, where it is decided whether g depends on z at all
 MARGIN = 1.0  # log-likelihood units that a g(z) must be better by than the constant
 PSEUDO_COUNTS = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0)
+MAX_CELLS = 1000
+ROWS_A_CELL = 5.0  # on average; in emptier cells a table only repeats its centre
 
 
 def fit_constant_model(
@@ -30,37 +39,67 @@ def fit_constant_model(
 
 
 def fit_table_model(
-    evidence: Evidence, constant: Tensor, centre: Prevalence | None, strength: str | float, solver: str | EM
+    evidence: Evidence, constant: Fit, centre: Prevalence | None, strength: str | float, solver: str | EM
 ) -> Fit:
     """Fit the table at a strength, or at the one that predicts left-out rows best."""
-    at_cells = centred_cells(evidence, constant, centre)
-    strengths = PSEUDO_COUNTS if isinstance(strength, str) else (strength,)
-    return best([fit_table_cells(evidence, at_cells, s, solver) for s in strengths])
+    return best(table_candidates(evidence, constant, centre, strength, solver))
 
 
 def fit_additive_model(
     evidence: Evidence, start: Tensor, centre: Prevalence | None, strength: str | float, solver: str | EM
 ) -> Fit:
-    """Fit the additive model at a strength or at the one that predicts left-out rows best, each from the last."""
-    strengths = RIDGES if isinstance(strength, str) else (strength,)
-    fits = []
-    for value in strengths:
-        fit, start = fit_additive_terms(evidence, value, centre, start, solver)
-        fits.append(fit)
-    return fit_missing_terms(best(fits), evidence)
+    """Fit the additive model at a strength, or at the one that predicts left-out rows best."""
+    return finish(best(additive_candidates(evidence, start, centre, strength, solver)), evidence)
 
 
 def fit_any_model(
     evidence: Evidence, constant: Fit, start: Tensor, centre: Prevalence | None, strength: str | float, solver: str | EM
 ) -> Fit:
-    """Choose between the constant, the additive model and, over discrete z, the table."""
-    candidates = [fit_additive_model(evidence, start, centre, strength, solver)]
+    """Choose between the constant, the additive model and, over discrete z with rows enough, the table.
+
+    Whether g depends on z is decided at the dearer price; how strongly and in which form, once it does, by the plain
+    left-out likelihood.
+    """
+    candidates = additive_candidates(evidence, start, centre, strength, solver)
+    if can_fill_a_table(evidence):
+        candidates += table_candidates(evidence, constant, centre, strength, solver)
+    has_shape = centre is not None and not isinstance(centre, ConstantPrevalence)
+    if not has_shape and max(map(score, candidates)) < score(constant) + MARGIN:
+        return constant
+    return finish(best(candidates), evidence)
+
+
+def table_candidates(
+    evidence: Evidence, constant: Fit, centre: Prevalence | None, strength: str | float, solver: str | EM
+) -> list[Fit]:
+    """Tables at every strength to choose from, the strongest first."""
+    aim = centred_cells(evidence, constant, centre)
+    strengths = PSEUDO_COUNTS if isinstance(strength, str) else (strength,)
+    return [fit_table_cells(evidence, aim, value, solver) for value in strengths]
+
+
+def additive_candidates(
+    evidence: Evidence, start: Tensor, centre: Prevalence | None, strength: str | float, solver: str | EM
+) -> list[Fit]:
+    """Additive models at every strength to choose from, the strongest first, each started from the last."""
+    fits = []
+    for value in RIDGES if isinstance(strength, str) else (strength,):
+        fit, start = fit_additive_terms(evidence, value, centre, start, solver)
+        fits.append(fit)
+    return fits
+
+
+def can_fill_a_table(evidence: Evidence) -> bool:
+    """Tell whether z is discrete and its cells few and full enough to try a table."""
     assert evidence.schema is not None
-    if all(isinstance(v, Categorical) for v in evidence.schema.variables):
-        level = constant.prevalence.log_prob(evidence.codes[:1])[0].exp()
-        candidates.append(fit_table_model(evidence, level, centre, strength, solver))
-    found = best(candidates)
-    return constant if centre is None and score(found) < score(constant) + MARGIN else found
+    n_cells = len(evidence.codes)
+    discrete = all(isinstance(v, Categorical) for v in evidence.schema.variables)
+    return discrete and n_cells <= MAX_CELLS and float(evidence.weight.sum()) >= ROWS_A_CELL * n_cells
+
+
+def finish(fit: Fit, evidence: Evidence) -> Fit:
+    """Fit what the chosen g says of rows that lack part of z; a table knows that by itself."""
+    return fit_missing_terms(fit, evidence) if isinstance(fit.prevalence, AdditivePrevalence) else fit
 
 
 def fit_network_model(evidence: Evidence, constant: Tensor, solver: str | EM, seed: int) -> Fit:
@@ -73,9 +112,14 @@ def score(fit: Fit) -> float:
     return fit.log_likelihood - PRICE * fit.optimism
 
 
+def left_out(fit: Fit) -> float:
+    """Left-out log-likelihood, L - O of equation 10."""
+    return fit.log_likelihood - fit.optimism
+
+
 def best(fits: list[Fit]) -> Fit:
-    """The fit with the highest score; of equals the one most strongly shrunk, which comes first."""
-    return max(fits, key=score)
+    """The fit with the highest left-out likelihood; of equals the one most strongly shrunk, which comes first."""
+    return max(fits, key=left_out)
 
 
 def starting_coefficients(
@@ -84,20 +128,20 @@ def starting_coefficients(
     """Where the additive model sets out: an additive g handed over, else the constant one (or the centre itself)."""
     assert evidence.schema is not None
     problem = additive_problem(evidence, 0.0, centre)
-    if isinstance(start, AdditivePrevalence) and start.schema == evidence.schema and centre is None:
+    if isinstance(start, AdditivePrevalence) and start.centre is None and centre is None:
         return (start.coefficients @ problem.basis).reshape(-1)
-    inside = (constant * evidence.total_weight + 1.0 / len(constant)) / (evidence.total_weight + 1.0)
-    level = inside if centre is None else torch.full_like(inside, 1.0 / len(inside))
+    level = (constant * evidence.total_weight + 1.0 / len(constant)) / (evidence.total_weight + 1.0)
+    if isinstance(centre, ConstantPrevalence):
+        level = torch.softmax(level.log() - centre.log_marginal, dim=0)
+    elif centre is not None:
+        level = torch.full_like(level, 1.0 / len(level))
     return start_at(level, problem.design.shape[1])
 
 
-def centred_cells(evidence: Evidence, constant: Tensor, centre: Prevalence | None) -> Tensor:
-    """What each cell of a table is shrunk towards, (U, K): the constant, or the centre tilted to the site's level."""
+def centred_cells(evidence: Evidence, constant: Fit, centre: Prevalence | None) -> Centre:
+    """What each cell of a table is shrunk to: the constant, a level given, or a g(z) tilted to the site's level."""
     if centre is None:
-        return constant.expand(len(evidence.codes), -1).contiguous()
-    at_cells = centre.log_prob(evidence.codes)
-    tilt = torch.zeros_like(constant)
-    for _ in range(200):  # iterative proportional fitting of the level
-        tilted = torch.softmax(at_cells + tilt, dim=1)
-        tilt = tilt + constant.log() - evidence.mean(tilted).log()
-    return torch.softmax(at_cells + tilt, dim=1)
+        return constant_centre(evidence, constant)
+    if isinstance(centre, ConstantPrevalence):
+        return fixed_centre(evidence, centre.log_marginal.exp())
+    return tilted_centre(evidence, constant, centre)

@@ -1,0 +1,92 @@
+"""What a caller believes of g before the site's rows are seen: a prior to shrink to, or a place to start from."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sitewise.adaptation.evidence import Evidence
+from sitewise.arrays import Problems, align_classes, to_tensor
+from sitewise.confounders import Confounders
+from sitewise.prevalence import ConstantPrevalence, Prevalence
+from sitewise.prevalence.base import finite, on_device
+
+OTHER_SCHEMA = (
+    "{name} was estimated with other confounders (kinds, levels or ranges) than those given: "
+    "leave confounders out, or estimate {name} with confounders= the same"
+)
+
+
+@dataclass(frozen=True)
+class Belief:
+    """A level (K,), and the g(z) behind it with its schema where it depends on z."""
+
+    level: Tensor
+    model: Prevalence | None = None
+    schema: Confounders | None = None
+
+    def level_at(self, evidence: Evidence) -> Tensor:
+        """The mean over the site's rows; without z the level as it is."""
+        if self.model is None or not len(evidence.weight):
+            return self.level
+        return evidence.mean(self.model.log_prob(evidence.codes).exp())
+
+    def centre_at(self, evidence: Evidence) -> Prevalence:
+        """What a g(z) at this site is shrunk to."""
+        if self.model is None or not len(evidence.weight):
+            return ConstantPrevalence(finite(self.level.log()))
+        return self.model
+
+
+def read_belief(
+    value: Any, name: str, n_classes: int, columns: Any, device: torch.device, problems: Problems
+) -> Belief | None:
+    """Read K probabilities (a Series by its labels, where they are the classes' `columns`) or another estimate."""
+    if value is None:
+        return None
+    model = getattr(value, "prevalence", value)
+    if isinstance(model, Prevalence):
+        schema = getattr(model, "schema", getattr(value, "confounders", None))
+        return _read_model(on_device(model, device), schema, name, n_classes, device, problems)
+    try:
+        level = to_tensor(align_classes(value, columns), device)
+    except (TypeError, ValueError) as error:
+        problems.add(f"{name} must be {n_classes} probabilities or an estimate, got {type(value).__name__} ({error})")
+        return None
+    legal = level.shape == (n_classes,) and bool(torch.isfinite(level).all() and (level >= 0).all() and level.sum() > 0)
+    if not legal:
+        problems.add(f"{name} must be {n_classes} probabilities or an estimate, got {value!r}")
+        return None
+    return Belief(level / level.sum())
+
+
+def _read_model(
+    model: Prevalence,
+    schema: Confounders | None,
+    name: str,
+    n_classes: int,
+    device: torch.device,
+    problems: Problems,
+) -> Belief | None:
+    nothing = torch.zeros(0, dtype=torch.float64, device=device) if schema is None else schema.missing_codes(device)
+    level = model.log_prob(nothing[None])[0].exp()
+    if len(level) != n_classes:
+        problems.add(f"{name} is an estimate for {len(level)} classes, log_ratio has {n_classes}")
+        return None
+    if isinstance(model, ConstantPrevalence) or schema is None:
+        return Belief(level)
+    return Belief(level, model, schema)
+
+
+def shared_schema(
+    confounders: Confounders | None, prior: Belief | None, start: Belief | None, problems: Problems
+) -> Confounders | None:
+    """The schema to read Z by: the one given, else that of a prior or start which depends on z."""
+    for name, belief in (("prior", prior), ("start", start)):
+        if belief is None or belief.schema is None:
+            continue
+        if confounders is not None and confounders != belief.schema:
+            problems.add(OTHER_SCHEMA.format(name=name))
+        confounders = confounders or belief.schema
+    return confounders
