@@ -20,6 +20,9 @@ _ROOM_OF = {
     "Calibration": "calibration",
     "Confounders": "confounders",
     "EM": "solvers",
+    "AdaptedClassifier": "estimator",
+    "GPAClassifier": "estimator",
+    "Recipe": "training",
     "Site": "sites",
     "Sites": "sites",
     "SimulatedFamily": "datasets.simulated",
@@ -34,9 +37,12 @@ if TYPE_CHECKING:
     from sitewise.calibration import calibrate_log_ratio as calibrate_log_ratio
     from sitewise.confounders import Confounders as Confounders
     from sitewise.datasets.simulated import SimulatedFamily as SimulatedFamily
+    from sitewise.estimator import AdaptedClassifier as AdaptedClassifier
+    from sitewise.estimator import GPAClassifier as GPAClassifier
     from sitewise.sites import Site as Site
     from sitewise.sites import Sites as Sites
     from sitewise.solvers import EM as EM
+    from sitewise.training import Recipe as Recipe
 
 
 def __getattr__(name: str) -> object:

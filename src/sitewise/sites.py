@@ -36,7 +36,7 @@ class Site:
     def take(self, rows: Any) -> "Site":
         """Some of the rows, by position."""
         parts = (self.X, self.y, self.Z, self.groups, self.sample_weight)
-        return Site(self.name, *(_take(part, rows) for part in parts))
+        return Site(self.name, *(take_rows(part, rows) for part in parts))
 
     def without_labels(self) -> "Site":
         """The same rows as a new site would show them."""
@@ -105,7 +105,7 @@ class Sites:
         raise KeyError(f"no site {name!r}; the sites are {', '.join(map(str, self.names))}")
 
 
-def _take(values: Any, rows: Any) -> Any:
+def take_rows(values: Any, rows: Any) -> Any:
     """Rows of any container by position."""
     if values is None:
         return None

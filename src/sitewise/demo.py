@@ -1,0 +1,216 @@
+"""The demonstration: colored digits at two training sites, and two new ones where colour relates to them otherwise.
+
+Training sites follow the paper's confounded model (β = 0.9 and 0.7), the snapshot and the calibration come from a third
+(β = 0.5); the new sites are the paper's (β = 0.3) and one where P(y|z) is flipped.
+"""
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sitewise.adaptation import adjust, estimate_prevalence
+from sitewise.datasets.digits import ALPHA, FLIPPED, Digits, colored_site, load_digits, true_joint
+from sitewise.estimator import AdaptedClassifier, GPAClassifier
+from sitewise.evaluation import evaluate, reliability
+from sitewise.report.figures import draw_demo
+from sitewise.sites import Site
+
+Array = np.ndarray[Any, Any]
+CONFOUNDER = "color"
+LEVELS = ("green", "red")  # z = 0, 1
+METRICS = ("positive_f1", "macro_f1", "nll")
+TRAINING_BETAS = {"train β=0.9": 0.9, "train β=0.7": 0.7}
+PAPER_SITE, FLIPPED_SITE = "paper's test site", "flipped site"
+
+
+@dataclass(frozen=True)
+class DemoSize:
+    """How much of everything."""
+
+    n_train: int = 5000  # at each training site
+    n_validation: int = 1000
+    n_test: int = 5000
+    epochs: int = 10
+    recipe: str = "augmented"
+    n_resamples: int = 200
+
+
+QUICK = DemoSize(n_train=2000, n_validation=500, n_test=2000, epochs=4, n_resamples=100)
+
+
+@dataclass(frozen=True)
+class DemoData:
+    """The demo's sites, with the true joint P(y,z) of the new ones."""
+
+    training: dict[str, Site]
+    validation: Site
+    new: dict[str, Site]
+    joint: dict[str, Array]
+
+
+def draw_data(digits: Digits, size: DemoSize, seed: int) -> DemoData:
+    """Draw all sites; no digit is shared between training, validation and test."""
+    train, held, test = digits.split(seed)
+    training = {
+        name: colored_site(train, size.n_train, beta=beta, name=name, seed=seed + i)
+        for i, (name, beta) in enumerate(TRAINING_BETAS.items())
+    }
+    new = {
+        PAPER_SITE: colored_site(test, size.n_test, beta=0.3, name=PAPER_SITE, seed=seed + 11),
+        FLIPPED_SITE: colored_site(test, size.n_test, joint=FLIPPED, name=FLIPPED_SITE, seed=seed + 12),
+    }
+    joint = {PAPER_SITE: true_joint("confounded", ALPHA, 0.3), FLIPPED_SITE: FLIPPED}
+    validation = colored_site(held, size.n_validation, beta=0.5, name="validation", seed=seed + 10)
+    return DemoData(training, validation, new, joint)
+
+
+def run_demo(
+    *,
+    seed: int = 0,
+    size: DemoSize | None = None,
+    data_dir: str | None = None,
+    verbose: bool | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Train ERM, ERM^Z and GPA, adapt to both new sites and return a record of everything, ready for JSON."""
+    size = size or DemoSize()
+    digits = load_digits(data_dir)
+    data = draw_data(digits, size, seed)
+    say(f"{digits.name}: two training sites of {size.n_train:,}, two new sites of {size.n_test:,} without labels")
+    settings = {"recipe": size.recipe, "epochs": size.epochs, "random_state": seed, "verbose": verbose}
+    say("training ERM, P(y|x)")
+    erm = train_erm(data, settings, with_confounder=False)
+    say("training ERM^Z, P(y|x,z)")
+    erm_z = train_erm(data, settings, with_confounder=True)
+    say("training GPA, f(x,z)")
+    gpa = train_gpa(data, settings)
+    models = {"ERM": erm, "ERM^Z": erm_z, "GPA": gpa, "ERM, calibrated": calibrate_erm(erm, data)}
+    sites = {}
+    for name, site in data.new.items():
+        say(f"adapting to the {name}")
+        sites[name] = describe_site(site, data.joint[name], models, size.n_resamples, seed)
+    return {
+        "digits": digits.name,
+        "seed": seed,
+        "size": asdict(size),
+        "confounder": CONFOUNDER,
+        "training_prevalence": {name: _given_z(site) for name, site in data.training.items()},
+        "sites": sites,
+    }
+
+
+def pooled(data: DemoData) -> dict[str, Any]:
+    """Training and validation rows together, with the name of each one's site."""
+    sites = [*data.training.values(), data.validation]
+    return {
+        "X": np.concatenate([site.X for site in sites]),
+        "y": np.concatenate([site.y for site in sites]),
+        "domain": np.concatenate([[site.name] * len(site) for site in sites]),
+        "Z": {CONFOUNDER: np.concatenate([site.Z[CONFOUNDER] for site in sites])},
+    }
+
+
+def train_gpa(data: DemoData, settings: dict[str, Any]) -> GPAClassifier:
+    """GPA as the paper has it: a g for each site, knockout, calibration on the validation site."""
+    rows = pooled(data)
+    model = GPAClassifier(validation="validation", **settings)
+    return model.fit(rows["X"], rows["y"], sample_domain=rows["domain"], sample_confounder=rows["Z"])
+
+
+def train_erm(data: DemoData, settings: dict[str, Any], *, with_confounder: bool) -> GPAClassifier:
+    """Empirical risk minimization: one site, a constant g (which the network could absorb) and no knockout."""
+    rows = pooled(data)
+    domain = np.where(rows["domain"] == "validation", "validation", "training")
+    model = GPAClassifier(prevalence="constant", knockout=0.0, calibration="none", validation="validation", **settings)
+    Z = rows["Z"] if with_confounder else None
+    model.fit(rows["X"], rows["y"], sample_domain=domain, sample_confounder=Z)
+    return model
+
+
+def calibrate_erm(erm: GPAClassifier, data: DemoData) -> GPAClassifier:
+    """A copy of ERM, vector-scaled on the validation site: what label-shift EM needs."""
+    copied = copy.deepcopy(erm).set_params(calibration="vector")
+    return copied.calibrate(data.validation.X, data.validation.y)
+
+
+def describe_site(
+    site: Site, joint: Array, models: dict[str, GPAClassifier], n_resamples: int, seed: int
+) -> dict[str, Any]:
+    """Every method's probabilities at a new site, scored with the labels that none of them saw."""
+    gpa = models["GPA"]
+    true_given_z = joint / joint.sum(axis=0)
+    z = (site.Z[CONFOUNDER] == LEVELS[1]).to_numpy().astype(int)
+    log_ratio = gpa.log_ratio(site.X, site.Z)
+    here, here_without_z = gpa.adapt(site.X, sample_confounder=site.Z), gpa.adapt(site.X)
+    constant = estimate_prevalence(log_ratio, model="constant")
+    label_shift = models["ERM, calibrated"].adapt(site.X)
+    methods: dict[str, tuple[Array, Any, Any]] = {
+        "ERM": (_as_trained(models["ERM"], site.X), None, None),
+        "ERM^Z": (_as_trained(models["ERM^Z"], site.X, site.Z), None, None),
+        "ERM + label-shift EM": _adapted(label_shift, site.X),
+        "GPA, constant g": (adjust(log_ratio, np.log(constant.marginal)), constant.marginal[1], constant.interval()),
+        "GPA": _adapted(here, site.X, site.Z),
+        "GPA without z": _adapted(here_without_z, site.X),
+        "GPA, true g": (adjust(log_ratio, np.log(true_given_z.T[z])), None, None),
+    }
+    low, high = here.prevalence_interval({CONFOUNDER: list(LEVELS)})
+    given_z = here.prevalence({CONFOUNDER: list(LEVELS)})
+    return {
+        "true_prevalence": float(joint[1].sum()),
+        "methods": {
+            name: _score(site.y, probability, prevalence, interval, n_resamples, seed)
+            for name, (probability, prevalence, interval) in methods.items()
+        },
+        "prevalence_given_z": [
+            {
+                "level": level,
+                "true": float(true_given_z[1, j]),
+                "estimate": float(given_z[j, 1]),
+                "low": float(low[j, 1]),
+                "high": float(high[j, 1]),
+            }
+            for j, level in enumerate(LEVELS)
+        ],
+        "reliability": {
+            name: {column: values.tolist() for column, values in reliability(site.y, methods[name][0]).items()}
+            for name in ("ERM", "GPA")
+        },
+    }
+
+
+def write_demo(record: dict[str, Any], out: Path) -> list[Path]:
+    """Write `demo.json` and the figures drawn from it into a folder."""
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "demo.json"
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return [path, *draw_demo(record, out)]
+
+
+def _as_trained(erm: GPAClassifier, X: Array, Z: Any = None) -> Array:
+    return np.asarray(erm.predict_proba(X, sample_domain=["training"] * len(X), sample_confounder=Z))
+
+
+def _adapted(here: AdaptedClassifier, X: Array, Z: Any = None) -> tuple[Array, Any, Any]:
+    return here.predict_proba(X, Z), here.prevalence()[1], here.prevalence_interval()
+
+
+def _given_z(site: Site) -> list[float]:
+    return [float(site.y[(site.Z[CONFOUNDER] == level).to_numpy()].mean()) for level in LEVELS]
+
+
+def _score(
+    y: Array, probability: Array, prevalence: Any, interval: Any, n_resamples: int, seed: int
+) -> dict[str, Any]:
+    """A method's metrics, and its estimate of P(y=1) where it has one."""
+    metrics = evaluate(y, probability, n_resamples=n_resamples, random_state=seed)
+    scored: dict[str, Any] = {name: asdict(metrics[name]) for name in METRICS}
+    scored["prevalence"] = None
+    if prevalence is not None:
+        low, high = interval
+        scored["prevalence"] = {"value": float(prevalence), "low": float(low[1]), "high": float(high[1])}
+    return scored

@@ -1,0 +1,406 @@
+"""GPAClassifier: the paper's algorithm 3, train, calibrate, adapt, predict."""
+
+import warnings
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
+from sitewise.arrays import Problems
+from sitewise.backbones import BACKBONES
+from sitewise.calibration import METHODS as CALIBRATIONS
+from sitewise.calibration import Calibration, fit_calibration
+from sitewise.estimator.adapted import AdaptedClassifier
+from sitewise.estimator.prevalences import (
+    CrossFitted,
+    cross_fit,
+    find_unsupported,
+    fit_prevalence,
+    in_regions,
+    warn_kept,
+)
+from sitewise.estimator.reading import (
+    TrainingData,
+    read_classes,
+    read_domain,
+    read_inputs,
+    read_partial_labels,
+    read_training_data,
+    split_validation,
+)
+from sitewise.posterior import combine
+from sitewise.prevalence import MODELS, Prevalence
+from sitewise.sites import take_rows
+from sitewise.ratio import LabeledRows, RatioObjective, build_ratio, network_inputs, score
+from sitewise.training import AUGMENTATIONS, Recipe, resolve_recipe, train
+
+ENOUGH_TO_CALIBRATE = 10  # held-out rows of each class
+
+EXPECTED_FAILED_CHECKS = {
+    "check_sample_weight_equivalence_on_dense_data": (
+        "a row of weight two and two rows of weight one are drawn into different mini-batches"
+    ),
+}
+
+
+class GPAClassifier(ClassifierMixin, BaseEstimator):
+    """Generalized Prevalence Adjustment: a classifier that adapts to new sites with unlabeled data.
+
+    P_e(y|x,z) = softmax(log f(x,z) + log g_e(z)) at site e, where f is a network trained on all sites with their g_e
+    given, and g_e(z) = P_e(y|z) is fitted to the site's labels, or at a new site estimated from unlabeled rows.
+
+    Parameters
+    ----------
+    backbone : "auto" (by the shape of X), "mlp", "cnn" (the paper's), or a torch module that gives features.
+    prevalence : the model of g: "auto", "constant", "table", "additive" or "network" (the paper's).
+    knockout : the probability with which each confounder is hidden in training, so that it may be missing later.
+    missing : how rows that lack z are predicted: "knockout" (the paper's way), which "auto" stands for.
+    calibration : of log f on held-out rows: "vector", "bias_corrected", "temperature" or "none".
+    recipe : how f is trained: "default", "augmented" (images), "gpa2024" (the paper's) or a `Recipe`.
+    epochs, batch_size, learning_rate : changes to the recipe.
+    validation : the share of each site held out for the choice of the snapshot and for calibration (groups kept
+        whole), the name of a site held out for it, or None.
+    device : "auto", "cpu", "cuda" or any accelerator that Lightning Fabric knows.
+    verbose : True or False for the progress bar; None shows it on a terminal.
+    random_state : seed; a CPU run repeats to the bit.
+
+    Attributes
+    ----------
+    classes_ : the classes, in order.
+    sites_ : the names of the training sites.
+    confounders_ : the frozen schema of z, None if trained without.
+    training_history_ : loss and validation loss of every epoch.
+
+    Examples
+    --------
+    >>> model = GPAClassifier().fit(X, y, sample_domain=hospital, sample_confounder=Z)
+    >>> here = model.adapt(X_new, sample_confounder=Z_new)
+    >>> here.prevalence(), here.predict_proba(X_new, sample_confounder=Z_new)
+    """
+
+    def __init__(
+        self,
+        backbone: str | nn.Module = "auto",
+        prevalence: str = "auto",
+        knockout: float = 0.5,
+        missing: str = "auto",
+        calibration: str = "vector",
+        *,
+        recipe: str | Recipe = "default",
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        learning_rate: float | None = None,
+        validation: float | str | None = 0.2,
+        device: str = "auto",
+        verbose: bool | None = None,
+        random_state: Any = 0,
+    ) -> None:
+        self.backbone = backbone
+        self.prevalence = prevalence
+        self.knockout = knockout
+        self.missing = missing
+        self.calibration = calibration
+        self.recipe = recipe
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.validation = validation
+        self.device = device
+        self.verbose = verbose
+        self.random_state = random_state
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_domain: Any = None,
+        sample_confounder: Any = None,
+        groups: Any = None,
+        sample_weight: Any = None,
+    ) -> Self:
+        """Train f on all sites with each site's g given, then calibrate it on held-out rows.
+
+        `sample_domain` names the site of each row (None: one site), `sample_confounder` is Z with NaN where missing,
+        `groups` (patients) are never split between training and validation.
+        """
+        before = dict(vars(self))
+        try:
+            self._fit(X, y, sample_domain, sample_confounder, groups, sample_weight)
+        except BaseException:  # leave nothing half-fitted, whatever went wrong
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
+        return self
+
+    def _fit(self, X: Any, y: Any, domain: Any, Z: Any, groups: Any, weight: Any) -> None:
+        recipe = self._check_settings()
+        inputs = read_inputs(self, X, reset=True)
+        data = read_training_data(inputs, y, domain, Z, groups, weight)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self.classes_, self.sites_, self.confounders_ = data.classes, data.site_names, data.schema
+        kept, held = split_validation(data, self.validation, seed)
+        training, validation = data.rows.take(kept), data.rows.take(held)
+        self._site_prevalences = self._fit_sites(training, data, seed)
+        self._pooled_prevalence = self._fit_prevalence(data.rows, seed)
+        self._unsupported = find_unsupported(data.rows, len(data.classes), data.schema)
+        held_groups = None if data.groups is None else data.groups[held]
+        validation_prevalence = self._validation_prevalence(validation, held_groups, seed)
+        objective = self._objective(training, validation, validation_prevalence, recipe)
+        module = build_ratio(self.backbone, training.X[:1000], data.schema, len(data.classes), seed)
+        trained = train(module, objective, recipe, device=self.device, seed=seed, verbose=self.verbose, label="training f")
+        self._module, self.training_history_, self.best_epoch_ = trained.module, trained.history, trained.best_epoch
+        self._calibrations = self._fit_calibrations(validation, validation_prevalence)
+
+    def _check_settings(self) -> Recipe:
+        problems = Problems("GPAClassifier")
+        if isinstance(self.backbone, str) and self.backbone not in BACKBONES:
+            problems.add(f"backbone must be one of {', '.join(BACKBONES)} or a torch module, got {self.backbone!r}")
+        if self.prevalence not in ("auto", *MODELS):
+            problems.add(f"prevalence must be one of auto, {', '.join(MODELS)}, got {self.prevalence!r}")
+        if not 0 <= self.knockout < 1:
+            problems.add(f"knockout must be a probability below one, got {self.knockout!r}")
+        if self.missing not in ("auto", "knockout"):
+            problems.add(f"missing must be 'auto' or 'knockout', got {self.missing!r}")
+        if self.calibration not in CALIBRATIONS:
+            problems.add(f"calibration must be one of {', '.join(CALIBRATIONS)}, got {self.calibration!r}")
+        changes = {name: getattr(self, name) for name in ("epochs", "batch_size", "learning_rate")}
+        for name, value in changes.items():
+            if value is not None and not value > 0:
+                problems.add(f"{name} must be positive, got {value!r}")
+        try:
+            recipe = resolve_recipe(self.recipe, **changes, min_steps=0 if self.epochs else None)
+        except ValueError as error:
+            problems.add(str(error))
+        problems.raise_if_any()
+        return recipe
+
+    def _fit_prevalence(self, rows: LabeledRows, seed: int) -> Prevalence:
+        return fit_prevalence(self.prevalence, rows, len(self.classes_), self.confounders_, self.knockout, seed)
+
+    def _fit_sites(self, training: LabeledRows, data: TrainingData, seed: int) -> dict[Any, Prevalence]:
+        """g of every site that has training rows (all but a validation site)."""
+        sites = torch.unique(training.site).tolist()
+        return {
+            data.site_names[s]: self._fit_prevalence(training.take((training.site == s).nonzero().flatten()), seed)
+            for s in sites
+        }
+
+    def _validation_prevalence(
+        self, validation: LabeledRows, groups: Tensor | None, seed: int
+    ) -> "CrossFitted | _BySite":
+        """g for the held-out rows by models that saw none of their labels."""
+        if all(self.sites_[s] in self._site_prevalences for s in torch.unique(validation.site).tolist()):
+            models = {s: self._site_prevalences.get(name) for s, name in enumerate(self.sites_)}
+            return _BySite(validation.site, models)
+        n_classes = len(self.classes_)
+        return cross_fit(self.prevalence, validation, groups, n_classes, self.confounders_, self.knockout, seed)
+
+    def _objective(
+        self, training: LabeledRows, validation: LabeledRows, prevalence: "CrossFitted | _BySite", recipe: Recipe
+    ) -> RatioObjective:
+        number_of = {s: i for i, s in enumerate(torch.unique(training.site).tolist())}
+        sites = torch.tensor([number_of[s] for s in training.site.tolist()], dtype=torch.int64)
+        rows = LabeledRows(_for_training(training.X), training.y, training.weight, sites, training.codes)
+        held = LabeledRows(_for_training(validation.X), validation.y, validation.weight, validation.site, validation.codes)
+        log_prevalence = prevalence.log_prob(validation.codes) if len(validation) else None
+        augment = AUGMENTATIONS[recipe.augment] if recipe.augment else None
+        models = list(self._site_prevalences.values())
+        return RatioObjective(rows, held, self.confounders_, models, log_prevalence, self.knockout, augment)
+
+    def _fit_calibrations(
+        self, rows: LabeledRows, prevalence: "CrossFitted | _BySite"
+    ) -> tuple[Calibration, Calibration]:
+        """Calibrations for rows with all of z and for rows that lack some of it (equation 6)."""
+        schema = self.confounders_
+        if schema is None or not len(rows):
+            only = self._calibrate_rows(rows, rows.codes, prevalence)
+            return only, only
+        complete = ~schema.missing(rows.codes).any(dim=1)
+        blank = schema.missing_codes().expand_as(rows.codes)
+        hidden = torch.where(complete[:, None], blank, rows.codes)
+        return (
+            self._calibrate_rows(rows, rows.codes, prevalence, complete),
+            self._calibrate_rows(rows, hidden, prevalence),
+        )
+
+    def _calibrate_rows(
+        self, rows: LabeledRows, codes: Tensor, prevalence: "CrossFitted | _BySite", use: Tensor | None = None
+    ) -> Calibration:
+        """Fit the calibration asked for, or as much of it as the held-out labels can bear."""
+        chosen = torch.arange(len(rows)) if use is None else use.nonzero().flatten()
+        n_classes = len(self.classes_)
+        counts = torch.bincount(rows.y[chosen], minlength=n_classes)
+        method = self.calibration
+        if int(counts.min()) < ENOUGH_TO_CALIBRATE and method in ("vector", "bias_corrected"):
+            method = "temperature"
+        if len(chosen) < n_classes * ENOUGH_TO_CALIBRATE or int((counts > 0).sum()) < 2:
+            method = "none"
+        if method == "none":
+            flat = torch.zeros(n_classes, dtype=torch.float64)
+            return Calibration("none", flat + 1, flat)
+        raw_log_ratio = self._raw_log_ratio(rows.X[chosen], codes[chosen])
+        targets = _smoothed_targets(rows.y[chosen], counts)
+        log_prevalence = prevalence.log_prob(codes)[chosen]
+        return fit_calibration(raw_log_ratio, targets, log_prevalence, rows.weight[chosen].double(), method)
+
+    def calibrate(
+        self, X: Any, y: Any, sample_domain: Any = None, sample_confounder: Any = None, groups: Any = None
+    ) -> Self:
+        """Replace the calibration by one fitted on labeled rows of a site of its own; f and g stay as they are."""
+        check_is_fitted(self)
+        inputs = read_inputs(self, X, reset=False)
+        problems = Problems("calibrate")
+        labels, target = read_classes(y, problems)
+        unknown = sorted(set(labels.tolist()) - set(self.classes_.tolist()), key=str)
+        if unknown:
+            problems.add(f"y holds {unknown}, which are not among the classes {self.classes_.tolist()}")
+        _, site = read_domain(sample_domain, len(inputs), problems)
+        problems.raise_if_any()
+        number_of = torch.tensor(np.searchsorted(self.classes_, labels))
+        weight = torch.ones(len(inputs))
+        codes = self._codes(sample_confounder, len(inputs))
+        rows = LabeledRows(inputs, number_of[torch.tensor(target)], weight, site, codes)
+        group = None if groups is None else torch.tensor(pd.factorize(pd.Series(groups))[0])
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        n_classes = len(self.classes_)
+        own = cross_fit(self.prevalence, rows, group, n_classes, self.confounders_, self.knockout, seed)
+        self._calibrations = self._fit_calibrations(rows, own)
+        return self
+
+    def log_ratio(self, X: Any, sample_confounder: Any = None) -> Any:
+        """Calibrated log f(x,z), (n, K), for the array-level functions; z missing in part or whole is averaged out."""
+        check_is_fitted(self)
+        inputs = read_inputs(self, X, reset=False)
+        return _like(X, self._log_ratio(inputs, self._codes(sample_confounder, len(inputs))))
+
+    def predict_proba(self, X: Any, sample_domain: Any = None, sample_confounder: Any = None) -> Any:
+        """P(y|x,z) with the g of each row's training site; without `sample_domain`, of all training rows together."""
+        check_is_fitted(self)
+        inputs = read_inputs(self, X, reset=False)
+        codes = self._codes(sample_confounder, len(inputs))
+        if sample_domain is None:
+            log_prevalence = self._pooled_prevalence.log_prob(codes)
+        else:
+            log_prevalence = self._training_prevalence(sample_domain, codes)
+        return _like(X, combine(self._log_ratio(inputs, codes), log_prevalence).exp())
+
+    def predict(self, X: Any, sample_domain: Any = None, sample_confounder: Any = None) -> Any:
+        """The most probable class of every row."""
+        probability = self.predict_proba(X, sample_domain=sample_domain, sample_confounder=sample_confounder)
+        return self.classes_[np.asarray(probability).argmax(axis=1)]
+
+    def adapt(
+        self, X: Any, sample_confounder: Any = None, y: Any = None, groups: Any = None, sample_weight: Any = None
+    ) -> AdaptedClassifier:
+        """Adapt to a new site from unlabeled rows (and a few labels, where there are any); the model is unchanged."""
+        check_is_fitted(self)
+        inputs = read_inputs(self, X, reset=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is odd about Z is said by the estimation below
+            codes = self._codes(sample_confounder, len(inputs))
+        labels = None if y is None else read_partial_labels(y, self.classes_, len(inputs))
+        kept = in_regions(codes, self._unsupported)
+        if self.confounders_ is not None:
+            warn_kept(codes, self._unsupported, self.confounders_, self.classes_.tolist())
+        estimate = self._estimate(inputs, codes, sample_confounder, kept, labels, groups, sample_weight)
+        return AdaptedClassifier(self, estimate, codes[kept], len(inputs))
+
+    def _estimate(
+        self, inputs: Tensor, codes: Tensor, Z: Any, kept: Tensor, labels: Any, groups: Any, weight: Any
+    ) -> PrevalenceEstimate:
+        """g of the rows outside the regions where the training prevalence is kept."""
+        use = (~kept).nonzero().flatten()
+        if not len(use):
+            raise ValueError("adapt: every row lies where some class never occurs in training; nothing can be learned")
+        rows = use.numpy()
+        return estimate_prevalence(
+            self._log_ratio(inputs[use], codes[use]).numpy(),
+            take_rows(Z, rows),
+            model="constant" if Z is None else self.prevalence,
+            confounders=self.confounders_,
+            y=take_rows(labels, rows),
+            groups=take_rows(groups, rows),
+            sample_weight=take_rows(weight, rows),
+            random_state=self.random_state,
+        )
+
+    def _training_prevalence(self, sample_domain: Any, codes: Tensor) -> Tensor:
+        problems = Problems("predict")
+        names, site = read_domain(sample_domain, len(codes), problems)
+        unknown = [name for name in names if name not in self._site_prevalences]
+        if unknown:
+            known = list(self._site_prevalences)
+            problems.add(f"unknown sample_domain {unknown}; f was trained at {known}. Use adapt() for a new site")
+        problems.raise_if_any()
+        return _BySite(site, {s: self._site_prevalences[name] for s, name in enumerate(names)}).log_prob(codes)
+
+    def _codes(self, Z: Any, n_rows: int) -> Tensor:
+        if self.confounders_ is None:
+            if Z is not None:
+                raise ValueError("sample_confounder is given, but the model was trained without confounders")
+            return torch.zeros(n_rows, 0, dtype=torch.float64)
+        if Z is None:
+            return self.confounders_.missing_codes().expand(n_rows, -1)
+        codes, _ = self.confounders_.encode(Z)
+        if len(codes) != n_rows:
+            raise ValueError(f"sample_confounder has {len(codes)} row(s), X has {n_rows}")
+        return codes
+
+    def _raw_log_ratio(self, X: Tensor, codes: Tensor) -> Tensor:
+        """log f before calibration; tables in float64, so that a row scores the same in any batch."""
+        z = network_inputs(self.confounders_, codes)
+        if X.dtype == torch.float64:
+            return score(self._module.double(), X, z.double())
+        return score(self._module.float(), X, z).double()
+
+    def _log_ratio(self, X: Tensor, codes: Tensor) -> Tensor:
+        raw_log_ratio = self._raw_log_ratio(X, codes)
+        complete, incomplete = (calibration.apply(raw_log_ratio) for calibration in self._calibrations)
+        if self.confounders_ is None:
+            return complete
+        lacking = self.confounders_.missing(codes).any(dim=1, keepdim=True)
+        return torch.where(lacking, incomplete, complete)
+
+
+class _BySite:
+    """log g of rows whose sites have a g each."""
+
+    def __init__(self, site: Tensor, models: dict[int, Prevalence | None]) -> None:
+        self.site = site
+        self.models = models
+
+    def log_prob(self, codes: Tensor) -> Tensor:
+        """log g of every row by its own site's model."""
+        parts, order = [], []
+        for site in torch.unique(self.site).tolist():
+            rows = (self.site == site).nonzero().flatten()
+            model = self.models[site]
+            assert model is not None
+            parts.append(model.log_prob(codes[rows]))
+            order.append(rows)
+        return torch.empty_like(torch.cat(parts)).index_copy_(0, torch.cat(order), torch.cat(parts))
+
+
+def _smoothed_targets(y: Tensor, counts: Tensor) -> Tensor:
+    """Platt's soft labels: a class with n rows is (n + 1) / (n + 2) certain, which keeps separable data finite."""
+    n_classes = len(counts)
+    certainty = ((counts + 1) / (counts + 2)).double()[y][:, None]
+    return one_hot(y, n_classes).double() * (certainty - (1 - certainty) / (n_classes - 1)) + (1 - certainty) / (
+        n_classes - 1
+    )
+
+
+def _for_training(X: Tensor) -> Tensor:
+    return X.float() if X.dtype == torch.float64 else X
+
+
+def _like(X: Any, values: Tensor) -> Any:
+    """A tensor for a caller who came with one, numpy for everybody else."""
+    return values.to(X.device) if isinstance(X, Tensor) else values.numpy()

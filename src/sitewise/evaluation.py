@@ -1,0 +1,296 @@
+"""How good probabilities are where the labels are known: metrics with bootstrap intervals, and reliability.
+
+Every metric is computed for many weightings of the rows at once, the rows of an (R, n) array: one weighting gives the
+value, and the bootstrap is a weighting by how often each row was drawn.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sitewise.arrays import Problems, read_groups, read_labels, read_matrix, read_weight
+
+Array = np.ndarray[Any, Any]
+METRICS = (
+    "accuracy",
+    "positive_f1",
+    "macro_f1",
+    "balanced_accuracy",
+    "nll",
+    "brier",
+    "auroc",
+    "auprc",
+    "ece",
+)
+SMALLEST_PROBABILITY = 1e-15  # nll stays finite
+SUM_TOLERANCE = 1e-3  # single and half precision round the sum of a row
+ECE_BINS = 15
+CHUNK = 2**22  # weights held at a time
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric with its interval: all None where it is undefined, low and high None where no interval was asked for."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+def evaluate(
+    y: Any,
+    probability: Any,
+    *,
+    classes: Any = None,
+    groups: Any = None,
+    sample_weight: Any = None,
+    level: float = 0.95,
+    n_resamples: int = 0,
+    random_state: Any = 0,
+) -> dict[str, Metric]:
+    """Compare probabilities with labels: a dict from the name of each metric in `METRICS` to its `Metric`.
+
+    Parameters
+    ----------
+    y : class indices 0..K-1, or values of `classes` where that is given.
+    probability : (n, K), rows sum to one.
+    classes : the K values of y in the order of probability's columns.
+    groups : rows of one group (a patient) are resampled together.
+    sample_weight : one weight a row; a weight of two counts as two rows.
+    level : of the percentile intervals.
+    n_resamples : bootstrap resamples; 0 gives no intervals.
+    random_state : seeds the bootstrap.
+
+    `positive_f1` is the F1 of class 1, for K = 2 only; `macro_f1` is the mean F1 over the classes that occur in y or
+    among the predictions. `brier` is the mean of (P(y=1) - y)² for K = 2 and of the sum over classes for K > 2. `auroc`
+    and `auprc` (average precision) are those of class 1 for K = 2 and means over classes against the rest for K > 2.
+    `ece` has 15 bins of equal mass: of P(y=1) for K = 2, of the largest probability for K > 2.
+
+    The predicted class is the most probable one, the first of several. What the rows do not define has the value None
+    (auroc where one class occurs), a mean over classes takes those for which it is defined, and an interval the
+    resamples for which it is. One group alone gives no interval. The interval of ece lies high, as resampling adds to
+    the distance it measures.
+    """
+    problems = Problems("evaluate")
+    if not 0 < level < 1:
+        problems.add(f"level must lie between 0 and 1, got {level}")
+    if n_resamples < 0 or n_resamples != int(n_resamples):
+        problems.add(f"n_resamples must be 0, 1, 2, ..., got {n_resamples}")
+    indices, matrix = _read(y, probability, classes, problems)
+    weight = read_weight(sample_weight, len(matrix), problems).cpu().numpy()
+    codes = read_groups(groups, len(matrix), problems)
+    problems.raise_if_any()
+    units = np.arange(len(matrix)) if codes is None else codes.cpu().numpy()
+    scored = _Scored.of(indices, matrix)
+    values = scored.metrics(weight[None, :])
+    drawn = [scored.metrics(counts * weight) for counts in _resamples(units, int(n_resamples), random_state)]
+    tails = [(1 - level) / 2, (1 + level) / 2]
+    result = {}
+    for name in METRICS:
+        value = float(values[name][0])
+        samples = np.concatenate([part[name] for part in drawn]) if drawn else np.empty(0)
+        samples = samples[~np.isnan(samples)]
+        if np.isnan(value):
+            result[name] = Metric(None)
+        elif not len(samples):
+            result[name] = Metric(value)
+        else:
+            low, high = np.quantile(samples, tails)
+            result[name] = Metric(value, float(low), float(high))
+    return result
+
+
+def reliability(y: Any, probability: Any, n_bins: int = 10) -> pd.DataFrame:
+    """Say how often what was predicted came true, for a reliability diagram: mean_predicted, observed, count.
+
+    The bins have equal mass, as in `ece`; rows of equal probability share a bin and empty bins are left out. For K = 2
+    it is about P(y=1), for K > 2 about the largest probability and whether its class was right.
+    """
+    problems = Problems("reliability")
+    if n_bins < 1:
+        problems.add(f"n_bins must be at least 1, got {n_bins}")
+    indices, matrix = _read(y, probability, None, problems)
+    problems.raise_if_any()
+    score, event = _confidence(indices, matrix)
+    mass, predicted, observed = _bins(_Ranking.of(score), score, event, np.ones((1, len(score))), n_bins)
+    filled = mass[0] > 0
+    count = mass[0, filled]
+    return pd.DataFrame(
+        {
+            "mean_predicted": predicted[0, filled] / count,
+            "observed": observed[0, filled] / count,
+            "count": np.rint(count).astype(np.int64),
+        }
+    )
+
+
+def _read(y: Any, probability: Any, classes: Any, problems: Problems) -> tuple[Array, Array]:
+    """Read labels as indices (n,) and probabilities (n, K); after a problem the numbers mean nothing."""
+    read = read_matrix(probability, "probability", problems)
+    if read is None:
+        problems.raise_if_any()  # without its shape nothing else can be checked
+    assert read is not None
+    matrix = read.cpu().numpy()
+    outside = np.flatnonzero(((matrix < 0) | (matrix > 1)).any(axis=1))
+    unnormalized = np.flatnonzero(np.abs(matrix.sum(axis=1) - 1) > SUM_TOLERANCE)
+    if len(outside):
+        problems.add(f"probability must lie in [0, 1], not so in {len(outside)} row(s), first at row {outside[0]}")
+    elif len(unnormalized):
+        first = unnormalized[0]
+        problems.add(
+            f"the rows of probability must sum to one, not so in {len(unnormalized)} row(s), "
+            f"first at row {first} with {matrix[first].sum():g}"
+        )
+    return _read_known_labels(y, classes, matrix.shape, problems), matrix
+
+
+def _read_known_labels(y: Any, classes: Any, shape: tuple[int, ...], problems: Problems) -> Array:
+    """Read y as indices 0..K-1, none of them missing."""
+    n_rows, n_classes = shape
+    if np.ndim(y) != 1:
+        problems.add(f"y must have one label a row, got {type(y).__name__} with {np.ndim(y)} dimension(s)")
+        return np.zeros(n_rows, dtype=np.int64)
+    column = pd.Series(np.asarray(y.cpu()) if hasattr(y, "cpu") else y)
+    missing = np.flatnonzero(column.isna().to_numpy())
+    if len(missing):
+        problems.add(f"y is missing in {len(missing)} row(s), first at row {missing[0]}: leave such rows out")
+    if classes is not None:
+        names = pd.Index(classes)
+        if len(names) != n_classes or not names.is_unique:
+            problems.add(f"classes must be {n_classes} different values, one a column, got {names.tolist()}")
+            return np.zeros(n_rows, dtype=np.int64)
+        indices = names.get_indexer(pd.Index(column))
+        strange = np.flatnonzero((indices < 0) & column.notna().to_numpy())
+        if len(strange):
+            problems.add(f"y must hold {names.tolist()}, got {column.tolist()[strange[0]]!r} at row {strange[0]}")
+        column = pd.Series(np.maximum(indices, 0))
+    labels = read_labels(column, n_rows, n_classes, problems)
+    return np.where(np.isnan(labels), 0, labels).astype(np.int64)
+
+
+def _resamples(units: Array, n_resamples: int, random_state: Any) -> Iterator[Array]:
+    """How often each row is drawn when whole units are drawn with replacement: (R, n) counts, chunk by chunk."""
+    n_units = int(units.max()) + 1
+    if n_units < 2:
+        return
+    rng = np.random.default_rng(random_state)
+    size = max(1, CHUNK // len(units))
+    for start in range(0, n_resamples, size):
+        n_now = min(size, n_resamples - start)
+        drawn = rng.integers(n_units, size=(n_now, n_units)) + n_units * np.arange(n_now)[:, None]
+        counts = np.bincount(drawn.ravel(), minlength=n_now * n_units).reshape(n_now, n_units)
+        yield counts[:, units]
+
+
+@dataclass(frozen=True, eq=False)
+class _Ranking:
+    """Rows in the order of a score, equal scores together: where each run of equal scores starts in that order."""
+
+    order: Array
+    starts: Array
+
+    @classmethod
+    def of(cls, score: Array) -> "_Ranking":
+        order = np.argsort(score, kind="stable")
+        ranked = score[order]
+        return cls(order, np.flatnonzero(np.concatenate([[True], ranked[1:] != ranked[:-1]])))
+
+    def mass(self, weight: Array) -> Array:
+        """Sum (R, n) weights over the runs, lowest score first."""
+        return np.asarray(np.add.reduceat(weight[:, self.order], self.starts, axis=1))
+
+
+@dataclass(frozen=True, eq=False)
+class _Scored:
+    """Labels and probabilities with everything that does not depend on the weights."""
+
+    y: Array
+    probability: Array
+    scores: list[tuple[_Ranking, Array]]  # a ranking and the rows of the class, for each class that has a curve
+    confidence: tuple[_Ranking, Array, Array]
+
+    @classmethod
+    def of(cls, y: Array, probability: Array) -> "_Scored":
+        n_classes = probability.shape[1]
+        curves = [1] if n_classes == 2 else range(n_classes)
+        score, event = _confidence(y, probability)
+        return cls(
+            y,
+            probability,
+            [(_Ranking.of(probability[:, k]), (y == k).astype(float)) for k in curves],
+            (_Ranking.of(score), score, event),
+        )
+
+    def metrics(self, weight: Array) -> dict[str, Array]:
+        """Every metric for each of R weightings of the rows, NaN where undefined."""
+        n_classes = self.probability.shape[1]
+        total = weight.sum(axis=1)
+        actual, predicted = np.eye(n_classes)[self.y], np.eye(n_classes)[self.probability.argmax(axis=1)]
+        n_actual, n_predicted, n_right = weight @ actual, weight @ predicted, weight @ (actual * predicted)
+        f1 = _divide(2 * n_right, n_actual + n_predicted)
+        own = np.clip(self.probability[np.arange(len(self.y)), self.y], SMALLEST_PROBABILITY, 1)
+        squares = ((self.probability - actual) ** 2).sum(axis=1) / (2 if n_classes == 2 else 1)
+        areas = [_areas(ranking, event, weight) for ranking, event in self.scores]
+        mass, mean_predicted, observed = _bins(*self.confidence, weight, ECE_BINS)
+        return {
+            "accuracy": _divide(n_right.sum(axis=1), total),
+            "positive_f1": f1[:, 1] if n_classes == 2 else np.full(len(weight), np.nan),
+            "macro_f1": _mean_of_defined(f1),
+            "balanced_accuracy": _mean_of_defined(_divide(n_right, n_actual)),
+            "nll": _divide(weight @ -np.log(own), total),
+            "brier": _divide(weight @ squares, total),
+            "auroc": _mean_of_defined(np.stack([roc for roc, _ in areas], axis=1)),
+            "auprc": _mean_of_defined(np.stack([precision_recall for _, precision_recall in areas], axis=1)),
+            "ece": _divide(np.abs(mean_predicted - observed).sum(axis=1), mass.sum(axis=1)),
+        }
+
+
+def _areas(ranking: _Ranking, event: Array, weight: Array) -> tuple[Array, Array]:
+    """AUROC and average precision for each weighting, equal scores at once, so that the order of rows is free."""
+    positive, negative = ranking.mass(weight * event), ranking.mass(weight * (1 - event))
+    n_positive, n_negative = positive.sum(axis=1), negative.sum(axis=1)
+    below = np.cumsum(negative, axis=1) - negative / 2
+    auroc = _divide((positive * below).sum(axis=1), n_positive * n_negative)
+    hits = np.cumsum(positive[:, ::-1], axis=1)
+    flagged = np.cumsum((positive + negative)[:, ::-1], axis=1)
+    precision = np.divide(hits, flagged, out=np.zeros_like(hits), where=flagged > 0)
+    return auroc, _divide((positive[:, ::-1] * precision).sum(axis=1), n_positive)
+
+
+def _confidence(y: Array, probability: Array) -> tuple[Array, Array]:
+    """What calibration is about: P(y=1) and y for K = 2, else the largest probability and whether it was right."""
+    if probability.shape[1] == 2:
+        return probability[:, 1], y.astype(float)
+    return probability.max(axis=1), (probability.argmax(axis=1) == y).astype(float)
+
+
+def _bins(ranking: _Ranking, score: Array, event: Array, weight: Array, n_bins: int) -> tuple[Array, Array, Array]:
+    """Mass, sum of scores and sum of events in bins of equal mass, each (R, bins).
+
+    A run of equal scores goes whole into the bin of its middle: then neither the order of the rows nor writing a row
+    twice instead of weighting it twice changes anything.
+    """
+    mass = ranking.mass(weight)
+    cumulative = np.cumsum(mass, axis=1)
+    total = np.maximum(cumulative[:, -1:], np.finfo(float).tiny)
+    index = np.minimum(n_bins * (cumulative - mass / 2) / total, n_bins - 1).astype(np.int64)
+    flat = (index + n_bins * np.arange(len(weight))[:, None]).ravel()
+    parts = (mass, mass * score[ranking.order[ranking.starts]], ranking.mass(weight * event))
+    mass, scores, events = (
+        np.bincount(flat, part.ravel(), n_bins * len(weight)).reshape(len(weight), n_bins) for part in parts
+    )
+    return mass, scores, events
+
+
+def _divide(above: Array, below: Array) -> Array:
+    """The quotient, NaN where there is nothing to divide by."""
+    return np.asarray(np.divide(above, below, out=np.full(np.shape(above), np.nan), where=below > 0))
+
+
+def _mean_of_defined(values: Array) -> Array:
+    """The mean over columns that are not NaN, NaN where there is none."""
+    defined = ~np.isnan(values)
+    return _divide(np.where(defined, values, 0).sum(axis=1), defined.sum(axis=1))

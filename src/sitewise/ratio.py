@@ -1,0 +1,156 @@
+"""f: a backbone, the fusion of its features with z, and its loss when each site's log g is given (equation 4)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from sitewise.backbones import build_backbone
+from sitewise.confounders import Confounders
+from sitewise.prevalence import Prevalence
+
+FUSION_WIDTH = 100
+SCORING_BATCH = 2048
+
+
+class RatioNetwork(nn.Module):
+    """log f(x,z) up to a constant: backbone(x) joined with z, then Lin(100), ReLU, Lin(100), ReLU, Lin(K)."""
+
+    def __init__(self, backbone: nn.Module, width: int, n_inputs: int, n_classes: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.fusion = nn.Sequential(
+            nn.Linear(width + n_inputs, FUSION_WIDTH),
+            nn.ReLU(),
+            nn.Linear(FUSION_WIDTH, FUSION_WIDTH),
+            nn.ReLU(),
+            nn.Linear(FUSION_WIDTH, n_classes),
+        )
+
+    def forward(self, x: Tensor, z: Tensor) -> Tensor:
+        """The (n, K) log-ratios of inputs x and of z as `Confounders.inputs` gives it."""
+        return self.fusion(torch.cat([self.backbone(x), z], dim=1))  # type: ignore[no-any-return]
+
+
+def build_ratio(
+    backbone: str | nn.Module, X: Tensor, schema: Confounders | None, n_classes: int, seed: int
+) -> RatioNetwork:
+    """Build f for inputs like X, its weights drawn from a seed."""
+    n_inputs = 0 if schema is None else schema.missing_columns()[-1] + 1
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module, width = build_backbone(backbone, X)
+        return RatioNetwork(module, width, n_inputs, n_classes)
+
+
+@dataclass
+class LabeledRows:
+    """Rows to train or validate on: inputs, classes, weights, the site of each, and its codes of z."""
+
+    X: Tensor
+    y: Tensor
+    weight: Tensor
+    site: Tensor
+    codes: Tensor  # (n, V), V = 0 without confounders
+
+    def take(self, rows: Tensor) -> "LabeledRows":
+        """Some of the rows."""
+        return LabeledRows(self.X[rows], self.y[rows], self.weight[rows], self.site[rows], self.codes[rows])
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass
+class RatioObjective:
+    """The NLL of equation 3 with frozen g; f and g see the same knocked-out z.
+
+    Without `prevalences` log g is zero and this is plain empirical risk minimization.
+    """
+
+    training: LabeledRows
+    validation: LabeledRows | None
+    schema: Confounders | None
+    prevalences: Sequence[Prevalence] | None
+    validation_log_prevalence: Tensor | None
+    knockout: float
+    augment: Callable[[Tensor], Tensor] | None = None
+    _inputs: Tensor = field(init=False, repr=False)
+    _log_prevalence: Tensor = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.sites = self.training.site
+        self._device = torch.device("cpu")
+
+    def to(self, device: torch.device) -> None:
+        """Keep inputs and labels on the device; codes stay where g is."""
+        self._device = device
+        for rows in (self.training, self.validation):
+            if rows is not None:
+                rows.X, rows.y, rows.weight = rows.X.to(device), rows.y.to(device), rows.weight.to(device)
+
+    def begin_epoch(self, generator: torch.Generator) -> None:
+        """Knock variables of z out, for f and g alike."""
+        codes = self.training.codes
+        if self.schema is not None:
+            mask = torch.rand(codes.shape, generator=generator) < self.knockout
+            codes = self.schema.knock_out(codes, mask)
+        self._inputs = network_inputs(self.schema, codes).to(self._device)
+        self._log_prevalence = self._site_log_prevalence(codes).float().to(self._device)
+
+    def loss(self, module: nn.Module, rows: Tensor) -> Tensor:
+        """The weighted mean NLL of some rows."""
+        x = self.training.X[rows]
+        if self.augment is not None:
+            x = self.augment(x)
+        logits = module(x, self._inputs[rows]) + self._log_prevalence[rows]
+        return weighted_nll(logits, self.training.y[rows], self.training.weight[rows])
+
+    def validation_loss(self, module: nn.Module) -> float | None:
+        """The NLL of held-out rows, as much of their z known as there is."""
+        if self.validation is None or not len(self.validation):
+            return None
+        log_ratio = score(module, self.validation.X, network_inputs(self.schema, self.validation.codes), self._device)
+        assert self.validation_log_prevalence is not None
+        logits = log_ratio + self.validation_log_prevalence.float().to(self._device)
+        return float(weighted_nll(logits, self.validation.y, self.validation.weight))
+
+    def _site_log_prevalence(self, codes: Tensor) -> Tensor:
+        if self.prevalences is None:
+            return torch.zeros(len(codes), 1)
+        log_prevalence: Tensor | None = None
+        for site, prevalence in enumerate(self.prevalences):
+            rows = self.training.site == site
+            if not rows.any():
+                continue
+            part = prevalence.log_prob(codes[rows])
+            if log_prevalence is None:
+                log_prevalence = part.new_zeros(len(codes), part.shape[1])
+            log_prevalence[rows] = part
+        assert log_prevalence is not None
+        return log_prevalence
+
+
+def weighted_nll(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """The weighted mean of -log softmax(logits)_y."""
+    losses = nn.functional.cross_entropy(logits, y, reduction="none")
+    return (weight * losses).sum() / weight.sum()
+
+
+def network_inputs(schema: Confounders | None, codes: Tensor) -> Tensor:
+    """What f reads of z, in float32; nothing where there are no confounders."""
+    return codes.new_zeros(len(codes), 0).float() if schema is None else schema.inputs(codes).float()
+
+
+def score(module: nn.Module, X: Tensor, z: Tensor, device: torch.device | None = None) -> Tensor:
+    """log f of rows in evaluation mode, batch by batch: no row's score depends on another row."""
+    was_training = module.training
+    module.eval()
+    with torch.no_grad():
+        parts = [
+            module(X[i : i + SCORING_BATCH].to(device), z[i : i + SCORING_BATCH].to(device))
+            for i in range(0, len(X), SCORING_BATCH)
+        ]
+    module.train(was_training)
+    return torch.cat(parts)

@@ -1,0 +1,91 @@
+import pandas as pd
+import torch
+
+import sitewise as sw
+from sitewise.prevalence import ConstantPrevalence
+from sitewise.ratio import LabeledRows, RatioObjective, build_ratio, network_inputs, score, weighted_nll
+
+
+def rows_with_z(n_rows=60):
+    generator = torch.Generator().manual_seed(0)
+    Z = pd.DataFrame({"age": torch.rand(n_rows, generator=generator).numpy() * 60 + 20, "sex": ["m", "f"] * (n_rows // 2)})
+    schema = sw.Confounders.learn(Z)
+    codes, _ = schema.encode(Z)
+    X = torch.randn(n_rows, 3, generator=generator)
+    y = (torch.arange(n_rows) % 3 == 0).long()
+    return LabeledRows(X, y, torch.ones(n_rows), torch.arange(n_rows) % 2, codes), schema
+
+
+class Spy:
+    """A g that remembers the codes it was asked about."""
+
+    name = "spy"
+
+    def __init__(self):
+        self.seen = []
+
+    def log_prob(self, codes):
+        self.seen.append(codes.clone())
+        return torch.zeros(len(codes), 2, dtype=torch.float64)
+
+
+def test_f_and_g_see_the_same_mask():
+    """Trap: f sees the knocked-out z while g sees the true one."""
+    rows, schema = rows_with_z()
+    spies = [Spy(), Spy()]
+    objective = RatioObjective(rows, None, schema, spies, None, knockout=0.5)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(3):
+        objective.begin_epoch(generator)
+        for site, spy in enumerate(spies):
+            at_site = rows.site == site
+            expected = network_inputs(schema, spy.seen[-1])
+            assert torch.equal(objective._inputs[at_site], expected)
+            hidden = schema.missing(spy.seen[-1])
+            assert hidden.any()
+            assert not hidden.all()
+
+
+def test_masks_change_from_epoch_to_epoch_at_the_rate_asked_for():
+    rows, schema = rows_with_z(2000)
+    spy = Spy()
+    rows.site = torch.zeros(2000, dtype=torch.int64)
+    objective = RatioObjective(rows, None, schema, [spy], None, knockout=0.3)
+    generator = torch.Generator().manual_seed(1)
+    objective.begin_epoch(generator)
+    objective.begin_epoch(generator)
+    assert not torch.equal(spy.seen[0], spy.seen[1])
+    assert abs(float(schema.missing(spy.seen[0]).float().mean()) - 0.3) < 0.03
+
+
+def test_the_loss_is_the_nll_of_equation_3():
+    rows, schema = rows_with_z()
+    prior = ConstantPrevalence(torch.log(torch.tensor([0.9, 0.1], dtype=torch.float64)))
+    objective = RatioObjective(rows, None, schema, [prior, prior], None, knockout=0.0)
+    objective.begin_epoch(torch.Generator().manual_seed(0))
+    module = build_ratio("mlp", rows.X, schema, 2, seed=0)
+    chosen = torch.arange(10)
+    log_f = module(rows.X[:10], network_inputs(schema, rows.codes[:10]))
+    posterior = sw.adjust(log_f.detach(), prior.log_marginal)
+    expected = -torch.log(posterior[chosen, rows.y[:10]]).mean()
+    assert abs(float(objective.loss(module, chosen)) - float(expected)) < 1e-6
+
+
+def test_the_fusion_has_the_papers_layers():
+    rows, schema = rows_with_z()
+    module = build_ratio("mlp", rows.X, schema, 3, seed=0)
+    sizes = [(layer.in_features, layer.out_features) for layer in module.fusion if hasattr(layer, "in_features")]
+    assert sizes == [(128 + 5, 100), (100, 100), (100, 3)]
+    again = build_ratio("mlp", rows.X, schema, 3, seed=0)
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), again.parameters(), strict=True))
+
+
+def test_weights_and_scores():
+    logits, y = torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1])
+    twice = weighted_nll(logits[[0, 0, 1]], y[[0, 0, 1]], torch.ones(3))
+    torch.testing.assert_close(weighted_nll(logits, y, torch.tensor([2.0, 1.0])), twice)
+    module = torch.nn.Sequential()
+    module.forward = lambda x, z: x * (3 if module.training else 1)
+    module.train()
+    assert score(module, torch.ones(2, 1), torch.zeros(2, 0)).tolist() == [[1.0], [1.0]]
+    assert module.training

@@ -1,0 +1,147 @@
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from sitewise.training import RECIPES, Recipe, affine, batches, count_batches, resolve_recipe, train
+
+
+class Line:
+    """A toy objective: y = 2x, with a record of what the loop did."""
+
+    def __init__(self, n_rows=200, validate=True, sites=None):
+        self.x = torch.linspace(-1, 1, n_rows)[:, None]
+        self.y = 2 * self.x
+        self.sites = torch.zeros(n_rows, dtype=torch.int64) if sites is None else sites
+        self.validate = validate
+        self.modes, self.epochs, self.losses = [], 0, iter([])
+
+    def to(self, device):
+        pass
+
+    def begin_epoch(self, generator):
+        self.epochs += 1
+
+    def loss(self, module, rows):
+        self.modes.append(module.training)
+        return ((module(self.x[rows]) - self.y[rows]) ** 2).mean()
+
+    def validation_loss(self, module):
+        assert not module.training
+        return float(((module(self.x) - self.y) ** 2).mean()) if self.validate else None
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 1))
+
+
+def test_training_learns_and_ends_in_evaluation_mode():
+    trained = train(network(), Line(), Recipe(epochs=5, weight_decay=0.0), device="cpu")
+    assert trained.history[-1]["validation_loss"] < 0.1 * trained.history[0]["validation_loss"]
+    assert not trained.module.training
+
+
+def test_every_batch_is_trained_in_training_mode():
+    """Trap: the model is left in evaluation mode after the first validation."""
+    line = Line()
+    train(network(), line, Recipe(epochs=4), device="cpu")
+    assert len(line.modes) > line.epochs
+    assert all(line.modes)
+
+
+def test_the_best_snapshot_is_kept():
+    class Worsening(Line):
+        def validation_loss(self, module):
+            self.seen = getattr(self, "seen", []) + [{k: v.clone() for k, v in module.state_dict().items()}]
+            return float(abs(self.epochs - 2))
+
+    line = Worsening()
+    trained = train(network(), line, Recipe(epochs=5, min_steps=0), device="cpu")
+    assert trained.best_epoch == 2
+    best = {k.split("module.")[-1]: v for k, v in line.seen[1].items()}
+    for name, value in trained.module.state_dict().items():
+        assert torch.equal(value, best[name])
+
+
+def test_without_validation_the_last_snapshot_counts():
+    assert train(network(), Line(validate=False), Recipe(epochs=3, min_steps=0), device="cpu").best_epoch == 3
+
+
+def test_a_seed_repeats_to_the_bit_and_leaves_the_global_generator_alone():
+    before = torch.get_rng_state()
+    runs = [train(network(), Line(), Recipe(epochs=2), device="cpu", seed=s).module.state_dict() for s in (1, 1, 2)]
+    torch.manual_seed(0)
+    network()
+    assert all(torch.equal(runs[0][k], runs[1][k]) for k in runs[0])
+    assert not all(torch.equal(runs[0][k], runs[2][k]) for k in runs[0])
+    torch.set_rng_state(before)
+    train(network(), Line(), Recipe(epochs=1, min_steps=0), device="cpu", seed=5)
+    first = torch.rand(1)
+    torch.set_rng_state(before)
+    network()
+    assert torch.equal(first, torch.rand(1))
+
+
+def test_small_data_gets_enough_steps():
+    line = Line(n_rows=40)
+    train(network(), line, Recipe(epochs=3, min_steps=100), device="cpu")
+    assert len(line.modes) >= 100
+    exact = Line(n_rows=40)
+    train(network(), exact, RECIPES["gpa2024"], device="cpu")
+    assert exact.epochs == 15
+
+
+def test_batches_cover_all_rows_once():
+    sites = torch.zeros(1003, dtype=torch.int64)
+    drawn = list(batches(sites, 100, False, torch.Generator().manual_seed(0)))
+    assert len(drawn) == count_batches(sites, 100, False) == 10
+    assert torch.cat(drawn).sort().values.tolist() == list(range(1003))
+
+
+def test_batches_per_site_hold_as_many_rows_of_each():
+    sites = torch.tensor([0] * 90 + [1] * 10 + [2] * 30)
+    drawn = list(batches(sites, 8, True, torch.Generator().manual_seed(0)))
+    assert len(drawn) == 11
+    for rows in drawn:
+        assert torch.bincount(sites[rows]).tolist() == [8, 8, 8]
+    assert len(set(torch.cat(drawn)[sites[torch.cat(drawn)] == 0].tolist())) == 88
+
+
+def test_a_diverging_run_says_so():
+    class Nan(Line):
+        def validation_loss(self, module):
+            return float("nan")
+
+    with pytest.raises(FloatingPointError, match="lower the learning rate"):
+        train(network(), Nan(), Recipe(epochs=2, min_steps=0), device="cpu")
+
+
+def test_progress_is_shown_when_asked_for_and_logged_always(capsys, caplog):
+    with caplog.at_level(logging.DEBUG, logger="sitewise.training"):
+        train(network(), Line(), Recipe(epochs=2, min_steps=0), device="cpu")
+    assert capsys.readouterr() == ("", "")
+    assert len(caplog.records) == 2
+    train(network(), Line(), Recipe(epochs=2, min_steps=0), device="cpu", verbose=True, label="a line")
+    shown = capsys.readouterr()
+    assert shown.out == ""
+
+
+def test_recipes_are_looked_up_and_changed():
+    assert resolve_recipe("gpa2024", epochs=None, batch_size=64) == Recipe(
+        epochs=15, batch_size=64, learning_rate=1e-3, schedule="constant", weight_decay=0.0, min_steps=0
+    )
+    with pytest.raises(ValueError, match="one of default, augmented, gpa2024"):
+        resolve_recipe("paper")
+
+
+def test_augmentation_moves_images_a_little():
+    torch.manual_seed(0)
+    images = torch.zeros(64, 1, 28, 28, dtype=torch.uint8)
+    images[:, :, 10:18, 10:18] = 255
+    moved = affine(images)
+    assert moved.shape == images.shape
+    assert not torch.allclose(moved, images / 255)
+    mass = moved.sum((1, 2, 3)) / (images / 255).sum((1, 2, 3))
+    assert ((mass > 0.7) & (mass < 1.4)).all()
