@@ -11,6 +11,7 @@ import sitewise as sw
 from sitewise.prevalence import fit_additive, fit_constant, fit_network, fit_table
 from sitewise.prevalence.additive import features, missing_features
 from sitewise.prevalence.base import aggregate, on_device
+from sitewise.prevalence.linear import assemble
 from sitewise.prevalence.network import fit_missing_inputs
 from sitewise.prevalence.splines import spline_basis
 
@@ -151,6 +152,16 @@ def test_fitting_a_networks_missing_columns_leaves_rows_with_gaps_alone():
     torch.testing.assert_close(fitted.log_prob(codes), model.log_prob(codes))
     masked = schema.knock_out(codes, torch.tensor([False, True, False]))
     assert not torch.allclose(fitted.log_prob(masked), model.log_prob(masked))
+
+
+@pytest.mark.parametrize(("n_features", "width"), [(2, 5), (5, 2)])
+def test_assemble_adds_up_kronecker_products(n_features, width):
+    generator = torch.Generator().manual_seed(0)
+    design = torch.randn(7, n_features, generator=generator, dtype=torch.float64)
+    root = torch.randn(7, width, width, generator=generator, dtype=torch.float64)
+    blocks = root @ root.transpose(1, 2)
+    expected = sum(torch.kron(torch.outer(row, row), block) for row, block in zip(design, blocks, strict=True))
+    torch.testing.assert_close(assemble(design, blocks), expected)
 
 
 def test_moving_a_model_moves_everything_in_it():

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sitewise.solvers import Solution, lbfgs, newton
 
-NEWTON_LIMIT = 1200  # above this many parameters a Hessian costs more than it saves
+NEWTON_LIMIT = 300  # above this many parameters a Hessian a step costs more than it saves
 
 
 def contrasts(n_classes: int, device: torch.device | None = None) -> Tensor:
@@ -27,6 +27,12 @@ def assemble(features: Tensor, blocks: Tensor) -> Tensor:
     """Σ_u (φ_u φ_uᵀ) ⊗ block_u as a (P, P) matrix, P = D (K-1), for features (U, D) and blocks (U, K-1, K-1)."""
     n_features, width = features.shape[1], blocks.shape[1]
     matrix = torch.empty(n_features, width, n_features, width, dtype=features.dtype, device=features.device)
+    if width > n_features:  # many classes: one product for each feature, not for each pair of classes
+        flat = blocks.reshape(len(blocks), -1)
+        for d in range(n_features):
+            products = (features[:, d : d + 1] * features).T @ flat
+            matrix[d] = products.reshape(n_features, width, width).permute(1, 0, 2)
+        return matrix.reshape(n_features * width, n_features * width)
     for i in range(width):
         for j in range(i, width):
             matrix[:, i, :, j] = features.T @ (blocks[:, i, j, None] * features)
