@@ -245,7 +245,7 @@ def _as_frame(Z: object) -> pd.DataFrame:
 def _infer_kinds(frame: pd.DataFrame) -> pd.DataFrame:
     """Let object columns that hold numbers be numbers; pd.NA among them would hide that, None does not."""
     frame = frame.copy()
-    for name in frame.columns[frame.dtypes == object]:
+    for name in [c for c in frame.columns if frame[c].dtype == object]:
         frame[name] = frame[name].mask(frame[name].isna(), None)
     return frame.infer_objects()
 

@@ -145,9 +145,10 @@ def group_factor(groups: Tensor | None) -> float:
 
 
 def at_least(covariance: Tensor, floor: Tensor) -> Tensor:
-    """Raise variances of `covariance` (..., K, K) to those of `floor`."""
-    short = torch.diagonal(floor - covariance, dim1=-2, dim2=-1).clamp_min(0.0)
-    return covariance + torch.diag_embed(short)
+    """Raise the variances of `covariance` (..., K, K) to those of `floor`, in every direction."""
+    short, directions = torch.linalg.eigh(floor - covariance)
+    raised: Tensor = covariance + (directions * short.clamp_min(0.0)[..., None, :]) @ directions.transpose(-1, -2)
+    return raised
 
 
 def normal_interval(probability: Tensor, variance: Tensor, level: float) -> tuple[Tensor, Tensor]:

@@ -46,6 +46,16 @@ def with_nan():
         ({"model": "network", "sample_confounder": Z, "solver": "newton"}, "goes with model auto or constant"),
         ({"strength": -1.0}, "strength must be 'auto' or a number from 0 up"),
         ({"strength": "strong"}, "strength must be 'auto'"),
+        ({"strength": None}, "strength must be 'auto' or a number from 0 up, got None"),
+        ({"sample_confounder": Z, "confounders": ["age"]}, "confounders must be a schema, .* got list"),
+        (
+            {"sample_confounder": Z, "confounders": sw.Confounders.learn(Z), "categorical": ["age"]},
+            "categorical is given, but confounders",
+        ),
+        ({"y": np.zeros((10, 1))}, r"y must be one column .* got shape \(10, 1\)"),
+        ({"groups": np.zeros((10, 2))}, r"groups must be one column .* got shape \(10, 2\)"),
+        ({"log_ratio": [(LOG_RATIO, None), (LOG_RATIO, None)], "model": "additive"}, "needs sample_confounder"),
+        ({"log_ratio": [(LOG_RATIO, None), (LOG_RATIO[:, :1], None)]}, "chunk 1 of log_ratio"),
         ({"prior": [0.5, 0.3, 0.2]}, "prior must be 2 probabilities"),
         ({"start": [0.5, -0.5]}, "start must be 2 probabilities"),
         ({"categorical": ["age"]}, "categorical is given without sample_confounder"),
@@ -61,6 +71,21 @@ def test_all_mistakes_come_at_once():
         sw.estimate_prevalence(with_nan(), Z.iloc[:4], sample_weight=[-1.0] * 10, y=[7] * 10)
     for words in ("NaN", "4 row(s)", "negative", "class indices"):
         assert words in str(caught.value)
+
+
+def test_wrong_choices_and_bad_data_come_in_one_error():
+    with pytest.raises(ValueError, match="6 problems") as caught:
+        sw.estimate_prevalence(
+            with_nan(), Z.iloc[:4], model="tree", solver="sgd", strength=-1.0, prior=[1.0], confounders=None
+        )
+    for words in ("model must", "solver must", "strength must", "NaN in", "prior must", "4 row(s)"):
+        assert words in str(caught.value)
+
+
+def test_log_prevalence_of_nothing_says_to_pass_z():
+    for estimate in (sw.estimate_prevalence(LOG_RATIO), sw.estimate_prevalence(LOG_RATIO, Z)):
+        with pytest.raises(ValueError, match="expected Z with a row for each answer, got None"):
+            estimate.log_prevalence(None)
 
 
 def test_a_one_shot_generator_is_a_type_error():

@@ -100,6 +100,58 @@ def test_where_f_says_nothing_the_answer_is_the_prior_and_a_warning():
         np.testing.assert_allclose(sw.estimate_prevalence(log_ratio).marginal, np.full(3, 1 / 3))
 
 
+def test_where_f_says_nothing_every_interval_is_everything_whatever_the_prior():
+    site = sw.SimulatedFamily(seed=0).site(200, seed=1)
+    prior = sw.estimate_prevalence(site.log_ratio, site.Z, model="additive")
+    with pytest.warns(UserWarning, match="the prior"):
+        estimate = sw.estimate_prevalence(np.zeros((200, 2)), site.Z, prior=prior)
+    np.testing.assert_allclose(estimate.log_prevalence(site.Z), prior.log_prevalence(site.Z))
+    for low, high in (estimate.interval(), estimate.interval(site.Z)):
+        assert (np.asarray(low) == 0).all()
+        assert (np.asarray(high) == 1).all()
+
+
+@pytest.mark.parametrize("strength", [3.0, 300.0])
+def test_a_table_of_a_class_that_is_absent(strength):
+    """The floor under a class that is absent must not count as rows of it."""
+    rng = np.random.default_rng(0)
+    group = rng.integers(0, 2, 500)
+    y = rng.random(500) < 0.3 + 0.4 * group
+    log_ratio = np.c_[np.zeros(500), 2 * rng.normal(2.0 * y) - 2, rng.normal(-4, 0.5, 500)]
+    Z = pd.DataFrame({"group": np.where(group == 0, "a", "b")})
+    newton = sw.estimate_prevalence(log_ratio, Z, model="table", strength=strength)
+    em = sw.estimate_prevalence(log_ratio, Z, model="table", strength=strength, solver="em", random_state=0)
+    check(newton, Z.iloc[:5])
+    assert newton.converged
+    assert newton.marginal[2] < 1e-9
+    np.testing.assert_allclose(np.exp(newton.log_prevalence(Z)), np.exp(em.log_prevalence(Z)), atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_classes_that_stand_in_for_each_other_have_all_they_share_in_their_interval():
+    """Moving one of them up by mixing takes from the third class too, which the likelihood forbids long before."""
+    q = np.random.default_rng(0).normal(0.3, 1, 300)
+    low, high = (estimate := sw.estimate_prevalence(np.c_[q, q, -q])).interval()
+    assert low[0] < 1e-3
+    assert high[0] == pytest.approx(1 - low[2], abs=0.02)
+    assert high[0] < 0.85
+    check(estimate)
+
+
+def test_a_rare_class_has_intervals_at_z_that_say_something():
+    site = sw.SimulatedFamily(seed=0, signal=3.0).site(400, prevalence=[0.999, 0.001], seed=6)
+    for model in ("additive", "network"):
+        estimate = sw.estimate_prevalence(
+            site.log_ratio, site.Z, model=model, strength=1.0 if model == "additive" else "auto", random_state=0
+        )
+        low, high = estimate.interval(site.Z.iloc[:20])
+        check(estimate, site.Z.iloc[:20])
+        probability = np.exp(estimate.log_prevalence(site.Z.iloc[:20]))
+        assert (low <= probability + 1e-9).all()
+        assert (probability <= high + 1e-9).all()
+        assert high[:, 1].max() < 0.3
+
+
 def test_classes_that_f_does_not_tell_apart_are_reported():
     rng = np.random.default_rng(0)
     log_ratio = np.repeat(rng.normal(size=(200, 2)), [1, 2], axis=1)

@@ -1,5 +1,8 @@
 """The estimate as a person uses it."""
 
+import warnings
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,6 +10,8 @@ import torch
 from scipy.optimize import minimize
 
 import sitewise as sw
+from sitewise.adaptation import selection
+from sitewise.adaptation.selection import can_fill_a_table
 
 
 def site_with_z(n_rows=1500, seed=0, **arguments):
@@ -170,6 +175,158 @@ def test_prior_is_what_shrinkage_aims_at():
     np.testing.assert_allclose(
         np.corrcoef(towards.log_prevalence(here.Z)[:, 1], shape.log_prevalence(here.Z)[:, 1])[0, 1], 1, atol=0.02
     )
+
+
+def test_a_level_is_aimed_at_by_every_model():
+    site = discrete_site()
+    for model in ("constant", "table", "additive"):
+        arguments = {"model": model, "strength": 1e6}
+        pulled = sw.estimate_prevalence(*_pair(site), prior=[0.9, 0.1], **arguments)
+        np.testing.assert_allclose(np.exp(pulled.log_prevalence(site.Z)), np.tile([0.9, 0.1], (400, 1)), atol=2e-3)
+        by_estimate = sw.estimate_prevalence(
+            *_pair(site), prior=sw.estimate_prevalence(discrete_site(seed=5).log_ratio, model="constant"), **arguments
+        )
+        level = sw.estimate_prevalence(discrete_site(seed=5).log_ratio, model="constant").marginal
+        np.testing.assert_allclose(by_estimate.marginal, level, atol=2e-3)
+
+
+def test_a_prior_that_depends_on_z_gives_its_shape_and_leaves_the_level_free():
+    shape = sw.estimate_prevalence(*_pair(discrete_site(4000)), model="additive", strength=1.0)
+    here = discrete_site(4000, seed=0)
+    rare = sw.SimulatedFamily(n_continuous=0, levels=(2, 2), seed=0).site(3000, prevalence=[0.95, 0.05], seed=9)
+    for model in ("table", "additive"):
+        towards = sw.estimate_prevalence(*_pair(rare), model=model, strength=1e6, prior=shape)
+        assert towards.marginal[1] == pytest.approx(0.05, abs=0.02)
+        odds = [np.diff(e.log_prevalence(here.Z), axis=1) for e in (towards, shape)]
+        np.testing.assert_allclose(np.ptp(odds[0] - odds[1]), 0, atol=0.02)
+
+
+def test_a_prior_brings_its_schema_along():
+    """The codes of one schema mean nothing in another."""
+    wide, narrow = site_with_z(2000), site_with_z(400, seed=0)
+    narrow_Z = narrow.Z[narrow.Z["age0"].between(40, 60)]
+    log_ratio = narrow.log_ratio[narrow_Z.index]
+    prior = sw.estimate_prevalence(*_pair(wide), model="additive", strength=1.0)
+    for role in ("prior", "start"):
+        estimate = sw.estimate_prevalence(log_ratio, narrow_Z, model="additive", **{role: prior})
+        assert estimate.confounders == prior.confounders
+        with pytest.raises(ValueError, match=f"{role} was estimated with other confounders"):
+            sw.estimate_prevalence(log_ratio, narrow_Z, confounders=sw.Confounders.learn(narrow_Z), **{role: prior})
+    same = sw.estimate_prevalence(log_ratio, narrow_Z, model="additive", strength=1e7, prior=prior)
+    difference = np.diff(same.log_prevalence(narrow_Z) - prior.log_prevalence(narrow_Z), axis=1)
+    assert np.ptp(difference) < 0.01
+    without_z = sw.estimate_prevalence(log_ratio, prior=prior, strength=1e8)
+    np.testing.assert_allclose(without_z.marginal, prior.marginal, atol=1e-4)
+    three = sw.estimate_prevalence(np.random.default_rng(0).normal(size=(50, 3)))
+    with pytest.raises(ValueError, match="prior is an estimate for 3 classes, log_ratio has 2"):
+        sw.estimate_prevalence(log_ratio, prior=three)
+
+
+def test_classes_are_matched_by_their_labels():
+    site = discrete_site()
+    frame = pd.DataFrame(site.log_ratio, columns=["healthy", "ill"])
+    prior = pd.Series({"ill": 0.1, "healthy": 0.9})
+    pulled = sw.estimate_prevalence(frame, model="constant", strength=1e7, prior=prior)
+    assert pulled.marginal["ill"] == pytest.approx(0.1, abs=1e-3)
+    estimate = sw.estimate_prevalence(frame, site.Z)
+    log_prevalence = estimate.log_prevalence(site.Z)
+    turned = sw.adjust(frame, log_prevalence[["ill", "healthy"]])
+    pd.testing.assert_frame_equal(turned, sw.adjust(frame, log_prevalence))
+
+
+def test_lists_come_and_arrays_go():
+    site = discrete_site(50)
+    estimate = sw.estimate_prevalence(pd.DataFrame(site.log_ratio), site.Z)
+    rows = site.Z.to_numpy().tolist()
+    assert estimate.log_prevalence(rows).shape == (50, 2)
+    assert estimate.interval(rows)[0].shape == (50, 2)
+
+
+def test_the_table_is_tried_only_where_its_cells_are_filled():
+    evidence = sw.estimate_prevalence(*_pair(discrete_site(100)))._evidence
+    assert can_fill_a_table(evidence)
+    rng = np.random.default_rng(0)
+    ward = pd.DataFrame({"ward": [f"w{i}" for i in rng.integers(0, 40, 100)]})
+    sparse = sw.estimate_prevalence(rng.normal(size=(100, 2)), ward, model="constant")._evidence
+    assert not can_fill_a_table(sparse)
+    assert not can_fill_a_table(sw.estimate_prevalence(*_pair(site_with_z(100)))._evidence)
+
+
+def test_missing_terms_are_fitted_for_the_winner_only(monkeypatch):
+    calls = []
+    fit = selection.fit_missing_terms
+    monkeypatch.setattr(selection, "fit_missing_terms", lambda *a: calls.append(a) or fit(*a))
+    assert sw.estimate_prevalence(*_pair(site_with_z(4000))).model == "additive"
+    assert sw.estimate_prevalence(*_pair(site_with_z(4000, dependence=0.0))).model == "constant"
+    assert len(calls) == 1
+
+
+def test_once_g_depends_on_z_the_plain_left_out_likelihood_chooses(monkeypatch):
+    def made_up(strength, log_likelihood, optimism):
+        return SimpleNamespace(strength=strength, log_likelihood=log_likelihood, optimism=optimism, prevalence=None)
+
+    fits = [made_up(100.0, -50.0, 1.0), made_up(1.0, -45.0, 5.0), made_up(0.1, -44.9, 8.0)]
+    monkeypatch.setattr(selection, "additive_candidates", lambda *_: fits)
+    monkeypatch.setattr(selection, "can_fill_a_table", lambda *_: False)
+    for constant, strength in ((made_up(0.0, -54.0, 0.5), 1.0), (made_up(0.0, -51.0, 0.5), 0.0)):
+        chosen = selection.fit_any_model(None, constant, None, None, "auto", "auto")
+        assert chosen.strength == strength
+
+
+def test_of_equals_the_one_most_strongly_shrunk_is_chosen():
+    fits = [SimpleNamespace(strength=s, log_likelihood=-5.0 + 1e-9 / s, optimism=1.0) for s in (100.0, 10.0, 1.0)]
+    assert selection.best(fits).strength == 100.0
+
+
+def test_gradient_steps_survive_a_strong_ridge():
+    site = site_with_z(300)
+    with pytest.warns(UserWarning, match="did not converge"):
+        estimate = sw.estimate_prevalence(
+            *_pair(site), model="additive", strength=1e5, solver=sw.EM(iterations=50, m_step="sgd"), random_state=0
+        )
+    assert (np.diff(estimate.trace) >= -1e-9).all()
+
+
+@pytest.mark.parametrize("model", ["constant", "table", "additive"])
+def test_few_groups_never_narrow_an_interval(model):
+    site = discrete_site()
+    widths = []
+    for groups in (None, np.arange(400), np.zeros(400), np.arange(400) % 2):
+        estimate = sw.estimate_prevalence(*_pair(site), model=model, strength=3.0, groups=groups)
+        intervals = (estimate.interval(), estimate.interval(site.Z.iloc[:4]))
+        widths.append(np.concatenate([np.ravel(high - low) for low, high in intervals]))
+    plain, alone, one, two = widths
+    np.testing.assert_allclose(alone, plain, rtol=0.03)
+    np.testing.assert_allclose(one, plain)
+    assert (two >= plain * (1 - 1e-9)).all()
+
+
+def test_a_row_of_which_nothing_is_known_has_the_networks_marginal_where_z_has_gaps():
+    site = site_with_z(300, missing=0.3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        estimate = sw.estimate_prevalence(*_pair(site), model="network", random_state=0)
+    nothing = pd.DataFrame({name: [None] for name in site.Z.columns})
+    np.testing.assert_allclose(np.exp(estimate.log_prevalence(nothing))[0], estimate.marginal, atol=1e-9)
+    by_hand = np.exp(estimate.log_prevalence(site.Z)).mean(axis=0)
+    np.testing.assert_allclose(by_hand, estimate.marginal, atol=1e-9)
+
+
+def test_the_marginal_of_a_table_covers_where_its_cells_are_shrunk_to_the_sites_level():
+    family = sw.SimulatedFamily(n_continuous=0, levels=(2, 3), seed=1)
+    inside = []
+    for seed in range(60):
+        site = family.site(1000, prevalence=[0.8, 0.2], dependence=0.0, seed=seed)
+        low, high = sw.estimate_prevalence(*_pair(site), model="table", strength=300.0).interval()
+        inside.append(low[1] <= 0.2 <= high[1])
+    assert 0.88 <= np.mean(inside) <= 1.0
+
+
+def test_two_classes_mirror_each_other_near_a_bound_too():
+    site = sw.SimulatedFamily(seed=0, signal=3.0).site(400, prevalence=[0.99, 0.01], seed=5)
+    estimate = sw.estimate_prevalence(*_pair(site), model="additive", strength=1.0)
+    for low, high in (estimate.interval(), estimate.interval(site.Z)):
+        np.testing.assert_allclose(low[..., 0], 1 - high[..., 1], atol=1e-9)
 
 
 def test_start_does_not_change_a_concave_answer():

@@ -27,6 +27,7 @@ RIDGES = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
 PRICE = 2.0  # of the optimism, where it is decided whether g depends on z at all
 MARGIN = 1.0  # log-likelihood units that a g(z) must be better by than the constant
 PSEUDO_COUNTS = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0)
+TIE = 1e-6  # log-likelihood units that the solvers' tolerance leaves open
 MAX_CELLS = 1000
 ROWS_A_CELL = 5.0  # on average; in emptier cells a table only repeats its centre
 
@@ -119,7 +120,8 @@ def left_out(fit: Fit) -> float:
 
 def best(fits: list[Fit]) -> Fit:
     """The fit with the highest left-out likelihood; of equals the one most strongly shrunk, which comes first."""
-    return max(fits, key=left_out)
+    top = max(map(left_out, fits))
+    return next(fit for fit in fits if left_out(fit) >= top - TIE)
 
 
 def starting_coefficients(
