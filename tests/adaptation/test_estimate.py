@@ -323,7 +323,7 @@ def test_the_marginal_of_a_table_covers_where_its_cells_are_shrunk_to_the_sites_
 
 
 def test_two_classes_mirror_each_other_near_a_bound_too():
-    site = sw.SimulatedFamily(seed=0, signal=3.0).site(400, prevalence=[0.99, 0.01], seed=5)
+    site = sw.SimulatedFamily(seed=0, signal=3.0).site(400, prevalence=[0.999, 0.001], seed=5)
     estimate = sw.estimate_prevalence(*_pair(site), model="additive", strength=1.0)
     for low, high in (estimate.interval(), estimate.interval(site.Z)):
         np.testing.assert_allclose(low[..., 0], 1 - high[..., 1], atol=1e-9)
