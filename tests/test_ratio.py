@@ -8,7 +8,9 @@ from sitewise.ratio import LabeledRows, RatioObjective, build_ratio, network_inp
 
 def rows_with_z(n_rows=60):
     generator = torch.Generator().manual_seed(0)
-    Z = pd.DataFrame({"age": torch.rand(n_rows, generator=generator).numpy() * 60 + 20, "sex": ["m", "f"] * (n_rows // 2)})
+    Z = pd.DataFrame(
+        {"age": torch.rand(n_rows, generator=generator).numpy() * 60 + 20, "sex": ["m", "f"] * (n_rows // 2)}
+    )
     schema = sw.Confounders.learn(Z)
     codes, _ = schema.encode(Z)
     X = torch.randn(n_rows, 3, generator=generator)
@@ -68,7 +70,7 @@ def test_the_loss_is_the_nll_of_equation_3():
     log_f = module(rows.X[:10], network_inputs(schema, rows.codes[:10]))
     posterior = sw.adjust(log_f.detach(), prior.log_marginal)
     expected = -torch.log(posterior[chosen, rows.y[:10]]).mean()
-    assert abs(float(objective.loss(module, chosen)) - float(expected)) < 1e-6
+    assert abs(objective.loss(module, chosen).item() - expected.item()) < 1e-6
 
 
 def test_the_fusion_has_the_papers_layers():

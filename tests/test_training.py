@@ -54,7 +54,7 @@ def test_every_batch_is_trained_in_training_mode():
 def test_the_best_snapshot_is_kept():
     class Worsening(Line):
         def validation_loss(self, module):
-            self.seen = getattr(self, "seen", []) + [{k: v.clone() for k, v in module.state_dict().items()}]
+            self.seen = [*getattr(self, "seen", []), {k: v.clone() for k, v in module.state_dict().items()}]
             return float(abs(self.epochs - 2))
 
     line = Worsening()

@@ -78,7 +78,7 @@ def to_tensor(value: object, device: torch.device | None = None) -> Tensor:
     """Copy numbers into a float64 tensor; raise TypeError or ValueError where they are not numbers."""
     if isinstance(value, Tensor):
         return value.detach().to(device=device, dtype=torch.float64)
-    numbers = np.asarray(value, dtype=np.float64)
+    numbers = np.ascontiguousarray(value, dtype=np.float64)
     return torch.tensor(numbers, device=device)
 
 

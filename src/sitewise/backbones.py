@@ -1,4 +1,4 @@
-"""Networks that turn an input x into features: a perceptron for tables, the paper's CNN for small images, any module."""
+"""Networks that turn an input x into features: a perceptron for tables, the paper's CNN for small images, any other."""
 
 import copy
 from typing import Any
@@ -65,7 +65,9 @@ def build_mlp(X: Tensor) -> nn.Sequential:
 def build_cnn(X: Tensor) -> nn.Sequential:
     """The paper's network for Color MNIST (its kernels are 3 × 3 here; the paper does not say)."""
     if X.ndim != 4 or min(X.shape[2:]) < 8:
-        raise ValueError(f"backbone='cnn' needs images (n, channels, height, width) of 8 pixels or more, got {tuple(X.shape)}")
+        raise ValueError(
+            f"backbone='cnn' needs images (n, channels, height, width) of 8 pixels or more, got {tuple(X.shape)}"
+        )
     layers: list[nn.Module] = [Pixels()]
     channels = X.shape[1]
     for n_filters in (32, 32, 64):

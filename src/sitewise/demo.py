@@ -7,7 +7,7 @@ Training sites follow the paper's confounded model (β = 0.9 and 0.7), the snaps
 import copy
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from sitewise.estimator import AdaptedClassifier, GPAClassifier
 from sitewise.evaluation import evaluate, reliability
 from sitewise.report.figures import draw_demo
 from sitewise.sites import Site
+from sitewise.training import Recipe
 
 Array = np.ndarray[Any, Any]
 CONFOUNDER = "color"
@@ -28,6 +29,9 @@ TRAINING_BETAS = {"train β=0.9": 0.9, "train β=0.7": 0.7}
 PAPER_SITE, FLIPPED_SITE = "paper's test site", "flipped site"
 
 
+BRISK = Recipe(epochs=8, batch_size=128, learning_rate=5e-3, weight_decay=0.1, min_steps=0, augment="affine")
+
+
 @dataclass(frozen=True)
 class DemoSize:
     """How much of everything."""
@@ -35,12 +39,17 @@ class DemoSize:
     n_train: int = 5000  # at each training site
     n_validation: int = 1000
     n_test: int = 5000
-    epochs: int = 10
-    recipe: str = "augmented"
+    recipe: str | Recipe = BRISK
     n_resamples: int = 200
 
 
-QUICK = DemoSize(n_train=2000, n_validation=500, n_test=2000, epochs=4, n_resamples=100)
+QUICK = DemoSize(
+    n_train=1200,
+    n_validation=500,
+    n_test=2000,
+    recipe=replace(BRISK, epochs=4, batch_size=32, augment=None),
+    n_resamples=100,
+)
 
 
 @dataclass(frozen=True)
@@ -82,7 +91,7 @@ def run_demo(
     digits = load_digits(data_dir)
     data = draw_data(digits, size, seed)
     say(f"{digits.name}: two training sites of {size.n_train:,}, two new sites of {size.n_test:,} without labels")
-    settings = {"recipe": size.recipe, "epochs": size.epochs, "random_state": seed, "verbose": verbose}
+    settings = {"recipe": size.recipe, "random_state": seed, "verbose": verbose}
     say("training ERM, P(y|x)")
     erm = train_erm(data, settings, with_confounder=False)
     say("training ERM^Z, P(y|x,z)")
@@ -134,7 +143,8 @@ def train_erm(data: DemoData, settings: dict[str, Any], *, with_confounder: bool
 
 def calibrate_erm(erm: GPAClassifier, data: DemoData) -> GPAClassifier:
     """A copy of ERM, vector-scaled on the validation site: what label-shift EM needs."""
-    copied = copy.deepcopy(erm).set_params(calibration="vector")
+    copied = copy.deepcopy(erm)
+    copied.set_params(calibration="vector")
     return copied.calibrate(data.validation.X, data.validation.y)
 
 
@@ -203,9 +213,7 @@ def _given_z(site: Site) -> list[float]:
     return [float(site.y[(site.Z[CONFOUNDER] == level).to_numpy()].mean()) for level in LEVELS]
 
 
-def _score(
-    y: Array, probability: Array, prevalence: Any, interval: Any, n_resamples: int, seed: int
-) -> dict[str, Any]:
+def _score(y: Array, probability: Array, prevalence: Any, interval: Any, n_resamples: int, seed: int) -> dict[str, Any]:
     """A method's metrics, and its estimate of P(y=1) where it has one."""
     metrics = evaluate(y, probability, n_resamples=n_resamples, random_state=seed)
     scored: dict[str, Any] = {name: asdict(metrics[name]) for name in METRICS}

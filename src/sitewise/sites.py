@@ -111,6 +111,8 @@ def take_rows(values: Any, rows: Any) -> Any:
         return None
     if isinstance(values, pd.DataFrame | pd.Series):
         return values.iloc[rows]
+    if isinstance(values, dict):
+        return {name: take_rows(column, rows) for name, column in values.items()}
     if isinstance(values, list | tuple):
         return [values[i] for i in np.arange(len(values))[rows]]
     return values[rows]

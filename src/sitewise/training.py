@@ -13,8 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
+
+try:
+    from lightning_fabric import Fabric
+except ImportError:  # the same package inside the larger distribution
+    from lightning.fabric import Fabric  # type: ignore[import-not-found, no-redef]
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +35,8 @@ class Recipe:
     batch_size: int = 256
     learning_rate: float = 3e-3
     schedule: Literal["one_cycle", "constant"] = "one_cycle"
-    weight_decay: float = 0.1
-    min_steps: int = 600
+    weight_decay: float = 1.0
+    min_steps: int = 1500
     per_site: bool = False
     augment: Literal["affine"] | None = None
 
@@ -100,7 +104,7 @@ def train(
 ) -> Training:
     """Train a module; the same seed gives the same bits on a CPU.
 
-    `device` is "auto", "cpu", "cuda" or any accelerator Fabric knows. `verbose` None shows a progress bar on a terminal.
+    `device` is "auto", "cpu", "cuda" or any other that Fabric knows; `verbose` None shows a bar on a terminal.
     """
     fabric = Fabric(accelerator=device, devices=1)
     generator = torch.Generator().manual_seed(seed)
@@ -110,7 +114,8 @@ def train(
     epochs = max(recipe.epochs, math.ceil(recipe.min_steps / steps_per_epoch))
     optimizer = torch.optim.AdamW(module.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     scheduler = _schedule(optimizer, recipe, epochs * steps_per_epoch)
-    fitted, optimizer = fabric.setup(module.to(memory_format=torch.channels_last), optimizer)
+    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    fitted, optimizer = fabric.setup(module, optimizer)
     objective.to(fabric.device)
     best_loss, best_epoch, best_state = math.inf, 0, None
     history: list[dict[str, float]] = []

@@ -54,9 +54,21 @@ def test_a_failed_refit_keeps_the_earlier_fit():
 def test_all_settings_at_once():
     with pytest.raises(ValueError, match="7 problems") as caught:
         sw.GPAClassifier(
-            backbone="resnet", prevalence="tree", knockout=1.5, missing="impute", calibration="platt", recipe="x", epochs=-1
+            backbone="resnet",
+            prevalence="tree",
+            knockout=1.5,
+            missing="impute",
+            calibration="platt",
+            recipe="x",
+            epochs=-1,
         ).fit(X, Y)
-    for words in ("backbone must be", "prevalence must be", "knockout must be", "calibration must be", "recipe must be"):
+    for words in (
+        "backbone must be",
+        "prevalence must be",
+        "knockout must be",
+        "calibration must be",
+        "recipe must be",
+    ):
         assert words in str(caught.value)
     with pytest.raises(ValueError, match="share between 0 and 1"):
         sw.GPAClassifier(validation=1.5).fit(X, Y)

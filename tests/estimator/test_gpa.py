@@ -52,7 +52,10 @@ def test_the_trained_f_comes_back(family, model):
     found = model.log_ratio(new.X, sample_confounder=new.Z)
     difference, truth = np.diff(found)[:, 0], np.diff(new.log_ratio)[:, 0]
     assert np.corrcoef(difference, truth)[0, 1] > 0.95
-    assert nll(sw.adjust(found, new.log_prevalence), new.y) < nll(sw.adjust(new.log_ratio, new.log_prevalence), new.y) + 0.02
+    assert (
+        nll(sw.adjust(found, new.log_prevalence), new.y)
+        < nll(sw.adjust(new.log_ratio, new.log_prevalence), new.y) + 0.02
+    )
 
 
 def test_adaptation_reaches_the_nll_of_the_true_g(family, model):
@@ -257,7 +260,13 @@ def test_a_level_too_small_to_tell_is_no_such_region():
 def data_with_groups():
     n_rows = 200
     y = torch.arange(n_rows) % 5 == 0
-    rows = LabeledRows(torch.zeros(n_rows, 1), y.long(), torch.ones(n_rows), (torch.arange(n_rows) >= 120).long(), torch.zeros(n_rows, 0))
+    rows = LabeledRows(
+        torch.zeros(n_rows, 1),
+        y.long(),
+        torch.ones(n_rows),
+        (torch.arange(n_rows) >= 120).long(),
+        torch.zeros(n_rows, 0),
+    )
     return TrainingData(rows, ["a", "b"], np.array([0, 1]), None, torch.arange(n_rows) // 4)
 
 

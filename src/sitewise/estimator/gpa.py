@@ -37,8 +37,8 @@ from sitewise.estimator.reading import (
 )
 from sitewise.posterior import combine
 from sitewise.prevalence import MODELS, Prevalence
-from sitewise.sites import take_rows
 from sitewise.ratio import LabeledRows, RatioObjective, build_ratio, network_inputs, score
+from sitewise.sites import take_rows
 from sitewise.training import AUGMENTATIONS, Recipe, resolve_recipe, train
 
 ENOUGH_TO_CALIBRATE = 10  # held-out rows of each class
@@ -50,7 +50,7 @@ EXPECTED_FAILED_CHECKS = {
 }
 
 
-class GPAClassifier(ClassifierMixin, BaseEstimator):
+class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Generalized Prevalence Adjustment: a classifier that adapts to new sites with unlabeled data.
 
     P_e(y|x,z) = softmax(log f(x,z) + log g_e(z)) at site e, where f is a network trained on all sites with their g_e
@@ -154,7 +154,9 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):
         validation_prevalence = self._validation_prevalence(validation, held_groups, seed)
         objective = self._objective(training, validation, validation_prevalence, recipe)
         module = build_ratio(self.backbone, training.X[:1000], data.schema, len(data.classes), seed)
-        trained = train(module, objective, recipe, device=self.device, seed=seed, verbose=self.verbose, label="training f")
+        trained = train(
+            module, objective, recipe, device=self.device, seed=seed, verbose=self.verbose, label="training f"
+        )
         self._module, self.training_history_, self.best_epoch_ = trained.module, trained.history, trained.best_epoch
         self._calibrations = self._fit_calibrations(validation, validation_prevalence)
 
@@ -208,7 +210,9 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):
         number_of = {s: i for i, s in enumerate(torch.unique(training.site).tolist())}
         sites = torch.tensor([number_of[s] for s in training.site.tolist()], dtype=torch.int64)
         rows = LabeledRows(_for_training(training.X), training.y, training.weight, sites, training.codes)
-        held = LabeledRows(_for_training(validation.X), validation.y, validation.weight, validation.site, validation.codes)
+        held = LabeledRows(
+            _for_training(validation.X), validation.y, validation.weight, validation.site, validation.codes
+        )
         log_prevalence = prevalence.log_prob(validation.codes) if len(validation) else None
         augment = AUGMENTATIONS[recipe.augment] if recipe.augment else None
         models = list(self._site_prevalences.values())

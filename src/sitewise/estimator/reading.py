@@ -132,7 +132,7 @@ def read_partial_labels(y: Any, classes: Array, n_rows: int) -> Array:
         first = int(np.flatnonzero(strange)[0])
         raise ValueError(
             f"y must hold the classes {classes.tolist()} and NaN or None where unknown, "
-            f"got {column.iloc[first]!r} at row {first}"
+            f"got {column.tolist()[first]!r} at row {first}"
         )
     return numbers
 

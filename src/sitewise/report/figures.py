@@ -37,7 +37,9 @@ def prevalence_figure(record: Record) -> Figure:
         levels = site["prevalence_given_z"]
         places = np.arange(len(levels))
         for offset, (train, values) in zip((-0.24, -0.12), record["training_prevalence"].items(), strict=False):
-            axis.plot(places + offset, values, "^" if offset < -0.2 else "v", color=GREY, ms=8, label=f"training site {train}")
+            axis.plot(
+                places + offset, values, "^" if offset < -0.2 else "v", color=GREY, ms=8, label=f"training site {train}"
+            )
         estimate = np.array([level["estimate"] for level in levels])
         low, high = (np.array([level[bound] for level in levels]) for bound in ("low", "high"))
         axis.errorbar(
@@ -72,11 +74,15 @@ def f1_figure(record: Record) -> Figure:
             value = np.array([row["value"] for row in rows])
             error = np.clip([value - [r["low"] for r in rows], [r["high"] for r in rows] - value], 0, None)
             filled = {"mfc": ACCENT if marker == "o" else "white", "color": ACCENT if marker == "o" else INK}
-            axis.errorbar(value, places + shift, xerr=error, fmt=marker, capsize=3, label=SHOWN_METRICS[metric], **filled)
+            axis.errorbar(
+                value, places + shift, xerr=error, fmt=marker, capsize=3, label=SHOWN_METRICS[metric], **filled
+            )
         axis.set_yticks(places, methods)
         axis.set_title(name)
         axis.grid(axis="x", color="#dddddd")
-    figure.legend(*np.atleast_1d(axes)[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    figure.legend(
+        *np.atleast_1d(axes)[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False
+    )
     return figure
 
 
