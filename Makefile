@@ -23,7 +23,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -5,11 +5,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 README = Path(__file__).parents[1] / "README.md"
+NUMBER = r"-?\d+\.?\d*"
 
 
 def test_the_example_prints_what_the_readme_says():
+    """To the letter but for the last digits, which depend on the processor's arithmetic."""
     code, printed = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", README.read_text(), re.DOTALL).groups()
     assert len([line for line in code.splitlines() if line.strip()]) <= 12
     run = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout == printed
+    assert re.sub(NUMBER, "#", run.stdout).split() == re.sub(NUMBER, "#", printed).split()
+    found, expected = ([float(n) for n in re.findall(NUMBER, text)] for text in (run.stdout, printed))
+    assert found == pytest.approx(expected, abs=0.05)

@@ -57,8 +57,13 @@ def demo(
     console = Console()
     start = time.perf_counter()
     size = QUICK if quick else DemoSize()
-    say = lambda text: console.print(f"[dim]{text}[/dim]", highlight=False)  # noqa: E731
-    record = run_demo(seed=seed, size=size, data_dir=None if data_dir is None else str(data_dir), say=say)
+    with console.status("starting") as status:
+
+        def say(text: str) -> None:
+            console.print(f"[dim]{text}[/dim]", highlight=False)
+            status.update(text)
+
+        record = run_demo(seed=seed, size=size, data_dir=None if data_dir is None else str(data_dir), say=say)
     for name, site in record["sites"].items():
         console.print(demo_table(name, site))
     for path in write_demo(record, out):
