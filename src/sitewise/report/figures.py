@@ -38,7 +38,12 @@ def prevalence_figure(record: Record) -> Figure:
         places = np.arange(len(levels))
         for offset, (train, values) in zip((-0.24, -0.12), record["training_prevalence"].items(), strict=False):
             axis.plot(
-                places + offset, values, "^" if offset < -0.2 else "v", color=GREY, ms=8, label=f"training site, {train}"
+                places + offset,
+                values,
+                "^" if offset < -0.2 else "v",
+                color=GREY,
+                ms=8,
+                label=f"training site, {train}",
             )
         estimate = np.array([level["estimate"] for level in levels])
         low, high = (np.array([level[bound] for level in levels]) for bound in ("low", "high"))
