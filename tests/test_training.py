@@ -71,9 +71,11 @@ def test_without_validation_the_last_snapshot_counts():
 
 def test_a_seed_repeats_to_the_bit_and_leaves_the_global_generator_alone():
     before = torch.get_rng_state()
-    runs = [train(network(), Line(), Recipe(epochs=2), device="cpu", seed=s).module.state_dict() for s in (1, 1, 2)]
-    torch.manual_seed(0)
-    network()
+    modules = [network() for _ in range(3)]
+    runs = []
+    for module, seed in zip(modules, (1, 1, 2), strict=True):
+        torch.rand(7)  # whatever else the program draws
+        runs.append(train(module, Line(), Recipe(epochs=2), device="cpu", seed=seed).module.state_dict())
     assert all(torch.equal(runs[0][k], runs[1][k]) for k in runs[0])
     assert not all(torch.equal(runs[0][k], runs[2][k]) for k in runs[0])
     torch.set_rng_state(before)

@@ -242,6 +242,11 @@ def test_where_a_class_never_occurs_in_training_the_training_g_is_kept(family):
     given_z = here.prevalence({"color": ["green", "red"]})
     assert given_z[0, 1] < 0.01
     assert given_z[1, 1] == pytest.approx(0.2, abs=0.07)
+    kept = fitted._pooled_prevalence.log_prob(fitted.confounders_.encode({"color": ["green"]})[0]).exp()[0]
+    np.testing.assert_array_equal(given_z[0], kept)
+    low, high = here.prevalence_interval({"color": ["green", "red"]})
+    assert low[0, 1] == high[0, 1] == given_z[0, 1]
+    assert low[1, 1] < given_z[1, 1] < high[1, 1]
     assert here.prevalence()[1] == pytest.approx(new_y.mean(), abs=0.04)
     low, high = here.prevalence_interval()
     assert low[1] < here.prevalence()[1] < high[1]
