@@ -19,7 +19,8 @@ from sitewise.calibration import METHODS as CALIBRATIONS
 from sitewise.calibration import Calibration, fit_calibration
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.prevalences import (
-    CrossFitted,
+    RowPrevalence,
+    by_site,
     cross_fit,
     find_unsupported,
     fit_prevalence,
@@ -194,18 +195,16 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             for s in sites
         }
 
-    def _validation_prevalence(
-        self, validation: LabeledRows, groups: Tensor | None, seed: int
-    ) -> "CrossFitted | _BySite":
+    def _validation_prevalence(self, validation: LabeledRows, groups: Tensor | None, seed: int) -> RowPrevalence:
         """g for the held-out rows by models that saw none of their labels."""
-        if all(self.sites_[s] in self._site_prevalences for s in torch.unique(validation.site).tolist()):
-            models = {s: self._site_prevalences.get(name) for s, name in enumerate(self.sites_)}
-            return _BySite(validation.site, models)
+        models = {s: self._site_prevalences[n] for s, n in enumerate(self.sites_) if n in self._site_prevalences}
+        if all(s in models for s in torch.unique(validation.site).tolist()):
+            return by_site(validation.site, models)
         n_classes = len(self.classes_)
         return cross_fit(self.prevalence, validation, groups, n_classes, self.confounders_, self.knockout, seed)
 
     def _objective(
-        self, training: LabeledRows, validation: LabeledRows, prevalence: "CrossFitted | _BySite", recipe: Recipe
+        self, training: LabeledRows, validation: LabeledRows, prevalence: RowPrevalence, recipe: Recipe
     ) -> RatioObjective:
         number_of = {s: i for i, s in enumerate(torch.unique(training.site).tolist())}
         sites = torch.tensor([number_of[s] for s in training.site.tolist()], dtype=torch.int64)
@@ -218,9 +217,7 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         models = list(self._site_prevalences.values())
         return RatioObjective(rows, held, self.confounders_, models, log_prevalence, self.knockout, augment)
 
-    def _fit_calibrations(
-        self, rows: LabeledRows, prevalence: "CrossFitted | _BySite"
-    ) -> tuple[Calibration, Calibration]:
+    def _fit_calibrations(self, rows: LabeledRows, prevalence: RowPrevalence) -> tuple[Calibration, Calibration]:
         """Calibrations for rows with all of z and for rows that lack some of it (equation 6)."""
         schema = self.confounders_
         if schema is None or not len(rows):
@@ -235,7 +232,7 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     def _calibrate_rows(
-        self, rows: LabeledRows, codes: Tensor, prevalence: "CrossFitted | _BySite", use: Tensor | None = None
+        self, rows: LabeledRows, codes: Tensor, prevalence: RowPrevalence, use: Tensor | None = None
     ) -> Calibration:
         """Fit the calibration asked for, or as much of it as the held-out labels can bear."""
         chosen = torch.arange(len(rows)) if use is None else use.nonzero().flatten()
@@ -343,7 +340,7 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             known = list(self._site_prevalences)
             problems.add(f"unknown sample_domain {unknown}; f was trained at {known}. Use adapt() for a new site")
         problems.raise_if_any()
-        return _BySite(site, {s: self._site_prevalences[name] for s, name in enumerate(names)}).log_prob(codes)
+        return by_site(site, {s: self._site_prevalences[name] for s, name in enumerate(names)}).log_prob(codes)
 
     def _codes(self, Z: Any, n_rows: int) -> Tensor:
         if self.confounders_ is None:
@@ -371,25 +368,6 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return complete
         lacking = self.confounders_.missing(codes).any(dim=1, keepdim=True)
         return torch.where(lacking, incomplete, complete)
-
-
-class _BySite:
-    """log g of rows whose sites have a g each."""
-
-    def __init__(self, site: Tensor, models: dict[int, Prevalence | None]) -> None:
-        self.site = site
-        self.models = models
-
-    def log_prob(self, codes: Tensor) -> Tensor:
-        """log g of every row by its own site's model."""
-        parts, order = [], []
-        for site in torch.unique(self.site).tolist():
-            rows = (self.site == site).nonzero().flatten()
-            model = self.models[site]
-            assert model is not None
-            parts.append(model.log_prob(codes[rows]))
-            order.append(rows)
-        return torch.empty_like(torch.cat(parts)).index_copy_(0, torch.cat(order), torch.cat(parts))
 
 
 def _smoothed_targets(y: Tensor, counts: Tensor) -> Tensor:

@@ -36,8 +36,8 @@ def fit_prevalence(
 
 
 @dataclass(frozen=True)
-class CrossFitted:
-    """log g of held-out rows by models that did not see their labels."""
+class RowPrevalence:
+    """log g of certain rows, each by the model that belongs to it: its site's, or one that did not see its label."""
 
     rows: list[Tensor]
     models: list[Prevalence]
@@ -57,7 +57,7 @@ def cross_fit(
     schema: Confounders | None,
     knockout: float,
     seed: int,
-) -> CrossFitted:
+) -> RowPrevalence:
     """Fit g for each site of held-out rows without the very rows it will be used on."""
     held_rows, models = [], []
     for site in torch.unique(rows.site):
@@ -68,7 +68,13 @@ def cross_fit(
             source = inside[others] if others.any() else inside
             held_rows.append(inside[fold])
             models.append(fit_prevalence(model, rows.take(source), n_classes, schema, knockout, seed))
-    return CrossFitted(held_rows, models)
+    return RowPrevalence(held_rows, models)
+
+
+def by_site(site: Tensor, models: dict[int, Prevalence]) -> RowPrevalence:
+    """Let every row have its own site's g."""
+    numbers = torch.unique(site).tolist()
+    return RowPrevalence([(site == s).nonzero().flatten() for s in numbers], [models[s] for s in numbers])
 
 
 @dataclass(frozen=True)
