@@ -41,7 +41,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/selection.py
 
 docs: $(INSTALLED)
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 demo: $(INSTALLED)
 	$(BIN)/sitewise demo

@@ -46,7 +46,7 @@ def options(
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for demo.json and the figures.")] = Path("demo"),
     seed: Annotated[int, typer.Option(min=0, help="Seed of data and training.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="A smaller version, under half a minute.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A smaller version, about half a minute.")] = False,
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder with the full MNIST; the 5,000 embedded digits otherwise.")
     ] = None,

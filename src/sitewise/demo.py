@@ -47,10 +47,10 @@ class DemoSize:
 
 
 QUICK = DemoSize(
-    n_train=1000,
+    n_train=1500,
     n_validation=500,
-    n_test=2000,
-    recipe=replace(BRISK, epochs=4, batch_size=32, augment=None),
+    n_test=1500,
+    recipe=replace(BRISK, epochs=5, batch_size=32, augment=None),
     n_resamples=100,
 )
 
