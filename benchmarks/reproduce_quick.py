@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sitewise.datasets.digits import load_digits
 from sitewise.demo import DemoSize, run_demo
 
 SIZES = {"n_train": 10_000, "n_validation": 500, "n_test": 30_000, "n_resamples": 0}
@@ -48,6 +49,10 @@ def main():
     parser.add_argument("--data-dir", help="folder with the full MNIST; SITEWISE_DATA otherwise")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/reproduce_quick.jsonl"))
     arguments = parser.parse_args()
+    if len(load_digits(arguments.data_dir)) < 70_000:
+        parser.error(
+            "full MNIST is needed: give --data-dir, or set SITEWISE_DATA, to the folder with its four idx.gz files"
+        )
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     records = []
     if arguments.out.exists():
