@@ -26,7 +26,7 @@ def record():
 
 
 def test_the_record_has_every_method_at_both_sites_and_is_json(record):
-    assert json.loads(json.dumps(record)) == json.loads(json.dumps(record))
+    assert json.loads(json.dumps(record, allow_nan=False))["sites"] == record["sites"]
     assert list(record["sites"]) == [PAPER_SITE, FLIPPED_SITE]
     for site in record["sites"].values():
         assert list(site["methods"]) == METHODS

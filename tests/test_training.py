@@ -128,6 +128,7 @@ def test_progress_is_shown_when_asked_for_and_logged_always(capsys, caplog):
     train(network(), Line(), Recipe(epochs=2, min_steps=0), device="cpu", verbose=True, label="a line")
     shown = capsys.readouterr()
     assert shown.out == ""
+    assert "a line" in shown.err
 
 
 def test_recipes_are_looked_up_and_changed():

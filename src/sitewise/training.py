@@ -232,7 +232,8 @@ def _progress(label: str, epochs: int, verbose: bool | None) -> Iterator[Any]:
     from rich.progress import Progress, TextColumn, TimeRemainingColumn
 
     columns = (*Progress.get_default_columns()[:3], TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)  # elsewhere than on a terminal the bar is printed once, when it is full
+    with Progress(*columns, console=console, transient=console.is_terminal) as bar:
         task = bar.add_task(label, total=epochs, note="")
 
         def advance(record: dict[str, float]) -> None:
