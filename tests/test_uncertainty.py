@@ -1,20 +1,30 @@
 import torch
 
-from sitewise.uncertainty import Fall, at_least, gram, group_factor, likelihood_interval, mirror, mix_in, take_out
+from sitewise.adaptation.evidence import Groups, count_groups, gather
+from sitewise.adaptation.rows import Rows, Stream
+from sitewise.uncertainty import Fall, allowed_drop, at_least, likelihood_interval, mirror, mix_in, take_out
 
 
 def rows(*values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-def test_groups_count_by_their_sums_and_never_for_less():
-    deviation, weight = rows([1.0], [-1.0], [2.0], [-2.0]), torch.ones(4, dtype=torch.float64)
-    assert gram(deviation, weight, None).item() == 10
-    assert gram(deviation, weight, torch.tensor([0, 0, 0, 0])).item() == 10
-    assert gram(deviation, weight, torch.tensor([0, 0, 1, 1])).item() == 10
-    assert gram(deviation, weight, torch.tensor([0, 1, 0, 1])).item() == 2 * 18
-    assert group_factor(torch.tensor([3, 3])) == 0
-    assert group_factor(torch.tensor([3, 4, 5])) == 1.5
+def with_groups(*names):
+    codes = torch.zeros(1, 0, dtype=torch.float64)
+    stretch = Rows(torch.zeros(len(names), 1, dtype=torch.float64), None, codes, None, torch.tensor(names))
+    evidence = gather(Stream(()), Stream([stretch]), stretch.groups, None, 2, torch.device("cpu"))
+    return evidence, stretch
+
+
+def test_groups_count_by_their_sums():
+    deviation = rows([1.0], [-1.0], [2.0], [-2.0])
+    for names, expected in (((0, 0, 0, 0), None), ((0, 0, 1, 1), 0.0), ((0, 1, 0, 1), 2 * 18)):
+        evidence, stretch = with_groups(*names)
+        plain, grouped = evidence.gram([(stretch, deviation)])
+        assert plain.item() == 10
+        assert grouped is None if expected is None else grouped.item() == expected
+    assert Groups(4, 1, 1.0).factor == 0
+    assert count_groups([with_groups(3, 4, 5)[1]]).factor == 1.5
 
 
 def test_at_least_is_no_less_than_either_in_any_direction():
@@ -42,10 +52,12 @@ def test_mirror_says_the_same_of_both_classes():
 def test_a_direction_in_which_nothing_is_lost_is_followed_to_its_end():
     """Two classes that f does not tell apart: either may have all of their sum, 0.6."""
     f = rows([0.9, 0.9, 0.1], [0.1, 0.1, 0.9]).repeat(500, 1)
-    share = rows(1.0)
-    fall = Fall(lambda g: (f @ g[0]).log().sum(), rows([0.3, 0.3, 0.4]), 0.95, 1.0)
-    mixed = likelihood_interval(fall, share, 0)
-    swapped = likelihood_interval(fall, share, 0, rows([1.0, -1.0, 0.0]))
+    site = torch.zeros(1, 0, dtype=torch.float64)
+    fall = Fall(
+        lambda at: float((f @ at(site)[0]).log().sum()), lambda _: rows([0.3, 0.3, 0.4]), allowed_drop(0.95, 1.0)
+    )
+    mixed = likelihood_interval(fall, lambda at: at(site)[0], 0)
+    swapped = likelihood_interval(fall, lambda at: at(site)[0], 0, None, lambda _: rows([1.0, -1.0, 0.0]))
     assert mixed[1] < 0.5
     assert swapped[0] < 1e-6
     assert 0.6 - 1e-6 < swapped[1] < 0.7

@@ -126,7 +126,7 @@ def read_weight(value: object, n_rows: int, problems: Problems, device: torch.de
 
 def read_labels(value: object, n_rows: int, n_classes: int, problems: Problems) -> np.ndarray[Any, Any]:
     """Read class indices 0..K-1, NaN where a label is not known, as an (n,) float array."""
-    column = _read_column(value, "y", n_rows, problems)
+    column = read_column(value, "y", n_rows, problems)
     if column is None:
         return np.full(n_rows, np.nan)
     labels = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
@@ -144,7 +144,7 @@ def read_groups(value: object, n_rows: int, problems: Problems, device: torch.de
     """Read one group (a patient, say) a row into numbers 0..G-1; a missing name is a group of its own."""
     if value is None:
         return None
-    column = _read_column(value, "groups", n_rows, problems)
+    column = read_column(value, "groups", n_rows, problems)
     if column is None:
         return None
     codes, found = pd.factorize(column)
@@ -153,7 +153,7 @@ def read_groups(value: object, n_rows: int, problems: Problems, device: torch.de
     return torch.tensor(codes, dtype=torch.int64, device=device)
 
 
-def _read_column(value: object, name: str, n_rows: int, problems: Problems) -> pd.Series | None:
+def read_column(value: object, name: str, n_rows: int, problems: Problems) -> pd.Series | None:
     """Read one value a row; None after noting what is wrong."""
     try:
         column = pd.Series(value.detach().cpu().numpy() if isinstance(value, Tensor) else value)
@@ -191,6 +191,14 @@ def distinct_rows(codes: Tensor) -> tuple[Tensor, Tensor]:
     first = torch.empty(n_distinct, dtype=torch.int64, device=codes.device)
     first[index] = torch.arange(len(codes), device=codes.device)
     return codes[first], index
+
+
+def find_rows(rows: Tensor, among: Tensor) -> Tensor:
+    """Where each row of an (n, V) tensor stands in another of distinct rows (C, V), -1 where it does not; by a join."""
+    both, place = distinct_rows(torch.cat([among, rows]))
+    position = torch.full((len(both),), -1, dtype=torch.int64, device=rows.device)
+    position[place[: len(among)]] = torch.arange(len(among), device=rows.device)
+    return position[place[len(among) :]]
 
 
 def refuse_one_shot(value: object, name: str) -> None:

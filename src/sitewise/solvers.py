@@ -54,6 +54,32 @@ class Solution(Generic[State]):
     trace: list[Tensor] = field(repr=False)
 
 
+@dataclass(frozen=True)
+class Box:
+    """Where points (B, P) may be: between bounds, and on the set that `retract` pulls them back onto."""
+
+    lower: Tensor | None
+    upper: Tensor | None
+    retract: Callable[[Tensor], Tensor] | None
+
+    def held(self, point: Tensor, gradient: Tensor) -> Tensor:
+        """Tell which coordinates are at a bound that they want to cross."""
+        held = torch.zeros_like(point, dtype=torch.bool)
+        if self.lower is not None:
+            held |= (point <= self.lower) & (gradient > 0)
+        if self.upper is not None:
+            held |= (point >= self.upper) & (gradient < 0)
+        return held
+
+    def step(self, point: Tensor, gradient: Tensor, move: Tensor) -> tuple[Tensor, Tensor]:
+        """The legal point that a move leads to, and the change of the objective it has to reach (Armijo's)."""
+        trial = point + move
+        trial = trial if self.lower is None else torch.maximum(trial, self.lower)
+        trial = trial if self.upper is None else torch.minimum(trial, self.upper)
+        promised = ARMIJO * (gradient * (trial - point)).sum(-1).clamp_max(0.0)
+        return (trial if self.retract is None else self.retract(trial)), promised
+
+
 def newton(
     value: Callable[[Tensor], Tensor],
     derivatives: Callable[[Tensor], tuple[Tensor, Tensor]],
@@ -61,6 +87,7 @@ def newton(
     *,
     gap: Callable[[Tensor, Tensor], Tensor] | None = None,
     lower: Tensor | None = None,
+    upper: Tensor | None = None,
     retract: Callable[[Tensor], Tensor] | None = None,
     tolerance: float = 1e-9,
     max_iter: int = 100,
@@ -68,21 +95,22 @@ def newton(
     """Minimize B independent problems at once by damped Newton steps; none of them ever gets worse.
 
     `value` maps points (B, P) to (B,); `derivatives` to gradients (B, P) and Hessians (B, P, P). Coordinates may be
-    bounded from below; a coordinate at its bound that wants to cross it is held there (Bertsekas' two-metric rule).
+    bounded; a coordinate at its bound that wants to cross it is held there (Bertsekas' two-metric rule).
     `retract` pulls a trial point back onto the feasible set (a simplex, say) without raising its value. `gap` maps
     points and gradients to (B,); by default it is the largest entry of the projected gradient.
     """
+    box = Box(lower, upper, retract)
     point, current = start, value(start)
     trace = [current]
     for n_iter in range(max_iter + 1):
         gradient, hessian = derivatives(point)
-        held = torch.zeros_like(point, dtype=torch.bool) if lower is None else (point <= lower) & (gradient > 0)
+        held = box.held(point, gradient)
         gaps = gap(point, gradient) if gap else gradient.masked_fill(held, 0.0).abs().amax(-1)
         done = gaps <= tolerance
         if done.all() or n_iter == max_iter:
             break
         direction = _descent_direction(gradient, hessian, held)
-        point, current, moved = _line_search(value, point, current, gradient, direction, lower, retract, done)
+        point, current, moved = _line_search(value, point, current, gradient, direction, box, done)
         trace.append(current)
         if not moved:  # rounding leaves nothing to gain
             break
@@ -113,8 +141,7 @@ def _line_search(
     current: Tensor,
     gradient: Tensor,
     direction: Tensor,
-    lower: Tensor | None,
-    retract: Callable[[Tensor], Tensor] | None,
+    box: "Box",
     done: Tensor,
 ) -> tuple[Tensor, Tensor, bool]:
     """Halve each problem's step until its objective falls enough (Armijo along the projection arc)."""
@@ -122,10 +149,7 @@ def _line_search(
     step = torch.ones_like(current)
     best_point, best = point.clone(), current.clone()
     for _ in range(HALVINGS):
-        trial = point + step[:, None] * direction
-        trial = trial if lower is None else torch.maximum(trial, lower)
-        promised = ARMIJO * (gradient * (trial - point)).sum(-1).clamp_max(0.0)
-        trial = trial if retract is None else retract(trial)
+        trial, promised = box.step(point, gradient, step[:, None] * direction)
         reached = value(trial)
         accept = open_ & (reached <= current + promised + ROUNDING * current.abs().clamp_min(1.0))
         best_point = torch.where(accept[:, None], trial, best_point)
@@ -135,6 +159,54 @@ def _line_search(
             break
         step = torch.where(open_, step / 2, step)
     return best_point, best, bool((best_point != point).any())
+
+
+def quasi_newton(
+    value_and_gradient: Callable[[Tensor], tuple[Tensor, Tensor]],
+    start: Tensor,
+    hessian: Tensor,
+    *,
+    gap: Callable[[Tensor, Tensor], Tensor],
+    lower: Tensor,
+    retract: Callable[[Tensor], Tensor],
+    tolerance: float = 1e-9,
+    max_iter: int = 30,
+) -> Solution[Tensor]:
+    """Minimize one function of P bounded coordinates from a good guess of its Hessian, mended by BFGS.
+
+    For few coordinates and many rows: a pass for the gradient is cheap where one for the Hessian is dear, and the
+    Hessian of a sample of the rows is nearly right already. Steps, bounds and `gap` are as in `newton`, with B = 1.
+    """
+    box = Box(lower, None, retract)
+    point = start
+    current, gradient = value_and_gradient(point)
+    trace = [current]
+    for n_iter in range(max_iter + 1):
+        gaps = gap(point, gradient)
+        if bool((gaps <= tolerance).all()) or n_iter == max_iter:
+            break
+        direction = _descent_direction(gradient, hessian, box.held(point, gradient))
+        for halving in range(HALVINGS):
+            trial, promised = box.step(point, gradient, direction / 2**halving)
+            reached, slope = value_and_gradient(trial)
+            if bool(reached <= current + promised + ROUNDING * current.abs().clamp_min(1.0)):
+                break
+        else:  # rounding leaves nothing to gain
+            break
+        hessian = _bfgs_update(hessian, trial - point, slope - gradient)
+        point, current, gradient = trial, reached, slope
+        trace.append(current)
+    return Solution(point, gaps, bool((gaps <= tolerance).all()), n_iter, trace)
+
+
+def _bfgs_update(hessian: Tensor, step: Tensor, change: Tensor) -> Tensor:
+    """Make a Hessian (1, P, P) map the last step (1, P) to the change of the gradient that it brought."""
+    bent = (hessian @ step[..., None])[..., 0]
+    along, before = (step * change).sum(), (step * bent).sum()
+    if not (along > 1e-12 * step.norm() * change.norm() and before > 0):
+        return hessian
+    gained, lost = (v[..., :, None] * v[..., None, :] for v in (change, bent))
+    return hessian + gained / along - lost / before
 
 
 def lbfgs(

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import torch
+from scipy.optimize import brentq
 from torch import Tensor
 
 from sitewise.prevalence.linear import contrasts, spread
 
 NEAR_A_BOUND = 3.0  # standard errors
-BISECTIONS = 60
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,7 @@ class LinearCurvature:
     log_prob: Callable[[Tensor], Tensor]
     coefficient_covariance: Tensor  # (P, P), P = D (K-1)
     grouped_covariance: Tensor | None  # the same with rows of one group alike
-    site_codes: Tensor  # (U, V)
-    site_share: Tensor  # (U,)
+    mean_jacobian: Tensor  # (K, P) derivative of the site's mean of g
 
     def at(self, codes: Tensor) -> Tensor:
         """Covariance of g(z), (n, K, K)."""
@@ -33,19 +32,11 @@ class LinearCurvature:
 
     def of_mean(self) -> Tensor:
         """Covariance of the site's mean of g given its rows, (K, K)."""
-        return self._carry(self.mean_jacobian())
+        return self._carry(self.mean_jacobian)
 
-    def mean_jacobian(self) -> Tensor:
-        """Derivative (K, P) of the site's mean of g."""
-        design, basis, slope = self._pieces(self.site_codes)
-        weighted = torch.einsum("u,ukl,ud->kdl", self.site_share, slope @ basis, design)
-        return weighted.reshape(len(weighted), -1)
-
-    def easiest(self, share: Tensor, label: int) -> Tensor:
-        """How g at the site's rows (U, K) moves where the mean of `label` rises at the least loss of likelihood."""
-        design, basis, slope = self._pieces(self.site_codes)
-        step = self.coefficient_covariance @ self.mean_jacobian()[label]
-        return ((design @ step.reshape(design.shape[1], -1) @ basis.T)[:, None, :] @ slope)[:, 0]
+    def easiest(self, codes: Tensor, label: int) -> Tensor:
+        """How g (n, K) moves where the site's mean of `label` rises at the least loss of likelihood."""
+        return self._jacobian(codes) @ (self.coefficient_covariance @ self.mean_jacobian[label])
 
     def _carry(self, jacobian: Tensor) -> Tensor:
         plain = jacobian @ self.coefficient_covariance @ jacobian.transpose(-1, -2)
@@ -70,6 +61,7 @@ class CellCurvature:
     """
 
     covariance: Tensor  # (C, K, K) given the level
+    inverse_information: Tensor  # (C, K, K) the same with rows of one group taken for rows on their own
     pull: Tensor  # (C, K, K) derivative of a cell's g in the level
     level_covariance: Tensor  # (K, K)
     mean_covariance: Tensor  # (K, K)
@@ -118,32 +110,6 @@ def invert_information(information: Tensor) -> Tensor:
     return inverse
 
 
-def sum_by(values: Tensor, labels: Tensor) -> Tensor:
-    """Add rows (n, ...) up over equal labels (n,), in the order of the sorted labels."""
-    distinct, index = torch.unique(labels, return_inverse=True)
-    return values.new_zeros(len(distinct), *values.shape[1:]).index_add_(0, index, values)
-
-
-def gram(rows: Tensor, weight: Tensor, groups: Tensor | None) -> Tensor:
-    """Σ_n w_n r_n r_nᵀ of rows (n, P); with groups of their sums, and no variance below the one without groups.
-
-    The sums of G groups that add up to nothing have G - 1 degrees of freedom; one group alone says nothing of how
-    groups differ.
-    """
-    plain = rows.T @ (weight[:, None] * rows)
-    factor = group_factor(groups)
-    if groups is None or factor == 0.0:
-        return plain
-    sums = sum_by(weight[:, None] * rows, groups)
-    return at_least(factor * sums.T @ sums, plain)
-
-
-def group_factor(groups: Tensor | None) -> float:
-    """G / (G - 1) for G groups, by which sums of squares over few groups are too small; zero where there is but one."""
-    n_groups = 0 if groups is None else len(torch.unique(groups))
-    return n_groups / (n_groups - 1) if n_groups > 1 else 0.0
-
-
 def at_least(covariance: Tensor, floor: Tensor) -> Tensor:
     """Raise the variances of `covariance` (..., K, K) to those of `floor`, in every direction."""
     short, directions = torch.linalg.eigh(floor - covariance)
@@ -180,53 +146,33 @@ def near_a_bound(probability: Tensor, variance: Tensor) -> Tensor:
     return torch.minimum(probability, 1 - probability) < NEAR_A_BOUND * error
 
 
+At = Callable[[Tensor], Tensor]  # g (n, K) at rows of codes (n, V)
+
+
 @dataclass(frozen=True)
 class Fall:
-    """How far g (U, K) may move before the likelihood falls by more than a χ² quantile.
+    """How far g may move before the likelihood falls by more than `drop`."""
 
-    `inflation` widens what is allowed where rows come in groups.
-    """
+    log_likelihood: Callable[[At], float]
+    at: At
+    drop: float
 
-    log_likelihood: Callable[[Tensor], Tensor]
-    prevalence: Tensor  # (U, K)
-    level: float
-    inflation: float
-
-    def farthest(self, path: Callable[[float], Tensor]) -> float:
+    def farthest(self, path: Callable[[float], At]) -> float:
         """The largest amount in [0, 1] that the likelihood allows along a path of g that starts at the estimate."""
-        drop = self.inflation * NormalDist().inv_cdf(0.5 + self.level / 2) ** 2 / 2
-        best = self.log_likelihood(self.prevalence)
+        best = self.log_likelihood(self.at)
 
-        def allowed(amount: float) -> bool:
-            return bool(best - self.log_likelihood(path(amount)) <= drop)
+        def left(amount: float) -> float:
+            fall = best - self.log_likelihood(path(amount))
+            return self.drop - min(fall, 1e3 * self.drop) if fall == fall else -self.drop
 
-        if allowed(1.0):
+        if left(1.0) >= 0.0:
             return 1.0
-        inside, outside = 0.0, 1.0
-        for _ in range(BISECTIONS):
-            middle = (inside + outside) / 2
-            inside, outside = (middle, outside) if allowed(middle) else (inside, middle)
-        return inside
+        return float(brentq(left, 0.0, 1.0, xtol=1e-12, rtol=1e-9))
 
-    def mixing(self, share: Tensor, label: int) -> tuple[float, float]:
-        """How much of class `label` may be taken out, and how much certainty of it mixed in, where `share` is not 0."""
-        moved = (share > 0).to(self.prevalence.dtype)[:, None]
-        return (
-            self.farthest(lambda amount: take_out(self.prevalence, label, amount * moved)),
-            self.farthest(lambda amount: mix_in(self.prevalence, label, amount * moved)),
-        )
 
-    def along(self, direction: Tensor, share: Tensor, label: int) -> tuple[Tensor, Tensor]:
-        """The lowest and highest mean of class `label` that is allowed along a direction of g, (U, K)."""
-        reach = direction / (share @ direction[:, label])  # one unit moves the mean from bound to bound
-
-        def path(amount: float) -> Tensor:
-            moved = (self.prevalence + amount * reach).clamp_min(0.0)
-            total = moved.sum(1, keepdim=True)
-            return torch.where(total > 0, moved / total, self.prevalence)
-
-        down, up = self.farthest(lambda amount: path(-amount)), self.farthest(path)
-        return share @ path(-down)[:, label], share @ path(up)[:, label]
+def allowed_drop(level: float, inflation: float) -> float:
+    """By how much the likelihood may fall: half a χ² quantile, more where rows come in groups."""
+    return float(inflation * NormalDist().inv_cdf(0.5 + level / 2) ** 2 / 2)
 
 
 def take_out(prevalence: Tensor, label: int, amount: float | Tensor) -> Tensor:
@@ -244,18 +190,45 @@ def mix_in(prevalence: Tensor, label: int, amount: float | Tensor) -> Tensor:
     return prevalence + amount * (certain - prevalence)
 
 
-def likelihood_interval(
-    fall: Fall, share: Tensor, label: int, direction: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """The values of the mean (by `share`) of class `label` that the likelihood does not rule out.
+def mixing(fall: Fall, label: int, where: At | None = None) -> tuple[float, float]:
+    """How much of class `label` may be taken out, and how much certainty of it mixed in, where `where` marks z."""
 
-    g is moved by mixing the class in and out, the same in all rows with a share in the mean; and, where classes may
-    be swapped for each other, along the `direction` (U, K) of least loss that curvature knows.
+    return (
+        fall.farthest(lambda amount: _mixed(fall.at, take_out, label, amount, where)),
+        fall.farthest(lambda amount: _mixed(fall.at, mix_in, label, amount, where)),
+    )
+
+
+def _mixed(
+    at: At, move: Callable[[Tensor, int, float | Tensor], Tensor], label: int, amount: float, where: At | None
+) -> At:
+    return lambda codes: move(at(codes), label, amount if where is None else amount * where(codes))
+
+
+def likelihood_interval(
+    fall: Fall, mean: Callable[[At], Tensor], label: int, where: At | None = None, direction: At | None = None
+) -> tuple[Tensor, Tensor]:
+    """The values of a mean of class `label` that the likelihood does not rule out.
+
+    g is moved by mixing the class in and out, at all z or those that `where` marks (n, 1); and, where classes may be
+    swapped for each other, along the `direction` (n, K) of least loss that curvature knows.
     """
-    out, into = fall.mixing(share, label)
-    low = share @ take_out(fall.prevalence, label, out)[:, label]
-    high = share @ mix_in(fall.prevalence, label, into)[:, label]
+
+    out, into = mixing(fall, label, where)
+    low = mean(_mixed(fall.at, take_out, label, out, where))[label]
+    high = mean(_mixed(fall.at, mix_in, label, into, where))[label]
     if direction is None:
         return low, high
-    other_low, other_high = fall.along(direction, share, label)
-    return torch.minimum(low, other_low), torch.maximum(high, other_high)
+    reach = float(mean(direction)[label])  # a unit of it moves the mean from bound to bound
+
+    def path(amount: float) -> At:
+        def at(codes: Tensor) -> Tensor:
+            estimate = fall.at(codes)
+            point = (estimate + amount / reach * direction(codes)).clamp_min(0.0)
+            total = point.sum(1, keepdim=True)
+            return torch.where(total > 0, point / total, estimate)
+
+        return at
+
+    down, up = fall.farthest(lambda amount: path(-amount)), fall.farthest(path)
+    return torch.minimum(low, mean(path(-down))[label]), torch.maximum(high, mean(path(up))[label])

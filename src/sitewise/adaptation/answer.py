@@ -1,6 +1,7 @@
 """The answer of an estimation: a site's g with its certificate, in the caller's container, and its intervals."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,22 +13,25 @@ from sitewise.adaptation.fit import Fit
 from sitewise.arrays import (
     Container,
     distinct_rows,
+    find_rows,
     index_of,
 )
 from sitewise.confounders import Confounders, Notes
-from sitewise.prevalence import ConstantPrevalence, Prevalence
+from sitewise.prevalence import ConstantPrevalence, Prevalence, TablePrevalence
 from sitewise.uncertainty import (
+    At,
     CellCurvature,
     Fall,
     LinearCurvature,
-    gram,
+    allowed_drop,
+    at_least,
     likelihood_interval,
     logit_interval,
     mirror,
     mix_in,
+    mixing,
     near_a_bound,
     normal_interval,
-    sum_by,
     take_out,
 )
 
@@ -89,12 +93,17 @@ class PrevalenceEstimate:
 
     @cached_property
     def _mean(self) -> Tensor:
-        if isinstance(self.prevalence, ConstantPrevalence) or not len(self._evidence.weight):
-            return self.prevalence.log_prob(self._evidence.ratio.new_zeros(1, 0))[0].exp()
-        return self._evidence.mean(self.prevalence.log_prob(self._evidence.codes).exp())
+        if isinstance(self.prevalence, ConstantPrevalence) or not self._evidence.seen_weight:
+            nothing = torch.zeros(1, 0, dtype=torch.float64, device=self._evidence.device)
+            return self.prevalence.log_prob(nothing)[0].exp()
+        return self._evidence.mean(self._at)
+
+    def _at(self, codes: Tensor) -> Tensor:
+        """The estimated g, (n, K)."""
+        return self.prevalence.log_prob(codes).exp()
 
     def _encode(self, Z: Any) -> Tensor:
-        device = self._evidence.ratio.device
+        device = self._evidence.device
         if self.confounders is None:
             return torch.zeros(len(Z), 0, dtype=torch.float64, device=device)
         return self.confounders.encode(Z, device)[0]
@@ -106,30 +115,56 @@ class PrevalenceEstimate:
         return self._evidence.without_confounders() if is_constant else self._evidence
 
     @cached_property
-    def _at_rows(self) -> Tensor:
-        """The estimated g at the site's distinct rows of z, (U, K)."""
-        return self.prevalence.log_prob(self._site.codes).exp()
-
-    @cached_property
     def _mean_variance(self) -> Tensor:
         """The variance of the marginal, (K,)."""
-        sampling = _sampling_covariance(self._site, self._at_rows)
-        return torch.diagonal(self._fit.curvature.of_mean() + sampling)
+        covariance = self._fit.curvature.of_mean()
+        if not isinstance(self.prevalence, ConstantPrevalence):
+            covariance = covariance + self._sampling_covariance()
+        return torch.diagonal(covariance)
 
-    @property
-    def _share(self) -> Tensor:
-        return self._site.cell_weight / self._site.weight.sum()
+    def _sampling_covariance(self) -> Tensor:
+        """Covariance (K, K) of the site's mean of g from having seen these z and not others."""
+        plain, grouped = self._evidence.gram(
+            (rows, rows.at_rows(self._at(rows.codes) - self._mean)) for rows in self._evidence.rows
+        )
+        return (plain if grouped is None else at_least(grouped, plain)) / self._evidence.seen_weight**2
 
     def _fall(self, level: float) -> Fall:
-        return Fall(self._site.log_likelihood, self._at_rows, level, _group_inflation(self._evidence))
+        groups = self._evidence.groups
+        return Fall(self._site.log_likelihood, self._at, allowed_drop(level, groups.mean_size if groups else 1.0))
 
     def _marginal_interval(self, level: float) -> tuple[Tensor, Tensor]:
         if not self._fit.identified:
             return torch.zeros_like(self._mean), torch.ones_like(self._mean)
-        return self._with_bounds(self._mean, self._mean_variance, self._share, level)
+        return self._with_bounds(self._mean, self._mean_variance, self._whole_site, level)
+
+    @cached_property
+    def _whole_site(self) -> "Average":
+        """The mean over the site, as something that an interval can be asked for."""
+        curvature = self._fit.curvature
+        if isinstance(curvature, LinearCurvature):
+            return Average(self._site.mean, None, curvature.easiest)
+        if not isinstance(self.prevalence, TablePrevalence):
+            return Average(self._site.mean, None, lambda codes, label: curvature.covariance[:, label])
+        share = self.prevalence.cell_weight / self.prevalence.cell_weight.sum()
+        return replace(self._average_of_cells(share), where=None)
+
+    def _average_of_cells(self, share: Tensor) -> "Average":
+        """A mean of a table's cells by their shares (C,)."""
+        table, curvature = self.prevalence, self._fit.curvature
+        assert isinstance(table, TablePrevalence)
+        assert isinstance(curvature, CellCurvature)
+
+        def where(codes: Tensor) -> Tensor:
+            return (share > 0).to(share.dtype)[find_rows(codes, table.cells)][:, None]
+
+        def direction(codes: Tensor, label: int) -> Tensor:
+            return curvature.easiest(share, label)[find_rows(codes, table.cells)]
+
+        return Average(lambda at: share @ at(table.cells), where, direction)
 
     def _conditional_interval(self, codes: Tensor, level: float) -> tuple[Tensor, Tensor]:
-        probability = self.prevalence.log_prob(codes).exp()
+        probability = self._at(codes)
         if not self._fit.identified:
             return torch.zeros_like(probability), torch.ones_like(probability)
         curvature = self._fit.curvature
@@ -137,14 +172,15 @@ class PrevalenceEstimate:
         low, high = logit_interval(probability, variance, level)
         if isinstance(curvature, LinearCurvature):
             self._mix_near_bounds(low, high, probability, variance, level)
-            low, high = mirror(low, high)
         blank = self._blank(codes)
+        if isinstance(curvature, CellCurvature):
+            close = near_a_bound(probability, variance).any(dim=1) & ~blank
+            for row in close.nonzero().flatten().tolist():
+                average = self._average_of_cells(curvature.agreement(codes[row : row + 1])[0])
+                low[row], high[row] = self._with_bounds(probability[row], variance[row], average, level)
+        low, high = mirror(low, high)
         if blank.any():
             low[blank], high[blank] = self._marginal_interval(level)
-        if isinstance(curvature, CellCurvature):
-            for row in (~blank).nonzero().flatten().tolist():
-                share = curvature.agreement(codes[row : row + 1])[0]
-                low[row], high[row] = self._with_bounds(probability[row], variance[row], share, level)
         return low, high
 
     def _blank(self, codes: Tensor) -> Tensor:
@@ -153,15 +189,19 @@ class PrevalenceEstimate:
             return torch.ones(len(codes), dtype=torch.bool, device=codes.device)
         return self.confounders.missing(codes).all(dim=1)
 
-    def _with_bounds(self, probability: Tensor, variance: Tensor, share: Tensor, level: float) -> tuple[Tensor, Tensor]:
+    def _with_bounds(
+        self, probability: Tensor, variance: Tensor, average: "Average", level: float
+    ) -> tuple[Tensor, Tensor]:
         """Curvature where the estimate is well inside, the likelihood's own fall where a bound is near."""
         low, high = logit_interval(probability, variance, level)
         for label in near_a_bound(probability, variance).nonzero().flatten().tolist():
+            direction = average.direction_of(label) if len(probability) > 2 else None
             # With two classes mixing is all that can happen; among more, some may stand in for each other.
-            direction = self._fit.curvature.easiest(share, label) if len(probability) > 2 else None
-            if direction is not None and not float(share @ direction[:, label]) > 0:
+            if direction is not None and not float(average.mean(direction)[label]) > 0:
                 direction = None
-            low[label], high[label] = likelihood_interval(self._fall(level), share, label, direction)
+            low[label], high[label] = likelihood_interval(
+                self._fall(level), average.mean, label, average.where, direction
+            )
         return mirror(low, high)
 
     def _mix_near_bounds(self, low: Tensor, high: Tensor, probability: Tensor, variance: Tensor, level: float) -> None:
@@ -174,22 +214,20 @@ class PrevalenceEstimate:
         plain_low, plain_high = normal_interval(probability, variance, level)
         for label in close.any(dim=0).nonzero().flatten().tolist():
             rows = close[:, label]
-            out, into = self._fall(level).mixing(self._share, label)
+            out, into = mixing(self._fall(level), label)
             lowest = torch.minimum(take_out(probability, label, out), plain_low)
             highest = torch.maximum(mix_in(probability, label, into), plain_high)
             low[rows, label], high[rows, label] = lowest[rows, label], highest[rows, label]
 
 
-def _sampling_covariance(evidence: Evidence, at_rows: Tensor) -> Tensor:
-    """Covariance (K, K) of the site's mean of g from having seen these z and not others."""
-    deviation = (at_rows - evidence.mean(at_rows))[evidence.cell]
-    groups = None if evidence.groups is None else evidence.groups[: len(deviation)]
-    return gram(deviation, evidence.weight, groups) / evidence.weight.sum() ** 2
+@dataclass(frozen=True)
+class Average:
+    """A mean of g that an interval is asked for: at which z it is moved, and how it moves most easily."""
 
+    mean: Callable[[At], Tensor]
+    where: At | None
+    easiest: Callable[[Tensor, int], Tensor]
 
-def _group_inflation(evidence: Evidence) -> float:
-    """By how much groups of entirely alike rows would widen a variance: their weighted mean size."""
-    if evidence.groups is None or len(torch.unique(evidence.groups)) == 1:
-        return 1.0
-    sizes = sum_by(torch.cat([evidence.weight, evidence.blank_weight]), evidence.groups)
-    return max(1.0, float((sizes**2).sum() / sizes.sum()))
+    def direction_of(self, label: int) -> At:
+        """The easiest direction of g for the mean of one class."""
+        return lambda codes: self.easiest(codes, label)

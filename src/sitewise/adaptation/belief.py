@@ -28,13 +28,14 @@ class Belief:
 
     def level_at(self, evidence: Evidence) -> Tensor:
         """The mean over the site's rows; without z the level as it is."""
-        if self.model is None or not len(evidence.weight):
+        if self.model is None or not evidence.seen_weight:
             return self.level
-        return evidence.mean(self.model.log_prob(evidence.codes).exp())
+        model = self.model
+        return evidence.mean(lambda codes: model.log_prob(codes).exp())
 
     def centre_at(self, evidence: Evidence) -> Prevalence:
         """What a g(z) at this site is shrunk to."""
-        if self.model is None or not len(evidence.weight):
+        if self.model is None or not evidence.seen_weight:
             return ConstantPrevalence(finite(self.level.log()))
         return self.model
 

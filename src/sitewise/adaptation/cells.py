@@ -1,181 +1,263 @@
 """g as free distributions: one for the site (constant) or one for each cell of z (table). Concave, certified.
 
 In each cell, with pseudo-counts c_y (rows of known class, the shrinkage), maximize over the simplex
-`Σ_n w_n log Σ_y f_ny g_y + Σ_y c_y log g_y` (equation 8). Newton minimizes its negative mean plus Σ_y g_y, whose
-optimum sums to one by itself, so that only g ≥ 0 has to be watched.
+`Σ_n w_n log Σ_y f_ny g_y + Σ_y c_y log g_y` (equation 8).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from sitewise.adaptation.evidence import Evidence
-from sitewise.adaptation.fit import CONCAVE_TOLERANCE, Fit
+from sitewise.adaptation.fit import CONCAVE_TOLERANCE, Fit, Hindsight
+from sitewise.adaptation.rows import Moments, Rows, Stream, moments, scores
+from sitewise.arrays import distinct_rows, find_rows
 from sitewise.prevalence import ConstantPrevalence, Prevalence, TablePrevalence
 from sitewise.prevalence.base import finite
 from sitewise.prevalence.linear import spread
 from sitewise.prevalence.table import require_discrete
-from sitewise.solvers import EM, Solution, em, newton, squarem
-from sitewise.uncertainty import CellCurvature, at_least, gram, group_factor, simplex_covariance, sum_by
+from sitewise.solvers import EM, Solution, em, newton, quasi_newton, squarem
+from sitewise.uncertainty import CellCurvature, at_least, simplex_covariance
 
 FREE = 1e-9  # a probability below this is at its bound
 DUST = 1e-9  # a class this rare in what cells are shrunk to is absent: rows' worth of it would be pure curvature
 BLANK_TOLERANCE = 1e-6  # where blank rows tie the cells together, reached by accelerated EM
+DEAR = 2**25  # rows x classes² beyond which a Hessian of all rows costs more than a few more passes
+PLENTY = 2**18  # rows beyond which it pays to set out from the optimum of a sample
 
 
 @dataclass(frozen=True)
 class CellProblem:
     """The likelihood of every cell's distribution, with its derivatives; all cells at once."""
 
-    ratio: Tensor  # (n, K)
-    weight: Tensor  # (n,)
-    cell: Tensor  # (n,)
+    evidence: Evidence
+    placed: Stream[tuple[Rows, Tensor]]  # stretches of rows, and the cells (U,) that their codes are
     pseudo: Tensor  # (C, K)
+    _last: dict[str, Moments] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def cell_weight(self) -> Tensor:
+        """The weight of the rows in each cell, (C,)."""
+        return self._total((place, (rows.cell_weight,)) for rows, place in self.placed)[0]
 
     @cached_property
     def total(self) -> Tensor:
         """The weight in each cell, pseudo-counts included, (C,)."""
-        return self._sum(self.weight) + self.pseudo.sum(1)
+        return self.cell_weight + self.pseudo.sum(1)
 
-    def value(self, prevalence: Tensor) -> Tensor:
-        """Minus the mean log-likelihood plus the mass, (C,)."""
-        rows = self.weight * (self.ratio * prevalence[self.cell]).sum(1).log()
-        prior = torch.xlogy(self.pseudo, prevalence).sum(1)
-        return prevalence.sum(1) - (self._sum(rows) + prior) / self.total
+    def moments(self, prevalence: Tensor, order: int) -> Moments:
+        """Sums over the rows of each cell (equation 7c); the last ones are remembered."""
+        last = self._last.get("moments")
+        known = last is not None and (order < 2 or last.second is not None)
+        if last is not None and known and torch.equal(last.prevalence, prevalence):
+            return last
+        parts = ((place, moments(rows, prevalence[place], order)) for rows, place in self.placed)
+        sums = self._total((place, (m.log_likelihood, m.first, m.second)[: order + 1]) for place, m in parts)
+        found = Moments(prevalence, self.cell_weight, *sums)
+        self._last["moments"] = found
+        return found
 
-    def multiplier(self, prevalence: Tensor) -> Tensor:
-        """EM's factor for each class in each cell, (C, K); at most one at the optimum."""
-        relative = self.scores(prevalence) * self.weight[:, None]
-        return (self._sum(relative) + _safe_divide(self.pseudo, prevalence)) / self.total[:, None]
+    def log_likelihood(self, prevalence: Tensor, order: int = 1) -> Tensor:
+        """The penalized log-likelihood of each cell, (C,)."""
+        return self.moments(prevalence, order).log_likelihood + torch.xlogy(self.pseudo, prevalence).sum(1)
 
-    def score_gram(self, prevalence: Tensor) -> Tensor:
-        """Σ_n w_n s_n s_nᵀ of the rows' scores s = f / Σ_y f_y g_y, (C, K, K)."""
-        scores = self.scores(prevalence) * self.weight.sqrt()[:, None]
-        if len(self.pseudo) == 1:
-            return (scores.T @ scores)[None]
-        columns = [self._sum(scores[:, k : k + 1] * scores) for k in range(scores.shape[1])]
-        return torch.stack(columns, dim=1)
+    def multiplier(self, prevalence: Tensor, order: int = 1) -> Tensor:
+        """EM's factor for each class in each cell, (C, K); at most one at the optimum (equation 8)."""
+        slope = self.moments(prevalence, order).slope + _safe_divide(self.pseudo, prevalence)
+        return slope / self.total[:, None]
 
     def information(self, prevalence: Tensor) -> Tensor:
-        """Minus the second derivative of the log-likelihood in g, (C, K, K)."""
-        return self.score_gram(prevalence) + torch.diag_embed(_safe_divide(self.pseudo, prevalence**2))
+        """Minus the second derivative of the penalized log-likelihood in g, (C, K, K)."""
+        curvature = self.moments(prevalence, 2).curvature
+        return curvature + torch.diag_embed(_safe_divide(self.pseudo, prevalence**2))
 
-    def derivatives(self, prevalence: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradient and Hessian of `value`."""
-        return 1.0 - self.multiplier(prevalence), self.information(prevalence) / self.total[:, None, None]
-
-    def totals(self, values: list[Tensor]) -> list[Tensor]:
-        """Minus the penalized log-likelihood of all cells together, from every iteration's `value` on the simplex."""
-        return [(self.total * (value - 1.0)).sum() for value in values]
-
-    def gap(self, prevalence: Tensor) -> Tensor:
+    def gap(self, prevalence: Tensor, order: int = 1) -> Tensor:
         """The KKT gap of each cell, (C,)."""
-        return self.multiplier(prevalence).amax(1) - 1.0
+        return self.multiplier(prevalence, order).amax(1) - 1.0
 
-    def scores(self, prevalence: Tensor) -> Tensor:
-        """The derivative f / Σ_y f_y g_y of each row's log-likelihood in its g, (n, K)."""
-        return self.ratio / (self.ratio * prevalence[self.cell]).sum(1, keepdim=True)
+    def _total(self, parts: Iterable[tuple[Tensor, tuple[Tensor, ...]]]) -> tuple[Tensor, ...]:
+        """Add sums over the codes of each stretch up in the cells that these are."""
+        n_cells = len(self.pseudo)
 
-    def _sum(self, values: Tensor) -> Tensor:
-        return values.new_zeros(len(self.pseudo), *values.shape[1:]).index_add_(0, self.cell, values)
+        def into_cells() -> Iterator[tuple[Tensor, ...]]:
+            for place, sums in parts:
+                yield tuple(s.new_zeros(n_cells, *s.shape[1:]).index_add_(0, place, s) for s in sums)
+
+        return self.evidence.total(into_cells())
 
 
 @dataclass(frozen=True)
 class Centre:
     """What each cell is shrunk to, and how that follows from the site's own rows (`slope` None: it does not)."""
 
-    prevalence: Tensor  # (U, K)
-    slope: Tensor | None = None  # (U, K, K) derivative in the site's constant g
-    influence: Tensor | None = None  # (n + m, K) of every row on that constant g, blank rows last
-    covariance: Tensor | None = None  # (K, K) of that constant g
+    prevalence: Tensor  # (C, K)
+    slope: Tensor | None = None  # (C, K, K) derivative in the site's constant g
+    level: Tensor | None = None  # (K,) that constant g
+    covariance: Tensor | None = None  # (K, K) of that constant g, taken for rows that were seen
+
+
+def constant_problem(evidence: Evidence, pseudo: Tensor) -> CellProblem:
+    """The whole site as one cell, with pseudo-counts (K,)."""
+    whole = torch.zeros(1, dtype=torch.int64, device=evidence.device)
+    return CellProblem(evidence, evidence.everything.map(lambda rows: (rows, whole)), pseudo[None])
+
+
+def table_problem(evidence: Evidence, cells: Tensor, pseudo: Tensor) -> CellProblem:
+    """Every distinct z as a cell (C, V), with pseudo-counts (C, K)."""
+    return CellProblem(evidence, evidence.rows.map(lambda rows: (rows, find_rows(rows.codes, cells))), pseudo)
+
+
+def find_cells(evidence: Evidence) -> Tensor:
+    """The distinct rows of z, (C, V)."""
+    found = evidence.collect([distinct_rows(rows.codes)[0] for rows in evidence.rows])
+    return distinct_rows(found)[0]
 
 
 def solve_cells(problem: CellProblem, start: Tensor, solver: str | EM) -> Solution[Tensor]:
-    """Maximize every cell's likelihood from a start inside the simplex."""
+    """Maximize every cell's likelihood from a start (C, K) inside the simplex."""
     if isinstance(solver, EM):
-        found = em(
+        return em(
             start,
             e_step=problem.multiplier,
             m_step=lambda factor, prevalence: prevalence * factor,
-            objective=problem.value,
+            objective=lambda prevalence: -problem.log_likelihood(prevalence).sum(),
             gap=problem.gap,
             tolerance=CONCAVE_TOLERANCE,
             max_iter=solver.iterations or 10_000,
         )
-        return replace(found, trace=problem.totals(found.trace))
+    if start.shape[1] == 2:
+        return _solve_for_one_number(problem, start)
+    return _solve_on_the_simplex(problem, start)
+
+
+def _solve_for_one_number(problem: CellProblem, start: Tensor) -> Solution[Tensor]:
+    """Two classes: a number in each cell, p = g_1, by Newton between 0 and 1."""
+
+    def at(p: Tensor) -> Tensor:
+        return torch.cat([1.0 - p, p], dim=1)
+
+    def value(p: Tensor) -> Tensor:
+        return -problem.log_likelihood(at(p), order=2) / problem.total
+
+    def derivatives(p: Tensor) -> tuple[Tensor, Tensor]:
+        found = problem.moments(at(p), 2)
+        assert found.first is not None
+        assert found.second is not None
+        per_class = _safe_divide(problem.pseudo, at(p)), _safe_divide(problem.pseudo, at(p) ** 2)
+        slope = found.first + per_class[0][:, 1:] - per_class[0][:, :1]
+        bend = found.second + per_class[1].sum(1)[:, None, None]
+        return -slope / problem.total[:, None], bend / problem.total[:, None, None]
+
+    begin = start[:, 1:]
     found = newton(
-        problem.value,
-        problem.derivatives,
-        start,
-        gap=lambda prevalence, gradient: -gradient.amin(1),
-        lower=torch.zeros_like(start),
-        retract=lambda prevalence: prevalence / prevalence.sum(1, keepdim=True),
+        value,
+        derivatives,
+        begin,
+        gap=lambda p, _: problem.gap(at(p), order=2),
+        lower=torch.zeros_like(begin),
+        upper=torch.ones_like(begin),
         tolerance=CONCAVE_TOLERANCE,
     )
-    return replace(found, trace=problem.totals(found.trace))
+    trace = [(problem.total * step).sum() for step in found.trace]
+    return replace(found, point=at(found.point), trace=trace)
+
+
+def _solve_on_the_simplex(problem: CellProblem, start: Tensor) -> Solution[Tensor]:
+    """Several classes: minimize -L / N + Σ_y g_y over g ≥ 0, whose optimum sums to one by itself."""
+
+    def value(prevalence: Tensor, order: int = 2) -> Tensor:
+        return prevalence.sum(1) - problem.log_likelihood(prevalence, order) / problem.total
+
+    def derivatives(prevalence: Tensor) -> tuple[Tensor, Tensor]:
+        hessian = problem.information(prevalence) / problem.total[:, None, None]
+        return 1.0 - problem.multiplier(prevalence, order=2), hessian
+
+    def value_and_gradient(prevalence: Tensor) -> tuple[Tensor, Tensor]:
+        return value(prevalence, order=1), 1.0 - problem.multiplier(prevalence)
+
+    n_cells, n_classes = start.shape
+    limits = {"lower": torch.zeros_like(start), "retract": lambda g: g / g.sum(1, keepdim=True)}
+
+    def gap(_: Tensor, gradient: Tensor) -> Tensor:
+        return -gradient.amin(1)
+
+    found = None
+    if n_cells == 1 and problem.evidence.n_rows * n_classes**2 > DEAR:
+        sample = sample_problem(problem)
+        hessian = sample.information(start) / sample.total[:, None, None]
+        found = quasi_newton(value_and_gradient, start, hessian, gap=gap, tolerance=CONCAVE_TOLERANCE, **limits)
+    if found is None or not found.converged:
+        begin = start if found is None else found.point
+        found = newton(value, derivatives, begin, gap=gap, tolerance=CONCAVE_TOLERANCE, **limits)
+    trace = [(problem.total * (step - 1.0)).sum() for step in found.trace]
+    return replace(found, trace=trace)
+
+
+def sample_problem(problem: CellProblem) -> CellProblem:
+    """The same problem for a sample of the rows, with its share of the pseudo-counts."""
+    sample = problem.evidence.of_sample()
+    return constant_problem(sample, problem.pseudo[0] * sample.total_weight / problem.evidence.total_weight)
 
 
 def fit_constant_cell(evidence: Evidence, prior: Tensor, strength: float, solver: str | EM, start: Tensor) -> Fit:
     """Estimate a constant g: the whole site is one cell, with `strength` rows of `prior` (K,) added to it."""
-    pooled = evidence.without_confounders()
-    problem = CellProblem(pooled.ratio, pooled.weight, pooled.cell, strength * prior[None])
-    found = solve_cells(problem, start[None], solver)
+    problem = constant_problem(evidence, strength * prior)
+    begin = start[None]
+    if evidence.n_rows > PLENTY and not isinstance(solver, EM):
+        begin = inside(solve_cells(sample_problem(problem), begin, solver).point)
+    found = solve_cells(problem, begin, solver)
     prevalence = ConstantPrevalence(finite(found.point.log())[0])
-    whole = Centre(prior[None])
-    return _fit(pooled, problem, found, prevalence, lambda codes: codes.new_ones(len(codes), 1), whole, strength)
+    pooled = evidence.without_confounders()
+    return _fit(pooled, problem, found, prevalence, lambda codes: codes.new_ones(len(codes), 1), None, strength)
 
 
-def fit_table_cells(evidence: Evidence, centre: Centre, strength: float, solver: str | EM) -> Fit:
+def fit_table_cells(evidence: Evidence, cells: Tensor, centre: Centre, strength: float, solver: str | EM) -> Fit:
     """Estimate a table: each cell has `strength` rows of its centre added to it."""
     assert evidence.schema is not None
     require_discrete(evidence.schema)
-    problem = CellProblem(evidence.ratio, evidence.weight, evidence.cell, strength * centre.prevalence)
+    problem = table_problem(evidence, cells, strength * centre.prevalence)
     start = inside(centre.prevalence)
     found = solve_cells(problem, start, solver)
-    if len(evidence.blank_weight):
+    if evidence.blank_weight:
         found = _share_blank_rows(evidence, problem, 0.99 * found.point + 0.01 * start)
-    log_prob = finite(found.point.log())
-    table = TablePrevalence(evidence.schema, evidence.codes, log_prob, evidence.cell_weight)
+    table = TablePrevalence(evidence.schema, cells, finite(found.point.log()), problem.cell_weight)
     return _fit(evidence, problem, found, table, table.agreement, centre, strength)
 
 
-def fixed_centre(evidence: Evidence, level: Tensor) -> Centre:
+def fixed_centre(cells: Tensor, level: Tensor) -> Centre:
     """Shrink every cell to a level (K,) that was given and not estimated here."""
-    return Centre(without_dust(level).expand(len(evidence.codes), -1))
+    return Centre(without_dust(level).expand(len(cells), -1))
 
 
-def constant_centre(evidence: Evidence, constant: Fit) -> Centre:
+def constant_centre(cells: Tensor, constant: Fit) -> Centre:
     """Shrink every cell to the site's constant g."""
-    level, influence = constant_influence(evidence, constant)
-    whole = torch.eye(len(level), dtype=level.dtype, device=level.device).expand(len(evidence.codes), -1, -1)
-    return replace(
-        fixed_centre(evidence, level), slope=whole, influence=influence, covariance=constant.curvature.of_mean()
-    )
+    level, covariance = level_of(constant)
+    whole = torch.eye(len(level), dtype=level.dtype, device=level.device).expand(len(cells), -1, -1)
+    return replace(fixed_centre(cells, level), slope=whole, level=level, covariance=covariance)
 
 
-def tilted_centre(evidence: Evidence, constant: Fit, model: Prevalence) -> Centre:
+def tilted_centre(evidence: Evidence, cells: Tensor, constant: Fit, model: Prevalence) -> Centre:
     """Shrink the cells to another g(z), its log-odds all moved alike so that its mean is the site's constant g."""
-    level, influence = constant_influence(evidence, constant)
-    at_cells = model.log_prob(evidence.codes)
+    level, covariance = level_of(constant)
+    at_cells = model.log_prob(cells)
+    share = table_problem(evidence, cells, torch.zeros_like(at_cells)).cell_weight / evidence.seen_weight
     tilt = torch.zeros_like(level)
     for _ in range(200):  # iterative proportional fitting of the level
-        tilt = tilt + level.log() - evidence.mean(torch.softmax(at_cells + tilt, dim=1)).log()
+        tilt = tilt + level.log() - (share @ torch.softmax(at_cells + tilt, dim=1)).log()
     tilted = torch.softmax(at_cells + tilt, dim=1)
-    mean_spread = torch.einsum("u,ukl->kl", evidence.cell_weight / evidence.weight.sum(), spread(tilted))
+    mean_spread = torch.einsum("c,ckl->kl", share, spread(tilted))
     slope = spread(tilted) @ torch.linalg.pinv(mean_spread, rtol=FREE, hermitian=True)
-    return Centre(without_dust(tilted), slope, influence, constant.curvature.of_mean())
+    return Centre(without_dust(tilted), slope, level, covariance)
 
 
-def constant_influence(evidence: Evidence, constant: Fit) -> tuple[Tensor, Tensor]:
-    """The constant g (K,), and by how much each row (blank ones last) moves it, (n + m, K)."""
-    level = constant.prevalence.log_prob(evidence.codes[:1]).exp()
-    pooled = evidence.without_confounders()
-    problem = CellProblem(pooled.ratio, pooled.weight, pooled.cell, torch.zeros_like(level))
-    inverse = simplex_covariance(problem.information(level), level > FREE)
-    return level[0], problem.scores(level) @ inverse[0]
+def level_of(constant: Fit) -> tuple[Tensor, Tensor]:
+    """The constant g (K,) and its covariance (K, K), rows of one group taken for rows on their own."""
+    assert isinstance(constant.prevalence, ConstantPrevalence)
+    assert isinstance(constant.curvature, CellCurvature)
+    return constant.prevalence.log_marginal.exp(), constant.curvature.inverse_information[0]
 
 
 def inside(level: Tensor) -> Tensor:
@@ -191,13 +273,16 @@ def without_dust(prevalence: Tensor) -> Tensor:
 
 def _share_blank_rows(evidence: Evidence, problem: CellProblem, start: Tensor) -> Solution[Tensor]:
     """Let rows without z speak through the site's mean: EM over classes and, for those rows, cells; accelerated."""
-    share = evidence.cell_weight[:, None] / evidence.weight.sum()
+    share = problem.cell_weight / evidence.seen_weight
 
     def slope(prevalence: Tensor) -> Tensor:
         """The derivative of the penalized log-likelihood in g, (C, K)."""
-        relative = evidence.blank_ratio / (evidence.blank_ratio @ evidence.mean(prevalence))[:, None]
-        pull = evidence.blank_weight @ relative
-        return problem.multiplier(prevalence) * problem.total[:, None] + share * pull
+        pull = evidence.blank_moments(share @ prevalence, 1).slope
+        return problem.multiplier(prevalence) * problem.total[:, None] + share[:, None] * pull
+
+    def objective(prevalence: Tensor) -> Tensor:
+        blank = evidence.blank_moments(share @ prevalence, 0).log_likelihood
+        return -(problem.log_likelihood(prevalence).sum() + blank[0])
 
     def normalize_cells(prevalence: Tensor) -> Tensor:
         inside = prevalence.clamp_min(1e-300)
@@ -210,16 +295,11 @@ def _share_blank_rows(evidence: Evidence, problem: CellProblem, start: Tensor) -
     return squarem(
         lambda prevalence: normalize_cells(prevalence * slope(prevalence)),
         normalize_cells(start),
-        lambda prevalence: _objective(problem, evidence, prevalence),
+        objective,
         normalize_cells,
         gap,
         tolerance=BLANK_TOLERANCE,
     )
-
-
-def _objective(problem: CellProblem, evidence: Evidence, prevalence: Tensor) -> Tensor:
-    """Minus the penalized log-likelihood of all rows, blank ones too."""
-    return -evidence.log_likelihood(prevalence) - torch.xlogy(problem.pseudo, prevalence).sum()
 
 
 def _fit(
@@ -228,68 +308,104 @@ def _fit(
     found: Solution[Tensor],
     prevalence: ConstantPrevalence | TablePrevalence,
     agreement: Callable[[Tensor], Tensor],
-    centre: Centre,
+    centre: Centre | None,
     strength: float,
 ) -> Fit:
-    """Wrap solved cells up with their curvature and optimism."""
+    """Wrap solved cells up."""
     probability = finite(found.point.log()).exp()
-    free = probability > FREE
-    inverse = simplex_covariance(problem.information(probability), free)
-    scores = problem.score_gram(probability)
-    covariance, optimism = inverse, float((inverse * scores).sum())
-    if evidence.groups is not None:
-        grouped = _grouped_gram(evidence, problem.scores(probability))
-        covariance = at_least(inverse @ grouped @ inverse, inverse)
-        optimism = max(optimism, float((inverse * grouped).sum()))
-    pull = torch.zeros_like(inverse)
-    if centre.slope is not None:
-        pull = inverse @ (torch.where(free, strength / probability, 0.0)[:, :, None] * centre.slope)
-    level_covariance = torch.zeros_like(inverse[0]) if centre.covariance is None else centre.covariance
-    mean_covariance = _mean_covariance(evidence, problem.scores(probability), inverse, pull, centre)
+    log_likelihood = problem.moments(probability, 0).log_likelihood.sum()
+    if evidence.blank_weight:
+        mean = problem.cell_weight @ probability / evidence.seen_weight
+        log_likelihood = log_likelihood + evidence.blank_moments(mean, 0).log_likelihood[0]
     return Fit(
         prevalence,
-        CellCurvature(covariance, pull, level_covariance, mean_covariance, agreement),
-        log_likelihood=float(evidence.log_likelihood(probability)),
-        optimism=optimism,
+        log_likelihood=float(log_likelihood),
         converged=found.converged,
         gap=float(found.gap.max()),
         tolerance=CONCAVE_TOLERANCE,
         n_iter=found.n_iter,
         trace=[-float(value) for value in found.trace],
         strength=strength,
+        look_back=lambda: look_back_at_cells(evidence, problem, probability, agreement, centre, strength),
     )
 
 
-def _mean_covariance(evidence: Evidence, scores: Tensor, inverse: Tensor, pull: Tensor, centre: Centre) -> Tensor:
+def look_back_at_cells(
+    evidence: Evidence,
+    problem: CellProblem,
+    probability: Tensor,
+    agreement: Callable[[Tensor], Tensor],
+    centre: Centre | None,
+    strength: float,
+) -> Hindsight:
+    """The curvature of cells (C, K), and their optimism."""
+    free = probability > FREE
+    inverse = simplex_covariance(problem.information(probability), free)
+    covariance, optimism = inverse, float((inverse * problem.moments(probability, 2).curvature).sum())
+    if evidence.groups is not None and evidence.groups.factor:
+        grouped = _grouped_gram(problem, probability)
+        covariance = at_least(inverse @ grouped @ inverse, inverse)
+        optimism = max(optimism, float((inverse * grouped).sum()))
+    pull, level_covariance = torch.zeros_like(inverse), torch.zeros_like(inverse[0])
+    if centre is not None and centre.slope is not None and centre.covariance is not None:
+        pull = inverse @ (torch.where(free, strength / probability, 0.0)[:, :, None] * centre.slope)
+        level_covariance = centre.covariance
+    of_mean = _mean_covariance(evidence, problem, probability, inverse, pull, centre)
+    return Hindsight(CellCurvature(covariance, inverse, pull, level_covariance, of_mean, agreement), optimism)
+
+
+def _mean_covariance(
+    evidence: Evidence, problem: CellProblem, probability: Tensor, inverse: Tensor, pull: Tensor, centre: Centre | None
+) -> Tensor:
     """Covariance (K, K) of the site's mean of g, from what each row moves it by (equation 11a).
 
     A row moves its own cell and, where cells are shrunk to the site's constant g, all the others by way of that. A
     centre that was given counts as rows that were seen: there the inverse information is the covariance.
     """
-    share = evidence.cell_weight / evidence.weight.sum()
+    share = problem.cell_weight / evidence.seen_weight
     as_seen = torch.einsum("c,ckl->kl", share**2, inverse)
-    if centre.influence is None and evidence.groups is None:
+    level = None if centre is None else centre.level
+    if level is None and (evidence.groups is None or not evidence.groups.factor):
         return as_seen
-    towards = (share[:, None, None] * inverse).unbind(2)  # class by class: (n, K, K) would be too much to hold
-    own = torch.stack([(scores * column[evidence.cell]).sum(1) for column in towards], dim=1)
-    if centre.influence is None:
-        assert evidence.groups is not None
-        return at_least(gram(own, evidence.weight, evidence.groups[: len(own)]), as_seen)
-    blank = own.new_zeros(len(evidence.blank_weight), own.shape[1])
-    moved = torch.cat([own, blank]) + centre.influence @ torch.einsum("c,ckl->lk", share, pull)
-    return gram(moved, torch.cat([evidence.weight, evidence.blank_weight]), evidence.groups)
+    towards = share[:, None, None] * inverse
+
+    def own(rows: Rows, place: Tensor) -> Tensor:
+        score = scores(rows, probability[place])
+        by_class = (rows.at_rows(towards[place][:, :, k]) for k in range(score.shape[1]))
+        return torch.stack([(score * column).sum(1) for column in by_class], dim=1)
+
+    if level is None or centre is None or centre.covariance is None:
+        plain, grouped = evidence.gram((rows, own(rows, place)) for rows, place in problem.placed)
+        return at_least(plain if grouped is None else at_least(grouped, plain), as_seen)
+    carried = centre.covariance @ torch.einsum("c,ckl->lk", share, pull)
+
+    def by_way_of_the_level(rows: Rows) -> Tensor:
+        return scores(rows.without_codes(), level[None]) @ carried
+
+    plain, grouped = evidence.gram(
+        ((rows, own(rows, place) + by_way_of_the_level(rows)) for rows, place in problem.placed),
+        ((rows, by_way_of_the_level(rows)) for rows in evidence.blank),
+    )
+    return plain if grouped is None else at_least(grouped, plain)
 
 
-def _grouped_gram(evidence: Evidence, scores: Tensor) -> Tensor:
-    """Σ_G S_G S_Gᵀ of the scores added up over each group within each cell, (C, K, K)."""
-    assert evidence.groups is not None
-    n_cells = len(evidence.codes)
-    pair = evidence.groups[: len(scores)] * n_cells + evidence.cell
-    sums = sum_by(evidence.weight[:, None] * scores, pair)
-    cell = torch.unique(pair) % n_cells
-    empty = sums.new_zeros(n_cells, sums.shape[1])
-    columns = [empty.index_add(0, cell, sums[:, k : k + 1] * sums) for k in range(sums.shape[1])]
-    return group_factor(evidence.groups) * torch.stack(columns, dim=1)
+def _grouped_gram(problem: CellProblem, probability: Tensor) -> Tensor:
+    """Σ_G S_G S_Gᵀ of the scores added up over each group within each cell, (C, K, K), made up for few groups."""
+    groups, n_cells = problem.evidence.groups, len(probability)
+    assert groups is not None
+    pairs, sums = [], []
+    for rows, place in problem.placed:
+        assert rows.groups is not None
+        pair, index = torch.unique(rows.groups * n_cells + rows.at_rows(place), return_inverse=True)
+        score = rows.weighted(scores(rows, probability[place]))
+        pairs.append(pair)
+        sums.append(score.new_zeros(len(pair), score.shape[1]).index_add_(0, index, score))
+    distinct, index = torch.unique(torch.cat(pairs), return_inverse=True)
+    total = torch.cat(sums)
+    total = total.new_zeros(len(distinct), total.shape[1]).index_add_(0, index, total)
+    empty = total.new_zeros(n_cells, total.shape[1])
+    columns = [empty.index_add(0, distinct % n_cells, total[:, k : k + 1] * total) for k in range(total.shape[1])]
+    return groups.factor * problem.evidence.reduce(torch.stack(columns, dim=1))
 
 
 def _safe_divide(count: Tensor, probability: Tensor) -> Tensor:

@@ -189,21 +189,19 @@ def _fit(
     seed: int,
 ) -> Fit:
     n_classes = evidence.n_classes
-    even = evidence.ratio.new_full((n_classes,), 1.0 / n_classes)
+    even = torch.full((n_classes,), 1.0 / n_classes, dtype=torch.float64, device=evidence.device)
     aim = even if prior is None else prior.level_at(evidence)
     centre = None if prior is None else prior.centre_at(evidence)
     first = aim if start is None else start.level_at(evidence)
     begin = inside(_random_start(n_classes, seed, even) if isinstance(solver, EM) else first)
-    every_ratio = torch.cat([evidence.ratio, evidence.blank_ratio])
-    if bool((every_ratio.amax(1) - every_ratio.amin(1) < 1e-12).all()):
+    if evidence.says_nothing():
         return _unidentified(evidence, aim, centre)
-    if model == "constant" or not len(evidence.weight):
-        fit = fit_constant_model(evidence, aim, strength, solver, begin)
-        _warn_if_alike(evidence, fit)
-        return fit
+    _warn_if_alike(evidence, begin)
+    if model == "constant" or not evidence.seen_weight:
+        return fit_constant_model(evidence, aim, strength, solver, begin)
     constant = fit_constant_cell(evidence, even, 0.0, "auto", begin)
-    _warn_if_alike(evidence, constant)
-    level = constant.prevalence.log_prob(evidence.codes[:1])[0].exp()
+    assert isinstance(constant.prevalence, ConstantPrevalence)
+    level = constant.prevalence.log_marginal.exp()
     if model == "network":
         return fit_network_model(evidence, level if start is None else begin, solver, seed)
     if model == "table":
@@ -253,10 +251,11 @@ def _unidentified(evidence: Evidence, aim: Tensor, centre: Prevalence | None) ->
     return replace(flat, prevalence=prevalence, identified=False)
 
 
-def _warn_if_alike(evidence: Evidence, fit: Fit) -> None:
-    """Warn where information about the share of some classes is next to nothing."""
-    covariance = fit.curvature.of_mean()
-    if float(torch.linalg.eigvalsh(covariance).max()) * evidence.total_weight > 1.0 / IDENTIFIED:
+def _warn_if_alike(evidence: Evidence, start: Tensor) -> None:
+    """Warn where a sample of the rows tells next to nothing about the share of some classes."""
+    sample = evidence.of_sample()
+    fit = fit_constant_cell(sample, start, 0.0, "auto", start)
+    if float(torch.linalg.eigvalsh(fit.curvature.of_mean()).max()) * sample.total_weight > 1.0 / IDENTIFIED:
         warnings.warn(ALIKE, stacklevel=4)
 
 

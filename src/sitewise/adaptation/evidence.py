@@ -1,80 +1,147 @@
 """What a site's unlabeled rows say: read, checked, and laid out for the estimators."""
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sitewise.arrays import (
-    Problems,
-    distinct_rows,
-    read_groups,
-    read_labels,
-    read_weight,
-)
+from sitewise.adaptation.rows import STRETCH, Moments, Rows, Stream, know_labels, moments, to_ratio
+from sitewise.arrays import Problems, distinct_rows, read_groups, read_labels, read_weight
 from sitewise.confounders import Confounders, Notes
-from sitewise.posterior import know_labels, normalize
+
+SAMPLE = 2**16  # rows, at most, that stand for the whole site where it is only to be looked at
+SPARSE = 16  # and at most one in so many of them, unless that is too few
+FEATURES = 16  # rows with z come in shorter stretches: each has about as many features as this, or more
+
+At = Callable[[Tensor], Tensor]  # g (U, K) at rows of codes (U, V)
+
+
+def no_reduction(total: Tensor) -> Tensor:
+    """What one process does where several would add their sums up."""
+    return total
+
+
+@dataclass(frozen=True)
+class Groups:
+    """How many groups of rows (patients, say) there are, and their mean size as a row meets it."""
+
+    n_names: int  # they are numbered from 0 below this
+    count: int  # those with rows of positive weight
+    mean_size: float
+
+    @property
+    def factor(self) -> float:
+        """G / (G - 1), by which sums of squares over few groups are too small; zero where there is but one."""
+        return self.count / (self.count - 1) if self.count > 1 else 0.0
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Rows of positive weight, those with some z apart from those with none ("blank").
+    """Rows of positive weight, those with some z apart from those with none ("blank")."""
 
-    Equal rows of z are kept once: `codes[cell[n]]` is row n's z, and the same for every sum over rows of one z.
-    """
-
-    ratio: Tensor  # (n, K) f, each row scaled to sum to one
-    weight: Tensor  # (n,)
-    cell: Tensor  # (n,) index into codes
-    codes: Tensor  # (U, V) distinct rows of z
-    blank_ratio: Tensor  # (m, K)
-    blank_weight: Tensor  # (m,)
-    groups: Tensor | None  # (n + m,), blank rows last
+    rows: Stream[Rows]  # with some z
+    blank: Stream[Rows]  # without
+    everything: Stream[Rows]  # all of them, as a constant g sees them
+    sample: Rows  # a few of them, spread over the whole, as a constant g sees them
+    n_rows: int
+    n_classes: int
+    seen_weight: float
+    blank_weight: float
+    groups: Groups | None
     schema: Confounders | None
-
-    @property
-    def n_classes(self) -> int:
-        """The number of classes K."""
-        return self.ratio.shape[1]
-
-    @cached_property
-    def cell_weight(self) -> Tensor:
-        """The weight of each distinct row of z, (U,)."""
-        return self.sum_by_cell(self.weight)
+    device: torch.device
+    reduce: Callable[[Tensor], Tensor] = no_reduction  # adds sums up over processes that hold a part each
 
     @property
     def total_weight(self) -> float:
         """The weight of all rows."""
-        return float(self.weight.sum() + self.blank_weight.sum())
+        return self.seen_weight + self.blank_weight
 
-    def sum_by_cell(self, values: Tensor) -> Tensor:
-        """Add (n, ...) values up over equal rows of z."""
-        return values.new_zeros(len(self.codes), *values.shape[1:]).index_add_(0, self.cell, values)
+    def total(self, *parts: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Add up what was computed for every stretch of rows, here and in all processes."""
+        sums: list[Tensor] = []
+        for found in chain(*parts):
+            sums = list(found) if not sums else [total.add_(value) for total, value in zip(sums, found, strict=True)]
+        return tuple(self.reduce(total) for total in sums)
 
-    def log_likelihood(self, prevalence: Tensor) -> Tensor:
-        """L(g), equation 7, for g (U, K) at the distinct rows of z; a blank row has their mean (equation 9)."""
-        total = self.weight @ (self.ratio * prevalence[self.cell]).sum(1).log()
-        if len(self.blank_weight):
-            total = total + self.blank_weight @ (self.blank_ratio @ self.mean(prevalence)).log()
+    def mean(self, at: At) -> Tensor:
+        """The site's mean of g over rows with z, (K,)."""
+        (total,) = self.total((rows.cell_weight @ at(rows.codes),) for rows in self.rows)
+        return total / self.seen_weight
+
+    def log_likelihood(self, at: At) -> float:
+        """L(g), equation 7; a blank row has the mean of g (equation 9)."""
+        found = self.total((moments(rows, at(rows.codes), 0).log_likelihood.sum(),) for rows in self.rows)
+        total = float(found[0]) if found else 0.0
+        if self.blank_weight:
+            total += float(self.blank_moments(self.mean(at), 0).log_likelihood)
         return total
 
-    def mean(self, prevalence: Tensor) -> Tensor:
-        """The site's mean of g (U, K) over rows with z, (K,)."""
-        return self.cell_weight @ prevalence / self.weight.sum()
+    def blank_moments(self, mean: Tensor, order: int) -> Moments:
+        """The moments of blank rows at the mean of g (K,)."""
+        return self.one_cell(self.blank, mean, order)
 
-    def responsibilities(self, prevalence: Tensor) -> Tensor:
-        """P(y|x,z) of the rows with z for g (U, K)."""
-        joint = self.ratio * prevalence[self.cell]
-        return joint / joint.sum(1, keepdim=True)
+    def one_cell(self, stream: Iterable[Rows], prevalence: Tensor, order: int) -> Moments:
+        """The moments of rows that all have one g, (K,)."""
+        found = (moments(rows, prevalence[None], order) for rows in stream)
+        parts = ((m.weight, m.log_likelihood, m.first, m.second)[: order + 2] for m in found)
+        return Moments(prevalence[None], *self.total(parts))  # type: ignore[arg-type]
+
+    def gram(self, *parts: Iterable[tuple[Rows, Tensor]]) -> tuple[Tensor, Tensor | None]:
+        """Σ w s sᵀ of values s (n, P) of the rows, and the same of their sums over groups, None without groups."""
+        plain: Tensor | None = None
+        sums: Tensor | None = None
+        for rows, values in chain(*parts):
+            weighted = rows.weighted(values)
+            square = values.T @ weighted
+            plain = square if plain is None else plain.add_(square)
+            if self.groups is not None and self.groups.factor and rows.groups is not None:
+                if sums is None:
+                    sums = values.new_zeros(self.groups.n_names, values.shape[1])
+                sums.index_add_(0, rows.groups, weighted)
+        assert plain is not None
+        plain = self.reduce(plain)
+        if sums is None or self.groups is None:
+            return plain, None
+        return plain, self.groups.factor * self.reduce(sums.T @ sums)
+
+    def says_nothing(self) -> bool:
+        """Tell whether f is the same for all classes in every row."""
+        for rows in self.everything:
+            ratio = rows.ratio
+            spread = ratio.abs() if ratio.shape[1] == 1 else ratio.amax(1) - ratio.amin(1)
+            if bool((spread >= 1e-12).any()):
+                break
+        else:
+            return not float(self.reduce(torch.zeros(1, dtype=torch.float64)))
+        return not float(self.reduce(torch.ones(1, dtype=torch.float64)))
+
+    def collect(self, codes: list[Tensor]) -> Tensor:
+        """Rows of codes from all stretches."""
+        return torch.cat(codes)
+
+    def of_sample(self) -> "Evidence":
+        """A few of the rows instead of all, as a constant g sees them."""
+        n_rows, weight = self.reduce(torch.tensor([len(self.sample), float(self.sample.cell_weight.sum())])).tolist()
+        only = Stream([self.sample])
+        return replace(
+            self.without_confounders(), rows=only, everything=only, n_rows=int(n_rows), seen_weight=weight, groups=None
+        )
 
     def without_confounders(self) -> "Evidence":
         """The same rows with one and the same z: what a constant g sees."""
-        ratio = torch.cat([self.ratio, self.blank_ratio])
-        weight = torch.cat([self.weight, self.blank_weight])
-        cell = torch.zeros(len(weight), dtype=torch.int64, device=weight.device)
-        return Evidence(ratio, weight, cell, ratio.new_zeros(1, 0), ratio[:0], weight[:0], self.groups, None)
+        nothing: Stream[Rows] = Stream(())
+        return replace(
+            self,
+            rows=self.everything,
+            blank=nothing,
+            seen_weight=self.total_weight,
+            blank_weight=0.0,
+            schema=None,
+        )
 
 
 def read_evidence(
@@ -90,17 +157,24 @@ def read_evidence(
 ) -> tuple[Evidence, Notes]:
     """Check what came with the log-ratios (n, K) and lay it out; one error names all problems, earlier ones too."""
     n_rows, n_classes = matrix.shape
-    weight = read_weight(sample_weight, n_rows, problems, matrix.device)
+    weight = None if sample_weight is None else read_weight(sample_weight, n_rows, problems, matrix.device)
     labels = None if y is None else read_labels(y, n_rows, n_classes, problems)
     group = read_groups(groups, n_rows, problems, matrix.device)
     schema, codes, notes = _read_confounders(sample_confounder, schema, categorical, matrix, problems)
     problems.raise_if_any()
-    evidence = normalize(matrix)
+    ratio = read_ratio(matrix, labels)
+    seen, blank = lay_out(ratio, weight, group, codes, schema)
+    return gather(Stream(seen), Stream(blank), group, schema, n_classes, matrix.device), notes
+
+
+def read_ratio(matrix: Tensor, labels: Any) -> Tensor:
+    """f as rows keep it, certain where a label is known."""
+    ratio = to_ratio(matrix)
     if labels is not None:
         known = torch.tensor(labels, device=matrix.device)
         rows = (~known.isnan()).nonzero().flatten()
-        evidence = know_labels(evidence, rows, known[rows].long())
-    return _lay_out(evidence.exp(), weight, group, codes, schema), notes
+        know_labels(ratio, rows, known[rows].long())
+    return ratio
 
 
 def _read_confounders(
@@ -126,22 +200,108 @@ def _read_confounders(
     return schema, codes, notes
 
 
-def _lay_out(
-    ratio: Tensor, weight: Tensor, groups: Tensor | None, codes: Tensor | None, schema: Confounders | None
-) -> Evidence:
-    """Drop rows of weight zero, set blank rows apart and keep equal rows of z once."""
+def lay_out(
+    ratio: Tensor, weight: Tensor | None, groups: Tensor | None, codes: Tensor | None, schema: Confounders | None
+) -> tuple[list[Rows], list[Rows]]:
+    """Drop rows of weight zero, set blank rows apart, and put rows of equal z side by side."""
+    counted = torch.ones(len(ratio), dtype=torch.bool, device=ratio.device) if weight is None else weight > 0
     if schema is None or codes is None:
-        width = 0 if schema is None else len(schema.variables)
-        codes = (
-            ratio.new_zeros(len(ratio), width)
-            if schema is None
-            else schema.missing_codes(ratio.device).expand(len(ratio), width)
-        )
-        blank = torch.ones(len(ratio), dtype=torch.bool, device=ratio.device)
-    else:
-        blank = schema.missing(codes).all(dim=1)
-    counted = weight > 0
-    seen, unseen = counted & ~blank, counted & blank
+        everything = _pick(ratio, weight, groups, None if weight is None else counted)
+        return [], _cut(*everything)
+    hidden = schema.missing(codes).all(dim=1)
+    seen = (counted & ~hidden).nonzero().flatten()
     distinct, cell = distinct_rows(codes[seen])
-    order = None if groups is None else torch.cat([groups[seen], groups[unseen]])
-    return Evidence(ratio[seen], weight[seen], cell, distinct, ratio[unseen], weight[unseen], order, schema)
+    blank = counted & hidden
+    outside = _cut(*_pick(ratio, weight, groups, blank)) if blank.any() else []
+    if len(distinct) == len(seen):
+        return _cut_with_codes(*_pick(ratio, weight, groups, seen), codes[seen], None), outside
+    cell, order = torch.sort(cell, stable=True)
+    return _cut_with_codes(*_pick(ratio, weight, groups, seen[order]), distinct, cell), outside
+
+
+Part = tuple[Tensor, Tensor | None, Tensor | None]
+
+
+def _pick(ratio: Tensor, weight: Tensor | None, groups: Tensor | None, index: Tensor | slice | None) -> Part:
+    """Some rows of f, weight and groups."""
+    if index is None:
+        return ratio, weight, groups
+    return ratio[index], None if weight is None else weight[index], None if groups is None else groups[index]
+
+
+def _cut(ratio: Tensor, weight: Tensor | None, groups: Tensor | None) -> list[Rows]:
+    """Stretches of rows that all have the same z."""
+    whole = Rows(ratio, weight, ratio.new_zeros(1, 0, dtype=torch.float64), None, groups)
+    size = STRETCH // ratio.shape[1]
+    return [whole.take(start, start + size) for start in range(0, len(ratio), size)]
+
+
+def _cut_with_codes(
+    ratio: Tensor, weight: Tensor | None, groups: Tensor | None, codes: Tensor, cell: Tensor | None
+) -> list[Rows]:
+    """Stretches of rows with the codes of each: one a row, or, where rows are sorted by `cell`, one for equal rows."""
+    found, size = [], STRETCH // max(FEATURES, ratio.shape[1])
+    for start in range(0, len(ratio), size):
+        place = slice(start, start + size)
+        f, w, names = _pick(ratio, weight, groups, place)
+        if cell is None:
+            found.append(Rows(f, w, codes[place], None, names))
+            continue
+        first, last = int(cell[place][0]), int(cell[place][-1])
+        local = cell[place] - first if last > first else None
+        found.append(Rows(f, w, codes[first : last + 1], local, names))
+    return found
+
+
+def gather(
+    rows: Stream[Rows],
+    blank: Stream[Rows],
+    groups: Tensor | None,
+    schema: Confounders | None,
+    n_classes: int,
+    device: torch.device,
+) -> Evidence:
+    """Put evidence together from stretches that are all kept in memory."""
+    everything = _without_codes([*rows.kept, *blank.kept])
+    weights = [sum(float(part.cell_weight.sum()) for part in stream.kept) for stream in (rows, blank)]
+    return Evidence(
+        rows,
+        blank,
+        Stream(everything),
+        _sample(everything),
+        sum(map(len, everything)),
+        n_classes,
+        *weights,
+        None if groups is None else count_groups(everything),
+        schema,
+        device,
+    )
+
+
+def _without_codes(stretches: list[Rows]) -> list[Rows]:
+    """The same rows as a constant g sees them."""
+    return [part.without_codes() for part in stretches]
+
+
+def _sample(everything: list[Rows]) -> Rows:
+    """Every so-manieth row."""
+    n_rows, n_classes = sum(map(len, everything)), everything[0].n_classes
+    wanted = min(SAMPLE, max(n_rows // SPARSE, 64 * n_classes, 4096))
+    step = -(-n_rows // wanted)
+    parts = [part.take(0, len(part), step) for part in everything]
+    return join(parts)
+
+
+def join(parts: list[Rows]) -> Rows:
+    """Stretches with one z for all as a single one."""
+    weight = None if parts[0].weight is None else torch.cat([p.weight for p in parts if p.weight is not None])
+    return Rows(torch.cat([p.ratio for p in parts]), weight, parts[0].codes, None, None)
+
+
+def count_groups(everything: list[Rows]) -> Groups:
+    """Count groups, and the mean size of the group that a row is in."""
+    groups = torch.cat([part.groups for part in everything if part.groups is not None])
+    weight = torch.cat([part.weighted(part.ratio.new_ones(len(part), dtype=torch.float64)) for part in everything])
+    sizes = torch.bincount(groups, weight)
+    count = int((sizes > 0).sum())
+    return Groups(len(sizes), count, max(1.0, float((sizes**2).sum() / sizes.sum())) if count > 1 else 1.0)

@@ -1,6 +1,8 @@
 """What every way of estimating g hands back."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from sitewise.prevalence import Prevalence
 from sitewise.uncertainty import Curvature
@@ -10,17 +12,38 @@ GRADIENT_TOLERANCE = 1e-7
 
 
 @dataclass(frozen=True)
+class Hindsight:
+    """What a look back at a fit tells: its curvature, and by how much it flatters its own rows (equation 10)."""
+
+    curvature: Curvature
+    optimism: float
+
+
+@dataclass(frozen=True)
 class Fit:
-    """An estimated g with its certificate, its curvature, and by how much it flatters its own rows (equation 10)."""
+    """An estimated g with its certificate; looking back costs another pass, so that waits until somebody asks."""
 
     prevalence: Prevalence
-    curvature: Curvature
     log_likelihood: float
-    optimism: float
     converged: bool
     gap: float
     tolerance: float
     n_iter: int
-    trace: list[float]
+    trace: list[float] = field(repr=False)
     strength: float
+    look_back: Callable[[], Hindsight] = field(repr=False)
     identified: bool = True  # whether f says anything at all
+
+    @cached_property
+    def _hindsight(self) -> Hindsight:
+        return self.look_back()
+
+    @property
+    def curvature(self) -> Curvature:
+        """What intervals are made of."""
+        return self._hindsight.curvature
+
+    @property
+    def optimism(self) -> float:
+        """O of equation 10."""
+        return self._hindsight.optimism

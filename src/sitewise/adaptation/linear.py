@@ -4,21 +4,43 @@ Not concave, so: a good start, Newton steps that never lose ground, and an hones
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from sitewise.adaptation.evidence import Evidence
-from sitewise.adaptation.fit import GRADIENT_TOLERANCE, Fit
+from sitewise.adaptation.fit import GRADIENT_TOLERANCE, Fit, Hindsight
+from sitewise.adaptation.rows import Rows, Stream, moments, scores
 from sitewise.prevalence import AdditivePrevalence, ConstantPrevalence, Prevalence
 from sitewise.prevalence.additive import features, fit_missing_columns, ridge
 from sitewise.prevalence.base import Aggregate, finite
 from sitewise.prevalence.linear import NEWTON_LIMIT, assemble, contrasts, fit_linear, spread
 from sitewise.solvers import EM, Solution, em, lbfgs, newton
-from sitewise.uncertainty import LinearCurvature, group_factor, invert_information, sum_by
+from sitewise.uncertainty import LinearCurvature, invert_information
 
 KNOCKOUT = 0.5
+KEPT_FEATURES = 2**26  # entries of the design that are kept in memory rather than made anew in every pass
+ENOUGH = 2**16  # distinct rows of z, at most, that decide what is said where part of z is missing
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stretch of rows with the features (U, D) and the offset (U, K) of their z."""
+
+    rows: Rows
+    design: Tensor
+    offset: Tensor
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The observed log-likelihood at some coefficients, and its derivatives in them as far as they were asked for."""
+
+    flat: Tensor  # (P,)
+    log_likelihood: Tensor
+    gradient: Tensor | None = None  # (P,)
+    information: Tensor | None = None  # (P, P)
 
 
 @dataclass(frozen=True)
@@ -26,109 +48,143 @@ class LinearProblem:
     """Minus the penalized observed log-likelihood per unit of weight, as a function of flat coefficients (P,)."""
 
     evidence: Evidence
-    design: Tensor  # (U, D)
-    offset: Tensor  # (U, K)
+    parts: Stream[Part]
     penalty: Tensor  # (D,)
+    centre: Prevalence | None = None  # whose log g is the offset
+    _last: dict[str, Evaluation] = field(default_factory=dict, repr=False)
+
+    @property
+    def n_features(self) -> int:
+        """The number of features D."""
+        return len(self.penalty)
 
     @property
     def basis(self) -> Tensor:
         """Contrasts between classes, (K, K-1)."""
-        return contrasts(self.evidence.n_classes, self.design.device)
+        return contrasts(self.evidence.n_classes, self.penalty.device)
 
     @property
     def flat_penalty(self) -> Tensor:
         """The penalty of every coefficient, (P,)."""
         return self.penalty[:, None].expand(-1, self.evidence.n_classes - 1).reshape(-1)
 
-    def prevalence(self, flat: Tensor) -> Tensor:
-        """g at the distinct rows of z, (U, K)."""
-        return torch.softmax(self.offset + self.design @ flat.reshape(self.design.shape[1], -1) @ self.basis.T, dim=1)
+    def prevalence(self, part: Part, flat: Tensor) -> Tensor:
+        """g at the z of a stretch, (U, K)."""
+        return torch.softmax(part.offset + part.design @ flat.reshape(self.n_features, -1) @ self.basis.T, dim=1)
 
-    def value(self, flat: Tensor) -> Tensor:
-        """The objective."""
+    def value(self, flat: Tensor, order: int = 1) -> Tensor:
+        """The objective; `order` says which derivatives will be wanted at the same place."""
         penalty = 0.5 * self.flat_penalty @ flat**2
-        return (penalty - self.evidence.log_likelihood(self.prevalence(flat))) / self.evidence.total_weight
+        return (penalty - self.evaluate(flat, order).log_likelihood) / self.evidence.total_weight
 
-    def gradient(self, flat: Tensor) -> Tensor:
-        """By Fisher's identity: responsibilities minus prevalence, summed over rows of one z (equation 7a)."""
-        prevalence = self.prevalence(flat)
-        weighted = self.evidence.weight[:, None] * self.evidence.responsibilities(prevalence)
-        slope = self.evidence.sum_by_cell(weighted) - self.evidence.cell_weight[:, None] * prevalence
-        if len(self.evidence.blank_weight):
-            pull, _ = self._blank_pull(prevalence)
-            slope = slope + (spread(prevalence) @ pull) * self._share[:, None]
-        flat_slope = (self.design.T @ slope @ self.basis).reshape(-1)
-        return (self.flat_penalty * flat - flat_slope) / self.evidence.total_weight
+    def gradient(self, flat: Tensor, order: int = 1) -> Tensor:
+        """The derivative of the objective, (P,)."""
+        slope = self.evaluate(flat, order).gradient
+        assert slope is not None
+        return (self.flat_penalty * flat - slope) / self.evidence.total_weight
 
     def derivatives(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradient (1, P) and Hessian (1, P, P); of blank rows' curvature the part that is never negative."""
-        information = self.information(points[0]) + torch.diag(self.flat_penalty)
-        return self.gradient(points[0])[None], information[None] / self.evidence.total_weight
+        """Gradient (1, P) and Hessian (1, P, P)."""
+        hessian = self.penalized_information(points[0]) / self.evidence.total_weight
+        return self.gradient(points[0], order=2)[None], hessian[None]
 
-    def information(self, flat: Tensor) -> Tensor:
-        """Minus the second derivative of the observed log-likelihood, (P, P): complete minus missing information."""
-        prevalence = self.prevalence(flat)
-        responsibility = self.evidence.responsibilities(prevalence)
-        complete = self.evidence.cell_weight[:, None, None] * spread(prevalence)
-        matrix = self._assemble(complete - self._sum_spread(responsibility))
-        if len(self.evidence.blank_weight):
-            _, blank_information = self._blank_pull(prevalence)
-            jacobian = torch.einsum("u,ukl,ud->kdl", self._share, spread(prevalence) @ self.basis, self.design)
-            jacobian = jacobian.reshape(len(jacobian), -1)
-            matrix = matrix + jacobian.T @ blank_information @ jacobian
-        return matrix
+    def penalized_information(self, flat: Tensor) -> Tensor:
+        """Minus the second derivative of the penalized log-likelihood, (P, P)."""
+        information = self.evaluate(flat, 2).information
+        assert information is not None
+        return information + torch.diag(self.flat_penalty)
 
-    def score_gram(self, flat: Tensor) -> Tensor:
-        """Σ_n w_n s_n s_nᵀ of the rows' scores, (P, P)."""
-        residual = self.residual(flat)
-        weighted = residual * self.evidence.weight[:, None]
-        columns = [self.evidence.sum_by_cell(weighted[:, k : k + 1] * residual) for k in range(residual.shape[1])]
-        return self._assemble(torch.stack(columns, dim=1))
+    def evaluate(self, flat: Tensor, order: int) -> Evaluation:
+        """Go through the rows: the likelihood (order 0), its gradient (1), the information (2). The last is remembered.
 
-    def grouped_gram(self, flat: Tensor) -> Tensor:
-        """Σ_G S_G S_Gᵀ of the scores added up over each group, (P, P), made up for few groups."""
-        assert self.evidence.groups is not None
-        narrow = self.evidence.weight[:, None] * self.residual(flat) @ self.basis
-        rows = (self.design[self.evidence.cell][:, :, None] * narrow[:, None, :]).reshape(len(narrow), -1)
-        sums = sum_by(rows, self.evidence.groups[: len(narrow)])
-        return group_factor(self.evidence.groups) * sums.T @ sums
+        The gradient is Fisher's identity, the information complete minus missing (equation 7a); of blank rows'
+        curvature the part that is never negative.
+        """
+        last = self._last.get("evaluation")
+        if last is not None and torch.equal(last.flat, flat) and (order < 2 or last.information is not None):
+            return last
+        blank = self.evidence.blank_weight > 0
+        found = self.evidence.total(self._sums(part, flat, order, blank) for part in self.parts)
+        log_likelihood, sums = found[0], list(found[1 : order + 1])
+        if blank:
+            mean, jacobian = found[-2] / self.evidence.seen_weight, found[-1] / self.evidence.seen_weight
+            at_mean = self.evidence.blank_moments(mean, order)
+            log_likelihood = log_likelihood + at_mean.log_likelihood[0]
+            if order >= 1:
+                sums[0] = sums[0] + at_mean.slope[0] @ jacobian
+            if order >= 2:
+                sums[1] = sums[1] + jacobian.T @ at_mean.curvature[0] @ jacobian
+        evaluation = Evaluation(flat, log_likelihood, *sums)
+        self._last["evaluation"] = evaluation
+        return evaluation
 
-    def residual(self, flat: Tensor) -> Tensor:
-        """Responsibilities minus prevalence, (n, K)."""
-        prevalence = self.prevalence(flat)
-        return self.evidence.responsibilities(prevalence) - prevalence[self.evidence.cell]
+    def _sums(self, part: Part, flat: Tensor, order: int, blank: bool) -> tuple[Tensor, ...]:
+        """What a stretch adds: likelihood, gradient, information; and where there are blank rows, g and its slope."""
+        prevalence = self.prevalence(part, flat)
+        at = moments(part.rows, prevalence, order)
+        sums = [at.log_likelihood.sum()]
+        if order >= 1:
+            sums.append((part.design.T @ at.logit_slope).reshape(-1))
+        if order >= 2:
+            sums.append(assemble(part.design, at.logit_information))
+        if blank:
+            sums += [at.weight @ prevalence, self.mean_slope(part, prevalence)]
+        return tuple(sums)
 
-    @property
-    def _share(self) -> Tensor:
-        return self.evidence.cell_weight / self.evidence.weight.sum()
+    def mean_slope(self, part: Part, prevalence: Tensor) -> Tensor:
+        """The derivative (K, P) of a stretch's sum of g."""
+        weight = part.rows.cell_weight
+        slope = torch.einsum("u,ukl,ud->kdl", weight, spread(prevalence) @ self.basis, part.design)
+        return slope.reshape(len(slope), -1)
 
-    def _blank_pull(self, prevalence: Tensor) -> tuple[Tensor, Tensor]:
-        """First derivative (K,) and information (K, K) of blank rows' likelihood in the mean of g."""
-        relative = self.evidence.blank_ratio / (self.evidence.blank_ratio @ self.evidence.mean(prevalence))[:, None]
-        weighted = self.evidence.blank_weight[:, None] * relative
-        return weighted.sum(0), relative.T @ weighted
+    def score_grams(self, flat: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Σ_n w_n s_n s_nᵀ of the rows' scores, (P, P), and the same of their sums over groups, where there are any."""
+        groups = self.evidence.groups
+        if groups is not None and groups.factor:
+            return self.evidence.gram((part.rows, self.row_scores(part, flat)) for part in self.parts)
+        found = self.evidence.total(
+            (assemble(part.design, moments(part.rows, self.prevalence(part, flat), 2).logit_gram),)
+            for part in self.parts
+        )
+        return found[0], None
 
-    def _sum_spread(self, responsibility: Tensor) -> Tensor:
-        weighted = self.evidence.weight[:, None] * responsibility
-        outer = [self.evidence.sum_by_cell(weighted[:, k : k + 1] * responsibility) for k in range(weighted.shape[1])]
-        return torch.diag_embed(self.evidence.sum_by_cell(weighted)) - torch.stack(outer, dim=1)
+    def row_scores(self, part: Part, flat: Tensor) -> Tensor:
+        """The derivative of every row's log-likelihood in the coefficients, (n, P)."""
+        prevalence = self.prevalence(part, flat)
+        relative = scores(part.rows, prevalence) - 1.0
+        narrow = (relative * part.rows.at_rows(prevalence)) @ self.basis
+        design = part.rows.at_rows(part.design).expand(len(narrow), -1)
+        return (design[:, :, None] * narrow[:, None, :]).reshape(len(narrow), -1)
 
-    def _assemble(self, blocks: Tensor) -> Tensor:
-        return assemble(self.design, self.basis.T @ blocks @ self.basis)
+
+def linear_problem(
+    evidence: Evidence, feature_map: Callable[[Tensor], Tensor], centre: Prevalence | None, penalty: Tensor
+) -> LinearProblem:
+    """Set up g whose logits are those of a centre plus something linear in features of z."""
+
+    def with_features(rows: Rows) -> Part:
+        offset = penalty.new_zeros(1, evidence.n_classes) if centre is None else centre.log_prob(rows.codes)
+        return Part(rows, feature_map(rows.codes), offset)
+
+    keep = evidence.n_rows * len(penalty) <= KEPT_FEATURES
+    return LinearProblem(evidence, evidence.rows.map(with_features, keep=keep), penalty, centre)
 
 
 def additive_problem(evidence: Evidence, strength: float, centre: Prevalence | None) -> LinearProblem:
     """Set up the additive model's problem at one strength of its ridge.
 
-    A centre that is a level is aimed at as it is; of one that depends on z the shape is, and the level stays free.
+    A centre that is a level is aimed at as it is; of one that depends on z the shape is, and the level stays free. A
+    centre that knows by how much sites differ from it gives its own scale to the ridge (equation 13).
     """
-    assert evidence.schema is not None
-    design = features(evidence.codes, evidence.schema)
-    offset = evidence.ratio.new_zeros(len(evidence.codes), evidence.n_classes)
-    offset = offset if centre is None else centre.log_prob(evidence.codes)
+    schema = evidence.schema
+    assert schema is not None
+    n_features = features(schema.missing_codes(evidence.device)[None], schema).shape[1]
     free_level = not isinstance(centre, ConstantPrevalence)
-    penalty = ridge(strength, design.shape[1], design.device, free_level=free_level)
-    return LinearProblem(evidence, design, offset, penalty)
+    penalty = ridge(strength, n_features, evidence.device, free_level=free_level)
+    between_sites = getattr(centre, "spread", None)
+    if between_sites is not None:
+        penalty = penalty / between_sites
+    return linear_problem(evidence, lambda codes: features(codes, schema), centre, penalty)
 
 
 def solve_linear(problem: LinearProblem, start: Tensor, solver: str | EM) -> Solution[Tensor]:
@@ -138,7 +194,7 @@ def solve_linear(problem: LinearProblem, start: Tensor, solver: str | EM) -> Sol
     if solver == "lbfgs" or (solver == "auto" and len(start) > NEWTON_LIMIT):
         return lbfgs(lambda flat: (problem.value(flat), problem.gradient(flat)), start, tolerance=GRADIENT_TOLERANCE)
     found = newton(
-        lambda points: problem.value(points[0])[None],
+        lambda points: problem.value(points[0], order=2)[None],
         problem.derivatives,
         start[None],
         tolerance=GRADIENT_TOLERANCE,
@@ -150,21 +206,25 @@ def solve_linear(problem: LinearProblem, start: Tensor, solver: str | EM) -> Sol
 def _solve_by_em(problem: LinearProblem, start: Tensor, solver: EM) -> Solution[Tensor]:
     """Algorithm 1 with this g: responsibilities, then the logits that fit them best."""
     evidence = problem.evidence
+    parts = list(problem.parts)
+    design = torch.cat([part.design for part in parts])
+    offset = torch.cat([part.offset.expand(len(part.design), -1) for part in parts])
+    share = torch.cat([part.rows.cell_weight for part in parts])[:, None] / evidence.seen_weight
     # The penalty's curvature is up to this times the likelihood's: a longer step would overshoot ever further.
     longest = 1.0 / (1.0 + float(problem.penalty.max()) / evidence.total_weight)
 
     def m_step(totals: Tensor, flat: Tensor) -> Tensor:
         if solver.m_step == "sgd":  # Fisher: Q's gradient here is L's
             return flat - min(solver.learning_rate, longest) * problem.gradient(flat)
-        return fit_linear(totals, totals.sum(1), problem.design, problem.penalty, problem.offset).point
+        return fit_linear(totals, totals.sum(1), design, problem.penalty, offset).point
 
     def e_step(flat: Tensor) -> Tensor:
-        prevalence = problem.prevalence(flat)
-        totals = evidence.sum_by_cell(evidence.weight[:, None] * evidence.responsibilities(prevalence))
-        if len(evidence.blank_weight):
-            pull, _ = problem._blank_pull(prevalence)
-            totals = totals + problem._share[:, None] * prevalence * pull
-        return totals
+        prevalence = [problem.prevalence(part, flat) for part in parts]
+        slopes = [moments(part.rows, at, 1).slope for part, at in zip(parts, prevalence, strict=True)]
+        every, slope = torch.cat(prevalence), torch.cat(slopes)
+        if evidence.blank_weight:
+            slope = slope + share * evidence.blank_moments((share * every).sum(0), 1).slope
+        return every * slope
 
     return em(
         start,
@@ -177,33 +237,47 @@ def _solve_by_em(problem: LinearProblem, start: Tensor, solver: EM) -> Solution[
     )
 
 
-def fit_additive_terms(
-    evidence: Evidence, strength: float, centre: Prevalence | None, start: Tensor, solver: str | EM
-) -> tuple[Fit, Tensor]:
+def fit_additive_terms(problem: LinearProblem, strength: float, start: Tensor, solver: str | EM) -> tuple[Fit, Tensor]:
     """Estimate the additive g from unlabeled rows; also return its flat coefficients, to start the next fit from.
 
     What it says where z is missing is still to be fitted: see `fit_missing_terms`.
     """
-    assert evidence.schema is not None
-    schema = evidence.schema
-    problem = additive_problem(evidence, strength, centre)
+    schema = problem.evidence.schema
+    assert schema is not None
     found = solve_linear(problem, start, solver)
-    prevalence = problem.prevalence(found.point)
-    coefficients = found.point.reshape(problem.design.shape[1], -1) @ problem.basis.T
-    model = AdditivePrevalence(schema, coefficients, finite(evidence.mean(prevalence).log()), centre)
-    fit = linear_fit(problem, found, model, lambda codes: features(codes, schema), strength)
-    return fit, found.point
+    coefficients = found.point.reshape(problem.n_features, -1) @ problem.basis.T
+    totals = problem.evidence.total(
+        (part.rows.cell_weight @ problem.prevalence(part, found.point),) for part in problem.parts
+    )
+    marginal = finite((totals[0] / problem.evidence.seen_weight).log())
+    model = AdditivePrevalence(schema, coefficients, marginal, problem.centre)
+    return linear_fit(problem, found, model, lambda codes: features(codes, schema), strength), found.point
 
 
 def fit_missing_terms(fit: Fit, evidence: Evidence) -> Fit:
     """Fit what an additive g says of rows that lack part of z to the final responsibilities (equation 9)."""
     assert isinstance(fit.prevalence, AdditivePrevalence)
-    assert isinstance(fit.curvature, LinearCurvature)
-    prevalence = fit.prevalence.log_prob(evidence.codes).exp()
-    totals = evidence.sum_by_cell(evidence.weight[:, None] * evidence.responsibilities(prevalence))
-    data = Aggregate(evidence.codes, evidence.cell, evidence.cell_weight, totals)
-    model = fit_missing_columns(fit.prevalence, data, KNOCKOUT)
-    return replace(fit, prevalence=model, curvature=replace(fit.curvature, log_prob=model.log_prob))
+    model = fit_missing_columns(fit.prevalence, aggregate_rows(evidence, fit.prevalence), KNOCKOUT)
+
+    def look_back() -> Hindsight:
+        assert isinstance(fit.curvature, LinearCurvature)
+        return Hindsight(replace(fit.curvature, log_prob=model.log_prob), fit.optimism)
+
+    return replace(fit, prevalence=model, look_back=look_back)
+
+
+def aggregate_rows(evidence: Evidence, model: Prevalence) -> Aggregate:
+    """Soft labels (responsibilities) of the distinct z, or of every so-manieth where these are more than enough."""
+    step = 1 + evidence.n_rows // ENOUGH
+    codes, weights, totals = [], [], []
+    for rows in evidence.rows:
+        prevalence = model.log_prob(rows.codes).exp()
+        codes.append(rows.codes[::step])
+        weights.append(rows.cell_weight[::step])
+        totals.append((prevalence * moments(rows, prevalence, 1).slope)[::step])
+    every = torch.cat(codes)
+    index = torch.arange(len(every), device=every.device)
+    return Aggregate(every, index, torch.cat(weights), torch.cat(totals))
 
 
 def linear_fit(
@@ -214,29 +288,35 @@ def linear_fit(
     strength: float,
     tolerance: float = GRADIENT_TOLERANCE,
 ) -> Fit:
-    """Wrap a solved linear problem up with its curvature and its optimism."""
-    evidence = problem.evidence
-    penalized = problem.information(found.point) + torch.diag(problem.flat_penalty)
-    scores = problem.score_gram(found.point)
-    inverse = invert_information(penalized)
-    optimism, grouped = float((inverse * scores).sum()), None
-    if group_factor(evidence.groups) > 0:
-        group_scores = problem.grouped_gram(found.point)
-        grouped = inverse @ (group_scores + torch.diag(problem.flat_penalty)) @ inverse
-        optimism = max(optimism, float((inverse * group_scores).sum()))
-    log_likelihood = float(evidence.log_likelihood(problem.prevalence(found.point)))
+    """Wrap a solved linear problem up."""
     return Fit(
         model,
-        LinearCurvature(feature_map, model.log_prob, inverse, grouped, evidence.codes, problem._share),
-        log_likelihood,
-        optimism=optimism,
+        log_likelihood=float(problem.evaluate(found.point, 0).log_likelihood),
         converged=found.converged,
         gap=float(found.gap),
         tolerance=tolerance,
         n_iter=found.n_iter,
-        trace=[-evidence.total_weight * float(value) for value in found.trace],
+        trace=[-problem.evidence.total_weight * float(value) for value in found.trace],
         strength=strength,
+        look_back=lambda: look_back_at_linear(problem, found.point, model, feature_map),
     )
+
+
+def look_back_at_linear(
+    problem: LinearProblem, flat: Tensor, model: Prevalence, feature_map: Callable[[Tensor], Tensor]
+) -> Hindsight:
+    """The curvature of linear logits, and their optimism."""
+    inverse = invert_information(problem.penalized_information(flat))
+    plain, by_group = problem.score_grams(flat)
+    optimism, grouped = float((inverse * plain).sum()), None
+    if by_group is not None:
+        grouped = inverse @ (by_group + torch.diag(problem.flat_penalty)) @ inverse
+        optimism = max(optimism, float((inverse * by_group).sum()))
+    (slope,) = problem.evidence.total(
+        (problem.mean_slope(part, problem.prevalence(part, flat)),) for part in problem.parts
+    )
+    curvature = LinearCurvature(feature_map, model.log_prob, inverse, grouped, slope / problem.evidence.seen_weight)
+    return Hindsight(curvature, optimism)
 
 
 def start_at(prevalence: Tensor, n_features: int) -> Tensor:

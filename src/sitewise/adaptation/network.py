@@ -1,15 +1,18 @@
 """g as the paper's network from unlabeled rows: algorithm 1 by EM, or a direct climb of the observed likelihood."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import Fit
-from sitewise.adaptation.linear import KNOCKOUT, LinearProblem, linear_fit
+from sitewise.adaptation.linear import KNOCKOUT, aggregate_rows, linear_fit, linear_problem
+from sitewise.adaptation.rows import Rows, moments
 from sitewise.prevalence import NetworkPrevalence
-from sitewise.prevalence.base import Aggregate, finite
+from sitewise.prevalence.additive import ridge
+from sitewise.prevalence.base import finite
 from sitewise.prevalence.network import build_network, cross_entropy, fit_missing_inputs, minimize_module
 from sitewise.solvers import EM, Solution, em
 
@@ -20,75 +23,96 @@ TOLERANCE = 1e-5
 LAST_LAYER_PENALTY = 1.0
 
 
+@dataclass(frozen=True)
+class NetworkProblem:
+    """The observed likelihood of g at all distinct z of the site, (U, K), with its slope."""
+
+    evidence: Evidence
+    stretches: list[Rows]
+    inputs: Tensor  # (U, F)
+
+    def likelihood(self, prevalence: Tensor) -> tuple[Tensor, Tensor]:
+        """L(g) and its derivative (U, K)."""
+        parts = prevalence.split([len(rows.codes) for rows in self.stretches])
+        found = [moments(rows, part, 1) for rows, part in zip(self.stretches, parts, strict=True)]
+        total, slope = sum(m.log_likelihood.sum() for m in found), torch.cat([m.slope for m in found])
+        if self.evidence.blank_weight:
+            share = torch.cat([m.weight for m in found])[:, None] / self.evidence.seen_weight
+            blank = self.evidence.blank_moments((share * prevalence).sum(0), 1)
+            total, slope = total + blank.log_likelihood[0], slope + share * blank.slope
+        return torch.as_tensor(total), slope
+
+    def prevalence(self, module: nn.Sequential) -> Tensor:
+        """g at all distinct z, (U, K)."""
+        return torch.softmax(module(self.inputs), dim=1)
+
+    def loss(self, module: nn.Sequential) -> Tensor:
+        """-L per unit of weight, for autograd: its value is L's, its derivative goes by L's own slope."""
+        prevalence = self.prevalence(module)
+        value, slope = self.likelihood(prevalence.detach())
+        return -(value + (slope * (prevalence - prevalence.detach())).sum()) / self.evidence.total_weight
+
+    def soft_labels(self, module: nn.Sequential) -> Tensor:
+        """The E-step: responsibilities added up over rows of one z, (U, K)."""
+        with torch.no_grad():
+            prevalence = self.prevalence(module)
+        return prevalence * self.likelihood(prevalence)[1]
+
+
 def fit_network_terms(evidence: Evidence, start: Tensor, solver: str | EM, seed: int) -> Fit:
     """Estimate the network g; the default starts at the constant g `start` (K,), EM at random as the paper does."""
-    assert evidence.schema is not None
     schema = evidence.schema
-    inputs = schema.inputs(evidence.codes)
-    module = build_network(schema, evidence.n_classes, seed=seed).to(inputs.device)
-
-    def prevalence_of(candidate: nn.Sequential) -> Tensor:
-        return torch.softmax(candidate(inputs), dim=1)
-
-    def loss(candidate: nn.Sequential) -> Tensor:
-        return -evidence.log_likelihood(prevalence_of(candidate)) / evidence.total_weight
-
+    assert schema is not None
+    stretches = list(evidence.rows)
+    problem = NetworkProblem(evidence, stretches, torch.cat([schema.inputs(rows.codes) for rows in stretches]))
+    module = build_network(schema, evidence.n_classes, seed=seed).to(evidence.device)
     if isinstance(solver, EM):
-        found = _algorithm_one(evidence, module, inputs, loss, solver)
+        found = _algorithm_one(problem, module, solver)
     else:
         last = module[-1]
         assert isinstance(last, nn.Linear)
         with torch.no_grad():
             last.weight.mul_(0.01)
             last.bias.copy_(start.log())
-        found = minimize_module(module, loss, tolerance=TOLERANCE, max_iter=DIRECT_ITERATIONS)
-    with torch.no_grad():
-        prevalence = prevalence_of(found.point)
-    totals = evidence.sum_by_cell(evidence.weight[:, None] * evidence.responsibilities(prevalence))
-    model = NetworkPrevalence(schema, found.point, finite(evidence.mean(prevalence).log()))
-    model = fit_missing_inputs(model, Aggregate(evidence.codes, evidence.cell, evidence.cell_weight, totals), KNOCKOUT)
+        found = minimize_module(module, problem.loss, tolerance=TOLERANCE, max_iter=DIRECT_ITERATIONS)
+    network = found.point
+
+    def at(codes: Tensor) -> Tensor:
+        with torch.no_grad():
+            return torch.softmax(network(schema.inputs(codes)), dim=1)
+
+    model = NetworkPrevalence(schema, network, finite(evidence.mean(at).log()))
+    model = fit_missing_inputs(model, aggregate_rows(evidence, model), KNOCKOUT)
     return _with_last_layer(evidence, model, found)
 
 
-def _algorithm_one(
-    evidence: Evidence, module: nn.Sequential, inputs: Tensor, loss: Callable[[nn.Sequential], Tensor], solver: EM
-) -> Solution[nn.Sequential]:
+def _algorithm_one(problem: NetworkProblem, module: nn.Sequential, solver: EM) -> Solution[nn.Sequential]:
     """The paper's algorithm 1: T rounds of responsibilities and a fit of the network to them."""
-
-    def e_step(current: nn.Sequential) -> Tensor:
-        with torch.no_grad():
-            prevalence = torch.softmax(current(inputs), dim=1)
-        totals = evidence.sum_by_cell(evidence.weight[:, None] * evidence.responsibilities(prevalence))
-        if len(evidence.blank_weight):
-            relative = evidence.blank_ratio / (evidence.blank_ratio @ evidence.mean(prevalence))[:, None]
-            share = evidence.cell_weight / evidence.weight.sum()
-            totals = totals + share[:, None] * prevalence * (evidence.blank_weight @ relative)
-        return totals
 
     def m_step(totals: Tensor, current: nn.Sequential) -> nn.Sequential:
         if solver.m_step == "lbfgs":
             return minimize_module(
                 current,
-                lambda candidate: cross_entropy(candidate, inputs, totals),
+                lambda candidate: cross_entropy(candidate, problem.inputs, totals),
                 tolerance=0.0,
                 max_iter=M_STEP_ITERATIONS,
             ).point
         optimizer = torch.optim.SGD(current.parameters(), lr=solver.learning_rate)
         optimizer.zero_grad()
-        cross_entropy(current, inputs, totals).backward()
+        cross_entropy(current, problem.inputs, totals).backward()
         optimizer.step()
         return current
 
     def objective(current: nn.Sequential) -> Tensor:
         with torch.no_grad():
-            return loss(current)
+            return problem.loss(current)
 
     return em(
         module,
-        e_step,
+        problem.soft_labels,
         m_step,
         objective,
-        gap=lambda current: _largest_gradient(current, loss),
+        gap=lambda current: _largest_gradient(current, problem.loss),
         tolerance=TOLERANCE,
         max_iter=solver.iterations or PAPER_ITERATIONS,
     )
@@ -110,11 +134,8 @@ def _with_last_layer(evidence: Evidence, model: NetworkPrevalence, found: Soluti
 
     last = model.module[-1]
     assert isinstance(last, nn.Linear)
-    design = feature_map(evidence.codes)
-    penalty = torch.full((design.shape[1],), LAST_LAYER_PENALTY, dtype=design.dtype, device=design.device)
-    penalty[0] = 0.0
-    offset = design.new_zeros(len(design), evidence.n_classes)
-    problem = LinearProblem(evidence, design, offset, penalty)
+    penalty = ridge(LAST_LAYER_PENALTY, last.in_features + 1, evidence.device)
+    problem = linear_problem(evidence, feature_map, None, penalty)
     flat = (torch.cat([last.bias[:, None], last.weight], dim=1).detach().T @ problem.basis).reshape(-1)
     at_end = Solution(flat, found.gap, found.converged, found.n_iter, found.trace)
     return linear_fit(problem, at_end, model, feature_map, strength=0.0, tolerance=TOLERANCE)

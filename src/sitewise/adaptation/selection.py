@@ -4,12 +4,15 @@ Leaving each row (or group) out is done to first order (equation 10): exact enou
 and the choice depends neither on a seed nor on the order of the rows.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from sitewise.adaptation.cells import (
     Centre,
     constant_centre,
+    find_cells,
     fit_constant_cell,
     fit_table_cells,
     fixed_centre,
@@ -27,6 +30,7 @@ RIDGES = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
 PRICE = 2.0  # of the optimism, where it is decided whether g depends on z at all
 MARGIN = 1.0  # log-likelihood units that a g(z) must be better by than the constant
 PSEUDO_COUNTS = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0)
+FAR_WORSE = 5.0  # log-likelihood units
 TIE = 1e-6  # log-likelihood units that the solvers' tolerance leaves open
 MAX_CELLS = 1000
 ROWS_A_CELL = 5.0  # on average; in emptier cells a table only repeats its centre
@@ -74,28 +78,38 @@ def table_candidates(
     evidence: Evidence, constant: Fit, centre: Prevalence | None, strength: str | float, solver: str | EM
 ) -> list[Fit]:
     """Tables at every strength to choose from, the strongest first."""
-    aim = centred_cells(evidence, constant, centre)
+    cells = find_cells(evidence)
+    aim = centred_cells(evidence, cells, constant, centre)
     strengths = PSEUDO_COUNTS if isinstance(strength, str) else (strength,)
-    return [fit_table_cells(evidence, aim, value, solver) for value in strengths]
+    return [fit_table_cells(evidence, cells, aim, value, solver) for value in strengths]
 
 
 def additive_candidates(
     evidence: Evidence, start: Tensor, centre: Prevalence | None, strength: str | float, solver: str | EM
 ) -> list[Fit]:
-    """Additive models at every strength to choose from, the strongest first, each started from the last."""
-    fits = []
-    for value in RIDGES if isinstance(strength, str) else (strength,):
-        fit, start = fit_additive_terms(evidence, value, centre, start, solver)
+    """Additive models at every strength to choose from, the strongest first, each started from the last.
+
+    Once one predicts left-out rows far worse than another did, weaker shrinkage need not be tried.
+    """
+    fits: list[Fit] = []
+    strengths = RIDGES if isinstance(strength, str) else (float(strength),)
+    unit = additive_problem(evidence, 1.0, centre)
+    for value in strengths:
+        problem = replace(unit, penalty=value * unit.penalty)
+        fit, start = fit_additive_terms(problem, value, start, solver)
         fits.append(fit)
+        if len(strengths) > 1 and left_out(fit) < max(map(left_out, fits)) - FAR_WORSE:
+            break
     return fits
 
 
 def can_fill_a_table(evidence: Evidence) -> bool:
     """Tell whether z is discrete and its cells few and full enough to try a table."""
     assert evidence.schema is not None
-    n_cells = len(evidence.codes)
-    discrete = all(isinstance(v, Categorical) for v in evidence.schema.variables)
-    return discrete and n_cells <= MAX_CELLS and float(evidence.weight.sum()) >= ROWS_A_CELL * n_cells
+    if not all(isinstance(v, Categorical) for v in evidence.schema.variables):
+        return False
+    n_cells = len(find_cells(evidence))
+    return n_cells <= MAX_CELLS and evidence.seen_weight >= ROWS_A_CELL * n_cells
 
 
 def finish(fit: Fit, evidence: Evidence) -> Fit:
@@ -137,13 +151,13 @@ def starting_coefficients(
         level = torch.softmax(level.log() - centre.log_marginal, dim=0)
     elif centre is not None:
         level = torch.full_like(level, 1.0 / len(level))
-    return start_at(level, problem.design.shape[1])
+    return start_at(level, problem.n_features)
 
 
-def centred_cells(evidence: Evidence, constant: Fit, centre: Prevalence | None) -> Centre:
+def centred_cells(evidence: Evidence, cells: Tensor, constant: Fit, centre: Prevalence | None) -> Centre:
     """What each cell of a table is shrunk to: the constant, a level given, or a g(z) tilted to the site's level."""
     if centre is None:
-        return constant_centre(evidence, constant)
+        return constant_centre(cells, constant)
     if isinstance(centre, ConstantPrevalence):
-        return fixed_centre(evidence, centre.log_marginal.exp())
-    return tilted_centre(evidence, constant, centre)
+        return fixed_centre(cells, centre.log_marginal.exp())
+    return tilted_centre(evidence, cells, constant, centre)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sitewise.arrays import distinct_rows
+from sitewise.arrays import distinct_rows, find_rows
 from sitewise.confounders import Confounders, Continuous
 from sitewise.prevalence.base import SMOOTHING, aggregate, finite, mean_log_prob, smooth
 
@@ -42,12 +42,9 @@ class TablePrevalence:
 
     def _own_cell(self, codes: Tensor) -> Tensor:
         """Each row's own cell by a join, -1 where it has none (n rows times C cells would be too many to compare)."""
-        both, place = distinct_rows(torch.cat([self.cells, codes]))
-        n_cells = len(self.cells)
-        numbers = torch.arange(n_cells, device=codes.device)
-        cell_at = torch.full((len(both),), -1, dtype=torch.int64, device=codes.device)
-        cell_at[place[:n_cells]] = torch.where(self.cell_weight > 0, numbers, -1)
-        return torch.where(self.schema.missing(codes).all(dim=1), -1, cell_at[place[n_cells:]])
+        place = find_rows(codes, self.cells)
+        empty = self.cell_weight[place.clamp_min(0)] <= 0
+        return torch.where(self.schema.missing(codes).all(dim=1) | empty, -1, place)
 
     def agreement(self, codes: Tensor) -> Tensor:
         """How much each cell counts for a row, (n, C): its own cell alone, or the share of each cell that agrees."""

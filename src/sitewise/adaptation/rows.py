@@ -1,0 +1,258 @@
+"""Stretches of unlabeled rows, and the sums over them that every solver asks for.
+
+f is kept in single precision where there is much of it; sums are taken in double precision, a stretch of rows at a
+time, so that no pass over the data leaves anything of its size behind.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from sitewise.posterior import normalize
+from sitewise.prevalence.linear import contrasts, spread
+
+STRETCH = 2**20  # entries of f worked on at once: enough to keep all threads busy, few enough for the cache
+LARGE = 2**20  # entries of f beyond which they are kept in single precision
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A stretch of rows; those that share their z share a row of `codes`."""
+
+    ratio: Tensor  # (n, K) f, each row scaled to sum to one; of two classes (n, 1): f_1 - f_0 says it all
+    weight: Tensor | None  # (n,), None where all are one
+    codes: Tensor  # (U, V) rows of z
+    cell: Tensor | None  # (n,) index into codes; None where there is one for all, or one for each
+    groups: Tensor | None  # (n,)
+
+    def __len__(self) -> int:
+        return len(self.ratio)
+
+    @property
+    def n_classes(self) -> int:
+        """The number of classes K."""
+        return max(2, self.ratio.shape[1])
+
+    @property
+    def cell_weight(self) -> Tensor:
+        """The weight of every row of codes, (U,)."""
+        ones = self.ratio.new_ones(len(self), dtype=torch.float64)
+        return self.by_cell(ones if self.weight is None else self.weight)
+
+    def at_rows(self, values: Tensor) -> Tensor:
+        """Hand values of the codes (U, ...) on to the rows, (n, ...)."""
+        return values.expand(len(self), *values.shape[1:]) if self.cell is None else values[self.cell]
+
+    def by_cell(self, values: Tensor) -> Tensor:
+        """Add values of the rows (n, ...) up over equal codes, (U, ...)."""
+        if self.cell is None:
+            return values.sum(0, keepdim=True) if len(self.codes) == 1 else values
+        if values.ndim == 1:
+            return torch.bincount(self.cell, values, minlength=len(self.codes))
+        return values.new_zeros(len(self.codes), *values.shape[1:]).index_add_(0, self.cell, values)
+
+    def weighted(self, values: Tensor) -> Tensor:
+        """Multiply values of the rows (n, ...) by their weights."""
+        return values if self.weight is None else values * self.weight.reshape(-1, *[1] * (values.ndim - 1))
+
+    def take(self, start: int, stop: int, step: int = 1) -> "Rows":
+        """Some of the rows of a stretch with one z for all."""
+        assert self.cell is None
+        assert len(self.codes) == 1
+        weight = None if self.weight is None else self.weight[start:stop:step]
+        groups = None if self.groups is None else self.groups[start:stop:step]
+        return Rows(self.ratio[start:stop:step], weight, self.codes, None, groups)
+
+    def without_codes(self) -> "Rows":
+        """The same rows with one and the same z: what a constant g sees."""
+        return replace(self, codes=self.codes.new_zeros(1, 0), cell=None)
+
+    def in_single_precision(self) -> "Rows":
+        """The same rows with f rounded."""
+        return replace(self, ratio=self.ratio.float())
+
+    def n_bytes(self) -> int:
+        """What they take of memory."""
+        parts = (self.ratio, self.weight, self.codes, self.cell, self.groups)
+        return sum(part.nelement() * part.element_size() for part in parts if part is not None)
+
+
+class Stream(Generic[T]):
+    """What can be gone through again and again: things kept in memory, then things made anew each time."""
+
+    def __init__(self, kept: Iterable[T], rest: Callable[[], Iterable[T]] = tuple) -> None:
+        self.kept = list(kept)
+        self.rest = rest
+
+    def __iter__(self) -> Iterator[T]:
+        yield from self.kept
+        yield from self.rest()
+
+    def map(self, function: Callable[[T], S], *, keep: bool = True) -> "Stream[S]":
+        """Apply a function: once to what is kept (unless told not to keep its values), each time to the rest."""
+        if keep:
+            return Stream(map(function, self.kept), lambda: map(function, self.rest()))
+        return Stream((), lambda: map(function, self))
+
+
+def to_ratio(log_ratio: Tensor) -> Tensor:
+    """f as `Rows` keep it, from log f (n, K) without NaN: scaled as `normalize` does, rounded if there is much."""
+    dtype = torch.float32 if log_ratio.nelement() > LARGE else torch.float64
+    if log_ratio.shape[1] == 2:
+        return _to_contrast(log_ratio).to(dtype)[:, None]
+    ratio = log_ratio.new_empty(log_ratio.shape, dtype=dtype)
+    for part, into in zip(_stretches(log_ratio), _stretches(ratio), strict=True):
+        torch.sub(part, part.amax(1, keepdim=True), out=into)
+        total = into.exp_().sum(1, keepdim=True)
+        into.div_(total)
+        odd = total[:, 0].isnan()  # infinities
+        if odd.any():
+            into[odd] = normalize(part[odd].double()).exp().to(dtype)
+    return ratio
+
+
+def _to_contrast(log_ratio: Tensor) -> Tensor:
+    contrast = (log_ratio[:, 1] - log_ratio[:, 0]).mul_(0.5).tanh_()
+    odd = contrast.isnan()
+    if odd.any():
+        certain = normalize(log_ratio[odd].double()).exp()
+        contrast[odd] = (certain[:, 1] - certain[:, 0]).to(contrast.dtype)
+    return contrast
+
+
+def know_labels(ratio: Tensor, rows: Tensor, classes: Tensor) -> None:
+    """Turn known labels into evidence, in place: those rows are certain of their class (equation 7b)."""
+    if ratio.shape[1] == 1:
+        ratio[rows, 0] = (2 * classes - 1).to(ratio.dtype)
+        return
+    ratio[rows] = 0.0
+    ratio[rows, classes] = 1.0
+
+
+def _stretches(values: Tensor) -> tuple[Tensor, ...]:
+    return values.split(max(1, STRETCH // values.shape[1]))
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sums over rows of one z at some g, with m_n = Σ_y f_ny g_y (equation 7c).
+
+    u_n is f_n / m_n, and of two classes (f_n1 - f_n0) / m_n: then all sums are of numbers, not of vectors.
+    """
+
+    prevalence: Tensor  # (U, K) where they were taken
+    weight: Tensor  # (U,) Σ w
+    log_likelihood: Tensor  # (U,) Σ w log m
+    first: Tensor | None = None  # (U, J) Σ w u
+    second: Tensor | None = None  # (U, J, J) Σ w u uᵀ
+
+    @property
+    def slope(self) -> Tensor:
+        """Σ w f / m, (U, K): the derivative of the log-likelihood in g."""
+        assert self.first is not None
+        if self.first.shape[1] > 1:
+            return self.first
+        return self.weight[:, None] + self.first * _along(self.prevalence)
+
+    @property
+    def curvature(self) -> Tensor:
+        """Σ w f fᵀ / m², (U, K, K): minus its second derivative."""
+        assert self.second is not None
+        assert self.first is not None
+        if self.first.shape[1] > 1:
+            return self.second
+        along = _along(self.prevalence)
+        cross = (self.first * along)[:, :, None].expand(-1, -1, 2)
+        outer = along[:, :, None] * along[:, None, :]
+        return self.weight[:, None, None] + cross + cross.transpose(1, 2) + self.second * outer
+
+    @property
+    def logit_slope(self) -> Tensor:
+        """Σ w (r - g) along the contrasts, (U, K-1): the derivative in the logits of g (equation 7a)."""
+        assert self.first is not None
+        if self.first.shape[1] == 1:
+            return 2**0.5 * self.prevalence.prod(1, keepdim=True) * self.first
+        residual = self.prevalence * (self.first - self.weight[:, None])
+        return residual @ contrasts(residual.shape[1], residual.device)
+
+    @property
+    def logit_information(self) -> Tensor:
+        """Minus the second derivative in the logits of g, along the contrasts, (U, K-1, K-1) (equation 7a)."""
+        assert self.first is not None
+        assert self.second is not None
+        g = self.prevalence
+        if self.first.shape[1] == 1:
+            both = g.prod(1)[:, None, None]
+            lean = (g[:, 1] - g[:, 0])[:, None, None]
+            return 2 * both * (lean * self.first[:, :, None] + both * self.second)
+        basis = contrasts(g.shape[1], g.device)
+        missing = torch.diag_embed(g * self.first) - g[:, :, None] * g[:, None, :] * self.second
+        return basis.T @ (self.weight[:, None, None] * spread(g) - missing) @ basis
+
+    @property
+    def logit_gram(self) -> Tensor:
+        """Σ w (r - g)(r - g)ᵀ along the contrasts, (U, K-1, K-1): the outer products of the rows' scores."""
+        assert self.first is not None
+        assert self.second is not None
+        g = self.prevalence
+        if self.first.shape[1] == 1:
+            return 2 * g.prod(1)[:, None, None] ** 2 * self.second
+        basis = contrasts(g.shape[1], g.device)
+        ones = self.first[:, :, None].expand_as(self.second)
+        centred = self.second - ones - ones.transpose(1, 2) + self.weight[:, None, None]
+        return basis.T @ (g[:, :, None] * g[:, None, :] * centred) @ basis
+
+
+def _along(prevalence: Tensor) -> Tensor:
+    """(-g_1, g_0): of two classes f / m = 1 + (-g_1, g_0) (f_1 - f_0) / m."""
+    return torch.stack([-prevalence[:, 1], prevalence[:, 0]], dim=1)
+
+
+def mixture(rows: Rows, prevalence: Tensor) -> tuple[Tensor, Tensor]:
+    """f in double precision, (n, J), and m = Σ_y f_y g_y of every row, (n,), for g (U, K)."""
+    ratio = rows.ratio.double()
+    if ratio.shape[1] == 1:
+        lean = rows.at_rows(prevalence[:, 1] - prevalence[:, 0])
+        return ratio, (ratio[:, 0] * lean).add_(1.0).mul_(0.5)
+    if len(prevalence) == 1:
+        return ratio, ratio @ prevalence[0]
+    return ratio, (ratio * rows.at_rows(prevalence)).sum(1)
+
+
+def moments(rows: Rows, prevalence: Tensor, order: int) -> Moments:
+    """Sum over the rows at g (U, K): the likelihood (order 0), its slope (1) and its curvature (2)."""
+    ratio, mixed = mixture(rows, prevalence)
+    log_likelihood = rows.by_cell(rows.weighted(mixed.log()))
+    if order == 0:
+        return Moments(prevalence, rows.cell_weight, log_likelihood)
+    scores = ratio.div_(mixed[:, None]) if ratio is not rows.ratio else ratio / mixed[:, None]
+    weighted = rows.weighted(scores)
+    first = rows.by_cell(weighted)
+    if order == 1:
+        return Moments(prevalence, rows.cell_weight, log_likelihood, first)
+    return Moments(prevalence, rows.cell_weight, log_likelihood, first, _outer(rows, scores, weighted))
+
+
+def _outer(rows: Rows, scores: Tensor, weighted: Tensor) -> Tensor:
+    """Σ w u uᵀ over the rows of one z, (U, J, J), column by column: (n, J, J) would be too much to hold."""
+    if rows.cell is None and len(rows.codes) == 1:
+        return (scores.T @ weighted)[None]
+    return torch.stack([rows.by_cell(weighted[:, j : j + 1] * scores) for j in range(scores.shape[1])], dim=1)
+
+
+def scores(rows: Rows, prevalence: Tensor) -> Tensor:
+    """The derivative f / m of every row's log-likelihood in its g, (n, K)."""
+    ratio, mixed = mixture(rows, prevalence)
+    relative = ratio / mixed[:, None]
+    return relative if relative.shape[1] > 1 else 1.0 + relative * rows.at_rows(_along(prevalence))
+
+
+def responsibilities(rows: Rows, prevalence: Tensor) -> Tensor:
+    """P(y|x,z) of every row, (n, K)."""
+    return scores(rows, prevalence) * rows.at_rows(prevalence)
