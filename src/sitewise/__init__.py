@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 _ROOM_OF = {
     "adjust": "adaptation",
     "estimate_prevalence": "adaptation",
+    "pool_prevalence": "adaptation.pooling",
     "PrevalenceEstimate": "adaptation",
     "calibrate_log_ratio": "calibration",
     "Calibration": "calibration",
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from sitewise.adaptation import PrevalenceEstimate as PrevalenceEstimate
     from sitewise.adaptation import adjust as adjust
     from sitewise.adaptation import estimate_prevalence as estimate_prevalence
+    from sitewise.adaptation.pooling import pool_prevalence as pool_prevalence
     from sitewise.calibration import Calibration as Calibration
     from sitewise.calibration import calibrate_log_ratio as calibrate_log_ratio
     from sitewise.confounders import Confounders as Confounders

@@ -1,12 +1,14 @@
 """Models of g, the prevalence P(y|z) of a site, behind one protocol.
 
-Each has a fit function from soft labels (labels are one-hot, responsibilities are EM's) and a frozen result.
+Each has a fit function from soft labels (labels are one-hot, responsibilities are EM's) and a frozen result. Those in
+`MODELS` are fitted to one site; the pooled one is several training sites' together, a prior for the next.
 """
 
 from sitewise.prevalence.additive import AdditivePrevalence, fit_additive
 from sitewise.prevalence.base import Prevalence
 from sitewise.prevalence.constant import ConstantPrevalence, fit_constant
 from sitewise.prevalence.network import NetworkPrevalence, fit_network
+from sitewise.prevalence.pooled import PooledPrevalence, pool_sites
 from sitewise.prevalence.table import TablePrevalence, fit_table
 
 MODELS = ("constant", "table", "additive", "network")
@@ -16,10 +18,12 @@ __all__ = [
     "AdditivePrevalence",
     "ConstantPrevalence",
     "NetworkPrevalence",
+    "PooledPrevalence",
     "Prevalence",
     "TablePrevalence",
     "fit_additive",
     "fit_constant",
     "fit_network",
     "fit_table",
+    "pool_sites",
 ]

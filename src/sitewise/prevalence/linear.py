@@ -46,6 +46,12 @@ def spread(probability: Tensor) -> Tensor:
     return torch.diag_embed(probability) - probability[:, :, None] * probability[:, None, :]
 
 
+def information(features: Tensor, weight: Tensor, probability: Tensor) -> Tensor:
+    """What rows of known class tell of the coefficients, (P, P): minus the log-likelihood's second derivative."""
+    basis = contrasts(probability.shape[1], probability.device)
+    return assemble(features, weight[:, None, None] * (basis.T @ spread(probability) @ basis))
+
+
 def fit_linear(
     totals: Tensor, weight: Tensor, features: Tensor, penalty: Tensor, offset: Tensor, *, tolerance: float = 1e-9
 ) -> Solution[Tensor]:
@@ -73,8 +79,7 @@ def fit_linear(
         return lbfgs(lambda flat: (objective(flat), gradient(flat)), start, tolerance=tolerance)
 
     def derivatives(points: Tensor) -> tuple[Tensor, Tensor]:
-        curvature = basis.T @ spread(logits(points[0]).exp()) @ basis
-        hessian = assemble(features, weight[:, None, None] * curvature) + torch.diag(ridge)
+        hessian = information(features, weight, logits(points[0]).exp()) + torch.diag(ridge)
         return gradient(points[0])[None], hessian[None] / scale
 
     found = newton(lambda points: objective(points[0])[None], derivatives, start[None], tolerance=tolerance)
