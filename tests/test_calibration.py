@@ -3,10 +3,11 @@ import pandas as pd
 import pytest
 import torch
 from scipy.optimize import minimize
+from sklearn.utils import check_random_state
 
 import sitewise as sw
-from sitewise import calibration as room
-from sitewise.calibration import fit_calibration
+from sitewise.calibration import Calibration, centre, fit_calibration, resample_calibration
+from sitewise.calibration import fit as room
 
 
 def labeled(n_classes, n_rows=3000, seed=0, prevalence=None, slope=1.0):
@@ -196,3 +197,193 @@ def test_log_prevalence_must_be_logs_of_probabilities(value):
     log_prevalence[3, 0] = value
     with pytest.raises(ValueError, match=r"got NaN or \+inf"):
         sw.calibrate_log_ratio(log_ratio, y, log_prevalence)
+
+
+def standard_errors(calibration, log_ratio, y, log_prevalence):
+    """Of slopes and biases, from the inverse information at the optimum, by automatic differentiation."""
+    log_ratio, prior = centre(torch.tensor(log_ratio)), torch.tensor(log_prevalence)
+    n_classes = log_ratio.shape[1]
+    biases = torch.eye(n_classes, dtype=torch.float64)[:, 1:] - 1 / n_classes
+    expand = torch.block_diag(torch.eye(n_classes, dtype=torch.float64), biases)
+
+    def negative_log_likelihood(parameters):
+        slope, bias = (expand @ parameters).chunk(2)
+        return torch.nn.functional.cross_entropy(slope * log_ratio + bias + prior, torch.tensor(y), reduction="sum")
+
+    optimum = torch.cat([calibration.slope, calibration.bias[1:] - calibration.bias[0]])
+    information = torch.autograd.functional.hessian(negative_log_likelihood, optimum)
+    return (expand @ torch.linalg.inv(information) @ expand.T).diagonal().sqrt().chunk(2)
+
+
+def spreads(calibration):
+    return np.r_[calibration.resampled_slope.std(0), calibration.resampled_bias.std(0)]
+
+
+def test_resamples_spread_as_the_information_says():
+    data = labeled(3, n_rows=2000, prevalence=[0.5, 0.3, 0.2])
+    calibration = sw.calibrate_log_ratio(*data, n_resamples=300, random_state=0)
+    np.testing.assert_allclose(spreads(calibration), torch.cat(standard_errors(calibration, *data)), rtol=0.2)
+    centres = torch.cat([calibration.resampled_slope.mean(0), calibration.resampled_bias.mean(0)])
+    around = torch.cat([calibration.slope, calibration.bias])
+    np.testing.assert_array_less((centres - around).abs(), 0.3 * spreads(calibration))
+
+
+def test_resamples_repeat_by_seed_and_differ_between_seeds():
+    data = labeled(3, n_rows=200)
+    first, again, other = (sw.calibrate_log_ratio(*data, n_resamples=5, random_state=seed) for seed in (1, 1, 2))
+    assert torch.equal(first.resampled_slope, again.resampled_slope)
+    assert torch.equal(first.resampled_bias, again.resampled_bias)
+    assert not torch.isclose(first.resampled_slope, other.resampled_slope, rtol=1e-6).any()
+    assert torch.equal(first.slope, sw.calibrate_log_ratio(*data).slope)
+
+
+def test_rows_repeated_within_groups_are_no_new_evidence():
+    data = [np.repeat(part, 4, axis=0) for part in labeled(3, n_rows=500)]
+    settings = {"n_resamples": 300, "random_state": 0}
+    as_rows = sw.calibrate_log_ratio(*data, **settings)
+    patients = [f"patient {number}" for number in np.repeat(np.arange(500), 4)]
+    as_groups = sw.calibrate_log_ratio(*data, groups=patients, **settings)
+    np.testing.assert_allclose(spreads(as_groups) / spreads(as_rows), 2.0, rtol=0.2)
+
+
+@pytest.mark.parametrize("n_classes", [2, 4])
+@pytest.mark.parametrize("method", ["temperature", "bias_corrected", "vector"])
+@pytest.mark.parametrize("of_two_rows", [False, True])
+def test_a_batch_of_resamples_is_a_loop_over_weighted_fits(monkeypatch, n_classes, method, of_two_rows):
+    monkeypatch.setattr(room, "SLICE", 3 * 120 * n_classes)  # seven resamples in slices of three
+    data = labeled(n_classes, n_rows=120, slope=3.0)
+    sample_weight = np.random.default_rng(0).uniform(0.5, 2.0, 120)
+    groups = np.arange(120) // 2 if of_two_rows else None
+    batch = sw.calibrate_log_ratio(
+        *data, method, sample_weight=sample_weight, groups=groups, n_resamples=7, random_state=3
+    )
+    codes = None if groups is None else torch.tensor(groups)
+    weights = room.resample_weight(torch.tensor(sample_weight), codes, 7, check_random_state(3))
+    for weight, resample in zip(weights, batch.resamples(), strict=True):
+        alone = sw.calibrate_log_ratio(*data, method, sample_weight=weight)
+        np.testing.assert_allclose(resample.slope, alone.slope, atol=1e-6)
+        np.testing.assert_allclose(resample.bias, alone.bias, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["temperature", "bias_corrected", "vector"])
+def test_resamples_start_at_the_fit_itself_and_warn_where_they_do_not_converge(monkeypatch, method):
+    rows = [torch.tensor(v) for v in labeled(3, n_rows=50, slope=4.0)]
+    rows = [rows[0], torch.eye(3, dtype=torch.float64)[rows[1]], rows[2], torch.ones(50, dtype=torch.float64)]
+    calibration = fit_calibration(*rows, method)
+    solver = room.newton
+    monkeypatch.setattr(room, "newton", lambda *a, **k: solver(*a, **{**k, "max_iter": 0}))
+    with pytest.warns(UserWarning, match="did not converge in 0 iterations"):
+        (resample,) = resample_calibration(calibration, *rows, n_resamples=1, random_state=0).resamples()
+    np.testing.assert_allclose(resample.slope, calibration.slope, rtol=1e-10)
+    np.testing.assert_allclose(resample.bias, calibration.bias, atol=1e-10)
+
+
+def test_whole_groups_are_drawn_as_many_as_there_are():
+    groups = torch.tensor([2, 0, 1, 0, 2, 0])
+    weight = torch.tensor([1.0, 2.0, 1.0, 0.5, 3.0, 0.0], dtype=torch.float64)
+    weights = room.resample_weight(weight, groups, 50, check_random_state(0))
+    counts = weights[:, :5] / weight[:5] - 1 / 5  # five rows take part; the last has no weight
+    np.testing.assert_allclose(counts, counts.round(), atol=1e-12)
+    assert torch.equal(weights[:, 5], torch.zeros(50, dtype=torch.float64))
+    assert torch.allclose(counts[:, 0], counts[:, 4])
+    assert torch.allclose(counts[:, 1], counts[:, 3])
+    np.testing.assert_allclose(counts[:, :3].sum(1), 3.0)
+    assert counts.std(0).min() > 0
+
+
+def test_rows_without_weight_change_no_resample():
+    data = labeled(3, n_rows=100)
+    weight = np.where(np.arange(100) % 4 == 0, 0.0, 1.0)
+    settings = {"n_resamples": 4, "random_state": 0}
+    weighted = sw.calibrate_log_ratio(*data, sample_weight=weight, **settings)
+    without = sw.calibrate_log_ratio(*(part[weight > 0] for part in data), **settings)
+    np.testing.assert_allclose(weighted.resampled_slope, without.resampled_slope, atol=1e-7)
+
+
+@pytest.mark.parametrize("method", ["bias_corrected", "vector"])
+def test_a_class_that_was_not_drawn_keeps_a_bias_of_ordinary_size(method):
+    log_ratio, y, log_prevalence = labeled(3, n_rows=120, prevalence=[0.5, 0.46, 0.04])
+    calibration = sw.calibrate_log_ratio(log_ratio, y, log_prevalence, method, n_resamples=400, random_state=0)
+    weights = room.resample_weight(torch.ones(120, dtype=torch.float64), None, 400, check_random_state(0))
+    absent = (weights[:, y == 2] < 0.5).all(1)
+    assert absent.any()
+    assert calibration.resampled_slope.isfinite().all()
+    # Without that rest of a row the optimum lies at -∞, and Newton stops near -20.
+    assert calibration.resampled_bias[absent].abs().max() < 8
+
+
+def test_a_resample_that_is_easy_to_separate_keeps_a_slope_of_ordinary_size():
+    """The one wrong row is absent from a third of the resamples, whose slopes alone would have no optimum."""
+    log_ratio = np.outer(np.r_[np.linspace(-3, -0.5, 50), np.linspace(0.5, 3, 50)], [-0.5, 0.5])
+    y = np.arange(100) // 50
+    y[0] = 1
+    calibration = sw.calibrate_log_ratio(log_ratio, y, np.log([0.5, 0.5]), n_resamples=60, random_state=0)
+    assert calibration.resampled_slope.max() < 10 * float(calibration.slope[0])
+
+
+def test_no_calibration_has_no_uncertainty():
+    data = labeled(3, n_rows=20)
+    calibration = sw.calibrate_log_ratio(*data, "none", n_resamples=4)
+    assert torch.equal(calibration.resampled_slope, torch.ones(4, 3, dtype=torch.float64))
+    assert torch.equal(calibration.resampled_bias, torch.zeros(4, 3, dtype=torch.float64))
+
+
+def test_resamples_are_calibrations():
+    log_ratio, y, log_prevalence = labeled(3, n_rows=100)
+    calibration = sw.calibrate_log_ratio(log_ratio, y, log_prevalence, n_resamples=3, random_state=0)
+    for position, other in enumerate(calibration.resamples()):
+        centred = log_ratio - log_ratio.mean(1, keepdims=True)
+        slope, bias = calibration.resampled_slope[position].numpy(), calibration.resampled_bias[position].numpy()
+        np.testing.assert_allclose(other(log_ratio), slope * centred + bias)
+        assert other.resamples() == []
+    assert len(calibration.resamples()) == 3
+    plain = sw.calibrate_log_ratio(log_ratio, y, log_prevalence)
+    assert plain.resampled_slope is None
+    assert plain.resampled_bias is None
+    assert plain.resamples() == []
+
+
+@pytest.mark.parametrize("n_resamples", [-1, 2.5, "many", True, None])
+def test_n_resamples_must_be_a_whole_number(n_resamples):
+    data = labeled(3, n_rows=20)
+    with pytest.raises(ValueError, match="2 problems") as caught:
+        sw.calibrate_log_ratio(*data, n_resamples=n_resamples, groups=[1, 2])
+    assert f"n_resamples must be a whole number from 0 up, got {n_resamples!r}" in str(caught.value)
+    assert "groups must have one entry a row (20), got 2" in str(caught.value)
+
+
+def test_one_group_cannot_show_how_groups_differ():
+    data = labeled(3, n_rows=50)
+    with pytest.raises(ValueError, match=r"one group only.*at least two"):
+        sw.calibrate_log_ratio(*data, groups=["a"] * 50, n_resamples=2)
+    assert sw.calibrate_log_ratio(*data, groups=["a"] * 50).resamples() == []
+
+
+def test_soft_labels_are_resampled_too():
+    log_ratio, y, log_prevalence = labeled(3, n_rows=100)
+    rows = [torch.tensor(v) for v in (log_ratio, 0.9 * np.eye(3)[y] + 0.1 / 3, log_prevalence, np.ones(100))]
+    calibration = resample_calibration(fit_calibration(*rows, "vector"), *rows, n_resamples=2, random_state=0)
+    weight = room.resample_weight(rows[3], None, 2, check_random_state(0))[1]
+    alone = fit_calibration(*rows[:3], weight, "vector")
+    np.testing.assert_allclose(calibration.resampled_slope[1], alone.slope, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["none", "temperature", "bias_corrected", "vector"])
+def test_undo_gives_the_centred_log_ratio_back_whatever_constant_a_row_has(method):
+    data = labeled(4, n_rows=200, slope=2.0)
+    calibration = sw.calibrate_log_ratio(*data, method)
+    raw_log_ratio = torch.tensor(data[0])
+    raw_log_ratio[0, 1] = -torch.inf
+    raw_log_ratio[1, 2] = torch.inf
+    raw_log_ratio[2, :3] = -torch.inf
+    raw_log_ratio[3] = -torch.inf
+    shift = torch.tensor(np.random.default_rng(1).normal(0, 20, (200, 1)))
+    back = calibration.undo(calibration.apply(raw_log_ratio) + shift)
+    np.testing.assert_allclose(back, centre(raw_log_ratio), atol=1e-10)
+
+
+def test_a_slope_of_zero_cannot_be_undone():
+    slope = torch.tensor([1.0, 0.0, 2.0], dtype=torch.float64)
+    calibration = Calibration("vector", slope, torch.zeros_like(slope))
+    with pytest.raises(ValueError, match=r"slope of class 1 is zero.*Keep the raw log-ratios"):
+        calibration.undo(torch.zeros(2, 3, dtype=torch.float64))

@@ -1,0 +1,10 @@
+"""Calibration of log f on held-out labeled data, given that data's g (equation 6), and its resamples (6a).
+
+The scaled quantity is log f, never log f + log g: the prior of the calibration data must not leak into f.
+"""
+
+from sitewise.calibration.calibrate import calibrate_log_ratio
+from sitewise.calibration.fit import fit_calibration, resample_calibration
+from sitewise.calibration.scaling import METHODS, Calibration, centre
+
+__all__ = ["METHODS", "Calibration", "calibrate_log_ratio", "centre", "fit_calibration", "resample_calibration"]

@@ -1,0 +1,175 @@
+"""The fit of a calibration: a convex problem, solved by Newton for one weighting of the rows or for many at once."""
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.utils import check_random_state
+from torch import Tensor
+
+from sitewise.calibration.scaling import Calibration, centre
+from sitewise.solvers import newton
+
+INFINITE = 50.0  # what ±inf counts as while fitting, in units of the spread; more decides nothing that 50 does not
+HUGE = 1e6  # a centred log-ratio beyond this is a certainty written as a number
+SLICE = 400_000  # resamples × rows × classes solved at once: at most about 64 MB of temporaries
+
+NOT_CONVERGED = (
+    "the calibration did not converge in {n_iter} iterations (gap {gap:.1e}): check the log-ratios for outliers, "
+    "or use method='temperature'"
+)
+ONE_UNIT = (
+    "the calibration data come from one {unit} only, which cannot show how {unit}s differ: "
+    "resampling needs at least two, or n_resamples=0"
+)
+
+
+def fit_calibration(
+    log_ratio: Tensor, targets: Tensor, log_prevalence: Tensor, weight: Tensor, method: str
+) -> Calibration:
+    """Fit to soft labels (n, K), rows of which sum to one; a class that log g calls impossible gets none of them.
+
+    Rows are brought to a spread of one before Newton and the slopes back after it, so that overconfident log-ratios
+    are no harder than others.
+    """
+    if method == "none":
+        return Calibration(method, torch.ones_like(log_ratio[0]), torch.zeros_like(log_ratio[0]))
+    scaling = _Scaling.of(log_ratio, targets, log_prevalence, weight, method)
+    slope, bias = scaling.fit(weight[None], scaling.start[None])
+    return Calibration(method, slope[0], bias[0])
+
+
+def resample_calibration(
+    calibration: Calibration,
+    log_ratio: Tensor,
+    targets: Tensor,
+    log_prevalence: Tensor,
+    weight: Tensor,
+    groups: Tensor | None = None,
+    *,
+    n_resamples: int,
+    random_state: Any = None,
+) -> Calibration:
+    """Give a calibration R refits to bootstrap resamples of the rows, or groups of rows, it was fitted to (6a).
+
+    Each row counts as often as it is drawn, plus 1/n: one row's worth of the whole data in each resample, so that
+    a class that was not drawn keeps a finite bias and a resample that is easy to separate a finite slope. "none" was
+    not fitted and has no uncertainty: all its resamples are the identity.
+    """
+    if calibration.method == "none":
+        slope, bias = (part.repeat(n_resamples, 1) for part in (calibration.slope, calibration.bias))
+        return replace(calibration, resampled_slope=slope, resampled_bias=bias)
+    rng = check_random_state(random_state)
+    scaling = _Scaling.of(log_ratio, targets, log_prevalence, weight, calibration.method)
+    start = scaling.parameters(calibration)
+    at_once = max(1, SLICE // log_ratio.numel())
+    fits = []
+    for first in range(0, n_resamples, at_once):
+        resampled_weight = resample_weight(weight, groups, min(at_once, n_resamples - first), rng)
+        fits.append(scaling.fit(resampled_weight, start.expand(len(resampled_weight), -1)))
+    slope, bias = (torch.cat(part) for part in zip(*fits, strict=True))
+    return replace(calibration, resampled_slope=slope, resampled_bias=bias)
+
+
+def resample_weight(weight: Tensor, groups: Tensor | None, n_resamples: int, rng: np.random.RandomState) -> Tensor:
+    """Weights (R, n) of bootstrap resamples: (times drawn + 1/n) × weight; rows of weight zero take no part."""
+    kept = (weight > 0).cpu().numpy()
+    rows = np.arange(len(kept)) if groups is None else groups.cpu().numpy()
+    distinct, unit = np.unique(rows[kept], return_inverse=True)
+    n_units = len(distinct)
+    if n_units < 2:
+        raise ValueError(ONE_UNIT.format(unit="row" if groups is None else "group"))
+    counts = np.zeros((n_resamples, len(kept)))
+    for resample in counts:
+        resample[kept] = np.bincount(rng.randint(n_units, size=n_units), minlength=n_units)[unit]
+    resampled: Tensor = (torch.tensor(counts, device=weight.device) + 1 / float(kept.sum())) * weight
+    return resampled
+
+
+@dataclass(frozen=True)
+class _Scaling:
+    """The convex NLL over (slope, bias) = expand @ parameters, for B weightings of the same rows at once."""
+
+    centred: Tensor  # (n, K), of unit spread
+    spread: Tensor  # what centred was divided by
+    targets: Tensor  # (n, K)
+    prior: Tensor  # (n, K)
+    expand: Tensor  # (2K, P)
+    start: Tensor  # (P,), one for a slope, zero for a bias
+
+    @classmethod
+    def of(cls, log_ratio: Tensor, targets: Tensor, prior: Tensor, weight: Tensor, method: str) -> "_Scaling":
+        possible = torch.where(prior == -torch.inf, 0.0, targets)
+        possible = possible / possible.sum(1, keepdim=True)
+        centred, spread = _to_unit_spread(centre(log_ratio), weight)
+        return cls(centred, spread, possible, prior, *_expansion(log_ratio.shape[1], method, log_ratio))
+
+    def fit(self, weight: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+        """Slopes and biases (B, K) at the optima for weights (B, n), by Newton from (B, P), no slope below zero."""
+        share = weight / weight.sum(1, keepdim=True)
+        lower = torch.where(self.start == 1, 0.0, -torch.inf).expand_as(start)
+        found = newton(
+            lambda points: self.loss(points, share),
+            lambda points: self.derivatives(points, share),
+            torch.maximum(start, lower),
+            lower=lower,
+            tolerance=1e-10,
+            max_iter=200,
+        )
+        if not found.converged:
+            warnings.warn(NOT_CONVERGED.format(n_iter=found.n_iter, gap=float(found.gap.max())), stacklevel=4)
+        slope, bias = (found.point @ self.expand.T).chunk(2, dim=1)
+        return slope / self.spread, bias
+
+    def parameters(self, calibration: Calibration) -> Tensor:
+        """The parameters (P,) of a calibration fitted by the same method."""
+        inverse: Tensor = torch.linalg.pinv(self.expand)
+        return inverse @ torch.cat([calibration.slope * self.spread, calibration.bias])
+
+    def log_posterior(self, points: Tensor) -> Tensor:
+        """Equation 3, (B, n, K)."""
+        slope, bias = (points @ self.expand.T).chunk(2, dim=1)
+        return torch.log_softmax(slope[:, None] * self.centred + bias[:, None] + self.prior, dim=2)
+
+    def loss(self, points: Tensor, share: Tensor) -> Tensor:
+        """The mean NLL (B,) of rows with shares (B, n)."""
+        rows = torch.where(self.targets > 0, self.targets * self.log_posterior(points), 0.0).sum(2)
+        return -(share * rows).sum(1)
+
+    def derivatives(self, points: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients (B, P) and Hessians (B, P, P) of the loss: Σ s (p - t) a, and Σ s a aᵀ ∘ (diag(p) - p pᵀ).
+
+        Here a = (centred, 1) is what multiplies a class's slope and bias.
+        """
+        n_classes = self.centred.shape[1]
+        posterior = self.log_posterior(points).exp()
+        moments = torch.cat([posterior * self.centred, posterior], dim=2)
+        weighted = share[..., None] * moments
+        expected = weighted.sum(1)
+        gradient = expected - share @ torch.cat([self.targets * self.centred, self.targets], dim=1)
+        squares = (weighted[..., :n_classes] * self.centred).sum(1)
+        slopes, cross, biases = map(torch.diag_embed, (squares, *expected.split(n_classes, dim=1)))
+        diagonal = torch.cat([torch.cat([slopes, cross], dim=2), torch.cat([cross, biases], dim=2)], dim=1)
+        hessian = diagonal - moments.mT @ weighted
+        return gradient @ self.expand, self.expand.T @ hessian @ self.expand
+
+
+def _to_unit_spread(centred: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Divide centred rows by their root mean square; certainties take no part in it and count as ±INFINITE."""
+    ordinary = centred.abs() <= HUGE
+    squares = weight[:, None] * torch.where(ordinary, centred, 0.0) ** 2
+    mean_square = squares.sum() / (weight[:, None] * ordinary).sum().clamp_min(1e-300)
+    spread = torch.where(mean_square > 0, mean_square.sqrt(), 1.0)
+    return torch.where(ordinary, centred / spread, centred.clamp(-INFINITE, INFINITE)), spread
+
+
+def _expansion(n_classes: int, method: str, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The (2K, P) matrix from free parameters to all slopes and biases, and the parameters to start from."""
+    shared = torch.ones(n_classes, 1, dtype=like.dtype, device=like.device)
+    own = torch.eye(n_classes, dtype=like.dtype, device=like.device)
+    # With two classes only the sum of both slopes matters: vector scaling is the bias-corrected temperature.
+    slopes = own if method == "vector" and n_classes > 2 else shared
+    biases = own[:, 1:] - 1.0 / n_classes if method in ("vector", "bias_corrected") else own[:, :0]
+    return torch.block_diag(slopes, biases), torch.cat([torch.ones_like(slopes[0]), torch.zeros_like(biases[0])])
