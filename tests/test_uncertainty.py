@@ -1,6 +1,6 @@
 import torch
 
-from sitewise.adaptation.evidence import Groups, count_groups, gather
+from sitewise.adaptation.evidence import Groups, count_groups, put_together
 from sitewise.adaptation.rows import Rows, Stream
 from sitewise.uncertainty import Fall, allowed_drop, at_least, likelihood_interval, mirror, mix_in, take_out
 
@@ -12,7 +12,8 @@ def rows(*values):
 def with_groups(*names):
     codes = torch.zeros(1, 0, dtype=torch.float64)
     stretch = Rows(torch.zeros(len(names), 1, dtype=torch.float64), None, codes, None, torch.tensor(names))
-    evidence = gather(Stream(()), Stream([stretch]), stretch.groups, None, 2, torch.device("cpu"))
+    groups = count_groups(stretch.groups, None)
+    evidence = put_together(Stream(()), Stream([stretch]), groups, None, 2, torch.device("cpu"))
     return evidence, stretch
 
 
@@ -24,7 +25,7 @@ def test_groups_count_by_their_sums():
         assert plain.item() == 10
         assert grouped is None if expected is None else grouped.item() == expected
     assert Groups(4, 1, 1.0).factor == 0
-    assert count_groups([with_groups(3, 4, 5)[1]]).factor == 1.5
+    assert count_groups(torch.tensor([3, 4, 5]), None).factor == 1.5
 
 
 def test_at_least_is_no_less_than_either_in_any_direction():

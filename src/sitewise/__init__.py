@@ -21,6 +21,8 @@ _ROOM_OF = {
     "Calibration": "calibration",
     "Confounders": "confounders",
     "EM": "solvers",
+    "ArrayChunks": "sources",
+    "ParquetChunks": "sources",
     "AdaptedClassifier": "estimator",
     "GPAClassifier": "estimator",
     "Recipe": "training",
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from sitewise.sites import Site as Site
     from sitewise.sites import Sites as Sites
     from sitewise.solvers import EM as EM
+    from sitewise.sources import ArrayChunks as ArrayChunks
+    from sitewise.sources import ParquetChunks as ParquetChunks
     from sitewise.training import Recipe as Recipe
 
 

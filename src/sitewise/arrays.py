@@ -1,8 +1,7 @@
 """Numbers at the border: numpy, pandas and torch in, float64 tensors inside, the same container and device out."""
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -82,10 +81,38 @@ def to_tensor(value: object, device: torch.device | None = None) -> Tensor:
     return torch.tensor(numbers, device=device)
 
 
+def view_tensor(value: object, device: torch.device | None = None) -> Tensor:
+    """Numbers as a float32 or float64 tensor, not copied where that can be helped: to be read only."""
+    if isinstance(value, Tensor) and value.dtype in (torch.float32, torch.float64):
+        return value.detach().to(device=device)
+    array = value.to_numpy() if isinstance(value, pd.DataFrame) else value
+    if isinstance(array, np.ndarray) and array.dtype in (np.float32, np.float64) and array.flags.writeable:
+        return torch.from_numpy(array).to(device=device)
+    if isinstance(array, np.ndarray) and array.dtype == np.float32:
+        return torch.tensor(array, device=device)
+    return to_tensor(value, device)
+
+
 def read_matrix(value: object, name: str, problems: Problems, device: torch.device | None = None) -> Tensor | None:
     """Read an (n, K) array of logs with n ≥ 1 rows, K ≥ 2 classes and no NaN; None after noting what is wrong."""
+    return check_matrix(value, name, problems, to_tensor, device)
+
+
+def view_matrix(value: object, name: str, problems: Problems, device: torch.device | None = None) -> Tensor | None:
+    """The same without a copy where that can be helped, in its own precision: to be read only."""
+    return check_matrix(value, name, problems, view_tensor, device)
+
+
+def check_matrix(
+    value: object,
+    name: str,
+    problems: Problems,
+    read: Callable[[object, torch.device | None], Tensor],
+    device: torch.device | None,
+) -> Tensor | None:
+    """Read an array of logs one way or another and note what is wrong with it."""
     try:
-        matrix = to_tensor(value, device)
+        matrix = read(value, device)
     except (TypeError, ValueError) as error:
         problems.add(f"{name} must be an array of numbers, got {type(value).__name__} ({error})")
         return None
@@ -96,6 +123,8 @@ def read_matrix(value: object, name: str, problems: Problems, device: torch.devi
         problems.add(f"{name} is empty: at least one row is needed")
     if matrix.shape[1] < 2:
         problems.add(f"{name} must have a column for each class, at least two, got {matrix.shape[1]}")
+    if not matrix.sum().isnan():  # a look at everything at once; infinities of both signs only cost a second look
+        return matrix
     bad = torch.isnan(matrix).any(dim=1).nonzero().flatten().tolist()
     if bad:
         problems.add(f"{name} has NaN in {len(bad)} row(s), first at row {bad[0]}: drop those rows or mend the scores")
@@ -205,68 +234,3 @@ def refuse_one_shot(value: object, name: str) -> None:
     """Raise TypeError for an iterator that could be read only once."""
     if hasattr(value, "__next__"):
         raise TypeError(ONE_SHOT.format(name=name, kind=type(value).__name__))
-
-
-def is_chunked(value: object) -> bool:
-    """Tell a re-iterable of (log_ratio, Z or None) chunks from an array."""
-    if isinstance(value, Tensor | np.ndarray | pd.DataFrame | pd.Series) or hasattr(value, "__array__"):
-        return False
-    if isinstance(value, list | tuple):
-        return any(isinstance(c, list | tuple) and len(c) > 0 and getattr(c[0], "ndim", 0) == 2 for c in value)
-    return isinstance(value, Iterable) and not isinstance(value, str | bytes | dict)
-
-
-def join_chunks(source: Iterable[Any], name: str = "log_ratio") -> tuple[Any, Any]:
-    """Join a chunked source into one log_ratio and one Z (None where no chunk has one)."""
-    chunks = list(source)
-    if not chunks:
-        raise ValueError(f"{name} is a chunked source without chunks: at least one (log_ratio, Z) chunk is needed")
-    if next(iter(source), None) is None:
-        raise TypeError(ONE_SHOT.format(name=name, kind=type(source).__name__))
-    for position, chunk in enumerate(chunks):
-        problem = _chunk_problem(chunk, chunks[0])
-        if problem:
-            raise ValueError(f"chunk {position} of {name}: {problem}")
-    log_ratios, confounders = zip(*chunks, strict=True)
-    return _concatenate(log_ratios), None if confounders[0] is None else _concatenate(confounders)
-
-
-def _chunk_problem(chunk: Any, first: Any) -> str | None:
-    """What is wrong with a chunk, given the first one, or None."""
-    if not isinstance(chunk, list | tuple) or len(chunk) != 2:
-        return f"expected a pair (log_ratio, Z or None), got {type(chunk).__name__}"
-    (log_ratio, Z), (first_ratio, first_Z) = chunk, first
-    shape, first_shape = np.shape(log_ratio), np.shape(first_ratio)
-    if len(shape) != 2:
-        return f"log_ratio must have shape (rows, classes), got {tuple(shape)}"
-    if shape[1] != first_shape[1]:
-        return f"log_ratio has {shape[1]} classes, chunk 0 has {first_shape[1]}"
-    if _labels(log_ratio) != _labels(first_ratio):
-        return f"log_ratio has the classes {_labels(log_ratio)}, chunk 0 has {_labels(first_ratio)}"
-    if (Z is None) != (first_Z is None):
-        return "some chunks have confounders and some have None: give all of them, with NaN where unknown"
-    if Z is None:
-        return None
-    if len(Z) != shape[0]:
-        return f"Z has {len(Z)} row(s), log_ratio has {shape[0]}"
-    if _labels(Z) != _labels(first_Z):
-        return f"Z has the columns {_labels(Z)}, chunk 0 has {_labels(first_Z)}"
-    return None
-
-
-def _labels(value: Any) -> list[Any] | int:
-    """The columns of a DataFrame, else how many there are."""
-    if isinstance(value, pd.DataFrame):
-        return value.columns.tolist()
-    shape = np.shape(value)
-    return shape[1] if len(shape) > 1 else 1
-
-
-def _concatenate(parts: tuple[Any, ...]) -> Any:
-    if isinstance(parts[0], pd.DataFrame | pd.Series):
-        return pd.concat(parts)
-    if isinstance(parts[0], Tensor):
-        return torch.cat(parts)
-    if isinstance(parts[0], list):
-        return list(chain.from_iterable(parts))
-    return np.concatenate(parts)

@@ -19,6 +19,7 @@ from sitewise.arrays import Problems, refuse_one_shot
 
 Level = str | int | float | bool
 N_KNOTS = 5
+MANY_VALUES = 2**20  # of one column; its knots need no more
 
 UNSEEN = "confounder {name!r}: {count} row(s) have level(s) not seen before ({levels}); they count as missing"
 ABSENT = "confounder(s) {names} are absent and count as missing"
@@ -46,6 +47,11 @@ class Continuous:
     def learn(cls, name: str, values: np.ndarray[Any, Any]) -> "Continuous":
         """Take the range and quantile knots of finite values; a variable that never varies has no knots."""
         low, high = float(values.min()), float(values.max())
+        return cls.within(name, low, high, values[:: _stride(len(values))])
+
+    @classmethod
+    def within(cls, name: str, low: float, high: float, values: np.ndarray[Any, Any]) -> "Continuous":
+        """Take a range as it is, and the knots of some of the values in it."""
         quantiles = np.quantile(_to_unit(values, low, high), np.linspace(0, 1, N_KNOTS))
         knots = [1.0, *quantiles[1:-1].tolist(), 2.0] if high > low else []
         distinct = [k for i, k in enumerate(knots) if i == 0 or k - knots[i - 1] > 1e-6]
@@ -97,10 +103,8 @@ class Categorical:
         codes = np.array([code_of.get(_plain(v), -1) for v in distinct] + [self.missing_code])[found]
         unseen = codes < 0
         if unseen.any():
-            levels = sorted({repr(_plain(v)) for v in distinct if _plain(v) not in code_of})
             notes.unseen[self.name] = int(unseen.sum())
-            shown = ", ".join(levels[:5]) + (", ..." if len(levels) > 5 else "")
-            warnings.warn(UNSEEN.format(name=self.name, count=unseen.sum(), levels=shown), stacklevel=5)
+            notes.levels[self.name] = {repr(_plain(v)) for v in distinct if _plain(v) not in code_of}
         return np.where(unseen, self.missing_code, codes)
 
 
@@ -113,8 +117,28 @@ class Notes:
 
     clipped: dict[str, int] = field(default_factory=dict)
     unseen: dict[str, int] = field(default_factory=dict)
+    levels: dict[str, set[str]] = field(default_factory=dict, repr=False)  # the unseen ones
     absent: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
+
+    def add(self, other: "Notes") -> None:
+        """Count what happened to further rows with the same columns."""
+        for mine, theirs in ((self.clipped, other.clipped), (self.unseen, other.unseen)):
+            for name, count in theirs.items():
+                mine[name] = mine.get(name, 0) + count
+        for name, levels in other.levels.items():
+            self.levels[name] = self.levels.get(name, set()) | levels
+
+    def warn(self, stacklevel: int) -> None:
+        """Warn of columns absent and ignored, and of levels not seen before."""
+        if self.absent:
+            warnings.warn(ABSENT.format(names=list(self.absent)), stacklevel=stacklevel)
+        if self.extra:
+            warnings.warn(EXTRA.format(names=list(self.extra)), stacklevel=stacklevel)
+        for name, count in self.unseen.items():
+            levels = sorted(self.levels[name])
+            shown = ", ".join(levels[:5]) + (", ..." if len(levels) > 5 else "")
+            warnings.warn(UNSEEN.format(name=name, count=count, levels=shown), stacklevel=stacklevel)
 
 
 @dataclass(frozen=True)
@@ -142,15 +166,41 @@ class Confounders:
         problems.raise_if_any()
         return cls(tuple(v for v in variables if v is not None))
 
+    @classmethod
+    def learn_in_chunks(
+        cls, chunks: Iterable[object], categorical: str | int | Iterable[str | int] | None = None
+    ) -> "Confounders":
+        """Learn the same from rows that come in chunks, with bounded memory."""
+        problems = Problems("confounders")
+        digests: dict[Any, ColumnDigest] = {}
+        for Z in chunks:
+            frame = _as_frame(Z)
+            for name in frame.columns:
+                _refuse_inf(frame[name], str(name), problems)
+                digests.setdefault(name, ColumnDigest()).add(frame[name])
+            problems.raise_if_any()
+        forced = _named(categorical, pd.Index(list(digests)), problems)
+        variables = [
+            _learn_variable(str(name), digest.column(), name in forced, problems) for name, digest in digests.items()
+        ]
+        problems.raise_if_any()
+        ranged = [
+            digest.with_range(variable)
+            for digest, variable in zip(digests.values(), variables, strict=True)
+            if variable
+        ]
+        return cls(tuple(ranged))
+
     @property
     def names(self) -> tuple[str, ...]:
         """The variables' names, in order."""
         return tuple(v.name for v in self.variables)
 
-    def encode(self, Z: object, device: torch.device | None = None) -> tuple[Tensor, Notes]:
+    def encode(self, Z: object, device: torch.device | None = None, *, quiet: bool = False) -> tuple[Tensor, Notes]:
         """Turn Z into an (n, V) tensor of codes, and say what was clipped, unseen, absent or ignored.
 
-        A DataFrame is matched by column name, an array by position and exact width.
+        A DataFrame is matched by column name, an array by position and exact width. `quiet` leaves the warnings to the
+        caller, who has the notes.
         """
         problems = Problems("confounders")
         frame, absent, extra = self._match(Z, problems)
@@ -165,6 +215,8 @@ class Confounders:
             _refuse_inf(column, variable.name, problems)
             codes[:, j] = variable.encode(column, problems, notes)
         problems.raise_if_any()
+        if not quiet:
+            notes.warn(stacklevel=4)
         return torch.tensor(codes, device=device), notes
 
     def missing_codes(self, device: torch.device | None = None) -> Tensor:
@@ -216,11 +268,48 @@ class Confounders:
         if len(absent) == len(self.names):
             problems.add(f"Z has none of the confounders {list(self.names)}; its columns are {list(frame.columns)}")
             return frame, absent, extra
-        if absent:
-            warnings.warn(ABSENT.format(names=list(absent)), stacklevel=4)
-        if extra:
-            warnings.warn(EXTRA.format(names=list(extra)), stacklevel=4)
         return frame, absent, extra
+
+
+class ColumnDigest:
+    """What is to be known of a long column to learn its variable: its range, and some of its values or all levels."""
+
+    def __init__(self) -> None:
+        self.n_known = 0
+        self.stride = 1
+        self.parts: list[pd.Series] = []
+        self.low, self.high = np.inf, -np.inf
+
+    def add(self, column: pd.Series) -> None:
+        """Take more of the column in: of numbers every `stride`-th known one, of anything else the distinct ones."""
+        known = column.dropna()
+        if not pd.api.types.is_numeric_dtype(column.dtype) or pd.api.types.is_bool_dtype(column.dtype):
+            self.parts = [pd.concat([*self.parts, known.drop_duplicates()]).drop_duplicates()]
+            return
+        if len(known):
+            self.low, self.high = min(self.low, float(known.min())), max(self.high, float(known.max()))
+        self.parts.append(known.iloc[-self.n_known % self.stride :: self.stride])
+        self.n_known += len(known)
+        wanted = _stride(self.n_known)
+        if wanted > self.stride:
+            self.parts = [self.column().iloc[:: wanted // self.stride]]
+            self.stride = wanted
+
+    def column(self) -> pd.Series:
+        """The values taken in."""
+        return self.parts[0] if len(self.parts) == 1 else pd.concat(self.parts)
+
+    def with_range(self, variable: Variable) -> Variable:
+        """The variable learned from them, with the range of all values."""
+        if isinstance(variable, Categorical):
+            return variable
+        values = self.column().to_numpy(dtype=np.float64)
+        return Continuous.within(variable.name, self.low, self.high, values)
+
+
+def _stride(n_values: int) -> int:
+    """Which share of a long column decides its knots: every so-manieth value, by powers of two."""
+    return 1 << max(0, (n_values - 1) // MANY_VALUES).bit_length()
 
 
 def _as_frame(Z: object) -> pd.DataFrame:

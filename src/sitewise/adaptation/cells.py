@@ -25,8 +25,7 @@ from sitewise.uncertainty import CellCurvature, at_least, simplex_covariance
 FREE = 1e-9  # a probability below this is at its bound
 DUST = 1e-9  # a class this rare in what cells are shrunk to is absent: rows' worth of it would be pure curvature
 BLANK_TOLERANCE = 1e-6  # where blank rows tie the cells together, reached by accelerated EM
-DEAR = 2**25  # rows x classes² beyond which a Hessian of all rows costs more than a few more passes
-PLENTY = 2**18  # rows beyond which it pays to set out from the optimum of a sample
+PLENTY = 8  # rows for each of a sample, beyond which it pays to set out from the optimum of the sample
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,7 @@ class CellProblem:
         if last is not None and known and torch.equal(last.prevalence, prevalence):
             return last
         parts = ((place, moments(rows, prevalence[place], order)) for rows, place in self.placed)
-        sums = self._total((place, (m.log_likelihood, m.first, m.second)[: order + 1]) for place, m in parts)
-        found = Moments(prevalence, self.cell_weight, *sums)
+        found = Moments(prevalence, self.cell_weight, *self._total((place, m.sums) for place, m in parts))
         self._last["moments"] = found
         return found
 
@@ -84,6 +82,9 @@ class CellProblem:
 
         def into_cells() -> Iterator[tuple[Tensor, ...]]:
             for place, sums in parts:
+                if n_cells == 1:
+                    yield sums
+                    continue
                 yield tuple(s.new_zeros(n_cells, *s.shape[1:]).index_add_(0, place, s) for s in sums)
 
         return self.evidence.total(into_cells())
@@ -178,40 +179,58 @@ def _solve_on_the_simplex(problem: CellProblem, start: Tensor) -> Solution[Tenso
     def value_and_gradient(prevalence: Tensor) -> tuple[Tensor, Tensor]:
         return value(prevalence, order=1), 1.0 - problem.multiplier(prevalence)
 
-    n_cells, n_classes = start.shape
-    limits = {"lower": torch.zeros_like(start), "retract": lambda g: g / g.sum(1, keepdim=True)}
+    lower = torch.zeros_like(start)
+
+    def retract(prevalence: Tensor) -> Tensor:
+        return prevalence / prevalence.sum(1, keepdim=True)
 
     def gap(_: Tensor, gradient: Tensor) -> Tensor:
         return -gradient.amin(1)
 
-    found = None
-    if n_cells == 1 and problem.evidence.n_rows * n_classes**2 > DEAR:
-        sample = sample_problem(problem)
+    found, sample = None, sample_problem(problem) if len(start) == 1 else None
+    if sample is not None:  # a Hessian of all rows would cost more than a few more gradients
         hessian = sample.information(start) / sample.total[:, None, None]
-        found = quasi_newton(value_and_gradient, start, hessian, gap=gap, tolerance=CONCAVE_TOLERANCE, **limits)
+        found = quasi_newton(
+            value_and_gradient,
+            start,
+            hessian,
+            gap=gap,
+            lower=lower,
+            retract=retract,
+            tolerance=CONCAVE_TOLERANCE,
+        )
     if found is None or not found.converged:
         begin = start if found is None else found.point
-        found = newton(value, derivatives, begin, gap=gap, tolerance=CONCAVE_TOLERANCE, **limits)
+        found = newton(value, derivatives, begin, gap=gap, lower=lower, retract=retract, tolerance=CONCAVE_TOLERANCE)
     trace = [(problem.total * (step - 1.0)).sum() for step in found.trace]
     return replace(found, trace=trace)
 
 
-def sample_problem(problem: CellProblem) -> CellProblem:
-    """The same problem for a sample of the rows, with its share of the pseudo-counts."""
+def sample_problem(problem: CellProblem) -> CellProblem | None:
+    """The same problem for a sample of the rows, with its share of the pseudo-counts; None where rows are few."""
     sample = problem.evidence.of_sample()
+    if problem.evidence.n_rows < PLENTY * sample.n_rows:
+        return None
     return constant_problem(sample, problem.pseudo[0] * sample.total_weight / problem.evidence.total_weight)
 
 
 def fit_constant_cell(evidence: Evidence, prior: Tensor, strength: float, solver: str | EM, start: Tensor) -> Fit:
     """Estimate a constant g: the whole site is one cell, with `strength` rows of `prior` (K,) added to it."""
     problem = constant_problem(evidence, strength * prior)
-    begin = start[None]
-    if evidence.n_rows > PLENTY and not isinstance(solver, EM):
-        begin = inside(solve_cells(sample_problem(problem), begin, solver).point)
+    begin, sample = start[None], sample_problem(problem)
+    if sample is not None and not isinstance(solver, EM):
+        begin = inside(solve_cells(sample, begin, solver).point)
     found = solve_cells(problem, begin, solver)
     prevalence = ConstantPrevalence(finite(found.point.log())[0])
     pooled = evidence.without_confounders()
     return _fit(pooled, problem, found, prevalence, lambda codes: codes.new_ones(len(codes), 1), None, strength)
+
+
+def variance_per_row(evidence: Evidence, level: Tensor) -> Tensor:
+    """The covariance (K, K) of a constant g (K,) times the number of rows, from a sample where rows are plenty."""
+    whole = constant_problem(evidence, torch.zeros_like(level))
+    problem = sample_problem(whole) or whole
+    return simplex_covariance(problem.information(level[None]), level[None] > FREE)[0] * problem.total[0]
 
 
 def fit_table_cells(evidence: Evidence, cells: Tensor, centre: Centre, strength: float, solver: str | EM) -> Fit:
@@ -395,7 +414,8 @@ def _grouped_gram(problem: CellProblem, probability: Tensor) -> Tensor:
     assert groups is not None
     pairs, sums = [], []
     for rows, place in problem.placed:
-        assert rows.groups is not None
+        if rows.groups is None:  # a process without rows of this kind
+            continue
         pair, index = torch.unique(rows.groups * n_cells + rows.at_rows(place), return_inverse=True)
         score = rows.weighted(scores(rows, probability[place]))
         pairs.append(pair)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from sitewise.adaptation.answer import PrevalenceEstimate
 from sitewise.adaptation.belief import Belief, read_belief, shared_schema
-from sitewise.adaptation.cells import fit_constant_cell, inside
+from sitewise.adaptation.cells import fit_constant_cell, inside, variance_per_row
+from sitewise.adaptation.distributed import across_processes
 from sitewise.adaptation.evidence import Evidence, read_evidence
 from sitewise.adaptation.fit import Fit
 from sitewise.adaptation.selection import (
@@ -22,21 +23,21 @@ from sitewise.adaptation.selection import (
     fit_table_model,
     starting_coefficients,
 )
+from sitewise.adaptation.streaming import read_chunks
 from sitewise.arrays import (
     Container,
     Problems,
     align_classes,
-    is_chunked,
-    join_chunks,
     read_matrix,
-    refuse_one_shot,
     to_tensor,
+    view_matrix,
 )
 from sitewise.confounders import Confounders
 from sitewise.posterior import combine, normalize
 from sitewise.prevalence import MODELS, ConstantPrevalence, Prevalence
 from sitewise.prevalence.base import finite
 from sitewise.solvers import EM
+from sitewise.sources import as_chunks, first_chunk
 
 SOLVERS = {
     "auto": ("auto", *MODELS),
@@ -69,13 +70,14 @@ def estimate_prevalence(
     groups: Any = None,
     start: Any = None,
     random_state: Any = None,
+    fabric: Any = None,
 ) -> PrevalenceEstimate:
     """Estimate a site's prevalence P(Y|Z) from unlabeled rows.
 
     Parameters
     ----------
-    log_ratio : (n, K) log f(x,z) of the site's rows, each free up to a constant; or a re-iterable of
-        (log_ratio, Z or None) chunks.
+    log_ratio : (n, K) log f(x,z) of the site's rows, each free up to a constant. Rows beyond memory: a memory-mapped
+        array, `ParquetChunks`, or any re-iterable of (log_ratio, Z or None) chunks.
     sample_confounder : (n, V) array or DataFrame of confounders, NaN where missing; None if there are none.
     model : "auto" (chosen by held-out likelihood), "constant", "table", "additive" or "network" (the paper's).
     solver : "auto", "newton", "lbfgs", "em" (the paper's algorithms 1 and 2), or `EM(...)` with its settings.
@@ -91,6 +93,8 @@ def estimate_prevalence(
     groups : (n,) patients, say; intervals then allow for rows of one group being alike.
     start : K probabilities or another estimate to start from.
     random_state : seed of the network's and of EM's random start.
+    fabric : a launched Lightning Fabric whose processes hold a part of the rows each. Only sums travel between them;
+        all of them get the same answer, and all have to ask for it (and for its intervals) together.
 
     Examples
     --------
@@ -99,29 +103,27 @@ def estimate_prevalence(
     >>> probabilities = adjust(log_ratio, estimate.log_prevalence(Z))
     """
     problems = Problems("estimate_prevalence")
-    log_ratio, sample_confounder = _gather(log_ratio, sample_confounder, problems)
-    solver = _check_choices(model, solver, strength, sample_confounder, confounders, problems)
-    matrix = read_matrix(log_ratio, "log_ratio", problems)
+    source = as_chunks(log_ratio, sample_confounder, problems)
+    rows, Z = (log_ratio, sample_confounder) if source is None else first_chunk(source)
+    solver = _check_choices(model, solver, strength, Z, confounders, problems)
+    matrix = view_matrix(rows, "log_ratio", problems)
     if matrix is None:
         problems.raise_if_any()
     assert matrix is not None
-    container = Container.of(log_ratio)
+    container = Container.of(rows)
     expected = (matrix.shape[1], container.columns, matrix.device, problems)
     prior_belief, start_belief = read_belief(prior, "prior", *expected), read_belief(start, "start", *expected)
     schema = confounders if isinstance(confounders, Confounders) else None
-    if sample_confounder is not None:
+    if Z is not None:
         schema = shared_schema(schema, prior_belief, start_belief, problems)
-    evidence, notes = read_evidence(
-        matrix,
-        sample_confounder,
-        problems,
-        schema=schema,
-        categorical=categorical,
-        y=y,
-        sample_weight=sample_weight,
-        groups=groups,
-    )
+    details = {"schema": schema, "categorical": categorical, "y": y, "sample_weight": sample_weight, "groups": groups}
+    if source is None:
+        evidence, notes = read_evidence(matrix, Z, problems, **details)
+    else:
+        evidence, notes = read_chunks(source, Z is not None, matrix.shape[1], matrix.device, problems, **details)
     seed = int(check_random_state(random_state).randint(2**31))
+    if fabric is not None and fabric.world_size > 1:
+        evidence, seed = across_processes(evidence, fabric), int(fabric.broadcast(seed))
     fit = _fit(evidence, model, solver, strength, prior_belief, start_belief, seed)
     if not fit.converged:
         warnings.warn(_not_converged(fit), stacklevel=2)
@@ -168,17 +170,6 @@ def adjust(log_ratio: Any, log_prevalence: Any) -> Any:
     return Container.of(log_ratio).rows(combine(normalize(ratios), prior).exp())
 
 
-def _gather(log_ratio: Any, Z: Any, problems: Problems) -> tuple[Any, Any]:
-    """The log-ratios and confounders of all rows, joined where they come in chunks."""
-    refuse_one_shot(log_ratio, "log_ratio")
-    refuse_one_shot(Z, "sample_confounder")
-    if not is_chunked(log_ratio):
-        return log_ratio, Z
-    if Z is not None:
-        problems.add("a chunked source carries its own Z: leave sample_confounder out")
-    return join_chunks(log_ratio)
-
-
 def _fit(
     evidence: Evidence,
     model: str,
@@ -196,12 +187,12 @@ def _fit(
     begin = inside(_random_start(n_classes, seed, even) if isinstance(solver, EM) else first)
     if evidence.says_nothing():
         return _unidentified(evidence, aim, centre)
-    _warn_if_alike(evidence, begin)
     if model == "constant" or not evidence.seen_weight:
-        return fit_constant_model(evidence, aim, strength, solver, begin)
+        fit = fit_constant_model(evidence, aim, strength, solver, begin)
+        _warn_if_alike(evidence, fit)
+        return fit
     constant = fit_constant_cell(evidence, even, 0.0, "auto", begin)
-    assert isinstance(constant.prevalence, ConstantPrevalence)
-    level = constant.prevalence.log_marginal.exp()
+    level = _warn_if_alike(evidence, constant)
     if model == "network":
         return fit_network_model(evidence, level if start is None else begin, solver, seed)
     if model == "table":
@@ -251,12 +242,13 @@ def _unidentified(evidence: Evidence, aim: Tensor, centre: Prevalence | None) ->
     return replace(flat, prevalence=prevalence, identified=False)
 
 
-def _warn_if_alike(evidence: Evidence, start: Tensor) -> None:
-    """Warn where a sample of the rows tells next to nothing about the share of some classes."""
-    sample = evidence.of_sample()
-    fit = fit_constant_cell(sample, start, 0.0, "auto", start)
-    if float(torch.linalg.eigvalsh(fit.curvature.of_mean()).max()) * sample.total_weight > 1.0 / IDENTIFIED:
+def _warn_if_alike(evidence: Evidence, constant: Fit) -> Tensor:
+    """Warn where rows tell next to nothing about the share of some classes; return the constant g (K,)."""
+    assert isinstance(constant.prevalence, ConstantPrevalence)
+    level = constant.prevalence.log_marginal.exp()
+    if float(torch.linalg.eigvalsh(variance_per_row(evidence, level)).max()) > 1.0 / IDENTIFIED:
         warnings.warn(ALIKE, stacklevel=4)
+    return level
 
 
 def _not_converged(fit: Fit) -> str:

@@ -19,9 +19,9 @@ FEATURES = 16  # rows with z come in shorter stretches: each has about as many f
 At = Callable[[Tensor], Tensor]  # g (U, K) at rows of codes (U, V)
 
 
-def no_reduction(total: Tensor) -> Tensor:
-    """What one process does where several would add their sums up."""
-    return total
+def alone(value: Tensor) -> Tensor:
+    """What one process does where several would add up or join what they have."""
+    return value
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ class Evidence:
     groups: Groups | None
     schema: Confounders | None
     device: torch.device
-    reduce: Callable[[Tensor], Tensor] = no_reduction  # adds sums up over processes that hold a part each
+    reduce: Callable[[Tensor], Tensor] = alone  # adds sums up over processes that hold a part of the rows each
+    gather: Callable[[Tensor], Tensor] = alone  # joins what each of them has
 
     @property
     def total_weight(self) -> float:
@@ -64,7 +65,7 @@ class Evidence:
         """Add up what was computed for every stretch of rows, here and in all processes."""
         sums: list[Tensor] = []
         for found in chain(*parts):
-            sums = list(found) if not sums else [total.add_(value) for total, value in zip(sums, found, strict=True)]
+            sums = list(found) if not sums else [total + value for total, value in zip(sums, found, strict=True)]
         return tuple(self.reduce(total) for total in sums)
 
     def mean(self, at: At) -> Tensor:
@@ -87,26 +88,21 @@ class Evidence:
     def one_cell(self, stream: Iterable[Rows], prevalence: Tensor, order: int) -> Moments:
         """The moments of rows that all have one g, (K,)."""
         found = (moments(rows, prevalence[None], order) for rows in stream)
-        parts = ((m.weight, m.log_likelihood, m.first, m.second)[: order + 2] for m in found)
-        return Moments(prevalence[None], *self.total(parts))  # type: ignore[arg-type]
+        return Moments(prevalence[None], *self.total((m.weight, *m.sums) for m in found))
 
     def gram(self, *parts: Iterable[tuple[Rows, Tensor]]) -> tuple[Tensor, Tensor | None]:
         """Σ w s sᵀ of values s (n, P) of the rows, and the same of their sums over groups, None without groups."""
-        plain: Tensor | None = None
-        sums: Tensor | None = None
+        factor, n_names = (self.groups.factor, self.groups.n_names) if self.groups else (0.0, 0)
+        plain, sums = torch.zeros(()), torch.zeros(())
         for rows, values in chain(*parts):
             weighted = rows.weighted(values)
-            square = values.T @ weighted
-            plain = square if plain is None else plain.add_(square)
-            if self.groups is not None and self.groups.factor and rows.groups is not None:
-                if sums is None:
-                    sums = values.new_zeros(self.groups.n_names, values.shape[1])
-                sums.index_add_(0, rows.groups, weighted)
-        assert plain is not None
+            plain = plain + values.T @ weighted
+            if factor:
+                sums = sums if sums.ndim else values.new_zeros(n_names, values.shape[1])
+                if rows.groups is not None:
+                    sums.index_add_(0, rows.groups, weighted)
         plain = self.reduce(plain)
-        if sums is None or self.groups is None:
-            return plain, None
-        return plain, self.groups.factor * self.reduce(sums.T @ sums)
+        return plain, factor * self.reduce(sums.T @ sums) if factor else None
 
     def says_nothing(self) -> bool:
         """Tell whether f is the same for all classes in every row."""
@@ -119,9 +115,9 @@ class Evidence:
             return not float(self.reduce(torch.zeros(1, dtype=torch.float64)))
         return not float(self.reduce(torch.ones(1, dtype=torch.float64)))
 
-    def collect(self, codes: list[Tensor]) -> Tensor:
-        """Rows of codes from all stretches."""
-        return torch.cat(codes)
+    def collect(self, parts: list[Tensor]) -> Tensor:
+        """Join parts that every stretch has, of all processes."""
+        return self.gather(torch.cat(parts))
 
     def of_sample(self) -> "Evidence":
         """A few of the rows instead of all, as a constant g sees them."""
@@ -164,7 +160,8 @@ def read_evidence(
     problems.raise_if_any()
     ratio = read_ratio(matrix, labels)
     seen, blank = lay_out(ratio, weight, group, codes, schema)
-    return gather(Stream(seen), Stream(blank), group, schema, n_classes, matrix.device), notes
+    counted = None if group is None else count_groups(group, weight)
+    return put_together(Stream(seen), Stream(blank), counted, schema, n_classes, matrix.device), notes
 
 
 def read_ratio(matrix: Tensor, labels: Any) -> Tensor:
@@ -180,15 +177,9 @@ def read_ratio(matrix: Tensor, labels: Any) -> Tensor:
 def _read_confounders(
     Z: Any, schema: Confounders | None, categorical: Any, matrix: Tensor, problems: Problems
 ) -> tuple[Confounders | None, Tensor | None, Notes]:
+    check_categorical(Z is not None, schema, categorical, problems)
     if Z is None:
-        if categorical is not None:
-            problems.add("categorical is given without sample_confounder")
         return schema, None, Notes()
-    if schema is not None and categorical is not None:
-        problems.add(
-            "categorical is given, but confounders (or the prior or start estimate, whose schema is taken) says "
-            "already which variables are categorical: leave one of them out"
-        )
     try:
         schema = Confounders.learn(Z, categorical) if schema is None else schema
         codes, notes = schema.encode(Z, matrix.device)
@@ -198,6 +189,17 @@ def _read_confounders(
     if len(codes) != len(matrix):
         problems.add(f"sample_confounder has {len(codes)} row(s), log_ratio has {len(matrix)}")
     return schema, codes, notes
+
+
+def check_categorical(has_z: bool, schema: Confounders | None, categorical: Any, problems: Problems) -> None:
+    """Note where `categorical` has nothing to say."""
+    if categorical is not None and not has_z:
+        problems.add("categorical is given without sample_confounder")
+    elif categorical is not None and schema is not None:
+        problems.add(
+            "categorical is given, but confounders (or the prior or start estimate, whose schema is taken) says "
+            "already which variables are categorical: leave one of them out"
+        )
 
 
 def lay_out(
@@ -253,28 +255,28 @@ def _cut_with_codes(
     return found
 
 
-def gather(
+def put_together(
     rows: Stream[Rows],
     blank: Stream[Rows],
-    groups: Tensor | None,
+    groups: Groups | None,
     schema: Confounders | None,
     n_classes: int,
     device: torch.device,
 ) -> Evidence:
     """Put evidence together from stretches that are all kept in memory."""
     everything = _without_codes([*rows.kept, *blank.kept])
-    weights = [sum(float(part.cell_weight.sum()) for part in stream.kept) for stream in (rows, blank)]
     return Evidence(
         rows,
         blank,
         Stream(everything),
         _sample(everything),
-        sum(map(len, everything)),
-        n_classes,
-        *weights,
-        None if groups is None else count_groups(everything),
-        schema,
-        device,
+        n_rows=sum(map(len, everything)),
+        n_classes=n_classes,
+        seen_weight=sum(float(part.cell_weight.sum()) for part in rows.kept),
+        blank_weight=sum(float(part.cell_weight.sum()) for part in blank.kept),
+        groups=groups,
+        schema=schema,
+        device=device,
     )
 
 
@@ -285,11 +287,14 @@ def _without_codes(stretches: list[Rows]) -> list[Rows]:
 
 def _sample(everything: list[Rows]) -> Rows:
     """Every so-manieth row."""
-    n_rows, n_classes = sum(map(len, everything)), everything[0].n_classes
-    wanted = min(SAMPLE, max(n_rows // SPARSE, 64 * n_classes, 4096))
-    step = -(-n_rows // wanted)
-    parts = [part.take(0, len(part), step) for part in everything]
-    return join(parts)
+    n_rows = sum(map(len, everything))
+    step = -(-n_rows // wanted_sample(n_rows, everything[0].n_classes))
+    return join([part.take(0, len(part), step) for part in everything])
+
+
+def wanted_sample(n_rows: int, n_classes: int) -> int:
+    """How many of the rows are enough to stand for all."""
+    return min(SAMPLE, max(n_rows // SPARSE, 64 * n_classes, 4096))
 
 
 def join(parts: list[Rows]) -> Rows:
@@ -298,10 +303,8 @@ def join(parts: list[Rows]) -> Rows:
     return Rows(torch.cat([p.ratio for p in parts]), weight, parts[0].codes, None, None)
 
 
-def count_groups(everything: list[Rows]) -> Groups:
+def count_groups(groups: Tensor, weight: Tensor | None) -> Groups:
     """Count groups, and the mean size of the group that a row is in."""
-    groups = torch.cat([part.groups for part in everything if part.groups is not None])
-    weight = torch.cat([part.weighted(part.ratio.new_ones(len(part), dtype=torch.float64)) for part in everything])
-    sizes = torch.bincount(groups, weight)
+    sizes = torch.bincount(groups, weight).double()
     count = int((sizes > 0).sum())
     return Groups(len(sizes), count, max(1.0, float((sizes**2).sum() / sizes.sum())) if count > 1 else 1.0)

@@ -6,6 +6,7 @@ time, so that no pass over the data leaves anything of its size behind.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Generic, TypeVar
 
 import torch
@@ -39,11 +40,12 @@ class Rows:
         """The number of classes K."""
         return max(2, self.ratio.shape[1])
 
-    @property
+    @cached_property
     def cell_weight(self) -> Tensor:
         """The weight of every row of codes, (U,)."""
-        ones = self.ratio.new_ones(len(self), dtype=torch.float64)
-        return self.by_cell(ones if self.weight is None else self.weight)
+        if self.weight is None and len(self.codes) == 1:
+            return self.codes.new_full((1,), float(len(self)))
+        return self.by_cell(self.codes.new_ones(len(self)) if self.weight is None else self.weight)
 
     def at_rows(self, values: Tensor) -> Tensor:
         """Hand values of the codes (U, ...) on to the rows, (n, ...)."""
@@ -136,7 +138,7 @@ def know_labels(ratio: Tensor, rows: Tensor, classes: Tensor) -> None:
 
 
 def _stretches(values: Tensor) -> tuple[Tensor, ...]:
-    return values.split(max(1, STRETCH // values.shape[1]))
+    return torch.split(values, max(1, STRETCH // values.shape[1]))
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,11 @@ class Moments:
     log_likelihood: Tensor  # (U,) Σ w log m
     first: Tensor | None = None  # (U, J) Σ w u
     second: Tensor | None = None  # (U, J, J) Σ w u uᵀ
+
+    @property
+    def sums(self) -> tuple[Tensor, ...]:
+        """Those there are, log-likelihood first."""
+        return tuple(part for part in (self.log_likelihood, self.first, self.second) if part is not None)
 
     @property
     def slope(self) -> Tensor:
@@ -231,19 +238,28 @@ def moments(rows: Rows, prevalence: Tensor, order: int) -> Moments:
     log_likelihood = rows.by_cell(rows.weighted(mixed.log()))
     if order == 0:
         return Moments(prevalence, rows.cell_weight, log_likelihood)
-    scores = ratio.div_(mixed[:, None]) if ratio is not rows.ratio else ratio / mixed[:, None]
+    sums = _sums_of_one_z if len(rows.codes) == 1 else _sums_by_cell
+    return Moments(prevalence, rows.cell_weight, log_likelihood, *sums(rows, ratio, mixed, order))
+
+
+def _sums_of_one_z(rows: Rows, ratio: Tensor, mixed: Tensor, order: int) -> tuple[Tensor, ...]:
+    """Σ w u and Σ w u uᵀ where all rows have one z, (1, J) and (1, J, J): products of matrices."""
+    per_row = rows.weighted(mixed.reciprocal())
+    first = (per_row @ ratio)[None]
+    if order == 1:
+        return (first,)
+    return first, (ratio.T @ (ratio * (per_row / mixed)[:, None]))[None]
+
+
+def _sums_by_cell(rows: Rows, ratio: Tensor, mixed: Tensor, order: int) -> tuple[Tensor, ...]:
+    """Σ w u (U, J) and Σ w u uᵀ (U, J, J), column by column: (n, J, J) would be too much to hold."""
+    scores = ratio / mixed[:, None]
     weighted = rows.weighted(scores)
     first = rows.by_cell(weighted)
     if order == 1:
-        return Moments(prevalence, rows.cell_weight, log_likelihood, first)
-    return Moments(prevalence, rows.cell_weight, log_likelihood, first, _outer(rows, scores, weighted))
-
-
-def _outer(rows: Rows, scores: Tensor, weighted: Tensor) -> Tensor:
-    """Σ w u uᵀ over the rows of one z, (U, J, J), column by column: (n, J, J) would be too much to hold."""
-    if rows.cell is None and len(rows.codes) == 1:
-        return (scores.T @ weighted)[None]
-    return torch.stack([rows.by_cell(weighted[:, j : j + 1] * scores) for j in range(scores.shape[1])], dim=1)
+        return (first,)
+    columns = [rows.by_cell(weighted[:, j : j + 1] * scores) for j in range(scores.shape[1])]
+    return first, torch.stack(columns, dim=1)
 
 
 def scores(rows: Rows, prevalence: Tensor) -> Tensor:
