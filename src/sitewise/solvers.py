@@ -17,6 +17,7 @@ State = TypeVar("State")
 M_STEPS = ("lbfgs", "sgd")
 ARMIJO = 1e-4
 HALVINGS = 40
+FEW_HALVINGS = 6  # where the Hessian is nearly right from the start
 FLAT = 1e-10  # curvature below this share of the largest is rounding: no step is taken for its sake
 ROUNDING = 1e-14  # a relative rise of the objective that is only rounding
 
@@ -186,7 +187,7 @@ def quasi_newton(
         if bool((gaps <= tolerance).all()) or n_iter == max_iter:
             break
         direction = _descent_direction(gradient, hessian, box.held(point, gradient))
-        for halving in range(HALVINGS):
+        for halving in range(FEW_HALVINGS):
             trial, promised = box.step(point, gradient, direction / 2**halving)
             reached, slope = value_and_gradient(trial)
             if bool(reached <= current + promised + ROUNDING * current.abs().clamp_min(1.0)):

@@ -4,7 +4,6 @@ What is minimized comes in as an `Objective`; no method owns an optimizer or a l
 """
 
 import copy
-import ctypes
 import logging
 import math
 import sys
@@ -15,6 +14,8 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
+
+from sitewise.arrays import keep_freed_memory
 
 try:
     from lightning_fabric import Fabric
@@ -190,21 +191,6 @@ def affine(images: Tensor) -> Tensor:
 
 
 AUGMENTATIONS = {"affine": affine}
-
-
-def keep_freed_memory() -> None:
-    """Let the C library keep a step's large buffers for the next one (glibc; elsewhere nothing happens).
-
-    By default it hands them back to the system after every use, and fetching them anew costs a CPU run a quarter of
-    its time or more.
-    """
-    mmap_threshold, trim_threshold = -3, -1  # their numbers in malloc.h
-    try:
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-    except (OSError, AttributeError):
-        return
-    mallopt(mmap_threshold, 32 * 1024**2)
-    mallopt(trim_threshold, 2**31 - 1)
 
 
 def _schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, n_steps: int) -> Any:

@@ -11,9 +11,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from sitewise.adaptation.evidence import Evidence
+from sitewise.adaptation.evidence import Evidence, few_rows
 from sitewise.adaptation.fit import CONCAVE_TOLERANCE, Fit, Hindsight
-from sitewise.adaptation.rows import Moments, Rows, Stream, moments, scores
+from sitewise.adaptation.rows import Moments, Rows, Stream, moments, rough_moments, scores
 from sitewise.arrays import distinct_rows, find_rows
 from sitewise.prevalence import ConstantPrevalence, Prevalence, TablePrevalence
 from sitewise.prevalence.base import finite
@@ -25,7 +25,8 @@ from sitewise.uncertainty import CellCurvature, at_least, simplex_covariance
 FREE = 1e-9  # a probability below this is at its bound
 DUST = 1e-9  # a class this rare in what cells are shrunk to is absent: rows' worth of it would be pure curvature
 BLANK_TOLERANCE = 1e-6  # where blank rows tie the cells together, reached by accelerated EM
-PLENTY = 8  # rows for each of a sample, beyond which it pays to set out from the optimum of the sample
+ROUGH_TOLERANCE = 1e-4
+PLENTY = 8  # times the few rows that make a first guess: then it pays to set out from their optimum
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class CellProblem:
     evidence: Evidence
     placed: Stream[tuple[Rows, Tensor]]  # stretches of rows, and the cells (U,) that their codes are
     pseudo: Tensor  # (C, K)
+    rough: bool = False  # one cell only: sums to six digits, in half the time
     _last: dict[str, Moments] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -53,7 +55,10 @@ class CellProblem:
         known = last is not None and (order < 2 or last.second is not None)
         if last is not None and known and torch.equal(last.prevalence, prevalence):
             return last
-        parts = ((place, moments(rows, prevalence[place], order)) for rows, place in self.placed)
+        if self.rough:
+            parts = ((place, rough_moments(rows, prevalence)) for rows, place in self.placed)
+        else:
+            parts = ((place, moments(rows, prevalence[place], order)) for rows, place in self.placed)
         found = Moments(prevalence, self.cell_weight, *self._total((place, m.sums) for place, m in parts))
         self._last["moments"] = found
         return found
@@ -71,6 +76,19 @@ class CellProblem:
         """Minus the second derivative of the penalized log-likelihood in g, (C, K, K)."""
         curvature = self.moments(prevalence, 2).curvature
         return curvature + torch.diag_embed(_safe_divide(self.pseudo, prevalence**2))
+
+    def value(self, prevalence: Tensor, order: int = 2) -> Tensor:
+        """-L / N + Σ_y g_y of each cell, (C,), whose optimum over g ≥ 0 sums to one by itself."""
+        return prevalence.sum(1) - self.log_likelihood(prevalence, order) / self.total
+
+    def value_and_gradient(self, prevalence: Tensor) -> tuple[Tensor, Tensor]:
+        """That and its derivative, (C, K)."""
+        return self.value(prevalence, order=1), 1.0 - self.multiplier(prevalence)
+
+    def derivatives(self, prevalence: Tensor) -> tuple[Tensor, Tensor]:
+        """Its gradient (C, K) and Hessian (C, K, K)."""
+        hessian = self.information(prevalence) / self.total[:, None, None]
+        return 1.0 - self.multiplier(prevalence, order=2), hessian
 
     def gap(self, prevalence: Tensor, order: int = 1) -> Tensor:
         """The KKT gap of each cell, (C,)."""
@@ -167,49 +185,58 @@ def _solve_for_one_number(problem: CellProblem, start: Tensor) -> Solution[Tenso
 
 
 def _solve_on_the_simplex(problem: CellProblem, start: Tensor) -> Solution[Tensor]:
-    """Several classes: minimize -L / N + Σ_y g_y over g ≥ 0, whose optimum sums to one by itself."""
-
-    def value(prevalence: Tensor, order: int = 2) -> Tensor:
-        return prevalence.sum(1) - problem.log_likelihood(prevalence, order) / problem.total
-
-    def derivatives(prevalence: Tensor) -> tuple[Tensor, Tensor]:
-        hessian = problem.information(prevalence) / problem.total[:, None, None]
-        return 1.0 - problem.multiplier(prevalence, order=2), hessian
-
-    def value_and_gradient(prevalence: Tensor) -> tuple[Tensor, Tensor]:
-        return value(prevalence, order=1), 1.0 - problem.multiplier(prevalence)
-
-    lower = torch.zeros_like(start)
-
-    def retract(prevalence: Tensor) -> Tensor:
-        return prevalence / prevalence.sum(1, keepdim=True)
-
-    def gap(_: Tensor, gradient: Tensor) -> Tensor:
-        return -gradient.amin(1)
-
-    found, sample = None, sample_problem(problem) if len(start) == 1 else None
-    if sample is not None:  # a Hessian of all rows would cost more than a few more gradients
-        hessian = sample.information(start) / sample.total[:, None, None]
-        found = quasi_newton(
-            value_and_gradient,
-            start,
-            hessian,
-            gap=gap,
-            lower=lower,
-            retract=retract,
+    """Several classes: Newton over g ≥ 0, where rows are plenty by way of a sample."""
+    found = None if len(start) > 1 else _solve_by_way_of_a_sample(problem, start)
+    if found is None or not found.converged:
+        found = newton(
+            problem.value,
+            problem.derivatives,
+            start if found is None else found.point,
+            gap=_simplex_gap,
+            lower=torch.zeros_like(start),
+            retract=_onto_the_simplex,
             tolerance=CONCAVE_TOLERANCE,
         )
-    if found is None or not found.converged:
-        begin = start if found is None else found.point
-        found = newton(value, derivatives, begin, gap=gap, lower=lower, retract=retract, tolerance=CONCAVE_TOLERANCE)
     trace = [(problem.total * (step - 1.0)).sum() for step in found.trace]
     return replace(found, trace=trace)
 
 
-def sample_problem(problem: CellProblem) -> CellProblem | None:
-    """The same problem for a sample of the rows, with its share of the pseudo-counts; None where rows are few."""
-    sample = problem.evidence.of_sample()
-    if problem.evidence.n_rows < PLENTY * sample.n_rows:
+def _solve_by_way_of_a_sample(problem: CellProblem, start: Tensor) -> Solution[Tensor] | None:
+    """Climb by the gradients of all rows and the curvature of a sample: a Hessian of all rows would be dear.
+
+    First roughly, then in full with the curvature where that led to.
+    """
+    few, sample = sample_problem(problem, few=True), sample_problem(problem)
+    if few is None or sample is None:
+        return None
+    found, rough = None, replace(problem, rough=True, _last={})
+    for climb, bent, tolerance in ((rough, few, ROUGH_TOLERANCE), (problem, sample, CONCAVE_TOLERANCE)):
+        begin = start if found is None else found.point
+        found = quasi_newton(
+            climb.value_and_gradient,
+            begin,
+            bent.information(begin) / bent.total[:, None, None],
+            gap=_simplex_gap,
+            lower=torch.zeros_like(start),
+            retract=_onto_the_simplex,
+            tolerance=tolerance,
+        )
+    return found
+
+
+def _simplex_gap(_: Tensor, gradient: Tensor) -> Tensor:
+    """The KKT gap from the gradient 1 - d of equation 8."""
+    return -gradient.amin(1)
+
+
+def _onto_the_simplex(prevalence: Tensor) -> Tensor:
+    return prevalence / prevalence.sum(1, keepdim=True)
+
+
+def sample_problem(problem: CellProblem, *, few: bool = False) -> CellProblem | None:
+    """The same problem for a sample of the rows, with its share of the pseudo-counts; None where rows are not many."""
+    sample = problem.evidence.of_sample(few=few)
+    if problem.evidence.n_rows < PLENTY * few_rows(problem.evidence.n_classes):
         return None
     return constant_problem(sample, problem.pseudo[0] * sample.total_weight / problem.evidence.total_weight)
 
@@ -217,7 +244,7 @@ def sample_problem(problem: CellProblem) -> CellProblem | None:
 def fit_constant_cell(evidence: Evidence, prior: Tensor, strength: float, solver: str | EM, start: Tensor) -> Fit:
     """Estimate a constant g: the whole site is one cell, with `strength` rows of `prior` (K,) added to it."""
     problem = constant_problem(evidence, strength * prior)
-    begin, sample = start[None], sample_problem(problem)
+    begin, sample = start[None], sample_problem(problem, few=True)
     if sample is not None and not isinstance(solver, EM):
         begin = inside(solve_cells(sample, begin, solver).point)
     found = solve_cells(problem, begin, solver)

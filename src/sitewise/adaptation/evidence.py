@@ -12,8 +12,7 @@ from sitewise.adaptation.rows import STRETCH, Moments, Rows, Stream, know_labels
 from sitewise.arrays import Problems, distinct_rows, read_groups, read_labels, read_weight
 from sitewise.confounders import Confounders, Notes
 
-SAMPLE = 2**16  # rows, at most, that stand for the whole site where it is only to be looked at
-SPARSE = 16  # and at most one in so many of them, unless that is too few
+SAMPLE = 2**15  # rows, at most, that stand for the whole site where it is only to be looked at
 FEATURES = 16  # rows with z come in shorter stretches: each has about as many features as this, or more
 
 At = Callable[[Tensor], Tensor]  # g (U, K) at rows of codes (U, V)
@@ -119,12 +118,22 @@ class Evidence:
         """Join parts that every stretch has, of all processes."""
         return self.gather(torch.cat(parts))
 
-    def of_sample(self) -> "Evidence":
-        """A few of the rows instead of all, as a constant g sees them."""
-        n_rows, weight = self.reduce(torch.tensor([len(self.sample), float(self.sample.cell_weight.sum())])).tolist()
-        only = Stream([self.sample])
+    def of_sample(self, *, few: bool = False) -> "Evidence":
+        """A sample of the rows instead of all, or a few of it, as a constant g sees them."""
+        step = -(-len(self.sample) // few_rows(self.n_classes)) if few else 1
+        sample = self.sample.take(0, len(self.sample), step)
+        n_rows, weight = self.reduce(
+            torch.stack([sample.cell_weight.new_tensor(len(sample)), sample.cell_weight.sum()])
+        ).tolist()
+        only = Stream([sample])
         return replace(
-            self.without_confounders(), rows=only, everything=only, n_rows=int(n_rows), seen_weight=weight, groups=None
+            self.without_confounders(),
+            rows=only,
+            everything=only,
+            sample=sample,
+            n_rows=int(n_rows),
+            seen_weight=weight,
+            groups=None,
         )
 
     def without_confounders(self) -> "Evidence":
@@ -294,7 +303,12 @@ def _sample(everything: list[Rows]) -> Rows:
 
 def wanted_sample(n_rows: int, n_classes: int) -> int:
     """How many of the rows are enough to stand for all."""
-    return min(SAMPLE, max(n_rows // SPARSE, 64 * n_classes, 4096))
+    return min(SAMPLE, max(n_rows // 3, few_rows(n_classes)))
+
+
+def few_rows(n_classes: int) -> int:
+    """How many rows are enough for a first guess of g."""
+    return max(4096, 64 * n_classes)
 
 
 def join(parts: list[Rows]) -> Rows:
