@@ -163,29 +163,42 @@ class PrevalenceEstimate:
 
         return Average(lambda at: share @ at(table.cells), where, direction)
 
+    def _variance_at(self, codes: Tensor, probability: Tensor) -> Tensor:
+        """The variance of g at rows of codes, (n, K), averaged over the fits that might have been chosen (eq. 11b)."""
+        if not self._fit.rivals:
+            return torch.diagonal(self._fit.curvature.at(codes), dim1=1, dim2=2)
+        partly = self.confounders is not None and bool(self.confounders.missing(codes).any())
+        total = torch.zeros_like(probability)
+        for rival in self._fit.rivals:
+            fit = rival.finish() if partly else rival.fit
+            own = torch.diagonal(fit.curvature.at(codes), dim1=1, dim2=2)
+            total += rival.weight * (own + (fit.prevalence.log_prob(codes).exp() - probability) ** 2)
+        return total / sum(rival.weight for rival in self._fit.rivals)
+
     def _conditional_interval(self, codes: Tensor, level: float) -> tuple[Tensor, Tensor]:
         probability = self._at(codes)
         if not self._fit.identified:
             return torch.zeros_like(probability), torch.ones_like(probability)
         curvature = self._fit.curvature
-        variance = torch.diagonal(curvature.at(codes), dim1=1, dim2=2)
+        variance = self._variance_at(codes, probability)
         low, high = logit_interval(probability, variance, level)
-        if isinstance(curvature, LinearCurvature):
-            self._mix_near_bounds(low, high, probability, variance, level)
         blank = self._blank(codes)
-        if isinstance(curvature, CellCurvature):
+        if isinstance(self.prevalence, TablePrevalence):
+            assert isinstance(curvature, CellCurvature)
             close = near_a_bound(probability, variance).any(dim=1) & ~blank
             for row in close.nonzero().flatten().tolist():
                 average = self._average_of_cells(curvature.agreement(codes[row : row + 1])[0])
                 low[row], high[row] = self._with_bounds(probability[row], variance[row], average, level)
+        else:
+            self._mix_near_bounds(low, high, probability, variance, level)
         low, high = mirror(low, high)
         if blank.any():
             low[blank], high[blank] = self._marginal_interval(level)
         return low, high
 
     def _blank(self, codes: Tensor) -> Tensor:
-        """Tell which rows have the marginal for their g, (n,)."""
-        if self.confounders is None or isinstance(self.prevalence, ConstantPrevalence):
+        """Tell which rows have the marginal for their g, and its interval, (n,)."""
+        if self.confounders is None or (isinstance(self.prevalence, ConstantPrevalence) and not self._fit.rivals):
             return torch.ones(len(codes), dtype=torch.bool, device=codes.device)
         return self.confounders.missing(codes).all(dim=1)
 

@@ -396,8 +396,22 @@ def look_back_at_cells(
     if centre is not None and centre.slope is not None and centre.covariance is not None:
         pull = inverse @ (torch.where(free, strength / probability, 0.0)[:, :, None] * centre.slope)
         level_covariance = centre.covariance
+        optimism += float((pull @ level_covariance * _crossed_scores(problem, probability, centre)).sum())
     of_mean = _mean_covariance(evidence, problem, probability, inverse, pull, centre)
     return Hindsight(CellCurvature(covariance, inverse, pull, level_covariance, of_mean, agreement), optimism)
+
+
+def _crossed_scores(problem: CellProblem, probability: Tensor, centre: Centre) -> Tensor:
+    """Σ w s s⁰ᵀ of the rows' scores in their cells and in the constant g that these are shrunk to, (C, K, K)."""
+    assert centre.level is not None
+    level = centre.level[None]
+
+    def crossed() -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
+        for rows, place in problem.placed:
+            own, whole = rows.weighted(scores(rows, probability[place])), scores(rows.without_codes(), level)
+            yield place, (torch.stack([rows.by_cell(own[:, k : k + 1] * whole) for k in range(own.shape[1])], dim=1),)
+
+    return problem._total(crossed())[0]
 
 
 def _mean_covariance(

@@ -33,6 +33,7 @@ class Fit:
     strength: float
     look_back: Callable[[], Hindsight] = field(repr=False)
     identified: bool = True  # whether f says anything at all
+    rivals: "tuple[Rival, ...]" = field(default=(), repr=False)  # whom it was chosen from, itself among them
 
     @cached_property
     def _hindsight(self) -> Hindsight:
@@ -47,3 +48,12 @@ class Fit:
     def optimism(self) -> float:
         """O of equation 10."""
         return self._hindsight.optimism
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A fit that might have been chosen, and how much speaks for it among all of them."""
+
+    fit: Fit
+    weight: float
+    finish: Callable[[], Fit] = field(repr=False)  # the same with what it says of rows that lack part of z

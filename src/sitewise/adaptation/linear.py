@@ -21,7 +21,7 @@ from sitewise.uncertainty import LinearCurvature, invert_information
 
 KNOCKOUT = 0.5
 KEPT_FEATURES = 2**26  # entries of the design that are kept in memory rather than made anew in every pass
-ENOUGH = 2**16  # distinct rows of z, at most, that decide what is said where part of z is missing
+ENOUGH = 2**14  # distinct rows of z, at most, that decide what is said where part of z is missing
 
 
 @dataclass(frozen=True)

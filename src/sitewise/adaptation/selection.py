@@ -4,7 +4,10 @@ Leaving each row (or group) out is done to first order (equation 10): exact enou
 and the choice depends neither on a seed nor on the order of the rows.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -19,7 +22,7 @@ from sitewise.adaptation.cells import (
     tilted_centre,
 )
 from sitewise.adaptation.evidence import Evidence
-from sitewise.adaptation.fit import Fit
+from sitewise.adaptation.fit import Fit, Rival
 from sitewise.adaptation.linear import additive_problem, fit_additive_terms, fit_missing_terms, start_at
 from sitewise.adaptation.network import fit_network_terms
 from sitewise.confounders import Categorical
@@ -31,6 +34,7 @@ PRICE = 2.0  # of the optimism, where it is decided whether g depends on z at al
 MARGIN = 1.0  # log-likelihood units that a g(z) must be better by than the constant
 PSEUDO_COUNTS = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0)
 FAR_WORSE = 5.0  # log-likelihood units
+NO_RIVAL = 0.003  # a share of the weight that is not worth its trouble
 TIE = 1e-6  # log-likelihood units that the solvers' tolerance leaves open
 MAX_CELLS = 1000
 ROWS_A_CELL = 5.0  # on average; in emptier cells a table only repeats its centre
@@ -47,14 +51,16 @@ def fit_table_model(
     evidence: Evidence, constant: Fit, centre: Prevalence | None, strength: str | float, solver: str | EM
 ) -> Fit:
     """Fit the table at a strength, or at the one that predicts left-out rows best."""
-    return best(table_candidates(evidence, constant, centre, strength, solver))
+    candidates = table_candidates(evidence, constant, centre, strength, solver)
+    return replace(best(candidates), rivals=rivals(candidates, evidence))
 
 
 def fit_additive_model(
     evidence: Evidence, start: Tensor, centre: Prevalence | None, strength: str | float, solver: str | EM
 ) -> Fit:
     """Fit the additive model at a strength, or at the one that predicts left-out rows best."""
-    return finish(best(additive_candidates(evidence, start, centre, strength, solver)), evidence)
+    candidates = additive_candidates(evidence, start, centre, strength, solver)
+    return replace(finish(best(candidates), evidence), rivals=rivals(candidates, evidence))
 
 
 def fit_any_model(
@@ -69,9 +75,10 @@ def fit_any_model(
     if can_fill_a_table(evidence):
         candidates += table_candidates(evidence, constant, centre, strength, solver)
     has_shape = centre is not None and not isinstance(centre, ConstantPrevalence)
+    everyone = rivals([*candidates, constant], evidence)
     if not has_shape and max(map(score, candidates)) < score(constant) + MARGIN:
-        return constant
-    return finish(best(candidates), evidence)
+        return replace(constant, rivals=everyone)
+    return replace(finish(best(candidates), evidence), rivals=everyone)
 
 
 def table_candidates(
@@ -136,6 +143,20 @@ def best(fits: list[Fit]) -> Fit:
     """The fit with the highest left-out likelihood; of equals the one most strongly shrunk, which comes first."""
     top = max(map(left_out, fits))
     return next(fit for fit in fits if left_out(fit) >= top - TIE)
+
+
+def rivals(fits: list[Fit], evidence: Evidence) -> tuple[Rival, ...]:
+    """Those that left-out rows speak for, weighted by the likelihood they give them (equation 11b)."""
+    if len(fits) == 1:
+        return ()
+    top = max(map(left_out, fits))
+    odds = [math.exp(left_out(fit) - top) for fit in fits]
+    shares = [value / sum(odds) for value in odds]
+
+    def finisher(fit: Fit) -> Callable[[], Fit]:
+        return cache(lambda: finish(fit, evidence))
+
+    return tuple(Rival(fit, w, finisher(fit)) for fit, w in zip(fits, shares, strict=True) if w > NO_RIVAL)
 
 
 def starting_coefficients(
