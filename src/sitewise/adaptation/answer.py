@@ -3,19 +3,25 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 import torch
+from sklearn.utils import check_random_state
 from torch import Tensor
 
+from sitewise.adaptation.bootstrap import bootstrap_fit
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import Fit
+from sitewise.adaptation.resamples import DrawnPrevalence, Resamples
 from sitewise.arrays import (
     Container,
+    Problems,
     distinct_rows,
     find_rows,
     index_of,
 )
+from sitewise.calibration import Calibration
 from sitewise.confounders import Confounders, Notes
 from sitewise.prevalence import ConstantPrevalence, Prevalence, TablePrevalence
 from sitewise.uncertainty import (
@@ -35,6 +41,7 @@ from sitewise.uncertainty import (
     take_out,
 )
 
+METHODS = ("curvature", "bootstrap")
 NO_Z = (
     "log_prevalence: expected Z with a row for each answer, got None; pass NaN where nothing is known of a row, "
     "or use .marginal"
@@ -80,16 +87,62 @@ class PrevalenceEstimate:
             raise ValueError(NO_Z)
         return self._container.rows(self.prevalence.log_prob(self._encode(Z)), index_of(Z))
 
-    def interval(self, Z: Any = None, level: float = 0.95) -> tuple[Any, Any]:
-        """Pointwise interval for P(Y), two (K,), or for P(Y|Z), two (n, K): of the population, given f."""
+    def interval(
+        self,
+        Z: Any = None,
+        level: float = 0.95,
+        *,
+        method: str = "curvature",
+        n_resamples: int = 500,
+        calibration: Calibration | None = None,
+        random_state: Any = None,
+    ) -> tuple[Any, Any]:
+        """Pointwise interval for P(Y), two (K,), or for P(Y|Z), two (n, K): of the population.
+
+        `method="curvature"` is fast, follows the likelihood itself where a bound is near, and allows for the choice of
+        the model at given z; `"bootstrap"` draws the rows again (see `bootstrap`). Both are given f, unless `bootstrap`
+        is handed the calibration that log_ratio went through, with its resamples.
+        """
+        problems = Problems("interval")
         if not 0 < level < 1:
-            raise ValueError(f"interval: level must lie between 0 and 1, got {level}")
+            problems.add(f"level must lie between 0 and 1, got {level}")
+        if method not in METHODS:
+            problems.add(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+        elif calibration is not None and method != "bootstrap":
+            problems.add("a calibration's uncertainty is drawn, not derived: use method='bootstrap'")
+        problems.raise_if_any()
+        if method == "bootstrap" and self._fit.identified:
+            resamples = self.bootstrap(n_resamples, calibration=calibration, random_state=random_state)
+            if Z is None:
+                return resamples.interval(level=level)
+            codes = self._encode(Z)
+            found = resamples.interval(lambda g: g.prevalence.log_prob(codes).exp().cpu(), level)
+            low, high = (self._container.rows(torch.tensor(bound), index_of(Z)) for bound in found)
+            return low, high
         if Z is None:
             low, high = self._marginal_interval(level)
             return self._container.classes(low), self._container.classes(high)
         distinct, inverse = distinct_rows(self._encode(Z))
         low, high = self._conditional_interval(distinct, level)
         return self._container.rows(low[inverse], index_of(Z)), self._container.rows(high[inverse], index_of(Z))
+
+    def bootstrap(
+        self, n_resamples: int = 500, *, calibration: Calibration | None = None, random_state: Any = None
+    ) -> Resamples:
+        """Estimate g again from rows drawn with replacement, whole groups where groups were given.
+
+        Model and strength stay as they were chosen. With the `calibration` that log_ratio went through (fitted with
+        n_resamples > 0), each draw has another of its resamples, so that intervals hold its uncertainty too.
+        """
+        problems = Problems("bootstrap")
+        if not (isinstance(n_resamples, Integral) and n_resamples >= 2):
+            problems.add(f"n_resamples must be a whole number from 2 up, got {n_resamples!r}")
+        if calibration is not None and not (isinstance(calibration, Calibration) and calibration.resamples()):
+            problems.add("calibration must carry resamples: fit it by calibrate_log_ratio(..., n_resamples=200)")
+        problems.raise_if_any()
+        generator = torch.Generator().manual_seed(int(check_random_state(random_state).randint(2**31)))
+        found = bootstrap_fit(self._evidence, self._fit, int(n_resamples), generator, calibration)
+        return Resamples(tuple(DrawnPrevalence(model, mean, self._encode, self._container) for model, mean in found))
 
     @cached_property
     def _mean(self) -> Tensor:

@@ -250,7 +250,12 @@ def fit_constant_cell(evidence: Evidence, prior: Tensor, strength: float, solver
     found = solve_cells(problem, begin, solver)
     prevalence = ConstantPrevalence(finite(found.point.log())[0])
     pooled = evidence.without_confounders()
-    return _fit(pooled, problem, found, prevalence, lambda codes: codes.new_ones(len(codes), 1), None, strength)
+
+    def refit(drawn: Evidence) -> Prevalence:
+        return fit_constant_cell(drawn, prior, strength, "auto", inside(found.point[0])).prevalence
+
+    fit = _fit(pooled, problem, found, prevalence, lambda codes: codes.new_ones(len(codes), 1), None, strength)
+    return replace(fit, refit=refit, aim=prior)
 
 
 def variance_per_row(evidence: Evidence, level: Tensor) -> Tensor:

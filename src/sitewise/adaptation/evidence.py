@@ -56,6 +56,11 @@ class Evidence:
     gather: Callable[[Tensor], Tensor] = alone  # joins what each of them has
 
     @property
+    def in_memory(self) -> bool:
+        """Tell whether this process holds all rows."""
+        return self.reduce is alone and self.everything.rest is tuple
+
+    @property
     def total_weight(self) -> float:
         """The weight of all rows."""
         return self.seen_weight + self.blank_weight

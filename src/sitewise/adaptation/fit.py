@@ -4,6 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from torch import Tensor
+
+from sitewise.adaptation.evidence import Evidence
 from sitewise.prevalence import Prevalence
 from sitewise.uncertainty import Curvature
 
@@ -32,6 +35,8 @@ class Fit:
     trace: list[float] = field(repr=False)
     strength: float
     look_back: Callable[[], Hindsight] = field(repr=False)
+    refit: Callable[[Evidence], Prevalence] | None = field(default=None, repr=False)  # to other weights of the rows
+    aim: Tensor | None = field(default=None, repr=False)  # (K,) what a constant g is shrunk to
     identified: bool = True  # whether f says anything at all
     rivals: "tuple[Rival, ...]" = field(default=(), repr=False)  # whom it was chosen from, itself among them
 

@@ -137,6 +137,12 @@ class LinearProblem:
         slope = torch.einsum("u,ukl,ud->kdl", weight, spread(prevalence) @ self.basis, part.design)
         return slope.reshape(len(slope), -1)
 
+    def over(self, drawn: Evidence) -> "LinearProblem":
+        """The same problem for the same rows with other weights or another f."""
+        pairs = zip(drawn.rows, self.parts, strict=True)
+        parts = [Part(rows, part.design, part.offset) for rows, part in pairs]
+        return LinearProblem(drawn, Stream(parts), self.penalty, self.centre)
+
     def score_grams(self, flat: Tensor) -> tuple[Tensor, Tensor | None]:
         """Σ_n w_n s_n s_nᵀ of the rows' scores, (P, P), and the same of their sums over groups, where there are any."""
         groups = self.evidence.groups
@@ -251,19 +257,36 @@ def fit_additive_terms(problem: LinearProblem, strength: float, start: Tensor, s
     )
     marginal = finite((totals[0] / problem.evidence.seen_weight).log())
     model = AdditivePrevalence(schema, coefficients, marginal, problem.centre)
-    return linear_fit(problem, found, model, lambda codes: features(codes, schema), strength), found.point
+
+    def refit(drawn: Evidence) -> Prevalence:
+        again = problem.over(drawn)
+        flat = solve_linear(again, found.point, "auto").point
+        moved = (flat - found.point).reshape(problem.n_features, -1) @ problem.basis.T
+        shifted = replace(model, coefficients=coefficients + moved)
+        return replace(shifted, log_marginal=finite(drawn.mean(lambda codes: shifted.log_prob(codes).exp()).log()))
+
+    fit = linear_fit(problem, found, model, lambda codes: features(codes, schema), strength)
+    return replace(fit, refit=refit), found.point
 
 
 def fit_missing_terms(fit: Fit, evidence: Evidence) -> Fit:
     """Fit what an additive g says of rows that lack part of z to the final responsibilities (equation 9)."""
-    assert isinstance(fit.prevalence, AdditivePrevalence)
-    model = fit_missing_columns(fit.prevalence, aggregate_rows(evidence, fit.prevalence), KNOCKOUT)
+    unfinished = fit.prevalence
+    assert isinstance(unfinished, AdditivePrevalence)
+    model = fit_missing_columns(unfinished, aggregate_rows(evidence, unfinished), KNOCKOUT)
 
     def look_back() -> Hindsight:
         assert isinstance(fit.curvature, LinearCurvature)
         return Hindsight(replace(fit.curvature, log_prob=model.log_prob), fit.optimism)
 
-    return replace(fit, prevalence=model, look_back=look_back)
+    def refit(drawn: Evidence) -> Prevalence:
+        assert fit.refit is not None
+        again = fit.refit(drawn)
+        assert isinstance(again, AdditivePrevalence)
+        moved = again.coefficients - unfinished.coefficients
+        return replace(again, coefficients=model.coefficients + moved)
+
+    return replace(fit, prevalence=model, look_back=look_back, refit=refit)
 
 
 def aggregate_rows(evidence: Evidence, model: Prevalence) -> Aggregate:

@@ -19,6 +19,7 @@ from sitewise.adaptation.cells import (
     fit_constant_cell,
     fit_table_cells,
     fixed_centre,
+    inside,
     tilted_centre,
 )
 from sitewise.adaptation.evidence import Evidence
@@ -87,8 +88,17 @@ def table_candidates(
     """Tables at every strength to choose from, the strongest first."""
     cells = find_cells(evidence)
     aim = centred_cells(evidence, cells, constant, centre)
-    strengths = PSEUDO_COUNTS if isinstance(strength, str) else (strength,)
-    return [fit_table_cells(evidence, cells, aim, value, solver) for value in strengths]
+    strengths = PSEUDO_COUNTS if isinstance(strength, str) else (float(strength),)
+
+    def refitter(value: float) -> Callable[[Evidence], Prevalence]:
+        def refit(drawn: Evidence) -> Prevalence:
+            level = inside(constant.prevalence.log_prob(cells[:1])[0].exp())
+            own = fit_constant_cell(drawn, level, 0.0, "auto", level)
+            return fit_table_cells(drawn, cells, centred_cells(drawn, cells, own, centre), value, solver).prevalence
+
+        return refit
+
+    return [replace(fit_table_cells(evidence, cells, aim, value, solver), refit=refitter(value)) for value in strengths]
 
 
 def additive_candidates(
