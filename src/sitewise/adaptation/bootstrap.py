@@ -13,11 +13,13 @@ from sitewise.adaptation.cells import CellProblem, inside, solve_cells
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import Fit
 from sitewise.adaptation.rows import Moments, Rows, Stream, to_ratio
+from sitewise.arrays import keep_freed_memory
 from sitewise.calibration import Calibration
 from sitewise.prevalence import ConstantPrevalence, Prevalence
 from sitewise.prevalence.base import finite
 
 BATCH = 2**20  # rows times draws that are worked on at once
+DRAW_TOLERANCE = 1e-7  # draws differ by far more than this
 
 NOT_IN_MEMORY = (
     "bootstrap needs all rows in the memory of one process, and these are streamed or spread over processes: "
@@ -88,12 +90,13 @@ def drawn_constants(evidence: Evidence, fit: Fit, draws: Draws, n_draws: int, ps
     ratio = torch.cat([part.ratio for part in evidence.everything]).double()
     size = max(2, BATCH // evidence.n_rows)
     start = inside(fit.prevalence.log_marginal.exp())
+    keep_freed_memory()
     found = []
     for first in range(0, n_draws, size):
         weights = draws.weights(min(size, n_draws - first))
         rows: Stream[tuple[Rows, Tensor]] = Stream(())
         problem = DrawnCells(evidence, rows, pseudo.expand(len(weights), -1), ratio=ratio, weights=weights)
-        found.append(solve_cells(problem, start.expand(len(weights), -1), "auto").point)
+        found.append(solve_cells(problem, start.expand(len(weights), -1), "auto", DRAW_TOLERANCE).point)
     return torch.cat(found)
 
 

@@ -135,7 +135,9 @@ def find_cells(evidence: Evidence) -> Tensor:
     return distinct_rows(found)[0]
 
 
-def solve_cells(problem: CellProblem, start: Tensor, solver: str | EM) -> Solution[Tensor]:
+def solve_cells(
+    problem: CellProblem, start: Tensor, solver: str | EM, tolerance: float = CONCAVE_TOLERANCE
+) -> Solution[Tensor]:
     """Maximize every cell's likelihood from a start (C, K) inside the simplex."""
     if isinstance(solver, EM):
         return em(
@@ -144,15 +146,15 @@ def solve_cells(problem: CellProblem, start: Tensor, solver: str | EM) -> Soluti
             m_step=lambda factor, prevalence: prevalence * factor,
             objective=lambda prevalence: -problem.log_likelihood(prevalence).sum(),
             gap=problem.gap,
-            tolerance=CONCAVE_TOLERANCE,
+            tolerance=tolerance,
             max_iter=solver.iterations or 10_000,
         )
     if start.shape[1] == 2:
-        return _solve_for_one_number(problem, start)
-    return _solve_on_the_simplex(problem, start)
+        return _solve_for_one_number(problem, start, tolerance)
+    return _solve_on_the_simplex(problem, start, tolerance)
 
 
-def _solve_for_one_number(problem: CellProblem, start: Tensor) -> Solution[Tensor]:
+def _solve_for_one_number(problem: CellProblem, start: Tensor, tolerance: float) -> Solution[Tensor]:
     """Two classes: a number in each cell, p = g_1, by Newton between 0 and 1."""
 
     def at(p: Tensor) -> Tensor:
@@ -178,13 +180,13 @@ def _solve_for_one_number(problem: CellProblem, start: Tensor) -> Solution[Tenso
         gap=lambda p, _: problem.gap(at(p), order=2),
         lower=torch.zeros_like(begin),
         upper=torch.ones_like(begin),
-        tolerance=CONCAVE_TOLERANCE,
+        tolerance=tolerance,
     )
     trace = [(problem.total * step).sum() for step in found.trace]
     return replace(found, point=at(found.point), trace=trace)
 
 
-def _solve_on_the_simplex(problem: CellProblem, start: Tensor) -> Solution[Tensor]:
+def _solve_on_the_simplex(problem: CellProblem, start: Tensor, tolerance: float) -> Solution[Tensor]:
     """Several classes: Newton over g ≥ 0, where rows are plenty by way of a sample."""
     found = None if len(start) > 1 else _solve_by_way_of_a_sample(problem, start)
     if found is None or not found.converged:
@@ -195,7 +197,7 @@ def _solve_on_the_simplex(problem: CellProblem, start: Tensor) -> Solution[Tenso
             gap=_simplex_gap,
             lower=torch.zeros_like(start),
             retract=_onto_the_simplex,
-            tolerance=CONCAVE_TOLERANCE,
+            tolerance=tolerance,
         )
     trace = [(problem.total * (step - 1.0)).sum() for step in found.trace]
     return replace(found, trace=trace)
