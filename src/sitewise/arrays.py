@@ -90,7 +90,7 @@ def view_tensor(value: object, device: torch.device | None = None) -> Tensor:
     if isinstance(array, np.ndarray) and array.dtype in (np.float32, np.float64) and array.flags.writeable:
         return torch.from_numpy(array).to(device=device)
     if isinstance(array, np.ndarray) and array.dtype == np.float32:
-        return torch.tensor(array, device=device)
+        return torch.from_numpy(np.array(array)).to(device=device)
     return to_tensor(value, device)
 
 

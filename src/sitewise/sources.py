@@ -5,6 +5,7 @@ A chunk is a pair (log_ratio, Z or None). Estimation passes over the chunks seve
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,17 @@ class ArrayChunks:
             Z = self.sample_confounder
             place = slice(start, start + self.rows)
             own = None if Z is None else Z.iloc[place] if isinstance(Z, pd.DataFrame | pd.Series) else Z[place]
-            yield self.log_ratio[place], own
+            yield _mapped_rows(self.log_ratio, place), own
+
+
+def _mapped_rows(array: Any, place: slice) -> Any:
+    """Some rows; of a memory-mapped file by a map of their own, so that pages once read do not stay in memory."""
+    whole_file = isinstance(array, np.memmap) and isinstance(array.base, mmap) and array.flags.c_contiguous
+    if not whole_file or array.filename is None:
+        return array[place]
+    start, stop, _ = place.indices(len(array))
+    offset = array.offset + start * array.strides[0]
+    return np.memmap(array.filename, array.dtype, "r", offset, (stop - start, *array.shape[1:]))
 
 
 class ParquetChunks:

@@ -106,6 +106,9 @@ def estimate_prevalence(
     source = as_chunks(log_ratio, sample_confounder, problems)
     rows, Z = (log_ratio, sample_confounder) if source is None else first_chunk(source)
     solver = _check_choices(model, solver, strength, Z, confounders, problems)
+    spread_out = fabric is not None and fabric.world_size > 1
+    if spread_out:
+        _check_spread_out(model, solver, Z, confounders, problems)
     matrix = view_matrix(rows, "log_ratio", problems)
     if matrix is None:
         problems.raise_if_any()
@@ -122,7 +125,7 @@ def estimate_prevalence(
     else:
         evidence, notes = read_chunks(source, Z is not None, matrix.shape[1], matrix.device, problems, **details)
     seed = int(check_random_state(random_state).randint(2**31))
-    if fabric is not None and fabric.world_size > 1:
+    if spread_out:
         evidence, seed = across_processes(evidence, fabric), int(fabric.broadcast(seed))
     fit = _fit(evidence, model, solver, strength, prior_belief, start_belief, seed)
     if not fit.converged:
@@ -227,6 +230,18 @@ def _check_choices(
         came = type(confounders).__name__
         problems.add(f"confounders must be a schema, such as Confounders.learn(Z) or estimate.confounders, got {came}")
     return EM() if name == "em" and isinstance(solver, str) else solver
+
+
+def _check_spread_out(model: str, solver: str | EM, Z: Any, confounders: Any, problems: Problems) -> None:
+    """Note what processes that hold a part of the rows each cannot do together."""
+    if model == "network" or (model == "additive" and isinstance(solver, EM)):
+        name = "the network" if model == "network" else "EM of an additive g"
+        problems.add(f"{name} needs all rows in one process: use model='auto' with solver='auto', or leave fabric out")
+    if Z is not None and confounders is None:
+        problems.add(
+            "several processes must agree on the schema of Z: hand over confounders= (the model's, or "
+            "Confounders.learn of all rows)"
+        )
 
 
 def _random_start(n_classes: int, seed: int, like: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sitewise.adaptation.rows import STRETCH, Moments, Rows, Stream, know_labels, moments, to_ratio
+from sitewise.adaptation.rows import Moments, Rows, Stream, know_labels, moments, stretch_size, to_ratio
 from sitewise.arrays import Problems, distinct_rows, read_groups, read_labels, read_weight
 from sitewise.confounders import Confounders, Notes
 
@@ -248,7 +248,7 @@ def _pick(ratio: Tensor, weight: Tensor | None, groups: Tensor | None, index: Te
 def _cut(ratio: Tensor, weight: Tensor | None, groups: Tensor | None) -> list[Rows]:
     """Stretches of rows that all have the same z."""
     whole = Rows(ratio, weight, ratio.new_zeros(1, 0, dtype=torch.float64), None, groups)
-    size = STRETCH // ratio.shape[1]
+    size = stretch_size(ratio, ratio.shape[1])
     return [whole.take(start, start + size) for start in range(0, len(ratio), size)]
 
 
@@ -256,7 +256,7 @@ def _cut_with_codes(
     ratio: Tensor, weight: Tensor | None, groups: Tensor | None, codes: Tensor, cell: Tensor | None
 ) -> list[Rows]:
     """Stretches of rows with the codes of each: one a row, or, where rows are sorted by `cell`, one for equal rows."""
-    found, size = [], STRETCH // max(FEATURES, ratio.shape[1])
+    found, size = [], stretch_size(ratio, max(FEATURES, ratio.shape[1]))
     for start in range(0, len(ratio), size):
         place = slice(start, start + size)
         f, w, names = _pick(ratio, weight, groups, place)

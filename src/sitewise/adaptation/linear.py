@@ -160,7 +160,7 @@ class LinearProblem:
         relative = scores(part.rows, prevalence) - 1.0
         narrow = (relative * part.rows.at_rows(prevalence)) @ self.basis
         design = part.rows.at_rows(part.design).expand(len(narrow), -1)
-        return (design[:, :, None] * narrow[:, None, :]).reshape(len(narrow), -1)
+        return (design[:, :, None] * narrow[:, None, :]).flatten(1)
 
 
 def linear_problem(

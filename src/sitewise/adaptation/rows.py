@@ -6,7 +6,7 @@ time, so that no pass over the data leaves anything of its size behind.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Generic, TypeVar
 
 import torch
@@ -17,6 +17,7 @@ from sitewise.posterior import normalize
 from sitewise.prevalence.linear import contrasts, spread
 
 STRETCH = 2**20  # entries of f worked on at once: enough to keep all threads busy, few enough for the cache
+GPU_STRETCH = 2**28
 MODERATE = 40.0  # log-ratios below this can be taken to the power of e as they are
 LARGE = 2**20  # entries of f beyond which they are kept in single precision
 
@@ -143,8 +144,13 @@ def know_labels(ratio: Tensor, rows: Tensor, classes: Tensor) -> None:
     ratio[rows, classes] = 1.0
 
 
+def stretch_size(values: Tensor, width: int) -> int:
+    """How many rows of so many entries are worked on at once; a GPU has no use for its cache, but for few launches."""
+    return max(1, (GPU_STRETCH if values.is_cuda else STRETCH) // width)
+
+
 def _stretches(values: Tensor) -> tuple[Tensor, ...]:
-    return torch.split(values, max(1, STRETCH // values.shape[1]))
+    return torch.split(values, stretch_size(values, values.shape[1]))
 
 
 @dataclass(frozen=True)
@@ -248,6 +254,11 @@ def rough_moments(rows: Rows, prevalence: Tensor) -> Moments:
 
 def moments(rows: Rows, prevalence: Tensor, order: int) -> Moments:
     """Sum over the rows at g (U, K): the likelihood (order 0), its slope (1) and its curvature (2)."""
+    if len(rows.codes) == 1 and rows.ratio.shape[1] == 1:
+        lean = prevalence[0, 1] - prevalence[0, 0]
+        numbers = sums_of_numbers(rows.ratio.device)(rows.ratio[:, 0], rows.weight, lean)[: order + 1]
+        shaped = (number.reshape((1,) * (place + 1)) for place, number in enumerate(numbers))
+        return Moments(prevalence, rows.cell_weight, *shaped)
     ratio, mixed = mixture(rows, prevalence)
     log_likelihood = rows.by_cell(rows.weighted(mixed.log()))
     if order == 0:
@@ -256,12 +267,26 @@ def moments(rows: Rows, prevalence: Tensor, order: int) -> Moments:
     return Moments(prevalence, rows.cell_weight, log_likelihood, *sums(rows, ratio, mixed, order))
 
 
+def number_sums(contrast: Tensor, weight: Tensor | None, lean: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Two classes, one z: Σ w log m, Σ w u and Σ w u² from f_1 - f_0 (n,) and g_1 - g_0."""
+    contrast = contrast.double()
+    mixed = 0.5 * (1.0 + contrast * lean)
+    score = contrast / mixed
+    if weight is None:
+        return mixed.log().sum(), score.sum(), (score * score).sum()
+    return (weight * mixed.log()).sum(), (weight * score).sum(), (weight * score * score).sum()
+
+
+@cache
+def sums_of_numbers(device: torch.device) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """`number_sums`, on a GPU as one kernel that reads the rows once."""
+    if device.type != "cuda":
+        return number_sums
+    return torch.compile(number_sums, dynamic=True)
+
+
 def _sums_of_one_z(rows: Rows, ratio: Tensor, mixed: Tensor, order: int) -> tuple[Tensor, ...]:
-    """Σ w u and Σ w u uᵀ where all rows have one z, (1, J) and (1, J, J): products of matrices, or of numbers."""
-    if ratio.shape[1] == 1:
-        score = ratio[:, 0] / mixed
-        weighted = rows.weighted(score)
-        return weighted.sum().reshape(1, 1), (score @ weighted).reshape(1, 1, 1)
+    """Σ w u and Σ w u uᵀ where all rows have one z, (1, J) and (1, J, J): products of matrices."""
     per_row = rows.weighted(mixed.reciprocal())
     first = (per_row @ ratio)[None]
     if order == 1:

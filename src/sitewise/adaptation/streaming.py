@@ -105,13 +105,14 @@ def read_chunks(
     weight = None if sample_weight is None else read_weight(sample_weight, len(sample_weight), problems, device)
     labels = None if y is None else read_labels(y, len(y), n_classes, problems)
     names = None if groups is None else read_groups(groups, len(groups), problems, device)
+    given = {"sample_weight": weight, "y": labels, "groups": names}
+    if any(values is not None for values in given.values()):
+        n_rows = sum(len(chunk[0]) for chunk in chunks_from(source))
+        wrong = {name: len(v) for name, v in given.items() if v is not None and len(v) != n_rows}
+        problems.found += [f"{name} must have one entry a row ({n_rows}), got {n}" for name, n in wrong.items()]
     problems.raise_if_any()
     reader = ChunkReader(source, schema, has_z, labels, weight, names, device)
     evidence, notes = _first_pass(reader, n_classes)
-    for name, values in (("sample_weight", weight), ("y", labels), ("groups", names)):
-        if values is not None and len(values) != evidence.n_rows:
-            problems.add(f"{name} must have one entry a row ({evidence.n_rows}), got {len(values)}")
-    problems.raise_if_any()
     notes.warn(stacklevel=4)
     return evidence, notes
 
