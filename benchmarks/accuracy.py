@@ -11,6 +11,7 @@ Every site adds one line to the file of records; a site that is already in the f
 """
 
 import argparse
+import gzip
 import json
 import sys
 import time
@@ -191,7 +192,8 @@ def known_case(record: Record) -> Case:
 def read_records(path: Path) -> list[Record]:
     """The records of a file, the last one of each case."""
     found = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text(encoding="utf-8")
+    for number, line in enumerate(text.splitlines(), start=1):
         try:
             record = json.loads(line)
             found[known_case(record)] = record
@@ -347,8 +349,9 @@ TABLES: dict[str, tuple[Callable[[Iterable[Record]], list[Row]], str]] = {
     "KL(g || estimate)": (
         kl_rows,
         "Mean over sites of the mean over rows, ± standard error. Targets: against the paper's EM as published at most "
-        f"a quarter for n ≤ {SMALL:,} and below it beyond; against the constant at most {FLAT_FACTOR} × it + {FLAT_SLACK} where g "
-        f"does not shift, and below it where it does, n ≥ {SMALL:,} and f is strong (in brackets: no target).",
+        f"a quarter for n ≤ {SMALL:,} and below it beyond; against the constant at most {FLAT_FACTOR} × it + "
+        f"{FLAT_SLACK} where g does not shift, and below it where it does, n ≥ {SMALL:,} and f is strong (in brackets: no "
+        "target).",
     ),
     "Seconds a site": (seconds_rows, "Median over the sites above, one thread."),
     "Coverage of 95% intervals": (

@@ -17,7 +17,10 @@ def provenance():
 
 
 def commit():
-    """The commit, with a plus where src/ differs from it; SITEWISE_COMMIT where git does not work."""
+    """SITEWISE_COMMIT, where files are copied without their history; else git's, with a plus where src/ differs."""
+    known = os.environ.get("SITEWISE_COMMIT")
+    if known:
+        return known[:12]
     root = Path(__file__).resolve().parents[1]
 
     def git(*arguments):
@@ -26,7 +29,4 @@ def commit():
     try:
         return git("rev-parse", "HEAD")[:12] + ("+" if git("status", "--porcelain", "--", "src") else "")
     except (OSError, subprocess.CalledProcessError):
-        known = os.environ.get("SITEWISE_COMMIT")
-        if not known:
-            raise SystemExit("git does not work here: set SITEWISE_COMMIT to the commit that these files are") from None
-        return known[:12]
+        raise SystemExit("git does not work here: set SITEWISE_COMMIT to the commit that these files are") from None

@@ -6,8 +6,7 @@ import torch
 import sitewise as sw
 from sitewise.adaptation.cells import fit_constant_cell
 from sitewise.adaptation.evidence import read_evidence
-from sitewise.adaptation.linear import fit_additive_terms
-from sitewise.adaptation.selection import MARGIN, PRICE, RIDGES, starting_coefficients
+from sitewise.adaptation.selection import MARGIN, PRICE, additive_candidates, starting_coefficients
 from sitewise.arrays import Problems
 
 N_SITES = 30
@@ -20,12 +19,9 @@ def candidates(site):
     evidence, _ = read_evidence(matrix, site.Z, Problems("benchmark"), **nothing)
     even = torch.full((2,), 0.5, dtype=torch.float64)
     fits = [fit_constant_cell(evidence, even, 0.0, "auto", even)]
-    level = fits[0].prevalence.log_prob(evidence.codes[:1])[0].exp()
-    start = starting_coefficients(evidence, None, level, None)
-    for strength in RIDGES:
-        fit, start = fit_additive_terms(evidence, strength, None, start, "auto")
-        fits.append(fit)
-    rows = evidence.codes[evidence.cell]
+    start = starting_coefficients(evidence, None, fits[0].prevalence.log_marginal.exp(), None)
+    fits += additive_candidates(evidence, start, None, "auto", "auto")
+    rows = evidence.schema.encode(site.Z)[0]
     return fits, [divergence(site.log_prevalence, fit.prevalence.log_prob(rows).numpy()) for fit in fits]
 
 

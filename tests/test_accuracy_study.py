@@ -13,13 +13,12 @@ MADE_BY = {"sitewise": "0.1.0", "torch": "2.13.0", "numpy": "2.4", "commit": "ab
 
 
 @pytest.fixture(scope="module")
-def study(request):
-    patch = pytest.MonkeyPatch()
-    patch.syspath_prepend(SCRIPT.parent)  # its own modules stand beside it
-    request.addfinalizer(patch.undo)
+def study():
     spec = importlib.util.spec_from_file_location("accuracy_study", SCRIPT)
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPT.parent)  # its own modules stand beside it
+        spec.loader.exec_module(module)
     return module
 
 
