@@ -350,8 +350,8 @@ TABLES: dict[str, tuple[Callable[[Iterable[Record]], list[Row]], str]] = {
         kl_rows,
         "Mean over sites of the mean over rows, ± standard error. Targets: against the paper's EM as published at most "
         f"a quarter for n ≤ {SMALL:,} and below it beyond; against the constant at most {FLAT_FACTOR} × it + "
-        f"{FLAT_SLACK} where g does not shift, and below it where it does, n ≥ {SMALL:,} and f is strong (in brackets: no "
-        "target).",
+        f"{FLAT_SLACK} where g does not shift, and below it where it does, n ≥ {SMALL:,} and f is strong (in "
+        "brackets: no target).",
     ),
     "Seconds a site": (seconds_rows, "Median over the sites above, one thread."),
     "Coverage of 95% intervals": (

@@ -92,13 +92,15 @@ def newton(
     retract: Callable[[Tensor], Tensor] | None = None,
     tolerance: float = 1e-9,
     max_iter: int = 100,
+    rounding: float = ROUNDING,
 ) -> Solution[Tensor]:
     """Minimize B independent problems at once by damped Newton steps; none of them ever gets worse.
 
     `value` maps points (B, P) to (B,); `derivatives` to gradients (B, P) and Hessians (B, P, P). Coordinates may be
     bounded; a coordinate at its bound that wants to cross it is held there (Bertsekas' two-metric rule).
     `retract` pulls a trial point back onto the feasible set (a simplex, say) without raising its value. `gap` maps
-    points and gradients to (B,); by default it is the largest entry of the projected gradient.
+    points and gradients to (B,); by default it is the largest entry of the projected gradient. A relative rise of the
+    objective below `rounding` is none.
     """
     box = Box(lower, upper, retract)
     point, current = start, value(start)
@@ -111,7 +113,7 @@ def newton(
         if done.all() or n_iter == max_iter:
             break
         direction = _descent_direction(gradient, hessian, held)
-        point, current, moved = _line_search(value, point, current, gradient, direction, box, done)
+        point, current, moved = _line_search(value, point, current, gradient, direction, box, done, rounding)
         trace.append(current)
         if not moved:  # rounding leaves nothing to gain
             break
@@ -144,6 +146,7 @@ def _line_search(
     direction: Tensor,
     box: "Box",
     done: Tensor,
+    rounding: float,
 ) -> tuple[Tensor, Tensor, bool]:
     """Halve each problem's step until its objective falls enough (Armijo along the projection arc)."""
     open_ = ~done
@@ -152,7 +155,7 @@ def _line_search(
     for _ in range(HALVINGS):
         trial, promised = box.step(point, gradient, step[:, None] * direction)
         reached = value(trial)
-        accept = open_ & (reached <= current + promised + ROUNDING * current.abs().clamp_min(1.0))
+        accept = open_ & (reached <= current + promised + rounding * current.abs().clamp_min(1.0))
         best_point = torch.where(accept[:, None], trial, best_point)
         best = torch.where(accept, reached, best)
         open_ = open_ & ~accept

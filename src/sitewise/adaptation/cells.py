@@ -19,13 +19,14 @@ from sitewise.prevalence import ConstantPrevalence, Prevalence, TablePrevalence
 from sitewise.prevalence.base import finite
 from sitewise.prevalence.linear import spread
 from sitewise.prevalence.table import require_discrete
-from sitewise.solvers import EM, Solution, em, newton, quasi_newton, squarem
+from sitewise.solvers import EM, ROUNDING, Solution, em, newton, quasi_newton, squarem
 from sitewise.uncertainty import CellCurvature, at_least, simplex_covariance
 
 FREE = 1e-9  # a probability below this is at its bound
 DUST = 1e-9  # a class this rare in what cells are shrunk to is absent: rows' worth of it would be pure curvature
 BLANK_TOLERANCE = 1e-6  # where blank rows tie the cells together, reached by accelerated EM
 ROUGH_TOLERANCE = 1e-4
+GPU_ROUNDING = 1e-9  # of likelihoods whose rows' logarithms are rounded
 PLENTY = 8  # times the few rows that make a first guess: then it pays to set out from their optimum
 
 
@@ -181,6 +182,7 @@ def _solve_for_one_number(problem: CellProblem, start: Tensor, tolerance: float)
         lower=torch.zeros_like(begin),
         upper=torch.ones_like(begin),
         tolerance=tolerance,
+        rounding=GPU_ROUNDING if start.is_cuda else ROUNDING,
     )
     trace = [(problem.total * step).sum() for step in found.trace]
     return replace(found, point=at(found.point), trace=trace)
