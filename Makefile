@@ -6,14 +6,15 @@ INSTALLED := $(VENV)/.installed
 
 export OMP_WAIT_POLICY = PASSIVE
 
-.PHONY: help test check format bench docs demo reproduce-quick clean
+.PHONY: help test check format bench accuracy docs demo reproduce-quick clean
 
 help:
 	@echo "make demo    colored digits: ERM fails at a shifted site, GPA repairs it without labels; about two minutes"
 	@echo "make test    the whole test suite"
 	@echo "make check   formatting, lint, types, layers"
 	@echo "make format  let ruff format and fix"
-	@echo "make bench   speed and accuracy against peers"
+	@echo "make bench   speed against peers, and the table of the accuracy study; about ten minutes"
+	@echo "make accuracy   the accuracy study itself, over an hour on two cores"
 	@echo "make docs    the documentation site, into site/"
 	@echo "make reproduce-quick   Color MNIST with full MNIST (SITEWISE_DATA), three seeds; best on a GPU"
 
@@ -36,9 +37,13 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 
 bench: $(INSTALLED)
-	$(BIN)/python benchmarks/constant.py
+	$(BIN)/python benchmarks/speed.py --out benchmarks/results.json
+	$(BIN)/python benchmarks/accuracy.py table benchmarks/accuracy.jsonl.gz
 	$(BIN)/python benchmarks/training.py
-	$(BIN)/python benchmarks/selection.py
+
+accuracy: $(INSTALLED)
+	$(BIN)/python benchmarks/accuracy.py run --out results/accuracy.jsonl --jobs 2
+	$(BIN)/python benchmarks/accuracy.py table results/accuracy.jsonl
 
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

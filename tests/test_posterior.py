@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from sitewise.posterior import combine, em_multiplier, kkt_gap, know_labels, normalize, observed_log_likelihood
+from sitewise.posterior import combine, em_multiplier, kkt_gap, normalize, observed_log_likelihood
 
 INF = torch.inf
 
@@ -51,9 +51,3 @@ def test_an_em_step_multiplies_g_by_its_factor_and_stays_on_the_simplex():
     by_hand = weight @ (f * g / (f * g).sum(1, keepdim=True)) / 3
     torch.testing.assert_close(stepped, by_hand)
     assert stepped.sum().item() == pytest.approx(1)
-
-
-def test_know_labels_leaves_its_argument_alone():
-    given = rows([0.0, 1.0])
-    know_labels(given, torch.tensor([0]), torch.tensor([0]))
-    assert given.tolist() == [[0.0, 1.0]]

@@ -1,6 +1,7 @@
 """Numbers at the border: numpy, pandas and torch in, float64 tensors inside, the same container and device out."""
 
 import ctypes
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -87,11 +88,11 @@ def view_tensor(value: object, device: torch.device | None = None) -> Tensor:
     if isinstance(value, Tensor) and value.dtype in (torch.float32, torch.float64):
         return value.detach().to(device=device)
     array = value.to_numpy() if isinstance(value, pd.DataFrame) else value
-    if isinstance(array, np.ndarray) and array.dtype in (np.float32, np.float64) and array.flags.writeable:
+    if not isinstance(array, np.ndarray) or array.dtype not in (np.float32, np.float64) or min(array.strides) < 0:
+        return to_tensor(value, device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch minds that an array cannot be written to; nobody will
         return torch.from_numpy(array).to(device=device)
-    if isinstance(array, np.ndarray) and array.dtype == np.float32:
-        return torch.from_numpy(np.array(array)).to(device=device)
-    return to_tensor(value, device)
 
 
 def read_matrix(value: object, name: str, problems: Problems, device: torch.device | None = None) -> Tensor | None:

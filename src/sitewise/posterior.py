@@ -19,14 +19,6 @@ def normalize(log_ratio: Tensor) -> Tensor:
     return torch.log_softmax(torch.where(silent, 0.0, log_ratio), dim=-1)
 
 
-def know_labels(log_ratio: Tensor, rows: Tensor, classes: Tensor) -> Tensor:
-    """Turn a known label into evidence: that row is certain of its class, whatever f says (equation 7b)."""
-    known = log_ratio.clone()
-    known[rows] = -torch.inf
-    known[rows, classes] = 0.0
-    return known
-
-
 def combine(log_ratio: Tensor, log_prevalence: Tensor) -> Tensor:
     """Log P(y|x,z), equation 3: log-softmax of log f + log g.
 

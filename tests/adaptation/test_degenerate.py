@@ -43,6 +43,7 @@ def test_an_impossible_class_has_no_prevalence_and_an_upper_bound():
     estimate = sw.estimate_prevalence(log_ratio, rng.uniform(size=(100, 1)))
     check(estimate, rng.uniform(size=(3, 1)))
     assert estimate.marginal[2] < 1e-9
+    assert estimate.at_bound.tolist() == [False, False, True]
     # The likelihood of none in a hundred falls by 1.92 at 1 - exp(-1.92 / 100).
     assert estimate.interval()[1][2] == pytest.approx(1 - np.exp(-1.9207 / 100), rel=1e-2)
 

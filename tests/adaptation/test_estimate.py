@@ -11,6 +11,7 @@ from scipy.optimize import minimize
 
 import sitewise as sw
 from sitewise.adaptation import selection
+from sitewise.adaptation.fit import Fit, Hindsight
 from sitewise.adaptation.selection import can_fill_a_table
 
 
@@ -49,7 +50,7 @@ def test_auto_does_little_harm_where_g_is_flat():
 def test_the_cheap_leave_one_out_is_leave_one_out():
     """Equation 10 against a brute force of a hundred and twenty refits."""
     site = discrete_site(120, seed=3)
-    for model, strength in (("additive", 3.0), ("table", 5.0), ("constant", 0.0)):
+    for model, strength in (("additive", 3.0), ("table", 5.0), ("table", 300.0), ("constant", 0.0)):
         whole = sw.estimate_prevalence(*_pair(site), model=model, strength=strength)
         schema, left_out = whole.confounders, 0.0
         log_ratio = torch.log_softmax(torch.tensor(site.log_ratio), dim=1).numpy()
@@ -263,7 +264,7 @@ def test_missing_terms_are_fitted_for_the_winner_only(monkeypatch):
 
 def test_once_g_depends_on_z_the_plain_left_out_likelihood_chooses(monkeypatch):
     def made_up(strength, log_likelihood, optimism):
-        return SimpleNamespace(strength=strength, log_likelihood=log_likelihood, optimism=optimism, prevalence=None)
+        return Fit(None, log_likelihood, True, 0.0, 0.0, 1, [], strength, lambda: Hindsight(None, optimism))
 
     fits = [made_up(100.0, -50.0, 1.0), made_up(1.0, -45.0, 5.0), made_up(0.1, -44.9, 8.0)]
     monkeypatch.setattr(selection, "additive_candidates", lambda *_: fits)

@@ -83,3 +83,25 @@ def test_all_mistakes_come_in_one_error():
         sw.pool_prevalence(Y - 1, Z.iloc[:9], SITE[:5], sample_weight=np.full(60, np.nan))
     for word in ("class indices", "9 row", "sample_domain", "sample_weight"):
         assert word in str(error.value)
+
+
+def test_a_small_site_gains_from_what_training_sites_have_in_common():
+    """Mean KL from the true g over new sites of the same kind."""
+    family = sw.SimulatedFamily(signal=1.5, seed=3)
+
+    def draw(n_rows, seed):
+        rng = np.random.default_rng(seed)
+        risk = rng.uniform(0.1, 0.5)
+        return family.site(n_rows, prevalence=[1 - risk, risk], dependence=rng.normal(1.0, 0.2), seed=seed)
+
+    sites = [draw(1500, seed) for seed in range(6)]
+    y, everything = np.concatenate([s.y for s in sites]), pd.concat([s.Z for s in sites])
+    prior = sw.pool_prevalence(y, everything, np.repeat(np.arange(6), 1500))
+    alone, together = [], []
+    for seed in range(100, 112):
+        new = draw(300, seed)
+        for options, into in (({}, alone), ({"prior": prior}, together)):
+            estimate = sw.estimate_prevalence(new.log_ratio, new.Z, confounders=prior.schema, **options)
+            truth = new.log_prevalence
+            into.append((np.exp(truth) * (truth - estimate.log_prevalence(new.Z))).sum(1).mean())
+    assert np.mean(together) < 0.5 * np.mean(alone)

@@ -181,7 +181,7 @@ def main(fabric):
         settings = {"model": model, "confounders": sw.Confounders.learn(rows.Z)}
         whole = sw.estimate_prevalence(rows.log_ratio, rows.Z, groups=groups, **settings)
         part = sw.estimate_prevalence(
-            rows.log_ratio[share], rows.Z.iloc[share], groups=groups[share], fabric=fabric, **settings
+            sw.ArrayChunks(rows.log_ratio[share], rows.Z.iloc[share], fabric=fabric), groups=groups[share], **settings
         )
         assert part.model == whole.model, (part.model, whole.model)
         assert part.strength == whole.strength
@@ -191,14 +191,14 @@ def main(fabric):
         np.testing.assert_allclose(part.interval(rows.Z.iloc[:5]), whole.interval(rows.Z.iloc[:5]), atol=1e-4)
     for refused in ({"model": "network"}, {"model": "additive", "solver": "em"}):
         try:
-            sw.estimate_prevalence(rows.log_ratio[share], rows.Z.iloc[share], fabric=fabric,
-                                   confounders=settings["confounders"], **refused)
+            part = sw.ArrayChunks(rows.log_ratio[share], rows.Z.iloc[share], fabric=fabric)
+            sw.estimate_prevalence(part, confounders=settings["confounders"], **refused)
         except ValueError as error:
             assert "one process" in str(error)
         else:
             raise AssertionError(refused)
     try:
-        sw.estimate_prevalence(rows.log_ratio[share], rows.Z.iloc[share], fabric=fabric)
+        sw.estimate_prevalence(part)
     except ValueError as error:
         assert "confounders=" in str(error)
     else:

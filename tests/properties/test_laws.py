@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import sitewise as sw
-from sitewise.posterior import combine, know_labels, normalize, responsibilities
+from sitewise.adaptation.rows import know_labels, to_ratio
+from sitewise.posterior import combine, kkt_gap, normalize, responsibilities
 
 LOGS = st.floats(-8, 8)
 SEEDS = st.integers(0, 2**31)
@@ -131,8 +132,9 @@ def test_everything_masked_gives_the_marginal_of_a_table(site):
 @given(hnp.arrays(np.float64, (6, 3), elements=LOGS), hnp.arrays(np.float64, (6, 3), elements=LOGS))
 def test_a_known_label_is_a_certain_responsibility(log_ratio, log_prevalence):
     rows, classes = torch.tensor([1, 4]), torch.tensor([2, 0])
-    known = know_labels(normalize(torch.tensor(log_ratio)), rows, classes)
-    certain = responsibilities(known, torch.tensor(log_prevalence))
+    known = to_ratio(torch.tensor(log_ratio))
+    know_labels(known, rows, classes)
+    certain = responsibilities(known.log(), torch.tensor(log_prevalence))
     assert certain[rows, classes].tolist() == [1.0, 1.0]
     unknown = [0, 2, 3, 5]
     expected = responsibilities(torch.tensor(log_ratio), torch.tensor(log_prevalence))
@@ -144,6 +146,16 @@ def test_probabilities_are_probabilities_whatever_f_says(log_ratio):
     posterior = combine(normalize(torch.tensor(log_ratio)), torch.log(torch.tensor([0.7, 0.3, 0.0]))).exp()
     assert torch.isfinite(posterior).all()
     torch.testing.assert_close(posterior.sum(1), torch.ones(5, dtype=torch.float64))
+
+
+@given(sites())
+def test_the_certificate_is_that_of_the_plain_equations(site):
+    log_ratio, _, weight = site
+    estimate = sw.estimate_prevalence(log_ratio, sample_weight=weight, model="constant")
+    log_prevalence = torch.tensor(np.log(np.maximum(estimate.marginal, 1e-300)))
+    plain = kkt_gap(normalize(torch.tensor(log_ratio)), log_prevalence, torch.tensor(weight))
+    assert plain < 1e-8
+    assert abs(plain - estimate.gap) < 1e-8
 
 
 @pytest.mark.parametrize("n_classes", [2, 4])

@@ -42,6 +42,7 @@ from sitewise.uncertainty import (
 )
 
 METHODS = ("curvature", "bootstrap")
+AT_BOUND = 1e-9
 NO_Z = (
     "log_prevalence: expected Z with a row for each answer, got None; pass NaN where nothing is known of a row, "
     "or use .marginal"
@@ -80,6 +81,11 @@ class PrevalenceEstimate:
     def marginal(self) -> Any:
         """Estimate of P(Y) at the site, (K,)."""
         return self._container.classes(self._mean)
+
+    @cached_property
+    def at_bound(self) -> Any:
+        """Tell for each class, (K,), whether it is estimated at nothing; `interval()` says how much the rows allow."""
+        return self._container.classes(self._mean < AT_BOUND)
 
     def log_prevalence(self, Z: Any) -> Any:
         """Estimate of log P(Y|Z), (n, K); missing parts of Z are averaged out, all of Z missing gives the marginal."""

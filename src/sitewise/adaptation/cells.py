@@ -265,7 +265,7 @@ def fit_constant_cell(evidence: Evidence, prior: Tensor, strength: float, solver
 def variance_per_row(evidence: Evidence, level: Tensor) -> Tensor:
     """The covariance (K, K) of a constant g (K,) times the number of rows, from a sample where rows are plenty."""
     whole = constant_problem(evidence, torch.zeros_like(level))
-    problem = sample_problem(whole) or whole
+    problem = sample_problem(whole, few=True) or whole
     return simplex_covariance(problem.information(level[None]), level[None] > FREE)[0] * problem.total[0]
 
 

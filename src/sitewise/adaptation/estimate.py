@@ -70,14 +70,14 @@ def estimate_prevalence(
     groups: Any = None,
     start: Any = None,
     random_state: Any = None,
-    fabric: Any = None,
 ) -> PrevalenceEstimate:
     """Estimate a site's prevalence P(Y|Z) from unlabeled rows.
 
     Parameters
     ----------
     log_ratio : (n, K) log f(x,z) of the site's rows, each free up to a constant. Rows beyond memory: a memory-mapped
-        array, `ParquetChunks`, or any re-iterable of (log_ratio, Z or None) chunks.
+        array, `ParquetChunks`, or any re-iterable of (log_ratio, Z or None) chunks. Rows spread over processes:
+        `ArrayChunks` or `ParquetChunks` with a `fabric`.
     sample_confounder : (n, V) array or DataFrame of confounders, NaN where missing; None if there are none.
     model : "auto" (chosen by held-out likelihood), "constant", "table", "additive" or "network" (the paper's).
     solver : "auto", "newton", "lbfgs", "em" (the paper's algorithms 1 and 2), or `EM(...)` with its settings.
@@ -93,8 +93,6 @@ def estimate_prevalence(
     groups : (n,) patients, say; intervals then allow for rows of one group being alike.
     start : K probabilities or another estimate to start from.
     random_state : seed of the network's and of EM's random start.
-    fabric : a launched Lightning Fabric whose processes hold a part of the rows each. Only sums travel between them;
-        all of them get the same answer, and all have to ask for it (and for its intervals) together.
 
     Examples
     --------
@@ -106,6 +104,7 @@ def estimate_prevalence(
     source = as_chunks(log_ratio, sample_confounder, problems)
     rows, Z = (log_ratio, sample_confounder) if source is None else first_chunk(source)
     solver = _check_choices(model, solver, strength, Z, confounders, problems)
+    fabric: Any = getattr(source, "fabric", None)
     spread_out = fabric is not None and fabric.world_size > 1
     if spread_out:
         _check_spread_out(model, solver, Z, confounders, problems)

@@ -271,11 +271,12 @@ def moments(rows: Rows, prevalence: Tensor, order: int) -> Moments:
 def number_sums(contrast: Tensor, weight: Tensor | None, lean: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Two classes, one z: Σ w log m, Σ w u and Σ w u² from f_1 - f_0 (n,) and g_1 - g_0."""
     contrast = contrast.double()
-    mixed = 0.5 * (1.0 + contrast * lean)
+    mixed = (contrast * lean).add_(1.0).mul_(0.5)
     score = contrast / mixed
+    log_mixed = mixed.log_()
     if weight is None:
-        return mixed.log().sum(), score.sum(), (score * score).sum()
-    return (weight * mixed.log()).sum(), (weight * score).sum(), (weight * score * score).sum()
+        return log_mixed.sum(), score.sum(), torch.dot(score, score)
+    return torch.dot(weight, log_mixed), torch.dot(weight, score), torch.dot(weight * score, score)
 
 
 def quick_number_sums(contrast: Tensor, weight: Tensor | None, lean: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -328,8 +329,3 @@ def scores(rows: Rows, prevalence: Tensor) -> Tensor:
     ratio, mixed = mixture(rows, prevalence)
     relative = ratio / mixed[:, None]
     return relative if relative.shape[1] > 1 else 1.0 + relative * rows.at_rows(_along(prevalence))
-
-
-def responsibilities(rows: Rows, prevalence: Tensor) -> Tensor:
-    """P(y|x,z) of every row, (n, K)."""
-    return scores(rows, prevalence) * rows.at_rows(prevalence)
