@@ -3,7 +3,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from sitewise.solvers import EM, em, lbfgs, newton, squarem
+from sitewise.solvers import EM, em, lbfgs, newton, quasi_newton, squarem
 
 
 def rosenbrock(points):
@@ -126,3 +126,25 @@ def test_squarem_reaches_ems_answer_in_fewer_steps_and_never_gets_worse():
 def test_settings_of_em_that_make_no_sense_are_refused(settings, words):
     with pytest.raises(ValueError, match=words):
         EM(**settings)
+
+
+def test_quasi_newton_mends_a_wrong_hessian_and_keeps_to_the_bounds():
+    scale = torch.tensor([1.0, 10.0, 100.0, 1000.0], dtype=torch.float64)
+    goal = torch.tensor([[1.0, 2.0, 3.0, -4.0]], dtype=torch.float64)
+
+    def value_and_gradient(point):
+        return 0.5 * (scale * (point - goal) ** 2).sum(1), scale * (point - goal)
+
+    start = torch.full((1, 4), 5.0, dtype=torch.float64)
+    found = quasi_newton(
+        value_and_gradient,
+        start,
+        8.0 * torch.diag(scale)[None],
+        gap=lambda point, gradient: torch.where((point <= 0) & (gradient > 0), 0.0, gradient).abs().amax(1),
+        lower=torch.zeros_like(start),
+        retract=lambda point: point,
+    )
+    assert found.converged
+    assert found.n_iter <= 12
+    torch.testing.assert_close(found.point, torch.tensor([[1.0, 2.0, 3.0, 0.0]], dtype=torch.float64))
+    assert (torch.stack(found.trace).diff(dim=0) <= 1e-12).all()

@@ -106,15 +106,16 @@ def test_the_calibration_adds_its_own_uncertainty():
     family = sw.SimulatedFamily(signal=2.0, effect=0.0, seed=0)
     source, target = family.site(80, seed=1), family.site(4000, prevalence=[0.8, 0.2], seed=2)
     prior = np.log([0.5, 0.5])
-    calibration = sw.calibrate_log_ratio(source.log_ratio, source.y, prior, n_resamples=60, random_state=0)
-    estimate = sw.estimate_prevalence(calibration(target.log_ratio), model="constant")
+    raw_source, raw_target = 0.3 * source.log_ratio, 0.3 * target.log_ratio  # far from calibrated
+    calibration = sw.calibrate_log_ratio(raw_source, source.y, prior, n_resamples=60, random_state=0)
+    estimate = sw.estimate_prevalence(calibration(raw_target), model="constant")
     given_f, in_all = (
         widths(estimate.interval(method="bootstrap", n_resamples=60, calibration=c, random_state=0))[1]
         for c in (None, calibration)
     )
     assert in_all > 2 * given_f
     # As if every calibration had been applied by hand.
-    by_hand = [sw.estimate_prevalence(c(target.log_ratio)).marginal[1] for c in calibration.resamples()]
+    by_hand = [sw.estimate_prevalence(c(raw_target)).marginal[1] for c in calibration.resamples()]
     assert in_all == pytest.approx(3.92 * np.hypot(np.std(by_hand), given_f / 3.92), rel=0.35)
 
 

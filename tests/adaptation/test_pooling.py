@@ -1,5 +1,7 @@
 """The door to a prior from training sites: what it reads, what it refuses, and that the prior serves."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -105,3 +107,25 @@ def test_a_small_site_gains_from_what_training_sites_have_in_common():
             truth = new.log_prevalence
             into.append((np.exp(truth) * (truth - estimate.log_prevalence(new.Z))).sum(1).mean())
     assert np.mean(together) < 0.5 * np.mean(alone)
+
+
+def test_the_spread_between_sites_says_how_far_a_new_one_may_go():
+    prior = sw.pool_prevalence(Y, Z, SITE)
+    site = sw.SimulatedFamily(signal=2.5, seed=1).site(800, seed=2)
+    here = pd.DataFrame({"age": site.Z["age0"], "sex": np.where(site.Z["group0"] == "level 0", "f", "m")})
+
+    def shape(model):
+        return np.diff(np.asarray(model), axis=1)[:, 0] - np.diff(np.asarray(model), axis=1).mean()
+
+    def estimate(spread):
+        believed = replace(prior, spread=torch.full_like(prior.spread, spread))
+        found = sw.estimate_prevalence(site.log_ratio, here, model="additive", strength=1.0, prior=believed)
+        return shape(found.log_prevalence(here))
+
+    believed = shape(prior.log_prob(prior.schema.encode(here)[0]))
+    free = sw.estimate_prevalence(
+        site.log_ratio, here, model="additive", strength=1e-6, confounders=prior.schema
+    ).log_prevalence(here)
+    assert np.abs(estimate(1e-8) - believed).max() < 1e-3
+    assert np.abs(estimate(1e6) - shape(free)).max() < 0.05
+    assert np.abs(shape(free) - believed).max() > 0.3

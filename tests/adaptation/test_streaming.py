@@ -153,6 +153,17 @@ def test_many_rows_are_kept_in_single_precision_and_certified_all_the_same(monke
     np.testing.assert_allclose(large.interval(), double.interval(), atol=1e-6)
 
 
+@pytest.mark.parametrize("n_classes", [2, 3])
+@pytest.mark.parametrize("model", ["constant", "additive", "table"])
+def test_the_length_of_a_stretch_changes_nothing(monkeypatch, model, n_classes):
+    site = make_site(n_classes, discrete=model == "table")
+    whole = sw.estimate_prevalence(site.log_ratio, site.Z, model=model, groups=np.arange(1000) // 2)
+    monkeypatch.setattr(rows_module, "STRETCH", 700)
+    short = sw.estimate_prevalence(site.log_ratio, site.Z, model=model, groups=np.arange(1000) // 2)
+    assert len(list(short._evidence.everything)) > 10
+    compare(short, whole, site.Z, atol=1e-7)
+
+
 @pytest.mark.parametrize("n_classes", [5, 40])
 def test_many_rows_and_classes_by_way_of_a_sample(n_classes):
     """Against the certificate of equation 8, taken by hand."""
