@@ -57,7 +57,7 @@ class CellProblem:
         if last is not None and known and torch.equal(last.prevalence, prevalence):
             return last
         if self.rough:
-            parts = ((place, rough_moments(rows, prevalence, max(1, order))) for rows, place in self.placed)
+            parts = ((place, rough_moments(rows, prevalence)) for rows, place in self.placed)
         else:
             parts = ((place, moments(rows, prevalence[place], order)) for rows, place in self.placed)
         found = Moments(prevalence, self.cell_weight, *self._total((place, m.sums) for place, m in parts))
@@ -214,7 +214,6 @@ def _solve_by_way_of_a_sample(problem: CellProblem, start: Tensor) -> Solution[T
     if few is None or sample is None:
         return None
     found, rough = None, replace(problem, rough=True, _last={})
-    few, sample = (replace(part, rough=True, _last={}) for part in (few, sample))
     for climb, bent, tolerance in ((rough, few, ROUGH_TOLERANCE), (problem, sample, CONCAVE_TOLERANCE)):
         begin = start if found is None else found.point
         found = quasi_newton(

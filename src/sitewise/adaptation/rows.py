@@ -244,15 +244,12 @@ def mixture(rows: Rows, prevalence: Tensor) -> tuple[Tensor, Tensor]:
     return ratio, (ratio * rows.at_rows(prevalence)).sum(1)
 
 
-def rough_moments(rows: Rows, prevalence: Tensor, order: int) -> Moments:
-    """The moments (order 1 or 2) of rows with one z in single precision: half the time, to six digits."""
-    ratio = rows.ratio.float()
-    mixed = ratio @ prevalence[0].float()
-    per_row = rows.weighted(mixed.reciprocal()).float()
-    sums = [rows.weighted(mixed.log()).sum(dtype=torch.float64)[None], (per_row @ ratio)[None].double()]
-    if order == 2:
-        sums.append((ratio.T @ (ratio * (per_row / mixed)[:, None]))[None].double())
-    return Moments(prevalence, rows.cell_weight, *sums)
+def rough_moments(rows: Rows, prevalence: Tensor) -> Moments:
+    """The moments of order 1 of rows with one z, in the precision that f is kept in: half the time, to six digits."""
+    mixed = rows.ratio @ prevalence[0].to(rows.ratio.dtype)
+    first = rows.weighted(mixed.reciprocal()).to(rows.ratio.dtype) @ rows.ratio
+    log_likelihood = rows.weighted(mixed.log()).sum(dtype=torch.float64)
+    return Moments(prevalence, rows.cell_weight, log_likelihood[None], first[None].double())
 
 
 def moments(rows: Rows, prevalence: Tensor, order: int) -> Moments:
