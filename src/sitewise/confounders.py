@@ -284,7 +284,8 @@ class ColumnDigest:
         """Take more of the column in: of numbers every `stride`-th known one, of anything else the distinct ones."""
         known = column.dropna()
         if not pd.api.types.is_numeric_dtype(column.dtype) or pd.api.types.is_bool_dtype(column.dtype):
-            self.parts = [pd.concat([*self.parts, known.drop_duplicates()]).drop_duplicates()]
+            self.parts.append(known.drop_duplicates())
+            self.parts = [self.column().drop_duplicates()]
             return
         if len(known):
             self.low, self.high = min(self.low, float(known.min())), max(self.high, float(known.max()))
@@ -297,7 +298,8 @@ class ColumnDigest:
 
     def column(self) -> pd.Series:
         """The values taken in."""
-        return self.parts[0] if len(self.parts) == 1 else pd.concat(self.parts)
+        filled = [part for part in self.parts if len(part)]
+        return pd.concat(filled) if filled else self.parts[0]
 
     def with_range(self, variable: Variable) -> Variable:
         """The variable learned from them, with the range of all values."""

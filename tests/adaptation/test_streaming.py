@@ -69,7 +69,8 @@ def test_any_part_of_the_rows_may_be_kept(monkeypatch, budget):
     assert (chunks.passes > 5) == (budget < 2**29)
 
 
-def test_weights_labels_and_groups_go_along_with_the_chunks(nothing_kept):
+def test_weights_labels_and_groups_go_along_with_the_chunks(monkeypatch):
+    monkeypatch.setattr(streaming, "KEPT_BYTES", 0)
     site = make_site()
     weight = 1.0 + np.arange(1000) % 3
     weight[::7] = 0.0
@@ -77,6 +78,9 @@ def test_weights_labels_and_groups_go_along_with_the_chunks(nothing_kept):
     details = {"sample_weight": weight, "y": y, "groups": np.arange(1000) // 4, "model": "additive", "strength": 3.0}
     streamed = sw.estimate_prevalence(Chunks(site.log_ratio, site.Z), **details)
     compare(streamed, sw.estimate_prevalence(site.log_ratio, site.Z, **details), site.Z)
+    monkeypatch.undo()
+    kept = sw.estimate_prevalence([(site.log_ratio, None)], sample_weight=weight, model="constant")
+    assert len(kept.bootstrap(3, random_state=0)) == 3  # rows of weight zero are not drawn
     with pytest.raises(ValueError, match=r"sample_weight must have one entry a row \(1000\), got 999"):
         sw.estimate_prevalence(Chunks(site.log_ratio, site.Z), sample_weight=weight[1:])
 
@@ -135,6 +139,8 @@ def test_the_schema_is_learned_in_chunks_as_it_is_at_once(monkeypatch):
     thinned = sw.Confounders.learn_in_chunks(parts)
     assert thinned == sw.Confounders.learn(Z)
     assert thinned.variables[0].low == Z["age"].min()
+    late = [Z.assign(sex=np.nan).iloc[:50], Z.iloc[50:]]
+    assert sw.Confounders.learn_in_chunks(late).variables[1].levels == ("f", "m")
     with pytest.raises(ValueError, match="infinite"):
         sw.Confounders.learn_in_chunks([Z, Z.assign(age=np.inf)])
 

@@ -39,7 +39,7 @@ class Draws:
         """Draw, (B, n)."""
         stretches = list(self.evidence.everything)
         groups = [part.groups for part in stretches if part.groups is not None]
-        n_rows = self.evidence.n_rows
+        n_rows = sum(map(len, stretches))  # those of weight zero are gone
         names, unit = (torch.unique(torch.cat(groups), return_inverse=True)) if groups else (None, None)
         n_units = n_rows if names is None else len(names)
         drawn = torch.randint(n_units, (n_draws, n_units), generator=self.generator)

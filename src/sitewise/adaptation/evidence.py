@@ -110,14 +110,13 @@ class Evidence:
 
     def says_nothing(self) -> bool:
         """Tell whether f is the same for all classes in every row."""
-        for rows in self.everything:
-            ratio = rows.ratio
+
+        def speaks(ratio: Tensor) -> bool:
             spread = ratio.abs() if ratio.shape[1] == 1 else ratio.amax(1) - ratio.amin(1)
-            if bool((spread >= 1e-12).any()):
-                break
-        else:
-            return not float(self.reduce(torch.zeros(1, dtype=torch.float64)))
-        return not float(self.reduce(torch.ones(1, dtype=torch.float64)))
+            return bool((spread >= 1e-12).any())
+
+        informative = float(any(speaks(rows.ratio) for rows in self.everything))
+        return not float(self.reduce(torch.tensor([informative], dtype=torch.float64, device=self.device)))
 
     def collect(self, parts: list[Tensor]) -> Tensor:
         """Join parts that every stretch has, of all processes."""
