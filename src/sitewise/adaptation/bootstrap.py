@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from sitewise.adaptation.cells import CellProblem, inside, solve_cells
+from sitewise.adaptation.cell_problem import CellProblem, inside, solve_cells
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import Fit
 from sitewise.adaptation.rows import Moments, Rows, Stream, to_ratio

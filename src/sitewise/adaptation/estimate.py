@@ -11,7 +11,8 @@ from torch import Tensor
 
 from sitewise.adaptation.answer import PrevalenceEstimate
 from sitewise.adaptation.belief import Belief, read_belief, shared_schema
-from sitewise.adaptation.cells import fit_constant_cell, inside, variance_per_row
+from sitewise.adaptation.cell_problem import inside
+from sitewise.adaptation.cells import fit_constant_cell, variance_per_row
 from sitewise.adaptation.distributed import across_processes
 from sitewise.adaptation.evidence import Evidence, read_evidence
 from sitewise.adaptation.fit import Fit

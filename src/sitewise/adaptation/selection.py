@@ -12,14 +12,13 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from sitewise.adaptation.cell_problem import find_cells, inside
 from sitewise.adaptation.cells import (
     Centre,
     constant_centre,
-    find_cells,
     fit_constant_cell,
     fit_table_cells,
     fixed_centre,
-    inside,
     tilted_centre,
 )
 from sitewise.adaptation.evidence import Evidence
