@@ -35,7 +35,7 @@ MARGIN = 1.0  # log-likelihood units that a g(z) must be better by than the cons
 PSEUDO_COUNTS = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0)
 FAR_WORSE = 5.0  # log-likelihood units
 NO_RIVAL = 0.003  # a share of the weight that is not worth its trouble
-TIE = 1e-6  # log-likelihood units that the solvers' tolerance leaves open
+TIE = 1e-3  # log-likelihood units: more than the solvers' tolerance leaves open, less than data can tell apart
 MAX_CELLS = 1000
 ROWS_A_CELL = 5.0  # on average; in emptier cells a table only repeats its centre
 
