@@ -3,16 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
+from sitewise.report.style import ACCENT, GREY, GRID, INK
+from sitewise.report.summary import metric_name
+
 Record = dict[str, Any]
-SHOWN_METRICS = {"positive_f1": "positive-class F1", "macro_f1": "macro F1"}
-INK, ACCENT, GREY = "#222222", "#0b6e8f", "#9a9a9a"
 
 
 def draw_demo(record: Record, out: Path) -> list[Path]:
@@ -79,12 +77,10 @@ def f1_figure(record: Record) -> Figure:
             value = np.array([row["value"] for row in rows])
             error = np.clip([value - [r["low"] for r in rows], [r["high"] for r in rows] - value], 0, None)
             filled = {"mfc": ACCENT if marker == "o" else "white", "color": ACCENT if marker == "o" else INK}
-            axis.errorbar(
-                value, places + shift, xerr=error, fmt=marker, capsize=3, label=SHOWN_METRICS[metric], **filled
-            )
+            axis.errorbar(value, places + shift, xerr=error, fmt=marker, capsize=3, label=metric_name(metric), **filled)
         axis.set_yticks(places, methods)
         axis.set_title(name)
-        axis.grid(axis="x", color="#dddddd")
+        axis.grid(axis="x", color=GRID)
     figure.legend(
         *np.atleast_1d(axes)[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False
     )
