@@ -1,0 +1,123 @@
+"""Label shift from a confusion matrix: how much more common each class is at a new site, and noisy labels undone.
+
+The weights w_j = P_b(y=j) / P_v(y=j) are relative to the labeled sample v behind the confusion matrix, never to the
+training data: `prior_from_weights` turns them into P_b(y) by the prior of that sample, the columns' sums of C.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import brentq, nnls
+from torch import Tensor
+
+RIDGES = (
+    1e-14,
+    1e8,
+)  # relative to the size of C: unregularized (the shortest of several solutions), and nothing but zero
+
+
+def hard(probability: Tensor) -> Tensor:
+    """The predicted class of each row as a one-hot row, (n, K): 1[k = argmax_j p_j]."""
+    return torch.nn.functional.one_hot(probability.argmax(dim=1), probability.shape[1]).to(torch.float64)
+
+
+def confusion(predicted: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+    """The joint distribution of predicted and true class on held-out labeled rows, (K, K).
+
+    C_ij = Σ_n v_n p_ni 1[y_n = j] / Σ_n v_n estimates P(ŷ=i, y=j), with rows p_n of `hard` predictions or of
+    probabilities (soft). Its columns sum to the sample's P(y), its rows to the mean prediction.
+    """
+    predicted = predicted.to(torch.float64)
+    truth = torch.nn.functional.one_hot(y.long(), predicted.shape[1]).to(predicted)
+    weight = predicted.new_ones(len(predicted)) if weight is None else weight.to(predicted)
+    return (predicted * weight[:, None]).T @ truth / weight.sum()
+
+
+def bbse(confusion: Tensor, mean_prediction: Tensor) -> Tensor:
+    """Black box shift estimation (lipton2018detecting): w = max(0, C⁻¹ μ), (K,).
+
+    Under label shift the mean prediction of the new site is μ_i = Σ_j P(ŷ=i, y=j) w_j. Where C has no inverse (a class
+    never seen, or never told from another) w is the shortest least squares solution.
+    """
+    inverse: Tensor = torch.linalg.pinv(confusion)
+    return (inverse @ mean_prediction).clamp(min=0)
+
+
+def rlls(
+    confusion: Tensor,
+    mean_prediction: Tensor,
+    n_source: float,
+    *,
+    alpha: float = 0.01,
+    delta: float = 0.05,
+    gamma: float = 1.0,
+) -> Tensor:
+    """Regularized learning under label shift (azizzadenesheli2018regularized): w = 1 + γ θ, (K,).
+
+    θ = argmin ‖Cθ - (μ - C1)‖₂ + α Δ ‖θ‖₂ over w ≥ 0, with the bound Δ = 3 (2 l / 3n + √(2 l / n)), l = log(2K/δ), on
+    the error of C from its n = `n_source` rows; α = 0.01 and δ = 0.05 are those of the published code. γ in [0, 1] says
+    how far the estimate is trusted: 1 as in that code, always; the paper goes down to 0, which is no adaptation, where
+    the new site has too few rows for its shift to be told (a judgement that needs a bound on the shift beforehand).
+    """
+    bound = math.log(2 * len(confusion) / delta)
+    strength = alpha * 3 * (2 * bound / (3 * n_source) + math.sqrt(2 * bound / n_source))
+    shift = mean_prediction - confusion.sum(dim=1)
+    theta = _sum_of_norms(confusion.cpu().numpy(), shift.cpu().numpy(), strength)
+    return 1 + gamma * torch.as_tensor(theta, dtype=confusion.dtype, device=confusion.device)
+
+
+def prior_from_weights(weights: Tensor, source_prior: Tensor) -> Tensor:
+    """The new site's P_b(y=j) = w_j P_v(y=j) / Σ_k w_k P_v(y=k), (K,), with P_v of the sample behind the weights.
+
+    P_v is C's columns' sums, `confusion.sum(dim=0)`: the prior of other data, of training for one, gives another
+    answer. Weights that are zero wherever P_v is not say nothing: P_v itself comes back.
+    """
+    joint = weights * source_prior
+    return torch.where(joint.sum() > 0, joint / joint.sum(), source_prior / source_prior.sum())
+
+
+def correct_pseudo_labels(probability_of_pseudo: Tensor, pseudo_given_true: Tensor) -> Tensor:
+    """From the probabilities of noisy labels to those of the true ones (eastwood2023spuriosity), (n, K).
+
+    With noise that does not depend on x given y, P(ŷ|x) = Mᵀ P(y|x), M_kj = P(ŷ=j|y=k): solved for P(y|x) and brought
+    to the nearest point of the simplex. For two classes, with ε_k = M_kk and p = P(ŷ=1|x), that is
+    P(y=1|x) = (p + ε_0 - 1) / (ε_0 + ε_1 - 1), clipped to [0, 1]; labels that say nothing (ε_0 + ε_1 = 1) leave ½.
+    """
+    return project_to_simplex(probability_of_pseudo @ torch.linalg.pinv(pseudo_given_true))
+
+
+def project_to_simplex(rows: Tensor) -> Tensor:
+    """The nearest point of the simplex to each row: max(0, r - t), with the t that makes it sum to one."""
+    largest = rows.sort(dim=1, descending=True).values
+    count = torch.arange(1, rows.shape[1] + 1, device=rows.device, dtype=rows.dtype)
+    level = (largest.cumsum(dim=1) - 1) / count
+    n_kept = (largest > level).sum(dim=1, keepdim=True)
+    return (rows - level.gather(1, n_kept - 1)).clamp(min=0)
+
+
+def _sum_of_norms(C: np.ndarray[Any, Any], b: np.ndarray[Any, Any], strength: float) -> np.ndarray[Any, Any]:
+    """The minimizer of ‖Cθ - b‖₂ + s‖θ‖₂ over θ ≥ -1.
+
+    It is a ridge solution θ(λ) = argmin ‖Cθ - b‖² + λ‖θ‖² over θ ≥ -1 whose λ satisfies λ‖θ‖ = s‖Cθ - b‖. The left side
+    grows faster with λ than the right, so that λ is found by bisection; beyond its ends θ is 0 or unregularized.
+    """
+    n_classes = len(C)
+
+    def solve(log_ridge: float) -> np.ndarray[Any, Any]:
+        root = math.exp(log_ridge / 2) * np.eye(n_classes)
+        weights, _ = nnls(np.vstack([C, root]), np.concatenate([b + C.sum(axis=1), root.sum(axis=1)]))
+        return np.asarray(weights - 1)
+
+    def balance(log_ridge: float) -> float:
+        theta = solve(log_ridge)
+        return math.exp(log_ridge) * float(np.linalg.norm(theta)) - strength * float(np.linalg.norm(C @ theta - b))
+
+    size = math.log(np.linalg.norm(C) ** 2)
+    low, high = (size + math.log(ridge) for ridge in RIDGES)
+    if balance(low) >= 0:
+        return solve(low)
+    if balance(high) <= 0:
+        return np.zeros(n_classes)
+    return solve(brentq(balance, low, high, xtol=1e-12))
