@@ -12,15 +12,7 @@ import torch
 from scipy.optimize import brentq, nnls
 from torch import Tensor
 
-RIDGES = (
-    1e-14,
-    1e8,
-)  # relative to the size of C: unregularized (the shortest of several solutions), and nothing but zero
-
-
-def hard(probability: Tensor) -> Tensor:
-    """The predicted class of each row as a one-hot row, (n, K): 1[k = argmax_j p_j]."""
-    return torch.nn.functional.one_hot(probability.argmax(dim=1), probability.shape[1]).to(torch.float64)
+RIDGES = 1e-14, 1e8  # relative to the size of C: the unregularized solution, and one that is zero
 
 
 def confusion(predicted: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
