@@ -15,6 +15,11 @@ from torch import Tensor
 RIDGES = 1e-14, 1e8  # relative to the size of C: the unregularized solution, and one that is zero
 
 
+def hard(probability: Tensor) -> Tensor:
+    """The predicted class of each row as a one-hot row, (n, K): 1[k = argmax_j p_j]."""
+    return torch.nn.functional.one_hot(probability.argmax(dim=1), probability.shape[1]).to(torch.float64)
+
+
 def confusion(predicted: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
     """The joint distribution of predicted and true class on held-out labeled rows, (K, K).
 
