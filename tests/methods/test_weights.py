@@ -90,7 +90,7 @@ def test_weights_by_hand():
 @pytest.mark.parametrize("seed", range(3))
 def test_a_known_shift_comes_back(n_classes, seed):
     C, weights, mean_prediction, target = known_shift(n_classes, seed)
-    for found in (bbse(C, mean_prediction), rlls(C, mean_prediction, 1e12)):
+    for found in (bbse(C, mean_prediction), rlls(C, mean_prediction, 1e12, 1e12)):
         torch.testing.assert_close(found, weights, atol=1e-7, rtol=1e-7)
         torch.testing.assert_close(prior_from_weights(found, C.sum(dim=0)), target, atol=1e-7, rtol=1e-7)
 
@@ -99,7 +99,7 @@ def test_a_known_shift_comes_back(n_classes, seed):
 def test_no_shift_gives_weights_of_one(alpha):
     C, *_ = known_shift(4, 0)
     torch.testing.assert_close(bbse(C, C.sum(dim=1)), torch.ones(4, dtype=torch.float64))
-    torch.testing.assert_close(rlls(C, C.sum(dim=1), 500, alpha=alpha), torch.ones(4, dtype=torch.float64))
+    torch.testing.assert_close(rlls(C, C.sum(dim=1), 500, 500, alpha=alpha), torch.ones(4, dtype=torch.float64))
 
 
 def test_permuting_the_classes_permutes_the_weights():
@@ -109,7 +109,10 @@ def test_permuting_the_classes_permutes_the_weights():
     permuted = confusion(tensor(valid[:, order]), torch.tensor(np.argsort(order)[y]))
     for alpha in (0.01, 0.05):
         torch.testing.assert_close(
-            rlls(permuted, mean[order], 300, alpha=alpha), rlls(C, mean, 300, alpha=alpha)[order], atol=1e-7, rtol=0
+            rlls(permuted, mean[order], 300, 500, alpha=alpha),
+            rlls(C, mean, 300, 500, alpha=alpha)[order],
+            atol=1e-7,
+            rtol=0,
         )
     torch.testing.assert_close(bbse(permuted, mean[order]), bbse(C, mean)[order])
 
@@ -121,7 +124,7 @@ def test_weights_are_relative_to_the_sample_behind_the_confusion_matrix():
     valid, y = scores(40_000, [0.2, 0.5, 0.3], rng)  # neither the training data's prior nor the new site's
     target, _ = scores(40_000, target_prior, rng)
     C, mean = confusion(hard(tensor(valid)), torch.tensor(y)), hard(tensor(target)).mean(dim=0)
-    for weights in (bbse(C, mean), rlls(C, mean, len(y))):
+    for weights in (bbse(C, mean), rlls(C, mean, len(y), len(target))):
         right = prior_from_weights(weights, C.sum(dim=0)).numpy()
         np.testing.assert_allclose(right, target_prior, atol=0.02)
         assert np.abs(prior_from_weights(weights, tensor(training_prior)).numpy() - target_prior).max() > 0.2
@@ -129,7 +132,7 @@ def test_weights_are_relative_to_the_sample_behind_the_confusion_matrix():
 
 def test_a_class_that_is_never_seen_gets_no_weight():
     C = tensor([[0.4, 0.1, 0.0], [0.1, 0.4, 0.0], [0.0, 0.0, 0.0]])
-    for weights in (bbse(C, tensor([0.5, 0.5, 0.0])), rlls(C, tensor([0.5, 0.5, 0.0]), 100)):
+    for weights in (bbse(C, tensor([0.5, 0.5, 0.0])), rlls(C, tensor([0.5, 0.5, 0.0]), 100, 100)):
         assert torch.isfinite(weights).all()
         torch.testing.assert_close(prior_from_weights(weights, C.sum(dim=0)), tensor([0.5, 0.5, 0.0]))
 
@@ -140,10 +143,19 @@ def test_weights_that_say_nothing_leave_the_prior():
     torch.testing.assert_close(prior_from_weights(weights, C.sum(dim=0)), tensor([0.3, 0.7]))
 
 
-def test_gamma_shrinks_to_no_adaptation():
-    C, weights, mean_prediction, _ = known_shift(3, 1)
-    torch.testing.assert_close(rlls(C, mean_prediction, 1e12, gamma=0.5), (1 + weights) / 2, atol=1e-7, rtol=0)
-    torch.testing.assert_close(rlls(C, mean_prediction, 1e12, gamma=0.0), torch.ones(3, dtype=torch.float64))
+def test_too_few_rows_for_the_largest_shift_leave_the_weights_at_one():
+    """By hand: σ_min = 0.4, 1/√100 = 0.1, so a shift of at most 1 asks for 1 / 0.3² = 11.1 rows."""
+    C, mean_prediction = tensor([[0.5, 0.0], [0.0, 0.4]]), tensor([0.3, 0.6])
+    adapted = rlls(C, mean_prediction, 100, 11)
+    assert (adapted - 1).abs().min() > 0.3
+    for n_target, largest_shift, expected in [
+        (11, 1.0, tensor([1.0, 1.0])),
+        (12, 1.0, adapted),
+        (11, 1.1, adapted),
+        (12, 0.9, tensor([1.0, 1.0])),
+    ]:
+        torch.testing.assert_close(rlls(C, mean_prediction, 100, n_target, largest_shift=largest_shift), expected)
+    torch.testing.assert_close(rlls(C, mean_prediction, 6, 1e9, largest_shift=1.0), tensor([1.0, 1.0]))  # 1/√6 > σ_min
 
 
 @pytest.mark.parametrize("alpha", [0.001, 0.01, 0.03, 0.1, 0.3])
@@ -158,7 +170,7 @@ def test_no_other_weights_have_a_smaller_regularized_error(alpha, predict):
     def error(w):
         return np.linalg.norm(w @ C.T - mean, axis=-1) + strength * np.linalg.norm(w - 1, axis=-1)
 
-    found = rlls(tensor(C), tensor(mean), 300, alpha=alpha).numpy()
+    found = rlls(tensor(C), tensor(mean), 300, 500, alpha=alpha).numpy()
     rng = np.random.default_rng(0)
     steps = 10.0 ** rng.uniform(-8, 0, (20_000, 1)) * rng.normal(size=(20_000, 4))
     assert error(found) <= error(np.maximum(found + steps, 0)).min() + 1e-12
@@ -194,7 +206,7 @@ def test_rlls_equals_abstention(predict, alpha, theirs):
     """Recorded from abstention 0.1.3.1 with its problem handed to cvxpy 1.9.3 (Clarabel, tolerance 1e-13)."""
     valid, y, target = example()
     C = confusion(predict(tensor(valid)), torch.tensor(y))
-    ours = rlls(C, predict(tensor(target)).mean(dim=0), len(y), alpha=alpha)
+    ours = rlls(C, predict(tensor(target)).mean(dim=0), len(y), len(target), alpha=alpha)
     torch.testing.assert_close(ours, tensor(theirs), atol=2e-6, rtol=0)
 
 

@@ -46,23 +46,28 @@ def rlls(
     confusion: Tensor,
     mean_prediction: Tensor,
     n_source: float,
+    n_target: float,
     *,
     alpha: float = 0.01,
     delta: float = 0.05,
-    gamma: float = 1.0,
+    largest_shift: float | None = None,
 ) -> Tensor:
     """Regularized learning under label shift (azizzadenesheli2018regularized): w = 1 + γ θ, (K,).
 
     θ = argmin ‖Cθ - (μ - C1)‖₂ + α Δ ‖θ‖₂ over w ≥ 0, with the bound Δ = 3 (2 l / 3n + √(2 l / n)), l = log(2K/δ), on
-    the error of C from its n = `n_source` rows; α = 0.01 and δ = 0.05 are those of the published code. γ in [0, 1] says
-    how far the estimate is trusted: 1 as in that code, always; the paper goes down to 0, which is no adaptation, where
-    the new site has too few rows for its shift to be told (a judgement that needs a bound on the shift beforehand).
+    the error of C from its n = `n_source` rows; α = 0.01 and δ = 0.05 are those of the published code.
+    γ says whether θ is trusted. It is 1, as in that code, unless `largest_shift` bounds ‖θ‖ beforehand by θ_max: then
+    it is 0, no adaptation, where the `n_target` rows are too few, fewer than 1 / (θ_max (σ_min(C) - 1/√n))².
     """
     bound = math.log(2 * len(confusion) / delta)
     strength = alpha * 3 * (2 * bound / (3 * n_source) + math.sqrt(2 * bound / n_source))
     shift = mean_prediction - confusion.sum(dim=1)
+    if largest_shift is not None:
+        signal = float(torch.linalg.svdvals(confusion).min()) - 1 / math.sqrt(n_source)
+        if signal <= 0 or n_target * (largest_shift * signal) ** 2 < 1:
+            return torch.ones_like(shift)
     theta = _sum_of_norms(confusion.cpu().numpy(), shift.cpu().numpy(), strength)
-    return 1 + gamma * torch.as_tensor(theta, dtype=confusion.dtype, device=confusion.device)
+    return 1 + torch.as_tensor(theta, dtype=confusion.dtype, device=confusion.device)
 
 
 def prior_from_weights(weights: Tensor, source_prior: Tensor) -> Tensor:
