@@ -1,0 +1,96 @@
+"""An experiment: data, sites and their roles, methods with their settings and grids, seeds, as a YAML file says it."""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+from sitewise.evaluation import METRICS
+
+VALIDATION = "validation"  # the name of the validation site among the rows of a training
+ESTIMATION_METRICS = ("prevalence_error", "weight_mse")
+ALL_METRICS = (*METRICS, *ESTIMATION_METRICS)
+LOWER_IS_BETTER = frozenset({"nll", "brier", "ece", *ESTIMATION_METRICS})
+
+
+@dataclass(frozen=True)
+class SiteSpec:
+    """A site: its name, the options its kind of data knows, and its size (None at a test site: the draws say)."""
+
+    name: str
+    options: dict[str, Any]
+    n: int | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Without its name, as in the YAML."""
+        return self.options | ({} if self.n is None else {"n": self.n})
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How many rows of a test site are scored, and how many others are adapted on (None: the scored ones)."""
+
+    name: str
+    score: int
+    adapt: int | None = None
+
+    def plain(self) -> dict[str, int]:
+        """Without its name, as in the YAML."""
+        return {"score": self.score} | ({} if self.adapt is None else {"adapt": self.adapt})
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A row of the results: its label, the method behind it and all settings that differ from the method's own."""
+
+    label: str
+    method: str
+    settings: dict[str, Any]
+
+    def plain(self) -> dict[str, Any]:
+        """Without its label."""
+        return {"method": self.method, "settings": self.settings}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of the results with the settings among which it may choose; no grid, no choice."""
+
+    label: str
+    method: str
+    settings: dict[str, Any]
+    grid: dict[str, list[Any]]
+
+    @property
+    def candidates(self) -> tuple[Choice, ...]:
+        """Every setting of the grid, the last name varying fastest."""
+        settings = (dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values()))
+        return tuple(Choice(self.label, self.method, self.settings | chosen) for chosen in settings)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The metric at the validation site that decides among a grid's settings, and over how many seeds."""
+
+    metric: str
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything an experiment's YAML says; `quick` where its reduced version was asked for."""
+
+    name: str
+    title: str
+    paper: dict[str, Any]
+    data: dict[str, Any]
+    recipe: dict[str, Any]
+    seeds: int
+    training: tuple[SiteSpec, ...]
+    validation: SiteSpec
+    tests: tuple[SiteSpec, ...]
+    draws: tuple[Draw, ...]
+    methods: tuple[Entry, ...]
+    tuning: Tuning | None
+    reference: str | None
+    metric: str
+    quick: bool = False

@@ -1,0 +1,223 @@
+"""Reading an experiment's YAML: everything that is wrong with it in one error, with the key and the spelling meant."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from sitewise.arrays import Problems
+from sitewise.benchmark.experiment import ALL_METRICS, VALIDATION, Draw, Entry, Experiment, SiteSpec, Tuning
+from sitewise.benchmark.kinds import KINDS, Kind
+from sitewise.benchmark.loading import load_yaml
+from sitewise.methods import METHODS
+from sitewise.training import RECIPES, Recipe
+
+REQUIRED = ("data", "seeds", "training", "validation", "tests", "draws", "methods", "metric")
+KEYS = ("title", "paper", *REQUIRED, "recipe", "tuning", "reference", "quick")
+SET_BY_RUNS = ("recipe", "validation", "device", "verbose", "random_state")
+NO_TUNING = "methods with a grid need tuning, as in {metric: nll, seeds: 3}"
+UNEQUAL = "every grid must have the same number of settings, for an equal budget, got {sizes}"
+
+
+def read_experiment(path: str | os.PathLike[str], *, quick: bool = False) -> Experiment:
+    """Read an experiment; with `quick` its section of that name is merged over the rest, where null drops a key."""
+    path = Path(path)
+    problems = Problems(str(path))
+    try:
+        raw = load_yaml(path)
+    except ValueError as error:
+        problems.add(str(error))
+    problems.raise_if_any()
+    reduced = raw.pop("quick", None)
+    raw = _spelled_out(raw)
+    if quick and reduced:
+        raw = merge(raw, _spelled_out(reduced))
+    return _Reader(problems).experiment(raw, path.stem, quick)
+
+
+def merge(base: Any, changes: Any) -> Any:
+    """Merge mappings deeply, what changes say winning; None in the changes drops a key."""
+    if not isinstance(base, dict) or not isinstance(changes, dict):
+        return changes
+    merged = base | {key: merge(base.get(key), value) for key, value in changes.items()}
+    return {key: value for key, value in merged.items() if key not in changes or changes[key] is not None}
+
+
+def proposal(word: Any, known: Iterable[str]) -> str:
+    """Say which spelling was probably meant, nothing where none is near."""
+    close = get_close_matches(str(word), list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+class _Reader:
+    """Turns parts of the file into parts of an experiment and notes what is wrong with them."""
+
+    def __init__(self, problems: Problems) -> None:
+        self.problems = problems
+
+    def experiment(self, raw: dict[Any, Any], name: str, quick: bool) -> Experiment:
+        self.known(raw, KEYS, "")
+        for key in REQUIRED:
+            if key not in raw:
+                self.problems.add(f"{key} is missing")
+        data = self.mapping(raw.get("data", {}), "data")
+        kind = KINDS.get(data.get("kind", ""))
+        if "data" in raw and kind is None:
+            came = data.get("kind")
+            self.problems.add(f"data.kind must be one of {', '.join(KINDS)}, got {came!r}{proposal(came, KINDS)}")
+        elif kind is not None:
+            self.known(data, ("kind", *kind.data), "data.")
+        seeds = self.count(raw.get("seeds", 1), "seeds")
+        methods = tuple(self.entry(str(k), v) for k, v in self.mapping(raw.get("methods", {}), "methods").items())
+        read = Experiment(
+            name=name,
+            title=str(raw.get("title", name)),
+            paper=self.mapping(raw.get("paper", {}), "paper"),
+            data=data,
+            recipe=self.recipe(raw.get("recipe", {"name": "default"})),
+            seeds=seeds,
+            training=self.sites(raw.get("training", {}), "training", data, kind),
+            validation=self.site(VALIDATION, raw.get("validation", {}), VALIDATION, data, kind, sized=True),
+            tests=self.sites(raw.get("tests", {}), "tests", data, kind),
+            draws=tuple(self.draw(str(k), v) for k, v in self.mapping(raw.get("draws", {}), "draws").items()),
+            methods=methods,
+            tuning=self.tuning(raw.get("tuning"), seeds),
+            reference=self.reference(raw.get("reference"), methods),
+            metric=self.metric(raw.get("metric", "nll"), "metric"),
+            quick=quick,
+        )
+        self.whole(read, raw)
+        self.problems.raise_if_any()
+        return read
+
+    def whole(self, read: Experiment, raw: dict[Any, Any]) -> None:
+        """What can only be seen once all parts are there."""
+        for key, found in (("training", read.training), ("tests", read.tests), ("draws", read.draws)):
+            if key in raw and not found:
+                self.problems.add(f"{key}: at least one is needed")
+        if "methods" in raw and not read.methods:
+            self.problems.add("methods: at least one is needed")
+        sites = [site.name for site in (*read.training, *read.tests)]
+        for name in dict.fromkeys(name for name in sites if name == VALIDATION or sites.count(name) > 1):
+            self.problems.add(f"the name {name!r} stands for two sites: rename one")
+        sizes = {entry.label: len(entry.candidates) for entry in read.methods if entry.grid}
+        if len(set(sizes.values())) > 1:
+            shown = ", ".join(f"{label} {size}" for label, size in sizes.items())
+            self.problems.add(UNEQUAL.format(sizes=shown))
+        if sizes and read.tuning is None and "tuning" not in raw:
+            self.problems.add(NO_TUNING)
+
+    def sites(self, raw: Any, place: str, data: Any, kind: Kind | None) -> tuple[SiteSpec, ...]:
+        sized = place != "tests"
+        return tuple(
+            self.site(str(name), spec, f"{place}.{name}", data, kind, sized=sized)
+            for name, spec in self.mapping(raw, place).items()
+        )
+
+    def site(self, name: str, raw: Any, place: str, data: Any, kind: Kind | None, *, sized: bool) -> SiteSpec:
+        spec = self.mapping(raw, place)
+        options = {key: value for key, value in spec.items() if key != "n" or not sized}
+        if kind is not None and spec:
+            self.known(spec, (*kind.site, "n") if sized else kind.site, f"{place}.")
+            for fault in kind.faults(data, options):
+                self.problems.add(f"{place}: {fault}")
+        n = self.count(spec.get("n"), f"{place}.n") if sized and spec else None
+        return SiteSpec(name, options, n)
+
+    def draw(self, name: str, raw: Any) -> Draw:
+        spec = self.mapping(raw, f"draws.{name}")
+        self.known(spec, ("score", "adapt"), f"draws.{name}.")
+        adapt = self.count(spec["adapt"], f"draws.{name}.adapt") if "adapt" in spec else None
+        return Draw(name, self.count(spec.get("score"), f"draws.{name}.score"), adapt)
+
+    def entry(self, label: str, raw: Any) -> Entry:
+        place = f"methods.{label}"
+        spec = self.mapping(raw, place)
+        method = spec.get("method")
+        grid = self.mapping(spec.get("grid", {}), f"{place}.grid")
+        settings = {key: value for key, value in spec.items() if key not in ("method", "grid")}
+        if method not in METHODS:
+            self.problems.add(
+                f"{place}: the methods are {', '.join(METHODS)}, got {method!r}{proposal(method, METHODS)}"
+            )
+            return Entry(label, str(method), settings, grid)
+        known = [field.name for field in fields(METHODS[method]) if field.name not in SET_BY_RUNS]
+        for name in (*settings, *grid):
+            if name in SET_BY_RUNS:
+                self.problems.add(f"{place}.{name} is the same for all methods and not set here")
+            elif name not in known:
+                self.problems.add(f"{place}.{name} is no setting of {method}{proposal(name, known)}; {_list(known)}")
+            if name in settings and name in grid:
+                self.problems.add(f"{place}.{name} is given both a value and a grid")
+        for name, values in grid.items():
+            if not isinstance(values, list) or not values:
+                self.problems.add(f"{place}.grid.{name} must be a list of values to try, got {values!r}")
+        return Entry(label, method, settings, {k: v if isinstance(v, list) else [v] for k, v in grid.items()})
+
+    def recipe(self, raw: Any) -> dict[str, Any]:
+        spec = {"name": "default"} | self.mapping(raw, "recipe")
+        known = [field.name for field in fields(Recipe)]
+        self.known(spec, ("name", *known), "recipe.")
+        if spec["name"] not in RECIPES:
+            meant = proposal(spec["name"], RECIPES)
+            self.problems.add(f"recipe must be one of {', '.join(RECIPES)}, got {spec['name']!r}{meant}")
+        return spec
+
+    def tuning(self, raw: Any, seeds: int) -> Tuning | None:
+        if raw is None:
+            return None
+        spec = self.mapping(raw, "tuning")
+        self.known(spec, ("metric", "seeds"), "tuning.")
+        asked = self.count(spec.get("seeds"), "tuning.seeds")
+        if asked > seeds:
+            self.problems.add(f"tuning.seeds must be at most seeds ({seeds}), got {asked}")
+        return Tuning(self.metric(spec.get("metric"), "tuning.metric"), asked)
+
+    def reference(self, raw: Any, methods: tuple[Entry, ...]) -> str | None:
+        labels = [entry.label for entry in methods]
+        if raw is not None and raw not in labels:
+            self.problems.add(f"reference must be one of the methods' labels, got {raw!r}{proposal(raw, labels)}")
+        return raw  # type: ignore[no-any-return]
+
+    def metric(self, raw: Any, place: str) -> str:
+        if raw not in ALL_METRICS:
+            meant = proposal(raw, ALL_METRICS)
+            self.problems.add(f"{place} must be one of {', '.join(ALL_METRICS)}, got {raw!r}{meant}")
+        return str(raw)
+
+    def count(self, raw: Any, place: str) -> int:
+        if isinstance(raw, bool) or not isinstance(raw, int) or raw < 1:
+            self.problems.add(f"{place} must be a whole number of at least 1, got {raw!r}")
+            return 1
+        return raw
+
+    def mapping(self, raw: Any, place: str) -> dict[Any, Any]:
+        if not isinstance(raw, dict):
+            self.problems.add(f"{place} must be a mapping of names to values, got {raw!r}")
+            return {}
+        return raw
+
+    def known(self, spec: dict[Any, Any], known: Iterable[str], place: str) -> None:
+        for key in spec:
+            if key not in known:
+                self.problems.add(f"{place}{key} is no key here{proposal(key, known)}; {_list(known)}")
+
+
+def _list(known: Iterable[str]) -> str:
+    names = list(known)
+    return f"there are {', '.join(names)}" if names else "there are none"
+
+
+def _spelled_out(raw: Any) -> Any:
+    """Short forms written out, so that they merge: `ERM: erm`, `recipe: default`."""
+    if not isinstance(raw, dict):
+        return raw
+    full = dict(raw)
+    if isinstance(raw.get("recipe"), str):
+        full["recipe"] = {"name": raw["recipe"]}
+    if isinstance(raw.get("methods"), dict):
+        methods = raw["methods"].items()
+        full["methods"] = {label: {"method": spec} if isinstance(spec, str) else spec for label, spec in methods}
+    return full

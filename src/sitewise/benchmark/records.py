@@ -1,0 +1,119 @@
+"""Records: one JSON line for each run, appended whole; claims, so that two runners can share a folder."""
+
+import fcntl
+import gzip
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+DIGITS = 6  # significant ones of every number
+CLAIMS = ".claims"
+ID = re.compile(rb'\{"id": "([^"]+)"')  # a line starts with it, so that finding what is done need not parse the rest
+
+
+def append_record(path: Path, record: Record) -> None:
+    """Append a record as one line, whole or not at all for any other process; numbers are rounded to six digits.
+
+    A line that was cut short by a kill is removed first: nobody else can be in the middle of writing one.
+    """
+    assert next(iter(record)) == "id"
+    line = json.dumps(rounded(record), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        _mend(file)
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_records(path: Path) -> list[Record]:
+    """All records, one for each id: those of `path` with .gz added, where there is one, and those of `path`."""
+    found: dict[str, Record] = {}
+    for file in _files(path):
+        for number, line in enumerate(_lines(file), start=1):
+            try:
+                record = json.loads(line)
+                found.setdefault(record["id"], record)
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{file}, line {number}: not a record ({error!r}); delete the line") from None
+    return list(found.values())
+
+
+def done_ids(path: Path) -> set[str]:
+    """The ids of all records."""
+    heads = (ID.match(line) for file in _files(path) for line in _lines(file))
+    return {head.group(1).decode() for head in heads if head}
+
+
+@contextmanager
+def claim(path: Path, run_id: str) -> Iterator[bool]:
+    """Claim a run while the block lasts: True where nobody else holds it. A process that dies holds nothing.
+
+    After claiming, ask `done_ids` again: another runner may have finished the run before.
+    """
+    folder = path.parent / CLAIMS
+    folder.mkdir(parents=True, exist_ok=True)
+    mark = folder / run_id
+    descriptor = os.open(mark, os.O_CREAT | os.O_RDWR)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+        # Only a run that is done gets here. Whoever opened the mark before it vanishes finds the record.
+        mark.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+def rounded(value: Any) -> Any:
+    """Numbers to six significant digits, all through dicts and lists."""
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, dict):
+        return {key: rounded(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(entry) for entry in value]
+    return value
+
+
+def _files(path: Path) -> list[Path]:
+    return [file for file in (path.with_name(path.name + ".gz"), path) if file.exists()]
+
+
+def _lines(file: Path) -> list[bytes]:
+    """The whole lines of a file; one that a kill has cut short is none."""
+    data = file.read_bytes()
+    lines = (gzip.decompress(data) if file.suffix == ".gz" else data).splitlines(keepends=True)
+    return [line for line in lines if line.strip() and (line.endswith(b"\n") or _is_json(line))]
+
+
+def _mend(file: Any) -> None:
+    """Remove a last line that was cut short; end one that is whole but for its end."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 1))
+    if file.read() in (b"", b"\n"):
+        return
+    file.seek(0)
+    data = file.read()
+    tail = data[data.rfind(b"\n") + 1 :]
+    if _is_json(tail):
+        file.write(b"\n")
+    else:
+        file.truncate(size - len(tail))
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
