@@ -46,7 +46,7 @@ def rlls(
     confusion: Tensor,
     mean_prediction: Tensor,
     n_source: float,
-    n_target: float,
+    n_target: float = math.inf,
     *,
     alpha: float = 0.01,
     delta: float = 0.05,
