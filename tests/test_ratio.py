@@ -38,7 +38,7 @@ def test_f_and_g_see_the_same_mask():
     objective = RatioObjective(rows, None, schema, spies, None, knockout=0.5)
     generator = torch.Generator().manual_seed(1)
     for _ in range(3):
-        objective.begin_epoch(generator)
+        objective.begin_epoch(generator, 0.0)
         for site, spy in enumerate(spies):
             at_site = rows.site == site
             expected = network_inputs(schema, spy.seen[-1])
@@ -54,8 +54,8 @@ def test_masks_change_from_epoch_to_epoch_at_the_rate_asked_for():
     rows.site = torch.zeros(2000, dtype=torch.int64)
     objective = RatioObjective(rows, None, schema, [spy], None, knockout=0.3)
     generator = torch.Generator().manual_seed(1)
-    objective.begin_epoch(generator)
-    objective.begin_epoch(generator)
+    objective.begin_epoch(generator, 0.0)
+    objective.begin_epoch(generator, 0.0)
     assert not torch.equal(spy.seen[0], spy.seen[1])
     assert abs(float(schema.missing(spy.seen[0]).float().mean()) - 0.3) < 0.03
 
@@ -64,7 +64,7 @@ def test_the_loss_is_the_nll_of_equation_3():
     rows, schema = rows_with_z()
     prior = ConstantPrevalence(torch.log(torch.tensor([0.9, 0.1], dtype=torch.float64)))
     objective = RatioObjective(rows, None, schema, [prior, prior], None, knockout=0.0)
-    objective.begin_epoch(torch.Generator().manual_seed(0))
+    objective.begin_epoch(torch.Generator().manual_seed(0), 0.0)
     module = build_ratio("mlp", rows.X, schema, 2, seed=0)
     chosen = torch.arange(10)
     log_f = module(rows.X[:10], network_inputs(schema, rows.codes[:10]))

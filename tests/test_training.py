@@ -20,7 +20,7 @@ class Line:
     def to(self, device):
         pass
 
-    def begin_epoch(self, generator):
+    def begin_epoch(self, generator, progress):
         self.epochs += 1
 
     def loss(self, module, rows):

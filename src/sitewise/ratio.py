@@ -30,7 +30,11 @@ class RatioNetwork(nn.Module):
 
     def forward(self, x: Tensor, z: Tensor) -> Tensor:
         """The (n, K) log-ratios of inputs x and of z as `Confounders.inputs` gives it."""
-        return self.fusion(torch.cat([self.backbone(x), z], dim=1))  # type: ignore[no-any-return]
+        return self.fusion[-1](self.features(x, z))  # type: ignore[no-any-return]
+
+    def features(self, x: Tensor, z: Tensor) -> Tensor:
+        """What the last layer reads, (n, 100)."""
+        return self.fusion[:-1](torch.cat([self.backbone(x), z], dim=1))  # type: ignore[no-any-return]
 
 
 def build_ratio(
@@ -90,7 +94,7 @@ class RatioObjective:
             if rows is not None:
                 rows.X, rows.y, rows.weight = rows.X.to(device), rows.y.to(device), rows.weight.to(device)
 
-    def begin_epoch(self, generator: torch.Generator) -> None:
+    def begin_epoch(self, generator: torch.Generator, progress: float) -> None:
         """Knock variables of z out, for f and g alike."""
         codes = self.training.codes
         if self.schema is not None:
@@ -154,3 +158,27 @@ def score(module: nn.Module, X: Tensor, z: Tensor, device: torch.device | None =
         ]
     module.train(was_training)
     return torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A trained network that scores rows where it was trained, and is kept on the CPU in between.
+
+    Tables are scored in float64, so that a row scores the same in any batch.
+    """
+
+    module: nn.Module
+    device: str = "auto"
+
+    def __call__(self, X: Tensor, z: Tensor) -> Tensor:
+        """The network's output for every row, (n, m) in float64 on the CPU."""
+        device = scoring_device(self.device)
+        module = self.module.to(device, torch.float64 if X.dtype == torch.float64 else torch.float32)
+        outputs = score(module, X, z.to(X.dtype) if X.is_floating_point() else z, device).double().cpu()
+        self.module.to("cpu")
+        return outputs
+
+
+def scoring_device(device: str) -> torch.device:
+    """The GPU where one is wanted and there, else the CPU."""
+    return torch.device("cuda" if device in ("auto", "cuda", "gpu") and torch.cuda.is_available() else "cpu")

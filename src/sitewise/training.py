@@ -72,8 +72,8 @@ class Objective(Protocol):
         """Move the data to a device."""
         ...
 
-    def begin_epoch(self, generator: torch.Generator) -> None:
-        """Draw what changes from epoch to epoch (knockout masks)."""
+    def begin_epoch(self, generator: torch.Generator, progress: float) -> None:
+        """Draw what changes from epoch to epoch (knockout masks); `progress` is the share of epochs behind."""
         ...
 
     def loss(self, module: nn.Module, rows: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def train(
     with _random_state(seed), _progress(label, epochs, verbose) as advance:
         for epoch in range(1, epochs + 1):
             fitted.train()  # validation leaves the module in evaluation mode
-            objective.begin_epoch(generator)
+            objective.begin_epoch(generator, (epoch - 1) / epochs)
             total = torch.zeros((), device=fabric.device)
             for rows in batches(sites, batch_size, recipe.per_site, generator):
                 optimizer.zero_grad()

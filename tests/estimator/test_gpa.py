@@ -128,7 +128,7 @@ def test_calibrating_on_a_site_of_its_own_replaces_the_calibration(family, model
     mine = copy.deepcopy(model)
     overconfident = copy.deepcopy(model)
     with torch.no_grad():
-        for layer in (overconfident._module.fusion[-1],):
+        for layer in (overconfident._scorer.module.fusion[-1],):
             layer.weight.mul_(4)
             layer.bias.mul_(4)
     new = family.site(3000, prevalence=[0.9, 0.1], seed=13)

@@ -1,5 +1,6 @@
 """GPAClassifier: the paper's algorithm 3, train, calibrate, adapt, predict."""
 
+import copy
 import warnings
 from typing import Any, Self
 
@@ -10,14 +11,14 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
-from torch.nn.functional import one_hot
 
 from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
 from sitewise.arrays import Problems
 from sitewise.backbones import BACKBONES
 from sitewise.calibration import METHODS as CALIBRATIONS
-from sitewise.calibration import Calibration, fit_calibration
+from sitewise.calibration import Calibration
 from sitewise.estimator.adapted import AdaptedClassifier
+from sitewise.estimator.held_out import HeldOut
 from sitewise.estimator.prevalences import (
     RowPrevalence,
     by_site,
@@ -38,11 +39,9 @@ from sitewise.estimator.reading import (
 )
 from sitewise.posterior import combine
 from sitewise.prevalence import MODELS, Prevalence
-from sitewise.ratio import LabeledRows, RatioObjective, build_ratio, network_inputs, score
+from sitewise.ratio import LabeledRows, RatioObjective, Scorer, build_ratio, network_inputs
 from sitewise.sites import take_rows
 from sitewise.training import AUGMENTATIONS, Recipe, resolve_recipe, train
-
-ENOUGH_TO_CALIBRATE = 10  # held-out rows of each class
 
 EXPECTED_FAILED_CHECKS = {
     "check_sample_weight_equivalence_on_dense_data": (
@@ -158,8 +157,10 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         trained = train(
             module, objective, recipe, device=self.device, seed=seed, verbose=self.verbose, label="training f"
         )
-        self._module, self.training_history_, self.best_epoch_ = trained.module, trained.history, trained.best_epoch
-        self._calibrations = self._fit_calibrations(validation, validation_prevalence)
+        self._scorer = Scorer(trained.module, self.device)
+        self.training_history_, self.best_epoch_ = trained.history, trained.best_epoch
+        self._held_out = self._score_held_out(validation, validation_prevalence)
+        self._calibrations = self._fit_calibrations()
 
     def _check_settings(self) -> Recipe:
         problems = Problems("GPAClassifier")
@@ -217,39 +218,45 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         models = list(self._site_prevalences.values())
         return RatioObjective(rows, held, self.confounders_, models, log_prevalence, self.knockout, augment)
 
-    def _fit_calibrations(self, rows: LabeledRows, prevalence: RowPrevalence) -> tuple[Calibration, Calibration]:
-        """Calibrations for rows with all of z and for rows that lack some of it (equation 6)."""
+    def _score_held_out(self, rows: LabeledRows, prevalence: RowPrevalence) -> tuple[HeldOut, HeldOut]:
+        """What calibration needs of held-out rows: those with all of z, and all of them with z hidden (equation 6)."""
         schema = self.confounders_
         if schema is None or not len(rows):
-            only = self._calibrate_rows(rows, rows.codes, prevalence)
+            only = self._held_out_rows(rows, rows.codes, prevalence)
             return only, only
         complete = ~schema.missing(rows.codes).any(dim=1)
         blank = schema.missing_codes().expand_as(rows.codes)
         hidden = torch.where(complete[:, None], blank, rows.codes)
         return (
-            self._calibrate_rows(rows, rows.codes, prevalence, complete),
-            self._calibrate_rows(rows, hidden, prevalence),
+            self._held_out_rows(rows, rows.codes, prevalence, complete),
+            self._held_out_rows(rows, hidden, prevalence),
         )
 
-    def _calibrate_rows(
+    def _held_out_rows(
         self, rows: LabeledRows, codes: Tensor, prevalence: RowPrevalence, use: Tensor | None = None
-    ) -> Calibration:
-        """Fit the calibration asked for, or as much of it as the held-out labels can bear."""
+    ) -> HeldOut:
         chosen = torch.arange(len(rows)) if use is None else use.nonzero().flatten()
-        n_classes = len(self.classes_)
-        counts = torch.bincount(rows.y[chosen], minlength=n_classes)
-        method = self.calibration
-        if int(counts.min()) < ENOUGH_TO_CALIBRATE and method in ("vector", "bias_corrected"):
-            method = "temperature"
-        if len(chosen) < n_classes * ENOUGH_TO_CALIBRATE or int((counts > 0).sum()) < 2:
-            method = "none"
-        if method == "none":
-            flat = torch.zeros(n_classes, dtype=torch.float64)
-            return Calibration("none", flat + 1, flat)
+        if not len(chosen):
+            nothing = torch.zeros(0, len(self.classes_), dtype=torch.float64)
+            return HeldOut(nothing, nothing, rows.y[chosen], rows.weight[chosen].double())
         raw_log_ratio = self._raw_log_ratio(rows.X[chosen], codes[chosen])
-        targets = _smoothed_targets(rows.y[chosen], counts)
         log_prevalence = prevalence.log_prob(codes)[chosen]
-        return fit_calibration(raw_log_ratio, targets, log_prevalence, rows.weight[chosen].double(), method)
+        return HeldOut(raw_log_ratio, log_prevalence, rows.y[chosen], rows.weight[chosen].double())
+
+    def _fit_calibrations(self) -> tuple[Calibration, Calibration]:
+        """Calibrations for rows with all of z and for rows that lack some of it."""
+        complete, hidden = self._held_out
+        first = complete.calibrate(self.calibration)
+        return first, first if hidden is complete else hidden.calibrate(self.calibration)
+
+    def with_calibration(self, calibration: str) -> Self:
+        """The same f in a model of its own, calibrated otherwise on the same held-out rows."""
+        check_is_fitted(self)
+        other = copy.copy(self)
+        other.calibration = calibration
+        other._check_settings()
+        other._calibrations = other._fit_calibrations()
+        return other
 
     def calibrate(
         self, X: Any, y: Any, sample_domain: Any = None, sample_confounder: Any = None, groups: Any = None
@@ -272,7 +279,8 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         n_classes = len(self.classes_)
         own = cross_fit(self.prevalence, rows, group, n_classes, self.confounders_, self.knockout, seed)
-        self._calibrations = self._fit_calibrations(rows, own)
+        self._held_out = self._score_held_out(rows, own)
+        self._calibrations = self._fit_calibrations()
         return self
 
     def log_ratio(self, X: Any, sample_confounder: Any = None) -> Any:
@@ -355,11 +363,8 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return codes
 
     def _raw_log_ratio(self, X: Tensor, codes: Tensor) -> Tensor:
-        """log f before calibration; tables in float64, so that a row scores the same in any batch."""
-        z = network_inputs(self.confounders_, codes)
-        if X.dtype == torch.float64:
-            return score(self._module.double(), X, z.double())
-        return score(self._module.float(), X, z).double()
+        """log f before calibration."""
+        return self._scorer(X, network_inputs(self.confounders_, codes))
 
     def _log_ratio(self, X: Tensor, codes: Tensor) -> Tensor:
         raw_log_ratio = self._raw_log_ratio(X, codes)
@@ -368,15 +373,6 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return complete
         lacking = self.confounders_.missing(codes).any(dim=1, keepdim=True)
         return torch.where(lacking, incomplete, complete)
-
-
-def _smoothed_targets(y: Tensor, counts: Tensor) -> Tensor:
-    """Platt's soft labels: a class with n rows is (n + 1) / (n + 2) certain, which keeps separable data finite."""
-    n_classes = len(counts)
-    certainty = ((counts + 1) / (counts + 2)).double()[y][:, None]
-    return one_hot(y, n_classes).double() * (certainty - (1 - certainty) / (n_classes - 1)) + (1 - certainty) / (
-        n_classes - 1
-    )
 
 
 def _for_training(X: Tensor) -> Tensor:

@@ -1,0 +1,49 @@
+"""What a method assumes and needs: the paper's two tables of methods, as data."""
+
+from dataclasses import dataclass
+
+from sitewise.confounders import Confounders, Continuous
+
+
+@dataclass(frozen=True)
+class Card:
+    """A row of both tables; None stands for "does not apply".
+
+    `z_at_test` is "no", "optional" or "needed". `labels_at_test` is "no", "P(Y)", "labels" or "true g": all but the
+    first make a method a reference rather than a competitor, and so does `told`, what it is told of the confounder.
+    """
+
+    name: str
+    cite: str  # a key of docs/references.bib
+    input: str = "X"
+    single_site: bool = True
+    several_sites: bool = True
+    continuous_z: bool | None = None
+    high_dimensional_z: bool | None = None
+    z_at_test: str = "no"
+    labels_at_test: str = "no"
+    unlabeled_in_training: bool = False
+    estimates_g: str = "no"
+    without_z: str = "-"
+    told: str = ""
+    note: str = ""
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether the method knows what no method at a new site would."""
+        return self.labels_at_test != "no" or bool(self.told)
+
+
+def refuse(card: Card, n_sites: int, confounders: Confounders | None) -> str | None:
+    """Why a method can't be used on such training data, None where it can."""
+    if n_sites < 2 and not card.single_site:
+        return f"{card.name} compares training sites and needs at least two, got {n_sites}"
+    if n_sites > 1 and not card.several_sites:
+        return f"{card.name} is made for one training site, got {n_sites}"
+    if confounders is None:
+        return f"{card.name} needs confounders: give sample_confounder" if "Z" in card.input else None
+    continuous = [v.name for v in confounders.variables if isinstance(v, Continuous)]
+    if continuous and card.continuous_z is False:
+        names = ", ".join(map(repr, continuous))
+        return f"{card.name} works with categorical confounders only, {names} is continuous: bin it, or set bins="
+    return None

@@ -1,0 +1,55 @@
+"""Cells of z: every combination of its levels that occurs, numbers cut into bins by a stated rule."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sitewise.arrays import distinct_rows, find_rows
+from sitewise.confounders import Confounders, Continuous
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Which cell a row of z belongs to; the edges of continuous variables are quantiles of the training rows."""
+
+    schema: Confounders | None
+    edges: dict[int, Tensor]
+    table: Tensor  # (C, V) the cells, a row of levels each; one empty row without confounders
+
+    @classmethod
+    def learn(cls, schema: Confounders | None, codes: Tensor, bins: int | None) -> "Cells":
+        """Find the cells that occur among rows with all of z; `bins` equally full bins for continuous variables."""
+        if schema is None:
+            return cls(None, {}, codes.new_zeros(1, 0))
+        complete = codes[~schema.missing(codes).any(dim=1)]
+        shares = torch.linspace(0, 1, (bins or 1) + 1, dtype=codes.dtype)[1:-1]
+        edges = {
+            j: torch.quantile(complete[:, j], shares) if len(complete) else shares
+            for j, variable in enumerate(schema.variables)
+            if isinstance(variable, Continuous)
+        }
+        empty = cls(schema, edges, codes[:0])
+        return cls(schema, edges, distinct_rows(empty.levels(complete))[0])
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def levels(self, codes: Tensor) -> Tensor:
+        """Codes with continuous variables replaced by the number of their bin; missing is -1."""
+        if self.schema is None:
+            return codes[:, :0]
+        levels = codes.clone()
+        for j, edges in self.edges.items():
+            levels[:, j] = torch.bucketize(codes[:, j].contiguous(), edges).to(codes.dtype)
+        return torch.where(self.schema.missing(codes), -1.0, levels)
+
+    def number(self, codes: Tensor) -> Tensor:
+        """The cell of every row, -1 where part of z is missing or the combination never occurred."""
+        return find_rows(self.levels(codes), self.table)
+
+    def possible(self, codes: Tensor) -> Tensor:
+        """Which cells agree with what is known of each row, (n, C); all of them where none does."""
+        levels = self.levels(codes)
+        agree = ((levels[:, None, :] == self.table) | (levels[:, None, :] < 0)).all(dim=2)
+        return agree | ~agree.any(dim=1, keepdim=True)

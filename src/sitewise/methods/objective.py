@@ -1,0 +1,145 @@
+"""A method's loss as the training loop wants it: rows become a batch, the method's one hook says what it costs."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from sitewise.confounders import Confounders
+from sitewise.ratio import LabeledRows, RatioNetwork, network_inputs, score, weighted_nll
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Labeled rows, as many unlabeled ones of each site that has them, and how far training has come."""
+
+    x: Tensor
+    z: Tensor  # (n, 0) for methods that do not read z
+    y: Tensor
+    weight: Tensor
+    site: Tensor  # numbers from 0; unlabeled sites follow the training sites
+    columns: dict[str, Tensor]  # whatever the method prepared for every row
+    unlabeled: Tensor | None
+    unlabeled_site: Tensor | None
+    progress: float  # the share of epochs behind
+
+    @property
+    def n(self) -> int:
+        """How many labeled rows there are."""
+        return len(self.y)
+
+    def all_x(self) -> Tensor:
+        """Labeled inputs, then unlabeled ones."""
+        return self.x if self.unlabeled is None else torch.cat([self.x, self.unlabeled])
+
+    def all_z(self) -> Tensor:
+        """z beside `all_x`: nothing is known of unlabeled rows, so methods that read z have none."""
+        return self.z if self.unlabeled is None else self.z.new_zeros(self.n + len(self.unlabeled), self.z.shape[1])
+
+    def all_sites(self) -> Tensor:
+        """The site of every row of `all_x`."""
+        return self.site if self.unlabeled_site is None else torch.cat([self.site, self.unlabeled_site])
+
+    def by_site(self) -> list[Tensor]:
+        """Which labeled rows are of each site that is in the batch."""
+        return [(self.site == s).nonzero().flatten() for s in torch.unique(self.site)]
+
+
+@dataclass
+class Prepared:
+    """What a method works out before training: columns beside the training rows, and what else it keeps."""
+
+    columns: dict[str, Tensor] = field(default_factory=dict)
+    memory: Any = None
+
+
+class Trains(Protocol):
+    """The hooks of a method that trains a network."""
+
+    def build(self, network: RatioNetwork, n_domains: int, prepared: Prepared) -> nn.Module:
+        """The module to train."""
+        ...
+
+    def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
+        """What a batch costs."""
+        ...
+
+    def validation_loss(self, outputs: Tensor, rows: LabeledRows, memory: Any) -> Tensor:
+        """What held-out rows cost, given the network's outputs for them."""
+        ...
+
+    def begin_epoch(self, memory: Any) -> None:
+        """What the method does between epochs."""
+        ...
+
+
+@dataclass
+class MethodObjective:
+    """The objective of any method that trains one network on labeled rows, with unlabeled rows beside them or not."""
+
+    method: Trains
+    training: LabeledRows
+    validation: LabeledRows
+    schema: Confounders | None  # None for methods that do not read z
+    prepared: Prepared
+    unlabeled: list[Tensor]
+    augment: Callable[[Tensor], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        self.sites = self.training.site
+        self._device = torch.device("cpu")
+        self._progress = 0.0
+        self._z = network_inputs(self.schema, self.training.codes)
+        self._held_z = network_inputs(self.schema, self.validation.codes)
+
+    def to(self, device: torch.device) -> None:
+        """Keep everything a batch is made of on the device."""
+        self._device = device
+        for rows in (self.training, self.validation):
+            rows.X, rows.y, rows.weight, rows.site = (
+                part.to(device) for part in (rows.X, rows.y, rows.weight, rows.site)
+            )
+        self._z, self._held_z = self._z.to(device), self._held_z.to(device)
+        self.unlabeled = [x.to(device) for x in self.unlabeled]
+        self.prepared.columns = {name: column.to(device) for name, column in self.prepared.columns.items()}
+
+    def begin_epoch(self, generator: torch.Generator, progress: float) -> None:
+        """Note how far training has come."""
+        self._progress = progress
+        self.method.begin_epoch(self.prepared.memory)
+
+    def loss(self, module: nn.Module, rows: Tensor) -> Tensor:
+        """The method's loss of some rows."""
+        return self.method.loss(module, self._batch(rows), self.prepared.memory)
+
+    def validation_loss(self, module: nn.Module) -> float | None:
+        """The method's loss of the held-out rows."""
+        if not len(self.validation):
+            return None
+        outputs = score(module, self.validation.X, self._held_z, self._device)
+        return float(self.method.validation_loss(outputs, self.validation, self.prepared.memory))
+
+    def _batch(self, rows: Tensor) -> Batch:
+        x, site = self.training.X[rows], self.training.site[rows]
+        unlabeled = unlabeled_site = None
+        if self.unlabeled:
+            n_sites = int(self.sites.max()) + 1
+            n_each = math.ceil(len(rows) / n_sites)
+            drawn = [pool[torch.randint(len(pool), (n_each,), device=self._device)] for pool in self.unlabeled]
+            unlabeled = torch.cat(drawn)
+            numbers = torch.arange(n_sites, n_sites + len(drawn), device=self._device)
+            unlabeled_site = numbers.repeat_interleave(n_each)
+        if self.augment is not None:
+            x = self.augment(x)
+            unlabeled = None if unlabeled is None else self.augment(unlabeled)
+        columns = {name: column[rows] for name, column in self.prepared.columns.items()}
+        y, weight = self.training.y[rows], self.training.weight[rows]
+        return Batch(x, self._z[rows], y, weight, site, columns, unlabeled, unlabeled_site, self._progress)
+
+
+def mean_nll(logits: Tensor, rows: LabeledRows) -> Tensor:
+    """The NLL of rows by softmax(logits)."""
+    return weighted_nll(logits, rows.y, rows.weight)
