@@ -88,6 +88,12 @@ def shown_methods(rows: pd.DataFrame) -> list[str]:
     return [str(method) for method in rows.loc[rows["mean"].notna(), "method"].unique()]
 
 
+def without_number(rows: pd.DataFrame) -> list[str]:
+    """The methods that were run and do not have the metric, as one that estimates no prevalence."""
+    shown, missing = shown_methods(rows), left_out(rows)
+    return [str(method) for method in rows["method"].unique() if method not in shown and method not in missing]
+
+
 def told_methods(rows: pd.DataFrame) -> set[str]:
     """The methods that are told more than unlabeled rows."""
     return {str(method) for method in rows.loc[rows["told"].astype(bool), "method"].unique()}

@@ -17,25 +17,26 @@ from sitewise.report.summary import (
     shown_methods,
     small_is_good,
     told_methods,
+    without_number,
 )
 
 TextFormat = Literal["markdown", "csv", "latex"]
 METHOD_COLUMNS = {
-    "name": "name",
-    "single_site": "one training site",
-    "several_sites": "several training sites",
-    "continuous_z": "continuous z",
-    "high_dimensional_z": "high-dimensional z",
-    "z_at_test": "z at test",
-    "labels_at_test": "labels at test",
-    "unlabeled_in_training": "unlabeled rows in training",
-    "input": "input",
-    "estimates_g": "estimates g",
-    "without_z": "predicts without z",
-    "cite": "paper",
-    "note": "note",
+    "name": ("name",),
+    "single_site": ("sites", "one"),
+    "several_sites": ("sites", "several"),
+    "continuous_z": ("z", "continuous"),
+    "high_dimensional_z": ("z", "high-dim."),
+    "z_at_test": ("at test", "z"),
+    "labels_at_test": ("at test", "labels"),
+    "told": ("told beforehand",),
+    "unlabeled_in_training": ("trains with", "unlabeled"),
+    "input": ("input",),
+    "without_z": ("without z",),
+    "estimates_g": ("estimates g",),
+    "cite": ("paper",),
 }
-METHODS_TITLE = "What each method needs, and how it comes to P(y|z) at a new site"
+METHODS_TITLE = "What each method needs, and how it comes to g = P(y|z) at a new site"
 MOST_DIGITS = 6
 
 
@@ -59,14 +60,15 @@ def comparison_table(frame: pd.DataFrame, metric: str, format: str, reference: s
 def methods_table(cards: Mapping[str, Mapping[str, Any]], format: str) -> str | TerminalGrid:
     """Write the methods' cards (key in the registry -> fields of its card) as one table, a row for each method."""
     if format == "csv":
-        raw = [{"method": key, **{field: card[field] for field in METHOD_COLUMNS}} for key, card in cards.items()]
-        return pd.DataFrame(raw, columns=["method", *METHOD_COLUMNS]).to_csv(index=False, na_rep="n/a")
+        fields = [*METHOD_COLUMNS, "note"]
+        raw = [[key, *(card[field] for field in fields)] for key, card in cards.items()]
+        return pd.DataFrame(raw, columns=["method", *fields]).to_csv(index=False, na_rep="n/a")
     rows = tuple(
         (Cell(key), *(Cell(_in_words(card[field]), cite=field == "cite") for field in METHOD_COLUMNS))
         for key, card in cards.items()
     )
-    columns = (("method",), *((heading,) for heading in METHOD_COLUMNS.values()))
-    return _write(Grid(METHODS_TITLE, columns, rows), format)
+    notes = tuple(f"{card['name']}: {card['note']}." for card in cards.values() if card["note"])
+    return _write(Grid(METHODS_TITLE, (("method",), *METHOD_COLUMNS.values()), rows, notes), format)
 
 
 def _write(grid: Grid, format: str) -> str | TerminalGrid:
@@ -96,6 +98,8 @@ def _comparison_grid(rows: pd.DataFrame, metric: str, reference: str | None) -> 
         notes[0] += f" of those without {TOLD_MARK}"
         notes.append(f"{TOLD_MARK} {TOLD_NOTE}.")
     notes[0] = notes[0][0].upper() + notes[0][1:] + "."
+    if without_number(rows):
+        notes.append(f"Without a {metric_name(metric)}: {', '.join(without_number(rows))}.")
     notes += [f"{method} left out: {reason}." for method, reason in left_out(rows).items()]
     return Grid(metric_name(metric), (("method",), *places), tuple(body), tuple(notes))
 

@@ -1,0 +1,141 @@
+"""`sitewise bench run`, `table` and `figure`: an experiment's records, and what they say."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from sitewise.cli.printing import FigureFormat, TableFormat, show
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sitewise.benchmark import Experiment
+
+app = typer.Typer(help="Run an experiment and show its results.", no_args_is_help=True)
+
+File = Annotated[Path, typer.Argument(metavar="EXPERIMENT.yaml", help="The experiment.", show_default=False)]
+Out = Annotated[Path, typer.Option(help="Folder of records and figures.")]
+Quick = Annotated[bool, typer.Option("--quick", help="The experiment's reduced version.")]
+MetricName = Annotated[str | None, typer.Option(help="The metric to show; the experiment's own otherwise.")]
+
+
+@app.command()
+def run(
+    experiment: File,
+    out: Out = Path("results"),
+    quick: Quick = False,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time; as many as there are cores, or fit a GPU, otherwise.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder with the full MNIST; the 5,000 embedded digits otherwise.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds 0 .. N-1 instead of the experiment's.")] = None,
+) -> None:
+    """Do the runs that have no record yet, then print the table and draw the figure."""
+    from sitewise.benchmark import RunError, records_path, run_experiment
+    from sitewise.report.tables import comparison_table
+
+    plan = _read(experiment, quick, seeds)
+    try:
+        run_experiment(plan, out, jobs=jobs, device=device, data_dir=data_dir)
+    except RunError as error:
+        typer.echo(f"sitewise: {error}", err=True)
+        raise typer.Exit(1) from error
+    frame = _summarize(plan, out, experiment)
+    show(comparison_table(frame, plan.metric, "terminal", plan.reference))
+    _say_wrote(records_path(plan, out))
+    _say_wrote(_draw(plan, frame, plan.metric, out, FigureFormat.PNG))
+
+
+@app.command()
+def table(
+    experiment: File,
+    out: Out = Path("results"),
+    quick: Quick = False,
+    metric: MetricName = None,
+    format: Annotated[TableFormat, typer.Option(help="How to write the table.")] = TableFormat.TERMINAL,
+    site: Annotated[list[str] | None, typer.Option(help="Show this test site only; may be repeated.")] = None,
+    draw: Annotated[list[str] | None, typer.Option(help="Show this draw only; may be repeated.")] = None,
+) -> None:
+    """Print the experiment's table: means over seeds with 95% intervals and paired differences to its reference."""
+    from sitewise.report.summary import choose
+    from sitewise.report.tables import comparison_table
+
+    plan = _read(experiment, quick)
+    frame = _summarize(plan, out, experiment)
+    shown = choose(frame, metric or plan.metric, sites=site or (), draws=draw or ())
+    show(comparison_table(shown, metric or plan.metric, format.value, plan.reference))
+
+
+@app.command()
+def figure(
+    experiment: File,
+    out: Out = Path("results"),
+    quick: Quick = False,
+    metric: MetricName = None,
+    format: Annotated[FigureFormat, typer.Option(help="The file to write.")] = FigureFormat.PNG,
+) -> None:
+    """Draw the experiment's figure into the folder of its records."""
+    plan = _read(experiment, quick)
+    frame = _summarize(plan, out, experiment)
+    _say_wrote(_draw(plan, frame, metric or plan.metric, out, format))
+
+
+def _read(path: Path, quick: bool, seeds: int | None = None) -> "Experiment":
+    from sitewise.benchmark import read_experiment
+    from sitewise.report.summary import meant
+
+    if not path.is_file():
+        near = meant(path.name, sorted(other.name for other in path.parent.glob("*.y*ml")))
+        raise FileNotFoundError(f"there is no experiment {path}{near}")
+    plan = read_experiment(path, quick=quick)
+    if seeds is None:
+        return plan
+    if plan.tuning is not None and seeds < plan.tuning.seeds:
+        raise ValueError(
+            f"{path} tunes its methods over {plan.tuning.seeds} seeds: --seeds must not be fewer, got {seeds}"
+        )
+    return replace(plan, seeds=seeds)
+
+
+def _summarize(plan: "Experiment", out: Path, path: Path) -> "pd.DataFrame":
+    from sitewise.benchmark import read_records, records_path, summarize
+
+    records = read_records(records_path(plan, out))
+    if not records:
+        command = f"sitewise bench run {path} --out {out}{' --quick' if plan.quick else ''}"
+        raise ValueError(f"there are no records of {plan.name} in {out}; make them with: {command}")
+    return summarize(plan, records)
+
+
+def _draw(plan: "Experiment", frame: "pd.DataFrame", metric: str, out: Path, format: FigureFormat) -> Path:
+    from sitewise.benchmark import records_path
+    from sitewise.cli.curves import read_curve
+    from sitewise.report.comparison import comparison_figure, curve_figure, save_figure
+
+    draws = {draw.name: draw.plain() for draw in plan.draws}
+    curve = read_curve(getattr(plan, "figure", {}), draws, {site.name: site.options for site in plan.tests})
+    if curve is None:
+        drawn = comparison_figure(frame, metric, plan.reference or "", title=plan.title)
+    else:
+        drawn = curve_figure(
+            frame,
+            metric,
+            curve.numbers,
+            over=curve.over,
+            label=curve.label,
+            log=curve.log,
+            reference=plan.reference or "",
+            title=plan.title,
+        )
+    name = records_path(plan, out).stem + (f".{metric}" if metric != plan.metric else "")
+    return save_figure(drawn, out / f"{name}.{format.value}")
+
+
+def _say_wrote(path: Path) -> None:
+    Console().print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
