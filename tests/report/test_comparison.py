@@ -188,3 +188,19 @@ def test_an_interval_that_rounding_turned_around_is_drawn(summary):
     frame["low"] = frame["mean"] + 1e-17
     frame["high"] = np.nextafter(frame["mean"], 0)
     comparison_figure(frame, "positive_f1", "GPA")
+
+
+def test_intervals_of_two_seeds_leave_room_for_the_points(summary):
+    figure = comparison_figure(summary(MEANS, seeds=2, half=5.0), "positive_f1", "GPA")
+    low, high = figure.axes[0].get_xlim()
+    assert low < 0.66
+    assert 0.858 < high
+    assert high - low < 0.5
+    assert "without an end go beyond" in figure.legends[0].get_title().get_text()
+    figure = comparison_figure(summary(MEANS, half=0.05), "positive_f1", "GPA")
+    low, high = figure.axes[0].get_xlim()
+    assert low < 0.66 - 0.05 < 0.858 + 0.05 < high
+    assert "without an end" not in figure.legends[0].get_title().get_text()
+    frame = summary(MEANS, seeds=2, half=5.0, draws=tuple(SIZES))
+    curve = curve_figure(frame, "positive_f1", SIZES, over="draw", label="n", log=True)
+    assert np.ptp(curve.axes[0].get_ylim()) < 0.5

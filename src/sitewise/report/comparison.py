@@ -3,6 +3,7 @@
 import re
 import textwrap
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -48,7 +49,13 @@ def comparison_figure(frame: pd.DataFrame, metric: str, reference: str, *, title
     methods, told = shown_methods(rows), told_methods(rows)
     sites, draws = (list(rows[column].unique()) for column in ("site", "draw"))
     paired = bool(rows["difference"].notna().any())
-    notes = [*_notes(rows, told), *([f"draw: {draws[0]}"] if len(draws) == 1 else [])]
+    limits = {
+        (site, columns): _limits(rows[rows["site"] == site], columns)
+        for site in sites
+        for columns in (MEAN, DIFFERENCE)[: 1 + paired]
+    }
+    notes = _notes(rows, told, cut=any(limit.cut for limit in limits.values()))
+    notes += [f"draw: {draws[0]}"] if len(draws) == 1 else []
     widths = [PANEL_WIDTH, DIFFERENCE_WIDTH if paired else 0.01, GAP_WIDTH]
     width = CHARACTER_WIDTH * _longest(methods) + len(sites) * sum(widths) + 0.4
     height = 1.3 + len(methods) * (ROW_HEIGHT + DRAW_HEIGHT * (len(draws) - 1)) + 0.18 * _n_lines(notes, width)
@@ -68,6 +75,7 @@ def comparison_figure(frame: pd.DataFrame, metric: str, reference: str, *, title
             unused.remove()
         for axis, columns in zip(axes, (MEAN, DIFFERENCE)[: 1 + paired], strict=False):
             _stripes(axis, len(methods))
+            axis.set_xlim(limits[site, columns].low, limits[site, columns].high)
             for place, method in zip(places, methods, strict=True):
                 _points(
                     axis, here[here["method"] == method], columns, place, draws, method in told, method == reference
@@ -85,6 +93,34 @@ def comparison_figure(frame: pd.DataFrame, metric: str, reference: str, *, title
         label.set_fontweight("bold" if method == reference else "normal")
     _finish(figure, title, notes, _draw_handles(draws))
     return figure
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """The ends of an axis, and whether an interval goes beyond them."""
+
+    low: float
+    high: float
+    cut: bool
+
+
+def _limits(rows: pd.DataFrame, columns: tuple[str, str, str]) -> _Limits:
+    """Room for all points and their intervals, but for intervals no more than half the points' spread at each end.
+
+    The interval of a mean over two seeds is thirteen standard errors long at each side: it would leave no room for
+    anything else.
+    """
+    values, lows, highs = (rows[column].dropna().to_numpy(dtype=float) for column in columns)
+    if columns == DIFFERENCE:
+        values = np.append(values, 0.0)  # the reference
+    if not len(values):
+        return _Limits(0.0, 1.0, cut=False)
+    least, most = values.min(), values.max()
+    low, high = min(least, lows.min(initial=least)), max(most, highs.max(initial=most))
+    room = (most - least) / 2 or max(most - low, high - most)
+    shown = max(low, least - room), min(high, most + room)
+    margin = 0.05 * (shown[1] - shown[0]) or 0.05
+    return _Limits(shown[0] - margin, shown[1] + margin, cut=low < shown[0] - margin or high > shown[1] + margin)
 
 
 def _points(
@@ -176,7 +212,8 @@ def curve_figure(
     _check_numbers(x, rows, over, log)
     methods, told = shown_methods(rows), told_methods(rows)
     panels = list(rows["site" if over == "draw" else "draw"].unique())
-    notes = _notes(rows, told)
+    limits = _limits(rows, MEAN)
+    notes = _notes(rows, told, cut=limits.cut)
     width = len(panels) * CURVE_WIDTH + CHARACTER_WIDTH * _longest(methods) + 0.9
     height = max(3.6, 0.21 * len(methods) + 1) + 0.18 * _n_lines(notes, width)
     figure, grid = plt.subplots(
@@ -200,6 +237,7 @@ def curve_figure(
         axis.xaxis.set_minor_locator(NullLocator())
         axis.set_xticks(*_ticks(places, log, CURVE_WIDTH))
     grid[0, 0].set_ylabel(metric_name(metric))
+    grid[0, 0].set_ylim(limits.low, limits.high)
     figure.legend(handles=handles, loc="outside right upper", frameon=False)
     _finish(figure, title, notes, [])
     return figure
@@ -284,13 +322,13 @@ def _longest(methods: list[str]) -> int:
     return max((len(method) + 2 for method in methods), default=0)
 
 
-def _notes(rows: pd.DataFrame, told: set[str]) -> list[str]:
+def _notes(rows: pd.DataFrame, told: set[str], *, cut: bool) -> list[str]:
     """What a reader needs to know below the figure."""
-    notes = [seeds_note(rows)]
+    notes = [seeds_note(rows) + ("; intervals without an end go beyond the figure" if cut else "")]
     if told & set(shown_methods(rows)):
         notes.append(f"{TOLD_MARK} {TOLD_NOTE}")
     without = [method for method in left_out(rows) if method not in shown_methods(rows)]
-    return [*notes, f"left out: {', '.join(without)}"] if without else notes
+    return [*notes, f"left out: {'; '.join(without)}"] if without else notes
 
 
 def _wrapped(notes: list[str], width: float) -> str:

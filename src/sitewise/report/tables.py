@@ -99,7 +99,7 @@ def _comparison_grid(rows: pd.DataFrame, metric: str, reference: str | None) -> 
         notes.append(f"{TOLD_MARK} {TOLD_NOTE}.")
     notes[0] = notes[0][0].upper() + notes[0][1:] + "."
     if without_number(rows):
-        notes.append(f"Without a {metric_name(metric)}: {', '.join(without_number(rows))}.")
+        notes.append(f"Without a {metric_name(metric)}: {'; '.join(without_number(rows))}.")
     notes += [f"{method} left out: {reason}." for method, reason in left_out(rows).items()]
     return Grid(metric_name(metric), (("method",), *places), tuple(body), tuple(notes))
 
