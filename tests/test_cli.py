@@ -167,6 +167,25 @@ def test_figure_is_named_after_experiment_and_metric(experiment, records, tmp_pa
     assert (out / "small.nll.pdf").read_bytes().startswith(b"%PDF")
 
 
+def test_a_curve_is_drawn_where_the_experiment_asks_for_one(experiment, records, tmp_path, monkeypatch):
+    read, drawn = sitewise.benchmark.read_experiment, []
+
+    def with_curve(path, **options):
+        plan = read(path, **options)
+        object.__setattr__(plan, "figure", {"kind": "curve", "over": "draws", "log": True})
+        return plan
+
+    def save(figure, path):
+        drawn.append([axis.get_xlabel() for axis in figure.axes])
+        return path
+
+    records[0].append({"id": "a run"})
+    monkeypatch.setattr(sitewise.benchmark, "read_experiment", with_curve)
+    monkeypatch.setattr("sitewise.report.comparison.save_figure", save)
+    sitewise_says("bench", "figure", experiment, "--out", tmp_path)
+    assert drawn == [["unlabeled samples"] * 2]
+
+
 def test_typos_propose_what_was_meant(experiment, records, tmp_path, monkeypatch, capsys):
     records[0].append({"id": "a run"})
     table = ("bench", "table", experiment, "--out", tmp_path)
