@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 from typer.testing import CliRunner
 
@@ -177,6 +178,7 @@ def test_a_curve_is_drawn_where_the_experiment_asks_for_one(experiment, records,
 
     def save(figure, path):
         drawn.append([axis.get_xlabel() for axis in figure.axes])
+        plt.close(figure)
         return path
 
     records[0].append({"id": "a run"})
