@@ -95,20 +95,25 @@ def test_small_data_gets_enough_steps():
     assert exact.epochs == 15
 
 
-def test_batches_cover_all_rows_once():
+def test_batches_hold_every_row_once_but_a_remainder_that_changes():
+    generator = torch.Generator().manual_seed(0)
     sites = torch.zeros(1003, dtype=torch.int64)
-    drawn = list(batches(sites, 100, False, torch.Generator().manual_seed(0)))
-    assert len(drawn) == count_batches(sites, 100, False) == 10
-    assert torch.cat(drawn).sort().values.tolist() == list(range(1003))
+    first, second = (batches(sites, 100, False, generator) for _ in range(2))
+    assert first.shape == (10, 100)
+    assert count_batches(sites, 100, False) == 10
+    assert len(set(first.flatten().tolist())) == 1000
+    left_out = [set(range(1003)) - set(drawn.flatten().tolist()) for drawn in (first, second)]
+    assert left_out[0] != left_out[1]
+    assert batches(sites[:1000], 300, False, generator).shape == (3, 333)
 
 
 def test_batches_per_site_hold_as_many_rows_of_each():
     sites = torch.tensor([0] * 90 + [1] * 10 + [2] * 30)
-    drawn = list(batches(sites, 8, True, torch.Generator().manual_seed(0)))
+    drawn = batches(sites, 8, True, torch.Generator().manual_seed(0))
     assert len(drawn) == 11
     for rows in drawn:
         assert torch.bincount(sites[rows]).tolist() == [8, 8, 8]
-    assert len(set(torch.cat(drawn)[sites[torch.cat(drawn)] == 0].tolist())) == 88
+    assert len(set(drawn[sites[drawn] == 0].tolist())) == 88
 
 
 def test_a_diverging_run_says_so():

@@ -17,7 +17,8 @@ import torch
 from joblib import Parallel, cpu_count, delayed, parallel_config
 
 from sitewise.adaptation import adjust, estimate_prevalence
-from sitewise.datasets.digits import ALPHA, FLIPPED, Digits, colored_site, load_digits, true_joint
+from sitewise.datasets.digits import ALPHA, FLIPPED, colored_site, true_joint
+from sitewise.datasets.mnist import Digits, load_digits
 from sitewise.estimator import AdaptedClassifier, GPAClassifier
 from sitewise.evaluation import evaluate, reliability
 from sitewise.report.figures import draw_demo

@@ -103,10 +103,12 @@ def train(
     seed: int = 0,
     verbose: bool | None = None,
     label: str = "training",
+    replay: bool = False,
 ) -> Training:
     """Train a module; the same seed gives the same bits on a CPU.
 
-    `device` is "auto", "cpu", "cuda" or any other that Fabric knows; `verbose` None shows a bar on a terminal.
+    `device` is "auto", "cpu", "cuda" or any other that Fabric knows; `verbose` None shows a bar on a terminal. `replay`
+    says that module and loss do the same work for every batch, whatever is in it: a GPU then records it once.
     """
     fabric = Fabric(accelerator=device, devices=1)
     if fabric.device.type == "cpu":
@@ -116,11 +118,15 @@ def train(
     batch_size = min(recipe.batch_size, max(16, math.ceil(len(sites) / 8))) if recipe.min_steps else recipe.batch_size
     steps_per_epoch = count_batches(sites, batch_size, recipe.per_site)
     epochs = max(recipe.epochs, math.ceil(recipe.min_steps / steps_per_epoch))
-    optimizer = torch.optim.AdamW(module.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
+    module.to(fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    on_gpu = fabric.device.type == "cuda"
+    optimizer = torch.optim.AdamW(
+        module.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay, fused=on_gpu or None
+    )
     scheduler = _schedule(optimizer, recipe, epochs * steps_per_epoch)
-    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     fitted, optimizer = fabric.setup(module, optimizer)
     objective.to(fabric.device)
+    step = (_Replayed if replay and on_gpu else _Step)(fabric, fitted, optimizer, objective)
     best_loss, best_epoch, best_state = math.inf, 0, None
     history: list[dict[str, float]] = []
     with _random_state(seed), _progress(label, epochs, verbose) as advance:
@@ -128,13 +134,10 @@ def train(
             fitted.train()  # validation leaves the module in evaluation mode
             objective.begin_epoch(generator, (epoch - 1) / epochs)
             total = torch.zeros((), device=fabric.device)
-            for rows in batches(sites, batch_size, recipe.per_site, generator):
-                optimizer.zero_grad()
-                loss = objective.loss(fitted, rows.to(fabric.device))
-                fabric.backward(loss)
+            for rows in batches(sites, batch_size, recipe.per_site, generator).to(fabric.device):
+                total += step(rows)
                 optimizer.step()
                 scheduler.step()
-                total += loss.detach()
             fitted.eval()
             with torch.no_grad():
                 held_out = objective.validation_loss(fitted)
@@ -152,6 +155,57 @@ def train(
     return Training(module.cpu().eval(), best_epoch, history)
 
 
+@dataclass
+class _Step:
+    """Forward and backward of one batch; the optimizer's step follows."""
+
+    fabric: Fabric
+    module: nn.Module
+    optimizer: Any
+    objective: Objective
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        loss = self.objective.loss(self.module, rows)
+        self.fabric.backward(loss)
+        return loss.detach()
+
+
+@dataclass
+class _Replayed(_Step):
+    """The same recorded once on a GPU and replayed: a small network's time is mostly the launching of its kernels.
+
+    The first batches run as usual, on a stream of their own as recording asks for; then the work of one batch is
+    recorded, and every later one only tells it which rows to take.
+    """
+
+    warm_up: int = 3
+    rows: Tensor | None = None
+    loss: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.stream = torch.cuda.Stream()
+        self.graph = torch.cuda.CUDAGraph()
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        if self.warm_up:
+            self.warm_up -= 1
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                loss = super().__call__(rows)
+            torch.cuda.current_stream().wait_stream(self.stream)
+            return loss
+        if self.rows is None or self.loss is None:
+            self.rows = rows.clone()
+            self.optimizer.zero_grad()  # gradients are born inside the recording, and overwritten by each replay
+            with torch.cuda.graph(self.graph):
+                self.loss = self.objective.loss(self.module, self.rows)
+                self.fabric.backward(self.loss)
+        self.rows.copy_(rows)
+        self.graph.replay()
+        return self.loss.detach()
+
+
 def count_batches(sites: Tensor, batch_size: int, per_site: bool) -> int:
     """How many batches make an epoch."""
     if per_site:
@@ -159,22 +213,22 @@ def count_batches(sites: Tensor, batch_size: int, per_site: bool) -> int:
     return max(1, len(sites) // batch_size)
 
 
-def batches(sites: Tensor, batch_size: int, per_site: bool, generator: torch.Generator) -> Iterator[Tensor]:
-    """Row numbers, batch by batch: all rows once, shuffled; or from every site alike, small sites over and over.
+def batches(sites: Tensor, batch_size: int, per_site: bool, generator: torch.Generator) -> Tensor:
+    """Row numbers of an epoch, a batch a row: all rows shuffled; or from every site alike, small sites over and over.
 
-    A remainder smaller than a batch is spread over the batches.
+    A remainder too small for a row more in every batch is left out of the epoch, another one each time.
     """
     n_batches = count_batches(sites, batch_size, per_site)
     if not per_site:
-        yield from torch.randperm(len(sites), generator=generator).tensor_split(n_batches)
-        return
+        size = len(sites) // n_batches
+        return torch.randperm(len(sites), generator=generator)[: n_batches * size].reshape(n_batches, size)
     parts = []
     for site in torch.unique(sites):
         rows = (sites == site).nonzero().flatten()
         rounds = math.ceil(n_batches * batch_size / len(rows))
         order = torch.cat([rows[torch.randperm(len(rows), generator=generator)] for _ in range(rounds)])
         parts.append(order[: n_batches * batch_size].reshape(n_batches, batch_size))
-    yield from torch.cat(parts, dim=1)
+    return torch.cat(parts, dim=1)
 
 
 def affine(images: Tensor) -> Tensor:

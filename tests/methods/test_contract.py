@@ -162,7 +162,7 @@ def test_methods_of_other_keys_do_not():
 
 @pytest.mark.parametrize("name", ["ttlsa", "group_dro"])
 def test_continuous_z_is_refused_or_binned(name):
-    data, new = problem(name)
+    data, _ = problem(name)
     age = pd.DataFrame({"age": np.random.default_rng(0).normal(60, 10, len(data["y"]))})
     with pytest.raises(ValueError, match="'age' is continuous"):
         make(name, bins=None).fit(**data | {"sample_confounder": age})

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from sitewise.methods import METHODS
-from sitewise.methods.coral import coral_distance
+from sitewise.methods.coral import coral_distance, moments
 from sitewise.methods.dann import AdversarialNetwork, reversal_schedule, reverse_gradient
 from sitewise.methods.group_dro import GroupShares, group_losses, reweight
 from sitewise.methods.irm import irm_penalty
@@ -31,7 +31,9 @@ def batch(x, y, site=None, unlabeled=None, unlabeled_site=None, progress=1.0, **
         columns,
         unlabeled,
         unlabeled_site,
-        progress,
+        torch.tensor(progress),
+        1 if site is None else max(site) + 1,
+        (1 if site is None else max(site) + 1) + (0 if unlabeled is None else 1),
     )
 
 
@@ -79,15 +81,15 @@ def test_irm_adds_the_penalty_of_each_site_after_the_warm_up():
 
 def test_gradients_are_reversed_and_values_are_not():
     features = torch.tensor([1.0, -2.0], requires_grad=True)
-    passed = reverse_gradient(features, 0.3)
+    passed = reverse_gradient(features, torch.tensor(0.3))
     assert passed.tolist() == [1.0, -2.0]
     (passed * torch.tensor([5.0, 7.0])).sum().backward()
     np.testing.assert_allclose(features.grad, [-1.5, -2.1], rtol=1e-6)
 
 
 def test_the_reversal_grows_from_nothing_to_one():
-    assert reversal_schedule(0.0) == 0
-    assert reversal_schedule(0.5) == pytest.approx(0.9866, abs=1e-4)
+    assert reversal_schedule(torch.tensor(0.0)) == 0
+    assert float(reversal_schedule(torch.tensor(0.5))) == pytest.approx(0.9866, abs=1e-4)
 
 
 def dann_gradients(strength, progress=1.0):
@@ -113,25 +115,38 @@ def test_danns_features_climb_what_its_critic_descends():
     features = network.network.features(torch.cat([x, unlabeled]), torch.zeros(6, 0))
     critic_loss = cross_entropy(network.critic(features), torch.tensor([0, 0, 1, 1, 2, 2]))
     (plain,) = torch.autograd.grad(critic_loss, network.network.fusion[0].weight)
-    np.testing.assert_allclose(one - without, -reversal_schedule(1.0) * plain, atol=1e-5)
+    np.testing.assert_allclose(one - without, -reversal_schedule(torch.tensor(1.0)) * plain, atol=1e-5)
+
+
+def distance(a, b):
+    rows = torch.cat([a, b])
+    inside = torch.cat([torch.ones(len(a)), torch.zeros(len(b))])
+    return coral_distance(moments(rows, inside), moments(rows, 1 - inside))
 
 
 def test_coral_by_hand():
     a, b = torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0], [5.0]])
     # means 1 and 3, variances 2 and 8
-    assert float(coral_distance(a, b)) == pytest.approx((1 - 3) ** 2 + (2 - 8) ** 2)
+    assert float(distance(a, b)) == pytest.approx((1 - 3) ** 2 + (2 - 8) ** 2)
+
+
+def test_coral_has_the_covariances_of_torch():
+    torch.manual_seed(0)
+    a, b = torch.randn(7, 3), torch.randn(5, 3)
+    expected = ((a.mean(0) - b.mean(0)) ** 2).mean() + ((torch.cov(a.T) - torch.cov(b.T)) ** 2).mean()
+    assert float(distance(a, b)) == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_coral_is_zero_for_equal_moments_only():
     a = torch.tensor([[0.0, 1.0], [2.0, 3.0], [1.0, -1.0]])
-    assert float(coral_distance(a, a[[2, 0, 1]])) == pytest.approx(0, abs=1e-12)
-    assert float(coral_distance(a, a + 1)) == pytest.approx(1)
-    assert float(coral_distance(a, a * 2)) > 0.1
+    assert float(distance(a, a[[2, 0, 1]])) == pytest.approx(0, abs=1e-12)
+    assert float(distance(a, a + 1)) == pytest.approx(1)
+    assert float(distance(a, a * 2)) > 0.1
 
 
 def test_coral_pulls_the_sites_together():
     a, b = torch.zeros(3, 1, requires_grad=True), torch.ones(3, 1)
-    coral_distance(a, b).backward()
+    distance(a, b).backward()
     assert (a.grad < 0).all()  # a step downhill moves a up, towards b
 
 
@@ -174,8 +189,9 @@ def test_conditional_covariance_by_hand():
         torch.tensor([0, 0, 1, 1]),
     )
     # within class 0 the covariance is 2, within class 1 it is -2; over all rows it is 0
-    assert float(conditional_covariance(a, b, y)) == pytest.approx(4)
-    assert float(conditional_covariance(a, b, torch.zeros(4))) == pytest.approx(0)
+    assert float(conditional_covariance(a, b, y, 2)) == pytest.approx(4)
+    assert float(conditional_covariance(a, b, y, 3)) == pytest.approx(4)  # a class that is not there changes nothing
+    assert float(conditional_covariance(a, b, torch.zeros(4), 2)) == pytest.approx(0)
 
 
 def test_boosting_independent_parts_is_bayes_rule():
@@ -210,7 +226,7 @@ def test_iwdann_weighs_labeled_rows_by_the_class_weights():
     rows = batch(torch.randn(2, 3), [0, 1], unlabeled=torch.randn(2, 3), unlabeled_site=torch.tensor([1, 1]))
     method = METHODS["iwdann"]()
     with torch.no_grad():
-        logits, critic = network(rows.all_x(), rows.all_z(), 1.0)
+        logits, critic = network(rows.all_x(), rows.all_z(), torch.tensor(1.0))
         each = cross_entropy(logits[:2], rows.y, reduction="none")
         sources = cross_entropy(critic[:2], torch.zeros(2, dtype=torch.int64), reduction="none")
         targets = cross_entropy(critic[2:], torch.ones(2, dtype=torch.int64))

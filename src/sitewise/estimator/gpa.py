@@ -155,7 +155,14 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         objective = self._objective(training, validation, validation_prevalence, recipe)
         module = build_ratio(self.backbone, training.X[:1000], data.schema, len(data.classes), seed)
         trained = train(
-            module, objective, recipe, device=self.device, seed=seed, verbose=self.verbose, label="training f"
+            module,
+            objective,
+            recipe,
+            device=self.device,
+            seed=seed,
+            verbose=self.verbose,
+            label="training f",
+            replay=isinstance(self.backbone, str),
         )
         self._scorer = Scorer(trained.module, self.device)
         self.training_history_, self.best_epoch_ = trained.history, trained.best_epoch

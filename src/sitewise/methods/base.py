@@ -220,7 +220,16 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             AUGMENTATIONS[recipe.augment] if recipe.augment else None,
         )
         label = f"training {self.card.name}"
-        result = train(module, objective, recipe, device=self.device, seed=seed, verbose=self.verbose, label=label)
+        result = train(
+            module,
+            objective,
+            recipe,
+            device=self.device,
+            seed=seed,
+            verbose=self.verbose,
+            label=label,
+            replay=isinstance(self.backbone, str),
+        )
         scorer = Scorer(result.module, self.device)
         shares = (training.weight[:, None] * one_hot(training.y, n_classes)).sum(0).double()
         return Trained(

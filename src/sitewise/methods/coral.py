@@ -13,11 +13,17 @@ from sitewise.methods.objective import Batch, Prepared
 from sitewise.ratio import RatioNetwork, weighted_nll
 
 
-def coral_distance(a: Tensor, b: Tensor) -> Tensor:
-    """How far the first two moments of features (n, d) and (m, d) are apart: mean squares of both differences."""
-    mean_gap = a.mean(0) - b.mean(0)
-    covariance_gap = torch.cov(a.T) - torch.cov(b.T)
-    return (mean_gap**2).mean() + (covariance_gap**2).mean()
+def moments(features: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean (d,) and covariance (d, d) of the rows inside, (n,) of ones and zeros."""
+    count = inside.sum()
+    mean = inside @ features / count.clamp_min(1)
+    centred = (features - mean) * inside[:, None]
+    return mean, centred.T @ centred / (count - 1).clamp_min(1)
+
+
+def coral_distance(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> Tensor:
+    """How far two sites' moments are apart: the mean squares of the differences of means and of covariances."""
+    return ((a[0] - b[0]) ** 2).mean() + ((a[1] - b[1]) ** 2).mean()
 
 
 class FeatureNetwork(nn.Module):
@@ -55,6 +61,8 @@ class CORAL(DANN):
         logits, features = module(batch.all_x(), batch.all_z(), True)
         risk = weighted_nll(logits[: batch.n], batch.y, batch.weight)
         sites = batch.all_sites()
-        parts = [features[sites == s] for s in torch.unique(sites)]
-        gaps = [coral_distance(a, b) for a, b in combinations([part for part in parts if len(part) > 1], 2)]
-        return risk + self.strength * torch.stack(gaps).mean() if gaps else risk
+        insides = [(sites == s).to(features.dtype) for s in range(batch.n_domains)]
+        parts = [moments(features, inside) for inside in insides]
+        gaps = torch.stack([coral_distance(a, b) for a, b in combinations(parts, 2)])
+        both = torch.stack([(a.sum() > 1) & (b.sum() > 1) for a, b in combinations(insides, 2)])
+        return risk + self.strength * (gaps * both).sum() / both.sum().clamp_min(1)

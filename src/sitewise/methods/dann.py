@@ -1,6 +1,5 @@
 """Domain-adversarial training."""
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,7 +16,7 @@ from sitewise.ratio import FUSION_WIDTH, RatioNetwork, weighted_nll
 
 class _Reversal(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, features: Tensor, scale: float) -> Tensor:
+    def forward(ctx: Any, features: Tensor, scale: Tensor) -> Tensor:
         ctx.scale = scale
         return features.view_as(features)
 
@@ -26,15 +25,15 @@ class _Reversal(torch.autograd.Function):
         return -ctx.scale * gradient, None
 
 
-def reverse_gradient(features: Tensor, scale: float) -> Tensor:
+def reverse_gradient(features: Tensor, scale: Tensor) -> Tensor:
     """The identity, whose gradient is multiplied by -scale on the way back."""
     reversed_features: Tensor = _Reversal.apply(features, scale)
     return reversed_features
 
 
-def reversal_schedule(progress: float) -> float:
+def reversal_schedule(progress: Tensor) -> Tensor:
     """2 / (1 + exp(-10 p)) - 1: no reversal at first, all of it from about half of training on."""
-    return 2 / (1 + math.exp(-10 * progress)) - 1
+    return 2 / (1 + torch.exp(-10 * progress)) - 1
 
 
 class AdversarialNetwork(nn.Module):
@@ -47,7 +46,7 @@ class AdversarialNetwork(nn.Module):
             nn.Linear(FUSION_WIDTH, FUSION_WIDTH), nn.ReLU(), nn.Linear(FUSION_WIDTH, n_domains)
         )
 
-    def forward(self, x: Tensor, z: Tensor, scale: float | None = None) -> Any:
+    def forward(self, x: Tensor, z: Tensor, scale: Tensor | None = None) -> Any:
         """Logits of y; with a scale also those of the site, whose gradient reaches the features reversed."""
         if scale is None:
             return self.network(x, z)

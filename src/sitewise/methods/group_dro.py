@@ -74,8 +74,9 @@ class GroupDRO(Method):
 
     def loss(self, module: nn.Module, batch: Batch, memory: GroupShares) -> Tensor:
         """The groups' mean losses, weighted by how badly they have been served."""
-        memory.share = memory.share.to(batch.x.device)
+        if memory.share.device != batch.x.device:
+            memory.share = memory.share.to(batch.x.device)
         each = cross_entropy(module(batch.x, batch.z), batch.y, reduction="none")
         by_group = group_losses(each, batch.weight, batch.columns["group"], len(memory.share))
-        memory.share = reweight(memory.share, by_group.detach(), self.step)
-        return (memory.share * torch.where(by_group.isnan(), 0.0, by_group)).sum()
+        memory.share.copy_(reweight(memory.share, by_group.detach(), self.step))
+        return (memory.share.clone() * torch.where(by_group.isnan(), 0.0, by_group)).sum()

@@ -5,12 +5,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import one_hot
+from torch.nn.functional import cross_entropy, one_hot
 
 from sitewise.methods.base import Method
 from sitewise.methods.card import Card
 from sitewise.methods.objective import Batch
-from sitewise.ratio import weighted_nll
+
+TINY = 1e-12  # the weight of a site that is not in the batch: all its sums are zero
 
 
 def irm_penalty(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
@@ -20,8 +21,18 @@ def irm_penalty(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """
     excess = torch.softmax(logits, dim=1) - one_hot(y, logits.shape[1])
     slope = (excess * logits).sum(1)
-    mean: Tensor = (weight * slope).sum() / weight.sum()
+    mean: Tensor = (weight * slope).sum() / weight.sum().clamp_min(TINY)
     return mean**2
+
+
+def mean_over_sites(logits: Tensor, batch: Batch, penalty: Tensor | float) -> Tensor:
+    """The mean over the sites in the batch of R_e + penalty · (dR_e(w·logits)/dw)²."""
+    each = cross_entropy(logits, batch.y, reduction="none")
+    weights = batch.site_weights()
+    masses = torch.stack([weight.sum() for weight in weights])
+    risks = torch.stack([(weight * each).sum() for weight in weights]) / masses.clamp_min(TINY)
+    penalties = torch.stack([irm_penalty(logits, batch.y, weight) for weight in weights])
+    return (risks + penalty * penalties).sum() / (masses > 0).sum()
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -39,9 +50,5 @@ class IRM(Method):
     def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
         """Risk and penalty, averaged over the sites in the batch."""
         logits = module(batch.x, batch.z)
-        strength = self.penalty if batch.progress >= self.warm_up else 1.0
-        costs = []
-        for rows in batch.by_site():
-            part = (logits[rows], batch.y[rows], batch.weight[rows])
-            costs.append(weighted_nll(*part) + strength * irm_penalty(*part))
-        return torch.stack(costs).mean() / max(strength, 1.0)
+        strength = torch.where(batch.progress >= self.warm_up, self.penalty, 1.0)
+        return mean_over_sites(logits, batch, strength) / strength.clamp_min(1.0)

@@ -27,26 +27,30 @@ class ClassWeights:
     mass: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        """Start an epoch's sums."""
         n = len(self.weight)
         self.joint = self.weight.new_zeros(n, n)
         self.predicted, self.mass = self.weight.new_zeros(n), self.weight.new_zeros(2)
+
+    def to(self, device: torch.device) -> None:
+        """Move everything to a device."""
+        self.weight, self.joint, self.predicted, self.mass = (
+            part.to(device) for part in (self.weight, self.joint, self.predicted, self.mass)
+        )
 
     def add(self, labeled: Tensor, y: Tensor, unlabeled: Tensor) -> None:
         """Take in the probabilities of a batch."""
         self.joint += labeled.T @ one_hot(y, len(self.weight)).to(labeled)
         self.predicted += unlabeled.sum(0)
-        self.mass += torch.tensor([len(labeled), len(unlabeled)], dtype=torch.float64, device=labeled.device)
+        self.mass[0] += len(labeled)
+        self.mass[1] += len(unlabeled)
 
     def update(self) -> None:
         """w from the epoch's confusion matrix (BBSE), mixed with the old one."""
         if float(self.mass.min()) > 0:
             found = bbse((self.joint / self.mass[0]).cpu(), (self.predicted / self.mass[1]).cpu())
-            self.weight = MEMORY * self.weight + (1 - MEMORY) * found.to(self.weight)
-        self.forget()
+            self.weight.copy_(MEMORY * self.weight + (1 - MEMORY) * found.to(self.weight))
+        for sums in (self.joint, self.predicted, self.mass):
+            sums.zero_()
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -87,9 +91,7 @@ class IWDANN(DANN):
     def loss(self, module: nn.Module, batch: Batch, memory: ClassWeights) -> Tensor:
         """Weighted NLL of y, and the critic's loss with the labeled rows weighted alike."""
         assert batch.unlabeled is not None
-        if memory.weight.device != batch.x.device:
-            memory.weight = memory.weight.to(batch.x.device)
-            memory.forget()
+        memory.to(batch.x.device)
         scale = self.strength * reversal_schedule(batch.progress)
         logits, critic = module(batch.all_x(), batch.all_z(), scale)
         probability = torch.softmax(logits.detach().double(), dim=1)

@@ -24,7 +24,9 @@ class Batch:
     columns: dict[str, Tensor]  # whatever the method prepared for every row
     unlabeled: Tensor | None
     unlabeled_site: Tensor | None
-    progress: float  # the share of epochs behind
+    progress: Tensor  # the share of epochs behind, a number on the device
+    n_sites: int  # of training
+    n_domains: int  # and the unlabeled ones beside them
 
     @property
     def n(self) -> int:
@@ -43,9 +45,9 @@ class Batch:
         """The site of every row of `all_x`."""
         return self.site if self.unlabeled_site is None else torch.cat([self.site, self.unlabeled_site])
 
-    def by_site(self) -> list[Tensor]:
-        """Which labeled rows are of each site that is in the batch."""
-        return [(self.site == s).nonzero().flatten() for s in torch.unique(self.site)]
+    def site_weights(self) -> list[Tensor]:
+        """For each training site the weights of its rows, zero for the others: nothing a GPU would have to wait for."""
+        return [self.weight * (self.site == s) for s in range(self.n_sites)]
 
 
 @dataclass
@@ -91,7 +93,8 @@ class MethodObjective:
     def __post_init__(self) -> None:
         self.sites = self.training.site
         self._device = torch.device("cpu")
-        self._progress = 0.0
+        self._progress = torch.zeros(())
+        self._n_sites = int(self.sites.max()) + 1
         self._z = network_inputs(self.schema, self.training.codes)
         self._held_z = network_inputs(self.schema, self.validation.codes)
 
@@ -102,13 +105,13 @@ class MethodObjective:
             rows.X, rows.y, rows.weight, rows.site = (
                 part.to(device) for part in (rows.X, rows.y, rows.weight, rows.site)
             )
-        self._z, self._held_z = self._z.to(device), self._held_z.to(device)
+        self._z, self._held_z, self._progress = (part.to(device) for part in (self._z, self._held_z, self._progress))
         self.unlabeled = [x.to(device) for x in self.unlabeled]
         self.prepared.columns = {name: column.to(device) for name, column in self.prepared.columns.items()}
 
     def begin_epoch(self, generator: torch.Generator, progress: float) -> None:
         """Note how far training has come."""
-        self._progress = progress
+        self._progress.fill_(progress)  # in place: a recorded step reads the same memory in every epoch
         self.method.begin_epoch(self.prepared.memory)
 
     def loss(self, module: nn.Module, rows: Tensor) -> Tensor:
@@ -126,18 +129,29 @@ class MethodObjective:
         x, site = self.training.X[rows], self.training.site[rows]
         unlabeled = unlabeled_site = None
         if self.unlabeled:
-            n_sites = int(self.sites.max()) + 1
-            n_each = math.ceil(len(rows) / n_sites)
+            n_each = math.ceil(len(rows) / self._n_sites)
             drawn = [pool[torch.randint(len(pool), (n_each,), device=self._device)] for pool in self.unlabeled]
             unlabeled = torch.cat(drawn)
-            numbers = torch.arange(n_sites, n_sites + len(drawn), device=self._device)
+            numbers = torch.arange(self._n_sites, self._n_sites + len(drawn), device=self._device)
             unlabeled_site = numbers.repeat_interleave(n_each)
         if self.augment is not None:
             x = self.augment(x)
             unlabeled = None if unlabeled is None else self.augment(unlabeled)
         columns = {name: column[rows] for name, column in self.prepared.columns.items()}
         y, weight = self.training.y[rows], self.training.weight[rows]
-        return Batch(x, self._z[rows], y, weight, site, columns, unlabeled, unlabeled_site, self._progress)
+        return Batch(
+            x=x,
+            z=self._z[rows],
+            y=y,
+            weight=weight,
+            site=site,
+            columns=columns,
+            unlabeled=unlabeled,
+            unlabeled_site=unlabeled_site,
+            progress=self._progress,
+            n_sites=self._n_sites,
+            n_domains=self._n_sites + len(self.unlabeled),
+        )
 
 
 def mean_nll(logits: Tensor, rows: LabeledRows) -> Tensor:

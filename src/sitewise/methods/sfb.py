@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sitewise.estimator.held_out import HeldOut
 from sitewise.methods.base import Method, Rule, Trained
 from sitewise.methods.card import Card
-from sitewise.methods.irm import irm_penalty
+from sitewise.methods.irm import mean_over_sites
 from sitewise.methods.objective import Batch, Prepared, mean_nll
 from sitewise.methods.weights import correct_pseudo_labels, hard
 from sitewise.ratio import FUSION_WIDTH, LabeledRows, RatioNetwork, weighted_nll
@@ -20,17 +20,19 @@ UNSTABLE_WIDTH = 32
 FLOOR = 1e-6
 
 
-def conditional_covariance(a: Tensor, b: Tensor, y: Tensor) -> Tensor:
+def conditional_covariance(a: Tensor, b: Tensor, y: Tensor, n_classes: int) -> Tensor:
     """The mean square of the covariances of a (n, p) and b (n, q) within each class, averaged over the classes.
 
     Zero where both are uncorrelated given y, which independence given y implies.
     """
-    parts = []
-    for label in torch.unique(y):
-        rows = y == label
-        left, right = a[rows] - a[rows].mean(0), b[rows] - b[rows].mean(0)
-        parts.append(((left.T @ right / len(left)) ** 2).mean())
-    return torch.stack(parts).mean()
+    squares, counts = [], []
+    for label in range(n_classes):
+        inside = (y == label).to(a.dtype)
+        count = inside.sum()
+        left, right = ((part - inside @ part / count.clamp_min(1)) * inside[:, None] for part in (a, b))
+        squares.append(((left.T @ right / count.clamp_min(1)) ** 2).mean())
+        counts.append(count)
+    return torch.stack(squares).sum() / (torch.stack(counts) > 0).sum()
 
 
 class TwoHeads(nn.Module):
@@ -73,7 +75,7 @@ def pseudo_given_true(probability: Tensor) -> Tensor:
 class SFB(Method):
     """SFB [eastwood2023spuriosity]: stable features predict anywhere, unstable ones after a fit to pseudo-labels.
 
-    Training: R(stable) + R(stable + unstable) + λ · the IRM penalty of the stable head + κ · the covariance of both
+    Training: the sites' mean of R(stable) + λ · its IRM penalty, R(stable + unstable), and κ · the covariance of both
     parts given y; λ is `stability` and κ `independence`. At a new site the stable head's predictions ŷ teach a logistic
     regression on the unstable features, p(ŷ|x_U); with M[k,j] = P(ŷ=j|y=k) from the stable head's own probabilities
     p(y|x_U) solves p(ŷ|x_U) = Mᵀ p(y|x_U), and P(y|x) ∝ P(y|x_S) p(y|x_U) / P(y). Assumes that P(y|x_S) is the same
@@ -93,12 +95,10 @@ class SFB(Method):
     def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
         """Both risks and both penalties."""
         stable, unstable, features = self._parts(module(batch.x, batch.z))
-        risk = weighted_nll(stable, batch.y, batch.weight) + weighted_nll(stable + unstable, batch.y, batch.weight)
-        dependence = conditional_covariance(stable, features, batch.y)
-        sites = batch.by_site()
-        penalties = [irm_penalty(stable[rows], batch.y[rows], batch.weight[rows]) for rows in sites]
-        invariance = torch.stack(penalties).mean() if len(sites) > 1 else torch.zeros_like(risk)
-        return (risk + self.stability * invariance + self.independence * dependence) / max(self.stability, 1.0)
+        invariant = mean_over_sites(stable, batch, self.stability if batch.n_sites > 1 else 0.0)
+        joint = weighted_nll(stable + unstable, batch.y, batch.weight)
+        dependence = conditional_covariance(stable, features, batch.y, stable.shape[1])
+        return (invariant + joint + self.independence * dependence) / max(self.stability, 1.0)
 
     def validation_loss(self, outputs: Tensor, rows: LabeledRows, memory: Any) -> Tensor:
         """The stable head's NLL: the other is of use only once it is adapted."""
