@@ -1,43 +1,64 @@
-"""Experiments: a YAML becomes a plan, the plan's runs become records, records become choices and tables."""
+"""Experiments: a YAML becomes a plan, the plan's runs become records, records become choices and tables.
 
-from sitewise.benchmark.experiment import (
-    ALL_METRICS,
-    LOWER_IS_BETTER,
-    Choice,
-    Draw,
-    Entry,
-    Experiment,
-    SiteSpec,
-    Tuning,
-)
-from sitewise.benchmark.plan import Run, final_runs, tuning_runs
-from sitewise.benchmark.reading import read_experiment
-from sitewise.benchmark.records import Record, read_records
-from sitewise.benchmark.runner import RunError, records_path, run_experiment
-from sitewise.benchmark.scoring import run_one
-from sitewise.benchmark.selection import choose_settings
-from sitewise.benchmark.summary import final_records, summarize
+Public names are imported when first used, as in the package: reading records needs no torch.
+"""
 
-__all__ = [
-    "ALL_METRICS",
-    "LOWER_IS_BETTER",
-    "Choice",
-    "Draw",
-    "Entry",
-    "Experiment",
-    "Record",
-    "Run",
-    "RunError",
-    "SiteSpec",
-    "Tuning",
-    "choose_settings",
-    "final_records",
-    "final_runs",
-    "read_experiment",
-    "read_records",
-    "records_path",
-    "run_experiment",
-    "run_one",
-    "summarize",
-    "tuning_runs",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+_ROOM_OF = {
+    "ALL_METRICS": "experiment",
+    "LOWER_IS_BETTER": "experiment",
+    "Choice": "experiment",
+    "Draw": "experiment",
+    "Entry": "experiment",
+    "Experiment": "experiment",
+    "SiteSpec": "experiment",
+    "Tuning": "experiment",
+    "read_experiment": "reading",
+    "Run": "plan",
+    "final_runs": "plan",
+    "tuning_runs": "plan",
+    "Record": "records",
+    "read_records": "records",
+    "run_one": "scoring",
+    "RunError": "runner",
+    "records_path": "runner",
+    "run_experiment": "runner",
+    "choose_settings": "selection",
+    "final_records": "summary",
+    "summarize": "summary",
+}
+__all__ = [*_ROOM_OF]
+
+if TYPE_CHECKING:
+    from sitewise.benchmark.experiment import ALL_METRICS as ALL_METRICS
+    from sitewise.benchmark.experiment import LOWER_IS_BETTER as LOWER_IS_BETTER
+    from sitewise.benchmark.experiment import Choice as Choice
+    from sitewise.benchmark.experiment import Draw as Draw
+    from sitewise.benchmark.experiment import Entry as Entry
+    from sitewise.benchmark.experiment import Experiment as Experiment
+    from sitewise.benchmark.experiment import SiteSpec as SiteSpec
+    from sitewise.benchmark.experiment import Tuning as Tuning
+    from sitewise.benchmark.plan import Run as Run
+    from sitewise.benchmark.plan import final_runs as final_runs
+    from sitewise.benchmark.plan import tuning_runs as tuning_runs
+    from sitewise.benchmark.reading import read_experiment as read_experiment
+    from sitewise.benchmark.records import Record as Record
+    from sitewise.benchmark.records import read_records as read_records
+    from sitewise.benchmark.runner import RunError as RunError
+    from sitewise.benchmark.runner import records_path as records_path
+    from sitewise.benchmark.runner import run_experiment as run_experiment
+    from sitewise.benchmark.scoring import run_one as run_one
+    from sitewise.benchmark.selection import choose_settings as choose_settings
+    from sitewise.benchmark.summary import final_records as final_records
+    from sitewise.benchmark.summary import summarize as summarize
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from its file on first use (PEP 562)."""
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module 'sitewise.benchmark' has no attribute {name!r}")
+    value = getattr(import_module(f"sitewise.benchmark.{_ROOM_OF[name]}"), name)
+    globals()[name] = value
+    return value

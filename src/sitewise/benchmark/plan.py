@@ -62,7 +62,9 @@ class Run:
     def label(self) -> str:
         """What a person calls this run."""
         site = f" for {self.target!r}" if self.target else ""
-        return f"{', '.join(choice.label for choice in self.methods)}{site}, seed {self.seed}"
+        names = ", ".join(choice.label for choice in self.methods)
+        settings = f" {self.methods[0].settings}" if len(self.methods) == 1 and self.methods[0].settings else ""
+        return f"{names}{settings}{site}, seed {self.seed}"
 
 
 def make_method(choice: Choice, recipe: dict[str, Any], seed: int, device: str = "auto") -> Method:

@@ -69,7 +69,6 @@ class _Reader:
             self.problems.add(f"data.kind must be one of {', '.join(KINDS)}, got {came!r}{proposal(came, KINDS)}")
         elif kind is not None:
             self.known(data, ("kind", *kind.data), "data.")
-        seeds = self.count(raw.get("seeds", 1), "seeds")
         methods = tuple(self.entry(str(k), v) for k, v in self.mapping(raw.get("methods", {}), "methods").items())
         read = Experiment(
             name=name,
@@ -77,13 +76,15 @@ class _Reader:
             paper=self.mapping(raw.get("paper", {}), "paper"),
             data=data,
             recipe=self.recipe(raw.get("recipe", {"name": "default"})),
-            seeds=seeds,
+            seeds=self.count(raw.get("seeds", 1), "seeds"),
             training=self.sites(raw.get("training", {}), "training", data, kind),
-            validation=self.site(VALIDATION, raw.get("validation", {}), VALIDATION, data, kind, sized=True),
+            validation=self.site(VALIDATION, raw["validation"], VALIDATION, data, kind, sized=True)
+            if "validation" in raw
+            else SiteSpec(VALIDATION, {}),
             tests=self.sites(raw.get("tests", {}), "tests", data, kind),
             draws=tuple(self.draw(str(k), v) for k, v in self.mapping(raw.get("draws", {}), "draws").items()),
             methods=methods,
-            tuning=self.tuning(raw.get("tuning"), seeds),
+            tuning=self.tuning(raw.get("tuning"), raw.get("seeds")),
             reference=self.reference(raw.get("reference"), methods),
             metric=self.metric(raw.get("metric", "nll"), "metric"),
             quick=quick,
@@ -119,12 +120,11 @@ class _Reader:
     def site(self, name: str, raw: Any, place: str, data: Any, kind: Kind | None, *, sized: bool) -> SiteSpec:
         spec = self.mapping(raw, place)
         options = {key: value for key, value in spec.items() if key != "n" or not sized}
-        if kind is not None and spec:
+        if kind is not None:
             self.known(spec, (*kind.site, "n") if sized else kind.site, f"{place}.")
             for fault in kind.faults(data, options):
                 self.problems.add(f"{place}: {fault}")
-        n = self.count(spec.get("n"), f"{place}.n") if sized and spec else None
-        return SiteSpec(name, options, n)
+        return SiteSpec(name, options, self.count(spec.get("n"), f"{place}.n") if sized else None)
 
     def draw(self, name: str, raw: Any) -> Draw:
         spec = self.mapping(raw, f"draws.{name}")
@@ -148,7 +148,7 @@ class _Reader:
             if name in SET_BY_RUNS:
                 self.problems.add(f"{place}.{name} is the same for all methods and not set here")
             elif name not in known:
-                self.problems.add(f"{place}.{name} is no setting of {method}{proposal(name, known)}; {_list(known)}")
+                self.problems.add(f"{place}.{name} is no setting of {method}{_instead(name, known)}")
             if name in settings and name in grid:
                 self.problems.add(f"{place}.{name} is given both a value and a grid")
         for name, values in grid.items():
@@ -165,13 +165,13 @@ class _Reader:
             self.problems.add(f"recipe must be one of {', '.join(RECIPES)}, got {spec['name']!r}{meant}")
         return spec
 
-    def tuning(self, raw: Any, seeds: int) -> Tuning | None:
+    def tuning(self, raw: Any, seeds: Any) -> Tuning | None:
         if raw is None:
             return None
         spec = self.mapping(raw, "tuning")
         self.known(spec, ("metric", "seeds"), "tuning.")
         asked = self.count(spec.get("seeds"), "tuning.seeds")
-        if asked > seeds:
+        if isinstance(seeds, int) and asked > seeds:
             self.problems.add(f"tuning.seeds must be at most seeds ({seeds}), got {asked}")
         return Tuning(self.metric(spec.get("metric"), "tuning.metric"), asked)
 
@@ -202,12 +202,13 @@ class _Reader:
     def known(self, spec: dict[Any, Any], known: Iterable[str], place: str) -> None:
         for key in spec:
             if key not in known:
-                self.problems.add(f"{place}{key} is no key here{proposal(key, known)}; {_list(known)}")
+                self.problems.add(f"{place}{key} is no key here{_instead(key, known)}")
 
 
-def _list(known: Iterable[str]) -> str:
+def _instead(word: Any, known: Iterable[str]) -> str:
+    """The spelling that was probably meant, else all there are."""
     names = list(known)
-    return f"there are {', '.join(names)}" if names else "there are none"
+    return proposal(word, names) or f"; there are {', '.join(names)}" if names else "; there are none"
 
 
 def _spelled_out(raw: Any) -> Any:

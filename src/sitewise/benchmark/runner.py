@@ -87,9 +87,9 @@ def run_experiment(
             chosen = choose_settings(experiment, read_records(path), digits)
             tried = {run.id for run in first}
             then = [run for run in final_runs(experiment, chosen, digits) if run.id not in tried]
-            failures |= _do(then, path, perform, "runs with settings chosen", verbose)
+            failures += _do(then, path, perform, "runs with settings chosen", verbose)
     if failures:
-        shown = "\n".join(f"  - {label}: {error}" for label, error in failures.items())
+        shown = "\n".join(f"  - {failure}" for failure in failures)
         raise RunError(f"{len(failures)} run(s) of {experiment.name} failed, the others are in {path}:\n{shown}")
     return read_records(path)
 
@@ -116,11 +116,11 @@ def perform_run(run: Run, path: Path, data_dir: Folder, device: str) -> Outcome:
     return Outcome("done")
 
 
-def _do(runs: Iterable[Run], path: Path, perform: Perform, title: str, verbose: bool | None) -> dict[str, str]:
-    """Do runs until all are done, by us or by another runner, or failed: the errors by the runs' labels."""
+def _do(runs: Iterable[Run], path: Path, perform: Perform, title: str, verbose: bool | None) -> list[str]:
+    """Do runs until all are done, by us or by another runner, or failed: what failed and why."""
     done = done_ids(path)
     remaining = {run.id: run for run in runs if run.id not in done}
-    failures: dict[str, str] = {}
+    failures = []
     with _progress(title, len(remaining), verbose) as advance:
         while remaining:
             for run, outcome in perform(list(remaining.values())):
@@ -128,8 +128,8 @@ def _do(runs: Iterable[Run], path: Path, perform: Perform, title: str, verbose: 
                     continue
                 del remaining[run.id]
                 if outcome.state == "failed":
-                    failures[run.label] = outcome.error
-                    logger.warning("%s failed: %s", run.label, outcome.error)
+                    failures.append(f"{run.label}: {outcome.error}")
+                    logger.warning("failed: %s", failures[-1])
                 advance()
             if remaining:
                 time.sleep(WAIT)
