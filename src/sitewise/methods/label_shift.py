@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from sitewise.adaptation import estimate_prevalence
+from sitewise.arrays import Problems
 from sitewise.calibration import METHODS as CALIBRATIONS
 from sitewise.confounders import Confounders
 from sitewise.estimator.held_out import HeldOut
@@ -34,16 +35,18 @@ class LabelShift(Method):
 
     def trainer(self) -> Method:
         """The ERM below."""
+        problems = Problems(self.card.name)
         if self.base not in BASES:
-            raise ValueError(f"base must be one of {', '.join(BASES)}, got {self.base!r}")
+            problems.add(f"base must be one of {', '.join(BASES)}, got {self.base!r}")
+        if self.calibration not in CALIBRATIONS:
+            problems.add(f"calibration must be one of {', '.join(CALIBRATIONS)}, got {self.calibration!r}")
+        problems.raise_if_any()
         kind = BASES[self.base]
         names = Method().get_params(deep=False)
         return kind(**{name: value for name, value in self.get_params(deep=False).items() if name in names})
 
     def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
         """What the ERM below can't do."""
-        if self.calibration not in CALIBRATIONS:
-            return f"calibration must be one of {', '.join(CALIBRATIONS)}, got {self.calibration!r}"
         return self.trainer().refusal(n_sites, confounders, n_unlabeled)
 
     def settle(self, trained: Trained) -> None:
