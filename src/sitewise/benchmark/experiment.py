@@ -93,4 +93,11 @@ class Experiment:
     tuning: Tuning | None
     reference: str | None
     metric: str
+    figure: dict[str, Any]
     quick: bool = False
+    parts: tuple["Experiment", ...] = ()
+
+    @property
+    def variants(self) -> tuple["Experiment", ...]:
+        """The parts whose trainings differ, each with test sites of its own; the experiment itself where it has none."""
+        return self.parts or (self,)

@@ -114,7 +114,8 @@ def final_runs(experiment: Experiment, chosen: dict[str, dict[str, Any]], digits
         run
         for seed in range(experiment.seeds)
         for group in groups.values()
-        for run in _runs(experiment, tuple(group), seed, digits)
+        for part in experiment.variants
+        for run in _runs(part, tuple(group), seed, digits)
     )
 
 

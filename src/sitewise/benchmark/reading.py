@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from sitewise.methods import METHODS
 from sitewise.training import RECIPES, Recipe
 
 REQUIRED = ("data", "seeds", "training", "validation", "tests", "draws", "methods", "metric")
-KEYS = ("title", "paper", *REQUIRED, "recipe", "tuning", "reference", "quick")
+KEYS = ("title", "paper", *REQUIRED, "recipe", "tuning", "reference", "figure", "variants", "quick")
 SET_BY_RUNS = ("recipe", "validation", "device", "verbose", "random_state")
 NO_TUNING = "methods with a grid need tuning, as in {metric: nll, seeds: 3}"
+GRID_IN_VARIANTS = "variants share their settings: methods with a grid can't be chosen for each of them"
 UNEQUAL = "every grid must have the same number of settings, for an equal budget, got {sizes}"
 
 
@@ -34,7 +35,17 @@ def read_experiment(path: str | os.PathLike[str], *, quick: bool = False) -> Exp
     raw = _spelled_out(raw)
     if quick and reduced:
         raw = merge(raw, _spelled_out(reduced))
-    return _Reader(problems).experiment(raw, path.stem, quick)
+    reader = _Reader(problems)
+    variants = reader.mapping(raw.pop("variants", {}), "variants")
+    parts = tuple(reader.experiment(merge(raw, _spelled_out(part)), path.stem, quick) for part in variants.values())
+    if not parts:
+        return reader.experiment(raw, path.stem, quick)
+    tests = tuple(site for part in parts for site in part.tests)
+    reader.distinct([site.name for site in tests])
+    if any(entry.grid for entry in parts[0].methods):
+        problems.add(GRID_IN_VARIANTS)
+    problems.raise_if_any()
+    return replace(parts[0], tests=tests, parts=parts)
 
 
 def merge(base: Any, changes: Any) -> Any:
@@ -87,6 +98,7 @@ class _Reader:
             tuning=self.tuning(raw.get("tuning"), raw.get("seeds")),
             reference=self.reference(raw.get("reference"), methods),
             metric=self.metric(raw.get("metric", "nll"), "metric"),
+            figure=self.mapping(raw.get("figure", {}), "figure"),
             quick=quick,
         )
         self.whole(read, raw)
@@ -100,15 +112,17 @@ class _Reader:
                 self.problems.add(f"{key}: at least one is needed")
         if "methods" in raw and not read.methods:
             self.problems.add("methods: at least one is needed")
-        sites = [site.name for site in (*read.training, *read.tests)]
-        for name in dict.fromkeys(name for name in sites if name == VALIDATION or sites.count(name) > 1):
-            self.problems.add(f"the name {name!r} stands for two sites: rename one")
+        self.distinct([site.name for site in (*read.training, *read.tests)])
         sizes = {entry.label: len(entry.candidates) for entry in read.methods if entry.grid}
         if len(set(sizes.values())) > 1:
             shown = ", ".join(f"{label} {size}" for label, size in sizes.items())
             self.problems.add(UNEQUAL.format(sizes=shown))
         if sizes and read.tuning is None and "tuning" not in raw:
             self.problems.add(NO_TUNING)
+
+    def distinct(self, names: list[str]) -> None:
+        for name in dict.fromkeys(name for name in names if name == VALIDATION or names.count(name) > 1):
+            self.problems.add(f"the name {name!r} stands for two sites: rename one")
 
     def sites(self, raw: Any, place: str, data: Any, kind: Kind | None) -> tuple[SiteSpec, ...]:
         sized = place != "tests"

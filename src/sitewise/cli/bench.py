@@ -119,7 +119,7 @@ def _draw(plan: "Experiment", frame: "pd.DataFrame", metric: str, out: Path, for
     from sitewise.report.comparison import comparison_figure, curve_figure, save_figure
 
     draws = {draw.name: draw.plain() for draw in plan.draws}
-    curve = read_curve(getattr(plan, "figure", {}), draws, {site.name: site.options for site in plan.tests})
+    curve = read_curve(plan.figure, draws, {site.name: site.options for site in plan.tests})
     if curve is None:
         drawn = comparison_figure(frame, metric, plan.reference or "", title=plan.title)
     else:
