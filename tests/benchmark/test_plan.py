@@ -28,10 +28,12 @@ def test_the_number_of_runs(tiny):
 
 
 def test_tuning_runs_of_the_chosen_setting_are_final_runs(tiny):
-    experiment = tiny()
-    tuned = {run.id for run in tuning_runs(experiment) if run.methods[0].settings == CHOSEN["R"]}
-    assert len(tuned) == 2
-    assert tuned < {run.id for run in final_runs(experiment, CHOSEN)}
+    for changes in ({}, {"methods": {"R": {"grid": {"extra": None}}}}):  # the second shares a network with G
+        experiment = tiny(changes)
+        chosen = {"R": experiment.methods[3].candidates[1].settings}
+        tuned = {run.id for run in tuning_runs(experiment) if run.methods[0].settings == chosen["R"]}
+        assert len(tuned) == 2
+        assert tuned < {run.id for run in final_runs(experiment, chosen)}
 
 
 def test_every_grid_gets_the_same_number_of_trainings(tiny):

@@ -74,7 +74,7 @@ def test_rows_are_the_same_for_every_method_and_differ_by_seed_site_and_role(run
         world.rows(SiteSpec("renamed", near.options), TEST, SCORED, 300),
         world_of(run_of(COLORED, run.training, run.tests, seed=1)).rows(near, TEST, SCORED, 300),
     ]
-    assert all((other.X != scored.X).any() for other in others)
+    assert all((other.X != scored.X).any() and (other.y != scored.y).any() for other in others)
 
 
 def test_a_derived_seed_depends_on_everything():
