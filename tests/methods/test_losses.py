@@ -46,7 +46,7 @@ class Echo(nn.Module):
 
 def test_the_irm_penalty_by_hand():
     logits, y = torch.tensor([[0.0, math.log(3.0)]]), torch.tensor([0])
-    # softmax = (1/4, 3/4), y = 0: slope = (1/4 - 1)·0 + (3/4)·log 3
+    # softmax = (1/4, 3/4), y = 0: slope = (3/4)·log 3 - 0
     assert float(irm_penalty(logits, y, torch.ones(1))) == pytest.approx((0.75 * math.log(3)) ** 2)
 
 

@@ -99,5 +99,5 @@ class Experiment:
 
     @property
     def variants(self) -> tuple["Experiment", ...]:
-        """The parts whose trainings differ, each with test sites of its own; the experiment itself where it has none."""
+        """The parts whose trainings differ, each with its own test sites; the experiment itself where it has none."""
         return self.parts or (self,)

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import cross_entropy
 
 from sitewise.methods.base import Method
 from sitewise.methods.card import Card
@@ -17,10 +17,9 @@ TINY = 1e-12  # the weight of a site that is not in the batch: all its sums are 
 def irm_penalty(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """(d/dw R(w·logits) at w = 1)², R the mean NLL: zero where no rescaling of the logits would lower the risk.
 
-    The derivative is the mean of Σ_k (softmax(logits)_k - [y = k]) logits_k.
+    The derivative is the mean of Σ_k softmax(logits)_k logits_k - logits_y.
     """
-    excess = torch.softmax(logits, dim=1) - one_hot(y, logits.shape[1])
-    slope = (excess * logits).sum(1)
+    slope = (torch.softmax(logits, dim=1) * logits).sum(1) - logits.gather(1, y[:, None])[:, 0]
     mean: Tensor = (weight * slope).sum() / weight.sum().clamp_min(TINY)
     return mean**2
 
@@ -50,5 +49,5 @@ class IRM(Method):
     def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
         """Risk and penalty, averaged over the sites in the batch."""
         logits = module(batch.x, batch.z)
-        strength = torch.where(batch.progress >= self.warm_up, self.penalty, 1.0)
+        strength = 1.0 + (self.penalty - 1.0) * (batch.progress >= self.warm_up)
         return mean_over_sites(logits, batch, strength) / strength.clamp_min(1.0)

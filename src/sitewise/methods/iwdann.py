@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import cross_entropy
 
 from sitewise.confounders import Confounders
 from sitewise.methods.card import Card
@@ -39,7 +39,7 @@ class ClassWeights:
 
     def add(self, labeled: Tensor, y: Tensor, unlabeled: Tensor) -> None:
         """Take in the probabilities of a batch."""
-        self.joint += labeled.T @ one_hot(y, len(self.weight)).to(labeled)
+        self.joint.index_add_(1, y, labeled.T)
         self.predicted += unlabeled.sum(0)
         self.mass[0] += len(labeled)
         self.mass[1] += len(unlabeled)
