@@ -80,8 +80,8 @@ class RatioObjective:
     validation_log_prevalence: Tensor | None
     knockout: float
     augment: Callable[[Tensor], Tensor] | None = None
-    _inputs: Tensor | None = field(init=False, repr=False, default=None)
-    _log_prevalence: Tensor | None = field(init=False, repr=False, default=None)
+    _inputs: Tensor = field(init=False, repr=False)
+    _log_prevalence: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.sites = self.training.site
@@ -100,19 +100,14 @@ class RatioObjective:
         if self.schema is not None:
             mask = torch.rand(codes.shape, generator=generator) < self.knockout
             codes = self.schema.knock_out(codes, mask)
-        inputs, log_prevalence = network_inputs(self.schema, codes), self._site_log_prevalence(codes).float()
-        if self._inputs is None or self._log_prevalence is None:
-            self._inputs, self._log_prevalence = inputs.to(self._device), log_prevalence.to(self._device)
-        self._inputs.copy_(inputs)  # in place: a recorded step reads the same memory in every epoch
-        self._log_prevalence.copy_(log_prevalence)
+        self._inputs = network_inputs(self.schema, codes).to(self._device)
+        self._log_prevalence = self._site_log_prevalence(codes).float().to(self._device)
 
     def loss(self, module: nn.Module, rows: Tensor) -> Tensor:
         """The weighted mean NLL of some rows."""
         x = self.training.X[rows]
         if self.augment is not None:
             x = self.augment(x)
-        assert self._inputs is not None
-        assert self._log_prevalence is not None
         logits = module(x, self._inputs[rows]) + self._log_prevalence[rows]
         return weighted_nll(logits, self.training.y[rows], self.training.weight[rows])
 

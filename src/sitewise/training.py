@@ -103,12 +103,10 @@ def train(
     seed: int = 0,
     verbose: bool | None = None,
     label: str = "training",
-    replay: bool = False,
 ) -> Training:
     """Train a module; the same seed gives the same bits on a CPU.
 
-    `device` is "auto", "cpu", "cuda" or any other that Fabric knows; `verbose` None shows a bar on a terminal. `replay`
-    says that module and loss do the same work for every batch, whatever is in it: a GPU then records it once.
+    `device` is "auto", "cpu", "cuda" or any other that Fabric knows; `verbose` None shows a bar on a terminal.
     """
     fabric = Fabric(accelerator=device, devices=1)
     if fabric.device.type == "cpu":
@@ -119,14 +117,13 @@ def train(
     steps_per_epoch = count_batches(sites, batch_size, recipe.per_site)
     epochs = max(recipe.epochs, math.ceil(recipe.min_steps / steps_per_epoch))
     module.to(fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    on_gpu = fabric.device.type == "cuda"
+    fused = fabric.device.type == "cuda" or None  # one launch a step
     optimizer = torch.optim.AdamW(
-        module.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay, fused=on_gpu or None
+        module.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay, fused=fused
     )
     scheduler = _schedule(optimizer, recipe, epochs * steps_per_epoch)
     fitted, optimizer = fabric.setup(module, optimizer)
     objective.to(fabric.device)
-    step = (_Replayed if replay and on_gpu else _Step)(fabric, fitted, optimizer, objective)
     best_loss, best_epoch, best_state = math.inf, 0, None
     history: list[dict[str, float]] = []
     with _random_state(seed), _progress(label, epochs, verbose) as advance:
@@ -135,9 +132,12 @@ def train(
             objective.begin_epoch(generator, (epoch - 1) / epochs)
             total = torch.zeros((), device=fabric.device)
             for rows in batches(sites, batch_size, recipe.per_site, generator).to(fabric.device):
-                total += step(rows)
+                optimizer.zero_grad()
+                loss = objective.loss(fitted, rows)
+                fabric.backward(loss)
                 optimizer.step()
                 scheduler.step()
+                total += loss.detach()
             fitted.eval()
             with torch.no_grad():
                 held_out = objective.validation_loss(fitted)
@@ -153,57 +153,6 @@ def train(
         raise FloatingPointError(f"{label} diverged: the validation loss was never a number; lower the learning rate")
     module.load_state_dict(best_state)
     return Training(module.cpu().eval(), best_epoch, history)
-
-
-@dataclass
-class _Step:
-    """Forward and backward of one batch; the optimizer's step follows."""
-
-    fabric: Fabric
-    module: nn.Module
-    optimizer: Any
-    objective: Objective
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        self.optimizer.zero_grad()
-        loss = self.objective.loss(self.module, rows)
-        self.fabric.backward(loss)
-        return loss.detach()
-
-
-@dataclass
-class _Replayed(_Step):
-    """The same recorded once on a GPU and replayed: a small network's time is mostly the launching of its kernels.
-
-    The first batches run as usual, on a stream of their own as recording asks for; then the work of one batch is
-    recorded, and every later one only tells it which rows to take.
-    """
-
-    warm_up: int = 3
-    rows: Tensor | None = None
-    loss: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        self.stream = torch.cuda.Stream()
-        self.graph = torch.cuda.CUDAGraph()
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        if self.warm_up:
-            self.warm_up -= 1
-            self.stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.stream):
-                loss = super().__call__(rows)
-            torch.cuda.current_stream().wait_stream(self.stream)
-            return loss
-        if self.rows is None or self.loss is None:
-            self.rows = rows.clone()
-            self.optimizer.zero_grad()  # gradients are born inside the recording, and overwritten by each replay
-            with torch.cuda.graph(self.graph):
-                self.loss = self.objective.loss(self.module, self.rows)
-                self.fabric.backward(self.loss)
-        self.rows.copy_(rows)
-        self.graph.replay()
-        return self.loss.detach()
 
 
 def count_batches(sites: Tensor, batch_size: int, per_site: bool) -> int:

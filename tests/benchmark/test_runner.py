@@ -251,11 +251,11 @@ def test_progress_is_shown_where_asked(tiny, tmp_path, capsys):
 
 
 def test_jobs_by_default(monkeypatch):
-    monkeypatch.setattr(runner, "cpu_count", lambda: 16)
+    monkeypatch.setattr(runner, "cpu_count", lambda: 64)
     monkeypatch.setattr(runner.torch.cuda, "is_available", lambda: True)
-    assert (runner.default_jobs("auto"), runner.default_jobs("cpu")) == (8, 16)
+    assert (runner.default_jobs("auto"), runner.default_jobs("cpu")) == (16, 64)
     monkeypatch.setattr(runner.torch.cuda, "is_available", lambda: False)
-    assert runner.default_jobs("auto") == 16
+    assert runner.default_jobs("auto") == 64
 
 
 def test_a_record_is_a_line_of_json(tiny, tmp_path):

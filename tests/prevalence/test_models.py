@@ -206,3 +206,10 @@ def test_a_thousand_levels():
     weight = torch.ones(5000, dtype=torch.float64)
     for fit in (fit_additive, fit_table):
         assert fit(targets, codes, weight, schema).log_prob(codes).isfinite().all()
+
+
+def test_without_knockout_no_missing_column_is_fitted():
+    _, schema, codes, targets, weight = labeled_site()
+    plain = fit_additive(targets, codes, weight, schema, knockout=0.0)
+    usual = fit_additive(targets, codes, weight, schema)
+    torch.testing.assert_close(plain.log_prob(codes), usual.log_prob(codes))

@@ -28,7 +28,7 @@ from sitewise.benchmark.sites import Folder, digits_name
 
 logger = logging.getLogger(__name__)
 WAIT = 0.5  # seconds between looks at what another runner holds
-GPU_JOBS = 8  # processes that share a GPU
+GPU_JOBS = 16  # processes that share a GPU
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 WORKER_DIED = "a process died, perhaps for lack of memory; finished runs are in {path}: run again, with fewer jobs"
 
@@ -67,7 +67,7 @@ def run_experiment(
     Parameters
     ----------
     out : the folder of records; several runners, on one machine, may work in it at the same time.
-    jobs : processes, each with one thread of its own; by default one for each core, up to eight where they share a GPU.
+    jobs : processes, each with one thread of its own; by default one for each core, up to sixteen that share a GPU.
         With 1 everything happens in this process.
     device : "auto", "cpu" or "cuda".
     data_dir : where MNIST is; see `load_digits`.

@@ -162,7 +162,6 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             seed=seed,
             verbose=self.verbose,
             label="training f",
-            replay=isinstance(self.backbone, str),
         )
         self._scorer = Scorer(trained.module, self.device)
         self.training_history_, self.best_epoch_ = trained.history, trained.best_epoch

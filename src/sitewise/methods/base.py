@@ -228,7 +228,6 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             seed=seed,
             verbose=self.verbose,
             label=label,
-            replay=isinstance(self.backbone, str),
         )
         scorer = Scorer(result.module, self.device)
         shares = (training.weight[:, None] * one_hot(training.y, n_classes)).sum(0).double()

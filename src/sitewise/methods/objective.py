@@ -111,7 +111,7 @@ class MethodObjective:
 
     def begin_epoch(self, generator: torch.Generator, progress: float) -> None:
         """Note how far training has come."""
-        self._progress.fill_(progress)  # in place: a recorded step reads the same memory in every epoch
+        self._progress.fill_(progress)
         self.method.begin_epoch(self.prepared.memory)
 
     def loss(self, module: nn.Module, rows: Tensor) -> Tensor:

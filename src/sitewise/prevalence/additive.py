@@ -111,7 +111,7 @@ def fit_missing_columns(model: AdditivePrevalence, data: Aggregate, knockout: fl
     never = ~model.schema.missing(data.codes[data.weight > 0]).any(dim=0)
     columns = [c for c, unseen in zip(missing_features(model.schema), never.tolist(), strict=True) if unseen]
     copies = masked_copies(data, model.schema, knockout)
-    kept = ~model.schema.missing(copies.codes).all(dim=1)
+    kept = ~model.schema.missing(copies.codes).all(dim=1) & (copies.weight > 0)  # none of them without knockout
     if not columns or not kept.any():
         return model
     codes, weight, totals = copies.codes[kept], copies.weight[kept], copies.totals[kept]
