@@ -294,3 +294,24 @@ def test_folds_cover_every_row_once_and_keep_groups_whole():
         others = torch.ones(40, dtype=torch.bool)
         others[part] = False
         assert not set(groups[part].tolist()) & set(groups[others].tolist())
+
+
+def test_f_may_be_computed_once_and_adapted_and_adjusted_later(family, model):
+    new = family.site(1000, prevalence=[0.8, 0.2], seed=12)
+    log_ratio = model.log_ratio(new.X, new.Z)
+    here, whole = model.adapt_log_ratio(log_ratio, new.Z), model.adapt(new.X, new.Z)
+    np.testing.assert_array_equal(here.prevalence(), whole.prevalence())
+    np.testing.assert_array_equal(here.adjust(log_ratio, new.Z), whole.predict_proba(new.X, new.Z))
+
+
+def test_another_calibration_leaves_the_model_alone(family, model):
+    new = family.site(500, seed=13)
+    before = model.log_ratio(new.X, new.Z)
+    other = model.with_calibration("none")
+    assert other.calibration == "none"
+    assert model.calibration == "vector"
+    np.testing.assert_array_equal(model.log_ratio(new.X, new.Z), before)
+    np.testing.assert_allclose(model.with_calibration("vector").log_ratio(new.X, new.Z), before)
+    assert np.abs(other.log_ratio(new.X, new.Z) - before).max() > 1e-3
+    with pytest.raises(ValueError, match="calibration must be one of"):
+        model.with_calibration("platt")

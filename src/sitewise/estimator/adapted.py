@@ -38,6 +38,12 @@ class AdaptedClassifier:
         probability = combine(self.model._log_ratio(inputs, codes), self._log_prevalence(codes)).exp()
         return probability.to(X.device) if isinstance(X, Tensor) else probability.numpy()
 
+    def adjust(self, log_ratio: Any, sample_confounder: Any = None) -> Any:
+        """P(y|x,z) at this site, (n, K), given what the model's `log_ratio` said of the rows with this very z."""
+        ratios = torch.as_tensor(log_ratio).double().cpu()
+        codes = self.model._codes(sample_confounder, len(ratios))
+        return combine(ratios, self._log_prevalence(codes)).exp().numpy()
+
     def predict(self, X: Any, sample_confounder: Any = None) -> Any:
         """The most probable class of every row."""
         return self.classes_[np.asarray(self.predict_proba(X, sample_confounder)).argmax(axis=1)]

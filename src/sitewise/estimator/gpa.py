@@ -12,13 +12,13 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
+from sitewise.adaptation import estimate_prevalence
 from sitewise.arrays import Problems
 from sitewise.backbones import BACKBONES
 from sitewise.calibration import METHODS as CALIBRATIONS
 from sitewise.calibration import Calibration
 from sitewise.estimator.adapted import AdaptedClassifier
-from sitewise.estimator.held_out import HeldOut
+from sitewise.estimator.held_out import score_held_out
 from sitewise.estimator.prevalences import (
     RowPrevalence,
     by_site,
@@ -165,7 +165,7 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         self._scorer = Scorer(trained.module, self.device)
         self.training_history_, self.best_epoch_ = trained.history, trained.best_epoch
-        self._held_out = self._score_held_out(validation, validation_prevalence)
+        self._held_out = score_held_out(validation, validation_prevalence, self.confounders_, self._raw_log_ratio)
         self._calibrations = self._fit_calibrations()
 
     def _check_settings(self) -> Recipe:
@@ -224,36 +224,12 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         models = list(self._site_prevalences.values())
         return RatioObjective(rows, held, self.confounders_, models, log_prevalence, self.knockout, augment)
 
-    def _score_held_out(self, rows: LabeledRows, prevalence: RowPrevalence) -> tuple[HeldOut, HeldOut]:
-        """What calibration needs of held-out rows: those with all of z, and all of them with z hidden (equation 6)."""
-        schema = self.confounders_
-        if schema is None or not len(rows):
-            only = self._held_out_rows(rows, rows.codes, prevalence)
-            return only, only
-        complete = ~schema.missing(rows.codes).any(dim=1)
-        blank = schema.missing_codes().expand_as(rows.codes)
-        hidden = torch.where(complete[:, None], blank, rows.codes)
-        return (
-            self._held_out_rows(rows, rows.codes, prevalence, complete),
-            self._held_out_rows(rows, hidden, prevalence),
-        )
-
-    def _held_out_rows(
-        self, rows: LabeledRows, codes: Tensor, prevalence: RowPrevalence, use: Tensor | None = None
-    ) -> HeldOut:
-        chosen = torch.arange(len(rows)) if use is None else use.nonzero().flatten()
-        if not len(chosen):
-            nothing = torch.zeros(0, len(self.classes_), dtype=torch.float64)
-            return HeldOut(nothing, nothing, rows.y[chosen], rows.weight[chosen].double())
-        raw_log_ratio = self._raw_log_ratio(rows.X[chosen], codes[chosen])
-        log_prevalence = prevalence.log_prob(codes)[chosen]
-        return HeldOut(raw_log_ratio, log_prevalence, rows.y[chosen], rows.weight[chosen].double())
-
     def _fit_calibrations(self) -> tuple[Calibration, Calibration]:
         """Calibrations for rows with all of z and for rows that lack some of it."""
         complete, hidden = self._held_out
-        first = complete.calibrate(self.calibration)
-        return first, first if hidden is complete else hidden.calibrate(self.calibration)
+        n_classes = len(self.classes_)
+        first = complete.calibrate(self.calibration, n_classes)
+        return first, first if hidden is complete else hidden.calibrate(self.calibration, n_classes)
 
     def with_calibration(self, calibration: str) -> Self:
         """The same f in a model of its own, calibrated otherwise on the same held-out rows."""
@@ -285,7 +261,7 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         n_classes = len(self.classes_)
         own = cross_fit(self.prevalence, rows, group, n_classes, self.confounders_, self.knockout, seed)
-        self._held_out = self._score_held_out(rows, own)
+        self._held_out = score_held_out(rows, own, self.confounders_, self._raw_log_ratio)
         self._calibrations = self._fit_calibrations()
         return self
 
@@ -315,36 +291,52 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self, X: Any, sample_confounder: Any = None, y: Any = None, groups: Any = None, sample_weight: Any = None
     ) -> AdaptedClassifier:
         """Adapt to a new site from unlabeled rows (and a few labels, where there are any); the model is unchanged."""
-        check_is_fitted(self)
-        inputs = read_inputs(self, X, reset=False)
+        return self.adapt_log_ratio(
+            self._quiet_log_ratio(X, sample_confounder), sample_confounder, y, groups, sample_weight
+        )
+
+    def adapt_log_ratio(
+        self,
+        log_ratio: Any,
+        sample_confounder: Any = None,
+        y: Any = None,
+        groups: Any = None,
+        sample_weight: Any = None,
+    ) -> AdaptedClassifier:
+        """Adapt as `adapt` does, given what `log_ratio` said of the rows with this very z: f is computed once."""
+        ratios = torch.as_tensor(log_ratio).double().cpu()
+        n_rows = len(ratios)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is odd about Z is said by the estimation below
-            codes = self._codes(sample_confounder, len(inputs))
-        labels = None if y is None else read_partial_labels(y, self.classes_, len(inputs))
+            codes = self._codes(sample_confounder, n_rows)
+        labels = None if y is None else read_partial_labels(y, self.classes_, n_rows)
         kept = in_regions(codes, self._unsupported)
         if self.confounders_ is not None:
             warn_kept(codes, self._unsupported, self.confounders_, self.classes_.tolist())
-        estimate = self._estimate(inputs, codes, sample_confounder, kept, labels, groups, sample_weight)
-        return AdaptedClassifier(self, estimate, codes[kept], len(inputs))
-
-    def _estimate(
-        self, inputs: Tensor, codes: Tensor, Z: Any, kept: Tensor, labels: Any, groups: Any, weight: Any
-    ) -> PrevalenceEstimate:
-        """g of the rows outside the regions where the training prevalence is kept."""
         use = (~kept).nonzero().flatten()
         if not len(use):
             raise ValueError("adapt: every row lies where some class never occurs in training; nothing can be learned")
         rows = use.numpy()
-        return estimate_prevalence(
-            self._log_ratio(inputs[use], codes[use]).numpy(),
-            take_rows(Z, rows),
-            model="constant" if Z is None else self.prevalence,
+        estimate = estimate_prevalence(
+            ratios[use].numpy(),
+            take_rows(sample_confounder, rows),
+            model="constant" if sample_confounder is None else self.prevalence,
             confounders=self.confounders_,
             y=take_rows(labels, rows),
             groups=take_rows(groups, rows),
-            sample_weight=take_rows(weight, rows),
+            sample_weight=take_rows(sample_weight, rows),
             random_state=self.random_state,
         )
+        return AdaptedClassifier(self, estimate, codes[kept], n_rows)
+
+    def _quiet_log_ratio(self, X: Any, Z: Any) -> Tensor:
+        """log f of rows, without a word about Z."""
+        check_is_fitted(self)
+        inputs = read_inputs(self, X, reset=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            codes = self._codes(Z, len(inputs))
+        return self._log_ratio(inputs, codes)
 
     def _training_prevalence(self, sample_domain: Any, codes: Tensor) -> Tensor:
         problems = Problems("predict")

@@ -1,5 +1,6 @@
 """Held-out labeled rows as calibration sees them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -7,6 +8,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from sitewise.calibration import Calibration, fit_calibration
+from sitewise.confounders import Confounders
+from sitewise.estimator.prevalences import RowPrevalence
+from sitewise.ratio import LabeledRows
 
 ENOUGH_TO_CALIBRATE = 10  # rows of each class
 
@@ -20,9 +24,8 @@ class HeldOut:
     y: Tensor
     weight: Tensor
 
-    def calibrate(self, method: str) -> Calibration:
+    def calibrate(self, method: str, n_classes: int) -> Calibration:
         """Fit the calibration asked for, or as much of it as the labels can bear."""
-        n_classes = self.raw_log_ratio.shape[1]
         counts = torch.bincount(self.y, minlength=n_classes)
         if int(counts.min()) < ENOUGH_TO_CALIBRATE and method in ("vector", "bias_corrected"):
             method = "temperature"
@@ -33,6 +36,33 @@ class HeldOut:
             return Calibration("none", flat + 1, flat)
         targets = smoothed_targets(self.y, counts)
         return fit_calibration(self.raw_log_ratio, targets, self.log_prevalence, self.weight, method)
+
+
+def score_held_out(
+    rows: LabeledRows,
+    prevalence: RowPrevalence,
+    schema: Confounders | None,
+    raw_log_ratio: Callable[[Tensor, Tensor], Tensor],
+) -> tuple[HeldOut, HeldOut]:
+    """What calibration needs of held-out rows: those with all of z, and all of them with z hidden (equation 6).
+
+    Both are the same where there is no z to hide.
+    """
+
+    def scored(codes: Tensor, chosen: Tensor) -> HeldOut:
+        y, weight = rows.y[chosen], rows.weight[chosen].double()
+        if not len(chosen):
+            return HeldOut(weight, weight, y, weight)
+        return HeldOut(raw_log_ratio(rows.X[chosen], codes[chosen]), prevalence.log_prob(codes)[chosen], y, weight)
+
+    everything = torch.arange(len(rows))
+    if schema is None or not len(rows):
+        only = scored(rows.codes, everything)
+        return only, only
+    complete = ~schema.missing(rows.codes).any(dim=1)
+    blank = schema.missing_codes().expand_as(rows.codes)
+    hidden = torch.where(complete[:, None], blank, rows.codes)
+    return scored(rows.codes, everything[complete]), scored(hidden, everything)
 
 
 def smoothed_targets(y: Tensor, counts: Tensor) -> Tensor:

@@ -76,8 +76,8 @@ class GPA(Method):
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
         """Estimate g(z) from unlabeled rows."""
-        here = self.model_.adapt(X, sample_confounder=Z)
-        return lambda rows, z: torch.tensor(np.log(here.predict_proba(rows, z))), here.prevalence()
+        here = self.model_.adapt_log_ratio(self.log_ratio(X, Z), Z)
+        return lambda rows, z: torch.tensor(np.log(here.adjust(self.log_ratio(rows, z), z))), here.prevalence()
 
     def log_ratio(self, X: Any, Z: Any) -> Tensor:
         """Calibrated log f, remembered while the runner wants it."""

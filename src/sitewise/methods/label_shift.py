@@ -58,7 +58,7 @@ class LabelShift(Method):
         self._source = _shares(y, weight, len(trained.classes))
         log_source = self._source.log().expand(len(y), -1)
         raw = trained.held_out_outputs - self._log_shares
-        self._calibration = HeldOut(raw, log_source, y, weight).calibrate(self.calibration)
+        self._calibration = HeldOut(raw, log_source, y, weight).calibrate(self.calibration, len(trained.classes))
         self._held_proba = combine(self._calibration.apply(raw), self._source.log()).exp()
         self._held_y, self._held_weight = y, weight
 

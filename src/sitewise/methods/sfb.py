@@ -110,7 +110,7 @@ class SFB(Method):
         n_classes = len(trained.classes)
         y, weight = trained.held_out.y, trained.held_out.weight.double()
         stable = outputs[:, :n_classes] if len(y) else torch.zeros(0, n_classes, dtype=torch.float64)
-        self._calibration = HeldOut(stable, torch.zeros_like(stable), y, weight).calibrate("bias_corrected")
+        self._calibration = HeldOut(stable, torch.zeros_like(stable), y, weight).calibrate("bias_corrected", n_classes)
 
     def log_proba(self, X: Any, Z: Any) -> Tensor:
         """As trained: the stable head."""
