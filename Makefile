@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 
 export OMP_WAIT_POLICY = PASSIVE
 
-.PHONY: help test check format bench accuracy docs demo reproduce-quick clean
+.PHONY: help test check format bench accuracy docs demo results reproduce-quick clean
 
 help:
 	@echo "make demo    colored digits: ERM fails at a shifted site, GPA repairs it without labels; about two minutes"
@@ -16,6 +16,7 @@ help:
 	@echo "make bench   speed against peers, and the table of the accuracy study; about ten minutes"
 	@echo "make accuracy   the accuracy study itself, over an hour on two cores"
 	@echo "make docs    the documentation site, into site/"
+	@echo "make results the tables and figures of docs/results.md from the records of experiments/gpa2024"
 	@echo "make reproduce-quick   Color MNIST with full MNIST (SITEWISE_DATA), three seeds; best on a GPU"
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -50,6 +51,9 @@ docs: $(INSTALLED)
 
 demo: $(INSTALLED)
 	$(BIN)/sitewise demo
+
+results: $(INSTALLED)
+	$(BIN)/python experiments/update_results.py
 
 reproduce-quick: $(INSTALLED)
 	$(BIN)/python benchmarks/reproduce_quick.py --recipe default --out results/reproduce_quick.jsonl

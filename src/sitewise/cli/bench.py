@@ -49,7 +49,7 @@ def run(
     frame = _summarize(plan, out, experiment)
     show(comparison_table(frame, plan.metric, "terminal", plan.reference))
     _say_wrote(records_path(plan, out))
-    _say_wrote(_draw(plan, frame, plan.metric, out, FigureFormat.PNG))
+    _say_wrote(draw_figure(plan, frame, plan.metric, out, FigureFormat.PNG))
 
 
 @app.command()
@@ -83,7 +83,7 @@ def figure(
     """Draw the experiment's figure into the folder of its records."""
     plan = _read(experiment, quick)
     frame = _summarize(plan, out, experiment)
-    _say_wrote(_draw(plan, frame, metric or plan.metric, out, format))
+    _say_wrote(draw_figure(plan, frame, metric or plan.metric, out, format))
 
 
 def _read(path: Path, quick: bool, seeds: int | None = None) -> "Experiment":
@@ -113,7 +113,8 @@ def _summarize(plan: "Experiment", out: Path, path: Path) -> "pd.DataFrame":
     return summarize(plan, records)
 
 
-def _draw(plan: "Experiment", frame: "pd.DataFrame", metric: str, out: Path, format: FigureFormat) -> Path:
+def draw_figure(plan: "Experiment", frame: "pd.DataFrame", metric: str, out: Path, format: FigureFormat) -> Path:
+    """Draw the figure that an experiment asks for into a folder."""
     from sitewise.benchmark import records_path
     from sitewise.cli.curves import read_curve
     from sitewise.report.comparison import comparison_figure, curve_figure, save_figure
