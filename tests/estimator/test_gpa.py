@@ -211,6 +211,11 @@ def test_a_validation_site_serves_the_snapshot_and_calibration_but_not_training(
     data = pool([*training, family.site(1000, prevalence=[0.7, 0.3], name="held", seed=4)])
     fitted = sw.GPAClassifier(**FAST, validation="held").fit(**data)
     assert fitted._calibrations[0].method == "vector"
+    held = data["sample_domain"] == "held"
+    seen, hidden = fitted._held_out
+    for rows, Z in ((seen, data["sample_confounder"][held]), (hidden, None)):
+        codes = fitted._codes(Z, int(held.sum()))
+        np.testing.assert_allclose(rows.raw_log_ratio, fitted._raw_log_ratio(torch.tensor(data["X"][held]), codes))
     with pytest.raises(ValueError, match=r"unknown sample_domain \['held'\].*Use adapt"):
         fitted.predict_proba(data["X"][:2], sample_domain=["held", "held"])
     with pytest.raises(ValueError, match="names the site 'hold'"):

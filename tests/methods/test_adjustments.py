@@ -120,6 +120,7 @@ def test_gpas_variants_use_one_f_and_differ_in_g(sites):
         variants["gpa_oracle"].adapt(X, Z)
     star = variants["gpa_star"].adapt(X, Z)
     np.testing.assert_array_equal(star.predict_proba(X, Z), star.predict_proba(X))
+    np.testing.assert_array_equal(star.prevalence(), gpa.adapt(X).prevalence())
 
     def nll(here):
         return -np.log(here.predict_proba(X, Z)[np.arange(len(y)), y]).mean()
@@ -157,6 +158,10 @@ def test_cells_number_what_occurs_and_bin_by_quantiles():
     assert numbers[4] == -1
     assert cells.possible(codes)[:4].sum(1).tolist() == [1, 1, 1, 1]
     assert cells.possible(codes)[4].sum() == 2  # young, of either sex
+    new, _ = schema.encode(pd.DataFrame({"sex": ["m"], "age": [40.0]}))
+    few = Cells.learn(schema, codes[[0, 1, 3]], bins=2)  # no old man among them
+    assert few.number(new) == -1
+    assert few.possible(new).all()
     assert len(Cells.learn(None, torch.zeros(3, 0), None)) == 1
 
 
@@ -169,7 +174,7 @@ def test_label_shift_is_relative_to_the_held_out_rows(name):
         y = (rng.random(n) < share).astype(int)
         return np.stack([2 * y + 0.7 * rng.normal(size=n), rng.normal(size=n), rng.normal(size=n)], 1), y
 
-    (X, y), (X_val, y_val), (new, _) = draw(3000, 0.5), draw(1500, 0.8), draw(4000, 0.1)
+    (X, y), (X_val, y_val), (new, _) = draw(3000, 0.25), draw(1500, 0.8), draw(4000, 0.1)
     method = METHODS[name](**FAST | {"validation": "validation"})
     method.fit(
         np.concatenate([X, X_val]), np.concatenate([y, y_val]), np.repeat(["training", "validation"], [3000, 1500])
