@@ -1,5 +1,6 @@
 """f: a backbone, the fusion of its features with z, and its loss when each site's log g is given (equation 4)."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -38,13 +39,20 @@ class RatioNetwork(nn.Module):
 
 
 def build_ratio(
-    backbone: str | nn.Module, X: Tensor, schema: Confounders | None, n_classes: int, seed: int
+    backbone: str | nn.Module,
+    X: Tensor,
+    schema: Confounders | None,
+    n_classes: int,
+    seed: int,
+    *,
+    weights: str | os.PathLike[str] | None = None,
+    normalize: str | None = None,
 ) -> RatioNetwork:
-    """Build f for inputs like X, its weights drawn from a seed."""
+    """Build f for inputs like X, its weights drawn from a seed; the backbone's come from a file where there is one."""
     n_inputs = 0 if schema is None else schema.missing_columns()[-1] + 1
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module, width = build_backbone(backbone, X)
+        module, width = build_backbone(backbone, X, weights=weights, normalize=normalize)
         return RatioNetwork(module, width, n_inputs, n_classes)
 
 

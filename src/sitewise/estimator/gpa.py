@@ -1,6 +1,7 @@
 """GPAClassifier: the paper's algorithm 3, train, calibrate, adapt, predict."""
 
 import copy
+import os
 import warnings
 from typing import Any, Self
 
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 
 from sitewise.adaptation import estimate_prevalence
 from sitewise.arrays import Problems
-from sitewise.backbones import BACKBONES
 from sitewise.calibration import METHODS as CALIBRATIONS
 from sitewise.calibration import Calibration
 from sitewise.estimator.adapted import AdaptedClassifier
@@ -37,11 +37,12 @@ from sitewise.estimator.reading import (
     read_training_data,
     split_validation,
 )
+from sitewise.estimator.settings import read_network_settings
 from sitewise.posterior import combine
 from sitewise.prevalence import MODELS, Prevalence
 from sitewise.ratio import LabeledRows, RatioObjective, Scorer, build_ratio, network_inputs
 from sitewise.sites import take_rows
-from sitewise.training import AUGMENTATIONS, Recipe, resolve_recipe, train
+from sitewise.training import AUGMENTATIONS, Recipe, train
 
 EXPECTED_FAILED_CHECKS = {
     "check_sample_weight_equivalence_on_dense_data": (
@@ -58,11 +59,14 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    backbone : "auto" (by the shape of X), "mlp", "cnn" (the paper's), or a torch module that gives features.
+    backbone : "auto" (by the shape of X), "mlp", "cnn" (the paper's for digits), "monai:resnet18", "monai:resnet50",
+        "timm:NAME", "torchvision:NAME", or a torch module that gives features.
     prevalence : the model of g: "auto", "constant", "table", "additive" or "network" (the paper's).
     knockout : the probability with which each confounder is hidden in training, so that it may be missing later.
     missing : how rows that lack z are predicted: "knockout" (the paper's way), which "auto" stands for.
     calibration : of log f on held-out rows: "vector", "bias_corrected", "temperature" or "none".
+    weights : a local file with weights for the backbone, .safetensors, .pt or .pth; its classifier is left out.
+    normalize : of images: None (bytes / 255), "imagenet", or "data" (by mean and spread of the training images).
     recipe : how f is trained: "default", "augmented" (images), "gpa2024" (the paper's) or a `Recipe`.
     epochs, batch_size, learning_rate : changes to the recipe.
     validation : the share of each site held out for the choice of the snapshot and for calibration (groups kept
@@ -93,6 +97,8 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         missing: str = "auto",
         calibration: str = "vector",
         *,
+        weights: str | os.PathLike[str] | None = None,
+        normalize: str | None = None,
         recipe: str | Recipe = "default",
         epochs: int | None = None,
         batch_size: int | None = None,
@@ -107,6 +113,8 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.knockout = knockout
         self.missing = missing
         self.calibration = calibration
+        self.weights = weights
+        self.normalize = normalize
         self.recipe = recipe
         self.epochs = epochs
         self.batch_size = batch_size
@@ -153,7 +161,15 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         held_groups = None if data.groups is None else data.groups[held]
         validation_prevalence = self._validation_prevalence(validation, held_groups, seed)
         objective = self._objective(training, validation, validation_prevalence, recipe)
-        module = build_ratio(self.backbone, training.X[:1000], data.schema, len(data.classes), seed)
+        module = build_ratio(
+            self.backbone,
+            training.X,
+            data.schema,
+            len(data.classes),
+            seed,
+            weights=self.weights,
+            normalize=self.normalize,
+        )
         trained = train(
             module,
             objective,
@@ -170,8 +186,7 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _check_settings(self) -> Recipe:
         problems = Problems("GPAClassifier")
-        if isinstance(self.backbone, str) and self.backbone not in BACKBONES:
-            problems.add(f"backbone must be one of {', '.join(BACKBONES)} or a torch module, got {self.backbone!r}")
+        recipe = read_network_settings(self, problems)
         if self.prevalence not in ("auto", *MODELS):
             problems.add(f"prevalence must be one of auto, {', '.join(MODELS)}, got {self.prevalence!r}")
         if not 0 <= self.knockout < 1:
@@ -180,14 +195,6 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             problems.add(f"missing must be 'auto' or 'knockout', got {self.missing!r}")
         if self.calibration not in CALIBRATIONS:
             problems.add(f"calibration must be one of {', '.join(CALIBRATIONS)}, got {self.calibration!r}")
-        changes = {name: getattr(self, name) for name in ("epochs", "batch_size", "learning_rate")}
-        for name, value in changes.items():
-            if value is not None and not value > 0:
-                problems.add(f"{name} must be positive, got {value!r}")
-        try:
-            recipe = resolve_recipe(self.recipe, **changes, min_steps=0 if self.epochs else None)
-        except ValueError as error:
-            problems.add(str(error))
         problems.raise_if_any()
         return recipe
 

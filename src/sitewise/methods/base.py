@@ -1,5 +1,6 @@
 """The face that every method has: fit, adapt, predict_proba; one network may serve several methods."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -13,12 +14,14 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
+from sitewise.arrays import Problems
 from sitewise.confounders import Confounders
 from sitewise.estimator.reading import read_inputs, read_training_data, split_validation
+from sitewise.estimator.settings import read_network_settings
 from sitewise.methods.card import Card, refuse
 from sitewise.methods.objective import Batch, MethodObjective, Prepared, mean_nll
 from sitewise.ratio import LabeledRows, RatioNetwork, Scorer, build_ratio, network_inputs
-from sitewise.training import AUGMENTATIONS, Recipe, resolve_recipe, train
+from sitewise.training import AUGMENTATIONS, Recipe, train
 
 Array = np.ndarray[Any, Any]
 Rule = Callable[[Any, Any], Tensor]  # X, Z -> log P(y|x,z), (n, K)
@@ -76,6 +79,8 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """
 
     backbone: Any = "auto"
+    weights: str | os.PathLike[str] | None = None
+    normalize: str | None = None
     recipe: str | Recipe = "default"
     epochs: int | None = None
     batch_size: int | None = None
@@ -205,7 +210,13 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         prepared = self.prepare(training, held_out, data.schema, n_classes)
         schema = data.schema if self.reads_z else None
         network = build_ratio(
-            self.backbone, _for_network(training.X[:1000]), schema, self.n_outputs(n_classes, prepared), seed
+            self.backbone,
+            _for_network(training.X),
+            schema,
+            self.n_outputs(n_classes, prepared),
+            seed,
+            weights=self.weights,
+            normalize=self.normalize,
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed + 1)
@@ -245,9 +256,11 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     def resolved_recipe(self) -> Recipe:
-        """The recipe with this method's changes to it."""
-        changes = {name: getattr(self, name) for name in ("epochs", "batch_size", "learning_rate")}
-        return resolve_recipe(self.recipe, **changes, min_steps=0 if self.epochs else None)
+        """The recipe with this method's changes to it; whatever is wrong with it or the backbone is one error."""
+        problems = Problems(self.card.name)
+        recipe = read_network_settings(self, problems)
+        problems.raise_if_any()
+        return recipe
 
     def attach(self, trained: Any) -> Self:
         """Take over a trained network, one's own or the trainer's."""

@@ -1,0 +1,88 @@
+"""What happens to inputs before a network sees them: bytes to floats, and the scale that goes with the network."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+NORMALIZATIONS = ("imagenet", "data")
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_SPREAD = (0.229, 0.224, 0.225)
+CHUNK = 256  # images at a time
+
+
+class Standardize(nn.Module):
+    """Features of a table with their training mean taken off and divided by their training spread."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, X: Tensor) -> None:
+        super().__init__()
+        spread = X.double().std(dim=0, unbiased=False)
+        self.register_buffer("mean", X.double().mean(dim=0).float())
+        self.register_buffer("scale", torch.where(spread > 0, spread, 1.0).float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale rows."""
+        return (x - self.mean) / self.scale
+
+
+class Pixels(nn.Module):
+    """Inputs as floats: bytes 0..255 become 0..1, floats stay as they are; images with their channels last."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convert a batch."""
+        if not x.is_floating_point():
+            x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
+        return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+
+
+class Normalize(nn.Module):
+    """Images with a mean taken off each channel and divided by a spread; both are saved with the network."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, mean: Sequence[float], spread: Sequence[float]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean)[:, None, None])
+        self.register_buffer("scale", torch.tensor([s if s > 0 else 1.0 for s in spread])[:, None, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale images (n, channels, height, width)."""
+        return (x - self.mean) / self.scale
+
+
+def build_normalization(normalize: str | None, X: Tensor) -> list[nn.Module]:
+    """The layers that normalize images like X: none, or one.
+
+    "imagenet": ImageNet's mean and spread; images of one channel get the mean over its channels. "data": the mean
+    and the spread of each channel over all of X.
+    """
+    if normalize is None:
+        return []
+    if X.ndim != 4:
+        raise ValueError(f"normalize={normalize!r} is for images (n, channels, height, width), got {tuple(X.shape)}")
+    if normalize == "data":
+        return [Normalize(*channel_moments(X))]
+    n_channels = X.shape[1]
+    if n_channels == 1:
+        return [Normalize([sum(IMAGENET_MEAN) / 3], [sum(IMAGENET_SPREAD) / 3])]
+    if n_channels != 3:
+        raise ValueError(f"normalize='imagenet' is for images of 1 or 3 channels, got {n_channels}: use 'data'")
+    return [Normalize(IMAGENET_MEAN, IMAGENET_SPREAD)]
+
+
+def channel_moments(X: Tensor) -> tuple[list[float], list[float]]:
+    """Mean and spread of every channel of images as `Pixels` shows them, some images at a time."""
+    total = torch.zeros(X.shape[1], dtype=torch.float64)
+    squares = torch.zeros_like(total)
+    pixels = Pixels()
+    for start in range(0, len(X), CHUNK):
+        part = pixels(X[start : start + CHUNK]).transpose(0, 1).flatten(1).double()
+        total += part.sum(1)
+        squares += (part**2).sum(1)
+    n_values = X.numel() / X.shape[1]
+    mean = total / n_values
+    return mean.tolist(), (squares / n_values - mean**2).clamp_min(0).sqrt().tolist()

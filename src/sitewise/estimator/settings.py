@@ -1,0 +1,24 @@
+"""Settings that everything with a network has: backbone, its weights and normalization, recipe and changes to it."""
+
+from typing import Any
+
+from sitewise.arrays import Problems
+from sitewise.backbones import backbone_problems
+from sitewise.training import Recipe, resolve_recipe
+
+CHANGES = ("epochs", "batch_size", "learning_rate")
+
+
+def read_network_settings(estimator: Any, problems: Problems) -> Recipe:
+    """The recipe with the estimator's changes to it; what is wrong with it or with the backbone is noted."""
+    for problem in backbone_problems(estimator.backbone, estimator.weights, estimator.normalize):
+        problems.add(problem)
+    changes = {name: getattr(estimator, name) for name in CHANGES}
+    for name, value in changes.items():
+        if value is not None and not value > 0:
+            problems.add(f"{name} must be positive, got {value!r}")
+    try:
+        return resolve_recipe(estimator.recipe, **changes, min_steps=0 if estimator.epochs else None)
+    except ValueError as error:
+        problems.add(str(error))
+        return Recipe()
