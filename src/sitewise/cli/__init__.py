@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 import sitewise
-from sitewise.cli import bench, demo, methods
+from sitewise.cli import bench, data, demo, methods
 
 app = typer.Typer(
     help="Adapt a classifier to a new site with unlabeled data only.",
@@ -18,6 +18,7 @@ app = typer.Typer(
 app.command()(demo.demo)
 app.command()(methods.methods)
 app.add_typer(bench.app, name="bench")
+app.add_typer(data.app, name="data")
 
 
 def main() -> None:

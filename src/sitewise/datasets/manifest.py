@@ -197,18 +197,22 @@ def check(manifest: Manifest, *, images: bool = True, allow_one_class: bool = Fa
             logger.warning(note)
         else:
             problems.add(note)
-    table = manifest.table
-    files = manifest.files
-    missing = np.array([not file.is_file() for file in files])
-    if missing.any():
-        problems.add(f"there is no file for {_rows(missing, table)}, below {manifest.root}")
-    strayed = _check_links(table, manifest.root, problems)
+    there = check_files(manifest, problems)
     if images:
-        rows = np.flatnonzero(~missing & ~strayed)
+        files = manifest.files
+        rows = np.flatnonzero(there)
         with ThreadPoolExecutor(jobs or available_cores()) as pool:
             found = list(pool.map(_why_unreadable, (files[row] for row in rows)))
         add_unreadable(problems, {int(row): why for row, why in zip(rows, found, strict=True) if why is not None})
     problems.raise_if_any()
+
+
+def check_files(manifest: Manifest, problems: Problems) -> Array:
+    """Note the files that are missing or lead outside the root; tell which rows have one that may be opened."""
+    missing = np.array([not file.is_file() for file in manifest.files])
+    if missing.any():
+        problems.add(f"there is no file for {_rows(missing, manifest.table)}, below {manifest.root}")
+    return ~missing & ~_check_links(manifest.table, manifest.root, problems)
 
 
 def notes(manifest: Manifest) -> list[str]:
@@ -310,7 +314,7 @@ def assign_roles(
 class ImagesById(Protocol):
     """Images that know their ids, as packed ones do."""
 
-    def select(self, ids: Iterable[str]) -> Any:
+    def by_id(self, ids: Iterable[str]) -> Any:
         """The images of some ids, in their order."""
         ...
 
@@ -335,7 +339,7 @@ def to_site(manifest: Manifest, images: Any, name: str | None = None) -> Site:
     labels = chosen.table["y"].to_numpy() if chosen.labeled else None
     return Site(
         chosen.sites[0],
-        X=images.select(chosen.table["id"]) if isinstance(images, ImagesById) else images[rows],
+        X=images.by_id(chosen.table["id"]) if isinstance(images, ImagesById) else images[rows],
         y=labels.astype(np.int64) if labels is not None and chosen.classes == BINARY else labels,
         Z=chosen.table[list(chosen.confounders)] if chosen.confounders else None,
         groups=chosen.table["group"].to_numpy() if "group" in chosen.table else None,
