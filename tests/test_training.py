@@ -1,10 +1,14 @@
+import copy
 import logging
 
 import pytest
 import torch
 from torch import nn
 
-from sitewise.training import RECIPES, Recipe, affine, batches, count_batches, resolve_recipe, train
+import sitewise as sw
+from sitewise.methods import METHODS
+from sitewise.ratio import LabeledRows, weighted_nll
+from sitewise.training import RECIPES, Recipe, affine, batches, count_batches, flips, resolve_recipe, train
 
 
 class Line:
@@ -153,3 +157,102 @@ def test_augmentation_moves_images_a_little():
     assert not torch.allclose(moved, images / 255)
     mass = moved.sum((1, 2, 3)) / (images / 255).sum((1, 2, 3))
     assert ((mass > 0.7) & (mass < 1.4)).all()
+
+
+@pytest.mark.parametrize("per_site", [False, True])
+@pytest.mark.parametrize("n_rows", [256, 301])
+def test_batches_add_up_to_one_large_batch(per_site, n_rows):
+    sites = (torch.arange(n_rows) % 3 == 0).long()
+    plain = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+    runs = []
+    for size, accumulate in ((64, 1), (16, 4)):
+        line = Line(n_rows, sites=sites)
+        recipe = Recipe(epochs=4, batch_size=size, accumulate=accumulate, min_steps=0, per_site=per_site)
+        runs.append((train(copy.deepcopy(plain), line, recipe, device="cpu"), len(line.modes)))
+    (large, n_large), (small, n_small) = runs
+    assert n_small == 4 * n_large
+    for a, b in zip(large.module.parameters(), small.module.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    for a, b in zip(large.history, small.history, strict=True):
+        assert a == pytest.approx(b, rel=1e-4)
+
+
+def test_every_part_of_a_step_holds_every_site():
+    class Watching(Line):
+        def loss(self, module, rows):
+            assert torch.bincount(self.sites[rows]).tolist() == [4, 4, 4]
+            return super().loss(module, rows)
+
+    recipe = Recipe(epochs=1, batch_size=4, accumulate=3, min_steps=0, per_site=True)
+    train(network(), Watching(90, sites=torch.arange(90) % 3), recipe, device="cpu")
+
+
+def test_training_stops_when_nothing_improves():
+    class Worsening(Line):
+        def validation_loss(self, module):
+            return float(abs(self.epochs - 3))
+
+    line = Worsening()
+    trained = train(network(), line, Recipe(epochs=50, min_steps=0, patience=4), device="cpu")
+    assert (trained.best_epoch, line.epochs, len(trained.history)) == (3, 7, 7)
+    without = Line(validate=False)
+    train(network(), without, Recipe(epochs=9, min_steps=0, patience=2), device="cpu")
+    assert without.epochs == 9
+
+
+def test_half_precision_learns_too():
+    trained = train(network(), Line(), Recipe(epochs=5, weight_decay=0.0, precision="bf16-mixed"), device="cpu")
+    assert trained.history[-1]["validation_loss"] < 0.1 * trained.history[0]["validation_loss"]
+    assert all(p.dtype == torch.float32 for p in trained.module.parameters())
+
+
+def test_a_rare_class_counts_as_much_as_a_frequent_one():
+    logits = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    y = torch.tensor([0] * 45 + [2] * 5)
+    weight = torch.rand(50, generator=torch.Generator().manual_seed(1)) + 0.1
+    rows = LabeledRows(logits, y, weight, torch.zeros(50, dtype=torch.int64), torch.zeros(50, 0)).balanced()
+    means = [weighted_nll(logits[y == label], y[y == label], weight[y == label]) for label in (0, 2)]
+    torch.testing.assert_close(weighted_nll(logits, y, rows.weight), torch.stack(means).mean())
+    assert len(rows.take(torch.arange(0)).balanced()) == 0
+
+
+def test_balanced_validation_reaches_classifiers_and_methods():
+    rng = torch.Generator().manual_seed(0)
+    y = (torch.rand(400, generator=rng) < 0.1).long()
+    X = torch.randn(400, 3, generator=rng) + y[:, None]
+    histories = {}
+    for kind in (sw.GPAClassifier, METHODS["erm"]):
+        for balance in (False, True):
+            recipe = Recipe(epochs=2, min_steps=0, balance_validation=balance)
+            model = kind(recipe=recipe, device="cpu").fit(X.numpy(), y.numpy())
+            history = model.training_history_ if kind is sw.GPAClassifier else model.trained_.history
+            histories[balance] = [record["validation_loss"] for record in history]
+        assert histories[True] != histories[False]
+    assert histories[True][-1] > histories[False][-1]
+
+
+def test_flips_are_all_eight_and_nothing_else():
+    image = torch.arange(9, dtype=torch.uint8).reshape(1, 1, 3, 3)
+    torch.manual_seed(0)
+    found = flips(image.expand(400, -1, -1, -1))
+    assert found.dtype == torch.uint8
+    shown, counts = torch.unique(found.flatten(1), dim=0, return_counts=True)
+    turned = [torch.rot90(base, k, (2, 3)) for base in (image, image.flip(3)) for k in range(4)]
+    expected = torch.unique(torch.cat(turned).flatten(1), dim=0)
+    assert torch.equal(shown, expected)
+    assert counts.min() > 25
+    wide = flips(torch.arange(6.0).reshape(1, 1, 2, 3).expand(100, -1, -1, -1))
+    assert wide.shape == (100, 1, 2, 3)
+    assert len(torch.unique(wide.flatten(1), dim=0)) == 4
+
+
+def test_a_recipe_refuses_what_it_does_not_know():
+    with pytest.raises(ValueError, match="4 problems") as caught:
+        resolve_recipe("default", precision="fp16", accumulate=0, patience=-1, augment="crop")
+    assert "'bf16-mixed'" in str(caught.value)
+
+
+def test_the_papers_recipe_for_resnets():
+    recipe = RECIPES["gpa2024_resnet"]
+    assert (recipe.learning_rate, recipe.batch_size, recipe.per_site) == (3e-5, 64, True)
+    assert (recipe.schedule, recipe.weight_decay, recipe.augment) == ("constant", 0.0, None)

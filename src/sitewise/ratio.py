@@ -1,8 +1,9 @@
 """f: a backbone, the fusion of its features with z, and its loss when each site's log g is given (equation 4)."""
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from sitewise.backbones import build_backbone
 from sitewise.confounders import Confounders
 from sitewise.prevalence import Prevalence
+from sitewise.training import digest
 
 FUSION_WIDTH = 100
 SCORING_BATCH = 2048
@@ -73,6 +75,15 @@ class LabeledRows:
     def __len__(self) -> int:
         return len(self.y)
 
+    def balanced(self) -> "LabeledRows":
+        """The same rows, weighted so that every class counts alike in a mean."""
+        mass = torch.zeros(int(self.y.max()) + 1 if len(self) else 0).index_add_(0, self.y, self.weight.float())
+        return replace(self, weight=self.weight / mass[self.y].clamp_min(1e-30))
+
+    def digest(self) -> str:
+        """A short hash."""
+        return digest(self.X, self.y, self.weight, self.site, self.codes)
+
 
 @dataclass
 class RatioObjective:
@@ -127,6 +138,24 @@ class RatioObjective:
         assert self.validation_log_prevalence is not None
         logits = log_ratio + self.validation_log_prevalence.float().to(self._device)
         return float(weighted_nll(logits, self.validation.y, self.validation.weight))
+
+    def identity(self) -> dict[str, str]:
+        """Knockout, the models of g, and the data."""
+        given = self.validation_log_prevalence
+        return {
+            "knockout": str(self.knockout),
+            "g": "none" if self.prevalences is None else ", ".join(g.name for g in self.prevalences),
+            "training rows": self.training.digest(),
+            "validation rows": "none" if self.validation is None else self.validation.digest(),
+            "validation g": "none" if given is None else digest(given),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: masks are drawn anew in every epoch."""
+        return {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """There is nothing to take back."""
 
     def _site_log_prevalence(self, codes: Tensor) -> Tensor:
         if self.prevalences is None:

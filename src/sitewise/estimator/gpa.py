@@ -3,6 +3,7 @@
 import copy
 import os
 import warnings
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -67,11 +68,14 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     calibration : of log f on held-out rows: "vector", "bias_corrected", "temperature" or "none".
     weights : a local file with weights for the backbone, .safetensors, .pt or .pth; its classifier is left out.
     normalize : of images: None (bytes / 255), "imagenet", or "data" (by mean and spread of the training images).
-    recipe : how f is trained: "default", "augmented" (images), "gpa2024" (the paper's) or a `Recipe`.
+    recipe : how f is trained: "default", "augmented" (images), "gpa2024", "gpa2024_resnet" (the paper's) or a
+        `Recipe`.
     epochs, batch_size, learning_rate : changes to the recipe.
     validation : the share of each site held out for the choice of the snapshot and for calibration (groups kept
         whole), the name of a site held out for it, or None.
     device : "auto", "cpu", "cuda" or any accelerator that Lightning Fabric knows.
+    checkpoint : a file, or a folder, in which training is saved after every epoch: a fit that was killed goes on from
+        there when it is called again with the same data and settings. It is removed when training ends.
     verbose : True or False for the progress bar; None shows it on a terminal.
     random_state : seed; a CPU run repeats to the bit.
 
@@ -105,6 +109,7 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         learning_rate: float | None = None,
         validation: float | str | None = 0.2,
         device: str = "auto",
+        checkpoint: str | os.PathLike[str] | None = None,
         verbose: bool | None = None,
         random_state: Any = 0,
     ) -> None:
@@ -121,6 +126,7 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.learning_rate = learning_rate
         self.validation = validation
         self.device = device
+        self.checkpoint = checkpoint
         self.verbose = verbose
         self.random_state = random_state
 
@@ -178,6 +184,7 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             seed=seed,
             verbose=self.verbose,
             label="training f",
+            checkpoint=self.checkpoint,
         )
         self._scorer = Scorer(trained.module, self.device)
         self.training_history_, self.best_epoch_ = trained.history, trained.best_epoch
@@ -223,9 +230,9 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         number_of = {s: i for i, s in enumerate(torch.unique(training.site).tolist())}
         sites = torch.tensor([number_of[s] for s in training.site.tolist()], dtype=torch.int64)
         rows = LabeledRows(_for_training(training.X), training.y, training.weight, sites, training.codes)
-        held = LabeledRows(
-            _for_training(validation.X), validation.y, validation.weight, validation.site, validation.codes
-        )
+        held = replace(validation, X=_for_training(validation.X))
+        if recipe.balance_validation:
+            held = held.balanced()
         log_prevalence = prevalence.log_prob(validation.codes) if len(validation) else None
         augment = AUGMENTATIONS[recipe.augment] if recipe.augment else None
         models = list(self._site_prevalences.values())

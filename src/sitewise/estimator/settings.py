@@ -1,5 +1,6 @@
 """Settings that everything with a network has: backbone, its weights and normalization, recipe and changes to it."""
 
+import os
 from typing import Any
 
 from sitewise.arrays import Problems
@@ -13,6 +14,8 @@ def read_network_settings(estimator: Any, problems: Problems) -> Recipe:
     """The recipe with the estimator's changes to it; what is wrong with it or with the backbone is noted."""
     for problem in backbone_problems(estimator.backbone, estimator.weights, estimator.normalize):
         problems.add(problem)
+    if estimator.checkpoint is not None and not isinstance(estimator.checkpoint, str | os.PathLike):
+        problems.add(f"checkpoint must be the path of a file or a folder, got {estimator.checkpoint!r}")
     changes = {name: getattr(estimator, name) for name in CHANGES}
     for name, value in changes.items():
         if value is not None and not value > 0:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -25,6 +25,7 @@ from sitewise.training import AUGMENTATIONS, Recipe, train
 
 Array = np.ndarray[Any, Any]
 Rule = Callable[[Any, Any], Tensor]  # X, Z -> log P(y|x,z), (n, K)
+SILENT = ("verbose", "checkpoint")  # settings that change nothing about the network
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     learning_rate: float | None = None
     validation: float | str | None = 0.2
     device: str = "auto"
+    checkpoint: str | os.PathLike[str] | None = None
     verbose: bool | None = None
     random_state: Any = 0
 
@@ -224,11 +226,12 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         objective = MethodObjective(
             self,
             LabeledRows(_for_network(training.X), training.y, training.weight, numbers, training.codes),
-            LabeledRows(_for_network(held_out.X), held_out.y, held_out.weight, held_out.site, held_out.codes),
+            _for_validation(held_out, recipe),
             schema,
             prepared,
             [_for_network(pool) for pool in pools],
             AUGMENTATIONS[recipe.augment] if recipe.augment else None,
+            self.own_settings(),
         )
         label = f"training {self.card.name}"
         result = train(
@@ -239,6 +242,7 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             seed=seed,
             verbose=self.verbose,
             label=label,
+            checkpoint=self.checkpoint,
         )
         scorer = Scorer(result.module, self.device)
         shares = (training.weight[:, None] * one_hot(training.y, n_classes)).sum(0).double()
@@ -261,6 +265,11 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         recipe = read_network_settings(self, problems)
         problems.raise_if_any()
         return recipe
+
+    def own_settings(self) -> dict[str, str]:
+        """The settings that only this method has, as text."""
+        own = {name: value for name, value in self.get_params(deep=False).items() if name not in Method().get_params()}
+        return {name: getattr(value, "__qualname__", repr(value)) for name, value in own.items()}
 
     def attach(self, trained: Any) -> Self:
         """Take over a trained network, one's own or the trainer's."""
@@ -300,7 +309,7 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 def training_key(method: Method) -> str:
     """What decides the network a method uses: methods with equal keys can share one."""
     trainer = method.trainer()
-    settings = {name: value for name, value in sorted(trainer.get_params(deep=False).items()) if name != "verbose"}
+    settings = {name: value for name, value in sorted(trainer.get_params(deep=False).items()) if name not in SILENT}
     return f"{type(trainer).__name__}({', '.join(f'{name}={value!r}' for name, value in settings.items())})"
 
 
@@ -332,6 +341,12 @@ def cross_fitted(n_rows: int, seed: int, predict: Callable[[Array, Array], Tenso
     found = [predict(np.setdiff1d(order, part), part) for part in parts]
     joined = torch.cat(found)
     return torch.empty_like(joined).index_copy_(0, torch.tensor(np.concatenate(parts)), joined)
+
+
+def _for_validation(rows: LabeledRows, recipe: Recipe) -> LabeledRows:
+    """Held-out rows as the snapshot is chosen by them."""
+    held = replace(rows, X=_for_network(rows.X))
+    return held.balanced() if recipe.balance_validation else held
 
 
 def _for_network(X: Tensor) -> Tensor:

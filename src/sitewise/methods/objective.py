@@ -1,8 +1,8 @@
 """A method's loss as the training loop wants it: rows become a batch, the method's one hook says what it costs."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any, Protocol
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from sitewise.confounders import Confounders
 from sitewise.ratio import LabeledRows, RatioNetwork, network_inputs, score, weighted_nll
+from sitewise.training import digest
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ class MethodObjective:
     prepared: Prepared
     unlabeled: list[Tensor]
     augment: Callable[[Tensor], Tensor] | None = None
+    settings: dict[str, str] = field(default_factory=dict)  # of the method itself
 
     def __post_init__(self) -> None:
         self.sites = self.training.site
@@ -124,6 +126,27 @@ class MethodObjective:
             return None
         outputs = score(module, self.validation.X, self._held_z, self._device)
         return float(self.method.validation_loss(outputs, self.validation, self.prepared.memory))
+
+    def identity(self) -> dict[str, str]:
+        """The method's settings, and the data."""
+        return {
+            **{f"method.{name}": value for name, value in self.settings.items()},
+            "training rows": self.training.digest(),
+            "validation rows": self.validation.digest(),
+            "unlabeled rows": digest(*self.unlabeled),
+            "columns": digest(*self.prepared.columns.values()),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The tensors that the method keeps from batch to batch."""
+        memory = self.prepared.memory
+        kept = vars(memory) if is_dataclass(memory) else {}
+        return {name: value for name, value in kept.items() if isinstance(value, Tensor)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take them back."""
+        for name, value in state_dict.items():
+            setattr(self.prepared.memory, name, value.to(getattr(self.prepared.memory, name).device))
 
     def _batch(self, rows: Tensor) -> Batch:
         x, site = self.training.X[rows], self.training.site[rows]

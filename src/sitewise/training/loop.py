@@ -1,0 +1,256 @@
+"""The only training loop: batches over sites, a schedule, the best snapshot by validation, seeds, devices.
+
+What is minimized comes in as an `Objective`; no method owns an optimizer or a loop.
+"""
+
+import copy
+import logging
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from sitewise.arrays import keep_freed_memory
+from sitewise.training.batches import Plan, batches, parts_of, plan_training
+from sitewise.training.checkpoint import Checkpoint, Stateful, identify, open_checkpoint
+from sitewise.training.recipe import Recipe
+
+try:
+    from lightning_fabric import Fabric
+except ImportError:  # the same package inside the larger distribution
+    from lightning.fabric import Fabric  # type: ignore[import-not-found, no-redef]
+
+logger = logging.getLogger(__name__)
+
+
+class Objective(Protocol):
+    """What a method trains: a loss on rows, and a validation loss to choose the snapshot by."""
+
+    @property
+    def sites(self) -> Tensor:
+        """The site of every training row, (n,), as numbers from 0."""
+        ...
+
+    def to(self, device: torch.device) -> None:
+        """Move the data to a device."""
+        ...
+
+    def begin_epoch(self, generator: torch.Generator, progress: float) -> None:
+        """Draw what changes from epoch to epoch (knockout masks); `progress` is the share of epochs behind."""
+        ...
+
+    def loss(self, module: nn.Module, rows: Tensor) -> Tensor:
+        """The mean loss of some rows."""
+        ...
+
+    def validation_loss(self, module: nn.Module) -> float | None:
+        """The loss on held-out rows; None where there are none."""
+        ...
+
+    def identity(self) -> dict[str, str]:
+        """What tells this objective from others: its settings, hashes of its data."""
+        ...
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """What the objective itself learns from batch to batch, for checkpoints."""
+        ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take it back."""
+        ...
+
+
+@dataclass(frozen=True)
+class Training:
+    """A trained module, in evaluation mode, and how it came about."""
+
+    module: nn.Module
+    best_epoch: int
+    history: list[dict[str, float]] = field(repr=False)
+
+
+@dataclass
+class _Course:
+    """How far a training has come, and the best snapshot so far."""
+
+    epoch: int = 0
+    best_loss: float = math.inf
+    best_epoch: int = 0
+    best_state: dict[str, Tensor] | None = None
+    history: list[dict[str, float]] = field(default_factory=list)
+
+    def note(self, record: dict[str, float], module: nn.Module) -> None:
+        """Take an epoch in; without a validation loss every snapshot is better than the last."""
+        self.epoch += 1
+        self.history.append(record)
+        held_out = record.get("validation_loss")
+        if held_out is None or held_out < self.best_loss:
+            self.best_loss = math.inf if held_out is None else held_out
+            self.best_epoch, self.best_state = self.epoch, copy.deepcopy(module.state_dict())
+
+    def ended(self, epochs: int, patience: int | None) -> bool:
+        """Whether all epochs are behind, or too many without a better snapshot."""
+        return self.epoch >= epochs or (patience is not None and self.epoch - self.best_epoch >= patience)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, for a checkpoint."""
+        return dict(vars(self))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take it back."""
+        vars(self).update(state_dict)
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """What an epoch needs."""
+
+    fabric: Any
+    fitted: nn.Module
+    optimizer: Any
+    scheduler: Any
+    objective: Objective
+    recipe: Recipe
+    plan: Plan
+    generator: torch.Generator
+
+    def epoch(self, number: int) -> dict[str, float]:
+        """Train for an epoch and validate."""
+        self.fitted.train()  # validation leaves the module in evaluation mode
+        sites, device = self.objective.sites, self.fabric.device
+        self.objective.begin_epoch(self.generator, (number - 1) / self.plan.epochs)
+        total = torch.zeros((), device=device)
+        for rows in batches(sites, self.plan.step_size, self.recipe.per_site, self.generator).to(device):
+            total += self.step(rows)
+        record = {"epoch": number, "loss": float(total) / self.plan.steps_per_epoch}
+        self.fitted.eval()
+        with torch.no_grad():
+            held_out = self.objective.validation_loss(self.fitted)
+        return record if held_out is None else {**record, "validation_loss": held_out}
+
+    def step(self, rows: Tensor) -> Tensor:
+        """One step of the optimizer, its rows in as many passes as the recipe says; returns their mean loss."""
+        self.optimizer.zero_grad()
+        total = torch.zeros((), device=rows.device)
+        for part in parts_of(rows, self.recipe.accumulate):
+            loss = self.objective.loss(self.fitted, part) * (len(part) / len(rows))
+            self.fabric.backward(loss)
+            total += loss.detach()
+        self.optimizer.step()
+        self.scheduler.step()
+        return total
+
+
+def train(
+    module: nn.Module,
+    objective: Objective,
+    recipe: Recipe,
+    *,
+    device: str = "auto",
+    seed: int = 0,
+    verbose: bool | None = None,
+    label: str = "training",
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 1,
+) -> Training:
+    """Train a module; the same seed gives the same bits on a CPU.
+
+    `device` is "auto", "cpu", "cuda" or any other that Fabric knows; `verbose` None shows a bar on a terminal.
+    `checkpoint` is a file, or a folder for files of several trainings: it is written every `checkpoint_every` epochs,
+    a training that was killed goes on from there when it is called again, and it is removed at the end.
+    """
+    fabric = Fabric(accelerator=device, devices=1, precision=recipe.precision)
+    if fabric.device.type == "cpu":
+        keep_freed_memory()
+    saved = None if checkpoint is None else _open(checkpoint, module, objective, recipe, seed, label)
+    plan = plan_training(objective.sites, recipe)
+    module.to(fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = _optimizer(module, recipe, fabric.device)
+    scheduler = _schedule(optimizer, recipe, plan.epochs * plan.steps_per_epoch)
+    fitted, stepper = fabric.setup(module, optimizer)
+    objective.to(fabric.device)
+    generator = torch.Generator().manual_seed(seed)
+    course = _Course()
+    loop = _Loop(fabric, fitted, stepper, scheduler, objective, recipe, plan, generator)
+    parts: dict[str, Stateful] = {
+        "module": module,
+        "optimizer": optimizer,
+        "schedule": scheduler,
+        "precision": fabric.strategy.precision,
+        "objective": objective,
+        "course": course,
+    }
+    with _random_state(seed), _progress_bar(label, plan.epochs, verbose) as advance:
+        if saved is not None:
+            saved.restore(parts, generator)
+        for record in course.history:
+            advance(record)
+        while not course.ended(plan.epochs, recipe.patience):
+            course.note(loop.epoch(course.epoch + 1), module)
+            advance(course.history[-1])
+            logger.debug("%s: %s", label, course.history[-1])
+            if saved is not None and course.epoch % checkpoint_every == 0:
+                saved.save(parts, generator)
+    if saved is not None:
+        saved.remove()
+    if course.best_state is None:
+        raise FloatingPointError(f"{label} diverged: the validation loss was never a number; lower the learning rate")
+    module.load_state_dict(course.best_state)
+    return Training(module.cpu().eval(), course.best_epoch, course.history)
+
+
+def _open(
+    where: str | os.PathLike[str], module: nn.Module, objective: Objective, recipe: Recipe, seed: int, label: str
+) -> Checkpoint:
+    """The checkpoint of this very training."""
+    settings = {"training": label, "seed": seed, **{f"recipe.{name}": value for name, value in asdict(recipe).items()}}
+    return open_checkpoint(where, label, identify(module, {**settings, **objective.identity()}))
+
+
+def _optimizer(module: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.AdamW:
+    fused = device.type == "cuda" or None  # one launch a step
+    return torch.optim.AdamW(
+        module.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay, fused=fused
+    )
+
+
+def _schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, n_steps: int) -> Any:
+    if recipe.schedule == "constant":
+        return torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=recipe.learning_rate, total_steps=n_steps)
+
+
+@contextmanager
+def _random_state(seed: int) -> Iterator[None]:
+    """Fix torch's global generators for dropout and augmentation, and give them back afterwards."""
+    devices = list(range(torch.cuda.device_count()))
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def _progress_bar(label: str, epochs: int, verbose: bool | None) -> Iterator[Any]:
+    """A progress bar on a terminal, nothing elsewhere."""
+    if not (sys.stderr.isatty() if verbose is None else verbose):
+        yield lambda record: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, TextColumn, TimeRemainingColumn
+
+    columns = (*Progress.get_default_columns()[:3], TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+    console = Console(stderr=True)  # elsewhere than on a terminal the bar is printed once, when it is full
+    with Progress(*columns, console=console, transient=console.is_terminal) as bar:
+        task = bar.add_task(label, total=epochs, note="")
+
+        def advance(record: dict[str, float]) -> None:
+            note = " ".join(f"{name} {value:.3f}" for name, value in record.items() if name != "epoch")
+            bar.update(task, advance=1, note=note)
+
+        yield advance
