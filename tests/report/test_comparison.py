@@ -1,5 +1,6 @@
 """Figures: what is drawn where, that nothing is cut off or over another thing, that colour is not needed."""
 
+import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -204,3 +205,12 @@ def test_intervals_of_two_seeds_leave_room_for_the_points(summary):
     frame = summary(MEANS, seeds=2, half=5.0, draws=tuple(SIZES))
     curve = curve_figure(frame, "positive_f1", SIZES, over="draw", label="n", log=True)
     assert np.ptp(curve.axes[0].get_ylim()) < 0.5
+
+
+def test_a_library_that_changes_all_fonts_does_not_change_ours(summary):
+    with matplotlib.rc_context({"font.size": 18, "figure.dpi": 200}):
+        figure = comparison_figure(summary(MEANS), "positive_f1", "GPA")
+        assert_tidy(figure)
+    plain = comparison_figure(summary(MEANS), "positive_f1", "GPA")
+    sizes = [[(box.width, box.height) for _, box in drawn_texts(drawn)] for drawn in (figure, plain)]
+    assert sizes[0] == sizes[1]

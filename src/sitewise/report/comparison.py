@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from sitewise.arrays import Problems
-from sitewise.report.style import ACCENT, GREY, GRID, INK, STRIPE
+from sitewise.report.style import ACCENT, GREY, GRID, INK, STRIPE, in_house_style
 from sitewise.report.summary import (
     TOLD_MARK,
     TOLD_NOTE,
@@ -39,6 +39,7 @@ PANEL_WIDTH, DIFFERENCE_WIDTH, GAP_WIDTH, CURVE_WIDTH = 2.7, 2.1, 0.15, 4.2
 CHARACTER_WIDTH = 0.085  # inches of a label
 
 
+@in_house_style
 def comparison_figure(frame: pd.DataFrame, metric: str, reference: str, *, title: str = "") -> Figure:
     """Points with 95% intervals, a panel for each test site, and beside it the paired difference to the reference.
 
@@ -180,6 +181,7 @@ def _draw_handles(draws: list[str]) -> list[Line2D]:
     ]
 
 
+@in_house_style
 def curve_figure(
     frame: pd.DataFrame,
     metric: str,

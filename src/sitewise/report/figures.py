@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from sitewise.report.style import ACCENT, GREY, GRID, INK
+from sitewise.report.style import ACCENT, GREY, GRID, INK, in_house_style
 from sitewise.report.summary import metric_name
 
 Record = dict[str, Any]
@@ -28,6 +28,7 @@ def draw_demo(record: Record, out: Path) -> list[Path]:
     return paths
 
 
+@in_house_style
 def prevalence_figure(record: Record) -> Figure:
     """P(y=1|z) at each new site: true, estimated with its interval, and at the training sites."""
     figure, axes = plt.subplots(1, len(record["sites"]), figsize=(9, 3.8), sharey=True, layout="constrained")
@@ -65,6 +66,7 @@ def prevalence_figure(record: Record) -> Figure:
     return figure
 
 
+@in_house_style
 def f1_figure(record: Record) -> Figure:
     """F1 of every method at each new site, with 95% intervals."""
     sites = record["sites"]
@@ -87,6 +89,7 @@ def f1_figure(record: Record) -> Figure:
     return figure
 
 
+@in_house_style
 def reliability_figure(record: Record) -> Figure:
     """How often y = 1 is where a method says so, before and after adaptation."""
     sites = record["sites"]
