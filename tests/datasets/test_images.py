@@ -141,12 +141,12 @@ def test_shrinking_averages_instead_of_picking_pixels():
 
 @pytest.mark.parametrize("shape", [(900, 700), (701, 933), (1600, 1200)])
 def test_a_large_jpeg_decoded_small_differs_little_from_one_decoded_whole(shape):
-    coarse = Image.fromarray(NOISE[:12, :9]).resize(shape, Image.Resampling.BICUBIC)
-    data = encoded(coarse, "JPEG", quality=95)
+    blurred = Image.fromarray(NOISE).resize(shape, Image.Resampling.BICUBIC)
+    data = encoded(blurred, "JPEG", quality=95)
     whole = encoded(Image.open(io.BytesIO(data)))
     difference = read_image(data, 100).astype(int) - read_image(whole, 100)
-    assert np.abs(difference).mean() < 1
-    assert np.abs(difference).max() < 12
+    assert np.abs(difference).mean() < 1.5
+    assert np.abs(difference).max() < 10
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF"])

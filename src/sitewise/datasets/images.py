@@ -9,8 +9,8 @@ What is decided here, for every file alike:
 - Gray is repeated in three channels; colour becomes luma (ITU-R 601) where one channel is asked for.
 - EXIF orientation is applied; colour profiles are not.
 - `size` makes the shorter side that long and cuts the centre square, by a bilinear filter that averages over what it
-  shrinks; small images are enlarged. A JPEG is decoded at 1/2, 1/4 or 1/8 where 1.5 x `size` remains (faster; about
-  half a gray level off in the mean).
+  shrinks; small images are enlarged. A JPEG is decoded at 1/2, 1/4 or 1/8 where 1.5 x `size` remains (faster; half a
+  gray level to one off in the mean).
 - A truncated or damaged file is an error, never half an image.
 """
 
