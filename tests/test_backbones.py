@@ -219,6 +219,9 @@ def test_monai_has_the_resnets_of_the_literature(name, width, n_channels):
     assert module[-1].in_features == width
     count = sum(p.numel() for p in module[1].parameters()) + 1000 * (width + 1) + 64 * 49 * (3 - n_channels)
     assert count == {"resnet18": 11_689_512, "resnet50": 25_557_032}[name]
+    names = set(module[1].state_dict())
+    assert {"conv1.weight", "bn1.running_var", "layer2.0.downsample.0.weight", "layer4.1.conv2.weight"} <= names
+    assert module[1].conv1.stride == (2, 2)
     assert module(X).shape == (2, 256)
 
 

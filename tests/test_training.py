@@ -1,5 +1,6 @@
 import copy
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -200,10 +201,11 @@ def test_training_stops_when_nothing_improves():
     assert without.epochs == 9
 
 
-def test_half_precision_learns_too():
+def test_half_precision_learns_too(caplog):
     trained = train(network(), Line(), Recipe(epochs=5, weight_decay=0.0, precision="bf16-mixed"), device="cpu")
     assert trained.history[-1]["validation_loss"] < 0.1 * trained.history[0]["validation_loss"]
     assert all(p.dtype == torch.float32 for p in trained.module.parameters())
+    assert not caplog.records
 
 
 def test_a_rare_class_counts_as_much_as_a_frequent_one():
@@ -256,3 +258,19 @@ def test_the_papers_recipe_for_resnets():
     recipe = RECIPES["gpa2024_resnet"]
     assert (recipe.learning_rate, recipe.batch_size, recipe.per_site) == (3e-5, 64, True)
     assert (recipe.schedule, recipe.weight_decay, recipe.augment) == ("constant", 0.0, None)
+
+
+def test_the_table_of_recipes_is_right():
+    page = (Path(__file__).parents[1] / "docs" / "training.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    assert [row[0].strip("| `") for row in rows] == list(RECIPES)
+    for row, recipe in zip(rows, RECIPES.values(), strict=True):
+        assert row[1:] == [
+            str(recipe.epochs),
+            f"{recipe.batch_size} of each site" if recipe.per_site else str(recipe.batch_size),
+            str(recipe.learning_rate),
+            recipe.schedule.replace("_", " "),
+            str(recipe.weight_decay),
+            str(recipe.min_steps),
+            f"{recipe.augment or 'none'} |",
+        ]

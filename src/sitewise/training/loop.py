@@ -165,7 +165,7 @@ def train(
     `checkpoint` is a file, or a folder for files of several trainings: it is written every `checkpoint_every` epochs,
     a training that was killed goes on from there when it is called again, and it is removed at the end.
     """
-    fabric = Fabric(accelerator=device, devices=1, precision=recipe.precision)
+    fabric = _fabric(device, recipe)
     if fabric.device.type == "cpu":
         keep_freed_memory()
     saved = None if checkpoint is None else _open(checkpoint, module, objective, recipe, seed, label)
@@ -203,6 +203,17 @@ def train(
         raise FloatingPointError(f"{label} diverged: the validation loss was never a number; lower the learning rate")
     module.load_state_dict(course.best_state)
     return Training(module.cpu().eval(), course.best_epoch, course.history)
+
+
+def _fabric(device: str, recipe: Recipe) -> Any:
+    """Fabric on one device, which does not announce the precision it was told."""
+    its_logger = logging.getLogger(Fabric.__module__.rpartition(".")[0])
+    level = its_logger.level
+    its_logger.setLevel(logging.WARNING)
+    try:
+        return Fabric(accelerator=device, devices=1, precision=recipe.precision)
+    finally:
+        its_logger.setLevel(level)
 
 
 def _open(
