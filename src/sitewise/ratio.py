@@ -179,6 +179,11 @@ def weighted_nll(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     return (weight * losses).sum() / weight.sum()
 
 
+def for_network(X: Tensor) -> Tensor:
+    """Inputs as training reads them: tables in single precision, images as they are."""
+    return X.float() if X.dtype == torch.float64 else X
+
+
 def network_inputs(schema: Confounders | None, codes: Tensor) -> Tensor:
     """What f reads of z, in float32; nothing where there are no confounders."""
     return codes.new_zeros(len(codes), 0).float() if schema is None else schema.inputs(codes).float()

@@ -41,7 +41,7 @@ from sitewise.estimator.reading import (
 from sitewise.estimator.settings import read_network_settings
 from sitewise.posterior import combine
 from sitewise.prevalence import MODELS, Prevalence
-from sitewise.ratio import LabeledRows, RatioObjective, Scorer, build_ratio, network_inputs
+from sitewise.ratio import LabeledRows, RatioObjective, Scorer, build_ratio, for_network, network_inputs
 from sitewise.sites import take_rows
 from sitewise.training import AUGMENTATIONS, Recipe, train
 
@@ -229,8 +229,8 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> RatioObjective:
         number_of = {s: i for i, s in enumerate(torch.unique(training.site).tolist())}
         sites = torch.tensor([number_of[s] for s in training.site.tolist()], dtype=torch.int64)
-        rows = LabeledRows(_for_training(training.X), training.y, training.weight, sites, training.codes)
-        held = replace(validation, X=_for_training(validation.X))
+        rows = LabeledRows(for_network(training.X), training.y, training.weight, sites, training.codes)
+        held = replace(validation, X=for_network(validation.X))
         if recipe.balance_validation:
             held = held.balanced()
         log_prevalence = prevalence.log_prob(validation.codes) if len(validation) else None
@@ -385,10 +385,6 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return complete
         lacking = self.confounders_.missing(codes).any(dim=1, keepdim=True)
         return torch.where(lacking, incomplete, complete)
-
-
-def _for_training(X: Tensor) -> Tensor:
-    return X.float() if X.dtype == torch.float64 else X
 
 
 def _like(X: Any, values: Tensor) -> Any:

@@ -3,27 +3,25 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
-from torch.nn.functional import one_hot
 
 from sitewise.arrays import Problems
 from sitewise.confounders import Confounders
-from sitewise.estimator.reading import read_inputs, read_training_data, split_validation
+from sitewise.estimator.reading import read_inputs
 from sitewise.estimator.settings import read_network_settings
 from sitewise.methods.card import Card, refuse
-from sitewise.methods.objective import Batch, MethodObjective, Prepared, mean_nll
-from sitewise.ratio import LabeledRows, RatioNetwork, Scorer, build_ratio, network_inputs
-from sitewise.training import AUGMENTATIONS, Recipe, train
+from sitewise.methods.network import Array, Trained, train_network
+from sitewise.methods.objective import Batch, Prepared, mean_nll
+from sitewise.ratio import LabeledRows, RatioNetwork, network_inputs
+from sitewise.training import Recipe
 
-Array = np.ndarray[Any, Any]
 Rule = Callable[[Any, Any], Tensor]  # X, Z -> log P(y|x,z), (n, K)
 SILENT = ("verbose", "checkpoint")  # settings that change nothing about the network
 
@@ -52,23 +50,6 @@ class AdaptedMethod:
     def prevalence(self) -> Array | None:
         """The estimate of P(Y) here, (K,)."""
         return self.marginal
-
-
-@dataclass
-class Trained:
-    """A trained network, the held-out rows beside it, and what its method keeps of the data."""
-
-    scorer: Scorer
-    classes: Array
-    schema: Confounders | None
-    shares: Tensor  # of the classes among the training rows
-    held_out: LabeledRows
-    held_out_outputs: Tensor  # what the network gives for them
-    memory: Any
-    history: list[dict[str, float]]
-    input_shape: tuple[int, ...] | None
-    n_features: int
-    remembered: dict[tuple[int, int], tuple[Any, Any, Tensor]] | None = None
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -196,68 +177,7 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self, X: Any, y: Any, domain: Any, Z: Any, groups: Any, weight: Any, unlabeled: Mapping[str, Any] | None
     ) -> Any:
         """Train the network of this method; the same seed gives the same one."""
-        recipe = self.resolved_recipe()
-        inputs = read_inputs(self, self.see(X), reset=True)
-        data = read_training_data(inputs, y, domain, Z, groups, weight)
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        kept, held = split_validation(data, self.validation, seed)
-        training, held_out = data.rows.take(kept), data.rows.take(held)
-        numbers = torch.unique(training.site, return_inverse=True)[1]
-        pools = [read_inputs(self, self.see(pool), reset=False) for pool in (unlabeled or {}).values()]
-        pools = pools if self.card.unlabeled_in_training else []
-        reason = self.refusal(int(numbers.max()) + 1, data.schema, sum(map(len, pools)))
-        if reason:
-            raise ValueError(reason)
-        n_classes = len(data.classes)
-        prepared = self.prepare(training, held_out, data.schema, n_classes)
-        schema = data.schema if self.reads_z else None
-        network = build_ratio(
-            self.backbone,
-            _for_network(training.X),
-            schema,
-            self.n_outputs(n_classes, prepared),
-            seed,
-            weights=self.weights,
-            normalize=self.normalize,
-        )
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed + 1)
-            module = self.build(network, int(numbers.max()) + 1 + len(pools), prepared)
-        objective = MethodObjective(
-            self,
-            LabeledRows(_for_network(training.X), training.y, training.weight, numbers, training.codes),
-            _for_validation(held_out, recipe),
-            schema,
-            prepared,
-            [_for_network(pool) for pool in pools],
-            AUGMENTATIONS[recipe.augment] if recipe.augment else None,
-            self.own_settings(),
-        )
-        label = f"training {self.card.name}"
-        result = train(
-            module,
-            objective,
-            recipe,
-            device=self.device,
-            seed=seed,
-            verbose=self.verbose,
-            label=label,
-            checkpoint=self.checkpoint,
-        )
-        scorer = Scorer(result.module, self.device)
-        shares = (training.weight[:, None] * one_hot(training.y, n_classes)).sum(0).double()
-        return Trained(
-            scorer=scorer,
-            classes=data.classes,
-            schema=data.schema,
-            shares=shares / shares.sum(),
-            held_out=LabeledRows(inputs[:0], held_out.y, held_out.weight, held_out.site, held_out.codes),
-            held_out_outputs=scorer(held_out.X, network_inputs(schema, held_out.codes)) if len(held) else shares[:0],
-            memory=prepared.memory,
-            history=result.history,
-            input_shape=self.input_shape_,
-            n_features=self.n_features_in_,
-        )
+        return train_network(self, X, y, domain, Z, groups, weight, unlabeled)
 
     def resolved_recipe(self) -> Recipe:
         """The recipe with this method's changes to it; whatever is wrong with it or the backbone is one error."""
@@ -341,13 +261,3 @@ def cross_fitted(n_rows: int, seed: int, predict: Callable[[Array, Array], Tenso
     found = [predict(np.setdiff1d(order, part), part) for part in parts]
     joined = torch.cat(found)
     return torch.empty_like(joined).index_copy_(0, torch.tensor(np.concatenate(parts)), joined)
-
-
-def _for_validation(rows: LabeledRows, recipe: Recipe) -> LabeledRows:
-    """Held-out rows as the snapshot is chosen by them."""
-    held = replace(rows, X=_for_network(rows.X))
-    return held.balanced() if recipe.balance_validation else held
-
-
-def _for_network(X: Tensor) -> Tensor:
-    return X.float() if X.dtype == torch.float64 else X

@@ -14,9 +14,10 @@ from torch import Tensor
 from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
 from sitewise.confounders import Categorical, Confounders
 from sitewise.estimator.reading import read_partial_labels
-from sitewise.methods.base import Array, Method, Rule, cross_fitted
+from sitewise.methods.base import Method, Rule, cross_fitted
 from sitewise.methods.card import Card
 from sitewise.methods.gpa import GPA, log_of
+from sitewise.methods.network import Array
 from sitewise.posterior import combine
 from sitewise.sites import take_rows
 

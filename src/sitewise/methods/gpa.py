@@ -9,8 +9,9 @@ from torch import Tensor
 
 from sitewise.adaptation import estimate_prevalence
 from sitewise.estimator import GPAClassifier
-from sitewise.methods.base import Array, Method, Rule
+from sitewise.methods.base import Method, Rule
 from sitewise.methods.card import Card
+from sitewise.methods.network import Array
 from sitewise.posterior import combine
 
 ALGORITHMS = "indirectly, EM"

@@ -13,9 +13,10 @@ from sitewise.arrays import Problems
 from sitewise.calibration import METHODS as CALIBRATIONS
 from sitewise.confounders import Confounders
 from sitewise.estimator.held_out import HeldOut
-from sitewise.methods.base import Method, Rule, Trained
+from sitewise.methods.base import Method, Rule
 from sitewise.methods.card import Card
 from sitewise.methods.erm import ERM, ERMWithoutColor, ERMWithZ
+from sitewise.methods.network import Trained
 from sitewise.methods.weights import bbse, confusion, hard, prior_from_weights, rlls
 from sitewise.posterior import combine
 

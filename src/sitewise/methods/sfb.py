@@ -9,9 +9,10 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
 from sitewise.estimator.held_out import HeldOut
-from sitewise.methods.base import Method, Rule, Trained
+from sitewise.methods.base import Method, Rule
 from sitewise.methods.card import Card
 from sitewise.methods.irm import mean_over_sites
+from sitewise.methods.network import Trained
 from sitewise.methods.objective import Batch, Prepared, mean_nll
 from sitewise.methods.weights import correct_pseudo_labels, hard
 from sitewise.ratio import FUSION_WIDTH, LabeledRows, RatioNetwork, weighted_nll

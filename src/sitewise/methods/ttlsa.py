@@ -11,9 +11,10 @@ from torch.nn.functional import one_hot
 from sitewise.adaptation import estimate_prevalence
 from sitewise.calibration import Calibration, fit_calibration
 from sitewise.confounders import Confounders
-from sitewise.methods.base import Method, Rule, Trained
+from sitewise.methods.base import Method, Rule
 from sitewise.methods.card import Card, refuse
 from sitewise.methods.cells import Cells
+from sitewise.methods.network import Trained
 from sitewise.methods.objective import Batch, Prepared
 from sitewise.posterior import combine
 from sitewise.ratio import LabeledRows
