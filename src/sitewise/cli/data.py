@@ -1,11 +1,18 @@
-"""`sitewise data pack`: data made ready for training."""
+"""`sitewise data list`, `check` and `pack`: what there is, whether it is right, and made ready for training."""
 
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sitewise.datasets.catalogue import Collection
+    from sitewise.datasets.manifest import Manifest
 
 app = typer.Typer(help="Check data and make it ready.", no_args_is_help=True)
 
@@ -49,3 +56,94 @@ def pack(
         markup=False,
         soft_wrap=True,
     )
+
+
+@app.command("list")
+def list_collections() -> None:
+    """The collections that can be read, with their licences and where to get them."""
+    from sitewise.datasets.catalogue import COLLECTIONS
+
+    for name, collection in COLLECTIONS.items():
+        _say(f"{name:10}{collection.title}")
+        _say(f"{'':10}{collection.where}; {collection.licence}")
+
+
+@app.command()
+def check(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="One of `sitewise data list`.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder it was put into.", show_default=False)],
+    out: Annotated[Path | None, typer.Option(help="Write the manifest there, CSV or Parquet.")] = None,
+    images: Annotated[bool, typer.Option("--images", help="Open every image, too.")] = False,
+) -> None:
+    """Read a collection's own tables, print its sites beside the paper's and say which rows agree."""
+    from sitewise.datasets.catalogue import COLLECTIONS
+    from sitewise.datasets.manifest import check as check_manifest
+    from sitewise.datasets.manifest import write_manifest
+    from sitewise.datasets.tables import meant
+
+    if name not in COLLECTIONS:
+        raise ValueError(f"there is no collection {name!r}{meant(name, COLLECTIONS)}; `sitewise data list` names all")
+    collection = COLLECTIONS[name]
+    if collection.build is None:
+        if out is not None or images:
+            raise ValueError(f"{name} has no image files, so there is no manifest of it: leave --out and --images out")
+        assert collection.table is not None
+        _show_sites(name, collection, collection.table(folder))
+        return
+    manifest = collection.build(folder)
+    if images:
+        check_manifest(manifest, images=True, allow_one_class=True)
+    _show_sites(name, collection, manifest.site_table())
+    _say(_images_found(manifest, images))
+    if out is not None:
+        _say(f"wrote {write_manifest(manifest, out)}; its paths start from {manifest.root}")
+
+
+def _show_sites(name: str, collection: "Collection", sites: "pd.DataFrame") -> None:
+    """Print a table of sites, beside the paper's where it has one, and what agrees."""
+    from sitewise.datasets.paper_sites import ABSENT, AGREES, compare
+
+    rows = compare(sites, collection.paper)
+    missing = [column for column in rows.columns if column.startswith("missing ")]
+    _say(f"{name}: {collection.title}")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("site", no_wrap=True)
+    lacking = [f"no\n{column.removeprefix('missing ').replace('_', chr(10))}" for column in missing]
+    for heading in ("samples", "P(y=1)", *lacking, *(("paper:\nsamples", "\nP(y=1)") if collection.paper else ())):
+        table.add_column(heading, justify="right", no_wrap=True)
+    if collection.paper:
+        table.add_column("", no_wrap=True)
+    for site, row in rows.iterrows():
+        beside = [f"{row['paper samples']}", f"{row['paper prevalence']:.3f}", row["verdict"]]
+        shares = [_share(row[column]) for column in ("prevalence", *missing)]
+        table.add_row(str(site), str(row["samples"] or ""), *shares, *(beside if collection.paper else []))
+    Console().print(table)
+    if not collection.paper:
+        return
+    agree = [str(site) for site in rows.index[rows["verdict"] == AGREES]]
+    _say(
+        f"{len(agree)} of {len(collection.paper)} row(s) agree with the paper{': ' if agree else ''}{', '.join(agree)}"
+    )
+    for site, verdict in rows["verdict"].items():
+        told = (collection.caveats if verdict == AGREES else collection.reasons).get(str(site))
+        if told:
+            _say(f"{site} {'is absent' if verdict == ABSENT else verdict}: {told}")
+
+
+def _share(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.4f}"
+
+
+def _images_found(manifest: "Manifest", opened: bool) -> str:
+    found = sum(file.is_file() for file in manifest.files)
+    said = f"images: {found} of {len(manifest)} found below {manifest.root}"
+    if opened:
+        return f"{said}, and all could be read"
+    first = next(
+        (path for path, file in zip(manifest.table["path"], manifest.files, strict=True) if not file.is_file()), ""
+    )
+    return f"{said}; the first that is missing: {first}" if first else said
+
+
+def _say(text: str) -> None:
+    Console().print(text, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,146 @@
+"""The tables of a published collection: found below a folder, read as text, their columns checked and translated."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pandas as pd
+
+from sitewise.arrays import Problems
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".dcm", ".dicom")
+DICOM_SUFFIXES = (".dcm", ".dicom")
+SHRUNK = "_downsampled"  # how the ISIC challenge marks an id whose image it made smaller
+MISSING = ("", "NA", "N/A", "NaN", "nan", "None", "none", "NULL", "null", "<NA>")
+SEXES = {"f": "female", "female": "female", "m": "male", "male": "male"}
+NO_SEX = ("o", "u", "unknown", "other")
+OLDEST = 120  # years; a higher age is a slip of the pen (the first NIH release has 414)
+UNITS = {"Y": 1.0, "M": 1 / 12, "W": 7 / 365.25, "D": 1 / 365.25}
+
+
+@dataclass(frozen=True, eq=False)
+class Folder:
+    """What lies below a folder: files that are no images, and where the image of an id is (relative, by its stem)."""
+
+    root: Path
+    others: tuple[str, ...]
+    images: dict[str, str]
+
+    def find(self, *patterns: str) -> list[Path]:
+        """The files whose name fits a pattern, whatever its case and with or without .gz, in the patterns' order."""
+        found: list[Path] = []
+        for pattern in patterns:
+            for other in self.others:
+                name = os.path.basename(other).lower().removesuffix(".gz")
+                if fnmatch(name, pattern.lower()) and self.root / other not in found:
+                    found.append(self.root / other)
+        return found
+
+
+def scan(root: str | os.PathLike[str], *, images: bool = True) -> Folder:
+    """Look once at all that lies below a folder (links are not followed); without `images`, at its top two levels.
+
+    Where an image is there twice, one that can be read goes before a DICOM file and the whole one before the shrunk.
+    """
+    base = Path(root)
+    if not base.is_dir():
+        near = get_close_matches(base.name, [p.name for p in base.parent.glob("*") if p.is_dir()], n=1)
+        hint = f", did you mean {base.with_name(near[0])}?" if near else ""
+        raise FileNotFoundError(f"there is no folder {base}{hint}")
+    others: list[str] = []
+    found: list[tuple[bool, bool, str, str]] = []
+    for folder, below, files in os.walk(base):
+        below.sort()
+        relative = os.path.relpath(folder, base)
+        if not images and relative != os.curdir:
+            below.clear()
+        for name in files:
+            path = os.path.normpath(os.path.join(relative, name))
+            stem, suffix = os.path.splitext(name)
+            if suffix.lower() not in IMAGE_SUFFIXES:
+                others.append(path)
+            elif images:
+                short = stem.removesuffix(SHRUNK)
+                found.append((suffix.lower() in DICOM_SUFFIXES, short != stem, path, short))
+    place = {stem: path for _, _, path, stem in sorted(found, reverse=True)}
+    return Folder(base, tuple(sorted(others)), place)
+
+
+def read_table(path: Path, columns: Sequence[str], problems: Problems, *, optional: Sequence[str] = ()) -> pd.DataFrame:
+    """Read some columns of a CSV (a .tab or .tsv by tabs) as text, missing where empty.
+
+    A required column that is not there is noted, with the spelling that may be meant, and comes back all missing; an
+    optional one comes back all missing.
+    """
+    separator = "\t" if path.name.lower().removesuffix(".gz").endswith((".tab", ".tsv")) else ","
+    try:
+        header = pd.read_csv(path, sep=separator, nrows=0, dtype=str, encoding="utf-8-sig").columns
+        wanted = [name for name in (*columns, *optional) if name in header]
+        frame = pd.read_csv(
+            path,
+            sep=separator,
+            usecols=wanted,
+            dtype=str,
+            keep_default_na=False,
+            na_values=list(MISSING),
+            index_col=False,
+            encoding="utf-8-sig",
+        )
+    except (ValueError, OSError) as error:  # pandas' own are kinds of ValueError
+        raise ValueError(f"{path} cannot be read as a table ({error}): fetch it again") from error
+    if not len(frame):
+        problems.add(f"{path} has no rows: fetch it again")
+    for name in columns:
+        if name not in header:
+            problems.add(f"{path} has no column {name!r}{meant(name, header)}; its columns are {', '.join(header)}")
+    return frame.reindex(columns=[*columns, *optional]).astype(object)
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Propose the spelling that was meant, whatever its case."""
+    names = {str(other).lower(): str(other) for other in known}
+    near = get_close_matches(name.lower(), names, n=1)
+    return f", did you mean {names[near[0]]!r}?" if near else ""
+
+
+def as_numbers(column: pd.Series, path: Path, problems: Problems) -> pd.Series:
+    """Text as numbers; what is none is noted with its row (counted from 0)."""
+    numbers = pd.to_numeric(column, errors="coerce")
+    _note(column[numbers.isna() & column.notna()], path, "a number", problems)
+    return numbers.astype(float)
+
+
+def as_ages(column: pd.Series, path: Path, problems: Problems) -> pd.Series:
+    """Ages in years, from numbers or from DICOM's 057Y, 011M, 003W, 021D; 85+ is 85, above 120 is missing."""
+    text = column.astype(object).map(lambda value: str(value).strip().upper().removesuffix("+"), na_action="ignore")
+    unit = text.map(lambda value: UNITS.get(value[-1:], 1.0), na_action="ignore").astype(float)
+    plain = text.map(lambda value: value[:-1] if value[-1:] in UNITS else value, na_action="ignore")
+    numbers = pd.to_numeric(plain, errors="coerce").astype(float)
+    _note(column[(numbers.isna() | (numbers < 0)) & column.notna()], path, "an age like 57 or 057Y", problems)
+    years = numbers * unit
+    return years.where(years.between(0, OLDEST))
+
+
+def as_sexes(column: pd.Series, path: Path, problems: Problems) -> pd.Series:
+    """female or male; other and unknown count as missing."""
+    return as_levels(column, SEXES | {name: None for name in NO_SEX}, path, problems)
+
+
+def as_levels(column: pd.Series, levels: Mapping[str, str | None], path: Path, problems: Problems) -> pd.Series:
+    """Translate text by a table of lower-case words (None: missing); an unknown word is noted with its row."""
+    words = column.astype(object).map(lambda value: str(value).strip().lower(), na_action="ignore")
+    _note(column[words.notna() & ~words.isin(list(levels))], path, f"one of {', '.join(levels)}", problems, levels)
+    known = {word: level for word, level in levels.items() if level is not None}
+    return words.map(known).astype(object)
+
+
+def _note(strange: pd.Series, path: Path, expected: str, problems: Problems, known: Iterable[str] = ()) -> None:
+    if len(strange):
+        value, row = strange.iloc[0], strange.index[0]
+        where = f"row {row}" + (" (counted from 0)" if isinstance(row, int) else "")
+        more = f", and {len(strange) - 1} more like it" if len(strange) > 1 else ""
+        near = meant(str(value), known)
+        problems.add(f"{path}, column {strange.name!r}: expected {expected}, got {value!r} in {where}{near}{more}")
