@@ -10,9 +10,9 @@
   https://physionet.org/content/vindr-cxr/, PhysioNet's licence for credentialed health data.
 
 The paper gives the size and prevalence of its subsets and not how they were chosen. The rules here were found by trying
-rules on the true tables until the paper's numbers came out. For NIH and PadChest they do, exactly; for VinDr the
-published label counts fit the rule (its tables need an account, so it is not tried here); for CheXpert no rule was
-found, and all images with a definite label are taken. Each builder says its rule.
+rules on the true tables until the paper's numbers came out. For NIH and PadChest they do, exactly; for CheXpert no rule
+was found, and all images with a definite label are taken; VinDr's tables need an account, so its rule is not tried.
+Each builder says its rule.
 
 `build_cxr` takes all four, each in a folder of its name. Confounders: `age` in years, `projection` (AP, PA, LL:
 lateral), `sex`. A group is a patient.
