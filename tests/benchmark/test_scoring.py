@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from sitewise.benchmark import scoring
-from sitewise.benchmark.experiment import ALL_METRICS
+from sitewise.benchmark.experiment import ALL_METRICS, TEST
 from sitewise.benchmark.kinds import Population
 from sitewise.benchmark.plan import final_runs
 from sitewise.benchmark.scoring import NO_TRUTH, Task, run_one, score
-from sitewise.benchmark.sites import TEST, world_of
+from sitewise.benchmark.sites import world_of
 from sitewise.evaluation import evaluate
 from sitewise.sites import Site
 

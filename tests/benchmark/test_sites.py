@@ -1,10 +1,13 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from sitewise.benchmark import sites
-from sitewise.benchmark.experiment import Choice, Draw, SiteSpec
+from sitewise.benchmark.experiment import TEST, TRAINING, Choice, Draw, SiteSpec
+from sitewise.benchmark.kinds import KINDS
 from sitewise.benchmark.plan import Run
-from sitewise.benchmark.sites import ADAPTATION, SCORED, TEST, TRAINING, derived_seed, world_of
+from sitewise.benchmark.sites import ADAPTATION, SCORED, derived_seed, world_of
 from sitewise.datasets.mnist import Digits
 
 DRAWS = (Draw("all", 300), Draw("apart", 300, 100))
@@ -18,11 +21,12 @@ def digits(monkeypatch):
     images = np.zeros((600, 28, 28), dtype=np.uint8)
     images[:, 13, 13], images[:, 13, 14] = numbers // 30 + 1, numbers % 30 + 1
     given = Digits(images, numbers % 10, "numbered")
-    sites._digits.cache_clear()
+    sites._source.cache_clear()
     sites._world.cache_clear()
-    monkeypatch.setattr(sites, "load_digits", lambda data_dir: given)
+    for kind in ("colored_digits", "digits"):
+        monkeypatch.setitem(KINDS, kind, replace(KINDS[kind], load=lambda data_dir: given))
     yield given
-    sites._digits.cache_clear()
+    sites._source.cache_clear()
     sites._world.cache_clear()
 
 

@@ -7,6 +7,8 @@ from typing import Any
 from sitewise.evaluation import METRICS
 
 VALIDATION = "validation"  # the name of the validation site among the rows of a training
+TRAINING, TEST = "training", "test"
+ALL = "all"  # rows
 ESTIMATION_METRICS = ("prevalence_error", "weight_mse")
 ALL_METRICS = (*METRICS, *ESTIMATION_METRICS)
 LOWER_IS_BETTER = frozenset({"nll", "brier", "ece", *ESTIMATION_METRICS})
@@ -14,7 +16,10 @@ LOWER_IS_BETTER = frozenset({"nll", "brier", "ece", *ESTIMATION_METRICS})
 
 @dataclass(frozen=True)
 class SiteSpec:
-    """A site: its name, the options its kind of data knows, and its size (None at a test site: the draws say)."""
+    """A site: its name, the options its kind of data knows, and its size.
+
+    None stands for all rows of a real site, and at a test site for what the draws say.
+    """
 
     name: str
     options: dict[str, Any]
@@ -27,15 +32,18 @@ class SiteSpec:
 
 @dataclass(frozen=True)
 class Draw:
-    """How many rows of a test site are scored, and how many others are adapted on (None: the scored ones)."""
+    """How many rows of a test site are scored (None: all of a real site), and how many others are adapted on.
+
+    Where `adapt` is None the scored rows themselves are.
+    """
 
     name: str
-    score: int
+    score: int | None
     adapt: int | None = None
 
-    def plain(self) -> dict[str, int]:
+    def plain(self) -> dict[str, Any]:
         """Without its name, as in the YAML."""
-        return {"score": self.score} | ({} if self.adapt is None else {"adapt": self.adapt})
+        return {"score": self.score or ALL} | ({} if self.adapt is None else {"adapt": self.adapt})
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,7 @@ class Experiment:
     paper: dict[str, Any]
     data: dict[str, Any]
     recipe: dict[str, Any]
+    network: dict[str, Any]
     seeds: int
     training: tuple[SiteSpec, ...]
     validation: SiteSpec

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import softmax
 
+from sitewise.benchmark.experiment import TEST, TRAINING, VALIDATION
 from sitewise.datasets.digits import (
     ALPHA,
     CAUSAL_MODELS,
@@ -18,11 +19,13 @@ from sitewise.datasets.digits import (
     shifted_prevalence,
     true_joint,
 )
-from sitewise.datasets.mnist import Digits
+from sitewise.datasets.mnist import Digits, load_digits
 from sitewise.datasets.simulated import AGE_RANGE, SimulatedFamily
+from sitewise.datasets.small_images import SiteRoles, cxr64_roles, isic64_roles, load_cxr64, load_isic64
 from sitewise.sites import Site
 
 Array = np.ndarray[Any, Any]
+Folder = str | None
 Options = dict[str, Any]
 Truth = Callable[[Any], Array]  # Z -> P(y|z), (n, K)
 SHIFTS = ("dirichlet", "tweak_one")
@@ -31,9 +34,12 @@ N_DIGITS = 10
 
 @dataclass(frozen=True)
 class Population:
-    """What the rows of a site are drawn from: a draw of n rows by a seed, the true P(y), and P(y|z) where known."""
+    """What the rows of a site are drawn from: a draw of n rows by a seed, the true P(y), and P(y|z) where known.
 
-    draw: Callable[[int, int], Site]
+    A real site is its own population: its only draw is all of its rows, its P(y) is that of its labels.
+    """
+
+    draw: Callable[[int | None, int], Site]
     marginal: Array
     given_z: Truth | None
 
@@ -42,15 +48,18 @@ class Population:
 class Kind:
     """A kind of data: the options of `data` and of a site, what is wrong with a site's options, its population.
 
-    `populate(data, name, options, digits, rng)`; `digits` is the part that the site may draw from, None where the kind
-    needs none; `rng` is for what a site draws once, before its rows.
+    `load` reads what the sites come from out of a folder and `split` says for a seed what each role may use of it; both
+    are None for simulated data. `populate(data, name, options, part, rng)` has a role's part, and an rng for what a
+    site draws once, before its rows. The sites of a `real` kind are what they are: all rows, none drawn.
     """
 
     data: tuple[str, ...]
     site: tuple[str, ...]
     faults: Callable[[Options, Options], list[str]]
-    populate: Callable[[Options, str, Options, Digits | None, np.random.Generator], Population]
-    needs_digits: bool = True
+    populate: Callable[[Options, str, Options, Any, np.random.Generator], Population]
+    load: Callable[[Folder], Any] | None = None
+    split: Callable[[Any, int], dict[str, Any]] | None = None
+    real: bool = False
 
 
 def colored_faults(data: Options, options: Options) -> list[str]:
@@ -77,7 +86,8 @@ def colored_population(
     table = np.asarray(given["joint"]) if "joint" in given else true_joint(model, alpha, given["beta"])
     given_z = table / table.sum(axis=0)
 
-    def draw(n: int, seed: int) -> Site:
+    def draw(n: int | None, seed: int) -> Site:
+        assert n is not None
         return colored_site(part, n, model=model, alpha=alpha, coloring=coloring, name=name, seed=seed, **given)
 
     def truth(Z: pd.DataFrame) -> Array:
@@ -107,7 +117,8 @@ def digits_population(
     else:
         marginal = np.asarray(options.get("prevalence", np.full(N_DIGITS, 1 / N_DIGITS)), dtype=float)
 
-    def draw(n: int, seed: int) -> Site:
+    def draw(n: int | None, seed: int) -> Site:
+        assert n is not None
         return label_shift_site(part, n, marginal, name, seed)
 
     return Population(draw, marginal, None)
@@ -122,7 +133,8 @@ def simulated_population(
     marginal = np.asarray(options.get("prevalence", even), dtype=float)
     dependence = options.get("dependence", 1.0)
 
-    def draw(n: int, seed: int) -> Site:
+    def draw(n: int | None, seed: int) -> Site:
+        assert n is not None
         return family.site(n, name=name, seed=seed, **options).site
 
     def truth(Z: pd.DataFrame) -> Array:
@@ -138,6 +150,42 @@ def simulated_population(
     return Population(draw, marginal, None if options.get("missing") else truth)
 
 
+def split_digits(digits: Digits, seed: int) -> dict[str, Digits]:
+    """Digits for every role, none of them in two."""
+    return dict(zip((TRAINING, VALIDATION, TEST), digits.split(seed), strict=True))
+
+
+def from_folder(load: Callable[[str], Any], name: str) -> Callable[[Folder], Any]:
+    """Load what must be at hand, and say how where it is not."""
+
+    def loaded(folder: Folder) -> Any:
+        if folder is None:
+            raise ValueError(f"{name} does not come with the package: name its folder by --data-dir or SITEWISE_DATA")
+        return load(folder)
+
+    return loaded
+
+
+def real_parts(roles: SiteRoles) -> dict[str, dict[str, Site]]:
+    """The real sites of every role, by name."""
+    return {
+        TRAINING: {site.name: site for site in roles.training},
+        VALIDATION: {VALIDATION: roles.validation},
+        TEST: {site.name: site for site in roles.tests},
+    }
+
+
+def real_population(
+    data: Options, name: str, options: Options, sites: dict[str, Site], rng: np.random.Generator
+) -> Population:
+    """A real site: all of its rows."""
+    if name not in sites:
+        raise ValueError(f"there is no site {name!r} for this role in {data['kind']}: it has {', '.join(sites)}")
+    real = sites[name]
+    site = Site(name, real.X, real.y, real.Z, real.groups)
+    return Population(lambda n, seed: site, np.bincount(site.y, minlength=2) / len(site), None)
+
+
 def _choice(name: str, value: Any, known: tuple[str, ...]) -> list[str]:
     return [] if value in known else [f"{name} must be one of {', '.join(known)}, got {value!r}"]
 
@@ -148,15 +196,39 @@ KINDS: dict[str, Kind] = {
         site=("beta", "joint", "hidden"),
         faults=colored_faults,
         populate=colored_population,
+        load=load_digits,
+        split=split_digits,
     ),
     "digits": Kind(
-        data=(), site=("shift", "parameter", "prevalence"), faults=digits_faults, populate=digits_population
+        data=(),
+        site=("shift", "parameter", "prevalence"),
+        faults=digits_faults,
+        populate=digits_population,
+        load=load_digits,
+        split=split_digits,
+    ),
+    "isic64": Kind(
+        data=(),
+        site=(),
+        faults=lambda data, options: [],
+        populate=real_population,
+        load=from_folder(load_isic64, "isic64"),
+        split=lambda images, seed: real_parts(isic64_roles(images)),
+        real=True,
+    ),
+    "cxr64": Kind(
+        data=(),
+        site=(),
+        faults=lambda data, options: [],
+        populate=real_population,
+        load=from_folder(load_cxr64, "cxr64"),
+        split=lambda images, seed: real_parts(cxr64_roles(images, seed)),
+        real=True,
     ),
     "simulated": Kind(
         data=("n_classes", "n_continuous", "levels", "signal", "coupling", "effect", "seed"),
         site=("prevalence", "dependence", "z_shift", "missing"),
         faults=lambda data, options: [],
         populate=simulated_population,
-        needs_digits=False,
     ),
 }

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -30,6 +30,7 @@ class Run:
     seed: int
     target: str | None = None
     digits: str | None = None
+    network: dict[str, Any] = field(default_factory=dict)
 
     @property
     def unlabeled(self) -> Draw | None:
@@ -45,6 +46,7 @@ class Run:
             "digits": self.digits,
             "data": self.data,
             "recipe": self.recipe,
+            **({"network": self.network} if self.network else {}),
             "training": [{"name": site.name, **site.plain()} for site in self.training],
             "validation": self.validation.plain(),
             "tests": {site.name: site.plain() for site in self.tests},
@@ -67,10 +69,12 @@ class Run:
         return f"{names}{settings}{site}, seed {self.seed}"
 
 
-def make_method(choice: Choice, recipe: dict[str, Any], seed: int, device: str = "auto") -> Method:
-    """The method of a choice, ready to fit."""
+def make_method(
+    choice: Choice, recipe: dict[str, Any], network: dict[str, Any], seed: int = 0, device: str = "auto"
+) -> Method:
+    """The method of a choice with the recipe and the network that all share, ready to fit."""
     return METHODS[choice.method](
-        **choice.settings,
+        **network | choice.settings,
         recipe=make_recipe(recipe),
         validation=VALIDATION,
         random_state=seed,
@@ -108,7 +112,11 @@ def final_runs(experiment: Experiment, chosen: dict[str, dict[str, Any]], digits
     tuned = {entry.label for entry in experiment.methods if is_tuned(entry)}
     groups: dict[str, list[Choice]] = {}
     for choice in choices:
-        key = choice.label if choice.label in tuned else training_key(make_method(choice, experiment.recipe, 0))
+        key = (
+            choice.label
+            if choice.label in tuned
+            else training_key(make_method(choice, experiment.recipe, experiment.network))
+        )
         groups.setdefault(key, []).append(choice)
     return tuple(
         run
@@ -135,13 +143,14 @@ def is_tuned(entry: Entry) -> bool:
 
 def _runs(experiment: Experiment, methods: tuple[Choice, ...], seed: int, digits: str | None) -> list[Run]:
     """The runs of methods that share a training: one, or one for each test site whose unlabeled rows it sees."""
-    trainer = make_method(methods[0], experiment.recipe, seed).trainer()
+    trainer = make_method(methods[0], experiment.recipe, experiment.network).trainer()
     by_site = [(site,) for site in experiment.tests] if trainer.card.unlabeled_in_training else [experiment.tests]
     return [
         Run(
             experiment=experiment.name,
             data=experiment.data,
             recipe=experiment.recipe,
+            network=experiment.network,
             training=experiment.training,
             validation=experiment.validation,
             tests=tests,

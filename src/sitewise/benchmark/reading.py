@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from sitewise.arrays import Problems
-from sitewise.benchmark.experiment import ALL_METRICS, VALIDATION, Draw, Entry, Experiment, SiteSpec, Tuning
+from sitewise.benchmark.experiment import ALL, ALL_METRICS, VALIDATION, Draw, Entry, Experiment, SiteSpec, Tuning
 from sitewise.benchmark.kinds import KINDS, Kind
 from sitewise.benchmark.loading import load_yaml
 from sitewise.methods import METHODS
 from sitewise.training import RECIPES, Recipe
 
 REQUIRED = ("data", "seeds", "training", "validation", "tests", "draws", "methods", "metric")
-KEYS = ("title", "paper", *REQUIRED, "recipe", "tuning", "reference", "figure", "variants", "quick")
+KEYS = ("title", "paper", *REQUIRED, "recipe", "network", "tuning", "reference", "figure", "variants", "quick")
+NETWORK = ("backbone", "weights", "normalize")
 SET_BY_RUNS = ("recipe", "validation", "device", "checkpoint", "verbose", "random_state")
 NO_TUNING = "methods with a grid need tuning, as in {metric: nll, seeds: 3}"
 GRID_IN_VARIANTS = "variants share their settings: methods with a grid can't be chosen for each of them"
@@ -87,13 +88,14 @@ class _Reader:
             paper=self.mapping(raw.get("paper", {}), "paper"),
             data=data,
             recipe=self.recipe(raw.get("recipe", {"name": "default"})),
+            network=self.network(raw.get("network", {})),
             seeds=self.count(raw.get("seeds", 1), "seeds"),
             training=self.sites(raw.get("training", {}), "training", data, kind),
             validation=self.site(VALIDATION, raw["validation"], VALIDATION, data, kind, sized=True)
             if "validation" in raw
             else SiteSpec(VALIDATION, {}),
             tests=self.sites(raw.get("tests", {}), "tests", data, kind),
-            draws=tuple(self.draw(str(k), v) for k, v in self.mapping(raw.get("draws", {}), "draws").items()),
+            draws=tuple(self.draw(str(k), v, kind) for k, v in self.mapping(raw.get("draws", {}), "draws").items()),
             methods=methods,
             tuning=self.tuning(raw.get("tuning"), raw.get("seeds")),
             reference=self.reference(raw.get("reference"), methods),
@@ -135,13 +137,18 @@ class _Reader:
         spec = self.mapping(raw, place)
         options = {key: value for key, value in spec.items() if key != "n" or not sized}
         if kind is not None:
-            self.known(spec, (*kind.site, "n") if sized else kind.site, f"{place}.")
+            self.known(spec, (*kind.site, "n") if sized and not kind.real else kind.site, f"{place}.")
             for fault in kind.faults(data, options):
                 self.problems.add(f"{place}: {fault}")
-        return SiteSpec(name, options, self.count(spec.get("n"), f"{place}.n") if sized else None)
+        whole = not sized or (kind is not None and kind.real)
+        return SiteSpec(name, options, None if whole else self.count(spec.get("n"), f"{place}.n"))
 
-    def draw(self, name: str, raw: Any) -> Draw:
+    def draw(self, name: str, raw: Any, kind: Kind | None) -> Draw:
         spec = self.mapping(raw, f"draws.{name}")
+        if kind is not None and kind.real:
+            if spec != {"score": ALL}:
+                self.problems.add(f"draws.{name} must be {{score: {ALL}}}: real sites are scored and adapted to whole")
+            return Draw(name, None)
         self.known(spec, ("score", "adapt"), f"draws.{name}.")
         adapt = self.count(spec["adapt"], f"draws.{name}.adapt") if "adapt" in spec else None
         return Draw(name, self.count(spec.get("score"), f"draws.{name}.score"), adapt)
@@ -169,6 +176,11 @@ class _Reader:
             if not isinstance(values, list) or not values:
                 self.problems.add(f"{place}.grid.{name} must be a list of values to try, got {values!r}")
         return Entry(label, method, settings, {k: v if isinstance(v, list) else [v] for k, v in grid.items()})
+
+    def network(self, raw: Any) -> dict[str, Any]:
+        spec = self.mapping(raw, "network")
+        self.known(spec, NETWORK, "network.")
+        return spec
 
     def recipe(self, raw: Any) -> dict[str, Any]:
         spec = {"name": "default"} | self.mapping(raw, "recipe")

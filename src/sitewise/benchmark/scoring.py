@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from sitewise.benchmark.experiment import VALIDATION
+from sitewise.benchmark.experiment import TEST, VALIDATION
 from sitewise.benchmark.kinds import Population, Truth
 from sitewise.benchmark.plan import Run, make_method
 from sitewise.benchmark.provenance import commit, versions
 from sitewise.benchmark.records import Record
-from sitewise.benchmark.sites import TEST, Folder, World, world_of
+from sitewise.benchmark.sites import Folder, World, world_of
 from sitewise.confounders import Confounders
 from sitewise.evaluation import evaluate
 from sitewise.methods import Method, fit_together, remembering
@@ -90,7 +90,7 @@ def class_shares(y: Any, n_classes: int) -> Array:
 def _results(run: Run, world: World, device: str) -> dict[str, Any]:
     """What every label of a run achieved, {"skipped": reason} where the method refuses the data."""
     rows, unlabeled = world.training_rows(run), world.unlabeled_rows(run)
-    methods = {choice.label: make_method(choice, run.recipe, run.seed, device) for choice in run.methods}
+    methods = {choice.label: make_method(choice, run.recipe, run.network, run.seed, device) for choice in run.methods}
     schema = None if rows.sample_confounder is None else Confounders.learn(rows.sample_confounder)
     n_unlabeled = sum(map(len, (unlabeled or {}).values()))
     reasons = {label: _refusal(method, run, world, schema, n_unlabeled) for label, method in methods.items()}
@@ -103,6 +103,7 @@ def _results(run: Run, world: World, device: str) -> dict[str, Any]:
             rows.y,
             sample_domain=rows.sample_domain,
             sample_confounder=rows.sample_confounder,
+            groups=rows.groups,
             unlabeled=unlabeled,
         )
         with remembering(list(able.values())):

@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sitewise.benchmark.experiment import VALIDATION, Draw, SiteSpec
+from sitewise.benchmark.experiment import ALL, TEST, TRAINING, VALIDATION, Draw, SiteSpec
 from sitewise.benchmark.kinds import KINDS, Population
 from sitewise.benchmark.plan import Run
-from sitewise.datasets.mnist import Digits, load_digits
 from sitewise.sites import Site
 
 Folder = str | os.PathLike[str] | None
-TRAINING, TEST = "training", "test"
 SCORED, ADAPTATION = "scored", "adaptation"
 
 
@@ -29,6 +27,7 @@ class TrainingRows:
     y: Any
     sample_domain: Any
     sample_confounder: Any
+    groups: Any
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class World:
 
     data: dict[str, Any]
     seed: int
-    parts: dict[str, Digits]  # empty for data without digits
+    parts: dict[str, Any]  # what each role may use, empty for simulated data
     kept: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def population(self, spec: SiteSpec, part: str) -> Population:
@@ -45,25 +44,24 @@ class World:
         key = f"{part} {spec.name} {json.dumps(spec.options, sort_keys=True)}"
         if key not in self.kept:
             rng = np.random.default_rng(derived_seed(self.seed, part, spec.name))
-            options = {name: value for name, value in self.data.items() if name != "kind"}
             kind = KINDS[self.data["kind"]]
+            options = self.data if kind.real else {name: value for name, value in self.data.items() if name != "kind"}
             self.kept[key] = kind.populate(options, spec.name, spec.options, self.parts.get(part), rng)
         return self.kept[key]  # type: ignore[no-any-return]
 
-    def rows(self, spec: SiteSpec, part: str, role: str, n: int) -> Site:
-        """Draw n rows of a site for a role.
+    def rows(self, spec: SiteSpec, part: str, role: str, n: int | None) -> Site:
+        """Draw n rows of a site for a role, all of them for None.
 
         Their seed comes from the run's seed, the site, the role and n: draws that score as many rows score the same.
         """
         key = f"{part} {spec.name} {json.dumps(spec.options, sort_keys=True)} {role} {n}"
         if key not in self.kept:
-            seed = derived_seed(self.seed, part, spec.name, role, n)
+            seed = derived_seed(self.seed, part, spec.name, role, n or ALL)
             self.kept[key] = self.population(spec, part).draw(n, seed)
         return self.kept[key]  # type: ignore[no-any-return]
 
     def labeled(self, spec: SiteSpec, part: str) -> Site:
         """The rows of a training site or of the validation site."""
-        assert spec.n is not None
         return self.rows(spec, part, part, spec.n)
 
     def test_rows(self, spec: SiteSpec, draw: Draw) -> tuple[Site, Site]:
@@ -79,6 +77,7 @@ class World:
             y=np.concatenate([site.y for site in sites]),
             sample_domain=np.repeat([site.name for site in sites], [len(site) for site in sites]),
             sample_confounder=None if sites[0].Z is None else pd.concat([site.Z for site in sites], ignore_index=True),
+            groups=None if sites[0].groups is None else np.concatenate([site.groups for site in sites]),
         )
 
     def unlabeled_rows(self, run: Run) -> dict[str, Any] | None:
@@ -95,10 +94,9 @@ def world_of(run: Run, data_dir: Folder = None) -> World:
 
 
 def digits_name(data: dict[str, Any], data_dir: Folder = None) -> str | None:
-    """Where the digits of an experiment come from, None where it needs none."""
-    if not KINDS[data["kind"]].needs_digits:
-        return None
-    return _digits(_folder(data_dir)).name
+    """Where the data of an experiment come from, None where they are simulated."""
+    kind = data["kind"]
+    return None if KINDS[kind].load is None else str(_source(kind, _folder(data_dir)).name)
 
 
 def derived_seed(seed: int, *names: str | int) -> int:
@@ -110,10 +108,8 @@ def derived_seed(seed: int, *names: str | int) -> int:
 @lru_cache(maxsize=1)
 def _world(data: str, seed: int, data_dir: str | None) -> World:
     options = json.loads(data)
-    parts: dict[str, Digits] = {}
-    if KINDS[options["kind"]].needs_digits:
-        split = _digits(data_dir).split(derived_seed(seed, "digits"))
-        parts = dict(zip((TRAINING, VALIDATION, TEST), split, strict=True))
+    split = KINDS[options["kind"]].split
+    parts = {} if split is None else split(_source(options["kind"], data_dir), derived_seed(seed, "digits"))
     return World(options, seed, parts)
 
 
@@ -123,5 +119,7 @@ def _folder(data_dir: Folder) -> str | None:
 
 
 @lru_cache(maxsize=1)
-def _digits(data_dir: str | None) -> Digits:
-    return load_digits(data_dir)
+def _source(kind: str, data_dir: str | None) -> Any:
+    load = KINDS[kind].load
+    assert load is not None
+    return load(data_dir)

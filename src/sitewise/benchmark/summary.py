@@ -81,7 +81,7 @@ def t_interval(values: list[float], level: float = LEVEL) -> tuple[float, float,
 
 def is_told(choice: Choice, recipe: dict[str, Any]) -> bool:
     """Whether a method, or the one whose network it uses, knows what no method at a new site would."""
-    method = make_method(choice, recipe, 0)
+    method = make_method(choice, recipe, {})
     return bool(method.card.is_reference or method.trainer().card.is_reference)
 
 

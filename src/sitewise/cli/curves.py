@@ -39,7 +39,7 @@ def read_curve(
         problems.add(f"over must be draws or tests, got {over!r}{meant(str(over), ('draws', 'tests'))}")
     key = str(spec.get("key", ""))
     numbers: dict[str, float] = {}
-    if over == "draws":
+    if over == "draws" and kind == "curve":
         numbers = {name: float(draw.get("adapt") or draw["score"]) for name, draw in draws.items()}
     elif over == "tests" and kind == "curve":
         numbers = {name: float(site[key]) for name, site in tests.items() if _is_number(site.get(key))}
