@@ -1,0 +1,110 @@
+"""Checks of a manifest's files (missing, strayed, unreadable), and notes on sites with one class only."""
+
+import logging
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from sitewise.arrays import Problems
+from sitewise.datasets.images import read_image
+from sitewise.datasets.manifest.table import Array, Manifest, leaves
+from sitewise.datasets.manifest.wording import ROWS_FROM, SHOWN, and_more, name_rows
+
+logger = logging.getLogger(__name__)
+
+CHECKED_SIZE = 32  # pixels: all of a file is decoded, little of it kept
+ONE_CLASS = (
+    "site {site!r} has rows of the class {label} only ({rows}): mend the table or leave the site out; where that is "
+    "what the site is like, allow_one_class=True accepts it"
+)
+
+
+def check(manifest: Manifest, *, images: bool = True, allow_one_class: bool = False, jobs: int | None = None) -> None:
+    """Look at the files, in one pass over all of them: one error lists the missing, strayed and unreadable ones.
+
+    With `images` False files have to be there and are not opened. A site with one class only is a problem too: mostly
+    a table joined wrongly. `allow_one_class` makes it a note in the log, for sites that are so (ISIC's MA has no
+    malignant image, and g stays finite there).
+    """
+    problems = Problems(f"manifest {ROWS_FROM}")
+    for note in notes(manifest):
+        if allow_one_class:
+            logger.warning(note)
+        else:
+            problems.add(note)
+    there = check_files(manifest, problems)
+    if images:
+        files = manifest.files
+        rows = np.flatnonzero(there)
+        with ThreadPoolExecutor(jobs or available_cores()) as pool:
+            found = list(pool.map(_why_unreadable, (files[row] for row in rows)))
+        add_unreadable(problems, {int(row): why for row, why in zip(rows, found, strict=True) if why is not None})
+    problems.raise_if_any()
+
+
+def check_files(manifest: Manifest, problems: Problems) -> Array:
+    """Note the files that are missing or lead outside the root; tell which rows have one that may be opened."""
+    missing = np.array([not file.is_file() for file in manifest.files])
+    if missing.any():
+        problems.add(f"there is no file for {name_rows(missing, manifest.table)}, below {manifest.root}")
+    return ~missing & ~check_links(manifest.table, manifest.root, problems)
+
+
+def notes(manifest: Manifest) -> list[str]:
+    """What need not be wrong but mostly is: sites with rows of one class only."""
+    if not manifest.labeled:
+        return []
+    found = []
+    for site, labels in manifest.table["y"].groupby(manifest.table["site"].astype(str)):
+        if labels.nunique() == 1:
+            found.append(ONE_CLASS.format(site=site, label=labels.iloc[0], rows=len(labels)))
+    return found
+
+
+def check_links(table: pd.DataFrame, root: Path, problems: Problems) -> Array:
+    """Note and tell the rows that lead outside the root by a symbolic link; a folder is looked at once."""
+    real_root = os.path.realpath(root)
+    stays: dict[str, bool] = {}
+
+    def inside(place: str) -> bool:
+        return Path(os.path.realpath(place)).is_relative_to(real_root)
+
+    strayed = np.zeros(len(table), dtype=bool)
+    for row, path in enumerate(table["path"]):
+        if pd.isna(path) or leaves(path):
+            continue  # noted already
+        file = os.path.join(root, path)
+        folder = os.path.dirname(file)
+        if folder not in stays:
+            stays[folder] = inside(folder)
+        strayed[row] = not stays[folder] or (os.path.islink(file) and not inside(file))
+    if strayed.any():
+        problems.add(
+            f"path leads outside the root {root} by a symbolic link in {name_rows(strayed, table)}: "
+            "give a root that holds all images, or put the files themselves there"
+        )
+    return strayed
+
+
+def add_unreadable(problems: Problems, why: Mapping[int, str]) -> None:
+    """Note the images that could not be read, by row: the first ones with the reason, and how many there are."""
+    if why:
+        shown = "".join(f"\n      row {row}: {why[row]}" for row in sorted(why)[:SHOWN])
+        problems.add(f"{len(why)} image(s) cannot be read:{shown}{and_more(len(why), chr(10) + 6 * ' ')}")
+
+
+def available_cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _why_unreadable(file: Path) -> str | None:
+    try:
+        read_image(file, CHECKED_SIZE)
+    except (ValueError, OSError) as error:
+        return str(error)
+    return None

@@ -1,0 +1,155 @@
+"""What a manifest's rows are for: parts by shares, roles of whole sites, and sites with their images."""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import pandas as pd
+
+from sitewise.arrays import Problems
+from sitewise.datasets.manifest.table import BINARY, Manifest, check_sites
+from sitewise.datasets.manifest.wording import SHOWN, and_more
+from sitewise.sites import Site, Sites
+
+logger = logging.getLogger(__name__)
+
+
+def split_manifest(manifest: Manifest, shares: Mapping[str, float], seed: int = 0) -> dict[str, Manifest]:
+    """Split into named parts by shares that sum to one, with no group in two of them.
+
+    Each site, and within it the groups of each label (the highest among a group's rows), is split by the shares, to
+    within a group. The order of the rows does not matter.
+    """
+    problems = Problems("split_manifest")
+    if not shares or min(shares.values()) <= 0 or abs(sum(shares.values()) - 1) > 1e-9:
+        problems.add(f"shares must be positive and sum to one, got {dict(shares)}")
+    problems.raise_if_any()
+    units = _units(manifest)
+    rng = np.random.default_rng(seed)
+    part_of: dict[str, int] = {}
+    cuts = np.cumsum(list(shares.values()))[:-1]
+    for _, stratum in units.groupby(["sites", "label"], sort=True):
+        mixed = stratum.iloc[rng.permutation(len(stratum))]
+        middle = (mixed["rows"].cumsum() - mixed["rows"] / 2) / mixed["rows"].sum()
+        # A start at random: else the single group of a small stratum would always go to the same part.
+        places = np.searchsorted(cuts, (middle.to_numpy() + rng.random()) % 1, side="right")
+        part_of.update(zip(mixed.index, places, strict=True))
+    part = _unit_names(manifest).map(part_of).to_numpy()
+    for number, name in enumerate(shares):
+        if not (part == number).any():
+            problems.add(
+                f"the part {name!r} ({shares[name]:g}) got no rows: {len(units)} group(s) are too few for these shares"
+            )
+    problems.raise_if_any()
+    return {name: manifest.take(part == number) for number, name in enumerate(shares)}
+
+
+@dataclass(frozen=True)
+class Roles:
+    """A manifest's rows by what they are for; `unused` names the sites that have no role."""
+
+    training: Manifest
+    validation: Manifest | None
+    tests: dict[str, Manifest]
+    unused: tuple[str, ...]
+
+
+def assign_roles(
+    manifest: Manifest,
+    *,
+    training: Sequence[str],
+    validation: str | Sequence[str] | None = None,
+    tests: Sequence[str] = (),
+) -> Roles:
+    """Give whole sites their roles; an absent site, a site in two roles and a group across roles are one error.
+
+    Two test sites may share a group: neither has been trained on. A site without a role is left out and noted.
+    """
+    held = () if validation is None else (validation,) if isinstance(validation, str) else tuple(validation)
+    roles = {"training": tuple(training), "validation": held, "tests": tuple(tests)}
+    problems = Problems("assign_roles")
+    if not roles["training"]:
+        problems.add("training names no site")
+    named = [site for sites in roles.values() for site in sites]
+    check_sites(dict.fromkeys(named), manifest, problems)
+    for site in sorted({site for site in named if named.count(site) > 1}):
+        where = ", ".join(role for role, sites in roles.items() for name in sites if name == site)
+        problems.add(f"the site {site!r} has more than one role ({where})")
+    role = manifest.table["site"].map({site: role for role, sites in roles.items() for site in sites})
+    if "group" in manifest.table:
+        known = pd.DataFrame({"group": manifest.table["group"], "role": role}).dropna()
+        in_roles = known.drop_duplicates().groupby("group")["role"].agg(sorted)
+        across = in_roles[in_roles.map(len) > 1]
+        if len(across):
+            shown = ", ".join(f"{group!r} ({' and '.join(where)})" for group, where in across.iloc[:SHOWN].items())
+            problems.add(
+                f"{len(across)} group(s) are in more than one role: {shown}{and_more(len(across))}; "
+                "leave their rows out of all roles but one"
+            )
+    problems.raise_if_any()
+    unused = tuple(site for site in manifest.sites if site not in named)
+    if unused:
+        logger.info("sites without a role: %s", ", ".join(unused))
+    return Roles(
+        training=manifest.at(*roles["training"]),
+        validation=manifest.at(*held) if held else None,
+        tests={site: manifest.at(site) for site in roles["tests"]},
+        unused=unused,
+    )
+
+
+@runtime_checkable
+class ImagesById(Protocol):
+    """Images that know their ids, as packed ones do."""
+
+    def by_id(self, ids: Iterable[str]) -> Any:
+        """The images of some ids, in their order."""
+        ...
+
+
+def to_sites(manifest: Manifest, images: Any) -> Sites:
+    """Turn rows and their images into sites: labels, confounders and groups from the table.
+
+    `images` are packed ones, found by id (those of other rows do not matter) and left on the disk, or an array with an
+    image for each row.
+    """
+    return Sites(tuple(to_site(manifest, images, name) for name in manifest.sites))
+
+
+def to_site(manifest: Manifest, images: Any, name: str | None = None) -> Site:
+    """One of the sites; `name` may be left out where there is one."""
+    if name is None and len(manifest.sites) > 1:
+        raise ValueError(f"name one of the {len(manifest.sites)} sites: {', '.join(manifest.sites)}")
+    if not isinstance(images, ImagesById) and len(images) != len(manifest):
+        raise ValueError(f"images must be one for each of {len(manifest)} row(s), got {len(images)}")
+    chosen = manifest.at(name or manifest.sites[0])
+    rows = np.flatnonzero((manifest.table["site"] == chosen.sites[0]).to_numpy())
+    labels = chosen.table["y"].to_numpy() if chosen.labeled else None
+    return Site(
+        chosen.sites[0],
+        X=images.by_id(chosen.table["id"]) if isinstance(images, ImagesById) else images[rows],
+        y=labels.astype(np.int64) if labels is not None and chosen.classes == BINARY else labels,
+        Z=chosen.table[list(chosen.confounders)] if chosen.confounders else None,
+        groups=chosen.table["group"].to_numpy() if "group" in chosen.table else None,
+    )
+
+
+def _unit_names(manifest: Manifest) -> pd.Series:
+    """What a split may not separate: a row's group by name, else the row by its id."""
+    alone = "row " + manifest.table["id"].astype(str)
+    if "group" not in manifest.table:
+        return alone
+    group = manifest.table["group"]
+    return ("group " + group.astype(str)).where(group.notna(), alone)
+
+
+def _units(manifest: Manifest) -> pd.DataFrame:
+    """The groups: their rows, the sites they are at, and the highest label among their rows."""
+    number_of = {label: number for number, label in enumerate(manifest.classes)}
+    rows = pd.DataFrame({"unit": _unit_names(manifest), "site": manifest.table["site"].astype(str)})
+    rows["label"] = manifest.table["y"].map(number_of) if manifest.labeled else 0
+    by_unit = rows.groupby("unit", sort=True)
+    sites = rows.drop_duplicates(["unit", "site"]).sort_values(["unit", "site"]).groupby("unit")["site"].agg("|".join)
+    return pd.DataFrame({"rows": by_unit.size(), "sites": sites, "label": by_unit["label"].max()})

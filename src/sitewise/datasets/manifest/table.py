@@ -1,0 +1,152 @@
+"""The manifest, and everything that can be wrong with its table without a look at the files."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sitewise.arrays import Problems, read_groups
+from sitewise.datasets.manifest.wording import ROWS_FROM, meant, name_rows
+
+Array = np.ndarray[Any, Any]
+BINARY = (0, 1)
+OWN_COLUMNS = ("path", "site", "y", "group", "id")
+
+
+@dataclass(frozen=True, eq=False)
+class Manifest:
+    """Images of several sites: a table with a row for each, the folder its paths start from, the confounders' names.
+
+    The table has the columns `path` (text, relative to `root`), `site`, `y` (absent where there are no labels), the
+    confounders, `id` and, where known, `group`; further columns go along. `y` is one of `classes`.
+    """
+
+    table: pd.DataFrame
+    root: Path
+    confounders: tuple[str, ...] = ()
+    classes: tuple[Any, ...] = BINARY
+
+    def __post_init__(self) -> None:
+        problems = Problems(f"manifest {ROWS_FROM}")
+        check_table(self.table, self.root, self.confounders, self.classes, problems)
+        problems.raise_if_any()
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The sites' names, in order."""
+        return tuple(sorted(self.table["site"].astype(str).unique()))
+
+    @property
+    def labeled(self) -> bool:
+        """Whether the rows have a target."""
+        return "y" in self.table
+
+    @property
+    def files(self) -> list[Path]:
+        """Where each row's image lies."""
+        return [self.root / path for path in self.table["path"]]
+
+    def take(self, rows: Any) -> "Manifest":
+        """Some of the rows, by a mask or by position."""
+        chosen = np.asarray(rows)
+        if chosen.dtype == bool and len(chosen) != len(self):
+            raise ValueError(f"a mask needs one entry for each of {len(self)} row(s), got {len(chosen)}")
+        chosen = chosen if chosen.dtype == bool else chosen.astype(np.int64)
+        return replace(self, table=self.table.iloc[chosen].reset_index(drop=True))
+
+    def at(self, *sites: str) -> "Manifest":
+        """The rows of some sites; a site that the table does not have is an error."""
+        problems = Problems("manifest")
+        check_sites(sites, self, problems)
+        problems.raise_if_any()
+        return self.take(self.table["site"].isin(sites).to_numpy())
+
+    def groups(self) -> Array:
+        """A number for each row, the same for the rows of one group; a row without a group is one by itself."""
+        named = self.table["group"] if "group" in self.table else pd.Series([None] * len(self), dtype=object)
+        problems = Problems("manifest")
+        codes = read_groups(named.reset_index(drop=True), len(self), problems)
+        problems.raise_if_any()
+        assert codes is not None
+        return codes.numpy()
+
+    def site_table(self) -> pd.DataFrame:
+        """A row for each site: samples, groups, prevalence (of the second of two classes), share of missing z."""
+        table = self.table.reset_index(drop=True).astype({"site": str})
+        by_site = table.groupby("site", sort=True)
+        summary = pd.DataFrame({"samples": by_site.size()})
+        if "group" in table:
+            summary["groups"] = pd.Series(self.groups()).groupby(table["site"]).nunique()
+        if self.labeled:
+            for label in self.classes[1:] if len(self.classes) == 2 else self.classes:
+                name = "prevalence" if len(self.classes) == 2 else f"prevalence {label}"
+                summary[name] = (table["y"] == label).groupby(table["site"]).mean()
+        for name in self.confounders:
+            summary[f"missing {name}"] = table[name].isna().groupby(table["site"]).mean()
+        return summary
+
+
+def check_table(
+    table: pd.DataFrame, root: Path, confounders: tuple[str, ...], classes: tuple[Any, ...], problems: Problems
+) -> None:
+    """Note everything that is wrong with a table by itself, without a look at the files."""
+    before = len(problems.found)
+    for column in ("path", "site", "id"):
+        if column not in table:
+            problems.add(f"the table has no column {column!r}{meant(column, table.columns)}")
+    for name in confounders:
+        if name in OWN_COLUMNS:
+            problems.add(f"a confounder must not be called {name!r}: the manifest has that column itself")
+        elif name not in table:
+            problems.add(f"the table has no column for the confounder {name!r}{meant(name, table.columns)}")
+    for name in sorted({name for name in confounders if confounders.count(name) > 1}):
+        problems.add(f"the confounder {name!r} stands twice")
+    if len(set(classes)) < max(2, len(classes)):
+        problems.add(f"classes must be at least two different labels, got {list(classes)}")
+    if not len(table):
+        problems.add("the table has no rows")
+    if len(problems.found) == before:
+        _check_rows(table, root, classes, problems)
+
+
+def _check_rows(table: pd.DataFrame, root: Path, classes: tuple[Any, ...], problems: Problems) -> None:
+    for column in ("path", "site", "id"):
+        empty = table[column].isna() | (table[column].astype(str).str.strip() == "")
+        if empty.any() and (column == "path" or not table[column].equals(table["path"])):
+            problems.add(f"{column} is empty in {name_rows(empty, table)}")
+    outside = np.array([isinstance(path, str) and leaves(path) for path in table["path"]])
+    if outside.any():
+        problems.add(
+            f"path leads outside the root {root} in {name_rows(outside, table)}: "
+            "give a root that holds all images, or mend the paths"
+        )
+    for column in ("id", "path"):
+        twice = table[column].duplicated(keep=False) & table[column].notna() & (table[column] != "")
+        if twice.any() and (column == "id" or not table["id"].equals(table["path"])):
+            problems.add(f"{column} stands more than once in {name_rows(twice, table, column)}: one row for each image")
+    if "y" in table:
+        strange = ~table["y"].isin(classes)
+        if strange.any():
+            labels = ", ".join(str(label) for label in classes)
+            hint = "; name other labels by classes=" if classes == BINARY else ""
+            problems.add(f"y must be one of {labels}, and is not in {name_rows(strange, table, 'y')}{hint}")
+
+
+def leaves(path: str) -> bool:
+    """Whether the text of a path leads out of the root."""
+    return os.path.isabs(path) or os.path.normpath(path).split(os.sep, 1)[0] == os.pardir
+
+
+def check_sites(sites: Iterable[str], manifest: Manifest, problems: Problems) -> None:
+    """Note the sites that a manifest does not have."""
+    for site in sites:
+        if site not in manifest.sites:
+            known = ", ".join(manifest.sites)
+            problems.add(f"there is no site {site!r} in the table{meant(site, manifest.sites)}; the sites are {known}")
