@@ -15,7 +15,6 @@ import pytest
 import torch
 from PIL import Image
 
-import sitewise.datasets.packed as packed_module
 from sitewise.datasets.images import read_image
 from sitewise.datasets.manifest import Manifest, to_site, to_sites
 from sitewise.datasets.packed import Change, PackedImages, pack
@@ -162,10 +161,10 @@ def test_a_failed_packing_goes_on_at_the_next_shard(manifest, folder, monkeypatc
             raise OSError(errno.ENOSPC, "No space left on device")
         save(file, pixels)
 
-    monkeypatch.setattr(packed_module.np, "save", failing)
+    monkeypatch.setattr(np, "save", failing)
     with pytest.raises(OSError, match="No space left"):
         pack_small(manifest, folder, jobs=1)
-    monkeypatch.setattr(packed_module.np, "save", save)
+    monkeypatch.setattr(np, "save", save)
     before = written_at(folder)
     assert list(before) == ["shard-00000.npy", "shard-00001.npy"]
     with pytest.raises(ValueError, match=r"packing was not finished, 2 of 4 shard\(s\) are there: run it again"):
@@ -182,8 +181,8 @@ def test_a_killed_packing_resumes(manifest, folder):
 import os, signal
 import numpy as np, pandas as pd
 from pathlib import Path
-import sitewise.datasets.packed as packed
 from sitewise.datasets.manifest import Manifest
+from sitewise.datasets.packed import pack
 save, calls = np.save, []
 def stalling(file, pixels):
     calls.append(1)
@@ -192,9 +191,9 @@ def stalling(file, pixels):
         file.flush()
         os.kill(os.getpid(), signal.SIGKILL)
     save(file, pixels)
-packed.np.save = stalling
+np.save = stalling
 table = pd.read_json({str(folder.parent / "table.json")!r})
-packed.pack(Manifest(table, Path({str(manifest.root)!r})), {str(folder)!r}, {SIZE}, shard_bytes={THREE_ROWS}, jobs=1)
+pack(Manifest(table, Path({str(manifest.root)!r})), {str(folder)!r}, {SIZE}, shard_bytes={THREE_ROWS}, jobs=1)
 """
     manifest.table.to_json(folder.parent / "table.json")
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=100)
