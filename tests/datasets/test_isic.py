@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sitewise.datasets.isic import DIAGNOSES, NEEDS, SITES, build_isic
+from sitewise.datasets.isic import NEEDS, build_isic
+from sitewise.datasets.isic_tables import DIAGNOSES, SITES
 from sitewise.datasets.paper_sites import ISIC
 
 METADATA = """image,age_approx,anatom_site_general,lesion_id,sex

@@ -8,7 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sitewise.cli import app
-from sitewise.datasets.isic import DIAGNOSES, build_isic
+from sitewise.datasets.isic import build_isic
+from sitewise.datasets.isic_tables import DIAGNOSES
 from sitewise.datasets.paper_sites import AGREES, ISIC, compare
 
 # MA's rows are 0 by assumption where no table labels them, so its prevalence agrees by itself.

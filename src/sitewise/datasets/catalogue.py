@@ -8,7 +8,8 @@ import pandas as pd
 
 from sitewise.datasets import paper_sites
 from sitewise.datasets.cxr import WHERE, build_chexpert, build_cxr, build_nih, build_padchest, build_vindr
-from sitewise.datasets.isic import CHALLENGES, NEEDS, build_isic
+from sitewise.datasets.isic import NEEDS, build_isic
+from sitewise.datasets.isic_tables import CHALLENGES
 from sitewise.datasets.manifest import Manifest
 from sitewise.datasets.mnist import load_digits
 from sitewise.datasets.paper_sites import PaperSite

@@ -15,7 +15,7 @@ import pandas as pd
 
 from sitewise.arrays import Problems
 from sitewise.datasets.images import decode_image
-from sitewise.datasets.isic import PLACES
+from sitewise.datasets.isic_tables import PLACES
 from sitewise.datasets.tables import as_ages, as_levels, as_numbers, as_sexes, read_table
 from sitewise.sites import Site, Sites
 
