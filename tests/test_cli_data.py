@@ -66,7 +66,7 @@ def test_a_wrong_table_ends_with_two_and_every_problem(table, tmp_path, monkeypa
     table.write_text(table.read_text().replace("site", "hospital"), encoding="utf-8")
     said = failure(monkeypatch, capsys, table, "--out", tmp_path / "packed", "--image", "pathh")
     assert "2 problems" in said
-    assert "no column 'pathh' (image), did you mean 'path'?" in said
+    assert "no column 'pathh' (image); did you mean 'path'?" in said
     assert "no column 'site' (site)" in said
     assert not (tmp_path / "packed").exists()
 

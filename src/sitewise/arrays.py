@@ -2,8 +2,9 @@
 
 import ctypes
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +16,13 @@ ONE_SHOT = (
     "{name} is a one-shot iterator ({kind}), but estimation passes over the data several times: "
     "hand over a list of chunks, or an object whose __iter__ starts anew"
 )
+
+
+def did_you_mean(name: object, known: Iterable[object]) -> str:
+    """The end of an error about an unknown name: the spelling meant, whatever its case; nothing where none is near."""
+    names = {str(other).casefold(): str(other) for other in known}
+    near = get_close_matches(str(name).casefold(), names, n=1)
+    return f"; did you mean {names[near[0]]!r}?" if near else ""
 
 
 class Problems:

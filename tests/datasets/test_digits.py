@@ -404,7 +404,7 @@ def test_shifted_prevalences_are_those_of_the_published_set_ups():
 
 def test_an_unknown_shift_is_refused_with_the_spelling_meant():
     rng = np.random.default_rng(0)
-    with pytest.raises(ValueError, match=r"one of dirichlet, tweak_one, got 'dirichelet': dirichlet\?"):
+    with pytest.raises(ValueError, match=r"one of dirichlet, tweak_one, got 'dirichelet'; did you mean 'dirichlet'\?"):
         dg.shifted_prevalence("dirichelet", 1, 10, rng)
     with pytest.raises(ValueError, match="above 0"):
         dg.shifted_prevalence("dirichlet", 0, 10, rng)

@@ -279,8 +279,8 @@ def test_every_mistake_in_the_tables_is_named_at_once(challenge_2019):
     with pytest.raises(ValueError, match="6 problems") as error:
         build_isic(challenge_2019)
     for said in (
-        "no column 'age_approx', did you mean 'age_aprox'?",
-        "got 'lateral tors' in row ISIC_0010000, did you mean 'lateral torso'?",
+        "no column 'age_approx'; did you mean 'age_aprox'?",
+        "got 'lateral tors' in row ISIC_0010000; did you mean 'lateral torso'?",
         "1 row(s) without exactly one diagnosis, first row 3",
         "1 id(s) more than once, as ISIC_0010000",
         "1 are in one only, as ISIC_0000001",

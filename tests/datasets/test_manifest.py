@@ -92,9 +92,9 @@ def test_columns_may_have_other_names(folder):
 def test_renamed_columns_are_named_at_once_with_the_spelling_meant(folder):
     with pytest.raises(ValueError, match="3 problems") as error:
         read(folder, ROWS.replace("site", "Site").replace("age", "age_approx"), confounders=("age",), group="patiant")
-    assert "no column 'site' (site), did you mean 'Site'?; the columns are path, Site, y, age_approx" in said(error)
+    assert "no column 'site' (site); did you mean 'Site'?; the columns are path, Site, y, age_approx" in said(error)
     assert "no column 'age' (confounders)" in said(error)
-    assert "no column 'patiant' (group), did you mean 'patient'?" in said(error)
+    assert "no column 'patiant' (group); did you mean 'patient'?" in said(error)
 
 
 def test_every_problem_of_the_rows_is_listed_at_once(folder):
@@ -240,7 +240,7 @@ def test_what_is_written_is_read_again(folder, name):
 
 
 def test_files_that_are_no_table(folder):
-    with pytest.raises(FileNotFoundError, match=r"there is no manifest .*tabel.csv, did you mean 'table.csv'\?"):
+    with pytest.raises(FileNotFoundError, match=r"there is no manifest .*tabel.csv; did you mean 'table.csv'\?"):
         read_manifest(folder / "tabel.csv")
     with pytest.raises(ValueError, match=r"a manifest is a \.csv"):
         read_manifest(folder / "table.xlsx")
@@ -269,7 +269,7 @@ def test_a_manifest_made_in_code_is_held_to_the_same():
     table = pd.DataFrame({"path": ["../a.png"], "site": ["s"], "y": [3], "id": ["i"], "age": [1.0]})
     with pytest.raises(ValueError, match="2 problems"):
         Manifest(table, os.curdir)
-    with pytest.raises(ValueError, match="no column for the confounder 'agge', did you mean 'age'"):
+    with pytest.raises(ValueError, match="no column for the confounder 'agge'; did you mean 'age'"):
         Manifest(table, os.curdir, ("agge",))
     with pytest.raises(ValueError, match="a confounder must not be called 'site'"):
         Manifest(table, os.curdir, ("site",))
@@ -369,7 +369,7 @@ def test_absent_sites_sites_in_two_roles_and_groups_across_roles_are_one_error(f
     manifest = read(folder, text, group="patient")
     with pytest.raises(ValueError, match="3 problems") as error:
         assign_roles(manifest, training=["Bern", "Osloo"], validation="Oslo", tests=["Rome", "Bern"])
-    assert "there is no site 'Osloo' in the table, did you mean 'Oslo'?; the sites are Bern, Oslo, Rome" in said(error)
+    assert "there is no site 'Osloo' in the table; did you mean 'Oslo'?; the sites are Bern, Oslo, Rome" in said(error)
     assert "the site 'Bern' has more than one role (training, tests)" in said(error)
     assert "1 group(s) are in more than one role: 'p0' (" in said(error)
     with pytest.raises(ValueError, match=r"1 group\(s\) .*'p0' \(tests and training\); leave their rows out"):
@@ -400,5 +400,5 @@ def test_sites_have_the_rows_images_labels_confounders_and_groups(folder):
         to_site(manifest, images)
     with pytest.raises(ValueError, match=r"images must be one for each of 5 row\(s\), got 4"):
         to_sites(manifest, images[:4])
-    with pytest.raises(ValueError, match="there is no site 'bern' in the table, did you mean 'Bern'"):
+    with pytest.raises(ValueError, match="there is no site 'bern' in the table; did you mean 'Bern'"):
         to_site(manifest, images, "bern")

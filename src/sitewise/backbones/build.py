@@ -2,13 +2,13 @@
 
 import copy
 import os
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sitewise.arrays import did_you_mean
 from sitewise.backbones.named import LIBRARIES, MONAI_NETWORKS, NamedNetwork, build_named
 from sitewise.backbones.pixels import NORMALIZATIONS, Pixels, build_normalization
 from sitewise.backbones.small import CNN_WIDTH, MLP_WIDTH, build_cnn, build_mlp
@@ -24,8 +24,7 @@ def backbone_problems(backbone: Any, weights: Any = None, normalize: Any = None)
     problems = []
     known = isinstance(backbone, nn.Module) or (isinstance(backbone, str) and _is_known(backbone))
     if not known:
-        close = get_close_matches(str(backbone), BACKBONES, n=1)
-        meant = f"; did you mean {close[0]!r}?" if close else ""
+        meant = did_you_mean(backbone, BACKBONES)
         names = ", ".join(BACKBONES)
         problems.append(f"backbone must be one of {names} or a torch module, got {backbone!r}{meant}")
     if normalize is not None and normalize not in NORMALIZATIONS:

@@ -3,11 +3,10 @@
 import os
 from collections.abc import Iterable
 from dataclasses import fields, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from sitewise.arrays import Problems
+from sitewise.arrays import Problems, did_you_mean
 from sitewise.benchmark.experiment import ALL, ALL_METRICS, VALIDATION, Draw, Entry, Experiment, SiteSpec, Tuning
 from sitewise.benchmark.kinds import KINDS, Kind
 from sitewise.benchmark.loading import load_yaml
@@ -57,12 +56,6 @@ def merge(base: Any, changes: Any) -> Any:
     return {key: value for key, value in merged.items() if key not in changes or changes[key] is not None}
 
 
-def proposal(word: Any, known: Iterable[str]) -> str:
-    """Say which spelling was probably meant, nothing where none is near."""
-    close = get_close_matches(str(word), list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
 class _Reader:
     """Turns parts of the file into parts of an experiment and notes what is wrong with them."""
 
@@ -78,7 +71,7 @@ class _Reader:
         kind = KINDS.get(data.get("kind", ""))
         if "data" in raw and kind is None:
             came = data.get("kind")
-            self.problems.add(f"data.kind must be one of {', '.join(KINDS)}, got {came!r}{proposal(came, KINDS)}")
+            self.problems.add(f"data.kind must be one of {', '.join(KINDS)}, got {came!r}{did_you_mean(came, KINDS)}")
         elif kind is not None:
             self.known(data, ("kind", *kind.data), "data.")
         methods = tuple(self.entry(str(k), v) for k, v in self.mapping(raw.get("methods", {}), "methods").items())
@@ -161,7 +154,7 @@ class _Reader:
         settings = {key: value for key, value in spec.items() if key not in ("method", "grid")}
         if method not in METHODS:
             self.problems.add(
-                f"{place}: the methods are {', '.join(METHODS)}, got {method!r}{proposal(method, METHODS)}"
+                f"{place}: the methods are {', '.join(METHODS)}, got {method!r}{did_you_mean(method, METHODS)}"
             )
             return Entry(label, str(method), settings, grid)
         known = [field.name for field in fields(METHODS[method]) if field.name not in SET_BY_RUNS]
@@ -187,7 +180,7 @@ class _Reader:
         known = [field.name for field in fields(Recipe)]
         self.known(spec, ("name", *known), "recipe.")
         if spec["name"] not in RECIPES:
-            meant = proposal(spec["name"], RECIPES)
+            meant = did_you_mean(spec["name"], RECIPES)
             self.problems.add(f"recipe must be one of {', '.join(RECIPES)}, got {spec['name']!r}{meant}")
         return spec
 
@@ -204,12 +197,12 @@ class _Reader:
     def reference(self, raw: Any, methods: tuple[Entry, ...]) -> str | None:
         labels = [entry.label for entry in methods]
         if raw is not None and raw not in labels:
-            self.problems.add(f"reference must be one of the methods' labels, got {raw!r}{proposal(raw, labels)}")
+            self.problems.add(f"reference must be one of the methods' labels, got {raw!r}{did_you_mean(raw, labels)}")
         return raw  # type: ignore[no-any-return]
 
     def metric(self, raw: Any, place: str) -> str:
         if raw not in ALL_METRICS:
-            meant = proposal(raw, ALL_METRICS)
+            meant = did_you_mean(raw, ALL_METRICS)
             self.problems.add(f"{place} must be one of {', '.join(ALL_METRICS)}, got {raw!r}{meant}")
         return str(raw)
 
@@ -234,7 +227,7 @@ class _Reader:
 def _instead(word: Any, known: Iterable[str]) -> str:
     """The spelling that was probably meant, else all there are."""
     names = list(known)
-    return proposal(word, names) or f"; there are {', '.join(names)}" if names else "; there are none"
+    return did_you_mean(word, names) or f"; there are {', '.join(names)}" if names else "; there are none"
 
 
 def _spelled_out(raw: Any) -> Any:

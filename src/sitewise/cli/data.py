@@ -76,13 +76,15 @@ def check(
     images: Annotated[bool, typer.Option("--images", help="Open every image, too.")] = False,
 ) -> None:
     """Read a collection's own tables, print its sites beside the paper's and say which rows agree."""
+    from sitewise.arrays import did_you_mean
     from sitewise.datasets.catalogue import COLLECTIONS
     from sitewise.datasets.manifest import check as check_manifest
     from sitewise.datasets.manifest import write_manifest
-    from sitewise.datasets.tables import meant
 
     if name not in COLLECTIONS:
-        raise ValueError(f"there is no collection {name!r}{meant(name, COLLECTIONS)}; `sitewise data list` names all")
+        raise ValueError(
+            f"there is no collection {name!r}{did_you_mean(name, COLLECTIONS)}; `sitewise data list` names all"
+        )
     collection = COLLECTIONS[name]
     if collection.build is None:
         if out is not None or images:

@@ -28,9 +28,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from sitewise.arrays import Problems
+from sitewise.arrays import Problems, did_you_mean
 from sitewise.datasets.manifest import Manifest
-from sitewise.datasets.tables import Folder, as_ages, as_levels, as_numbers, as_sexes, meant, read_table, scan
+from sitewise.datasets.tables import Folder, as_ages, as_levels, as_numbers, as_sexes, read_table, scan
 
 logger = logging.getLogger(__name__)
 
@@ -228,7 +228,9 @@ def build_cxr(root: Root, collections: Sequence[str] = tuple(BUILDERS)) -> Manif
     base = Path(root)
     for name in collections:
         if name not in BUILDERS:
-            problems.add(f"there is no collection {name!r}{meant(name, BUILDERS)}; there are {', '.join(BUILDERS)}")
+            problems.add(
+                f"there is no collection {name!r}{did_you_mean(name, BUILDERS)}; there are {', '.join(BUILDERS)}"
+            )
         elif not (base / name).is_dir():
             problems.add(f"there is no folder {base / name}: put that collection there, or leave its name out")
     problems.raise_if_any()
@@ -242,7 +244,7 @@ def build_cxr(root: Root, collections: Sequence[str] = tuple(BUILDERS)) -> Manif
 def _find(folder: Folder, names: tuple[str, ...], collection: str) -> Path:
     files = folder.find(*names)
     if not files:
-        near = meant(names[0], (os.path.basename(name) for name in folder.others))
+        near = did_you_mean(names[0], (os.path.basename(name) for name in folder.others))
         raise FileNotFoundError(
             f"{collection}: there is no {names[0]} below {folder.root}{near}; it comes with the images from "
             f"{WHERE[collection]}"

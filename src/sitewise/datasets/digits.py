@@ -7,13 +7,12 @@ unless a variable that Z does not show (`hidden`) moves with y. Plain: the label
 
 from collections.abc import Callable
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from sitewise.arrays import Problems
+from sitewise.arrays import Problems, did_you_mean
 from sitewise.datasets.mnist import MNIST_MD5 as MNIST_MD5
 from sitewise.datasets.mnist import Array, Digits
 from sitewise.datasets.mnist import load_digits as load_digits
@@ -264,8 +263,7 @@ def shifted_prevalence(kind: str, parameter: float, n_classes: int, rng: np.rand
     """
     problems = Problems("label shift")
     if kind not in SHIFTS:
-        meant = get_close_matches(str(kind), SHIFTS, n=1)
-        problems.add(f"kind must be one of {', '.join(SHIFTS)}, got {kind!r}" + (f": {meant[0]}?" if meant else ""))
+        problems.add(f"kind must be one of {', '.join(SHIFTS)}, got {kind!r}{did_you_mean(kind, SHIFTS)}")
     elif kind == "dirichlet" and not parameter > 0:
         problems.add(f"a Dirichlet distribution's concentration must be above 0, got {parameter}")
     elif kind == "tweak_one" and not 0 <= parameter <= 1:

@@ -35,7 +35,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from sitewise.arrays import Problems
+from sitewise.arrays import Problems, did_you_mean
 from sitewise.datasets.isic_tables import (
     ARCHIVE,
     CHALLENGES,
@@ -47,7 +47,7 @@ from sitewise.datasets.isic_tables import (
     read_sites,
 )
 from sitewise.datasets.manifest import Manifest
-from sitewise.datasets.tables import meant, scan
+from sitewise.datasets.tables import scan
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,9 @@ def build_isic(
         problems.add(f"group must be lesion or patient, got {group!r}")
     for site in sites or ():
         if site not in SITES:
-            problems.add(f"there is no site {site!r}{meant(site, SITES)}; the paper's sites are {', '.join(SITES)}")
+            problems.add(
+                f"there is no site {site!r}{did_you_mean(site, SITES)}; the paper's sites are {', '.join(SITES)}"
+            )
     folder = scan(root)
     listed = read_sites(folder, problems)
     rows = gather(folder, listed, problems)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from sitewise.arrays import Problems
+from sitewise.arrays import Problems, did_you_mean
 from sitewise.datasets import paper_sites
-from sitewise.datasets.tables import SHRUNK, Folder, as_ages, as_levels, as_numbers, as_sexes, meant, read_table
+from sitewise.datasets.tables import SHRUNK, Folder, as_ages, as_levels, as_numbers, as_sexes, read_table
 
 SITES = tuple(paper_sites.ISIC)
 LONG_NAMES = {
@@ -101,7 +101,7 @@ def read_sites(folder: Folder, problems: Problems) -> pd.Series | None:
     rows = _by_id(read_table(files[0], ("isic_id", "site"), problems), "isic_id", files[0], problems)
     short = rows["site"].replace(LONG_NAMES)
     for name in sorted(set(short.dropna()) - set(SITES)):
-        problems.add(f"{files[0]}, column 'site': {name!r} is no site of the paper{meant(name, SITES)}")
+        problems.add(f"{files[0]}, column 'site': {name!r} is no site of the paper{did_you_mean(name, SITES)}")
     return short
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from sitewise.arrays import Problems
+from sitewise.arrays import Problems, did_you_mean
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".dcm", ".dicom")
 DICOM_SUFFIXES = (".dcm", ".dicom")
@@ -95,15 +95,10 @@ def read_table(path: Path, columns: Sequence[str], problems: Problems, *, option
         problems.add(f"{path} has no rows: fetch it again")
     for name in columns:
         if name not in header:
-            problems.add(f"{path} has no column {name!r}{meant(name, header)}; its columns are {', '.join(header)}")
+            problems.add(
+                f"{path} has no column {name!r}{did_you_mean(name, header)}; its columns are {', '.join(header)}"
+            )
     return frame.reindex(columns=[*columns, *optional]).astype(object)
-
-
-def meant(name: str, known: Iterable[str]) -> str:
-    """Propose the spelling that was meant, whatever its case."""
-    names = {str(other).lower(): str(other) for other in known}
-    near = get_close_matches(name.lower(), names, n=1)
-    return f", did you mean {names[near[0]]!r}?" if near else ""
 
 
 def as_numbers(column: pd.Series, path: Path, problems: Problems) -> pd.Series:
@@ -142,5 +137,5 @@ def _note(strange: pd.Series, path: Path, expected: str, problems: Problems, kno
         value, row = strange.iloc[0], strange.index[0]
         where = f"row {row}" + (" (counted from 0)" if isinstance(row, int) else "")
         more = f", and {len(strange) - 1} more like it" if len(strange) > 1 else ""
-        near = meant(str(value), known)
+        near = did_you_mean(str(value), known)
         problems.add(f"{path}, column {strange.name!r}: expected {expected}, got {value!r} in {where}{near}{more}")

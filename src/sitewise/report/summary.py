@@ -6,11 +6,10 @@ to drop; `skipped` says why a method was not run and is empty otherwise. What is
 """
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 import pandas as pd
 
-from sitewise.arrays import Problems
+from sitewise.arrays import Problems, did_you_mean
 
 COLUMNS = (
     *("method", "site", "draw", "metric", "seeds", "mean", "low", "high"),
@@ -65,9 +64,7 @@ def choose(frame: pd.DataFrame, metric: str, *, sites: Iterable[str] = (), draws
 def meant(name: str, known: Iterable[str]) -> str:
     """The end of an error about an unknown name: the one that was meant, or all there are."""
     names = list(known)
-    folded = {other.casefold(): other for other in names}
-    close = get_close_matches(name.casefold(), folded, n=1)
-    return f"; did you mean {folded[close[0]]!r}?" if close else f"; there are: {', '.join(names) or 'none'}"
+    return did_you_mean(name, names) or f"; there are: {', '.join(names) or 'none'}"
 
 
 def left_out(rows: pd.DataFrame) -> dict[str, str]:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sitewise.arrays import Problems
+from sitewise.arrays import Problems, did_you_mean
 from sitewise.datasets.manifest.checking import check_links
 from sitewise.datasets.manifest.table import BINARY, OWN_COLUMNS, Manifest, check_table
-from sitewise.datasets.manifest.wording import ROWS_FROM, meant
+from sitewise.datasets.manifest.wording import ROWS_FROM
 
 Table = str | os.PathLike[str]
 SEPARATORS = {"csv": ",", "tsv": "\t"}
@@ -50,7 +50,9 @@ def read_manifest(
     for role, name in [*asked, *(("confounders", name) for name in confounders)]:
         if name not in frame:
             columns = ", ".join(map(str, frame.columns))
-            problems.add(f"there is no column {name!r} ({role}){meant(name, frame.columns)}; the columns are {columns}")
+            problems.add(
+                f"there is no column {name!r} ({role}){did_you_mean(name, frame.columns)}; the columns are {columns}"
+            )
     problems.raise_if_any()
     labels = BINARY if classes is None else tuple(classes)
     table = pd.DataFrame({"path": _as_text(frame[image]).map(lambda path: _inside(path, base), na_action="ignore")})
@@ -90,7 +92,7 @@ def _read_table(file: Path, names: tuple[str, ...], group: str) -> pd.DataFrame:
     kind = _kind(file)
     if not file.is_file():
         near = sorted(other.name for other in file.parent.glob("*")) if file.parent.is_dir() else []
-        raise FileNotFoundError(f"there is no manifest {file}{meant(file.name, near)}")
+        raise FileNotFoundError(f"there is no manifest {file}{did_you_mean(file.name, near)}")
     try:
         if kind == "parquet":
             return pd.read_parquet(file)

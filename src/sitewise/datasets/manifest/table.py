@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sitewise.arrays import Problems, read_groups
-from sitewise.datasets.manifest.wording import ROWS_FROM, meant, name_rows
+from sitewise.arrays import Problems, did_you_mean, read_groups
+from sitewise.datasets.manifest.wording import ROWS_FROM, name_rows
 
 Array = np.ndarray[Any, Any]
 BINARY = (0, 1)
@@ -100,12 +100,12 @@ def check_table(
     before = len(problems.found)
     for column in ("path", "site", "id"):
         if column not in table:
-            problems.add(f"the table has no column {column!r}{meant(column, table.columns)}")
+            problems.add(f"the table has no column {column!r}{did_you_mean(column, table.columns)}")
     for name in confounders:
         if name in OWN_COLUMNS:
             problems.add(f"a confounder must not be called {name!r}: the manifest has that column itself")
         elif name not in table:
-            problems.add(f"the table has no column for the confounder {name!r}{meant(name, table.columns)}")
+            problems.add(f"the table has no column for the confounder {name!r}{did_you_mean(name, table.columns)}")
     for name in sorted({name for name in confounders if confounders.count(name) > 1}):
         problems.add(f"the confounder {name!r} stands twice")
     if len(set(classes)) < max(2, len(classes)):
@@ -149,4 +149,6 @@ def check_sites(sites: Iterable[str], manifest: Manifest, problems: Problems) ->
     for site in sites:
         if site not in manifest.sites:
             known = ", ".join(manifest.sites)
-            problems.add(f"there is no site {site!r} in the table{meant(site, manifest.sites)}; the sites are {known}")
+            problems.add(
+                f"there is no site {site!r} in the table{did_you_mean(site, manifest.sites)}; the sites are {known}"
+            )

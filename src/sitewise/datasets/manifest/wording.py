@@ -1,7 +1,5 @@
 """How a message names rows and sites: the first ones and how many, and the spelling that was meant."""
 
-from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -21,10 +19,3 @@ def name_rows(chosen: Any, table: pd.DataFrame, column: str = "path") -> str:
 def and_more(count: int, before: str = ", ") -> str:
     """What stands after the first ones of a long list."""
     return f"{before}and {count - SHOWN} more" if count > SHOWN else ""
-
-
-def meant(name: str, known: Iterable[Any]) -> str:
-    """Propose the spelling that was meant, whatever its case."""
-    names = {str(other).lower(): str(other) for other in known}
-    near = get_close_matches(str(name).lower(), names, n=1)
-    return f", did you mean {names[near[0]]!r}?" if near else ""
