@@ -97,4 +97,4 @@ def test_real_sites_cannot_be_drawn_from(experiment, old, new, message):
 def test_data_that_must_be_at_hand_are_asked_for(monkeypatch):
     monkeypatch.delenv("SITEWISE_DATA", raising=False)
     with pytest.raises(ValueError, match="cxr64 does not come with the package: name its folder"):
-        sites.digits_name({"kind": "cxr64"})
+        sites.source_name({"kind": "cxr64"})

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.exceptions import NotFittedError
 
 import sitewise as sw
 from sitewise.estimator.prevalences import find_unsupported
@@ -320,3 +321,8 @@ def test_another_calibration_leaves_the_model_alone(family, model):
     assert np.abs(other.log_ratio(new.X, new.Z) - before).max() > 1e-3
     with pytest.raises(ValueError, match="calibration must be one of"):
         model.with_calibration("platt")
+
+
+def test_adapting_before_fitting_says_so():
+    with pytest.raises(NotFittedError):
+        sw.GPAClassifier().adapt_log_ratio(np.zeros((3, 2)))

@@ -24,7 +24,7 @@ from sitewise.benchmark.plan import Run, final_runs, tuning_runs
 from sitewise.benchmark.records import Record, append_record, claim, done_ids, read_records
 from sitewise.benchmark.scoring import run_one
 from sitewise.benchmark.selection import choose_settings
-from sitewise.benchmark.sites import Folder, digits_name
+from sitewise.benchmark.sites import Folder, source_name
 
 logger = logging.getLogger(__name__)
 WAIT = 0.5  # seconds between looks at what another runner holds
@@ -70,7 +70,7 @@ def run_experiment(
     jobs : processes, each with one thread of its own; by default one for each core, up to sixteen that share a GPU.
         With 1 everything happens in this process.
     device : "auto", "cpu" or "cuda".
-    data_dir : where MNIST is; see `load_digits`.
+    data_dir : the folder with MNIST, or with the real images that the experiment is about.
     verbose : whether to show a progress bar; None shows it on a terminal.
 
     Grids are tuned first, while methods without one run to the end; then the settings chosen run for all seeds. A run
@@ -78,7 +78,7 @@ def run_experiment(
     that calls this with several jobs needs `if __name__ == "__main__":`.
     """
     path = records_path(experiment, out)
-    digits = digits_name(experiment.data, data_dir)
+    digits = source_name(experiment.data, data_dir)
     tuning = tuning_runs(experiment, digits)
     first = _by_seed((*tuning, *final_runs(experiment, {}, digits)))
     with _performing(path, jobs or default_jobs(device), data_dir, device) as perform:

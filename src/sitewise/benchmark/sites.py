@@ -93,7 +93,7 @@ def world_of(run: Run, data_dir: Folder = None) -> World:
     return _world(json.dumps(run.data, sort_keys=True), run.seed, _folder(data_dir))
 
 
-def digits_name(data: dict[str, Any], data_dir: Folder = None) -> str | None:
+def source_name(data: dict[str, Any], data_dir: Folder = None) -> str | None:
     """Where the data of an experiment come from, None where they are simulated."""
     kind = data["kind"]
     return None if KINDS[kind].load is None else str(_source(kind, _folder(data_dir)).name)

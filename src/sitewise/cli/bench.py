@@ -30,7 +30,7 @@ def run(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Runs at a time; as many as there are cores, or fit a GPU, otherwise.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder with the full MNIST; the 5,000 embedded digits otherwise.")
     ] = None,

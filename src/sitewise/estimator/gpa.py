@@ -318,6 +318,7 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         sample_weight: Any = None,
     ) -> AdaptedClassifier:
         """Adapt as `adapt` does, given what `log_ratio` said of the rows with this very z: f is computed once."""
+        check_is_fitted(self)
         ratios = torch.as_tensor(log_ratio).double().cpu()
         n_rows = len(ratios)
         with warnings.catch_warnings():

@@ -68,7 +68,7 @@ class CoPA(GPA):
 
     def trainer(self) -> Method:
         """CoPA's own f."""
-        return GPA(**{name: value for name, value in self.get_params(deep=False).items()})
+        return GPA(**self.get_params(deep=False))
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
         """Fit g to the labels."""

@@ -1,5 +1,6 @@
 """Label shift: P(y) moves and P(x|y) stays; EM, BBSE and RLLS on top of any ERM."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,7 +25,7 @@ BASES: dict[str, type[Method]] = {"erm": ERM, "erm_z": ERMWithZ, "erm_c": ERMWit
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class LabelShift(Method):
+class LabelShift(Method, ABC):
     """What the family shares: ERM's log P(y|x) - log P(y), calibrated on held-out rows, times the new P(y).
 
     `base` is "erm", "erm_z" or "erm_c"; `calibration` as for `GPAClassifier`. Assumes that P(x|y) is the same at every
@@ -73,9 +74,9 @@ class LabelShift(Method):
         log_marginal = marginal.clamp_min(1e-12).log()
         return lambda rows, z: combine(self.log_ratio(rows, z), log_marginal), marginal.numpy()
 
+    @abstractmethod
     def find_marginal(self, log_ratio: Tensor) -> Tensor:
         """P(y) of unlabeled rows, (K,): what the family's members differ in."""
-        raise NotImplementedError
 
     def _predictions(self, log_ratio: Tensor, soft: bool) -> tuple[Tensor, Tensor]:
         """What the classifier says of held-out rows and of the site's, as for a site like the held-out rows."""
