@@ -6,11 +6,12 @@ INSTALLED := $(VENV)/.installed
 
 export OMP_WAIT_POLICY = PASSIVE
 
-.PHONY: help test check format bench accuracy docs demo results reproduce-quick clean
+.PHONY: help test browser check format bench accuracy docs demo results reproduce-quick clean
 
 help:
 	@echo "make demo    colored digits: ERM fails at a shifted site, GPA repairs it without labels; about two minutes"
 	@echo "make test    the whole test suite"
+	@echo "make browser chromium for the tests of the report page (Debian or Ubuntu, as root)"
 	@echo "make check   formatting, lint, types, layers"
 	@echo "make format  let ruff format and fix"
 	@echo "make bench   speed against peers, and the table of the accuracy study; about ten minutes"
@@ -26,6 +27,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+browser:
+	{ command -v chromium && command -v chromedriver; } > /dev/null \
+	|| { test "$$(id -u)" = 0 && { apt-get update -qq; apt-get install -y -qq chromium chromium-driver > /dev/null; }; } \
+	|| echo "no chromium, and no way to install it here: the tests in a browser are skipped"
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
