@@ -115,7 +115,7 @@ def reliability(y: Any, probability: Any, n_bins: int = 10) -> pd.DataFrame:
     indices, matrix = _read(y, probability, None, problems)
     problems.raise_if_any()
     score, event = _confidence(indices, matrix)
-    mass, predicted, observed = _bins(_Ranking.of(score), score, event, np.ones((1, len(score))), n_bins)
+    mass, predicted, observed = equal_mass_bins(Ranking.of(score), score, event, np.ones((1, len(score))), n_bins)
     filled = mass[0] > 0
     count = mass[0, filled]
     return pd.DataFrame(
@@ -186,14 +186,15 @@ def _resamples(units: Array, n_resamples: int, random_state: Any) -> Iterator[Ar
 
 
 @dataclass(frozen=True, eq=False)
-class _Ranking:
+class Ranking:
     """Rows in the order of a score, equal scores together: where each run of equal scores starts in that order."""
 
     order: Array
     starts: Array
 
     @classmethod
-    def of(cls, score: Array) -> "_Ranking":
+    def of(cls, score: Array) -> "Ranking":
+        """Sort rows by a score."""
         order = np.argsort(score, kind="stable")
         ranked = score[order]
         return cls(order, np.flatnonzero(np.concatenate([[True], ranked[1:] != ranked[:-1]])))
@@ -209,8 +210,8 @@ class _Scored:
 
     y: Array
     probability: Array
-    scores: list[tuple[_Ranking, Array]]  # a ranking and the rows of the class, for each class that has a curve
-    confidence: tuple[_Ranking, Array, Array]
+    scores: list[tuple[Ranking, Array]]  # a ranking and the rows of the class, for each class that has a curve
+    confidence: tuple[Ranking, Array, Array]
 
     @classmethod
     def of(cls, y: Array, probability: Array) -> "_Scored":
@@ -220,8 +221,8 @@ class _Scored:
         return cls(
             y,
             probability,
-            [(_Ranking.of(probability[:, k]), (y == k).astype(float)) for k in curves],
-            (_Ranking.of(score), score, event),
+            [(Ranking.of(probability[:, k]), (y == k).astype(float)) for k in curves],
+            (Ranking.of(score), score, event),
         )
 
     def metrics(self, weight: Array) -> dict[str, Array]:
@@ -230,34 +231,34 @@ class _Scored:
         total = weight.sum(axis=1)
         actual, predicted = np.eye(n_classes)[self.y], np.eye(n_classes)[self.probability.argmax(axis=1)]
         n_actual, n_predicted, n_right = weight @ actual, weight @ predicted, weight @ (actual * predicted)
-        f1 = _divide(2 * n_right, n_actual + n_predicted)
+        f1 = divide(2 * n_right, n_actual + n_predicted)
         own = np.clip(self.probability[np.arange(len(self.y)), self.y], SMALLEST_PROBABILITY, 1)
         squares = ((self.probability - actual) ** 2).sum(axis=1) / (2 if n_classes == 2 else 1)
-        areas = [_areas(ranking, event, weight) for ranking, event in self.scores]
-        mass, mean_predicted, observed = _bins(*self.confidence, weight, ECE_BINS)
+        areas = [areas_under_curves(ranking, event, weight) for ranking, event in self.scores]
+        mass, mean_predicted, observed = equal_mass_bins(*self.confidence, weight, ECE_BINS)
         return {
-            "accuracy": _divide(n_right.sum(axis=1), total),
+            "accuracy": divide(n_right.sum(axis=1), total),
             "positive_f1": f1[:, 1] if n_classes == 2 else np.full(len(weight), np.nan),
-            "macro_f1": _mean_of_defined(f1),
-            "balanced_accuracy": _mean_of_defined(_divide(n_right, n_actual)),
-            "nll": _divide(weight @ -np.log(own), total),
-            "brier": _divide(weight @ squares, total),
-            "auroc": _mean_of_defined(np.stack([roc for roc, _ in areas], axis=1)),
-            "auprc": _mean_of_defined(np.stack([precision_recall for _, precision_recall in areas], axis=1)),
-            "ece": _divide(np.abs(mean_predicted - observed).sum(axis=1), mass.sum(axis=1)),
+            "macro_f1": mean_of_defined(f1),
+            "balanced_accuracy": mean_of_defined(divide(n_right, n_actual)),
+            "nll": divide(weight @ -np.log(own), total),
+            "brier": divide(weight @ squares, total),
+            "auroc": mean_of_defined(np.stack([roc for roc, _ in areas], axis=1)),
+            "auprc": mean_of_defined(np.stack([precision_recall for _, precision_recall in areas], axis=1)),
+            "ece": divide(np.abs(mean_predicted - observed).sum(axis=1), mass.sum(axis=1)),
         }
 
 
-def _areas(ranking: _Ranking, event: Array, weight: Array) -> tuple[Array, Array]:
+def areas_under_curves(ranking: Ranking, event: Array, weight: Array) -> tuple[Array, Array]:
     """AUROC and average precision for each weighting, equal scores at once, so that the order of rows is free."""
     positive, negative = ranking.mass(weight * event), ranking.mass(weight * (1 - event))
     n_positive, n_negative = positive.sum(axis=1), negative.sum(axis=1)
     below = np.cumsum(negative, axis=1) - negative / 2
-    auroc = _divide((positive * below).sum(axis=1), n_positive * n_negative)
+    auroc = divide((positive * below).sum(axis=1), n_positive * n_negative)
     hits = np.cumsum(positive[:, ::-1], axis=1)
     flagged = np.cumsum((positive + negative)[:, ::-1], axis=1)
     precision = np.divide(hits, flagged, out=np.zeros_like(hits), where=flagged > 0)
-    return auroc, _divide((positive[:, ::-1] * precision).sum(axis=1), n_positive)
+    return auroc, divide((positive[:, ::-1] * precision).sum(axis=1), n_positive)
 
 
 def _confidence(y: Array, probability: Array) -> tuple[Array, Array]:
@@ -267,7 +268,9 @@ def _confidence(y: Array, probability: Array) -> tuple[Array, Array]:
     return probability.max(axis=1), (probability.argmax(axis=1) == y).astype(float)
 
 
-def _bins(ranking: _Ranking, score: Array, event: Array, weight: Array, n_bins: int) -> tuple[Array, Array, Array]:
+def equal_mass_bins(
+    ranking: Ranking, score: Array, event: Array, weight: Array, n_bins: int
+) -> tuple[Array, Array, Array]:
     """Mass, sum of scores and sum of events in bins of equal mass, each (R, bins).
 
     A run of equal scores goes whole into the bin of its middle: then neither the order of the rows nor writing a row
@@ -285,12 +288,12 @@ def _bins(ranking: _Ranking, score: Array, event: Array, weight: Array, n_bins: 
     return mass, scores, events
 
 
-def _divide(above: Array, below: Array) -> Array:
+def divide(above: Array, below: Array) -> Array:
     """The quotient, NaN where there is nothing to divide by."""
     return np.asarray(np.divide(above, below, out=np.full(np.shape(above), np.nan), where=below > 0))
 
 
-def _mean_of_defined(values: Array) -> Array:
+def mean_of_defined(values: Array) -> Array:
     """The mean over columns that are not NaN, NaN where there is none."""
     defined = ~np.isnan(values)
-    return _divide(np.where(defined, values, 0).sum(axis=1), defined.sum(axis=1))
+    return divide(np.where(defined, values, 0).sum(axis=1), defined.sum(axis=1))
