@@ -11,6 +11,7 @@ from sklearn.utils import check_random_state
 from torch import Tensor
 
 from sitewise.adaptation.bootstrap import bootstrap_fit
+from sitewise.adaptation.draws import PrevalenceDraws, draw_fits
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import Fit
 from sitewise.adaptation.resamples import DrawnPrevalence, Resamples
@@ -149,6 +150,14 @@ class PrevalenceEstimate:
         generator = torch.Generator().manual_seed(int(check_random_state(random_state).randint(2**31)))
         found = bootstrap_fit(self._evidence, self._fit, int(n_resamples), generator, calibration)
         return Resamples(tuple(DrawnPrevalence(model, mean, self._encode, self._container) for model, mean in found))
+
+    def draws(self, n_draws: int = 200, *, random_state: Any = None) -> PrevalenceDraws:
+        """Draws of g from what the rows leave open, given f: fast, and as wide as `interval` (equation 11c)."""
+        if not (isinstance(n_draws, Integral) and n_draws >= 1):
+            raise ValueError(f"draws: n_draws must be a whole number from 1 up, got {n_draws!r}")
+        generator = torch.Generator().manual_seed(int(check_random_state(random_state).randint(2**31)))
+        parts = draw_fits(self._evidence, self._fit, int(n_draws), generator)
+        return PrevalenceDraws(parts, self._encode, self._container)
 
     @cached_property
     def _mean(self) -> Tensor:

@@ -1,0 +1,224 @@
+"""Draws of g as the site's rows leave it open: around every fit that might have been chosen (equation 11c).
+
+The coefficients of linear logits are drawn from their curvature. A free distribution over two classes is drawn from its
+own likelihood, which knows of bounds; one over more classes from its curvature, cut off at zero.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sitewise.adaptation.evidence import Evidence
+from sitewise.adaptation.fit import Fit
+from sitewise.arrays import Container, distinct_rows, index_of
+from sitewise.confounders import Confounders
+from sitewise.prevalence import AdditivePrevalence, ConstantPrevalence, Prevalence, TablePrevalence
+from sitewise.prevalence.additive import missing_features
+from sitewise.prevalence.base import finite
+from sitewise.prevalence.linear import contrasts
+from sitewise.uncertainty import CellCurvature, LinearCurvature, at_least
+
+ENOUGH = 2**14  # rows of z, at most, over which the mean of a draw is taken
+LOGIT_REACH = 16.0  # log-odds beyond which a share is nothing or everything
+GRID = 64  # points on which a likelihood is looked at, once roughly and once where it lives
+NEGLIGIBLE = 12.0  # a fall of the log-likelihood beyond which nothing is drawn
+SMALLEST = 1e-9
+
+Encode = Callable[[Any], Tensor]
+
+
+@dataclass(frozen=True)
+class LinearDraws:
+    """Draws around a g with linear logits: its own log g, and what each draw adds to the coefficients of features."""
+
+    base: Prevalence
+    features: Callable[[Tensor], Tensor]
+    shift: Tensor  # (B, D, K)
+    log_marginal: Tensor  # (B, K)
+    schema: Confounders | None
+
+    def log_prob(self, codes: Tensor) -> Iterator[Tensor]:
+        """log g of each draw, (n, K); a row without any z has the draw's mean."""
+        at_base, design = self.base.log_prob(codes), self.features(codes)
+        blank = torch.zeros(len(codes), 1, dtype=torch.bool, device=codes.device)
+        if self.schema is not None:
+            blank = self.schema.missing(codes).all(dim=1, keepdim=True)
+        for shift, log_marginal in zip(self.shift, self.log_marginal, strict=True):
+            yield torch.where(blank, log_marginal, finite(torch.log_softmax(at_base + design @ shift, dim=1)))
+
+
+@dataclass(frozen=True)
+class CellDraws:
+    """Draws of free distributions, one for each cell."""
+
+    cells: Tensor  # (B, C, K) probabilities
+    log_marginal: Tensor  # (B, K)
+    agreement: Callable[[Tensor], Tensor]  # codes (n, V) -> (n, C)
+
+    def log_prob(self, codes: Tensor) -> Iterator[Tensor]:
+        """log g of each draw, (n, K)."""
+        if self.cells.shape[1] == 1:
+            for cells in self.cells:
+                yield finite(cells.log()).expand(len(codes), -1)
+            return
+        distinct, index = distinct_rows(codes)
+        share = self.agreement(distinct)
+        for cells in self.cells:
+            yield finite((share @ cells).log())[index]
+
+
+@dataclass(frozen=True)
+class PrevalenceDraws:
+    """Draws of g, each to be evaluated at any z.
+
+    Examples
+    --------
+    >>> draws = estimate.draws(200, random_state=0)
+    >>> draws.marginal                                   # (200, K)
+    >>> for log_g in draws.log_prevalence(Z): ...        # (n, K) each
+    """
+
+    parts: tuple[LinearDraws | CellDraws, ...] = field(repr=False)
+    _encode: Encode = field(repr=False)
+    _container: Container = field(repr=False)
+
+    def __len__(self) -> int:
+        return sum(len(part.log_marginal) for part in self.parts)
+
+    @property
+    def marginal(self) -> Any:
+        """P(Y) of every draw over the site's rows, (B, K)."""
+        return torch.cat([part.log_marginal for part in self.parts]).exp().cpu().numpy()
+
+    def log_prevalence(self, Z: Any) -> Iterator[Any]:
+        """log P(Y|Z) of each draw, (n, K)."""
+        for found in self.log_prob(self._encode(Z)):
+            yield self._container.rows(found, index_of(Z))
+
+    def log_prob(self, codes: Tensor) -> Iterator[Tensor]:
+        """The same for rows of codes."""
+        for part in self.parts:
+            yield from part.log_prob(codes)
+
+
+def draw_fits(
+    evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator
+) -> tuple[LinearDraws | CellDraws, ...]:
+    """Draw around the fit, or around each that might have been chosen as often as is said for it (equation 11b)."""
+    if not fit.identified:
+        return (_anything(evidence, n_draws, generator),)
+    if not fit.rivals:
+        return (_draw(evidence, fit, n_draws, generator),)
+    shares = torch.tensor([rival.weight for rival in fit.rivals], dtype=torch.float64)
+    drawn = torch.multinomial(shares, n_draws, replacement=True, generator=generator)
+    counts = torch.bincount(drawn, minlength=len(shares)).tolist()
+    pairs = zip(fit.rivals, counts, strict=True)
+    return tuple(_draw(evidence, rival.finish(), count, generator) for rival, count in pairs if count)
+
+
+def _draw(evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator) -> LinearDraws | CellDraws:
+    curvature = fit.curvature
+    if isinstance(curvature, LinearCurvature):
+        return _draw_linear(evidence, fit.prevalence, curvature, n_draws, generator)
+    return _draw_cells(evidence, fit, curvature, n_draws, generator)
+
+
+def _anything(evidence: Evidence, n_draws: int, generator: torch.Generator) -> CellDraws:
+    """Where f says nothing every share is as likely as any other."""
+    uniform = torch.rand(n_draws, 1, evidence.n_classes, generator=generator, dtype=torch.float64)
+    weight = -uniform.clamp_min(1e-300).log()
+    cells = (weight / weight.sum(2, keepdim=True)).to(evidence.device)
+    return CellDraws(cells, finite(cells[:, 0].log()), lambda codes: codes.new_ones(len(codes), 1))
+
+
+def _draw_linear(
+    evidence: Evidence, model: Prevalence, curvature: LinearCurvature, n_draws: int, generator: torch.Generator
+) -> LinearDraws:
+    covariance = curvature.coefficient_covariance
+    if curvature.grouped_covariance is not None:
+        covariance = at_least(curvature.grouped_covariance, covariance)
+    basis = contrasts(evidence.n_classes, evidence.device)
+    moved = _normal(covariance[None], n_draws, generator)[:, 0].reshape(n_draws, -1, basis.shape[1]) @ basis.T
+    codes, weight = _some_rows(evidence)
+    if isinstance(model, AdditivePrevalence):
+        never = ~model.schema.missing(codes).any(dim=0)
+        silent = [c for c, unseen in zip(missing_features(model.schema), never.tolist(), strict=True) if unseen]
+        moved[:, silent] = 0.0  # no row speaks of them: they follow the others, see `fit_missing_columns`
+    schema = evidence.schema
+    draws = LinearDraws(model, curvature.features, moved, moved.new_zeros(n_draws, evidence.n_classes), schema)
+    means = torch.stack([(weight @ at.exp() / weight.sum()).log() for at in draws.log_prob(codes)])
+    return LinearDraws(model, curvature.features, moved, finite(means), schema)
+
+
+def _draw_cells(
+    evidence: Evidence, fit: Fit, curvature: CellCurvature, n_draws: int, generator: torch.Generator
+) -> CellDraws:
+    if isinstance(fit.prevalence, TablePrevalence):
+        centre = fit.prevalence.cell_log_prob.exp()
+        share = fit.prevalence.cell_weight / fit.prevalence.cell_weight.sum()
+    else:
+        assert isinstance(fit.prevalence, ConstantPrevalence)
+        centre = fit.prevalence.log_marginal[None].exp()
+        share = centre.new_ones(1)
+    level = _normal(curvature.level_covariance[None], n_draws, generator)[:, 0]
+    pulled = torch.einsum("ckl,bl->bck", curvature.pull, level)
+    if evidence.n_classes == 2 and fit.cell_log_likelihood is not None:
+        inflation = evidence.groups.mean_size if evidence.groups else 1.0
+        cells = _from_likelihood(fit.cell_log_likelihood, centre, inflation, n_draws, generator)
+    else:
+        cells = centre + _normal(curvature.covariance, n_draws, generator)
+    cells = (cells + pulled).clamp_min(SMALLEST)
+    cells = cells / cells.sum(2, keepdim=True)
+    return CellDraws(cells, finite(torch.einsum("c,bck->bk", share, cells).log()), curvature.agreement)
+
+
+def _from_likelihood(
+    log_likelihood: Callable[[Tensor], Tensor], like: Tensor, inflation: float, n_draws: int, generator: torch.Generator
+) -> Tensor:
+    """Draw each cell's two shares from its likelihood, all shares as likely beforehand, (B, C, 2)."""
+    n_cells = len(like)
+
+    def density(logits: Tensor) -> Tensor:
+        """The log-density of log-odds (G, C)."""
+        shares = torch.stack([torch.sigmoid(-logits), torch.sigmoid(logits)], dim=2)
+        found = torch.stack([log_likelihood(at) for at in shares]) / inflation
+        return found + torch.log(shares).sum(2)
+
+    steps = torch.linspace(0, 1, GRID, dtype=torch.float64, device=like.device)[:, None]
+    low = like.new_full((n_cells,), -LOGIT_REACH)
+    high = -low
+    for _ in range(2):  # narrow down to where it lives
+        logits = low + (high - low) * steps
+        height = density(logits)
+        alive = height > height.amax(0) - NEGLIGIBLE
+        width = (high - low) / (GRID - 1)
+        low = torch.where(alive, logits, torch.inf).amin(0) - width
+        high = torch.where(alive, logits, -torch.inf).amax(0) + width
+    logits = low + (high - low) * steps
+    height = density(logits)
+    mass = (height - height.amax(0)).exp()
+    between = torch.cumsum((mass[1:] + mass[:-1]) / 2, dim=0)
+    cumulative = torch.cat([torch.zeros_like(between[:1]), between]) / between[-1]
+    uniform = torch.rand(n_draws, n_cells, generator=generator, dtype=torch.float64).numpy()
+    columns = zip(uniform.T, cumulative.T.cpu().numpy(), logits.T.cpu().numpy(), strict=True)
+    drawn = np.stack([np.interp(u, c, x) for u, c, x in columns], axis=1)
+    odds = torch.tensor(drawn, device=like.device)
+    return torch.stack([torch.sigmoid(-odds), torch.sigmoid(odds)], dim=2)
+
+
+def _normal(covariance: Tensor, n_draws: int, generator: torch.Generator) -> Tensor:
+    """Normal draws (B, C, P) with covariances (C, P, P)."""
+    values, vectors = torch.linalg.eigh(covariance)
+    noise = torch.randn(n_draws, *values.shape, generator=generator, dtype=torch.float64).to(covariance.device)
+    return torch.einsum("cpq,bcq->bcp", vectors, values.clamp_min(0).sqrt() * noise)
+
+
+def _some_rows(evidence: Evidence) -> tuple[Tensor, Tensor]:
+    """Codes and weights of the rows with z, or of every so-manieth where these are more than enough."""
+    step = 1 + evidence.n_rows // ENOUGH
+    codes = evidence.collect([rows.codes[::step] for rows in evidence.rows])
+    return codes, evidence.collect([rows.cell_weight[::step] for rows in evidence.rows])
