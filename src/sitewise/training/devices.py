@@ -1,0 +1,222 @@
+"""Where a training runs: on one device, on several, on several machines; by processes of torchrun or of our own.
+
+Every process sees the same batches, computes its share of each step's rows and gathers the network's outputs for all of
+them, so that any loss of a batch is the one that a single process has; DDP adds the gradients up.
+"""
+
+import builtins
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from sitewise.training.checkpoint import compare
+
+try:
+    from lightning_fabric import Fabric
+except ImportError:  # the same package inside the larger distribution
+    from lightning.fabric import Fabric  # type: ignore[import-not-found, no-redef]
+
+STRATEGIES = ("auto", "ddp", "ddp_spawn")
+TORCHRUN = "torchrun --nproc-per-node={devices}{nodes} script.py"
+ALONE = (
+    "torchrun started {n} processes, and with devices=1 each of them trains by itself: "
+    "devices='auto' lets them train together"
+)
+INTERACTIVE = "devices={devices} needs processes of its own, which a notebook or a prompt can't start: run a script"
+BATCH_NORM = (
+    "the network has batch norm, whose statistics are shared between GPUs only: train on GPUs, or with devices=1"
+)
+FAILED = "a training process failed: {error}"
+
+
+@dataclass(frozen=True)
+class Share:
+    """The rows of a step that a process computes: every `of`-th from `rank` on, so that all sites are spread alike."""
+
+    rank: int = 0
+    of: int = 1
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """This process's rows; where there are fewer rows than processes, some compute a row that nobody uses."""
+        return rows[self.rank :: self.of] if len(rows) > self.rank else rows[:1]
+
+    def size(self, n_rows: int) -> int:
+        """How many rows of so many this process computes."""
+        return max(1, (n_rows - self.rank + self.of - 1) // self.of) if n_rows else 0
+
+
+WHOLE = Share()
+
+
+class Spread(nn.Module):
+    """A network whose rows are spread over processes: each computes its share, all get the outputs of all rows.
+
+    Its first input comes whole or as this process's share, the second one whole; further ones are passed on.
+    """
+
+    def __init__(self, fabric: Any, network: nn.Module, share: Share) -> None:
+        super().__init__()
+        self.fabric, self.network, self.share = fabric, network, share
+
+    def forward(self, x: Tensor, z: Tensor, *more: Any) -> Any:
+        """The outputs for all rows of z, in their order."""
+        n_rows = len(z)
+        own = x if len(x) == self.share.size(n_rows) else self.share(x)
+        return tree_map(lambda part: self._gather(part, n_rows), self.network(own, self.share(z), *more))
+
+    def _gather(self, own: Tensor, n_rows: int) -> Tensor:
+        """All processes' rows in their order; the gradient comes back to whom it is of."""
+        largest = -(-n_rows // self.share.of)
+        padded = torch.cat([own, own.new_zeros(largest - len(own), *own.shape[1:])])
+        parts: Tensor = self.fabric.all_gather(padded, sync_grads=torch.is_grad_enabled())
+        return parts.transpose(0, 1).flatten(0, 1)[:n_rows]
+
+
+def device_problems(devices: Any, nodes: Any, strategy: Any) -> Iterator[str]:
+    """What is wrong with a choice of devices."""
+    if devices != "auto" and not _is_count(devices):
+        yield f"devices must be a whole number of at least 1 or 'auto', got {devices!r}"
+    if not _is_count(nodes):
+        yield f"nodes must be a whole number of at least 1, got {nodes!r}"
+    if strategy not in STRATEGIES:
+        yield f"strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}"
+
+
+def launch(
+    function: Callable[..., Any],
+    *arguments: Any,
+    device: str = "auto",
+    devices: int | str = 1,
+    nodes: int = 1,
+    strategy: str = "auto",
+    precision: Any = "32-true",
+) -> Any:
+    """Call function(fabric, *arguments) on every device and return what the first process gives.
+
+    One device: here. Under torchrun: in its processes, all of which call this, and get what each of them gave.
+    Otherwise in new processes of this machine: what they are given and give has to be picklable.
+    """
+    started = torchrun_processes()
+    if started is None:
+        devices = _count_devices(device, devices)
+        _refuse_unlaunched(devices, nodes, strategy)
+    elif devices == 1 and nodes == 1 and strategy == "auto":
+        if started[0] * started[1] > 1:
+            warnings.warn(ALONE.format(n=started[0] * started[1]), stacklevel=3)
+    else:
+        devices, nodes = _as_started(started, devices, nodes)
+    with _quiet():
+        if started is None and devices != 1:
+            return _spawn(device, devices, precision, function, arguments)
+        together = devices != 1 or nodes > 1
+        plan = {"devices": devices, "num_nodes": nodes, "strategy": "ddp" if together else "auto"}
+        fabric = Fabric(accelerator=device, precision=precision, **plan)
+        fabric.launch()
+    return function(fabric, *arguments)
+
+
+def torchrun_processes() -> tuple[int, int] | None:
+    """How many processes torchrun started on a machine, and on how many machines; None where it did not start us."""
+    if not torch.distributed.is_available() or not torch.distributed.is_torchelastic_launched():
+        return None
+    here = int(os.environ["LOCAL_WORLD_SIZE"])
+    return here, int(os.environ["WORLD_SIZE"]) // here
+
+
+def share_of(fabric: Any) -> Share:
+    """Which rows the process of a fabric computes."""
+    return Share(fabric.global_rank, fabric.world_size)
+
+
+def shared_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
+    """The module with batch norm over the rows of all processes; in place, and weights keep their names."""
+    if not any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()):
+        return module
+    if device.type == "cpu":
+        raise ValueError(BATCH_NORM)
+    synced: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
+    return synced
+
+
+def check_agreement(fabric: Any, identity: Mapping[str, str], hint: str) -> None:
+    """Raise ValueError, in every process, where one says something else about itself than the first."""
+    everybody: list[Any] = [None] * fabric.world_size
+    torch.distributed.all_gather_object(everybody, dict(identity))
+    for rank, theirs in enumerate(everybody):
+        differences = compare(theirs, everybody[0])
+        if differences:
+            shown = "; ".join(differences).replace(" in the file ", f" in process {rank} ").replace(" here", " in 0")
+            raise ValueError(f"the processes differ: {shown}. {hint}")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _count_devices(device: str, devices: int | str) -> int:
+    """So many as asked for; "auto" is all GPUs, or one CPU."""
+    on_gpu = device in ("auto", "cuda", "gpu") and torch.cuda.is_available()
+    if devices == "auto":
+        return torch.cuda.device_count() if on_gpu else 1
+    if on_gpu and int(devices) > torch.cuda.device_count():
+        raise ValueError(f"devices={devices}, but there are {torch.cuda.device_count()} GPU(s) on this machine")
+    return int(devices)
+
+
+def _refuse_unlaunched(devices: int, nodes: int, strategy: str) -> None:
+    """Raise ValueError where processes are asked for that nobody started and we can't start."""
+    more = f" --nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT" if nodes > 1 else ""
+    line = TORCHRUN.format(devices=devices, nodes=more)
+    if nodes > 1:
+        raise ValueError(f"nodes={nodes}: start the script on every machine by {line}")
+    if devices > 1 and strategy == "ddp":
+        raise ValueError(f"strategy='ddp' is for processes that torchrun starts: {line}; or take strategy='auto'")
+    if devices > 1 and hasattr(sys, "ps1"):
+        raise ValueError(INTERACTIVE.format(devices=devices))
+
+
+def _as_started(started: tuple[int, int], devices: int | str, nodes: int) -> tuple[int, int]:
+    """The numbers that torchrun was given; ValueError where other ones were asked for."""
+    if (devices not in ("auto", 1, started[0])) or nodes not in (1, started[1]):
+        asked = f"devices={devices}, nodes={nodes}"
+        raise ValueError(f"torchrun started {started[0]} process(es) on each of {started[1]} machine(s), not {asked}")
+    return started
+
+
+def _spawn(device: str, devices: int | str, precision: Any, function: Callable[..., Any], arguments: Any) -> Any:
+    """Call a function in new processes; an error in any of them ends all, and is raised here as what it was."""
+    before = dict(os.environ)
+    fabric = Fabric(accelerator=device, devices=devices, precision=precision, strategy="ddp_spawn")
+    try:
+        return fabric.launch(function, *arguments)
+    except torch.multiprocessing.ProcessRaisedException as error:
+        found = list(re.finditer(r"^(\w+): ", error.msg, re.MULTILINE))
+        kind = getattr(builtins, found[-1][1], None) if found else None
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            raise kind(error.msg[found[-1].end() :].strip()) from error
+        raise RuntimeError(FAILED.format(error=error.msg.strip().rpartition("\n")[2])) from error
+    finally:
+        for name in set(os.environ) - set(before):  # the address where the processes met
+            del os.environ[name]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Fabric does not announce what it was told."""
+    its_logger = logging.getLogger(Fabric.__module__.rpartition(".")[0])
+    level = its_logger.level
+    its_logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        its_logger.setLevel(level)
