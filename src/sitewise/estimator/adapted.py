@@ -1,15 +1,20 @@
 """A model adapted to one site: predictions row by row, and the site's prevalence with its interval."""
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sitewise.adaptation import PrevalenceEstimate
+from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
+from sitewise.arrays import did_you_mean
+from sitewise.diagnosis import FALLBACKS, Diagnosis, conclude
+from sitewise.estimator.kept import KeptRows
 from sitewise.estimator.prevalences import in_regions
 from sitewise.estimator.reading import read_inputs
 from sitewise.posterior import combine
+from sitewise.prevalence import Prevalence
 
 if TYPE_CHECKING:
     from sitewise.estimator.gpa import GPAClassifier
@@ -21,28 +26,58 @@ class AdaptedClassifier:
     Attributes
     ----------
     estimate : the `PrevalenceEstimate` of the site.
+    rows : what is kept of the site's rows, `KeptRows`.
     classes_ : the classes, in order.
     """
 
-    def __init__(self, model: "GPAClassifier", estimate: PrevalenceEstimate, kept_codes: Tensor, n_rows: int) -> None:
+    def __init__(
+        self, model: "GPAClassifier", estimate: PrevalenceEstimate, rows: KeptRows, fallback: str | None = None
+    ) -> None:
         self.model = model
         self.estimate = estimate
+        self.rows = rows
         self.classes_ = model.classes_
-        self._kept_codes = kept_codes
-        self._kept_share = len(kept_codes) / n_rows
+        self.fallback = fallback
+        self._diagnosis: Diagnosis | None = None
+
+    @property
+    def fallback(self) -> str | None:
+        """What predicts where the verdict is "do not adapt": "marginal", "pooled", or None for the adapted model."""
+        return self._fallback
+
+    @fallback.setter
+    def fallback(self, name: str | None) -> None:
+        if name not in FALLBACKS:
+            known = [known for known in FALLBACKS if known]
+            raise ValueError(
+                f"fallback must be None or one of {', '.join(known)}, got {name!r}{did_you_mean(name, known)}"
+            )
+        self._fallback = name
+        self._diagnosis = None
+
+    @property
+    def in_use(self) -> str:
+        """What predicts here: "adapted", or the fallback's name where there is one and the verdict asks for it."""
+        return "adapted" if self.fallback is None else self.diagnose().in_use
+
+    def diagnose(self) -> Diagnosis:
+        """Check whether adapting is safe here: findings, each with its number and advice, and a verdict (kept)."""
+        if self._diagnosis is None:
+            self._diagnosis = conclude((), self.fallback)
+        return self._diagnosis
 
     def predict_proba(self, X: Any, sample_confounder: Any = None) -> Any:
         """P(y|x,z) at this site, (n, K), each row by itself; z may be missing in part or whole."""
         inputs = read_inputs(self.model, X, reset=False)
         codes = self.model._codes(sample_confounder, len(inputs))
-        probability = combine(self.model._log_ratio(inputs, codes), self._log_prevalence(codes)).exp()
+        probability = combine(self.model._log_ratio(inputs, codes), self._prior(codes)).exp()
         return probability.to(X.device) if isinstance(X, Tensor) else probability.numpy()
 
     def adjust(self, log_ratio: Any, sample_confounder: Any = None) -> Any:
         """P(y|x,z) at this site, (n, K), given what the model's `log_ratio` said of the rows with this very z."""
         ratios = torch.as_tensor(log_ratio).double().cpu()
         codes = self.model._codes(sample_confounder, len(ratios))
-        return combine(ratios, self._log_prevalence(codes)).exp().numpy()
+        return combine(ratios, self._prior(codes)).exp().numpy()
 
     def predict(self, X: Any, sample_confounder: Any = None) -> Any:
         """The most probable class of every row."""
@@ -70,9 +105,22 @@ class AdaptedClassifier:
             raise ValueError("Z is given, but the model was trained without confounders")
         return self.model.confounders_.encode(Z)[0]
 
-    def _log_prevalence(self, codes: Tensor) -> Tensor:
+    def _prior(self, codes: Tensor) -> Tensor:
+        """log g as predictions use it: estimated here, or the fallback's."""
+        if self.in_use == "pooled":
+            return self.model._pooled_prevalence.log_prob(codes)
+        return self._log_prevalence(codes, self._marginal if self.in_use == "marginal" else None)
+
+    @cached_property
+    def _marginal(self) -> Prevalence:
+        """One g for all z, estimated from the same rows."""
+        rows, use = self.rows, self.rows.supported
+        weight, labels = (None if part is None else part[use] for part in (rows.weight, rows.labels))
+        return estimate_prevalence(rows.log_ratio[use], model="constant", y=labels, sample_weight=weight).prevalence
+
+    def _log_prevalence(self, codes: Tensor, prevalence: Prevalence | None = None) -> Tensor:
         """log g here; in regions where f is not identified, the training prevalence (equation 12)."""
-        here = self.estimate.prevalence.log_prob(codes)
+        here = (prevalence or self.estimate.prevalence).log_prob(codes)
         kept = in_regions(codes, self.model._unsupported)
         if not kept.any():
             return here
@@ -80,7 +128,9 @@ class AdaptedClassifier:
 
     def _mix(self, outside: Any) -> Any:
         """Average over the whole site: estimated outside the kept regions, training prevalence inside."""
-        if not len(self._kept_codes):
+        kept = self.rows.codes[~self.rows.supported]
+        if not len(kept):
             return outside
-        inside = self.model._pooled_prevalence.log_prob(self._kept_codes).exp().mean(dim=0).numpy()
-        return (1 - self._kept_share) * outside + self._kept_share * inside
+        share = len(kept) / len(self.rows)
+        inside = self.model._pooled_prevalence.log_prob(kept).exp().mean(dim=0).numpy()
+        return (1 - share) * outside + share * inside

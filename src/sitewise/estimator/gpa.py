@@ -15,11 +15,12 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from sitewise.adaptation import estimate_prevalence
-from sitewise.arrays import Problems
+from sitewise.arrays import Problems, read_groups, read_weight
 from sitewise.calibration import METHODS as CALIBRATIONS
 from sitewise.calibration import Calibration
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.held_out import score_held_out
+from sitewise.estimator.kept import KeptRows, score_keeping_features
 from sitewise.estimator.prevalences import (
     RowPrevalence,
     by_site,
@@ -39,6 +40,7 @@ from sitewise.estimator.reading import (
     split_validation,
 )
 from sitewise.estimator.settings import read_network_settings
+from sitewise.inputs import Inputs
 from sitewise.posterior import combine
 from sitewise.prevalence import MODELS, Prevalence
 from sitewise.ratio import LabeledRows, RatioObjective, Scorer, build_ratio, for_network, network_inputs
@@ -188,7 +190,7 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         self._scorer = Scorer(trained.module, self.device)
         self.training_history_, self.best_epoch_ = trained.history, trained.best_epoch
-        self._held_out = score_held_out(validation, validation_prevalence, self.confounders_, self._raw_log_ratio)
+        self._held_out = score_held_out(validation, validation_prevalence, self.confounders_, self._score)
         self._calibrations = self._fit_calibrations()
 
     def _check_settings(self) -> Recipe:
@@ -275,7 +277,7 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         n_classes = len(self.classes_)
         own = cross_fit(self.prevalence, rows, group, n_classes, self.confounders_, self.knockout, seed)
-        self._held_out = score_held_out(rows, own, self.confounders_, self._raw_log_ratio)
+        self._held_out = score_held_out(rows, own, self.confounders_, self._score)
         self._calibrations = self._fit_calibrations()
         return self
 
@@ -302,12 +304,28 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self.classes_[np.asarray(probability).argmax(axis=1)]
 
     def adapt(
-        self, X: Any, sample_confounder: Any = None, y: Any = None, groups: Any = None, sample_weight: Any = None
+        self,
+        X: Any,
+        sample_confounder: Any = None,
+        y: Any = None,
+        groups: Any = None,
+        sample_weight: Any = None,
+        fallback: str | None = None,
     ) -> AdaptedClassifier:
-        """Adapt to a new site from unlabeled rows (and a few labels, where there are any); the model is unchanged."""
-        return self.adapt_log_ratio(
-            self._quiet_log_ratio(X, sample_confounder), sample_confounder, y, groups, sample_weight
+        """Adapt to a new site from unlabeled rows (and a few labels, where there are any); the model is unchanged.
+
+        `fallback` says what predicts where `diagnose()` says "do not adapt": "marginal" (one prevalence for all z,
+        estimated here), "pooled" (that of the training rows), or None (the adapted model all the same).
+        """
+        check_is_fitted(self)
+        inputs = read_inputs(self, X, reset=False)
+        codes = self._quiet_codes(sample_confounder, len(inputs))
+        raw_log_ratio, features, feature_rows = self._score(inputs, codes)
+        here = self.adapt_log_ratio(
+            self._calibrated(raw_log_ratio, codes), sample_confounder, y, groups, sample_weight, fallback
         )
+        here.rows = replace(here.rows, features=features, feature_rows=feature_rows)
+        return here
 
     def adapt_log_ratio(
         self,
@@ -316,14 +334,13 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         y: Any = None,
         groups: Any = None,
         sample_weight: Any = None,
+        fallback: str | None = None,
     ) -> AdaptedClassifier:
         """Adapt as `adapt` does, given what `log_ratio` said of the rows with this very z: f is computed once."""
         check_is_fitted(self)
         ratios = torch.as_tensor(log_ratio).double().cpu()
         n_rows = len(ratios)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is odd about Z is said by the estimation below
-            codes = self._codes(sample_confounder, n_rows)
+        codes = self._quiet_codes(sample_confounder, n_rows)  # what is odd about Z is said by the estimation below
         labels = None if y is None else read_partial_labels(y, self.classes_, n_rows)
         kept = in_regions(codes, self._unsupported)
         if self.confounders_ is not None:
@@ -342,16 +359,17 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             sample_weight=take_rows(sample_weight, rows),
             random_state=self.random_state,
         )
-        return AdaptedClassifier(self, estimate, codes[kept], n_rows)
+        problems = Problems("adapt")
+        weight = None if sample_weight is None else read_weight(sample_weight, n_rows, problems)
+        known = None if labels is None else torch.tensor(labels)
+        own = KeptRows(ratios, codes, ~kept, weight, read_groups(groups, n_rows, problems), known)
+        return AdaptedClassifier(self, estimate, own, fallback)
 
-    def _quiet_log_ratio(self, X: Any, Z: Any) -> Tensor:
-        """log f of rows, without a word about Z."""
-        check_is_fitted(self)
-        inputs = read_inputs(self, X, reset=False)
+    def _quiet_codes(self, Z: Any, n_rows: int) -> Tensor:
+        """Codes of z, without a word about what is odd in it."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            codes = self._codes(Z, len(inputs))
-        return self._log_ratio(inputs, codes)
+            return self._codes(Z, n_rows)
 
     def _training_prevalence(self, sample_domain: Any, codes: Tensor) -> Tensor:
         problems = Problems("predict")
@@ -375,12 +393,18 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"sample_confounder has {len(codes)} row(s), X has {n_rows}")
         return codes
 
-    def _raw_log_ratio(self, X: Tensor, codes: Tensor) -> Tensor:
+    def _raw_log_ratio(self, X: Inputs, codes: Tensor) -> Tensor:
         """log f before calibration."""
         return self._scorer(X, network_inputs(self.confounders_, codes))
 
-    def _log_ratio(self, X: Tensor, codes: Tensor) -> Tensor:
-        raw_log_ratio = self._raw_log_ratio(X, codes)
+    def _score(self, X: Inputs, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """log f before calibration, and the features of some of the rows."""
+        return score_keeping_features(self._scorer, X, network_inputs(self.confounders_, codes), len(self.classes_))
+
+    def _log_ratio(self, X: Inputs, codes: Tensor) -> Tensor:
+        return self._calibrated(self._raw_log_ratio(X, codes), codes)
+
+    def _calibrated(self, raw_log_ratio: Tensor, codes: Tensor) -> Tensor:
         complete, incomplete = (calibration.apply(raw_log_ratio) for calibration in self._calibrations)
         if self.confounders_ is None:
             return complete

@@ -1,7 +1,7 @@
 """Held-out labeled rows as calibration sees them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -10,19 +10,28 @@ from torch.nn.functional import one_hot
 from sitewise.calibration import Calibration, fit_calibration
 from sitewise.confounders import Confounders
 from sitewise.estimator.prevalences import RowPrevalence
+from sitewise.inputs import Inputs, take_inputs
 from sitewise.ratio import LabeledRows
 
 ENOUGH_TO_CALIBRATE = 10  # rows of each class
 
+Score = Callable[[Inputs, Tensor], tuple[Tensor, Tensor, Tensor]]  # raw log f, features of some rows, their numbers
+
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Held-out rows as calibration sees them: raw log f, log g by models that saw none of their labels, y, weights."""
+    """Held-out rows as calibration sees them: raw log f, log g by models that saw none of their labels, y, weights.
+
+    Codes of z, and the features of some of the rows, are kept for the diagnosis of other sites.
+    """
 
     raw_log_ratio: Tensor
     log_prevalence: Tensor
     y: Tensor
     weight: Tensor
+    codes: Tensor = field(repr=False)
+    features: Tensor = field(repr=False)  # (m, D) float32
+    feature_rows: Tensor = field(repr=False)  # (m,)
 
     def calibrate(self, method: str, n_classes: int) -> Calibration:
         """Fit the calibration asked for, or as much of it as the labels can bear."""
@@ -42,7 +51,7 @@ def score_held_out(
     rows: LabeledRows,
     prevalence: RowPrevalence,
     schema: Confounders | None,
-    raw_log_ratio: Callable[[Tensor, Tensor], Tensor],
+    score: Score,
 ) -> tuple[HeldOut, HeldOut]:
     """What calibration needs of held-out rows: those with all of z, and all of them with z hidden (equation 6).
 
@@ -52,8 +61,10 @@ def score_held_out(
     def scored(codes: Tensor, chosen: Tensor) -> HeldOut:
         y, weight = rows.y[chosen], rows.weight[chosen].double()
         if not len(chosen):
-            return HeldOut(weight, weight, y, weight)
-        return HeldOut(raw_log_ratio(rows.X[chosen], codes[chosen]), prevalence.log_prob(codes)[chosen], y, weight)
+            return HeldOut(weight, weight, y, weight, codes[chosen], weight[:, None].float(), chosen)
+        raw, features, feature_rows = score(take_inputs(rows.X, chosen), codes[chosen])
+        log_prevalence = prevalence.log_prob(codes)[chosen]
+        return HeldOut(raw, log_prevalence, y, weight, codes[chosen], features, feature_rows)
 
     everything = torch.arange(len(rows))
     if schema is None or not len(rows):

@@ -1,0 +1,116 @@
+"""What a diagnosis says: findings, each with its number and its advice, and one verdict over all of them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from html import escape
+from typing import Any
+
+SEVERITIES = ("good", "unknown", "care", "stop")  # from harmless to grave
+VERDICTS = {"good": "adapt", "unknown": "adapt", "care": "care", "stop": "do not adapt"}
+FALLBACKS = {
+    None: "the adapted model (no fallback was chosen)",
+    "marginal": "the fallback: one prevalence for all z, estimated here",
+    "pooled": "the fallback: the prevalence of all training rows together",
+}
+SENTENCES = {
+    "adapt": "No check speaks against adapting here.",
+    "care": "Adapted, but look at the marked findings before relying on the numbers.",
+    "do not adapt": "Adapting here is not supported by the data.",
+}
+MARKS = {"good": "ok", "unknown": "?", "care": "!", "stop": "STOP"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check: a number, what it is held against, a sentence for a reader and what to do."""
+
+    name: str
+    severity: str  # one of SEVERITIES
+    value: float | None
+    threshold: float | None
+    sentence: str
+    advice: str = ""
+    p_value: float | None = None  # of this check alone, where it is a test
+    details: dict[str, Any] = field(default_factory=dict, repr=False)  # further plain numbers
+
+    def __post_init__(self) -> None:
+        assert self.severity in SEVERITIES, self.severity
+
+    def __str__(self) -> str:
+        advice = f" {self.advice}" if self.advice and self.severity != "good" else ""
+        return f"[{MARKS[self.severity]:^4}] {self.name}: {self.sentence}{advice}"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Every finding, the verdict, and which prediction is in use because of it.
+
+    The verdict is that of the gravest finding: "do not adapt" where one says stop, "care" where one asks for care,
+    "adapt" else.
+    """
+
+    verdict: str
+    findings: tuple[Finding, ...]
+    fallback: str | None = None
+    in_use: str = "adapted"  # or the fallback's name, where the verdict is "do not adapt"
+
+    @property
+    def sentence(self) -> str:
+        """The verdict and what is used for predictions, in words."""
+        return f"{SENTENCES[self.verdict]} Predictions come from {self._source}."
+
+    def __getitem__(self, name: str) -> Finding:
+        for finding in self.findings:
+            if finding.name == name:
+                return finding
+        raise KeyError(f"no finding is called {name!r}; there are {', '.join(f.name for f in self.findings)}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and text, for JSON and the report."""
+        return {
+            "verdict": self.verdict,
+            "sentence": self.sentence,
+            "fallback": self.fallback,
+            "in_use": self.in_use,
+            "findings": [asdict(finding) for finding in self.findings],
+        }
+
+    def __str__(self) -> str:
+        return "\n".join([f"verdict: {self.verdict}. {self.sentence}", *map(str, self.findings)])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{escape(f.severity)}</td><td>{escape(f.name)}</td>"
+            f"<td>{escape(f.sentence)} {escape(f.advice if f.severity != 'good' else '')}</td></tr>"
+            for f in self.findings
+        )
+        return f"<p><b>{escape(self.verdict)}</b>. {escape(self.sentence)}</p><table>{rows}</table>"
+
+    @property
+    def _source(self) -> str:
+        return (
+            FALLBACKS[None]
+            if self.in_use == "adapted" and self.fallback is None
+            else ("the adapted model" if self.in_use == "adapted" else FALLBACKS[self.in_use])
+        )
+
+
+def conclude(findings: Iterable[Finding], fallback: str | None = None) -> Diagnosis:
+    """The verdict of the gravest finding, and what is used for predictions under it."""
+    found = tuple(findings)
+    gravest = max((SEVERITIES.index(finding.severity) for finding in found), default=0)
+    verdict = VERDICTS[SEVERITIES[gravest]]
+    in_use = fallback if fallback is not None and verdict == "do not adapt" else "adapted"
+    return Diagnosis(verdict, found, fallback, in_use)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values: the chance of any false alarm among all tests is at most the level."""
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, i in enumerate(order):
+        largest = max(largest, (len(p_values) - rank) * p_values[i])
+        adjusted[i] = min(1.0, largest)
+    return adjusted
