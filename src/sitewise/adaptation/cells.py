@@ -52,12 +52,26 @@ def fit_constant_cell(evidence: Evidence, prior: Tensor, strength: float, solver
     found = solve_cells(problem, begin, solver)
     prevalence = ConstantPrevalence(finite(found.point.log())[0])
     pooled = evidence.without_confounders()
+    fit = _fit(pooled, problem, found, prevalence, one_cell, None, strength)
+    return replace(fit, refit=RefitConstant(prior, strength, inside(found.point[0])), aim=prior)
 
-    def refit(drawn: Evidence) -> Prevalence:
-        return fit_constant_cell(drawn, prior, strength, "auto", inside(found.point[0])).prevalence
 
-    fit = _fit(pooled, problem, found, prevalence, lambda codes: codes.new_ones(len(codes), 1), None, strength)
-    return replace(fit, refit=refit, aim=prior)
+@dataclass(frozen=True)
+class RefitConstant:
+    """Estimates a constant g again from other weights of the rows."""
+
+    prior: Tensor  # (K,)
+    strength: float
+    start: Tensor  # (K,)
+
+    def __call__(self, drawn: Evidence) -> Prevalence:
+        """Estimate it."""
+        return fit_constant_cell(drawn, self.prior, self.strength, "auto", self.start).prevalence
+
+
+def one_cell(codes: Tensor) -> Tensor:
+    """The agreement of a site that is one cell, (n, 1)."""
+    return codes.new_ones(len(codes), 1)
 
 
 def variance_per_row(evidence: Evidence, level: Tensor) -> Tensor:

@@ -257,16 +257,28 @@ def fit_additive_terms(problem: LinearProblem, strength: float, start: Tensor, s
     )
     marginal = finite((totals[0] / problem.evidence.seen_weight).log())
     model = AdditivePrevalence(schema, coefficients, marginal, problem.centre)
+    fit = linear_fit(problem, found, model, model.features, strength)
+    return replace(fit, refit=RefitAdditive(model, found.point, problem.penalty, {"first": problem})), found.point
 
-    def refit(drawn: Evidence) -> Prevalence:
-        again = problem.over(drawn)
-        flat = solve_linear(again, found.point, "auto").point
-        moved = (flat - found.point).reshape(problem.n_features, -1) @ problem.basis.T
-        shifted = replace(model, coefficients=coefficients + moved)
+
+@dataclass(frozen=True)
+class RefitAdditive:
+    """Estimates an additive g again from other weights of the rows, or another f of them."""
+
+    model: AdditivePrevalence
+    point: Tensor  # (P,) its flat coefficients
+    penalty: Tensor  # (D,)
+    _problem: dict[str, LinearProblem] = field(default_factory=dict, repr=False)  # whose features serve every draw
+
+    def __call__(self, drawn: Evidence) -> AdditivePrevalence:
+        """Estimate it, starting from the first one."""
+        if "first" not in self._problem:
+            self._problem["first"] = linear_problem(drawn, self.model.features, self.model.centre, self.penalty)
+        problem = self._problem["first"].over(drawn)
+        flat = solve_linear(problem, self.point, "auto").point
+        moved = (flat - self.point).reshape(problem.n_features, -1) @ problem.basis.T
+        shifted = replace(self.model, coefficients=self.model.coefficients + moved)
         return replace(shifted, log_marginal=finite(drawn.mean(lambda codes: shifted.log_prob(codes).exp()).log()))
-
-    fit = linear_fit(problem, found, model, lambda codes: features(codes, schema), strength)
-    return replace(fit, refit=refit), found.point
 
 
 def fit_missing_terms(fit: Fit, evidence: Evidence) -> Fit:
@@ -279,14 +291,22 @@ def fit_missing_terms(fit: Fit, evidence: Evidence) -> Fit:
         assert isinstance(fit.curvature, LinearCurvature)
         return Hindsight(replace(fit.curvature, log_prob=model.log_prob), fit.optimism)
 
-    def refit(drawn: Evidence) -> Prevalence:
-        assert fit.refit is not None
-        again = fit.refit(drawn)
-        assert isinstance(again, AdditivePrevalence)
-        moved = again.coefficients - unfinished.coefficients
-        return replace(again, coefficients=model.coefficients + moved)
+    assert isinstance(fit.refit, RefitAdditive)
+    return replace(fit, prevalence=model, look_back=look_back, refit=RefitFinished(fit.refit, model))
 
-    return replace(fit, prevalence=model, look_back=look_back, refit=refit)
+
+@dataclass(frozen=True)
+class RefitFinished:
+    """The same with what the first one says of rows that lack part of z."""
+
+    refit: RefitAdditive
+    model: AdditivePrevalence
+
+    def __call__(self, drawn: Evidence) -> AdditivePrevalence:
+        """Estimate it."""
+        again = self.refit(drawn)
+        moved = again.coefficients - self.refit.model.coefficients
+        return replace(again, coefficients=self.model.coefficients + moved)
 
 
 def aggregate_rows(evidence: Evidence, model: Prevalence) -> Aggregate:

@@ -125,17 +125,10 @@ def _largest_gradient(module: nn.Sequential, loss: Callable[[nn.Sequential], Ten
 
 def _with_last_layer(evidence: Evidence, model: NetworkPrevalence, found: Solution[nn.Sequential]) -> Fit:
     """Add intervals from the last layer's curvature: given the hidden features the logits are linear in them."""
-    hidden = model.module[:-1]
-
-    def feature_map(codes: Tensor) -> Tensor:
-        with torch.no_grad():
-            activations = hidden(model.schema.inputs(codes))
-        return torch.cat([activations.new_ones(len(codes), 1), activations], dim=1)
-
     last = model.module[-1]
     assert isinstance(last, nn.Linear)
     penalty = ridge(LAST_LAYER_PENALTY, last.in_features + 1, evidence.device)
-    problem = linear_problem(evidence, feature_map, None, penalty)
+    problem = linear_problem(evidence, model.features, None, penalty)
     flat = (torch.cat([last.bias[:, None], last.weight], dim=1).detach().T @ problem.basis).reshape(-1)
     at_end = Solution(flat, found.gap, found.converged, found.n_iter, found.trace)
-    return linear_fit(problem, at_end, model, feature_map, strength=0.0, tolerance=TOLERANCE)
+    return linear_fit(problem, at_end, model, model.features, strength=0.0, tolerance=TOLERANCE)

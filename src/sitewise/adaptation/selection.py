@@ -6,7 +6,7 @@ and the choice depends neither on a seed nor on the order of the rows.
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -88,16 +88,31 @@ def table_candidates(
     cells = find_cells(evidence)
     aim = centred_cells(evidence, cells, constant, centre)
     strengths = PSEUDO_COUNTS if isinstance(strength, str) else (float(strength),)
+    level = inside(constant.prevalence.log_prob(cells[:1])[0].exp())
+    return [
+        replace(
+            fit_table_cells(evidence, cells, aim, value, solver),
+            refit=RefitTable(cells, level, centre, value, solver),
+        )
+        for value in strengths
+    ]
 
-    def refitter(value: float) -> Callable[[Evidence], Prevalence]:
-        def refit(drawn: Evidence) -> Prevalence:
-            level = inside(constant.prevalence.log_prob(cells[:1])[0].exp())
-            own = fit_constant_cell(drawn, level, 0.0, "auto", level)
-            return fit_table_cells(drawn, cells, centred_cells(drawn, cells, own, centre), value, solver).prevalence
 
-        return refit
+@dataclass(frozen=True)
+class RefitTable:
+    """Estimates a table again from other weights of the rows, and first the constant g that it is shrunk to."""
 
-    return [replace(fit_table_cells(evidence, cells, aim, value, solver), refit=refitter(value)) for value in strengths]
+    cells: Tensor  # (C, V)
+    level: Tensor  # (K,) where the constant g sets out
+    centre: Prevalence | None
+    strength: float
+    solver: str | EM
+
+    def __call__(self, drawn: Evidence) -> Prevalence:
+        """Estimate it."""
+        own = fit_constant_cell(drawn, self.level, 0.0, "auto", self.level)
+        aim = centred_cells(drawn, self.cells, own, self.centre)
+        return fit_table_cells(drawn, self.cells, aim, self.strength, self.solver).prevalence
 
 
 def additive_candidates(

@@ -62,9 +62,13 @@ class AdditivePrevalence:
     centre: Prevalence | None = None
     name: str = "additive"
 
+    def features(self, codes: Tensor) -> Tensor:
+        """What the log-odds are linear in, (n, D)."""
+        return features(codes, self.schema)
+
     def log_prob(self, codes: Tensor) -> Tensor:
         """Evaluate rows of codes."""
-        logits = features(codes, self.schema) @ self.coefficients
+        logits = self.features(codes) @ self.coefficients
         if self.centre is not None:
             logits = logits + self.centre.log_prob(codes)
         blank = self.schema.missing(codes).all(dim=1, keepdim=True)

@@ -27,6 +27,12 @@ class NetworkPrevalence:
     log_marginal: Tensor  # (K,)
     name: str = "network"
 
+    def features(self, codes: Tensor) -> Tensor:
+        """What the log-odds are linear in: one, and the activations before the last layer."""
+        with torch.no_grad():
+            activations = self.module[:-1](self.schema.inputs(codes))
+        return torch.cat([activations.new_ones(len(codes), 1), activations], dim=1)
+
     def log_prob(self, codes: Tensor) -> Tensor:
         """Evaluate rows of codes."""
         with torch.no_grad():
