@@ -1,0 +1,40 @@
+"""What the page shows of many rows, counted: histograms of probabilities, shares with their intervals."""
+
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+N_BINS = 20
+
+
+def probability_shares(probability: Array, weight: Array | None = None, n_bins: int = N_BINS) -> Array:
+    """The share of rows in equal bins of [0, 1] for every class, (K, bins); each class's shares sum to one."""
+    n_rows, n_classes = probability.shape
+    weights = np.ones(n_rows) if weight is None else np.asarray(weight, dtype=np.float64)
+    place = np.clip((probability * n_bins).astype(np.int64), 0, n_bins - 1)
+    counts = [np.bincount(place[:, k], weights=weights, minlength=n_bins) for k in range(n_classes)]
+    return np.asarray(np.stack(counts) / weights.sum())
+
+
+def called_shares(probability: Array, weight: Array | None = None, threshold: float | None = None) -> Array:
+    """The share of rows called each class, (K,): the most probable one, or by a threshold on the second of two."""
+    called = probability.argmax(axis=1) if threshold is None else (probability[:, 1] >= threshold).astype(np.int64)
+    counts = np.bincount(called, weights=weight, minlength=probability.shape[1])
+    return np.asarray(counts / counts.sum())
+
+
+def wilson_interval(share: Array, count: Array, level: float = 0.95) -> tuple[Array, Array]:
+    """Wilson's interval of a share among `count` rows: within [0, 1] and never empty, at 0 and 1 too."""
+    z = NormalDist().inv_cdf(0.5 + level / 2)
+    share, count = np.asarray(share, dtype=np.float64), np.asarray(count, dtype=np.float64)
+    middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+    half = z / (1 + z**2 / count) * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    return np.clip(middle - half, 0, 1), np.clip(middle + half, 0, 1)
+
+
+def most_frequent(rows: Array, limit: int) -> list[int]:
+    """The places of the `limit` largest counts, in their own order; equal counts by which comes first."""
+    largest = np.argsort(-np.asarray(rows), kind="stable")[:limit]
+    return sorted(largest.tolist())

@@ -1,0 +1,211 @@
+"""What a report says, as plain numbers and words: the page and `report.json` are both written from it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sitewise.arrays import Problems
+from sitewise.evaluation import reliability
+from sitewise.report.page.binning import N_BINS, called_shares, most_frequent, probability_shares, wilson_interval
+
+Array = np.ndarray[Any, Any]
+Content = dict[str, Any]
+FORMAT = "sitewise report 1"
+MOST_LEVELS, MOST_SITES, MOST_CLASSES = 24, 40, 4
+
+VERDICTS = {
+    "adapt": "No check speaks against using the adapted probabilities at this site.",
+    "care": "The adapted probabilities can be used with care: read the findings below that call for it first.",
+    "do not adapt": "The adapted probabilities should not be used at this site: see the findings below.",
+    "not checked": "No checks were run, so nothing here says whether the adapted probabilities can be trusted.",
+}
+
+
+@dataclass(frozen=True)
+class TrainingSite:
+    """A training site: how many rows it had and how common each class was among them, (K,)."""
+
+    name: Any
+    rows: int
+    prevalence: Array
+
+
+@dataclass(frozen=True)
+class Profile:
+    """P(Y | one confounder): of all training rows together, and here with its interval; arrays are (values, K).
+
+    `values` are levels, or numbers in increasing order where `is_number`; `rows` counts the rows here at each level or
+    nearest to each number, `rows_missing` those of which it is not known.
+    """
+
+    name: Any
+    values: Sequence[Any]
+    rows: Array
+    before: Array
+    after: Array
+    low: Array
+    high: Array
+    is_number: bool = False
+    rows_missing: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def build_content(
+    *,
+    site: Any,
+    classes: Sequence[Any],
+    prevalence: Array,
+    low: Array,
+    high: Array,
+    pooled: Array,
+    before: Array,
+    after: Array,
+    training_sites: Sequence[TrainingSite] = (),
+    profiles: Sequence[Profile] = (),
+    held_out: tuple[Any, Any] | None = None,
+    performance: Mapping[str, Any] | None = None,
+    diagnosis: Mapping[str, Any] | None = None,
+    done: Mapping[str, Mapping[str, Any]] | None = None,
+    threshold: float | None = None,
+    sample_weight: Array | None = None,
+    level: float = 0.95,
+    made: str = "",
+) -> Content:
+    """Put a report together from arrays, with nothing in it that JSON cannot hold.
+
+    Parameters
+    ----------
+    site, classes : their names.
+    prevalence, low, high, pooled : (K,) P(Y) here with its interval, and of all training rows together.
+    before, after : (n, K) probabilities of the site's rows with the training prevalence and with the adapted one.
+    training_sites, profiles : see `TrainingSite` and `Profile`.
+    held_out : class indices (m,) and probabilities (m, K) of held-out training rows, for the reliability.
+    performance, diagnosis : what `ExpectedPerformance.to_dict()` and `Diagnosis.to_dict()` say; the former may have
+        "groups" too, each with its confounder, group, rows and metrics.
+    done : what was done, as heading -> name -> value.
+    threshold : of two classes, the probability from which on the second is called.
+    made : when.
+    """
+    before, after = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
+    _check(len(classes), before, after, (prevalence, low, high, pooled), profiles)
+    verdict = "not checked" if diagnosis is None else str(diagnosis["verdict"])
+    sentence = VERDICTS.get(verdict, "") if diagnosis is None else diagnosis.get("sentence", VERDICTS.get(verdict, ""))
+    content = {
+        "format": FORMAT,
+        "site": site,
+        "made": made,
+        "classes": [str(name) for name in classes],
+        "focus": _focus(np.asarray(prevalence)),
+        "rows": len(after),
+        "level": level,
+        "threshold": threshold,
+        "verdict": {"word": verdict, "sentence": sentence},
+        "diagnosis": None if diagnosis is None else dict(diagnosis),
+        "prevalence": _prevalence(prevalence, low, high, pooled, training_sites),
+        "confounders": [_profile(profile) for profile in profiles],
+        "probabilities": _probabilities({"before": before, "after": after}, sample_weight, threshold),
+        "reliability": None if held_out is None or not len(held_out[0]) else _reliability(*held_out, level),
+        "performance": None if performance is None else dict(performance),
+        "done": [
+            {"heading": heading, "entries": [{"name": name, "value": value} for name, value in entries.items()]}
+            for heading, entries in (done or {}).items()
+        ],
+    }
+    return {name: plain(value) for name, value in content.items()}
+
+
+def plain(value: Any) -> Any:
+    """The same in what JSON has: lists, dicts, finite numbers, None for NaN, text without broken characters."""
+    if isinstance(value, Mapping):
+        return {plain(str(name)): plain(entry) for name, entry in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple | set):
+        return [plain(entry) for entry in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int):
+        return value
+    return str(value).encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
+
+
+def _check(
+    n_classes: int, before: Array, after: Array, marginals: Sequence[Array], profiles: Sequence[Profile]
+) -> None:
+    problems = Problems("build_content")
+    for name, matrix in (("before", before), ("after", after)):
+        if matrix.ndim != 2 or matrix.shape[1] != n_classes or not len(matrix):
+            problems.add(f"{name} must be (rows, {n_classes}) with at least one row, got {matrix.shape}")
+    for name, vector in zip(("prevalence", "low", "high", "pooled"), marginals, strict=True):
+        if np.shape(vector) != (n_classes,):
+            problems.add(f"{name} must have a number for each of the {n_classes} classes, got {np.shape(vector)}")
+    for profile in profiles:
+        expected = (len(profile.values), n_classes)
+        for name in ("before", "after", "low", "high"):
+            if np.shape(getattr(profile, name)) != expected:
+                came = np.shape(getattr(profile, name))
+                problems.add(f"confounder {profile.name!r}: {name} must be {expected}, got {came}")
+    problems.raise_if_any()
+
+
+def _focus(prevalence: Array) -> list[int]:
+    """The classes that are drawn: the second of two, else the most frequent here."""
+    return [1] if len(prevalence) == 2 else most_frequent(prevalence, MOST_CLASSES)
+
+
+def _prevalence(
+    prevalence: Array, low: Array, high: Array, pooled: Array, sites: Sequence[TrainingSite]
+) -> dict[str, Any]:
+    counts = np.array([site.rows for site in sites], dtype=np.int64)
+    shown = most_frequent(counts, MOST_SITES)
+    return {
+        "estimate": prevalence,
+        "low": low,
+        "high": high,
+        "training": pooled,
+        "sites": [{"name": s.name, "rows": s.rows, "prevalence": s.prevalence} for s in (sites[i] for i in shown)],
+        "more": {"sites": len(sites) - len(shown), "rows": int(counts.sum() - counts[shown].sum())},
+    }
+
+
+def _probabilities(probability: Mapping[str, Array], weight: Array | None, threshold: float | None) -> dict[str, Any]:
+    """How probabilities are spread before and after, their means, and the shares of rows called each class."""
+    called = {side: called_shares(matrix, weight, threshold) for side, matrix in probability.items()}
+    mean = {side: np.average(matrix, axis=0, weights=weight) for side, matrix in probability.items()}
+    shares = {side: probability_shares(matrix, weight) for side, matrix in probability.items()}
+    return {"edges": np.linspace(0, 1, N_BINS + 1), **shares, "called": called, "mean": mean}
+
+
+def _profile(profile: Profile) -> dict[str, Any]:
+    """A confounder's numbers: all of a curve's, or the most frequent levels and how many more there are."""
+    rows = np.asarray(profile.rows, dtype=np.int64)
+    shown = list(range(len(rows))) if profile.is_number else most_frequent(rows, MOST_LEVELS)
+    points = [
+        {"value": profile.values[i], "rows": rows[i]}
+        | {name: getattr(profile, name)[i] for name in ("before", "after", "low", "high")}
+        for i in shown
+    ]
+    return {
+        "name": profile.name,
+        "kind": "number" if profile.is_number else "levels",
+        "points": points,
+        "more": {"levels": len(rows) - len(shown), "rows": int(rows.sum() - rows[shown].sum())},
+        "rows_missing": profile.rows_missing,
+        "notes": profile.notes,
+    }
+
+
+def _reliability(y: Any, probability: Any, level: float) -> dict[str, Any]:
+    """Bins of equal size of held-out rows: what was predicted, what came true, with Wilson's interval."""
+    bins = reliability(y, probability)
+    low, high = wilson_interval(bins["observed"].to_numpy(), bins["count"].to_numpy(), level)
+    return {
+        "rows": int(bins["count"].sum()),
+        "bins": [
+            {"predicted": p, "observed": o, "low": lo, "high": hi, "rows": n}
+            for p, o, lo, hi, n in zip(bins["mean_predicted"], bins["observed"], low, high, bins["count"], strict=True)
+        ],
+    }

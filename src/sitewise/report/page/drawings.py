@@ -1,0 +1,204 @@
+"""The page's figures, each 360 units wide so that their text stays legible on a phone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from sitewise.report.page.svg import Scale, ceiling, element, path, picture, shorten, ticks
+from sitewise.report.page.wording import compact, round_percent
+
+WIDTH = 360
+LEFT, RIGHT, TOP = 42, 20, 10
+GUTTER, LETTERS, LETTER = (
+    124,
+    16,
+    7.0,
+)  # room for names down the side, the letters of a name that go in there, the width of one
+ROW = 26
+ROOTS = (0.01, 0.1, 0.25, 0.5, 1.0)  # ticks of a square-root axis
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a chart of intervals: a mark before, one after with its interval, thin ticks for others."""
+
+    label: str
+    before: float | None = None
+    after: float | None = None
+    low: float | None = None
+    high: float | None = None
+    others: tuple[float, ...] = ()
+
+
+def mark(kind: str, x: float, y: float) -> Markup:
+    """The sign of a series: a hollow square before, a filled circle after, a thin tick for one of many."""
+    if kind == "before":
+        return element("rect", x=x - 4.0, y=y - 4.0, width=8, height=8, class_="before hollow")
+    if kind == "after":
+        return element("circle", cx=x, cy=y, r=4.5, class_="after filled")
+    return element("line", x1=x, x2=x, y1=y - 6.0, y2=y + 6.0, class_="other")
+
+
+def sign(kind: str) -> Markup:
+    """A series as the legend shows it; the words beside it are its text."""
+    drawn = {
+        "before": [mark("before", 12.0, 8.0)],
+        "after": [element("line", x1=1, x2=23, y1=8, y2=8, class_="after line"), mark("after", 12.0, 8.0)],
+        "other": [mark("other", 12.0, 8.0)],
+        "before-line": [element("line", x1=1, x2=23, y1=8, y2=8, class_="before line dashed")],
+        "after-line": [
+            element("rect", x=1, y=2, width=22, height=12, class_="band"),
+            element("line", x1=1, x2=23, y1=8, y2=8, class_="after line"),
+        ],
+        "before-bar": [element("rect", x=4, y=2, width=16, height=12, class_="before bar")],
+        "after-bar": [element("rect", x=4, y=2, width=16, height=12, class_="after bar")],
+        "rows": [element("rect", x=4, y=4, width=16, height=8, class_="rows")],
+        "ideal": [element("line", x1=3, x2=21, y1=14, y2=2, class_="ideal")],
+        "threshold": [element("line", x1=12, x2=12, y1=1, y2=15, class_="threshold")],
+    }[kind]
+    return element("svg", *drawn, viewBox="0 0 24 16", class_="sign", aria_hidden="true", focusable="false")
+
+
+def intervals(key: str, rows: Sequence[Row], title: str, description: str) -> Markup:
+    """Names down the side, probabilities along the bottom, a mark for each series and the interval of one."""
+    numbers = [v for row in rows for v in (row.before, row.after, row.high, *row.others) if v is not None]
+    names = [shorten(row.label, LETTERS) for row in rows]
+    gutter = min(GUTTER, 16 + LETTER * max(len(name) for name in names))
+    scale = Scale(0, ceiling(max(numbers, default=1.0)), gutter, WIDTH - RIGHT)
+    bottom = TOP + ROW * len(rows)
+    parts: list[Markup] = _across(scale, TOP, bottom, percent_ticks(scale.high))
+    for i, row in enumerate(rows):
+        y = TOP + ROW * (i + 0.5)
+        parts.append(_text(gutter - 10, y + 4, names[i], "end"))
+        parts += [mark("other", scale(value), y) for value in row.others]
+        if row.low is not None and row.high is not None:
+            parts.append(_whisker(scale(row.low), scale(row.high), y))
+        if row.before is not None:
+            parts.append(mark("before", scale(row.before), y))
+        if row.after is not None:
+            parts.append(mark("after", scale(row.after), y))
+    return picture(key, WIDTH, bottom + 26, title, description, *parts)
+
+
+def curve(key: str, points: Sequence[dict[str, Any]], label: int, name: str, title: str, description: str) -> Markup:
+    """P(y|z) over a number: before dashed, after with its band, and below how many rows there are at each z."""
+    z = [point["value"] for point in points]
+    before, after, low, high = ([p[side][label] for p in points] for side in ("before", "after", "low", "high"))
+    plot, strip = (TOP, 172.0), (180.0, 204.0)
+    across = Scale(z[0], z[-1], LEFT, WIDTH - RIGHT)
+    up = Scale(0, ceiling(max(*before, *after, *high)), plot[1], plot[0])
+    parts: list[Markup] = _up(up, LEFT, WIDTH - RIGHT, percent_ticks(up.high))
+    parts += _across(across, plot[1], plot[1], [(t, compact(t)) for t in ticks(z[0], z[-1])], strip[1])
+    edge = [(across(v), up(p)) for v, p in zip(z, high, strict=True)]
+    edge += [(across(v), up(p)) for v, p in reversed(list(zip(z, low, strict=True)))]
+    parts.append(element("path", d=path(edge, closed=True), class_="band"))
+    for series, values, look in (("before", before, "before line dashed"), ("after", after, "after line")):
+        along = [(across(v), up(p)) for v, p in zip(z, values, strict=True)]
+        parts.append(element("path", d=path(along), class_=look, data_series=series))
+    parts += _rug(across, points, strip)
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, strip[1] + 34, shorten(name, 44), "middle", "axis-name"))
+    return picture(key, WIDTH, strip[1] + 40, title, description, *parts)
+
+
+def histograms(
+    key: str, before: Sequence[float], after: Sequence[float], threshold: float | None, title: str, description: str
+) -> Markup:
+    """The shares of rows in bins of probability, before above and after below, on a square-root axis."""
+    across = Scale(0, 1, LEFT, WIDTH - RIGHT)
+    top = max(*before, *after, 0.01) ** 0.5
+    panels = ((14.0, 84.0, "before", before), (98.0, 168.0, "after", after))
+    parts: list[Markup] = []
+    for high, low, series, shares in panels:
+        up = Scale(0, top, low, high)
+        levels = [(0.0, "0"), *((r**0.5, round_percent(r)) for r in ROOTS if r**0.5 <= top * 1.001)]
+        parts += _up(up, LEFT, WIDTH - RIGHT, _spread(levels, up))
+        width = (across.end - across.start) / len(shares)
+        for i, share in enumerate(shares):
+            y = up(share**0.5)
+            if share > 0:
+                x = across.start + i * width
+                bar = {"x": x + 0.5, "y": min(y, low - 1), "width": width - 1, "height": max(low - y, 1.0)}
+                parts.append(element("rect", **bar, class_=f"{series} bar"))
+    if threshold is not None:
+        parts.append(element("line", x1=across(threshold), x2=across(threshold), y1=8, y2=168, class_="threshold"))
+    parts += _across(across, 168.0, 168.0, percent_ticks(1.0))
+    return picture(key, WIDTH, 194, title, description, *parts)
+
+
+def reliability_diagram(key: str, bins: Sequence[dict[str, Any]], title: str, description: str) -> Markup:
+    """What came true against what was predicted, with intervals; on the diagonal where it is right."""
+    across, up = Scale(0, 1, LEFT, WIDTH - RIGHT), Scale(0, 1, 290, TOP)
+    parts: list[Markup] = _up(up, LEFT, WIDTH - RIGHT, percent_ticks(1.0))
+    parts += _across(across, 290, 290, percent_ticks(1.0))
+    parts.append(element("line", x1=across(0), y1=up(0), x2=across(1), y2=up(1), class_="ideal"))
+    for point in bins:
+        x = across(point["predicted"])
+        parts.append(element("line", x1=x, x2=x, y1=up(point["low"]), y2=up(point["high"]), class_="after line"))
+    parts += [mark("after", across(point["predicted"]), up(point["observed"])) for point in bins]
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, 324, "predicted", "middle", "axis-name"))
+    return picture(key, WIDTH, 332, title, description, *parts)
+
+
+def percent_ticks(top: float) -> list[tuple[float, str]]:
+    """Ticks of an axis of probabilities from zero to `top`."""
+    return [(t, round_percent(t)) for t in ticks(0, top)]
+
+
+def _text(x: float, y: float, words: str, anchor: str, look: str | None = None) -> Markup:
+    return element("text", words, x=float(x), y=float(y), text_anchor=anchor, class_=look)
+
+
+def _whisker(start: float, end: float, y: float) -> Markup:
+    d = f"M{start:.1f} {y - 4:.1f}v8M{end:.1f} {y - 4:.1f}v8M{start:.1f} {y:.1f}H{end:.1f}"
+    return element("path", d=d, class_="after line")
+
+
+def _across(
+    scale: Scale, top: float, bottom: float, marks: list[tuple[float, str]], base: float | None = None
+) -> list[Markup]:
+    """A horizontal axis: grid lines from top to bottom, its line at the base and words below."""
+    base = bottom if base is None else base
+    parts = [element("line", x1=float(scale.start), x2=float(scale.end), y1=base, y2=base, class_="axis")]
+    for value, words in marks:
+        x = float(scale(value))
+        if bottom > top:
+            parts.append(element("line", x1=x, x2=x, y1=float(top), y2=float(bottom), class_="grid"))
+        parts.append(_text(x, base + 17, words, "middle"))
+    return parts
+
+
+def _up(scale: Scale, left: float, right: float, marks: list[tuple[float, str]]) -> list[Markup]:
+    """A vertical axis: grid lines from left to right and words beside them."""
+    parts = []
+    for value, words in marks:
+        y = float(scale(value))
+        parts.append(element("line", x1=float(left), x2=float(right), y1=y, y2=y, class_="grid"))
+        parts.append(_text(left - 6, y + 4, words, "end"))
+    return parts
+
+
+def _spread(marks: list[tuple[float, str]], scale: Scale) -> list[tuple[float, str]]:
+    """The marks that have room for their words, from the top down."""
+    kept: list[tuple[float, str]] = []
+    for value, words in reversed(marks):
+        if not kept or abs(scale(value) - scale(kept[-1][0])) >= 13:
+            kept.append((value, words))
+    return kept
+
+
+def _rug(across: Scale, points: Sequence[dict[str, Any]], strip: tuple[float, float]) -> list[Markup]:
+    """Bars for the numbers of rows near each value."""
+    most = max(point["rows"] for point in points)
+    if not most:
+        return []
+    width = (across.end - across.start) / (len(points) - 1)
+    bars = []
+    for point in points:
+        height = (strip[1] - strip[0]) * point["rows"] / most
+        start = max(across(point["value"]) - width / 2 + 0.5, across.start)
+        end = min(across(point["value"]) + width / 2 - 0.5, across.end)
+        if height > 0:
+            bars.append(element("rect", x=start, y=strip[1] - height, width=end - start, height=height, class_="rows"))
+    return bars

@@ -1,0 +1,142 @@
+"""Which figures a page has and what each of them shows, from its content alone."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from sitewise.report.page.content import Content
+from sitewise.report.page.drawings import Row, curve, histograms, intervals, reliability_diagram
+from sitewise.report.page.wording import compact, percent, plural, quoted
+
+MOST_ROWS = 12
+TABLE_STEPS = 7  # how many steps of a curve its table shows
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing, what it shows, and the class it is about where there are several."""
+
+    drawing: Markup
+    caption: str
+    about: str | None = None
+
+
+def prevalence_figure(content: Content) -> Figure:
+    """P(Y) here with its interval against the training sites: sites down the side, or classes where K > 2."""
+    numbers, classes = content["prevalence"], content["classes"]
+    if len(classes) == 2:
+        rows = [
+            Row("this site", None, numbers["estimate"][1], numbers["low"][1], numbers["high"][1]),
+            Row("training rows", numbers["training"][1]),
+            *(Row(s["name"], others=(s["prevalence"][1],)) for s in numbers["sites"][:MOST_ROWS]),
+        ]
+        caption = (
+            f"Share of {quoted(classes[1])} at this site, in all training rows together, and at each training site."
+        )
+    else:
+        rows = [
+            Row(
+                name,
+                numbers["training"][k],
+                numbers["estimate"][k],
+                numbers["low"][k],
+                numbers["high"][k],
+                tuple(s["prevalence"][k] for s in numbers["sites"]),
+            )
+            for k, name in enumerate(classes[:MOST_ROWS])
+        ]
+        caption = "Share of each class at this site, in all training rows together, and at each training site."
+    spoken = "; ".join(
+        f"{name}: {_here(numbers, k)}, training rows {percent(numbers['training'][k])}"
+        for k, name in enumerate(classes)
+        if len(classes) > 2 or k == 1
+    )
+    return Figure(intervals("prevalence", rows, "Prevalence here and at the training sites", spoken), caption)
+
+
+def confounder_figures(content: Content) -> list[list[Figure]]:
+    """For each confounder a figure for each class in focus."""
+    return [
+        [_confounder_figure(content, number, confounder, label) for label in content["focus"]]
+        for number, confounder in enumerate(content["confounders"])
+    ]
+
+
+def _confounder_figure(content: Content, number: int, confounder: dict[str, Any], label: int) -> Figure:
+    name, key = content["classes"][label], f"confounder-{number}-{label}"
+    points = confounder["points"]
+    title = f"Share of {name} given {confounder['name']}, before and after"
+    spoken = "; ".join(
+        f"{compact(p['value'])}: training {percent(p['before'][label])}, here {_here(p, label, 'after')}"
+        for p in table_points(confounder)
+    )
+    about = name if len(content["classes"]) > 2 else None
+    if confounder["kind"] == "number":
+        drawing = curve(key, points, label, confounder["name"], title, spoken)
+        return Figure(drawing, f"Share of {quoted(name)} by {quoted(confounder['name'])}.", about)
+    rows = [
+        Row(compact(p["value"]), p["before"][label], p["after"][label], p["low"][label], p["high"][label])
+        for p in most_rows(points)
+    ]
+    left = len(points) + confounder["more"]["levels"] - len(rows)
+    caption = f"Share of {quoted(name)} by {quoted(confounder['name'])}" + (
+        f"; the {len(rows)} most frequent levels, {plural(left, 'more level')} not drawn." if left else "."
+    )
+    return Figure(intervals(key, rows, title, spoken), caption, about)
+
+
+def most_rows(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The levels with the most rows, in their own order."""
+    chosen = sorted(range(len(points)), key=lambda i: -points[i]["rows"])[:MOST_ROWS]
+    return [points[i] for i in sorted(chosen)]
+
+
+def table_points(confounder: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a table shows of a confounder: every level, or some evenly spaced points of a curve."""
+    points: list[dict[str, Any]] = confounder["points"]
+    if confounder["kind"] != "number":
+        return points
+    steps = min(TABLE_STEPS, len(points) - 1)
+    return [points[round(i * (len(points) - 1) / steps)] for i in range(steps + 1)]
+
+
+def probability_figures(content: Content) -> list[Figure]:
+    """For each class in focus, how its probabilities are spread before and after."""
+    shares, figures = content["probabilities"], []
+    for label in content["focus"]:
+        name = content["classes"][label]
+        before, after = shares["before"][label], shares["after"][label]
+        half = len(after) // 2
+        spoken = (
+            f"Rows with a probability of at least one half: before {percent(sum(before[half:]))}, "
+            f"after {percent(sum(after[half:]))}"
+        )
+        title = f"Distribution of the probability of {name}, before and after"
+        drawing = histograms(f"spread-{label}", before, after, content["threshold"], title, spoken)
+        figures.append(
+            Figure(drawing, f"Probability of {quoted(name)}.", name if len(content["classes"]) > 2 else None)
+        )
+    return figures
+
+
+def reliability_figure(content: Content) -> Figure | None:
+    """What came true on held-out rows against what was predicted."""
+    numbers = content["reliability"]
+    if numbers is None:
+        return None
+    spoken = "; ".join(
+        f"predicted {percent(b['predicted'])}, observed {percent(b['observed'])}" for b in numbers["bins"]
+    )
+    what = (
+        f"probability of {quoted(content['classes'][1])}"
+        if len(content["classes"]) == 2
+        else "probability of the most probable class"
+    )
+    drawing = reliability_diagram("reliability", numbers["bins"], "Reliability on held-out training rows", spoken)
+    return Figure(drawing, f"Predicted {what} against how often it was right, {plural(numbers['rows'], 'row')}.")
+
+
+def _here(numbers: dict[str, Any], label: int, name: str = "estimate") -> str:
+    low, high = percent(numbers["low"][label]), percent(numbers["high"][label])
+    return f"{percent(numbers[name][label])} ({low} to {high})"
