@@ -219,6 +219,20 @@ class Confounders:
             notes.warn(stacklevel=4)
         return torch.tensor(codes, device=device), notes
 
+    def decode(self, codes: Tensor) -> pd.DataFrame:
+        """The values behind codes (n, V): numbers (within the learned range), levels, missing where missing."""
+        columns: dict[str, Any] = {}
+        for column, variable in zip(codes.cpu().numpy().T, self.variables, strict=True):
+            if isinstance(variable, Categorical):
+                levels = np.array([*variable.levels, None], dtype=object)
+                columns[variable.name] = levels[column.astype(np.int64)]
+            else:
+                values = variable.low + 2 * ((column - 1.0) * (variable.high / 2 - variable.low / 2))  # none overflows
+                columns[variable.name] = np.where(
+                    column == variable.missing_code, np.nan, np.clip(values, variable.low, variable.high)
+                )
+        return pd.DataFrame(columns, index=range(len(codes)))
+
     def missing_codes(self, device: torch.device | None = None) -> Tensor:
         """The (V,) codes of a row of which nothing is known."""
         return torch.tensor([v.missing_code for v in self.variables], dtype=torch.float64, device=device)

@@ -201,7 +201,10 @@ class Ranking:
 
     def mass(self, weight: Array) -> Array:
         """Sum (R, n) weights over the runs, lowest score first."""
-        return np.asarray(np.add.reduceat(weight[:, self.order], self.starts, axis=1))
+        ordered = weight[:, self.order]
+        if len(self.starts) == len(self.order):
+            return np.asarray(ordered)
+        return np.asarray(np.add.reduceat(ordered, self.starts, axis=1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,15 +280,20 @@ def equal_mass_bins(
     twice instead of weighting it twice changes anything.
     """
     mass = ranking.mass(weight)
-    cumulative = np.cumsum(mass, axis=1)
-    total = np.maximum(cumulative[:, -1:], np.finfo(float).tiny)
-    index = np.minimum(n_bins * (cumulative - mass / 2) / total, n_bins - 1).astype(np.int64)
+    index = bin_of_runs(mass, n_bins)
     flat = (index + n_bins * np.arange(len(weight))[:, None]).ravel()
     parts = (mass, mass * score[ranking.order[ranking.starts]], ranking.mass(weight * event))
     mass, scores, events = (
         np.bincount(flat, part.ravel(), n_bins * len(weight)).reshape(len(weight), n_bins) for part in parts
     )
     return mass, scores, events
+
+
+def bin_of_runs(mass: Array, n_bins: int) -> Array:
+    """The bin of equal mass that each run of equal scores belongs to, by its middle, (R, runs)."""
+    cumulative = np.cumsum(mass, axis=1)
+    total = np.maximum(cumulative[:, -1:], np.finfo(float).tiny)
+    return np.asarray(np.minimum(n_bins * (cumulative - mass / 2) / total, n_bins - 1), dtype=np.int64)
 
 
 def divide(above: Array, below: Array) -> Array:

@@ -10,7 +10,7 @@ import torch
 from sklearn.utils import check_random_state
 from torch import Tensor
 
-from sitewise.adaptation.bootstrap import bootstrap_fit
+from sitewise.adaptation.bootstrap import NO_REFIT, NOT_IN_MEMORY, bootstrap_fit, rescored
 from sitewise.adaptation.draws import PrevalenceDraws, draw_fits
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import Fit
@@ -158,6 +158,19 @@ class PrevalenceEstimate:
         generator = torch.Generator().manual_seed(int(check_random_state(random_state).randint(2**31)))
         parts = draw_fits(self._evidence, self._fit, int(n_draws), generator)
         return PrevalenceDraws(parts, self._encode, self._container)
+
+    def refit(self, change: Callable[[Tensor, Tensor], Tensor]) -> Prevalence:
+        """g at the model and strength chosen, had log f (n, K) been what `change` makes of it and of the codes of z."""
+        if not self._evidence.in_memory:
+            raise ValueError(NOT_IN_MEMORY)
+        if self._fit.refit is None:
+            raise ValueError(NO_REFIT.format(model=self.model))
+        return self._fit.refit(rescored(self._evidence, change))
+
+    @cached_property
+    def can_refit(self) -> bool:
+        """Tell whether `refit` and `bootstrap` work here: rows in memory, and a model other than the network."""
+        return self._evidence.in_memory and self._fit.refit is not None
 
     @cached_property
     def _mean(self) -> Tensor:

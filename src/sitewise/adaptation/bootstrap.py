@@ -109,9 +109,14 @@ def reweighted(evidence: Evidence, weights: Tensor) -> Evidence:
 def recalibrated(evidence: Evidence, before: Calibration, after: Calibration) -> Evidence:
     """The same rows as another calibration of f would have them."""
 
+    return rescored(evidence, lambda log_ratio, codes: after.apply(before.undo(log_ratio)))
+
+
+def rescored(evidence: Evidence, change: Callable[[Tensor, Tensor], Tensor]) -> Evidence:
+    """The same rows with another log f (n, K), made from the one they have and their codes (n, V or, blank, 0)."""
+
     def apply(rows: Rows) -> Rows:
-        log_ratio = after.apply(before.undo(log_ratio_of(rows)))
-        return replace(rows, ratio=to_ratio(log_ratio))
+        return replace(rows, ratio=to_ratio(change(log_ratio_of(rows), rows.at_rows(rows.codes))))
 
     return _rebuilt(evidence, apply)
 

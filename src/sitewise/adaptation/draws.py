@@ -22,7 +22,7 @@ from sitewise.prevalence.base import finite
 from sitewise.prevalence.linear import contrasts
 from sitewise.uncertainty import CellCurvature, LinearCurvature, at_least
 
-ENOUGH = 2**14  # rows of z, at most, over which the mean of a draw is taken
+ENOUGH = 2**13  # rows of z, at most, over which the mean of a draw is taken
 LOGIT_REACH = 16.0  # log-odds beyond which a share is nothing or everything
 GRID = 64  # points on which a likelihood is looked at, once roughly and once where it lives
 NEGLIGIBLE = 12.0  # a fall of the log-likelihood beyond which nothing is drawn
@@ -47,8 +47,10 @@ class LinearDraws:
         blank = torch.zeros(len(codes), 1, dtype=torch.bool, device=codes.device)
         if self.schema is not None:
             blank = self.schema.missing(codes).all(dim=1, keepdim=True)
+        any_blank = bool(blank.any())
         for shift, log_marginal in zip(self.shift, self.log_marginal, strict=True):
-            yield torch.where(blank, log_marginal, finite(torch.log_softmax(at_base + design @ shift, dim=1)))
+            logits = torch.log_softmax(at_base + design @ shift, dim=1)
+            yield torch.where(blank, log_marginal, logits) if any_blank else logits
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,87 @@
+"""A threshold that was chosen, and what it costs."""
+
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from sitewise.performance.expected import BelievedRows, Expected, ExpectedPerformance, summarize
+from sitewise.performance.thresholds import best_f1_threshold, recall_threshold
+
+COSTS = ("recall", "specificity", "precision", "positive_f1")
+
+
+@dataclass(frozen=True)
+class ThresholdChoice:
+    """A threshold on P(y=1), by which rule it was chosen, and what to expect of it.
+
+    Attributes
+    ----------
+    threshold : rows with P(y=1) at or above it are called positive.
+    rule : in words.
+    performance : `ExpectedPerformance` with this threshold.
+    called_positive : the share of rows called positive; its interval is for further rows of the same site.
+    n_called : how many of these rows.
+    """
+
+    threshold: float
+    rule: str
+    performance: ExpectedPerformance
+    called_positive: Expected
+    n_called: int
+
+    def __str__(self) -> str:
+        lines = [f"threshold {self.threshold:.4g} ({self.rule}): calls {self.n_called:,} row(s) positive"]
+        for name, value in self.costs.items():
+            if value.estimate is not None:
+                lines.append(f"  {name:<18}{value.estimate:.3f}  [{value.low:.3f}, {value.high:.3f}]")
+        return "\n".join(lines)
+
+    @property
+    def costs(self) -> dict[str, Expected]:
+        """What it costs: the share called positive, recall, specificity, precision, F1, each with its interval."""
+        return {"called_positive": self.called_positive, **{name: self.performance[name] for name in COSTS}}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, ready for JSON."""
+        return {
+            "threshold": self.threshold,
+            "rule": self.rule,
+            "n_called": self.n_called,
+            "costs": {name: value._asdict() for name, value in self.costs.items()},
+        }
+
+
+def choose_threshold(
+    rows: BelievedRows, classes: tuple[Any, ...], *, sensitivity: float | None = None, level: float = 0.95
+) -> ThresholdChoice:
+    """The threshold with the highest expected F1, or the highest one that has the expected `sensitivity` (recall)."""
+    if len(classes) != 2:
+        raise ValueError(f"choose_threshold: a threshold needs two classes, there are {len(classes)}")
+    if sensitivity is not None and not 0 < sensitivity <= 1:
+        raise ValueError(f"choose_threshold: sensitivity must lie above 0 and at most at 1, got {sensitivity!r}")
+    score, truth = rows.probability[:, 1], rows.belief[:, 1]
+    if sensitivity is None:
+        threshold, rule = best_f1_threshold(score, truth, rows.weight), "highest expected F1"
+    else:
+        threshold = recall_threshold(score, truth, rows.weight, sensitivity)
+        rule = f"expected sensitivity of at least {sensitivity:g}"
+    called = score >= threshold
+    share = float(rows.weight @ called / rows.weight.sum())
+    effective = float(rows.weight.sum() ** 2 / (rows.weight**2).sum())
+    return ThresholdChoice(
+        threshold,
+        rule,
+        summarize(rows, classes, threshold, level),
+        Expected(share, *wilson(share, effective, level)),
+        int(np.count_nonzero(called)),
+    )
+
+
+def wilson(share: float, n: float, level: float) -> tuple[float, float]:
+    """Wilson's interval of a share among n."""
+    z = NormalDist().inv_cdf(0.5 + level / 2)
+    middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * (share * (1 - share) / n + z**2 / (4 * n**2)) ** 0.5
+    return max(0.0, middle - half), min(1.0, middle + half)

@@ -1,0 +1,181 @@
+"""From log-ratios and an estimated g to what is believed of the labels, and the performance to expect."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from sklearn.utils import check_random_state
+from torch import Tensor
+
+from sitewise.adaptation import PrevalenceEstimate
+from sitewise.arrays import Problems, read_labels, read_matrix, read_weight
+from sitewise.calibration import Calibration
+from sitewise.performance.expected import BelievedRows, ExpectedPerformance, summarize
+from sitewise.performance.labels import Direction, Part, calibration_directions, draw_labels
+from sitewise.posterior import combine, normalize
+
+Array = np.ndarray[Any, Any]
+MOST_ROWS = 30_000  # of a larger site that many stand for all, evenly spread: their chance error is below 0.003
+MOST_DRAWS, FEWEST_DRAWS = 400, 200
+DRAWN_LABELS = 5 * 10**6  # at most, where that leaves draws enough
+
+
+def expected_performance(
+    log_ratio: Any,
+    estimate: PrevalenceEstimate,
+    sample_confounder: Any = None,
+    *,
+    y: Any = None,
+    sample_weight: Any = None,
+    calibration: Calibration | None = None,
+    threshold: float | None = None,
+    classes: Any = None,
+    level: float = 0.95,
+    n_draws: int | None = None,
+    random_state: Any = None,
+) -> ExpectedPerformance:
+    """Performance to expect of the probabilities `adjust(log_ratio, estimate.log_prevalence(Z))`, without labels.
+
+    Parameters
+    ----------
+    log_ratio : (n, K) calibrated log f of the rows.
+    estimate : g of their site, by `estimate_prevalence`.
+    sample_confounder : their Z, where g depends on it.
+    y : labels where they are known, NaN elsewhere.
+    sample_weight : (n,) optional.
+    calibration : what log_ratio went through, with resamples; the intervals then hold its uncertainty.
+    threshold : P(y=1) from which a row is called 1 (K = 2); the most probable class otherwise.
+    classes : names of the classes.
+    n_draws : draws of g, calibration and labels behind the intervals; by default 400, fewer above 12,500 rows.
+
+    Examples
+    --------
+    >>> estimate = estimate_prevalence(log_ratio, Z)
+    >>> expected_performance(log_ratio, estimate, Z)["accuracy"]
+    """
+    problems = Problems("expected_performance")
+    ratios = read_matrix(log_ratio, "log_ratio", problems)
+    if ratios is None:
+        problems.raise_if_any()
+    assert ratios is not None
+    n_rows, n_classes = ratios.shape
+    weight = read_weight(sample_weight, n_rows, problems)
+    known = None if y is None else read_labels(y, n_rows, n_classes, problems)
+    codes = torch.zeros(n_rows, 0, dtype=torch.float64)
+    z = None
+    if estimate.confounders is not None:
+        codes = estimate.confounders.missing_codes().expand(n_rows, -1)
+        if sample_confounder is not None:
+            codes = estimate.confounders.encode(sample_confounder)[0]
+            z = estimate.confounders.decode(codes)
+    if len(codes) != n_rows:
+        problems.add(f"sample_confounder has {len(codes)} row(s), log_ratio has {n_rows}")
+    if calibration is not None and not calibration.resamples():
+        problems.add("calibration must carry resamples: fit it by calibrate_log_ratio(..., n_resamples=200)")
+    names = tuple(range(n_classes)) if classes is None else tuple(classes)
+    if len(names) != n_classes:
+        problems.add(f"classes must be {n_classes} names, got {len(names)}")
+    problems.raise_if_any()
+    parts = [] if calibration is None else [Part(calibration, lambda at: at.new_ones(len(at), dtype=torch.bool))]
+    rows = believe(
+        normalize(ratios).cpu(),
+        codes,
+        estimate,
+        parts=parts,
+        known=known,
+        weight=weight,
+        z=z,
+        n_draws=n_draws,
+        random_state=random_state,
+    )
+    return summarize(rows, names, threshold, level)
+
+
+def believe(
+    log_ratio: Tensor,
+    codes: Tensor,
+    estimate: PrevalenceEstimate,
+    *,
+    log_prevalence: Tensor | None = None,
+    supported: Tensor | None = None,
+    probability: Array | None = None,
+    parts: Sequence[Part] = (),
+    known: Array | None = None,
+    weight: Tensor | None = None,
+    z: pd.DataFrame | None = None,
+    n_draws: int | None = None,
+    random_state: Any = None,
+) -> BelievedRows:
+    """What is believed of the labels of rows with log f (n, K) and codes of z (n, V), and draws of them.
+
+    `log_prevalence` (n, K) is g where it is not the estimate's, `supported` (n,) tells where the estimate's draws hold
+    at all, `probability` (n, K) is what is decided by where that is something else.
+    """
+    kept = evenly(len(log_ratio), MOST_ROWS)
+    if len(kept) < len(log_ratio):
+        log_ratio, codes = log_ratio[kept], codes[kept]
+        log_prevalence = None if log_prevalence is None else log_prevalence[kept]
+        supported = None if supported is None else supported[kept]
+        weight = None if weight is None else weight[kept]
+        probability, known = (None if part is None else part[kept.numpy()] for part in (probability, known))
+        z = None if z is None else z.iloc[kept.numpy()].reset_index(drop=True)
+    n_rows = len(log_ratio)
+    n_draws = number_of_draws(n_rows) if n_draws is None else n_draws
+    rng = np.random.default_rng(check_random_state(random_state).randint(2**31))
+    here = estimate.prevalence.log_prob(codes) if log_prevalence is None else log_prevalence
+    adjusted = combine(log_ratio, here).exp().cpu().numpy()
+    draws = estimate.draws(n_draws, random_state=int(rng.integers(2**31))).log_prob(codes)
+    if supported is not None and not bool(supported.all()):
+        draws = (torch.where(supported[:, None], drawn, here) for drawn in draws)
+    labels = draw_labels(
+        log_ratio.cpu().numpy(),
+        (drawn.cpu().numpy() for drawn in draws),
+        rng,
+        _directions(log_ratio, codes, estimate, parts, supported),
+        known,
+    )
+    return BelievedRows(
+        adjusted if probability is None else probability,
+        _knowing(adjusted, known),
+        labels,
+        np.ones(n_rows) if weight is None else weight.cpu().numpy(),
+        pd.DataFrame(index=range(n_rows)) if z is None else z,
+    )
+
+
+def number_of_draws(n_rows: int) -> int:
+    """As many as are kept in little memory."""
+    return int(min(MOST_DRAWS, max(FEWEST_DRAWS, DRAWN_LABELS // max(n_rows, 1))))
+
+
+def evenly(n_rows: int, at_most: int) -> Tensor:
+    """Row numbers spread evenly over n rows, all of them where they are few."""
+    return torch.arange(n_rows) if n_rows <= at_most else torch.arange(at_most) * n_rows // at_most
+
+
+def _directions(
+    log_ratio: Tensor, codes: Tensor, estimate: PrevalenceEstimate, parts: Sequence[Part], supported: Tensor | None
+) -> list[Direction]:
+    """How the calibrations' uncertainty moves f and g; g where the model of it can be fitted again."""
+
+    def refit(change: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        if not estimate.can_refit:
+            return estimate.prevalence.log_prob
+        again = estimate.refit(change)
+        if supported is None:
+            return again.log_prob
+        return lambda at: torch.where(supported[:, None], again.log_prob(at), 0.0)
+
+    return calibration_directions(log_ratio, codes, parts, refit)
+
+
+def _knowing(probability: Array, known: Array | None) -> Array:
+    """Probabilities, certain where the label is known."""
+    if known is None:
+        return probability
+    told = ~np.isnan(known)
+    belief = probability.copy()
+    belief[told] = np.eye(probability.shape[1])[known[told].astype(np.int64)]
+    return belief

@@ -1,0 +1,230 @@
+"""What performance to expect of predictions on rows whose labels nobody has seen, with intervals."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from sitewise.arrays import Problems, did_you_mean
+from sitewise.performance.metrics import EXPECTED_METRICS, Predictions
+
+Array = np.ndarray[Any, Any]
+CHUNK = 2**20  # entries of drawn truths held at a time
+N_QUARTILES = 4
+MISSING = "missing"
+
+
+class Expected(NamedTuple):
+    """An expected value with its interval; all None where it is undefined."""
+
+    estimate: float | None
+    low: float | None
+    high: float | None
+
+
+class ExpectedCounts(NamedTuple):
+    """Expected counts (K, K) with their intervals: rows are true classes, columns the classes they are called."""
+
+    estimate: Array
+    low: Array
+    high: Array
+
+
+@dataclass(frozen=True, eq=False)
+class BelievedRows:
+    """Rows with what is predicted, what is believed of their labels, and draws of those labels."""
+
+    probability: Array  # (n, K) by which is decided
+    belief: Array  # (n, K) P(y|x,z), certain where a label is known
+    labels: Array  # (B, n) drawn
+    weight: Array  # (n,)
+    z: pd.DataFrame  # (n, V), no columns where there is no z
+
+    def __len__(self) -> int:
+        return len(self.weight)
+
+    def take(self, index: Array) -> "BelievedRows":
+        """Some of the rows."""
+        z = self.z.iloc[index].reset_index(drop=True)
+        return BelievedRows(self.probability[index], self.belief[index], self.labels[:, index], self.weight[index], z)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ExpectedPerformance(Mapping[str, Expected]):
+    """The performance to expect on a site's rows, without their labels: a mapping from metrics to `Expected`.
+
+    Attributes
+    ----------
+    confusion : `ExpectedCounts`, rows true classes, columns what they are called.
+    classes : the classes, in order.
+    threshold : P(y=1) from which a row is called positive; None for the most probable class.
+    level : of the intervals.
+    n_rows : how many rows it is about.
+
+    Means over rows (accuracy, brier, nll) are exact expectations under P(y|x,z) at the site; quotients of counts
+    (F1, precision, recall, areas) are quotients of expected counts; `ece`, of which the expectation under one's own
+    probabilities says nothing, is the mean over the draws. The interval is that of the value on these very rows: it
+    holds the uncertainty of g, of the calibration of f and of the labels given both. It does not hold a shift of
+    P(x|y,z), for which there is `diagnose`. "f1" is short for positive_f1 with two classes and macro_f1 with more.
+
+    Examples
+    --------
+    >>> expected = here.expected_performance()
+    >>> expected["accuracy"]                    # (estimate, low, high)
+    >>> expected.by("sex")["female"]["recall"]
+    """
+
+    metrics: dict[str, Expected]
+    confusion: ExpectedCounts
+    classes: tuple[Any, ...]
+    threshold: float | None
+    level: float
+    rows: BelievedRows = field(repr=False)
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows there are."""
+        return len(self.rows)
+
+    def __getitem__(self, name: str) -> Expected:
+        meant = {"f1": "positive_f1" if len(self.classes) == 2 else "macro_f1"}.get(name, name)
+        if meant not in self.metrics:
+            raise KeyError(f"there is no metric {name!r}{did_you_mean(name, self.metrics)}; there are {list(self)}")
+        return self.metrics[meant]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.metrics)
+
+    def __len__(self) -> int:
+        return len(self.metrics)
+
+    def __repr__(self) -> str:
+        rule = "most probable class" if self.threshold is None else f"P({self.classes[1]!r}) >= {self.threshold:.4g}"
+        head = f"expected performance on {self.n_rows:,} rows without labels ({rule}; {self.level:.0%} intervals)"
+        lines = [f"  {name:<18}{_shown(value)}" for name, value in self.items()]
+        return "\n".join([head, *lines])
+
+    def by(self, column: Any) -> "dict[Any, ExpectedPerformance]":
+        """The same for each group of rows: by a confounder's name, or by one value for each row.
+
+        A number with more than four different values is cut at its quartiles over these rows; rows that lack it are a
+        group of their own, "missing".
+        """
+        values = self._column(column)
+        groups = group_rows(values)
+        return {
+            name: summarize(self.rows.take(index), self.classes, self.threshold, self.level)
+            for name, index in groups.items()
+        }
+
+    @cached_property
+    def by_confounder(self) -> "dict[str, dict[Any, ExpectedPerformance]]":
+        """`by` for each confounder."""
+        return {str(name): self.by(name) for name in self.rows.z.columns}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, ready for JSON."""
+        return {
+            "n_rows": self.n_rows,
+            "classes": [value.item() if isinstance(value, np.generic) else value for value in self.classes],
+            "threshold": self.threshold,
+            "level": self.level,
+            "metrics": {name: value._asdict() for name, value in self.items()},
+            "confusion": {name: counts.tolist() for name, counts in self.confusion._asdict().items()},
+        }
+
+    def _column(self, column: Any) -> pd.Series:
+        if isinstance(column, str):
+            if column not in self.rows.z.columns:
+                names = [str(name) for name in self.rows.z.columns]
+                raise ValueError(
+                    f"by: there is no confounder {column!r}{did_you_mean(column, names)}; there are {names}"
+                )
+            return self.rows.z[column]
+        values = pd.Series(column).reset_index(drop=True)
+        if len(values) != self.n_rows:
+            raise ValueError(f"by: expected one value for each of {self.n_rows} row(s), got {len(values)}")
+        return values
+
+
+def group_rows(values: pd.Series) -> dict[Any, Array]:
+    """Row numbers of each group: levels in order, quartiles of numbers, then "missing"."""
+    missing = values.isna().to_numpy()
+    known = values[~missing]
+    place = np.flatnonzero(~missing)
+    numeric = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
+    groups: dict[Any, Array] = {}
+    if numeric and known.nunique() > N_QUARTILES:
+        numbers = known.to_numpy(dtype=float)
+        edges = np.unique(np.quantile(numbers, np.linspace(0, 1, N_QUARTILES + 1)))
+        index = np.searchsorted(edges[1:-1], numbers, side="left")
+        for j, (low, high) in enumerate(pairwise(edges)):
+            if (index == j).any():
+                groups[f"{low:g} to {high:g}" if j == 0 else f"above {low:g} to {high:g}"] = place[index == j]
+    else:
+        codes, levels = pd.factorize(known, sort=False)
+        order = sorted(range(len(levels)), key=lambda j: (isinstance(levels[j], str), levels[j]))
+        groups = {levels[j]: place[codes == j] for j in order}
+    if missing.any():
+        groups[MISSING] = np.flatnonzero(missing)
+    return groups
+
+
+def summarize(
+    rows: BelievedRows, classes: tuple[Any, ...], threshold: float | None = None, level: float = 0.95
+) -> ExpectedPerformance:
+    """Every metric to expect on these rows, with its interval from the drawn labels."""
+    problems = Problems("expected_performance")
+    if not 0 < level < 1:
+        problems.add(f"level must lie between 0 and 1, got {level}")
+    if threshold is not None and not 0 <= threshold <= 1:
+        problems.add(f"threshold must lie in [0, 1], got {threshold}")
+    if threshold is not None and len(classes) != 2:
+        problems.add(f"a threshold needs two classes, there are {len(classes)}")
+    problems.raise_if_any()
+    predictions = Predictions.of(rows.probability, threshold)
+    values = predictions.metrics(rows.belief.T[None], rows.weight)
+    drawn: dict[str, list[Array]] = {name: [] for name in EXPECTED_METRICS}
+    counts = []
+    for truth in drawn_truths(rows.labels, len(classes)):
+        for name, found in predictions.metrics(truth, rows.weight).items():
+            drawn[name].append(found)
+        counts.append(predictions.confusion(truth, rows.weight))
+    tails = [(1 - level) / 2, (1 + level) / 2]
+    metrics = {}
+    for name in EXPECTED_METRICS:
+        if name == "positive_f1" and len(classes) > 2:
+            continue
+        samples = np.concatenate(drawn[name])
+        samples = samples[~np.isnan(samples)]
+        value = float(samples.mean()) if name == "ece" and len(samples) else float(values[name][0])
+        metrics[name] = _expected(value, samples, tails)
+    estimate = predictions.confusion(rows.belief.T[None], rows.weight)[0]
+    low, high = np.quantile(np.concatenate(counts), tails, axis=0)
+    confusion = ExpectedCounts(estimate, np.minimum(low, estimate), np.maximum(high, estimate))
+    return ExpectedPerformance(metrics, confusion, classes, threshold, level, rows)
+
+
+def drawn_truths(labels: Array, n_classes: int) -> Iterator[Array]:
+    """Drawn labels (B, n) as certain truths (R, K, n), some draws at a time."""
+    size = max(1, CHUNK // (labels.shape[1] * n_classes))
+    for start in range(0, len(labels), size):
+        yield (labels[start : start + size, None, :] == np.arange(n_classes)[:, None]).astype(np.float64)
+
+
+def _expected(value: float, samples: Array, tails: list[float]) -> Expected:
+    """An estimate with the interval of the draws, which holds it."""
+    if np.isnan(value) or not len(samples):
+        return Expected(None, None, None)
+    low, high = np.quantile(samples, tails)
+    return Expected(value, min(float(low), value), max(float(high), value))
+
+
+def _shown(value: Expected) -> str:
+    if value.estimate is None or value.low is None or value.high is None:
+        return "undefined"
+    return f"{value.estimate:.3f}  [{value.low:.3f}, {value.high:.3f}]"

@@ -1,0 +1,120 @@
+"""Labels as they might be at a site, drawn from what is known of them: equation 15c of docs/maths.md.
+
+Three things are not known: g, which has draws; the calibration of f, which moves log f and g along a few directions;
+and, given both, the label of each row.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sitewise.calibration import Calibration
+
+Array = np.ndarray[Any, Any]
+NO_DIRECTION = 1e-8  # a standard deviation below this moves nothing
+
+
+@dataclass(frozen=True, eq=False)
+class Direction:
+    """What one standard deviation of a calibration, along one direction, does to log f and log g, each (n, K)."""
+
+    log_ratio: Array
+    log_prevalence: Array
+
+
+@dataclass(frozen=True)
+class Part:
+    """A calibration with its resamples, and which rows (by their codes of z) it was applied to."""
+
+    calibration: Calibration
+    applies: Callable[[Tensor], Tensor]  # codes (n, V) -> (n,) bool
+
+
+def draw_labels(
+    log_ratio: Array,
+    log_prevalences: Iterable[Array],
+    rng: np.random.Generator,
+    directions: Sequence[Direction] = (),
+    known: Array | None = None,
+) -> Array:
+    """Draw a label for each row from each log g (n, K), with f calibrated a little otherwise each time, (B, n).
+
+    `known` holds labels that are known, NaN elsewhere.
+    """
+    drawn = []
+    for log_prevalence in log_prevalences:
+        logits = log_ratio + log_prevalence
+        for direction, amount in zip(directions, rng.standard_normal(len(directions)), strict=True):
+            logits = logits + amount * (direction.log_ratio + direction.log_prevalence)
+        drawn.append(_draw(logits, rng))
+    labels = np.stack(drawn)
+    if known is not None:
+        told = ~np.isnan(known)
+        labels[:, told] = known[told].astype(labels.dtype)
+    return labels
+
+
+def _draw(logits: Array, rng: np.random.Generator) -> Array:
+    """A class for each row of logits (n, K), in the smallest integers that hold it."""
+    kind = np.int8 if logits.shape[1] <= 127 else np.int16
+    if logits.shape[1] == 2:
+        odds = np.clip(logits[:, 1] - logits[:, 0], -700, 700)
+        return np.asarray(rng.random(len(odds)) * (1 + np.exp(-odds)) < 1, dtype=kind)
+    return np.asarray((logits + rng.gumbel(size=logits.shape)).argmax(axis=1), dtype=kind)
+
+
+def calibration_directions(
+    log_ratio: Tensor,
+    codes: Tensor,
+    parts: Sequence[Part],
+    refit: Callable[[Callable[[Tensor, Tensor], Tensor]], Callable[[Tensor], Tensor]],
+) -> list[Direction]:
+    """How the resamples of calibrations move log f and g: principal directions, a standard deviation of each.
+
+    `refit` estimates g anew from log f changed by a function of (log f, codes) and returns its log g at codes. Both are
+    taken as linear in the parameters between minus and plus one standard deviation.
+    """
+    found = []
+    for part in parts:
+        before = part.calibration
+        if bool((before.slope == 0).any()) or not bool(part.applies(codes).any()):
+            continue
+        for step in _principal_steps(before):
+            moved = []
+            for sign in (-1.0, 1.0):
+                after = _moved(before, sign * step)
+
+                def change(old: Tensor, at: Tensor, after: Calibration = after, part: Part = part) -> Tensor:
+                    return torch.where(part.applies(at)[:, None], after.apply(part.calibration.undo(old)), old)
+
+                moved.append((change(log_ratio, codes), refit(change)(codes)))
+            (low_ratio, low_g), (high_ratio, high_g) = moved
+            found.append(Direction(_half(high_ratio, low_ratio), _half(high_g, low_g)))
+    return found
+
+
+def _half(high: Tensor, low: Tensor) -> Array:
+    """Half the difference in what the classes are told apart by, (n, K)."""
+    difference = (high - low) / 2
+    centred = difference - difference.mean(1, keepdim=True)
+    return np.asarray(torch.nan_to_num(centred, nan=0.0).cpu().numpy())  # certain rows stay certain
+
+
+def _principal_steps(calibration: Calibration) -> list[Tensor]:
+    """One standard deviation along each principal direction of the resampled (slope, bias), (2K,) each."""
+    others = calibration.resamples()
+    if len(others) < 2:
+        return []
+    parameters = torch.stack([torch.cat([other.slope, other.bias]) for other in others])
+    spread = parameters - parameters.mean(0)
+    _, values, vectors = torch.linalg.svd(spread / (len(others) - 1) ** 0.5, full_matrices=False)
+    return [value * vector for value, vector in zip(values, vectors, strict=True) if float(value) > NO_DIRECTION]
+
+
+def _moved(calibration: Calibration, step: Tensor) -> Calibration:
+    slope, bias = (torch.cat([calibration.slope, calibration.bias]) + step).chunk(2)
+    return Calibration(calibration.method, slope.clamp_min(1e-6), bias)

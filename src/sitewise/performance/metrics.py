@@ -1,0 +1,115 @@
+"""Every metric of predictions against what is believed of the labels: equations 15 and 15a of docs/maths.md.
+
+The truth of a row is a distribution over its classes. Where it is certain of one, these are the metrics of
+`evaluation`; where it is P(y|x,z), they are what to expect of labels that nobody has seen.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sitewise.evaluation import (
+    ECE_BINS,
+    METRICS,
+    SMALLEST_PROBABILITY,
+    Ranking,
+    areas_under_curves,
+    bin_of_runs,
+    divide,
+    mean_of_defined,
+)
+
+Array = np.ndarray[Any, Any]
+EXPECTED_METRICS = (*METRICS[:4], "precision", "recall", "specificity", *METRICS[4:])
+
+
+def decide(probability: Array, threshold: float | None = None) -> Array:
+    """The predicted class of every row: the most probable one; with a threshold (K = 2), 1 where P(y=1) reaches it."""
+    if threshold is None:
+        return np.asarray(probability.argmax(axis=1))
+    return (probability[:, 1] >= threshold).astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Probabilities (n, K) and what is decided by them, with everything that does not depend on the truth."""
+
+    probability: Array
+    predicted: Array  # (n,)
+    rankings: tuple[Ranking, ...]  # by each class that has a curve
+    confidence: Ranking
+
+    @classmethod
+    def of(cls, probability: Array, threshold: float | None = None) -> "Predictions":
+        """Decide, and sort once what is sorted for every truth."""
+        curves = [1] if probability.shape[1] == 2 else range(probability.shape[1])
+        rankings = tuple(Ranking.of(probability[:, k]) for k in curves)
+        confidence = rankings[0] if probability.shape[1] == 2 else Ranking.of(probability.max(axis=1))
+        return cls(probability, decide(probability, threshold), rankings, confidence)
+
+    @property
+    def n_classes(self) -> int:
+        """K."""
+        return int(self.probability.shape[1])
+
+    def confusion(self, truth: Array, weight: Array) -> Array:
+        """Expected weight of rows of each class (rows) that are called each class (columns), (R, K, K)."""
+        called = np.eye(self.n_classes)[self.predicted] * weight[:, None]
+        return np.asarray(truth @ called)
+
+    def metrics(self, truth: Array, weight: Array) -> dict[str, Array]:
+        """Every metric for each of R truths (R, K, n) over rows with weights (n,), NaN where undefined.
+
+        Means over rows are exact expectations. Quotients of counts are quotients of expected counts.
+        """
+        two = self.n_classes == 2
+        flat = truth.reshape(len(truth), -1)
+        log_probability = np.log(np.clip(self.probability.T, SMALLEST_PROBABILITY, 1))
+        squares = (self.probability**2).sum(axis=1) - 2 * self.probability.T + 1  # (K, n), from each class being true
+        areas = [
+            areas_under_curves(ranking, truth[:, 1 if two else k], weight) for k, ranking in enumerate(self.rankings)
+        ]
+        return {
+            **_of_confusion(self.confusion(truth, weight)),
+            "nll": flat @ (-weight * log_probability).ravel() / weight.sum(),
+            "brier": flat @ (weight * squares).ravel() / weight.sum() / (2 if two else 1),
+            "auroc": mean_of_defined(np.stack([roc for roc, _ in areas], axis=1)),
+            "auprc": mean_of_defined(np.stack([precision_recall for _, precision_recall in areas], axis=1)),
+            "ece": self._calibration_error(truth, weight),
+        }
+
+    def _calibration_error(self, truth: Array, weight: Array) -> Array:
+        """Distance between predicted and true shares in bins of equal mass; of P(y=1), or of the largest for K > 2."""
+        best = self.probability.argmax(axis=1)
+        score = self.probability[:, 1] if self.n_classes == 2 else self.probability.max(axis=1)
+        event = truth[:, 1] if self.n_classes == 2 else truth[:, best, np.arange(len(best))]
+        ranking = self.confidence
+        run = np.zeros(len(weight), dtype=np.int64)
+        run[ranking.starts] = 1
+        bins = bin_of_runs(ranking.mass(weight[None]), ECE_BINS)[0][np.cumsum(run) - 1]
+        member = np.zeros((len(weight), ECE_BINS))
+        member[ranking.order, bins] = weight[ranking.order]
+        return np.asarray(np.abs(event @ member - score @ member).sum(axis=1) / weight.sum())
+
+
+def _of_confusion(counts: Array) -> dict[str, Array]:
+    """What a confusion matrix (R, K, K) tells: of class 1 for K = 2, means over classes against the rest for K > 2."""
+    right = np.diagonal(counts, axis1=1, axis2=2)
+    true, called, total = counts.sum(axis=2), counts.sum(axis=1), counts.sum(axis=(1, 2))
+    rest = total[:, None] - true
+    f1 = divide(2 * right, true + called)
+    recall, precision = divide(right, true), divide(right, called)
+    specificity = divide(rest - (called - right), rest)
+    if counts.shape[1] == 2:
+        one = {"precision": precision[:, 1], "recall": recall[:, 1], "specificity": specificity[:, 1]}
+    else:
+        every = {"precision": precision, "recall": recall, "specificity": specificity}
+        one = {name: mean_of_defined(values) for name, values in every.items()}
+    return {
+        "accuracy": divide(right.sum(axis=1), total),
+        "positive_f1": f1[:, 1] if counts.shape[1] == 2 else np.full(len(counts), np.nan),
+        "macro_f1": mean_of_defined(f1),
+        "balanced_accuracy": mean_of_defined(recall),
+        **one,
+    }
