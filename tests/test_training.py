@@ -1,5 +1,6 @@
 import copy
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,9 @@ class Line:
 
     def begin_epoch(self, generator, progress):
         self.epochs += 1
+
+    def reading(self, upcoming):
+        return nullcontext()
 
     def loss(self, module, rows):
         self.modes.append(module.training)

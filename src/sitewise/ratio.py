@@ -1,7 +1,8 @@
 """f: a backbone, the fusion of its features with z, and its loss when each site's log g is given (equation 4)."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,11 +11,13 @@ from torch import Tensor, nn
 
 from sitewise.backbones import build_backbone
 from sitewise.confounders import Confounders
+from sitewise.inputs import Inputs, fingerprint, read_ahead, take_inputs
 from sitewise.prevalence import Prevalence
 from sitewise.training import digest
 
 FUSION_WIDTH = 100
 SCORING_BATCH = 2048
+SCORED_VALUES = 2**26  # in a batch at most: large images are scored fewer at a time
 
 
 class RatioNetwork(nn.Module):
@@ -42,7 +45,7 @@ class RatioNetwork(nn.Module):
 
 def build_ratio(
     backbone: str | nn.Module,
-    X: Tensor,
+    X: Inputs,
     schema: Confounders | None,
     n_classes: int,
     seed: int,
@@ -62,15 +65,31 @@ def build_ratio(
 class LabeledRows:
     """Rows to train or validate on: inputs, classes, weights, the site of each, and its codes of z."""
 
-    X: Tensor
+    X: Inputs
     y: Tensor
     weight: Tensor
     site: Tensor
     codes: Tensor  # (n, V), V = 0 without confounders
+    _read: Callable[[Tensor], Tensor] | None = field(default=None, init=False, repr=False, compare=False)
 
     def take(self, rows: Tensor) -> "LabeledRows":
-        """Some of the rows."""
-        return LabeledRows(self.X[rows], self.y[rows], self.weight[rows], self.site[rows], self.codes[rows])
+        """Some of the rows; stored images stay on the disk."""
+        inputs = take_inputs(self.X, rows)
+        return LabeledRows(inputs, self.y[rows], self.weight[rows], self.site[rows], self.codes[rows])
+
+    @contextmanager
+    def reading(self, upcoming: Sequence[Tensor], device: torch.device) -> Iterator[None]:
+        """A block in which `inputs` is asked of these rows in this order: stored images are read ahead."""
+        with read_ahead(self.X, upcoming, device) as read:
+            self._read = read
+            try:
+                yield
+            finally:
+                self._read = None
+
+    def inputs(self, rows: Tensor) -> Tensor:
+        """The inputs of some rows."""
+        return self.X[rows] if self._read is None else self._read(rows)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -82,7 +101,7 @@ class LabeledRows:
 
     def digest(self) -> str:
         """A short hash."""
-        return digest(self.X, self.y, self.weight, self.site, self.codes)
+        return digest(fingerprint(self.X), self.y, self.weight, self.site, self.codes)
 
 
 @dataclass
@@ -107,7 +126,7 @@ class RatioObjective:
         self._device = torch.device("cpu")
 
     def to(self, device: torch.device) -> None:
-        """Keep inputs and labels on the device; codes stay where g is."""
+        """Keep inputs (where they fit) and labels on the device; codes stay where g is."""
         self._device = device
         for rows in (self.training, self.validation):
             if rows is not None:
@@ -122,9 +141,13 @@ class RatioObjective:
         self._inputs = network_inputs(self.schema, codes).to(self._device)
         self._log_prevalence = self._site_log_prevalence(codes).float().to(self._device)
 
+    def reading(self, upcoming: Sequence[Tensor]) -> AbstractContextManager[None]:
+        """Read images that stay on the disk ahead of `loss`."""
+        return self.training.reading(upcoming, self._device)
+
     def loss(self, module: nn.Module, rows: Tensor) -> Tensor:
         """The weighted mean NLL of some rows."""
-        x = self.training.X[rows]
+        x = self.training.inputs(rows)
         if self.augment is not None:
             x = self.augment(x)
         logits = module(x, self._inputs[rows]) + self._log_prevalence[rows]
@@ -179,9 +202,9 @@ def weighted_nll(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     return (weight * losses).sum() / weight.sum()
 
 
-def for_network(X: Tensor) -> Tensor:
+def for_network(X: Inputs) -> Inputs:
     """Inputs as training reads them: tables in single precision, images as they are."""
-    return X.float() if X.dtype == torch.float64 else X
+    return X.float() if isinstance(X, Tensor) and X.dtype == torch.float64 else X
 
 
 def network_inputs(schema: Confounders | None, codes: Tensor) -> Tensor:
@@ -189,15 +212,14 @@ def network_inputs(schema: Confounders | None, codes: Tensor) -> Tensor:
     return codes.new_zeros(len(codes), 0).float() if schema is None else schema.inputs(codes).float()
 
 
-def score(module: nn.Module, X: Tensor, z: Tensor, device: torch.device | None = None) -> Tensor:
+def score(module: nn.Module, X: Inputs, z: Tensor, device: torch.device | None = None) -> Tensor:
     """log f of rows in evaluation mode, batch by batch: no row's score depends on another row."""
     was_training = module.training
     module.eval()
-    with torch.no_grad():
-        parts = [
-            module(X[i : i + SCORING_BATCH].to(device), z[i : i + SCORING_BATCH].to(device))
-            for i in range(0, len(X), SCORING_BATCH)
-        ]
+    size = min(SCORING_BATCH, max(1, SCORED_VALUES // max(1, X.shape[1:].numel())))
+    places = [slice(start, start + size) for start in range(0, len(X), size)]
+    with torch.no_grad(), read_ahead(X, places, device) as read:
+        parts = [module(read(place).to(device), z[place].to(device)) for place in places]
     module.train(was_training)
     return torch.cat(parts)
 
@@ -212,7 +234,7 @@ class Scorer:
     module: nn.Module
     device: str = "auto"
 
-    def __call__(self, X: Tensor, z: Tensor) -> Tensor:
+    def __call__(self, X: Inputs, z: Tensor) -> Tensor:
         """The network's output for every row, (n, m) in float64 on the CPU."""
         device = scoring_device(self.device)
         module = self.module.to(device, torch.float64 if X.dtype == torch.float64 else torch.float32)

@@ -9,6 +9,7 @@ import pandas as pd
 from torch import Tensor
 
 from sitewise.arrays import Problems
+from sitewise.inputs import is_stored
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Sites:
 
 
 def take_rows(values: Any, rows: Any) -> Any:
-    """Rows of any container by position."""
+    """Rows of any container by position; stored images stay on the disk."""
     if values is None:
         return None
     if isinstance(values, pd.DataFrame | pd.Series):
@@ -115,4 +116,4 @@ def take_rows(values: Any, rows: Any) -> Any:
         return {name: take_rows(column, rows) for name, column in values.items()}
     if isinstance(values, list | tuple):
         return [values[i] for i in np.arange(len(values))[rows]]
-    return values[rows]
+    return values.take(rows) if is_stored(values) else values[rows]

@@ -125,12 +125,13 @@ def test_sites_take_their_images_by_id(manifest, folder):
     assert to_site(some, torch.tensor(expected[:4]), "b").X.shape == (1, 3, SIZE, SIZE)
 
 
-def test_an_estimator_reads_packed_images_as_an_array(manifest, folder):
+def test_an_estimator_leaves_packed_images_on_the_disk(manifest, folder):
     class Estimator:
         pass
 
     inputs = read_inputs(Estimator(), pack_small(manifest, folder), reset=True)
-    np.testing.assert_array_equal(inputs.numpy(), read_all(manifest))
+    assert isinstance(inputs.images, PackedImages)
+    np.testing.assert_array_equal(inputs[:].numpy(), read_all(manifest))
 
 
 def test_packing_again_writes_nothing(manifest, folder):

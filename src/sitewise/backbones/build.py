@@ -13,6 +13,7 @@ from sitewise.backbones.named import LIBRARIES, MONAI_NETWORKS, NamedNetwork, bu
 from sitewise.backbones.pixels import NORMALIZATIONS, Pixels, build_normalization
 from sitewise.backbones.small import CNN_WIDTH, MLP_WIDTH, build_cnn, build_mlp
 from sitewise.backbones.weights import SUFFIXES, load_weights
+from sitewise.inputs import Inputs
 
 SMALL = ("auto", "mlp", "cnn")
 BACKBONES = (*SMALL, *(f"monai:{name}" for name in MONAI_NETWORKS), "timm:NAME", "torchvision:NAME")
@@ -38,7 +39,7 @@ def backbone_problems(backbone: Any, weights: Any = None, normalize: Any = None)
 
 def build_backbone(
     backbone: str | nn.Module,
-    X: Tensor,
+    X: Inputs,
     *,
     weights: str | os.PathLike[str] | None = None,
     normalize: str | None = None,
@@ -92,7 +93,7 @@ def _weights_problems(weights: Any, small: bool, backbone: Any) -> list[str]:
     return []
 
 
-def _channels(backbone: str, X: Tensor) -> int:
+def _channels(backbone: str, X: Inputs) -> int:
     if X.ndim != 4 or X.shape[1] not in (1, 3):
         raise ValueError(
             f"backbone={backbone!r} needs images (n, channels, height, width) of 1 or 3 channels, got {tuple(X.shape)}"
@@ -100,7 +101,7 @@ def _channels(backbone: str, X: Tensor) -> int:
     return int(X.shape[1])
 
 
-def _measure(layers: list[nn.Module], X: Tensor) -> int:
+def _measure(layers: list[nn.Module], X: Inputs) -> int:
     """How many features the last of the layers gives for inputs like X."""
     network = layers[-1]
     training = {module: module.training for module in network.modules()}

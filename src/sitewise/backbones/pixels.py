@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from sitewise.inputs import Inputs
+
 NORMALIZATIONS = ("imagenet", "data")
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_SPREAD = (0.229, 0.224, 0.225)
@@ -54,7 +56,7 @@ class Normalize(nn.Module):
         return (x - self.mean) / self.scale
 
 
-def build_normalization(normalize: str | None, X: Tensor) -> list[nn.Module]:
+def build_normalization(normalize: str | None, X: Inputs) -> list[nn.Module]:
     """The layers that normalize images like X: none, or one.
 
     "imagenet": ImageNet's mean and spread; images of one channel get the mean over its channels. "data": the mean
@@ -74,7 +76,7 @@ def build_normalization(normalize: str | None, X: Tensor) -> list[nn.Module]:
     return [Normalize(IMAGENET_MEAN, IMAGENET_SPREAD)]
 
 
-def channel_moments(X: Tensor) -> tuple[list[float], list[float]]:
+def channel_moments(X: Inputs) -> tuple[list[float], list[float]]:
     """Mean and spread of every channel of images as `Pixels` shows them, some images at a time."""
     total = torch.zeros(X.shape[1], dtype=torch.float64)
     squares = torch.zeros_like(total)

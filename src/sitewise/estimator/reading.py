@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sitewise.arrays import Problems, read_groups, read_weight
 from sitewise.confounders import Confounders
+from sitewise.inputs import Inputs, StoredImages, is_stored
 from sitewise.ratio import LabeledRows
 
 Array = np.ndarray[Any, Any]
@@ -30,11 +31,14 @@ class TrainingData:
     groups: Tensor | None
 
 
-def read_inputs(estimator: BaseEstimator, X: Any, *, reset: bool) -> Tensor:
+def read_inputs(estimator: BaseEstimator, X: Any, *, reset: bool) -> Inputs:
     """Read X: a table (n, d), or images (n, C, H, W) or (n, H, W), uint8 or floats.
 
-    Tables go through scikit-learn's own checks, feature names included. Floats stay as precise as they are.
+    Tables go through scikit-learn's own checks, feature names included. Floats stay as precise as they are, and
+    packed images on the disk.
     """
+    if is_stored(X):
+        return _read_stored(estimator, X, reset)
     values = X.detach().cpu().numpy() if isinstance(X, Tensor) else X
     if getattr(values, "ndim", 2) in (3, 4):
         return _read_images(estimator, np.asarray(values), reset)
@@ -51,20 +55,32 @@ def _read_images(estimator: BaseEstimator, values: Array, reset: bool) -> Tensor
     images = values[:, None] if values.ndim == 3 else values
     if images.dtype != np.uint8:
         images = check_array(images, allow_nd=True, dtype=np.float32, input_name="X")
-    if len(images) == 0:
+    _check_shape(estimator, images.shape, reset)
+    return torch.tensor(images)
+
+
+def _read_stored(estimator: BaseEstimator, images: Any, reset: bool) -> StoredImages:
+    if np.dtype(images.dtype) != np.uint8:
+        raise ValueError(f"X must hold bytes (uint8) to stay on the disk, got {images.dtype}: give an array of it")
+    _check_shape(estimator, images.shape, reset)
+    return StoredImages(images, verbose=getattr(estimator, "verbose", None))
+
+
+def _check_shape(estimator: BaseEstimator, whole: tuple[int, ...], reset: bool) -> None:
+    """See that there are images, and that they are like those of the fit."""
+    if whole[0] == 0:
         raise ValueError("X is empty: at least one image is needed")
-    shape = tuple(images.shape[1:])
+    shape = tuple(whole[1:])
     if reset:
         estimator.input_shape_ = shape
         estimator.n_features_in_ = int(np.prod(shape))
     elif estimator.input_shape_ != shape:
         expected = estimator.input_shape_ or f"({estimator.n_features_in_},)"
         raise ValueError(f"X must have inputs of shape {expected} as at fit, got {shape}")
-    return torch.tensor(images)
 
 
 def read_training_data(
-    X: Tensor, y: Any, sample_domain: Any, sample_confounder: Any, groups: Any, sample_weight: Any
+    X: Inputs, y: Any, sample_domain: Any, sample_confounder: Any, groups: Any, sample_weight: Any
 ) -> TrainingData:
     """Check everything beside X; one error names all that is wrong."""
     problems = Problems("fit")

@@ -1,7 +1,8 @@
 """A method's loss as the training loop wants it: rows become a batch, the method's one hook says what it costs."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any, Protocol
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sitewise.confounders import Confounders
+from sitewise.inputs import Inputs, fingerprint
 from sitewise.ratio import LabeledRows, RatioNetwork, network_inputs, score, weighted_nll
 from sitewise.training import digest
 
@@ -88,7 +90,7 @@ class MethodObjective:
     validation: LabeledRows
     schema: Confounders | None  # None for methods that do not read z
     prepared: Prepared
-    unlabeled: list[Tensor]
+    unlabeled: list[Inputs]
     augment: Callable[[Tensor], Tensor] | None = None
     settings: dict[str, str] = field(default_factory=dict)  # of the method itself
 
@@ -101,12 +103,11 @@ class MethodObjective:
         self._held_z = network_inputs(self.schema, self.validation.codes)
 
     def to(self, device: torch.device) -> None:
-        """Keep everything a batch is made of on the device."""
+        """Keep everything a batch is made of on the device, but for images that do not fit."""
         self._device = device
         for rows in (self.training, self.validation):
-            rows.X, rows.y, rows.weight, rows.site = (
-                part.to(device) for part in (rows.X, rows.y, rows.weight, rows.site)
-            )
+            rows.X = rows.X.to(device)
+            rows.y, rows.weight, rows.site = (part.to(device) for part in (rows.y, rows.weight, rows.site))
         self._z, self._held_z, self._progress = (part.to(device) for part in (self._z, self._held_z, self._progress))
         self.unlabeled = [x.to(device) for x in self.unlabeled]
         self.prepared.columns = {name: column.to(device) for name, column in self.prepared.columns.items()}
@@ -115,6 +116,10 @@ class MethodObjective:
         """Note how far training has come."""
         self._progress.fill_(progress)
         self.method.begin_epoch(self.prepared.memory)
+
+    def reading(self, upcoming: Sequence[Tensor]) -> AbstractContextManager[None]:
+        """Read images that stay on the disk ahead of `loss`; unlabeled ones are read as they are drawn."""
+        return self.training.reading(upcoming, self._device)
 
     def loss(self, module: nn.Module, rows: Tensor) -> Tensor:
         """The method's loss of some rows."""
@@ -133,7 +138,7 @@ class MethodObjective:
             **{f"method.{name}": value for name, value in self.settings.items()},
             "training rows": self.training.digest(),
             "validation rows": self.validation.digest(),
-            "unlabeled rows": digest(*self.unlabeled),
+            "unlabeled rows": digest(*map(fingerprint, self.unlabeled)),
             "columns": digest(*self.prepared.columns.values()),
         }
 
@@ -149,12 +154,12 @@ class MethodObjective:
             setattr(self.prepared.memory, name, value.to(getattr(self.prepared.memory, name).device))
 
     def _batch(self, rows: Tensor) -> Batch:
-        x, site = self.training.X[rows], self.training.site[rows]
+        x, site = self.training.inputs(rows), self.training.site[rows]
         unlabeled = unlabeled_site = None
         if self.unlabeled:
             n_each = math.ceil(len(rows) / self._n_sites)
             drawn = [pool[torch.randint(len(pool), (n_each,), device=self._device)] for pool in self.unlabeled]
-            unlabeled = torch.cat(drawn)
+            unlabeled = torch.cat(drawn).to(self._device)
             numbers = torch.arange(self._n_sites, self._n_sites + len(drawn), device=self._device)
             unlabeled_site = numbers.repeat_interleave(n_each)
         if self.augment is not None:

@@ -103,13 +103,16 @@ def compare(theirs: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
     return [*found[:SHOWN], f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else found
 
 
-def digest(*tensors: Tensor) -> str:
-    """A short hash of tensors; of very large ones, of rows spread evenly over them."""
+def digest(*parts: Tensor | str) -> str:
+    """A short hash of tensors and texts; of very large tensors, of rows spread evenly over them."""
     found = hashlib.sha256()
-    for tensor in tensors:
-        rows = torch.atleast_1d(tensor.detach())
+    for part in parts:
+        if isinstance(part, str):
+            found.update(part.encode())
+            continue
+        rows = torch.atleast_1d(part.detach())
         step = max(1, rows.numel() * rows.element_size() // LARGE)
-        found.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        found.update(f"{tuple(part.shape)} {part.dtype}".encode())
         found.update(rows[::step].cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()[:12]
 

@@ -8,8 +8,8 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -43,6 +43,10 @@ class Objective(Protocol):
 
     def begin_epoch(self, generator: torch.Generator, progress: float) -> None:
         """Draw what changes from epoch to epoch (knockout masks); `progress` is the share of epochs behind."""
+        ...
+
+    def reading(self, upcoming: Sequence[Tensor]) -> AbstractContextManager[None]:
+        """A block in which `loss` is asked of these rows (numbers on the CPU) in this order: they can be read ahead."""
         ...
 
     def loss(self, module: nn.Module, rows: Tensor) -> Tensor:
@@ -126,8 +130,11 @@ class _Loop:
         sites, device = self.objective.sites, self.fabric.device
         self.objective.begin_epoch(self.generator, (number - 1) / self.plan.epochs)
         total = torch.zeros((), device=device)
-        for rows in batches(sites, self.plan.step_size, self.recipe.per_site, self.generator).to(device):
-            total += self.step(rows)
+        order = batches(sites, self.plan.step_size, self.recipe.per_site, self.generator)
+        upcoming = [part for rows in order for part in parts_of(rows, self.recipe.accumulate)]
+        with self.objective.reading(upcoming):
+            for rows in order.to(device):
+                total += self.step(rows)
         record = {"epoch": number, "loss": float(total) / self.plan.steps_per_epoch}
         self.fitted.eval()
         with torch.no_grad():
