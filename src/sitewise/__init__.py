@@ -25,6 +25,7 @@ _ROOM_OF = {
     "ParquetChunks": "sources",
     "AdaptedClassifier": "estimator",
     "GPAClassifier": "estimator",
+    "load": "estimator.saving",
     "Recipe": "training",
     "Site": "sites",
     "Sites": "sites",
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from sitewise.datasets.simulated import SimulatedFamily as SimulatedFamily
     from sitewise.estimator import AdaptedClassifier as AdaptedClassifier
     from sitewise.estimator import GPAClassifier as GPAClassifier
+    from sitewise.estimator.saving import load as load
     from sitewise.sites import Site as Site
     from sitewise.sites import Sites as Sites
     from sitewise.solvers import EM as EM

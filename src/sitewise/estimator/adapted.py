@@ -1,5 +1,6 @@
 """A model adapted to one site: predictions row by row, and the site's prevalence with its interval."""
 
+import os
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +100,15 @@ class AdaptedClassifier:
         kept = in_regions(codes, self.model._unsupported).numpy()
         low[kept] = high[kept] = self._log_prevalence(codes).exp().numpy()[kept]
         return low, high
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Save this site as a folder that `sitewise.load` reads, its model inside; scores of rows, but no inputs.
+
+        The folder is written whole or not at all; another saved model at that place is replaced, nothing else is.
+        """
+        from sitewise.estimator.saving import save
+
+        save(self, path)
 
     def _codes(self, Z: Any) -> Tensor:
         if self.model.confounders_ is None:

@@ -40,6 +40,7 @@ from sitewise.estimator.reading import (
     split_validation,
 )
 from sitewise.estimator.settings import read_network_settings
+from sitewise.estimator.summary import summarize_training
 from sitewise.inputs import Inputs
 from sitewise.posterior import combine
 from sitewise.prevalence import MODELS, Prevalence
@@ -87,6 +88,7 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     sites_ : the names of the training sites.
     confounders_ : the frozen schema of z, None if trained without.
     training_history_ : loss and validation loss of every epoch.
+    training_summary_ : rows and classes of every training site, and a fingerprint of the data.
 
     Examples
     --------
@@ -161,6 +163,7 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         data = read_training_data(inputs, y, domain, Z, groups, weight)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self.classes_, self.sites_, self.confounders_ = data.classes, data.site_names, data.schema
+        self.training_summary_ = summarize_training(data)
         kept, held = split_validation(data, self.validation, seed)
         training, validation = data.rows.take(kept), data.rows.take(held)
         self._site_prevalences = self._fit_sites(training, data, seed)
@@ -370,6 +373,15 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return self._codes(Z, n_rows)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Save the model as a folder that `sitewise.load` reads: JSON, safetensors and a card, nothing that runs code.
+
+        The folder is written whole or not at all; another saved model at that place is replaced, nothing else is.
+        """
+        from sitewise.estimator.saving import save
+
+        save(self, path)
 
     def _training_prevalence(self, sample_domain: Any, codes: Tensor) -> Tensor:
         problems = Problems("predict")

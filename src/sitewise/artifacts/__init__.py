@@ -1,0 +1,10 @@
+"""Saved models as folders of JSON and safetensors: values taken apart, files written whole and checked when read.
+
+This room knows dicts and tensors only; which classes a file may hold is said by the caller (`Record`).
+"""
+
+from sitewise.artifacts.folders import SCHEMA, Folder, read_folder, write_folder
+from sitewise.artifacts.packing import Record, pack, unpack
+from sitewise.artifacts.versions import versions
+
+__all__ = ["SCHEMA", "Folder", "Record", "pack", "read_folder", "unpack", "versions", "write_folder"]

@@ -1,0 +1,241 @@
+"""Values as JSON and tensors, and back: exact numbers, shared parts stay shared, known classes only.
+
+What JSON has no word for is an object with a key "$" that says what it is. A tensor is named by its place, and so is
+what stands in two places: "fitted/_calibrations/0".
+"""
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from types import FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sitewise.arrays import Problems
+
+MARK = "$"
+FEW = 64  # numbers of an array that are written out in JSON; more are kept with the tensors
+
+NOT_KEPT = (
+    "save: {place} holds a {kind}, which a saved model cannot hold: use text, numbers, arrays, or a class that is "
+    "registered for saving"
+)
+ODD_ENTRY = "{place} is not what this version of sitewise expects ({error}): the folder was made by another program"
+
+
+class OddEntryError(ValueError):
+    """An entry of a file that cannot be understood."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A class that may be saved: by its fields, or by what `take_apart` makes of it and `put_together` takes back.
+
+    `methods` are those that may be saved as functions, bound to their object.
+    """
+
+    kind: type | Callable[..., Any]
+    take_apart: Callable[[Any], dict[str, Any]] | None = None
+    put_together: Callable[[dict[str, Any]], Any] | None = None
+    methods: tuple[str, ...] = ()
+
+
+Records = Mapping[str, Record]
+
+
+def pack(values: Mapping[str, Any], records: Records) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Take values apart: what goes into JSON, and tensors by name."""
+    packer = _Packer({record.kind: name for name, record in records.items()}, records)
+    tree = {key: packer.pack(value, _escape(key)) for key, value in values.items()}
+    return tree, packer.tensors
+
+
+def unpack(tree: Mapping[str, Any], tensors: Mapping[str, Tensor], records: Records) -> dict[str, Any]:
+    """Put values together again; raise ValueError that lists tensors of other shapes, or names what is odd."""
+    unpacker = _Unpacker(records, tensors)
+    values = {key: unpacker.unpack(value, _escape(key)) for key, value in tree.items()}
+    for name in sorted(set(tensors) - unpacker.used):
+        unpacker.problems.add(f"tensor {name!r} belongs to nothing in the file")
+    unpacker.problems.raise_if_any()
+    return values
+
+
+class _Packer:
+    def __init__(self, names: Mapping[Any, str], records: Records) -> None:
+        self.names, self.records = names, records
+        self.tensors: dict[str, Tensor] = {}
+        self.seen: dict[int, tuple[str, Any]] = {}  # the value too, so that no other gets its id
+
+    def pack(self, value: Any, place: str) -> Any:
+        if isinstance(value, np.generic):
+            value = value.item()
+        if value is None or isinstance(value, bool | int):
+            return value
+        if isinstance(value, float):
+            return float(value) if math.isfinite(value) else {MARK: "float", "value": repr(float(value))}
+        if isinstance(value, str):
+            return str(value)
+        if isinstance(value, os.PathLike):
+            return os.fspath(value)
+        if isinstance(value, list):
+            return self._items(value, place)
+        if isinstance(value, tuple) and type(value) is tuple:
+            return {MARK: "tuple", "items": self._items(value, place)}
+        if isinstance(value, set | frozenset):
+            return {MARK: "set", "items": self._items(sorted(value), place)}
+        if isinstance(value, Mapping):
+            return self._mapping(value, place)
+        if id(value) in self.seen:
+            return {MARK: "same", "as": self.seen[id(value)][0]}
+        packed = self._object(value, place)
+        self.seen[id(value)] = place, value
+        return packed
+
+    def _items(self, values: Any, place: str) -> list[Any]:
+        return [self.pack(value, f"{place}/{number}") for number, value in enumerate(values)]
+
+    def _mapping(self, value: Mapping[Any, Any], place: str) -> dict[str, Any]:
+        if all(type(key) is str and key != MARK for key in value):
+            return {key: self.pack(part, f"{place}/{_escape(key)}") for key, part in value.items()}
+        return {MARK: "pairs", "items": self._items([list(pair) for pair in value.items()], place)}
+
+    def _object(self, value: Any, place: str) -> dict[str, Any]:
+        if isinstance(value, Tensor):
+            return self._tensor(value.detach().cpu(), place)
+        if isinstance(value, np.ndarray):
+            return self._array(value, place)
+        if isinstance(value, MethodType):
+            name, owner = value.__name__, value.__self__
+            if name not in self._record(owner, place).methods:
+                raise TypeError(NOT_KEPT.format(place=place, kind=f"method {name}"))
+            return {MARK: "method", "name": name, "of": self.pack(owner, f"{place}/of")}
+        if isinstance(value, FunctionType) and value in self.names:
+            return {MARK: "function", "name": self.names[value]}
+        record = self._record(value, place)
+        parts = _fields(value) if record.take_apart is None else record.take_apart(value)
+        packed = {key: self.pack(part, f"{place}/{_escape(key)}") for key, part in parts.items()}
+        return {MARK: "record", "of": self.names[type(value)], "fields": packed}
+
+    def _record(self, value: Any, place: str) -> Record:
+        if type(value) not in self.names:
+            raise TypeError(NOT_KEPT.format(place=place, kind=type(value).__name__))
+        return self.records[self.names[type(value)]]
+
+    def _tensor(self, value: Tensor, place: str) -> dict[str, Any]:
+        """A tensor in its own memory layout, which decides how products with it are rounded."""
+        order = sorted(range(value.ndim), key=value.stride().__getitem__, reverse=True)
+        entry = {MARK: "tensor", "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+        if not value.is_contiguous() and value.permute(order).is_contiguous():
+            value = value.permute(order)
+            entry["axes"] = order
+        self.tensors[place] = value.clone(memory_format=torch.contiguous_format)
+        return entry
+
+    def _array(self, value: np.ndarray[Any, Any], place: str) -> dict[str, Any]:
+        if value.dtype.kind in "biuf" and value.size > FEW:
+            return {MARK: "numpy", "tensor": self.pack(torch.from_numpy(value.copy()), f"{place}/tensor")}
+        if value.dtype.kind not in "biufUO":
+            raise TypeError(NOT_KEPT.format(place=place, kind=f"array of {value.dtype}"))
+        items = self._items(value.reshape(-1).tolist(), place)
+        return {MARK: "array", "dtype": value.dtype.str, "shape": list(value.shape), "items": items}
+
+
+class _Unpacker:
+    def __init__(self, records: Records, tensors: Mapping[str, Tensor]) -> None:
+        self.records, self.tensors = records, tensors
+        self.methods = {record.kind: record.methods for record in records.values()}
+        self.used: set[str] = set()
+        self.seen: dict[str, Any] = {}
+        self.problems = Problems("load")
+
+    def unpack(self, tree: Any, place: str) -> Any:
+        if isinstance(tree, list):
+            return self._items(tree, place)
+        if not isinstance(tree, dict):
+            return tree
+        if MARK not in tree:
+            return {key: self.unpack(part, f"{place}/{_escape(key)}") for key, part in tree.items()}
+        try:
+            value = self._marked(tree, place)
+        except OddEntryError:
+            raise
+        except (LookupError, TypeError, AttributeError, RuntimeError, ValueError) as error:
+            self.problems.raise_if_any()  # a tensor that does not fit is what is behind it
+            reason = f"{type(error).__name__}: {error}"
+            raise OddEntryError("load: " + ODD_ENTRY.format(place=place, error=reason)) from error
+        self.seen[place] = value
+        return value
+
+    def _items(self, items: list[Any], place: str) -> list[Any]:
+        return [self.unpack(part, f"{place}/{number}") for number, part in enumerate(items)]
+
+    def _marked(self, tree: dict[str, Any], place: str) -> Any:
+        sort = tree[MARK]
+        if sort == "tensor":
+            return self._tensor(tree, place)
+        if sort == "float":
+            return float(tree["value"])
+        if sort == "same":
+            return self.seen[tree["as"]]
+        if sort == "array":
+            found = np.array(self._items(tree["items"], place), dtype=np.dtype(tree["dtype"]))
+            return found.reshape(tree["shape"])
+        if sort == "numpy":
+            return self.unpack(tree["tensor"], f"{place}/tensor").numpy()
+        if sort in ("tuple", "set"):
+            return (tuple if sort == "tuple" else set)(self._items(tree["items"], place))
+        if sort == "pairs":
+            return {key: value for key, value in self._items(tree["items"], place)}
+        if sort == "method":
+            owner = self.unpack(tree["of"], f"{place}/of")
+            allowed = self.methods[type(owner)]
+            return getattr(owner, allowed[allowed.index(tree["name"])])
+        if sort == "function":
+            return self.records[tree["name"]].kind
+        if sort == "record":
+            return self._record(tree, place)
+        raise KeyError(sort)
+
+    def _record(self, tree: dict[str, Any], place: str) -> Any:
+        record = self.records[tree["of"]]
+        parts = {key: self.unpack(part, f"{place}/{_escape(key)}") for key, part in tree["fields"].items()}
+        return (record.put_together or _from_fields(record.kind))(parts)
+
+    def _tensor(self, tree: dict[str, Any], place: str) -> Tensor:
+        self.used.add(place)
+        shape, dtype, axes = tuple(tree["shape"]), getattr(torch, tree["dtype"]), tree.get("axes")
+        found = self.tensors.get(place)
+        stored = shape if axes is None else tuple(shape[axis] for axis in axes)
+        if found is None or tuple(found.shape) != stored or found.dtype != dtype:
+            came = "is not there" if found is None else f"has shape {tuple(found.shape)} of {found.dtype}"
+            self.problems.add(f"tensor {place!r} {came}, expected {stored} of {dtype}")
+            return torch.zeros(shape, dtype=dtype)
+        own = found.clone()  # in memory of its own, aligned as torch's own results are
+        return own if axes is None else own.permute(sorted(range(len(axes)), key=axes.__getitem__))
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+
+
+def _from_fields(kind: Any) -> Callable[[dict[str, Any]], Any]:
+    """A dataclass from its fields; those with a default may be absent."""
+    known = {field.name: field for field in fields(kind) if field.init}
+    needed = {name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING}
+
+    def put_together(parts: dict[str, Any]) -> Any:
+        unknown, absent = sorted(set(parts) - set(known)), sorted(needed - set(parts))
+        if unknown or absent:
+            raise TypeError(f"{kind.__name__} with unknown fields {unknown} and without {absent}")
+        return kind(**parts)
+
+    return put_together
+
+
+def _escape(key: str) -> str:
+    """A key as a part of a place, in which "/" separates (as in JSON pointers)."""
+    return key.replace("~", "~0").replace("/", "~1")
