@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 
 export OMP_WAIT_POLICY = PASSIVE
 
-.PHONY: help test browser check format bench accuracy docs demo results reproduce-quick clean
+.PHONY: help test browser check format bench accuracy docs demo results clean
 
 help:
 	@echo "make demo    colored digits: ERM fails at a shifted site, GPA repairs it without labels; about two minutes"
@@ -18,7 +18,6 @@ help:
 	@echo "make accuracy   the accuracy study itself, over an hour on two cores"
 	@echo "make docs    the documentation site, into site/"
 	@echo "make results the tables and figures of docs/results.md from the records of experiments/gpa2024"
-	@echo "make reproduce-quick   Color MNIST with full MNIST (SITEWISE_DATA), three seeds; best on a GPU"
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -60,9 +59,6 @@ demo: $(INSTALLED)
 
 results: $(INSTALLED)
 	$(BIN)/python experiments/update_results.py
-
-reproduce-quick: $(INSTALLED)
-	$(BIN)/python benchmarks/reproduce_quick.py --recipe default --out results/reproduce_quick.jsonl
 
 clean:
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,7 +1,7 @@
-"""Write the tables of docs/results.md and its figures anew from the records: `make results`.
+"""Write the tables of the results pages and their figures anew from the records: `make results`.
 
-A table stands between `<!-- table NAME | key=value ... -->` and `<!-- end -->`, where NAME is an experiment of
-experiments/gpa2024 and the keys are metric, site and draw, as for `sitewise bench table`.
+A table stands between `<!-- table NAME | key=value ... -->` and `<!-- end -->`, where NAME is an experiment of one of
+the folders here and the keys are metric, site and draw, as for `sitewise bench table`.
 """
 
 import re
@@ -14,16 +14,21 @@ from sitewise.report.summary import choose
 from sitewise.report.tables import comparison_table
 
 ROOT = Path(__file__).resolve().parents[1]
-EXPERIMENTS = ROOT / "experiments" / "gpa2024"
-PAGE = ROOT / "docs" / "results.md"
+PAGES = sorted((ROOT / "docs").glob("results*.md"))
 IMAGE = re.compile(r"\(images/(\w+)\.png\)")
 BLOCK = re.compile(r"(<!-- table (\w+)((?: \| \w+=[^|]+?)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
+def find_experiment(name):
+    """The YAML of an experiment, None where there is no such."""
+    return next(iter((ROOT / "experiments").glob(f"*/{name}.yaml")), None)
+
+
 def read_summary(name):
     """An experiment and the summary of its records."""
-    experiment = read_experiment(EXPERIMENTS / f"{name}.yaml")
-    return experiment, summarize(experiment, read_records(records_path(experiment, EXPERIMENTS / "records")))
+    path = find_experiment(name)
+    experiment = read_experiment(path)
+    return experiment, summarize(experiment, read_records(records_path(experiment, path.parent / "records")))
 
 
 def write_table(name, options):
@@ -47,12 +52,13 @@ def rewrite(page):
 def draw_figures(page):
     """Draw the figures of the page that are experiments'."""
     for name in IMAGE.findall(page):
-        if (EXPERIMENTS / f"{name}.yaml").exists():
+        if find_experiment(name):
             experiment, frame = read_summary(name)
-            draw_figure(experiment, frame, experiment.metric, PAGE.parent / "images", FigureFormat.PNG)
+            draw_figure(experiment, frame, experiment.metric, ROOT / "docs" / "images", FigureFormat.PNG)
 
 
 if __name__ == "__main__":
-    renewed = rewrite(PAGE.read_text(encoding="utf-8"))
-    PAGE.write_text(renewed, encoding="utf-8")
-    draw_figures(renewed)
+    for page in PAGES:
+        renewed = rewrite(page.read_text(encoding="utf-8"))
+        page.write_text(renewed, encoding="utf-8")
+        draw_figures(renewed)
