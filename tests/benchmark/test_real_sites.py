@@ -42,7 +42,9 @@ def experiment(tmp_path, monkeypatch):
         Sites((real_site("east", 70, 4),)),
     )
     real = replace(
-        KINDS["isic64"], load=lambda folder: SimpleNamespace(name="isic64"), split=lambda data, seed: real_parts(roles)
+        KINDS["isic64"],
+        load=lambda data, folder: SimpleNamespace(name="isic64"),
+        split=lambda data, seed: real_parts(roles),
     )
     monkeypatch.setitem(KINDS, "isic64", real)
     sites._source.cache_clear()

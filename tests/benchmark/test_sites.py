@@ -24,7 +24,7 @@ def digits(monkeypatch):
     sites._source.cache_clear()
     sites._world.cache_clear()
     for kind in ("colored_digits", "digits"):
-        monkeypatch.setitem(KINDS, kind, replace(KINDS[kind], load=lambda data_dir: given))
+        monkeypatch.setitem(KINDS, kind, replace(KINDS[kind], load=lambda data, data_dir: given))
     yield given
     sites._source.cache_clear()
     sites._world.cache_clear()

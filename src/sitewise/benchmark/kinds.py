@@ -1,7 +1,6 @@
 """The kinds of data an experiment can have: what its YAML may say of them, and the populations that sites draw from."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,8 @@ import pandas as pd
 from scipy.special import softmax
 
 from sitewise.benchmark.experiment import TEST, TRAINING, VALIDATION
+from sitewise.benchmark.images import IMAGE_KINDS, needed_folder
+from sitewise.benchmark.populations import Array, Folder, Kind, Options, Population, no_faults
 from sitewise.datasets.digits import (
     ALPHA,
     CAUSAL_MODELS,
@@ -24,42 +25,8 @@ from sitewise.datasets.simulated import AGE_RANGE, SimulatedFamily
 from sitewise.datasets.small_images import SiteRoles, cxr64_roles, isic64_roles, load_cxr64, load_isic64
 from sitewise.sites import Site
 
-Array = np.ndarray[Any, Any]
-Folder = str | None
-Options = dict[str, Any]
-Truth = Callable[[Any], Array]  # Z -> P(y|z), (n, K)
 SHIFTS = ("dirichlet", "tweak_one")
 N_DIGITS = 10
-
-
-@dataclass(frozen=True)
-class Population:
-    """What the rows of a site are drawn from: a draw of n rows by a seed, the true P(y), and P(y|z) where known.
-
-    A real site is its own population: its only draw is all of its rows, its P(y) is that of its labels.
-    """
-
-    draw: Callable[[int | None, int], Site]
-    marginal: Array
-    given_z: Truth | None
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of data: the options of `data` and of a site, what is wrong with a site's options, its population.
-
-    `load` reads what the sites come from out of a folder and `split` says for a seed what each role may use of it; both
-    are None for simulated data. `populate(data, name, options, part, rng)` has a role's part, and an rng for what a
-    site draws once, before its rows. The sites of a `real` kind are what they are: all rows, none drawn.
-    """
-
-    data: tuple[str, ...]
-    site: tuple[str, ...]
-    faults: Callable[[Options, Options], list[str]]
-    populate: Callable[[Options, str, Options, Any, np.random.Generator], Population]
-    load: Callable[[Folder], Any] | None = None
-    split: Callable[[Any, int], dict[str, Any]] | None = None
-    real: bool = False
 
 
 def colored_faults(data: Options, options: Options) -> list[str]:
@@ -155,15 +122,9 @@ def split_digits(digits: Digits, seed: int) -> dict[str, Digits]:
     return dict(zip((TRAINING, VALIDATION, TEST), digits.split(seed), strict=True))
 
 
-def from_folder(load: Callable[[str], Any], name: str) -> Callable[[Folder], Any]:
+def from_folder(load: Callable[[str], Any]) -> Callable[[Options, Folder], Any]:
     """Load what must be at hand, and say how where it is not."""
-
-    def loaded(folder: Folder) -> Any:
-        if folder is None:
-            raise ValueError(f"{name} does not come with the package: name its folder by --data-dir or SITEWISE_DATA")
-        return load(folder)
-
-    return loaded
+    return lambda data, folder: load(needed_folder(data, folder))
 
 
 def real_parts(roles: SiteRoles) -> dict[str, dict[str, Site]]:
@@ -196,7 +157,7 @@ KINDS: dict[str, Kind] = {
         site=("beta", "joint", "hidden"),
         faults=colored_faults,
         populate=colored_population,
-        load=load_digits,
+        load=lambda data, folder: load_digits(folder),
         split=split_digits,
     ),
     "digits": Kind(
@@ -204,31 +165,32 @@ KINDS: dict[str, Kind] = {
         site=("shift", "parameter", "prevalence"),
         faults=digits_faults,
         populate=digits_population,
-        load=load_digits,
+        load=lambda data, folder: load_digits(folder),
         split=split_digits,
     ),
     "isic64": Kind(
         data=(),
         site=(),
-        faults=lambda data, options: [],
+        faults=no_faults,
         populate=real_population,
-        load=from_folder(load_isic64, "isic64"),
+        load=from_folder(load_isic64),
         split=lambda images, seed: real_parts(isic64_roles(images)),
         real=True,
     ),
     "cxr64": Kind(
         data=(),
         site=(),
-        faults=lambda data, options: [],
+        faults=no_faults,
         populate=real_population,
-        load=from_folder(load_cxr64, "cxr64"),
+        load=from_folder(load_cxr64),
         split=lambda images, seed: real_parts(cxr64_roles(images, seed)),
         real=True,
     ),
     "simulated": Kind(
         data=("n_classes", "n_continuous", "levels", "signal", "coupling", "effect", "seed"),
         site=("prevalence", "dependence", "z_shift", "missing"),
-        faults=lambda data, options: [],
+        faults=no_faults,
         populate=simulated_population,
     ),
+    **IMAGE_KINDS,
 }

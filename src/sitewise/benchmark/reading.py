@@ -8,8 +8,9 @@ from typing import Any
 
 from sitewise.arrays import Problems, did_you_mean
 from sitewise.benchmark.experiment import ALL, ALL_METRICS, VALIDATION, Draw, Entry, Experiment, SiteSpec, Tuning
-from sitewise.benchmark.kinds import KINDS, Kind
+from sitewise.benchmark.kinds import KINDS
 from sitewise.benchmark.loading import load_yaml
+from sitewise.benchmark.populations import Kind
 from sitewise.methods import METHODS
 from sitewise.training import RECIPES, Recipe
 
@@ -74,6 +75,8 @@ class _Reader:
             self.problems.add(f"data.kind must be one of {', '.join(KINDS)}, got {came!r}{did_you_mean(came, KINDS)}")
         elif kind is not None:
             self.known(data, ("kind", *kind.data), "data.")
+            for fault in kind.data_faults(data):
+                self.problems.add(f"data.{fault}")
         methods = tuple(self.entry(str(k), v) for k, v in self.mapping(raw.get("methods", {}), "methods").items())
         read = Experiment(
             name=name,

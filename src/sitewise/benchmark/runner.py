@@ -24,7 +24,7 @@ from sitewise.benchmark.plan import Run, final_runs, tuning_runs
 from sitewise.benchmark.records import Record, append_record, claim, done_ids, read_records
 from sitewise.benchmark.scoring import run_one
 from sitewise.benchmark.selection import choose_settings
-from sitewise.benchmark.sites import Folder, source_name
+from sitewise.benchmark.sites import Folder, prepare_data, source_name
 
 logger = logging.getLogger(__name__)
 WAIT = 0.5  # seconds between looks at what another runner holds
@@ -78,6 +78,7 @@ def run_experiment(
     that calls this with several jobs needs `if __name__ == "__main__":`.
     """
     path = records_path(experiment, out)
+    prepare_data(experiment, data_dir)
     digits = source_name(experiment.data, data_dir)
     tuning = tuning_runs(experiment, digits)
     first = _by_seed((*tuning, *final_runs(experiment, {}, digits)))

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from sitewise.benchmark.experiment import TEST, VALIDATION
-from sitewise.benchmark.kinds import Population, Truth
 from sitewise.benchmark.plan import Run, make_method
+from sitewise.benchmark.populations import Population, Truth
 from sitewise.benchmark.provenance import commit, versions
 from sitewise.benchmark.records import Record
 from sitewise.benchmark.sites import Folder, World, world_of

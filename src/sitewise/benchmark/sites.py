@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sitewise.benchmark.experiment import ALL, TEST, TRAINING, VALIDATION, Draw, SiteSpec
-from sitewise.benchmark.kinds import KINDS, Population
+from sitewise.benchmark.experiment import ALL, TEST, TRAINING, VALIDATION, Draw, Experiment, SiteSpec
+from sitewise.benchmark.images import join_images
+from sitewise.benchmark.kinds import KINDS
 from sitewise.benchmark.plan import Run
+from sitewise.benchmark.populations import Population
 from sitewise.sites import Site
 
 Folder = str | os.PathLike[str] | None
@@ -73,7 +75,7 @@ class World:
         """All labeled rows of a run in one piece."""
         sites = [*(self.labeled(spec, TRAINING) for spec in run.training), self.labeled(run.validation, VALIDATION)]
         return TrainingRows(
-            X=np.concatenate([site.X for site in sites]),
+            X=join_images([site.X for site in sites]),
             y=np.concatenate([site.y for site in sites]),
             sample_domain=np.repeat([site.name for site in sites], [len(site) for site in sites]),
             sample_confounder=None if sites[0].Z is None else pd.concat([site.Z for site in sites], ignore_index=True),
@@ -95,8 +97,15 @@ def world_of(run: Run, data_dir: Folder = None) -> World:
 
 def source_name(data: dict[str, Any], data_dir: Folder = None) -> str | None:
     """Where the data of an experiment come from, None where they are simulated."""
-    kind = data["kind"]
-    return None if KINDS[kind].load is None else str(_source(kind, _folder(data_dir)).name)
+    return None if KINDS[data["kind"]].load is None else str(_source_of(data, data_dir).name)
+
+
+def prepare_data(experiment: Experiment, data_dir: Folder = None) -> None:
+    """What is done once before the first run: see that every site is there, pack images."""
+    prepare = KINDS[experiment.data["kind"]].prepare
+    for part in experiment.variants if prepare is not None else ():
+        assert prepare is not None
+        prepare(_source_of(part.data, data_dir), part)
 
 
 def derived_seed(seed: int, *names: str | int) -> int:
@@ -109,17 +118,24 @@ def derived_seed(seed: int, *names: str | int) -> int:
 def _world(data: str, seed: int, data_dir: str | None) -> World:
     options = json.loads(data)
     split = KINDS[options["kind"]].split
-    parts = {} if split is None else split(_source(options["kind"], data_dir), derived_seed(seed, "digits"))
+    parts = {} if split is None else split(_source_of(options, data_dir), derived_seed(seed, "digits"))
     return World(options, seed, parts)
 
 
+def _source_of(data: dict[str, Any], data_dir: Folder) -> Any:
+    """What the sites come from; the options of drawn data say what to make of it, and it is read once for all."""
+    told = data if KINDS[data["kind"]].real else {"kind": data["kind"]}
+    return _source(json.dumps(told, sort_keys=True), _folder(data_dir))
+
+
 def _folder(data_dir: Folder) -> str | None:
-    """Where to look for digits, with what the environment says written out."""
+    """Where to look for data, with what the environment says written out."""
     return (os.environ.get("SITEWISE_DATA") or None) if data_dir is None else os.fspath(data_dir)
 
 
 @lru_cache(maxsize=1)
-def _source(kind: str, data_dir: str | None) -> Any:
-    load = KINDS[kind].load
+def _source(data: str, data_dir: str | None) -> Any:
+    options = json.loads(data)
+    load = KINDS[options["kind"]].load
     assert load is not None
-    return load(data_dir)
+    return load(options, data_dir)
