@@ -13,7 +13,7 @@ from sitewise.backbones import build_backbone
 from sitewise.confounders import Confounders
 from sitewise.inputs import Inputs, fingerprint, read_ahead, take_inputs
 from sitewise.prevalence import Prevalence
-from sitewise.training import digest
+from sitewise.training import digest, share_of
 
 FUSION_WIDTH = 100
 SCORING_BATCH = 2048
@@ -147,7 +147,7 @@ class RatioObjective:
 
     def loss(self, module: nn.Module, rows: Tensor) -> Tensor:
         """The weighted mean NLL of some rows."""
-        x = self.training.inputs(rows)
+        x = self.training.inputs(share_of(module)(rows))
         if self.augment is not None:
             x = self.augment(x)
         logits = module(x, self._inputs[rows]) + self._log_prevalence[rows]

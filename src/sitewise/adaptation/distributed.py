@@ -17,8 +17,8 @@ def across_processes(evidence: Evidence, fabric: Any) -> Evidence:
     """
 
     def reduce(total: Tensor) -> Tensor:
-        summed: Tensor = fabric.all_reduce(total.contiguous(), reduce_op="sum")
-        return summed
+        summed: Tensor = fabric.all_reduce(total.to(fabric.device).contiguous(), reduce_op="sum")
+        return summed.to(total.device)
 
     def gather(own: Tensor) -> Tensor:
         parts: list[Any] = [None] * fabric.world_size

@@ -40,6 +40,7 @@ from sitewise.estimator.reading import (
     split_validation,
 )
 from sitewise.estimator.settings import read_network_settings
+from sitewise.estimator.sharded import SiteRows, gather_rows
 from sitewise.estimator.summary import summarize_training
 from sitewise.inputs import Inputs
 from sitewise.posterior import combine
@@ -77,6 +78,10 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     validation : the share of each site held out for the choice of the snapshot and for calibration (groups kept
         whole), the name of a site held out for it, or None.
     device : "auto", "cpu", "cuda" or any accelerator that Lightning Fabric knows.
+    devices, nodes : how many of them train f together ("auto": all), on how many machines; the result is that of one to
+        rounding. Several machines are started by torchrun.
+    strategy : "auto" (the processes of torchrun where it started us, otherwise new ones), "ddp" or "ddp_spawn": only
+        the one or the other.
     checkpoint : a file, or a folder, in which training is saved after every epoch: a fit that was killed goes on from
         there when it is called again with the same data and settings. It is removed when training ends.
     verbose : True or False for the progress bar; None shows it on a terminal.
@@ -113,6 +118,9 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         learning_rate: float | None = None,
         validation: float | str | None = 0.2,
         device: str = "auto",
+        devices: int | str = 1,
+        nodes: int = 1,
+        strategy: str = "auto",
         checkpoint: str | os.PathLike[str] | None = None,
         verbose: bool | None = None,
         random_state: Any = 0,
@@ -130,6 +138,9 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.learning_rate = learning_rate
         self.validation = validation
         self.device = device
+        self.devices = devices
+        self.nodes = nodes
+        self.strategy = strategy
         self.checkpoint = checkpoint
         self.verbose = verbose
         self.random_state = random_state
@@ -186,6 +197,9 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             objective,
             recipe,
             device=self.device,
+            devices=self.devices,
+            nodes=self.nodes,
+            strategy=self.strategy,
             seed=seed,
             verbose=self.verbose,
             label="training f",
@@ -314,20 +328,25 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         groups: Any = None,
         sample_weight: Any = None,
         fallback: str | None = None,
+        distributed: bool = False,
     ) -> AdaptedClassifier:
         """Adapt to a new site from unlabeled rows (and a few labels, where there are any); the model is unchanged.
 
         `fallback` says what predicts where `diagnose()` says "do not adapt": "marginal" (one prevalence for all z,
         estimated here), "pooled" (that of the training rows), or None (the adapted model all the same).
+        `distributed`: the processes of torchrun hold a part of the site's rows each; every one scores its own, and all
+        get the model that one with all rows would give.
         """
         check_is_fitted(self)
         inputs = read_inputs(self, X, reset=False)
         codes = self._quiet_codes(sample_confounder, len(inputs))
         raw_log_ratio, features, feature_rows = self._score(inputs, codes)
-        here = self.adapt_log_ratio(
-            self._calibrated(raw_log_ratio, codes), sample_confounder, y, groups, sample_weight, fallback
-        )
-        here.rows = replace(here.rows, features=features, feature_rows=feature_rows)
+        log_ratio = self._calibrated(raw_log_ratio, codes)
+        rows = SiteRows(log_ratio, sample_confounder, y, groups, sample_weight, features, feature_rows)
+        if distributed:
+            rows = gather_rows(rows, self.device)
+        here = self.adapt_log_ratio(rows.log_ratio, rows.Z, rows.y, rows.groups, rows.weight, fallback)
+        here.rows = replace(here.rows, features=rows.features, feature_rows=rows.feature_rows)
         return here
 
     def adapt_log_ratio(

@@ -1,11 +1,11 @@
-"""Settings that everything with a network has: backbone, its weights and normalization, recipe and changes to it."""
+"""Settings that everything with a network has: backbone, weights, normalization, devices, recipe and changes to it."""
 
 import os
 from typing import Any
 
 from sitewise.arrays import Problems
 from sitewise.backbones import backbone_problems
-from sitewise.training import Recipe, resolve_recipe
+from sitewise.training import Recipe, device_problems, resolve_recipe
 
 CHANGES = ("epochs", "batch_size", "learning_rate")
 
@@ -13,6 +13,8 @@ CHANGES = ("epochs", "batch_size", "learning_rate")
 def read_network_settings(estimator: Any, problems: Problems) -> Recipe:
     """The recipe with the estimator's changes to it; what is wrong with it or with the backbone is noted."""
     for problem in backbone_problems(estimator.backbone, estimator.weights, estimator.normalize):
+        problems.add(problem)
+    for problem in device_problems(estimator.devices, estimator.nodes, estimator.strategy):
         problems.add(problem)
     if estimator.checkpoint is not None and not isinstance(estimator.checkpoint, str | os.PathLike):
         problems.add(f"checkpoint must be the path of a file or a folder, got {estimator.checkpoint!r}")

@@ -23,7 +23,7 @@ from sitewise.ratio import LabeledRows, RatioNetwork, network_inputs
 from sitewise.training import Recipe
 
 Rule = Callable[[Any, Any], Tensor]  # X, Z -> log P(y|x,z), (n, K)
-SILENT = ("verbose", "checkpoint")  # settings that change nothing about the network
+SILENT = ("verbose", "checkpoint", "devices", "nodes", "strategy")  # settings that change nothing about the network
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,9 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     learning_rate: float | None = None
     validation: float | str | None = 0.2
     device: str = "auto"
+    devices: int | str = 1
+    nodes: int = 1
+    strategy: str = "auto"
     checkpoint: str | os.PathLike[str] | None = None
     verbose: bool | None = None
     random_state: Any = 0

@@ -90,7 +90,7 @@ class IWDANN(DANN):
 
     def loss(self, module: nn.Module, batch: Batch, memory: ClassWeights) -> Tensor:
         """Weighted NLL of y, and the critic's loss with the labeled rows weighted alike."""
-        assert batch.unlabeled is not None
+        assert batch.unlabeled_site is not None
         memory.to(batch.x.device)
         scale = self.strength * reversal_schedule(batch.progress)
         logits, critic = module(batch.all_x(), batch.all_z(), scale)
@@ -99,6 +99,6 @@ class IWDANN(DANN):
         importance = memory.weight.to(logits.dtype)[batch.y] * batch.weight
         risk = (importance * cross_entropy(logits[: batch.n], batch.y, reduction="none")).sum() / batch.weight.sum()
         source = torch.zeros_like(batch.y)
-        target = torch.ones(len(batch.unlabeled), dtype=torch.int64, device=batch.x.device)
+        target = torch.ones_like(batch.unlabeled_site)
         from_source = weighted_nll(critic[: batch.n], source, importance.clamp_min(1e-12))
         return risk + (from_source + cross_entropy(critic[batch.n :], target)) / 2

@@ -12,12 +12,16 @@ from torch import Tensor, nn
 from sitewise.confounders import Confounders
 from sitewise.inputs import Inputs, fingerprint
 from sitewise.ratio import LabeledRows, RatioNetwork, network_inputs, score, weighted_nll
-from sitewise.training import digest
+from sitewise.training import Share, digest, share_of
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Labeled rows, as many unlabeled ones of each site that has them, and how far training has come."""
+    """Labeled rows, as many unlabeled ones of each site that has them, and how far training has come.
+
+    Where several processes share a batch, inputs are those of this process's rows and everything else is of all rows:
+    the module takes the one and gives outputs for the other.
+    """
 
     x: Tensor
     z: Tensor  # (n, 0) for methods that do not read z
@@ -42,7 +46,9 @@ class Batch:
 
     def all_z(self) -> Tensor:
         """z beside `all_x`: nothing is known of unlabeled rows, so methods that read z have none."""
-        return self.z if self.unlabeled is None else self.z.new_zeros(self.n + len(self.unlabeled), self.z.shape[1])
+        if self.unlabeled_site is None:
+            return self.z
+        return self.z.new_zeros(self.n + len(self.unlabeled_site), self.z.shape[1])
 
     def all_sites(self) -> Tensor:
         """The site of every row of `all_x`."""
@@ -123,7 +129,7 @@ class MethodObjective:
 
     def loss(self, module: nn.Module, rows: Tensor) -> Tensor:
         """The method's loss of some rows."""
-        return self.method.loss(module, self._batch(rows), self.prepared.memory)
+        return self.method.loss(module, self._batch(rows, share_of(module)), self.prepared.memory)
 
     def validation_loss(self, module: nn.Module) -> float | None:
         """The method's loss of the held-out rows."""
@@ -153,12 +159,16 @@ class MethodObjective:
         for name, value in state_dict.items():
             setattr(self.prepared.memory, name, value.to(getattr(self.prepared.memory, name).device))
 
-    def _batch(self, rows: Tensor) -> Batch:
-        x, site = self.training.inputs(rows), self.training.site[rows]
+    def _batch(self, rows: Tensor, share: Share) -> Batch:
+        x, site = self.training.inputs(share(rows)), self.training.site[rows]
         unlabeled = unlabeled_site = None
         if self.unlabeled:
             n_each = math.ceil(len(rows) / self._n_sites)
-            drawn = [pool[torch.randint(len(pool), (n_each,), device=self._device)] for pool in self.unlabeled]
+            before = range(len(rows), len(rows) + n_each * len(self.unlabeled), n_each)
+            drawn = [
+                pool[share(torch.randint(len(pool), (n_each,), device=self._device), first)]
+                for pool, first in zip(self.unlabeled, before, strict=True)
+            ]
             unlabeled = torch.cat(drawn).to(self._device)
             numbers = torch.arange(self._n_sites, self._n_sites + len(drawn), device=self._device)
             unlabeled_site = numbers.repeat_interleave(n_each)

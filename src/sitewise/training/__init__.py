@@ -3,6 +3,7 @@
 from sitewise.training.augmentation import AUGMENTATIONS, affine, flips
 from sitewise.training.batches import Plan, batches, count_batches, plan_training
 from sitewise.training.checkpoint import Checkpoint, digest
+from sitewise.training.devices import STRATEGIES, Share, Spread, device_problems, join_processes, launch, share_of
 from sitewise.training.loop import Objective, Training, train
 from sitewise.training.recipe import PRECISIONS, RECIPES, Recipe, resolve_recipe
 
@@ -10,17 +11,24 @@ __all__ = [
     "AUGMENTATIONS",
     "PRECISIONS",
     "RECIPES",
+    "STRATEGIES",
     "Checkpoint",
     "Objective",
     "Plan",
     "Recipe",
+    "Share",
+    "Spread",
     "Training",
     "affine",
     "batches",
     "count_batches",
+    "device_problems",
     "digest",
     "flips",
+    "join_processes",
+    "launch",
     "plan_training",
     "resolve_recipe",
+    "share_of",
     "train",
 ]

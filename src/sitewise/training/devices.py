@@ -9,14 +9,17 @@ import logging
 import os
 import re
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import ProcessRaisedException
 from torch.utils._pytree import tree_map
 
 from sitewise.training.checkpoint import compare
@@ -46,13 +49,13 @@ class Share:
     rank: int = 0
     of: int = 1
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        """This process's rows; where there are fewer rows than processes, some compute a row that nobody uses."""
-        return rows[self.rank :: self.of] if len(rows) > self.rank else rows[:1]
+    def __call__(self, rows: Tensor, before: int = 0) -> Tensor:
+        """This process's part of rows that stand behind so many others of the step."""
+        return rows[(self.rank - before) % self.of :: self.of]
 
     def size(self, n_rows: int) -> int:
         """How many rows of so many this process computes."""
-        return max(1, (n_rows - self.rank + self.of - 1) // self.of) if n_rows else 0
+        return len(range(self.rank, n_rows, self.of))
 
 
 WHOLE = Share()
@@ -61,7 +64,8 @@ WHOLE = Share()
 class Spread(nn.Module):
     """A network whose rows are spread over processes: each computes its share, all get the outputs of all rows.
 
-    Its first input comes whole or as this process's share, the second one whole; further ones are passed on.
+    Its first input comes whole or as this process's share, the second one whole; further ones are passed on. Where
+    there are fewer rows than processes (in scoring), some compute a row that nobody uses.
     """
 
     def __init__(self, fabric: Any, network: nn.Module, share: Share) -> None:
@@ -71,8 +75,10 @@ class Spread(nn.Module):
     def forward(self, x: Tensor, z: Tensor, *more: Any) -> Any:
         """The outputs for all rows of z, in their order."""
         n_rows = len(z)
-        own = x if len(x) == self.share.size(n_rows) else self.share(x)
-        return tree_map(lambda part: self._gather(part, n_rows), self.network(own, self.share(z), *more))
+        own_x, own_z = x if len(x) == self.share.size(n_rows) else self.share(x), self.share(z)
+        if not len(own_z):
+            own_x, own_z = x[:1], z[:1]
+        return tree_map(lambda part: self._gather(part, n_rows), self.network(own_x, own_z, *more))
 
     def _gather(self, own: Tensor, n_rows: int) -> Tensor:
         """All processes' rows in their order; the gradient comes back to whom it is of."""
@@ -104,7 +110,8 @@ def launch(
     """Call function(fabric, *arguments) on every device and return what the first process gives.
 
     One device: here. Under torchrun: in its processes, all of which call this, and get what each of them gave.
-    Otherwise in new processes of this machine: what they are given and give has to be picklable.
+    Otherwise in new processes of this machine: what they are given has to be picklable, and what they give has to be
+    tensors and plain values.
     """
     started = torchrun_processes()
     if started is None:
@@ -118,11 +125,21 @@ def launch(
     with _quiet():
         if started is None and devices != 1:
             return _spawn(device, devices, precision, function, arguments)
-        together = devices != 1 or nodes > 1
-        plan = {"devices": devices, "num_nodes": nodes, "strategy": "ddp" if together else "auto"}
-        fabric = Fabric(accelerator=device, precision=precision, **plan)
+        chosen = "ddp" if devices != 1 or nodes > 1 else "auto"
+        fabric = Fabric(accelerator=device, strategy=chosen, devices=devices, num_nodes=nodes, precision=precision)
         fabric.launch()
     return function(fabric, *arguments)
+
+
+def join_processes(device: str = "auto") -> Any:
+    """A launched Lightning Fabric of the processes that torchrun started, or of this one alone."""
+    started = torchrun_processes()
+    here, nodes = started or (1, 1)
+    with _quiet():
+        chosen = "ddp" if here * nodes > 1 else "auto"
+        fabric = Fabric(accelerator=device, strategy=chosen, devices=here, num_nodes=nodes)
+        fabric.launch()
+    return fabric
 
 
 def torchrun_processes() -> tuple[int, int] | None:
@@ -133,9 +150,9 @@ def torchrun_processes() -> tuple[int, int] | None:
     return here, int(os.environ["WORLD_SIZE"]) // here
 
 
-def share_of(fabric: Any) -> Share:
-    """Which rows the process of a fabric computes."""
-    return Share(fabric.global_rank, fabric.world_size)
+def share_of(module: nn.Module) -> Share:
+    """Which rows of a step this process gives to a module: all, unless it is spread over several."""
+    return module.share if isinstance(module, Spread) else WHOLE
 
 
 def shared_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
@@ -198,8 +215,10 @@ def _spawn(device: str, devices: int | str, precision: Any, function: Callable[.
     before = dict(os.environ)
     fabric = Fabric(accelerator=device, devices=devices, precision=precision, strategy="ddp_spawn")
     try:
-        return fabric.launch(function, *arguments)
-    except torch.multiprocessing.ProcessRaisedException as error:
+        with tempfile.NamedTemporaryFile(suffix=".pt") as result:  # a pipe gives no large tensors of an ended process
+            fabric.launch(partial(_hand_back, path=result.name, function=function, arguments=arguments))
+            return torch.load(result.name, weights_only=True)
+    except ProcessRaisedException as error:
         found = list(re.finditer(r"^(\w+): ", error.msg, re.MULTILINE))
         kind = getattr(builtins, found[-1][1], None) if found else None
         if isinstance(kind, type) and issubclass(kind, Exception):
@@ -208,6 +227,13 @@ def _spawn(device: str, devices: int | str, precision: Any, function: Callable[.
     finally:
         for name in set(os.environ) - set(before):  # the address where the processes met
             del os.environ[name]
+
+
+def _hand_back(fabric: Any, path: str, function: Callable[..., Any], arguments: Any) -> None:
+    """Call a function in one of the new processes; the first leaves the result in a file."""
+    result = function(fabric, *arguments)
+    if fabric.global_rank == 0:
+        torch.save(result, path)
 
 
 @contextmanager

@@ -18,15 +18,14 @@ from torch import Tensor, nn
 
 from sitewise.arrays import keep_freed_memory
 from sitewise.training.batches import Plan, batches, parts_of, plan_training
-from sitewise.training.checkpoint import Checkpoint, Stateful, identify, open_checkpoint
+from sitewise.training.checkpoint import Stateful, identify, open_checkpoint
+from sitewise.training.devices import Share, Spread, check_agreement, launch, share_of, shared_batch_norm
 from sitewise.training.recipe import Recipe
 
-try:
-    from lightning_fabric import Fabric
-except ImportError:  # the same package inside the larger distribution
-    from lightning.fabric import Fabric  # type: ignore[import-not-found, no-redef]
-
 logger = logging.getLogger(__name__)
+ALIKE = (
+    "Give every process the same data, settings and random_state (a number); all must find the same checkpoint, or none"
+)
 
 
 class Objective(Protocol):
@@ -116,38 +115,45 @@ class _Loop:
     """What an epoch needs."""
 
     fabric: Any
-    fitted: nn.Module
+    network: Any  # as Fabric has set it up
+    fitted: nn.Module  # the same, spread over processes where there are several
     optimizer: Any
     scheduler: Any
     objective: Objective
     recipe: Recipe
     plan: Plan
     generator: torch.Generator
+    seed: int
 
     def epoch(self, number: int) -> dict[str, float]:
         """Train for an epoch and validate."""
+        share = share_of(self.fitted)
+        if share.of > 1:
+            torch.manual_seed(own_seed(self.seed, number, share))
         self.fitted.train()  # validation leaves the module in evaluation mode
         sites, device = self.objective.sites, self.fabric.device
         self.objective.begin_epoch(self.generator, (number - 1) / self.plan.epochs)
         total = torch.zeros((), device=device)
         order = batches(sites, self.plan.step_size, self.recipe.per_site, self.generator)
-        upcoming = [part for rows in order for part in parts_of(rows, self.recipe.accumulate)]
+        upcoming = [share(part) for rows in order for part in parts_of(rows, self.recipe.accumulate)]
         with self.objective.reading(upcoming):
             for rows in order.to(device):
                 total += self.step(rows)
         record = {"epoch": number, "loss": float(total) / self.plan.steps_per_epoch}
         self.fitted.eval()
         with torch.no_grad():
-            held_out = self.objective.validation_loss(self.fitted)
+            held_out = self.fabric.broadcast(self.objective.validation_loss(self.fitted))
         return record if held_out is None else {**record, "validation_loss": held_out}
 
     def step(self, rows: Tensor) -> Tensor:
         """One step of the optimizer, its rows in as many passes as the recipe says; returns their mean loss."""
         self.optimizer.zero_grad()
         total = torch.zeros((), device=rows.device)
-        for part in parts_of(rows, self.recipe.accumulate):
-            loss = self.objective.loss(self.fitted, part) * (len(part) / len(rows))
-            self.fabric.backward(loss)
+        parts = parts_of(rows, self.recipe.accumulate)
+        for number, part in enumerate(parts, 1):
+            with self.fabric.no_backward_sync(self.network, enabled=number < len(parts)):
+                loss = self.objective.loss(self.fitted, part) * (len(part) / len(rows))
+                self.fabric.backward(loss)
             total += loss.detach()
         self.optimizer.step()
         self.scheduler.step()
@@ -160,6 +166,9 @@ def train(
     recipe: Recipe,
     *,
     device: str = "auto",
+    devices: int | str = 1,
+    nodes: int = 1,
+    strategy: str = "auto",
     seed: int = 0,
     verbose: bool | None = None,
     label: str = "training",
@@ -168,23 +177,68 @@ def train(
 ) -> Training:
     """Train a module; the same seed gives the same bits on a CPU.
 
-    `device` is "auto", "cpu", "cuda" or any other that Fabric knows; `verbose` None shows a bar on a terminal.
+    `device` is "auto", "cpu", "cuda" or any other that Fabric knows, `devices` so many of them (or "auto": all) on each
+    of `nodes` machines, which share every step's rows and give the result of one to rounding. `strategy` is "auto"
+    (the processes of torchrun, otherwise new ones), "ddp" (torchrun's only) or "ddp_spawn" (new ones).
+    `verbose` None shows a bar on a terminal.
     `checkpoint` is a file, or a folder for files of several trainings: it is written every `checkpoint_every` epochs,
     a training that was killed goes on from there when it is called again, and it is removed at the end.
     """
-    fabric = _fabric(device, recipe)
+    found = launch(
+        _train_here,
+        _Task(module, objective, recipe, seed, verbose, label, checkpoint, checkpoint_every),
+        device=device,
+        devices=devices,
+        nodes=nodes,
+        strategy=strategy,
+        precision=recipe.precision,
+    )
+    course = _Course(**found)
+    if course.best_state is None:
+        raise FloatingPointError(f"{label} diverged: the validation loss was never a number; lower the learning rate")
+    module.load_state_dict(course.best_state)
+    return Training(module.cpu().eval(), course.best_epoch, course.history)
+
+
+def own_seed(seed: int, epoch: int, share: Share) -> int:
+    """The seed of a process's own random numbers in an epoch, for dropout, augmentation and unlabeled rows."""
+    return (seed * 1_000_003 + epoch * 10_007 + share.rank) % 2**63
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What every process is told."""
+
+    module: nn.Module
+    objective: Objective
+    recipe: Recipe
+    seed: int
+    verbose: bool | None
+    label: str
+    checkpoint: str | os.PathLike[str] | None
+    checkpoint_every: int
+
+
+def _train_here(fabric: Any, task: _Task) -> dict[str, Any]:
+    """Train in this process, with others where there are any: the course that training took."""
+    share = Share(fabric.global_rank, fabric.world_size)
+    module, objective, recipe = task.module, task.objective, task.recipe
+    if share.of > 1:  # what the processes were given may be one and the same memory
+        module, objective = shared_batch_norm(copy.deepcopy(module), fabric.device), copy.deepcopy(objective)
     if fabric.device.type == "cpu":
         keep_freed_memory()
-    saved = None if checkpoint is None else _open(checkpoint, module, objective, recipe, seed, label)
     plan = plan_training(objective.sites, recipe)
     module.to(fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = _optimizer(module, recipe, fabric.device)
     scheduler = _schedule(optimizer, recipe, plan.epochs * plan.steps_per_epoch)
-    fitted, stepper = fabric.setup(module, optimizer)
+    network, stepper = fabric.setup(module, optimizer)  # all processes begin with the weights of the first
+    fitted = Spread(fabric, network, share) if share.of > 1 else network
+    identity = _identify(task, module) if share.of > 1 or task.checkpoint is not None else {}
+    saved = None if task.checkpoint is None else open_checkpoint(task.checkpoint, task.label, identity)
     objective.to(fabric.device)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(task.seed)
     course = _Course()
-    loop = _Loop(fabric, fitted, stepper, scheduler, objective, recipe, plan, generator)
+    loop = _Loop(fabric, network, fitted, stepper, scheduler, objective, recipe, plan, generator, task.seed)
     parts: dict[str, Stateful] = {
         "module": module,
         "optimizer": optimizer,
@@ -193,42 +247,29 @@ def train(
         "objective": objective,
         "course": course,
     }
-    with _random_state(seed), _progress_bar(label, plan.epochs, verbose) as advance:
+    verbose = task.verbose if share.rank == 0 else False
+    with _random_state(task.seed), _progress_bar(task.label, plan.epochs, verbose) as advance:
         if saved is not None:
             saved.restore(parts, generator)
+        if share.of > 1:
+            check_agreement(fabric, {**identity, "epochs behind": str(course.epoch)}, ALIKE)
         for record in course.history:
             advance(record)
         while not course.ended(plan.epochs, recipe.patience):
             course.note(loop.epoch(course.epoch + 1), module)
             advance(course.history[-1])
-            logger.debug("%s: %s", label, course.history[-1])
-            if saved is not None and course.epoch % checkpoint_every == 0:
+            logger.debug("%s: %s", task.label, course.history[-1])
+            if saved is not None and share.rank == 0 and course.epoch % task.checkpoint_every == 0:
                 saved.save(parts, generator)
-    if saved is not None:
+    if saved is not None and share.rank == 0:
         saved.remove()
-    if course.best_state is None:
-        raise FloatingPointError(f"{label} diverged: the validation loss was never a number; lower the learning rate")
-    module.load_state_dict(course.best_state)
-    return Training(module.cpu().eval(), course.best_epoch, course.history)
+    return course.state_dict()
 
 
-def _fabric(device: str, recipe: Recipe) -> Any:
-    """Fabric on one device, which does not announce the precision it was told."""
-    its_logger = logging.getLogger(Fabric.__module__.rpartition(".")[0])
-    level = its_logger.level
-    its_logger.setLevel(logging.WARNING)
-    try:
-        return Fabric(accelerator=device, devices=1, precision=recipe.precision)
-    finally:
-        its_logger.setLevel(level)
-
-
-def _open(
-    where: str | os.PathLike[str], module: nn.Module, objective: Objective, recipe: Recipe, seed: int, label: str
-) -> Checkpoint:
-    """The checkpoint of this very training."""
-    settings = {"training": label, "seed": seed, **{f"recipe.{name}": value for name, value in asdict(recipe).items()}}
-    return open_checkpoint(where, label, identify(module, {**settings, **objective.identity()}))
+def _identify(task: _Task, module: nn.Module) -> dict[str, str]:
+    """What tells this training from others, the devices left out: another number of them can go on with it."""
+    recipe = {f"recipe.{name}": value for name, value in asdict(task.recipe).items()}
+    return identify(module, {"training": task.label, "seed": task.seed, **recipe, **task.objective.identity()})
 
 
 def _optimizer(module: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.AdamW:
