@@ -31,7 +31,7 @@ def wilson_interval(share: Array, count: Array, level: float = 0.95) -> tuple[Ar
     share, count = np.asarray(share, dtype=np.float64), np.asarray(count, dtype=np.float64)
     middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
     half = z / (1 + z**2 / count) * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
-    return np.clip(middle - half, 0, 1), np.clip(middle + half, 0, 1)
+    return np.clip(middle - half, 0, share), np.clip(middle + half, share, 1)  # rounding may not leave the share out
 
 
 def most_frequent(rows: Array, limit: int) -> list[int]:
