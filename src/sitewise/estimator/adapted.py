@@ -11,9 +11,18 @@ from torch import Tensor
 from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
 from sitewise.arrays import did_you_mean
 from sitewise.diagnosis import FALLBACKS, Diagnosis, conclude
+from sitewise.estimator.believing import believed_rows
 from sitewise.estimator.kept import KeptRows
 from sitewise.estimator.prevalences import in_regions
 from sitewise.estimator.reading import read_inputs
+from sitewise.performance import (
+    BelievedRows,
+    ExpectedPerformance,
+    ThresholdChoice,
+    choose_threshold,
+    decide,
+    summarize,
+)
 from sitewise.posterior import combine
 from sitewise.prevalence import Prevalence
 
@@ -29,6 +38,7 @@ class AdaptedClassifier:
     estimate : the `PrevalenceEstimate` of the site.
     rows : what is kept of the site's rows, `KeptRows`.
     classes_ : the classes, in order.
+    threshold_ : P(y|x,z) of the second of two classes from which `predict` says it; None for the most probable class.
     """
 
     def __init__(
@@ -38,6 +48,7 @@ class AdaptedClassifier:
         self.estimate = estimate
         self.rows = rows
         self.classes_ = model.classes_
+        self.threshold_: float | None = None
         self.fallback = fallback
         self._diagnosis: Diagnosis | None = None
 
@@ -81,8 +92,26 @@ class AdaptedClassifier:
         return combine(ratios, self._prior(codes)).exp().numpy()
 
     def predict(self, X: Any, sample_confounder: Any = None) -> Any:
-        """The most probable class of every row."""
-        return self.classes_[np.asarray(self.predict_proba(X, sample_confounder)).argmax(axis=1)]
+        """The most probable class of every row; with a threshold, the second class where P(y|x,z) of it reaches it."""
+        return self.classes_[decide(np.asarray(self.predict_proba(X, sample_confounder)), self.threshold_)]
+
+    def expected_performance(self, *, level: float = 0.95, threshold: float | None = None) -> ExpectedPerformance:
+        """Performance to expect of `predict` on the rows adapted on, without labels: metric -> (estimate, low, high).
+
+        With the threshold given, else the one chosen here, if any. What the intervals hold: see `ExpectedPerformance`.
+        """
+        chosen = self.threshold_ if threshold is None else threshold
+        return summarize(self._believed_rows, tuple(self.classes_.tolist()), chosen, level)
+
+    def choose_threshold(self, *, sensitivity: float | None = None, level: float = 0.95) -> ThresholdChoice:
+        """Choose the threshold with the highest expected F1, or the highest with a wanted sensitivity; two classes.
+
+        It is kept as `threshold_`, and `predict` uses it from now on; set it to None to go back.
+        """
+        classes = tuple(self.classes_.tolist())
+        choice = choose_threshold(self._believed_rows, classes, sensitivity=sensitivity, level=level)
+        self.threshold_ = choice.threshold
+        return choice
 
     def prevalence(self, Z: Any = None) -> Any:
         """Estimate of P(Y) here, (K,), or of P(Y|Z), (n, K)."""
@@ -120,6 +149,17 @@ class AdaptedClassifier:
         if self.in_use == "pooled":
             return self.model._pooled_prevalence.log_prob(codes)
         return self._log_prevalence(codes, self._marginal if self.in_use == "marginal" else None)
+
+    @property
+    def _believed_rows(self) -> BelievedRows:
+        """What is believed of the rows' labels, once for what predicts now."""
+        if self.in_use not in self._believed:
+            self._believed[self.in_use] = believed_rows(self)
+        return self._believed[self.in_use]
+
+    @cached_property
+    def _believed(self) -> dict[str, BelievedRows]:
+        return {}
 
     @cached_property
     def _marginal(self) -> Prevalence:

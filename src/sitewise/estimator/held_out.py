@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from sitewise.calibration import Calibration, fit_calibration
+from sitewise.calibration import Calibration, fit_calibration, resample_calibration
 from sitewise.confounders import Confounders
 from sitewise.estimator.prevalences import RowPrevalence
 from sitewise.inputs import Inputs, take_inputs
@@ -45,6 +45,12 @@ class HeldOut:
             return Calibration("none", flat + 1, flat)
         targets = smoothed_targets(self.y, counts)
         return fit_calibration(self.raw_log_ratio, targets, self.log_prevalence, self.weight, method)
+
+    def resample(self, calibration: Calibration, n_resamples: int, seed: int) -> Calibration:
+        """The calibration with refits to resamples of these rows (equation 6a)."""
+        targets = smoothed_targets(self.y, torch.bincount(self.y, minlength=len(calibration.slope)))
+        rows = (self.raw_log_ratio, targets, self.log_prevalence, self.weight)
+        return resample_calibration(calibration, *rows, n_resamples=n_resamples, random_state=seed)
 
 
 def score_held_out(

@@ -1,0 +1,57 @@
+"""What an adapted model believes of its rows' labels, with everything that leaves it in doubt."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from sklearn.utils import check_random_state
+from torch import Tensor
+
+from sitewise.performance import BelievedRows, Part, believe
+from sitewise.posterior import combine
+
+if TYPE_CHECKING:
+    from sitewise.estimator.adapted import AdaptedClassifier
+    from sitewise.estimator.gpa import GPAClassifier
+
+N_RESAMPLES = 100  # of the held-out rows behind a calibration
+
+
+def believed_rows(here: "AdaptedClassifier") -> BelievedRows:
+    """The rows a model was adapted on, as `sitewise.performance` wants them."""
+    rows, model = here.rows, here.model
+    decided = here._prior(rows.codes)
+    schema = model.confounders_
+    return believe(
+        rows.log_ratio,
+        rows.codes,
+        here.estimate,
+        log_prevalence=here._log_prevalence(rows.codes),
+        supported=rows.supported,
+        probability=combine(rows.log_ratio, decided).exp().numpy(),
+        parts=calibration_parts(model),
+        known=None if rows.labels is None else rows.labels.numpy(),
+        weight=rows.weight,
+        z=None if schema is None else schema.decode(rows.codes),
+        random_state=model.random_state,
+    )
+
+
+def calibration_parts(model: "GPAClassifier") -> list[Part]:
+    """The model's calibrations with refits to its held-out rows drawn again, and the rows each was applied to."""
+    seed = int(check_random_state(model.random_state).randint(2**31 - 1))
+    schema, (complete, hidden) = model.confounders_, model._held_out
+
+    def lacks_some(codes: Tensor) -> Tensor:
+        if schema is None:
+            return torch.zeros(len(codes), dtype=torch.bool)
+        if not codes.shape[1]:  # rows of which nothing is known
+            return torch.ones(len(codes), dtype=torch.bool)
+        return schema.missing(codes).any(dim=1)
+
+    first, second = model._calibrations
+    parts = []
+    if first.method != "none":
+        parts.append(Part(complete.resample(first, N_RESAMPLES, seed), lambda codes: ~lacks_some(codes)))
+    if second.method != "none" and schema is not None:
+        parts.append(Part(hidden.resample(second, N_RESAMPLES, seed), lacks_some))
+    return parts
