@@ -1,0 +1,287 @@
+"""Images per second of training on a GPU over a bare loop on synthetic tensors, interleaved: ratios.
+
+python benchmarks/image_training.py --out benchmarks/image_training.json
+
+bare        the same network and optimizer in a loop written by hand, its batches on the device before it begins
+gpa         GPA's objective through `train`, the pack put on the device once
+gpa ahead   the same, the pack left on the disk and read ahead
+erm         ERM through `train`, the pack on the device
+
+Every run begins with an epoch that is not counted. Written a moment before, the pack is in the system's page cache.
+"""
+
+import argparse
+import copy
+import json
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from PIL import Image
+from records import commit
+from torch import nn
+
+from sitewise.benchmark.provenance import versions
+from sitewise.confounders import Confounders
+from sitewise.datasets.manifest import Manifest
+from sitewise.datasets.packed import PackedImages, pack
+from sitewise.estimator.prevalences import fit_prevalence
+from sitewise.inputs import DEVICE_SHARE, StoredImages
+from sitewise.methods.erm import ERM
+from sitewise.methods.objective import MethodObjective, Prepared
+from sitewise.ratio import LabeledRows, RatioObjective, build_ratio
+from sitewise.training import Recipe, train
+
+N_SITES, DISTINCT, SYNTHETIC, SEED = 4, 512, 4, 0
+RESNETS = {"torchvision": "torchvision:resnet50", "timm": "timm:resnet50", "monai": "monai:resnet50"}
+TARGETS = {"gpa over bare": 0.9, "gpa ahead over bare": 0.9}
+STEP_TARGET = 1.1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured."""
+
+    backbone: str
+    images: int
+    size: int
+    batch: int
+    rounds: int
+    epochs: int
+    device: str
+    precision: str
+
+    @property
+    def steps_per_epoch(self):
+        return max(1, self.images // self.batch)
+
+    def recipe(self):
+        return Recipe(epochs=1 + self.epochs, batch_size=self.batch, min_steps=0, precision=self.precision)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Rows of several sites, their images in a pack."""
+
+    images: PackedImages
+    rows: LabeledRows
+    schema: Confounders
+    prevalences: list
+
+    def labeled(self, share):
+        """Rows anew, for training moves what it is given; `share` is what images may take of the device's memory."""
+        return LabeledRows(StoredImages(self.images, share), *(copy.copy(part) for part in self.columns()))
+
+    def columns(self):
+        return self.rows.y, self.rows.weight, self.rows.site, self.rows.codes
+
+
+@dataclass
+class Clock:
+    """When epochs begin, and when the last one ends."""
+
+    starts: list = field(default_factory=list)
+    end: float = 0.0
+
+    def timed(self, kind):
+        """An objective of this kind that tells the clock; an epoch's end waits for the device by itself."""
+        clock = self
+
+        class Timed(kind):
+            def begin_epoch(self, generator, progress):
+                clock.starts.append(time.perf_counter())
+                super().begin_epoch(generator, progress)
+
+            def validation_loss(self, module):
+                clock.end = time.perf_counter()
+
+        return Timed
+
+    def seconds(self):
+        """All epochs but the first."""
+        return self.end - self.starts[1]
+
+
+def make_pack(folder, settings):
+    """Noise in files, packed."""
+    rng = np.random.default_rng(SEED)
+    (folder / "images").mkdir()
+    for row in range(min(settings.images, DISTINCT)):
+        pixels = rng.integers(0, 256, (settings.size, settings.size, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "images" / f"{row}.png", compress_level=0)
+    paths = [f"{row % DISTINCT}.png" for row in range(settings.images)]
+    table = pd.DataFrame({"path": paths, "site": "s", "y": 0, "id": [str(row) for row in range(settings.images)]})
+    return pack(Manifest(table, folder / "images"), folder / "packed", settings.size, progress=False)
+
+
+def make_data(images):
+    """Classes, sites and three confounders for the images of a pack, and every site's g."""
+    rng = np.random.default_rng(SEED)
+    n = len(images)
+    y = torch.tensor(rng.integers(0, 2, n))
+    site = torch.tensor(rng.integers(0, N_SITES, n))
+    Z = pd.DataFrame(
+        {
+            "age": rng.normal(55, 15, n),
+            "sex": rng.choice(["f", "m"], n),
+            "place": rng.choice(["head", "trunk", "arm", "leg"], n),
+        }
+    )
+    schema = Confounders.learn(Z)
+    rows = LabeledRows(StoredImages(images), y, torch.ones(n), site, schema.encode(Z)[0])
+    parts = [rows.take((site == s).nonzero().flatten()) for s in range(N_SITES)]
+    return Data(images, rows, schema, [fit_prevalence("additive", part, 2, schema, 0.5, SEED) for part in parts])
+
+
+def build(settings, data, schema):
+    return build_ratio(settings.backbone, data.rows.X, schema, 2, SEED)
+
+
+def wait(device):
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def bare(settings, data):
+    """Seconds of a loop by hand, and where its images are."""
+    device = torch.device(settings.device)
+    module = build(settings, data, data.schema).to(device, memory_format=torch.channels_last)
+    fused = device.type == "cuda" or None
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, weight_decay=0.01, fused=fused)
+    generator = torch.Generator(device).manual_seed(SEED)
+    batches = []
+    for _ in range(SYNTHETIC):
+        x = torch.rand(settings.batch, 3, settings.size, settings.size, device=device, generator=generator)
+        z = torch.rand(settings.batch, data.schema.inputs(data.rows.codes[:1]).shape[1], device=device)
+        y = torch.randint(2, (settings.batch,), device=device, generator=generator)
+        batches.append((x.contiguous(memory_format=torch.channels_last), z, y))
+    module.train()
+    for step in range((1 + settings.epochs) * settings.steps_per_epoch):
+        if step == settings.steps_per_epoch:
+            wait(device)
+            start = time.perf_counter()
+        x, z, y = batches[step % SYNTHETIC]
+        optimizer.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16-mixed"):
+            loss = nn.functional.cross_entropy(module(x, z), y)
+        loss.backward()
+        optimizer.step()
+    wait(device)
+    return time.perf_counter() - start, "device"
+
+
+def trained(settings, module, objective, clock):
+    train(module, objective, settings.recipe(), device=settings.device, seed=SEED, verbose=False)
+    return clock.seconds(), "device" if isinstance(objective.training.X, torch.Tensor) else "disk"
+
+
+def gpa(settings, data, share=DEVICE_SHARE):
+    clock = Clock()
+    kind = clock.timed(RatioObjective)
+    objective = kind(data.labeled(share), None, data.schema, data.prevalences, None, knockout=0.5)
+    return trained(settings, build(settings, data, data.schema), objective, clock)
+
+
+def gpa_ahead(settings, data):
+    return gpa(settings, data, share=0.0)
+
+
+def erm(settings, data):
+    clock = Clock()
+    nobody = data.rows.take(torch.zeros(0, dtype=torch.int64))
+    objective = clock.timed(MethodObjective)(ERM(), data.labeled(DEVICE_SHARE), nobody, None, Prepared(), [])
+    return trained(settings, build(settings, data, None), objective, clock)
+
+
+LOOPS = {"bare": bare, "gpa": gpa, "gpa ahead": gpa_ahead, "erm": erm}
+
+
+def measure(settings, data):
+    """Images per second of every loop in every round, and where the images were."""
+    counted = settings.epochs * settings.steps_per_epoch * (settings.images // settings.steps_per_epoch)
+    bare_counted = settings.epochs * settings.steps_per_epoch * settings.batch
+    rates, places = {name: [] for name in LOOPS}, {}
+    for number in range(settings.rounds):
+        for name, loop in LOOPS.items():
+            seconds, places[name] = loop(settings, data)
+            rates[name].append((bare_counted if name == "bare" else counted) / seconds)
+        shown = ", ".join(f"{name} {found[-1]:.0f}" for name, found in rates.items())
+        print(f"round {number + 1}: images/s {shown}", flush=True)
+    return rates, places
+
+
+def ratio(numerators, denominators):
+    """The median and the range of round by round ratios."""
+    found = np.array(numerators) / np.array(denominators)
+    return {"median": float(np.median(found)), "low": float(found.min()), "high": float(found.max())}
+
+
+def summarize(rates):
+    """Images per second and ratios, beside what they should be."""
+    over_bare = {f"{name} over bare": ratio(rates[name], rates["bare"]) for name in LOOPS if name != "bare"}
+    step = ratio(rates["erm"], rates["gpa"])
+    reached = {name: over_bare[name]["median"] >= target for name, target in TARGETS.items()}
+    return {
+        "images_per_second": {name: float(np.median(found)) for name, found in rates.items()},
+        "ratios": over_bare | {"gpa's step over erm's": step},
+        "targets": TARGETS | {"gpa's step over erm's": STEP_TARGET},
+        "reached": reached | {"gpa's step over erm's": step["median"] <= STEP_TARGET},
+    }
+
+
+def importable(name):
+    """Whether a library is there and fits the torch that is."""
+    try:
+        import_module(name)
+    except (ImportError, RuntimeError, OSError):
+        return False
+    return True
+
+
+def read_settings(arguments):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backbone", help="resnet50 of torchvision, timm or monai by default, the first that is there")
+    parser.add_argument("--images", type=int, default=4096)
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=3, help="counted in each run, after one that is not")
+    parser.add_argument("--out", type=Path)
+    given = vars(parser.parse_args(arguments))
+    out = given.pop("out")
+    cuda = torch.cuda.is_available()
+    given["backbone"] = given["backbone"] or next((RESNETS[name] for name in RESNETS if importable(name)), None)
+    if given["backbone"] is None:
+        parser.error("none of torchvision, timm and monai is installed: give --backbone cnn")
+    return Settings(**given, device="cuda" if cuda else "cpu", precision="bf16-mixed" if cuda else "32-true"), out
+
+
+def main(arguments=None):
+    settings, out = read_settings(arguments)
+    made_by = {**versions(), "cudnn": torch.backends.cudnn.version(), "commit": commit()}
+    torch.backends.cudnn.benchmark = True  # for all of them alike
+    with tempfile.TemporaryDirectory() as folder:
+        data = make_data(make_pack(Path(folder), settings))
+        rates, places = measure(settings, data)
+    record = {
+        "work": "training images per second over a bare loop",
+        **asdict(settings),
+        "device": torch.cuda.get_device_name() if settings.device == "cuda" else "cpu",
+        **summarize(rates),
+        "rounds_images_per_second": rates,
+        "images_on": places,
+        **made_by,
+    }
+    text = json.dumps(record, indent=1)
+    if out is not None:
+        out.write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
