@@ -70,6 +70,7 @@ def write_folder(folder: Folder, path: str | os.PathLike[str]) -> None:
         shutil.rmtree(fresh, ignore_errors=True)
         if place.exists():
             shutil.rmtree(aside, ignore_errors=True)
+    _make_durable(place.parent)
 
 
 def read_folder(path: str | os.PathLike[str]) -> Folder:
@@ -155,7 +156,6 @@ def _put_in_place(fresh: Path, place: Path, aside: Path) -> None:
             if aside.exists() and not place.exists():
                 aside.rename(place)
             raise
-    _make_durable(place.parent)
 
 
 def _write(path: Path, content: bytes) -> None:
