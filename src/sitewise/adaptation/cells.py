@@ -189,7 +189,7 @@ def _fit(
         trace=[-float(value) for value in found.trace],
         strength=strength,
         look_back=lambda: look_back_at_cells(evidence, problem, probability, agreement, centre, strength),
-        cell_log_likelihood=lambda cells: problem.log_likelihood(cells, order=0),
+        pseudo_counts=problem.pseudo,
     )
 
 

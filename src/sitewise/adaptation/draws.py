@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sitewise.adaptation.cell_problem import CellProblem, constant_problem, table_problem
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import Fit
 from sitewise.arrays import Container, distinct_rows, index_of
@@ -159,18 +160,20 @@ def _draw_linear(
 def _draw_cells(
     evidence: Evidence, fit: Fit, curvature: CellCurvature, n_draws: int, generator: torch.Generator
 ) -> CellDraws:
-    if isinstance(fit.prevalence, TablePrevalence):
-        centre = fit.prevalence.cell_log_prob.exp()
-        share = fit.prevalence.cell_weight / fit.prevalence.cell_weight.sum()
+    model, pseudo = fit.prevalence, fit.pseudo_counts
+    assert pseudo is not None
+    if isinstance(model, TablePrevalence):
+        centre, share = model.cell_log_prob.exp(), model.cell_weight / model.cell_weight.sum()
+        problem = table_problem(evidence, model.cells, pseudo)
     else:
-        assert isinstance(fit.prevalence, ConstantPrevalence)
-        centre = fit.prevalence.log_marginal[None].exp()
-        share = centre.new_ones(1)
+        assert isinstance(model, ConstantPrevalence)
+        centre, share = model.log_marginal[None].exp(), pseudo.new_ones(1)
+        problem = constant_problem(evidence, pseudo[0])
     level = _normal(curvature.level_covariance[None], n_draws, generator)[:, 0]
     pulled = torch.einsum("ckl,bl->bck", curvature.pull, level)
-    if evidence.n_classes == 2 and fit.cell_log_likelihood is not None:
+    if evidence.n_classes == 2:
         inflation = evidence.groups.mean_size if evidence.groups else 1.0
-        cells = _from_likelihood(fit.cell_log_likelihood, centre, inflation, n_draws, generator)
+        cells = _from_likelihood(problem, centre, inflation, n_draws, generator)
     else:
         cells = centre + _normal(curvature.covariance, n_draws, generator)
     cells = (cells + pulled).clamp_min(SMALLEST)
@@ -179,7 +182,7 @@ def _draw_cells(
 
 
 def _from_likelihood(
-    log_likelihood: Callable[[Tensor], Tensor], like: Tensor, inflation: float, n_draws: int, generator: torch.Generator
+    problem: CellProblem, like: Tensor, inflation: float, n_draws: int, generator: torch.Generator
 ) -> Tensor:
     """Draw each cell's two shares from its likelihood, all shares as likely beforehand, (B, C, 2)."""
     n_cells = len(like)
@@ -187,7 +190,7 @@ def _from_likelihood(
     def density(logits: Tensor) -> Tensor:
         """The log-density of log-odds (G, C)."""
         shares = torch.stack([torch.sigmoid(-logits), torch.sigmoid(logits)], dim=2)
-        found = torch.stack([log_likelihood(at) for at in shares]) / inflation
+        found = torch.stack([problem.log_likelihood(at, order=0) for at in shares]) / inflation
         return found + torch.log(shares).sum(2)
 
     steps = torch.linspace(0, 1, GRID, dtype=torch.float64, device=like.device)[:, None]

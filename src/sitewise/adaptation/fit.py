@@ -37,9 +37,7 @@ class Fit:
     look_back: Callable[[], Hindsight] = field(repr=False)
     refit: Callable[[Evidence], Prevalence] | None = field(default=None, repr=False)  # to other weights of the rows
     aim: Tensor | None = field(default=None, repr=False)  # (K,) what a constant g is shrunk to
-    cell_log_likelihood: Callable[[Tensor], Tensor] | None = field(
-        default=None, repr=False
-    )  # (C, K) -> (C,), penalized
+    pseudo_counts: Tensor | None = field(default=None, repr=False)  # (C, K) rows of known class, of free distributions
     identified: bool = True  # whether f says anything at all
     rivals: "tuple[Rival, ...]" = field(default=(), repr=False)  # whom it was chosen from, itself among them
 

@@ -126,7 +126,7 @@ def _make_classifier(values: Values, inside: dict[str, Any], attached: Mapping[s
 
 
 def _take_adapted(here: AdaptedClassifier) -> Parts:
-    values = {name: value for name, value in vars(here).items() if name != "model"}
+    values = {name: value for name, value in vars(here).items() if name not in ("model", "_believed")}
     return Parts({"site": values}, site_card(here), {"model": here.model})
 
 
