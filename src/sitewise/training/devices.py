@@ -68,9 +68,9 @@ class Spread(nn.Module):
     there are fewer rows than processes (in scoring), some compute a row that nobody uses.
     """
 
-    def __init__(self, fabric: Any, network: nn.Module, share: Share) -> None:
+    def __init__(self, network: nn.Module, share: Share) -> None:
         super().__init__()
-        self.fabric, self.network, self.share = fabric, network, share
+        self.network, self.share = network, share
 
     def forward(self, x: Tensor, z: Tensor, *more: Any) -> Any:
         """The outputs for all rows of z, in their order."""
@@ -81,11 +81,19 @@ class Spread(nn.Module):
         return tree_map(lambda part: self._gather(part, n_rows), self.network(own_x, own_z, *more))
 
     def _gather(self, own: Tensor, n_rows: int) -> Tensor:
-        """All processes' rows in their order; the gradient comes back to whom it is of."""
+        """All processes' rows in their order.
+
+        Every process has the same loss of them and sends the gradient of its own rows back. DDP takes the mean of what
+        is to be added up: hence the factor.
+        """
         largest = -(-n_rows // self.share.of)
         padded = torch.cat([own, own.new_zeros(largest - len(own), *own.shape[1:])])
-        parts: Tensor = self.fabric.all_gather(padded, sync_grads=torch.is_grad_enabled())
-        return parts.transpose(0, 1).flatten(0, 1)[:n_rows]
+        if padded.requires_grad:
+            padded.register_hook(partial(torch.mul, self.share.of))
+        parts = [torch.empty_like(padded) for _ in range(self.share.of)]
+        torch.distributed.all_gather(parts, padded.detach())
+        parts[self.share.rank] = padded
+        return torch.stack(parts, dim=1).flatten(0, 1)[:n_rows]
 
 
 def device_problems(devices: Any, nodes: Any, strategy: Any) -> Iterator[str]:
@@ -216,7 +224,7 @@ def _spawn(device: str, devices: int | str, precision: Any, function: Callable[.
     fabric = Fabric(accelerator=device, devices=devices, precision=precision, strategy="ddp_spawn")
     try:
         with tempfile.NamedTemporaryFile(suffix=".pt") as result:  # a pipe gives no large tensors of an ended process
-            fabric.launch(partial(_hand_back, path=result.name, function=function, arguments=arguments))
+            fabric.launch(_HandBack(result.name, function, arguments))
             return torch.load(result.name, weights_only=True)
     except ProcessRaisedException as error:
         found = list(re.finditer(r"^(\w+): ", error.msg, re.MULTILINE))
@@ -229,17 +237,33 @@ def _spawn(device: str, devices: int | str, precision: Any, function: Callable[.
             del os.environ[name]
 
 
-def _hand_back(fabric: Any, path: str, function: Callable[..., Any], arguments: Any) -> None:
-    """Call a function in one of the new processes; the first leaves the result in a file."""
-    result = function(fabric, *arguments)
-    if fabric.global_rank == 0:
-        torch.save(result, path)
+@dataclass
+class _HandBack:
+    """A call in one of the new processes; the first leaves the result in a file."""
+
+    path: str
+    function: Callable[..., Any]
+    arguments: Any
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Arrive in the process, where Fabric is as quiet as here."""
+        vars(self).update(state)
+        _fabric_logger().setLevel(logging.WARNING)
+
+    def __call__(self, fabric: Any) -> None:
+        result = self.function(fabric, *self.arguments)
+        if fabric.global_rank == 0:
+            torch.save(result, self.path)
+
+
+def _fabric_logger() -> logging.Logger:
+    return logging.getLogger(Fabric.__module__.rpartition(".")[0])
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Fabric does not announce what it was told."""
-    its_logger = logging.getLogger(Fabric.__module__.rpartition(".")[0])
+    its_logger = _fabric_logger()
     level = its_logger.level
     its_logger.setLevel(logging.WARNING)
     try:

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 ALIKE = (
     "Give every process the same data, settings and random_state (a number); all must find the same checkpoint, or none"
 )
+FEW_ROWS = "{n} row(s) of a batch can't be shared by {of} processes: take larger batches, or fewer devices"
 
 
 class Objective(Protocol):
@@ -135,6 +136,8 @@ class _Loop:
         self.objective.begin_epoch(self.generator, (number - 1) / self.plan.epochs)
         total = torch.zeros((), device=device)
         order = batches(sites, self.plan.step_size, self.recipe.per_site, self.generator)
+        if order.shape[1] // self.recipe.accumulate < share.of:
+            raise ValueError(FEW_ROWS.format(n=order.shape[1] // self.recipe.accumulate, of=share.of))
         upcoming = [share(part) for rows in order for part in parts_of(rows, self.recipe.accumulate)]
         with self.objective.reading(upcoming):
             for rows in order.to(device):
@@ -232,7 +235,7 @@ def _train_here(fabric: Any, task: _Task) -> dict[str, Any]:
     optimizer = _optimizer(module, recipe, fabric.device)
     scheduler = _schedule(optimizer, recipe, plan.epochs * plan.steps_per_epoch)
     network, stepper = fabric.setup(module, optimizer)  # all processes begin with the weights of the first
-    fitted = Spread(fabric, network, share) if share.of > 1 else network
+    fitted = Spread(network, share) if share.of > 1 else network
     identity = _identify(task, module) if share.of > 1 or task.checkpoint is not None else {}
     saved = None if task.checkpoint is None else open_checkpoint(task.checkpoint, task.label, identity)
     objective.to(fabric.device)
