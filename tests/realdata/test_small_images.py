@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from sitewise.datasets import small_images as si
+from sitewise.datasets.examples import load_examples
+from sitewise.report.examples import example_figure
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +61,12 @@ def test_cxr64_roles_hold_patients_out(cxr64):
     assert len(roles.training["NIH"]) + len(roles.validation) + len(home) == 2819
     assert not set(roles.validation.groups) & set(home.groups)
     assert np.ptp(home.X.reshape(len(home), -1), axis=1).min() > 50
+
+
+@pytest.mark.parametrize("name", ["isic64", "cxr64"])
+def test_examples_of_every_site_can_be_drawn(name, real_data):
+    examples = load_examples(name, real_data(name), n=4)
+    figure = example_figure(examples, title=name)
+    assert len(figure.axes) == 4 * len(examples)
+    missing = [site.site for site in examples if site.Z["age"].isna().all()]
+    assert missing == (["GUANGZHOU"] if name == "cxr64" else [])

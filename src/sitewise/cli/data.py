@@ -1,4 +1,4 @@
-"""`sitewise data list`, `check` and `pack`: what there is, whether it is right, and made ready for training."""
+"""`sitewise data list`, `check`, `show` and `pack`: what there is, whether it is right, how it looks, made ready."""
 
 import math
 from pathlib import Path
@@ -99,6 +99,51 @@ def check(
     _say(_images_found(manifest, images))
     if out is not None:
         _say(f"wrote {write_manifest(manifest, out)}; its paths start from {manifest.root}")
+
+
+@app.command()
+def show(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|MANIFEST|PACK",
+            help="One of `sitewise data list`, colored_digits, a table of images or a folder of packed ones.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The picture to write, PNG or PDF.")] = Path("examples.png"),
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the collection, or the one that a manifest's paths start from.")
+    ] = None,
+    columns: Annotated[int, typer.Option(min=1, max=20, help="Images of each site.")] = 6,
+    seed: Annotated[int, typer.Option(min=0, help="Which ones.")] = 0,
+    packed: Annotated[Path | None, typer.Option(help="Take the images from this pack, not from their files.")] = None,
+    image: Annotated[str, typer.Option(help="Column of the path.")] = "path",
+    site: Annotated[str, typer.Option(help="Column of the site.")] = "site",
+    target: Annotated[str, typer.Option(help="Column of the target, 0 or 1.")] = "y",
+    unlabeled: Annotated[bool, typer.Option("--unlabeled", help="There is no target.")] = False,
+    confounder: Annotated[list[str] | None, typer.Option(help="Column for the captions; repeated.")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="A class, where they are not 0 and 1; repeated.")] = None,
+    id: Annotated[str | None, typer.Option(help="Column of the id; id or else the path otherwise.")] = None,
+) -> None:
+    """Draw some images of every site with their z as captions, in a heavy red border where y = 1."""
+    from sitewise.datasets.examples import load_examples
+    from sitewise.report.comparison import save_figure
+    from sitewise.report.examples import example_figure
+
+    if out.suffix.lower() not in (".png", ".pdf"):
+        raise ValueError(f"--out must end in .png or .pdf, got {out}")
+    described = {"image": image, "site": site, "target": None if unlabeled else target, "id": id, "classes": label}
+    sites = load_examples(
+        source,
+        data_dir,
+        n=columns,
+        seed=seed,
+        columns=described | {"confounders": confounder or ()},
+        packed=packed,
+    )
+    title = source if source.isidentifier() else Path(source).name
+    _say(f"wrote {save_figure(example_figure(sites, title=title), out)}: {len(sites)} site(s)")
 
 
 def _show_sites(name: str, collection: "Collection", sites: "pd.DataFrame") -> None:
