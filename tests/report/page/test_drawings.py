@@ -38,7 +38,8 @@ def test_a_scale_is_straight_and_ends_at_its_ends():
 
 
 def test_long_names_are_cut_to_their_columns():
-    assert shorten("a" * 500, 10) == "a" * 9 + "…"
+    assert shorten("a" * 500, 10) == "aaaaaa…aaa"
+    assert shorten("clinic number 976", 12) == "clinic n…976"
     assert shorten("two\nlines", 20) == "two lines"
     assert shorten("日本語の名前", 6) == "日本…"
     assert shorten("ten letter", 10) == "ten letter"

@@ -109,7 +109,7 @@ def test_a_changed_number_changes_the_page(make_content):
     content = make_content()
     html = render(content)
     content["prevalence"]["estimate"][1] = 0.98765
-    assert "98.8%" in render(content)
+    assert '<span class="figure">98.8%' in render(content)
     assert "98.8%" not in html
 
 

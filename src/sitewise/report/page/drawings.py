@@ -35,9 +35,9 @@ class Row:
 def mark(kind: str, x: float, y: float) -> Markup:
     """The sign of a series: a hollow square before, a filled circle after, a thin tick for one of many."""
     if kind == "before":
-        return element("rect", x=x - 4.0, y=y - 4.0, width=8, height=8, class_="before hollow")
+        return element("rect", x=x - 5.5, y=y - 5.5, width=11, height=11, class_="before hollow")
     if kind == "after":
-        return element("circle", cx=x, cy=y, r=4.5, class_="after filled")
+        return element("circle", cx=x, cy=y, r=3.8, class_="after filled")
     return element("line", x1=x, x2=x, y1=y - 6.0, y2=y + 6.0, class_="other")
 
 

@@ -85,12 +85,19 @@ def ceiling(value: float, wanted: int = 4) -> float:
 
 
 def shorten(text: str, width: int) -> str:
-    """The beginning of a text in at most `width` columns on one line; wide letters take two."""
+    """A text in at most `width` columns on one line, its middle left out where it is longer; wide letters take two."""
     line = " ".join(text.split())
-    room, kept = width, ""
-    for letter in line:
-        room -= 2 if unicodedata.east_asian_width(letter) in "WF" else 1
-        if room < 0:
-            return kept[:-1].rstrip() + ELLIPSIS
-        kept += letter
-    return kept
+    if columns(line) <= width:
+        return line
+    start, end = line, ""
+    tail = (width - 1) // 3  # names often differ at their ends
+    while columns(line[-1 - len(end) :]) <= tail:
+        end = line[-1 - len(end) :]
+    while columns(start) > width - 1 - columns(end):
+        start = start[:-1]
+    return start.rstrip() + ELLIPSIS + end.lstrip()
+
+
+def columns(text: str) -> int:
+    """How many columns a text takes."""
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)

@@ -3,7 +3,10 @@
 import math
 from typing import Any
 
+from sitewise.report.page.svg import shorten
+
 NOTHING = "–"
+LONGEST = 60  # columns of a name within a sentence
 SEVERITY_WORDS = {"good": "fine", "unknown": "not known", "care": "care", "stop": "stop"}
 GRAVEST_FIRST = ("stop", "care", "unknown", "good")
 
@@ -125,5 +128,5 @@ def plural(count: int, one: str, many: str | None = None) -> str:
 
 
 def quoted(name: str) -> str:
-    """A name set off from the words around it, whatever direction it is written in."""
-    return f"“\u2068{name}\u2069”"
+    """A name set off from the words around it, whatever direction it is written in; shortened where it is long."""
+    return f"“\u2068{shorten(name, LONGEST)}\u2069”"
