@@ -98,6 +98,13 @@ def test_stored_images_are_indexed_as_their_tensor(packed):
     assert stored.to(CPU) is stored
 
 
+def test_arrays_may_run_backwards(packed, labels):
+    Z = labels["sample_confounder"]
+    model = sw.GPAClassifier(**SETTINGS).fit(packed, **labels)
+    backwards = model.log_ratio(packed[:][::-1], Z[::-1])
+    np.testing.assert_array_equal(backwards, model.log_ratio(packed[::-1], Z[::-1]))
+
+
 def test_what_counts_as_stored(packed):
     assert is_stored(packed)
     assert not any(map(is_stored, (packed[:], torch.tensor(packed[:]), [[1]], pd.DataFrame({"a": [1]}))))
@@ -146,6 +153,7 @@ def test_accumulated_batches_are_the_same_to_the_bit(packed, labels):
 
 def test_no_reading_takes_more_than_a_batch(watched, labels, monkeypatch):
     monkeypatch.setattr("sitewise.ratio.SCORING_BATCH", 16)
+    monkeypatch.setattr(inputs, "STRETCH_BYTES", 16 * 3 * SIZE**2)
     model = sw.GPAClassifier(**SETTINGS).fit(watched, **labels)
     model.adapt(watched, labels["sample_confounder"]).predict_proba(watched, labels["sample_confounder"])
     assert len(watched.log) > 10
@@ -304,7 +312,7 @@ def test_images_go_to_the_gpu_where_they_fit_their_share(packed, monkeypatch):
     """The device is a stand-in: what is decided and that every row arrives is tested, not the copying."""
     stored, cuda = StoredImages(packed, share=0.5), torch.device("cuda")
     made = []
-    monkeypatch.setattr(inputs, "PLACED_BYTES", 7 * 3 * SIZE**2)
+    monkeypatch.setattr(inputs, "STRETCH_BYTES", 7 * 3 * SIZE**2)
     monkeypatch.setattr(inputs, "_free_memory", lambda device: 2 * stored.numel())
     monkeypatch.setattr(StoredImages, "read", lambda self, rows, device: self[rows])
     monkeypatch.setattr(Tensor := torch.Tensor, "to", lambda self, *_, **__: self)

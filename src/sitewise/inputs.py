@@ -15,7 +15,7 @@ from torch import Tensor
 
 Rows = Tensor | slice
 DEVICE_SHARE = 0.5  # of the memory that is free on a GPU: what images may take there, the rest is for training
-PLACED_BYTES = 2**26  # read at a time
+STRETCH_BYTES = 2**26  # of those that are read from first to last
 BATCHES_AHEAD = 6
 READERS = 4  # threads
 
@@ -81,8 +81,7 @@ class StoredImages:
         if device is None or device.type != "cuda" or self.numel() > self.share * _free_memory(device):
             return self
         placed = torch.empty(self.shape, dtype=torch.uint8, device=device)
-        step = max(1, PLACED_BYTES // max(1, self.numel() // max(1, len(self))))
-        places = [slice(start, start + step) for start in range(0, len(self), step)]
+        places = self._stretches()
         with read_ahead(self, places, device) as read:
             for place in _with_bar(places, f"images to {device}", self.verbose):
                 placed[place] = read(place)
@@ -93,9 +92,16 @@ class StoredImages:
         if hasattr(self.images, "digest"):
             return str(self.images.digest())
         found = hashlib.sha256(f"{tuple(self.shape)}".encode())
-        for start in range(0, len(self), 256):
-            found.update(self[start : start + 256].numpy().tobytes())
+        places = self._stretches()
+        with read_ahead(self, places, None) as read:
+            for place in places:
+                found.update(read(place).numpy().data)
         return found.hexdigest()
+
+    def _stretches(self) -> list[slice]:
+        """All rows, so many at a time as are easily held in memory."""
+        step = max(1, STRETCH_BYTES // max(1, self.shape[1:].numel()))
+        return [slice(start, start + step) for start in range(0, len(self), step)]
 
 
 Inputs = Tensor | StoredImages

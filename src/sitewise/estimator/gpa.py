@@ -19,8 +19,9 @@ from sitewise.arrays import Problems, read_groups, read_weight
 from sitewise.calibration import METHODS as CALIBRATIONS
 from sitewise.calibration import Calibration
 from sitewise.estimator.adapted import AdaptedClassifier
+from sitewise.estimator.cached import cached_log_ratio, cached_score
 from sitewise.estimator.held_out import score_held_out
-from sitewise.estimator.kept import KeptRows, score_keeping_features
+from sitewise.estimator.kept import KeptRows
 from sitewise.estimator.prevalences import (
     RowPrevalence,
     by_site,
@@ -84,6 +85,8 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         the one or the other.
     checkpoint : a file, or a folder, in which training is saved after every epoch: a fit that was killed goes on from
         there when it is called again with the same data and settings. It is removed when training ends.
+    cache : a folder in which log f is kept by the content of the network and of the rows: every adaptation, prediction
+        or calibration on rows that were scored before, also by another process, leaves the network alone.
     verbose : True or False for the progress bar; None shows it on a terminal.
     random_state : seed; a CPU run repeats to the bit.
 
@@ -122,6 +125,7 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         nodes: int = 1,
         strategy: str = "auto",
         checkpoint: str | os.PathLike[str] | None = None,
+        cache: str | os.PathLike[str] | None = None,
         verbose: bool | None = None,
         random_state: Any = 0,
     ) -> None:
@@ -142,6 +146,7 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.nodes = nodes
         self.strategy = strategy
         self.checkpoint = checkpoint
+        self.cache = cache
         self.verbose = verbose
         self.random_state = random_state
 
@@ -213,6 +218,8 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _check_settings(self) -> Recipe:
         problems = Problems("GPAClassifier")
         recipe = read_network_settings(self, problems)
+        if self.cache is not None and (not isinstance(self.cache, str | os.PathLike) or os.path.isfile(self.cache)):
+            problems.add(f"cache must be the path of a folder, got {self.cache!r}")
         if self.prevalence not in ("auto", *MODELS):
             problems.add(f"prevalence must be one of auto, {', '.join(MODELS)}, got {self.prevalence!r}")
         if not 0 <= self.knockout < 1:
@@ -426,11 +433,12 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _raw_log_ratio(self, X: Inputs, codes: Tensor) -> Tensor:
         """log f before calibration."""
-        return self._scorer(X, network_inputs(self.confounders_, codes))
+        return cached_log_ratio(self.cache, self._scorer, X, network_inputs(self.confounders_, codes))
 
     def _score(self, X: Inputs, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """log f before calibration, and the features of some of the rows."""
-        return score_keeping_features(self._scorer, X, network_inputs(self.confounders_, codes), len(self.classes_))
+        z = network_inputs(self.confounders_, codes)
+        return cached_score(self.cache, self._scorer, X, z, len(self.classes_))
 
     def _log_ratio(self, X: Inputs, codes: Tensor) -> Tensor:
         return self._calibrated(self._raw_log_ratio(X, codes), codes)

@@ -48,7 +48,7 @@ def read_inputs(estimator: BaseEstimator, X: Any, *, reset: bool) -> Inputs:
     table = validate_data(estimator, values, reset=reset, dtype=np.float64)
     if reset:
         estimator.input_shape_ = None
-    return torch.tensor(table)
+    return torch.tensor(np.ascontiguousarray(table))  # tensors know no negative strides
 
 
 def _read_images(estimator: BaseEstimator, values: Array, reset: bool) -> Tensor:
@@ -56,7 +56,7 @@ def _read_images(estimator: BaseEstimator, values: Array, reset: bool) -> Tensor
     if images.dtype != np.uint8:
         images = check_array(images, allow_nd=True, dtype=np.float32, input_name="X")
     _check_shape(estimator, images.shape, reset)
-    return torch.tensor(images)
+    return torch.tensor(np.ascontiguousarray(images))
 
 
 def _read_stored(estimator: BaseEstimator, images: Any, reset: bool) -> StoredImages:
