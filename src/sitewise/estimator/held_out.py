@@ -35,22 +35,28 @@ class HeldOut:
 
     def calibrate(self, method: str, n_classes: int) -> Calibration:
         """Fit the calibration asked for, or as much of it as the labels can bear."""
-        counts = torch.bincount(self.y, minlength=n_classes)
-        if int(counts.min()) < ENOUGH_TO_CALIBRATE and method in ("vector", "bias_corrected"):
-            method = "temperature"
-        if len(self.y) < n_classes * ENOUGH_TO_CALIBRATE or int((counts > 0).sum()) < 2:
-            method = "none"
-        if method == "none":
-            flat = torch.zeros(n_classes, dtype=torch.float64)
-            return Calibration("none", flat + 1, flat)
-        targets = smoothed_targets(self.y, counts)
-        return fit_calibration(self.raw_log_ratio, targets, self.log_prevalence, self.weight, method)
+        return calibrate_rows(self.raw_log_ratio, self.log_prevalence, self.y, self.weight, method, n_classes)
 
     def resample(self, calibration: Calibration, n_resamples: int, seed: int) -> Calibration:
         """The calibration with refits to resamples of these rows (equation 6a)."""
         targets = smoothed_targets(self.y, torch.bincount(self.y, minlength=len(calibration.slope)))
         rows = (self.raw_log_ratio, targets, self.log_prevalence, self.weight)
         return resample_calibration(calibration, *rows, n_resamples=n_resamples, random_state=seed)
+
+
+def calibrate_rows(
+    raw_log_ratio: Tensor, log_prevalence: Tensor, y: Tensor, weight: Tensor, method: str, n_classes: int
+) -> Calibration:
+    """Fit the calibration asked for to rows, or as much of it as their labels can bear."""
+    counts = torch.bincount(y, minlength=n_classes)
+    if int(counts.min()) < ENOUGH_TO_CALIBRATE and method in ("vector", "bias_corrected"):
+        method = "temperature"
+    if len(y) < n_classes * ENOUGH_TO_CALIBRATE or int((counts > 0).sum()) < 2:
+        method = "none"
+    if method == "none":
+        flat = torch.zeros(n_classes, dtype=torch.float64)
+        return Calibration("none", flat + 1, flat)
+    return fit_calibration(raw_log_ratio, smoothed_targets(y, counts), log_prevalence, weight, method)
 
 
 def score_held_out(

@@ -13,7 +13,7 @@ from sitewise.adaptation import estimate_prevalence
 from sitewise.arrays import Problems
 from sitewise.calibration import METHODS as CALIBRATIONS
 from sitewise.confounders import Confounders
-from sitewise.estimator.held_out import HeldOut
+from sitewise.estimator.held_out import calibrate_rows
 from sitewise.methods.base import Method, Rule
 from sitewise.methods.card import Card
 from sitewise.methods.erm import ERM, ERMWithoutColor, ERMWithZ
@@ -60,7 +60,7 @@ class LabelShift(Method, ABC):
         self._source = _shares(y, weight, len(trained.classes))
         log_source = self._source.log().expand(len(y), -1)
         raw = trained.held_out_outputs - self._log_shares
-        self._calibration = HeldOut(raw, log_source, y, weight).calibrate(self.calibration, len(trained.classes))
+        self._calibration = calibrate_rows(raw, log_source, y, weight, self.calibration, len(trained.classes))
         self._held_proba = combine(self._calibration.apply(raw), self._source.log()).exp()
         self._held_y, self._held_weight = y, weight
 

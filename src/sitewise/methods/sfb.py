@@ -8,7 +8,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
-from sitewise.estimator.held_out import HeldOut
+from sitewise.estimator.held_out import calibrate_rows
 from sitewise.methods.base import Method, Rule
 from sitewise.methods.card import Card
 from sitewise.methods.irm import mean_over_sites
@@ -111,7 +111,8 @@ class SFB(Method):
         n_classes = len(trained.classes)
         y, weight = trained.held_out.y, trained.held_out.weight.double()
         stable = outputs[:, :n_classes] if len(y) else torch.zeros(0, n_classes, dtype=torch.float64)
-        self._calibration = HeldOut(stable, torch.zeros_like(stable), y, weight).calibrate("bias_corrected", n_classes)
+        even = torch.zeros_like(stable)
+        self._calibration = calibrate_rows(stable, even, y, weight, "bias_corrected", n_classes)
 
     def log_proba(self, X: Any, Z: Any) -> Tensor:
         """As trained: the stable head."""
