@@ -13,6 +13,7 @@ Every run begins with an epoch that is not counted. Written a moment before, the
 import argparse
 import copy
 import json
+import os
 import tempfile
 import time
 from dataclasses import asdict, dataclass, field
@@ -111,10 +112,13 @@ def make_pack(folder, settings):
     """Noise in files, packed."""
     rng = np.random.default_rng(SEED)
     (folder / "images").mkdir()
-    for row in range(min(settings.images, DISTINCT)):
-        pixels = rng.integers(0, 256, (settings.size, settings.size, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / "images" / f"{row}.png", compress_level=0)
-    paths = [f"{row % DISTINCT}.png" for row in range(settings.images)]
+    paths = [f"{row}.png" for row in range(settings.images)]
+    for row, path in enumerate(paths):
+        if row < DISTINCT:
+            pixels = rng.integers(0, 256, (settings.size, settings.size, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / "images" / path, compress_level=0)
+        else:
+            os.link(folder / "images" / paths[row % DISTINCT], folder / "images" / path)
     table = pd.DataFrame({"path": paths, "site": "s", "y": 0, "id": [str(row) for row in range(settings.images)]})
     return pack(Manifest(table, folder / "images"), folder / "packed", settings.size, progress=False)
 
