@@ -4,7 +4,7 @@ from sitewise.performance.choice import ThresholdChoice, choose_threshold
 from sitewise.performance.estimate import believe, expected_performance
 from sitewise.performance.expected import BelievedRows, Expected, ExpectedCounts, ExpectedPerformance, summarize
 from sitewise.performance.labels import Direction, Part, calibration_directions, draw_labels
-from sitewise.performance.metrics import EXPECTED_METRICS, Predictions, decide
+from sitewise.performance.metrics import EXPECTED_METRICS, Predictions, confusion_metrics, decide
 from sitewise.performance.thresholds import best_f1_threshold, recall_threshold
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "best_f1_threshold",
     "calibration_directions",
     "choose_threshold",
+    "confusion_metrics",
     "decide",
     "draw_labels",
     "expected_performance",

@@ -71,7 +71,7 @@ class Predictions:
             areas_under_curves(ranking, truth[:, 1 if two else k], weight) for k, ranking in enumerate(self.rankings)
         ]
         return {
-            **_of_confusion(self.confusion(truth, weight)),
+            **confusion_metrics(self.confusion(truth, weight)),
             "nll": flat @ (-weight * log_probability).ravel() / weight.sum(),
             "brier": flat @ (weight * squares).ravel() / weight.sum() / (2 if two else 1),
             "auroc": mean_of_defined(np.stack([roc for roc, _ in areas], axis=1)),
@@ -93,7 +93,7 @@ class Predictions:
         return np.asarray(np.abs(event @ member - score @ member).sum(axis=1) / weight.sum())
 
 
-def _of_confusion(counts: Array) -> dict[str, Array]:
+def confusion_metrics(counts: Array) -> dict[str, Array]:
     """What a confusion matrix (R, K, K) tells: of class 1 for K = 2, means over classes against the rest for K > 2."""
     right = np.diagonal(counts, axis1=1, axis2=2)
     true, called, total = counts.sum(axis=2), counts.sum(axis=1), counts.sum(axis=(1, 2))

@@ -1,0 +1,257 @@
+"""How many unlabeled rows a new site needs: from labeled source rows alone (docs/maths.md, section 16).
+
+The held-out rows, weighted to the prevalence that is assumed, stand for the new site. The width of an interval comes
+from the information of so many rows; what an estimate from so many rows loses, from drawing them again and again.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from sklearn.isotonic import IsotonicRegression
+from sklearn.utils import check_random_state
+
+from sitewise.adaptation import PrevalenceEstimate
+from sitewise.arrays import Problems
+from sitewise.confounders import Confounders
+from sitewise.prevalence import MODELS
+from sitewise.samplesize.population import Population, read_population
+
+TARGETS = ("width", "kl", "f1_loss")
+SIZES = (100, 200, 500, 1000, 2000, 5000, 10_000)
+AROUND = (0.25, 0.5, 2.0, 4.0)  # times the answer, where a width is wanted
+SMALLEST, LARGEST = 20, 10**7
+FLOOR_SIZE = 10**7  # rows after which nothing is left to learn
+MODELS_OF_G = ("auto", *(name for name in MODELS if name != "network"))
+
+
+@dataclass(frozen=True)
+class SizePoint:
+    """What so many unlabeled rows give: the interval's width by information, and means over simulated sites.
+
+    `kl` is KL(g || estimate) averaged over z, `f1_loss` the expected F1 lost against knowing g (class 1 of two, the
+    mean over more); each mean has its standard error. None where nothing was simulated.
+    """
+
+    n: int
+    width: float
+    simulated_width: float | None = None
+    simulated_width_error: float | None = None
+    kl: float | None = None
+    kl_error: float | None = None
+    f1_loss: float | None = None
+    f1_loss_error: float | None = None
+    n_simulations: int = 0
+
+
+@dataclass(frozen=True)
+class SamplePlan:
+    """How many unlabeled rows are enough.
+
+    Attributes
+    ----------
+    answer : the number of rows, None where even the largest size tried is not enough.
+    target, wanted : what was asked for ("width", "kl" or "f1_loss"), and how much of it.
+    points : `SizePoint` for each size, the answer's among them.
+    floor_kl, floor_f1_loss : what is lost however many rows there are, f being what it is on these labeled rows.
+    prevalence : P(y) that is assumed, (K,).
+    level : of the intervals.
+    n_source : how many labeled rows it rests on.
+    """
+
+    answer: int | None
+    target: str
+    wanted: float
+    points: tuple[SizePoint, ...]
+    floor_kl: float
+    floor_f1_loss: float
+    prevalence: tuple[float, ...]
+    level: float
+    n_source: int
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row for each size."""
+        return pd.DataFrame([asdict(point) for point in self.points])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, ready for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        wanted = f"{self.target} {self.wanted:g}"
+        if self.answer is None:
+            return f"{wanted} is out of reach with up to {max(p.n for p in self.points):,} unlabeled rows"
+        return f"{self.answer:,} unlabeled rows are enough for {wanted}"
+
+
+def plan_sample_size(
+    log_ratio: Any,
+    y: Any,
+    sample_confounder: Any = None,
+    *,
+    width: float | None = None,
+    kl: float | None = None,
+    f1_loss: float | None = None,
+    prevalence: Any = None,
+    model: str = "auto",
+    confounders: Confounders | None = None,
+    sample_weight: Any = None,
+    level: float = 0.95,
+    sizes: Iterable[int] | None = None,
+    n_simulations: int = 20,
+    random_state: Any = 0,
+    say: Callable[[str], None] = lambda text: None,
+) -> SamplePlan:
+    """Say how many unlabeled rows a new site needs, from labeled held-out source rows.
+
+    Parameters
+    ----------
+    log_ratio : (m, K) calibrated log f of the labeled rows.
+    y : (m,) their classes, 0..K-1.
+    sample_confounder : their Z, where g is to depend on it.
+    width, kl, f1_loss : what is wanted, one of them: the width of the interval of P(Y) (the widest class's), KL(g ||
+        estimate) averaged over z, or the F1 lost against knowing g.
+    prevalence : P(y) at the new site: K numbers, or with two classes P(y=1); as in these rows where None. P(z|y) is
+        taken to be as in these rows.
+    model : of g, as in `estimate_prevalence`.
+    confounders : a frozen schema of Z.
+    sizes : the sizes of the table; chosen around the answer, or from 100 to 10,000, otherwise.
+    n_simulations : sites drawn at each size; 0 gives widths only.
+    say : told of each step.
+
+    Examples
+    --------
+    >>> plan = plan_sample_size(log_ratio, y, Z, width=0.05, prevalence=0.1)
+    >>> plan.answer, plan.table
+    """
+    problems = Problems("plan_sample_size")
+    wanted = {name: value for name, value in zip(TARGETS, (width, kl, f1_loss), strict=True) if value is not None}
+    target, amount = _check_target(wanted, problems)
+    if model not in MODELS_OF_G:
+        problems.add(f"model must be one of {', '.join(MODELS_OF_G)}, got {model!r}")
+    if not 0 < level < 1:
+        problems.add(f"level must lie between 0 and 1, got {level}")
+    if n_simulations < 0 or (target != "width" and n_simulations < 2):
+        problems.add(f"n_simulations must be at least {0 if target == 'width' else 2}, got {n_simulations}")
+    given = None if sizes is None else sorted({int(size) for size in sizes})
+    if given is not None and (not given or given[0] < SMALLEST):
+        problems.add(f"sizes must be numbers of rows from {SMALLEST} up, got {given}")
+    population = read_population(
+        log_ratio, y, sample_confounder, prevalence, model, confounders, sample_weight, problems
+    )
+    rng = np.random.default_rng(check_random_state(random_state).randint(2**31))
+    say("the information of the rows")
+    answer = None
+    if target == "width":
+        answer = size_for_width(lambda n: information_width(population, n, level), amount)
+    chosen = given or (SIZES if answer is None else [round_up(answer * factor) for factor in AROUND])
+    every = sorted({*chosen, *([] if answer is None else [answer])})
+    points = []
+    for size in every:
+        say(f"sites of {size:,} rows")
+        points.append(look_at_size(population, size, level, n_simulations, rng))
+    if target != "width":
+        answer = size_for_loss(points, target, amount)
+    floor_kl, floor_f1 = population.losses(population.estimate(FLOOR_SIZE * population.weight))
+    shares = np.bincount(population.y, population.weight, population.log_ratio.shape[1])
+    return SamplePlan(
+        answer, target, amount, tuple(points), floor_kl, floor_f1, tuple(shares.tolist()), level, len(population.y)
+    )
+
+
+def look_at_size(
+    population: Population, n: int, level: float, n_simulations: int, rng: np.random.Generator
+) -> SizePoint:
+    """Width by information, and by simulation width, KL and loss of F1, at one size."""
+    width = information_width(population, n, level)
+    found = []
+    for _ in range(n_simulations):
+        estimate = population.estimate(rng.multinomial(n, population.weight).astype(float))
+        found.append([interval_width(estimate, level), *population.losses(estimate)])
+    if n_simulations < 2:
+        return SizePoint(n, width)
+    values = np.array(found)
+    means, errors = values.mean(axis=0), values.std(axis=0, ddof=1) / math.sqrt(n_simulations)
+    return SizePoint(
+        n,
+        width,
+        simulated_width=float(means[0]),
+        simulated_width_error=float(errors[0]),
+        kl=float(means[1]),
+        kl_error=float(errors[1]),
+        f1_loss=float(means[2]),
+        f1_loss_error=float(errors[2]),
+        n_simulations=n_simulations,
+    )
+
+
+def information_width(population: Population, n: int, level: float) -> float:
+    """The width that the interval has where each labeled row occurs as often as n rows of the site have it."""
+    return interval_width(population.estimate(n * population.weight), level)
+
+
+def interval_width(estimate: PrevalenceEstimate, level: float) -> float:
+    """The width of the interval of P(Y), the widest class's."""
+    low, high = estimate.interval(level=level)
+    return float(np.max(np.asarray(high) - np.asarray(low)))
+
+
+def size_for_width(width_at: Callable[[int], float], wanted: float) -> int | None:
+    """The size at which the width is what is wanted; it falls about as the root of the size. None above LARGEST."""
+    size = 1000
+    for _ in range(12):
+        width = width_at(size)
+        if abs(width / wanted - 1) < 0.005:
+            break
+        better = size * (width / wanted) ** 2
+        if better > 1.5 * LARGEST:
+            return None
+        following = int(min(LARGEST, max(SMALLEST, math.ceil(better))))
+        if following == size:
+            break
+        size = following
+    return size if width_at(size) <= 1.02 * wanted else None
+
+
+def size_for_loss(points: list[SizePoint], target: str, wanted: float) -> int | None:
+    """The size from which the loss, made to fall with the size, is at most what is wanted; None beyond the largest.
+
+    Between two sizes it goes along a straight line of both logarithms.
+    """
+    sizes = np.array([point.n for point in points], dtype=float)
+    losses = np.array([getattr(point, target) for point in points], dtype=float)
+    errors = np.array([getattr(point, f"{target}_error") for point in points], dtype=float)
+    weight = 1 / np.maximum(errors, max(errors.max() * 1e-3, 1e-12)) ** 2
+    smooth = (
+        IsotonicRegression(increasing=False).fit(np.log(sizes), losses, sample_weight=weight).predict(np.log(sizes))
+    )
+    enough = np.flatnonzero(smooth <= wanted)
+    if not len(enough):
+        return None
+    first = int(enough[0])
+    if first == 0 or smooth[first] <= 0:
+        return int(sizes[first])
+    x, height = np.log(sizes[first - 1 : first + 1]), np.log(smooth[first - 1 : first + 1])
+    share = (height[0] - math.log(wanted)) / (height[0] - height[1])
+    return math.ceil(math.exp(x[0] + share * (x[1] - x[0])) - 1e-9)
+
+
+def round_up(size: float) -> int:
+    """To two digits, upwards, within what can be asked for."""
+    step = 10 ** max(0, math.floor(math.log10(max(size, 1))) - 1)
+    return int(min(LARGEST, max(SMALLEST, math.ceil(size / step) * step)))
+
+
+def _check_target(wanted: dict[str, float], problems: Problems) -> tuple[str, float]:
+    if len(wanted) != 1:
+        came = ", ".join(f"{name}={value}" for name, value in wanted.items()) or "none of them"
+        problems.add(f"give one of {', '.join(TARGETS)}, got {came}")
+        return "width", 1.0
+    ((name, value),) = wanted.items()
+    if not 0 < value < (1 if name != "kl" else math.inf):
+        problems.add(f"{name} must be a number above 0{'' if name == 'kl' else ' and below 1'}, got {value!r}")
+    return name, float(value)

@@ -1,0 +1,155 @@
+"""Labeled source rows that stand for a new site: weighted to the prevalence that is assumed there (equation 16)."""
+
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch.nn.functional import one_hot
+
+from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
+from sitewise.arrays import Problems, read_labels, read_matrix, read_weight
+from sitewise.confounders import Confounders
+from sitewise.performance import Predictions, confusion_metrics
+from sitewise.posterior import combine, normalize
+from sitewise.prevalence import fit_additive, fit_constant
+
+Array = np.ndarray[Any, Any]
+ENOUGH_ROWS = 4000  # of the labeled rows, at most, that stand for the site
+FEW = 10  # rows of a class below which it is not known
+
+RARE = "class {label} has {count} labeled row(s): what is said of a site of this prevalence hangs on them"
+
+
+@dataclass(frozen=True)
+class Population:
+    """Labeled rows, weighted so that they stand for the new site, with its g at each of them."""
+
+    log_ratio: Array  # (m, K)
+    y: Array  # (m,)
+    weight: Array  # (m,), sums to one
+    codes: torch.Tensor  # (m, V)
+    z: pd.DataFrame | None  # behind the codes
+    schema: Confounders | None
+    log_prevalence: Array  # (m, K) the site's g
+    model: str
+
+    def estimate(self, counts: Array) -> PrevalenceEstimate:
+        """The estimate from rows that each occur so many times, (m,)."""
+        kept = counts > 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a simulated site nobody needs to be warned
+            return estimate_prevalence(
+                self.log_ratio[kept],
+                None if self.z is None else self.z[kept],
+                model=self.model,
+                confounders=self.schema,
+                sample_weight=counts[kept],
+            )
+
+    def losses(self, estimate: PrevalenceEstimate) -> tuple[float, float]:
+        """KL(g || estimate), and the F1 lost against knowing g, both over the whole population."""
+        log_g = estimate.prevalence.log_prob(self.codes).numpy()
+        kl = float(self.weight @ (np.exp(self.log_prevalence) * (self.log_prevalence - log_g)).sum(axis=1))
+        return kl, self.f1(self.log_prevalence) - self.f1(log_g)
+
+    def posterior(self, log_prevalence: Array) -> Array:
+        """P(y|x,z) of every row at some g, (m, K)."""
+        return np.asarray(combine(torch.tensor(self.log_ratio), torch.tensor(log_prevalence)).exp().numpy())
+
+    @cached_property
+    def truth(self) -> Array:
+        """P(y|x,z) at the site's own g: it judges decisions with less noise than the rows' few labels."""
+        return self.posterior(self.log_prevalence)
+
+    def f1(self, log_prevalence: Array) -> float:
+        """Expected F1 of the most probable class by some g: of class 1 for K = 2, else the mean over classes."""
+        predictions = Predictions.of(self.posterior(log_prevalence))
+        found = confusion_metrics(predictions.confusion(self.truth.T[None], self.weight))
+        return float(np.nan_to_num(found["positive_f1" if self.truth.shape[1] == 2 else "macro_f1"][0]))
+
+
+def read_population(
+    log_ratio: Any,
+    y: Any,
+    Z: Any,
+    prevalence: Any,
+    model: str,
+    schema: Confounders | None,
+    sample_weight: Any,
+    problems: Problems,
+) -> Population:
+    """Check the labeled rows, weight them to the assumed prevalence and tilt their g(z) with them."""
+    matrix = read_matrix(log_ratio, "log_ratio", problems)
+    if matrix is None:
+        problems.raise_if_any()
+    assert matrix is not None
+    n_rows, n_classes = matrix.shape
+    labels = read_labels(y, n_rows, n_classes, problems)
+    if np.isnan(labels).any():
+        problems.add(f"y has {int(np.isnan(labels).sum())} unknown label(s): planning needs labeled rows only")
+    weight = read_weight(sample_weight, n_rows, problems).cpu().numpy()
+    codes = None
+    if Z is not None:
+        try:
+            schema = Confounders.learn(Z) if schema is None else schema
+            codes = schema.encode(Z, quiet=True)[0]
+        except ValueError as error:
+            problems.add(str(error))
+        if codes is not None and len(codes) != n_rows:
+            problems.add(f"sample_confounder has {len(codes)} row(s), log_ratio has {n_rows}")
+    elif model in ("table", "additive"):
+        problems.add(f"model={model!r} needs sample_confounder; without confounders use model='constant'")
+    problems.raise_if_any()
+    known = labels.astype(np.int64)
+    source = np.bincount(known, weight, n_classes) / weight.sum()
+    assumed = _read_prevalence(prevalence, source, problems)
+    problems.raise_if_any()
+    for label, count in enumerate(np.bincount(known, minlength=n_classes)):
+        if count < FEW and assumed[label] > 0:
+            warnings.warn(RARE.format(label=label, count=count), stacklevel=4)
+    targets = one_hot(torch.tensor(known), n_classes).double()
+    if codes is None or schema is None:
+        schema, own = None, fit_constant(targets, torch.tensor(weight)).log_prob(torch.zeros(n_rows, 0))
+    else:
+        own = fit_additive(targets, codes, torch.tensor(weight), schema).log_prob(codes)
+    tilt = np.divide(assumed, source, out=np.zeros(n_classes), where=source > 0)
+    tilted = torch.log_softmax(own + torch.tensor(np.log(np.maximum(tilt, 1e-12))), dim=1).numpy()
+    kept = np.flatnonzero(tilt[known] * weight > 0)
+    if len(kept) > ENOUGH_ROWS:
+        kept = kept[np.arange(ENOUGH_ROWS) * len(kept) // ENOUGH_ROWS]
+    share = (tilt[known] * weight)[kept]
+    return Population(
+        normalize(matrix).cpu().numpy()[kept],
+        known[kept],
+        share / share.sum(),
+        torch.zeros(len(kept), 0) if codes is None else codes[torch.tensor(kept)],
+        None if codes is None or schema is None else schema.decode(codes[torch.tensor(kept)]),
+        schema,
+        tilted[kept],
+        "constant" if schema is None else model,
+    )
+
+
+def _read_prevalence(prevalence: Any, source: Array, problems: Problems) -> Array:
+    """P(y) as assumed, (K,)."""
+    if prevalence is None:
+        return source
+    try:
+        value = np.asarray(prevalence, dtype=float)
+    except (TypeError, ValueError):
+        value = np.empty(0)
+    if value.ndim == 0 and len(source) == 2:
+        value = np.array([1 - value, value])
+    legal = value.shape == source.shape and bool((value >= 0).all() and abs(value.sum() - 1) < 1e-6)
+    if not legal:
+        one = ", or the share of class 1" if len(source) == 2 else ""
+        problems.add(f"prevalence must be {len(source)} shares that sum to one{one}, got {prevalence!r}")
+        return source
+    absent = np.flatnonzero((value > 0) & (source <= 0))
+    if len(absent):
+        problems.add(f"no labeled row is of class {', '.join(map(str, absent))}: set its prevalence to zero")
+    return value
