@@ -2,6 +2,7 @@
 
 import os
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,11 +11,13 @@ from torch import Tensor
 
 from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
 from sitewise.arrays import did_you_mean
-from sitewise.diagnosis import FALLBACKS, Diagnosis, conclude
+from sitewise.diagnosis import FALLBACKS, Diagnosis
 from sitewise.estimator.believing import believed_rows
+from sitewise.estimator.diagnosing import diagnose
 from sitewise.estimator.kept import KeptRows
 from sitewise.estimator.prevalences import in_regions
 from sitewise.estimator.reading import read_inputs
+from sitewise.estimator.reporting import report_content
 from sitewise.performance import (
     BelievedRows,
     ExpectedPerformance,
@@ -25,6 +28,7 @@ from sitewise.performance import (
 )
 from sitewise.posterior import combine
 from sitewise.prevalence import Prevalence
+from sitewise.report.page import write_report
 
 if TYPE_CHECKING:
     from sitewise.estimator.gpa import GPAClassifier
@@ -75,7 +79,7 @@ class AdaptedClassifier:
     def diagnose(self) -> Diagnosis:
         """Check whether adapting is safe here: findings, each with its number and advice, and a verdict (kept)."""
         if self._diagnosis is None:
-            self._diagnosis = conclude((), self.fallback)
+            self._diagnosis = diagnose(self)
         return self._diagnosis
 
     def predict_proba(self, X: Any, sample_confounder: Any = None) -> Any:
@@ -129,6 +133,13 @@ class AdaptedClassifier:
         kept = in_regions(codes, self.model._unsupported).numpy()
         low[kept] = high[kept] = self._log_prevalence(codes).exp().numpy()[kept]
         return low, high
+
+    def report(self, path: str | os.PathLike[str], *, site: str = "New site", level: float = 0.95) -> Path:
+        """Write the site's report and return its path: one HTML page that needs nothing else, to read, print or send.
+
+        The same content is written beside it as JSON, with every number unrounded. `site` is the name on the page.
+        """
+        return write_report(report_content(self, site, level), path)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save this site as a folder that `sitewise.load` reads, its model inside; scores of rows, but no inputs.

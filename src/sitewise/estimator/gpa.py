@@ -18,6 +18,7 @@ from sitewise.adaptation import estimate_prevalence
 from sitewise.arrays import Problems, read_groups, read_weight
 from sitewise.calibration import METHODS as CALIBRATIONS
 from sitewise.calibration import Calibration
+from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.cached import cached_log_ratio, cached_score
 from sitewise.estimator.held_out import score_held_out
@@ -185,6 +186,10 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._site_prevalences = self._fit_sites(training, data, seed)
         self._pooled_prevalence = self._fit_prevalence(data.rows, seed)
         self._unsupported = find_unsupported(data.rows, len(data.classes), data.schema)
+        names = tuple(map(str, data.site_names))
+        self._training_table = TrainingTable.of(
+            data.rows.codes, data.rows.y, data.rows.site, names, len(data.classes), data.schema
+        )
         held_groups = None if data.groups is None else data.groups[held]
         validation_prevalence = self._validation_prevalence(validation, held_groups, seed)
         objective = self._objective(training, validation, validation_prevalence, recipe)

@@ -1,0 +1,186 @@
+"""All checks of one site on arrays: no network, no estimator, nothing is read from anywhere else."""
+
+import torch
+from torch import Tensor
+
+from sitewise.adaptation import PrevalenceEstimate
+from sitewise.calibration import centre
+from sitewise.confounders import Categorical, Confounders
+from sitewise.diagnosis.coverage import TrainingTable, check_coverage, check_positivity
+from sitewise.diagnosis.identification import check_identification, draw_calibrations, slope_in_errors
+from sitewise.diagnosis.matching import FEWEST, Matched, match
+from sitewise.diagnosis.optimization import check_optimization
+from sitewise.diagnosis.reliability import check_calibration
+from sitewise.diagnosis.representation import Representation, compare_features
+from sitewise.diagnosis.result import Diagnosis, Finding, conclude, holm
+from sitewise.diagnosis.samples import SourceSample, TargetSample, evenly
+from sitewise.diagnosis.stability import Stability, compare_log_ratios, make_strata
+
+TESTED_ROWS = 5000  # of either sample at most: more would only find shifts too small to matter
+STOP_LEVEL, CARE_LEVEL = 0.01, 0.05  # of Holm's p-values over both tests
+STOP_GAP = 0.03  # of distribution functions; a sure but smaller one asks for care
+STOP_AUC = 0.55
+
+BLIND = "It cannot see a shift that looks like another prevalence."
+SHIFTED = "Do not rely on adapted numbers: look for a change of scanner, protocol or patients, or label some rows here."
+
+
+def diagnose_site(
+    source: SourceSample,
+    target: TargetSample,
+    estimate: PrevalenceEstimate,
+    *,
+    table: TrainingTable | None = None,
+    fallback: str | None = None,
+    random_state: int = 0,
+) -> Diagnosis:
+    """Check whether adapting to a site is supported by its rows.
+
+    Parameters
+    ----------
+    source : held-out labeled rows; the tests compare the site with them.
+    target : the site's rows, on which `estimate` was made.
+    estimate : the site's g.
+    table : counts of the training rows, for coverage and positivity; None leaves them to what `estimate` noted.
+    fallback : what the user wants predictions to come from where the verdict is "do not adapt".
+    random_state : seed of the folds and of the calibration's draws.
+    """
+    schema = estimate.confounders
+    resamples = draw_calibrations(source, random_state)
+    stability, representation = run_tests(source, target, estimate, random_state)
+    found = [test.p_value for test in (stability, representation) if test is not None]
+    adjusted = iter(holm(found))
+    return conclude(
+        (
+            stability_finding(stability, next(adjusted) if stability else None, source, target),
+            representation_finding(representation, next(adjusted) if representation else None, target),
+            check_identification(source, target, estimate, resamples),
+            check_calibration(source, slope_in_errors(source.calibration, resamples)),
+            check_coverage(target.codes, target.weight, estimate.notes, table, schema),
+            check_positivity(target.codes, target.weight, target.supported, table, schema),
+            check_optimization(target, estimate),
+        ),
+        fallback,
+    )
+
+
+def run_tests(
+    source: SourceSample, target: TargetSample, estimate: PrevalenceEstimate, random_state: int
+) -> tuple[Stability | None, Representation | None]:
+    """Both tests of the assumption; None for one that the rows do not allow."""
+    schema = estimate.confounders
+    own, others = comparable(source, target, schema)
+    held, here = source.take(evenly(own, TESTED_ROWS)), target.take(evenly(others, TESTED_ROWS))
+    if not testable(held.y, len(others), source.raw_log_ratio.shape[1]):
+        return None, None
+    strata = make_strata(held.codes, here.codes, schema)
+    stability = compare_log_ratios(
+        matched(held, here, estimate), centre(bounded(held.log_ratio)), centre(bounded(here.log_ratio)), *strata
+    )
+    if source.features is None or target.features is None:
+        return stability, None
+    assert source.feature_rows is not None
+    assert target.feature_rows is not None
+    first, second = torch.isin(source.feature_rows, own), torch.isin(target.feature_rows, others)
+    held, here = source.take(source.feature_rows[first]), target.take(target.feature_rows[second])
+    if not testable(held.y, len(here.weight), source.raw_log_ratio.shape[1]):
+        return stability, None
+    both = matched(held, here, estimate)
+    return stability, compare_features(both, source.features[first], target.features[second], random_state)
+
+
+def matched(source: SourceSample, target: TargetSample, estimate: PrevalenceEstimate) -> Matched:
+    """The source's rows weighted to the site's mix."""
+    at = estimate.prevalence.log_prob
+    return match(
+        source.codes,
+        source.y,
+        source.weight,
+        target.codes,
+        target.weight,
+        at(target.codes).exp(),
+        at(source.codes).exp(),
+        estimate.confounders,
+    )
+
+
+def comparable(source: SourceSample, target: TargetSample, schema: Confounders | None) -> tuple[Tensor, Tensor]:
+    """Numbers of rows in both samples whose levels of z, or lack of a value, the other sample has too."""
+    ours, theirs = source.weight > 0, target.tested & target.supported & (target.weight > 0)
+    for j, variable in enumerate(() if schema is None else schema.variables):
+        first, second = source.codes[:, j], target.codes[:, j]
+        if not isinstance(variable, Categorical):
+            first, second = ((column == variable.missing_code).double() for column in (first, second))
+        ours = ours & torch.isin(first, torch.unique(second[theirs]))
+        theirs = theirs & torch.isin(second, torch.unique(first[ours]))
+    return ours.nonzero().flatten(), theirs.nonzero().flatten()
+
+
+def testable(y: Tensor, n_target: int, n_classes: int) -> bool:
+    """Whether there are enough rows: of every class in the source, and in the target."""
+    return int(torch.bincount(y, minlength=n_classes).min()) >= FEWEST and n_target >= FEWEST
+
+
+def bounded(log_ratio: Tensor) -> Tensor:
+    """Log-ratios with certainties (±inf) as large numbers, so that they can be compared."""
+    return torch.nan_to_num(torch.log_softmax(log_ratio, dim=1), neginf=-1e3).clamp_min(-1e3)
+
+
+def stability_finding(
+    found: Stability | None, adjusted: float | None, source: SourceSample, target: TargetSample
+) -> Finding:
+    """The test of the log-ratios in words."""
+    name = "stability"
+    n_source, n_target = len(source.y), int(target.tested.sum())
+    if found is None or adjusted is None:
+        sentence = (
+            f"Not tested: it takes {FEWEST} held-out rows of every class ({source.counts.tolist()} here) and {FEWEST} "
+            f"rows of the site with the same parts of z ({n_target} here)."
+        )
+        advice = "Hold more rows out (validation=), or call model.calibrate with labeled rows."
+        return Finding(name, "care", None, STOP_LEVEL, sentence, advice)
+    severity = grade(adjusted, found.gap >= STOP_GAP)
+    details = {"gap": found.gap, "statistic": found.statistic, "adjusted_p_value": adjusted}
+    details |= {"held_out_rows": n_source, "rows": n_target}
+    if severity == "good":
+        sentence = (
+            f"The model's scores here look like those of held-out rows at this prevalence (p = {found.p_value:.2g})."
+        )
+        return Finding(name, severity, adjusted, CARE_LEVEL, f"{sentence} {BLIND}", SHIFTED, found.p_value, details)
+    threshold = STOP_LEVEL if severity == "stop" else CARE_LEVEL
+    sentence = (
+        "The model's scores here are not what held-out rows have at any prevalence "
+        f"(p = {found.p_value:.2g}, distributions differ by {100 * found.gap:.1f} points): "
+        "images or patients of one class differ from those in training."
+    )
+    return Finding(name, severity, adjusted, threshold, sentence, SHIFTED, found.p_value, details)
+
+
+def representation_finding(found: Representation | None, adjusted: float | None, target: TargetSample) -> Finding:
+    """The test of the features in words."""
+    name = "representation"
+    if found is None or adjusted is None:
+        reason = "no features were kept" if target.features is None else "too few rows, or features that never vary"
+        advice = "Adapt with adapt(X, ...) rather than from log-ratios to have it checked."
+        return Finding(name, "unknown", None, STOP_LEVEL, f"Not tested: {reason}.", advice)
+    severity = grade(adjusted, found.auc >= STOP_AUC)
+    details = {"auc": found.auc, "adjusted_p_value": adjusted}
+    if severity == "good":
+        sentence = (
+            "A classifier can't tell this site's rows from held-out rows with the same mix of classes and z "
+            f"(AUC {found.auc:.2f}, p = {found.p_value:.2g})."
+        )
+        return Finding(name, severity, adjusted, CARE_LEVEL, sentence, SHIFTED, found.p_value, details)
+    threshold = STOP_LEVEL if severity == "stop" else CARE_LEVEL
+    sentence = (
+        f"A classifier tells this site's rows from held-out rows with the same mix of classes and z "
+        f"(AUC {found.auc:.2f}, p = {found.p_value:.2g}): the inputs look different to the network."
+    )
+    return Finding(name, severity, adjusted, threshold, sentence, SHIFTED, found.p_value, details)
+
+
+def grade(adjusted: float, large: bool) -> str:
+    """Stop where a shift is sure and large, care where it is sure or likely."""
+    if adjusted < STOP_LEVEL and large:
+        return "stop"
+    return "care" if adjusted < CARE_LEVEL else "good"

@@ -1,0 +1,122 @@
+"""How much f says about y: on held-out rows, and about the prevalence of this site, given its size."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
+from sitewise.calibration import Calibration, resample_calibration
+from sitewise.diagnosis.result import Finding
+from sitewise.diagnosis.samples import SourceSample, TargetSample, evenly
+from sitewise.posterior import combine
+
+CARE_WIDTH, STOP_WIDTH = 0.10, 0.25  # half the 95% interval of P(Y), the calibration's doubt included
+SURE_SLOPE = 2.33  # standard errors that the slope of a calibration is above zero: 1% one-sided
+RESAMPLES = 40
+RESAMPLED_ROWS = 5000
+
+
+def check_identification(
+    source: SourceSample, target: TargetSample, estimate: PrevalenceEstimate, resamples: list[Calibration]
+) -> Finding:
+    """The half-width of P(Y)'s 95% interval, and whether f tells the classes apart on held-out rows at all."""
+    name = "identification"
+    low, high = (np.asarray(bound, dtype=np.float64) for bound in estimate.interval())
+    marginal = np.asarray(estimate.marginal, dtype=np.float64)
+    given_f = float(np.maximum(high - marginal, marginal - low).max())
+    doubt = calibration_spread(source.calibration, resamples, target)
+    width = float(np.hypot(given_f, 1.96 * doubt))
+    gain, gain_error = information_gain(source)
+    slope = slope_in_errors(source.calibration, resamples)
+    details = {
+        "half_width_given_f": given_f,
+        "calibration_error_of_prevalence": doubt,
+        "held_out_gain": gain,
+        "held_out_gain_error": gain_error,
+        "slope_in_standard_errors": slope,
+        "rows": len(target.log_ratio),
+    }
+    advice = "Adapt with more rows, or with labels for a few; or improve the model before using it anywhere."
+    silent = (slope is not None and slope < SURE_SLOPE) or (slope is None and gain < SURE_SLOPE * gain_error)
+    if silent and len(source.y):
+        sentence = (
+            "The model does not tell the classes apart on held-out rows (f is uninformative): "
+            "nothing can be learned about the prevalence here."
+        )
+        return Finding(name, "stop", width, STOP_WIDTH, sentence, advice, details=details)
+    severity = "stop" if width > STOP_WIDTH else "care" if width > CARE_WIDTH else "good"
+    threshold = CARE_WIDTH if severity == "good" else STOP_WIDTH if severity == "stop" else CARE_WIDTH
+    sentence = (
+        f"The prevalence here is known to within ±{100 * width:.1f} points (95%) from {len(target.log_ratio)} rows."
+    )
+    if severity == "stop":
+        sentence += " That is too wide to be of use: the model says too little about y for so few rows."
+    return Finding(name, severity, width, threshold, sentence, advice, details=details)
+
+
+def draw_calibrations(source: SourceSample, random_state: int) -> list[Calibration]:
+    """The source's calibration refitted to its rows drawn again; none where there is nothing to refit."""
+    if source.calibration.method == "none" or len(source.y) < 2:
+        return []
+    rows = evenly(torch.arange(len(source.y)), RESAMPLED_ROWS)
+    part = source.take(rows)
+    n_classes = part.raw_log_ratio.shape[1]
+    targets = torch.nn.functional.one_hot(part.y, n_classes).double()
+    drawn = resample_calibration(
+        source.calibration,
+        part.raw_log_ratio,
+        targets,
+        part.log_prevalence,
+        part.weight,
+        n_resamples=RESAMPLES,
+        random_state=random_state,
+    )
+    # Fewer rows than the calibration had: draws are brought as near to it as all rows would be.
+    shrink = (len(rows) / len(source.y)) ** 0.5
+    found = source.calibration
+    return [
+        Calibration(
+            other.method,
+            found.slope + shrink * (other.slope - found.slope),
+            found.bias + shrink * (other.bias - found.bias),
+        )
+        for other in drawn.resamples()
+    ]
+
+
+def slope_in_errors(calibration: Calibration, resamples: list[Calibration]) -> float | None:
+    """How many standard errors the calibration's mean slope is above zero; None where none was fitted."""
+    if not resamples:
+        return None
+    slopes = torch.stack([other.slope.mean() for other in resamples])
+    error = float(slopes.std())
+    return float(calibration.slope.mean()) / error if error > 0 else 0.0
+
+
+def calibration_spread(calibration: Calibration, resamples: list[Calibration], target: TargetSample) -> float:
+    """The standard error of P(Y) from the calibration alone: a constant g under every draw of it."""
+    if not resamples or bool((calibration.slope <= 0).any()):
+        return 0.0
+    rows = evenly(target.supported.nonzero().flatten(), RESAMPLED_ROWS)
+    raw_log_ratio = calibration.undo(target.log_ratio[rows])
+    found = [constant_prevalence(other.apply(raw_log_ratio), target.weight[rows]) for other in resamples]
+    return float(torch.stack(found).std(dim=0).max())
+
+
+def constant_prevalence(log_ratio: Tensor, weight: Tensor) -> Tensor:
+    """One g for all rows, (K,); even where they say nothing."""
+    if float((log_ratio.amax(1) - log_ratio.amin(1)).max()) < 1e-9:
+        return torch.full_like(log_ratio[0], 1 / log_ratio.shape[1])
+    estimate = estimate_prevalence(log_ratio, model="constant", sample_weight=weight)
+    return torch.as_tensor(estimate.marginal)
+
+
+def information_gain(source: SourceSample) -> tuple[float, float]:
+    """By how much f raises the log-probability of held-out rows' classes over g alone, and its standard error."""
+    if not len(source.y):
+        return 0.0, 0.0
+    prior = torch.log_softmax(source.log_prevalence, dim=1)
+    gain = (combine(source.log_ratio, prior) - prior).gather(1, source.y[:, None])[:, 0]
+    share = source.weight / source.weight.sum()
+    mean = share @ gain
+    return float(mean), float((share**2 @ (gain - mean) ** 2).sqrt())

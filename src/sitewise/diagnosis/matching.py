@@ -1,0 +1,153 @@
+"""Held-out source rows weighted to the (y, z) mix that the estimated g says the new site has (equation 13).
+
+Within each class the weights are the closest to even ones (in entropy) for which means of simple features of z are
+those of the new site, each of whose rows counts as g(z)_y. Whatever is then compared is also regressed on those
+features, so that what the weights leave unmatched is taken out as well.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sitewise.confounders import Categorical, Confounders
+from sitewise.prevalence.linear import contrasts
+from sitewise.solvers import newton
+
+RIDGE = 1e-3  # on the tilt of the weights: keeps it finite where the source can't be brought to the goal
+MANY_LEVELS = 12  # the most frequent levels of a variable get a column of their own, the others share one
+FEWEST = 20  # source rows of a class, and rows in a stratum: with fewer nothing can be said
+
+
+def z_features(codes: Tensor, like: Tensor, schema: Confounders | None) -> Tensor:
+    """Simple features of z, (n, D): 1, a number with its square, a column for each level; `like` sets the scale.
+
+    A variable that is missing somewhere has a column that says so.
+    """
+    columns = [torch.ones(len(codes), 1, dtype=torch.float64)]
+    for j, variable in enumerate(() if schema is None else schema.variables):
+        known, known_like = codes[:, j] != variable.missing_code, like[:, j] != variable.missing_code
+        if isinstance(variable, Categorical):
+            columns.append((codes[:, j, None] == frequent(like[:, j], len(variable.levels))[:-1]).double())
+        elif known_like.sum() > 1:
+            middle, spread = like[known_like, j].mean(), like[known_like, j].std().clamp_min(1e-6)
+            scaled = torch.where(known, (codes[:, j] - middle) / spread, 0.0)
+            columns.append(torch.stack([scaled, torch.where(known, scaled**2 - 1, 0.0)], dim=1))
+        if not known_like.all():
+            columns.append((~known).double()[:, None])
+    return torch.cat(columns, dim=1)
+
+
+def frequent(column: Tensor, n_levels: int) -> Tensor:
+    """The codes of the most frequent levels, most frequent first."""
+    counts = torch.bincount(column.long(), minlength=n_levels + 1)[:n_levels]
+    order = torch.argsort(counts, descending=True, stable=True)[:MANY_LEVELS]
+    return order[counts[order] > 0].double()
+
+
+def balance(features: Tensor, base: Tensor, goal: Tensor) -> Tensor:
+    """Weights base·exp(λ·features), (m,), with Σ weights·features = goal, as near as a small ridge on λ allows."""
+    total = goal[0]  # the first feature is constant
+
+    def weights(points: Tensor) -> Tensor:
+        return base * torch.exp((points @ features.T).clamp(max=50.0))
+
+    def loss(points: Tensor) -> Tensor:
+        return weights(points).sum(1) - points @ goal + 0.5 * RIDGE * total * (points**2).sum(1)
+
+    def derivatives(points: Tensor) -> tuple[Tensor, Tensor]:
+        w = weights(points)
+        gradient = w @ features - goal + RIDGE * total * points
+        hessian = torch.einsum("bn,nd,ne->bde", w, features, features)
+        return gradient, hessian + RIDGE * total * torch.eye(len(goal), dtype=torch.float64)
+
+    found = newton(loss, derivatives, torch.zeros(1, len(goal), dtype=torch.float64), tolerance=1e-10, max_iter=100)
+    return weights(found.point)[0]
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Source and target rows that are to be compared: what they weigh, and how means over them vary."""
+
+    source_features: Tensor  # (m, D) of z
+    target_features: Tensor  # (n, D)
+    y: Tensor  # (m,)
+    prevalence: Tensor  # (n, K) g at the target's rows
+    source_prevalence: Tensor  # (m, K) the target's g at the source's z
+    source_weight: Tensor  # (m,), sums to one
+    target_weight: Tensor  # (n,), sums to one
+
+    @property
+    def effective_rows(self) -> Tensor:
+        """How many even rows the weighted source rows of each class are worth, (K,)."""
+        n_classes = self.prevalence.shape[1]
+        totals, squares = torch.zeros(n_classes).double(), torch.zeros(n_classes).double()
+        totals.index_add_(0, self.y, self.source_weight)
+        squares.index_add_(0, self.y, self.source_weight**2)
+        return totals**2 / squares.clamp_min(1e-300)
+
+    def residuals(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Functions (m, M) and (n, M) less what z and class say of them, and the source's leverage (m, 1).
+
+        The regression is that of the weighted source rows of each class; a target row is expected to be a mixture.
+        """
+        left, own, leverage = torch.empty_like(source), target.clone(), torch.empty_like(source[:, :1])
+        for label in range(self.prevalence.shape[1]):
+            rows = (self.y == label).nonzero().flatten()
+            design, weight = self.source_features[rows], self.source_weight[rows, None]
+            gram = design.T @ (weight * design)
+            gram = gram + RIDGE * weight.sum() * torch.eye(len(gram), dtype=torch.float64)
+            coefficients = torch.linalg.solve(gram, design.T @ (weight * source[rows]))
+            left[rows] = source[rows] - design @ coefficients
+            leverage[rows] = (weight * design * torch.linalg.solve(gram, design.T).T).sum(1, keepdim=True)
+            own -= self.prevalence[:, label, None] * (self.target_features @ coefficients)
+        return left, own, leverage
+
+    def compare(self, source: Tensor, target: Tensor) -> "Difference":
+        """Means of functions (n, M) of the target less those of the matched source (m, M), with their covariance."""
+        left, own, leverage = self.residuals(source, target)
+        mean = self.target_weight @ own
+        parts = self.target_weight[:, None] * (own - mean)
+        others = self.source_weight[:, None] * left / (1 - leverage.clamp(max=0.9))  # HC3: few rows fit themselves
+        return Difference(mean - self.source_weight @ left, parts.T @ parts + others.T @ others)
+
+    def tilts(self, source: Tensor, strata: Tensor) -> Tensor:
+        """How the mean of functions (m, M) of the source moves with the log-odds of g in strata (m, S), (M, P)."""
+        basis = contrasts(self.prevalence.shape[1])
+        one_hot = torch.nn.functional.one_hot(self.y, self.prevalence.shape[1]).double()
+        scores = (one_hot - self.source_prevalence) @ basis  # (m, K-1)
+        columns = strata[:, :, None] * scores[:, None, :]
+        return source.T @ (self.source_weight[:, None] * columns.flatten(1))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference of means (M,) and its covariance (M, M)."""
+
+    mean: Tensor
+    covariance: Tensor
+
+
+def match(
+    source_codes: Tensor,
+    y: Tensor,
+    source_weight: Tensor,
+    target_codes: Tensor,
+    target_weight: Tensor,
+    prevalence: Tensor,
+    source_prevalence: Tensor,
+    schema: Confounders | None,
+) -> Matched:
+    """Weight source rows (m) of class y and given codes to the mix of the target (n), whose g is (n, K)."""
+    share = target_weight / target_weight.sum()
+    floor = 0.5 / len(target_codes)  # a class estimated at nothing may still be there
+    prevalence = prevalence.clamp_min(floor) / prevalence.clamp_min(floor).sum(1, keepdim=True)
+    target_features = z_features(target_codes, target_codes, schema)
+    source_features = z_features(source_codes, target_codes, schema)
+    weight = torch.zeros_like(source_weight)
+    for label in range(prevalence.shape[1]):
+        rows = (y == label).nonzero().flatten()
+        goal = (share * prevalence[:, label]) @ target_features
+        base = source_weight[rows] / source_weight[rows].sum() * goal[0]
+        weight[rows] = balance(source_features[rows], base, goal)
+    return Matched(source_features, target_features, y, prevalence, source_prevalence, weight / weight.sum(), share)

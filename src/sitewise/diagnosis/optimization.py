@@ -1,0 +1,57 @@
+"""Did the estimation find its optimum, and the same one from other starting points?"""
+
+import warnings
+
+import torch
+
+from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
+from sitewise.diagnosis.result import Finding
+from sitewise.diagnosis.samples import TargetSample, evenly
+
+CONCAVE = ("constant", "table")  # their gap certifies the one optimum
+REFIT_ROWS = 4000
+SPREAD = 0.02  # of P(Y) between starting points
+
+
+def check_optimization(target: TargetSample, estimate: PrevalenceEstimate) -> Finding:
+    """Convergence, the gap, and P(Y) from other starts where the likelihood may have several optima."""
+    name = "optimization"
+    spread = 0.0 if estimate.model in CONCAVE else start_spread(target, estimate)
+    details = {"model": estimate.model, "gap": estimate.gap, "n_iter": estimate.n_iter, "start_spread": spread}
+    advice = "Use prevalence='auto' or 'constant', or adapt with more rows."
+    if not estimate.converged:
+        sentence = f"The estimation had not converged after {estimate.n_iter} iterations (gap {estimate.gap:.1e})."
+        return Finding(name, "care", spread, SPREAD, sentence, advice, details=details)
+    if spread > SPREAD:
+        sentence = f"Other starting points lead to a prevalence that differs by {100 * spread:.1f} points."
+        return Finding(name, "care", spread, SPREAD, sentence, advice, details=details)
+    proven = "the likelihood has one optimum, and its gap certifies it"
+    found = proven if estimate.model in CONCAVE else f"other starting points agree within {100 * spread:.2f} points"
+    return Finding(name, "good", spread, SPREAD, f"The estimation converged; {found}.", details=details)
+
+
+def start_spread(target: TargetSample, estimate: PrevalenceEstimate) -> float:
+    """The largest difference of P(Y) between fits of some rows from several starts (the network's: none are tried)."""
+    schema = estimate.confounders
+    if schema is None or estimate.model == "network":
+        return 0.0
+    rows = evenly(target.supported.nonzero().flatten(), REFIT_ROWS)
+    Z = schema.decode(target.codes[rows])
+    n_classes = target.log_ratio.shape[1]
+    starts = [None, *(0.1 / n_classes + 0.9 * torch.eye(n_classes, dtype=torch.float64))[:3]]
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a fit that does not converge shows in the spread
+        for start in starts:
+            refit = estimate_prevalence(
+                target.log_ratio[rows],
+                Z,
+                model=estimate.model,
+                strength=estimate.strength,
+                confounders=schema,
+                sample_weight=target.weight[rows],
+                start=start,
+            )
+            found.append(torch.as_tensor(refit.marginal))
+    values = torch.stack(found)
+    return float((values.amax(0) - values.amin(0)).max())

@@ -1,0 +1,104 @@
+"""Are the new site's log-ratios a mixture of what held-out source rows of each class have at the same z?"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sitewise.confounders import Categorical, Confounders
+from sitewise.diagnosis.discrepancy import leave_out, quadratic_p_value
+from sitewise.diagnosis.matching import FEWEST, Matched, frequent
+
+STRATA_SHARE = 0.5  # of the statistic, beside the whole site's: all strata of z together
+STRATA = 4  # of one variable
+
+
+@dataclass(frozen=True)
+class Stability:
+    """The test of the log-ratios' distribution: its p-value, and the largest gap between distribution functions."""
+
+    p_value: float
+    gap: float
+    statistic: float
+
+
+def compare_log_ratios(
+    matched: Matched, source: Tensor, target: Tensor, source_strata: Tensor, target_strata: Tensor
+) -> Stability:
+    """Compare the distribution of centred log-ratios (m, K) and (n, K), whole and in strata of z (m, S), (n, S).
+
+    The first stratum is everything. Distribution functions are compared on a grid. What a change of g in the strata
+    could explain is taken out first: g is refitted to the statistic itself, so neither its error nor that of the
+    calibration counts. Both samples' sizes do, in the covariance.
+    """
+    cuts = thresholds(matched, source, target)
+    below_source, below_target = (indicators(rows, cuts) for rows in (source, target))
+    products = [
+        (below_source * s[:, None], below_target * t[:, None])
+        for s, t in zip(source_strata.T, target_strata.T, strict=True)
+    ]
+    functions, values = (torch.cat(part, dim=1) for part in zip(*products, strict=True))
+    found = matched.compare(functions, values)
+    variance = found.covariance.diagonal()
+    width = below_source.shape[1]
+    share = importance(target_strata, matched.target_weight).repeat_interleave(width)
+    seen = variance > 1e-3 * variance.max()
+    metric = torch.where(seen, share / variance.clamp_min(1e-300), 0.0)
+    out = torch.zeros(len(metric), len(metric), dtype=torch.float64)
+    out[seen[:, None] & seen] = leave_out(matched.tilts(functions, source_strata)[seen], metric[seen]).flatten()
+    left, covariance = out @ found.mean, out @ found.covariance @ out.T
+    statistic = float(metric @ left**2)
+    root = metric.sqrt()
+    eigenvalues = torch.linalg.eigvalsh(root[:, None] * covariance * root)
+    return Stability(quadratic_p_value(statistic, eigenvalues), float(left[:width].abs().max()), statistic)
+
+
+def thresholds(matched: Matched, source: Tensor, target: Tensor) -> list[Tensor]:
+    """For each contrast (one for two classes, else one a class) quantiles of both samples together."""
+    n_classes = source.shape[1]
+    n_cuts = {2: 15, 3: 9, 4: 7}.get(n_classes, 5)
+    weight = torch.cat([matched.source_weight, matched.target_weight])
+    found = []
+    for column in range(1 if n_classes == 2 else n_classes):
+        values, order = torch.sort(torch.cat([source[:, column], target[:, column]]))
+        reached = weight[order].cumsum(0) / weight.sum()
+        places = torch.searchsorted(reached, torch.arange(1, n_cuts + 1).double() / (n_cuts + 1))
+        found.append(torch.unique(values[places.clamp(max=len(values) - 1)]))
+    return found
+
+
+def indicators(rows: Tensor, cuts: list[Tensor]) -> Tensor:
+    """Tell of each row whether it is at or below each threshold, (n, M)."""
+    return torch.cat([(rows[:, j, None] <= cut).double() for j, cut in enumerate(cuts)], dim=1)
+
+
+def importance(strata: Tensor, weight: Tensor) -> Tensor:
+    """What each stratum counts in the statistic, (S,): 1 for everything, then STRATA_SHARE by size."""
+    size = weight @ strata
+    inner = size[1:] / size[1:].sum().clamp_min(1e-300)
+    return torch.cat([torch.ones(1, dtype=torch.float64), STRATA_SHARE * inner])
+
+
+def make_strata(source: Tensor, target: Tensor, schema: Confounders | None) -> tuple[Tensor, Tensor]:
+    """Columns that mark strata of z in both samples: everything, the frequent levels, halves of a number's range.
+
+    A stratum with few rows in either sample is left out.
+    """
+    both = [[torch.ones(len(codes), dtype=torch.bool)] for codes in (source, target)]
+    for j, variable in enumerate(() if schema is None else schema.variables):
+        if isinstance(variable, Categorical):
+            levels = frequent(target[:, j], len(variable.levels))[:STRATA].tolist()
+            marks = [[codes[:, j] == level for level in levels] for codes in (source, target)]
+        else:
+            known = target[target[:, j] != variable.missing_code, j]
+            middle = known.median() if len(known) else torch.tensor(1.5)
+            marks = [
+                [(codes[:, j] <= middle) & (codes[:, j] != variable.missing_code), codes[:, j] > middle]
+                for codes in (source, target)
+            ]
+        for s, t in zip(*marks, strict=True):
+            if min(int(s.sum()), int(t.sum())) >= FEWEST and not (s.all() and t.all()):
+                both[0].append(s)
+                both[1].append(t)
+    first, second = (torch.stack(columns, dim=1).double() for columns in both)
+    return first, second
