@@ -219,4 +219,6 @@ def test_many_training_sites_are_counted(make_content):
 def test_a_page_may_not_take_the_place_of_its_numbers(make_content, tmp_path):
     with pytest.raises(ValueError, match=r"name the page, such as report\.html"):
         write_report(make_content(), tmp_path / "report.json")
+    with pytest.raises(ValueError, match=r"is a folder; name the page in it"):
+        write_report(make_content(), tmp_path)
     assert not list(tmp_path.iterdir())

@@ -38,7 +38,7 @@ class Profile:
     """P(Y | one confounder): of all training rows together, and here with its interval; arrays are (values, K).
 
     `values` are levels, or numbers in increasing order where `is_number`; `rows` counts the rows here at each level or
-    nearest to each number, `rows_missing` those of which it is not known.
+    nearest to each number, `rows_missing` those of which it is not known, `left_out` further levels and their rows.
     """
 
     name: Any
@@ -50,6 +50,7 @@ class Profile:
     high: Array
     is_number: bool = False
     rows_missing: int = 0
+    left_out: tuple[int, int] = (0, 0)
     notes: tuple[str, ...] = ()
 
 
@@ -192,7 +193,10 @@ def _profile(profile: Profile) -> dict[str, Any]:
         "name": profile.name,
         "kind": "number" if profile.is_number else "levels",
         "points": points,
-        "more": {"levels": len(rows) - len(shown), "rows": int(rows.sum() - rows[shown].sum())},
+        "more": {
+            "levels": len(rows) - len(shown) + profile.left_out[0],
+            "rows": int(rows.sum() - rows[shown].sum()) + profile.left_out[1],
+        },
         "rows_missing": profile.rows_missing,
         "notes": profile.notes,
     }

@@ -58,7 +58,7 @@ def prevalence_figure(content: Content) -> Figure:
 def confounder_figures(content: Content) -> list[list[Figure]]:
     """For each confounder a figure for each class in focus."""
     return [
-        [_confounder_figure(content, number, confounder, label) for label in content["focus"]]
+        [_confounder_figure(content, number, confounder, label) for label in content["focus"] if confounder["points"]]
         for number, confounder in enumerate(content["confounders"])
     ]
 

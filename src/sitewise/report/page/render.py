@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import os
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -19,11 +20,13 @@ from sitewise.report.summary import metric_name
 SEVERITY_OF = {"adapt": "good", "care": "care", "do not adapt": "stop"}
 
 
-def write_report(content: Content, path: str | Path) -> Path:
+def write_report(content: Content, path: str | os.PathLike[str]) -> Path:
     """Write the page to `path` and the same content as JSON beside it, ending in .json; return the page's path."""
     page = Path(path)
     if page.suffix.lower() == ".json":
         raise ValueError(f"write_report: {page} is where the numbers would go; name the page, such as report.html")
+    if page.is_dir():
+        raise ValueError(f"write_report: {page} is a folder; name the page in it, such as {page / 'report.html'}")
     html = render(content)
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(html, encoding="utf-8")

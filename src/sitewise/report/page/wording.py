@@ -46,7 +46,7 @@ GLOSSARY = (
     (
         "Reliability",
         "Of all rows that were given a probability near 30%, about 30% should have the class. Measured on labeled "
-        "training rows that the model did not learn from.",
+        "training rows that the network did not learn from.",
     ),
     (
         "Expected performance",
