@@ -1,4 +1,4 @@
-"""`sitewise data list`, `check`, `show` and `pack`: what there is, whether it is right, how it looks, made ready."""
+"""`sitewise data list`, `get`, `check`, `show` and `pack`: what there is, whether it is right, how it looks."""
 
 import math
 from pathlib import Path
@@ -69,6 +69,27 @@ def list_collections() -> None:
 
 
 @app.command()
+def get(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="mnist.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Folder to put it into.", show_default=False)],
+) -> None:
+    """Download a collection that asks for no account, and check it by its hashes."""
+    from sitewise.datasets.catalogue import COLLECTIONS
+    from sitewise.datasets.fetching import fetch_mnist
+
+    _check_name(name)
+    if name != "mnist":
+        where, licence = COLLECTIONS[name].where, COLLECTIONS[name].licence
+        raise ValueError(f"{name} has to be fetched by hand: {where}; {licence}")
+    try:
+        files = fetch_mnist(out)
+    except ConnectionError as error:
+        typer.echo(f"sitewise: {error}", err=True)
+        raise typer.Exit(1) from error
+    _say(f"{len(files)} files in {out}, each with the hash it should have")
+
+
+@app.command()
 def check(
     name: Annotated[str, typer.Argument(metavar="NAME", help="One of `sitewise data list`.", show_default=False)],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder it was put into.", show_default=False)],
@@ -76,15 +97,11 @@ def check(
     images: Annotated[bool, typer.Option("--images", help="Open every image, too.")] = False,
 ) -> None:
     """Read a collection's own tables, print its sites beside the paper's and say which rows agree."""
-    from sitewise.arrays import did_you_mean
     from sitewise.datasets.catalogue import COLLECTIONS
     from sitewise.datasets.manifest import check as check_manifest
     from sitewise.datasets.manifest import write_manifest
 
-    if name not in COLLECTIONS:
-        raise ValueError(
-            f"there is no collection {name!r}{did_you_mean(name, COLLECTIONS)}; `sitewise data list` names all"
-        )
+    _check_name(name)
     collection = COLLECTIONS[name]
     if collection.build is None:
         if out is not None or images:
@@ -144,6 +161,16 @@ def show(
     )
     title = source if source.isidentifier() else Path(source).name
     _say(f"wrote {save_figure(example_figure(sites, title=title), out)}: {len(sites)} site(s)")
+
+
+def _check_name(name: str) -> None:
+    from sitewise.arrays import did_you_mean
+    from sitewise.datasets.catalogue import COLLECTIONS
+
+    if name not in COLLECTIONS:
+        raise ValueError(
+            f"there is no collection {name!r}{did_you_mean(name, COLLECTIONS)}; `sitewise data list` names all"
+        )
 
 
 def _show_sites(name: str, collection: "Collection", sites: "pd.DataFrame") -> None:
