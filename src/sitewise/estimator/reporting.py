@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -145,7 +146,7 @@ def _groups(expected: ExpectedPerformance) -> list[dict[str, Any]]:
     found = []
     for name in list(expected.rows.z.columns)[:MOST_CONFOUNDERS]:
         column = expected.rows.z[name]
-        if column.dtype == object and column.nunique() > MOST_GROUPS:
+        if not pd.api.types.is_numeric_dtype(column) and column.nunique() > MOST_GROUPS:  # numbers are cut at quartiles
             continue
         for group, own in expected.by(name).items():
             metrics = {metric: own[metric]._asdict() for metric in ("f1", *GROUP_METRICS)}
