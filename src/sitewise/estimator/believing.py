@@ -28,7 +28,7 @@ def believed_rows(here: "AdaptedClassifier") -> BelievedRows:
         log_prevalence=here._log_prevalence(rows.codes),
         supported=rows.supported,
         probability=combine(rows.log_ratio, decided).exp().numpy(),
-        parts=calibration_parts(model),
+        parts=calibration_parts(model, rows.codes),
         known=None if rows.labels is None else rows.labels.numpy(),
         weight=rows.weight,
         z=None if schema is None else schema.decode(rows.codes),
@@ -36,8 +36,8 @@ def believed_rows(here: "AdaptedClassifier") -> BelievedRows:
     )
 
 
-def calibration_parts(model: "GPAClassifier") -> list[Part]:
-    """The model's calibrations with refits to its held-out rows drawn again, and the rows each was applied to."""
+def calibration_parts(model: "GPAClassifier", codes: Tensor) -> list[Part]:
+    """Those of the model's calibrations that rows with such z went through, refitted to held-out rows drawn again."""
     seed = int(check_random_state(model.random_state).randint(2**31 - 1))
     schema, (complete, hidden) = model.confounders_, model._held_out
 
@@ -48,10 +48,12 @@ def calibration_parts(model: "GPAClassifier") -> list[Part]:
             return torch.ones(len(codes), dtype=torch.bool)
         return schema.missing(codes).any(dim=1)
 
-    first, second = model._calibrations
-    parts = []
-    if first.method != "none":
-        parts.append(Part(complete.resample(first, N_RESAMPLES, seed), lambda codes: ~lacks_some(codes)))
-    if second.method != "none" and schema is not None:
-        parts.append(Part(hidden.resample(second, N_RESAMPLES, seed), lacks_some))
-    return parts
+    def has_all(codes: Tensor) -> Tensor:
+        return ~lacks_some(codes)
+
+    pairs = zip(model._calibrations, (complete, hidden), (has_all, lacks_some), strict=True)
+    return [
+        Part(held_out.resample(calibration, N_RESAMPLES, seed), applies)
+        for calibration, held_out, applies in pairs
+        if calibration.method != "none" and bool(applies(codes).any())
+    ]

@@ -23,6 +23,7 @@ from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.cached import cached_log_ratio, cached_score
 from sitewise.estimator.held_out import score_held_out
 from sitewise.estimator.kept import KeptRows
+from sitewise.estimator.planning import plan_from_held_out
 from sitewise.estimator.prevalences import (
     RowPrevalence,
     by_site,
@@ -48,6 +49,7 @@ from sitewise.inputs import Inputs
 from sitewise.posterior import combine
 from sitewise.prevalence import MODELS, Prevalence
 from sitewise.ratio import LabeledRows, RatioObjective, Scorer, build_ratio, for_network, network_inputs
+from sitewise.samplesize import SamplePlan
 from sitewise.sites import take_rows
 from sitewise.training import AUGMENTATIONS, Recipe, train
 
@@ -360,6 +362,15 @@ class GPAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         here = self.adapt_log_ratio(rows.log_ratio, rows.Z, rows.y, rows.groups, rows.weight, fallback)
         here.rows = replace(here.rows, features=rows.features, feature_rows=rows.feature_rows)
         return here
+
+    def plan(self, **wanted: Any) -> SamplePlan:
+        """Say how many unlabeled rows a new site needs, from the labeled rows that were held out.
+
+        `width=`, `kl=` or `f1_loss=` says what is wanted, `prevalence=` what is assumed of the site; these and
+        `level=`, `sizes=`, `n_simulations=`, `random_state=` are those of `plan_sample_size`.
+        """
+        check_is_fitted(self)
+        return plan_from_held_out(self, **wanted)
 
     def adapt_log_ratio(
         self,

@@ -1,0 +1,62 @@
+"""Trained models of colored digits and sites of digits they have not seen, for the studies of trust."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+import sitewise as sw
+from sitewise.datasets.digits import color, from_table, load_digits
+from sitewise.demo import BRISK, DemoSize, draw_data, pooled
+
+SIZE = DemoSize(n_train=5000, n_validation=2000, n_test=10)
+LEVELS = np.array(["green", "red"], dtype=object)
+
+
+def trained_model(seed, folder, data_dir):
+    """GPA trained at the paper's two sites and calibrated on a validation site; kept in a folder."""
+    place = Path(folder) / f"digits-{seed}"
+    if place.is_dir():
+        return sw.load(place)
+    rows = pooled(draw_data(load_digits(data_dir), SIZE, seed))
+    model = sw.GPAClassifier(validation="validation", recipe=BRISK, random_state=seed, verbose=False, device="cpu")
+    model.fit(rows["X"], rows["y"], sample_domain=rows["domain"], sample_confounder=rows["Z"])
+    place.parent.mkdir(parents=True, exist_ok=True)
+    model.save(place)
+    return model
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Log f of every test digit in both colours, scored once."""
+
+    log_ratio: np.ndarray  # (2, n, K), by colour
+    label: np.ndarray  # (n,)
+
+    @classmethod
+    def of(cls, model, seed, data_dir):
+        """Score the digits that neither training nor validation saw."""
+        _, _, test = load_digits(data_dir).split(seed)
+        scores = []
+        for z in range(2):
+            Z = pd.DataFrame({"color": np.repeat(LEVELS[z], len(test.labels))})
+            scores.append(model.log_ratio(color(test.images, np.full(len(test.labels), z)), Z))
+        return cls(np.stack(scores), (test.labels >= 5).astype(int))
+
+    def site(self, n, joint, rng):
+        """Log f, Z and labels of a site with P(y, z) = joint."""
+        y, z = from_table(n, joint, rng)
+        index = np.empty(n, dtype=np.int64)
+        for label in range(2):
+            mine = y == label
+            index[mine] = rng.choice(np.flatnonzero(self.label == label), mine.sum())
+        return self.log_ratio[z, index], pd.DataFrame({"color": LEVELS[z]}), y
+
+
+def random_joint(rng):
+    """P(y, z): P(z) between 0.3 and 0.7, P(y=1|z) between 0.03 and 0.6 for each colour by itself."""
+    red = rng.uniform(0.3, 0.7)
+    sick = np.exp(rng.uniform(np.log(0.03), np.log(0.6), size=2))
+    share = np.array([1 - red, red])
+    return np.stack([share * (1 - sick), share * sick])

@@ -1,0 +1,28 @@
+"""A plan of sample size from what a model has held out."""
+
+from typing import TYPE_CHECKING, Any
+
+from sitewise.samplesize import SamplePlan, plan_sample_size
+
+if TYPE_CHECKING:
+    from sitewise.estimator.gpa import GPAClassifier
+
+NOTHING_HELD_OUT = "plan: the model has no held-out rows (validation=None): train with validation=0.2, or calibrate on a site of its own"
+
+
+def plan_from_held_out(model: "GPAClassifier", **wanted: Any) -> SamplePlan:
+    """Plan from the held-out rows with all of z, or, where there are none, from all of them with z hidden."""
+    complete, hidden = model._held_out
+    held, calibration = (complete, model._calibrations[0]) if len(complete.y) else (hidden, model._calibrations[1])
+    if not len(held.y):
+        raise ValueError(NOTHING_HELD_OUT)
+    schema = model.confounders_ if held is complete else None
+    return plan_sample_size(
+        calibration.apply(held.raw_log_ratio),
+        held.y,
+        None if schema is None else schema.decode(held.codes),
+        confounders=schema,
+        sample_weight=held.weight,
+        model="auto" if schema is None or model.prevalence == "network" else model.prevalence,
+        **wanted,
+    )
