@@ -79,9 +79,7 @@ def test_the_command_fetches_mnist_and_nothing_else(source, tmp_path, monkeypatc
 
 def test_one_file_of_the_package_opens_connections():
     """Nothing is downloaded unless `data get` asks for it: no other file can."""
-    opening = re.compile(
-        r"urllib\.request|urlopen|import requests|import httpx|http\.client|pretrained=True"
-    )
+    opening = re.compile(r"urllib\.request|urlopen|import requests|import httpx|http\.client|pretrained=True")
     root = Path(sitewise.__file__).parent
     found = [str(file.relative_to(root)) for file in root.rglob("*.py") if opening.search(file.read_text("utf-8"))]
     assert found == ["datasets/fetching.py"]

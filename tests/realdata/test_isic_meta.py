@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from sitewise.cli import app
 from sitewise.datasets.isic import build_isic
 from sitewise.datasets.isic_tables import DIAGNOSES
+from sitewise.datasets.manifest import assign_roles
 from sitewise.datasets.paper_sites import AGREES, ISIC, compare
 
 # MA's rows are 0 by assumption where no table labels them, so its prevalence agrees by itself.
@@ -91,3 +92,11 @@ def test_data_check_prints_the_rows_beside_the_papers(real_data):
     assert "8 of 10 row(s) agree with the paper: BCN1, BCN2, MA, NY1, QLD, SYD, WIE1, WIE2" in result.output
     assert "NY2 is absent: it needs an archive export" in result.output
     assert "MA agrees: rows that no table labels count as 0" in result.output
+
+
+def test_no_lesion_is_in_two_roles_of_the_papers_experiment(manifest):
+    """NY2, which validates, is in the archive's export only."""
+    training = ("BCN1", "BCN2", "MA", "NY1", "QLD", "WIE1", "WIE2")
+    roles = assign_roles(manifest, training=training, tests=("NY3", "SYD"))
+    assert len(roles.training) == sum(ISIC[site].samples for site in training)
+    assert roles.unused == ()
