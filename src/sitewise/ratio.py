@@ -88,8 +88,8 @@ class LabeledRows:
                 self._read = None
 
     def inputs(self, rows: Tensor) -> Tensor:
-        """The inputs of some rows."""
-        return self.X[rows] if self._read is None else self._read(rows)
+        """The inputs of some rows, where the row numbers are."""
+        return self.X[rows].to(rows.device) if self._read is None else self._read(rows)
 
     def __len__(self) -> int:
         return len(self.y)
