@@ -1,5 +1,7 @@
 """Images on the disk train and score to the same bits as an array of them, and are never all in memory."""
 
+import copy
+import pickle
 import threading
 import warnings
 from dataclasses import replace
@@ -103,6 +105,18 @@ def test_arrays_may_run_backwards(packed, labels):
     model = sw.GPAClassifier(**SETTINGS).fit(packed, **labels)
     backwards = model.log_ratio(packed[:][::-1], Z[::-1])
     np.testing.assert_array_equal(backwards, model.log_ratio(packed[::-1], Z[::-1]))
+
+
+def test_another_process_gets_the_place_and_not_the_pixels(packed):
+    """As training in several processes hands its data over."""
+    stored = StoredImages(packed, share=0.2)
+    stored[:1]  # maps a shard
+    sent = pickle.dumps(stored)
+    assert len(sent) < 20_000
+    for other in (pickle.loads(sent), copy.deepcopy(stored)):
+        assert other.share == 0.2
+        assert torch.equal(other[:], stored[:])
+        assert other.digest() == stored.digest()
 
 
 def test_what_counts_as_stored(packed):
