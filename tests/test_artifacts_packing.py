@@ -99,8 +99,17 @@ def test_tensors_come_back_bit_for_bit_and_stride_for_stride(shape, data):
     back = there_and_back({"t": tensor})["t"]
     assert back.dtype == dtype
     assert torch.equal(back, tensor)
-    if 0 not in shape and 1 not in shape:
+    if 0 not in shape:
         assert back.stride() == tensor.stride()
+
+
+def test_an_axis_of_one_keeps_its_stride():
+    """A convolution of one channel rounds otherwise where its weights seem to lie channels first."""
+    tensor = torch.randn(4, 1, 3, 3).to(memory_format=torch.channels_last)
+    tensor = tensor.as_strided(tensor.shape, (9, 1, 3, 1))
+    back = there_and_back({"t": tensor})["t"]
+    assert back.stride() == (9, 1, 3, 1)
+    assert torch.equal(back, tensor)
 
 
 def test_parts_of_tensors_and_expanded_ones_are_kept_alone():

@@ -6,7 +6,7 @@ what stands in two places: "fitted/_calibrations/0".
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from types import FunctionType, MethodType
 from typing import Any
@@ -126,13 +126,13 @@ class _Packer:
         return self.records[self.names[type(value)]]
 
     def _tensor(self, value: Tensor, place: str) -> dict[str, Any]:
-        """A tensor in its own memory layout, which decides how products with it are rounded."""
-        order = sorted(range(value.ndim), key=value.stride().__getitem__, reverse=True)
+        """A tensor with its layout in memory: strides decide how products with it are rounded, even of axes of one."""
         entry = {MARK: "tensor", "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
-        if not value.is_contiguous() and value.permute(order).is_contiguous():
-            value = value.permute(order)
-            entry["axes"] = order
-        self.tensors[place] = value.clone(memory_format=torch.contiguous_format)
+        own = value.clone(memory_format=torch.contiguous_format)
+        if value.stride() != own.stride() and (moved := value.permute(_order(value.stride()))).is_contiguous():
+            own = moved.clone(memory_format=torch.contiguous_format)
+            entry["stride"] = list(value.stride())
+        self.tensors[place] = own
         return entry
 
     def _array(self, value: np.ndarray[Any, Any], place: str) -> dict[str, Any]:
@@ -207,15 +207,15 @@ class _Unpacker:
 
     def _tensor(self, tree: dict[str, Any], place: str) -> Tensor:
         self.used.add(place)
-        shape, dtype, axes = tuple(tree["shape"]), getattr(torch, tree["dtype"]), tree.get("axes")
+        shape, dtype, stride = tuple(tree["shape"]), getattr(torch, tree["dtype"]), tree.get("stride")
         found = self.tensors.get(place)
-        stored = shape if axes is None else tuple(shape[axis] for axis in axes)
+        stored = shape if stride is None else tuple(shape[axis] for axis in _order(stride))
         if found is None or tuple(found.shape) != stored or found.dtype != dtype:
             came = "is not there" if found is None else f"has shape {tuple(found.shape)} of {found.dtype}"
             self.problems.add(f"tensor {place!r} {came}, expected {stored} of {dtype}")
             return torch.zeros(shape, dtype=dtype)
         own = found.clone()  # in memory of its own, aligned as torch's own results are
-        return own if axes is None else own.permute(sorted(range(len(axes)), key=axes.__getitem__))
+        return own if stride is None else own.as_strided(shape, stride)
 
 
 def _fields(value: Any) -> dict[str, Any]:
@@ -234,6 +234,11 @@ def _from_fields(kind: Any) -> Callable[[dict[str, Any]], Any]:
         return kind(**parts)
 
     return put_together
+
+
+def _order(stride: Sequence[int]) -> list[int]:
+    """The axes in the order in which they lie in memory."""
+    return sorted(range(len(stride)), key=stride.__getitem__, reverse=True)
 
 
 def _escape(key: str) -> str:

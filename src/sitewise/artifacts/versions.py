@@ -1,17 +1,18 @@
 """The versions of what computed."""
 
 import platform
-from importlib.metadata import version
 
 import numpy as np
 import sklearn
 import torch
 
+import sitewise
+
 
 def versions() -> dict[str, str]:
     """Of sitewise and of the libraries that decide its numbers."""
     return {
-        "sitewise": version("sitewise"),
+        "sitewise": sitewise.__version__,
         "torch": torch.__version__,
         "numpy": np.__version__,
         "scikit-learn": sklearn.__version__,

@@ -18,6 +18,7 @@ from sitewise.arrays import Problems, did_you_mean
 from sitewise.artifacts import Folder, Record, pack, read_folder, unpack, versions, write_folder
 from sitewise.calibration import Calibration
 from sitewise.diagnosis import Diagnosis, Finding
+from sitewise.diagnosis.coverage import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.card import held_out_metrics, model_card, site_card
 from sitewise.estimator.gpa import GPAClassifier
@@ -207,6 +208,7 @@ RECORDS: dict[str, Record] = {
     "Region": Record(Region),
     "SiteSummary": Record(SiteSummary),
     "TrainingSummary": Record(TrainingSummary),
+    "TrainingTable": Record(TrainingTable),
 }
 
 KINDS = {
