@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 import sitewise
-from sitewise.cli import bench, data, demo, methods
+from sitewise.cli import bench, data, demo, methods, plan
 
 app = typer.Typer(
     help="Adapt a classifier to a new site with unlabeled data only.",
@@ -17,6 +17,7 @@ app = typer.Typer(
 )
 app.command()(demo.demo)
 app.command()(methods.methods)
+app.command()(plan.plan)
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
 

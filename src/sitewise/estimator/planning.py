@@ -7,7 +7,10 @@ from sitewise.samplesize import SamplePlan, plan_sample_size
 if TYPE_CHECKING:
     from sitewise.estimator.gpa import GPAClassifier
 
-NOTHING_HELD_OUT = "plan: the model has no held-out rows (validation=None): train with validation=0.2, or calibrate on a site of its own"
+NOTHING_HELD_OUT = (
+    "plan: the model has no held-out rows (validation=None): train with validation=0.2, "
+    "or calibrate it on a site of its own"
+)
 
 
 def plan_from_held_out(model: "GPAClassifier", **wanted: Any) -> SamplePlan:
