@@ -27,7 +27,7 @@ from PIL import Image
 from records import commit
 from torch import nn
 
-from sitewise.benchmark.provenance import versions
+from sitewise.artifacts import versions
 from sitewise.confounders import Confounders
 from sitewise.datasets.manifest import Manifest
 from sitewise.datasets.packed import PackedImages, pack

@@ -1,6 +1,7 @@
 """Where numbers come from: the versions and the commit that made them."""
 
-from sitewise.benchmark.provenance import UNKNOWN, versions
+from sitewise.artifacts import versions
+from sitewise.benchmark.provenance import UNKNOWN
 from sitewise.benchmark.provenance import commit as known_commit
 
 

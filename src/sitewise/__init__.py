@@ -10,7 +10,7 @@ Public names are imported when first used, so that ``import sitewise`` costs nex
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from sitewise.version import __version__
 
 _ROOM_OF = {
     "adjust": "adaptation",

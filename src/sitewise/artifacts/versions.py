@@ -6,13 +6,13 @@ import numpy as np
 import sklearn
 import torch
 
-import sitewise
+from sitewise.version import __version__
 
 
 def versions() -> dict[str, str]:
     """Of sitewise and of the libraries that decide its numbers."""
     return {
-        "sitewise": sitewise.__version__,
+        "sitewise": __version__,
         "torch": torch.__version__,
         "numpy": np.__version__,
         "scikit-learn": sklearn.__version__,

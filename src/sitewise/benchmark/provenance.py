@@ -1,30 +1,12 @@
-"""Where numbers come from: the versions and the commit that made them."""
+"""Where numbers come from: the commit that made them."""
 
 import os
-import platform
 import subprocess
 from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
-import sklearn
-import torch
-
-import sitewise
-
 UNKNOWN = "unknown"
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def versions() -> dict[str, str]:
-    """The versions of what computed."""
-    return {
-        "sitewise": sitewise.__version__,
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "scikit-learn": sklearn.__version__,
-        "python": platform.python_version(),
-    }
 
 
 @lru_cache(maxsize=1)

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from sitewise.artifacts import versions
 from sitewise.benchmark.experiment import TEST, VALIDATION
 from sitewise.benchmark.plan import Run, make_method
 from sitewise.benchmark.populations import Population, Truth
-from sitewise.benchmark.provenance import commit, versions
+from sitewise.benchmark.provenance import commit
 from sitewise.benchmark.records import Record
 from sitewise.benchmark.sites import Folder, World, world_of
 from sitewise.confounders import Confounders
@@ -35,19 +36,22 @@ class Task:
     source_shares: Array
 
 
-def run_one(run: Run, data_dir: Folder = None, device: str = "auto") -> Record:
-    """Do a run: its record, with everything that a number in it depends on. What a method refuses is its reason."""
+def run_one(run: Run, data_dir: Folder = None, device: str = "auto", **spread: Any) -> Record:
+    """Do a run: its record, with everything that a number in it depends on. What a method refuses is its reason.
+
+    `spread` has devices, nodes and strategy, where several devices train together.
+    """
     started, clock = datetime.now(UTC), time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
-        results = _results(run, world_of(run, data_dir), device)
+        results = _results(run, world_of(run, data_dir), {"device": device, **spread})
     return {
         "id": run.id,
         "experiment": run.experiment,
         **run.plain(),
         "versions": versions(),
         "commit": commit(),
-        "device": device_name(device),
+        "device": device_name(device, spread.get("devices", 1)),
         "started": started.isoformat(timespec="seconds"),
         "seconds": time.perf_counter() - clock,
         "warnings": list(dict.fromkeys(str(warning.message) for warning in caught)),
@@ -55,10 +59,11 @@ def run_one(run: Run, data_dir: Folder = None, device: str = "auto") -> Record:
     }
 
 
-def device_name(device: str) -> str:
-    """What computes: a GPU's name, or cpu."""
+def device_name(device: str, devices: int | str = 1) -> str:
+    """What computes: a GPU's name, or cpu; and how many of them, where they are several."""
     gpu = device in ("auto", "cuda", "gpu") and torch.cuda.is_available()
-    return torch.cuda.get_device_name() if gpu else "cpu" if device in ("auto", "cpu") else device
+    name = torch.cuda.get_device_name() if gpu else "cpu" if device in ("auto", "cpu") else device
+    return name if devices == 1 else f"{name} x {devices}"
 
 
 def score(task: Task, probability: Array, prevalence: Array | None) -> dict[str, Any]:
@@ -87,10 +92,12 @@ def class_shares(y: Any, n_classes: int) -> Array:
     return np.bincount(np.asarray(y), minlength=n_classes) / len(y)
 
 
-def _results(run: Run, world: World, device: str) -> dict[str, Any]:
+def _results(run: Run, world: World, devices: dict[str, Any]) -> dict[str, Any]:
     """What every label of a run achieved, {"skipped": reason} where the method refuses the data."""
     rows, unlabeled = world.training_rows(run), world.unlabeled_rows(run)
-    methods = {choice.label: make_method(choice, run.recipe, run.network, run.seed, device) for choice in run.methods}
+    methods = {
+        choice.label: make_method(choice, run.recipe, run.network, run.seed, **devices) for choice in run.methods
+    }
     schema = None if rows.sample_confounder is None else Confounders.learn(rows.sample_confounder)
     n_unlabeled = sum(map(len, (unlabeled or {}).values()))
     reasons = {label: _refusal(method, run, world, schema, n_unlabeled) for label, method in methods.items()}

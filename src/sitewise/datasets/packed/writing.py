@@ -32,6 +32,7 @@ from sitewise.datasets.packed.index import (
     what_changed,
     write_json,
 )
+from sitewise.version import __version__
 
 SHARD_BYTES = 256 * 2**20
 
@@ -107,7 +108,7 @@ def _plan(manifest: Manifest, size: int, channels: int, jobs: int | None, shard_
         rows=len(manifest),
         rows_per_shard=max(1, shard_bytes // (channels * size * size)),
         ids_sha256=hashlib.sha256(ids.encode()).hexdigest(),
-        sitewise=version("sitewise"),
+        sitewise=__version__,
         pillow=pillow,
     )
 
