@@ -1,4 +1,4 @@
-"""Labels as they might be at a site, drawn from what is known of them: equation 15c of docs/maths.md.
+"""Labels as they might be at a site, drawn from what is known of them: equation 16c of docs/maths.md.
 
 Three things are not known: g, which has draws; the calibration of f, which moves log f and g along a few directions;
 and, given both, the label of each row.

@@ -1,4 +1,4 @@
-"""Every metric of predictions against what is believed of the labels: equations 15 and 15a of docs/maths.md.
+"""Every metric of predictions against what is believed of the labels: equations 16 and 16a of docs/maths.md.
 
 The truth of a row is a distribution over its classes. Where it is certain of one, these are the metrics of
 `evaluation`; where it is P(y|x,z), they are what to expect of labels that nobody has seen.

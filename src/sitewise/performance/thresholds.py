@@ -1,4 +1,4 @@
-"""Where to cut P(y=1): the highest expected F1, or the least that a required sensitivity allows (equation 15b)."""
+"""Where to cut P(y=1): the highest expected F1, or the least that a required sensitivity allows (equation 16b)."""
 
 from typing import Any
 

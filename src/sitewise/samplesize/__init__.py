@@ -1,4 +1,4 @@
-"""How many unlabeled rows a new site needs, from labeled source rows alone (docs/maths.md, section 16)."""
+"""How many unlabeled rows a new site needs, from labeled source rows alone (docs/maths.md, section 17)."""
 
 from sitewise.samplesize.plan import TARGETS, SamplePlan, SizePoint, plan_sample_size
 

@@ -1,4 +1,4 @@
-"""How many unlabeled rows a new site needs: from labeled source rows alone (docs/maths.md, section 16).
+"""How many unlabeled rows a new site needs: from labeled source rows alone (docs/maths.md, section 17).
 
 The held-out rows, weighted to the prevalence that is assumed, stand for the new site. The width of an interval comes
 from the information of so many rows; what an estimate from so many rows loses, from drawing them again and again.

@@ -1,4 +1,4 @@
-"""Labeled source rows that stand for a new site: weighted to the prevalence that is assumed there (equation 16)."""
+"""Labeled source rows that stand for a new site: weighted to the prevalence that is assumed there (equation 17)."""
 
 import warnings
 from dataclasses import dataclass
