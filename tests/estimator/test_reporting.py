@@ -68,23 +68,45 @@ def test_training_sites_are_counted_from_labels(usual):
         np.testing.assert_allclose(site["prevalence"], np.array(summary.class_counts) / 240)
 
 
-def test_profiles_are_g_at_one_confounder_with_the_others_missing(usual):
-    _, new, here = usual
-    content = report_content(here, "x", 0.95)
-    number, level = content["confounders"]
+def test_profiles_average_g_over_the_rows_here(usual):
+    model, new, here = usual
+    number, level = report_content(here, "x", 0.95)["confounders"]
     assert (number["kind"], level["kind"]) == ("number", "levels")
     assert len(number["points"]) == STEPS + 1
+    g, pooled = here.prevalence(new.Z), model._pooled_prevalence.log_prob(here.rows.codes).exp().numpy()
+    for point in level["points"]:
+        own = (new.Z[level["name"]] == point["value"]).to_numpy()
+        assert point["rows"] == own.sum()
+        np.testing.assert_allclose(point["after"], g[own].mean(axis=0))
+        np.testing.assert_allclose(point["before"], pooled[own].mean(axis=0))
     for confounder in (number, level):
-        name = confounder["name"]
-        Z = pd.DataFrame({column: [np.nan] * len(confounder["points"]) for column in new.Z.columns}, dtype=object)
-        Z[name] = [point["value"] for point in confounder["points"]]
-        np.testing.assert_allclose([p["after"] for p in confounder["points"]], here.prevalence(Z), atol=1e-9)
-        low, _ = here.prevalence_interval(Z)
-        np.testing.assert_allclose([p["low"] for p in confounder["points"]], low, atol=1e-9)
         assert sum(p["rows"] for p in confounder["points"]) + confounder["rows_missing"] == 300
-        assert confounder["rows_missing"] == new.Z[name].isna().sum()
-    counts = new.Z[level["name"]].value_counts()
-    assert {p["value"]: p["rows"] for p in level["points"]} == counts.to_dict()
+        assert confounder["rows_missing"] == new.Z[confounder["name"]].isna().sum()
+        for point in confounder["points"]:
+            assert np.all(np.array(point["low"]) <= point["after"])
+            assert np.all(np.array(point["high"]) >= point["after"])
+
+
+def test_a_curve_follows_g(usual):
+    _, new, here = usual
+    number = report_content(here, "x", 0.95)["confounders"][0]
+    g, age = here.prevalence(new.Z)[:, 1], new.Z["age0"].to_numpy()
+    step = number["points"][1]["value"] - number["points"][0]["value"]
+    for point in number["points"][4:-4]:
+        near = np.abs(age - point["value"]) < 3 * step
+        assert g[near].min() - 1e-9 <= point["after"][1] <= g[near].max() + 1e-9
+
+
+def test_bands_are_as_wide_as_the_estimates_own_intervals():
+    """With one confounder alone a level's band is the interval of P(Y|z) itself."""
+    family, model = trained(n_continuous=0, levels=(3,), prevalence="additive")
+    new = family.site(800, prevalence=[0.7, 0.3], seed=5)
+    here = quietly(lambda: model.adapt_log_ratio(new.log_ratio, new.Z))
+    (confounder,) = report_content(here, "x", 0.95)["confounders"]
+    Z = pd.DataFrame({"group0": [point["value"] for point in confounder["points"]]})
+    low, high = here.prevalence_interval(Z)
+    width = np.array([p["high"] for p in confounder["points"]]) - [p["low"] for p in confounder["points"]]
+    np.testing.assert_allclose(width, high - low, rtol=0.3)
 
 
 def test_a_chosen_threshold_and_a_fallback_are_told(usual, tmp_path):

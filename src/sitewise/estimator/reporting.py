@@ -10,8 +10,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from sitewise.adaptation.draws import PrevalenceDraws
 from sitewise.artifacts import versions
 from sitewise.confounders import Categorical, Continuous, Notes, Variable
+from sitewise.estimator.kept import evenly
+from sitewise.estimator.prevalences import in_regions
 from sitewise.performance import ExpectedPerformance
 from sitewise.posterior import combine
 from sitewise.report.page import Content, Profile, TrainingSite, build_content
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 STEPS = 32  # of a curve over a number
+REACH = 3  # steps, within which rows count for a point of it
+N_DRAWS, ROWS_NEAR = 200, 100  # draws of g behind a band, and the rows near each of its points at which they are taken
 MOST_GROUPS = 12  # of a confounder with a line each for expected performance
 MOST_CONFOUNDERS = 6  # whose groups have such lines
 GROUP_METRICS = ("recall", "specificity", "precision")
@@ -72,31 +77,52 @@ def _pooled(model: "GPAClassifier") -> Array:
 
 
 def _profiles(here: "AdaptedClassifier", level: float) -> Iterator[Profile]:
-    """P(Y | one confounder), the others missing and so averaged out, for each confounder."""
+    """P(Y | one confounder) for each: g averaged over the rows here that have, or nearly have, each of its values."""
     schema, rows = here.model.confounders_, here.rows
     if schema is None:
         return
+    before, after = here.model._pooled_prevalence.log_prob(rows.codes).exp(), here._log_prevalence(rows.codes).exp()
+    draws = here.estimate.draws(N_DRAWS, random_state=here.model.random_state)
+    weight = torch.ones(len(rows), dtype=torch.float64) if rows.weight is None else rows.weight
     missing = schema.missing(rows.codes)
     for j, variable in enumerate(schema.variables):
-        known = rows.codes[~missing[:, j], j]
-        codes, counts, left_out = _points(variable, known)
+        known = ~missing[:, j] & (weight > 0)
+        codes, counts, left_out = _points(variable, rows.codes[known, j])
+        near = _nearness(variable, rows.codes[:, j], known, codes) * weight
+        shown = _average(near, after)
+        low, high = _band(here, draws, near, shown, level)
         at = schema.missing_codes().repeat(len(codes), 1)
         at[:, j] = codes
-        Z = schema.decode(at)
-        low, high = here.prevalence_interval(Z, level) if len(codes) else (np.empty((0, len(here.classes_))),) * 2
         yield Profile(
             variable.name,
-            Z[variable.name].tolist(),
+            schema.decode(at)[variable.name].tolist(),
             counts,
-            here.model._pooled_prevalence.log_prob(at).exp().numpy(),
-            here._log_prevalence(at).exp().numpy(),
-            low,
-            high,
+            _average(near, before).numpy(),
+            shown.numpy(),
+            low.numpy(),
+            high.numpy(),
             is_number=isinstance(variable, Continuous) and len(codes) > 1,
             rows_missing=int(missing[:, j].sum()),
             left_out=left_out,
             notes=tuple(_notes(here.estimate.notes, variable)),
         )
+
+
+def _band(
+    here: "AdaptedClassifier", draws: PrevalenceDraws, near: Tensor, shown: Tensor, level: float
+) -> tuple[Tensor, Tensor]:
+    """The interval of averages of g over rows, (codes, K) each, by draws of g at some rows near each code."""
+    if not len(near):
+        return shown, shown
+    places = [row.nonzero().flatten() for row in near]
+    some = torch.unique(torch.cat([place[evenly(len(place), ROWS_NEAR)] for place in places]))
+    codes = here.rows.codes[some]
+    kept = in_regions(codes, here.model._unsupported)[:, None]  # where the training g is kept there is nothing to draw
+    at_training = here.model._pooled_prevalence.log_prob(codes)
+    drawn = (torch.where(kept, at_training, log_g).exp() for log_g in draws.log_prob(codes))
+    averages = torch.stack([_average(near[:, some], g) for g in drawn])
+    low, high = torch.quantile(averages, averages.new_tensor([0.5 - level / 2, 0.5 + level / 2]), dim=0)
+    return torch.minimum(low, shown), torch.maximum(high, shown)
 
 
 def _points(variable: Variable, known: Tensor) -> tuple[Tensor, Array, tuple[int, int]]:
@@ -105,17 +131,32 @@ def _points(variable: Variable, known: Tensor) -> tuple[Tensor, Array, tuple[int
         return known, np.zeros(0, dtype=np.int64), (0, 0)
     if isinstance(variable, Categorical):
         counts = torch.bincount(known.long(), minlength=len(variable.levels)).numpy()
-        shown = most_frequent(counts, MOST_LEVELS)
-        left_out = len(counts) - len(shown), int(counts.sum() - counts[shown].sum())
+        shown = [level for level in most_frequent(counts, MOST_LEVELS) if counts[level]]
+        left_out = int((counts > 0).sum()) - len(shown), int(counts.sum() - counts[shown].sum())
         return torch.tensor(shown, dtype=torch.float64), counts[shown], left_out
-    if variable.high <= variable.low:
+    low, high = float(known.min()), float(known.max())
+    if high <= low:
         return known[:1], np.array([len(known)]), (0, 0)
-    nearest = ((known - 1) * STEPS).round().long()
-    return (
-        torch.linspace(1, 2, STEPS + 1, dtype=torch.float64),
-        torch.bincount(nearest, minlength=STEPS + 1).numpy(),
-        (0, 0),
-    )
+    nearest = ((known - low) / (high - low) * STEPS).round().long()
+    codes = torch.linspace(low, high, STEPS + 1, dtype=torch.float64)
+    return codes, torch.bincount(nearest, minlength=STEPS + 1).numpy(), (0, 0)
+
+
+def _nearness(variable: Variable, column: Tensor, known: Tensor, codes: Tensor) -> Tensor:
+    """How much each row counts at each code, (codes, rows): equal levels, or numbers within a few steps of it."""
+    apart = (codes[:, None] - column).abs()
+    if isinstance(variable, Continuous) and len(codes) > 1:
+        reach = REACH * (codes[1] - codes[0])
+        nearest = apart.masked_fill(~known, torch.inf).min(dim=1, keepdim=True).values
+        near = (1 - apart / torch.maximum(reach, 2 * nearest)).clamp_min(0)  # where nobody is, the nearest ones
+    else:
+        near = (apart == 0).double()
+    return near * known
+
+
+def _average(near: Tensor, g: Tensor) -> Tensor:
+    """The mean of g over rows by how near they are, (codes, K)."""
+    return near @ g / near.sum(dim=1, keepdim=True)
 
 
 def _notes(notes: Notes, variable: Variable) -> Iterator[str]:

@@ -6,7 +6,7 @@ import pytest
 from sitewise.report.page import Profile, TrainingSite, build_content
 
 FINDINGS = [
-    ("stability", "good", 0.41, 0.01, "The scores here are what the training sites lead to expect.", ""),
+    ("stability", "good", 0.41, 0.01, "The scores here are what the training sites lead to expect.", "Label rows."),
     ("coverage_of_z", "care", 0.07, 0.05, "7% of the ages lie outside the training range.", "Look at these rows."),
     ("positivity", "unknown", None, None, "One training site is too small to tell.", "Add rows of this site."),
 ]

@@ -35,7 +35,7 @@ class TrainingSite:
 
 @dataclass(frozen=True)
 class Profile:
-    """P(Y | one confounder): of all training rows together, and here with its interval; arrays are (values, K).
+    """P(Y | one confounder) for the rows here: by the training prevalence, and as estimated; arrays are (values, K).
 
     `values` are levels, or numbers in increasing order where `is_number`; `rows` counts the rows here at each level or
     nearest to each number, `rows_missing` those of which it is not known, `left_out` further levels and their rows.
