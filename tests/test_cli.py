@@ -110,11 +110,13 @@ def test_every_paper_a_card_names_is_in_the_bibliography_once():
 def test_run_hands_its_options_on_then_prints_the_table_and_writes_the_figure(experiment, records, tmp_path):
     out = tmp_path / "results"
     said = sitewise_says(
-        *("bench", "run", experiment, "--out", out, "--quick", "--jobs", 2, "--device", "cpu", "--data-dir", tmp_path)
+        *("bench", "run", experiment, "--out", out, "--quick", "--jobs", 2, "--device", "cpu", "--data-dir", tmp_path),
+        *("--devices", 2, "--nodes", 3, "--strategy", "ddp"),
     )
     ((plan, folder, options),) = records[1]
     assert (plan.seeds, plan.quick, folder) == (2, True, out)
-    assert options == {"jobs": 2, "device": "cpu", "data_dir": tmp_path}
+    spread = {"devices": 2, "nodes": 3, "strategy": "ddp"}
+    assert options == {"jobs": 2, "device": "cpu", "data_dir": tmp_path} | spread
     assert "positive-class F1" in said
     assert "0.600 (0.590 to 0.610)" in said
     assert f"wrote {out / 'small.quick.jsonl'}" in said

@@ -80,7 +80,7 @@ def test_a_run_finished_elsewhere_between_plan_and_claim_is_not_repeated(tiny, t
     path = tmp_path / "tiny.jsonl"
     append_record(path, run_one(run))
     before = len(fakes)
-    assert perform_run(run, path, None, "cpu").state == "done"
+    assert perform_run(run, path, run_one).state == "done"
     assert len(fakes) == before
     assert len(read_records(path)) == 1
 

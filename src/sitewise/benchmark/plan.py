@@ -70,15 +70,16 @@ class Run:
 
 
 def make_method(
-    choice: Choice, recipe: dict[str, Any], network: dict[str, Any], seed: int = 0, device: str = "auto"
+    choice: Choice, recipe: dict[str, Any], network: dict[str, Any], seed: int = 0, device: str = "auto", **spread: Any
 ) -> Method:
-    """The method of a choice with the recipe and the network that all share, ready to fit."""
+    """The method of a choice with the recipe, the network and the devices that all share, ready to fit."""
     return METHODS[choice.method](
         **network | choice.settings,
         recipe=make_recipe(recipe),
         validation=VALIDATION,
         random_state=seed,
         device=device,
+        **spread,
         verbose=False,
     )
 

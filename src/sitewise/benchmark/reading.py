@@ -17,7 +17,17 @@ from sitewise.training import RECIPES, Recipe
 REQUIRED = ("data", "seeds", "training", "validation", "tests", "draws", "methods", "metric")
 KEYS = ("title", "paper", *REQUIRED, "recipe", "network", "tuning", "reference", "figure", "variants", "quick")
 NETWORK = ("backbone", "weights", "normalize")
-SET_BY_RUNS = ("recipe", "validation", "device", "checkpoint", "verbose", "random_state")
+SET_BY_RUNS = (
+    "recipe",
+    "validation",
+    "device",
+    "devices",
+    "nodes",
+    "strategy",
+    "checkpoint",
+    "verbose",
+    "random_state",
+)
 NO_TUNING = "methods with a grid need tuning, as in {metric: nll, seeds: 3}"
 GRID_IN_VARIANTS = "variants share their settings: methods with a grid can't be chosen for each of them"
 UNEQUAL = "every grid must have the same number of settings, for an equal budget, got {sizes}"

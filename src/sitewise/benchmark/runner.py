@@ -13,20 +13,25 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from joblib import cpu_count
 
+from sitewise.arrays import Problems
 from sitewise.benchmark.experiment import Experiment
 from sitewise.benchmark.plan import Run, final_runs, tuning_runs
 from sitewise.benchmark.records import Record, append_record, claim, done_ids, read_records
 from sitewise.benchmark.scoring import run_one
 from sitewise.benchmark.selection import choose_settings
 from sitewise.benchmark.sites import Folder, prepare_data, source_name
+from sitewise.benchmark.together import Do, follow, leading
+from sitewise.training import device_problems, join_processes, torchrun_processes
 
 logger = logging.getLogger(__name__)
+ALONE = {"devices": 1, "nodes": 1, "strategy": "auto"}
 WAIT = 0.5  # seconds between looks at what another runner holds
 GPU_JOBS = 16  # processes that share a GPU
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -59,6 +64,9 @@ def run_experiment(
     *,
     jobs: int | None = None,
     device: str = "auto",
+    devices: int | str = 1,
+    nodes: int = 1,
+    strategy: str = "auto",
     data_dir: Folder = None,
     verbose: bool | None = None,
 ) -> list[Record]:
@@ -70,6 +78,8 @@ def run_experiment(
     jobs : processes, each with one thread of its own; by default one for each core, up to sixteen that share a GPU.
         With 1 everything happens in this process.
     device : "auto", "cpu" or "cuda".
+    devices, nodes, strategy : where several train together, as for `GPAClassifier`; then there is one run at a time.
+        Under torchrun its processes do every run together; the first returns the records, the others none.
     data_dir : the folder with MNIST, or with the real images that the experiment is about.
     verbose : whether to show a progress bar; None shows it on a terminal.
 
@@ -78,11 +88,20 @@ def run_experiment(
     that calls this with several jobs needs `if __name__ == "__main__":`.
     """
     path = records_path(experiment, out)
+    spread: dict[str, Any] = {"devices": devices, "nodes": nodes, "strategy": strategy}
+    do = partial(run_one, data_dir=data_dir, device=device, **spread)
+    together = spread != ALONE
+    if together:
+        _check_spread(jobs, spread)
+    fabric = join_processes(device) if together and torchrun_processes() is not None else None
+    if fabric is not None and fabric.global_rank > 0:
+        follow(fabric, do)
+        return []
     prepare_data(experiment, data_dir)
     digits = source_name(experiment.data, data_dir)
     tuning = tuning_runs(experiment, digits)
     first = _by_seed((*tuning, *final_runs(experiment, {}, digits)))
-    with _performing(path, jobs or default_jobs(device), data_dir, device) as perform:
+    with _performing(path, 1 if together else jobs or default_jobs(device), do, fabric) as perform:
         failures = _do(first, path, perform, "tuning and runs" if tuning else "runs", verbose)
         if tuning:
             chosen = choose_settings(experiment, read_records(path), digits)
@@ -101,20 +120,34 @@ def default_jobs(device: str) -> int:
     return min(GPU_JOBS, cpu_count()) if shares_gpu else int(cpu_count())
 
 
-def perform_run(run: Run, path: Path, data_dir: Folder, device: str) -> Outcome:
-    """Claim a run, do it and append its record, unless it is done or held elsewhere."""
+def perform_run(run: Run, path: Path, do: Do) -> Outcome:
+    """Claim a run, do it and append its record, unless it is done or held elsewhere; an error is an outcome."""
     try:
-        with claim(path, run.id) as mine:
-            if not mine:
-                return Outcome("held")
-            if run.id not in done_ids(path):
-                append_record(path, run_one(run, data_dir, device))
+        return _claim_and_do(run, path, do)
     except Exception as error:
         logger.debug("%s", traceback.format_exc())
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = "; ".join([f"{Path(place.filename).name}:{place.lineno}", *getattr(error, "__notes__", ())])
         return Outcome("failed", f"{type(error).__name__}: {error} ({where})")
+
+
+def _claim_and_do(run: Run, path: Path, do: Do) -> Outcome:
+    with claim(path, run.id) as mine:
+        if not mine:
+            return Outcome("held")
+        if run.id not in done_ids(path):
+            append_record(path, do(run))
     return Outcome("done")
+
+
+def _check_spread(jobs: int | None, spread: dict[str, Any]) -> None:
+    """Note everything that is wrong with training on several devices."""
+    problems = Problems("run_experiment")
+    for problem in device_problems(**spread):
+        problems.add(problem)
+    if jobs not in (None, 1):
+        problems.add(f"devices that train together do one run at a time: leave jobs out, got {jobs}")
+    problems.raise_if_any()
 
 
 def _do(runs: Iterable[Run], path: Path, perform: Perform, title: str, verbose: bool | None) -> list[str]:
@@ -143,16 +176,20 @@ def _by_seed(runs: Iterable[Run]) -> list[Run]:
 
 
 @contextmanager
-def _performing(path: Path, jobs: int, data_dir: Folder, device: str) -> Iterator[Perform]:
-    """What does runs: this process, or several others with one thread each."""
+def _performing(path: Path, jobs: int, do: Do, fabric: Any = None) -> Iterator[Perform]:
+    """What does runs: this process, this one with those of a fabric, or several others with one thread each."""
+    if fabric is not None:
+        with leading(fabric, do) as together:  # an error ends all processes: nobody may wait for one that failed
+            yield lambda runs: ((run, _claim_and_do(run, path, together)) for run in runs)
+        return
     if jobs == 1:
-        yield lambda runs: ((run, perform_run(run, path, data_dir, device)) for run in runs)
+        yield lambda runs: ((run, perform_run(run, path, do)) for run in runs)
         return
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_start_worker)
 
     def perform(runs: Iterable[Run]) -> Iterator[tuple[Run, Outcome]]:
         with _one_thread_each():
-            futures = {pool.submit(perform_run, run, path, data_dir, device): run for run in runs}
+            futures = {pool.submit(perform_run, run, path, do): run for run in runs}
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()

@@ -31,6 +31,11 @@ def run(
         int | None, typer.Option(min=1, help="Runs at a time; as many as there are cores, or fit a GPU, otherwise.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    devices: Annotated[str, typer.Option(help="How many devices train a network together; auto is all.")] = "1",
+    nodes: Annotated[int, typer.Option(min=1, help="On how many machines; start them by torchrun.")] = 1,
+    strategy: Annotated[
+        str, typer.Option(help="auto, ddp (processes of torchrun) or ddp_spawn (processes of our own).")
+    ] = "auto",
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder with the full MNIST; the 5,000 embedded digits otherwise.")
     ] = None,
@@ -39,13 +44,25 @@ def run(
     """Do the runs that have no record yet, then print the table and draw the figure."""
     from sitewise.benchmark import RunError, records_path, run_experiment
     from sitewise.report.tables import comparison_table
+    from sitewise.training import first_process
 
     plan = _read(experiment, quick, seeds)
     try:
-        run_experiment(plan, out, jobs=jobs, device=device, data_dir=data_dir)
+        run_experiment(
+            plan,
+            out,
+            jobs=jobs,
+            device=device,
+            devices=int(devices) if devices.isdecimal() else devices,
+            nodes=nodes,
+            strategy=strategy,
+            data_dir=data_dir,
+        )
     except RunError as error:
         typer.echo(f"sitewise: {error}", err=True)
         raise typer.Exit(1) from error
+    if not first_process():
+        return
     frame = _summarize(plan, out, experiment)
     show(comparison_table(frame, plan.metric, "terminal", plan.reference))
     _say_wrote(records_path(plan, out))

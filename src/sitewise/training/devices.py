@@ -158,6 +158,11 @@ def torchrun_processes() -> tuple[int, int] | None:
     return here, int(os.environ["WORLD_SIZE"]) // here
 
 
+def first_process() -> bool:
+    """Whether this is the process that writes and prints: of torchrun's the first, otherwise the only one."""
+    return torchrun_processes() is None or os.environ["RANK"] == "0"
+
+
 def share_of(module: nn.Module) -> Share:
     """Which rows of a step this process gives to a module: all, unless it is spread over several."""
     return module.share if isinstance(module, Spread) else WHOLE
