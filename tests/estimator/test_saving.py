@@ -216,6 +216,21 @@ def test_calibrating_and_adapting_go_on_after_loading(tmp_path):
         assert torch.equal(getattr(back.rows, name).nan_to_num(-9), getattr(here.rows, name).nan_to_num(-9))
 
 
+def test_verdict_threshold_and_expected_performance_come_back(tmp_path):
+    X, _, _, Z = data(5, 60)
+    here = fitted().adapt(X, sample_confounder=Z)
+    fresh = reloaded(here, tmp_path)  # before anything was asked of it
+    said, expected, choice = here.diagnose(), here.expected_performance(), here.choose_threshold()
+    assert fresh.diagnose().to_dict() == said.to_dict()
+    assert fresh.expected_performance().to_dict() == expected.to_dict()
+    back = reloaded(here, tmp_path)
+    assert back._diagnosis == said
+    assert back.threshold_ == choice.threshold
+    np.testing.assert_array_equal(back.predict(X, Z), here.predict(X, Z))
+    assert back.expected_performance().to_dict() == here.expected_performance().to_dict()
+    assert f"Threshold: {choice.threshold:g}" in (tmp_path / "saved" / "model.md").read_text()
+
+
 def test_unseen_levels_and_regions_without_a_class_are_kept(tmp_path):
     X, y, site, Z = data(n=300)
     Z["level"] = np.where(y == 1, "a", np.where(np.arange(len(y)) % 2, "a", "b"))  # never class 1 at b

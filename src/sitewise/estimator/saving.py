@@ -6,6 +6,7 @@ A new kind of model is one entry of `KINDS`; a new class among the parts of a mo
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -127,7 +128,8 @@ def _make_classifier(values: Values, inside: dict[str, Any], attached: Mapping[s
 
 
 def _take_adapted(here: AdaptedClassifier) -> Parts:
-    values = {name: value for name, value in vars(here).items() if name not in ("model", "_believed")}
+    computed = {name for name, part in vars(AdaptedClassifier).items() if isinstance(part, cached_property)}
+    values = {name: value for name, value in vars(here).items() if name not in computed and name != "model"}
     return Parts({"site": values}, site_card(here), {"model": here.model})
 
 
