@@ -37,7 +37,7 @@ def run(
         str, typer.Option(help="auto, ddp (processes of torchrun) or ddp_spawn (processes of our own).")
     ] = "auto",
     data_dir: Annotated[
-        Path | None, typer.Option(help="Folder with the full MNIST; the 5,000 embedded digits otherwise.")
+        Path | None, typer.Option(help="Folder of the images, or of MNIST; the 5,000 embedded digits otherwise.")
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds 0 .. N-1 instead of the experiment's.")] = None,
 ) -> None:
