@@ -26,6 +26,9 @@ _ROOM_OF = {
     "AdaptedClassifier": "estimator",
     "GPAClassifier": "estimator",
     "load": "estimator.saving",
+    "expected_performance": "performance",
+    "ExpectedPerformance": "performance",
+    "plan_sample_size": "samplesize",
     "Recipe": "training",
     "Site": "sites",
     "Sites": "sites",
@@ -45,6 +48,9 @@ if TYPE_CHECKING:
     from sitewise.estimator import AdaptedClassifier as AdaptedClassifier
     from sitewise.estimator import GPAClassifier as GPAClassifier
     from sitewise.estimator.saving import load as load
+    from sitewise.performance import ExpectedPerformance as ExpectedPerformance
+    from sitewise.performance import expected_performance as expected_performance
+    from sitewise.samplesize import plan_sample_size as plan_sample_size
     from sitewise.sites import Site as Site
     from sitewise.sites import Sites as Sites
     from sitewise.solvers import EM as EM

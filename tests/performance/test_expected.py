@@ -304,3 +304,15 @@ def test_weights_count_rows_twice():
     )
     for name, value in summarize(rows, (0, 1)).items():
         np.testing.assert_allclose(value, summarize(twice, (0, 1))[name], err_msg=name)
+
+
+# Values behind codes
+
+
+def test_decoding_gives_back_what_was_encoded(site):
+    schema = sw.Confounders.learn(site.Z)
+    codes = schema.encode(site.Z)[0]
+    decoded = schema.decode(codes)
+    np.testing.assert_allclose(decoded["age0"], site.Z["age0"])
+    pd.testing.assert_series_equal(decoded["group1"], site.Z["group1"], check_dtype=False)
+    torch.testing.assert_close(schema.encode(decoded)[0], codes)

@@ -63,12 +63,12 @@ def expected_performance(
     n_rows, n_classes = ratios.shape
     weight = read_weight(sample_weight, n_rows, problems)
     known = None if y is None else read_labels(y, n_rows, n_classes, problems)
-    codes = torch.zeros(n_rows, 0, dtype=torch.float64)
+    codes = ratios.new_zeros(n_rows, 0)
     z = None
     if estimate.confounders is not None:
-        codes = estimate.confounders.missing_codes().expand(n_rows, -1)
+        codes = estimate.confounders.missing_codes(ratios.device).expand(n_rows, -1)
         if sample_confounder is not None:
-            codes = estimate.confounders.encode(sample_confounder)[0]
+            codes = estimate.confounders.encode(sample_confounder, ratios.device)[0]
             z = estimate.confounders.decode(codes)
     if len(codes) != n_rows:
         problems.add(f"sample_confounder has {len(codes)} row(s), log_ratio has {n_rows}")
@@ -80,7 +80,7 @@ def expected_performance(
     problems.raise_if_any()
     parts = [] if calibration is None else [Part(calibration, lambda at: at.new_ones(len(at), dtype=torch.bool))]
     rows = believe(
-        normalize(ratios).cpu(),
+        normalize(ratios),
         codes,
         estimate,
         parts=parts,
