@@ -218,8 +218,9 @@ def score(module: nn.Module, X: Inputs, z: Tensor, device: torch.device | None =
     module.eval()
     size = min(SCORING_BATCH, max(1, SCORED_VALUES // max(1, X.shape[1:].numel())))
     places = [slice(start, start + size) for start in range(0, len(X), size)]
-    with torch.no_grad(), read_ahead(X, places, device) as read:
-        parts = [module(read(place).to(device), z[place].to(device)) for place in places]
+    own = [share_of(module).within(place, len(X)) for place in places]
+    with torch.no_grad(), read_ahead(X, own, device) as read:
+        parts = [module(read(part).to(device), z[place].to(device)) for part, place in zip(own, places, strict=True)]
     module.train(was_training)
     return torch.cat(parts)
 

@@ -13,11 +13,12 @@ from torch import nn
 
 import sitewise as sw
 from sitewise.methods import METHODS
-from sitewise.training import Checkpoint
+from sitewise.ratio import score
+from sitewise.training import Checkpoint, Share, Spread, join_processes
 
 SPLIT = 70  # of the new site's rows, the first process holds so many
 METHODS_TRIED = ("erm", "irm", "group_dro", "coral", "dann", "sfb", "ttlsa")
-CASES = ("gpa", "adapted", "images", *METHODS_TRIED)
+CASES = ("gradient", "gpa", "adapted", "images", *METHODS_TRIED)
 
 
 def rows(n, seed):
@@ -49,6 +50,32 @@ def fit_images(devices):
     method = METHODS["erm"](backbone=Bytes(backbone), recipe=recipe, device="cpu", devices=devices, verbose=False)
     fitted = method.fit(X, y)
     return {"history": fitted.trained_.history, "outputs": fitted.outputs(X)}
+
+
+class Sum(nn.Module):
+    """A linear layer that reads x and z."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x, z, both=False):
+        outputs = self.layer(x + z)
+        return (outputs, outputs.tanh()) if both else outputs
+
+
+def gradient(spread):
+    """The gradient of a loss that compares all rows of a batch of seven (Adam would not notice a factor)."""
+    torch.manual_seed(5)
+    module, x, z = Sum(), torch.randn(7, 4), torch.randn(7, 4)
+    network = module
+    if spread:
+        fabric = join_processes("cpu")
+        network = Spread(fabric.setup_module(module), Share(fabric.global_rank, fabric.world_size))
+    few = {n: score(network, x[:n], z[:n]) for n in (1, 3)}  # in evaluation, of fewer rows than processes too
+    outputs, bent = network(x, z, True)
+    (outputs.std(dim=0).sum() + (bent[0] - bent[6]).square().sum() + outputs[3].sum()).backward()
+    return {name: parameter.grad for name, parameter in module.named_parameters()} | {f"few {n}": few[n] for n in few}
 
 
 class Bytes(nn.Module):
@@ -101,6 +128,7 @@ def answers(devices, part=slice(None), **settings):
     """Everything."""
     model = fit_gpa(devices)
     return {
+        "gradient": gradient(devices != 1),
         "gpa": describe(model),
         "adapted": adapt(model, part, **settings),
         "images": fit_images(devices),

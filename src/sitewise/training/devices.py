@@ -53,6 +53,13 @@ class Share:
         """This process's part of rows that stand behind so many others of the step."""
         return rows[(self.rank - before) % self.of :: self.of]
 
+    def within(self, place: slice, n_rows: int) -> slice:
+        """This process's part of a stretch of n rows; its first row where there is none."""
+        if self.of == 1:
+            return place
+        start, stop, _ = place.indices(n_rows)
+        return slice(start + self.rank, stop, self.of) if start + self.rank < stop else slice(start, start + 1)
+
     def size(self, n_rows: int) -> int:
         """How many rows of so many this process computes."""
         return len(range(self.rank, n_rows, self.of))
