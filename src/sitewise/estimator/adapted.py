@@ -18,6 +18,7 @@ from sitewise.estimator.kept import KeptRows
 from sitewise.estimator.prevalences import in_regions
 from sitewise.estimator.reading import read_inputs
 from sitewise.estimator.reporting import report_content
+from sitewise.estimator.updating import update
 from sitewise.performance import (
     BelievedRows,
     ExpectedPerformance,
@@ -133,6 +134,16 @@ class AdaptedClassifier:
         kept = in_regions(codes, self.model._unsupported).numpy()
         low[kept] = high[kept] = self._log_prevalence(codes).exp().numpy()[kept]
         return low, high
+
+    def update(
+        self, X: Any, sample_confounder: Any = None, y: Any = None, groups: Any = None, sample_weight: Any = None
+    ) -> "AdaptedClassifier":
+        """Refine the site with more of its rows: a new object, adapted to all rows as if they had come at once.
+
+        Estimation starts where it stood. A chosen threshold and the fallback stay; the diagnosis is made anew. Groups
+        of these rows are taken to be others than those of earlier rows.
+        """
+        return update(self, X, sample_confounder, y, groups, sample_weight)
 
     def report(self, path: str | os.PathLike[str], *, site: str = "New site", level: float = 0.95) -> Path:
         """Write the site's report and return its path: one HTML page that needs nothing else, to read, print or send.
