@@ -186,6 +186,8 @@ def test_torchrun_knows_how_many_there_are(monkeypatch):
         launch(print, device="cpu", devices=4, nodes=3)
     with pytest.raises(ValueError, match="not devices=2, nodes=2"):
         launch(print, device="cpu", devices=2, nodes=2)
+    with pytest.raises(ValueError, match="torchrun has started some"):
+        launch(print, device="cpu", devices=2, strategy="ddp_spawn")
 
 
 def test_one_device_under_torchrun_trains_alone_and_says_so(monkeypatch):

@@ -5,6 +5,7 @@ them, so that any loss of a batch is the one that a single process has; DDP adds
 """
 
 import builtins
+import copy
 import logging
 import os
 import re
@@ -136,7 +137,7 @@ def launch(
         if started[0] * started[1] > 1:
             warnings.warn(ALONE.format(n=started[0] * started[1]), stacklevel=3)
     else:
-        devices, nodes = _as_started(started, devices, nodes)
+        devices, nodes = _as_started(started, devices, nodes, strategy)
     with _quiet():
         if started is None and devices != 1:
             return _spawn(device, devices, precision, function, arguments)
@@ -222,8 +223,10 @@ def _refuse_unlaunched(devices: int, nodes: int, strategy: str) -> None:
         raise ValueError(INTERACTIVE.format(devices=devices))
 
 
-def _as_started(started: tuple[int, int], devices: int | str, nodes: int) -> tuple[int, int]:
-    """The numbers that torchrun was given; ValueError where other ones were asked for."""
+def _as_started(started: tuple[int, int], devices: int | str, nodes: int, strategy: str) -> tuple[int, int]:
+    """The numbers that torchrun was given; ValueError where other ones, or other processes, were asked for."""
+    if strategy == "ddp_spawn":
+        raise ValueError("strategy='ddp_spawn' starts processes, but torchrun has started some: take strategy='auto'")
     if (devices not in ("auto", 1, started[0])) or nodes not in (1, started[1]):
         asked = f"devices={devices}, nodes={nodes}"
         raise ValueError(f"torchrun started {started[0]} process(es) on each of {started[1]} machine(s), not {asked}")
@@ -237,7 +240,7 @@ def _spawn(device: str, devices: int | str, precision: Any, function: Callable[.
     try:
         with tempfile.NamedTemporaryFile(suffix=".pt") as result:  # a pipe gives no large tensors of an ended process
             fabric.launch(_HandBack(result.name, function, arguments))
-            return torch.load(result.name, weights_only=True)
+            return torch.load(result.name, map_location="cpu", weights_only=True)
     except ProcessRaisedException as error:
         found = list(re.finditer(r"^(\w+): ", error.msg, re.MULTILINE))
         kind = getattr(builtins, found[-1][1], None) if found else None
@@ -263,7 +266,8 @@ class _HandBack:
         _fabric_logger().setLevel(logging.WARNING)
 
     def __call__(self, fabric: Any) -> None:
-        result = self.function(fabric, *self.arguments)
+        own = copy.deepcopy(self.arguments)  # tensors came in memory that all processes share, and could write to
+        result = self.function(fabric, *own)
         if fabric.global_rank == 0:
             torch.save(result, self.path)
 

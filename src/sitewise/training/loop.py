@@ -226,8 +226,8 @@ def _train_here(fabric: Any, task: _Task) -> dict[str, Any]:
     """Train in this process, with others where there are any: the course that training took."""
     share = Share(fabric.global_rank, fabric.world_size)
     module, objective, recipe = task.module, task.objective, task.recipe
-    if share.of > 1:  # what the processes were given may be one and the same memory
-        module, objective = shared_batch_norm(copy.deepcopy(module), fabric.device), copy.deepcopy(objective)
+    if share.of > 1:
+        module = shared_batch_norm(copy.deepcopy(module), fabric.device)
     if fabric.device.type == "cpu":
         keep_freed_memory()
     plan = plan_training(objective.sites, recipe)
