@@ -11,7 +11,7 @@ from sitewise.posterior import combine
 
 if TYPE_CHECKING:
     from sitewise.estimator.adapted import AdaptedClassifier
-    from sitewise.estimator.gpa import GPAClassifier
+    from sitewise.estimator.model import SiteModel
 
 N_RESAMPLES = 100  # of the held-out rows behind a calibration
 
@@ -36,7 +36,7 @@ def believed_rows(here: "AdaptedClassifier") -> BelievedRows:
     )
 
 
-def calibration_parts(model: "GPAClassifier", codes: Tensor) -> list[Part]:
+def calibration_parts(model: "SiteModel", codes: Tensor) -> list[Part]:
     """Those of the model's calibrations that rows with such z went through, refitted to held-out rows drawn again."""
     seed = int(check_random_state(model.random_state).randint(2**31 - 1))
     schema, (complete, hidden) = model.confounders_, model._held_out

@@ -15,7 +15,9 @@ from sitewise.ratio import LabeledRows
 
 ENOUGH_TO_CALIBRATE = 10  # rows of each class
 
-Score = Callable[[Inputs, Tensor], tuple[Tensor, Tensor, Tensor]]  # raw log f, features of some rows, their numbers
+Score = Callable[
+    [Inputs, Tensor], tuple[Tensor, Tensor | None, Tensor | None]
+]  # raw log f, features of some rows, their numbers
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,8 @@ class HeldOut:
     y: Tensor
     weight: Tensor
     codes: Tensor = field(repr=False)
-    features: Tensor = field(repr=False)  # (m, D) float32
-    feature_rows: Tensor = field(repr=False)  # (m,)
+    features: Tensor | None = field(repr=False)  # (m, D) float32, None where f has none
+    feature_rows: Tensor | None = field(repr=False)  # (m,)
 
     def calibrate(self, method: str, n_classes: int) -> Calibration:
         """Fit the calibration asked for, or as much of it as the labels can bear."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from sitewise.samplesize import SamplePlan, plan_sample_size
 
 if TYPE_CHECKING:
-    from sitewise.estimator.gpa import GPAClassifier
+    from sitewise.estimator.model import SiteModel
 
 NOTHING_HELD_OUT = (
     "plan: the model has no held-out rows (validation=None): train with validation=0.2, "
@@ -13,7 +13,7 @@ NOTHING_HELD_OUT = (
 )
 
 
-def plan_from_held_out(model: "GPAClassifier", **wanted: Any) -> SamplePlan:
+def plan_from_held_out(model: "SiteModel", **wanted: Any) -> SamplePlan:
     """Plan from the held-out rows with all of z, or, where there are none, from all of them with z hidden."""
     complete, hidden = model._held_out
     held, calibration = (complete, model._calibrations[0]) if len(complete.y) else (hidden, model._calibrations[1])

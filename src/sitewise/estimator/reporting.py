@@ -23,7 +23,7 @@ from sitewise.report.page.content import MOST_LEVELS
 
 if TYPE_CHECKING:
     from sitewise.estimator.adapted import AdaptedClassifier
-    from sitewise.estimator.gpa import GPAClassifier
+    from sitewise.estimator.model import SiteModel
 
 Array = np.ndarray[Any, Any]
 STEPS = 32  # of a curve over a number
@@ -63,14 +63,14 @@ def report_content(here: "AdaptedClassifier", site: str, level: float, made: str
         )
 
 
-def _training_sites(model: "GPAClassifier") -> list[TrainingSite]:
+def _training_sites(model: "SiteModel") -> list[TrainingSite]:
     return [
         TrainingSite(site.name, site.n_rows, np.array(site.class_counts) / site.n_rows)
         for site in model.training_summary_.sites
     ]
 
 
-def _pooled(model: "GPAClassifier") -> Array:
+def _pooled(model: "SiteModel") -> Array:
     """How common each class is in all training rows together, (K,)."""
     counts = np.array([site.class_counts for site in model.training_summary_.sites]).sum(axis=0)
     return np.asarray(counts / counts.sum())
@@ -173,7 +173,7 @@ def _notes(notes: Notes, variable: Variable) -> Iterator[str]:
         yield f"{notes.unseen[name]:,} row(s) have a level not seen in training ({shown}) and count as not known."
 
 
-def _held_out(model: "GPAClassifier") -> tuple[Array, Array] | None:
+def _held_out(model: "SiteModel") -> tuple[Array, Array] | None:
     """Classes and calibrated probabilities of the held-out rows that have all of z; of all of them where none has."""
     complete, hidden = model._held_out
     held, calibration = (complete, model._calibrations[0]) if len(complete.y) else (hidden, model._calibrations[1])
@@ -232,11 +232,8 @@ def _done(here: "AdaptedClassifier") -> dict[str, dict[str, Any]]:
             "sites": len(model.training_summary_.sites),
             "rows": model.training_summary_.n_rows,
             "held-out rows": len(model._held_out[1].y),
-            "network": model.backbone if isinstance(model.backbone, str) else type(model.backbone).__name__,
+            **model._facts(),
             "calibration": model._calibrations[0].method,
-            "knockout": float(model.knockout),
-            "recipe": model.recipe if isinstance(model.recipe, str) else "its own",
-            "epochs, of which kept": f"{len(model.training_history_)}, {model.best_epoch_ + 1}",
             "seed": str(model.random_state),
             "fingerprint of the data": model.training_summary_.fingerprint,
         },

@@ -13,17 +13,17 @@ from sitewise.arrays import Problems, read_groups, read_weight
 from sitewise.confounders import Notes
 from sitewise.estimator.kept import FEATURE_ROWS, KeptRows, evenly
 from sitewise.estimator.prevalences import in_regions, warn_kept
-from sitewise.estimator.reading import read_inputs, read_partial_labels
+from sitewise.estimator.reading import read_partial_labels
 
 if TYPE_CHECKING:
     from sitewise.estimator.adapted import AdaptedClassifier
-    from sitewise.estimator.gpa import GPAClassifier
+    from sitewise.estimator.model import SiteModel
 
 
-def read_rows(model: "GPAClassifier", X: Any, Z: Any, y: Any, groups: Any, weight: Any) -> tuple[KeptRows, Notes]:
+def read_rows(model: "SiteModel", X: Any, Z: Any, y: Any, groups: Any, weight: Any) -> tuple[KeptRows, Notes]:
     """Score rows, and keep of them what an adapted model keeps; also say what was odd about Z."""
     problems = Problems("update")
-    inputs = read_inputs(model, X, reset=False)
+    inputs = model._read(X)
     n_rows = len(inputs)
     codes, notes = model._quiet_codes(Z, n_rows), Notes()
     if Z is not None and model.confounders_ is not None:
@@ -81,9 +81,7 @@ def join_rows(first: KeptRows, second: KeptRows) -> KeptRows:
     )
 
 
-def estimate_rows(
-    model: "GPAClassifier", rows: KeptRows, start: PrevalenceEstimate, notes: Notes
-) -> PrevalenceEstimate:
+def estimate_rows(model: "SiteModel", rows: KeptRows, start: PrevalenceEstimate, notes: Notes) -> PrevalenceEstimate:
     """Estimate g from kept rows as `adapt` does, from an earlier estimate on."""
     use, schema = rows.supported, model.confounders_
     codes = rows.codes[use]

@@ -1,0 +1,209 @@
+"""What every model of this package does once it is fitted: predict at its own sites, adapt to others, plan, save."""
+
+import copy
+import os
+import warnings
+from abc import ABC, abstractmethod
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from sitewise.adaptation import estimate_prevalence
+from sitewise.arrays import Problems, read_groups, read_weight
+from sitewise.calibration import Calibration
+from sitewise.confounders import Confounders
+from sitewise.diagnosis import TrainingTable
+from sitewise.estimator.adapted import AdaptedClassifier
+from sitewise.estimator.held_out import HeldOut
+from sitewise.estimator.kept import KeptRows
+from sitewise.estimator.planning import plan_from_held_out
+from sitewise.estimator.prevalences import Region, by_site, in_regions, warn_kept
+from sitewise.estimator.reading import Array, read_domain, read_partial_labels
+from sitewise.estimator.summary import TrainingSummary
+from sitewise.posterior import combine
+from sitewise.prevalence import Prevalence
+from sitewise.samplesize import SamplePlan
+from sitewise.sites import take_rows
+
+
+class SiteModel(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
+    """A fitted f with the g of its training sites; where f comes from is a subclass's business.
+
+    A subclass reads inputs (`_read`) and scores them (`_raw_log_ratio`, `_score`); its `fit` sets all that is declared
+    here.
+    """
+
+    prevalence: str
+    calibration: str
+    random_state: Any
+    classes_: Array
+    sites_: list[Any]
+    confounders_: Confounders | None
+    training_summary_: TrainingSummary
+    _site_prevalences: dict[Any, Prevalence]
+    _pooled_prevalence: Prevalence
+    _unsupported: tuple[Region, ...]
+    _training_table: TrainingTable
+    _held_out: tuple[HeldOut, HeldOut]  # with all of z, and with z hidden
+    _calibrations: tuple[Calibration, Calibration]
+
+    @abstractmethod
+    def _check_settings(self) -> Any:
+        """Raise a ValueError that names every setting that is wrong."""
+
+    @abstractmethod
+    def _read(self, X: Any) -> Any:
+        """X as scoring wants it, checked; it has a length."""
+
+    @abstractmethod
+    def _raw_log_ratio(self, X: Any, codes: Tensor) -> Tensor:
+        """log f before calibration, (n, K)."""
+
+    @abstractmethod
+    def _score(self, X: Any, codes: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """log f before calibration, and the features of some of the rows with their numbers, if there are features."""
+
+    @abstractmethod
+    def _facts(self) -> dict[str, Any]:
+        """How f came about, by heading, for reports."""
+
+    def log_ratio(self, X: Any, sample_confounder: Any = None) -> Any:
+        """Calibrated log f(x,z), (n, K), for the array-level functions; z missing in part or whole is averaged out."""
+        check_is_fitted(self)
+        inputs = self._read(X)
+        return _like(X, self._log_ratio(inputs, self._codes(sample_confounder, len(inputs))))
+
+    def predict_proba(self, X: Any, sample_domain: Any = None, sample_confounder: Any = None) -> Any:
+        """P(y|x,z) with the g of each row's training site; without `sample_domain`, of all training rows together."""
+        check_is_fitted(self)
+        inputs = self._read(X)
+        codes = self._codes(sample_confounder, len(inputs))
+        if sample_domain is None:
+            log_prevalence = self._pooled_prevalence.log_prob(codes)
+        else:
+            log_prevalence = self._training_prevalence(sample_domain, codes)
+        return _like(X, combine(self._log_ratio(inputs, codes), log_prevalence).exp())
+
+    def predict(self, X: Any, sample_domain: Any = None, sample_confounder: Any = None) -> Any:
+        """The most probable class of every row."""
+        probability = self.predict_proba(X, sample_domain=sample_domain, sample_confounder=sample_confounder)
+        return self.classes_[np.asarray(probability).argmax(axis=1)]
+
+    def _fit_calibrations(self) -> tuple[Calibration, Calibration]:
+        """Calibrations for rows with all of z and for rows that lack some of it."""
+        complete, hidden = self._held_out
+        n_classes = len(self.classes_)
+        first = complete.calibrate(self.calibration, n_classes)
+        return first, first if hidden is complete else hidden.calibrate(self.calibration, n_classes)
+
+    def with_calibration(self, calibration: str) -> Self:
+        """The same f in a model of its own, calibrated otherwise on the same held-out rows."""
+        check_is_fitted(self)
+        other = copy.copy(self)
+        other.calibration = calibration
+        other._check_settings()
+        other._calibrations = other._fit_calibrations()
+        return other
+
+    def plan(self, **wanted: Any) -> SamplePlan:
+        """Say how many unlabeled rows a new site needs, from the labeled rows that were held out.
+
+        `width=`, `kl=` or `f1_loss=` says what is wanted, `prevalence=` what is assumed of the site; these and
+        `level=`, `sizes=`, `n_simulations=`, `random_state=` are those of `plan_sample_size`.
+        """
+        check_is_fitted(self)
+        return plan_from_held_out(self, **wanted)
+
+    def adapt_log_ratio(
+        self,
+        log_ratio: Any,
+        sample_confounder: Any = None,
+        y: Any = None,
+        groups: Any = None,
+        sample_weight: Any = None,
+        fallback: str | None = None,
+    ) -> AdaptedClassifier:
+        """Adapt as `adapt` does, given what `log_ratio` said of the rows with this very z: f is computed once."""
+        check_is_fitted(self)
+        ratios = torch.as_tensor(log_ratio).double().cpu()
+        n_rows = len(ratios)
+        codes = self._quiet_codes(sample_confounder, n_rows)  # what is odd about Z is said by the estimation below
+        labels = None if y is None else read_partial_labels(y, self.classes_, n_rows)
+        kept = in_regions(codes, self._unsupported)
+        if self.confounders_ is not None:
+            warn_kept(codes, self._unsupported, self.confounders_, self.classes_.tolist())
+        use = (~kept).nonzero().flatten()
+        if not len(use):
+            raise ValueError("adapt: every row lies where some class never occurs in training; nothing can be learned")
+        rows = use.numpy()
+        estimate = estimate_prevalence(
+            ratios[use].numpy(),
+            take_rows(sample_confounder, rows),
+            model="constant" if sample_confounder is None else self.prevalence,
+            confounders=self.confounders_,
+            y=take_rows(labels, rows),
+            groups=take_rows(groups, rows),
+            sample_weight=take_rows(sample_weight, rows),
+            random_state=self.random_state,
+        )
+        problems = Problems("adapt")
+        weight = None if sample_weight is None else read_weight(sample_weight, n_rows, problems)
+        known = None if labels is None else torch.tensor(labels)
+        own = KeptRows(ratios, codes, ~kept, weight, read_groups(groups, n_rows, problems), known)
+        return AdaptedClassifier(self, estimate, own, fallback)
+
+    def _quiet_codes(self, Z: Any, n_rows: int) -> Tensor:
+        """Codes of z, without a word about what is odd in it."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return self._codes(Z, n_rows)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Save the model as a folder that `sitewise.load` reads: JSON, safetensors and a card, nothing that runs code.
+
+        The folder is written whole or not at all; another saved model at that place is replaced, nothing else is.
+        """
+        from sitewise.estimator.saving import save
+
+        save(self, path)
+
+    def _training_prevalence(self, sample_domain: Any, codes: Tensor) -> Tensor:
+        problems = Problems("predict")
+        names, site = read_domain(sample_domain, len(codes), problems)
+        unknown = [name for name in names if name not in self._site_prevalences]
+        if unknown:
+            known = list(self._site_prevalences)
+            problems.add(f"unknown sample_domain {unknown}; f was trained at {known}. Use adapt() for a new site")
+        problems.raise_if_any()
+        return by_site(site, {s: self._site_prevalences[name] for s, name in enumerate(names)}).log_prob(codes)
+
+    def _codes(self, Z: Any, n_rows: int) -> Tensor:
+        if self.confounders_ is None:
+            if Z is not None:
+                raise ValueError("sample_confounder is given, but the model was trained without confounders")
+            return torch.zeros(n_rows, 0, dtype=torch.float64)
+        if Z is None:
+            return self.confounders_.missing_codes().expand(n_rows, -1)
+        codes, _ = self.confounders_.encode(Z)
+        if len(codes) != n_rows:
+            raise ValueError(f"sample_confounder has {len(codes)} row(s), X has {n_rows}")
+        return codes
+
+    def _log_ratio(self, X: Any, codes: Tensor) -> Tensor:
+        return self._calibrated(self._raw_log_ratio(X, codes), codes)
+
+    def _calibrated(self, raw_log_ratio: Tensor, codes: Tensor) -> Tensor:
+        complete, incomplete = (calibration.apply(raw_log_ratio) for calibration in self._calibrations)
+        if self.confounders_ is None:
+            return complete
+        lacking = self.confounders_.missing(codes).any(dim=1, keepdim=True)
+        return torch.where(lacking, incomplete, complete)
+
+
+def _like(X: Any, values: Tensor) -> Any:
+    """A tensor for a caller who came with one, numpy for everybody else."""
+    return values.to(X.device) if isinstance(X, Tensor) else values.numpy()
