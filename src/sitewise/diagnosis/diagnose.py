@@ -8,7 +8,7 @@ from sitewise.calibration import centre
 from sitewise.confounders import Categorical, Confounders
 from sitewise.diagnosis.coverage import TrainingTable, check_coverage, check_positivity
 from sitewise.diagnosis.identification import check_identification, draw_calibrations, slope_in_errors
-from sitewise.diagnosis.matching import FEWEST, Matched, match
+from sitewise.diagnosis.matching import EFFECTIVE, FEWEST, Matched, match
 from sitewise.diagnosis.optimization import check_optimization
 from sitewise.diagnosis.reliability import check_calibration
 from sitewise.diagnosis.representation import Representation, compare_features
@@ -71,28 +71,29 @@ def run_tests(
     schema = estimate.confounders
     own, others = comparable(source, target, schema)
     held, here = source.take(evenly(own, TESTED_ROWS)), target.take(evenly(others, TESTED_ROWS))
-    if not testable(held.y, len(others), source.raw_log_ratio.shape[1]):
+    both = matched(held, here, estimate)
+    if both is None:
         return None, None
     strata = make_strata(held.codes, here.codes, schema)
-    stability = compare_log_ratios(
-        matched(held, here, estimate), centre(bounded(held.log_ratio)), centre(bounded(here.log_ratio)), *strata
-    )
+    own_scores, scores = (centre(bounded(sample.log_ratio)) for sample in (held, here))
+    stability = compare_log_ratios(both, own_scores, scores, *strata)
     if source.features is None or target.features is None:
         return stability, None
     assert source.feature_rows is not None
     assert target.feature_rows is not None
     first, second = torch.isin(source.feature_rows, own), torch.isin(target.feature_rows, others)
-    held, here = source.take(source.feature_rows[first]), target.take(target.feature_rows[second])
-    if not testable(held.y, len(here.weight), source.raw_log_ratio.shape[1]):
+    both = matched(source.take(source.feature_rows[first]), target.take(target.feature_rows[second]), estimate)
+    if both is None:
         return stability, None
-    both = matched(held, here, estimate)
     return stability, compare_features(both, source.features[first], target.features[second], random_state)
 
 
-def matched(source: SourceSample, target: TargetSample, estimate: PrevalenceEstimate) -> Matched:
-    """The source's rows weighted to the site's mix."""
+def matched(source: SourceSample, target: TargetSample, estimate: PrevalenceEstimate) -> Matched | None:
+    """The source's rows weighted to the site's mix; None where too few of them carry the weight."""
+    if int(source.counts.min()) < FEWEST or len(target.weight) < FEWEST:
+        return None
     at = estimate.prevalence.log_prob
-    return match(
+    found = match(
         source.codes,
         source.y,
         source.weight,
@@ -102,6 +103,7 @@ def matched(source: SourceSample, target: TargetSample, estimate: PrevalenceEsti
         at(source.codes).exp(),
         estimate.confounders,
     )
+    return found if bool((found.effective_rows() >= EFFECTIVE).all()) else None
 
 
 def comparable(source: SourceSample, target: TargetSample, schema: Confounders | None) -> tuple[Tensor, Tensor]:
@@ -114,11 +116,6 @@ def comparable(source: SourceSample, target: TargetSample, schema: Confounders |
         ours = ours & torch.isin(first, torch.unique(second[theirs]))
         theirs = theirs & torch.isin(second, torch.unique(first[ours]))
     return ours.nonzero().flatten(), theirs.nonzero().flatten()
-
-
-def testable(y: Tensor, n_target: int, n_classes: int) -> bool:
-    """Whether there are enough rows: of every class in the source, and in the target."""
-    return int(torch.bincount(y, minlength=n_classes).min()) >= FEWEST and n_target >= FEWEST
 
 
 def bounded(log_ratio: Tensor) -> Tensor:
@@ -134,10 +131,10 @@ def stability_finding(
     n_source, n_target = len(source.y), int(target.tested.sum())
     if found is None or adjusted is None:
         sentence = (
-            f"Not tested: it takes {FEWEST} held-out rows of every class ({source.counts.tolist()} here) and {FEWEST} "
-            f"rows of the site with the same parts of z ({n_target} here)."
+            f"Not tested: it takes {EFFECTIVE:.0f} held-out rows of every class ({source.counts.tolist()} here) with a "
+            f"mix of z like this site's, and {FEWEST} rows of the site with the same parts of z ({n_target} here)."
         )
-        advice = "Hold more rows out (validation=), or call model.calibrate with labeled rows."
+        advice = "Hold more rows out (validation=), or call model.calibrate with labeled rows like those here."
         return Finding(name, "care", None, STOP_LEVEL, sentence, advice)
     severity = grade(adjusted, found.gap >= STOP_GAP)
     details = {"gap": found.gap, "statistic": found.statistic, "adjusted_p_value": adjusted}

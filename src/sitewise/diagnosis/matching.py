@@ -17,6 +17,7 @@ from sitewise.solvers import newton
 RIDGE = 1e-3  # on the tilt of the weights: keeps it finite where the source can't be brought to the goal
 MANY_LEVELS = 12  # the most frequent levels of a variable get a column of their own, the others share one
 FEWEST = 20  # source rows of a class, and rows in a stratum: with fewer nothing can be said
+EFFECTIVE = 50.0  # even rows that weighted ones of a class must be worth: below, normal errors mislead
 
 
 def z_features(codes: Tensor, like: Tensor, schema: Confounders | None) -> Tensor:
@@ -77,14 +78,13 @@ class Matched:
     source_weight: Tensor  # (m,), sums to one
     target_weight: Tensor  # (n,), sums to one
 
-    @property
-    def effective_rows(self) -> Tensor:
-        """How many even rows the weighted source rows of each class are worth, (K,)."""
-        n_classes = self.prevalence.shape[1]
-        totals, squares = torch.zeros(n_classes).double(), torch.zeros(n_classes).double()
-        totals.index_add_(0, self.y, self.source_weight)
-        squares.index_add_(0, self.y, self.source_weight**2)
-        return totals**2 / squares.clamp_min(1e-300)
+    def effective_rows(self, strata: Tensor | None = None) -> Tensor:
+        """How many even rows the weighted source rows of each class are worth, in each of the strata (m, S): (S, K)."""
+        marks = torch.ones(len(self.y), 1, dtype=torch.float64) if strata is None else strata
+        one_hot = torch.nn.functional.one_hot(self.y, self.prevalence.shape[1]).double()
+        weighted = self.source_weight[:, None] * one_hot
+        found: Tensor = (marks.T @ weighted) ** 2 / (marks.T @ weighted**2).clamp_min(1e-300)
+        return found
 
     def residuals(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Functions (m, M) and (n, M) less what z and class say of them, and the source's leverage (m, 1).

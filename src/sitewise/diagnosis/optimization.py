@@ -9,7 +9,7 @@ from sitewise.diagnosis.result import Finding
 from sitewise.diagnosis.samples import TargetSample, evenly
 
 CONCAVE = ("constant", "table")  # their gap certifies the one optimum
-REFIT_ROWS = 4000
+REFIT_ROWS = 2000
 SPREAD = 0.02  # of P(Y) between starting points
 
 
@@ -38,7 +38,7 @@ def start_spread(target: TargetSample, estimate: PrevalenceEstimate) -> float:
     rows = evenly(target.supported.nonzero().flatten(), REFIT_ROWS)
     Z = schema.decode(target.codes[rows])
     n_classes = target.log_ratio.shape[1]
-    starts = [None, *(0.1 / n_classes + 0.9 * torch.eye(n_classes, dtype=torch.float64))[:3]]
+    starts = [None, *(0.1 / n_classes + 0.9 * torch.eye(n_classes, dtype=torch.float64))[:2]]
     found = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a fit that does not converge shows in the spread

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sitewise.diagnosis.matching import Matched
 
-FOLDS = 5
+TRAINED_FIRST = (0.4, 0.6, 0.8)  # rows up to these shares are trained on, then the next are scored
 SHRINKAGE = 0.1  # of the features' covariance towards its mean variance
 
 
@@ -24,6 +24,8 @@ class Representation:
 def compare_features(matched: Matched, source: Tensor, target: Tensor, random_state: int = 0) -> Representation | None:
     """Let a linear classifier tell target rows (n, D) from matched source rows (m, D) that it was not fitted to.
 
+    Rows are scored in turns by a classifier of the rows before them. (Folds that are scored by each other's classifiers
+    would not do: where there is no difference, their scores go together, and the standard error is too small.)
     The classifier may not use directions along which a change of g moves the features: an error of the estimated g
     is no shift. Its mean score on the one sample less that on the other is compared with its standard error.
     None where the features never vary.
@@ -36,19 +38,19 @@ def compare_features(matched: Matched, source: Tensor, target: Tensor, random_st
     scaled = (everything - everything.mean(0))[:, kept] / spread[kept]
     source, target = scaled[: len(source)], scaled[len(source) :]
     rng = np.random.default_rng(random_state)
-    folds = [torch.tensor(rng.permutation(len(rows)) % FOLDS) for rows in (source, target)]
+    steps = [torch.tensor(np.digitize(rng.random(len(rows)), TRAINED_FIRST)) for rows in (source, target)]
     scores = [torch.zeros(len(rows), 1, dtype=torch.float64) for rows in (source, target)]
     left, own, _ = matched.residuals(source, target)
-    for fold in range(FOLDS):
-        direction, offset = discriminant(matched, source, left, own, *(f != fold for f in folds))
-        for rows, fold_of, score in zip((source, target), folds, scores, strict=True):
-            score[fold_of == fold] = rows[fold_of == fold] @ direction[:, None] - offset
+    for step in range(1, len(TRAINED_FIRST) + 1):
+        direction, offset = discriminant(matched, source, left, own, *(s < step for s in steps))
+        for rows, step_of, score in zip((source, target), steps, scores, strict=True):
+            score[step_of == step] = rows[step_of == step] @ direction[:, None] - offset
     found = matched.compare(*scores)
     error = float(found.covariance[0, 0]) ** 0.5
     p_value = 0.5 * math.erfc(float(found.mean[0]) / error / 2**0.5) if error > 0 else 1.0
-    return Representation(
-        p_value, weighted_auc(scores[0][:, 0], matched.source_weight, scores[1][:, 0], matched.target_weight)
-    )
+    weights = (matched.source_weight, matched.target_weight)
+    low, high = ((s[step > 0, 0], w[step > 0]) for s, w, step in zip(scores, weights, steps, strict=True))
+    return Representation(p_value, weighted_auc(*low, *high))
 
 
 def discriminant(

@@ -7,10 +7,11 @@ from torch import Tensor
 
 from sitewise.confounders import Categorical, Confounders
 from sitewise.diagnosis.discrepancy import leave_out, quadratic_p_value
-from sitewise.diagnosis.matching import FEWEST, Matched, frequent
+from sitewise.diagnosis.matching import EFFECTIVE, FEWEST, Matched, frequent
 
 STRATA_SHARE = 0.5  # of the statistic, beside the whole site's: all strata of z together
 STRATA = 4  # of one variable
+STEADY = 0.25  # how far each threshold counts by its own variance, the rest by the mean of its stratum
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,13 @@ def compare_log_ratios(
 ) -> Stability:
     """Compare the distribution of centred log-ratios (m, K) and (n, K), whole and in strata of z (m, S), (n, S).
 
-    The first stratum is everything. Distribution functions are compared on a grid. What a change of g in the strata
-    could explain is taken out first: g is refitted to the statistic itself, so neither its error nor that of the
-    calibration counts. Both samples' sizes do, in the covariance.
+    The first stratum is everything; others count only where enough source rows have weight. Distribution functions
+    are compared on a grid. What a change of g in the strata could explain is taken out first: g is refitted to the
+    statistic itself, so neither its error nor that of the calibration counts. Both samples' sizes do.
     """
+    kept = (matched.effective_rows(source_strata) >= EFFECTIVE).all(dim=1)
+    kept[0] = True
+    source_strata, target_strata = source_strata[:, kept], target_strata[:, kept]
     cuts = thresholds(matched, source, target)
     below_source, below_target = (indicators(rows, cuts) for rows in (source, target))
     products = [
@@ -39,13 +43,11 @@ def compare_log_ratios(
     ]
     functions, values = (torch.cat(part, dim=1) for part in zip(*products, strict=True))
     found = matched.compare(functions, values)
-    variance = found.covariance.diagonal()
     width = below_source.shape[1]
-    share = importance(target_strata, matched.target_weight).repeat_interleave(width)
-    seen = variance > 1e-3 * variance.max()
-    metric = torch.where(seen, share / variance.clamp_min(1e-300), 0.0)
-    out = torch.zeros(len(metric), len(metric), dtype=torch.float64)
-    out[seen[:, None] & seen] = leave_out(matched.tilts(functions, source_strata)[seen], metric[seen]).flatten()
+    variance = found.covariance.diagonal().reshape(-1, width)
+    steady = STEADY * variance + (1 - STEADY) * variance.mean(1, keepdim=True)  # a rare event's variance is a guess
+    metric = (importance(target_strata, matched.target_weight)[:, None] / steady.clamp_min(1e-300)).flatten()
+    out = leave_out(matched.tilts(functions, source_strata), metric)
     left, covariance = out @ found.mean, out @ found.covariance @ out.T
     statistic = float(metric @ left**2)
     root = metric.sqrt()

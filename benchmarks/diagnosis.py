@@ -1,0 +1,430 @@
+"""How often the diagnosis of a site is right: false alarms, the p-values' uniformity, power, uninformative f.
+
+    python benchmarks/diagnosis.py run --out benchmarks/diagnosis.jsonl --part null --jobs 2
+    python benchmarks/diagnosis.py table benchmarks/diagnosis.jsonl.gz
+    python benchmarks/diagnosis.py figure benchmarks/diagnosis.jsonl.gz --out docs/images/diagnosis.png
+
+Parts. null: sites where the assumption holds, simulated ones with known f and colored digits with a trained network;
+each site has held-out source rows of its own. broken: the same with one thing changed, at growing sizes, and what that
+costs adapted predictions in F1 against the same rows unchanged. uninformative: log f is noise.
+Digits that train the network, that are held out and that make up a site are never the same ones.
+Every site adds one line to the file of records; a site that is already in the file is not done again.
+"""
+
+import argparse
+import gzip
+import json
+import time
+import warnings
+from dataclasses import asdict, dataclass
+from functools import cache, lru_cache
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from joblib import Parallel, delayed
+from records import provenance
+from scipy import ndimage
+from scipy.stats import kstest
+from sklearn.metrics import f1_score
+
+import sitewise as sw
+from sitewise.confounders import Confounders
+from sitewise.datasets.digits import color, from_table, load_digits
+from sitewise.diagnosis import SourceSample, TargetSample, diagnose_site
+from sitewise.estimator.kept import score_keeping_features
+from sitewise.ratio import network_inputs
+
+SIZES = (500, 1000, 2000, 5000)
+HELD_OUT = {"simulated": (1000, 3000), "digits": (2000, 2000)}
+N_NULL, N_BROKEN, N_UNINFORMATIVE = 300, 12, 100
+BROKEN_ROWS = (1000, 2500)
+CHANGES = {
+    "feature": (0.2, 0.4, 0.7, 1.0, 1.5),  # one feature of a simulated site moved, in standard deviations
+    "noise": (10, 20, 40, 60, 90),  # standard deviation of Gaussian noise on 0..255
+    "blur": (0.5, 0.8, 1.1, 1.4, 1.8),  # standard deviation of a Gaussian blur in pixels
+    "inverted": (0.1, 0.25, 0.5, 0.75, 1.0),  # share of images whose colours are inverted
+    "bolder": (0.2, 0.4, 0.6, 0.8, 1.0),  # share of digits written with a thicker pen
+    "slant": (0.15, 0.3, 0.45, 0.6, 0.8),  # shear of all digits
+}
+TRAINING_TABLES = ([[0.40, 0.10], [0.10, 0.40]], [[0.45, 0.15], [0.12, 0.28]])
+TRAINING_DIGITS, POOL, CHANGED_POOL, MODELS = 8_000, 16_000, 8_000, 2
+FEATURE_ROWS = 2000
+COST = 0.05  # of F1: a shift that costs this much is to be seen
+
+
+@dataclass(frozen=True)
+class Case:
+    """One site: what its line in the records is known by."""
+
+    part: str
+    world: str  # simulated or digits
+    n: int
+    seed: int
+    change: str = "none"
+    size: float = 0.0
+
+
+def plan(parts):
+    cases = []
+    if "null" in parts:
+        cases += [Case("null", w, SIZES[s % 4], s) for w, s in product(HELD_OUT, range(N_NULL))]
+    if "broken" in parts:
+        for change, n, seed in product(CHANGES, BROKEN_ROWS, range(N_BROKEN)):
+            world = "simulated" if change == "feature" else "digits"
+            cases += [Case("broken", world, n, seed, change, size) for size in CHANGES[change]]
+    if "uninformative" in parts:
+        cases += [Case("uninformative", "simulated", SIZES[s % 4], s) for s in range(N_UNINFORMATIVE)]
+    return cases
+
+
+class Family(sw.SimulatedFamily):
+    """A simulated family that remembers the levels of its sites: they cost more than the draws."""
+
+    def _level(self, target, dependence, z_shift):
+        return remembered_level(self.seed, self.signal, tuple(target), dependence, z_shift)
+
+
+@cache
+def remembered_level(seed, signal, target, dependence, z_shift):
+    family = sw.SimulatedFamily(seed=seed, signal=signal)
+    return family._level(np.array(target), dependence, z_shift)
+
+
+def simulated(case):
+    """The schema, then (raw log f, log g, y, codes, features) of a simulated site's source, its rows, and unchanged."""
+    rng = np.random.default_rng([case.seed, case.n])
+    number = case.seed % 12
+    family = Family(seed=number, signal=(1.5, 2.0, 3.0)[number % 3])
+    m = HELD_OUT["simulated"][case.seed // 2 % 2]
+    source = family.site(m, prevalence=[0.6, 0.4], dependence=0.7, seed=int(rng.integers(2**31)))
+    settings = [(0.5, 1.0, 0.0), (0.2, -0.5, 0.7), (0.1, 0.3, -0.7), (0.35, 1.3, 0.5)][case.seed // 3 % 4]
+    positive, dependence, z_shift = settings
+    target = family.site(
+        case.n,
+        prevalence=[1 - positive, positive],
+        dependence=dependence,
+        z_shift=z_shift,
+        seed=int(rng.integers(2**31)),
+    )
+    schema = Confounders.learn(source.Z)
+    changed = target.X.copy()
+    changed[:, 0] += case.size
+    parts = []
+    for site, X in ((source, source.X), (target, changed), (target, target.X)):
+        codes = schema.encode(site.Z, quiet=True)[0]
+        z = np.stack([(site.Z["age0"] - 20) / 70, *(site.Z[f"group{j}"].str[-1].astype(float) for j in (0, 1))], axis=1)
+        raw = 1.4 * family._log_ratio(X, z, np.zeros(z.shape, dtype=bool)) + np.array([0.3, -0.3])
+        if case.part == "uninformative":
+            raw = rng.normal(size=raw.shape)
+        parts.append((torch.tensor(raw), torch.tensor(site.log_prevalence), site.y, codes, torch.tensor(X).float()))
+    return schema, *parts
+
+
+@lru_cache(maxsize=1)
+def network(number):
+    """A model of colored digits, and digits it has not seen."""
+    rng = np.random.default_rng(number)
+    digits = load_digits()
+    order = rng.permutation(len(digits.labels))[: TRAINING_DIGITS + POOL]
+    images, labels = digits.images[order], (digits.labels[order] >= 5).astype(np.int64)
+    sites = []
+    for table in TRAINING_TABLES:
+        y, z = from_table(TRAINING_DIGITS // 2, table, rng)
+        sites.append((draw(labels[:TRAINING_DIGITS], y, rng, replace=True), y, z))
+    rows, y, z = (np.concatenate(part) for part in zip(*sites, strict=True))
+    names = np.repeat(["north", "south"], TRAINING_DIGITS // 2)
+    model = sw.GPAClassifier(epochs=5, device="cpu", random_state=number, verbose=False)
+    model.fit(color(images[rows], z), y, sample_domain=names, sample_confounder=colour_names(z))
+    return model, images[TRAINING_DIGITS:], labels[TRAINING_DIGITS:]
+
+
+def colour_names(z):
+    return pd.DataFrame({"color": np.where(z == 1, "red", "green").astype(object)})
+
+
+def draw(labels, y, rng, *, replace=False):
+    """For each wanted label a digit that has it, each once unless they may come again."""
+    rows = np.empty(len(y), dtype=np.int64)
+    for label in range(2):
+        rows[y == label] = rng.choice(np.flatnonzero(labels == label), (y == label).sum(), replace=replace)
+    return rows
+
+
+@lru_cache(maxsize=2)
+def scores(number, change, size):
+    """Raw log f and features of the pool's digits in both colours, with the change made to the first of them."""
+    model, images, _ = network(number)
+    images = images if change == "none" else images[:CHANGED_POOL]
+    rng = np.random.default_rng([number, int(100 * size)])
+    found = []
+    for z in (0, 1):
+        X = color(changed_digits(images, change, size, rng), np.full(len(images), z))
+        X = changed_colours(X, change, size, rng)
+        codes = model._codes(colour_names(np.full(len(images), z)), len(images))
+        inputs = torch.tensor(X)
+        features = []
+        raw = []
+        for start in range(0, len(X), FEATURE_ROWS):  # features of all rows, a few at a time
+            place = slice(start, start + FEATURE_ROWS)
+            one, some, _ = score_keeping_features(
+                model._scorer, inputs[place], network_inputs(model.confounders_, codes[place]), 2
+            )
+            raw.append(one)
+            features.append(some)
+        found.append((torch.cat(raw), torch.cat(features)))
+    return tuple(torch.stack(part) for part in zip(*found, strict=True))
+
+
+def changed_digits(images, change, size, rng):
+    """A new style: thicker strokes in a share of the digits, or all of them slanted."""
+    if change == "bolder":
+        some = rng.random(len(images)) < size
+        bold = images.copy()
+        bold[some] = ndimage.grey_dilation(images[some], size=(1, 2, 2))
+        return bold
+    if change == "slant":
+        matrix = np.array([[1.0, 0.0], [size, 1.0]])
+        offset = np.array([14.0, 14.0]) - matrix @ np.array([14.0, 14.0])
+        return np.stack([ndimage.affine_transform(image, matrix, offset, order=1) for image in images])
+    return images
+
+
+def changed_colours(X, change, size, rng):
+    """Noise, blur, or inverted colours in a share of the images (n, 3, H, W)."""
+    if change == "noise":
+        return np.clip(X + rng.normal(0, size, X.shape), 0, 255).astype(np.uint8)
+    if change == "blur":
+        return ndimage.gaussian_filter(X.astype(np.float32), (0, 0, size, size)).astype(np.uint8)
+    if change == "inverted":
+        some = rng.random(len(X)) < size
+        return np.where(some[:, None, None, None], 255 - X, X)
+    return X
+
+
+def model_of(case):
+    """Which network: one for all changed images, which have to be scored anew."""
+    return case.seed % MODELS if case.part == "null" else 0
+
+
+def colored(case):
+    """The same for one site of colored digits."""
+    number = model_of(case)
+    model, _, labels = network(number)
+    rng = np.random.default_rng([case.seed, case.n, number])
+    m = HELD_OUT["digits"][0]
+    table = np.mean(TRAINING_TABLES, axis=0)
+    positive = rng.uniform(0.1, 0.6)
+    red = rng.uniform(0.2, 0.8, 2)
+    joint = np.array([[1 - positive], [positive]]) * np.stack([1 - red, red], axis=1)
+    order = rng.permutation(len(labels))
+    own, others = order[: len(order) * 2 // 5], order[len(order) * 2 // 5 :]
+    if case.part == "broken":
+        own, others = order[order >= CHANGED_POOL], order[order < CHANGED_POOL]
+    parts = []
+    for rows, n, mix, which in ((own, m, table, 0), (others, case.n, joint, 1)):
+        y, z = from_table(n, mix, rng)
+        chosen = rows[draw(labels[rows], y, rng)]
+        log_prevalence = torch.tensor(np.log(mix / mix.sum(0)).T[z])
+        codes = model._codes(colour_names(z), n)
+        for change, size in [(case.change, case.size), ("none", 0.0)] if which else [("none", 0.0)]:
+            raw, features = scores(number, change, size)
+            parts.append((raw[z, chosen], log_prevalence, y, codes, features[z, chosen]))
+    return model.confounders_, *parts
+
+
+def run_case(case):
+    torch.set_num_threads(1)
+    schema, source, target, unchanged = (simulated if case.world == "simulated" else colored)(case)
+    raw, log_prevalence, y, codes, features = source
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is odd about a site is for the diagnosis to say
+        calibration = sw.calibrate_log_ratio(raw, y, log_prevalence, method="vector")
+        held = SourceSample(
+            raw, calibration, log_prevalence, torch.tensor(y), codes, torch.ones(len(y)).double(), features,
+            torch.arange(len(y)),
+        )  # fmt: skip
+        f1 = {}
+        for name, (site_raw, _, labels, site_codes, _) in (("unchanged", unchanged), ("here", target)):
+            log_ratio = calibration(site_raw)
+            estimate = sw.estimate_prevalence(log_ratio, schema.decode(site_codes), confounders=schema)
+            probability = sw.adjust(log_ratio, estimate.prevalence.log_prob(site_codes))
+            f1[name] = float(f1_score(labels, np.asarray(probability).argmax(1), zero_division=0.0))
+        everything = torch.ones(case.n, dtype=torch.bool)
+        rows = torch.arange(min(case.n, FEATURE_ROWS))
+        here = TargetSample(
+            log_ratio, target[3], torch.ones(case.n).double(), everything, everything, target[4][rows], rows
+        )
+        start = time.process_time()
+        found = diagnose_site(held, here, estimate, random_state=case.seed)
+    return asdict(case) | {
+        "verdict": found.verdict,
+        "severities": {finding.name: finding.severity for finding in found.findings},
+        "stability": short(found["stability"].p_value),
+        "gap": short(found["stability"].details.get("gap")),
+        "representation": short(found["representation"].p_value),
+        "auc": short(found["representation"].details.get("auc")),
+        "width": short(found["identification"].value),
+        "cost": short(f1["unchanged"] - f1["here"]),
+        "f1": short(f1["here"]),
+        "held_out": len(y),
+        "seconds": round(time.process_time() - start, 3),
+    }
+
+
+def short(value):
+    return None if value is None else float(f"{value:.4g}")
+
+
+def run(path, parts, jobs):
+    made_by = provenance()
+    done = {case_of(record) for record in read(path)} if path.exists() else set()
+    cases = [case for case in plan(parts) if case not in done]
+    # Cases that share a network and its changed images go to one process, one after another.
+    groups = {}
+    for case in cases:
+        groups.setdefault((case.world, model_of(case)), []).append(case)
+    for group in groups.values():
+        group.sort(key=lambda case: (case.part, case.change, case.size))
+    lots = [
+        lot
+        for group in groups.values()
+        for lot in np.array_split(
+            np.array(group, dtype=object), max(1, len(group) // 150 if group[0].world == "simulated" else 1)
+        )
+    ]
+    Parallel(n_jobs=jobs)(delayed(run_lot)(lot.tolist(), path, made_by) for lot in lots)
+
+
+def run_lot(cases, path, made_by):
+    for case in cases:
+        record = run_case(case) | made_by
+        with path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+def case_of(record):
+    return Case(*(record[name] for name in Case.__dataclass_fields__))
+
+
+def read(path):
+    lines = (gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()).decode().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def frame_of(path):
+    return pd.DataFrame(read(path))
+
+
+def tables(frame):
+    """The tables of docs/trust.md, as lines."""
+    heads = ["sites", "do not adapt", "care"]
+    heads += [f"{test} {what}" for test in ("stability", "representation") for what in ("p < 0.05", "(KS test)")]
+    lines = [f"| where the assumption holds | {' | '.join(heads)} |", "|---" * 8 + "|"]
+    null = frame[frame.part == "null"]
+    for world, sites in null.groupby("world"):
+        stops, cares = ((sites.verdict == verdict).mean() for verdict in ("do not adapt", "care"))
+        cells = [f"{world} | {len(sites)} | {stops:.1%} | {cares:.1%}"]
+        for test in ("stability", "representation"):
+            p = sites[test].dropna()
+            cells.append(f"{(p < 0.05).mean():.1%} | p = {kstest(p, 'uniform').pvalue:.2f}")
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "| change | size | rows | F1 lost | stability | representation | do not adapt |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    broken = frame[frame.part == "broken"]
+    for (change, size, n), sites in broken.groupby(["change", "size", "n"], sort=False):
+        rates = [
+            (sites.severities.map(lambda s, name=name: s[name]) == "stop").mean()
+            for name in ("stability", "representation")
+        ]
+        stops = (sites.verdict == "do not adapt").mean()
+        lines.append(
+            f"| {change} | {size:g} | {n} | {sites.cost.mean():.3f} | {rates[0]:.2f} | {rates[1]:.2f} | {stops:.2f} |"
+        )
+    silent = frame[frame.part == "uninformative"]
+    said = silent.severities.map(lambda s: s["identification"] == "stop")
+    lines += ["", f"Uninformative f: identification says so at {said.mean():.1%} of {len(silent)} sites."]
+    return lines
+
+
+def figure(frame):
+    """The p-values' distribution where the assumption holds, and power against the F1 that a change costs."""
+    import matplotlib.pyplot as plt
+
+    from sitewise.report.style import ACCENT, GREY, GRID, INK, in_house_style
+
+    @in_house_style
+    def drawn():
+        canvas, axes = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
+        null = frame[frame.part == "null"]
+        for (world, test), style in zip(
+            product(("simulated", "digits"), ("stability", "representation")), ("-", ":", "--", "-."), strict=True
+        ):
+            p = np.sort(null.loc[null.world == world, test].dropna())
+            axes[0].step(
+                p,
+                np.arange(1, len(p) + 1) / len(p),
+                style,
+                color=ACCENT if test == "stability" else INK,
+                label=f"{test}, {world}",
+            )
+        n = int((null.world == "digits").sum())
+        band = 1.63 / np.sqrt(max(n, 1))
+        line = np.linspace(0, 1, 50)
+        axes[0].fill_between(line, (line - band).clip(0), (line + band).clip(max=1), color=GRID, label="99% band")
+        axes[0].set(xlabel="p-value", ylabel="share of sites at or below", title="Where the assumption holds")
+        axes[0].legend(fontsize=7, frameon=False)
+        broken = frame[(frame.part == "broken") & (frame.n == max(BROKEN_ROWS))]
+        for number, (change, sites) in enumerate(broken.groupby("change", sort=False)):
+            by_size = sites.groupby("size").agg(
+                cost=("cost", "mean"), stop=("verdict", lambda v: (v == "do not adapt").mean())
+            )
+            axes[1].plot(
+                by_size.cost,
+                by_size.stop,
+                marker="osv^Dx"[number],
+                color=INK if number % 2 else ACCENT,
+                lw=1,
+                ms=4,
+                label=change,
+            )
+        axes[1].axvline(COST, color=GREY, lw=1)
+        axes[1].axhline(0.8, color=GREY, lw=1)
+        axes[1].set(
+            xlabel="F1 that the change costs",
+            ylabel="share “do not adapt”",
+            title=f"Where it is broken ({max(BROKEN_ROWS)} rows)",
+        )
+        axes[1].legend(fontsize=7, frameon=False)
+        return canvas
+
+    return drawn()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    runs = commands.add_parser("run")
+    runs.add_argument("--out", type=Path, required=True)
+    runs.add_argument("--part", nargs="*", default=["null", "broken", "uninformative"])
+    runs.add_argument("--jobs", type=int, default=2)
+    for name in ("table", "figure"):
+        shown = commands.add_parser(name)
+        shown.add_argument("records", type=Path)
+        shown.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if options.command == "run":
+        run(options.out, options.part, options.jobs)
+    elif options.command == "table":
+        print("\n".join(tables(frame_of(options.records))))
+    else:
+        figure(frame_of(options.records)).savefig(options.out, dpi=150)
+
+
+if __name__ == "__main__":
+    main()
