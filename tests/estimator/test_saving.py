@@ -228,7 +228,9 @@ def test_verdict_threshold_and_expected_performance_come_back(tmp_path):
     assert back.threshold_ == choice.threshold
     np.testing.assert_array_equal(back.predict(X, Z), here.predict(X, Z))
     assert back.expected_performance().to_dict() == here.expected_performance().to_dict()
-    assert f"Threshold: {choice.threshold:g}" in (tmp_path / "saved" / "model.md").read_text()
+    card = (tmp_path / "saved" / "model.md").read_text()
+    assert f"Threshold: {choice.threshold:g}" in card
+    assert f"The diagnosis says: {said.verdict}." in card
 
 
 def test_unseen_levels_and_regions_without_a_class_are_kept(tmp_path):
@@ -363,6 +365,14 @@ def test_a_folder_that_was_tampered_with_is_refused(tmp_path, change, word):
     altered(tmp_path / "model", change)
     with pytest.raises(ValueError, match=word):
         sw.load(tmp_path / "model")
+
+
+def test_a_site_that_was_tampered_with_is_refused(tmp_path):
+    X, _, _, Z = data(5, 60)
+    fitted(prevalence="constant").adapt(X, sample_confounder=Z).save(tmp_path / "site")
+    altered(tmp_path / "site", resize("estimate/prevalence/log_marginal", (3,)))
+    with pytest.raises(ValueError, match="the prevalence of 'this site' is for 3 classes, the model has 2"):
+        sw.load(tmp_path / "site")
 
 
 def test_another_kind_is_refused(tmp_path):

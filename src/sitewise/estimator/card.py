@@ -73,7 +73,7 @@ def site_card(here: "AdaptedClassifier") -> str:
         f"Model of g: {estimate.model}, strength {estimate.strength:g}; it {settled} in {estimate.n_iter} iterations "
         f"(gap {estimate.gap:.1e}).",
         "## Predictions",
-        f"Where the diagnosis says not to adapt, predictions come from: {here.fallback or 'the adapted model'}. "
+        f"{_verdict(here)} Where it says not to adapt, predictions come from: {here.fallback or 'the adapted model'}. "
         f"Threshold: {_threshold(here)}.",
         "## What is stored of the site's rows",
         "The model's scores (log f), the codes of the confounders, weights, numbers of groups, known labels, and for "
@@ -161,9 +161,14 @@ def _regions(model: "GPAClassifier") -> list[str]:
     return lines
 
 
+def _verdict(here: "AdaptedClassifier") -> str:
+    if here._diagnosis is None:
+        return "The diagnosis had not been asked for when this was saved."
+    return f"The diagnosis says: {here._diagnosis.verdict}."
+
+
 def _threshold(here: "AdaptedClassifier") -> str:
-    threshold = getattr(here, "threshold_", None)
-    return "none, the most probable class is predicted" if threshold is None else f"{threshold:g}"
+    return "none, the most probable class is predicted" if here.threshold_ is None else f"{here.threshold_:g}"
 
 
 def _use(load: str, then: str) -> str:

@@ -27,6 +27,7 @@ from sitewise.estimator.held_out import HeldOut
 from sitewise.estimator.kept import KeptRows
 from sitewise.estimator.prevalences import Region
 from sitewise.estimator.summary import SiteSummary, TrainingSummary
+from sitewise.prevalence import Prevalence
 from sitewise.ratio import Scorer, build_ratio
 from sitewise.training import Recipe
 
@@ -123,7 +124,7 @@ def _make_classifier(values: Values, inside: dict[str, Any], attached: Mapping[s
     model = GPAClassifier(**settings)
     model.__dict__.update(fitted)
     model._scorer = Scorer(_build_network(model, values["network"]), model.device)
-    _check_shapes(model)
+    _check_shapes(model, {"all sites": model._pooled_prevalence, **model._site_prevalences})
     return model
 
 
@@ -136,6 +137,7 @@ def _take_adapted(here: AdaptedClassifier) -> Parts:
 def _make_adapted(values: Values, inside: dict[str, Any], attached: Mapping[str, Any]) -> AdaptedClassifier:
     here = AdaptedClassifier.__new__(AdaptedClassifier)
     here.__dict__.update(values["site"], model=inside["model"])
+    _check_shapes(here.model, {"this site": here.estimate.prevalence})
     return here
 
 
@@ -168,12 +170,12 @@ def _narrow(weights: Tensor) -> Tensor:
     return narrow if torch.equal(narrow.to(weights.dtype), weights) else weights
 
 
-def _check_shapes(model: GPAClassifier) -> None:
+def _check_shapes(model: GPAClassifier, prevalences: Mapping[Any, Prevalence]) -> None:
     """See that the parts are for the same classes and the same confounders."""
     problems = Problems("load")
     n_classes, schema = len(model.classes_), model.confounders_
     blank = torch.zeros(1, 0, dtype=torch.float64) if schema is None else schema.missing_codes()[None]
-    for name, g in [("all sites", model._pooled_prevalence), *model._site_prevalences.items()]:
+    for name, g in prevalences.items():
         try:
             shape = tuple(g.log_prob(blank).shape)
         except (RuntimeError, IndexError) as error:
