@@ -71,6 +71,13 @@ def test_draws_are_as_wide_as_intervals(model, n_classes):
     assert 0.8 < np.median(ratio) < 1.2
 
 
+def test_near_a_bound_coefficients_are_weighed_by_their_likelihood():
+    site = SimulatedFamily(signal=2.0).site(1500, prevalence=[0.997, 0.003], seed=3)
+    estimate = sw.estimate_prevalence(site.log_ratio, site.Z, model="additive", strength=10.0)
+    high = np.quantile(estimate.draws(300, random_state=1).marginal[:, 1], 0.975)
+    assert high == pytest.approx(estimate.interval()[1][1], rel=0.5)  # curvature alone has more than twice of it
+
+
 def test_a_table_is_drawn_cell_by_cell():
     site = SimulatedFamily(n_continuous=0, levels=(2, 2), signal=2.5).site(1500, seed=3)
     estimate = sw.estimate_prevalence(site.log_ratio, site.Z, model="table")
@@ -208,8 +215,8 @@ def test_groups_add_up_to_the_whole(expected):
 
 
 def test_numbers_are_cut_at_quartiles():
-    groups = group_rows(pd.Series([5.0, 1, 2, np.nan, 3, 4, 6, 7, 8]))
-    assert list(groups) == ["1 to 2.75", "above 2.75 to 4.5", "above 4.5 to 6.25", "above 6.25 to 8", "missing"]
+    groups = group_rows(pd.Series([5.0, 1, 2, np.nan, 3, 4, 6, 7, 80]))
+    assert list(groups) == ["1 to 2.75", "above 2.75 to 4.5", "above 4.5 to 6.25", "above 6.25 to 80", "missing"]
     np.testing.assert_array_equal(groups["1 to 2.75"], [1, 2])
     assert list(group_rows(pd.Series([3, 1, 3, 2]))) == [1, 2, 3]
     assert list(group_rows(pd.Series([True, False]))) == [False, True]

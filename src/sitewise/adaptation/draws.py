@@ -1,7 +1,8 @@
 """Draws of g as the site's rows leave it open: around every fit that might have been chosen (equation 11c).
 
-The coefficients of linear logits are drawn from their curvature. A free distribution over two classes is drawn from its
-own likelihood, which knows of bounds; one over more classes from its curvature, cut off at zero.
+The coefficients of linear logits are drawn from their curvature and, where a bound is near, weighed by their
+likelihood. A free distribution over two classes is drawn from its own likelihood, which knows of bounds; one over more
+classes from its curvature, cut off at zero.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,13 +16,14 @@ from torch import Tensor
 from sitewise.adaptation.cell_problem import CellProblem, constant_problem, table_problem
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import Fit
+from sitewise.adaptation.linear import additive_problem
 from sitewise.arrays import Container, distinct_rows, index_of
 from sitewise.confounders import Confounders
 from sitewise.prevalence import AdditivePrevalence, ConstantPrevalence, Prevalence, TablePrevalence
 from sitewise.prevalence.additive import missing_features
 from sitewise.prevalence.base import finite
 from sitewise.prevalence.linear import contrasts
-from sitewise.uncertainty import CellCurvature, LinearCurvature, at_least
+from sitewise.uncertainty import CellCurvature, LinearCurvature, at_least, near_a_bound
 
 ENOUGH = 2**13  # rows of z, at most, over which the mean of a draw is taken
 LOGIT_REACH = 16.0  # log-odds beyond which a share is nothing or everything
@@ -126,7 +128,7 @@ def draw_fits(
 def _draw(evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator) -> LinearDraws | CellDraws:
     curvature = fit.curvature
     if isinstance(curvature, LinearCurvature):
-        return _draw_linear(evidence, fit.prevalence, curvature, n_draws, generator)
+        return _draw_linear(evidence, fit, curvature, n_draws, generator)
     return _draw_cells(evidence, fit, curvature, n_draws, generator)
 
 
@@ -139,22 +141,53 @@ def _anything(evidence: Evidence, n_draws: int, generator: torch.Generator) -> C
 
 
 def _draw_linear(
-    evidence: Evidence, model: Prevalence, curvature: LinearCurvature, n_draws: int, generator: torch.Generator
+    evidence: Evidence, fit: Fit, curvature: LinearCurvature, n_draws: int, generator: torch.Generator
 ) -> LinearDraws:
-    covariance = curvature.coefficient_covariance
+    covariance, model = curvature.coefficient_covariance, fit.prevalence
     if curvature.grouped_covariance is not None:
         covariance = at_least(curvature.grouped_covariance, covariance)
-    basis = contrasts(evidence.n_classes, evidence.device)
-    moved = _normal(covariance[None], n_draws, generator)[:, 0].reshape(n_draws, -1, basis.shape[1]) @ basis.T
     codes, weight = _some_rows(evidence)
-    if isinstance(model, AdditivePrevalence):
-        never = ~model.schema.missing(codes).any(dim=0)
-        silent = [c for c, unseen in zip(missing_features(model.schema), never.tolist(), strict=True) if unseen]
-        moved[:, silent] = 0.0  # no row speaks of them: they follow the others, see `fit_missing_columns`
+    basis = contrasts(evidence.n_classes, evidence.device)
+    covariance = _without_silent(covariance, model, codes, basis.shape[1])
+    moved = _normal(covariance[None], n_draws, generator)[:, 0]
+    shift = moved.reshape(n_draws, -1, basis.shape[1]) @ basis.T
     schema = evidence.schema
-    draws = LinearDraws(model, curvature.features, moved, moved.new_zeros(n_draws, evidence.n_classes), schema)
-    means = torch.stack([(weight @ at.exp() / weight.sum()).log() for at in draws.log_prob(codes)])
-    return LinearDraws(model, curvature.features, moved, finite(means), schema)
+    draws = LinearDraws(model, curvature.features, shift, shift.new_zeros(n_draws, evidence.n_classes), schema)
+    log_means = finite(torch.stack([(weight @ at.exp() / weight.sum()).log() for at in draws.log_prob(codes)]))
+    if _may_mislead(curvature, codes, weight) and isinstance(model, AdditivePrevalence):
+        likelier = _log_weight(evidence, fit, model, covariance, moved) + log_means.sum(1)
+        share = torch.softmax(likelier, dim=0).clamp_max(n_draws**-0.5).cpu()  # no draw may stand for nearly all
+        again = torch.multinomial(share, n_draws, replacement=True, generator=generator).to(shift.device)
+        shift, log_means = shift[again], log_means[again]
+    return LinearDraws(model, curvature.features, shift, log_means, schema)
+
+
+def _without_silent(covariance: Tensor, model: Prevalence, codes: Tensor, width: int) -> Tensor:
+    """The covariance (P, P) without missing columns that no row speaks of: they follow, see `fit_missing_columns`."""
+    if not isinstance(model, AdditivePrevalence):
+        return covariance
+    never = ~model.schema.missing(codes).any(dim=0)
+    speaks = covariance.new_ones(len(covariance) // width)
+    speaks[[c for c, unseen in zip(missing_features(model.schema), never.tolist(), strict=True) if unseen]] = 0.0
+    kept = speaks.repeat_interleave(width)
+    return kept[:, None] * covariance * kept
+
+
+def _may_mislead(curvature: LinearCurvature, codes: Tensor, weight: Tensor) -> bool:
+    """Tell whether the site's mean of g is so near a bound that curvature alone would mislead."""
+    mean = weight @ curvature.log_prob(codes).exp() / weight.sum()
+    return bool(near_a_bound(mean, torch.diagonal(curvature.of_mean())).any())
+
+
+def _log_weight(evidence: Evidence, fit: Fit, model: AdditivePrevalence, covariance: Tensor, moved: Tensor) -> Tensor:
+    """How much likelier moves of the coefficients (B, P) are than their curvature takes them for, in logs, (B,)."""
+    problem = additive_problem(evidence, fit.strength, model.centre)
+    point = (model.coefficients @ problem.basis).reshape(-1)
+    values = torch.stack([problem.value(point + move, order=0) for move in moved])
+    fall = (values - problem.value(point, order=0)) * evidence.total_weight
+    taken_for = ((moved @ torch.linalg.pinv(covariance, rtol=1e-9, hermitian=True)) * moved).sum(1) / 2
+    likelier: Tensor = taken_for - fall / (evidence.groups.mean_size if evidence.groups else 1.0)
+    return likelier
 
 
 def _draw_cells(
