@@ -1,5 +1,7 @@
 """`here.update`: rows in two parts give what all rows at once give."""
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -102,3 +104,20 @@ def test_unseen_levels_warn(model, new):
         first.update(X[:5], odd)
     with pytest.raises(ValueError, match="sample_weight must have shape"):
         first.update(X[:5], Z[:5], sample_weight=[1.0])
+
+
+def test_a_broken_window_alarms_and_the_others_do_not(model):
+    quarters = [FAMILY.site(500, prevalence=[0.7, 0.3], seed=20 + i) for i in range(4)]
+    here = model.adapt(quarters[0].X, sample_confounder=quarters[0].Z)
+    X = np.concatenate([q.X for q in quarters])
+    X[1000:1500] += np.random.default_rng(0).normal(0, 2, (500, X.shape[1]))  # noise is no change of prevalence
+    Z = pd.concat([q.Z for q in quarters], ignore_index=True)
+    days = pd.date_range("2025-01-01", periods=2000, freq="4h")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of how little the broken window says
+        frame = here.monitor(X, days, Z, window=500)
+    assert frame["n"].tolist() == [500] * 4
+    assert frame["alarm"].tolist() == [False, False, True, False]
+    assert set(frame["class"]) == {1}
+    whole = frame.drop(index=2)
+    assert whole["estimate"].between(0.2, 0.4).all()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -16,9 +17,10 @@ from sitewise.estimator.believing import believed_rows
 from sitewise.estimator.diagnosing import diagnose
 from sitewise.estimator.kept import KeptRows
 from sitewise.estimator.prevalences import in_regions
-from sitewise.estimator.reading import read_inputs
 from sitewise.estimator.reporting import report_content
 from sitewise.estimator.updating import update
+from sitewise.estimator.watching import watch
+from sitewise.monitoring import ALARM_LEVEL
 from sitewise.performance import (
     BelievedRows,
     ExpectedPerformance,
@@ -32,11 +34,11 @@ from sitewise.prevalence import Prevalence
 from sitewise.report.page import write_report
 
 if TYPE_CHECKING:
-    from sitewise.estimator.gpa import GPAClassifier
+    from sitewise.estimator.model import SiteModel
 
 
 class AdaptedClassifier:
-    """What `GPAClassifier.adapt` gives back; the model behind it serves other sites too.
+    """What `GPAClassifier.adapt` or `PrevalenceAdjuster.adapt` gives back; the model behind it serves other sites too.
 
     Attributes
     ----------
@@ -47,7 +49,7 @@ class AdaptedClassifier:
     """
 
     def __init__(
-        self, model: "GPAClassifier", estimate: PrevalenceEstimate, rows: KeptRows, fallback: str | None = None
+        self, model: "SiteModel", estimate: PrevalenceEstimate, rows: KeptRows, fallback: str | None = None
     ) -> None:
         self.model = model
         self.estimate = estimate
@@ -85,7 +87,7 @@ class AdaptedClassifier:
 
     def predict_proba(self, X: Any, sample_confounder: Any = None) -> Any:
         """P(y|x,z) at this site, (n, K), each row by itself; z may be missing in part or whole."""
-        inputs = read_inputs(self.model, X, reset=False)
+        inputs = self.model._read(X)
         codes = self.model._codes(sample_confounder, len(inputs))
         probability = combine(self.model._log_ratio(inputs, codes), self._prior(codes)).exp()
         return probability.to(X.device) if isinstance(X, Tensor) else probability.numpy()
@@ -144,6 +146,26 @@ class AdaptedClassifier:
         of these rows are taken to be others than those of earlier rows.
         """
         return update(self, X, sample_confounder, y, groups, sample_weight)
+
+    def monitor(
+        self,
+        X: Any,
+        time: Any,
+        sample_confounder: Any = None,
+        *,
+        window: int | str,
+        groups: Any = None,
+        sample_weight: Any = None,
+        level: float = 0.95,
+        alarm_level: float = ALARM_LEVEL,
+    ) -> pd.DataFrame:
+        """Prevalence of new rows of this site in windows of time, with alarms where the stability check breaks.
+
+        `window` is a number of rows or a length of time such as "30D"; see `sitewise.monitoring.monitor` for the rest
+        and for the columns of the frame, and `sitewise.report.timeline` for its figure.
+        """
+        settings = {"level": level, "alarm_level": alarm_level}
+        return watch(self, X, time, sample_confounder, groups, sample_weight, window, **settings)
 
     def report(self, path: str | os.PathLike[str], *, site: str = "New site", level: float = 0.95) -> Path:
         """Write the site's report and return its path: one HTML page that needs nothing else, to read, print or send.
