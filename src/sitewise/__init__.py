@@ -14,6 +14,7 @@ from sitewise.version import __version__
 
 _ROOM_OF = {
     "adjust": "adaptation",
+    "estimate_joint": "adaptation.joint",
     "estimate_prevalence": "adaptation",
     "pool_prevalence": "adaptation.pooling",
     "PrevalenceEstimate": "adaptation",
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from sitewise.adaptation import PrevalenceEstimate as PrevalenceEstimate
     from sitewise.adaptation import adjust as adjust
     from sitewise.adaptation import estimate_prevalence as estimate_prevalence
+    from sitewise.adaptation.joint import estimate_joint as estimate_joint
     from sitewise.adaptation.pooling import pool_prevalence as pool_prevalence
     from sitewise.calibration import Calibration as Calibration
     from sitewise.calibration import calibrate_log_ratio as calibrate_log_ratio

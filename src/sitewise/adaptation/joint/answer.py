@@ -1,0 +1,140 @@
+"""The answer of a joint estimation: the site's distribution over bank points and classes, with its certificate."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from scipy.optimize import brentq
+from torch import Tensor
+
+from sitewise.adaptation.joint.curvature import JointCurvature
+from sitewise.adaptation.joint.mixture import Mixture
+from sitewise.arrays import Container, Problems, view_tensor
+from sitewise.uncertainty import allowed_drop, logit_interval, mirror, near_a_bound, normal_interval
+
+
+@dataclass(frozen=True)
+class JointEstimate:
+    """A site's estimated P(z_m, y) over a bank of z-points, with its certificate.
+
+    Attributes
+    ----------
+    joint, marginal : (M, K) weights of the bank's points and classes, and their sums (K,), the estimate of P(Y).
+    strength : rows' worth of the prior.
+    converged, gap, n_iter, trace : the solver's certificate; the gap is the KKT gap of the penalized problem.
+    log_likelihood, left_out : of the rows, Σ_n w_n log Σ_my w_my r_nmy, and what is left of it for rows left out.
+    identified : whether the rows tell about P(Y) at all; where not, the prior decides.
+    """
+
+    strength: float
+    converged: bool
+    gap: float
+    n_iter: int
+    log_likelihood: float
+    left_out: float
+    identified: bool
+    trace: list[float] = field(repr=False)
+    weights: Tensor = field(repr=False)  # (M, K)
+    prior: Tensor = field(repr=False)  # (M, K)
+    _mixture: Mixture = field(repr=False)
+    _curvature: JointCurvature = field(repr=False)
+    _container: Container = field(repr=False)
+
+    @cached_property
+    def joint(self) -> Any:
+        """Estimate of P(z_m, y) at the site, (M, K)."""
+        return self._container.rows(self.weights)
+
+    @cached_property
+    def marginal(self) -> Any:
+        """Estimate of P(Y) at the site, (K,)."""
+        return self._container.classes(self.weights.sum(0))
+
+    def posterior(self, log_joint_ratio: Any) -> Any:
+        """P(y|x) of rows (n, M, K), (n, K), each by itself (equation 15c)."""
+        problems = Problems("posterior")
+        rows = read_ratios(log_joint_ratio, problems, self.weights.device)
+        if rows is not None and rows.shape[1:] != self.weights.shape:
+            expected = f"(rows, {self.weights.shape[0]}, {self.weights.shape[1]})"
+            problems.add(f"log_joint_ratio must have shape {expected} as at estimation, got {tuple(rows.shape)}")
+        problems.raise_if_any()
+        assert rows is not None
+        return Container.of(log_joint_ratio).rows(joint_posterior(rows, self.weights.log()).exp())
+
+    def interval(self, level: float = 0.95) -> tuple[Any, Any]:
+        """Interval for P(Y) of the population, two (K,), given r: curvature, and near a bound the likelihood's fall."""
+        if not 0 < level < 1:
+            raise ValueError(f"interval: level must lie between 0 and 1, got {level}")
+        marginal = self.weights.sum(0)
+        if not self.identified:
+            return self._container.classes(torch.zeros_like(marginal)), self._container.classes(marginal * 0 + 1)
+        n_points, n_classes = self.weights.shape
+        marks = torch.eye(n_classes, dtype=torch.float64, device=marginal.device).repeat(n_points, 1)  # (P, K)
+        variance = torch.stack([self._curvature.variance_of(mark) for mark in marks.T])
+        low, high = logit_interval(marginal, variance, level)
+        plain_low, plain_high = normal_interval(marginal, variance, level)
+        for label in near_a_bound(marginal, variance).nonzero().flatten().tolist():
+            lowest, highest = self._fall(label, level)
+            if n_classes > 2:  # classes may stand in for each other, which mixing one in and out does not see
+                lowest, highest = torch.minimum(lowest, plain_low[label]), torch.maximum(highest, plain_high[label])
+            low[label], high[label] = lowest, highest
+        low, high = mirror(low, high)
+        return self._container.classes(low), self._container.classes(high)
+
+    def _fall(self, label: int, level: float) -> tuple[Tensor, Tensor]:
+        """The shares of a class that the likelihood does not rule out, mixing it in (as in the prior) and out."""
+        own, typical = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
+        own[:, label], typical[:, label] = self.weights[:, label], self.prior[:, label]
+        typical = typical if float(typical.sum()) > 0 else typical.index_fill(1, typical.new_tensor([label]).long(), 1)
+        with_all, with_own, with_typical = (
+            self._mixture.densities(cells.reshape(-1)) for cells in (self.weights, own, typical / typical.sum())
+        )
+        share, weight, drop = own.sum(), self._mixture.weight, allowed_drop(level, 1.0)
+
+        def left(density: Callable[[float], Tensor]) -> Callable[[float], float]:
+            return lambda amount: drop - float((weight @ (with_all / density(amount)).log()).clamp(-1e6, 1e6))
+
+        out = _farthest(left(lambda t: ((with_all - t * with_own) / (1 - t * share)).clamp_min(1e-300)))
+        into = _farthest(left(lambda t: ((1 - t) * with_all + t * with_typical).clamp_min(1e-300)))
+        return share * (1 - out) / (1 - out * share), share + into * (1 - share)
+
+
+def joint_posterior(log_joint_ratio: Tensor, log_joint: Tensor) -> Tensor:
+    """Log P(y|x) of rows (n, M, K) at log weights (M, K), or (n, M, K) of their own: equation 15c.
+
+    A row that no cell with weight can explain is judged by r alone; one that says nothing gets the marginal.
+    """
+    silent = (log_joint_ratio == -torch.inf).all(2).all(1)[:, None, None]
+    rows = torch.where(silent, 0.0, log_joint_ratio)
+    both = torch.logsumexp(rows + log_joint, dim=1)
+    impossible = (both == -torch.inf).all(1, keepdim=True)
+    return torch.log_softmax(torch.where(impossible, torch.logsumexp(rows, dim=1), both), dim=1)
+
+
+def read_ratios(value: object, problems: Problems, device: torch.device | None = None) -> Tensor | None:
+    """Read an (n, M, K) array of logs with n, M ≥ 1, K ≥ 2 and no NaN; None after noting what is wrong."""
+    name = "log_joint_ratio"
+    try:
+        ratios = view_tensor(value, device)
+    except (TypeError, ValueError) as error:
+        problems.add(f"{name} must be an array of numbers, got {type(value).__name__} ({error})")
+        return None
+    if ratios.ndim != 3:
+        problems.add(f"{name} must have shape (rows, points of the bank, classes), got shape {tuple(ratios.shape)}")
+        return None
+    if 0 in ratios.shape[:2] or ratios.shape[2] < 2:
+        problems.add(f"{name} needs a row, a point of the bank and two classes at least, got {tuple(ratios.shape)}")
+        return None
+    bad = torch.cat([part.isnan().flatten(1).any(1) for part in ratios.split(4096)]).nonzero().flatten()
+    if len(bad):
+        problems.add(f"{name} has NaN in {len(bad)} row(s), first at row {int(bad[0])}: drop them or mend the scores")
+        return None
+    return ratios
+
+
+def _farthest(left: Callable[[float], float]) -> float:
+    """The largest amount in [0, 1) for which something is left."""
+    most = 1 - 1e-12
+    return most if left(most) >= 0 else float(brentq(left, 0.0, most, xtol=1e-12, rtol=1e-9))

@@ -1,0 +1,102 @@
+"""The likelihood of unlabeled x as a mixture over cells (z-point, class), and what a solver asks of it (equation 15).
+
+A cell p = (m, y) of the bank has the weight w_p = P_b(z_m, y); a row's m_n = Σ_p w_p r_np is its density ratio.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+STRETCH = 2**20  # entries of r that are looked at together: they stay in the processor's cache
+PRECISE = 2**24  # entries of r that are kept in double precision, above that in single
+SAMPLED_ENTRIES = 2**20  # of rows that stand for all where a first guess is wanted
+LEAST_ROWS = 2048
+CURVED_ENTRIES = 2**26  # of rows whose curvature stands for that of all
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Rows of r over P cells, each row divided by its largest entry, with the rows' weights."""
+
+    ratio: Tensor  # (n, P), single or double precision
+    weight: Tensor  # (n,) double
+    shift: Tensor  # Σ_n w_n log of what the rows were divided by
+
+    @property
+    def total_weight(self) -> float:
+        """The weight of all rows."""
+        return float(self.weight.sum())
+
+    @property
+    def n_cells(self) -> int:
+        """P = M K."""
+        return self.ratio.shape[1]
+
+    def sums(self, cells: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ_n w_n log m_n and its slope Σ_n w_n r_n / m_n (P,) at weights of the cells, in one pass over r."""
+        point = cells.to(self.ratio.dtype)
+        log_likelihood, slope = self.shift.clone(), torch.zeros_like(cells)
+        for rows, weight in self.stretches():
+            density = (rows @ point).double()
+            log_likelihood += weight @ density.log()
+            slope += (rows.T @ (weight / density).to(rows.dtype)).double()
+        return log_likelihood, slope
+
+    def densities(self, cells: Tensor) -> Tensor:
+        """m_n of every row, (n,), divided by what the row was divided by."""
+        return torch.cat([(rows @ cells.to(rows.dtype)).double() for rows, _ in self.stretches()])
+
+    def information(self, cells: Tensor) -> Tensor:
+        """Σ_n w_n r_n r_nᵀ / m_n², (P, P): minus the second derivative of the log-likelihood."""
+        found, point = cells.new_zeros(len(cells), len(cells)), cells.to(self.ratio.dtype)
+        for rows, weight in self.stretches():
+            scaled = rows * (weight.sqrt().to(rows.dtype) / (rows @ point))[:, None]
+            found += scaled.T @ scaled
+        return found
+
+    def sample(self, entries: int = SAMPLED_ENTRIES) -> tuple["Mixture", float]:
+        """Rows spread evenly over all of them, with so many entries; and how many times more all rows weigh."""
+        wanted = max(LEAST_ROWS, entries // self.n_cells)
+        if len(self.weight) <= wanted:
+            return self, 1.0
+        chosen = torch.arange(wanted, device=self.weight.device) * len(self.weight) // wanted
+        few = Mixture(
+            self.ratio[chosen].double() if len(chosen) * self.n_cells <= PRECISE else self.ratio[chosen],
+            self.weight[chosen],
+            torch.zeros_like(self.shift),
+        )
+        return few, self.total_weight / max(few.total_weight, 1e-300)
+
+    def stretches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Some rows after others, with their weights."""
+        size = max(1, STRETCH // self.n_cells)
+        for first in range(0, len(self.weight), size):
+            yield self.ratio[first : first + size], self.weight[first : first + size]
+
+
+def make_mixture(log_joint_ratio: Tensor, weight: Tensor) -> Mixture:
+    """Rows (n, M, K) as a mixture; a row with +inf is certain of those cells, a row of -inf only says nothing."""
+    flat = log_joint_ratio.reshape(len(log_joint_ratio), -1)
+    dtype = torch.float64 if flat.numel() <= PRECISE else torch.float32
+    ratio = torch.empty(flat.shape, dtype=dtype, device=flat.device)
+    shift = torch.zeros((), dtype=torch.float64, device=flat.device)
+    size = max(1, STRETCH // flat.shape[1])
+    for first in range(0, len(flat), size):
+        rows, own = flat[first : first + size], weight[first : first + size]
+        scaled, largest = scale_rows(rows)
+        ratio[first : first + size] = scaled
+        shift += own @ largest.double()
+    return Mixture(ratio, weight, shift)
+
+
+def scale_rows(log_ratio: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of r divided by their largest entries, and the logs of those (zero where a row says nothing)."""
+    largest = log_ratio.amax(1)
+    spoken = largest.isfinite()
+    shift = torch.where(spoken, largest, 0.0)
+    certain = (largest == torch.inf)[:, None]
+    logs = torch.where(certain, torch.where(log_ratio == torch.inf, 0.0, -torch.inf), log_ratio - shift[:, None])
+    silent = (largest == -torch.inf)[:, None]
+    return torch.where(silent, 0.0, logs).exp(), shift
