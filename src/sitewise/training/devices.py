@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import ProcessRaisedException
-from torch.utils._pytree import tree_map
 
 from sitewise.training.checkpoint import compare
 
@@ -81,12 +80,15 @@ class Spread(nn.Module):
         self.network, self.share = network, share
 
     def forward(self, x: Tensor, z: Tensor, *more: Any) -> Any:
-        """The outputs for all rows of z, in their order."""
+        """The outputs for all rows of z, in their order: a tensor, or several."""
         n_rows = len(z)
         own_x, own_z = x if len(x) == self.share.size(n_rows) else self.share(x), self.share(z)
         if not len(own_z):
             own_x, own_z = x[:1], z[:1]
-        return tree_map(lambda part: self._gather(part, n_rows), self.network(own_x, own_z, *more))
+        outputs = self.network(own_x, own_z, *more)
+        if isinstance(outputs, Tensor):
+            return self._gather(outputs, n_rows)
+        return tuple(self._gather(part, n_rows) for part in outputs)
 
     def _gather(self, own: Tensor, n_rows: int) -> Tensor:
         """All processes' rows in their order.
