@@ -105,9 +105,11 @@ def test_everything_wrong_is_told_at_once():
 def test_the_figure_shows_windows_and_alarms(year):
     log_ratio, dates, Z = year
     frame = monitor(log_ratio, dates, Z, window=300, check=lambda rows, _: 0.001 if rows[0] % 2 else 0.9)
+    frame.loc[frame["alarm"].idxmin(), "p_value"] = np.nan
     figure = timeline_figure(frame, title="Saint $Mary_")
     lines = {line.get_label(): line for line in figure.axes[0].lines}
     np.testing.assert_allclose(lines["estimate, no labels"].get_ydata(), frame["estimate"])
+    assert len(lines["check cannot tell"].get_ydata()) == 1
     assert len(lines["alarm: the check breaks"].get_ydata()) == frame["alarm"].sum() > 0
     plt.close(figure)
 

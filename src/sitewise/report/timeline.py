@@ -39,7 +39,7 @@ def timeline_figure(frame: pd.DataFrame, title: str = "") -> Figure:
         _draw_class(axis, parts[name], name)
     _draw_rows(axes[-1], parts[names[0]])
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     if title:
         figure.suptitle(title, parse_math=False)
     return figure
@@ -50,10 +50,13 @@ def _draw_class(axis: Axes, part: pd.DataFrame, name: str) -> None:
     part = part.sort_values("time")
     time, alarm = part["time"].to_numpy(), part["alarm"].to_numpy(dtype=bool)
     if len(part) > 1:
-        axis.fill_between(time, part["low"], part["high"], color=ACCENT, alpha=0.18, lw=0, label="95% interval")
+        axis.fill_between(time, part["low"], part["high"], color=ACCENT, alpha=0.18, lw=0, label="interval")
     else:
-        axis.vlines(time, part["low"], part["high"], color=ACCENT, lw=6, alpha=0.25, label="95% interval")
+        axis.vlines(time, part["low"], part["high"], color=ACCENT, lw=6, alpha=0.25, label="interval")
     axis.plot(time, part["estimate"], "o-", color=ACCENT, ms=4, label="estimate, no labels")
+    if "p_value" in part and 0 < part["p_value"].isna().sum() < len(part):
+        untold = part[part["p_value"].isna()]
+        axis.plot(untold["time"], untold["estimate"], "o", color=ACCENT, mfc="white", ms=6, label="check cannot tell")
     if alarm.any():
         axis.plot(
             time[alarm], part["estimate"][alarm], "X", color=ALARM, mec="white", ms=11, label="alarm: the check breaks"
