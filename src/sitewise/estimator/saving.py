@@ -29,9 +29,11 @@ from sitewise.estimator.prevalences import Region
 from sitewise.estimator.summary import SiteSummary, TrainingSummary
 from sitewise.prevalence import Prevalence
 from sitewise.ratio import Scorer, build_ratio
+from sitewise.tables.records import RECORDS as TABLE_RECORDS
 from sitewise.training import Recipe
 
 Values = dict[str, Any]
+PLACES = ("cache", "checkpoint")  # settings that name folders to write to, which a file must not choose for its reader
 
 OWN_NETWORK = (
     "load: this model was trained around a network of your own ({name}), whose code no file holds: "
@@ -106,7 +108,7 @@ def _from_folder(folder: Folder, attached: Mapping[str, Any]) -> Any:
 
 def _take_classifier(model: GPAClassifier) -> Parts:
     check_is_fitted(model)
-    settings = model.get_params(deep=False)
+    settings = {**model.get_params(deep=False), **dict.fromkeys(PLACES)}
     fitted = {name: value for name, value in vars(model).items() if name not in settings and name != "_scorer"}
     if isinstance(model.backbone, nn.Module):
         settings["backbone"] = {"own": type(model.backbone).__qualname__}
@@ -202,6 +204,7 @@ def _make_random_state(parts: Values) -> np.random.RandomState:
 
 RECORDS: dict[str, Record] = {
     **ESTIMATE_RECORDS,
+    **TABLE_RECORDS,
     "Calibration": Record(Calibration),
     "Diagnosis": Record(Diagnosis),
     "Finding": Record(Finding),

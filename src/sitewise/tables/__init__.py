@@ -1,0 +1,23 @@
+"""Tables as they come: CSV and Parquet in chunks, the roles of columns, and what makes X, Z, y and sites of them."""
+
+from sitewise.tables.files import TableFile, open_table
+from sitewise.tables.proposing import Proposal, propose_roles
+from sitewise.tables.reader import ImageInput, ReadRows, TableReader
+from sitewise.tables.roles import Roles, read_roles, roles_as_toml, split_names
+from sitewise.tables.writing import table_writer, whole_file
+
+__all__ = [
+    "ImageInput",
+    "Proposal",
+    "ReadRows",
+    "Roles",
+    "TableFile",
+    "TableReader",
+    "open_table",
+    "propose_roles",
+    "read_roles",
+    "roles_as_toml",
+    "split_names",
+    "table_writer",
+    "whole_file",
+]

@@ -1,0 +1,80 @@
+"""The classes of a target column, and slips of the pen among them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sitewise.arrays import Problems, did_you_mean
+from sitewise.tables.features import holds_numbers
+from sitewise.tables.values import Place, Rows, as_label, labels, levels, shown, spelling
+
+MOST_CLASSES = 50
+RARE = 0.01  # of the rows: a rarer label that is spelled nearly like another is a slip
+
+SLIP = (
+    "{where}: {value!r} in {row}{more} looks like a slip{meant} Mend it, or name all classes by --classes where it is "
+    "one of its own"
+)
+MIXED = (
+    "{where}: expected a number as in most rows, got {value!r} in {row}{more}: mend it, or name all classes by "
+    "--classes where it is one of its own"
+)
+ONE_CLASS = "{where} holds one class only ({value!r}): two or more are needed"
+MANY = (
+    "{where} has {count} different values, too many for classes: name a column of classes, or cut the numbers into "
+    "classes first"
+)
+
+
+def learn_classes(rows: Rows, name: str, given: Sequence[str], place: Place, problems: Problems) -> tuple[Any, ...]:
+    """The classes, sorted: those given, else those of the column; what looks like a slip is noted."""
+    if given:
+        classes = sort_labels([as_label(spelling(label) or label) for label in given])
+        labels(rows, name, classes, place, problems)
+        return classes
+    found = levels(rows, name, place, problems)
+    classes = sort_labels([as_label(value) for value in found.categories])
+    counts = np.bincount(found.codes[found.codes >= 0], minlength=len(found.categories))
+    where = place.column(name)
+    if len(classes) == 1:
+        problems.add(ONE_CLASS.format(where=where, value=classes[0]))
+    elif len(classes) > MOST_CLASSES:
+        problems.add(MANY.format(where=where, count=len(classes)))
+    else:
+        mostly_numbers = holds_numbers(rows, name)
+        for number, value in enumerate(found.categories):
+            at = np.flatnonzero(found.codes == number)
+            others = [other for other, count in zip(found.categories, counts, strict=True) if count > counts[number]]
+            said = {"where": where, "value": value, **place.row(at)}
+            if mostly_numbers and not _is_number(value):
+                problems.add(MIXED.format(**said))
+            elif not _is_number(value):
+                rare = counts[number] <= max(1, RARE * len(found.codes))
+                near = others if rare else [other for other in others if other.casefold() == value.casefold()]
+                meant = did_you_mean(value, near)
+                if meant:
+                    problems.add(SLIP.format(meant=meant, **said))
+    labels(rows, name, classes, place, problems)  # notes where one is missing
+    return classes
+
+
+def sort_labels(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Labels in their order: whole numbers by size; as text, all of them, where one is text."""
+    if all(isinstance(value, int) for value in values):
+        return tuple(sorted(set(values)))
+    return tuple(sorted({str(value) for value in values}))
+
+
+def describe_classes(classes: Sequence[Any]) -> str:
+    """The classes in a sentence; of two the one that metrics and thresholds are about."""
+    listed = shown([str(label) for label in classes])
+    return f"{listed}; thresholds and F1 are about {classes[1]}" if len(classes) == 2 else listed
+
+
+def _is_number(value: str) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,226 @@
+"""Tables on the disk: CSV and Parquet files, their columns, and their rows in chunks. A CSV's cells are text here."""
+
+import codecs
+import csv
+import gzip
+import io
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import csv as arrow_csv
+from pyarrow import parquet
+
+from sitewise.arrays import Problems, did_you_mean
+
+SEPARATORS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
+PARQUET = (".parquet", ".pq")
+OTHER_SEPARATORS = (";", "\t", "|", ",")
+CHUNK_ROWS = 2**18
+BLOCK_BYTES = 2**24  # of a CSV, read at once
+WIDE_BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+NAMED = {"\t": "tab", ";": "';'", "|": "'|'", ",": "','"}
+
+NO_FILE = "there is no file {path}{meant}"
+OTHER_KIND = "{path} must be a CSV (.csv, .tsv, also .gz) or a Parquet file (.parquet), got {suffix}{hint}"
+EMPTY = "{path} is empty: a table needs a header and at least one row"
+HEADER_ONLY = "{path} has a header ({columns}) and no rows: a row for each sample is needed"
+SEPARATED = (
+    "{path} has a single column {column!r}: its columns seem to be separated by {found}, not by {separator}; "
+    "say so by --separator {option!r}, or save it again with commas"
+)
+NOT_UTF8 = (
+    "{path} is not UTF-8 text (first in line {line}): save it as UTF-8, or name its encoding, by --encoding {encoding}"
+)
+UNREADABLE = "{path} cannot be read as {kind} ({error})"
+ABSENT = "{path} has no column {name!r}{meant}; its columns are {columns}"
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A table that was found and whose header was read: `open_table` makes it.
+
+    `n_rows` is None for a CSV, whose rows nobody has counted.
+    """
+
+    path: Path
+    columns: tuple[str, ...]
+    separator: str | None  # None: Parquet
+    encoding: str = "utf-8"
+    n_rows: int | None = None
+
+    def chunks(self, columns: Sequence[str] | None = None, *, rows: int = CHUNK_ROWS) -> Iterator[pa.RecordBatch]:
+        """The rows, some columns of them, a chunk at a time; at least one row or a ValueError."""
+        wanted = list(self.columns if columns is None else dict.fromkeys(columns))
+        self.find(wanted)
+        found = self._parquet_chunks(wanted, rows) if self.separator is None else self._csv_chunks(wanted)
+        some = False
+        try:
+            for chunk in found:
+                some = some or chunk.num_rows > 0
+                if chunk.num_rows:
+                    yield chunk
+        except UnicodeDecodeError as error:
+            raise ValueError(self._not_text()) from error
+        except pa.ArrowInvalid as error:
+            if "UTF8" in str(error):
+                raise ValueError(self._not_text()) from error
+            kind = "Parquet" if self.separator is None else "CSV"
+            raise ValueError(UNREADABLE.format(path=self.path, kind=kind, error=_short(error))) from error
+        if not some:
+            raise ValueError(HEADER_ONLY.format(path=self.path, columns=_listed(self.columns)))
+
+    def read(self, columns: Sequence[str] | None = None, *, at_most: int | None = None) -> pa.Table:
+        """Some columns of all rows, or of the first ones, in memory."""
+        found = []
+        n_rows = 0
+        for chunk in self.chunks(columns):
+            found.append(chunk)
+            n_rows += chunk.num_rows
+            if at_most is not None and n_rows >= at_most:
+                break
+        return pa.Table.from_batches(found).slice(0, at_most)
+
+    def find(self, columns: Sequence[str]) -> None:
+        """Raise one ValueError that names every column that is not there, with the spelling that may be meant."""
+        problems = Problems("table")
+        for name in columns:
+            if name not in self.columns:
+                meant = did_you_mean(name, self.columns)
+                problems.add(ABSENT.format(path=self.path, name=name, meant=meant, columns=_listed(self.columns)))
+        problems.raise_if_any()
+
+    def _parquet_chunks(self, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
+        with parquet.ParquetFile(self.path) as file:
+            yield from file.iter_batches(rows, columns=columns)
+
+    def _csv_chunks(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        with pa.input_stream(str(self.path), compression="detect") as stream:
+            reader = arrow_csv.open_csv(
+                stream,
+                read_options=arrow_csv.ReadOptions(block_size=BLOCK_BYTES, encoding=self.encoding),
+                parse_options=arrow_csv.ParseOptions(delimiter=self.separator, newlines_in_values=True),
+                convert_options=arrow_csv.ConvertOptions(
+                    column_types={name: pa.string() for name in columns},
+                    include_columns=columns,
+                    strings_can_be_null=False,
+                ),
+            )
+            with reader:
+                yield from reader
+
+    def _not_text(self) -> str:
+        """Where the first line is that cannot be read in the file's encoding."""
+        with _bytes_of(self.path) as file:
+            line = next((number for number, text in enumerate(file, 1) if not _decodes(text, self.encoding)), 1)
+        return NOT_UTF8.format(path=self.path, line=line, encoding="latin-1").replace(
+            "UTF-8 text", _text(self.encoding)
+        )
+
+
+def open_table(path: str | os.PathLike[str], *, separator: str | None = None, encoding: str | None = None) -> TableFile:
+    """Look at a CSV or Parquet file: its kind, its header, its separator; what is wrong is a ValueError that says so.
+
+    `separator` and `encoding` of a CSV are a comma (a tab for .tsv) and UTF-8, with or without its byte order mark,
+    unless they are given.
+    """
+    place = Path(path)
+    if not place.is_file():
+        near = sorted(other.name for other in place.parent.glob("*")) if place.parent.is_dir() else []
+        hint = " (it is a folder)" if place.is_dir() else did_you_mean(place.name, near)
+        raise FileNotFoundError(NO_FILE.format(path=place, meant=hint))
+    suffix = Path(place.name.lower().removesuffix(".gz")).suffix
+    if suffix in PARQUET:
+        return _open_parquet(place)
+    if suffix not in SEPARATORS:
+        hint = ": save the sheet as CSV first" if suffix.startswith((".xls", ".ods")) else ""
+        raise ValueError(OTHER_KIND.format(path=place, suffix=suffix or "no suffix", hint=hint))
+    if encoding is not None:
+        _check_encoding(encoding)
+    return _open_csv(place, separator or SEPARATORS[suffix], encoding or "utf-8")
+
+
+def _open_parquet(path: Path) -> TableFile:
+    if path.stat().st_size == 0:
+        raise ValueError(EMPTY.format(path=path))
+    try:
+        with parquet.ParquetFile(path) as file:
+            names, n_rows = tuple(file.schema_arrow.names), file.metadata.num_rows
+    except (pa.ArrowInvalid, OSError) as error:
+        raise ValueError(UNREADABLE.format(path=path, kind="Parquet", error=_short(error))) from error
+    _refuse_twice(path, names)
+    return TableFile(path, names, None, n_rows=n_rows)
+
+
+def _open_csv(path: Path, separator: str, encoding: str) -> TableFile:
+    if len(separator) != 1:
+        raise ValueError(f"--separator must be one character, got {separator!r}")
+    try:
+        with _bytes_of(path) as file:
+            head = file.read(4)
+            file.seek(0)
+            if head.startswith(WIDE_BOMS) and not encoding.lower().startswith("utf-16"):
+                raise ValueError(NOT_UTF8.format(path=path, line=1, encoding="utf-16"))
+            text = io.TextIOWrapper(file, encoding="utf-8-sig" if encoding == "utf-8" else encoding, newline="")
+            first = list(islice(csv.reader(text, delimiter=separator), 1))
+    except UnicodeDecodeError as error:
+        raise ValueError(TableFile(path, (), separator, encoding)._not_text()) from error
+    except (OSError, EOFError, csv.Error) as error:
+        if isinstance(error, PermissionError):
+            raise
+        raise ValueError(UNREADABLE.format(path=path, kind="CSV", error=_short(error))) from error
+    names = tuple(first[0]) if first else ()
+    if not names:
+        raise ValueError(EMPTY.format(path=path))
+    found = [other for other in OTHER_SEPARATORS if other != separator and other in names[0]]
+    if len(names) == 1 and found:
+        said = {"found": NAMED[found[0]], "option": found[0], "separator": NAMED.get(separator, repr(separator))}
+        raise ValueError(SEPARATED.format(path=path, column=names[0][:60], **said))
+    _refuse_twice(path, names)
+    return TableFile(path, names, separator, encoding)
+
+
+def _refuse_twice(path: Path, names: Sequence[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(
+            f"{path} has column(s) of one name: {', '.join(map(repr, twice))}; give each a name of its own"
+        )
+
+
+def _check_encoding(encoding: str) -> None:
+    try:
+        codecs.lookup(encoding)
+    except LookupError:
+        raise ValueError(f"--encoding {encoding!r} is not known; try utf-8, latin-1, cp1252 or utf-16") from None
+
+
+def _bytes_of(path: Path) -> Any:
+    return gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb")
+
+
+def _decodes(text: bytes, encoding: str) -> bool:
+    try:
+        text.decode(encoding)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _text(encoding: str) -> str:
+    return f"{encoding.upper()} text"
+
+
+def _listed(columns: Sequence[str]) -> str:
+    shown = ", ".join(columns[:30])
+    return shown if len(columns) <= 30 else f"{shown} and {len(columns) - 30} more"
+
+
+def _short(error: BaseException) -> str:
+    """An error's first line, at a length that can be read."""
+    line = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return line if len(line) <= 200 else f"{line[:199]}…"

@@ -1,0 +1,228 @@
+"""From a table to what a model reads, and always in the same way: the roles, kinds and scales are learned once."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sitewise.arrays import Problems, did_you_mean
+from sitewise.datasets.images import read_image
+from sitewise.datasets.manifest import add_unreadable, available_cores
+from sitewise.tables.classes import learn_classes
+from sitewise.tables.features import Feature, holds_numbers, learn_feature
+from sitewise.tables.roles import Roles
+from sitewise.tables.values import Array, Place, Rows, as_rows, labels, levels, names, numbers, probabilities, text
+
+NO_COLUMN = "{source} has no column {name!r} ({role}){meant}; its columns are {columns}"
+NO_CONFOUNDER = "confounder {name!r} is not among the columns and counts as missing in every row"
+IGNORED = "column(s) without a role are ignored: {names}"
+
+
+@dataclass(frozen=True, eq=False)
+class ReadRows:
+    """Rows of a table as a model takes them: X, and what there is beside it."""
+
+    X: Any  # (n, d) features or probabilities, or images
+    Z: pd.DataFrame | None
+    y: Array | None = None
+    site: Array | None = None
+    groups: Array | None = None
+
+    def __len__(self) -> int:
+        return len(self.X)
+
+
+@dataclass(frozen=True)
+class ImageInput:
+    """How the images of a path column are read: the shorter side scaled to `size`, the centre cut."""
+
+    size: int = 224
+    channels: int = 3
+
+
+@dataclass(frozen=True)
+class TableReader:
+    """What turns a table into X, Z, y and sites: learned on the training table, saved with the model.
+
+    Examples
+    --------
+    >>> reader = TableReader.learn(frame, Roles(target="y", site="hospital", confounders=("age",), features=("bp",)))
+    >>> rows = reader.read(frame)
+    >>> model = GPAClassifier().fit(rows.X, rows.y, sample_domain=rows.site, sample_confounder=rows.Z)
+    >>> new = reader.read(frame_of_a_new_site, labels="none")
+    >>> here = model.adapt(new.X, sample_confounder=new.Z)
+    """
+
+    roles: Roles
+    classes: tuple[Any, ...]
+    features: tuple[Feature, ...] = ()
+    numeric_confounders: tuple[str, ...] = ()
+    image: ImageInput | None = None
+
+    @classmethod
+    def learn(
+        cls, table: Any, roles: Roles, *, image: ImageInput | None = None, source: str = "the table"
+    ) -> "TableReader":
+        """Learn classes, kinds, medians, levels and scales from a labeled table (a DataFrame or an Arrow table)."""
+        rows, place = as_rows(table), Place(source)
+        problems = Problems("table")
+        roles.check(problems)
+        if roles.target is None:
+            problems.add("name the column of the label, by the role target")
+        find_columns(rows.column_names, roles.columns(), source, problems)
+        problems.raise_if_any()
+        assert roles.target is not None
+        classes = learn_classes(rows, roles.target, roles.classes, place, problems)
+        order = _order_of(roles, classes, problems)
+        found = [learn_feature(rows, name, name in roles.categorical, place, problems) for name in roles.features]
+        numeric = [n for n in roles.confounders if n not in roles.categorical and holds_numbers(rows, n)]
+        problems.raise_if_any()
+        return cls(
+            replace(roles, proba=order),
+            classes,
+            tuple(feature for feature in found if feature is not None),
+            tuple(numeric),
+            (image or ImageInput()) if roles.image else None,
+        )
+
+    @property
+    def input_kind(self) -> str:
+        """What the model reads: "features", "image" or "proba"."""
+        return "image" if self.image else "proba" if self.roles.proba else "features"
+
+    @property
+    def feature_columns(self) -> tuple[str, ...]:
+        """The names of X's columns, for features."""
+        return tuple(name for feature in self.features for name in feature.columns)
+
+    def columns(self, available: Sequence[str], *, labels: bool) -> list[str]:
+        """The columns of a table that `read` looks at: all inputs, and of the others those that are there."""
+        needed = {"features", "image", "proba"} | ({"target", "site"} if labels else set())
+        wanted = [
+            name for role, name in self.roles.columns() if role in needed or (name in available and role != "target")
+        ]
+        return list(dict.fromkeys(wanted))
+
+    def notes(self, available: Sequence[str]) -> list[str]:
+        """What is to be said about a table's columns: confounders that are not there, columns that are ignored."""
+        absent = [name for name in self.roles.confounders if name not in available]
+        own = {name for _, name in self.roles.columns()}
+        extra = [name for name in available if name not in own]
+        said = [NO_CONFOUNDER.format(name=name) + did_you_mean(name, extra) for name in absent]
+        if extra:
+            said.append(IGNORED.format(names=", ".join(extra[:12]) + (", ..." if len(extra) > 12 else "")))
+        return said
+
+    def read(
+        self,
+        table: Any,
+        *,
+        labels: str = "all",
+        source: str = "the table",
+        start: int = 0,
+        root: Path | None = None,
+        packed: Any = None,
+    ) -> ReadRows:
+        """Read rows; one error names all that is wrong with them.
+
+        `labels` "all" needs a label and a site in every row, "some" takes the labels there are (None elsewhere),
+        "none" leaves target and site alone. A confounder that is not there is missing in every row. `source` and
+        `start` name the rows in errors. Paths of images start from `root`; `packed` images are found by id instead.
+        """
+        rows, place = as_rows(table), Place(source, start)
+        problems = Problems("table")
+        needed = ("features", "image", "proba", *(("target", "site") if labels == "all" else ()))
+        asked = [(role, name) for role, name in self.roles.columns() if role in needed]
+        if labels == "some" and self.roles.target:
+            asked.append(("target", self.roles.target))
+        find_columns(rows.column_names, asked, source, problems)
+        problems.raise_if_any()
+        X = self._inputs(rows, place, problems, root, packed)
+        Z = self._confounders(rows, place, problems)
+        y = self._labels(rows, labels, place, problems)
+        site = names(rows, self.roles.site, place, problems) if labels == "all" and self.roles.site else None
+        group = self.roles.group
+        groups = text(rows, group) if group is not None and group in rows.column_names else None
+        problems.raise_if_any()
+        if groups is not None:
+            groups[groups == ""] = None  # a row without a group is one by itself
+        return ReadRows(X, Z, y, site, groups)
+
+    def _inputs(self, rows: Rows, place: Place, problems: Problems, root: Path | None, packed: Any) -> Any:
+        if self.roles.proba:
+            return probabilities(rows, self.roles.proba, place, problems)
+        if self.roles.image is None:
+            return np.concatenate([feature.encode(rows, place, problems) for feature in self.features], axis=1)
+        paths = text(rows, self.roles.image, place, problems)
+        assert self.image is not None
+        if packed is not None:
+            id = self.roles.id if self.roles.id in rows.column_names else None
+            return packed.by_id(paths if id is None else text(rows, id))
+        return _read_images(paths, root or Path(), self.image, place, problems)
+
+    def _confounders(self, rows: Rows, place: Place, problems: Problems) -> pd.DataFrame | None:
+        """Z with every confounder, missing where the table has it not; None where it has none of them."""
+        if not any(name in rows.column_names for name in self.roles.confounders):
+            return None
+        columns: dict[str, Any] = {}
+        for name in self.roles.confounders:
+            if name not in rows.column_names:
+                columns[name] = np.full(rows.num_rows, np.nan)
+            elif name in self.numeric_confounders:
+                columns[name] = numbers(rows, name, place, problems)
+            else:
+                columns[name] = levels(rows, name, place, problems)
+        return pd.DataFrame(columns, copy=False)
+
+    def _labels(self, rows: Rows, which: str, place: Place, problems: Problems) -> Array | None:
+        if which == "none" or self.roles.target is None:
+            return None
+        return labels(rows, self.roles.target, self.classes, place, problems, partly=which == "some")
+
+
+def find_columns(available: Sequence[str], asked: Sequence[tuple[str, str]], source: str, problems: Problems) -> None:
+    """Note every column with a role that a table does not have, with the spelling that may be meant."""
+    for role, name in asked:
+        if name not in available:
+            meant = did_you_mean(name, available)
+            columns = ", ".join(available[:30])
+            problems.add(NO_COLUMN.format(source=source, name=name, role=role, meant=meant, columns=columns))
+
+
+def _order_of(roles: Roles, classes: tuple[Any, ...], problems: Problems) -> tuple[str, ...]:
+    """The columns of probabilities in the order of the sorted classes."""
+    if not roles.proba:
+        return ()
+    if len(roles.proba) not in {len(classes), 1 if len(classes) == 2 else len(classes)}:
+        problems.add(
+            f"there are {len(roles.proba)} column(s) of probabilities ({', '.join(roles.proba)}) and {len(classes)} "
+            f"classes ({', '.join(map(str, classes))}): name a column for each class"
+        )
+        return roles.proba
+    if not roles.classes or len(roles.proba) == 1:
+        return roles.proba
+    column_of = dict(zip(roles.classes, roles.proba, strict=True))
+    return tuple(column_of[str(label)] for label in classes)
+
+
+def _read_images(paths: Array, root: Path, how: ImageInput, place: Place, problems: Problems) -> Array:
+    """Decode images by several threads into one array of bytes (n, C, size, size)."""
+    images = np.zeros((len(paths), how.channels, how.size, how.size), dtype=np.uint8)
+
+    def read(number: int) -> str | None:
+        try:
+            images[number] = read_image(root / paths[number], how.size, how.channels)
+        except (ValueError, OSError) as error:
+            return str(error)
+        return None
+
+    if problems.found:
+        return images
+    with ThreadPoolExecutor(available_cores()) as pool:
+        found = enumerate(pool.map(read, range(len(paths))), place.start)
+        add_unreadable(problems, {row: why for row, why in found if why is not None})
+    return images

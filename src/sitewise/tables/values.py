@@ -1,0 +1,236 @@
+"""Cells as what they mean: numbers, levels, text. What cannot be read is noted with its file, column and row."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyarrow import compute as pc
+
+from sitewise.arrays import Problems, did_you_mean
+
+Array = np.ndarray[Any, Any]
+Rows = Any  # pa.Table or pa.RecordBatch
+MISSING = ("", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "None", "null", "NULL", "<NA>")  # of cells with text
+PROBABILITY_TOLERANCE = 1e-3  # by how much probabilities of a row may miss one: stored ones are rounded
+MOST_SHOWN = 8
+
+DATES = "{where} holds dates: turn them into a number (an age, days since a start) first"
+NO_NUMBER = (
+    "{where}: expected a number, got {value!r} in {row}{more}: mend it, leave it empty where it is missing, or say "
+    "that the column holds categories, by --categorical {name}"
+)
+INFINITE = "{where} is infinite in {row}: leave the cell empty where the value is missing"
+NO_PROBABILITY = "{where}: expected a probability, got nothing in {row}{more}: drop those rows or mend the scores"
+OUTSIDE = "{where}: probabilities must lie in [0, 1], got {value:g} in {row}{more}"
+NO_SUM = "{where}: probabilities of a row must sum to one, they sum to {value:g} in {row}{more}"
+NO_LABEL = "{where}: the label is missing in {row}{more}: drop those rows"
+OTHER_LABEL = "{where}: expected one of {known}, got {value!r} in {row}{more}{meant}"
+NO_NAME = "{where} is empty in {row}{more}: every row needs one"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where rows come from: a file's name, and the number of its first row among all rows of that file."""
+
+    source: str = "the table"
+    start: int = 0
+
+    def column(self, *names: str) -> str:
+        """Name columns of it."""
+        listed = ", ".join(repr(name) for name in names)
+        return f"{self.source}, column{'s' if len(names) > 1 else ''} {listed}"
+
+    def row(self, rows: Array) -> dict[str, str]:
+        """Name the first of some rows and say how many there are."""
+        more = f", and {len(rows) - 1} more like it" if len(rows) > 1 else ""
+        return {"row": f"row {int(rows[0]) + self.start} (counted from 0, without the header)", "more": more}
+
+
+def as_rows(table: Any) -> Rows:
+    """A table as Arrow has it; a DataFrame's columns of mixed objects become text."""
+    if isinstance(table, pa.Table | pa.RecordBatch):
+        return table
+    if not isinstance(table, pd.DataFrame):
+        raise TypeError(f"a table must be a DataFrame or an Arrow table, got {type(table).__name__}")
+    arrays = [_from_pandas(table[name]) for name in table.columns]
+    return pa.Table.from_arrays(arrays, names=[str(name) for name in table.columns])
+
+
+def numbers(rows: Rows, name: str, place: Place, problems: Problems) -> Array:
+    """A column of finite numbers (n,), NaN where missing."""
+    column = plain(rows.column(name))
+    if pa.types.is_temporal(column.type):
+        problems.add(DATES.format(where=place.column(name)))
+        return np.full(len(column), np.nan)
+    found = _to_numbers(column)
+    if found is None:
+        cells = known_text(column).to_pandas()
+        found = pd.to_numeric(cells, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan, copy=True)
+        strange = np.flatnonzero(np.isnan(found) & cells.notna().to_numpy())
+        if len(strange):
+            value = cells.iloc[strange[0]]
+            problems.add(NO_NUMBER.format(where=place.column(name), value=value, name=name, **place.row(strange)))
+    if not np.isfinite(found.sum()):  # a look at everything at once
+        infinite = np.flatnonzero(np.isinf(found))
+        if len(infinite):
+            problems.add(INFINITE.format(where=place.column(name), **place.row(infinite)))
+    return found
+
+
+def levels(rows: Rows, name: str, place: Place, problems: Problems) -> pd.Categorical:
+    """A column of categories by their text, missing where missing; 1, 1.0 and "1" are the same level."""
+    column = plain(rows.column(name))
+    if pa.types.is_temporal(column.type):
+        problems.add(DATES.format(where=place.column(name)))
+    coded = column.dictionary_encode()
+    spelled = [spelling(value) for value in coded.dictionary.to_pylist()]
+    kept = sorted({text for text in spelled if text is not None})
+    number_of = {text: number for number, text in enumerate(kept)}
+    translate = np.array([-1 if text is None else number_of[text] for text in spelled] + [-1], dtype=np.int64)
+    codes = coded.indices.fill_null(len(spelled)).to_numpy(zero_copy_only=False)
+    return pd.Categorical.from_codes(translate[codes], categories=pd.Index(kept, dtype=object))
+
+
+def text(rows: Rows, name: str, place: Place | None = None, problems: Problems | None = None) -> Array:
+    """A column's text as it stands (n,); where `problems` are gathered an empty cell is one."""
+    cells = pc.fill_null(_spelled(plain(rows.column(name))), "")
+    found: Array = cells.to_numpy(zero_copy_only=False).astype(object)
+    if problems is not None and place is not None:
+        empty = np.flatnonzero(pc.equal(pc.utf8_trim_whitespace(cells), "").to_numpy(zero_copy_only=False))
+        if len(empty):
+            problems.add(NO_NAME.format(where=place.column(name), **place.row(empty)))
+    return found
+
+
+def names(rows: Rows, name: str, place: Place, problems: Problems) -> Array:
+    """A column of names, of sites say, without blanks around; every row has one."""
+    found = text(rows, name, place, problems)
+    distinct, index = np.unique(found, return_inverse=True)
+    return np.array([spell_name(value) for value in distinct], dtype=object)[index]
+
+
+def labels(
+    rows: Rows, name: str, classes: Sequence[Any], place: Place, problems: Problems, *, partly: bool = False
+) -> Array:
+    """The class of every row (n,); where labels are known `partly`, None for the others."""
+    found = levels(rows, name, place, problems)
+    spelled = {spelling(label): label for label in classes}
+    missing = np.flatnonzero(found.codes < 0)
+    if len(missing) and not partly:
+        problems.add(NO_LABEL.format(where=place.column(name), **place.row(missing)))
+    unknown = [number for number, value in enumerate(found.categories) if value not in spelled]
+    strange = np.flatnonzero(np.isin(found.codes, unknown))
+    if len(strange):
+        value = found.categories[found.codes[strange[0]]]
+        known = [str(label) for label in classes]
+        said = {"known": shown(known), "value": value, "meant": did_you_mean(value, known)}
+        problems.add(OTHER_LABEL.format(where=place.column(name), **said, **place.row(strange)))
+    meant = np.empty(len(found.categories) + 1, dtype=object)
+    meant[:-1] = [spelled.get(value) for value in found.categories]
+    chosen = meant[found.codes]
+    return chosen if partly or len(missing) or len(strange) else np.array(chosen.tolist())
+
+
+def probabilities(rows: Rows, columns: Sequence[str], place: Place, problems: Problems) -> Array:
+    """Probabilities (n, K) of which a row sums to one; a single column is P of the second of two classes."""
+    before = len(problems.found)
+    parts = [numbers(rows, name, place, problems) for name in columns]
+    where = place.column(*columns)
+    if len(problems.found) > before:
+        return np.stack(parts, axis=1)
+    for name, part in zip(columns, parts, strict=True):
+        if np.isnan(part.sum()):
+            missing = np.flatnonzero(np.isnan(part))
+            problems.add(NO_PROBABILITY.format(where=place.column(name), **place.row(missing)))
+        elif len(part) and (part.min() < 0 or part.max() > 1):
+            outside = np.flatnonzero((part < 0) | (part > 1))
+            said = {"where": place.column(name), "value": part[outside[0]]}
+            problems.add(OUTSIDE.format(**said, **place.row(outside)))
+    if len(parts) == 1:
+        parts = [1 - parts[0], parts[0]]
+    elif len(problems.found) == before:
+        total = np.sum(parts, axis=0)
+        wrong = np.flatnonzero(np.abs(total - 1) > PROBABILITY_TOLERANCE)
+        if len(wrong):
+            problems.add(NO_SUM.format(where=where, value=total[wrong[0]], **place.row(wrong)))
+    return np.stack(parts, axis=1)
+
+
+def plain(column: Any) -> Any:
+    """A column as one array without a dictionary."""
+    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(whole, pa.ChunkedArray):  # none, or too long for one
+        whole = pa.concat_arrays(whole.chunks) if whole.num_chunks else pa.array([], type=whole.type)
+    return whole.dictionary_decode() if pa.types.is_dictionary(whole.type) else whole
+
+
+def known_text(column: Any) -> Any:
+    """Cells as text without blanks around, null where missing."""
+    cells = pc.utf8_trim_whitespace(_spelled(column))
+    return pc.if_else(pc.is_in(cells, pa.array(MISSING, type=cells.type)), pa.scalar(None, type=cells.type), cells)
+
+
+def spelling(value: Any) -> str | None:
+    """One text for every way to write a level: 1, 1.0, "1" and " 1 " are "1"; None where it is missing."""
+    if value is None or (isinstance(value, float) and np.isnan(value)):
+        return None
+    written = str(value).strip()
+    if written in MISSING:
+        return None
+    if written.lower() in ("true", "false"):
+        return written.capitalize()
+    return spell_name(written)
+
+
+def spell_name(value: Any) -> str:
+    """A name as text; 12.0 is 12, since a gap among integers made it so. 007 stays as it is."""
+    written = str(value).strip()
+    return written[:-2] if written.endswith(".0") and written[:-2].lstrip("-").isdigit() else written
+
+
+def as_label(written: str) -> Any:
+    """A class by its text: a whole number where it is written as one."""
+    return int(written) if written.lstrip("-").isdigit() and str(int(written)) == written else written
+
+
+def shown(values: Sequence[str]) -> str:
+    """Some values, with how many more there are."""
+    more = f" and {len(values) - MOST_SHOWN} more" if len(values) > MOST_SHOWN else ""
+    return ", ".join(values[:MOST_SHOWN]) + more
+
+
+def _to_numbers(column: Any) -> Array | None:
+    """Numbers with NaN where missing; None where some cell is no number."""
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.int8())
+    if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
+        try:
+            decimal = pa.types.is_decimal(column.type)
+            column = (column if decimal else known_text(column)).cast(pa.float64())
+        except pa.ArrowInvalid:
+            return None
+    found = column.to_numpy(zero_copy_only=False)
+    return np.asarray(found, dtype=np.float64)
+
+
+def _spelled(column: Any) -> Any:
+    """Cells as text, whatever they are."""
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        return column
+    if pa.types.is_floating(column.type) or pa.types.is_boolean(column.type):
+        values = [None if value is None else spell_name(value) for value in column.to_pylist()]
+        return pa.array(values, type=pa.string())
+    try:
+        return column.cast(pa.string())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return pa.array([None if value is None else str(value) for value in column.to_pylist()], type=pa.string())
+
+
+def _from_pandas(column: pd.Series) -> Any:
+    try:
+        return pa.array(column, from_pandas=True)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return pa.array(column.map(str, na_action="ignore"), type=pa.string(), from_pandas=True)
