@@ -21,8 +21,13 @@ METHODS = ["ERM", "ERM^Z", "ERM + label-shift EM", "GPA, constant g", "GPA", "GP
 
 
 @pytest.fixture(scope="module")
-def record():
+def found():
     return run_demo(size=TINY, n_jobs=1)
+
+
+@pytest.fixture(scope="module")
+def record(found):
+    return found.record
 
 
 def test_the_record_has_every_method_at_both_sites_and_is_json(record):
@@ -39,10 +44,13 @@ def test_the_record_has_every_method_at_both_sites_and_is_json(record):
     assert record["sites"][FLIPPED_SITE]["true_prevalence"] == pytest.approx(0.3)
 
 
-def test_files_are_written_with_the_same_numbers(record, tmp_path):
-    paths = write_demo(record, tmp_path / "deep" / "demo")
-    assert [path.name for path in paths] == ["demo.json", "prevalence.png", "f1.png", "reliability.png"]
-    assert json.loads(paths[0].read_text()) == json.loads(json.dumps(record))
+def test_files_are_written_with_the_same_numbers(found, tmp_path):
+    paths = write_demo(found, tmp_path / "deep" / "demo")
+    figures = ["prevalence.png", "f1.png", "reliability.png"]
+    assert [path.name for path in paths] == ["demo.json", *figures, "report.html", "report_flipped.html"]
+    assert json.loads(paths[0].read_text()) == json.loads(json.dumps(found.record))
+    written = json.loads(paths[-1].with_suffix(".json").read_text())
+    assert found.adapted[FLIPPED_SITE].diagnose().verdict == written["diagnosis"]["verdict"]
     assert all(path.stat().st_size > 5000 for path in paths[1:])
 
 
@@ -57,7 +65,7 @@ def test_no_digit_is_shared_between_training_validation_and_test():
 
 
 def test_the_same_seed_gives_the_same_numbers(record):
-    again = run_demo(size=TINY, n_jobs=1)
+    again = run_demo(size=TINY, n_jobs=1).record
     assert again["sites"][PAPER_SITE]["methods"]["GPA"] == record["sites"][PAPER_SITE]["methods"]["GPA"]
     assert np.isfinite(again["sites"][PAPER_SITE]["methods"]["GPA"]["nll"]["value"])
 

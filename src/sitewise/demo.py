@@ -31,6 +31,7 @@ LEVELS = ("green", "red")  # z = 0, 1
 METRICS = ("positive_f1", "macro_f1", "nll")
 TRAINING_BETAS = {"β = 0.9": 0.9, "β = 0.7": 0.7}
 PAPER_SITE, FLIPPED_SITE = "paper's test site", "flipped site"
+REPORTS = {PAPER_SITE: "report.html", FLIPPED_SITE: "report_flipped.html"}
 
 
 BRISK = Recipe(epochs=8, batch_size=128, learning_rate=5e-3, weight_decay=0.1, min_steps=0, augment="affine")
@@ -66,6 +67,14 @@ class DemoData:
     joint: dict[str, Array]
 
 
+@dataclass(frozen=True)
+class Demonstration:
+    """Everything that was found, ready for JSON, and GPA adapted to each new site, for its report."""
+
+    record: dict[str, Any]
+    adapted: dict[str, AdaptedClassifier]
+
+
 def draw_data(digits: Digits, size: DemoSize, seed: int) -> DemoData:
     """Draw all sites; no digit is shared between training, validation and test."""
     train, held, test = digits.split(seed)
@@ -89,8 +98,8 @@ def run_demo(
     data_dir: str | None = None,
     n_jobs: int | None = None,
     say: Callable[[str], None] = lambda text: None,
-) -> dict[str, Any]:
-    """Train ERM, ERM^Z and GPA, adapt to both new sites and return a record of everything, ready for JSON.
+) -> Demonstration:
+    """Train ERM, ERM^Z and GPA, and adapt to both new sites.
 
     The three train side by side, a core each (`n_jobs`; one after the other where there is a GPU): small networks gain
     more from that than from sharing all cores.
@@ -101,11 +110,12 @@ def run_demo(
     say(f"{digits.name}: two training sites of {size.n_train:,}, two new sites of {size.n_test:,} without labels")
     say("training ERM, P(y|x), ERM^Z, P(y|x,z), and GPA, f(x,z)")
     models = train_models(data, {"recipe": size.recipe, "random_state": seed, "verbose": False}, n_jobs)
-    sites = {}
+    sites, adapted = {}, {}
     for name, site in data.new.items():
         say(f"adapting to the {name}")
-        sites[name] = describe_site(site, data.joint[name], models, size.n_resamples, seed)
-    return {
+        adapted[name] = models["GPA"].adapt(site.X, sample_confounder=site.Z)
+        sites[name] = describe_site(site, data.joint[name], models, adapted[name], size.n_resamples, seed)
+    record = {
         "digits": digits.name,
         "seed": seed,
         "size": asdict(size),
@@ -113,6 +123,7 @@ def run_demo(
         "training_prevalence": {name: _given_z(site) for name, site in data.training.items()},
         "sites": sites,
     }
+    return Demonstration(record, adapted)
 
 
 def train_models(data: DemoData, settings: dict[str, Any], n_jobs: int | None) -> dict[str, GPAClassifier]:
@@ -165,14 +176,19 @@ def calibrate_erm(erm: GPAClassifier, data: DemoData) -> GPAClassifier:
 
 
 def describe_site(
-    site: Site, joint: Array, models: dict[str, GPAClassifier], n_resamples: int, seed: int
+    site: Site,
+    joint: Array,
+    models: dict[str, GPAClassifier],
+    here: AdaptedClassifier,
+    n_resamples: int,
+    seed: int,
 ) -> dict[str, Any]:
     """Every method's probabilities at a new site, scored with the labels that none of them saw."""
     gpa = models["GPA"]
     true_given_z = joint / joint.sum(axis=0)
     z = (site.Z[CONFOUNDER] == LEVELS[1]).to_numpy().astype(int)
     log_ratio = gpa.log_ratio(site.X, site.Z)
-    here, here_without_z = gpa.adapt(site.X, sample_confounder=site.Z), gpa.adapt(site.X)
+    here_without_z = gpa.adapt(site.X)
     constant = estimate_prevalence(log_ratio, model="constant")
     label_shift = models["ERM, calibrated"].adapt(site.X)
     methods: dict[str, tuple[Array, Any, Any]] = {
@@ -209,12 +225,13 @@ def describe_site(
     }
 
 
-def write_demo(record: dict[str, Any], out: Path) -> list[Path]:
-    """Write `demo.json` and the figures drawn from it into a folder."""
+def write_demo(found: Demonstration, out: Path) -> list[Path]:
+    """Write `demo.json`, the figures drawn from it, and a report of each new site into a folder."""
     out.mkdir(parents=True, exist_ok=True)
     path = out / "demo.json"
-    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return [path, *draw_demo(record, out)]
+    path.write_text(json.dumps(found.record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    reports = [here.report(out / REPORTS[name], site=name) for name, here in found.adapted.items()]
+    return [path, *draw_demo(found.record, out), *reports]
 
 
 def _as_trained(erm: GPAClassifier, X: Array, Z: Any = None) -> Array:

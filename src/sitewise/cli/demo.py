@@ -10,7 +10,7 @@ from rich.table import Table
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for demo.json and the figures.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(help="Folder for demo.json, the figures and the reports.")] = Path("demo"),
     seed: Annotated[int, typer.Option(min=0, help="Seed of data and training.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="A smaller version, about half a minute.")] = False,
     data_dir: Annotated[
@@ -29,10 +29,13 @@ def demo(
             console.print(f"[dim]{text}[/dim]", highlight=False)
             status.update(text)
 
-        record = run_demo(seed=seed, size=size, data_dir=None if data_dir is None else str(data_dir), say=say)
-    for name, site in record["sites"].items():
+        found = run_demo(seed=seed, size=size, data_dir=None if data_dir is None else str(data_dir), say=say)
+        say("writing figures and reports")
+        paths = write_demo(found, out)
+    for name, site in found.record["sites"].items():
         console.print(demo_table(name, site))
-    for path in write_demo(record, out):
+        console.print(f"verdict: {found.adapted[name].diagnose().verdict}", highlight=False)
+    for path in paths:
         console.print(f"wrote {path}", highlight=False)
     console.print(f"[dim]{time.perf_counter() - start:.0f} s[/dim]", highlight=False)
 
