@@ -176,11 +176,11 @@ def test_table_with_names_and_settings_come_back(tmp_path):
         "knockout": 0.25,
         "epochs": None,
     }
-    model = sw.GPAClassifier(**{**FAST, **settings, "checkpoint": tmp_path / "c.pt"})
+    model = sw.GPAClassifier(**{**FAST, **settings, "checkpoint": tmp_path / "c.pt", "cache": tmp_path / "cache"})
     model.fit(frame, y, sample_domain=site, sample_confounder=Z)
     other = reloaded(model, tmp_path)
     same_model(model, other, frame, None, Z)
-    assert other.get_params() == {**model.get_params(), "checkpoint": str(tmp_path / "c.pt")}
+    assert other.get_params() == {**model.get_params(), "checkpoint": None, "cache": None}  # folders to write to
     assert other.training_history_ == model.training_history_
     assert list(other.feature_names_in_) == ["a", "b", "c", "d"]
     with pytest.raises(ValueError, match="feature names"):
@@ -256,6 +256,17 @@ def test_a_constant_g_and_rivals_with_gaps_come_back_near_the_bound(tmp_path):
     here = model.adapt(X, sample_confounder=Z)
     assert here.prevalence()[1] < 0.1
     same_site(here, reloaded(here, tmp_path), X, Z)
+
+
+def test_files_of_the_training_need_not_be_there_any_more(tmp_path):
+    file = tmp_path / "weights.pt"
+    torch.save(Own().state_dict(), file)
+    model = fitted(backbone=Own(), weights=file)
+    file.unlink()
+    other = reloaded(model, tmp_path, backbone=Own())
+    X = data(5, 30)[0]
+    again = [m.with_calibration("none").log_ratio(X) for m in (model, other)]
+    assert bits(again[0]) == bits(again[1])
 
 
 class Own(nn.Module):
@@ -402,6 +413,8 @@ def test_a_model_saved_twice_or_loaded_and_saved_has_the_same_bytes(tmp_path):
     model.predict_proba(X, sample_confounder=Z)  # scoring widens the weights
     model.save(tmp_path / "two")
     sw.load(tmp_path / "two").save(tmp_path / "three")
+    weights = {value.dtype for name, value in read_folder(tmp_path / "one").tensors.items() if "network/" in name}
+    assert weights == {torch.float32}
     for file in sorted((tmp_path / "one").iterdir()):
         for other in ("two", "three"):
             assert file.read_bytes() == (tmp_path / other / file.name).read_bytes(), (other, file.name)

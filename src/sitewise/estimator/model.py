@@ -13,8 +13,8 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from sitewise.adaptation import estimate_prevalence
-from sitewise.arrays import Problems, read_groups, read_weight
-from sitewise.calibration import Calibration
+from sitewise.arrays import Problems, did_you_mean, read_groups, read_weight
+from sitewise.calibration import METHODS, Calibration
 from sitewise.confounders import Confounders
 from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
@@ -103,9 +103,11 @@ class SiteModel(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
     def with_calibration(self, calibration: str) -> Self:
         """The same f in a model of its own, calibrated otherwise on the same held-out rows."""
         check_is_fitted(self)
+        if calibration not in METHODS:  # other settings served their purpose, their files may be gone
+            meant = did_you_mean(calibration, METHODS)
+            raise ValueError(f"calibration must be one of {', '.join(METHODS)}, got {calibration!r}{meant}")
         other = copy.copy(self)
         other.calibration = calibration
-        other._check_settings()
         other._calibrations = other._fit_calibrations()
         return other
 

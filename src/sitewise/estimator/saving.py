@@ -25,6 +25,7 @@ from sitewise.estimator.card import held_out_metrics, model_card, site_card
 from sitewise.estimator.gpa import GPAClassifier
 from sitewise.estimator.held_out import HeldOut
 from sitewise.estimator.kept import KeptRows
+from sitewise.estimator.model import SiteModel
 from sitewise.estimator.prevalences import Region
 from sitewise.estimator.summary import SiteSummary, TrainingSummary
 from sitewise.prevalence import Prevalence
@@ -172,7 +173,7 @@ def _narrow(weights: Tensor) -> Tensor:
     return narrow if torch.equal(narrow.to(weights.dtype), weights) else weights
 
 
-def _check_shapes(model: GPAClassifier, prevalences: Mapping[Any, Prevalence]) -> None:
+def _check_shapes(model: SiteModel, prevalences: Mapping[Any, Prevalence]) -> None:
     """See that the parts are for the same classes and the same confounders."""
     problems = Problems("load")
     n_classes, schema = len(model.classes_), model.confounders_
