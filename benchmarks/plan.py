@@ -128,9 +128,15 @@ def figure(records):
             ((n, sites),) = record["sites"].items()
             widths = [site["width"] for site in sites]
             label = f"P(y=1) = {prevalence:g}" if not shown else None
-            place = [record["wanted"] * (0.97 if prevalence == PREVALENCES[0] else 1.03)] * len(widths)
+            left = prevalence == PREVALENCES[0]
+            place = [record["wanted"] * (0.97 if left else 1.03)] * len(widths)
             axis.plot(place, widths, marker, color=colour, mfc="none", ms=4, alpha=0.7, label=label)
-            axis.annotate(f"{int(n):,}", (place[0], max(widths)), ha="center", va="bottom", fontsize=8, color=colour)
+            beside = {
+                "xytext": (-8 if left else 8, 0),
+                "textcoords": "offset points",
+                "ha": "right" if left else "left",
+            }
+            axis.annotate(f"{int(n):,}", (place[0], np.mean(widths)), va="center", fontsize=8, color=colour, **beside)
     axis.plot([0.015, 0.1], [0.015, 0.1], color=GREY, lw=1)
     axis.set(
         xscale="log", yscale="log", xlabel="wanted width of the interval of P(y=1)", ylabel="width at a site drawn"
