@@ -1,5 +1,6 @@
 """The curve of a plan of sample size, from its record."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,24 @@ def plan_figure(record: dict[str, Any]) -> Figure:
             if record["answer"] is not None:
                 axis.axvline(record["answer"], color=GREY, lw=1, ls=":", label=f"{record['answer']:,} rows")
         axis.set(xscale="log", xlabel="unlabeled rows", ylabel=LABELS[name])
+        shown_sizes = _spread([point["n"] for point in points])
+        axis.set_xticks(shown_sizes, [f"{size:,}" for size in shown_sizes])
+        axis.minorticks_off()
         axis.set_ylim(bottom=min(0, axis.get_ylim()[0]))
         axis.grid(color=GRID)
         if name in ("width", record["target"]):
             axis.legend(frameon=False, fontsize=8)
     return figure
+
+
+def _spread(sizes: list[int]) -> list[int]:
+    """Sizes whose labels do not touch on a logarithmic axis."""
+    span = math.log(sizes[-1] / sizes[0]) or 1.0
+    kept = sizes[:1]
+    for size in sizes[1:]:
+        if math.log(size / kept[-1]) > 0.19 * span:
+            kept.append(size)
+    return kept
 
 
 def save_plan_figure(figure: Figure, path: Path) -> Path:
@@ -52,4 +66,4 @@ def _draw_simulated(axis: Axes, points: list[dict[str, Any]], name: str) -> None
     if points:
         sizes = [point["n"] for point in points]
         means, errors = [point[name] for point in points], [2 * point[f"{name}_error"] for point in points]
-        axis.errorbar(sizes, means, yerr=errors, fmt="o", color=INK, ms=4, capsize=3, label="simulated, ± 2 errors")
+        axis.errorbar(sizes, means, yerr=errors, fmt="o", color=INK, ms=4, capsize=3, label="simulated, ± 2 standard errors")
