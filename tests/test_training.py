@@ -60,6 +60,21 @@ def test_every_batch_is_trained_in_training_mode():
     assert all(line.modes)
 
 
+def test_convolutions_are_searched_for_while_training_lasts_and_no_longer():
+    class Looking(Line):
+        def loss(self, module, rows):
+            self.searched = torch.backends.cudnn.benchmark
+            if self.epochs == 2:
+                raise RuntimeError("stopped")
+            return super().loss(module, rows)
+
+    line, before = Looking(), torch.backends.cudnn.benchmark
+    with pytest.raises(RuntimeError, match="stopped"):
+        train(network(), line, Recipe(epochs=2, min_steps=0), device="cpu")
+    assert line.searched
+    assert torch.backends.cudnn.benchmark is before
+
+
 def test_the_best_snapshot_is_kept():
     class Worsening(Line):
         def validation_loss(self, module):

@@ -7,7 +7,6 @@ import copy
 import logging
 import math
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -20,6 +19,7 @@ from sitewise.arrays import keep_freed_memory
 from sitewise.training.batches import Plan, batches, parts_of, plan_training
 from sitewise.training.checkpoint import Stateful, identify, open_checkpoint
 from sitewise.training.devices import Share, Spread, check_agreement, launch, share_of, shared_batch_norm
+from sitewise.training.progress import progress_bar
 from sitewise.training.recipe import Recipe
 
 logger = logging.getLogger(__name__)
@@ -251,7 +251,8 @@ def _train_here(fabric: Any, task: _Task) -> dict[str, Any]:
         "course": course,
     }
     verbose = task.verbose if share.rank == 0 else False
-    with _random_state(task.seed), _progress_bar(task.label, plan.epochs, verbose) as advance:
+    bar = progress_bar(task.label, plan.epochs, verbose)
+    with _random_state(task.seed), _fastest_convolutions(), bar as advance:
         if saved is not None:
             saved.restore(parts, generator)
         if share.of > 1:
@@ -289,30 +290,19 @@ def _schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, n_steps: int) ->
 
 
 @contextmanager
+def _fastest_convolutions() -> Iterator[None]:
+    """Let a GPU look for the fastest way to convolve: batches are all of one size, so that it looks once."""
+    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+@contextmanager
 def _random_state(seed: int) -> Iterator[None]:
     """Fix torch's global generators for dropout and augmentation, and give them back afterwards."""
     devices = list(range(torch.cuda.device_count()))
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         yield
-
-
-@contextmanager
-def _progress_bar(label: str, epochs: int, verbose: bool | None) -> Iterator[Any]:
-    """A progress bar on a terminal, nothing elsewhere."""
-    if not (sys.stderr.isatty() if verbose is None else verbose):
-        yield lambda record: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress, TextColumn, TimeRemainingColumn
-
-    columns = (*Progress.get_default_columns()[:3], TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
-    console = Console(stderr=True)  # elsewhere than on a terminal the bar is printed once, when it is full
-    with Progress(*columns, console=console, transient=console.is_terminal) as bar:
-        task = bar.add_task(label, total=epochs, note="")
-
-        def advance(record: dict[str, float]) -> None:
-            note = " ".join(f"{name} {value:.3f}" for name, value in record.items() if name != "epoch")
-            bar.update(task, advance=1, note=note)
-
-        yield advance
