@@ -1,6 +1,5 @@
-"""What the page shows of many rows, counted: histograms of probabilities, shares with their intervals."""
+"""What the page shows of many rows, counted."""
 
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -23,15 +22,6 @@ def called_shares(probability: Array, weight: Array | None = None, threshold: fl
     called = probability.argmax(axis=1) if threshold is None else (probability[:, 1] >= threshold).astype(np.int64)
     counts = np.bincount(called, weights=weight, minlength=probability.shape[1])
     return np.asarray(counts / counts.sum())
-
-
-def wilson_interval(share: Array, count: Array, level: float = 0.95) -> tuple[Array, Array]:
-    """Wilson's interval of a share among `count` rows: within [0, 1] and never empty, at 0 and 1 too."""
-    z = NormalDist().inv_cdf(0.5 + level / 2)
-    share, count = np.asarray(share, dtype=np.float64), np.asarray(count, dtype=np.float64)
-    middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
-    half = z / (1 + z**2 / count) * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
-    return np.clip(middle - half, 0, share), np.clip(middle + half, share, 1)  # rounding may not leave the share out
 
 
 def most_frequent(rows: Array, limit: int) -> list[int]:

@@ -9,7 +9,8 @@ import numpy as np
 
 from sitewise.arrays import Problems
 from sitewise.evaluation import reliability
-from sitewise.report.page.binning import N_BINS, called_shares, most_frequent, probability_shares, wilson_interval
+from sitewise.performance.choice import wilson
+from sitewise.report.page.binning import N_BINS, called_shares, most_frequent, probability_shares
 
 Array = np.ndarray[Any, Any]
 Content = dict[str, Any]
@@ -204,12 +205,10 @@ def _profile(profile: Profile) -> dict[str, Any]:
 
 def _reliability(y: Any, probability: Any, level: float) -> dict[str, Any]:
     """Bins of equal size of held-out rows: what was predicted, what came true, with Wilson's interval."""
-    bins = reliability(y, probability)
-    low, high = wilson_interval(bins["observed"].to_numpy(), bins["count"].to_numpy(), level)
-    return {
-        "rows": int(bins["count"].sum()),
-        "bins": [
-            {"predicted": p, "observed": o, "low": lo, "high": hi, "rows": n}
-            for p, o, lo, hi, n in zip(bins["mean_predicted"], bins["observed"], low, high, bins["count"], strict=True)
-        ],
-    }
+    found = reliability(y, probability)
+    bins = []
+    for predicted, observed, count in zip(*(found[c] for c in ("mean_predicted", "observed", "count")), strict=True):
+        low, high = wilson(observed, count, level)
+        ends = {"low": min(low, observed), "high": max(high, observed)}  # whatever the rounding
+        bins.append({"predicted": predicted, "observed": observed, **ends, "rows": int(count)})
+    return {"rows": sum(bin["rows"] for bin in bins), "bins": bins}

@@ -16,6 +16,7 @@ from sitewise.report.page import figures, wording
 from sitewise.report.page.content import Content
 from sitewise.report.page.drawings import sign
 from sitewise.report.summary import metric_name
+from sitewise.tables.writing import whole_file
 
 SEVERITY_OF = {"adapt": "good", "care": "care", "do not adapt": "stop"}
 
@@ -28,9 +29,10 @@ def write_report(content: Content, path: str | os.PathLike[str]) -> Path:
     if page.is_dir():
         raise ValueError(f"write_report: {page} is a folder; name the page in it, such as {page / 'report.html'}")
     html = render(content)
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(html, encoding="utf-8")
-    page.with_suffix(".json").write_text(json.dumps(content, indent=1, allow_nan=False), encoding="utf-8")
+    numbers = json.dumps(content, indent=1, allow_nan=False)
+    for file, text in ((page, html), (page.with_suffix(".json"), numbers)):
+        with whole_file(file) as part:
+            part.write_text(text, encoding="utf-8")
     return page
 
 
