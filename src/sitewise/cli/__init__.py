@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 import sitewise
-from sitewise.cli import bench, data, demo, methods, plan
+from sitewise.cli import adapt, bench, data, demo, fit, init, methods, plan, predict, report
 
 app = typer.Typer(
     help="Adapt a classifier to a new site with unlabeled data only.",
@@ -16,6 +16,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(demo.demo)
+app.command()(init.init)
+app.command()(fit.fit)
+app.command()(adapt.adapt)
+app.command()(predict.predict)
+app.command()(report.report)
 app.command()(methods.methods)
 app.command()(plan.plan)
 app.add_typer(bench.app, name="bench")
@@ -26,9 +31,16 @@ def main() -> None:
     """Run the command line; wrong input ends with exit code 2 and one sentence, a failure of ours with 1."""
     try:
         app()
-    except (ValueError, FileNotFoundError, ImportError) as error:
-        Console(stderr=True).print(Text.assemble(("sitewise: ", "bold"), str(error)), soft_wrap=True)
+    except (ValueError, OSError, ImportError) as error:
+        Console(stderr=True).print(Text.assemble(("sitewise: ", "bold"), _words(error)), soft_wrap=True)
         raise SystemExit(2) from error
+
+
+def _words(error: Exception) -> str:
+    """An error's words, without the number that the system gives it."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
 
 
 def _version(wanted: bool) -> None:

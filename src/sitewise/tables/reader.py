@@ -19,6 +19,7 @@ from sitewise.tables.values import Array, Place, Rows, as_rows, labels, levels, 
 
 NO_COLUMN = "{source} has no column {name!r} ({role}){meant}; its columns are {columns}"
 NO_CONFOUNDER = "confounder {name!r} is not among the columns and counts as missing in every row"
+ANYWHERE = Place()
 IGNORED = "column(s) without a role are ignored: {names}"
 
 
@@ -65,15 +66,15 @@ class TableReader:
 
     @classmethod
     def learn(
-        cls, table: Any, roles: Roles, *, image: ImageInput | None = None, source: str = "the table"
+        cls, table: Any, roles: Roles, *, image: ImageInput | None = None, place: Place = ANYWHERE
     ) -> "TableReader":
         """Learn classes, kinds, medians, levels and scales from a labeled table (a DataFrame or an Arrow table)."""
-        rows, place = as_rows(table), Place(source)
+        rows = as_rows(table)
         problems = Problems("table")
         roles.check(problems)
         if roles.target is None:
             problems.add("name the column of the label, by the role target")
-        find_columns(rows.column_names, roles.columns(), source, problems)
+        find_columns(rows.column_names, roles.columns(), place, problems)
         problems.raise_if_any()
         assert roles.target is not None
         classes = learn_classes(rows, roles.target, roles.classes, place, problems)
@@ -122,24 +123,23 @@ class TableReader:
         table: Any,
         *,
         labels: str = "all",
-        source: str = "the table",
-        start: int = 0,
+        place: Place = ANYWHERE,
         root: Path | None = None,
         packed: Any = None,
     ) -> ReadRows:
         """Read rows; one error names all that is wrong with them.
 
         `labels` "all" needs a label and a site in every row, "some" takes the labels there are (None elsewhere),
-        "none" leaves target and site alone. A confounder that is not there is missing in every row. `source` and
-        `start` name the rows in errors. Paths of images start from `root`; `packed` images are found by id instead.
+        "none" leaves target and site alone. A confounder that is not there is missing in every row. `place` names the
+        rows in errors. Paths of images start from `root`; `packed` images are found by id instead.
         """
-        rows, place = as_rows(table), Place(source, start)
+        rows = as_rows(table)
         problems = Problems("table")
         needed = ("features", "image", "proba", *(("target", "site") if labels == "all" else ()))
         asked = [(role, name) for role, name in self.roles.columns() if role in needed]
         if labels == "some" and self.roles.target:
             asked.append(("target", self.roles.target))
-        find_columns(rows.column_names, asked, source, problems)
+        find_columns(rows.column_names, asked, place, problems)
         problems.raise_if_any()
         X = self._inputs(rows, place, problems, root, packed)
         Z = self._confounders(rows, place, problems)
@@ -184,13 +184,13 @@ class TableReader:
         return labels(rows, self.roles.target, self.classes, place, problems, partly=which == "some")
 
 
-def find_columns(available: Sequence[str], asked: Sequence[tuple[str, str]], source: str, problems: Problems) -> None:
+def find_columns(available: Sequence[str], asked: Sequence[tuple[str, str]], place: Place, problems: Problems) -> None:
     """Note every column with a role that a table does not have, with the spelling that may be meant."""
     for role, name in asked:
         if name not in available:
             meant = did_you_mean(name, available)
             columns = ", ".join(available[:30])
-            problems.add(NO_COLUMN.format(source=source, name=name, role=role, meant=meant, columns=columns))
+            problems.add(NO_COLUMN.format(source=place.source, name=name, role=role, meant=meant, columns=columns))
 
 
 def _order_of(roles: Roles, classes: tuple[Any, ...], problems: Problems) -> tuple[str, ...]:
@@ -223,6 +223,6 @@ def _read_images(paths: Array, root: Path, how: ImageInput, place: Place, proble
     if problems.found:
         return images
     with ThreadPoolExecutor(available_cores()) as pool:
-        found = enumerate(pool.map(read, range(len(paths))), place.start)
-        add_unreadable(problems, {row: why for row, why in found if why is not None})
+        found = enumerate(pool.map(read, range(len(paths))))
+        add_unreadable(problems, {place.number(row): why for row, why in found if why is not None})
     return images

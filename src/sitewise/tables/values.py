@@ -31,12 +31,16 @@ OTHER_LABEL = "{where}: expected one of {known}, got {value!r} in {row}{more}{me
 NO_NAME = "{where} is empty in {row}{more}: every row needs one"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Place:
-    """Where rows come from: a file's name, and the number of its first row among all rows of that file."""
+    """Where rows come from, for errors: a file's name, the number of their first row, and which were kept from there.
+
+    Rows are counted from 0, without the header.
+    """
 
     source: str = "the table"
     start: int = 0
+    kept: Array | None = None
 
     def column(self, *names: str) -> str:
         """Name columns of it."""
@@ -46,7 +50,12 @@ class Place:
     def row(self, rows: Array) -> dict[str, str]:
         """Name the first of some rows and say how many there are."""
         more = f", and {len(rows) - 1} more like it" if len(rows) > 1 else ""
-        return {"row": f"row {int(rows[0]) + self.start} (counted from 0, without the header)", "more": more}
+        first = self.number(int(rows[0]))
+        return {"row": f"row {first} (counted from 0, without the header)", "more": more}
+
+    def number(self, row: int) -> int:
+        """The number of a row in its file."""
+        return self.start + (row if self.kept is None else int(self.kept[row]))
 
 
 def as_rows(table: Any) -> Rows:

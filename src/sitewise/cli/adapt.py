@@ -1,0 +1,147 @@
+"""`sitewise adapt`: a saved model and a new site's unlabeled rows to an adapted one, with what is to be known of it."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from sitewise.cli.options import AsJson, Data, Encoding, Force, Packed, Quiet, Separator
+from sitewise.cli.output import Output, check_out, finite
+
+VERDICT_STYLES = {"adapt": "bold green", "care": "bold yellow", "do not adapt": "bold red"}
+LABELS_THERE = "column {name!r} holds labels, which are not used; --use-labels takes those there are"
+SHOWN_METRICS = ("positive_f1", "macro_f1", "recall", "specificity", "precision", "auroc", "accuracy", "nll", "brier")
+
+
+class Fallback(StrEnum):
+    """What predicts where adapting is not safe."""
+
+    MARGINAL = "marginal"
+    POOLED = "pooled"
+
+
+class Aim(StrEnum):
+    """What a threshold is chosen for."""
+
+    F1 = "f1"
+
+
+def adapt(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder made by `sitewise fit`.")],
+    data: Data,
+    out: Annotated[Path, typer.Option(help="Folder for the adapted site.", show_default=False)],
+    site: Annotated[str | None, typer.Option(help="Take this site's rows only, where DATA holds several.")] = None,
+    site_name: Annotated[str | None, typer.Option(help="What reports call the site.")] = None,
+    sensitivity: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Choose the highest threshold with this expected sensitivity.")
+    ] = None,
+    maximize: Annotated[Aim | None, typer.Option(help="Choose the threshold with the highest expected F1.")] = None,
+    fallback: Annotated[
+        Fallback | None, typer.Option(help="What predicts where the verdict is not to adapt; the adapted model else.")
+    ] = None,
+    use_labels: Annotated[bool, typer.Option("--use-labels", help="Take known labels of DATA into account.")] = False,
+    level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
+    packed: Packed = None,
+    separator: Separator = None,
+    encoding: Encoding = None,
+    force: Force = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Adapt a saved model to a new site from unlabeled rows: prevalence, verdict, what to expect, threshold."""
+    output = Output(quiet, as_json)
+    check_out(out, force, reading=[data, model])
+    if sensitivity is not None and maximize is not None:
+        raise ValueError("give --sensitivity or --maximize, not both: there is one threshold")
+    with output.working(f"reading {model} and {data}"):
+        from sitewise.cli.loading import check_site, load_model, open_pack, reader_of, sites_of, take_site
+        from sitewise.tables import Place, open_table
+
+        trained = load_model(model)
+        reader = reader_of(trained, model)
+        table = open_table(data, separator=separator, encoding=encoding)
+        output.note(*reader.notes(table.columns))
+        target = reader.roles.target
+        if target in table.columns and not use_labels:
+            output.note(LABELS_THERE.format(name=target))
+        wanted = reader.columns(table.columns, labels=False) + ([target] if use_labels and target else [])
+        rows, place = table.read(wanted), Place(str(data))
+        found = sites_of(rows, reader.roles.site, place)
+        check_site(set() if found is None else set(found.tolist()), site, reader.roles.site, str(data))
+        rows, place = take_site(rows, reader.roles.site, site, place)
+        labels = "some" if use_labels else "none"
+        read = reader.read(rows, labels=labels, place=place, root=data.parent, packed=open_pack(packed))
+    with output.working(f"adapting to {len(read):,} rows"):
+        chosen = None if fallback is None else fallback.value
+        here = trained.adapt(read.X, sample_confounder=read.Z, y=read.y, groups=read.groups, fallback=chosen)
+        here.site_name = site_name or site or out.name
+        diagnosis = here.diagnose()
+        choice = None
+        if sensitivity is not None or maximize is not None:
+            choice = here.choose_threshold(sensitivity=sensitivity, level=level)
+        low, high = here.prevalence_interval(level=level)
+        prevalence = zip(here.classes_.tolist(), here.prevalence(), low, high, strict=True)
+        record = {
+            "site": here.site_name,
+            "out": str(out),
+            "rows": len(read),
+            "level": level,
+            "prevalence": [
+                {"class": label, "estimate": finite(p), "low": finite(a), "high": finite(b)}
+                for label, p, a, b in prevalence
+            ],
+            "converged": bool(here.estimate.converged),
+            "diagnosis": diagnosis.to_dict(),
+            "expected_performance": here.expected_performance(level=level).to_dict(),
+            "threshold": None if choice is None else choice.to_dict(),
+        }
+        here.save(out)
+    output.tell(record, _prevalence_table(record), _verdict(record), _expected_table(record), *_sentences(record))
+
+
+def _prevalence_table(record: dict[str, Any]) -> Table:
+    table = Table(title=f"{record['site']}: {record['rows']:,} rows without labels", title_justify="left")
+    table.add_column("class")
+    table.add_column("P(class) here", justify="right")
+    table.add_column(f"{record['level']:.0%} interval")
+    for line in record["prevalence"]:
+        table.add_row(str(line["class"]), f"{line['estimate']:.4f}", f"{line['low']:.4f} to {line['high']:.4f}")
+    return table
+
+
+def _verdict(record: dict[str, Any]) -> Text:
+    """The verdict, and every finding that is not good, with its advice."""
+    diagnosis = record["diagnosis"]
+    said = Text.assemble((diagnosis["verdict"], VERDICT_STYLES[diagnosis["verdict"]]), f". {diagnosis['sentence']}")
+    for finding in diagnosis["findings"]:
+        if finding["severity"] in ("care", "stop"):
+            said.append(f"\n  {finding['name']}: {finding['sentence']} {finding['advice']}".rstrip())
+    return said
+
+
+def _expected_table(record: dict[str, Any]) -> Table:
+    metrics = record["expected_performance"]["metrics"]
+    table = Table(title="expected here, no labels used", title_justify="left")
+    table.add_column("metric")
+    table.add_column("estimate", justify="right")
+    table.add_column(f"{record['level']:.0%} interval")
+    for name in (name for name in SHOWN_METRICS if name in metrics):
+        value = metrics[name]
+        if value["estimate"] is not None:
+            table.add_row(name, f"{value['estimate']:.3f}", f"{value['low']:.3f} to {value['high']:.3f}")
+    return table
+
+
+def _sentences(record: dict[str, Any]) -> list[str]:
+    said = []
+    choice = record["threshold"]
+    if choice is not None:
+        said.append(
+            f"threshold {choice['threshold']:.4g} ({choice['rule']}): "
+            f"calls {choice['n_called']:,} of {record['rows']:,} rows positive"
+        )
+    out = record["out"]
+    return [*said, f"wrote {out}; next: sitewise predict {out} DATA --out p.csv, sitewise report {out} --out r.html"]

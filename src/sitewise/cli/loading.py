@@ -1,0 +1,96 @@
+"""Saved models and the rows of a table that go into them."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sitewise.tables import Place, TableReader
+    from sitewise.tables.values import Array
+
+NO_ROLES = (
+    "{path} does not know the columns of a table (it was saved from Python): set model.table_reader_ = "
+    "TableReader.learn(frame, Roles(...)) and save it again, or train it by `sitewise fit`"
+)
+NO_SITE = "{source} has no rows of the site {name!r}{meant}; its sites are {known}"
+SEVERAL_SITES = (
+    "{source} holds {count} sites in column {column!r} ({known}): one site is taken at a time, choose it by --site NAME"
+)
+
+
+def load_model(path: Path) -> Any:
+    """A trained model, no adapted one."""
+    import sitewise as sw
+
+    model = sw.load(path)
+    if isinstance(model, sw.AdaptedClassifier):
+        raise ValueError(f"{path} is a site that was adapted already: give the model's folder, {path / 'model'} is one")
+    return model
+
+
+def load_site(path: Path) -> Any:
+    """A model adapted to a site."""
+    import sitewise as sw
+
+    here = sw.load(path)
+    if not isinstance(here, sw.AdaptedClassifier):
+        raise ValueError(f"{path} is a model that no site was adapted yet: run sitewise adapt {path} DATA --out site/")
+    return here
+
+
+def reader_of(model: Any, path: Path) -> "TableReader":
+    """How the model reads tables."""
+    reader: TableReader | None = getattr(model, "table_reader_", None)
+    if reader is None:
+        raise ValueError(NO_ROLES.format(path=path))
+    return reader
+
+
+def open_pack(folder: Path | None) -> Any:
+    """Packed images, where a folder of them is given."""
+    if folder is None:
+        return None
+    from sitewise.datasets.packed import PackedImages
+
+    return PackedImages.open(folder)
+
+
+def sites_of(rows: Any, column: str | None, place: "Place") -> "Array | None":
+    """The site of every row; None where the table has no column for it."""
+    from sitewise.arrays import Problems
+    from sitewise.tables.values import names
+
+    if column is None or column not in rows.column_names:
+        return None
+    problems = Problems("table")
+    found = names(rows, column, place, problems)
+    problems.raise_if_any()
+    return found
+
+
+def take_site(rows: Any, column: str | None, wanted: str | None, place: "Place") -> "tuple[Any, Place]":
+    """The rows of the site that is wanted, and where they are; all of them where none is named."""
+    import numpy as np
+
+    if wanted is None:
+        return rows, place
+    found = sites_of(rows, column, place)
+    if found is None:
+        known = "no column of sites is known" if column is None else f"there is no column {column!r}"
+        raise ValueError(f"{place.source}: --site {wanted} is given, but {known}")
+    kept = np.flatnonzero(found == wanted)
+    return rows.take(kept), replace(place, kept=kept)
+
+
+def check_site(known: "Iterable[str]", wanted: str | None, column: str | None, source: str) -> None:
+    """Refuse several sites where none is chosen, and the name of one that is not there."""
+    from sitewise.arrays import did_you_mean
+
+    names = sorted(known)
+    listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+    if wanted is None and len(names) > 1:
+        raise ValueError(SEVERAL_SITES.format(source=source, count=len(names), column=column, known=listed))
+    if wanted is not None and wanted not in names:
+        meant = did_you_mean(wanted, names)
+        raise ValueError(NO_SITE.format(source=source, name=wanted, meant=meant, known=listed))

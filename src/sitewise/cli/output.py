@@ -1,0 +1,93 @@
+"""Where a command may write, and how it tells what it did: a summary, JSON or nothing, with notes gathered once."""
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+THERE = "{path} is there already: choose another --out, or replace it by --force"
+NO_PLACE = "{path} cannot be written: the folder {folder} is read-only for you; choose another --out"
+SAME = "--out {path} is the table that is read: choose another place"
+
+
+def check_out(out: Path, force: bool, *, reading: Iterable[Path] = (), suffixes: tuple[str, ...] = ()) -> None:
+    """Refuse a place that must not or cannot be written to, before anything long begins."""
+    if suffixes and out.suffix.lower() not in suffixes:
+        raise ValueError(f"--out must end in {' or '.join(suffixes)}, got {out}")
+    if any(path.exists() and out.exists() and path.samefile(out) for path in reading):
+        raise ValueError(SAME.format(path=out))
+    if suffixes and out.is_dir():
+        raise ValueError(f"--out {out} is a folder: name a file in it, such as {out / ('result' + suffixes[0])}")
+    if not force and out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise FileExistsError(THERE.format(path=out))
+    folder = next(parent for parent in out.resolve().parents if parent.exists())
+    if not folder.is_dir():
+        raise ValueError(f"--out {out} lies below {folder}, which is a file: choose another place")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(NO_PLACE.format(path=out, folder=folder))
+
+
+@dataclass
+class Output:
+    """What a command tells: its summary on a terminal, JSON for machines, or nothing; notes come with either."""
+
+    quiet: bool = False
+    as_json: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def bars(self) -> bool | None:
+        """Whether progress is shown: None leaves it to whether there is a terminal."""
+        return False if self.quiet else None
+
+    def note(self, *texts: str) -> None:
+        """Remember what is to be said, each thing once."""
+        self.notes += [text for text in texts if text not in self.notes]
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Let warnings become notes."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+        kinds = (DeprecationWarning, PendingDeprecationWarning, ResourceWarning)  # of libraries, not for users
+        self.note(*(str(warning.message) for warning in caught if not issubclass(warning.category, kinds)))
+
+    @contextmanager
+    def working(self, text: str) -> Iterator[None]:
+        """Show on a terminal what is being done, and let warnings become notes."""
+        console = Console(stderr=True)
+        with self.gathering():
+            if self.quiet or not console.is_terminal:
+                yield
+                return
+            with console.status(text):
+                yield
+
+    def tell(self, record: dict[str, Any], *parts: RenderableType) -> None:
+        """Print the record as JSON or its parts, then the notes."""
+        if self.as_json:
+            typer.echo(json.dumps(record | {"notes": self.notes}, indent=1, allow_nan=False, default=str))
+            return
+        if self.quiet:
+            return
+        console = Console(soft_wrap=not sys.stdout.isatty())
+        for part in parts:
+            console.print(Text(part) if isinstance(part, str) else part)
+        for text in self.notes:
+            console.print(Text.assemble(("note: ", "yellow"), text))
+
+
+def finite(value: Any) -> float | None:
+    """A number for JSON; None where it is not defined."""
+    number = None if value is None else float(value)
+    return number if number is not None and number == number and abs(number) != float("inf") else None

@@ -1,0 +1,165 @@
+"""`sitewise predict`: a table in, the adapted probabilities of its rows out, a chunk at a time."""
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from sitewise.cli.options import AsJson, Data, Encoding, Force, Packed, Quiet, Separator
+from sitewise.cli.output import Output, check_out
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sitewise.tables import TableFile, TableReader
+
+DECISION = "decision"
+IMAGE_ROWS = 512  # of images at a time
+
+
+def predict(
+    site: Annotated[Path, typer.Argument(metavar="SITE", help="Folder made by `sitewise adapt`.")],
+    data: Data,
+    out: Annotated[Path, typer.Option(help="Predictions, .csv or .parquet.", show_default=False)],
+    id: Annotated[
+        str | None, typer.Option(help="Column that names a row; the model's own, or the row's number.")
+    ] = None,
+    only_site: Annotated[
+        str | None, typer.Option("--site", help="Take this site's rows only, where DATA holds several.")
+    ] = None,
+    packed: Packed = None,
+    separator: Separator = None,
+    encoding: Encoding = None,
+    force: Force = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """P(class) of every row at an adapted site, and the decision by its threshold; tables of any length."""
+    start = time.perf_counter()
+    output = Output(quiet, as_json)
+    check_out(out, force, reading=[data], suffixes=(".csv", ".parquet"))
+    with output.working(f"reading {site}"):
+        from sitewise.cli.loading import load_site, open_pack, reader_of
+        from sitewise.tables import open_table
+
+        here = load_site(site)
+        reader = reader_of(here.model, site)
+        table = open_table(data, separator=separator, encoding=encoding)
+        table.find([] if id is None else [id])
+        output.note(*reader.notes(table.columns))
+        name = id or (reader.roles.id if reader.roles.id in table.columns else None)
+    with output.gathering(), _progress(table.n_rows, output.bars) as advance:
+        chunks = Predictions(here, reader, table, name, only_site, open_pack(packed))
+        n_rows = chunks.write(out, advance)
+    record = {
+        "predictions": str(out),
+        "rows": n_rows,
+        "columns": chunks.schema.names,
+        "threshold": here.threshold_,
+        "in_use": here.in_use,
+        "seconds": round(time.perf_counter() - start, 3),
+    }
+    rule = "the most probable class" if here.threshold_ is None else f"threshold {here.threshold_:.4g}"
+    said = f"wrote {n_rows:,} rows to {out} ({', '.join(chunks.schema.names)}); decision by {rule}"
+    output.tell(record, f"{said}; predictions come from the {here.in_use} model")
+
+
+class Predictions:
+    """The rows of a table with their probabilities: read ahead, predicted and written side by side."""
+
+    def __init__(
+        self, here: Any, reader: "TableReader", table: "TableFile", id: str | None, site: str | None, packed: Any
+    ) -> None:
+        import pyarrow as pa
+
+        self.here, self.reader, self.table, self.id, self.site = here, reader, table, id, site
+        self.packed = packed
+        self.sites: set[str] = set()
+        labels = here.classes_.tolist()
+        label_type = pa.int64() if all(isinstance(label, int) for label in labels) else pa.string()
+        name = pa.field("row", pa.int64()) if id is None else pa.field(id, pa.string())
+        shares = [pa.field(f"p_{label}", pa.float64()) for label in labels]
+        self.labels = pa.array(labels, type=label_type)
+        self.schema = pa.schema([name, *shares, pa.field(DECISION, label_type)])
+
+    def write(self, out: Path, advance: Callable[[int], None]) -> int:
+        """Write all of them, whole or not at all; the number of rows."""
+        from sitewise.cli.loading import check_site
+        from sitewise.tables import table_writer
+
+        n_rows = 0
+        with table_writer(out, self.schema) as writer, ThreadPoolExecutor(2) as pool:
+            writing: Future[None] | None = None
+            for chunk, start in _ahead(self._chunks(), pool):
+                predicted = self._predict(chunk, start)
+                if writing is not None:
+                    writing.result()
+                writing = pool.submit(writer.write, predicted)
+                n_rows += predicted.num_rows
+                advance(chunk.num_rows)
+            if writing is not None:
+                writing.result()
+            check_site(self.sites, self.site, self.reader.roles.site, str(self.table.path))
+        return n_rows
+
+    def _chunks(self) -> "Iterator[tuple[pa.RecordBatch, int]]":
+        wanted = self.reader.columns(self.table.columns, labels=False)
+        start = 0
+        for chunk in self.table.chunks([*wanted, *([self.id] if self.id else [])]):
+            step = IMAGE_ROWS if self.reader.image else max(1, chunk.num_rows)
+            for first in range(0, chunk.num_rows, step):
+                yield chunk.slice(first, step), start + first
+            start += chunk.num_rows
+
+    def _predict(self, chunk: "pa.RecordBatch", start: int) -> "pa.Table":
+        import numpy as np
+        import pyarrow as pa
+
+        from sitewise.cli.loading import check_site, sites_of, take_site
+        from sitewise.performance import decide
+        from sitewise.tables import Place
+        from sitewise.tables.values import text
+
+        place = Place(str(self.table.path), start)
+        found = sites_of(chunk, self.reader.roles.site, place)
+        self.sites |= set() if found is None else set(found.tolist())
+        if self.site is None:
+            check_site(self.sites, None, self.reader.roles.site, str(self.table.path))
+        rows, place = take_site(chunk, self.reader.roles.site, self.site, place)
+        if not rows.num_rows:
+            return self.schema.empty_table()
+        read = self.reader.read(rows, labels="none", place=place, root=self.table.path.parent, packed=self.packed)
+        probability = np.asarray(self.here.predict_proba(read.X, sample_confounder=read.Z))
+        decided = self.labels.take(pa.array(decide(probability, self.here.threshold_)))
+        numbers = np.arange(rows.num_rows) if place.kept is None else place.kept
+        first = pa.array(numbers + start) if self.id is None else pa.array(text(rows, self.id), type=pa.string())
+        shares = [pa.array(np.ascontiguousarray(column)) for column in probability.T]
+        return pa.Table.from_arrays([first, *shares, decided], schema=self.schema)
+
+
+def _ahead(items: Iterator[Any], pool: ThreadPoolExecutor) -> Iterator[Any]:
+    """Go through items of which the next one is made by another thread while this one is worked on."""
+    coming = pool.submit(next, items, None)
+    while (item := coming.result()) is not None:
+        coming = pool.submit(next, items, None)
+        yield item
+
+
+@contextmanager
+def _progress(total: int | None, shown: bool | None) -> Iterator[Callable[[int], None]]:
+    """A bar over rows on a terminal; without a total where nobody has counted them."""
+    console = Console(stderr=True)
+    if shown is False or not console.is_terminal:
+        yield lambda count: None
+        return
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("rows", total=total)
+        yield lambda count: bar.advance(task, count)
