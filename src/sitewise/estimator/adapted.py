@@ -46,7 +46,10 @@ class AdaptedClassifier:
     rows : what is kept of the site's rows, `KeptRows`.
     classes_ : the classes, in order.
     threshold_ : P(y|x,z) of the second of two classes from which `predict` says it; None for the most probable class.
+    site_name : what reports call the site; None for "New site".
     """
+
+    site_name: str | None = None
 
     def __init__(
         self, model: "SiteModel", estimate: PrevalenceEstimate, rows: KeptRows, fallback: str | None = None
@@ -167,12 +170,13 @@ class AdaptedClassifier:
         settings = {"level": level, "alarm_level": alarm_level}
         return watch(self, X, time, sample_confounder, groups, sample_weight, window, **settings)
 
-    def report(self, path: str | os.PathLike[str], *, site: str = "New site", level: float = 0.95) -> Path:
+    def report(self, path: str | os.PathLike[str], *, site: str | None = None, level: float = 0.95) -> Path:
         """Write the site's report and return its path: one HTML page that needs nothing else, to read, print or send.
 
-        The same content is written beside it as JSON, with every number unrounded. `site` is the name on the page.
+        The same content is written beside it as JSON, with every number unrounded. `site` is the name on the page,
+        `site_name` where none is given.
         """
-        return write_report(report_content(self, site, level), path)
+        return write_report(report_content(self, site or self.site_name or "New site", level), path)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save this site as a folder that `sitewise.load` reads, its model inside; scores of rows, but no inputs.
