@@ -26,6 +26,7 @@ _ROOM_OF = {
     "ParquetChunks": "sources",
     "AdaptedClassifier": "estimator",
     "GPAClassifier": "estimator",
+    "PrevalenceAdjuster": "estimator",
     "load": "estimator.saving",
     "expected_performance": "performance",
     "ExpectedPerformance": "performance",
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from sitewise.datasets.simulated import SimulatedFamily as SimulatedFamily
     from sitewise.estimator import AdaptedClassifier as AdaptedClassifier
     from sitewise.estimator import GPAClassifier as GPAClassifier
+    from sitewise.estimator import PrevalenceAdjuster as PrevalenceAdjuster
     from sitewise.estimator.saving import load as load
     from sitewise.performance import ExpectedPerformance as ExpectedPerformance
     from sitewise.performance import expected_performance as expected_performance

@@ -17,6 +17,8 @@ ONE_SHOT = (
     "hand over a list of chunks, or an object whose __iter__ starts anew"
 )
 
+STRETCH = 2**14  # rows
+
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:
     """The end of an error about an unknown name: the spelling meant, whatever its case; nothing where none is near."""
@@ -238,6 +240,13 @@ def find_rows(rows: Tensor, among: Tensor) -> Tensor:
     position = torch.full((len(both),), -1, dtype=torch.int64, device=rows.device)
     position[place[: len(among)]] = torch.arange(len(among), device=rows.device)
     return position[place[len(among) :]]
+
+
+def in_stretches(function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+    """A function of tensors row by row, so many rows at a time that what it makes in between stays in the cache."""
+    if len(rows[0]) <= STRETCH:
+        return function(*rows)
+    return torch.cat([function(*part) for part in zip(*(tensor.split(STRETCH) for tensor in rows), strict=True)])
 
 
 def refuse_one_shot(value: object, name: str) -> None:

@@ -1,6 +1,7 @@
-"""The whole method in two classes: `GPAClassifier` trains and calibrates, `AdaptedClassifier` serves one site."""
+"""The whole method: `GPAClassifier` trains, `PrevalenceAdjuster` takes any classifier, both adapt to sites."""
 
 from sitewise.estimator.adapted import AdaptedClassifier
+from sitewise.estimator.adjuster import PrevalenceAdjuster
 from sitewise.estimator.gpa import EXPECTED_FAILED_CHECKS, GPAClassifier
 
-__all__ = ["EXPECTED_FAILED_CHECKS", "AdaptedClassifier", "GPAClassifier"]
+__all__ = ["EXPECTED_FAILED_CHECKS", "AdaptedClassifier", "GPAClassifier", "PrevalenceAdjuster"]

@@ -1,0 +1,284 @@
+"""PrevalenceAdjuster: any classifier's probabilities, adjusted to new sites without training it again."""
+
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.utils import Tags, check_random_state, get_tags
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor, nn
+
+from sitewise.arrays import Problems, did_you_mean, in_stretches, read_groups, read_weight
+from sitewise.calibration import METHODS as CALIBRATIONS
+from sitewise.diagnosis import TrainingTable
+from sitewise.estimator.adapted import AdaptedClassifier
+from sitewise.estimator.held_out import score_held_out
+from sitewise.estimator.model import SiteModel
+from sitewise.estimator.prevalences import cross_fit, find_unsupported, fit_prevalence
+from sitewise.estimator.probabilities import (
+    Classifier,
+    cross_fit_classifier,
+    estimator_problem,
+    find_floor,
+    is_ready,
+    warn_separated,
+)
+from sitewise.estimator.reading import Array, TrainingData, folds, read_classes, read_training_data
+from sitewise.estimator.score_ratio import ChosenRatio, ScoredRows, fit_ratio
+from sitewise.estimator.summary import summarize_training
+from sitewise.prevalence import MODELS
+from sitewise.ratio import LabeledRows
+
+KNOCKOUT = 0.5  # of a variable of z, where f and g learn what to say without it
+SEES = ("x", "xz", "auto")
+
+EXPECTED_FAILED_CHECKS = {
+    "check_sample_weight_equivalence_on_dense_data": (
+        "a row of weight two and two rows of weight one are dealt into different folds"
+    ),
+}
+
+
+class PrevalenceAdjuster(SiteModel):
+    """Adjust the probabilities of a classifier that exists already to the prevalence of each site.
+
+    From its probabilities on labeled source rows this learns log f, a score from which the prevalence where it was
+    trained is taken out; at a new site the prevalence is estimated from unlabeled rows and put in (equation 3).
+    The classifier itself is left as it is. Without z this is calibrated label-shift EM (Saerens; Alexandari).
+
+    The probabilities of source rows must be out-of-sample: of rows that the classifier was not trained on, or by
+    `cross_val_predict`. On its training rows a classifier is over-confident, and nothing here can tell for sure.
+
+    Parameters
+    ----------
+    estimator : what turns X into probabilities. None: X is the probabilities, (n, K). A fitted scikit-learn classifier
+        or pipeline, or a `FrozenEstimator`, is used as it is; one that is not fitted is fitted to the source rows, and
+        their probabilities come from copies that did not see them. One with `decision_function` only gives scores
+        that calibration turns into probabilities. A torch module gives logits, (n, K), or (n, 1) for two classes.
+    calibration : of log f on the source rows: "vector", "bias_corrected", "temperature" or "none".
+    prevalence : the model of g: "auto", "constant", "table", "additive" or "network" (the paper's).
+    classifier_sees : "xz" if z (the confounders) is among the classifier's inputs: log f = log p - log g_s(z), with g_s
+        of all source rows, which must be like those it was trained on. "x" if not: log f is fitted as a function of
+        log p and z. "auto" takes what predicts held-out labels better (`classifier_sees_`, `held_out_nll_`).
+    classes : the classes in the order of the probabilities' columns. None: the estimator's own order, else that of
+        sorted labels. Columns of a DataFrame that are named after the classes may come in any order.
+    random_state : seed of the folds.
+
+    A probability of zero counts as half the smallest positive one among the source rows; none counts as less
+    than 1e-12. Rows that do not sum to one (to three digits) are refused.
+
+    Attributes
+    ----------
+    classes_, sites_, confounders_, training_summary_ : as for `GPAClassifier`.
+    classifier_sees_ : "x" or "xz", what was taken.
+    held_out_nll_ : the NLL of held-out labels under each choice that was tried.
+    estimator_ : the fitted estimator, None if X is the probabilities.
+
+    Examples
+    --------
+    >>> proba = cross_val_predict(forest, X, y, method="predict_proba")
+    >>> post = PrevalenceAdjuster().fit(proba, y, sample_confounder=Z, sample_domain=hospital)
+    >>> here = post.adapt(forest.predict_proba(X_new), sample_confounder=Z_new)
+    >>> here.prevalence(), here.predict_proba(forest.predict_proba(X_new), sample_confounder=Z_new)
+    """
+
+    def __init__(
+        self,
+        estimator: Any = None,
+        calibration: str = "vector",
+        prevalence: str = "auto",
+        classifier_sees: str = "auto",
+        *,
+        classes: Any = None,
+        random_state: Any = 0,
+    ) -> None:
+        self.estimator = estimator
+        self.calibration = calibration
+        self.prevalence = prevalence
+        self.classifier_sees = classifier_sees
+        self.classes = classes
+        self.random_state = random_state
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_domain: Any = None,
+        sample_confounder: Any = None,
+        groups: Any = None,
+        sample_weight: Any = None,
+    ) -> Self:
+        """Learn log f from labeled source rows: probabilities (n, K), or inputs of the estimator.
+
+        `sample_domain` names the site of each row (None: one site), `sample_confounder` is Z with NaN where missing,
+        `groups` (patients) are never split between folds.
+        """
+        self._check_settings()
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        classifier, log_proba = self._score_source(X, y, groups, sample_weight, seed)
+        data = read_training_data(log_proba, y, sample_domain, sample_confounder, groups, sample_weight)
+        data = _in_order(data, classifier.classes)
+        warn_separated(data.rows.X, data.rows.y)  # type: ignore[arg-type]
+        self._learn(data, seed)
+        self._classifier, self.estimator_ = classifier, classifier.estimator
+        self._note_inputs(X)
+        return self
+
+    def _learn(self, data: TrainingData, seed: int) -> None:
+        """From checked rows, whose X is log p, everything but the classifier."""
+        rows, schema, n_classes = data.rows, data.schema, len(data.classes)
+        options = (n_classes, schema, KNOCKOUT, seed)
+        pooled = fit_prevalence(self.prevalence, rows, *options)
+        places = {name: (rows.site == s).nonzero().flatten() for s, name in enumerate(data.site_names)}
+        sites = {
+            name: fit_prevalence(self.prevalence, rows.take(place), *options)
+            for name, place in places.items()
+            if len(place)
+        }
+        own = cross_fit(self.prevalence, rows, data.groups, *options)
+        masked = rows.codes
+        if schema is not None:
+            hidden = torch.rand(rows.codes.shape, generator=torch.Generator().manual_seed(seed)) < KNOCKOUT
+            masked = schema.knock_out(rows.codes, hidden)
+        at_full, at_masked = own.log_prob(rows.codes), own.log_prob(masked)
+        assert isinstance(rows.X, Tensor)
+        scored = ScoredRows(rows.X, rows.y, rows.weight.double(), rows.codes, at_full, masked, at_masked)
+        chosen = fit_ratio(
+            scored,
+            schema,
+            pooled,
+            sees=self.classifier_sees,
+            calibration=self.calibration,
+            folds=folds(len(rows), data.groups, seed),
+        )
+        self.classes_, self.sites_, self.confounders_ = data.classes, data.site_names, schema
+        self.training_summary_ = summarize_training(data)
+        self._site_prevalences, self._pooled_prevalence = sites, pooled
+        self._unsupported = find_unsupported(rows, n_classes, schema)
+        names = tuple(map(str, data.site_names))
+        self._training_table = TrainingTable.of(rows.codes, rows.y, rows.site, names, n_classes, schema)
+        self._ratio, self.classifier_sees_, self.held_out_nll_ = chosen.ratio, chosen.sees, chosen.nll
+        self._held_out = score_held_out(_by_number(rows), own, schema, _scoring(chosen))
+        self._calibrations = self._fit_calibrations()
+
+    def adapt(
+        self,
+        X: Any,
+        sample_confounder: Any = None,
+        y: Any = None,
+        groups: Any = None,
+        sample_weight: Any = None,
+        fallback: str | None = None,
+    ) -> AdaptedClassifier:
+        """Adapt to a new site from unlabeled rows (and a few labels, where there are any); this object is unchanged.
+
+        X is probabilities, or inputs of the estimator. `fallback` says what predicts where `diagnose()` says "do not
+        adapt": "marginal" (one prevalence for all z), "pooled" (that of the source rows), or None (the adapted model).
+        """
+        check_is_fitted(self)
+        scores = self._read(X)
+        log_ratio = self._log_ratio(scores, self._quiet_codes(sample_confounder, len(scores)))
+        return self.adapt_log_ratio(log_ratio, sample_confounder, y, groups, sample_weight, fallback)
+
+    def _check_settings(self) -> None:
+        problems = Problems("PrevalenceAdjuster")
+        problem = estimator_problem(self.estimator)
+        if problem is not None:
+            problems.add(problem)
+        for name, known in (
+            ("calibration", CALIBRATIONS),
+            ("prevalence", ("auto", *MODELS)),
+            ("classifier_sees", SEES),
+        ):
+            value = getattr(self, name)
+            if value not in known:
+                problems.add(f"{name} must be one of {', '.join(known)}, got {value!r}{did_you_mean(value, known)}")
+        if self.classes is not None and len(set(np.asarray(self.classes).tolist())) != np.size(self.classes):
+            problems.add(f"classes must name each class once, got {list(self.classes)}")
+        problems.raise_if_any()
+
+    def _score_source(self, X: Any, y: Any, groups: Any, weight: Any, seed: int) -> tuple[Classifier, Tensor]:
+        """The classifier, and its log p of the source rows."""
+        problems = Problems("fit")
+        labels, target = read_classes(y, problems)
+        problems.raise_if_any()
+        classes = self._class_order(labels, problems)
+        group = read_groups(groups, len(target), problems)
+        known_weight = None if weight is None else read_weight(weight, len(target), problems).numpy()
+        problems.raise_if_any()
+        if self.estimator is not None and not is_ready(self.estimator):
+            return cross_fit_classifier(self.estimator, X, labels[target], classes, group, known_weight, seed)
+        classifier = Classifier(self.estimator, classes)
+        if not classifier.gives_probabilities:
+            return classifier, classifier.log_proba(X)
+        probabilities = classifier.probabilities(X)
+        classifier = replace(classifier, floor=find_floor(probabilities))
+        return classifier, probabilities.clamp_min(classifier.floor).log()
+
+    def _class_order(self, labels: Array, problems: Problems) -> Array:
+        """The classes in the order of the columns; labels that are not among them are noted."""
+        fitted = self.estimator is not None and is_ready(self.estimator) and hasattr(self.estimator, "classes_")
+        classes = np.asarray(self.estimator.classes_) if fitted else labels
+        if self.classes is not None:
+            given = np.asarray(self.classes)
+            if fitted and given.tolist() != classes.tolist():
+                problems.add(f"classes is {given.tolist()}, but the estimator has the order {classes.tolist()}")
+            classes = given
+        unknown = [label for label in labels.tolist() if label not in classes.tolist()]
+        if unknown:
+            meant = did_you_mean(unknown[0], classes.tolist())
+            problems.add(f"y holds {unknown}, which are not among the classes {classes.tolist()}{meant}")
+        return classes
+
+    def _note_inputs(self, X: Any) -> None:
+        """How many features there are and what they are called, where that can be said."""
+        source = self.estimator_ if self.estimator_ is not None else None
+        for name in ("n_features_in_", "feature_names_in_"):
+            if hasattr(self, name):
+                delattr(self, name)
+            if hasattr(source, name) and not isinstance(source, nn.Module):
+                setattr(self, name, getattr(source, name))
+        if source is None:
+            self.n_features_in_ = len(self.classes_)
+
+    def _facts(self) -> dict[str, Any]:
+        name = "probabilities handed over" if self.estimator_ is None else type(self.estimator_).__name__
+        facts = {"classifier": name, "classifier sees": self.classifier_sees_}
+        return facts | {f"held-out NLL if it sees {sees}": nll for sees, nll in self.held_out_nll_.items()}
+
+    def _read(self, X: Any) -> Tensor:
+        return self._classifier.log_proba(X)
+
+    def _log_ratio(self, X: Tensor, codes: Tensor) -> Tensor:
+        return in_stretches(super()._log_ratio, X, codes)
+
+    def _raw_log_ratio(self, X: Tensor, codes: Tensor) -> Tensor:
+        return self._ratio.log_ratio(X, codes)
+
+    def _score(self, X: Tensor, codes: Tensor) -> tuple[Tensor, None, None]:
+        return self._raw_log_ratio(X, codes), None, None
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        if self.estimator is not None and not isinstance(self.estimator, nn.Module):
+            inner = get_tags(self.estimator)
+            tags.input_tags = replace(inner.input_tags)
+            tags.classifier_tags = inner.classifier_tags and replace(inner.classifier_tags)
+        return tags
+
+
+def _in_order(data: TrainingData, classes: Array) -> TrainingData:
+    """The same rows with classes numbered in the order of the columns."""
+    place = torch.tensor([classes.tolist().index(label) for label in data.classes.tolist()])
+    return replace(data, rows=replace(data.rows, y=place[data.rows.y]), classes=classes)
+
+
+def _by_number(rows: LabeledRows) -> LabeledRows:
+    """The same rows, of which X is only their number."""
+    return replace(rows, X=torch.arange(len(rows))[:, None])
+
+
+def _scoring(chosen: ChosenRatio) -> Any:
+    """Scores of rows known by their numbers, each by a ratio that did not see it."""
+    return lambda numbers, codes: (chosen.cross_fitted.log_ratio(numbers[:, 0], codes), None, None)
