@@ -1,0 +1,106 @@
+"""`sitewise monitor`: an adapted site over time, window by window."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from sitewise.cli.options import AsJson, Data, Encoding, Force, Packed, Quiet, Separator
+from sitewise.cli.output import Output, check_out, finite
+
+SHOWN = 40  # windows of the table on a terminal
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def monitor(
+    site: Annotated[Path, typer.Argument(metavar="SITE", help="Folder made by `sitewise adapt`.")],
+    data: Data,
+    time: Annotated[str, typer.Option(help="Column with dates or numbers.", show_default=False)],
+    window: Annotated[
+        str, typer.Option(help="Rows in a window (500), or a length of time (30D, W, MS).", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="The picture, .png, .svg or .pdf.", show_default=False)],
+    only_site: Annotated[
+        str | None, typer.Option("--site", help="Take this site's rows only, where DATA holds several.")
+    ] = None,
+    level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
+    alarm_level: Annotated[
+        float, typer.Option(min=1e-6, max=0.5, help="The share of windows that may alarm where all is well.")
+    ] = 0.01,
+    packed: Packed = None,
+    separator: Separator = None,
+    encoding: Encoding = None,
+    force: Force = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Prevalence of an adapted site over time, with alarms where the stability check breaks."""
+    output = Output(quiet, as_json)
+    check_out(out, force, reading=[data], suffixes=PICTURES)
+    with output.working(f"reading {site} and {data}"):
+        from sitewise.cli.loading import check_site, load_site, open_pack, reader_of, sites_of, take_site
+        from sitewise.tables import Place, open_table
+
+        here = load_site(site)
+        reader = reader_of(here.model, site)
+        table = open_table(data, separator=separator, encoding=encoding)
+        table.find([time])
+        wanted = reader.columns(table.columns, labels=False)
+        output.note(*reader.notes([name for name in table.columns if name != time or name in wanted]))
+        rows, place = table.read(list(dict.fromkeys([time, *wanted]))), Place(str(data))
+        found = sites_of(rows, reader.roles.site, place)
+        check_site(set() if found is None else set(found.tolist()), only_site, reader.roles.site, str(data))
+        rows, place = take_site(rows, reader.roles.site, only_site, place)
+        read = reader.read(rows, labels="none", place=place, root=data.parent, packed=open_pack(packed))
+    with output.working(f"looking at {len(read):,} rows"):
+        from sitewise.report.timeline import timeline_figure
+        from sitewise.tables import whole_file
+
+        frame = here.monitor(
+            read.X,
+            read_times(rows[time].to_pandas()),
+            read.Z,
+            window=int(window) if window.isdecimal() else window,
+            groups=read.groups,
+            level=level,
+            alarm_level=alarm_level,
+        )
+        name = only_site or here.site_name or site.resolve().name
+        with whole_file(out) as part:
+            timeline_figure(frame, title=name).savefig(part, format=out.suffix[1:].lower(), dpi=150)
+    windows = [
+        {key: finite(value) if isinstance(value, float) else value for key, value in line.items()}
+        for line in frame.to_dict("records")
+    ]
+    record = {"site": name, "picture": str(out), "level": level, "alarm_level": alarm_level, "windows": windows}
+    output.tell(record, _window_table(record), f"wrote {out}")
+
+
+def read_times(column: Any) -> Any:
+    """A column of numbers written as text as numbers; anything else as it is."""
+    import pandas as pd
+
+    numbers = pd.to_numeric(column, errors="coerce")
+    return numbers if pd.api.types.is_string_dtype(column) and numbers.notna().all() else column
+
+
+def _window_table(record: dict[str, Any]) -> Table:
+    alarms = len({str(line["start"]) for line in record["windows"] if line["alarm"]})
+    table = Table(title=f"{record['site']}: {alarms} window(s) with an alarm", title_justify="left")
+    for name in ("from", "to", "rows", "class", "P(class)", f"{record['level']:.0%} interval", "p", ""):
+        table.add_column(
+            name, justify="right" if name in ("rows", "P(class)", "p") else "left", no_wrap=name != "class"
+        )
+    for line in record["windows"][-SHOWN:]:
+        table.add_row(
+            *(f"{line[end]:%Y-%m-%d}" if hasattr(line[end], "year") else f"{line[end]:g}" for end in ("start", "end")),
+            f"{line['n']:,}",
+            str(line["class"]),
+            f"{line['estimate']:.3f}",
+            f"{line['low']:.3f} to {line['high']:.3f}",
+            "" if line["p_value"] is None else f"{line['p_value']:.2g}",
+            Text("alarm", style="bold red") if line["alarm"] else "",
+        )
+    return table
