@@ -33,12 +33,6 @@ from sitewise.ratio import LabeledRows
 KNOCKOUT = 0.5  # of a variable of z, where f and g learn what to say without it
 SEES = ("x", "xz", "auto")
 
-EXPECTED_FAILED_CHECKS = {
-    "check_sample_weight_equivalence_on_dense_data": (
-        "a row of weight two and two rows of weight one are dealt into different folds"
-    ),
-}
-
 
 class PrevalenceAdjuster(SiteModel):
     """Adjust the probabilities of a classifier that exists already to the prevalence of each site.
@@ -262,9 +256,7 @@ class PrevalenceAdjuster(SiteModel):
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         if self.estimator is not None and not isinstance(self.estimator, nn.Module):
-            inner = get_tags(self.estimator)
-            tags.input_tags = replace(inner.input_tags)
-            tags.classifier_tags = inner.classifier_tags and replace(inner.classifier_tags)
+            tags.input_tags = replace(get_tags(self.estimator).input_tags)
         return tags
 
 

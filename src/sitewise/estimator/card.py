@@ -14,7 +14,9 @@ from sitewise.posterior import combine
 
 if TYPE_CHECKING:
     from sitewise.estimator.adapted import AdaptedClassifier
+    from sitewise.estimator.adjuster import PrevalenceAdjuster
     from sitewise.estimator.gpa import GPAClassifier
+    from sitewise.estimator.model import SiteModel
 
 LONGEST = 60  # characters of a name that are shown
 SHOWN = 50  # rows of a table that are shown
@@ -27,6 +29,10 @@ LIMITS = """\
 - It tells the classes above apart and no others: a condition that was not among them is counted to one of them.
 - The held-out numbers are from the training sites; at another site they will differ.
 - Rows that lack part of the confounders are predicted by an approximation, less well than complete ones."""
+
+NOT_IN_SAMPLE = """\
+- The classifier's probabilities of the labeled rows were taken to be out-of-sample. If it was trained on these very
+  rows, everything here is over-confident."""
 
 
 def model_card(model: "GPAClassifier") -> str:
@@ -53,6 +59,39 @@ def model_card(model: "GPAClassifier") -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def adjuster_card(model: "PrevalenceAdjuster") -> str:
+    """The card of an adjustment of somebody's classifier."""
+    around = "the probabilities of a classifier"
+    load = 'model = sw.load("FOLDER")'
+    if model.estimator_ is not None:
+        around = f"a classifier ({_name(type(model.estimator_).__name__)}) that is not in this folder"
+        load = 'model = sw.load("FOLDER", estimator=YOUR_CLASSIFIER)'
+    sees = "P(y | x, z): z is among its inputs" if model.classifier_sees_ == "xz" else "P(y | x): z is not its input"
+    complete, incomplete = model._calibrations
+    parts = [
+        "# An adjustment of a classifier by sitewise",
+        f"It turns {around} into P(y | x, z) at each site, by a ratio that is the same at all sites, times the "
+        "prevalence at the site. At a new site `adapt` estimates that prevalence from unlabeled rows.",
+        "## Learned from",
+        _training_table(model),
+        f"Classes, in the order of the columns: {', '.join(_name(label) for label in model.classes_.tolist())}. "
+        f"Fingerprint of the data: {model.training_summary_.fingerprint}.",
+        "## Confounders (z)",
+        "None." if model.confounders_ is None else _confounders(model.confounders_),
+        "## How",
+        f"The classifier is taken to give {sees}. Prevalence of the labeled sites: {model.prevalence}. Calibration: "
+        f"{complete.method} for rows with all of z, {incomplete.method} for others. "
+        f"Saved with {', '.join(f'{name} {version}' for name, version in versions().items())}.",
+        "## On the labeled rows",
+        _held_out(model._held_out[0], model),
+        "## Known limits",
+        "\n".join([LIMITS, NOT_IN_SAMPLE, *_regions(model)]),
+        "## Use",
+        _use(load, "here = model.adapt(X_new, sample_confounder=Z_new)"),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
 def site_card(here: "AdaptedClassifier") -> str:
     """The card of a model adapted to a site."""
     estimate = here.estimate
@@ -63,6 +102,7 @@ def site_card(here: "AdaptedClassifier") -> str:
         [_name(label), f"{p:.4f}", f"{a:.4f} to {b:.4f}"]
         for label, p, a, b in zip(here.classes_.tolist(), prevalence, low, high, strict=True)
     ]
+    attach = "" if getattr(here.model, "estimator_", None) is None else ", estimator=YOUR_CLASSIFIER"
     settled = "converged" if estimate.converged else "did NOT converge"
     parts = [
         "# A classifier adapted to one site by sitewise",
@@ -80,12 +120,12 @@ def site_card(here: "AdaptedClassifier") -> str:
         "some rows the network's features. No images, no other inputs, no names of patients. Treat the folder as "
         "patient data all the same.",
         "## Use",
-        _use('here = sw.load("FOLDER")', "here.predict_proba(X, sample_confounder=Z)"),
+        _use(f'here = sw.load("FOLDER"{attach})', "here.predict_proba(X, sample_confounder=Z)"),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _training_table(model: "GPAClassifier") -> str:
+def _training_table(model: "SiteModel") -> str:
     summary = model.training_summary_
     header = ["site", "rows", *(f"P({_name(label)})" for label in model.classes_.tolist())]
     rows = [
@@ -127,7 +167,7 @@ def _recipe(model: "GPAClassifier") -> str:
     )
 
 
-def _held_out(held_out: HeldOut, model: "GPAClassifier") -> str:
+def _held_out(held_out: HeldOut, model: "SiteModel") -> str:
     if not len(held_out.y):
         return "None were held out: nothing is known of how good it is, and it is not calibrated."
     metrics = held_out_metrics(model)
@@ -136,7 +176,7 @@ def _held_out(held_out: HeldOut, model: "GPAClassifier") -> str:
     return f"{_table(['metric', 'value'], rows)}\n\n{count}"
 
 
-def held_out_metrics(model: "GPAClassifier") -> dict[str, float | None]:
+def held_out_metrics(model: "SiteModel") -> dict[str, float | None]:
     """How good the calibrated model is on its held-out rows with all of z; nothing where none were held out."""
     held_out = model._held_out[0]
     if not len(held_out.y):
@@ -147,7 +187,7 @@ def held_out_metrics(model: "GPAClassifier") -> dict[str, float | None]:
     return {name: found[name].value for name in METRICS}
 
 
-def _regions(model: "GPAClassifier") -> list[str]:
+def _regions(model: "SiteModel") -> list[str]:
     lines = []
     for region in model._unsupported:
         assert model.confounders_ is not None

@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -110,6 +111,13 @@ class SiteModel(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         other.calibration = calibration
         other._calibrations = other._fit_calibrations()
         return other
+
+    def score(
+        self, X: Any, y: Any, sample_domain: Any = None, sample_confounder: Any = None, sample_weight: Any = None
+    ) -> float:
+        """The accuracy of `predict`, for scikit-learn's cross-validation."""
+        predicted = self.predict(X, sample_domain=sample_domain, sample_confounder=sample_confounder)
+        return float(accuracy_score(y, predicted, sample_weight=sample_weight))
 
     def plan(self, **wanted: Any) -> SamplePlan:
         """Say how many unlabeled rows a new site needs, from the labeled rows that were held out.

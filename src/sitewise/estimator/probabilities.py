@@ -11,7 +11,7 @@ from sklearn.base import clone, is_classifier
 from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
-from sklearn.utils import _safe_indexing
+from sklearn.utils import _safe_indexing, indexable
 from sklearn.utils.validation import check_is_fitted, has_fit_parameter
 from torch import Tensor, nn
 
@@ -207,6 +207,7 @@ def cross_fit_classifier(
 ) -> tuple[Classifier, Tensor]:
     """Fit an estimator to all rows, and log p of each row by a copy that was fitted without it (groups kept whole)."""
     options = {} if weight is None or not has_fit_parameter(estimator, "sample_weight") else {"sample_weight": weight}
+    (X,) = indexable(X)
     counts = np.unique(y, return_counts=True)[1]
     n_splits = max(2, min(CROSS_FIT_FOLDS, int(counts.max())))
     splitter = (StratifiedKFold if groups is None else StratifiedGroupKFold)(n_splits, shuffle=True, random_state=seed)

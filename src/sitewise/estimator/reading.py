@@ -117,7 +117,9 @@ def read_classes(y: Any, problems: Problems) -> tuple[Array, Array]:
         problems.add(f"y is missing in {int(missing.sum())} row(s), first at row {int(np.flatnonzero(missing)[0])}")
         return np.array([0, 1]), np.zeros(len(labels), dtype=np.int64)
     classes, target = np.unique(labels, return_inverse=True)
-    if len(classes) < 2:
+    if not len(classes):
+        problems.add("y is empty: at least one labeled row of each class is needed")
+    elif len(classes) < 2:
         problems.add(f"y holds one class only ({classes[0]!r}) at every site: training needs at least two classes")
     return classes, target.astype(np.int64)
 
