@@ -64,7 +64,7 @@ def test_few_rows_are_too_few(draw_samples):
 
 
 def test_the_constant_g_of_many_draws_is_that_of_the_estimator(draw_samples):
-    _, site, _ = draw_samples(3, n_classes=3)
+    _, site, _ = draw_samples(3, n_classes=3, signal=1.0)
     ratio = torch.stack([normalize(site.log_ratio).exp(), normalize(0.8 * site.log_ratio).exp()])
     weight = torch.rand(len(site.weight), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = constant_prevalences(ratio, weight)
@@ -78,7 +78,7 @@ def test_draws_from_a_part_of_the_rows_are_as_close_as_all_rows_would_be(draw_sa
     whole = torch.stack([c.slope for c in draw_calibrations(held, 0)]).std(0)
     monkeypatch.setattr("sitewise.diagnosis.identification.RESAMPLED_ROWS", 500)
     part = torch.stack([c.slope for c in draw_calibrations(held, 0)]).std(0)
-    assert 0.5 < float(part[0] / whole[0]) < 1.8
+    assert 0.6 < float(part[0] / whole[0]) < 1.5  # twice as wide as they were drawn
 
 
 def test_what_f_adds_is_nothing_where_it_says_nothing(draw_samples):
