@@ -14,6 +14,7 @@ from sitewise.adaptation.answer import PrevalenceEstimate
 from sitewise.adaptation.cells import RefitConstant, one_cell
 from sitewise.adaptation.evidence import Evidence, Groups, put_together
 from sitewise.adaptation.fit import Fit, Hindsight, Rival
+from sitewise.adaptation.joint import JointEstimate
 from sitewise.adaptation.linear import RefitAdditive, RefitFinished
 from sitewise.adaptation.rows import Rows, Stream
 from sitewise.adaptation.selection import RefitTable, finish
@@ -113,6 +114,7 @@ RECORDS = {
     "NetworkPrevalence": Record(NetworkPrevalence, _take_network, _make_network, methods=("features", "log_prob")),
     "PooledPrevalence": Record(PooledPrevalence),
     "PrevalenceEstimate": Record(PrevalenceEstimate, _take_estimate, _make_estimate),
+    "JointEstimate": Record(JointEstimate),
     "Container": Record(Container, _take_container, _make_container),
     "Evidence": Record(Evidence, _take_evidence, _make_evidence),
     "Rows": Record(Rows),

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
-from sitewise.arrays import did_you_mean
+from sitewise.adaptation.joint import JointEstimate
+from sitewise.arrays import did_you_mean, in_stretches
 from sitewise.diagnosis import FALLBACKS, Diagnosis
 from sitewise.estimator.believing import believed_rows
 from sitewise.estimator.diagnosing import diagnose
@@ -20,6 +21,7 @@ from sitewise.estimator.prevalences import in_regions
 from sitewise.estimator.reporting import report_content
 from sitewise.estimator.updating import update
 from sitewise.estimator.watching import watch
+from sitewise.estimator.without_z import with_joint, with_joint_marginal
 from sitewise.monitoring import ALARM_LEVEL
 from sitewise.performance import (
     BelievedRows,
@@ -47,9 +49,11 @@ class AdaptedClassifier:
     classes_ : the classes, in order.
     threshold_ : P(y|x,z) of the second of two classes from which `predict` says it; None for the most probable class.
     site_name : what reports call the site; None for "New site".
+    joint : the `JointEstimate` that predicts rows without all of z; None where knockout does (see `missing`).
     """
 
     site_name: str | None = None
+    joint: JointEstimate | None = None
 
     def __init__(
         self, model: "SiteModel", estimate: PrevalenceEstimate, rows: KeptRows, fallback: str | None = None
@@ -61,6 +65,11 @@ class AdaptedClassifier:
         self.threshold_: float | None = None
         self.fallback = fallback
         self._diagnosis: Diagnosis | None = None
+
+    @property
+    def missing(self) -> str:
+        """How rows that lack z are predicted here: "joint", from the site's joint of z and y, or "knockout"."""
+        return "knockout" if self.joint is None else "joint"
 
     @property
     def fallback(self) -> str | None:
@@ -92,7 +101,9 @@ class AdaptedClassifier:
         """P(y|x,z) at this site, (n, K), each row by itself; z may be missing in part or whole."""
         inputs = self.model._read(X)
         codes = self.model._codes(sample_confounder, len(inputs))
-        probability = combine(self.model._log_ratio(inputs, codes), self._prior(codes)).exp()
+        joint = self.joint if self.in_use == "adapted" else None
+        log_ratio = with_joint(self.model, joint, inputs, codes, self.model._log_ratio(inputs, codes))
+        probability = combine(log_ratio, with_joint_marginal(self.model, joint, codes, self._prior(codes))).exp()
         return probability.to(X.device) if isinstance(X, Tensor) else probability.numpy()
 
     def adjust(self, log_ratio: Any, sample_confounder: Any = None) -> Any:
@@ -125,12 +136,17 @@ class AdaptedClassifier:
 
     def prevalence(self, Z: Any = None) -> Any:
         """Estimate of P(Y) here, (K,), or of P(Y|Z), (n, K)."""
+        if Z is None and self.joint is not None:
+            return np.asarray(self.joint.marginal)
         if Z is None:
             return self._mix(np.asarray(self.estimate.marginal))
         return self._log_prevalence(self._codes(Z)).exp().numpy()
 
     def prevalence_interval(self, Z: Any = None, level: float = 0.95) -> tuple[Any, Any]:
         """Interval of P(Y), two (K,), or of P(Y|Z), two (n, K), given f; no width where the training g is kept."""
+        if Z is None and self.joint is not None:
+            low, high = self.joint.interval(level)
+            return np.asarray(low), np.asarray(high)
         if Z is None:
             low, high = self.estimate.interval(level=level)
             return self._mix(np.asarray(low)), self._mix(np.asarray(high))
@@ -218,7 +234,7 @@ class AdaptedClassifier:
 
     def _log_prevalence(self, codes: Tensor, prevalence: Prevalence | None = None) -> Tensor:
         """log g here; in regions where f is not identified, the training prevalence (equation 12)."""
-        here = (prevalence or self.estimate.prevalence).log_prob(codes)
+        here = in_stretches((prevalence or self.estimate.prevalence).log_prob, codes)
         kept = in_regions(codes, self.model._unsupported)
         if not kept.any():
             return here

@@ -17,6 +17,7 @@ from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.cached import cached_log_ratio, cached_score
 from sitewise.estimator.held_out import score_held_out
+from sitewise.estimator.joint import JointModel, fit_joint_model
 from sitewise.estimator.model import SiteModel
 from sitewise.estimator.prevalences import (
     RowPrevalence,
@@ -36,6 +37,7 @@ from sitewise.estimator.reading import (
 from sitewise.estimator.settings import read_network_settings
 from sitewise.estimator.sharded import SiteRows, gather_rows
 from sitewise.estimator.summary import summarize_training
+from sitewise.estimator.without_z import MISSING, fit_site_joint, with_joint
 from sitewise.inputs import Inputs
 from sitewise.prevalence import MODELS, Prevalence
 from sitewise.ratio import LabeledRows, RatioObjective, Scorer, build_ratio, for_network, network_inputs
@@ -60,7 +62,8 @@ class GPAClassifier(SiteModel):
         "timm:NAME", "torchvision:NAME", or a torch module that gives features.
     prevalence : the model of g: "auto", "constant", "table", "additive" or "network" (the paper's).
     knockout : the probability with which each confounder is hidden in training, so that it may be missing later.
-    missing : how rows that lack z are predicted: "knockout" (the paper's way), which "auto" stands for.
+    missing : how rows that lack z are predicted: "knockout" (the paper's way), "joint" (exactly, from an estimate of
+        the site's joint of z and y), or "auto" (knockout, unless left-out likelihood speaks for the joint model).
     calibration : of log f on held-out rows: "vector", "bias_corrected", "temperature" or "none".
     weights : a local file with weights for the backbone, .safetensors, .pt or .pth; its classifier is left out.
     normalize : of images: None (bytes / 255), "imagenet", or "data" (by mean and spread of the training images).
@@ -95,6 +98,8 @@ class GPAClassifier(SiteModel):
     >>> here = model.adapt(X_new, sample_confounder=Z_new)
     >>> here.prevalence(), here.predict_proba(X_new, sample_confounder=Z_new)
     """
+
+    _joint: JointModel | None = None
 
     def __init__(
         self,
@@ -209,6 +214,8 @@ class GPAClassifier(SiteModel):
         self.training_history_, self.best_epoch_ = trained.history, trained.best_epoch
         self._held_out = score_held_out(validation, validation_prevalence, self.confounders_, self._score)
         self._calibrations = self._fit_calibrations()
+        learns = self.missing != "knockout" and self.confounders_ is not None
+        self._joint = fit_joint_model(self, training, validation, seed) if learns else None
 
     def _check_settings(self) -> Recipe:
         problems = Problems("GPAClassifier")
@@ -219,8 +226,8 @@ class GPAClassifier(SiteModel):
             problems.add(f"prevalence must be one of auto, {', '.join(MODELS)}, got {self.prevalence!r}")
         if not 0 <= self.knockout < 1:
             problems.add(f"knockout must be a probability below one, got {self.knockout!r}")
-        if self.missing not in ("auto", "knockout"):
-            problems.add(f"missing must be 'auto' or 'knockout', got {self.missing!r}")
+        if self.missing not in MISSING:
+            problems.add(f"missing must be one of {', '.join(MISSING)}, got {self.missing!r}")
         if self.calibration not in CALIBRATIONS:
             problems.add(f"calibration must be one of {', '.join(CALIBRATIONS)}, got {self.calibration!r}")
         problems.raise_if_any()
@@ -305,12 +312,14 @@ class GPAClassifier(SiteModel):
         inputs = read_inputs(self, X, reset=False)
         codes = self._quiet_codes(sample_confounder, len(inputs))
         raw_log_ratio, features, feature_rows = self._score(inputs, codes)
-        log_ratio = self._calibrated(raw_log_ratio, codes)
+        joint = None if distributed else fit_site_joint(self, inputs, codes, y, sample_weight)
+        log_ratio = with_joint(self, joint, inputs, codes, self._calibrated(raw_log_ratio, codes))
         rows = SiteRows(log_ratio, sample_confounder, y, groups, sample_weight, features, feature_rows)
         if distributed:
             rows = gather_rows(rows, self.device)
         here = self.adapt_log_ratio(rows.log_ratio, rows.Z, rows.y, rows.groups, rows.weight, fallback)
         here.rows = replace(here.rows, features=rows.features, feature_rows=rows.feature_rows)
+        here.joint = joint
         return here
 
     def _facts(self) -> dict[str, Any]:

@@ -9,8 +9,6 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
-from sitewise.adaptation.joint.curvature import JointCurvature
-from sitewise.adaptation.joint.mixture import Mixture
 from sitewise.arrays import Container, Problems, view_tensor
 from sitewise.uncertainty import allowed_drop, logit_interval, mirror, near_a_bound, normal_interval
 
@@ -38,8 +36,9 @@ class JointEstimate:
     trace: list[float] = field(repr=False)
     weights: Tensor = field(repr=False)  # (M, K)
     prior: Tensor = field(repr=False)  # (M, K)
-    _mixture: Mixture = field(repr=False)
-    _curvature: JointCurvature = field(repr=False)
+    _row_weight: Tensor = field(repr=False)  # (n,)
+    _densities: Tensor = field(repr=False)  # (n, 1 + 2K): of all cells, of each class's, of each class as in the prior
+    _variance: Tensor = field(repr=False)  # (K,) of the marginal
     _container: Container = field(repr=False)
 
     @cached_property
@@ -70,9 +69,7 @@ class JointEstimate:
         marginal = self.weights.sum(0)
         if not self.identified:
             return self._container.classes(torch.zeros_like(marginal)), self._container.classes(marginal * 0 + 1)
-        n_points, n_classes = self.weights.shape
-        marks = torch.eye(n_classes, dtype=torch.float64, device=marginal.device).repeat(n_points, 1)  # (P, K)
-        variance = torch.stack([self._curvature.variance_of(mark) for mark in marks.T])
+        variance, n_classes = self._variance, len(marginal)
         low, high = logit_interval(marginal, variance, level)
         plain_low, plain_high = normal_interval(marginal, variance, level)
         for label in near_a_bound(marginal, variance).nonzero().flatten().tolist():
@@ -85,13 +82,8 @@ class JointEstimate:
 
     def _fall(self, label: int, level: float) -> tuple[Tensor, Tensor]:
         """The shares of a class that the likelihood does not rule out, mixing it in (as in the prior) and out."""
-        own, typical = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
-        own[:, label], typical[:, label] = self.weights[:, label], self.prior[:, label]
-        typical = typical if float(typical.sum()) > 0 else typical.index_fill(1, typical.new_tensor([label]).long(), 1)
-        with_all, with_own, with_typical = (
-            self._mixture.densities(cells.reshape(-1)) for cells in (self.weights, own, typical / typical.sum())
-        )
-        share, weight, drop = own.sum(), self._mixture.weight, allowed_drop(level, 1.0)
+        with_all, with_own, with_typical = self._densities[:, [0, 1 + label, 1 + len(self._variance) + label]].T
+        share, weight, drop = self.weights[:, label].sum(), self._row_weight, allowed_drop(level, 1.0)
 
         def left(density: Callable[[float], Tensor]) -> Callable[[float], float]:
             return lambda amount: drop - float((weight @ (with_all / density(amount)).log()).clamp(-1e6, 1e6))
@@ -99,6 +91,15 @@ class JointEstimate:
         out = _farthest(left(lambda t: ((with_all - t * with_own) / (1 - t * share)).clamp_min(1e-300)))
         into = _farthest(left(lambda t: ((1 - t) * with_all + t * with_typical).clamp_min(1e-300)))
         return share * (1 - out) / (1 - out * share), share + into * (1 - share)
+
+
+def class_profiles(weights: Tensor, prior: Tensor) -> Tensor:
+    """What intervals near a bound need densities of, (P, 1 + 2K): all cells, each class's own, each as in the prior."""
+    n_classes = weights.shape[1]
+    own = torch.diag_embed(weights)  # (M, K, K)
+    share = prior.sum(0)
+    typical = torch.where(share > 0, prior / share.clamp_min(1e-300), 1.0 / len(prior))
+    return torch.cat([weights[..., None], own, torch.diag_embed(typical)], dim=2).reshape(-1, 1 + 2 * n_classes)
 
 
 def joint_posterior(log_joint_ratio: Tensor, log_joint: Tensor) -> Tensor:

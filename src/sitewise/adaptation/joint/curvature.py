@@ -23,9 +23,9 @@ class JointCurvature:
         """By how much the log-likelihood flatters its own rows (equation 10 for cells)."""
         return float((self.covariance * self.information).sum())
 
-    def variance_of(self, functional: Tensor) -> Tensor:
-        """The variance of a sum of cells, marked by a (P,) functional."""
-        return functional @ self.covariance @ functional
+    def variances_of(self, marks: Tensor) -> Tensor:
+        """The variances of sums of cells, marked by the columns of (P, K)."""
+        return ((self.covariance @ marks) * marks).sum(0)
 
 
 def look_back(mixture: Mixture, cells: Tensor, pseudo: Tensor) -> JointCurvature:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sitewise.adaptation.joint.answer import JointEstimate, read_ratios
+from sitewise.adaptation.joint.answer import JointEstimate, class_profiles, read_ratios
 from sitewise.adaptation.joint.climb import climb
 from sitewise.adaptation.joint.curvature import JointCurvature, classes_left_open, look_back
 from sitewise.adaptation.joint.mixture import Mixture, make_mixture
@@ -66,7 +66,7 @@ def estimate_joint(
     identified = not bool(classes_left_open(mixture, cells, aim.reshape(-1), marks).all())
     if not identified:
         warnings.warn(OPEN, stacklevel=2)
-    log_likelihood = float(mixture.sums(cells)[0])
+    log_likelihood, weights = float(mixture.sums(cells)[0]), cells.reshape(aim.shape)
     return JointEstimate(
         strength=value,
         converged=found.converged,
@@ -76,10 +76,11 @@ def estimate_joint(
         left_out=log_likelihood - curvature.optimism,
         identified=identified,
         trace=[-float(step) for step in found.trace],
-        weights=cells.reshape(aim.shape),
+        weights=weights,
         prior=aim,
-        _mixture=mixture,
-        _curvature=curvature,
+        _row_weight=weight,
+        _densities=mixture.densities(class_profiles(weights, aim)),
+        _variance=curvature.variances_of(marks),
         _container=Container.of(log_joint_ratio),
     )
 

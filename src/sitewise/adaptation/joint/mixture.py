@@ -45,7 +45,7 @@ class Mixture:
         return log_likelihood, slope
 
     def densities(self, cells: Tensor) -> Tensor:
-        """m_n of every row, (n,), divided by what the row was divided by."""
+        """m_n of every row at several weights of the cells (P, Q), (n, Q), divided by what the row was divided by."""
         return torch.cat([(rows @ cells.to(rows.dtype)).double() for rows, _ in self.stretches()])
 
     def information(self, cells: Tensor) -> Tensor:

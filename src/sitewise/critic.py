@@ -1,0 +1,240 @@
+"""How much likelier z is given x than at large: log P_s(z|x) / P_s(z) by a contrastive critic (equation 15d).
+
+s is the pooled training population. The critic scores pairs of a backbone's features of x with z; for each x a softmax
+over the z of its batch finds the z that belongs to it, so that scores are the log-ratio up to a factor of x alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sitewise.confounders import Categorical, Confounders
+from sitewise.training import Recipe, digest, train
+
+HIDDEN = 128
+WIDTH = 64
+RECIPE = Recipe(epochs=10, batch_size=512, learning_rate=3e-3, weight_decay=0.1, min_steps=400)
+VALIDATION_BATCH = 1024
+
+
+class CriticNetwork(nn.Module):
+    """A perceptron for the features of x, one for z, and the product of what they say."""
+
+    x_mean: Tensor
+    x_spread: Tensor
+    z_mean: Tensor
+    z_spread: Tensor
+
+    def __init__(self, n_features: int, n_inputs: int) -> None:
+        super().__init__()
+        self.of_x = nn.Sequential(nn.Linear(n_features, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, WIDTH))
+        self.of_z = nn.Sequential(nn.Linear(n_inputs, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, WIDTH + 1))
+        for name, size in (("x", n_features), ("z", n_inputs)):
+            self.register_buffer(f"{name}_mean", torch.zeros(size))
+            self.register_buffer(f"{name}_spread", torch.ones(size))
+
+    def standardize(self, features: Tensor, inputs: Tensor) -> None:
+        """Take the mean and the spread of the training rows for zero and one."""
+        for name, values in (("x", features), ("z", inputs)):
+            spread = values.std(0)
+            setattr(self, f"{name}_mean", values.mean(0))
+            setattr(self, f"{name}_spread", torch.where(spread > 1e-6 * spread.max().clamp_min(1e-30), spread, 1.0))
+
+    def parts(self, features: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """What x says (n, D) and what z says (m, D), whose products are the scores."""
+        x = self.of_x((features - self.x_mean) / self.x_spread) / WIDTH**0.5
+        return torch.cat([x, torch.ones_like(x[:, :1])], dim=1), self.of_z((inputs - self.z_mean) / self.z_spread)
+
+    def forward(self, features: Tensor, inputs: Tensor) -> Tensor:
+        """Scores of every x with every z, (n, m)."""
+        x, z = self.parts(features, inputs)
+        return x @ z.T
+
+
+def contrastive_nll(scores: Tensor, weight: Tensor) -> Tensor:
+    """The weighted mean of -log softmax over the batch's z (n, n) of each row's own, every z by its row's weight."""
+    logits = scores + weight.clamp_min(1e-30).log()
+    return (weight * (torch.logsumexp(logits, dim=1) - logits.diagonal())).sum() / weight.sum()
+
+
+@dataclass
+class Pairs:
+    """Rows with their own z: features of x, what networks read of z, weights."""
+
+    features: Tensor
+    inputs: Tensor
+    weight: Tensor
+
+    def to(self, device: torch.device) -> None:
+        """Move them."""
+        self.features, self.inputs, self.weight = (
+            part.to(device) for part in (self.features, self.inputs, self.weight)
+        )
+
+    def __len__(self) -> int:
+        return len(self.weight)
+
+
+@dataclass
+class CriticObjective:
+    """The contrast of batches; held-out rows are contrasted in batches that stay the same."""
+
+    training: Pairs
+    validation: Pairs
+    sites: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sites = torch.zeros(len(self.training), dtype=torch.int64)
+
+    def to(self, device: torch.device) -> None:
+        """Keep everything on the device."""
+        self.training.to(device)
+        self.validation.to(device)
+
+    def begin_epoch(self, generator: torch.Generator, progress: float) -> None:
+        """Nothing changes from epoch to epoch."""
+
+    def reading(self, upcoming: Sequence[Tensor]) -> AbstractContextManager[None]:
+        """Features are in memory."""
+        return nullcontext()
+
+    def loss(self, module: nn.Module, rows: Tensor) -> Tensor:
+        """The contrast among some rows."""
+        pairs = self.training
+        return contrastive_nll(module(pairs.features[rows], pairs.inputs[rows]), pairs.weight[rows])
+
+    def validation_loss(self, module: nn.Module) -> float | None:
+        """The contrast among held-out rows."""
+        pairs = self.validation
+        if len(pairs) < 2:
+            return None
+        losses, weights = [], []
+        for first in range(0, len(pairs), VALIDATION_BATCH):
+            part = slice(first, first + VALIDATION_BATCH)
+            losses.append(contrastive_nll(module(pairs.features[part], pairs.inputs[part]), pairs.weight[part]))
+            weights.append(pairs.weight[part].sum())
+        return float(torch.stack(losses) @ torch.stack(weights) / sum(weights))
+
+    def identity(self) -> dict[str, str]:
+        """The data."""
+        return {"critic": digest(self.training.features, self.training.inputs, self.training.weight)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing is learned beside the network."""
+        return {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """There is nothing to take back."""
+
+
+@dataclass(frozen=True)
+class Critic:
+    """A trained critic as numbers."""
+
+    n_features: int
+    n_inputs: int
+    state: dict[str, Tensor] = field(repr=False)
+
+    def network(self, like: Tensor) -> CriticNetwork:
+        """The network behind it, where and as precise as some tensor is."""
+        network = CriticNetwork(self.n_features, self.n_inputs)
+        network.load_state_dict(self.state)
+        return network.to(like.device, like.dtype).eval()
+
+    def of_pairs(self, features: Tensor, inputs: Tensor) -> Tensor:
+        """Scores of rows with their own z, (n,)."""
+        with torch.no_grad():
+            x, z = self.network(features).parts(features, inputs.to(features))
+            return (x * z).sum(1)
+
+
+def train_critic(training: Pairs, validation: Pairs, *, device: str, seed: int) -> Critic:
+    """Train a critic on rows with their z; held-out rows choose the snapshot."""
+    sizes = training.features.shape[1], training.inputs.shape[1]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = CriticNetwork(*sizes)
+    network.standardize(training.features, training.inputs)
+    objective = CriticObjective(training, validation)
+    found = train(network, objective, RECIPE, device=device, seed=seed, verbose=False, label="training the critic")
+    return Critic(*sizes, {name: value.clone() for name, value in found.module.state_dict().items()})
+
+
+@dataclass(frozen=True)
+class Bank:
+    """z-points that stand for all of z: their codes, and the share of the training rows around each."""
+
+    schema: Confounders
+    codes: Tensor  # (M, V)
+    share: Tensor  # (M,)
+
+    @property
+    def inputs(self) -> Tensor:
+        """What networks read of the points, (M, D)."""
+        return self.schema.inputs(self.codes)
+
+    def log_agreement(self, codes: Tensor) -> Tensor:
+        """How well each point agrees with what is known of a row's z, (n, M): 0 at best, -inf where a level differs.
+
+        A number is compared by a normal kernel. A row whose levels no point has counts as one without z.
+        """
+        total = torch.zeros(len(codes), len(self.codes), dtype=torch.float64)
+        missing = self.schema.missing(codes)
+        for j, variable in enumerate(self.schema.variables):
+            own, points = codes[:, j : j + 1], self.codes[:, j]
+            if isinstance(variable, Categorical):
+                part = torch.where(own == points, 0.0, -torch.inf)
+            else:
+                part = -0.5 * ((own - points) / self._width(points)) ** 2
+            total += torch.where(missing[:, j : j + 1], 0.0, part)
+        best = total.amax(1, keepdim=True)
+        return torch.where(best == -torch.inf, 0.0, total - best.clamp_min(-1e300))
+
+    def _width(self, points: Tensor) -> float:
+        """A kernel's width: about the distance between neighbouring points, for points that have a spread."""
+        return max(0.5 * float(points.std()) * len(points) ** -0.2, 1e-6) if len(points) > 1 else 1.0
+
+
+def make_bank(schema: Confounders, codes: Tensor, weight: Tensor, size: int) -> Bank:
+    """Thin rows of complete z (n, V) out to at most so many points.
+
+    Every combination of levels has points, more where it has more rows; numbers are split at their medians, the widest
+    first, until the points of a combination are used up. A point is the row nearest to the mean of its part.
+    """
+    kinds = [isinstance(variable, Categorical) for variable in schema.variables]
+    levels = codes[:, [j for j, kind in enumerate(kinds) if kind]]
+    numbers = codes[:, [j for j, kind in enumerate(kinds) if not kind]]
+    cell = torch.unique(levels, dim=0, return_inverse=True)[1] if levels.shape[1] else torch.zeros(len(codes)).long()
+    mass = torch.zeros(int(cell.max()) + 1, dtype=torch.float64).index_add_(0, cell, weight.double())
+    kept = torch.argsort(mass, descending=True)[:size]
+    wanted = size * mass.sqrt() / mass[kept].sqrt().sum()
+    points, shares = [], []
+    for number in kept.tolist():
+        rows = (cell == number).nonzero().flatten()
+        for part in _split(rows, numbers, max(1, int(wanted[number]))):
+            away = (numbers[part] - numbers[part].mean(0)).square().sum(1)
+            points.append(part[away.argmin()])
+            shares.append(weight[part].double().sum())
+    share = torch.stack(shares)
+    return Bank(schema, codes[torch.stack(points)].double(), share / share.sum())
+
+
+def _split(rows: Tensor, numbers: Tensor, n_parts: int) -> list[Tensor]:
+    """Rows in at most so many parts of like numbers: halves of halves, along the number that varies most."""
+    spread = numbers[rows].amax(0) - numbers[rows].amin(0) if numbers.shape[1] else torch.zeros(1)
+    if n_parts < 2 or float(spread.max()) <= 0:
+        return [rows]
+    values = numbers[rows, int(spread.argmax())]
+    first = n_parts // 2
+    cut = torch.sort(values).values[len(rows) * first // n_parts]
+    below = values < cut if bool((values < cut).any()) else values <= cut
+    return _split(rows[below], numbers, first) + _split(rows[~below], numbers, n_parts - first)
+
+
+def log_lift(scores: Tensor, share: Tensor) -> Tensor:
+    """log P_s(z_m|x) / P_s(z_m) from a critic's scores (n, M), whose factor of x makes P_s(z_m|x) sum to one."""
+    return scores - torch.logsumexp(scores + share.log(), dim=1, keepdim=True)

@@ -1,0 +1,163 @@
+"""r(x,y,z) over a bank of z-points, from f and a critic learned on the backbone's features (equation 15d)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+from scipy.optimize import minimize_scalar
+from torch import Tensor, nn
+
+from sitewise.calibration import Calibration
+from sitewise.critic import Bank, Critic, Pairs, log_lift, make_bank, train_critic
+from sitewise.estimator.kept import evenly
+from sitewise.estimator.prevalences import Region, in_regions
+from sitewise.inputs import Inputs
+from sitewise.prevalence import Prevalence
+from sitewise.ratio import LabeledRows, RatioNetwork, Scorer, scoring_device
+
+if TYPE_CHECKING:
+    from sitewise.estimator.gpa import GPAClassifier
+
+POINTS = 128  # of the bank
+ENOUGH_ROWS = 50  # with all of z, to learn a critic from or to calibrate it on
+TEMPERATURE_ROWS = 2000
+LARGEST_TEMPERATURE = 3.0
+SCORED_ENTRIES = 2**18  # of (row, point) that go through the fusion at a time
+
+
+@dataclass(frozen=True)
+class JointModel:
+    """What r(x,y,z) needs beside f: the bank, the training population's g over all z, the critic, its temperature."""
+
+    bank: Bank
+    source: Prevalence  # g_s of the training rows that have all of z
+    possible: Tensor  # (M, K) False where f has never seen the class
+    critic: Critic = field(repr=False)
+    temperature: float = 1.0
+
+    @property
+    def prior(self) -> Tensor:
+        """P_s(z_m, y) over the bank, (M, K)."""
+        return self.bank.share[:, None] * self.source.log_prob(self.bank.codes).exp()
+
+    def log_ratio(self, log_f: Tensor, scores: Tensor) -> Tensor:
+        """log r (n, M, K) from calibrated log f at the bank's points and the critic's scores (n, M): equation 15d.
+
+        Its mean over the training population's joint is one for every x.
+        """
+        lift = log_lift(self.temperature * scores, self.bank.share)
+        both = stable_part(log_f, self.source.log_prob(self.bank.codes)) + lift[..., None]
+        return torch.where(self.possible, both, -torch.inf)
+
+
+def stable_part(log_f: Tensor, log_source: Tensor) -> Tensor:
+    """log P(y|x,z) / P_s(y|z) of the training population: log f without its free factor."""
+    return log_f - torch.logsumexp(log_f + log_source, dim=2, keepdim=True)
+
+
+class BackboneOnly(nn.Module):
+    """The features of x that the fusion with z reads."""
+
+    def __init__(self, network: RatioNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor, z: Tensor) -> Tensor:
+        """(n, W)."""
+        return self.network.backbone(x)  # type: ignore[no-any-return]
+
+
+def backbone_features(scorer: Scorer, X: Inputs) -> Tensor:
+    """The backbone's features of every row, (n, W), on the CPU."""
+    assert isinstance(scorer.module, RatioNetwork)
+    return Scorer(BackboneOnly(scorer.module), scorer.device)(X, torch.zeros(len(X), 0))
+
+
+def at_points(network: RatioNetwork, features: Tensor, inputs: Tensor) -> Tensor:
+    """Raw log f of every row at every point, (n, M, K): the fusion's first layer is a sum of what x and z say."""
+    first, width = network.fusion[0], features.shape[1]
+    assert isinstance(first, nn.Linear)
+    of_x = features @ first.weight[:, :width].T + first.bias
+    of_z = inputs @ first.weight[:, width:].T
+    return network.fusion[1:](of_x[:, None] + of_z)  # type: ignore[no-any-return]
+
+
+def over_points(
+    scorer: Scorer, calibration: Calibration, critic: Critic, features: Tensor, bank: Bank
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Some rows after others: calibrated log f (c, M, K) at a bank's points, and the critic's scores (c, M)."""
+    assert isinstance(scorer.module, RatioNetwork)
+    device = scoring_device(scorer.device)
+    dtype = next(scorer.module.parameters()).dtype
+    network, judge = scorer.module.to(device), critic.network(torch.zeros(0, dtype=dtype, device=device))
+    inputs = bank.inputs.to(device, dtype)
+    size = max(1, SCORED_ENTRIES // len(bank.codes))
+    with torch.no_grad():
+        for first in range(0, len(features), size):
+            part = slice(first, first + size)
+            x = features[part].to(device, dtype)
+            raw_log_f, scores = at_points(network, x, inputs), judge(x, inputs)
+            shape = raw_log_f.shape
+            log_f = calibration.apply(raw_log_f.double().cpu().reshape(-1, shape[2])).reshape(shape)
+            yield part, log_f, scores.double().cpu()
+    scorer.module.to("cpu")
+
+
+def fit_joint_model(
+    model: "GPAClassifier", training: LabeledRows, validation: LabeledRows, seed: int
+) -> JointModel | None:
+    """Learn the critic on the backbone's features of the training rows that have all of z; None where these are few.
+
+    f is trained by then and stays as it is.
+    """
+    schema = model.confounders_
+    assert schema is not None
+
+    def with_z(rows: LabeledRows) -> LabeledRows:
+        return rows.take((~schema.missing(rows.codes).any(dim=1)).nonzero().flatten())
+
+    rows, held = with_z(training), with_z(validation)
+    if len(rows) < ENOUGH_ROWS:
+        return None
+    pairs, held_pairs = (_pairs(model._scorer, part, schema.inputs(part.codes)) for part in (rows, held))
+    critic = train_critic(pairs, held_pairs, device=model.device, seed=seed)
+    bank = make_bank(schema, rows.codes, rows.weight, POINTS)
+    possible = ~_unseen(bank.codes, len(model.classes_), model._unsupported)
+    found = JointModel(bank, model._fit_prevalence(rows, seed), possible, critic)
+    if len(held) < ENOUGH_ROWS:
+        return found
+    return calibrate_critic(model, found, held, seed)
+
+
+def _pairs(scorer: Scorer, rows: LabeledRows, inputs: Tensor) -> Pairs:
+    features = backbone_features(scorer, rows.X) if len(rows) else torch.zeros(0, 1)
+    return Pairs(features.float(), inputs.float(), rows.weight.float())
+
+
+def _unseen(codes: Tensor, n_classes: int, regions: tuple[Region, ...]) -> Tensor:
+    """Which classes (M, K) f has never seen at z."""
+    unseen = torch.zeros(len(codes), n_classes, dtype=torch.bool)
+    for region in regions:
+        unseen[:, region.label] |= in_regions(codes, (region,))
+    return unseen
+
+
+def calibrate_critic(model: "GPAClassifier", joint: JointModel, held: LabeledRows, seed: int) -> JointModel:
+    """The same with the temperature of least NLL of (y, z) given x under the held-out rows' own joint."""
+    few, schema = held.take(evenly(len(held), TEMPERATURE_ROWS)), joint.bank.schema
+    features = backbone_features(model._scorer, few.X)
+    bank = make_bank(schema, few.codes, few.weight, POINTS)
+    log_own, log_source = model._fit_prevalence(held, seed).log_prob(bank.codes), joint.source.log_prob(bank.codes)
+    offsets, scores = [], []
+    for _, log_f, score in over_points(model._scorer, model._calibrations[0], joint.critic, features, bank):
+        offsets.append(bank.share.log() + torch.logsumexp(stable_part(log_f, log_source) + log_own, dim=2))
+        scores.append(score)
+    offset, score, weight = torch.cat(offsets), torch.cat(scores), few.weight.double()
+    own = joint.critic.of_pairs(features.double(), schema.inputs(few.codes))
+
+    def nll(temperature: float) -> float:
+        return float(weight @ (torch.logsumexp(offset + temperature * score, dim=1) - temperature * own))
+
+    best = minimize_scalar(nll, bounds=(0.0, LARGEST_TEMPERATURE), method="bounded")
+    return replace(joint, temperature=float(best.x))

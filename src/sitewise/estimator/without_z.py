@@ -1,0 +1,120 @@
+"""A site's rows that lack z: the joint model or knockout, as left-out likelihood says, and their predictions."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sitewise.adaptation import estimate_prevalence
+from sitewise.adaptation.joint import JointEstimate, estimate_joint, joint_posterior
+from sitewise.estimator.joint import backbone_features, over_points
+from sitewise.estimator.reading import read_partial_labels
+from sitewise.inputs import Inputs, take_inputs
+
+if TYPE_CHECKING:
+    from sitewise.estimator.gpa import GPAClassifier
+
+MISSING = ("auto", "knockout", "joint")
+MARGIN = 1.0  # of left-out log-likelihood by which the joint model must be better
+NO_JOINT = "missing='joint' needs confounders in training, and some rows that have all of them: use missing='auto'"
+
+
+def lacking(model: "GPAClassifier", codes: Tensor) -> Tensor:
+    """Which rows lack a part of z, (n,)."""
+    if model.confounders_ is None:
+        return torch.zeros(len(codes), dtype=torch.bool)
+    return model.confounders_.missing(codes).any(dim=1)
+
+
+def fit_site_joint(
+    model: "GPAClassifier", X: Inputs, codes: Tensor, labels: Any = None, weight: Any = None
+) -> JointEstimate | None:
+    """The site's joint of (z, y) from all its rows, known labels and known parts of z counted in.
+
+    None where the model is to go without: `missing="knockout"`; nothing is missing; or, for "auto", knockout predicts
+    left-out rows without z better.
+    """
+    if model.missing == "joint" and model._joint is None:
+        raise ValueError(NO_JOINT)
+    short = lacking(model, codes)
+    if model._joint is None or model.missing == "knockout" or (model.missing == "auto" and not short.any()):
+        return None
+    log_ratio = joint_log_ratio(model, X, codes)
+    if labels is not None:
+        known = torch.tensor(read_partial_labels(labels, model.classes_, len(X)))
+        other = torch.arange(len(model.classes_)) != known[:, None]
+        log_ratio = log_ratio.masked_fill((other & ~known.isnan()[:, None])[:, None], -torch.inf)
+    estimate = estimate_joint(log_ratio, prior=model._joint.prior, sample_weight=weight)
+    if model.missing == "joint":
+        return estimate
+    rows = short.nonzero().flatten()
+    row_weight = None if weight is None else torch.as_tensor(weight)[rows]
+    blank = model.confounders_.missing_codes().expand(len(rows), -1)  # type: ignore[union-attr]
+    hidden = estimate
+    if labels is not None or not torch.equal(blank, codes):
+        hidden_ratio = joint_log_ratio(model, take_inputs(X, rows), blank)
+        hidden = estimate_joint(hidden_ratio, prior=model._joint.prior, sample_weight=row_weight)
+    return (
+        estimate if hidden.left_out > _left_out_by_knockout(model, take_inputs(X, rows), row_weight) + MARGIN else None
+    )
+
+
+def joint_log_ratio(model: "GPAClassifier", X: Inputs, codes: Tensor) -> Tensor:
+    """log r(x,y,z_m) of rows over the bank (n, M, K), -inf at points that contradict what is known of a row's z."""
+    joint = model._joint
+    assert joint is not None
+    found = torch.empty(len(X), *joint.prior.shape, dtype=torch.float32)
+    features = backbone_features(model._scorer, X)
+    for part, log_f, scores in over_points(model._scorer, model._calibrations[0], joint.critic, features, joint.bank):
+        found[part] = (joint.log_ratio(log_f, scores) + joint.bank.log_agreement(codes[part])[..., None]).float()
+    return found
+
+
+def joint_log_posterior(model: "GPAClassifier", site: JointEstimate, X: Inputs, codes: Tensor) -> Tensor:
+    """log P(y|x, what is known of z) of rows at a site, (n, K), each row by itself."""
+    joint = model._joint
+    assert joint is not None
+    log_weights = site.weights.cpu().log()
+    features = backbone_features(model._scorer, X)
+    parts = [
+        joint_posterior(joint.log_ratio(log_f, scores) + joint.bank.log_agreement(codes[part])[..., None], log_weights)
+        for part, log_f, scores in over_points(
+            model._scorer, model._calibrations[0], joint.critic, features, joint.bank
+        )
+    ]
+    return torch.cat(parts)
+
+
+def with_joint(
+    model: "GPAClassifier", site: JointEstimate | None, X: Inputs, codes: Tensor, log_ratio: Tensor
+) -> Tensor:
+    """Log-ratios (n, K) whose rows without all of z say, with the site's P(Y), what the joint model says of them."""
+    rows = lacking(model, codes).nonzero().flatten()
+    if site is None or not len(rows):
+        return log_ratio
+    log_posterior = joint_log_posterior(model, site, take_inputs(X, rows), codes[rows])
+    marginal = site.weights.sum(0).cpu().clamp_min(1e-300).log()
+    return log_ratio.index_copy(0, rows, log_posterior - marginal)
+
+
+def with_joint_marginal(
+    model: "GPAClassifier", site: JointEstimate | None, codes: Tensor, log_prevalence: Tensor
+) -> Tensor:
+    """log g (n, K) to go with `with_joint`: the site's P(Y) for rows without all of z."""
+    if site is None:
+        return log_prevalence
+    return torch.where(
+        lacking(model, codes)[:, None], site.weights.sum(0).cpu().clamp_min(1e-300).log(), log_prevalence
+    )
+
+
+def _left_out_by_knockout(model: "GPAClassifier", X: Inputs, weight: Tensor | None) -> float:
+    """The left-out log-likelihood of f(x, missing) and one P(Y), scaled so that its mean is one as r's is."""
+    assert model.confounders_ is not None
+    blank = model.confounders_.missing_codes().expand(len(X), -1)
+    log_f = model._log_ratio(X, blank)
+    scaled = log_f - torch.logsumexp(log_f + model._pooled_prevalence.log_prob(blank), dim=1, keepdim=True)
+    estimate = estimate_prevalence(log_f.numpy(), model="constant", sample_weight=weight)
+    marginal = torch.tensor(estimate.marginal).clamp_min(1e-300).log()
+    weights = torch.ones(len(X), dtype=torch.float64) if weight is None else weight.double()
+    return float(weights @ torch.logsumexp(scaled + marginal, dim=1)) - estimate._fit.optimism
