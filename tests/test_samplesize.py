@@ -46,7 +46,7 @@ def test_sites_of_the_planned_size_have_the_planned_width(source):
     family = SimulatedFamily(signal=2.0, levels=(2,), n_continuous=0)
     plan = plan_sample_size(source.log_ratio, source.y, source.Z, width=0.08, prevalence=0.3, n_simulations=0)
     widths = []
-    for seed in range(5):
+    for seed in range(3):
         site = family.site(plan.answer, prevalence=[0.7, 0.3], seed=100 + seed)
         low, high = sw.estimate_prevalence(site.log_ratio, site.Z).interval()
         widths.append(high[1] - low[1])
@@ -54,7 +54,7 @@ def test_sites_of_the_planned_size_have_the_planned_width(source):
 
 
 def test_information_and_simulation_agree_and_losses_fall(source):
-    plan = plan_sample_size(source.log_ratio, source.y, source.Z, kl=0.01, sizes=(100, 2000), n_simulations=6)
+    plan = plan_sample_size(source.log_ratio, source.y, source.Z, kl=0.01, sizes=(100, 2000), n_simulations=4)
     few, many = plan.points
     for point in plan.points:
         assert point.width == pytest.approx(point.simulated_width, rel=0.1)
@@ -62,7 +62,7 @@ def test_information_and_simulation_agree_and_losses_fall(source):
     assert few.width / many.width == pytest.approx(math.sqrt(20), rel=0.15)
     assert plan.table["n"].tolist() == [100, 2000]
     json.dumps(plan.to_dict(), allow_nan=False)
-    again = plan_sample_size(source.log_ratio, source.y, source.Z, kl=0.01, sizes=(100, 2000), n_simulations=6)
+    again = plan_sample_size(source.log_ratio, source.y, source.Z, kl=0.01, sizes=(100, 2000), n_simulations=4)
     assert again == plan
 
 

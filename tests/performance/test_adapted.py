@@ -18,7 +18,7 @@ def model(family):
     X, y = np.concatenate([s.X for s in sites]), np.concatenate([s.y for s in sites])
     Z = {name: np.concatenate([s.Z[name] for s in sites]) for name in sites[0].Z}
     domain = np.repeat([s.site.name for s in sites], 500)
-    fitted = sw.GPAClassifier(epochs=8, random_state=0, verbose=False)
+    fitted = sw.GPAClassifier(epochs=5, random_state=0, verbose=False)
     return fitted.fit(X, y, sample_domain=domain, sample_confounder=Z)
 
 
@@ -44,7 +44,7 @@ def test_what_is_expected_is_near_what_labels_show(here, site):
 def test_the_calibration_of_f_is_part_of_the_doubt(here, monkeypatch):
     whole = here.expected_performance()["brier"]
     del here._believed
-    monkeypatch.setattr("sitewise.estimator.believing.calibration_parts", lambda model, codes: [])
+    monkeypatch.setattr("sitewise.estimator.believing.calibration_parts", lambda model, codes, joint: [])
     given_f = here.expected_performance()["brier"]
     assert whole.high - whole.low > given_f.high - given_f.low
 

@@ -6,6 +6,7 @@ import torch
 from sklearn.utils import check_random_state
 from torch import Tensor
 
+from sitewise.estimator.without_z import lacking, with_joint_marginal
 from sitewise.performance import BelievedRows, Part, believe
 from sitewise.posterior import combine
 
@@ -19,16 +20,17 @@ N_RESAMPLES = 100  # of the held-out rows behind a calibration
 def believed_rows(here: "AdaptedClassifier") -> BelievedRows:
     """The rows a model was adapted on, as `sitewise.performance` wants them."""
     rows, model = here.rows, here.model
-    decided = here._prior(rows.codes)
-    schema = model.confounders_
+    schema, joint = model.confounders_, here.joint if here.in_use == "adapted" else None
+    decided = with_joint_marginal(model, joint, rows.codes, here._prior(rows.codes))
     return believe(
         rows.log_ratio,
         rows.codes,
         here.estimate,
-        log_prevalence=here._log_prevalence(rows.codes),
+        log_prevalence=with_joint_marginal(model, here.joint, rows.codes, here._log_prevalence(rows.codes)),
         supported=rows.supported,
+        by_marginal=None if here.joint is None else lacking(model, rows.codes),
         probability=combine(rows.log_ratio, decided).exp().numpy(),
-        parts=calibration_parts(model, rows.codes),
+        parts=calibration_parts(model, rows.codes, joint=here.joint is not None),
         known=None if rows.labels is None else rows.labels.numpy(),
         weight=rows.weight,
         z=None if schema is None else schema.decode(rows.codes),
@@ -36,8 +38,11 @@ def believed_rows(here: "AdaptedClassifier") -> BelievedRows:
     )
 
 
-def calibration_parts(model: "SiteModel", codes: Tensor) -> list[Part]:
-    """Those of the model's calibrations that rows with such z went through, refitted to held-out rows drawn again."""
+def calibration_parts(model: "SiteModel", codes: Tensor, *, joint: bool = False) -> list[Part]:
+    """Those of the model's calibrations that rows with such z went through, refitted to held-out rows drawn again.
+
+    Rows that lack z go through the second one, unless the joint model speaks for them.
+    """
     seed = int(check_random_state(model.random_state).randint(2**31 - 1))
     schema, (complete, hidden) = model.confounders_, model._held_out
 
@@ -55,5 +60,5 @@ def calibration_parts(model: "SiteModel", codes: Tensor) -> list[Part]:
     return [
         Part(held_out.resample(calibration, N_RESAMPLES, seed), applies)
         for calibration, held_out, applies in pairs
-        if calibration.method != "none" and bool(applies(codes).any())
+        if calibration.method != "none" and bool(applies(codes).any()) and not (joint and applies is lacks_some)
     ]

@@ -100,6 +100,7 @@ def believe(
     *,
     log_prevalence: Tensor | None = None,
     supported: Tensor | None = None,
+    by_marginal: Tensor | None = None,
     probability: Array | None = None,
     parts: Sequence[Part] = (),
     known: Array | None = None,
@@ -111,13 +112,14 @@ def believe(
     """What is believed of the labels of rows with log f (n, K) and codes of z (n, V), and draws of them.
 
     `log_prevalence` (n, K) is g where it is not the estimate's, `supported` (n,) tells where the estimate's draws hold
-    at all, `probability` (n, K) is what is decided by where that is something else.
+    at all, `by_marginal` (n,) which rows have one P(y) for their g, whose draws move as the estimate's mean does, and
+    `probability` (n, K) is what is decided by where that is something else.
     """
     kept = evenly(len(log_ratio), MOST_ROWS)
     if len(kept) < len(log_ratio):
         log_ratio, codes = log_ratio[kept], codes[kept]
         log_prevalence = None if log_prevalence is None else log_prevalence[kept]
-        supported = None if supported is None else supported[kept]
+        supported, by_marginal = (None if part is None else part[kept] for part in (supported, by_marginal))
         weight = None if weight is None else weight[kept]
         probability, known = (None if part is None else part[kept.numpy()] for part in (probability, known))
         z = None if z is None else z.iloc[kept.numpy()].reset_index(drop=True)
@@ -126,7 +128,12 @@ def believe(
     rng = np.random.default_rng(check_random_state(random_state).randint(2**31))
     here = estimate.prevalence.log_prob(codes) if log_prevalence is None else log_prevalence
     adjusted = combine(log_ratio, here).exp().cpu().numpy()
-    draws = estimate.draws(n_draws, random_state=int(rng.integers(2**31))).log_prob(codes)
+    drawn_g = estimate.draws(n_draws, random_state=int(rng.integers(2**31)))
+    draws = drawn_g.log_prob(codes)
+    if by_marginal is not None and bool(by_marginal.any()):
+        moves = torch.tensor(np.log(drawn_g.marginal / np.asarray(estimate.marginal)))
+        pairs = zip(draws, moves, strict=True)
+        draws = (torch.where(by_marginal[:, None], here + move, drawn) for drawn, move in pairs)
     if supported is not None and not bool(supported.all()):
         draws = (torch.where(supported[:, None], drawn, here) for drawn in draws)
     labels = draw_labels(
