@@ -1,6 +1,7 @@
 """`sitewise predict`: a table in, the adapted probabilities of its rows out, a chunk at a time."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 DECISION = "decision"
 IMAGE_ROWS = 512  # of images at a time
+WORKERS = 2  # chunks predicted side by side
 
 
 def predict(
@@ -82,7 +84,9 @@ class Predictions:
         self.sites: set[str] = set()
         labels = here.classes_.tolist()
         label_type = pa.int64() if all(isinstance(label, int) for label in labels) else pa.string()
-        name = pa.field("row", pa.int64()) if id is None else pa.field(id, pa.string())
+        if id in (DECISION, *(f"p_{label}" for label in labels)):
+            raise ValueError(f"--id {id} has the name of a column of the predictions: rename it in {table.path}")
+        name = pa.field("row", pa.int64()) if id is None else pa.field(id, table.type_of(id))
         shares = [pa.field(f"p_{label}", pa.float64()) for label in labels]
         self.labels = pa.array(labels, type=label_type)
         self.schema = pa.schema([name, *shares, pa.field(DECISION, label_type)])
@@ -93,17 +97,11 @@ class Predictions:
         from sitewise.tables import table_writer
 
         n_rows = 0
-        with table_writer(out, self.schema) as writer, ThreadPoolExecutor(2) as pool:
-            writing: Future[None] | None = None
-            for chunk, start in _ahead(self._chunks(), pool):
-                predicted = self._predict(chunk, start)
-                if writing is not None:
-                    writing.result()
-                writing = pool.submit(writer.write, predicted)
+        with table_writer(out, self.schema) as writer, ThreadPoolExecutor(WORKERS + 1) as pool:
+            for predicted, n_read in _in_order(self._predict, self._chunks(), pool):
+                writer.write(predicted)
                 n_rows += predicted.num_rows
-                advance(chunk.num_rows)
-            if writing is not None:
-                writing.result()
+                advance(n_read)
             check_site(self.sites, self.site, self.reader.roles.site, str(self.table.path))
         return n_rows
 
@@ -116,38 +114,48 @@ class Predictions:
                 yield chunk.slice(first, step), start + first
             start += chunk.num_rows
 
-    def _predict(self, chunk: "pa.RecordBatch", start: int) -> "pa.Table":
+    def _predict(self, chunk: "pa.RecordBatch", start: int) -> "tuple[pa.Table, int]":
+        """The predictions of a chunk, and how many rows were read for them."""
         import numpy as np
         import pyarrow as pa
 
         from sitewise.cli.loading import check_site, sites_of, take_site
         from sitewise.performance import decide
         from sitewise.tables import Place
-        from sitewise.tables.values import text
+        from sitewise.tables.values import plain
 
         place = Place(str(self.table.path), start)
         found = sites_of(chunk, self.reader.roles.site, place)
-        self.sites |= set() if found is None else set(found.tolist())
+        self.sites.update([] if found is None else found.tolist())
         if self.site is None:
             check_site(self.sites, None, self.reader.roles.site, str(self.table.path))
         rows, place = take_site(chunk, self.reader.roles.site, self.site, place)
         if not rows.num_rows:
-            return self.schema.empty_table()
+            return self.schema.empty_table(), chunk.num_rows
         read = self.reader.read(rows, labels="none", place=place, root=self.table.path.parent, packed=self.packed)
         probability = np.asarray(self.here.predict_proba(read.X, sample_confounder=read.Z))
         decided = self.labels.take(pa.array(decide(probability, self.here.threshold_)))
         numbers = np.arange(rows.num_rows) if place.kept is None else place.kept
-        first = pa.array(numbers + start) if self.id is None else pa.array(text(rows, self.id), type=pa.string())
+        first = pa.array(numbers + start) if self.id is None else plain(rows.column(self.id))
         shares = [pa.array(np.ascontiguousarray(column)) for column in probability.T]
-        return pa.Table.from_arrays([first, *shares, decided], schema=self.schema)
+        return pa.Table.from_arrays([first, *shares, decided], schema=self.schema), chunk.num_rows
 
 
-def _ahead(items: Iterator[Any], pool: ThreadPoolExecutor) -> Iterator[Any]:
-    """Go through items of which the next one is made by another thread while this one is worked on."""
-    coming = pool.submit(next, items, None)
-    while (item := coming.result()) is not None:
-        coming = pool.submit(next, items, None)
-        yield item
+def _in_order(work: Callable[..., Any], items: Iterator[Any], pool: ThreadPoolExecutor) -> Iterator[Any]:
+    """Results in the order of the items: one thread reads ahead, few work side by side, as few results wait."""
+    waiting: deque[Future[Any]] = deque()
+    coming: Future[Any] = pool.submit(next, items, None)
+    try:
+        while (item := coming.result()) is not None:
+            coming = pool.submit(next, items, None)
+            waiting.append(pool.submit(work, *item))
+            if len(waiting) > WORKERS:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in (coming, *waiting):
+            future.cancel()
 
 
 @contextmanager

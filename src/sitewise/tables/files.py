@@ -85,6 +85,13 @@ class TableFile:
                 break
         return pa.Table.from_batches(found).slice(0, at_most)
 
+    def type_of(self, column: str) -> pa.DataType:
+        """How a column is stored; a CSV's are text."""
+        if self.separator is not None:
+            return pa.string()
+        found = parquet.read_schema(self.path).field(column).type
+        return found.value_type if pa.types.is_dictionary(found) else found
+
     def find(self, columns: Sequence[str]) -> None:
         """Raise one ValueError that names every column that is not there, with the spelling that may be meant."""
         problems = Problems("table")

@@ -1,0 +1,234 @@
+"""Wrong input, one by one: exit code 2 and one message that says where and what to do. Nothing is left behind."""
+
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sitewise.cli import main
+
+
+def table(n=40):
+    rng = np.random.default_rng(0)
+    p = rng.random(n).round(3)
+    return pd.DataFrame(
+        {
+            "hospital": np.arange(n) % 2,
+            "y": rng.integers(0, 2, n),
+            "age": rng.integers(40, 80, n),
+            "bp": rng.normal(120, 9, n).round(1),
+            "p0": 1 - p,
+            "p1": p,
+        }
+    )
+
+
+FIT = ("--target", "y", "--site", "hospital", "--confounder", "age")
+FEATURES = (*FIT, "--features", "bp")
+PROBA = (*FIT, "--proba", "p0,p1")
+
+
+@pytest.fixture
+def refused(monkeypatch, capsys, tmp_path):
+    """What a command says that ends with exit code 2 and leaves the folder as it was."""
+
+    def call(*arguments):
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+        monkeypatch.setattr(sys, "argv", ["sitewise", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        said = capsys.readouterr()
+        assert end.value.code == 2, said
+        assert said.err.startswith("sitewise: ") or "Usage:" in said.err
+        assert "Traceback" not in said.err
+        assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+        return said.err
+
+    return call
+
+
+@pytest.fixture
+def good(tmp_path):
+    path = tmp_path / "good.csv"
+    table().to_csv(path, index=False)
+    return path
+
+
+def write(path, content):
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "is empty"),
+        ("hospital,y,age,bp\n", "and no rows"),
+        ("hospital;y;age;bp\n1;0;50;120\n", "separated by ';'"),
+        ("hospital,y,age,bp,städtisch\n1,0,50,120,ü\n".encode("latin-1"), "--encoding latin-1"),
+        ("hospital,y,age,bp\n1,0,50,120\n1,1,50,130,7\n", "Expected 4 columns, got 5"),
+    ],
+)
+@pytest.mark.parametrize("command", ["fit", "init"])
+def test_files_that_cannot_be_read(refused, tmp_path, content, said, command):
+    path = write(tmp_path / "t.csv", content)
+    out = ("--out", tmp_path / "model", *FEATURES) if command == "fit" else ("--out", tmp_path / "r.toml")
+    message = refused(command, path, *out)
+    assert said in message
+    assert str(path) in message
+
+
+def test_no_such_file(refused, good, tmp_path):
+    assert "did you mean 'good.csv'?" in refused("fit", tmp_path / "god.csv", *FEATURES, "--out", tmp_path / "m")
+    assert "there is no file" in refused("init", tmp_path / "nothing.parquet")
+    said = refused("fit", good, "--roles", tmp_path / "no.toml", "--out", tmp_path / "m")
+    assert "there is no file" in said
+
+
+def test_bom_and_semicolons_are_read_when_said(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + table().to_csv(index=False, sep=";").encode())
+    monkeypatch.setattr(sys, "argv", ["sitewise", "init", str(path), "--separator", ";"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+    assert 'site = "hospital"' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--target", "yy", "--features", "bp"), "no column 'yy'; did you mean 'y'?"),
+        (("--target", "y", "--site", "hospitle", "--features", "bp"), "did you mean 'hospital'?"),
+        (("--target", "y", "--features", "bp,bpp"), "no column 'bpp'; did you mean 'bp'?"),
+        (("--target", "y", "--features", "bp", "--confounder", "agee"), "did you mean 'age'?"),
+        (("--features", "bp"), "--target"),
+        (("--target", "y", "--features", "bp", "--proba", "p0,p1"), "one kind of input"),
+        (("--target", "y", "--features", "bp", "--confounder", "bp"), "'bp' has two roles"),
+        (("--target", "y", "--features", "bp", "--categorical", "p0"), "neither a feature nor a confounder"),
+        (("--target", "y", "--features", "bp", "--classes", "0,2"), "expected one of 0, 2, got '1'"),
+        ((*FEATURES, "--leave-out", "5"), "no rows of the site '5'"),
+        ((*FEATURES, "--validation-site", "5"), "'5'"),
+        ((*FEATURES, "--backbone", "mpl"), "mlp"),
+        (("--target", "y", "--image", "bp"), "cannot be read"),
+    ],
+)
+def test_roles_that_cannot_be(refused, good, tmp_path, options, said):
+    assert said in refused("fit", good, *options, "--out", tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "options", "said"),
+    [
+        ("bp", "high", FEATURES, "column 'bp': expected a number, got 'high' in row 3"),
+        ("age", "old", FEATURES, "column 'age': expected a number, got 'old' in row 3"),
+        ("y", "l", FEATURES, "column 'y': expected a number as in most rows, got 'l' in row 3"),
+        ("y", None, FEATURES, "column 'y': the label is missing in row 3"),
+        ("p1", None, PROBA, "column 'p1': expected a probability, got nothing in row 3"),
+        ("p1", "NaN", PROBA, "column 'p1': expected a probability, got nothing in row 3"),
+        ("p1", 1.5, PROBA, "must lie in [0, 1], got 1.5 in row 3"),
+        ("p1", 0.0, PROBA, "must sum to one"),
+    ],
+)
+def test_cells_that_cannot_be(refused, tmp_path, column, value, options, said):
+    frame = table().astype({column: object})
+    frame.loc[3, column] = value
+    path = tmp_path / "t.csv"
+    frame.to_csv(path, index=False)
+    message = refused("fit", path, *options, "--out", tmp_path / "m")
+    assert said in message
+    assert str(path) in message
+
+
+def test_a_column_that_a_model_needs_is_named(refused, good, tmp_path, monkeypatch):
+    folder = tmp_path / "model"
+    train(monkeypatch, good, folder)
+    table().drop(columns="p1").rename(columns={"p0": "P0"}).to_csv(tmp_path / "new.csv", index=False)
+    said = refused("adapt", folder, tmp_path / "new.csv", "--out", tmp_path / "site", "--site", "1")
+    assert "no column 'p0'; did you mean 'P0'?" in said
+    assert "no column 'p1'" in said
+
+
+def test_folders_that_are_no_model(refused, good, tmp_path, monkeypatch):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write(folder / "notes.txt", "x")
+    for command in ("adapt", "predict"):
+        out = tmp_path / ("site" if command == "adapt" else "p.csv")
+        assert "holds no model.json" in refused(command, folder, good, "--out", out)
+        assert "there is no folder" in refused(command, tmp_path / "foldr", good, "--out", out)
+    assert "is a file" in refused("report", good, "--out", tmp_path / "r.html")
+    train(monkeypatch, good, tmp_path / "model")
+    said = refused("predict", tmp_path / "model", good, "--out", tmp_path / "p.csv")
+    assert "sitewise adapt" in said
+    assert "sitewise adapt" in refused("report", tmp_path / "model", "--out", tmp_path / "r.html")
+
+
+def test_nothing_that_exists_is_replaced_unless_forced(refused, good, tmp_path, monkeypatch, capsys):
+    model = tmp_path / "model"
+    model.mkdir()
+    write(model / "diary.txt", "mine")
+    assert "--force" in refused("fit", good, *PROBA, "--out", model)
+    assert "diary.txt" in refused("fit", good, *PROBA, "--out", model, "--force")
+    roles = write(tmp_path / "roles.toml", "old")
+    assert "--force" in refused("init", good, "--out", roles)
+    run(monkeypatch, "init", good, "--out", roles, "--force")
+    assert 'target = "y"' in roles.read_text()
+    assert "must end in .csv or .parquet" in refused("predict", model, good, "--out", tmp_path / "p.xlsx")
+    assert "is the table that is read" in refused("predict", model, good, "--out", good, "--force")
+    assert "which is a file" in refused("fit", good, *PROBA, "--out", good / "model")
+
+
+def test_a_read_only_folder_is_refused_before_the_work_begins(refused, good, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda _, mode, **__: not mode & os.W_OK)
+    for arguments in (("fit", good, *PROBA, "--out", tmp_path / "m"), ("init", good, "--out", tmp_path / "r.toml")):
+        said = refused(*arguments)
+        assert f"the folder {tmp_path} is read-only" in said
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(refused, good, tmp_path, monkeypatch):
+    model, site = tmp_path / "model", tmp_path / "site"
+    train(monkeypatch, good, model)
+    run(monkeypatch, "adapt", model, good, "--site", "1", "--out", site, "--quiet")
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("sitewise.artifacts.folders._write", full)
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    monkeypatch.setattr("sitewise.tables.writing._writer", lambda *_: nullcontext(SimpleNamespace(write=full)))
+    for arguments in (
+        ("fit", good, *PROBA, "--out", tmp_path / "other"),
+        ("adapt", model, good, "--site", "1", "--out", tmp_path / "other"),
+        ("predict", site, good, "--site", "1", "--out", tmp_path / "p.csv"),
+        ("report", site, "--out", tmp_path / "r.html"),
+        ("init", good, "--out", tmp_path / "r.toml"),
+    ):
+        said = refused(*arguments)
+        assert "could not be written (No space left on device); nothing was changed" in said
+
+
+def test_help_is_quick_because_nothing_heavy_is_imported():
+    code = (
+        "import sys; from typer.testing import CliRunner; from sitewise.cli import app; "
+        "assert CliRunner().invoke(app, ['--help']).exit_code == 0; "
+        "print(sorted({'torch', 'pandas', 'numpy', 'sklearn', 'scipy', 'pyarrow', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def run(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["sitewise", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+
+
+def train(monkeypatch, data, folder):
+    run(monkeypatch, "fit", data, *PROBA, "--out", folder, "--quiet")

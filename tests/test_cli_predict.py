@@ -1,0 +1,265 @@
+"""From a table to an adapted site, its predictions and its page, by commands; the models are small."""
+
+import json
+import sys
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import sitewise as sw
+from sitewise.cli import main
+from sitewise.tables import Roles, TableReader
+
+FEATURES = Roles(
+    target="y", site="hospital", confounders=("age", "sex"), features=("bp", "pain"), group="patient", id="id"
+)
+PROBA = Roles(target="y", site="hospital", confounders=("age", "sex"), proba=("p0", "p1"))
+
+
+def make_frame(n, prevalence, site, seed):
+    rng = np.random.default_rng(seed)
+    y = (rng.random(n) < prevalence).astype(int)
+    bp = rng.normal(0, 1, n) + 1.5 * y
+    p = 1 / (1 + np.exp(1.1 - 1.5 * bp))  # of one classifier, trained where half are ill
+    frame = pd.DataFrame(
+        {
+            "id": [f"={site}+{i}" for i in range(n)],
+            "patient": rng.integers(0, n, n),
+            "hospital": site,
+            "y": y,
+            "age": rng.normal(60, 10, n).round(1),
+            "sex": rng.choice(["f", "m"], n),
+            "bp": bp.round(3),
+            "pain": rng.choice(["none", "mild"], n),
+            "p0": 1 - p,
+            "p1": p,
+        }
+    )
+    frame.loc[::9, "bp"] = np.nan
+    return frame
+
+
+@pytest.fixture(scope="session")
+def labeled():
+    sites = (("A", 0.2), ("B", 0.5), ("C", 0.7))
+    return pd.concat([make_frame(200, p, name, i) for i, (name, p) in enumerate(sites)], ignore_index=True)
+
+
+@pytest.fixture(scope="session")
+def new_site():
+    return make_frame(300, 0.15, "D", 9).drop(columns=["y", "hospital"])
+
+
+@pytest.fixture(scope="session")
+def saved(labeled, new_site, tmp_path_factory):
+    """Folders of a model on features and of one on probabilities, each with a site that was adapted."""
+    folder = tmp_path_factory.mktemp("saved")
+    labeled.to_csv(folder / "labeled.csv", index=False)
+    new_site.to_csv(folder / "new.csv", index=False)
+    new_site.to_parquet(folder / "new.parquet")
+    for name, roles in (("features", FEATURES), ("proba", PROBA)):
+        reader = TableReader.learn(labeled, roles)
+        rows = reader.read(labeled)
+        model = sw.GPAClassifier(epochs=2) if name == "features" else sw.PrevalenceAdjuster()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model.fit(rows.X, rows.y, sample_domain=rows.site, sample_confounder=rows.Z)
+            model.table_reader_ = reader
+            model.save(folder / name)
+            new = reader.read(new_site, labels="none")
+            here = model.adapt(new.X, sample_confounder=new.Z)
+            here.choose_threshold(sensitivity=0.9)
+            here.diagnose()
+            here.save(folder / f"{name} site")
+    return folder
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run the command line: its exit code, what it printed, and what it said on stderr."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["sitewise", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err
+        return end.value.code or 0, said.out, said.err
+
+    return call
+
+
+def files_below(folder):
+    return {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_from_a_csv_to_a_report(run, saved, tmp_path):
+    before = files_below(saved)
+    roles, model, site = tmp_path / "roles.toml", tmp_path / "model", tmp_path / "site"
+    code, out, _ = run("init", saved / "labeled.csv", "--out", roles, "--json")
+    assert code == 0
+    assert json.loads(out)["roles"]["target"] == "y"
+    code, out, _ = run(
+        *("fit", saved / "labeled.csv", "--roles", roles, "--features", "bp,pain", "--leave-out", "C"),
+        *("--epochs", 1, "--seed", 3, "--device", "cpu", "--out", model),
+    )
+    assert code == 0
+    assert "400 labeled rows of 2 site(s)" in out
+    assert "ignored: p0, p1" in out
+    code, out, _ = run(
+        "adapt", model, saved / "labeled.csv", "--site", "C", "--out", site, "--maximize", "f1", "--json"
+    )
+    assert code == 0
+    record = json.loads(out)
+    assert record["rows"] == 200
+    assert sum(line["estimate"] for line in record["prevalence"]) == pytest.approx(1)
+    assert record["diagnosis"]["verdict"] in ("adapt", "care", "do not adapt")
+    assert 0 < record["threshold"]["threshold"] < 1
+    assert any("holds labels, which are not used" in note for note in record["notes"])
+    code, out, _ = run("predict", site, saved / "labeled.csv", "--site", "C", "--out", tmp_path / "p.csv")
+    assert code == 0
+    predictions = pd.read_csv(tmp_path / "p.csv")
+    assert predictions["id"].tolist() == [f"=C+{i}" for i in range(200)]
+    code, out, _ = run("report", site, "--out", tmp_path / "r.html", "--site-name", "Mercy <b>")
+    assert code == 0
+    assert "Mercy &lt;b&gt;" in (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert {entry.name for entry in tmp_path.iterdir()} == {"roles.toml", "model", "site", "p.csv", "r.html"}
+    assert files_below(saved) == before
+
+
+def test_a_model_from_the_commands_is_a_model_in_python(run, saved, new_site, tmp_path):
+    assert run("adapt", saved / "features", saved / "new.csv", "--out", tmp_path / "site", "--quiet")[:2] == (0, "")
+    here = sw.load(tmp_path / "site")
+    assert here.site_name == "site"
+    rows = here.model.table_reader_.read(new_site, labels="none")
+    expected = here.predict_proba(rows.X, sample_confounder=rows.Z)
+    assert run("predict", tmp_path / "site", saved / "new.parquet", "--out", tmp_path / "p.parquet", "--quiet")[0] == 0
+    found = pd.read_parquet(tmp_path / "p.parquet")
+    np.testing.assert_array_equal(found[["p_0", "p_1"]], expected)
+    assert found["id"].tolist() == new_site["id"].tolist()
+
+
+@pytest.mark.parametrize("kind", ["features", "proba"])
+@pytest.mark.parametrize("data", ["new.csv", "new.parquet"])
+def test_predictions_are_those_of_the_model_whatever_the_chunks(
+    run, saved, new_site, tmp_path, monkeypatch, kind, data
+):
+    here = sw.load(saved / f"{kind} site")
+    rows = here.model.table_reader_.read(new_site, labels="none")
+    expected = here.predict_proba(rows.X, sample_confounder=rows.Z)
+    monkeypatch.setattr("sitewise.tables.files.BLOCK_BYTES", 3000)
+    chunks = "sitewise.tables.files.TableFile.chunks"
+    monkeypatch.setattr(f"{chunks}.__kwdefaults__", {"rows": 37})
+    out = tmp_path / "p.parquet"
+    assert run("predict", saved / f"{kind} site", saved / data, "--out", out, "--id", "id", "--quiet")[0] == 0
+    found = pd.read_parquet(out)
+    np.testing.assert_allclose(found[["p_0", "p_1"]], expected, rtol=0, atol=1e-12)
+    assert found["id"].tolist() == new_site["id"].tolist()
+    assert found["decision"].tolist() == (expected[:, 1] >= here.threshold_).astype(int).tolist()
+
+
+def test_rows_without_a_name_get_their_number(run, saved, tmp_path):
+    assert run("predict", saved / "proba site", saved / "new.csv", "--out", tmp_path / "p.csv", "--quiet")[0] == 0
+    assert pd.read_csv(tmp_path / "p.csv")["row"].tolist() == list(range(300))
+
+
+def test_probabilities_by_command(run, saved, tmp_path):
+    code, out, _ = run(
+        *("fit", saved / "labeled.csv", "--target", "y", "--site", "hospital", "--confounder", "age"),
+        *("--confounder", "sex", "--proba", "p0,p1", "--out", tmp_path / "post", "--json"),
+    )
+    assert code == 0
+    record = json.loads(out)
+    assert (record["kind"], record["inputs"], record["rows"]) == ("PrevalenceAdjuster", ["p0", "p1"], 600)
+    code, out, _ = run("adapt", tmp_path / "post", saved / "new.csv", "--out", tmp_path / "site", "--json")
+    found = json.loads(out)["prevalence"][1]
+    assert found["low"] < found["estimate"] < 0.3  # 0.15 here, 0.47 at the training sites
+    said = run(
+        "fit", saved / "labeled.csv", "--target", "y", "--proba", "p0,p1", "--epochs", 3, "--out", tmp_path / "x"
+    )
+    assert said[0] == 2
+    assert "--epochs is for features and images" in said[2]
+
+
+def test_a_confounder_that_is_not_there_is_missing_and_said(run, saved, new_site, tmp_path):
+    new_site.drop(columns="age").assign(extra=1).to_csv(tmp_path / "new.csv", index=False)
+    code, out, _ = run("adapt", saved / "proba", tmp_path / "new.csv", "--out", tmp_path / "site")
+    assert code == 0
+    assert "confounder 'age' is not among the columns and counts as missing in every row" in out
+    assert "without a role are ignored" in out
+    assert "extra" in out
+    code, out, _ = run("predict", tmp_path / "site", tmp_path / "new.csv", "--out", tmp_path / "p.csv")
+    assert code == 0
+    assert "confounder 'age'" in out
+
+
+def test_known_labels_are_used_when_asked_for(run, saved, labeled, tmp_path):
+    some = labeled[labeled["hospital"] == "B"].drop(columns="hospital").reset_index(drop=True)
+    some.loc[50:, "y"] = np.nan
+    some.to_csv(tmp_path / "b.csv", index=False)
+    assert run("adapt", saved / "proba", tmp_path / "b.csv", "--out", tmp_path / "s", "--use-labels", "--quiet")[0] == 0
+    labels = sw.load(tmp_path / "s").rows.labels
+    assert int((~labels.isnan()).sum()) == 50
+    some["y"] = some["y"].astype(object)
+    some.loc[2, "y"] = "yes"
+    some.to_csv(tmp_path / "b.csv", index=False)
+    code, _, said = run("adapt", saved / "proba", tmp_path / "b.csv", "--out", tmp_path / "t", "--use-labels")
+    assert code == 2
+    assert "column 'y': expected one of 0, 1, got 'yes' in row 2" in said
+
+
+def test_one_site_is_taken_at_a_time(run, saved, tmp_path):
+    code, _, said = run("adapt", saved / "proba", saved / "labeled.csv", "--out", tmp_path / "s")
+    assert code == 2
+    assert "holds 3 sites in column 'hospital' (A, B, C)" in said
+    assert "--site NAME" in said
+    code, _, said = run("adapt", saved / "proba", saved / "labeled.csv", "--site", "a", "--out", tmp_path / "s")
+    assert code == 2
+    assert "no rows of the site 'a'; did you mean 'A'?" in said
+    for chosen, words in (([], "holds 3 sites"), (["--site", "X"], "no rows of the site 'X'")):
+        out = tmp_path / "p.csv"
+        code, _, said = run("predict", saved / "proba site", saved / "labeled.csv", *chosen, "--out", out)
+        assert code == 2
+        assert words in said
+        assert not out.exists()
+
+
+def test_a_table_without_roles_for_inputs_takes_what_may_be_a_feature(run, saved, labeled, tmp_path):
+    table = labeled.drop(columns=["p0", "p1"]).assign(outcome=lambda f: f["y"].map({0: "fine", 1: "ill"}))
+    table.to_csv(tmp_path / "t.csv", index=False)
+    code, out, _ = run(
+        *("fit", tmp_path / "t.csv", "--target", "y", "--site", "hospital", "--confounder", "age"),
+        *("--epochs", 1, "--out", tmp_path / "m", "--json"),
+    )
+    assert code == 0
+    record = json.loads(out)
+    assert record["inputs"] == ["sex", "bp", "pain"]
+    assert any("'outcome' is no feature: it tells y exactly" in note for note in record["notes"])
+
+
+def test_report_prints_its_numbers_for_machines(run, saved, tmp_path):
+    code, out, _ = run("report", saved / "proba site", "--out", tmp_path / "r.html", "--json")
+    assert code == 0
+    assert json.loads(out)["site"] == "proba site"
+    assert {entry.name for entry in tmp_path.iterdir()} == {"r.html"}
+
+
+def test_init_prints_roles_that_fit_reads(run, saved, tmp_path):
+    code, out, _ = run("init", saved / "labeled.csv")
+    assert code == 0
+    assert 'site = "hospital"' in out
+    assert 'confounders = ["age", "sex"]' in out
+    assert 'proba = ["p0", "p1"]' in out
+    assert 'group = "patient"' in out
+
+
+def test_an_interrupted_prediction_leaves_nothing(run, saved, tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sitewise.cli.predict.Predictions._predict", interrupt)
+    code, _, _ = run("predict", saved / "proba site", saved / "new.csv", "--out", tmp_path / "p.csv")
+    assert code in (1, 130)
+    assert list(tmp_path.iterdir()) == []
