@@ -145,7 +145,7 @@ def test_new_values_and_missing_ones_ask_for_care(training):
     ones = torch.ones(200).double()
     codes, notes = schema.encode(here)
     assert check_coverage(codes, ones, notes, table, schema).severity == "good"
-    here.loc[:29, "sex"] = "other"
+    here.loc[:59, "sex"] = "other"
     here.loc[:99, "age"] = np.nan
     here.loc[100:119, "age"] = 150.0
     with warnings.catch_warnings():
@@ -153,7 +153,7 @@ def test_new_values_and_missing_ones_ask_for_care(training):
         codes, notes = schema.encode(here)
     found = check_coverage(codes, ones, notes, table, schema)
     assert found.severity == "care"
-    assert "15.0% of rows have values of 'sex'" in found.sentence
+    assert "30.0% of rows have values of 'sex'" in found.sentence
     assert "10.0% of rows have values of 'age'" in found.sentence
     assert "'age' is missing in 50% of rows, 0% in training" in found.sentence
     assert "'sex' is missing" not in found.sentence

@@ -6,6 +6,7 @@ import torch
 
 from sitewise.confounders import Confounders
 from sitewise.diagnosis.matching import balance, match, z_features
+from sitewise.prevalence.linear import contrasts
 
 
 def draw(seed, n_source=400, n_target=300):
@@ -64,6 +65,18 @@ def test_the_standard_error_is_what_repeated_draws_show():
         found.append((float(difference.mean), float(difference.covariance)))
     means, variances = np.array(found).T
     assert np.var(means) == pytest.approx(np.mean(variances), rel=0.3)
+
+
+def test_tilts_are_the_derivative_of_the_matched_mean_in_the_log_odds_of_g():
+    matched, source, _ = draw(4)
+    everywhere = torch.ones(len(source), 1, dtype=torch.float64)
+    log_g = matched.source_prevalence.log()
+    means = []
+    for step in (1e-5, -1e-5):
+        moved = torch.log_softmax(log_g + step * contrasts(2)[:, 0], dim=1)
+        change = (moved - log_g).gather(1, matched.y[:, None])[:, 0].exp()
+        means.append(float((matched.source_weight * change) @ source[:, 0]))
+    assert float(matched.tilts(source, everywhere)) == pytest.approx((means[0] - means[1]) / 2e-5, rel=1e-6)
 
 
 def test_a_doubled_source_row_is_a_row_of_weight_two():
