@@ -34,7 +34,7 @@ def trained(n_classes=2, levels=(2,), n_continuous=1, confounders=True, **settin
 
 @pytest.fixture(scope="module")
 def usual():
-    family, model = trained()
+    family, model = trained(missing="knockout")
     new = family.site(300, prevalence=[0.8, 0.2], seed=7, missing=0.1)
     return model, new, quietly(lambda: model.adapt(new.X, sample_confounder=new.Z))
 
@@ -57,6 +57,16 @@ def test_the_page_says_what_the_model_says(usual, tmp_path):
     np.testing.assert_allclose(content["probabilities"]["mean"]["after"], probability.mean(axis=0))
     before = quietly(lambda: model.predict_proba(new.X, sample_confounder=new.Z))
     np.testing.assert_allclose(content["probabilities"]["mean"]["before"], before.mean(axis=0))
+
+
+def test_rows_without_z_are_told_as_the_joint_model_predicts_them():
+    family, model = trained(missing="joint")
+    new = family.site(200, prevalence=[0.8, 0.2], seed=7, missing=0.3)
+    here = quietly(lambda: model.adapt(new.X, sample_confounder=new.Z))
+    assert here.missing == "joint"
+    probability = quietly(lambda: here.predict_proba(new.X, sample_confounder=new.Z))
+    after = report_content(here, "x", 0.95)["probabilities"]["mean"]["after"]
+    np.testing.assert_allclose(after, probability.mean(axis=0), rtol=1e-5)
 
 
 def test_training_sites_are_counted_from_labels(usual):

@@ -162,7 +162,8 @@ class AdaptedClassifier:
         """Refine the site with more of its rows: a new object, adapted to all rows as if they had come at once.
 
         Estimation starts where it stood. A chosen threshold and the fallback stay; the diagnosis is made anew. Groups
-        of these rows are taken to be others than those of earlier rows.
+        of these rows are taken to be others than those of earlier rows. A joint model of rows without z is not refined,
+        for it needs inputs, which are not kept: such rows are predicted by knockout from now on.
         """
         return update(self, X, sample_confounder, y, groups, sample_weight)
 

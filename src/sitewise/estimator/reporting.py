@@ -15,6 +15,7 @@ from sitewise.artifacts import versions
 from sitewise.confounders import Categorical, Continuous, Notes, Variable
 from sitewise.estimator.kept import evenly
 from sitewise.estimator.prevalences import in_regions
+from sitewise.estimator.without_z import with_joint_marginal
 from sitewise.performance import ExpectedPerformance
 from sitewise.posterior import combine
 from sitewise.report.page import Content, Profile, TrainingSite, build_content
@@ -49,7 +50,7 @@ def report_content(here: "AdaptedClassifier", site: str, level: float, made: str
             high=high,
             pooled=_pooled(model),
             before=combine(rows.log_ratio, model._pooled_prevalence.log_prob(rows.codes)).exp().numpy(),
-            after=combine(rows.log_ratio, here._prior(rows.codes)).exp().numpy(),
+            after=_probability(here),
             training_sites=_training_sites(model),
             profiles=list(_profiles(here, level)),
             held_out=_held_out(model),
@@ -61,6 +62,14 @@ def report_content(here: "AdaptedClassifier", site: str, level: float, made: str
             level=level,
             made=made or f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         )
+
+
+def _probability(here: "AdaptedClassifier") -> Array:
+    """P(y|x,z) of the rows adapted on, (n, K), as `predict_proba` says it."""
+    joint = here.joint if here.in_use == "adapted" else None
+    codes = here.rows.codes
+    log_prevalence = with_joint_marginal(here.model, joint, codes, here._prior(codes))
+    return np.asarray(combine(here.rows.log_ratio, log_prevalence).exp())
 
 
 def _training_sites(model: "SiteModel") -> list[TrainingSite]:
