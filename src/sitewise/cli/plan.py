@@ -1,15 +1,20 @@
 """`sitewise plan`: how many unlabeled samples are enough, from labeled source data."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 
+from sitewise.cli.options import AsJson, Encoding, Quiet, Separator
+from sitewise.cli.output import Output, check_out
+
 if TYPE_CHECKING:
+    from sitewise.estimator.model import SiteModel
     from sitewise.samplesize import SamplePlan
+
+NEEDED = "name the column of the label by --target and a classifier's probabilities by --proba p0,p1"
 
 
 def plan(
@@ -21,31 +26,34 @@ def plan(
     ],
     target: Annotated[str | None, typer.Option(help="Column of the label.")] = None,
     proba: Annotated[
-        str | None, typer.Option(help="Columns of a classifier's probabilities, in the classes' order: p0,p1.")
+        str | None,
+        typer.Option(help="Columns of a classifier's probabilities, p0,p1 in the classes' order, or P of the second."),
     ] = None,
-    log_ratio: Annotated[
-        str | None, typer.Option(help="Columns of calibrated log-ratios instead of probabilities: l0,l1.")
+    classes: Annotated[str | None, typer.Option(help="The labels in the order of --proba; sorted otherwise.")] = None,
+    confounder: Annotated[list[str] | None, typer.Option(help="Column that P(y) may depend on; repeated.")] = None,
+    categorical: Annotated[
+        list[str] | None, typer.Option(help="Confounder whose numbers are categories; repeated.")
     ] = None,
-    confounder: Annotated[list[str] | None, typer.Option(help="Column that P(y) depends on; may be repeated.")] = None,
-    categorical: Annotated[list[str] | None, typer.Option(help="Confounder whose numbers are categories.")] = None,
-    classes: Annotated[str | None, typer.Option(help="The labels in the columns' order; sorted otherwise.")] = None,
-    classifier_sees: Annotated[str, typer.Option(help="What gave the probabilities: x, or xz for x and z.")] = "x",
     width: Annotated[float | None, typer.Option(help="Wanted width of the prevalence interval.")] = None,
     kl: Annotated[float | None, typer.Option(help="Wanted KL(g, estimate).")] = None,
     f1_loss: Annotated[float | None, typer.Option(help="Wanted loss of F1 against knowing g.")] = None,
     prevalence: Annotated[
-        str | None, typer.Option(help="Assumed P(y) at the new site: P(y=1), or all classes with commas.")
+        str | None, typer.Option(help="Assumed P(y) at the new site: P of the second class, or all with commas.")
     ] = None,
     level: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
     simulations: Annotated[int, typer.Option(min=0, help="Simulated sites of each size.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the simulated sites.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
     out: Annotated[Path | None, typer.Option(help="Draw the curve there, PNG or PDF.")] = None,
+    separator: Separator = None,
+    encoding: Encoding = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """How many unlabeled samples are enough for a wanted interval or loss, from labeled source data alone."""
-    if out is not None and out.suffix.lower() not in (".png", ".pdf"):
-        raise ValueError(f"--out must end in .png or .pdf, got {out}")
-    wanted: dict[str, Any] = {
+    output = Output(quiet, as_json)
+    if out is not None:
+        check_out(out, True, reading=[data], suffixes=(".png", ".pdf"))
+    wanted = {
         "width": width,
         "kl": kl,
         "f1_loss": f1_loss,
@@ -54,33 +62,31 @@ def plan(
         "n_simulations": simulations,
         "random_state": seed,
     }
-    console = Console(stderr=True)
-    with console.status("reading") as status:
-        wanted["say"] = status.update
-        if data.is_dir():
-            _refuse_with_model(target=target, proba=proba, log_ratio=log_ratio, confounder=confounder, classes=classes)
-            found = _plan_of_model(data, wanted)
-        else:
-            sees = (classes, classifier_sees)
-            found = _plan_of_table(data, target, proba, log_ratio, confounder or [], categorical or [], *sees, wanted)
+    roles = {
+        "target": target,
+        "proba": proba,
+        "classes": classes,
+        "confounders": confounder,
+        "categorical": categorical,
+    }
+    with output.working(f"planning from {data}"):
+        model = _saved_model(data, roles) if data.is_dir() else _model_of_table(data, roles, separator, encoding)
+        found = model.plan(**wanted)
     record = found.to_dict()
-    if as_json:
-        typer.echo(json.dumps(record, indent=1))
-    else:
-        Console().print(plan_table(found))
-        typer.echo(_sentence(found))
+    parts: list[RenderableType] = [plan_table(found), _sentence(found)]
     if out is not None:
         from sitewise.report.planning import plan_figure, save_plan_figure
 
-        typer.echo(f"wrote {save_plan_figure(plan_figure(record), out)}", err=as_json)
+        save_plan_figure(plan_figure(record), out)
+        parts.append(f"wrote {out}")
+    output.tell(record, *parts)
 
 
 def plan_table(found: "SamplePlan") -> Table:
     """A line for each size, the answer's in bold."""
     shares = ", ".join(f"{share:.3g}" for share in found.prevalence)
-    table = Table(
-        title=f"P(y) = {shares}; {found.level:.0%} intervals; {found.n_source:,} labeled rows", title_justify="left"
-    )
+    title = f"P(y) = {shares}; {found.level:.0%} intervals; {found.n_source:,} labeled rows"
+    table = Table(title=title, title_justify="left")
     for name in ("unlabeled rows", "width, information", "width, simulated", "KL(g, estimate)", "F1 lost"):
         table.add_column(name, justify="right")
     for point in found.points:
@@ -106,68 +112,33 @@ def _read_prevalence(text: str | None) -> Any:
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(
-            f"--prevalence must be numbers with commas between, such as 0.1 or 0.9,0.1, got {text!r}"
-        ) from None
+        message = f"--prevalence must be numbers with commas between, such as 0.1 or 0.9,0.1, got {text!r}"
+        raise ValueError(message) from None
     return values[0] if len(values) == 1 else values
 
 
-def _refuse_with_model(**options: Any) -> None:
-    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
+def _saved_model(path: Path, roles: dict[str, Any]) -> "SiteModel":
+    from sitewise.cli.loading import load_model
+
+    given = [f"--{name.removesuffix('s') if name == 'confounders' else name}" for name, value in roles.items() if value]
     if given:
         raise ValueError(f"a saved model brings its own labeled rows: leave {', '.join(given)} out")
+    model: SiteModel = load_model(path)
+    return model
 
 
-def _plan_of_model(path: Path, wanted: dict[str, Any]) -> "SamplePlan":
-    import sitewise as sw
+def _model_of_table(path: Path, roles: dict[str, Any], separator: str | None, encoding: str | None) -> "SiteModel":
+    """What the classifier's probabilities in a table say of its rows, as a model that can plan."""
+    from sitewise.estimator import PrevalenceAdjuster
+    from sitewise.tables import Place, Roles, TableReader, open_table, split_names
 
-    model = sw.load(path)
-    return getattr(model, "model", model).plan(**wanted)  # type: ignore[no-any-return]
-
-
-def _plan_of_table(
-    path: Path,
-    target: str | None,
-    proba: str | None,
-    log_ratio: str | None,
-    confounder: list[str],
-    categorical: list[str],
-    classes: str | None,
-    classifier_sees: str,
-    wanted: dict[str, Any],
-) -> "SamplePlan":
-    from sitewise.arrays import Problems
-    from sitewise.cli.tables import class_numbers, find_columns, numbers, probabilities, read_table
-    from sitewise.confounders import Confounders
-    from sitewise.samplesize import plan_sample_size
-    from sitewise.samplesize.probabilities import SEES, log_ratio_from_probability
-
-    frame = read_table(path)
-    problems = Problems("plan")
-    if target is None:
-        problems.add("name the column of the label by --target")
-    if (proba is None) == (log_ratio is None):
-        problems.add("give --proba, columns of probabilities, or --log-ratio, columns of calibrated log-ratios")
-    if classifier_sees not in SEES:
-        problems.add(f"--classifier-sees must be x or xz, got {classifier_sees!r}")
-    if classifier_sees == "xz" and not confounder:
-        problems.add("--classifier-sees xz needs the confounders, by --confounder")
-    stray = [name for name in categorical if name not in confounder]
-    if stray:
-        problems.add(f"--categorical {', '.join(stray)} is not among the confounders: add --confounder {stray[0]}")
-    names = [name.strip() for name in (proba or log_ratio or "").split(",") if name.strip()]
-    if len(names) < 2 and (proba or log_ratio):
-        problems.add(f"a column for each class is needed, at least two, got {proba or log_ratio}")
-    there = find_columns(frame, [*([] if target is None else [target]), *names, *confounder], path, problems)
-    if problems.found or not there:
-        problems.raise_if_any()
-    assert target is not None
-    given = None if classes is None else [name.strip() for name in classes.split(",")]
-    y = class_numbers(frame[target], given, len(names), path, problems)
-    matrix = (probabilities if proba is not None else numbers)(frame, names, path, problems)
-    problems.raise_if_any()
-    Z = frame[confounder] if confounder else None
-    schema = None if Z is None else Confounders.learn(Z, categorical or None)
-    if proba is not None:
-        matrix = log_ratio_from_probability(matrix, y, Z, classifier_sees)
-    return plan_sample_size(matrix, y, Z, confounders=schema, **wanted)
+    table = open_table(path, separator=separator, encoding=encoding)
+    if not (roles["target"] and roles["proba"]):
+        raise ValueError(f"{path}: {NEEDED}")
+    names = {name: split_names(roles[name]) for name in ("proba", "classes")}
+    described = Roles().updated(**(roles | names))
+    table.find([name for _, name in described.columns()])
+    rows, place = table.read([name for _, name in described.columns()]), Place(str(path))
+    reader = TableReader.learn(rows, described, place=place)
+    read = reader.read(rows, place=place)
+    return PrevalenceAdjuster().fit(read.X, read.y, sample_confounder=read.Z)
