@@ -1,5 +1,6 @@
 """Generalized Prevalence Adjustment and its variants: one f, and g estimated, kept constant, or told."""
 
+import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -116,6 +117,34 @@ class GPAStar(GPA):
         """Estimate the marginal without z."""
         rule, marginal = super().rule_at(X, None, None, None)
         return lambda rows, z: rule(rows, None), marginal
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class GPAJoint(GPAStar):
+    """GPA, joint: P_b(y|x) ∝ Σ_m ŵ_my r(x,y,z_m), z hidden at the new site; ŵ, its joint of (z, y), from x alone.
+
+    r(x,y,z) = P(x|y,z) / P_s(x) comes from the same f and a critic of P_s(z|x) / P_s(z) on its features; exact where
+    GPA* approximates. `missing="auto"` takes GPA*'s way where left-out likelihood speaks for it.
+    """
+
+    missing: str = "joint"
+    card: ClassVar[Card] = Card(
+        name="GPA, joint",
+        cite="nguyen2024adapting",
+        continuous_z=True,
+        high_dimensional_z=None,
+        estimates_g="indirectly, P(Y, Z)",
+        without_z="sum over a bank of z",
+    )
+
+    def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
+        """Estimate the joint of (z, y) without z; as GPA* where training had no z."""
+        if self.model_._joint is None:
+            return super().rule_at(X, Z, y, prevalence)
+        model = copy.copy(self.model_)
+        model.missing = self.missing
+        here = model.adapt(X)
+        return lambda rows, z: log_of(here.predict_proba(rows)), here.prevalence()
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
