@@ -66,4 +66,6 @@ def _draw_simulated(axis: Axes, points: list[dict[str, Any]], name: str) -> None
     if points:
         sizes = [point["n"] for point in points]
         means, errors = [point[name] for point in points], [2 * point[f"{name}_error"] for point in points]
-        axis.errorbar(sizes, means, yerr=errors, fmt="o", color=INK, ms=4, capsize=3, label="simulated, ± 2 standard errors")
+        axis.errorbar(
+            sizes, means, yerr=errors, fmt="o", color=INK, ms=4, capsize=3, label="simulated, ± 2 standard errors"
+        )
