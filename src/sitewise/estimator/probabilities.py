@@ -105,7 +105,7 @@ def warn_separated(log_proba: Tensor, y: Tensor) -> None:
     else:
         apart = bool((log_proba.argmax(dim=1) == y).all())
     if apart:
-        warnings.warn(SEPARATED.format(count=len(y)), stacklevel=4)
+        warnings.warn(SEPARATED.format(count=len(y)), stacklevel=3)
 
 
 @dataclass(frozen=True)

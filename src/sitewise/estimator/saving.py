@@ -18,15 +18,20 @@ from sitewise.adaptation.records import RECORDS as ESTIMATE_RECORDS
 from sitewise.arrays import Problems, did_you_mean
 from sitewise.artifacts import Folder, Record, pack, read_folder, unpack, versions, write_folder
 from sitewise.calibration import Calibration
+from sitewise.critic import Bank, Critic
 from sitewise.diagnosis import Diagnosis, Finding
 from sitewise.diagnosis.coverage import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
-from sitewise.estimator.card import held_out_metrics, model_card, site_card
+from sitewise.estimator.adjuster import PrevalenceAdjuster
+from sitewise.estimator.card import adjuster_card, held_out_metrics, model_card, site_card
 from sitewise.estimator.gpa import GPAClassifier
 from sitewise.estimator.held_out import HeldOut
+from sitewise.estimator.joint import JointModel
 from sitewise.estimator.kept import KeptRows
 from sitewise.estimator.model import SiteModel
 from sitewise.estimator.prevalences import Region
+from sitewise.estimator.probabilities import Classifier, is_ready
+from sitewise.estimator.score_ratio import AdditiveRatio, PooledRatio
 from sitewise.estimator.summary import SiteSummary, TrainingSummary
 from sitewise.prevalence import Prevalence
 from sitewise.ratio import Scorer, build_ratio
@@ -41,6 +46,11 @@ OWN_NETWORK = (
     "hand it over, sw.load(path, backbone={short}(...)), built as it was for training"
 )
 NO_OWN_NETWORK = "load: backbone is given, but this model has {backbone!r} for its own: leave backbone out"
+OWN_ESTIMATOR = (
+    "load: this adjustment was made around a classifier of your own ({name}), which is not in the folder: "
+    "hand it over as it was, fitted: sw.load(path, estimator=...)"
+)
+NO_OWN_ESTIMATOR = "load: estimator is given, but what is saved here has no classifier outside: leave estimator out"
 OTHER_NETWORK = "load: the saved weights do not fit the network: {error}"
 
 
@@ -70,11 +80,12 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
     write_folder(_to_folder(model), path)
 
 
-def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> Any:
-    """Load what `save` wrote: a `GPAClassifier` or an `AdaptedClassifier` that predicts the same to the bit.
+def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None, estimator: Any = None) -> Any:
+    """Load what `save` wrote: a model, or a site's, that predicts the same to the bit.
 
     Nothing in the folder can run code. A model that was trained around a torch module of your own needs it as
-    `backbone`, built as it was for training; its weights are then those that were saved.
+    `backbone`, built as it was for training; its weights are then those that were saved. Of a `PrevalenceAdjuster`
+    around an estimator only the adjustment is saved: `estimator` attaches the fitted estimator again.
 
     Examples
     --------
@@ -85,7 +96,7 @@ def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> 
     """
     if backbone is not None and not isinstance(backbone, nn.Module):
         raise TypeError(f"load: backbone must be a torch module, got {type(backbone).__name__}")
-    return _from_folder(read_folder(path), {"backbone": backbone})
+    return _from_folder(read_folder(path), {"backbone": backbone, "estimator": estimator})
 
 
 def _to_folder(model: Any) -> Folder:
@@ -121,14 +132,67 @@ def _take_classifier(model: GPAClassifier) -> Parts:
 def _make_classifier(values: Values, inside: dict[str, Any], attached: Mapping[str, Any]) -> GPAClassifier:
     settings, fitted = values["settings"], values["fitted"]
     settings["backbone"] = _read_backbone(settings["backbone"], attached["backbone"])
-    unknown = sorted(set(settings) - set(GPAClassifier().get_params()))
-    if unknown:
-        raise ValueError(f"load: the model has settings that this version does not know: {', '.join(unknown)}")
+    if attached["estimator"] is not None:
+        raise ValueError(NO_OWN_ESTIMATOR)
+    _check_settings(settings, GPAClassifier())
     model = GPAClassifier(**settings)
     model.__dict__.update(fitted)
     model._scorer = Scorer(_build_network(model, values["network"]), model.device)
     _check_shapes(model, {"all sites": model._pooled_prevalence, **model._site_prevalences})
     return model
+
+
+def _take_adjuster(model: PrevalenceAdjuster) -> Parts:
+    check_is_fitted(model)
+    settings = model.get_params(deep=False)
+    outside = {"estimator_", "_classifier"}
+    fitted = {name: value for name, value in vars(model).items() if name not in settings and name not in outside}
+    if model.estimator_ is not None:
+        settings["estimator"] = {"own": type(model.estimator_).__qualname__}
+    values = {"settings": settings, "metrics": held_out_metrics(model), "fitted": fitted}
+    return Parts({**values, "floor": model._classifier.floor}, adjuster_card(model))
+
+
+def _make_adjuster(values: Values, inside: dict[str, Any], attached: Mapping[str, Any]) -> PrevalenceAdjuster:
+    settings, fitted = values["settings"], values["fitted"]
+    if attached["backbone"] is not None:
+        raise ValueError(NO_OWN_NETWORK.format(backbone="no network"))
+    estimator = settings["estimator"] = _read_estimator(settings["estimator"], attached["estimator"])
+    _check_settings(settings, PrevalenceAdjuster())
+    model = PrevalenceAdjuster(**settings)
+    model.__dict__.update(fitted, estimator_=estimator)
+    model._classifier = Classifier(estimator, model.classes_, values["floor"])
+    _check_estimator(model)
+    _check_shapes(model, {"all sites": model._pooled_prevalence, **model._site_prevalences})
+    return model
+
+
+def _read_estimator(saved: Any, given: Any) -> Any:
+    if saved is not None and given is None:
+        raise ValueError(OWN_ESTIMATOR.format(name=saved["own"]))
+    if saved is None and given is not None:
+        raise ValueError(NO_OWN_ESTIMATOR)
+    if given is not None and not is_ready(given):
+        raise ValueError(f"load: the estimator ({type(given).__name__}) is not fitted: fit it as it was, then load")
+    return given
+
+
+def _check_estimator(model: PrevalenceAdjuster) -> None:
+    """See that the estimator attached is for the same classes and features."""
+    problems = Problems("load")
+    for name in ("classes_", "n_features_in_"):
+        saved, attached = (np.asarray(getattr(part, name, None)).tolist() for part in (model, model.estimator_))
+        if model.estimator_ is not None and None not in (saved, attached) and saved != attached:
+            problems.add(
+                f"the estimator has {name} = {attached}, the saved adjustment {saved}: attach the one it is for"
+            )
+    problems.raise_if_any()
+
+
+def _check_settings(settings: Mapping[str, Any], model: Any) -> None:
+    unknown = sorted(set(settings) - set(model.get_params(deep=False)))
+    if unknown:
+        raise ValueError(f"load: the model has settings that this version does not know: {', '.join(unknown)}")
 
 
 def _take_adapted(here: AdaptedClassifier) -> Parts:
@@ -206,11 +270,16 @@ def _make_random_state(parts: Values) -> np.random.RandomState:
 RECORDS: dict[str, Record] = {
     **ESTIMATE_RECORDS,
     **TABLE_RECORDS,
+    "AdditiveRatio": Record(AdditiveRatio),
+    "Bank": Record(Bank),
     "Calibration": Record(Calibration),
+    "Critic": Record(Critic),
+    "JointModel": Record(JointModel),
     "Diagnosis": Record(Diagnosis),
     "Finding": Record(Finding),
     "HeldOut": Record(HeldOut),
     "KeptRows": Record(KeptRows),
+    "PooledRatio": Record(PooledRatio),
     "RandomState": Record(np.random.RandomState, _take_random_state, _make_random_state),
     "Recipe": Record(Recipe),
     "Region": Record(Region),
@@ -221,5 +290,6 @@ RECORDS: dict[str, Record] = {
 
 KINDS = {
     "GPAClassifier": Kind(GPAClassifier, _take_classifier, _make_classifier),
+    "PrevalenceAdjuster": Kind(PrevalenceAdjuster, _take_adjuster, _make_adjuster),
     "AdaptedClassifier": Kind(AdaptedClassifier, _take_adapted, _make_adapted),
 }

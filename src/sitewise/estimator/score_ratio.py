@@ -84,11 +84,11 @@ class ScoredRows:
         return ScoredRows(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
-def fit_additive_ratio(rows: ScoredRows, schema: Confounders, strength: float) -> AdditiveRatio:
+def fit_additive_ratio(rows: ScoredRows, schema: Confounders, strength: float, *, hidden: bool = True) -> AdditiveRatio:
     """Fit b and W by penalized maximum likelihood of equation 3: convex, by Newton.
 
     The rows as they are decide all terms they speak of; the missing columns of variables that are never missing are
-    then fitted with some of z hidden, as for g (equation 9).
+    then fitted with some of z `hidden`, as for g (equation 9).
     """
     n_classes = rows.log_proba.shape[1]
     basis = contrasts(n_classes)
@@ -104,14 +104,14 @@ def fit_additive_ratio(rows: ScoredRows, schema: Confounders, strength: float) -
     coefficients = (flat.reshape(len(penalty.flatten()), -1) @ basis.T).reshape(n_classes, n_features, n_classes)
     never = ~schema.missing(rows.codes).any(dim=0)
     columns = [c for c, unseen in zip(missing_features(schema), never.tolist(), strict=True) if unseen]
-    if columns:
+    if columns and hidden:
         coefficients[:, columns] = 0.0
         at_z = features(rows.masked_codes, schema)
         fixed = products(scores, at_z) @ coefficients.flatten(0, 1)
-        hidden = products(scores, at_z[:, columns])
-        weak = torch.full((hidden.shape[1],), MISSING_PENALTY, dtype=torch.float64)
-        flat = fit_linear(targets, rows.weight, hidden, weak, rows.masked_log_prevalence + fixed).point
-        coefficients[:, columns] = (flat.reshape(hidden.shape[1], -1) @ basis.T).reshape(n_classes, -1, n_classes)
+        blanks = products(scores, at_z[:, columns])
+        weak = torch.full((blanks.shape[1],), MISSING_PENALTY, dtype=torch.float64)
+        flat = fit_linear(targets, rows.weight, blanks, weak, rows.masked_log_prevalence + fixed).point
+        coefficients[:, columns] = (flat.reshape(blanks.shape[1], -1) @ basis.T).reshape(n_classes, -1, n_classes)
     coefficients[1:] /= spread
     return AdditiveRatio(schema, coefficients, strength)
 
@@ -193,7 +193,7 @@ def choose_strength(rows: ScoredRows, fold: Tensor, schema: Confounders) -> tupl
     for number in torch.unique(fold).tolist():
         fitted, held = (rows.take(part.nonzero().flatten()) for part in (fold != number, fold == number))
         for strength in STRENGTHS:
-            ratio = fit_additive_ratio(fitted, schema, strength)
+            ratio = fit_additive_ratio(fitted, schema, strength, hidden=False)
             losses[strength] += total_nll(held, ratio.log_ratio(held.log_proba, held.codes))
     best = min(losses, key=lambda strength: losses[strength])
     return best, losses[best] / float(rows.weight.sum())
