@@ -13,6 +13,7 @@ from sitewise.datasets.isic_tables import CHALLENGES
 from sitewise.datasets.manifest import Manifest
 from sitewise.datasets.mnist import load_digits
 from sitewise.datasets.paper_sites import PaperSite
+from sitewise.datasets.real_tables import GUSTO_WHERE, HEART_WHERE, load_gusto, load_heart
 from sitewise.datasets.small_images import load_cxr64, load_isic64
 
 NOT_FOUND = "how the paper chose its images was not found; the rule used is in docs/data.md"
@@ -95,6 +96,18 @@ COLLECTIONS: dict[str, Collection] = {
         "NIH: with attribution; Kermany: CC BY 4.0",
         "see docs/data.md",
         table=lambda folder: load_cxr64(folder).site_table(),
+    ),
+    "heart": Collection(
+        "heart disease at four hospitals, 920 patients in tables, UCI 45",
+        "CC BY 4.0",
+        HEART_WHERE,
+        table=lambda folder: load_heart(folder).site_table(),
+    ),
+    "gusto": Collection(
+        "GUSTO-I, 40,830 heart attacks in 16 regions, a table",
+        "GPL",
+        GUSTO_WHERE,
+        table=lambda folder: load_gusto(folder).site_table(),
     ),
     "mnist": Collection(
         "MNIST, 70,000 digits, four idx.gz files",

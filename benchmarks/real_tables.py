@@ -1,0 +1,294 @@
+"""Real tables, each site in turn the new one: any classifier unadjusted, adjusted, and told the truth.
+
+    python benchmarks/real_tables.py run --data-dir DIR
+    python benchmarks/real_tables.py table benchmarks/real_tables.jsonl
+    python benchmarks/real_tables.py figure benchmarks/real_tables.jsonl
+
+Heart disease has four hospitals, GUSTO-I has 16 regions. All other sites train: for GUSTO at most `--at-most` patients of
+each region, so that a run ends in minutes; all patients of the new site are adapted to, and scored.
+"""
+
+import argparse
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib import pyplot as plt
+from records import provenance
+from sklearn.compose import make_column_transformer
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import StratifiedKFold, cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+import sitewise as sw
+from sitewise.benchmark.records import append_record, done_ids, read_records
+from sitewise.datasets.real_tables import load_gusto, load_heart
+from sitewise.evaluation import evaluate
+from sitewise.report.style import ACCENT, GREY, INK, in_house_style
+
+LOADERS = {"heart": load_heart, "gusto": load_gusto}
+CLASSIFIERS = {
+    "logistic regression": lambda seed: LogisticRegression(max_iter=1000),
+    "gradient boosting": lambda seed: HistGradientBoostingClassifier(max_depth=3, random_state=seed),
+    "MLP": None,  # our own network
+}
+ARMS = {
+    "unadjusted": "unadjusted",
+    "label_shift": "label-shift EM",
+    "gpa": "GPA",
+    "gpa_prior": "GPA, sites' prior",
+    "true_prevalence": "true P(y)",
+    "true_g": "true P(y|z)",
+}
+FOLDS = 5
+RESAMPLES = 200
+
+
+def preparation(data, columns):
+    """Missing values, categories and scales of these columns, the scikit-learn way."""
+    levels = [name for name in columns if name in data.categorical or data.table[name].dtype.kind not in "if"]
+    amounts = [name for name in columns if name not in levels]
+    return make_column_transformer(
+        (make_pipeline(SimpleImputer(strategy="median"), StandardScaler()), amounts),
+        (make_pipeline(SimpleImputer(strategy="most_frequent"), OneHotEncoder(handle_unknown="ignore")), levels),
+        sparse_threshold=0,
+    )
+
+
+def around_classifier(data, source, new, classifier, seed):
+    """Two adjusters of one classifier, without z and with it, and what they read at the new site."""
+    pipeline = make_pipeline(preparation(data, [*data.features, *data.confounders]), classifier)
+    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
+    known = cross_val_predict(pipeline, source, source["y"], cv=folds, method="predict_proba")
+    proba = pipeline.fit(source, source["y"]).predict_proba(new)
+    plain = sw.PrevalenceAdjuster(random_state=seed).fit(known, source["y"])
+    Z = source[list(data.confounders)]
+    gpa = sw.PrevalenceAdjuster(random_state=seed).fit(known, source["y"], source["site"], Z)
+    return plain, proba, gpa, proba, proba
+
+
+def networks(data, source, new, seed):
+    """Our MLP on x and z without sites (ERM), and GPA's f and g."""
+    wide, narrow = (preparation(data, columns) for columns in ([*data.features, *data.confounders], data.features))
+    X, X_new = wide.fit_transform(source).astype(np.float32), wide.transform(new).astype(np.float32)
+    x, x_new = narrow.fit_transform(source).astype(np.float32), narrow.transform(new).astype(np.float32)
+    plain = sw.GPAClassifier(random_state=seed, verbose=False).fit(X, source["y"])
+    Z = source[list(data.confounders)]
+    gpa = sw.GPAClassifier(random_state=seed, verbose=False, missing="knockout")
+    gpa.fit(x, source["y"], sample_domain=source["site"], sample_confounder=Z)
+    return plain, X_new, gpa, x_new, plain.predict_proba(X_new)
+
+
+def at_site(data, site, name, seed, at_most):
+    """Everything about one new site with one classifier, as a record without its id."""
+    start = time.perf_counter()
+    source, new = data.split(site)
+    if at_most is not None:
+        source = source.groupby("site", sort=False).sample(frac=1, random_state=seed).groupby("site").head(at_most)
+        source = source.reset_index(drop=True)
+    make = CLASSIFIERS[name]
+    fitted = around_classifier(data, source, new, make(seed), seed) if make else networks(data, source, new, seed)
+    plain, plain_X, gpa, gpa_X, unadjusted = fitted
+    Z, y = new[list(data.confounders)], new["y"].to_numpy()
+    shifted, adapted = plain.adapt(plain_X), gpa.adapt(gpa_X, sample_confounder=Z)
+    log_ratio = gpa.log_ratio(gpa_X, sample_confounder=Z)
+    schema = gpa.confounders_
+    prior = sw.pool_prevalence(source["y"], source[list(data.confounders)], source["site"], confounders=schema)
+    with_prior = sw.estimate_prevalence(log_ratio, Z, prior=prior, confounders=schema, random_state=seed)
+    truth = np.log([1 - y.mean(), y.mean()])
+    probabilities = {
+        "unadjusted": unadjusted,
+        "label_shift": shifted.predict_proba(plain_X),
+        "gpa": adapted.predict_proba(gpa_X, Z),
+        "gpa_prior": sw.adjust(log_ratio, with_prior.log_prevalence(Z)),
+        "true_prevalence": sw.adjust(plain.log_ratio(plain_X), truth),
+        "true_g": told_the_labels(gpa, log_ratio, Z, y, seed),
+    }
+    found = {arm: scores(y, proba, unadjusted, seed) for arm, proba in probabilities.items()}
+    for arm, here in (("label_shift", shifted), ("gpa", adapted)):
+        found[arm] |= prevalence_of(here.prevalence(), here.prevalence_interval())
+        diagnosis = here.diagnose()
+        marked = {f.name: f.severity for f in diagnosis.findings if f.severity in ("care", "stop")}
+        found[arm] |= {"verdict": diagnosis.verdict, "marked": marked, "model": here.estimate.model}
+        expected = here.expected_performance()
+        found[arm]["expected"] = {m: list(expected[m]) for m in ("accuracy", "positive_f1", "auroc")}
+    found["gpa_prior"] |= prevalence_of(with_prior.marginal, with_prior.interval()) | {"model": with_prior.model}
+    return {
+        "data": data.name,
+        "site": site,
+        "classifier": name,
+        "seed": seed,
+        "at_most": at_most,
+        "n": len(new),
+        "n_source": len(source),
+        "prevalence": y.mean(),
+        "source_prevalence": source["y"].mean(),
+        "sees": getattr(gpa, "classifier_sees_", None),
+        "arms": found,
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def told_the_labels(gpa, log_ratio, Z, y, seed):
+    """GPA's f with g(z) fitted to the new site's labels, each row by a g that did not see it."""
+    probability = np.empty_like(log_ratio)
+    for fitted, held in StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(Z, y):
+        told = gpa.adapt_log_ratio(log_ratio[fitted], Z.iloc[fitted], y=y[fitted])
+        probability[held] = told.adjust(log_ratio[held], Z.iloc[held])
+    return probability
+
+
+def scores(y, probability, unadjusted, seed):
+    """Every metric with its interval, and by how much the NLL of a row falls below the unadjusted one's."""
+    metrics = evaluate(y, probability, n_resamples=RESAMPLES, random_state=seed)
+    own, other = (-np.log(np.clip(p[np.arange(len(y)), y], 1e-15, 1)) for p in (probability, unadjusted))
+    gain = other - own
+    return {
+        "metrics": {name: [metric.value, metric.low, metric.high] for name, metric in metrics.items()},
+        "nll_gain": [float(gain.mean()), float(gain.std(ddof=1) / len(gain) ** 0.5)],
+    }
+
+
+def prevalence_of(marginal, interval):
+    """P(y=1) with its interval."""
+    return {"prevalence": [float(np.asarray(part)[1]) for part in (marginal, *interval)]}
+
+
+def run(out, data_dir, names, seeds, at_most, sites, classifiers):
+    """Every site of these collections with every classifier, one line each; what is in the file is left out."""
+    made = provenance()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    for name in names:
+        data = LOADERS[name](data_dir)
+        limit = at_most if name == "gusto" else None
+        for seed in range(seeds if name == "heart" else 1):
+            for site in sites or data.sites:
+                for classifier in classifiers:
+                    id_ = f"{name}-{site}-{classifier.replace(' ', '_')}-{seed}-{limit or 'all'}"
+                    if id_ not in done_ids(out):
+                        append_record(out, {"id": id_, **at_site(data, site, classifier, seed, limit), **made})
+
+
+def frame(records):
+    """A row for each record and arm: means over seeds are the reader's business."""
+    rows = []
+    for record in records:
+        for arm, found in record["arms"].items():
+            values = {name: metric[0] for name, metric in found["metrics"].items()}
+            low_high = found.get("prevalence", [None] * 3)
+            rows.append(
+                {key: record[key] for key in ("data", "site", "classifier", "seed", "at_most", "n", "prevalence")}
+                | {"arm": arm, **values, "gain": found["nll_gain"][0], "gain_error": found["nll_gain"][1]}
+                | dict(zip(("estimate", "low", "high"), low_high, strict=True))
+                | {"verdict": found.get("verdict", ""), "marked": ", ".join(found.get("marked", {}))}
+            )
+    table = pd.DataFrame(rows)
+    held = (table["low"] <= table["prevalence"]) & (table["prevalence"] <= table["high"])
+    return table.assign(holds=held.where(table["estimate"].notna()))
+
+
+def means_table(table, data):
+    """Means over sites (and seeds) of every metric, for each classifier and arm, in Markdown."""
+    lines = ["| classifier | | NLL | Brier | AUROC | calibration error | F1 | error of P(y=1) | interval holds it |"]
+    lines.append("|---|---|---|---|---|---|---|---|---|")
+    chosen = table[table["data"] == data]
+    for (classifier, arm), rows in chosen.groupby(["classifier", "arm"], sort=False):
+        cells = [f"{rows[name].mean():.3f}" for name in ("nll", "brier", "auroc", "ece", "positive_f1")]
+        known = rows["estimate"].notna()
+        error = f"{(rows['estimate'] - rows['prevalence']).abs().mean():.3f}" if known.any() else ""
+        holds = f"{int(rows['holds'].sum())} of {len(rows)}" if known.any() else ""
+        lines.append(f"| {classifier} | {ARMS[arm]} | {' | '.join([*cells, error, holds])} |")
+    return lines
+
+
+def sites_table(table, data, classifier, seed=0):
+    """One classifier at each site: prevalence, NLL and verdict of label-shift EM and GPA beside the unadjusted."""
+    lines = ["| site | rows | P(y=1) | label-shift EM: P(y=1) | GPA: P(y=1) | NLL unadjusted | label-shift EM | GPA |"]
+    lines[0] += " GPA, sites' prior | verdict (marked) |"
+    lines.append("|---|---|---|---|---|---|---|---|---|---|")
+    chosen = table[(table["data"] == data) & (table["classifier"] == classifier) & (table["seed"] == seed)]
+    for site, rows in chosen.groupby("site", sort=False):
+        arms = rows.set_index("arm")
+        cells = [f"{site}", f"{arms['n'].iloc[0]:,}", f"{arms['prevalence'].iloc[0]:.3f}"]
+        for arm in ("label_shift", "gpa"):
+            row = arms.loc[arm]
+            cells.append(f"{row['estimate']:.3f} ({row['low']:.3f} to {row['high']:.3f})")
+        cells += [f"{arms.loc[arm, 'nll']:.3f}" for arm in ("unadjusted", "label_shift", "gpa", "gpa_prior")]
+        verdict, marked = arms.loc["gpa", "verdict"], arms.loc["gpa", "marked"]
+        cells.append(f"{verdict} ({marked})" if marked else verdict)
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+@in_house_style
+def figure(table, data):
+    """For each site: P(y=1) estimated against true, and the fall of the NLL below the unadjusted."""
+    chosen = table[(table["data"] == data) & (table["seed"] == 0)]
+    names = list(dict.fromkeys(chosen["classifier"]))
+    drawn, axes = plt.subplots(2, len(names), figsize=(3.6 * len(names), 6.4), layout="constrained", sharey="row")
+    styles = {"label_shift": ("s", GREY), "gpa": ("o", ACCENT), "gpa_prior": ("^", INK)}
+    order = list(chosen.drop_duplicates("site").sort_values("prevalence")["site"])
+    for column, name in enumerate(names):
+        rows = chosen[chosen["classifier"] == name].set_index(["arm", "site"])
+        for number, (arm, (marker, colour)) in enumerate(styles.items()):
+            here = rows.loc[arm].loc[order]
+            place = np.arange(len(order)) + 0.22 * (number - 1)
+            errors = [here["estimate"] - here["low"], here["high"] - here["estimate"]]
+            look = {"fmt": marker, "color": colour, "ms": 4, "lw": 1, "label": ARMS[arm]}
+            axes[0, column].errorbar(place, here["estimate"], np.clip(errors, 0, None), **look)
+            axes[1, column].errorbar(place, here["gain"], 1.96 * here["gain_error"], **look)
+        true = rows.loc["gpa"].loc[order, "prevalence"]
+        axes[0, column].hlines(true, np.arange(len(order)) - 0.4, np.arange(len(order)) + 0.4, color=INK, lw=1.5)
+        axes[0, column].set_title(name, fontsize=10)
+        axes[1, column].axhline(0, color=GREY, lw=0.8)
+        for axis in axes[:, column]:
+            axis.set_xticks(range(len(order)), order, rotation=0 if data == "gusto" else 20, fontsize=8)
+    axes[1, 0].set_yscale("symlog", linthresh=0.1 if data == "heart" else 0.01)
+    axes[0, 0].set_ylabel("P(y=1): estimates, and true (lines)")
+    axes[1, 0].set_ylabel("NLL saved against unadjusted\n(above 0: adapting helps)")
+    axes[0, 0].legend(frameon=False, fontsize=8)
+    return drawn
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    running = commands.add_parser("run", help="run what is not in the file yet")
+    running.add_argument("--out", type=Path, default=Path("benchmarks/real_tables.jsonl"))
+    running.add_argument("--data-dir", help="folder of the collections; SITEWISE_DATA otherwise")
+    running.add_argument("--data", nargs="*", choices=LOADERS, default=list(LOADERS))
+    running.add_argument("--sites", nargs="*", help="these sites only")
+    running.add_argument("--classifiers", nargs="*", choices=CLASSIFIERS, default=list(CLASSIFIERS))
+    running.add_argument("--seeds", type=int, default=3, help="of heart; GUSTO is run once")
+    running.add_argument("--at-most", type=int, default=500, help="training patients of a GUSTO region")
+    for name, help_ in (("table", "print the tables"), ("figure", "draw the figures")):
+        showing = commands.add_parser(name, help=help_)
+        showing.add_argument("file", type=Path)
+        if name == "figure":
+            showing.add_argument(
+                "--out", type=Path, default=Path("docs/images"), help="folder for heart.png, gusto.png"
+            )
+    arguments = parser.parse_args()
+    if arguments.command == "run":
+        picked = (arguments.data, arguments.seeds, arguments.at_most, arguments.sites, arguments.classifiers)
+        run(arguments.out, arguments.data_dir, *picked)
+        return
+    table = frame(read_records(arguments.file))
+    for name in LOADERS:
+        if arguments.command == "figure":
+            figure(table, name).savefig(arguments.out / f"{name}.png", dpi=110)
+            continue
+        sections = [means_table(table, name), *(sites_table(table, name, c) for c in CLASSIFIERS)]
+        sys.stdout.write("\n\n".join("\n".join(lines) for lines in sections) + "\n\n")
+
+
+if __name__ == "__main__":
+    main()
