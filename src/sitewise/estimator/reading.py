@@ -111,9 +111,10 @@ def read_training_data(
 def read_classes(y: Any, problems: Problems) -> tuple[Array, Array]:
     """The sorted classes and every row's class number."""
     labels = column_or_1d(y.cpu().numpy() if isinstance(y, Tensor) else y, warn=True)
-    check_classification_targets(labels)
     missing = pd.isna(labels)
-    if missing.any():
+    if not missing.any():
+        check_classification_targets(labels)
+    else:
         problems.add(f"y is missing in {int(missing.sum())} row(s), first at row {int(np.flatnonzero(missing)[0])}")
         return np.array([0, 1]), np.zeros(len(labels), dtype=np.int64)
     classes, target = np.unique(labels, return_inverse=True)
