@@ -239,6 +239,45 @@ def test_a_table_without_roles_for_inputs_takes_what_may_be_a_feature(run, saved
     assert any("'outcome' is no feature: it tells y exactly" in note for note in record["notes"])
 
 
+def test_images_by_command(run, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    rng = np.random.default_rng(0)
+    lines = []
+    for number in range(48):
+        y = number % 2
+        pixels = rng.integers(0, 120, (14, 16), dtype=np.uint8) + 100 * y
+        image.fromarray(pixels.astype(np.uint8)).save(tmp_path / f"{number}.png")
+        lines.append({"scan": f"{number}.png", "clinic": "ABC"[number % 3], "y": y, "age": 40 + number})
+    data = tmp_path / "scans.csv"
+    pd.DataFrame(lines).to_csv(data, index=False)
+    roles = ("--target", "y", "--site", "clinic", "--confounder", "age", "--image", "scan", "--leave-out", "C")
+    small = ("--size", 12, "--channels", 1, "--epochs", 1, "--backbone", "cnn", "--quiet")
+    assert run("fit", data, *roles, *small, "--out", tmp_path / "model")[0] == 0
+    pack = ("--out", tmp_path / "pack", "--size", 12, "--channels", 1, "--image", "scan", "--site", "clinic")
+    assert run("data", "pack", data, *pack)[0] == 0
+    assert run("adapt", tmp_path / "model", data, "--site", "C", "--out", tmp_path / "site", "--quiet")[0] == 0
+    found = {}
+    for name, source in (("a.csv", ()), ("b.csv", ("--packed", tmp_path / "pack"))):
+        options = ("--site", "C", "--out", tmp_path / name, "--quiet")
+        assert run("predict", tmp_path / "site", data, *options, *source)[0] == 0
+        found[name] = pd.read_csv(tmp_path / name)
+    pd.testing.assert_frame_equal(found["a.csv"], found["b.csv"])
+    assert found["a.csv"]["row"].tolist() == list(range(2, 48, 3))
+    (tmp_path / "5.png").unlink()
+    code, _, said = run("predict", tmp_path / "site", data, "--site", "C", "--out", tmp_path / "c.csv")
+    assert code == 2
+    assert "row 5: there is no image" in said
+
+
+def test_a_model_that_knows_no_table_says_how_to_tell_it(run, saved, tmp_path):
+    model = sw.load(saved / "proba")
+    del model.table_reader_
+    model.save(tmp_path / "bare")
+    code, _, said = run("adapt", tmp_path / "bare", saved / "new.csv", "--out", tmp_path / "site")
+    assert code == 2
+    assert "TableReader.learn" in said
+
+
 def test_report_prints_its_numbers_for_machines(run, saved, tmp_path):
     code, out, _ = run("report", saved / "proba site", "--out", tmp_path / "r.html", "--json")
     assert code == 0

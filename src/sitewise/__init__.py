@@ -32,6 +32,8 @@ _ROOM_OF = {
     "ExpectedPerformance": "performance",
     "plan_sample_size": "samplesize",
     "Recipe": "training",
+    "Roles": "tables",
+    "TableReader": "tables",
     "Site": "sites",
     "Sites": "sites",
     "SimulatedFamily": "datasets.simulated",
@@ -60,6 +62,8 @@ if TYPE_CHECKING:
     from sitewise.solvers import EM as EM
     from sitewise.sources import ArrayChunks as ArrayChunks
     from sitewise.sources import ParquetChunks as ParquetChunks
+    from sitewise.tables import Roles as Roles
+    from sitewise.tables import TableReader as TableReader
     from sitewise.training import Recipe as Recipe
 
 

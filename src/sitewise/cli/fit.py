@@ -1,6 +1,7 @@
 """`sitewise fit`: from a labeled table of several sites to a saved model."""
 
 import time
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,14 @@ if TYPE_CHECKING:
 
 NO_TARGET = "name the column of the label by --target; `sitewise init {data}` proposes roles for all columns"
 MOST_SITES = 20  # of a summary's table
+
+
+class Sees(StrEnum):
+    """What a classifier that is there already was given."""
+
+    X = "x"
+    XZ = "xz"
+    AUTO = "auto"
 
 
 def fit(
@@ -34,6 +43,9 @@ def fit(
         typer.Option(help="Columns of a classifier's probabilities, p0,p1 in the classes' order, or P of the second."),
     ] = None,
     classes: Annotated[str | None, typer.Option(help="The labels in the order of --proba; sorted otherwise.")] = None,
+    classifier_sees: Annotated[
+        Sees, typer.Option(help="Whether z is among the inputs of the classifier behind --proba: xz, or x alone.")
+    ] = Sees.AUTO,
     group: Annotated[str | None, typer.Option(help="Column of what is never split: the patient.")] = None,
     id: Annotated[str | None, typer.Option(help="Column of a row's name, kept in predictions.")] = None,
     categorical: Annotated[
@@ -62,6 +74,7 @@ def fit(
     output = Output(quiet, as_json)
     check_out(out, force, reading=[data])
     with output.working(f"reading {data}"):
+        import sitewise as sw
         from sitewise.cli.loading import open_pack
         from sitewise.tables import ImageInput, TableReader, open_table, read_roles, split_names
         from sitewise.tables import Roles as NoRoles
@@ -89,7 +102,13 @@ def fit(
     extra = [name for name in table.columns if name not in own]
     if extra:
         output.note(f"column(s) without a role are ignored: {', '.join(extra)}")
-    model = _model(reader, validation_site, backbone, epochs, seed, device, output)
+    if reader.input_kind == "proba":
+        _refuse(**{"--validation-site": validation_site, "--epochs": epochs, "--backbone": backbone != "auto"})
+        model: Any = sw.PrevalenceAdjuster(classifier_sees=classifier_sees.value, random_state=seed)
+    else:
+        validation = 0.2 if validation_site is None else validation_site
+        options: dict[str, Any] = {"device": device, "verbose": output.bars, "random_state": seed}
+        model = sw.GPAClassifier(backbone, epochs=epochs, validation=validation, **options)
     with output.gathering():
         model.fit(read.X, read.y, sample_domain=read.site, sample_confounder=read.Z, groups=read.groups)
     model.table_reader_ = reader
@@ -141,31 +160,10 @@ def _rows(table: "TableFile", roles: "Roles", leave_out: list[str]) -> "tuple[An
     return rows.take(kept), replace(place, kept=kept)
 
 
-def _model(
-    reader: "TableReader",
-    validation_site: str | None,
-    backbone: str,
-    epochs: int | None,
-    seed: int,
-    device: str,
-    output: Output,
-) -> Any:
-    import sitewise as sw
-
-    if reader.input_kind != "proba":
-        return sw.GPAClassifier(
-            backbone,
-            epochs=epochs,
-            validation=0.2 if validation_site is None else validation_site,
-            device=device,
-            verbose=output.bars,
-            random_state=seed,
-        )
-    options = {"--validation-site": validation_site, "--epochs": epochs, "--backbone": backbone != "auto"}
-    needless = [name for name, value in options.items() if value]
-    if needless:
-        raise ValueError(f"{', '.join(needless)} is for features and images: probabilities need no network of ours")
-    return sw.PrevalenceAdjuster(random_state=seed)
+def _refuse(**needless: Any) -> None:
+    given = [name for name, value in needless.items() if value]
+    if given:
+        raise ValueError(f"{', '.join(given)} is for features and images: probabilities need no network of ours")
 
 
 def _record(model: Any, reader: "TableReader", read: "ReadRows", out: Path) -> dict[str, Any]:

@@ -1,0 +1,77 @@
+"""Roles proposed for tables that nobody has described: by names and values, with reasons."""
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from sitewise.tables import Roles, propose_roles
+from sitewise.tables.values import as_rows
+
+N = 200
+
+
+def frame(**columns):
+    rng = np.random.default_rng(0)
+    base = {"hospital": rng.choice(["A", "B"], N), "outcome": rng.integers(0, 2, N), "age": rng.normal(60, 9, N)}
+    return as_rows(pd.DataFrame(base | {"bp": rng.normal(120, 10, N)} | columns))
+
+
+def test_names_say_most():
+    found = propose_roles(frame(patient_id=np.arange(N) // 2, Sex=["f", "m"] * (N // 2)))
+    assert found.roles == Roles(
+        target="outcome", site="hospital", confounders=("age", "Sex"), features=("bp",), group="patient_id"
+    )
+    assert set(found.reasons) == {"target", "site", "confounders", "features", "group"}
+    assert not found.left_out
+
+
+def test_what_is_known_stays():
+    found = propose_roles(frame(died=[0, 1] * (N // 2)), Roles(target="outcome", confounders=("bp",)))
+    assert found.roles.target == "outcome"
+    assert found.roles.confounders == ("bp",)
+    assert found.roles.features == ("age", "died")
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        (lambda y: np.where(y == 1, "ill", "well"), "tells outcome exactly"),
+        (lambda y: np.where(y == 1, 7.0, np.where(np.arange(N) % 2, 3.0, 4.0)), "tells outcome exactly"),
+        (lambda y: [f"note {i}" for i in range(N)], "too many different values"),
+        (lambda y: [None] * N, "it is empty"),
+        (lambda y: [3] * N, "the same in every row"),
+        (lambda y: pd.date_range("2020-01-01", periods=N), "dates"),
+    ],
+)
+def test_what_is_no_feature_is_left_out_with_the_reason(values, why):
+    y = np.asarray(frame().column("outcome"))
+    found = propose_roles(frame(odd=values(y)))
+    assert found.roles.features == ("bp",)
+    assert why in found.left_out["odd"]
+
+
+def test_a_feature_that_nearly_tells_the_label_stays():
+    y = np.asarray(frame().column("outcome")).copy()
+    y[0] = 1 - y[0]
+    assert propose_roles(frame(marker=y)).roles.features == ("bp", "marker")
+
+
+def test_images_and_probabilities_are_seen():
+    paths = propose_roles(frame(file=[f"scans/{i}.png" for i in range(N)]))
+    assert (paths.roles.image, paths.roles.features) == ("file", ())
+    p = np.random.default_rng(1).random(N)
+    scores = propose_roles(frame(p_0=1 - p, p_1=p))
+    assert (scores.roles.proba, scores.roles.features) == (("p_0", "p_1"), ())
+    assert propose_roles(frame(p_0=p, p_1=p)).roles.proba == ()
+
+
+def test_the_plainest_name_of_a_site_is_taken():
+    found = propose_roles(frame(hospital_group=["x", "y"] * (N // 2)))
+    assert found.roles.site == "hospital"
+    assert "another name of a site" in found.left_out["hospital_group"]
+
+
+def test_a_table_without_any_label_gets_no_target():
+    rows = pa.table({"bp": np.random.default_rng(0).normal(size=50), "age": np.arange(50)})
+    assert propose_roles(rows).roles.target is None
