@@ -153,3 +153,14 @@ def test_joint_without_confounders_is_refused():
         sw.GPAClassifier(missing="joint", **QUICK | {"epochs": 1}).fit(X, y).adapt(X)
     with pytest.raises(ValueError, match="missing must be one of"):
         sw.GPAClassifier(missing="jont", **QUICK).fit(X, y)
+
+
+def test_more_rows_and_another_calibration(model, here, site):
+    more = here.update(site.X[:100])
+    assert more.missing == "joint"
+    np.testing.assert_allclose(more.predict_proba(site.X[:5]), here.predict_proba(site.X[:5]), atol=1e-12)
+    other = copy.copy(model)
+    labeled = TRAINING[0].draw(300, 9)
+    other.calibrate(labeled.X, labeled.y, sample_confounder=labeled.Z)
+    assert other._joint.temperature != model._joint.temperature
+    assert other._joint.critic is model._joint.critic

@@ -162,8 +162,8 @@ class AdaptedClassifier:
         """Refine the site with more of its rows: a new object, adapted to all rows as if they had come at once.
 
         Estimation starts where it stood. A chosen threshold and the fallback stay; the diagnosis is made anew. Groups
-        of these rows are taken to be others than those of earlier rows. A joint model of rows without z is not refined,
-        for it needs inputs, which are not kept: such rows are predicted by knockout from now on.
+        of these rows are taken to be others than those of earlier rows. A joint of (z, y) stays as it was, for its
+        estimation needs inputs, which are not kept: `adapt` with all rows refines it.
         """
         return update(self, X, sample_confounder, y, groups, sample_weight)
 

@@ -17,7 +17,7 @@ from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.cached import cached_log_ratio, cached_score
 from sitewise.estimator.held_out import score_held_out
-from sitewise.estimator.joint import JointModel, fit_joint_model
+from sitewise.estimator.joint import JointModel, calibrate_critic, fit_joint_model
 from sitewise.estimator.model import SiteModel
 from sitewise.estimator.prevalences import (
     RowPrevalence,
@@ -289,6 +289,7 @@ class GPAClassifier(SiteModel):
         own = cross_fit(self.prevalence, rows, group, n_classes, self.confounders_, self.knockout, seed)
         self._held_out = score_held_out(rows, own, self.confounders_, self._score)
         self._calibrations = self._fit_calibrations()
+        self._joint = None if self._joint is None else calibrate_critic(self, self._joint, rows, seed)
         return self
 
     def adapt(

@@ -9,6 +9,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
 from sitewise.calibration import Calibration
+from sitewise.confounders import Confounders
 from sitewise.critic import Bank, Critic, Pairs, log_lift, make_bank, train_critic
 from sitewise.estimator.kept import evenly
 from sitewise.estimator.prevalences import Region, in_regions
@@ -113,11 +114,7 @@ def fit_joint_model(
     """
     schema = model.confounders_
     assert schema is not None
-
-    def with_z(rows: LabeledRows) -> LabeledRows:
-        return rows.take((~schema.missing(rows.codes).any(dim=1)).nonzero().flatten())
-
-    rows, held = with_z(training), with_z(validation)
+    rows, held = with_all_of_z(training, schema), with_all_of_z(validation, schema)
     if len(rows) < ENOUGH_ROWS:
         return None
     pairs, held_pairs = (_pairs(model._scorer, part, schema.inputs(part.codes)) for part in (rows, held))
@@ -125,9 +122,12 @@ def fit_joint_model(
     bank = make_bank(schema, rows.codes, rows.weight, POINTS)
     possible = ~_unseen(bank.codes, len(model.classes_), model._unsupported)
     found = JointModel(bank, model._fit_prevalence(rows, seed), possible, critic)
-    if len(held) < ENOUGH_ROWS:
-        return found
     return calibrate_critic(model, found, held, seed)
+
+
+def with_all_of_z(rows: LabeledRows, schema: Confounders) -> LabeledRows:
+    """The rows that lack no part of z."""
+    return rows.take((~schema.missing(rows.codes).any(dim=1)).nonzero().flatten())
 
 
 def _pairs(scorer: Scorer, rows: LabeledRows, inputs: Tensor) -> Pairs:
@@ -144,8 +144,15 @@ def _unseen(codes: Tensor, n_classes: int, regions: tuple[Region, ...]) -> Tenso
 
 
 def calibrate_critic(model: "GPAClassifier", joint: JointModel, held: LabeledRows, seed: int) -> JointModel:
-    """The same with the temperature of least NLL of (y, z) given x under the held-out rows' own joint."""
-    few, schema = held.take(evenly(len(held), TEMPERATURE_ROWS)), joint.bank.schema
+    """The same with the temperature of least NLL of (y, z) given x under the held-out rows' own joint.
+
+    As it is where too few rows have all of z.
+    """
+    schema = joint.bank.schema
+    held = with_all_of_z(held, schema)
+    if len(held) < ENOUGH_ROWS:
+        return joint
+    few = held.take(evenly(len(held), TEMPERATURE_ROWS))
     features = backbone_features(model._scorer, few.X)
     bank = make_bank(schema, few.codes, few.weight, POINTS)
     log_own, log_source = model._fit_prevalence(held, seed).log_prob(bank.codes), joint.source.log_prob(bank.codes)

@@ -14,6 +14,7 @@ from sitewise.confounders import Notes
 from sitewise.estimator.kept import FEATURE_ROWS, KeptRows, evenly
 from sitewise.estimator.prevalences import in_regions, warn_kept
 from sitewise.estimator.reading import read_partial_labels
+from sitewise.estimator.without_z import with_joint
 
 if TYPE_CHECKING:
     from sitewise.estimator.adapted import AdaptedClassifier
@@ -106,8 +107,11 @@ def estimate_rows(model: "SiteModel", rows: KeptRows, start: PrevalenceEstimate,
 def update(here: "AdaptedClassifier", X: Any, Z: Any, y: Any, groups: Any, weight: Any) -> "AdaptedClassifier":
     """The model adapted to the rows of `here` and to these."""
     more, notes = read_rows(here.model, X, Z, y, groups, weight)
+    if here.joint is not None:
+        log_ratio = with_joint(here.model, here.joint, here.model._read(X), more.codes, more.log_ratio)
+        more = replace(more, log_ratio=log_ratio)
     rows = join_rows(here.rows, more)
     estimate = estimate_rows(here.model, rows, here.estimate, notes)
     again = type(here)(here.model, estimate, rows, here.fallback)
-    again.threshold_ = here.threshold_
+    again.threshold_, again.joint = here.threshold_, here.joint
     return again
