@@ -1,7 +1,6 @@
 """`here.update`: rows in two parts give what all rows at once give."""
 
 import warnings
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -94,13 +93,6 @@ def test_threshold_and_fallback_stay_and_what_was_odd_adds_up(model, new):
     assert joined.estimate.notes.clipped == {"age0": 8}
     assert first.estimate.notes.clipped == {"age0": 4}
     assert joined.rows.feature_rows.tolist() == list(range(310))
-
-
-def test_a_joint_model_gives_way_to_knockout(model, new):
-    X, Z, _ = new
-    first = model.adapt(X[:300], sample_confounder=Z[:300])
-    first.joint = SimpleNamespace(marginal=np.array([0.5, 0.5]))
-    assert first.update(X[300:], Z[300:]).missing == "knockout"
 
 
 def test_unseen_levels_warn(model, new):
