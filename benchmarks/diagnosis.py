@@ -39,7 +39,7 @@ from sitewise.ratio import network_inputs
 PARTS = ("null", "uninformative", "broken")
 SIZES = (500, 1000, 2000, 5000)
 HELD_OUT = {"simulated": (1000, 3000), "digits": (2000, 2000)}
-N_NULL, N_BROKEN, N_UNINFORMATIVE = 300, 8, 100
+N_NULL, N_BROKEN, N_UNINFORMATIVE = 300, 5, 100
 BROKEN_ROWS = (1000, 2500)
 CHANGES = {
     "feature": (0.2, 0.4, 0.7, 1.0, 1.5),  # one feature of a simulated site moved, in standard deviations

@@ -22,6 +22,7 @@ STOP_GAP = 0.02  # of distribution functions; a sure but smaller one asks for ca
 STOP_AUC = 0.53
 
 BLIND = "It cannot see a shift that looks like another prevalence."
+MORE_ROWS = "Hold more rows out (validation=), or call model.calibrate with labeled rows like those here."
 SHIFTED = "Do not rely on adapted numbers: look for a change of scanner, protocol or patients, or label some rows here."
 
 
@@ -134,8 +135,7 @@ def stability_finding(
             f"Not tested: it takes {EFFECTIVE:.0f} held-out rows of every class ({source.counts.tolist()} here) with a "
             f"mix of z like this site's, and {FEWEST} rows of the site with the same parts of z ({n_target} here)."
         )
-        advice = "Hold more rows out (validation=), or call model.calibrate with labeled rows like those here."
-        return Finding(name, "care", None, STOP_LEVEL, sentence, advice)
+        return Finding(name, "care", None, STOP_LEVEL, sentence, MORE_ROWS)
     severity = grade(adjusted, found.gap >= STOP_GAP)
     details = {"gap": found.gap, "statistic": found.statistic, "adjusted_p_value": adjusted}
     details |= {"held_out_rows": n_source, "rows": n_target}
@@ -157,8 +157,12 @@ def representation_finding(found: Representation | None, adjusted: float | None,
     """The test of the features in words."""
     name = "representation"
     if found is None or adjusted is None:
-        reason = "no features were kept" if target.features is None else "too few rows, or features that never vary"
-        advice = "Adapt with adapt(X, ...) rather than from log-ratios to have it checked."
+        reason, advice = (
+            "no features were kept",
+            "Adapt with adapt(X, ...) rather than from log-ratios to have it checked.",
+        )
+        if target.features is not None:
+            reason, advice = "there are too few rows for it, or the features never vary", MORE_ROWS
         return Finding(name, "unknown", None, STOP_LEVEL, f"Not tested: {reason}.", advice)
     severity = grade(adjusted, found.auc >= STOP_AUC)
     details = {"auc": found.auc, "adjusted_p_value": adjusted}

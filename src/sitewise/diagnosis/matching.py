@@ -1,4 +1,4 @@
-"""Held-out source rows weighted to the (y, z) mix that the estimated g says the new site has (equation 13).
+"""Held-out source rows weighted to the (y, z) mix that the estimated g says the new site has (docs/trust.md).
 
 Within each class the weights are the closest to even ones (in entropy) for which means of simple features of z are
 those of the new site, each of whose rows counts as g(z)_y. Whatever is then compared is also regressed on those
