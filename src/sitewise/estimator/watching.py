@@ -36,7 +36,7 @@ def watch(
     knows_z = schema is not None and not bool(schema.missing(kept.codes).all())
 
     def stability(numbers: Array, estimate: PrevalenceEstimate) -> float | None:
-        place = torch.as_tensor(numbers)
+        place = torch.tensor(numbers)  # a copy: pandas hands out arrays that may not be written to
         part = KeptRows(kept.log_ratio[place], kept.codes[place], kept.supported[place])
         return type(here)(model, estimate, part).diagnose()["stability"].p_value
 
