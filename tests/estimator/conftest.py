@@ -45,7 +45,7 @@ class World:
         return float(-np.log(proba[np.arange(len(proba)), self.new.y]).mean())
 
 
-def world(n_classes=2, n_rows=500, seed=0, n_new=2000):
+def world(n_classes=2, n_rows=700, seed=0, n_new=2000):
     """Draw it."""
     family = sw.SimulatedFamily(n_classes=n_classes, coupling=1.5, effect=1.5, seed=seed)
     rng = np.random.default_rng(seed)

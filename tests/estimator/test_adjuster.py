@@ -70,7 +70,7 @@ def test_auto_takes_what_predicts_held_out_labels_better(two, case):
     assert adjuster.classifier_sees_ == min(adjuster.held_out_nll_, key=adjuster.held_out_nll_.get)
     if not with_z:
         assert adjuster.classifier_sees_ == "x"
-        assert adjuster.held_out_nll_["x"] < adjuster.held_out_nll_["xz"] - 0.005
+        assert adjuster.held_out_nll_["x"] < adjuster.held_out_nll_["xz"] - 0.002
     losses = {}
     for sees in ("x", "xz"):
         forced = adjuster if adjuster.classifier_sees_ == sees else two.fitted(proba, classifier_sees=sees)
