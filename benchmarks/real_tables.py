@@ -4,8 +4,8 @@
     python benchmarks/real_tables.py table benchmarks/real_tables.jsonl
     python benchmarks/real_tables.py figure benchmarks/real_tables.jsonl
 
-Heart disease has four hospitals, GUSTO-I has 16 regions. All other sites train: for GUSTO at most `--at-most` patients of
-each region, so that a run ends in minutes; all patients of the new site are adapted to, and scored.
+Heart disease has four hospitals, GUSTO-I has 16 regions. All other sites train: for GUSTO at most `--at-most` patients
+of each region, so that a run ends in minutes; all patients of the new site are adapted to, and scored.
 """
 
 import argparse

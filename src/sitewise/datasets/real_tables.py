@@ -12,9 +12,22 @@ from sitewise.datasets.tables import MISSING, as_ages, as_levels, as_numbers, as
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 # The published order; the files have no header.
-HEART_COLUMNS = (
-    "age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal", "num",
-)  # fmt: skip
+MEASURED = (
+    "age",
+    "sex",
+    "cp",
+    "trestbps",
+    "chol",
+    "fbs",
+    "restecg",
+    "thalach",
+    "exang",
+    "oldpeak",
+    "slope",
+    "ca",
+    "thal",
+)
+HEART_COLUMNS = (*MEASURED, "num")
 HEART_LEVELS = {"sex": (0, 1), "cp": (1, 2, 3, 4), "restecg": (0, 1, 2), "exang": (0, 1), "num": (0, 1, 2, 3, 4)}
 # Measured in at least half of the patients of every hospital; chol, fbs, slope, ca and thal are not, and where a column
 # is empty at one hospital P(x|y,z) cannot be the same at all of them.
