@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,8 @@ import torch
 
 import sitewise as sw
 from sitewise.datasets.known_densities import TARGETS, TRAINING
-from sitewise.estimator.without_z import joint_log_ratio
+from sitewise.estimator.without_z import joint_log_ratio, judged
+from sitewise.ratio import LabeledRows
 
 QUICK = {"device": "cpu", "verbose": False, "epochs": 30, "batch_size": 128}
 
@@ -164,3 +166,18 @@ def test_more_rows_and_another_calibration(model, here, site):
     other.calibrate(labeled.X, labeled.y, sample_confounder=labeled.Z)
     assert other._joint.temperature != model._joint.temperature
     assert other._joint.critic is model._joint.critic
+
+
+def test_auto_trusts_the_joint_model_only_where_held_out_labels_do(model, site):
+    assert model._joint.trusted
+    held = TRAINING[1].draw(400, 11)
+    codes = model.confounders_.encode(held.Z)[0]
+    rows = LabeledRows(torch.tensor(held.X), torch.tensor(held.y), torch.ones(400), torch.zeros(400).long(), codes)
+    ruined = by(model, "auto")
+    impossible = model._joint.possible.clone()
+    impossible[1:, 1] = False
+    ruined._joint = replace(model._joint, possible=impossible)
+    ruined._joint = judged(ruined, rows)
+    assert not ruined._joint.trusted
+    assert ruined.adapt(site.X).missing == "knockout"
+    assert judged(model, rows).trusted

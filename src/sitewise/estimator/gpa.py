@@ -37,7 +37,7 @@ from sitewise.estimator.reading import (
 from sitewise.estimator.settings import read_network_settings
 from sitewise.estimator.sharded import SiteRows, gather_rows
 from sitewise.estimator.summary import summarize_training
-from sitewise.estimator.without_z import MISSING, fit_site_joint, with_joint
+from sitewise.estimator.without_z import MISSING, fit_site_joint, judged, with_joint
 from sitewise.inputs import Inputs
 from sitewise.prevalence import MODELS, Prevalence
 from sitewise.ratio import LabeledRows, RatioObjective, Scorer, build_ratio, for_network, network_inputs
@@ -216,6 +216,7 @@ class GPAClassifier(SiteModel):
         self._calibrations = self._fit_calibrations()
         learns = self.missing != "knockout" and self.confounders_ is not None
         self._joint = fit_joint_model(self, training, validation, seed) if learns else None
+        self._joint = judged(self, validation)
 
     def _check_settings(self) -> Recipe:
         problems = Problems("GPAClassifier")
@@ -290,6 +291,7 @@ class GPAClassifier(SiteModel):
         self._held_out = score_held_out(rows, own, self.confounders_, self._score)
         self._calibrations = self._fit_calibrations()
         self._joint = None if self._joint is None else calibrate_critic(self, self._joint, rows, seed)
+        self._joint = judged(self, rows)
         return self
 
     def adapt(

@@ -36,6 +36,7 @@ class JointModel:
     possible: Tensor  # (M, K) False where f has never seen the class
     critic: Critic = field(repr=False)
     temperature: float = 1.0
+    trusted: bool = True  # held-out labels do not speak against it: "auto" may choose it
 
     @property
     def prior(self) -> Tensor:

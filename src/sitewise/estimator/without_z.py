@@ -1,5 +1,7 @@
 """A site's rows that lack z: the joint model or knockout, as left-out likelihood says, and their predictions."""
 
+import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -7,14 +9,19 @@ from torch import Tensor
 
 from sitewise.adaptation import estimate_prevalence
 from sitewise.adaptation.joint import JointEstimate, estimate_joint, joint_posterior
-from sitewise.estimator.joint import backbone_features, over_points
+from sitewise.estimator.joint import ENOUGH_ROWS, JointModel, backbone_features, over_points
+from sitewise.estimator.kept import evenly
 from sitewise.estimator.reading import read_partial_labels
 from sitewise.inputs import Inputs, take_inputs
+from sitewise.posterior import combine
+from sitewise.ratio import LabeledRows
 
 if TYPE_CHECKING:
     from sitewise.estimator.gpa import GPAClassifier
 
 MISSING = ("auto", "knockout", "joint")
+JUDGED_ROWS = 1000
+WORSE = 1.2  # times the NLL of knockout is much: some more is the price of going without its assumption
 MARGIN = 1.0  # of left-out log-likelihood by which the joint model must be better
 NO_JOINT = "missing='joint' needs confounders in training, and some rows that have all of them: use missing='auto'"
 
@@ -31,13 +38,15 @@ def fit_site_joint(
 ) -> JointEstimate | None:
     """The site's joint of (z, y) from all its rows, known labels and known parts of z counted in.
 
-    None where the model is to go without: `missing="knockout"`; nothing is missing; or, for "auto", knockout predicts
-    left-out rows without z better.
+    None where the model is to go without: `missing="knockout"`; or, for "auto", nothing is missing, or held-out labels
+    or left-out rows without z speak for knockout.
     """
     if model.missing == "joint" and model._joint is None:
         raise ValueError(NO_JOINT)
     short = lacking(model, codes)
-    if model._joint is None or model.missing == "knockout" or (model.missing == "auto" and not short.any()):
+    if model._joint is None or model.missing == "knockout":
+        return None
+    if model.missing == "auto" and not (model._joint.trusted and short.any()):
         return None
     log_ratio = joint_log_ratio(model, X, codes)
     if labels is not None:
@@ -57,6 +66,34 @@ def fit_site_joint(
     return (
         estimate if hidden.left_out > _left_out_by_knockout(model, take_inputs(X, rows), row_weight) + MARGIN else None
     )
+
+
+def judged(model: "GPAClassifier", held: LabeledRows) -> JointModel | None:
+    """The model's joint model, trusted unless it predicts held-out labels without z much worse than knockout does.
+
+    Left-out likelihood of x can't tell: whoever models a shift of z has the higher one, however bad f is there. Both
+    estimate from the held-out x alone, as at a new site.
+    """
+    joint = model._joint
+    if joint is None or len(held) < ENOUGH_ROWS:
+        return joint
+    few = held.take(evenly(len(held), JUDGED_ROWS))
+    blank = joint.bank.schema.missing_codes().expand(len(few), -1)
+    weight = few.weight.double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is not identified among held-out rows is nobody's concern
+        ratios = joint_log_ratio(model, few.X, blank)
+        site = estimate_joint(ratios, prior=joint.prior, sample_weight=weight)
+        log_f = model._log_ratio(few.X, blank)
+        constant = estimate_prevalence(log_f.numpy(), model="constant", sample_weight=weight).marginal
+    by_joint = -torch.as_tensor(site.posterior(ratios)).double().clamp_min(1e-12).log()
+    by_knockout = -combine(log_f, torch.tensor(constant).clamp_min(1e-12).log())
+    mine, theirs = (losses.gather(1, few.y[:, None])[:, 0] for losses in (by_joint, by_knockout))
+    worse = mine - WORSE * theirs
+    share = weight / weight.sum()
+    mean = share @ worse
+    error = ((share**2) @ (worse - mean) ** 2).sqrt()
+    return replace(joint, trusted=bool(mean <= 2 * error))
 
 
 def joint_log_ratio(model: "GPAClassifier", X: Inputs, codes: Tensor) -> Tensor:
