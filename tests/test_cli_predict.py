@@ -3,6 +3,7 @@
 import json
 import sys
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,7 @@ import pytest
 
 import sitewise as sw
 from sitewise.cli import main
-from sitewise.tables import Roles, TableReader
+from sitewise.tables import Roles, TableReader, read_roles
 
 FEATURES = Roles(
     target="y", site="hospital", confounders=("age", "sex"), features=("bp", "pain"), group="patient", id="id"
@@ -292,6 +293,17 @@ def test_init_prints_roles_that_fit_reads(run, saved, tmp_path):
     assert 'confounders = ["age", "sex"]' in out
     assert 'proba = ["p0", "p1"]' in out
     assert 'group = "patient"' in out
+
+
+def test_init_asks_on_a_terminal(run, saved, tmp_path, monkeypatch):
+    terminal = SimpleNamespace(isatty=lambda: True)
+    monkeypatch.setattr("sitewise.cli.init.sys", SimpleNamespace(stdin=terminal, stdout=terminal))
+    answers = iter(["sexx", "sex", ""])
+    monkeypatch.setattr("typer.prompt", lambda *_, **__: next(answers))
+    code, _, said = run("init", saved / "labeled.csv", "--out", tmp_path / "roles.toml")
+    assert code == 0
+    assert "there is no column 'sexx'; did you mean 'sex'?" in said
+    assert read_roles(tmp_path / "roles.toml").target == "sex"
 
 
 def test_an_interrupted_prediction_leaves_nothing(run, saved, tmp_path, monkeypatch):

@@ -218,6 +218,22 @@ def test_probabilities_that_are_none_are_refused(value, said):
         reader.read(bad, labels="none")
 
 
+def test_probabilities_named_after_the_classes_must_be_in_their_order():
+    frame = with_probabilities()
+    with pytest.raises(ValueError, match="p1, p0, seem to be in another order than the classes, 0, 1"):
+        TableReader.learn(frame, Roles(target="y", proba=("p1", "p0")))
+    meant = Roles(target="y", proba=("p1", "p0"), classes=("1", "0"))
+    np.testing.assert_array_equal(TableReader.learn(frame, meant).read(frame).X, frame[["p0", "p1"]])
+
+
+@pytest.mark.parametrize("column", ["bp", "age"])
+def test_decimal_commas_are_no_categories(column):
+    frame = make_frame()
+    frame[column] = [None if np.isnan(v) else f"{v:.1f}".replace(".", ",") for v in frame[column]]
+    with pytest.raises(ValueError, match=rf"column '{column}' holds numbers with decimal commas, such as '\d+,\d'"):
+        TableReader.learn(frame, ROLES)
+
+
 def test_images_are_read_from_their_paths(tmp_path):
     image = pytest.importorskip("PIL.Image")
     for number in range(3):

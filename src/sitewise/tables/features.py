@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from pyarrow import compute as pc
 
 from sitewise.arrays import Problems
 from sitewise.tables.values import Array, Place, Rows, known_text, levels, numbers, plain
@@ -18,6 +19,8 @@ MOST_LEVELS = 100  # of a feature; more look like names
 MOSTLY = 0.5  # from this share of numbers on, text among them is a slip
 
 NO_VALUES = "{where} has no value at all: leave it out"
+DECIMAL_COMMAS = "{where} holds numbers with decimal commas, such as {value!r}: write them with a point"
+DECIMAL_COMMA = r"^[+-]?\d+,\d+$"
 TOO_MANY = "{where} has {count} different values of text, which looks like names or notes: leave it out"
 
 
@@ -82,6 +85,8 @@ Feature = NumberFeature | CategoryFeature
 
 def learn_feature(rows: Rows, name: str, categorical: bool, place: Place, problems: Problems) -> Feature | None:
     """A column's kind, then what is needed of it; None after noting what is wrong."""
+    if refuse_decimal_commas(rows, name, place, problems):
+        return None
     if categorical or not holds_numbers(rows, name):
         found = levels(rows, name, place, problems)
         if not len(found.categories):
@@ -99,6 +104,19 @@ def learn_feature(rows: Rows, name: str, categorical: bool, place: Place, proble
         problems.add(NO_VALUES.format(where=place.column(name)))
         return None
     return NumberFeature.learn(name, values)
+
+
+def refuse_decimal_commas(rows: Rows, name: str, place: Place, problems: Problems) -> bool:
+    """Note a column whose numbers are written with commas: as text each would be a category."""
+    cells = plain(rows.column(name))
+    if not (pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type)):
+        return False
+    known = known_text(cells).drop_null()
+    found = known.filter(pc.match_substring_regex(known, DECIMAL_COMMA))
+    if 2 * len(found) <= len(known):
+        return False
+    problems.add(DECIMAL_COMMAS.format(where=place.column(name), value=found[0].as_py()))
+    return True
 
 
 def holds_numbers(rows: Rows, name: str) -> bool:

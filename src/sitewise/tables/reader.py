@@ -13,12 +13,16 @@ from sitewise.arrays import Problems, did_you_mean
 from sitewise.datasets.images import read_image
 from sitewise.datasets.manifest import add_unreadable, available_cores
 from sitewise.tables.classes import learn_classes
-from sitewise.tables.features import Feature, holds_numbers, learn_feature
+from sitewise.tables.features import Feature, holds_numbers, learn_feature, refuse_decimal_commas
 from sitewise.tables.roles import Roles
 from sitewise.tables.values import Array, Place, Rows, as_rows, labels, levels, names, numbers, probabilities, text
 
 NO_COLUMN = "{source} has no column {name!r} ({role}){meant}; its columns are {columns}"
 NO_CONFOUNDER = "confounder {name!r} is not among the columns and counts as missing in every row"
+OTHER_ORDER = (
+    "the columns of probabilities, {proba}, seem to be in another order than the classes, {classes}: put them in that "
+    "order, or name theirs by --classes"
+)
 ANYWHERE = Place()
 IGNORED = "column(s) without a role are ignored: {names}"
 
@@ -80,6 +84,8 @@ class TableReader:
         classes = learn_classes(rows, roles.target, roles.classes, place, problems)
         order = _order_of(roles, classes, problems)
         found = [learn_feature(rows, name, name in roles.categorical, place, problems) for name in roles.features]
+        for name in roles.confounders:
+            refuse_decimal_commas(rows, name, place, problems)
         numeric = [n for n in roles.confounders if n not in roles.categorical and holds_numbers(rows, n)]
         problems.raise_if_any()
         return cls(
@@ -203,7 +209,12 @@ def _order_of(roles: Roles, classes: tuple[Any, ...], problems: Problems) -> tup
             f"classes ({', '.join(map(str, classes))}): name a column for each class"
         )
         return roles.proba
-    if not roles.classes or len(roles.proba) == 1:
+    if len(roles.proba) == 1:
+        return roles.proba
+    if not roles.classes:
+        named = [[n for n in roles.proba if n.casefold().endswith(str(label).casefold())] for label in classes]
+        if all(len(found) == 1 for found in named) and [found[0] for found in named] != list(roles.proba):
+            problems.add(OTHER_ORDER.format(proba=", ".join(roles.proba), classes=", ".join(map(str, classes))))
         return roles.proba
     column_of = dict(zip(roles.classes, roles.proba, strict=True))
     return tuple(column_of[str(label)] for label in classes)
