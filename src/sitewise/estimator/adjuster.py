@@ -27,7 +27,7 @@ from sitewise.estimator.probabilities import (
 from sitewise.estimator.reading import Array, TrainingData, folds, read_classes, read_training_data
 from sitewise.estimator.score_ratio import ChosenRatio, ScoredRows, fit_ratio
 from sitewise.estimator.summary import summarize_training
-from sitewise.prevalence import MODELS
+from sitewise.prevalence import MODELS, Prevalence
 from sitewise.ratio import LabeledRows
 
 KNOCKOUT = 0.5  # of a variable of z, where f and g learn what to say without it
@@ -235,6 +235,10 @@ class PrevalenceAdjuster(SiteModel):
                 setattr(self, name, getattr(source, name))
         if source is None:
             self.n_features_in_ = len(self.classes_)
+
+    def _belief(self) -> Prevalence:
+        """The source rows' g(z), its level left free: a weak classifier of a rare class must not start from nothing."""
+        return self._pooled_prevalence
 
     def _facts(self) -> dict[str, Any]:
         name = "probabilities handed over" if self.estimator_ is None else type(self.estimator_).__name__

@@ -68,6 +68,10 @@ class SiteModel(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
     def _score(self, X: Any, codes: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """log f before calibration, and the features of some of the rows with their numbers, if there are features."""
 
+    def _belief(self) -> Prevalence | None:
+        """What a new site's g is shrunk to: None for a constant."""
+        return None
+
     @abstractmethod
     def _facts(self) -> dict[str, Any]:
         """How f came about, by heading, for reports."""
@@ -154,6 +158,7 @@ class SiteModel(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
             ratios[use].numpy(),
             take_rows(sample_confounder, rows),
             model="constant" if sample_confounder is None else self.prevalence,
+            prior=self._belief(),
             confounders=self.confounders_,
             y=take_rows(labels, rows),
             groups=take_rows(groups, rows),
