@@ -316,21 +316,20 @@ def tables(frame):
             p = sites[test].dropna()
             cells.append(f"{(p < 0.05).mean():.1%} | p = {kstest(p, 'uniform').pvalue:.2f}")
         lines.append("| " + " | ".join(cells) + " |")
+    rows = " / ".join(map(str, BROKEN_ROWS))
     lines += [
         "",
-        "| change | size | rows | F1 lost | stability | representation | do not adapt |",
-        "|---|---|---|---|---|---|---|",
+        f"| change | size | F1 lost | stability stops, {rows} rows | representation | do not adapt |",
+        "|---" * 6 + "|",
     ]
     broken = frame[frame.part == "broken"]
-    for (change, size, n), sites in broken.groupby(["change", "size", "n"], sort=False):
-        rates = [
-            (sites.severities.map(lambda s, name=name: s[name]) == "stop").mean()
-            for name in ("stability", "representation")
-        ]
-        stops = (sites.verdict == "do not adapt").mean()
-        lines.append(
-            f"| {change} | {size:g} | {n} | {sites.cost.mean():.3f} | {rates[0]:.2f} | {rates[1]:.2f} | {stops:.2f} |"
-        )
+    for (change, size), sites in broken.groupby(["change", "size"]):
+        alarms = sites.assign(verdict=sites.verdict == "do not adapt")
+        for name in ("stability", "representation"):
+            alarms[name] = sites.severities.map(lambda s, name=name: s[name] == "stop")
+        rates = alarms.groupby("n")[["stability", "representation", "verdict"]].mean()
+        shown = " | ".join(" / ".join(f"{rate:.2f}" for rate in rates[name]) for name in rates)
+        lines.append(f"| {change} | {size:g} | {sites.cost.mean():.3f} | {shown} |")
     silent = frame[frame.part == "uninformative"]
     said = silent.severities.map(lambda s: s["identification"] == "stop")
     lines += ["", f"Uninformative f: identification says so at {said.mean():.1%} of {len(silent)} sites."]
