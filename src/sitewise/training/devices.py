@@ -24,11 +24,6 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 
 from sitewise.training.checkpoint import compare
 
-try:
-    from lightning_fabric import Fabric
-except ImportError:  # the same package inside the larger distribution
-    from lightning.fabric import Fabric  # type: ignore[import-not-found, no-redef]
-
 STRATEGIES = ("auto", "ddp", "ddp_spawn")
 TORCHRUN = "torchrun --nproc-per-node={devices}{nodes} script.py"
 ALONE = (
@@ -40,6 +35,15 @@ BATCH_NORM = (
     "the network has batch norm, whose statistics are shared between GPUs only: train on GPUs, or with devices=1"
 )
 FAILED = "a training process failed: {error}"
+
+
+def fabric_class() -> Any:
+    """Lightning's Fabric, imported by whoever trains: that takes seconds, and predicting does without."""
+    try:
+        from lightning_fabric import Fabric
+    except ImportError:  # the same package inside the larger distribution
+        from lightning.fabric import Fabric  # type: ignore[import-not-found, no-redef]
+    return Fabric
 
 
 @dataclass(frozen=True)
@@ -144,7 +148,9 @@ def launch(
         if started is None and devices != 1:
             return _spawn(device, devices, precision, function, arguments)
         chosen = "ddp" if devices != 1 or nodes > 1 else "auto"
-        fabric = Fabric(accelerator=device, strategy=chosen, devices=devices, num_nodes=nodes, precision=precision)
+        fabric = fabric_class()(
+            accelerator=device, strategy=chosen, devices=devices, num_nodes=nodes, precision=precision
+        )
         fabric.launch()
     return function(fabric, *arguments)
 
@@ -155,7 +161,7 @@ def join_processes(device: str = "auto") -> Any:
     here, nodes = started or (1, 1)
     with _quiet():
         chosen = "ddp" if here * nodes > 1 else "auto"
-        fabric = Fabric(accelerator=device, strategy=chosen, devices=here, num_nodes=nodes)
+        fabric = fabric_class()(accelerator=device, strategy=chosen, devices=here, num_nodes=nodes)
         fabric.launch()
     return fabric
 
@@ -238,7 +244,7 @@ def _as_started(started: tuple[int, int], devices: int | str, nodes: int, strate
 def _spawn(device: str, devices: int | str, precision: Any, function: Callable[..., Any], arguments: Any) -> Any:
     """Call a function in new processes; an error in any of them ends all, and is raised here as what it was."""
     before = dict(os.environ)
-    fabric = Fabric(accelerator=device, devices=devices, precision=precision, strategy="ddp_spawn")
+    fabric = fabric_class()(accelerator=device, devices=devices, precision=precision, strategy="ddp_spawn")
     try:
         with tempfile.NamedTemporaryFile(suffix=".pt") as result:  # a pipe gives no large tensors of an ended process
             fabric.launch(_HandBack(result.name, function, arguments))
@@ -275,7 +281,7 @@ class _HandBack:
 
 
 def _fabric_logger() -> logging.Logger:
-    return logging.getLogger(Fabric.__module__.rpartition(".")[0])
+    return logging.getLogger(fabric_class().__module__.rpartition(".")[0])
 
 
 @contextmanager
