@@ -96,8 +96,11 @@ def files_below(folder):
     return {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_from_a_csv_to_a_report(run, saved, tmp_path):
+def test_from_a_csv_to_a_report(run, saved, tmp_path, monkeypatch):
     before = files_below(saved)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
     roles, model, site = tmp_path / "roles.toml", tmp_path / "model", tmp_path / "site"
     code, out, _ = run("init", saved / "labeled.csv", "--out", roles, "--json")
     assert code == 0
@@ -126,6 +129,7 @@ def test_from_a_csv_to_a_report(run, saved, tmp_path):
     code, out, _ = run("report", site, "--out", tmp_path / "r.html", "--site-name", "Mercy <b>")
     assert code == 0
     assert "Mercy &lt;b&gt;" in (tmp_path / "r.html").read_text(encoding="utf-8")
+    elsewhere.rmdir()  # it is empty: nothing is written outside --out
     assert {entry.name for entry in tmp_path.iterdir()} == {"roles.toml", "model", "site", "p.csv", "r.html"}
     assert files_below(saved) == before
 
