@@ -38,7 +38,7 @@ def routed(estimator):
     """An adjuster that asks for site and confounders in fitting, and for confounders in scoring."""
     adjuster = sw.PrevalenceAdjuster(estimator, prevalence="constant", classifier_sees="xz")
     adjuster.set_fit_request(sample_domain=True, sample_confounder=True)
-    return adjuster.set_score_request(sample_confounder=True)
+    return adjuster.set_score_request(sample_domain=False, sample_confounder=True)
 
 
 @pytest.mark.usefixtures("routing")
