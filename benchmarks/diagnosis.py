@@ -377,6 +377,7 @@ def figure(frame):
                 ms=4,
                 label=change,
             )
+        axes[1].set_xlim(-0.01, 0.35)
         axes[1].axvline(COST, color=GREY, lw=1)
         axes[1].axhline(0.8, color=GREY, lw=1)
         axes[1].set(
