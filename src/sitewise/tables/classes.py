@@ -7,7 +7,7 @@ import numpy as np
 
 from sitewise.arrays import Problems, did_you_mean
 from sitewise.tables.features import holds_numbers
-from sitewise.tables.values import Place, Rows, as_label, labels, levels, shown, spelling
+from sitewise.tables.values import Place, Rows, as_label, labels, levels, spelling
 
 MOST_CLASSES = 50
 RARE = 0.01  # of the rows: a rarer label that is spelled nearly like another is a slip
@@ -64,12 +64,6 @@ def sort_labels(values: Sequence[Any]) -> tuple[Any, ...]:
     if all(isinstance(value, int) for value in values):
         return tuple(sorted(set(values)))
     return tuple(sorted({str(value) for value in values}))
-
-
-def describe_classes(classes: Sequence[Any]) -> str:
-    """The classes in a sentence; of two the one that metrics and thresholds are about."""
-    listed = shown([str(label) for label in classes])
-    return f"{listed}; thresholds and F1 are about {classes[1]}" if len(classes) == 2 else listed
 
 
 def _is_number(value: str) -> bool:
