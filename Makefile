@@ -52,7 +52,7 @@ accuracy: $(INSTALLED)
 	$(BIN)/python benchmarks/accuracy.py table results/accuracy.jsonl
 
 docs: $(INSTALLED)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 demo: $(INSTALLED)
 	$(BIN)/sitewise demo

@@ -64,6 +64,8 @@ def evaluate(
     n_resamples : bootstrap resamples; 0 gives no intervals.
     random_state : seeds the bootstrap.
 
+    Notes
+    -----
     `positive_f1` is the F1 of class 1, for K = 2 only; `macro_f1` is the mean F1 over the classes that occur in y or
     among the predictions. `brier` is the mean of (P(y=1) - y)² for K = 2 and of the sum over classes for K > 2. `auroc`
     and `auprc` (average precision) are those of class 1 for K = 2 and means over classes against the rest for K > 2.

@@ -83,6 +83,8 @@ def run_experiment(
     data_dir : the folder with MNIST, or with the real images that the experiment is about.
     verbose : whether to show a progress bar; None shows it on a terminal.
 
+    Notes
+    -----
     Grids are tuned first, while methods without one run to the end; then the settings chosen run for all seeds. A run
     that fails does not stop the others: `RunError` lists them at the end, and a next call tries them again. A script
     that calls this with several jobs needs `if __name__ == "__main__":`.

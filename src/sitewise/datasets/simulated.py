@@ -55,6 +55,8 @@ class SimulatedFamily:
     effect : how much P(y|z) depends on z, in log-odds.
     seed : draws the shapes of these dependencies.
 
+    Notes
+    -----
     The first K features of x depend on y alone; then each confounder has one feature, which depends on it and on y. A
     row that lacks a confounder has the log f of the other features: stable too, and exact.
     """

@@ -59,6 +59,8 @@ class PrevalenceAdjuster(SiteModel):
         sorted labels. Columns of a DataFrame that are named after the classes may come in any order.
     random_state : seed of the folds.
 
+    Notes
+    -----
     A probability of zero counts as half the smallest positive one among the source rows; none counts as less
     than 1e-12. Rows that do not sum to one (to three digits) are refused.
 
