@@ -45,7 +45,7 @@ ARMS = {
     "gpa": "GPA",
     "gpa_prior": "GPA, sites' prior",
     "true_prevalence": "true P(y)",
-    "true_g": "true P(y|z)",
+    "true_g": "true g(z)",
 }
 FOLDS = 5
 RESAMPLES = 200
@@ -209,10 +209,22 @@ def means_table(table, data):
     return lines
 
 
+def short_table(table, data):
+    """Mean NLL over sites: a row for each classifier, a column for each arm."""
+    chosen = table[table["data"] == data]
+    lines = [f"| mean NLL | sites | {' | '.join(ARMS.values())} |", "|---" * (len(ARMS) + 2) + "|"]
+    for classifier, rows in chosen.groupby("classifier", sort=False):
+        means = rows.groupby("arm")["nll"].mean()
+        cells = [classifier, f"{rows['site'].nunique()}", *(f"{means[arm]:.3f}" for arm in ARMS)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def sites_table(table, data, classifier, seed=0):
     """One classifier at each site: prevalence, NLL and verdict of label-shift EM and GPA beside the unadjusted."""
-    lines = ["| site | rows | P(y=1) | label-shift EM: P(y=1) | GPA: P(y=1) | NLL unadjusted | label-shift EM | GPA |"]
-    lines[0] += " GPA, sites' prior | verdict (marked) |"
+    arms_shown = ("unadjusted", "label_shift", "gpa", "gpa_prior")
+    lines = ["| site | rows | P(y=1) | label-shift EM | GPA | NLL: " + " | ".join(ARMS[arm] for arm in arms_shown)]
+    lines[0] += " | verdict on GPA (marked) |"
     lines.append("|---|---|---|---|---|---|---|---|---|---|")
     chosen = table[(table["data"] == data) & (table["classifier"] == classifier) & (table["seed"] == seed)]
     for site, rows in chosen.groupby("site", sort=False):
@@ -221,7 +233,7 @@ def sites_table(table, data, classifier, seed=0):
         for arm in ("label_shift", "gpa"):
             row = arms.loc[arm]
             cells.append(f"{row['estimate']:.3f} ({row['low']:.3f} to {row['high']:.3f})")
-        cells += [f"{arms.loc[arm, 'nll']:.3f}" for arm in ("unadjusted", "label_shift", "gpa", "gpa_prior")]
+        cells += [f"{arms.loc[arm, 'nll']:.3f}" for arm in arms_shown]
         verdict, marked = arms.loc["gpa", "verdict"], arms.loc["gpa", "marked"]
         cells.append(f"{verdict} ({marked})" if marked else verdict)
         lines.append(f"| {' | '.join(cells)} |")
@@ -239,13 +251,13 @@ def figure(table, data):
     for column, name in enumerate(names):
         rows = chosen[chosen["classifier"] == name].set_index(["arm", "site"])
         for number, (arm, (marker, colour)) in enumerate(styles.items()):
-            here = rows.loc[arm].loc[order]
+            here = rows.loc[arm].reindex(order)
             place = np.arange(len(order)) + 0.22 * (number - 1)
             errors = [here["estimate"] - here["low"], here["high"] - here["estimate"]]
             look = {"fmt": marker, "color": colour, "ms": 4, "lw": 1, "label": ARMS[arm]}
             axes[0, column].errorbar(place, here["estimate"], np.clip(errors, 0, None), **look)
             axes[1, column].errorbar(place, here["gain"], 1.96 * here["gain_error"], **look)
-        true = rows.loc["gpa"].loc[order, "prevalence"]
+        true = rows.loc["gpa"].reindex(order)["prevalence"]
         axes[0, column].hlines(true, np.arange(len(order)) - 0.4, np.arange(len(order)) + 0.4, color=INK, lw=1.5)
         axes[0, column].set_title(name, fontsize=10)
         axes[1, column].axhline(0, color=GREY, lw=0.8)
@@ -254,7 +266,9 @@ def figure(table, data):
     axes[1, 0].set_yscale("symlog", linthresh=0.1 if data == "heart" else 0.01)
     axes[0, 0].set_ylabel("P(y=1): estimates, and true (lines)")
     axes[1, 0].set_ylabel("NLL saved against unadjusted\n(above 0: adapting helps)")
-    axes[0, 0].legend(frameon=False, fontsize=8)
+    drawn.legend(
+        *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9
+    )
     return drawn
 
 
@@ -286,7 +300,11 @@ def main():
         if arguments.command == "figure":
             figure(table, name).savefig(arguments.out / f"{name}.png", dpi=110)
             continue
-        sections = [means_table(table, name), *(sites_table(table, name, c) for c in CLASSIFIERS)]
+        sections = [
+            short_table(table, name),
+            means_table(table, name),
+            *(sites_table(table, name, c) for c in CLASSIFIERS),
+        ]
         sys.stdout.write("\n\n".join("\n".join(lines) for lines in sections) + "\n\n")
 
 

@@ -55,7 +55,8 @@ def test_what_is_not_there_is_said_with_where_it_comes_from(load, tmp_path, monk
 def test_every_wrong_value_of_heart_is_named(heart_files):
     (heart_files / "processed.va.data").write_text(f"{PATIENT},7\n{PATIENT.replace('145.0', 'high')},0\n")
     (heart_files / "processed.hungarian.data").write_text("1,2,3\n")
-    with pytest.raises(ValueError, match="3 problems") as error:
+    (heart_files / "processed.cleveland.data").write_text(f"{PATIENT},?\n")
+    with pytest.raises(ValueError, match="4 problems") as error:
         rt.load_heart(heart_files)
     for said in (
         "column 'num': expected one of 0, 1, 2, 3, 4, got 7",
