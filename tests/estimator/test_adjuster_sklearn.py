@@ -60,7 +60,7 @@ def test_grid_search_over_a_pipeline_reaches_the_estimator_inside(two):
     search = GridSearchCV(pipeline, grid, cv=2, refit=True)
     search.fit(two.X[::3], two.y[::3], sample_domain=two.site[::3], sample_confounder=two.Z[::3].reset_index(drop=True))
     adjuster = search.best_estimator_["adjust"]
-    assert adjuster.estimator_.C == search.best_params_["adjust__estimator__C"]
+    assert search.best_params_["adjust__estimator__C"] == adjuster.estimator_.C
     assert len(set(search.cv_results_["mean_test_score"])) > 1  # the settings tell
     assert adjuster.sites_ == ["north", "south", "west"]
     scaled = search.best_estimator_[:-1].transform(two.new.X)

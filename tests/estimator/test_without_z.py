@@ -83,6 +83,9 @@ def test_auto_says_which_it_took(model, site):
     chosen = by(model, "auto").adapt(site.X)
     assert chosen.missing in ("joint", "knockout")
     assert (chosen.joint is None) == (chosen.missing == "knockout")
+    some = site.Z.copy()
+    some.iloc[::9, 0] = None
+    assert by(model, "auto").adapt(site.X, some).missing == "knockout"
     with_z = by(model, "auto").adapt(site.X, site.Z)
     assert with_z.missing == "knockout"  # nothing was missing
 

@@ -63,7 +63,8 @@ class GPAClassifier(SiteModel):
     prevalence : the model of g: "auto", "constant", "table", "additive" or "network" (the paper's).
     knockout : the probability with which each confounder is hidden in training, so that it may be missing later.
     missing : how rows that lack z are predicted: "knockout" (the paper's way), "joint" (exactly, from an estimate of
-        the site's joint of z and y), or "auto" (knockout, unless left-out likelihood speaks for the joint model).
+        the site's joint of z and y), or "auto" (knockout; the joint model where no row of a site has all
+        of z and left-out likelihood speaks for it).
     calibration : of log f on held-out rows: "vector", "bias_corrected", "temperature" or "none".
     weights : a local file with weights for the backbone, .safetensors, .pt or .pth; its classifier is left out.
     normalize : of images: None (bytes / 255), "imagenet", or "data" (by mean and spread of the training images).

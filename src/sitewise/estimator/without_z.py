@@ -38,15 +38,15 @@ def fit_site_joint(
 ) -> JointEstimate | None:
     """The site's joint of (z, y) from all its rows, known labels and known parts of z counted in.
 
-    None where the model is to go without: `missing="knockout"`; or, for "auto", nothing is missing, or held-out labels
-    or left-out rows without z speak for knockout.
+    None where the model is to go without: `missing="knockout"`; or, for "auto", some rows have all of z and g(z) is
+    the better known from them, or held-out labels or left-out rows without z speak for knockout.
     """
     if model.missing == "joint" and model._joint is None:
         raise ValueError(NO_JOINT)
     short = lacking(model, codes)
     if model._joint is None or model.missing == "knockout":
         return None
-    if model.missing == "auto" and not (model._joint.trusted and short.any()):
+    if model.missing == "auto" and not (model._joint.trusted and short.all()):
         return None
     log_ratio = joint_log_ratio(model, X, codes)
     if labels is not None:
