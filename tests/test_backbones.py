@@ -15,11 +15,23 @@ IMAGES = torch.randint(0, 255, (4, 3, 28, 28), dtype=torch.uint8)
 def test_the_cnn_has_the_papers_layers():
     module, width = build_backbone("cnn", IMAGES)
     layers = [type(layer).__name__ for layer in module][1:]
-    assert layers == ["Conv2d", "ReLU", "MaxPool2d"] * 3 + ["Flatten", "Linear"]
+    assert layers == ["Conv2d", "MaxPool2d", "ReLU"] * 3 + ["Flatten", "Linear"]
     assert [layer.out_channels for layer in module if isinstance(layer, nn.Conv2d)] == [32, 32, 64]
     assert [layer.kernel_size for layer in module if isinstance(layer, nn.MaxPool2d)] == [2, 2, 2]
     assert width == module[-1].out_features == 256
     assert module(IMAGES).shape == (4, 256)
+
+
+def test_pooling_before_relu_is_the_papers_order_to_the_bit():
+    module, _ = build_backbone("cnn", IMAGES)
+    layers = list(module)
+    for i in [i for i, layer in enumerate(layers) if isinstance(layer, nn.MaxPool2d)]:
+        layers[i : i + 2] = layers[i + 1], layers[i]
+    papers = nn.Sequential(*layers)
+    weights = list(module.parameters())
+    gradients = [torch.autograd.grad(network(IMAGES).square().sum(), weights) for network in (module, papers)]
+    assert torch.equal(module(IMAGES), papers(IMAGES))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*gradients, strict=True))
 
 
 def test_auto_goes_by_the_shape():
