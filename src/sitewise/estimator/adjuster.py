@@ -43,6 +43,7 @@ class PrevalenceAdjuster(SiteModel):
 
     The probabilities of source rows must be out-of-sample: of rows that the classifier was not trained on, or by
     `cross_val_predict`. On its training rows a classifier is over-confident, and nothing here can tell for sure.
+    With a weak classifier and a rare class g(z) is overfitted: prefer `prevalence="constant"` there.
 
     Parameters
     ----------
