@@ -9,6 +9,7 @@ import torch
 
 import sitewise as sw
 from sitewise.confounders import Confounders
+from sitewise.diagnosis import Diagnosis
 from sitewise.methods import METHODS
 from sitewise.methods.base import cross_fitted
 from sitewise.methods.cells import Cells
@@ -127,6 +128,20 @@ def test_gpas_variants_use_one_f_and_differ_in_g(sites):
 
     assert nll(gpa.adapt(X, Z)) < nll(constant) - 0.01
     assert nll(gpa.adapt(X, Z)) < nll(oracle) + 0.01
+
+
+def test_guarded_is_gpa_where_adapting_is_safe_and_the_training_g_elsewhere(sites, monkeypatch):
+    data, (X, _, Z), _ = sites
+    gpa = METHODS["gpa"](**FAST).fit(**data)
+    guarded = METHODS["gpa_guarded"](**FAST).attach(gpa.trained_)
+    for verdict, in_use in (("adapt", "adapted"), ("do not adapt", "pooled")):
+        monkeypatch.setattr(
+            "sitewise.estimator.adapted.diagnose", lambda here, v=verdict, u=in_use: Diagnosis(v, (), here.fallback, u)
+        )
+        here = guarded.adapt(X, Z)
+        expected = gpa.adapt(X, Z).predict_proba(X, Z) if in_use == "adapted" else gpa.predict_proba(X, Z)
+        np.testing.assert_allclose(here.predict_proba(X, Z), expected, rtol=1e-9)
+        assert (here.prevalence() is None) == (in_use == "pooled")
 
 
 def test_ttlsa_finds_the_joint_without_z(sites):

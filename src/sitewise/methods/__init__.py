@@ -10,7 +10,7 @@ from sitewise.methods.copa import CoPA, CoPAStar
 from sitewise.methods.coral import CORAL
 from sitewise.methods.dann import DANN
 from sitewise.methods.erm import ERM, ERMWithoutColor, ERMWithZ
-from sitewise.methods.gpa import GPA, GPAConstant, GPAJoint, GPAOracle, GPAStar
+from sitewise.methods.gpa import GPA, GPAConstant, GPAGuarded, GPAJoint, GPAOracle, GPAStar
 from sitewise.methods.group_dro import GroupDRO
 from sitewise.methods.irm import IRM
 from sitewise.methods.iwdann import IWDANN
@@ -38,6 +38,7 @@ METHODS: dict[str, type[Method]] = {
     "gpa_star": GPAStar,
     "gpa_joint": GPAJoint,
     "gpa_constant": GPAConstant,
+    "gpa_guarded": GPAGuarded,
     "gpa_oracle": GPAOracle,
 }
 

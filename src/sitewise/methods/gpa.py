@@ -170,6 +170,33 @@ class GPAConstant(GPA):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
+class GPAGuarded(GPA):
+    """GPA, guarded: as GPA, but g is that of the training rows wherever `diagnose()` says "do not adapt".
+
+    The diagnosis sees no label: it asks whether f is informative here and whether its values are a mixture of those of
+    held-out rows, as they must be where P(x|y,z) is stable.
+    """
+
+    fallback: str = "pooled"
+    card: ClassVar[Card] = Card(
+        name="GPA, guarded",
+        cite="nguyen2024adapting",
+        input="X, Z",
+        continuous_z=True,
+        high_dimensional_z=True,
+        z_at_test="optional",
+        estimates_g=ALGORITHMS + ", unless diagnosed",
+        without_z="input knockout",
+    )
+
+    def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
+        """Estimate g(z) and take it where the diagnosis lets it; else nothing is said of P(Y)."""
+        here = self.model_.adapt_log_ratio(self.log_ratio(X, Z), Z, fallback=self.fallback)
+        marginal = here.prevalence() if here.in_use == "adapted" else None
+        return lambda rows, z: torch.tensor(np.log(here.adjust(self.log_ratio(rows, z), z))), marginal
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
 class GPAOracle(GPA):
     """GPA with the true g: P_b(y|x,z) = Norm(f(x,z) P_b(y|z)): what f alone could reach. A reference.
 
