@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sitewise.adaptation import estimate_prevalence
+from sitewise.arrays import did_you_mean
 from sitewise.estimator import GPAClassifier
 from sitewise.methods.base import Method, Rule
 from sitewise.methods.card import Card
@@ -97,9 +98,11 @@ class GPA(Method):
 class GPAStar(GPA):
     """GPA*: P_b(y|x) = Norm(f(x,z₀) ĝ_b(z₀)), z hidden at the new site; ĝ_b(z₀) from unlabeled x alone.
 
-    f(x,z₀) is what knockout taught f to say without z: an approximation where P(z|y) shifts.
+    f(x,z₀) is what knockout taught f to say without z: an approximation where P(z|y) shifts. `hidden` names the
+    variables of z that the new site lacks, None stands for all.
     """
 
+    hidden: list[str] | None = None
     card: ClassVar[Card] = Card(
         name="GPA*",
         cite="nguyen2024adapting",
@@ -111,12 +114,24 @@ class GPAStar(GPA):
 
     def log_proba(self, X: Any, Z: Any) -> Tensor:
         """As trained, without z."""
-        return super().log_proba(X, None)
+        return super().log_proba(X, self.shown(Z))
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Estimate the marginal without z."""
-        rule, marginal = super().rule_at(X, None, None, None)
-        return lambda rows, z: rule(rows, None), marginal
+        """Estimate the marginal without z, or g of the part of z that is there."""
+        rule, marginal = super().rule_at(X, self.shown(Z), None, None)
+        return lambda rows, z: rule(rows, self.shown(z)), marginal
+
+    def shown(self, Z: Any) -> Any:
+        """What the new site has of z: None where it has nothing."""
+        if Z is None or self.hidden is None:
+            return None
+        unknown = [name for name in self.hidden if name not in Z]
+        if unknown:
+            known = list(Z)
+            meant = did_you_mean(unknown[0], known)
+            raise ValueError(f"{self.card.name}: hidden has {unknown}, the variables of z are {known}{meant}")
+        nowhere = np.zeros(len(Z), dtype=bool)
+        return Z.assign(**{name: Z[name].where(nowhere) for name in self.hidden})
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -143,8 +158,8 @@ class GPAJoint(GPAStar):
             return super().rule_at(X, Z, y, prevalence)
         model = copy.copy(self.model_)
         model.missing = self.missing
-        here = model.adapt(X)
-        return lambda rows, z: log_of(here.predict_proba(rows)), here.prevalence()
+        here = model.adapt(X, self.shown(Z))
+        return lambda rows, z: log_of(here.predict_proba(rows, self.shown(z))), here.prevalence()
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
