@@ -28,7 +28,6 @@ def check_identification(
     given_f = float(np.maximum(high - marginal, marginal - low).max())
     doubt = calibration_spread(source.calibration, resamples, target)
     width = float(np.hypot(given_f, 1.96 * doubt))
-    absent = int(np.asarray(estimate.at_bound).sum())
     gain, gain_error = information_gain(source)
     slope = slope_in_errors(source.calibration, resamples)
     details = {
@@ -38,7 +37,6 @@ def check_identification(
         "held_out_gain_error": gain_error,
         "slope_in_standard_errors": slope,
         "rows": len(target.log_ratio),
-        "classes_at_nothing": absent,
     }
     advice = "Adapt with more rows, or with labels for a few; or improve the model before using it anywhere."
     silent = (slope is not None and slope < SURE_SLOPE) or (slope is None and gain < SURE_SLOPE * gain_error)
@@ -48,15 +46,13 @@ def check_identification(
             "nothing can be learned about the prevalence here."
         )
         return Finding(name, "stop", width, STOP_WIDTH, sentence, advice, details=details)
-    severity = "stop" if width > STOP_WIDTH else "care" if width > CARE_WIDTH or absent else "good"
+    severity = "stop" if width > STOP_WIDTH else "care" if width > CARE_WIDTH else "good"
     threshold = CARE_WIDTH if severity == "good" else STOP_WIDTH if severity == "stop" else CARE_WIDTH
     sentence = (
         f"The prevalence here is known to within ±{100 * width:.1f} points (95%) from {len(target.log_ratio)} rows."
     )
     if severity == "stop":
         sentence += " That is too wide to be of use: the model says too little about y for so few rows."
-    elif absent:
-        sentence += " A class is estimated not to occur here at all, which a model that is off here would say as well."
     return Finding(name, severity, width, threshold, sentence, advice, details=details)
 
 

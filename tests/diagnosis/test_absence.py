@@ -1,0 +1,96 @@
+"""Classes estimated at nothing: with normal x given y, where f and everything about it is known."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import sitewise as sw
+from sitewise.diagnosis import SourceSample, TargetSample
+from sitewise.diagnosis.absence import check_absence
+
+
+def log_ratio(x, centres):
+    """log f of classes that are normal around their centres, (n, K)."""
+    return torch.tensor(-0.5 * (x[:, None] - np.asarray(centres)) ** 2)
+
+
+def held_out(centres, n, rng):
+    """As many rows of each class."""
+    y = np.repeat(np.arange(len(centres)), n)
+    even = torch.full((len(y), len(centres)), 1 / len(centres), dtype=torch.float64).log()
+    ratio = log_ratio(rng.normal(size=len(y)) + np.asarray(centres)[y], centres)
+    nothing = sw.calibrate_log_ratio(ratio.numpy(), y, even.numpy(), method="none")
+    codes, weight = torch.zeros(len(y), 0, dtype=torch.float64), torch.ones(len(y), dtype=torch.float64)
+    return SourceSample(ratio, nothing, even, torch.tensor(y), codes, weight)
+
+
+def at_site(x, centres):
+    """A site's rows and its estimate."""
+    ratio, everything = log_ratio(x, centres), torch.ones(len(x), dtype=torch.bool)
+    codes, weight = torch.zeros(len(x), 0, dtype=torch.float64), torch.ones(len(x), dtype=torch.float64)
+    return TargetSample(ratio, codes, weight, everything, everything), sw.estimate_prevalence(ratio, model="constant")
+
+
+def test_false_alarms_are_as_rare_as_the_level_says():
+    """At sites without the class; f itself is known up to its calibration on few rows."""
+    rng = np.random.default_rng(0)
+    found = []
+    while len(found) < 200:
+        held = held_out((0.0, 1.0), 150, rng)
+        site, estimate = at_site(rng.normal(size=600), (0.0, 1.0))
+        if estimate.at_bound[1]:
+            found.append(check_absence(held, site, estimate).p_value)
+    # Only where chance has made rows a little less like the class it is estimated at nothing: two tries of one tail.
+    assert np.mean(np.array(found) < 0.05) < 0.15
+    assert np.mean(np.array(found) < 0.01) < 0.04
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_rows_that_moved_away_from_a_class_have_no_prevalence_that_explains_them(order):
+    rng = np.random.default_rng(1)
+    centres = np.array([0.0, 1.0])[list(order)]
+    found = check_absence(held_out(centres, 300, rng), *at_site(rng.normal(size=1500) - 0.5, centres))
+    assert found.severity == "stop"
+    assert found.p_value < 1e-6
+    assert found.details["classes"] == [order.index(1)]
+    # E[t] by a quadrature of its own: t = 1 / (1 + exp(1/2 - x)), x around 0 and around -1/2.
+    x, mass = np.polynomial.hermite_e.hermegauss(60)
+    before, after = (mass @ (1 / (1 + np.exp(0.5 - x - move))) / mass.sum() for move in (0.0, -0.5))
+    assert found.details["shortfall"] == pytest.approx(1 - after / before, abs=0.06)
+
+
+def test_a_class_that_is_truly_absent_asks_for_care_only():
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        site, estimate = at_site(rng.normal(size=1000), (0.0, 2.0))
+        if estimate.at_bound[1]:
+            break
+    found = check_absence(held_out((0.0, 2.0), 400, rng), site, estimate)
+    assert found.severity == "care"
+    assert found.p_value > 0.01
+
+
+def test_of_three_classes_the_nearest_absent_one_tells():
+    rng = np.random.default_rng(4)
+    centres = (-1.0, 0.0, 1.0)
+    held = held_out(centres, 500, rng)
+    moved = check_absence(held, *at_site(rng.normal(size=1500) - 1.5, centres))
+    assert moved.severity == "stop"
+    assert moved.details["classes"] == [1, 2]
+    still = check_absence(held, *at_site(rng.normal(size=1500) - 1.0, centres))
+    assert still.severity == "care"
+
+
+def test_nothing_is_said_with_too_few_rows_and_all_is_well_where_every_class_occurs():
+    rng = np.random.default_rng(5)
+    held = held_out((0.0, 1.0), 300, rng)
+    away, estimate = at_site(rng.normal(size=1500) - 0.5, (0.0, 1.0))
+    few = held.take(torch.cat([torch.arange(10), torch.arange(300, 600)]))
+    assert check_absence(few, away, estimate).severity == "care"
+    assert check_absence(few, away, estimate).p_value is None
+    untested = replace(away, tested=~away.tested)
+    assert check_absence(held, untested, estimate).p_value is None
+    both = np.concatenate([rng.normal(size=500), rng.normal(size=500) + 1])
+    assert check_absence(held, *at_site(both, (0.0, 1.0))).severity == "good"
