@@ -1,11 +1,16 @@
 """Write the tables of the results pages and their figures anew from the records: `make results`.
 
 A table stands between `<!-- table NAME | key=value ... -->` and `<!-- end -->`, where NAME is an experiment of one of
-the folders here and the keys are metric, site and draw, as for `sitewise bench table`.
+the folders here and the keys are metric, site and draw, as for `sitewise bench table`. One between
+`<!-- diagnosis NAME -->` and `<!-- end -->` is about the diagnoses that `images64/diagnose.py` recorded.
 """
 
+import gzip
+import json
 import re
 from pathlib import Path
+
+import numpy as np
 
 from sitewise.benchmark import read_experiment, read_records, records_path, summarize
 from sitewise.cli.bench import draw_figure
@@ -17,6 +22,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs").glob("results*.md"))
 IMAGE = re.compile(r"\(images/(\w+)\.png\)")
 BLOCK = re.compile(r"(<!-- table (\w+)((?: \| \w+=[^|]+?)*) -->\n).*?(<!-- end -->)", re.DOTALL)
+DIAGNOSIS = re.compile(r"(<!-- diagnosis (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+SITE_HEADER = (
+    "| site | rows, positive | P(y=1): true | as estimated, by seed | seeds that say do not adapt, and why "
+    "| F1: expected | adapted | g as trained | NLL: adapted | as trained |\n" + "|---" * 10 + "|\n"
+)
 
 
 def find_experiment(name):
@@ -39,6 +49,39 @@ def write_table(name, options):
     return comparison_table(choose(frame, metric, sites=sites, draws=draws), metric, "markdown", experiment.reference)
 
 
+def write_diagnosis(name):
+    """A row for each test site of an experiment: what was estimated and said of it, and what was true."""
+    path = find_experiment(name).parent / "records" / f"{name}_diagnosis.jsonl.gz"
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        lines = [json.loads(line) for line in file]
+    sites = dict.fromkeys(line["site"] for line in lines)
+    return SITE_HEADER + "\n".join(_site_row([line for line in lines if line["site"] == site]) for site in sites)
+
+
+def _site_row(lines):
+    first = lines[0]
+    stops = [
+        finding["name"] for line in lines for finding in line["diagnosis"]["findings"] if finding["severity"] == "stop"
+    ]
+    against = sum(line["diagnosis"]["verdict"] == "do not adapt" for line in lines)
+    why = ", ".join(f"{name} {stops.count(name)}" for name in dict.fromkeys(stops))
+    estimates = ", ".join(f"{line['prevalence'][0]:.2f}" for line in lines)
+
+    def mean(kind, metric):
+        return f"{np.mean([line[kind][metric] for line in lines]):.2f}"
+
+    expected = f"{np.mean([line['expected']['f1'][0] for line in lines]):.2f}"
+    cells = [
+        first["site"],
+        f"{first['rows']:,}, {first['positives']:,}",
+        f"{first['positives'] / first['rows']:.3f}",
+        estimates,
+    ]
+    cells += [f"{against} of {len(lines)}" + (f": {why}" if why else ""), expected]
+    cells += [mean(kind, metric) for metric in ("positive_f1", "nll") for kind in ("adapted", "as_trained")]
+    return "| " + " | ".join(cells) + " |"
+
+
 def rewrite(page):
     """The page with all its tables as the records have them."""
 
@@ -46,6 +89,7 @@ def rewrite(page):
         options = dict(part.split("=", 1) for part in block[3].split(" | ")[1:])
         return f"{block[1]}\n{write_table(block[2], options).strip()}\n\n{block[4]}"
 
+    page = DIAGNOSIS.sub(lambda block: f"{block[1]}\n{write_diagnosis(block[2])}\n\n{block[3]}", page)
     return BLOCK.sub(renew, page)
 
 

@@ -1,7 +1,7 @@
 """What `diagnose()` says at every test site of an experiment with real sites, beside what then happened.
 
-`python experiments/images64/diagnose.py experiments/images64/isic64.yaml --data-dir DIR --out results/` trains GPA as the
-experiment does, for each of its seeds, and writes `NAME_diagnosis.jsonl`: a line for each seed and site.
+`python experiments/images64/diagnose.py experiments/images64/isic64.yaml --data-dir DIR --out results/` trains GPA as
+the experiment does, for each of its seeds, and writes `NAME_diagnosis.jsonl`: a line for each seed and site.
 """
 
 import argparse
