@@ -51,7 +51,7 @@ def write_table(name, options):
 
 def write_diagnosis(name):
     """A row for each test site of an experiment: what was estimated and said of it, and what was true."""
-    path = find_experiment(name).parent / "records" / f"{name}_diagnosis.jsonl.gz"
+    path = find_experiment(name).parent / "diagnosis" / f"{name}.jsonl.gz"
     with gzip.open(path, "rt", encoding="utf-8") as file:
         lines = [json.loads(line) for line in file]
     sites = dict.fromkeys(line["site"] for line in lines)

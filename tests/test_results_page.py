@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 RECORDS = sorted((ROOT / "experiments").glob("*/records/*.jsonl.gz"))
+DIAGNOSES = sorted((ROOT / "experiments").glob("*/diagnosis/*.jsonl.gz"))
 PAGES = sorted((ROOT / "docs").glob("results*.md"))
 
 
@@ -42,3 +43,12 @@ def test_every_record_says_where_it_comes_from(path):
         assert {"id", "seed", "recipe", "methods", "versions", "commit", "device", "started", "seconds"} <= set(record)
         assert len(record["commit"]) >= 12
         assert record["digits"] == ("mnist" if path.parts[-3] == "gpa2024" else record["experiment"])
+
+
+@pytest.mark.parametrize("path", DIAGNOSES, ids=lambda path: path.name)
+def test_every_diagnosis_says_where_it_comes_from(path):
+    lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
+    assert len({(line["seed"], line["site"]) for line in lines}) == len(lines) > 0
+    for line in lines:
+        assert {"experiment", "versions", "commit", "device", "diagnosis", "adapted", "as_trained"} <= set(line)
+        assert len(line["commit"]) >= 12

@@ -1,7 +1,7 @@
 """What `diagnose()` says at every test site of an experiment with real sites, beside what then happened.
 
-`python experiments/images64/diagnose.py experiments/images64/isic64.yaml --data-dir DIR --out results/` trains GPA as
-the experiment does, for each of its seeds, and writes `NAME_diagnosis.jsonl`: a line for each seed and site.
+`python experiments/images64/diagnose.py experiments/images64/isic64.yaml --data-dir DIR --out diagnosis/` trains GPA as
+the experiment does, for each of its seeds, and writes `NAME.jsonl`: a line for each seed and site.
 """
 
 import argparse
@@ -76,7 +76,7 @@ if __name__ == "__main__":
         if any(choice.method == "gpa" for choice in run.methods) and run.seed < (args.seeds or experiment.seeds)
     ]
     args.out.mkdir(parents=True, exist_ok=True)
-    with (args.out / f"{experiment.name}_diagnosis.jsonl").open("w", encoding="utf-8") as file:
+    with (args.out / f"{experiment.name}.jsonl").open("w", encoding="utf-8") as file:
         for run in runs:
             for line in diagnose_sites(run, args.data_dir, args.device):
                 file.write(json.dumps(line) + "\n")
