@@ -1,4 +1,4 @@
-"""r(x,y,z) over a bank of z-points, from f and a critic learned on the backbone's features (equation 15d)."""
+"""r(x,y,z) over a bank of z-points, from f and a critic learned on what the backbone saw (equation 15d)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -12,8 +12,8 @@ from sitewise.calibration import Calibration
 from sitewise.confounders import Confounders
 from sitewise.critic import Bank, Critic, Pairs, log_lift, make_bank, train_critic
 from sitewise.estimator.kept import evenly
+from sitewise.estimator.layers import layer_features
 from sitewise.estimator.prevalences import Region, in_regions
-from sitewise.inputs import Inputs
 from sitewise.prevalence import Prevalence
 from sitewise.ratio import LabeledRows, RatioNetwork, Scorer, scoring_device
 
@@ -58,29 +58,15 @@ def stable_part(log_f: Tensor, log_source: Tensor) -> Tensor:
     return log_f - torch.logsumexp(log_f + log_source, dim=2, keepdim=True)
 
 
-class BackboneOnly(nn.Module):
-    """The features of x that the fusion with z reads."""
-
-    def __init__(self, network: RatioNetwork) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: Tensor, z: Tensor) -> Tensor:
-        """(n, W)."""
-        return self.network.backbone(x)  # type: ignore[no-any-return]
-
-
-def backbone_features(scorer: Scorer, X: Inputs) -> Tensor:
-    """The backbone's features of every row, (n, W), on the CPU."""
-    assert isinstance(scorer.module, RatioNetwork)
-    return Scorer(BackboneOnly(scorer.module), scorer.device)(X, torch.zeros(len(X), 0))
-
-
 def at_points(network: RatioNetwork, features: Tensor, inputs: Tensor) -> Tensor:
-    """Raw log f of every row at every point, (n, M, K): the fusion's first layer is a sum of what x and z say."""
-    first, width = network.fusion[0], features.shape[1]
+    """Raw log f of every row at every point, (n, M, K): the fusion's first layer is a sum of what x and z say.
+
+    The first columns of the features are the backbone's own.
+    """
+    first = network.fusion[0]
     assert isinstance(first, nn.Linear)
-    of_x = features @ first.weight[:, :width].T + first.bias
+    width = first.in_features - inputs.shape[1]
+    of_x = features[:, :width] @ first.weight[:, :width].T + first.bias
     of_z = inputs @ first.weight[:, width:].T
     return network.fusion[1:](of_x[:, None] + of_z)  # type: ignore[no-any-return]
 
@@ -132,7 +118,7 @@ def with_all_of_z(rows: LabeledRows, schema: Confounders) -> LabeledRows:
 
 
 def _pairs(scorer: Scorer, rows: LabeledRows, inputs: Tensor) -> Pairs:
-    features = backbone_features(scorer, rows.X) if len(rows) else torch.zeros(0, 1)
+    features = layer_features(scorer, rows.X) if len(rows) else torch.zeros(0, 1)
     return Pairs(features.float(), inputs.float(), rows.weight.float())
 
 
@@ -154,7 +140,7 @@ def calibrate_critic(model: "GPAClassifier", joint: JointModel, held: LabeledRow
     if len(held) < ENOUGH_ROWS:
         return joint
     few = held.take(evenly(len(held), TEMPERATURE_ROWS))
-    features = backbone_features(model._scorer, few.X)
+    features = layer_features(model._scorer, few.X)
     bank = make_bank(schema, few.codes, few.weight, POINTS)
     log_own, log_source = model._fit_prevalence(held, seed).log_prob(bank.codes), joint.source.log_prob(bank.codes)
     offsets, scores = [], []
