@@ -204,6 +204,18 @@ class AdaptedClassifier:
 
         save(self, path)
 
+    def export_onnx(self, path: str | os.PathLike[str], *, dtype: str = "auto") -> Path:
+        """Write `predict_proba` as an ONNX graph, checked with onnxruntime; its path. Needs `sitewise[onnx]`.
+
+        Inputs are "x" (bytes for images, float32 otherwise, or what `dtype` says: float32, float64, uint8) and, where
+        there are confounders, "z" in float64: numbers as they are, the place of a category among its levels, NaN for
+        missing. The output is "probability", (rows, K). Levels, classes and threshold are in the graph's metadata.
+        """
+        from sitewise.estimator.exporting import export_onnx
+
+        export_onnx(self, path, dtype)
+        return Path(path)
+
     def _codes(self, Z: Any) -> Tensor:
         if self.model.confounders_ is None:
             raise ValueError("Z is given, but the model was trained without confounders")

@@ -23,7 +23,7 @@ MISSING_PENALTY = 0.01  # keeps a missing column finite where nothing speaks abo
 
 def features(codes: Tensor, schema: Confounders) -> Tensor:
     """The (n, D) features of z: 1, then each variable's splines or levels followed by its missing column."""
-    blocks = [torch.ones(len(codes), 1, dtype=codes.dtype, device=codes.device)]
+    blocks = [codes.new_ones(codes.shape[0], 1)]
     for j, variable in enumerate(schema.variables):
         column = codes[:, j]
         missing = column == variable.missing_code

@@ -16,7 +16,7 @@ class ConstantPrevalence:
 
     def log_prob(self, codes: Tensor) -> Tensor:
         """Return the marginal for every row."""
-        return self.log_marginal.expand(len(codes), -1)
+        return self.log_marginal.expand(codes.shape[0], -1)  # a number of rows that a trace can follow
 
 
 def fit_constant(targets: Tensor, weight: Tensor, *, smoothing: float = SMOOTHING) -> ConstantPrevalence:

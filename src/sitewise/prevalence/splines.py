@@ -19,10 +19,9 @@ def spline_basis(values: Tensor, knots: Sequence[float], degree: int = DEGREE) -
     after = base[-1] + steps * (base[-1] - base[-2])
     grid = torch.cat([before, base, after])
     x = values[:, None]
-    inside = (x >= grid[:-1]) & (x < grid[1:])
     # The last base interval is closed, so that the maximum has a value.
-    inside[:, degree + len(knots) - 2] |= values == base[-1]
-    inside[:, degree + len(knots) - 1] &= values != base[-1]
+    at_end, last = x == base[-1], torch.arange(len(grid) - 1, device=values.device) == degree + len(knots) - 2
+    inside = ((x >= grid[:-1]) & (x < grid[1:]) & ~at_end) | (at_end & last)
     basis = inside.to(values.dtype)
     for d in range(1, degree + 1):
         rising = (x - grid[: -d - 1]) / (grid[d:-1] - grid[: -d - 1])

@@ -52,7 +52,7 @@ class TablePrevalence:
         equal = codes[:, None, :] == self.cells
         own = equal.all(dim=2) & ~unknown.all(dim=1, keepdim=True)
         agree = (equal | unknown[:, None, :]).all(dim=2)
-        chosen = torch.where(own.any(dim=1, keepdim=True), own, agree) * self.cell_weight
+        chosen = (own | (agree & ~own.any(dim=1, keepdim=True))) * self.cell_weight
         lost = chosen.sum(dim=1, keepdim=True) <= 0
         chosen = torch.where(lost, self.cell_weight, chosen)
         return chosen / chosen.sum(dim=1, keepdim=True)
