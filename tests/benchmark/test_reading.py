@@ -72,7 +72,8 @@ def test_every_mistake_is_in_one_error(write):
     for part in (
         "7 problems",
         "draw is no key here; did you mean 'draws'?",
-        "data.kind must be one of colored_digits, digits, isic64, cxr64, simulated, isic, cxr, manifest, got ",
+        "data.kind must be one of colored_digits, digits, isic64, cxr64, simulated, mixed_densities, isic, cxr, "
+        "manifest, got ",
         "'simulatd'",
         "did you mean 'simulated'?",
         "seeds must be a whole number of at least 1, got '3'",

@@ -20,6 +20,7 @@ from sitewise.datasets.digits import (
     shifted_prevalence,
     true_joint,
 )
+from sitewise.datasets.mixed_densities import MixedSite
 from sitewise.datasets.mnist import Digits, load_digits
 from sitewise.datasets.simulated import AGE_RANGE, SimulatedFamily
 from sitewise.datasets.small_images import SiteRoles, cxr64_roles, isic64_roles, load_cxr64, load_isic64
@@ -117,6 +118,38 @@ def simulated_population(
     return Population(draw, marginal, None if options.get("missing") else truth)
 
 
+def mixed_faults(data: Options, options: Options) -> list[str]:
+    """What is wrong with a site of known densities."""
+    found = [] if _is_positive(data.get("blur", 1.0)) else [f"data.blur must be above zero, got {data['blur']!r}"]
+    for name, size in (("coefficients", 4), ("ages", 2), ("scanners", 3)):
+        given = options.get(name, [] if name == "coefficients" else [1] * size)
+        numbers = isinstance(given, list) and all(isinstance(part, int | float) for part in given)
+        if not numbers or len(given) != size:
+            found.append(f"{name} must be {size} numbers, got {given!r}")
+        elif name != "coefficients" and not all(map(_is_positive, given)):
+            found.append(f"{name} must be above zero, got {given}")
+    return found
+
+
+def mixed_population(
+    data: Options, name: str, options: Options, digits: Digits | None, rng: np.random.Generator
+) -> Population:
+    """Sites of known densities with an age, a sex and a scanner."""
+    shares = np.asarray(options.get("scanners", (1, 1, 1)), dtype=float)
+    site = MixedSite(
+        coefficients=tuple(options["coefficients"]),
+        ages=tuple(options.get("ages", (2.0, 2.0))),
+        scanners=tuple(shares / shares.sum()),
+        blur=data.get("blur", 1.0),
+    )
+
+    def draw(n: int | None, seed: int) -> Site:
+        assert n is not None
+        return site.draw(n, seed, name)
+
+    return Population(draw, site.marginal, site.given_z)
+
+
 def split_digits(digits: Digits, seed: int) -> dict[str, Digits]:
     """Digits for every role, none of them in two."""
     return dict(zip((TRAINING, VALIDATION, TEST), digits.split(seed), strict=True))
@@ -145,6 +178,10 @@ def real_population(
     real = sites[name]
     site = Site(name, real.X, real.y, real.Z, real.groups)
     return Population(lambda n, seed: site, np.bincount(site.y, minlength=2) / len(site), None)
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
 def _choice(name: str, value: Any, known: tuple[str, ...]) -> list[str]:
@@ -191,6 +228,12 @@ KINDS: dict[str, Kind] = {
         site=("prevalence", "dependence", "z_shift", "missing"),
         faults=no_faults,
         populate=simulated_population,
+    ),
+    "mixed_densities": Kind(
+        data=("blur",),
+        site=("coefficients", "ages", "scanners"),
+        faults=mixed_faults,
+        populate=mixed_population,
     ),
     **IMAGE_KINDS,
 }
