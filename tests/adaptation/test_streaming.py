@@ -135,7 +135,7 @@ def test_the_schema_is_learned_in_chunks_as_it_is_at_once(monkeypatch):
     Z.loc[::9, "age"] = np.nan
     parts = [Z.iloc[i : i + 700] for i in range(0, 5000, 700)]
     assert sw.Confounders.learn_in_chunks(parts) == sw.Confounders.learn(Z)
-    monkeypatch.setattr("sitewise.confounders.MANY_VALUES", 1000)
+    monkeypatch.setattr("sitewise.confounders.variables.MANY_VALUES", 1000)
     thinned = sw.Confounders.learn_in_chunks(parts)
     assert thinned == sw.Confounders.learn(Z)
     assert thinned.variables[0].low == Z["age"].min()

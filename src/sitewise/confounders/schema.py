@@ -1,0 +1,175 @@
+"""The schema of Z: which variables there are, tables as codes and back, and codes as a network reads them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from sitewise.arrays import Problems
+from sitewise.confounders.learning import ColumnDigest, as_frame, learn_variable, refuse_infinite, resolve_columns
+from sitewise.confounders.variables import Categorical, Notes, Variable
+
+
+@dataclass(frozen=True)
+class Confounders:
+    """The frozen schema of Z. `learn` it once; it travels to every other site."""
+
+    variables: tuple[Variable, ...]
+
+    @classmethod
+    def learn(cls, Z: object, categorical: str | int | Iterable[str | int] | None = None) -> "Confounders":
+        """Infer kinds, levels, ranges and knots from Z.
+
+        Strings, objects, categories, booleans and at most two distinct integers are categorical, every other number is
+        continuous; `categorical` names (or numbers) further columns to take as categorical.
+        """
+        problems = Problems("confounders")
+        frame = as_frame(Z)
+        if frame.shape[1] == 0 or frame.shape[0] == 0:
+            problems.add(f"Z needs at least one row and one column, got shape {frame.shape}")
+        forced = resolve_columns(categorical, frame.columns, problems)
+        for name in frame.columns[frame.columns.duplicated()]:
+            problems.add(f"column {name!r} stands twice in Z")
+        problems.raise_if_any()
+        variables = [learn_variable(str(c), frame[c], c in forced, problems) for c in frame.columns]
+        problems.raise_if_any()
+        return cls(tuple(v for v in variables if v is not None))
+
+    @classmethod
+    def learn_in_chunks(
+        cls, chunks: Iterable[object], categorical: str | int | Iterable[str | int] | None = None
+    ) -> "Confounders":
+        """Learn the same from rows that come in chunks, with bounded memory."""
+        problems = Problems("confounders")
+        digests: dict[Any, ColumnDigest] = {}
+        for Z in chunks:
+            frame = as_frame(Z)
+            for name in frame.columns:
+                refuse_infinite(frame[name], str(name), problems)
+                digests.setdefault(name, ColumnDigest()).add(frame[name])
+            problems.raise_if_any()
+        forced = resolve_columns(categorical, pd.Index(list(digests)), problems)
+        variables = [
+            learn_variable(str(name), digest.column(), name in forced, problems) for name, digest in digests.items()
+        ]
+        problems.raise_if_any()
+        ranged = [
+            digest.with_range(variable)
+            for digest, variable in zip(digests.values(), variables, strict=True)
+            if variable
+        ]
+        return cls(tuple(ranged))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The variables' names, in order."""
+        return tuple(v.name for v in self.variables)
+
+    def encode(self, Z: object, device: torch.device | None = None, *, quiet: bool = False) -> tuple[Tensor, Notes]:
+        """Turn Z into an (n, V) tensor of codes, and say what was clipped, unseen, absent or ignored.
+
+        A DataFrame is matched by column name, an array by position and exact width. `quiet` leaves the warnings to the
+        caller, who has the notes.
+        """
+        problems = Problems("confounders")
+        frame, absent, extra = self._match(Z, problems)
+        problems.raise_if_any()
+        notes = Notes(absent=absent, extra=extra)
+        codes = np.empty((len(frame), len(self.variables)))
+        for j, variable in enumerate(self.variables):
+            if variable.name in absent:
+                codes[:, j] = variable.missing_code
+                continue
+            column = frame[variable.name]
+            refuse_infinite(column, variable.name, problems)
+            codes[:, j] = variable.encode(column, problems, notes)
+        problems.raise_if_any()
+        if not quiet:
+            notes.warn(stacklevel=4)
+        return torch.tensor(codes, device=device), notes
+
+    def decode(self, codes: Tensor) -> pd.DataFrame:
+        """The values behind codes (n, V): numbers (within the learned range), levels, missing where missing."""
+        columns: dict[str, Any] = {}
+        for column, variable in zip(codes.cpu().numpy().T, self.variables, strict=True):
+            if isinstance(variable, Categorical):
+                levels = np.array([*variable.levels, None], dtype=object)
+                columns[variable.name] = levels[column.astype(np.int64)]
+            else:
+                values = variable.low + 2 * ((column - 1.0) * (variable.high / 2 - variable.low / 2))  # none overflows
+                columns[variable.name] = np.where(
+                    column == variable.missing_code, np.nan, np.clip(values, variable.low, variable.high)
+                )
+        return pd.DataFrame(columns, index=range(len(codes)))
+
+    def missing_codes(self, device: torch.device | None = None) -> Tensor:
+        """The (V,) codes of a row of which nothing is known."""
+        return torch.tensor([v.missing_code for v in self.variables], dtype=torch.float64, device=device)
+
+    def missing(self, codes: Tensor) -> Tensor:
+        """Tell which entries are missing, (n, V)."""
+        return codes == self.missing_codes(codes.device)
+
+    def knock_out(self, codes: Tensor, mask: Tensor) -> Tensor:
+        """Replace the entries where `mask` is true by "missing"; whoever sees the result sees the same mask."""
+        return torch.where(mask, self.missing_codes(codes.device).to(codes.dtype), codes)
+
+    def inputs(self, codes: Tensor) -> Tensor:
+        """What a network reads: a value and a missing flag for a number, one column a level and one for missing else.
+
+        The last column of a variable's block is its missing column: zero wherever the variable is known.
+        """
+        blocks = []
+        for j, variable in enumerate(self.variables):
+            column = codes[:, j]
+            if isinstance(variable, Categorical):
+                blocks.append(torch.nn.functional.one_hot(column.long(), len(variable.levels) + 1).to(codes.dtype))
+            else:
+                blocks.append(torch.stack([column, (column == variable.missing_code).to(codes.dtype)], dim=1))
+        return torch.cat(blocks, dim=1)
+
+    def missing_columns(self) -> list[int]:
+        """Where `inputs` keeps the missing column of each variable."""
+        widths = [len(v.levels) + 1 if isinstance(v, Categorical) else 2 for v in self.variables]
+        return (np.cumsum(widths) - 1).tolist()  # type: ignore[no-any-return]
+
+    def _match(self, Z: object, problems: Problems) -> tuple[pd.DataFrame, tuple[str, ...], tuple[str, ...]]:
+        frame = as_frame(Z)
+        if not isinstance(Z, pd.DataFrame | dict):
+            if frame.shape[1] != len(self.names):
+                problems.add(
+                    f"Z must have {len(self.names)} column(s) ({', '.join(self.names)}), got {frame.shape[1]}: "
+                    "an array is matched by position; use a DataFrame to leave columns out"
+                )
+                return frame, (), ()
+            return frame.set_axis(list(self.names), axis=1), (), ()
+        frame = frame.set_axis([str(c) for c in frame.columns], axis=1)
+        for name in frame.columns[frame.columns.duplicated()]:
+            problems.add(f"column {name!r} stands twice in Z")
+        absent = tuple(n for n in self.names if n not in frame.columns)
+        extra = tuple(c for c in frame.columns if c not in self.names)
+        if len(absent) == len(self.names):
+            problems.add(f"Z has none of the confounders {list(self.names)}; its columns are {list(frame.columns)}")
+            return frame, absent, extra
+        return frame, absent, extra
+
+
+def mask_patterns(n_variables: int, knockout: float) -> list[tuple[Tensor, float]]:
+    """Proper, non-empty sets of knocked-out variables with their probabilities (equation 5).
+
+    Up to six variables every set is listed; beyond, a fixed draw of 64 stands for them. The empty set leaves a row as
+    it is and the full set is the marginal: both are treated exactly elsewhere.
+    """
+    if n_variables > 6:
+        drawn = np.random.default_rng(0).random((64, n_variables)) < knockout
+        return [(torch.tensor(mask), 1 / 64) for mask in drawn if mask.any() and not mask.all()]
+    patterns = []
+    for bits in range(1, 2**n_variables - 1):
+        mask = torch.tensor([bool(bits >> j & 1) for j in range(n_variables)])
+        n_out = int(mask.sum())
+        patterns.append((mask, knockout**n_out * (1 - knockout) ** (n_variables - n_out)))
+    return patterns
