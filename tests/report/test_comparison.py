@@ -5,7 +5,15 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from sitewise.report.comparison import DASHES, LINE_MARKERS, comparison_figure, curve_figure, save_figure
+from sitewise.report.comparison import (
+    DASHES,
+    DIFFERENCE_WIDTH,
+    LINE_MARKERS,
+    PANEL_WIDTH,
+    comparison_figure,
+    curve_figure,
+    save_figure,
+)
 from sitewise.report.summary import TOLD_MARK
 
 MEANS = {"ERM": 0.66, "ERM^Z": 0.71, "CoPA": 0.85, "GPA": 0.858, "IRM": "needs two sites"}
@@ -58,6 +66,18 @@ def assert_tidy(figure):
                 min(box.x1, other.x1) - max(box.x0, other.x0) > 1 and min(box.y1, other.y1) - max(box.y0, other.y0) > 1
             )
             assert not over, f"{first!r} over {second!r}"
+
+
+def test_many_sites_stand_two_by_two():
+    figure = comparison_figure(summary(MEANS, sites=tuple("abcde")), "positive_f1", "GPA")
+    titles = [axis.get_title("left") for axis in figure.axes]
+    assert [title for title in titles if title] == list("abcde")
+    assert len(figure.axes) == 10
+    figure.draw_without_rendering()
+    tops = {axis.get_title("left"): round(axis.get_position().y1, 2) for axis in figure.axes}
+    assert tops["a"] == tops["b"] > tops["c"] == tops["d"] > tops["e"]
+    wide, high = figure.get_size_inches()
+    assert (wide, high) < (2.2 * PANEL_WIDTH + 2.2 * DIFFERENCE_WIDTH + 3, 20)
 
 
 def test_points_stand_at_their_means_and_differences(summary):

@@ -37,6 +37,7 @@ MEAN, DIFFERENCE = ("mean", "low", "high"), ("difference", "difference_low", "di
 ROW_HEIGHT, DRAW_HEIGHT = 0.27, 0.11  # inches of a method with one draw, and of each further draw
 PANEL_WIDTH, DIFFERENCE_WIDTH, GAP_WIDTH, CURVE_WIDTH = 2.7, 2.1, 0.15, 4.2
 CHARACTER_WIDTH = 0.085  # inches of a label
+SITES_IN_A_ROW = 3  # where there are more, they stand two by two
 
 
 @in_house_style
@@ -58,24 +59,29 @@ def comparison_figure(frame: pd.DataFrame, metric: str, reference: str, *, title
     notes = _notes(rows, told, cut=any(limit.cut for limit in limits.values()))
     notes += [f"draw: {draws[0]}"] if len(draws) == 1 else []
     widths = [PANEL_WIDTH, DIFFERENCE_WIDTH if paired else 0.01, GAP_WIDTH]
-    width = CHARACTER_WIDTH * _longest(methods) + len(sites) * sum(widths) + 0.4
-    height = 1.3 + len(methods) * (ROW_HEIGHT + DRAW_HEIGHT * (len(draws) - 1)) + 0.18 * _n_lines(notes, width)
+    across = len(sites) if len(sites) <= SITES_IN_A_ROW else 2
+    n_rows = -(-len(sites) // across)
+    width = CHARACTER_WIDTH * _longest(methods) + across * sum(widths) + 0.4
+    panel_height = 0.8 + len(methods) * (ROW_HEIGHT + DRAW_HEIGHT * (len(draws) - 1))
     figure, grid = plt.subplots(
-        1,
-        len(sites) * len(widths),
-        figsize=(width, height),
-        width_ratios=widths * len(sites),
+        n_rows,
+        across * len(widths),
+        figsize=(width, 0.5 + n_rows * panel_height + 0.18 * _n_lines(notes, width)),
+        width_ratios=widths * across,
         sharey=True,
         squeeze=False,
         layout="constrained",
     )
     places = np.arange(len(methods), dtype=float)
-    for site, axes in zip(sites, grid[0].reshape(len(sites), len(widths)), strict=True):
+    panels = grid.reshape(n_rows * across, len(widths))
+    for unused in panels[len(sites) :].flat:
+        unused.remove()
+    for site, axes in zip(sites, panels, strict=False):
         here = rows[rows["site"] == site]
         for unused in axes[2 if paired else 1 :]:
             unused.remove()
         for axis, columns in zip(axes, (MEAN, DIFFERENCE)[: 1 + paired], strict=False):
-            _stripes(axis, len(methods))
+            _stripes(axis, len(methods), n_ticks=5 if columns == MEAN else 4)
             axis.set_xlim(limits[site, columns].low, limits[site, columns].high)
             for place, method in zip(places, methods, strict=True):
                 _points(
@@ -87,11 +93,11 @@ def comparison_figure(frame: pd.DataFrame, metric: str, reference: str, *, title
         if paired:
             axes[1].axvline(0, color=ACCENT, lw=1)
             axes[1].set_xlabel(f"minus {_label(reference, set())}, paired")
-    first = grid[0, 0]
-    first.set_yticks(places, [_label(method, told) for method in methods])
-    first.set_ylim(len(methods) - 0.5, -0.5)
-    for label, method in zip(first.get_yticklabels(), methods, strict=True):
-        label.set_fontweight("bold" if method == reference else "normal")
+    grid[0, 0].set_yticks(places, [_label(method, told) for method in methods])
+    grid[0, 0].set_ylim(len(methods) - 0.5, -0.5)
+    for first in grid[:, 0]:
+        for label, method in zip(first.get_yticklabels(), methods, strict=True):
+            label.set_fontweight("bold" if method == reference else "normal")
     _finish(figure, title, notes, _draw_handles(draws))
     return figure
 
@@ -155,13 +161,13 @@ def _points(
         )
 
 
-def _stripes(axis: Axes, n_rows: int) -> None:
+def _stripes(axis: Axes, n_rows: int, n_ticks: int) -> None:
     for row in range(0, n_rows, 2):
         axis.axhspan(row - 0.5, row + 0.5, color=STRIPE, zorder=0)
     axis.grid(axis="x", color=GRID, zorder=1)
     axis.set_axisbelow(True)
     axis.tick_params(axis="y", length=0)
-    axis.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], min_n_ticks=3))
+    axis.xaxis.set_major_locator(MaxNLocator(n_ticks, steps=[1, 2, 5, 10], min_n_ticks=3))
     axis.spines[["top", "right", "left"]].set_visible(False)
 
 
