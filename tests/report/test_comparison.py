@@ -68,7 +68,7 @@ def assert_tidy(figure):
             assert not over, f"{first!r} over {second!r}"
 
 
-def test_many_sites_stand_two_by_two():
+def test_many_sites_stand_two_by_two(summary):
     figure = comparison_figure(summary(MEANS, sites=tuple("abcde")), "positive_f1", "GPA")
     titles = [axis.get_title("left") for axis in figure.axes]
     assert [title for title in titles if title] == list("abcde")
