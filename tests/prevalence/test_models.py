@@ -8,8 +8,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import SplineTransformer
 
 import sitewise as sw
+from sitewise.confounders import Categorical, Continuous
 from sitewise.prevalence import fit_additive, fit_constant, fit_network, fit_table
-from sitewise.prevalence.additive import features, missing_features
+from sitewise.prevalence.additive import features, logits, missing_features
 from sitewise.prevalence.base import aggregate, on_device
 from sitewise.prevalence.linear import assemble
 from sitewise.prevalence.network import fit_missing_inputs
@@ -213,3 +214,23 @@ def test_without_knockout_no_missing_column_is_fitted():
     plain = fit_additive(targets, codes, weight, schema, knockout=0.0)
     usual = fit_additive(targets, codes, weight, schema)
     torch.testing.assert_close(plain.log_prob(codes), usual.log_prob(codes))
+
+
+@pytest.mark.parametrize("n_knots", [2, 3, 6])
+@pytest.mark.parametrize("n_levels", [1, 4])
+def test_looked_up_logits_are_the_features_times_the_coefficients(n_levels, n_knots):
+    rng = np.random.default_rng(n_knots)
+    knots = np.sort(np.concatenate([[1.0, 2.0], rng.uniform(1, 2, n_knots - 2)]))
+    schema = sw.Confounders(
+        (
+            Continuous("age", 0.0, 1.0, tuple(knots.tolist())),
+            Categorical("sex", tuple(range(n_levels))),
+            Continuous("never varies", 3.0, 3.0, ()),
+        )
+    )
+    codes = torch.tensor(np.stack([rng.uniform(1, 2, 50), rng.integers(0, n_levels, 50), np.full(50, 1.5)], axis=1))
+    codes[:n_knots, 0] = torch.tensor(knots)
+    codes = schema.knock_out(codes, torch.tensor(rng.random(codes.shape) < 0.3))
+    at_z = features(codes, schema)
+    coefficients = torch.tensor(rng.normal(size=(at_z.shape[1], 3)))
+    torch.testing.assert_close(logits(codes, schema, coefficients), at_z @ coefficients, rtol=0, atol=1e-12)

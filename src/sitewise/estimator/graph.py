@@ -24,6 +24,10 @@ OWN_ESTIMATOR = (
     "export_onnx: the classifier around which this adjustment was made ({name}) is not ours to export: export it with "
     "the tool made for it (skl2onnx, say), fit PrevalenceAdjuster() to its probabilities, and export that"
 )
+OTHER_RATIO = (
+    "export_onnx: the adjustment of a classifier that gives P(y, z|x) has no graph: sum its probabilities over z, fit "
+    "PrevalenceAdjuster() to those, and export that"
+)
 JOINT = (
     "export_onnx: rows that lack z are predicted by the joint model here, which has no graph: "
     "set model.missing = 'knockout' and adapt again"
@@ -152,6 +156,6 @@ def _score_part(model: Any, dtype: torch.dtype) -> nn.Module:
     assert isinstance(model, PrevalenceAdjuster)
     if model.estimator_ is not None:
         raise ValueError(OWN_ESTIMATOR.format(name=type(model.estimator_).__name__))
-    ratio = model._ratio
-    assert isinstance(ratio, PooledRatio | AdditiveRatio)
-    return ProbabilityScore(traceable(ratio), model._classifier.floor)
+    if not isinstance(model._ratio, PooledRatio | AdditiveRatio):
+        raise ValueError(OTHER_RATIO)
+    return ProbabilityScore(traceable(model._ratio), model._classifier.floor)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sitewise.confounders import Categorical, Confounders
 from sitewise.prevalence.base import (
+    FLOOR,
     SMOOTHING,
     Aggregate,
     Prevalence,
@@ -16,7 +17,7 @@ from sitewise.prevalence.base import (
     smooth,
 )
 from sitewise.prevalence.linear import contrasts, fit_linear
-from sitewise.prevalence.splines import DEGREE, spline_basis
+from sitewise.prevalence.splines import DEGREE, spline_basis, spline_sum
 
 MISSING_PENALTY = 0.01  # keeps a missing column finite where nothing speaks about it
 
@@ -35,6 +36,22 @@ def features(codes: Tensor, schema: Confounders) -> Tensor:
             blocks.append(basis.masked_fill(missing[:, None], 0.0))
         blocks.append(missing.to(codes.dtype)[:, None])
     return torch.cat(blocks, dim=1)
+
+
+def logits(codes: Tensor, schema: Confounders, coefficients: Tensor) -> Tensor:
+    """The product (n, K) of the features of z with coefficients (D, K), looked up instead of multiplied out."""
+    total = coefficients[0].expand(codes.shape[0], -1)
+    start = 1
+    for j, (variable, end) in enumerate(zip(schema.variables, missing_features(schema), strict=True)):
+        column, own = codes[:, j], coefficients[start : end + 1]
+        if isinstance(variable, Categorical):
+            total = total + own.index_select(0, column.long())
+        else:
+            missing = (column == variable.missing_code)[:, None]
+            known = spline_sum(column.clamp(1.0, 2.0), variable.knots, own[:-1]) if variable.knots else 0.0
+            total = total + torch.where(missing, own[-1], known)
+        start = end + 1
+    return total
 
 
 def missing_features(schema: Confounders) -> list[int]:
@@ -68,11 +85,11 @@ class AdditivePrevalence:
 
     def log_prob(self, codes: Tensor) -> Tensor:
         """Evaluate rows of codes."""
-        logits = self.features(codes) @ self.coefficients
+        found = logits(codes, self.schema, self.coefficients)
         if self.centre is not None:
-            logits = logits + self.centre.log_prob(codes)
+            found = found + self.centre.log_prob(codes)
         blank = self.schema.missing(codes).all(dim=1, keepdim=True)
-        return torch.where(blank, self.log_marginal, finite(torch.log_softmax(logits, dim=1)))
+        return torch.where(blank, self.log_marginal, torch.log_softmax(found, dim=1).clamp_min(FLOOR))
 
 
 def ridge(strength: float, n_features: int, device: torch.device | None = None, *, free_level: bool = True) -> Tensor:
