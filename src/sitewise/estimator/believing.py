@@ -44,7 +44,7 @@ def calibration_parts(model: "SiteModel", codes: Tensor, *, joint: bool = False)
     Rows that lack z go through the second one, unless the joint model speaks for them.
     """
     seed = int(check_random_state(model.random_state).randint(2**31 - 1))
-    schema, (complete, hidden) = model.confounders_, model._held_out
+    schema, (complete, hidden) = model.confounders_, model._telling_rows()
 
     def lacks_some(codes: Tensor) -> Tensor:
         if schema is None:

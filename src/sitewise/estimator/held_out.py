@@ -35,6 +35,11 @@ class HeldOut:
     features: Tensor | None = field(repr=False)  # (m, D) float32, None where f has none
     feature_rows: Tensor | None = field(repr=False)  # (m,)
 
+    def take(self, rows: Tensor) -> "HeldOut":
+        """Some of the rows, as calibration sees them."""
+        raw, log_prevalence, y = self.raw_log_ratio[rows], self.log_prevalence[rows], self.y[rows]
+        return HeldOut(raw, log_prevalence, y, self.weight[rows], self.codes[rows], None, None)
+
     def calibrate(self, method: str, n_classes: int) -> Calibration:
         """Fit the calibration asked for, or as much of it as the labels can bear."""
         return calibrate_rows(self.raw_log_ratio, self.log_prevalence, self.y, self.weight, method, n_classes)

@@ -100,10 +100,16 @@ class SiteModel(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
 
     def _fit_calibrations(self) -> tuple[Calibration, Calibration]:
         """Calibrations for rows with all of z and for rows that lack some of it."""
-        complete, hidden = self._held_out
+        complete, hidden = self._telling_rows()
         n_classes = len(self.classes_)
         first = complete.calibrate(self.calibration, n_classes)
         return first, first if hidden is complete else hidden.calibrate(self.calibration, n_classes)
+
+    def _telling_rows(self) -> tuple[HeldOut, HeldOut]:
+        """The held-out rows that tell about f: where a class cannot occur, its rows would push f away from it."""
+        complete, hidden = self._held_out
+        pushing = in_regions(complete.codes, self._unsupported)
+        return (complete.take((~pushing).nonzero().flatten()) if bool(pushing.any()) else complete), hidden
 
     def with_calibration(self, calibration: str) -> Self:
         """The same f in a model of its own, calibrated otherwise on the same held-out rows."""
