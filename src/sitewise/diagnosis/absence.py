@@ -79,7 +79,7 @@ def _shortfall_of(
     both = match(
         held.codes,
         held.y,
-        held.weight,
+        held.mixed_weight,
         here.codes,
         here.weight,
         others.exp(),

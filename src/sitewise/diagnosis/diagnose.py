@@ -99,7 +99,7 @@ def matched(source: SourceSample, target: TargetSample, estimate: PrevalenceEsti
     found = match(
         source.codes,
         source.y,
-        source.weight,
+        source.mixed_weight,
         target.codes,
         target.weight,
         at(target.codes).exp(),

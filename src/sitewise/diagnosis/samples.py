@@ -12,7 +12,8 @@ from sitewise.calibration import Calibration
 class SourceSample:
     """Held-out labeled rows: raw log f with the calibration fitted to it, log g of their own sites, classes, codes.
 
-    `features` (k, D) are the representation of the rows `feature_rows` (k,), None where there is none.
+    `features` (k, D) are the representation of the rows `feature_rows` (k,), None where there is none. `tilt` brings
+    the rows' mix of z within each class to the new site's where codes hide z from the tests, None leaves it.
     """
 
     raw_log_ratio: Tensor  # (m, K)
@@ -23,6 +24,12 @@ class SourceSample:
     weight: Tensor  # (m,)
     features: Tensor | None = field(default=None, repr=False)
     feature_rows: Tensor | None = field(default=None, repr=False)
+    tilt: Tensor | None = field(default=None, repr=False)  # (m,)
+
+    @property
+    def mixed_weight(self) -> Tensor:
+        """The weights that tests compare by, (m,)."""
+        return self.weight if self.tilt is None else self.weight * self.tilt
 
     @property
     def log_ratio(self) -> Tensor:
@@ -38,7 +45,8 @@ class SourceSample:
         """Some rows; their features are left behind."""
         parts = (self.raw_log_ratio, self.log_prevalence, self.y, self.codes, self.weight)
         raw, prior, y, codes, weight = (part[rows] for part in parts)
-        return SourceSample(raw, self.calibration, prior, y, codes, weight)
+        tilt = None if self.tilt is None else self.tilt[rows]
+        return SourceSample(raw, self.calibration, prior, y, codes, weight, tilt=tilt)
 
 
 @dataclass(frozen=True)

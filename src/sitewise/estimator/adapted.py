@@ -1,6 +1,7 @@
 """A model adapted to one site: predictions row by row, and the site's prevalence with its interval."""
 
 import os
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -215,6 +216,12 @@ class AdaptedClassifier:
 
         export_onnx(self, path, dtype)
         return Path(path)
+
+    def take_joint(self, joint: JointEstimate | None, without_joint: Tensor) -> None:
+        """Let a joint predict rows that lack z; `without_joint` is the log f (n, K) that it replaces."""
+        self.joint = joint
+        if joint is not None:
+            self.rows = replace(self.rows, without_z=without_joint)
 
     def _codes(self, Z: Any) -> Tensor:
         if self.model.confounders_ is None:

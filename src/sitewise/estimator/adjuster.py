@@ -15,8 +15,18 @@ from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.held_out import score_held_out
 from sitewise.estimator.model import SiteModel
-from sitewise.estimator.prevalences import cross_fit, find_unsupported, fit_prevalence
+from sitewise.estimator.pairs import (
+    PairModel,
+    PairRatio,
+    fit_pair_model,
+    fit_pairs,
+    pair_problems,
+    pair_reader,
+    read_points,
+)
+from sitewise.estimator.prevalences import RowPrevalence, cross_fit, find_unsupported, fit_prevalence
 from sitewise.estimator.probabilities import (
+    TINY,
     Classifier,
     cross_fit_classifier,
     estimator_problem,
@@ -27,6 +37,7 @@ from sitewise.estimator.probabilities import (
 from sitewise.estimator.reading import Array, TrainingData, folds, read_classes, read_training_data
 from sitewise.estimator.score_ratio import ChosenRatio, ScoredRows, fit_ratio
 from sitewise.estimator.summary import summarize_training
+from sitewise.estimator.without_z import MISSING, fit_site_joint, judged, with_joint
 from sitewise.prevalence import MODELS, Prevalence
 from sitewise.ratio import LabeledRows
 
@@ -59,6 +70,11 @@ class PrevalenceAdjuster(SiteModel):
     classes : the classes in the order of the probabilities' columns. None: the estimator's own order, else that of
         sorted labels. Columns of a DataFrame that are named after the classes may come in any order.
     random_state : seed of the folds.
+    joint : for a classifier that gives P(y, z|x): the z of its columns, a table of M z-points with all variables of z.
+        X is then (n, M, K), or (n, M·K) with the columns of the first point first; the probabilities of a row sum to
+        one over all of them. A new site's rows need no z: its joint of z and y is estimated from x alone.
+    missing : how rows that lack z are predicted, where there is `joint`: "joint" (exactly), "knockout" (from P(y|x) and
+        one prevalence), or "auto", as for `GPAClassifier`.
 
     Notes
     -----
@@ -78,7 +94,15 @@ class PrevalenceAdjuster(SiteModel):
     >>> post = PrevalenceAdjuster().fit(proba, y, sample_confounder=Z, sample_domain=hospital)
     >>> here = post.adapt(forest.predict_proba(X_new), sample_confounder=Z_new)
     >>> here.prevalence(), here.predict_proba(forest.predict_proba(X_new), sample_confounder=Z_new)
+
+    A classifier of pairs of sex and diagnosis, at a site that does not tell sex:
+
+    >>> pairs = PrevalenceAdjuster(joint=pd.DataFrame({"sex": ["f", "m"]}))
+    >>> pairs.fit(proba_of_pairs, y, sample_confounder=Z, sample_domain=hospital)
+    >>> here = pairs.adapt(proba_of_pairs_new)
     """
+
+    _joint: PairModel | None = None
 
     def __init__(
         self,
@@ -89,6 +113,8 @@ class PrevalenceAdjuster(SiteModel):
         *,
         classes: Any = None,
         random_state: Any = 0,
+        joint: Any = None,
+        missing: str = "auto",
     ) -> None:
         self.estimator = estimator
         self.calibration = calibration
@@ -96,6 +122,8 @@ class PrevalenceAdjuster(SiteModel):
         self.classifier_sees = classifier_sees
         self.classes = classes
         self.random_state = random_state
+        self.joint = joint
+        self.missing = missing
 
     def fit(
         self,
@@ -106,7 +134,7 @@ class PrevalenceAdjuster(SiteModel):
         groups: Any = None,
         sample_weight: Any = None,
     ) -> Self:
-        """Learn log f from labeled source rows: probabilities (n, K), or inputs of the estimator.
+        """Learn log f from labeled source rows: probabilities (n, K), of pairs (n, M, K), or inputs of the estimator.
 
         `sample_domain` names the site of each row (None: one site), `sample_confounder` is Z with NaN where missing,
         `groups` (patients) are never split between folds.
@@ -116,7 +144,7 @@ class PrevalenceAdjuster(SiteModel):
         classifier, log_proba = self._score_source(X, y, groups, sample_weight, seed)
         data = read_training_data(log_proba, y, sample_domain, sample_confounder, groups, sample_weight)
         data = _in_order(data, classifier.classes)
-        warn_separated(data.rows.X, data.rows.y)  # type: ignore[arg-type]
+        warn_separated(classifier.by_class(data.rows.X), data.rows.y)  # type: ignore[arg-type]
         self._learn(data, seed)
         self._classifier, self.estimator_ = classifier, classifier.estimator
         self._note_inputs(X)
@@ -134,6 +162,15 @@ class PrevalenceAdjuster(SiteModel):
             if len(place)
         }
         own = cross_fit(self.prevalence, rows, data.groups, *options)
+        self.classes_, self.sites_, self.confounders_ = data.classes, data.site_names, schema
+        self.training_summary_ = summarize_training(data)
+        self._site_prevalences, self._pooled_prevalence = sites, pooled
+        self._unsupported = find_unsupported(rows, n_classes, schema)
+        names = tuple(map(str, data.site_names))
+        self._training_table = TrainingTable.of(rows.codes, rows.y, rows.site, names, n_classes, schema)
+        if self.joint is not None:
+            self._learn_pairs(rows, own)
+            return
         masked = rows.codes
         if schema is not None:
             hidden = torch.rand(rows.codes.shape, generator=torch.Generator().manual_seed(seed)) < KNOCKOUT
@@ -149,15 +186,22 @@ class PrevalenceAdjuster(SiteModel):
             calibration=self.calibration,
             folds=folds(len(rows), data.groups, seed),
         )
-        self.classes_, self.sites_, self.confounders_ = data.classes, data.site_names, schema
-        self.training_summary_ = summarize_training(data)
-        self._site_prevalences, self._pooled_prevalence = sites, pooled
-        self._unsupported = find_unsupported(rows, n_classes, schema)
-        names = tuple(map(str, data.site_names))
-        self._training_table = TrainingTable.of(rows.codes, rows.y, rows.site, names, n_classes, schema)
         self._ratio, self.classifier_sees_, self.held_out_nll_ = chosen.ratio, chosen.sees, chosen.nll
         self._held_out = score_held_out(_by_number(rows), own, schema, _scoring(chosen))
         self._calibrations = self._fit_calibrations()
+        self._joint = None
+
+    def _learn_pairs(self, rows: LabeledRows, own: RowPrevalence) -> None:
+        """From log P(y, z|x) of checked rows: log f, which needs no fit, and r over the z-points."""
+        points = read_points(self.joint, self.confounders_)
+        assert self.confounders_ is not None
+        bank, prior = fit_pairs(rows, points, self.confounders_, len(self.classes_))
+        self._ratio = PairRatio(bank, self._pooled_prevalence)
+        self.classifier_sees_, self.held_out_nll_ = "xz", {}
+        self._held_out = score_held_out(rows, own, self.confounders_, self._score)  # type: ignore[arg-type]
+        self._calibrations = self._fit_calibrations()
+        self._joint = fit_pair_model(rows, bank, prior, self._unsupported, self.calibration)
+        self._joint = judged(self, rows)  # type: ignore[assignment]
 
     def adapt(
         self,
@@ -175,8 +219,13 @@ class PrevalenceAdjuster(SiteModel):
         """
         check_is_fitted(self)
         scores = self._read(X)
-        log_ratio = self._log_ratio(scores, self._quiet_codes(sample_confounder, len(scores)))
-        return self.adapt_log_ratio(log_ratio, sample_confounder, y, groups, sample_weight, fallback)
+        codes = self._quiet_codes(sample_confounder, len(scores))
+        joint = fit_site_joint(self, scores, codes, y, sample_weight)
+        without_joint = self._log_ratio(scores, codes)
+        log_ratio = with_joint(self, joint, scores, codes, without_joint)
+        here = self.adapt_log_ratio(log_ratio, sample_confounder, y, groups, sample_weight, fallback)
+        here.take_joint(joint, without_joint)
+        return here
 
     def _check_settings(self) -> None:
         problems = Problems("PrevalenceAdjuster")
@@ -187,10 +236,13 @@ class PrevalenceAdjuster(SiteModel):
             ("calibration", CALIBRATIONS),
             ("prevalence", ("auto", *MODELS)),
             ("classifier_sees", SEES),
+            ("missing", MISSING),
         ):
             value = getattr(self, name)
             if value not in known:
                 problems.add(f"{name} must be one of {', '.join(known)}, got {value!r}{did_you_mean(value, known)}")
+        for problem in pair_problems(self, self.estimator is None or is_ready(self.estimator)):
+            problems.add(problem)
         if self.classes is not None and len(set(np.asarray(self.classes).tolist())) != np.size(self.classes):
             problems.add(f"classes must name each class once, got {list(self.classes)}")
         problems.raise_if_any()
@@ -206,7 +258,7 @@ class PrevalenceAdjuster(SiteModel):
         problems.raise_if_any()
         if self.estimator is not None and not is_ready(self.estimator):
             return cross_fit_classifier(self.estimator, X, labels[target], classes, group, known_weight, seed)
-        classifier = Classifier(self.estimator, classes)
+        classifier = pair_reader(self.estimator, classes, self.joint, TINY)
         if not classifier.gives_probabilities:
             return classifier, classifier.log_proba(X)
         probabilities = classifier.probabilities(X)
@@ -215,7 +267,7 @@ class PrevalenceAdjuster(SiteModel):
 
     def _class_order(self, labels: Array, problems: Problems) -> Array:
         """The classes in the order of the columns; labels that are not among them are noted."""
-        fitted = self.estimator is not None and is_ready(self.estimator) and hasattr(self.estimator, "classes_")
+        fitted = self.joint is None and is_ready(self.estimator) and hasattr(self.estimator, "classes_")
         classes = np.asarray(self.estimator.classes_) if fitted else labels
         if self.classes is not None:
             given = np.asarray(self.classes)
@@ -237,7 +289,7 @@ class PrevalenceAdjuster(SiteModel):
             if hasattr(source, name) and not isinstance(source, nn.Module):
                 setattr(self, name, getattr(source, name))
         if source is None:
-            self.n_features_in_ = len(self.classes_)
+            self.n_features_in_ = len(self._classifier.columns)
 
     def _belief(self) -> Prevalence:
         """The source rows' g(z), its level left free: a weak classifier of a rare class must not start from nothing."""
@@ -246,6 +298,8 @@ class PrevalenceAdjuster(SiteModel):
     def _facts(self) -> dict[str, Any]:
         name = "probabilities handed over" if self.estimator_ is None else type(self.estimator_).__name__
         facts = {"classifier": name, "classifier sees": self.classifier_sees_}
+        if self.joint is not None:
+            facts["classifier gives"] = f"P(y, z|x) over {len(self.joint)} values of z"
         return facts | {f"held-out NLL if it sees {sees}": nll for sees, nll in self.held_out_nll_.items()}
 
     def _read(self, X: Any) -> Tensor:

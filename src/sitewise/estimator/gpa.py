@@ -317,13 +317,14 @@ class GPAClassifier(SiteModel):
         codes = self._quiet_codes(sample_confounder, len(inputs))
         raw_log_ratio, features, feature_rows = self._score(inputs, codes)
         joint = None if distributed else fit_site_joint(self, inputs, codes, y, sample_weight)
-        log_ratio = with_joint(self, joint, inputs, codes, self._calibrated(raw_log_ratio, codes))
+        without_joint = self._calibrated(raw_log_ratio, codes)
+        log_ratio = with_joint(self, joint, inputs, codes, without_joint)
         rows = SiteRows(log_ratio, sample_confounder, y, groups, sample_weight, features, feature_rows)
         if distributed:
             rows = gather_rows(rows, self.device)
         here = self.adapt_log_ratio(rows.log_ratio, rows.Z, rows.y, rows.groups, rows.weight, fallback)
         here.rows = replace(here.rows, features=rows.features, feature_rows=rows.feature_rows)
-        here.joint = joint
+        here.take_joint(joint, without_joint)
         return here
 
     def _facts(self) -> dict[str, Any]:

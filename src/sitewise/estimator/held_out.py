@@ -34,6 +34,7 @@ class HeldOut:
     codes: Tensor = field(repr=False)
     features: Tensor | None = field(repr=False)  # (m, D) float32, None where f has none
     feature_rows: Tensor | None = field(repr=False)  # (m,)
+    known_codes: Tensor | None = field(default=None, repr=False)  # of z where some is hidden in `codes`
 
     def take(self, rows: Tensor) -> "HeldOut":
         """Some of the rows, as calibration sees them."""
@@ -83,7 +84,7 @@ def score_held_out(
             return HeldOut(weight, weight, y, weight, codes[chosen], weight[:, None].float(), chosen)
         raw, features, feature_rows = score(take_inputs(rows.X, chosen), codes[chosen])
         log_prevalence = prevalence.log_prob(codes)[chosen]
-        return HeldOut(raw, log_prevalence, y, weight, codes[chosen], features, feature_rows)
+        return HeldOut(raw, log_prevalence, y, weight, codes[chosen], features, feature_rows, rows.codes[chosen])
 
     everything = torch.arange(len(rows))
     if schema is None or not len(rows):

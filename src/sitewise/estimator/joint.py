@@ -14,6 +14,7 @@ from sitewise.critic import Bank, Critic, Pairs, log_lift, make_bank, train_crit
 from sitewise.estimator.kept import evenly
 from sitewise.estimator.layers import layer_features
 from sitewise.estimator.prevalences import Region, in_regions
+from sitewise.inputs import Inputs
 from sitewise.prevalence import Prevalence
 from sitewise.ratio import LabeledRows, RatioNetwork, Scorer, scoring_device
 
@@ -51,6 +52,12 @@ class JointModel:
         lift = log_lift(self.temperature * scores, self.bank.share)
         both = stable_part(log_f, self.source.log_prob(self.bank.codes)) + lift[..., None]
         return torch.where(self.possible, both, -torch.inf)
+
+    def ratios(self, model: "GPAClassifier", X: Inputs) -> Iterator[tuple[slice, Tensor]]:
+        """log r (c, M, K) of some rows after others."""
+        features = layer_features(model._scorer, X)
+        for part, log_f, scores in over_points(model._scorer, model._calibrations[0], self.critic, features, self.bank):
+            yield part, self.log_ratio(log_f, scores)
 
 
 def stable_part(log_f: Tensor, log_source: Tensor) -> Tensor:
@@ -107,7 +114,7 @@ def fit_joint_model(
     pairs, held_pairs = (_pairs(model._scorer, part, schema.inputs(part.codes)) for part in (rows, held))
     critic = train_critic(pairs, held_pairs, device=model.device, seed=seed)
     bank = make_bank(schema, rows.codes, rows.weight, POINTS)
-    possible = ~_unseen(bank.codes, len(model.classes_), model._unsupported)
+    possible = ~unseen_classes(bank.codes, len(model.classes_), model._unsupported)
     found = JointModel(bank, model._fit_prevalence(rows, seed), possible, critic)
     return calibrate_critic(model, found, held, seed)
 
@@ -122,7 +129,7 @@ def _pairs(scorer: Scorer, rows: LabeledRows, inputs: Tensor) -> Pairs:
     return Pairs(features.float(), inputs.float(), rows.weight.float())
 
 
-def _unseen(codes: Tensor, n_classes: int, regions: tuple[Region, ...]) -> Tensor:
+def unseen_classes(codes: Tensor, n_classes: int, regions: tuple[Region, ...]) -> Tensor:
     """Which classes (M, K) f has never seen at z."""
     unseen = torch.zeros(len(codes), n_classes, dtype=torch.bool)
     for region in regions:

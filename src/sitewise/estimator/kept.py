@@ -27,6 +27,7 @@ class KeptRows:
     labels: Tensor | None = None  # (n,) class numbers, NaN where unknown
     features: Tensor | None = None  # (m, D) float32
     feature_rows: Tensor | None = None  # (m,)
+    without_z: Tensor | None = None  # (n, K) log f(x, missing) where a joint model speaks for rows that lack z
 
     def __len__(self) -> int:
         return len(self.log_ratio)

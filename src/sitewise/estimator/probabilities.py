@@ -116,6 +116,11 @@ class Classifier:
     classes: Array
     floor: float = TINY
 
+    @property
+    def columns(self) -> list[Any]:
+        """What each column is for."""
+        return self.classes.tolist()  # type: ignore[no-any-return]
+
     def log_proba(self, X: Any) -> Tensor:
         """Log P(y|x), (n, K), each row free up to a constant; raise ValueError that names what is wrong and where."""
         if isinstance(self.estimator, nn.Module):
@@ -128,9 +133,13 @@ class Classifier:
         """As they are, zeros and all."""
         problems = Problems("PrevalenceAdjuster")
         values = X if self.estimator is None else self.estimator.predict_proba(X)
-        found = read_probabilities(values, self.classes, problems)
+        found = read_probabilities(values, np.array(self.columns), problems)
         problems.raise_if_any()
         return found
+
+    def by_class(self, log_proba: Tensor) -> Tensor:
+        """log P(y|x), (n, K), from what `log_proba` gives."""
+        return log_proba
 
     @property
     def gives_probabilities(self) -> bool:
@@ -139,13 +148,14 @@ class Classifier:
 
     def _from_logits(self, logits: Tensor) -> Tensor:
         """Log-softmax; one column is the log-odds of the second of two classes."""
-        if len(self.classes) == 2 and (logits.ndim == 1 or logits.shape[1] == 1):
+        columns = self.columns
+        if len(columns) == 2 and (logits.ndim == 1 or logits.shape[1] == 1):
             odds = logits.reshape(-1)
             logits = torch.stack([torch.zeros_like(odds), odds], dim=1)
-        if logits.ndim != 2 or logits.shape[1] != len(self.classes):
+        if logits.ndim != 2 or logits.shape[1] != len(columns):
             raise ValueError(
                 f"PrevalenceAdjuster: the estimator gives scores of shape {tuple(logits.shape)}, expected a column for "
-                f"each class of {self.classes.tolist()}"
+                f"each class of {columns}"
             )
         bad = (~torch.isfinite(logits)).any(dim=1).nonzero().flatten().tolist()
         if bad:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
@@ -29,8 +30,9 @@ from sitewise.estimator.held_out import HeldOut
 from sitewise.estimator.joint import JointModel
 from sitewise.estimator.kept import KeptRows
 from sitewise.estimator.model import SiteModel
+from sitewise.estimator.pairs import PairModel, PairRatio, pair_reader
 from sitewise.estimator.prevalences import Region
-from sitewise.estimator.probabilities import Classifier, is_ready
+from sitewise.estimator.probabilities import is_ready
 from sitewise.estimator.score_ratio import AdditiveRatio, PooledRatio
 from sitewise.estimator.summary import SiteSummary, TrainingSummary
 from sitewise.prevalence import Prevalence
@@ -161,7 +163,7 @@ def _make_adjuster(values: Values, inside: dict[str, Any], attached: Mapping[str
     _check_settings(settings, PrevalenceAdjuster())
     model = PrevalenceAdjuster(**settings)
     model.__dict__.update(fitted, estimator_=estimator)
-    model._classifier = Classifier(estimator, model.classes_, values["floor"])
+    model._classifier = pair_reader(estimator, model.classes_, model.joint, values["floor"])
     _check_estimator(model)
     _check_shapes(model, {"all sites": model._pooled_prevalence, **model._site_prevalences})
     return model
@@ -180,7 +182,7 @@ def _read_estimator(saved: Any, given: Any) -> Any:
 def _check_estimator(model: PrevalenceAdjuster) -> None:
     """See that the estimator attached is for the same classes and features."""
     problems = Problems("load")
-    for name in ("classes_", "n_features_in_"):
+    for name in ("classes_", "n_features_in_") if model.joint is None else ("n_features_in_",):
         saved, attached = (np.asarray(getattr(part, name, None)).tolist() for part in (model, model.estimator_))
         if model.estimator_ is not None and None not in (saved, attached) and saved != attached:
             problems.add(
@@ -256,6 +258,10 @@ def _check_shapes(model: SiteModel, prevalences: Mapping[Any, Prevalence]) -> No
     problems.raise_if_any()
 
 
+def _take_table(table: pd.DataFrame) -> Values:
+    return {str(name): table[name].tolist() for name in table}
+
+
 def _take_random_state(state: np.random.RandomState) -> Values:
     name, keys, *rest = state.get_state(legacy=True)
     return {"name": name, "keys": np.asarray(keys).tolist(), "rest": list(rest)}
@@ -279,11 +285,14 @@ RECORDS: dict[str, Record] = {
     "Finding": Record(Finding),
     "HeldOut": Record(HeldOut),
     "KeptRows": Record(KeptRows),
+    "PairModel": Record(PairModel),
+    "PairRatio": Record(PairRatio),
     "PooledRatio": Record(PooledRatio),
     "RandomState": Record(np.random.RandomState, _take_random_state, _make_random_state),
     "Recipe": Record(Recipe),
     "Region": Record(Region),
     "SiteSummary": Record(SiteSummary),
+    "Table": Record(pd.DataFrame, _take_table, pd.DataFrame),
     "TrainingSummary": Record(TrainingSummary),
     "TrainingTable": Record(TrainingTable),
 }

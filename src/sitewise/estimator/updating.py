@@ -79,6 +79,7 @@ def join_rows(first: KeptRows, second: KeptRows) -> KeptRows:
         both("labels", torch.full((n_rows,), np.nan, dtype=torch.float64)),
         features,
         feature_rows,
+        None if first.without_z is None or second.without_z is None else torch.cat([first.without_z, second.without_z]),
     )
 
 
@@ -110,7 +111,7 @@ def update(here: "AdaptedClassifier", X: Any, Z: Any, y: Any, groups: Any, weigh
     more, notes = read_rows(here.model, X, Z, y, groups, weight)
     if here.joint is not None:
         log_ratio = with_joint(here.model, here.joint, here.model._read(X), more.codes, more.log_ratio)
-        more = replace(more, log_ratio=log_ratio)
+        more = replace(more, log_ratio=log_ratio, without_z=more.log_ratio)
     rows = join_rows(here.rows, more)
     estimate = estimate_rows(here.model, rows, here.estimate, notes)
     again = type(here)(here.model, estimate, rows, here.fallback)

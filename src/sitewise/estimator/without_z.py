@@ -9,9 +9,8 @@ from torch import Tensor
 
 from sitewise.adaptation import estimate_prevalence
 from sitewise.adaptation.joint import JointEstimate, estimate_joint, joint_posterior
-from sitewise.estimator.joint import ENOUGH_ROWS, JointModel, over_points
+from sitewise.estimator.joint import ENOUGH_ROWS, JointModel
 from sitewise.estimator.kept import evenly
-from sitewise.estimator.layers import layer_features
 from sitewise.estimator.reading import read_partial_labels
 from sitewise.inputs import Inputs, take_inputs
 from sitewise.posterior import combine
@@ -102,9 +101,8 @@ def joint_log_ratio(model: "GPAClassifier", X: Inputs, codes: Tensor) -> Tensor:
     joint = model._joint
     assert joint is not None
     found = torch.empty(len(X), *joint.prior.shape, dtype=torch.float32)
-    features = layer_features(model._scorer, X)
-    for part, log_f, scores in over_points(model._scorer, model._calibrations[0], joint.critic, features, joint.bank):
-        found[part] = (joint.log_ratio(log_f, scores) + joint.bank.log_agreement(codes[part])[..., None]).float()
+    for part, ratios in joint.ratios(model, X):
+        found[part] = (ratios + joint.bank.log_agreement(codes[part])[..., None]).float()
     return found
 
 
@@ -113,12 +111,9 @@ def joint_log_posterior(model: "GPAClassifier", site: JointEstimate, X: Inputs, 
     joint = model._joint
     assert joint is not None
     log_weights = site.weights.cpu().log()
-    features = layer_features(model._scorer, X)
     parts = [
-        joint_posterior(joint.log_ratio(log_f, scores) + joint.bank.log_agreement(codes[part])[..., None], log_weights)
-        for part, log_f, scores in over_points(
-            model._scorer, model._calibrations[0], joint.critic, features, joint.bank
-        )
+        joint_posterior(ratios + joint.bank.log_agreement(codes[part])[..., None], log_weights)
+        for part, ratios in joint.ratios(model, X)
     ]
     return torch.cat(parts)
 
