@@ -11,6 +11,7 @@ from sitewise.adaptation import estimate_prevalence
 from sitewise.adaptation.joint import JointEstimate, estimate_joint, joint_posterior
 from sitewise.estimator.joint import ENOUGH_ROWS, JointModel
 from sitewise.estimator.kept import evenly
+from sitewise.estimator.prevalences import EXPECTED_ROWS
 from sitewise.estimator.reading import read_partial_labels
 from sitewise.inputs import Inputs, take_inputs
 from sitewise.posterior import combine
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 MISSING = ("auto", "knockout", "joint")
 JUDGED_ROWS = 1000
 WORSE = 1.2  # times the NLL of knockout is much: some more is the price of going without its assumption
+UNSEEN = 0.25  # of the training rows at z where some class is absent: f is a guess at too much of z
 MARGIN = 1.0  # of left-out log-likelihood by which the joint model must be better
 NO_JOINT = "missing='joint' needs confounders in training, and some rows that have all of them: use missing='auto'"
 
@@ -72,10 +74,15 @@ def judged(model: "GPAClassifier", held: LabeledRows) -> JointModel | None:
     """The model's joint model, trusted unless it predicts held-out labels without z much worse than knockout does.
 
     Left-out likelihood of x can't tell: whoever models a shift of z has the higher one, however bad f is there. Both
-    estimate from the held-out x alone, as at a new site.
+    estimate from the held-out x alone, as at a new site. Nor is it trusted where some class is absent at much of z: f
+    is a guess there, which held-out rows of the same sites don't show.
     """
     joint = model._joint
-    if joint is None or len(held) < ENOUGH_ROWS:
+    if joint is None:
+        return joint
+    if share_unseen(joint.prior, joint.possible, model.training_summary_.n_rows) > UNSEEN:
+        return replace(joint, trusted=False)
+    if len(held) < ENOUGH_ROWS:
         return joint
     few = held.take(evenly(len(held), JUDGED_ROWS))
     blank = joint.bank.schema.missing_codes().expand(len(few), -1)
@@ -94,6 +101,17 @@ def judged(model: "GPAClassifier", held: LabeledRows) -> JointModel | None:
     mean = share @ worse
     error = ((share**2) @ (worse - mean) ** 2).sqrt()
     return replace(joint, trusted=bool(mean <= 2 * error))
+
+
+def share_unseen(prior: Tensor, possible: Tensor, n_rows: int) -> float:
+    """The share of the training population at points where some class is absent though it was to be expected.
+
+    `prior` (M, K) is P_s(z_m, y) and `possible` (M, K) says where f has seen the class; of the population n rows.
+    """
+    rows = n_rows * prior
+    expected = rows.sum(1, keepdim=True) * prior.sum(0)
+    absent = ((rows < 1.0) & (expected >= EXPECTED_ROWS)) | ~possible
+    return float(prior.sum(1)[absent.any(1)].sum())
 
 
 def joint_log_ratio(model: "GPAClassifier", X: Inputs, codes: Tensor) -> Tensor:
