@@ -1,4 +1,4 @@
-"""Where a class cannot occur, rows tell nothing about f: they must not calibrate it."""
+"""Where a class cannot occur, rows tell nothing about f: they must not calibrate it, nor f be relied on there."""
 
 from dataclasses import replace
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sitewise import GPAClassifier
+from sitewise.estimator.without_z import share_unseen
 
 
 def site(n, share, seed):
@@ -24,7 +25,7 @@ def model():
     parts = [site(400, 0.8, 0), site(400, 0.5, 1)]
     X, y = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
     Z = pd.concat([part[2] for part in parts], ignore_index=True)
-    settings = {"epochs": 3, "device": "cpu", "verbose": False, "missing": "knockout"}
+    settings = {"epochs": 3, "device": "cpu", "verbose": False}
     return GPAClassifier(**settings).fit(X, y, sample_domain=np.repeat(["one", "two"], 400), sample_confounder=Z)
 
 
@@ -51,3 +52,20 @@ def test_a_prevalence_where_f_is_known_is_found(model):
     with pytest.warns(UserWarning, match="never occurs"):
         here = model.adapt(X, sample_confounder=Z)
     assert abs(here.prevalence()[1] - y.mean()) < 0.015
+
+
+def test_auto_keeps_knockout_where_f_is_a_guess_at_much_of_z(model):
+    X, _, _ = site(300, 0.3, 8)
+    assert not model._joint.trusted
+    assert model.adapt(X).missing == "knockout"
+
+
+def test_unseen_is_where_a_class_was_to_be_expected_and_is_absent():
+    prior = torch.tensor([[0.3, 0.2], [0.3, 0.0], [0.1, 0.1]], dtype=torch.float64)
+    everywhere = torch.ones(3, 2, dtype=torch.bool)
+    assert share_unseen(prior, everywhere, 1000) == pytest.approx(0.3)
+    assert share_unseen(prior, everywhere, 50) == 0.0  # 4.5 rows of the class were to be expected
+    prior[1] = torch.tensor([0.298, 0.002])
+    assert share_unseen(prior, everywhere, 1000) == 0.0
+    everywhere[2, 1] = False
+    assert share_unseen(prior, everywhere, 1000) == pytest.approx(0.2)
