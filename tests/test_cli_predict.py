@@ -318,3 +318,20 @@ def test_an_interrupted_prediction_leaves_nothing(run, saved, tmp_path, monkeypa
     code, _, _ = run("predict", saved / "proba site", saved / "new.csv", "--out", tmp_path / "p.csv")
     assert code in (1, 130)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["features", "proba"])
+def test_a_graph_predicts_as_the_command_does(run, saved, new_site, tmp_path, name):
+    runtime = pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
+    site, out = saved / f"{name} site", tmp_path / "site.onnx"
+    code, said, _ = run("export", site, "--out", out, "--json")
+    assert code == 0
+    told = json.loads(said)
+    assert told["difference"] <= 1e-5
+    assert [feature["name"] for feature in told["x"]["from"]] == (["bp", "pain"] if name == "features" else [])
+    assert run("predict", site, saved / "new.csv", "--out", tmp_path / "p.csv")[0] == 0
+    rows = sw.load(site).model.table_reader_.read(new_site, labels="none")
+    z = np.stack([new_site["age"], new_site["sex"].map(told["z"][1]["levels"].index)], axis=1)
+    (found,) = runtime.InferenceSession(out).run(None, {"x": rows.X.astype(np.float32), "z": z.astype(float)})
+    predicted = pd.read_csv(tmp_path / "p.csv")[[f"p_{label}" for label in told["classes"]]]
+    assert np.abs(found - predicted.to_numpy()).max() <= 1e-5

@@ -128,6 +128,8 @@ def _trace(graph: AdaptedGraph, inputs: tuple[Tensor, ...], path: Path) -> None:
                 opset_version=OPSET,
                 dynamo=False,
             )
+        except OSError:
+            raise
         except Exception as error:  # whatever a network of one's own leads to
             raise ValueError(NOT_TRACED.format(error=str(error).strip().partition("\n")[0])) from error
 

@@ -69,6 +69,8 @@ class TableFile:
         except pa.ArrowInvalid as error:
             if "UTF8" in str(error):
                 raise ValueError(self._not_text()) from error
+            if "Empty CSV" in str(error):  # a header without the end of its line
+                raise ValueError(HEADER_ONLY.format(path=self.path, columns=_listed(self.columns))) from error
             kind = "Parquet" if self.separator is None else "CSV"
             raise ValueError(UNREADABLE.format(path=self.path, kind=kind, error=_short(error))) from error
         if not some:
@@ -168,10 +170,12 @@ def _open_csv(path: Path, separator: str, encoding: str) -> TableFile:
         raise ValueError(f"--separator must be one character, got {separator!r}")
     try:
         with _bytes_of(path) as file:
-            head = file.read(4)
+            head = file.read(1024)
             file.seek(0)
             if head.startswith(WIDE_BOMS) and not encoding.lower().startswith("utf-16"):
                 raise ValueError(NOT_UTF8.format(path=path, line=1, encoding="utf-16"))
+            if b"\0" in head and not encoding.lower().startswith(("utf-16", "utf-32")):
+                raise ValueError(UNREADABLE.format(path=path, kind="CSV", error="it does not hold text"))
             text = io.TextIOWrapper(file, encoding="utf-8-sig" if encoding == "utf-8" else encoding, newline="")
             first = list(islice(csv.reader(text, delimiter=separator), 1))
     except UnicodeDecodeError as error:

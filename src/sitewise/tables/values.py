@@ -19,8 +19,8 @@ MOST_SHOWN = 8
 
 DATES = "{where} holds dates: turn them into a number (an age, days since a start) first"
 NO_NUMBER = (
-    "{where}: expected a number, got {value!r} in {row}{more}: mend it, leave it empty where it is missing, or say "
-    "that the column holds categories, by --categorical {name}"
+    "{where}: expected a number, got {value!r} in {row}{more}: mend it, leave it empty where it is missing, or fit "
+    "the model with it as categories, by --categorical {name}"
 )
 INFINITE = "{where} is infinite in {row}: leave the cell empty where the value is missing"
 NO_PROBABILITY = "{where}: expected a probability, got nothing in {row}{more}: drop those rows or mend the scores"
