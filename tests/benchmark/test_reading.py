@@ -128,7 +128,7 @@ def test_colored_digits_options_are_checked(write):
         "tests": {"near": {"joint": "fliped"}, "far": {"beta": 0.3, "prevalence": None, "dependence": None}},
     }
     text = complaint(write(changes))
-    assert "data.model must be one of confounded, y_causes_z, z_causes_y, got 'confonded'" in text
+    assert "data.model must be one of confounded, y_causes_z, z_causes_y, graded, got 'confonded'" in text
     assert "training.a: give either beta" in text
     assert "tests.near: joint must be one of flipped, got 'fliped'" in text
 

@@ -1,7 +1,7 @@
 """Sites of handwritten digits: colored ones, the paper's simulation, and plain ones with shifted labels.
 
 Colored: the label y says whether a digit is 5 or more, z is its colour, and a site is a joint distribution P(y, z),
-from one of the paper's causal models (`CAUSAL_MODELS`) or any other as a table. P(x|y,z) is the same at every site,
+from one of the causal models (`CAUSAL_MODELS`: the paper's, and `graded`) or any other as a table. P(x|y,z) is the same at every site,
 unless a variable that Z does not show (`hidden`) moves with y. Plain: the label is the digit, a site is its P(y).
 """
 
@@ -46,11 +46,28 @@ def z_causes_y(n: int, alpha: float, beta: float, rng: np.random.Generator) -> t
     return y.astype(np.int64), score
 
 
+def graded(n: int, alpha: float, beta: float, rng: np.random.Generator) -> tuple[Array, Array]:
+    """The score of z is U, P(y=1|score) = σ(20 (β-½) (U-½) + 4 (β-½-α)). Returns (y, score).
+
+    Unlike in the paper's models no z rules a class out: f is known at all of them. Below β = ½ the relation is reversed.
+    """
+    score = rng.random(n)
+    slope, level = _grade(alpha, beta)
+    y = rng.random(n) < 1 / (1 + np.exp(-slope * (score - 0.5) - level))
+    return y.astype(np.int64), score
+
+
+def _grade(alpha: float, beta: float) -> tuple[float, float]:
+    """Slope and level of the log-odds in the graded model."""
+    return 20 * (beta - 0.5), 4 * (beta - 0.5 - alpha)
+
+
 CausalModel = Callable[[int, float, float, np.random.Generator], tuple[Array, Array]]
 CAUSAL_MODELS: dict[str, CausalModel] = {
     "confounded": confounded,
     "y_causes_z": y_causes_z,
     "z_causes_y": z_causes_y,
+    "graded": graded,
 }
 
 
@@ -73,6 +90,11 @@ def from_table(n: int, joint: Any, rng: np.random.Generator) -> tuple[Array, Arr
 def true_joint(model: str, alpha: float, beta: float) -> Array:
     """The exact P(y, z) of a causal model with the binary z, (2, 2), rows y."""
     _check_model(model, alpha, beta)
+    if model == "graded":
+        slope, level = _grade(alpha, beta)
+        ends = level + slope * np.array([-0.5, 0.0, 0.5])
+        halves = np.diff(np.logaddexp(0, ends)) / slope if slope else np.full(2, 0.5 / (1 + np.exp(-level)))
+        return np.stack([0.5 - halves, halves])
     cut = (0.5 - (1 - beta) * alpha) / beta  # y = 1 where the uniform variable beside α is above it
     if model == "confounded":
         start = float(np.clip(cut, 0, 1))
