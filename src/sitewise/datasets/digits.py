@@ -1,8 +1,9 @@
 """Sites of handwritten digits: colored ones, the paper's simulation, and plain ones with shifted labels.
 
 Colored: the label y says whether a digit is 5 or more, z is its colour, and a site is a joint distribution P(y, z),
-from one of the causal models (`CAUSAL_MODELS`: the paper's, and `graded`) or any other as a table. P(x|y,z) is the same at every site,
-unless a variable that Z does not show (`hidden`) moves with y. Plain: the label is the digit, a site is its P(y).
+from one of the causal models (`CAUSAL_MODELS`: the paper's, and `graded`) or any other as a table. P(x|y,z) is the
+same at every site, unless a variable that Z does not show (`hidden`) moves with y. Plain: the label is the digit, a
+site is its P(y).
 """
 
 from collections.abc import Callable
@@ -49,7 +50,7 @@ def z_causes_y(n: int, alpha: float, beta: float, rng: np.random.Generator) -> t
 def graded(n: int, alpha: float, beta: float, rng: np.random.Generator) -> tuple[Array, Array]:
     """The score of z is U, P(y=1|score) = σ(20 (β-½) (U-½) + 4 (β-½-α)). Returns (y, score).
 
-    Unlike in the paper's models no z rules a class out: f is known at all of them. Below β = ½ the relation is reversed.
+    Unlike in the paper's models no z rules a class out: f is known at all. Below β = ½ the relation is reversed.
     """
     score = rng.random(n)
     slope, level = _grade(alpha, beta)
