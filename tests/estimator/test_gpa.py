@@ -146,7 +146,8 @@ def test_calibrating_on_a_site_of_its_own_replaces_the_calibration(family, model
 def test_calibration_is_of_log_f_and_is_used_for_the_target(model, family):
     """Trap: calibration applied after adding the prior, or computed and then not used."""
     new = family.site(200, seed=14)
-    raw = model._raw_log_ratio(torch.tensor(new.X), model.confounders_.encode(new.Z)[0])
+    codes = model.confounders_.encode(new.Z)[0]
+    raw = model._balanced(model._raw_log_ratio(torch.tensor(new.X), codes), codes)
     complete, incomplete = model._calibrations
     np.testing.assert_allclose(model.log_ratio(new.X, new.Z), complete.apply(raw))
     blank = model._raw_log_ratio(torch.tensor(new.X), model.confounders_.missing_codes().expand(200, -1))
@@ -216,7 +217,8 @@ def test_a_validation_site_serves_the_snapshot_and_calibration_but_not_training(
     seen, hidden = fitted._held_out
     for rows, Z in ((seen, data["sample_confounder"][held]), (hidden, None)):
         codes = fitted._codes(Z, int(held.sum()))
-        np.testing.assert_allclose(rows.raw_log_ratio, fitted._raw_log_ratio(torch.tensor(data["X"][held]), codes))
+        raw = fitted._raw_log_ratio(torch.tensor(data["X"][held]), codes)
+        np.testing.assert_allclose(rows.raw_log_ratio, fitted._balanced(raw, codes))
     with pytest.raises(ValueError, match=r"unknown sample_domain \['held'\].*Use adapt"):
         fitted.predict_proba(data["X"][:2], sample_domain=["held", "held"])
     with pytest.raises(ValueError, match="names the site 'hold'"):

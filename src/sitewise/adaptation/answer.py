@@ -148,7 +148,8 @@ class PrevalenceEstimate:
             problems.add("calibration must carry resamples: fit it by calibrate_log_ratio(..., n_resamples=200)")
         problems.raise_if_any()
         generator = torch.Generator().manual_seed(int(check_random_state(random_state).randint(2**31)))
-        found = bootstrap_fit(self._evidence, self._fit, int(n_resamples), generator, calibration)
+        fit = self._fit.doubted or self._fit
+        found = bootstrap_fit(self._evidence, fit, int(n_resamples), generator, calibration)
         return Resamples(tuple(DrawnPrevalence(model, mean, self._encode, self._container) for model, mean in found))
 
     def draws(self, n_draws: int = 200, *, random_state: Any = None) -> PrevalenceDraws:
@@ -214,9 +215,18 @@ class PrevalenceEstimate:
         groups = self._evidence.groups
         return Fall(self._site.log_likelihood, self._at, allowed_drop(level, groups.mean_size if groups else 1.0))
 
+    @property
+    def unchanged(self) -> bool:
+        """Tell whether the source's g stands because the rows do not speak against it clearly enough."""
+        return self._fit.doubted is not None
+
     def _marginal_interval(self, level: float) -> tuple[Tensor, Tensor]:
         if not self._fit.identified:
             return torch.zeros_like(self._mean), torch.ones_like(self._mean)
+        if self._fit.doubted is not None:
+            rows_own = replace(self, prevalence=self._fit.doubted.prevalence, _fit=self._fit.doubted)
+            low, high = rows_own._marginal_interval(level)
+            return torch.minimum(low, self._mean), torch.maximum(high, self._mean)
         return self._with_bounds(self._mean, self._mean_variance, self._whole_site, level)
 
     @cached_property

@@ -1,6 +1,6 @@
 """What a caller believes of g before the site's rows are seen: a prior to shrink to, or a place to start from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from sitewise.adaptation.evidence import Evidence
 from sitewise.arrays import Problems, align_classes, to_tensor
 from sitewise.confounders import Confounders
-from sitewise.prevalence import ConstantPrevalence, Prevalence
+from sitewise.prevalence import ConstantPrevalence, Prevalence, SourcePrevalence
 from sitewise.prevalence.base import finite, on_device
 
 OTHER_SCHEMA = (
@@ -20,11 +20,12 @@ OTHER_SCHEMA = (
 
 @dataclass(frozen=True)
 class Belief:
-    """A level (K,), and the g(z) behind it with its schema where it depends on z."""
+    """A level (K,), the g(z) behind it with its schema where it depends on z, and whether f comes from there."""
 
     level: Tensor
     model: Prevalence | None = None
     schema: Confounders | None = None
+    source: SourcePrevalence | None = None
 
     def level_at(self, evidence: Evidence) -> Tensor:
         """The mean over the site's rows; without z the level as it is."""
@@ -46,6 +47,9 @@ def read_belief(
     """Read K probabilities (a Series by its labels, where they are the classes' `columns`) or another estimate."""
     if value is None:
         return None
+    if isinstance(value, SourcePrevalence):
+        found = read_belief(value.prevalence, name, n_classes, columns, device, problems)
+        return None if found is None else replace(found, source=value)
     model = getattr(value, "prevalence", value)
     if isinstance(model, Prevalence):
         schema = getattr(model, "schema", getattr(value, "confounders", None))

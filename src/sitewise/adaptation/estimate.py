@@ -24,6 +24,7 @@ from sitewise.adaptation.selection import (
     fit_table_model,
     starting_coefficients,
 )
+from sitewise.adaptation.source import discounted, unless_changed
 from sitewise.adaptation.streaming import read_chunks
 from sitewise.arrays import (
     Container,
@@ -119,6 +120,11 @@ def estimate_prevalence(
     schema = confounders if isinstance(confounders, Confounders) else None
     if Z is not None:
         schema = shared_schema(schema, prior_belief, start_belief, problems)
+    if prior_belief is not None and prior_belief.source is not None:
+        if source is not None:
+            problems.add("a SourcePrevalence as prior needs all rows in memory: hand arrays over")
+        else:
+            sample_weight = discounted(prior_belief.source, matrix, y, sample_weight)
     details = {"schema": schema, "categorical": categorical, "y": y, "sample_weight": sample_weight, "groups": groups}
     if source is None:
         evidence, notes = read_evidence(matrix, Z, problems, **details)
@@ -128,6 +134,8 @@ def estimate_prevalence(
     if spread_out:
         evidence, seed = across_processes(evidence, fabric), int(fabric.broadcast(seed))
     fit = _fit(evidence, model, solver, strength, prior_belief, start_belief, seed)
+    if prior_belief is not None and prior_belief.source is not None and fit.identified and strength == "auto":
+        fit = unless_changed(evidence, fit, prior_belief.centre_at(evidence), prior_belief.level_at(evidence))
     if not fit.converged:
         warnings.warn(_not_converged(fit), stacklevel=2)
     return PrevalenceEstimate(

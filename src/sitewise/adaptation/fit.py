@@ -40,6 +40,7 @@ class Fit:
     pseudo_counts: Tensor | None = field(default=None, repr=False)  # (C, K) rows of known class, of free distributions
     identified: bool = True  # whether f says anything at all
     rivals: "tuple[Rival, ...]" = field(default=(), repr=False)  # whom it was chosen from, itself among them
+    doubted: "Fit | None" = field(default=None, repr=False)  # what the rows' own optimum was, where it is not believed
 
     @cached_property
     def _hindsight(self) -> Hindsight:

@@ -351,15 +351,24 @@ def look_back_at_linear(
     """The curvature of linear logits, and their optimism."""
     inverse = invert_information(problem.penalized_information(flat))
     plain, by_group = problem.score_grams(flat)
-    optimism, grouped = float((inverse * plain).sum()), None
-    if by_group is not None:
-        grouped = inverse @ (by_group + torch.diag(problem.flat_penalty)) @ inverse
-        optimism = max(optimism, float((inverse * by_group).sum()))
+    grouped = None if by_group is None else inverse @ (by_group + torch.diag(problem.flat_penalty)) @ inverse
+    optimism = optimism_of(inverse, plain, by_group)
     (slope,) = problem.evidence.total(
         (problem.mean_slope(part, problem.prevalence(part, flat)),) for part in problem.parts
     )
     curvature = LinearCurvature(feature_map, model.log_prob, inverse, grouped, slope / problem.evidence.seen_weight)
     return Hindsight(curvature, optimism)
+
+
+def optimism_of(inverse: Tensor, *grams: Tensor | None) -> float:
+    """O of equation 10 from the inverse penalized information and the rows' outer products, or the groups'."""
+    return max(float((inverse * gram).sum()) for gram in grams if gram is not None)
+
+
+def linear_optimism(problem: LinearProblem, flat: Tensor) -> float:
+    """O of equation 10 as it is expected where these coefficients are the truth (10a), at most P."""
+    plain, by_group = problem.score_grams(flat)
+    return optimism_of(invert_information(plain + torch.diag(problem.flat_penalty)), plain, by_group)
 
 
 def start_at(prevalence: Tensor, n_features: int) -> Tensor:

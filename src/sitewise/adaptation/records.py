@@ -18,6 +18,7 @@ from sitewise.adaptation.joint import JointEstimate
 from sitewise.adaptation.linear import RefitAdditive, RefitFinished
 from sitewise.adaptation.rows import Rows, Stream
 from sitewise.adaptation.selection import RefitTable, finish
+from sitewise.adaptation.source import RefitUnchanged
 from sitewise.arrays import Container
 from sitewise.artifacts import Record
 from sitewise.confounders import Categorical, Confounders, Continuous, Notes
@@ -128,4 +129,5 @@ RECORDS = {
     "RefitTable": Record(RefitTable),
     "RefitAdditive": Record(RefitAdditive, lambda refit: _fields(refit, "_problem")),
     "RefitFinished": Record(RefitFinished),
+    "RefitUnchanged": Record(RefitUnchanged),
 }

@@ -19,19 +19,28 @@ from sitewise.adaptation.cells import (
     fit_constant_cell,
     fit_table_cells,
     fixed_centre,
+    table_optimism,
     tilted_centre,
 )
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import Fit, Rival
-from sitewise.adaptation.linear import additive_problem, fit_additive_terms, fit_missing_terms, start_at
+from sitewise.adaptation.linear import (
+    additive_problem,
+    fit_additive_terms,
+    fit_missing_terms,
+    linear_optimism,
+    start_at,
+)
 from sitewise.adaptation.network import fit_network_terms
 from sitewise.confounders import Categorical
-from sitewise.prevalence import AdditivePrevalence, ConstantPrevalence, Prevalence
+from sitewise.prevalence import AdditivePrevalence, ConstantPrevalence, Prevalence, TablePrevalence
 from sitewise.solvers import EM
 
 RIDGES = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
-PRICE = 2.0  # of the optimism, where it is decided whether g depends on z at all
-MARGIN = 1.0  # log-likelihood units that a g(z) must be better by than the constant
+PRICE = 2.0  # of the optimism, where it is decided whether g depends on z at all, or otherwise than a prior has it
+MARGIN = 1.0  # log-likelihood units that a g(z) must be better by than the constant, or the prior's shape
+VANISHED = math.log(1e-4)  # a class this rare may be one that the last fit lost
+KEPT = 1e6  # a ridge under which nothing but the level moves
 PSEUDO_COUNTS = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0)
 FAR_WORSE = 5.0  # log-likelihood units
 NO_RIVAL = 0.003  # a share of the weight that is not worth its trouble
@@ -68,17 +77,42 @@ def fit_any_model(
 ) -> Fit:
     """Choose between the constant, the additive model and, over discrete z with rows enough, the table.
 
-    Whether g depends on z is decided at the dearer price; how strongly and in which form, once it does, by the plain
-    left-out likelihood.
+    Whether g depends on z, or otherwise than a prior g(z) says, is decided at the dearer price; how strongly and in
+    which form, once it does, by the plain left-out likelihood.
     """
+    has_shape = centre is not None and not isinstance(centre, ConstantPrevalence)
     candidates = additive_candidates(evidence, start, centre, strength, solver)
     if can_fill_a_table(evidence):
         candidates += table_candidates(evidence, constant, centre, strength, solver)
-    has_shape = centre is not None and not isinstance(centre, ConstantPrevalence)
+    if has_shape and isinstance(strength, str):
+        kept, expected = keep_shape(evidence, start, centre, solver)
+        candidates = [kept, *candidates]
+        everyone = rivals(candidates, evidence)
+        dearest = max(score(fit, expected(fit)) for fit in candidates[1:])
+        chosen = kept if dearest < score(kept) + MARGIN else best(candidates)
+        return replace(finish(chosen, evidence), rivals=everyone)
     everyone = rivals([*candidates, constant], evidence)
     if not has_shape and max(map(score, candidates)) < score(constant) + MARGIN:
         return replace(constant, rivals=everyone)
     return replace(finish(best(candidates), evidence), rivals=everyone)
+
+
+def keep_shape(
+    evidence: Evidence, start: Tensor, centre: Prevalence | None, solver: str | EM
+) -> tuple[Fit, Callable[[Fit], float]]:
+    """The prior's g(z) with its level moved only, and the optimism that a candidate has where that is the truth.
+
+    An estimate that ran to a bound has little optimism left of what took it there (equation 10a).
+    """
+    unit = additive_problem(evidence, 1.0, centre)
+    kept, flat = fit_additive_terms(replace(unit, penalty=KEPT * unit.penalty), KEPT, start, solver)
+
+    def expected(fit: Fit) -> float:
+        if isinstance(fit.prevalence, TablePrevalence):
+            return table_optimism(evidence, fit.prevalence.cells, kept.prevalence, fit.strength)
+        return linear_optimism(replace(unit, penalty=fit.strength * unit.penalty), flat)
+
+    return kept, expected
 
 
 def table_candidates(
@@ -120,15 +154,19 @@ def additive_candidates(
 ) -> list[Fit]:
     """Additive models at every strength to choose from, the strongest first, each started from the last.
 
-    Once one predicts left-out rows far worse than another did, weaker shrinkage need not be tried.
+    A class that vanished has no gradient to come back by: then the next one sets out anew. Once one predicts left-out
+    rows far worse than another did, weaker shrinkage need not be tried.
     """
     fits: list[Fit] = []
+    first = start
     strengths = RIDGES if isinstance(strength, str) else (float(strength),)
     unit = additive_problem(evidence, 1.0, centre)
     for value in strengths:
         problem = replace(unit, penalty=value * unit.penalty)
         fit, start = fit_additive_terms(problem, value, start, solver)
         fits.append(fit)
+        if float(fit.prevalence.log_marginal.min()) < VANISHED:  # type: ignore[attr-defined]
+            start = first
         if len(strengths) > 1 and left_out(fit) < max(map(left_out, fits)) - FAR_WORSE:
             break
     return fits
@@ -153,9 +191,12 @@ def fit_network_model(evidence: Evidence, constant: Tensor, solver: str | EM, se
     return fit_network_terms(evidence, constant, solver, seed)
 
 
-def score(fit: Fit) -> float:
-    """Left-out log-likelihood, the optimism charged once for the fit and once for the choice among many."""
-    return fit.log_likelihood - PRICE * fit.optimism
+def score(fit: Fit, expected: float = 0.0) -> float:
+    """Left-out log-likelihood, the optimism charged once for the fit and once for the choice among many.
+
+    `expected` is the least that the optimism is taken for.
+    """
+    return fit.log_likelihood - PRICE * max(fit.optimism, expected)
 
 
 def left_out(fit: Fit) -> float:
@@ -186,7 +227,10 @@ def rivals(fits: list[Fit], evidence: Evidence) -> tuple[Rival, ...]:
 def starting_coefficients(
     evidence: Evidence, start: Prevalence | None, constant: Tensor, centre: Prevalence | None
 ) -> Tensor:
-    """Where the additive model sets out: an additive g handed over, else the constant one (or the centre itself)."""
+    """Where the additive model sets out: an additive g handed over, else the constant one.
+
+    From a centre that depends on z as it is, or moved to the level of the constant one, whichever is likelier.
+    """
     assert evidence.schema is not None
     problem = additive_problem(evidence, 0.0, centre)
     if isinstance(start, AdditivePrevalence) and start.centre is None and centre is None:
@@ -195,7 +239,9 @@ def starting_coefficients(
     if isinstance(centre, ConstantPrevalence):
         level = torch.softmax(level.log() - centre.log_marginal, dim=0)
     elif centre is not None:
-        level = torch.full_like(level, 1.0 / len(level))
+        moved = level.log() - evidence.mean(lambda codes: centre.log_prob(codes).exp()).log()
+        starts = [start_at(at, problem.n_features) for at in (torch.ones_like(level), moved.exp())]
+        return min(starts, key=lambda flat: float(problem.value(flat)))
     return start_at(level, problem.n_features)
 
 

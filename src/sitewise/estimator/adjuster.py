@@ -38,7 +38,7 @@ from sitewise.estimator.reading import Array, TrainingData, folds, read_classes,
 from sitewise.estimator.score_ratio import ChosenRatio, ScoredRows, fit_ratio
 from sitewise.estimator.summary import summarize_training
 from sitewise.estimator.without_z import MISSING, fit_site_joint, judged, with_joint
-from sitewise.prevalence import MODELS, Prevalence
+from sitewise.prevalence import MODELS
 from sitewise.ratio import LabeledRows
 
 KNOCKOUT = 0.5  # of a variable of z, where f and g learn what to say without it
@@ -187,8 +187,7 @@ class PrevalenceAdjuster(SiteModel):
             folds=folds(len(rows), data.groups, seed),
         )
         self._ratio, self.classifier_sees_, self.held_out_nll_ = chosen.ratio, chosen.sees, chosen.nll
-        self._held_out = score_held_out(_by_number(rows), own, schema, _scoring(chosen))
-        self._calibrations = self._fit_calibrations()
+        self._hold_out(score_held_out(_by_number(rows), own, schema, _scoring(chosen)))
         self._joint = None
 
     def _learn_pairs(self, rows: LabeledRows, own: RowPrevalence) -> None:
@@ -198,8 +197,7 @@ class PrevalenceAdjuster(SiteModel):
         bank, prior = fit_pairs(rows, points, self.confounders_, len(self.classes_))
         self._ratio = PairRatio(bank, self._pooled_prevalence)
         self.classifier_sees_, self.held_out_nll_ = "xz", {}
-        self._held_out = score_held_out(rows, own, self.confounders_, self._score)  # type: ignore[arg-type]
-        self._calibrations = self._fit_calibrations()
+        self._hold_out(score_held_out(rows, own, self.confounders_, self._score))  # type: ignore[arg-type]
         self._joint = fit_pair_model(rows, bank, prior, self._unsupported, self.calibration)
         self._joint = judged(self, rows)  # type: ignore[assignment]
 
@@ -290,10 +288,6 @@ class PrevalenceAdjuster(SiteModel):
                 setattr(self, name, getattr(source, name))
         if source is None:
             self.n_features_in_ = len(self._classifier.columns)
-
-    def _belief(self) -> Prevalence:
-        """The source rows' g(z), its level left free: a weak classifier of a rare class must not start from nothing."""
-        return self._pooled_prevalence
 
     def _facts(self) -> dict[str, Any]:
         name = "probabilities handed over" if self.estimator_ is None else type(self.estimator_).__name__

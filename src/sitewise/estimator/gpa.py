@@ -213,8 +213,7 @@ class GPAClassifier(SiteModel):
         )
         self._scorer = Scorer(trained.module, self.device)
         self.training_history_, self.best_epoch_ = trained.history, trained.best_epoch
-        self._held_out = score_held_out(validation, validation_prevalence, self.confounders_, self._score)
-        self._calibrations = self._fit_calibrations()
+        self._hold_out(score_held_out(validation, validation_prevalence, self.confounders_, self._score))
         learns = self.missing != "knockout" and self.confounders_ is not None
         self._joint = fit_joint_model(self, training, validation, seed) if learns else None
         self._joint = judged(self, validation)
@@ -289,8 +288,7 @@ class GPAClassifier(SiteModel):
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         n_classes = len(self.classes_)
         own = cross_fit(self.prevalence, rows, group, n_classes, self.confounders_, self.knockout, seed)
-        self._held_out = score_held_out(rows, own, self.confounders_, self._score)
-        self._calibrations = self._fit_calibrations()
+        self._hold_out(score_held_out(rows, own, self.confounders_, self._score))
         self._joint = None if self._joint is None else calibrate_critic(self, self._joint, rows, seed)
         self._joint = judged(self, rows)
         return self

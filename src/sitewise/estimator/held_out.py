@@ -1,7 +1,7 @@
 """Held-out labeled rows as calibration sees them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -35,6 +35,10 @@ class HeldOut:
     features: Tensor | None = field(repr=False)  # (m, D) float32, None where f has none
     feature_rows: Tensor | None = field(repr=False)  # (m,)
     known_codes: Tensor | None = field(default=None, repr=False)  # of z where some is hidden in `codes`
+
+    def shifted(self, shift: Callable[[Tensor], Tensor]) -> "HeldOut":
+        """The same rows with something of their codes, (n, K), added to log f."""
+        return replace(self, raw_log_ratio=self.raw_log_ratio + shift(self.codes)) if len(self.y) else self
 
     def take(self, rows: Tensor) -> "HeldOut":
         """Some of the rows, as calibration sees them."""

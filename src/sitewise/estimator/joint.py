@@ -8,7 +8,6 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
-from sitewise.calibration import Calibration
 from sitewise.confounders import Confounders
 from sitewise.critic import Bank, Critic, Pairs, log_lift, make_bank, train_critic
 from sitewise.estimator.kept import evenly
@@ -56,7 +55,7 @@ class JointModel:
     def ratios(self, model: "GPAClassifier", X: Inputs) -> Iterator[tuple[slice, Tensor]]:
         """log r (c, M, K) of some rows after others."""
         features = layer_features(model._scorer, X)
-        for part, log_f, scores in over_points(model._scorer, model._calibrations[0], self.critic, features, self.bank):
+        for part, log_f, scores in over_points(model, self.critic, features, self.bank):
             yield part, self.log_ratio(log_f, scores)
 
 
@@ -79,9 +78,10 @@ def at_points(network: RatioNetwork, features: Tensor, inputs: Tensor) -> Tensor
 
 
 def over_points(
-    scorer: Scorer, calibration: Calibration, critic: Critic, features: Tensor, bank: Bank
+    model: "GPAClassifier", critic: Critic, features: Tensor, bank: Bank
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Some rows after others: calibrated log f (c, M, K) at a bank's points, and the critic's scores (c, M)."""
+    scorer, calibration = model._scorer, model._calibrations[0]
     assert isinstance(scorer.module, RatioNetwork)
     device = scoring_device(scorer.device)
     dtype = next(scorer.module.parameters()).dtype
@@ -92,9 +92,12 @@ def over_points(
         for first in range(0, len(features), size):
             part = slice(first, first + size)
             x = features[part].to(device, dtype)
-            raw_log_f, scores = at_points(network, x, inputs), judge(x, inputs)
+            raw_log_f, scores = (
+                model._balanced(at_points(network, x, inputs).double().cpu(), bank.codes),
+                judge(x, inputs),
+            )
             shape = raw_log_f.shape
-            log_f = calibration.apply(raw_log_f.double().cpu().reshape(-1, shape[2])).reshape(shape)
+            log_f = calibration.apply(raw_log_f.reshape(-1, shape[2])).reshape(shape)
             yield part, log_f, scores.double().cpu()
     scorer.module.to("cpu")
 
@@ -151,7 +154,7 @@ def calibrate_critic(model: "GPAClassifier", joint: JointModel, held: LabeledRow
     bank = make_bank(schema, few.codes, few.weight, POINTS)
     log_own, log_source = model._fit_prevalence(held, seed).log_prob(bank.codes), joint.source.log_prob(bank.codes)
     offsets, scores = [], []
-    for _, log_f, score in over_points(model._scorer, model._calibrations[0], joint.critic, features, bank):
+    for _, log_f, score in over_points(model, joint.critic, features, bank):
         offsets.append(bank.share.log() + torch.logsumexp(stable_part(log_f, log_source) + log_own, dim=2))
         scores.append(score)
     offset, score, weight = torch.cat(offsets), torch.cat(scores), few.weight.double()

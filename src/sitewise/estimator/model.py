@@ -19,6 +19,7 @@ from sitewise.calibration import METHODS, Calibration
 from sitewise.confounders import Confounders
 from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
+from sitewise.estimator.balance import Balance, fit_balance
 from sitewise.estimator.held_out import HeldOut
 from sitewise.estimator.kept import KeptRows
 from sitewise.estimator.planning import plan_from_held_out
@@ -26,7 +27,7 @@ from sitewise.estimator.prevalences import Region, by_site, in_regions, warn_kep
 from sitewise.estimator.reading import Array, read_domain, read_partial_labels
 from sitewise.estimator.summary import TrainingSummary
 from sitewise.posterior import combine
-from sitewise.prevalence import Prevalence
+from sitewise.prevalence import Prevalence, SourcePrevalence, missing_information
 from sitewise.samplesize import SamplePlan
 from sitewise.sites import take_rows
 
@@ -51,6 +52,7 @@ class SiteModel(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
     _training_table: TrainingTable
     _held_out: tuple[HeldOut, HeldOut]  # with all of z, and with z hidden
     _calibrations: tuple[Calibration, Calibration]
+    _balance: Balance | None = None  # the mean of f at z, which is divided out
 
     @abstractmethod
     def _check_settings(self) -> Any:
@@ -68,9 +70,15 @@ class SiteModel(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
     def _score(self, X: Any, codes: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """log f before calibration, and the features of some of the rows with their numbers, if there are features."""
 
-    def _belief(self) -> Prevalence | None:
-        """What a new site's g is shrunk to: None for a constant."""
-        return None
+    def _belief(self) -> Prevalence:
+        """What a new site's g is shrunk to: that of the training rows, with what f's error leaves of the evidence."""
+        which = not len(self._held_out[0].y)
+        held = self._held_out[which]
+        if not len(held.y):
+            return self._pooled_prevalence
+        log_ratio, log_prevalence = self._calibrations[which].apply(held.raw_log_ratio), self._pooled_prevalence
+        missing = missing_information(log_ratio, log_prevalence.log_prob(held.codes), held.weight)
+        return SourcePrevalence(self._pooled_prevalence, float(len(held.y)), missing)
 
     @abstractmethod
     def _facts(self) -> dict[str, Any]:
@@ -98,6 +106,17 @@ class SiteModel(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         probability = self.predict_proba(X, sample_domain=sample_domain, sample_confounder=sample_confounder)
         return self.classes_[np.asarray(probability).argmax(axis=1)]
 
+    def _hold_out(self, held: tuple[HeldOut, HeldOut]) -> None:
+        """Keep held-out rows: f is balanced on them, then calibrated; without calibration it stays as it is."""
+        self._balance = None
+        if self.calibration != "none":
+            self._balance = fit_balance(held[0], self.confounders_, len(self.classes_))
+        if self._balance is not None:
+            mean = self._balance.log_mean
+            held = held[0].shifted(lambda codes: -mean(codes)), held[1].shifted(lambda codes: -mean(codes))
+        self._held_out = held
+        self._calibrations = self._fit_calibrations()
+
     def _fit_calibrations(self) -> tuple[Calibration, Calibration]:
         """Calibrations for rows with all of z and for rows that lack some of it."""
         complete, hidden = self._telling_rows()
@@ -119,7 +138,10 @@ class SiteModel(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
             raise ValueError(f"calibration must be one of {', '.join(METHODS)}, got {calibration!r}{meant}")
         other = copy.copy(self)
         other.calibration = calibration
-        other._calibrations = other._fit_calibrations()
+        complete, hidden = self._held_out
+        if self._balance is not None:
+            complete, hidden = complete.shifted(self._balance.log_mean), hidden.shifted(self._balance.log_mean)
+        other._hold_out((complete, hidden))
         return other
 
     def score(
@@ -217,8 +239,13 @@ class SiteModel(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
     def _log_ratio(self, X: Any, codes: Tensor) -> Tensor:
         return self._calibrated(self._raw_log_ratio(X, codes), codes)
 
+    def _balanced(self, raw_log_ratio: Tensor, codes: Tensor) -> Tensor:
+        """log f (..., n, K) with its mean at each row's z divided out (equation 17a)."""
+        return raw_log_ratio if self._balance is None else raw_log_ratio - self._balance.log_mean(codes)
+
     def _calibrated(self, raw_log_ratio: Tensor, codes: Tensor) -> Tensor:
-        complete, incomplete = (calibration.apply(raw_log_ratio) for calibration in self._calibrations)
+        balanced = self._balanced(raw_log_ratio, codes)
+        complete, incomplete = (calibration.apply(balanced) for calibration in self._calibrations)
         if self.confounders_ is None:
             return complete
         lacking = self.confounders_.missing(codes).any(dim=1, keepdim=True)

@@ -24,6 +24,7 @@ from sitewise.diagnosis import Diagnosis, Finding
 from sitewise.diagnosis.coverage import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.adjuster import PrevalenceAdjuster
+from sitewise.estimator.balance import Balance
 from sitewise.estimator.card import adjuster_card, held_out_metrics, model_card, site_card
 from sitewise.estimator.gpa import GPAClassifier
 from sitewise.estimator.held_out import HeldOut
@@ -277,6 +278,7 @@ RECORDS: dict[str, Record] = {
     **ESTIMATE_RECORDS,
     **TABLE_RECORDS,
     "AdditiveRatio": Record(AdditiveRatio),
+    "Balance": Record(Balance),
     "Bank": Record(Bank),
     "Calibration": Record(Calibration),
     "Critic": Record(Critic),

@@ -9,6 +9,7 @@ from sitewise.prevalence.base import Prevalence
 from sitewise.prevalence.constant import ConstantPrevalence, fit_constant
 from sitewise.prevalence.network import NetworkPrevalence, fit_network
 from sitewise.prevalence.pooled import PooledPrevalence, pool_sites
+from sitewise.prevalence.source import SourcePrevalence, discount, missing_information
 from sitewise.prevalence.table import TablePrevalence, fit_table
 
 MODELS = ("constant", "table", "additive", "network")
@@ -20,10 +21,13 @@ __all__ = [
     "NetworkPrevalence",
     "PooledPrevalence",
     "Prevalence",
+    "SourcePrevalence",
     "TablePrevalence",
+    "discount",
     "fit_additive",
     "fit_constant",
     "fit_network",
     "fit_table",
+    "missing_information",
     "pool_sites",
 ]
