@@ -3,6 +3,8 @@
 import inspect
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,17 @@ def test_importing_sitewise_imports_neither_torch_nor_pandas():
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
     )
+
+
+def test_a_wheel_holds_every_file_of_the_package():
+    root = Path(__file__).parents[1]
+    package = root / "src" / "sitewise"
+    settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    named = {path for pattern in settings["package-data"]["sitewise"] for path in package.glob(pattern)}
+    files = {path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    assert named == {path for path in files if path.suffix != ".py"}
+    folders = {path.parent for path in files if path.suffix == ".py"}
+    assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
 
 
 def test_every_public_name_can_be_imported_and_is_listed():
