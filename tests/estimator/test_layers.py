@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from sitewise.backbones import build_backbone
-from sitewise.estimator.layers import Layers, blocks_of, layer_features, over_places
+from sitewise.estimator.layers import CHANNELS, Layers, blocks_of, layer_features, over_places
 from sitewise.ratio import RatioNetwork, Scorer
 
 
@@ -63,3 +63,9 @@ def test_places_are_averaged_out():
     images, tokens = torch.randn(2, 3, 4, 5), torch.randn(2, 7, 3)
     torch.testing.assert_close(over_places(images), images.mean((2, 3)))
     torch.testing.assert_close(over_places(tokens), tokens.mean(1))
+
+
+def test_wide_parts_are_thinned():
+    backbone = nn.Sequential(nn.Linear(3, 4 * CHANNELS), nn.Linear(4 * CHANNELS, 2))
+    seen = Layers(network_of(backbone, 2))(torch.randn(6, 3), torch.zeros(6, 0))
+    assert seen.shape == (6, 2 + CHANNELS)

@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sitewise.estimator.kept import evenly
 from sitewise.inputs import Inputs
 from sitewise.ratio import RatioNetwork, Scorer
+
+CHANNELS = 256  # of one part at most: the widest parts are late ones, which the features stand for
 
 
 def blocks_of(backbone: nn.Module) -> list[nn.Module]:
@@ -39,7 +42,8 @@ class Layers(nn.Module):
 
         def keep(part: nn.Module, inputs: Any, output: Any) -> None:
             if isinstance(output, Tensor) and output.ndim >= 2 and len(output) == len(x):
-                seen[id(part)] = over_places(output)
+                means = over_places(output)
+                seen[id(part)] = means if means.shape[1] <= CHANNELS else means[:, evenly(means.shape[1], CHANNELS)]
 
         backbone = self.network.backbone
         hooks = [part.register_forward_hook(keep) for part in blocks_of(backbone)]
