@@ -1,11 +1,18 @@
 """What a critic reads of x."""
 
+import numpy as np
+import pandas as pd
 import torch
 from torch import nn
 
+from sitewise import GPAClassifier
 from sitewise.backbones import build_backbone
 from sitewise.estimator.layers import CHANNELS, Layers, blocks_of, layer_features, over_places
+from sitewise.estimator.without_z import joint_log_ratio
 from sitewise.ratio import RatioNetwork, Scorer
+from sitewise.training import Recipe
+
+QUICK = Recipe(epochs=5, batch_size=128, min_steps=0)
 
 
 def network_of(backbone, width):
@@ -69,3 +76,33 @@ def test_wide_parts_are_thinned():
     backbone = nn.Sequential(nn.Linear(3, 4 * CHANNELS), nn.Linear(4 * CHANNELS, 2))
     seen = Layers(network_of(backbone, 2))(torch.randn(6, 3), torch.zeros(6, 0))
     assert seen.shape == (6, 2 + CHANNELS)
+
+
+class Blind(nn.Module):
+    """Its features show the first column of x alone; its first layer has both."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(2, 2), nn.Linear(1, 8)
+        self.first.requires_grad_(False)
+        self.first.weight.copy_(torch.eye(2))
+        self.first.bias.zero_()
+
+    def forward(self, x):
+        return self.last(self.first(x)[:, :1])
+
+
+def test_the_critic_finds_z_that_the_features_forgot():
+    """y and z agree in training; x shows y in one column and z in the other, of which the features know the first."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(2, size=1500)
+    z = np.where(rng.random(1500) < 0.95, y, 1 - y)
+    X = (np.stack([2 * y - 1, 4 * z - 2], axis=1) + 0.5 * rng.normal(size=(1500, 2))).astype(np.float32)
+    Z = pd.DataFrame({"z": np.where(z == 1, "b", "a")})
+    model = GPAClassifier(backbone=Blind(), missing="joint", recipe=QUICK, device="cpu", verbose=False)
+    model.fit(X, y, sample_confounder=Z)
+    log_ratio = joint_log_ratio(model, torch.tensor(X), model.confounders_.missing_codes().expand(1500, -1)).double()
+    likelier = (log_ratio + model._joint.prior.log()).logsumexp(2).argmax(1)
+    right = model._joint.bank.codes[likelier, 0].numpy() == z
+    assert right[y == z].mean() > 0.98
+    assert right[y != z].mean() > 0.9
