@@ -165,11 +165,26 @@ def test_left_out_likelihood_is_what_leaving_rows_out_gives():
 def test_many_rows_are_climbed_with_the_curvature_of_some(monkeypatch):
     log_ratio, _ = rows(n=6000, seed=3)
     exact = sw.estimate_joint(log_ratio, strength=3.0)
-    monkeypatch.setattr("sitewise.adaptation.joint.climb.CURVED_ENTRIES", 1)
+    for name in ("STEERING_ENTRIES", "STEERING_ROWS", "CURVED_ENTRIES"):
+        monkeypatch.setattr(f"sitewise.adaptation.joint.climb.{name}", 1)
     monkeypatch.setattr("sitewise.adaptation.joint.mixture.PRECISE", 1)
     sampled = sw.estimate_joint(log_ratio, strength=3.0)
     assert sampled.converged
     np.testing.assert_allclose(sampled.joint, exact.joint, atol=2e-4)
+
+
+def test_where_a_sample_steers_badly_all_rows_do(monkeypatch):
+    log_ratio, _ = rows(n=6000, seed=3)
+    exact = sw.estimate_joint(log_ratio, strength=3.0)
+    monkeypatch.setattr("sitewise.adaptation.joint.climb.STEERING_ENTRIES", 1)
+    monkeypatch.setattr("sitewise.adaptation.joint.climb.STEERING_ROWS", 0)
+    slow = sw.estimate_joint(log_ratio, strength=3.0)
+    monkeypatch.setattr("sitewise.adaptation.joint.climb.PATIENCE", 3)
+    quick = sw.estimate_joint(log_ratio, strength=3.0)
+    assert slow.converged
+    assert quick.converged
+    assert exact.n_iter <= quick.n_iter < slow.n_iter
+    np.testing.assert_allclose(quick.joint, exact.joint, atol=1e-6)
 
 
 def test_intervals_hold_the_truth_most_of_the_time():

@@ -13,6 +13,9 @@ from torch import Tensor
 from sitewise.adaptation.joint.mixture import CURVED_ENTRIES, Mixture
 from sitewise.solvers import ARMIJO, ROUNDING, Solution
 
+STEERING_ENTRIES = 2**22  # of rows whose curvature steers the steps of all: the gap, over all rows, decides
+STEERING_ROWS = 16  # for each cell at least
+PATIENCE = 30  # iterations before more rows steer
 TO_THE_BOUND = 0.99  # of the way to it at most
 SHRINK = 0.1  # of the barrier after a long step, down to what the pseudo-rows ask for
 LONG_STEP = 0.7
@@ -72,7 +75,7 @@ def climb(
     """
     problem, start = Climb(mixture, pseudo), _inside(start)
     total = problem.total
-    curved, scale = mixture.sample(CURVED_ENTRIES)
+    curved, scale = mixture.sample(max(STEERING_ENTRIES, STEERING_ROWS * len(start) ** 2))
     least = 1e-3 * tolerance / len(start)  # a barrier for cells without pseudo-rows, too weak to matter
     target = (problem.pseudo / total).clamp_min(least)
     rounding = ROUNDING if mixture.ratio.dtype == torch.float64 else SINGLE_ROUNDING
@@ -82,6 +85,8 @@ def climb(
     best, best_gap, n_iter = at, gap, 0
     while float(gap) > tolerance and n_iter < max_iter:
         n_iter += 1
+        if n_iter == PATIENCE:
+            curved, scale = mixture.sample(CURVED_ENTRIES)
         bend = curved.information(at.cells) * (scale / total)
         gradient = 1.0 - at.slope / total - barrier / at.cells
         move = -_solve(bend + torch.diag(at.slack / at.cells), gradient)
