@@ -226,7 +226,7 @@ class PrevalenceEstimate:
         if self._fit.doubted is not None:
             rows_own = replace(self, prevalence=self._fit.doubted.prevalence, _fit=self._fit.doubted)
             low, high = rows_own._marginal_interval(level)
-            return torch.minimum(low, self._mean), torch.maximum(high, self._mean)
+            return torch.minimum(low, self._mean).clamp_min(0.0), torch.maximum(high, self._mean).clamp_max(1.0)
         return self._with_bounds(self._mean, self._mean_variance, self._whole_site, level)
 
     @cached_property

@@ -27,6 +27,7 @@ from sitewise.prevalence import (
     ConstantPrevalence,
     NetworkPrevalence,
     PooledPrevalence,
+    SourcePrevalence,
     TablePrevalence,
 )
 from sitewise.prevalence.network import build_network
@@ -114,6 +115,7 @@ RECORDS = {
     "AdditivePrevalence": Record(AdditivePrevalence, methods=("features", "log_prob")),
     "NetworkPrevalence": Record(NetworkPrevalence, _take_network, _make_network, methods=("features", "log_prob")),
     "PooledPrevalence": Record(PooledPrevalence),
+    "SourcePrevalence": Record(SourcePrevalence),
     "PrevalenceEstimate": Record(PrevalenceEstimate, _take_estimate, _make_estimate),
     "JointEstimate": Record(JointEstimate),
     "Container": Record(Container, _take_container, _make_container),

@@ -35,6 +35,7 @@ class HeldOut:
     features: Tensor | None = field(repr=False)  # (m, D) float32, None where f has none
     feature_rows: Tensor | None = field(repr=False)  # (m,)
     known_codes: Tensor | None = field(default=None, repr=False)  # of z where some is hidden in `codes`
+    site: Tensor | None = field(default=None, repr=False)  # (n,) numbers of the sites
 
     def shifted(self, shift: Callable[[Tensor], Tensor]) -> "HeldOut":
         """The same rows with something of their codes, (n, K), added to log f."""
@@ -88,7 +89,8 @@ def score_held_out(
             return HeldOut(weight, weight, y, weight, codes[chosen], weight[:, None].float(), chosen)
         raw, features, feature_rows = score(take_inputs(rows.X, chosen), codes[chosen])
         log_prevalence = prevalence.log_prob(codes)[chosen]
-        return HeldOut(raw, log_prevalence, y, weight, codes[chosen], features, feature_rows, rows.codes[chosen])
+        own = (rows.codes[chosen], rows.site[chosen])
+        return HeldOut(raw, log_prevalence, y, weight, codes[chosen], features, feature_rows, *own)
 
     everything = torch.arange(len(rows))
     if schema is None or not len(rows):

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
 from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
@@ -19,7 +19,7 @@ from sitewise.calibration import METHODS, Calibration
 from sitewise.confounders import Confounders
 from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
-from sitewise.estimator.balance import Balance, fit_balance
+from sitewise.estimator.balance import Balance, describe_source, fit_balance
 from sitewise.estimator.held_out import HeldOut
 from sitewise.estimator.kept import KeptRows
 from sitewise.estimator.planning import plan_from_held_out
@@ -27,12 +27,12 @@ from sitewise.estimator.prevalences import Region, by_site, in_regions, warn_kep
 from sitewise.estimator.reading import Array, read_domain, read_partial_labels
 from sitewise.estimator.summary import TrainingSummary
 from sitewise.posterior import combine
-from sitewise.prevalence import Prevalence, SourcePrevalence, missing_information
+from sitewise.prevalence import Prevalence, SourcePrevalence
 from sitewise.samplesize import SamplePlan
 from sitewise.sites import take_rows
 
 
-class SiteModel(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
+class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type: ignore[misc]
     """A fitted f with the g of its training sites; where f comes from is a subclass's business.
 
     A subclass reads inputs (`_read`) and scores them (`_raw_log_ratio`, `_score`); its `fit` sets all that is declared
@@ -53,6 +53,7 @@ class SiteModel(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
     _held_out: tuple[HeldOut, HeldOut]  # with all of z, and with z hidden
     _calibrations: tuple[Calibration, Calibration]
     _balance: Balance | None = None  # the mean of f at z, which is divided out
+    _source: SourcePrevalence | None = None
 
     @abstractmethod
     def _check_settings(self) -> Any:
@@ -72,13 +73,7 @@ class SiteModel(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
 
     def _belief(self) -> Prevalence:
         """What a new site's g is shrunk to: that of the training rows, with what f's error leaves of the evidence."""
-        which = not len(self._held_out[0].y)
-        held = self._held_out[which]
-        if not len(held.y):
-            return self._pooled_prevalence
-        log_ratio, log_prevalence = self._calibrations[which].apply(held.raw_log_ratio), self._pooled_prevalence
-        missing = missing_information(log_ratio, log_prevalence.log_prob(held.codes), held.weight)
-        return SourcePrevalence(self._pooled_prevalence, float(len(held.y)), missing)
+        return self._source or self._pooled_prevalence
 
     @abstractmethod
     def _facts(self) -> dict[str, Any]:
@@ -89,6 +84,15 @@ class SiteModel(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
         check_is_fitted(self)
         inputs = self._read(X)
         return _like(X, self._log_ratio(inputs, self._codes(sample_confounder, len(inputs))))
+
+    def transform(self, X: Any, sample_confounder: Any = None) -> Any:
+        """What is stable from site to site, the same as `log_ratio`; a frame after `set_output(transform="pandas")`."""
+        return self.log_ratio(X, sample_confounder)
+
+    def get_feature_names_out(self, input_features: Any = None) -> Array:
+        """The names of the columns that `transform` gives."""
+        check_is_fitted(self)
+        return np.array([f"log_ratio_{label}" for label in self.classes_.tolist()], dtype=object)
 
     def predict_proba(self, X: Any, sample_domain: Any = None, sample_confounder: Any = None) -> Any:
         """P(y|x,z) with the g of each row's training site; without `sample_domain`, of all training rows together."""
@@ -116,6 +120,11 @@ class SiteModel(ClassifierMixin, BaseEstimator, ABC):  # type: ignore[misc]
             held = held[0].shifted(lambda codes: -mean(codes)), held[1].shifted(lambda codes: -mean(codes))
         self._held_out = held
         self._calibrations = self._fit_calibrations()
+        which = not len(held[0].y)
+        calibrated = self._calibrations[which].apply(held[which].raw_log_ratio) if len(held[which].y) else None
+        self._source = None
+        if calibrated is not None:
+            self._source = describe_source(held[which], calibrated, self._pooled_prevalence, self.confounders_)
 
     def _fit_calibrations(self) -> tuple[Calibration, Calibration]:
         """Calibrations for rows with all of z and for rows that lack some of it."""

@@ -9,7 +9,12 @@ from sitewise.prevalence.base import Prevalence
 from sitewise.prevalence.constant import ConstantPrevalence, fit_constant
 from sitewise.prevalence.network import NetworkPrevalence, fit_network
 from sitewise.prevalence.pooled import PooledPrevalence, pool_sites
-from sitewise.prevalence.source import SourcePrevalence, discount, missing_information
+from sitewise.prevalence.source import (
+    SourcePrevalence,
+    discount,
+    excess_between_sites,
+    missing_information,
+)
 from sitewise.prevalence.table import TablePrevalence, fit_table
 
 MODELS = ("constant", "table", "additive", "network")
@@ -24,6 +29,7 @@ __all__ = [
     "SourcePrevalence",
     "TablePrevalence",
     "discount",
+    "excess_between_sites",
     "fit_additive",
     "fit_constant",
     "fit_network",

@@ -9,18 +9,22 @@ from sitewise.confounders import Confounders
 from sitewise.posterior import combine
 from sitewise.prevalence.base import Prevalence
 
+RANK = 1e-6  # of the largest eigenvalue, below which scores say nothing
+
 
 @dataclass(frozen=True)
 class SourcePrevalence:
     """log g(z) of the source rows, kept as it is where a new site's rows do not speak against it.
 
-    `n_rows` source rows have balanced f, and `missing` is the share of what a label tells that f leaves unsaid: what
-    rows of a new site tell is discounted by the error that f has from there.
+    `n_rows` source rows have balanced f, `missing` is the share of what a label tells that f leaves unsaid, and
+    `between` how far f's balance differs between source sites: what rows of a new site tell is discounted by the error
+    that f has from there.
     """
 
     prevalence: Prevalence
     n_rows: float
     missing: float  # from 0, f says it all, to 1, f says nothing
+    between: float = 0.0  # its inverse is a number of rows, beyond which more of them tell nothing new
     name: str = "source"
 
     @property
@@ -34,12 +38,12 @@ class SourcePrevalence:
 
     def discount(self, n_rows: float) -> float:
         """What each of a new site's unlabeled rows counts for, in (0, 1] (equation 17c)."""
-        return discount(n_rows, self.n_rows, self.missing)
+        return discount(n_rows, self.n_rows, self.missing, self.between)
 
 
-def discount(n_rows: float, n_source: float, missing: float) -> float:
-    """1 / (1 + missing · n / n_source): what a row counts for once the source's own error is allowed for (17c)."""
-    return 1.0 / (1.0 + missing * n_rows / n_source)
+def discount(n_rows: float, n_source: float, missing: float, between: float = 0.0) -> float:
+    """1 / (1 + n (missing / n_source + between)): what a row counts for beside the source's own error (17c)."""
+    return 1.0 / (1.0 + n_rows * (missing / n_source + between))
 
 
 def missing_information(log_ratio: Tensor, log_prevalence: Tensor, weight: Tensor) -> float:
@@ -48,3 +52,24 @@ def missing_information(log_ratio: Tensor, log_prevalence: Tensor, weight: Tenso
         weight @ (1.0 - at.exp().square().sum(dim=1)) for at in (combine(log_ratio, log_prevalence), log_prevalence)
     )
     return float((doubt / whole.clamp_min(torch.finfo(whole.dtype).tiny)).clamp(0.0, 1.0))
+
+
+def excess_between_sites(scores: Tensor, site: Tensor, weight: Tensor, missing: float) -> float:
+    """ψ of equation 17d: how much more the sums of scores (n, P) differ between sites than rows' noise explains.
+
+    Zero for one site, and where sites are rows drawn by lot (on average).
+    """
+    numbers, index = torch.unique(site, return_inverse=True)
+    if len(numbers) < 2:
+        return 0.0
+    weighted = weight[:, None] * scores
+    sums = scores.new_zeros(len(numbers), scores.shape[1]).index_add_(0, index, weighted)
+    sizes = weight.new_zeros(len(numbers)).index_add_(0, index, weight)
+    values, vectors = torch.linalg.eigh(scores.T @ weighted / weight.sum())
+    told = values > RANK * values.max().clamp_min(torch.finfo(values.dtype).tiny)
+    if not told.any():
+        return 0.0
+    whitened = sums @ (vectors[:, told] / values[told].sqrt())
+    count = float(told.sum())
+    excess = (whitened.square().sum(dim=1) / sizes - missing * count).sum() / (count * sizes.sum())
+    return max(0.0, float(excess))
