@@ -1,6 +1,6 @@
 """The source's g as a prior: what a new site's rows count for beside f's own error, and whether they speak against it.
 
-Section 17 of docs/maths.md.
+Section 18 of docs/maths.md.
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from sitewise.prevalence.base import finite
 
 
 def discounted(source: SourcePrevalence, matrix: Tensor, y: Any, sample_weight: Any) -> Any:
-    """Weights of rows as they count beside f's own error; a known label owes nothing to f (equation 17c)."""
+    """Weights of rows as they count beside f's own error; a known label owes nothing to f (equation 18c)."""
     problems = Problems("rows")
     n_rows, n_classes = matrix.shape
     weight = read_weight(sample_weight, n_rows, problems)

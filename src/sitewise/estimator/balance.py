@@ -1,4 +1,4 @@
-"""The balance of f: at every z its mean over source rows must be the same for all classes (section 17), and its error.
+"""The balance of f: at every z its mean over source rows must be the same for all classes (section 18), and its error.
 
 Of a weak f little is left once g_s(z) is divided out, and an error of g_s is large beside that little: an f out of
 balance looks like another prevalence, at the source itself and wherever it goes.
@@ -23,6 +23,7 @@ RIDGE = 0.01
 SITE_RIDGE = 1.0  # on how a site's g differs from that of all
 LEAST_SLOPE = 0.1  # of log f, below which there is nothing to balance
 ROWS = 100_000  # are enough
+ROUNDS = 3  # in which the slope of a balanced f and the balance at that slope find each other
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Balance:
 
 
 def fit_balance(held: HeldOut, schema: Confounders | None, n_classes: int) -> Balance | None:
-    """h(z), the mean of f at z among labeled rows (equation 17a); None where too few of them have all of z.
+    """h(z), the mean of f at z among labeled rows (equation 18a); None where too few of them have all of z.
 
     g and h are fitted to the very same labels, so that their noise, which is much more than f says where f is weak,
     does not count.
@@ -59,16 +60,20 @@ def fit_balance(held: HeldOut, schema: Confounders | None, n_classes: int) -> Ba
         return fit_linear(totals, weight, design, penalty, offset).point.reshape(design.shape[1], -1) @ basis.T
 
     log_g = torch.log_softmax(design @ fitted(torch.zeros_like(raw)), dim=1)
-    slope = calibrate_rows(raw, log_g, y, weight, "temperature", n_classes).slope[0]
-    if float(slope) < LEAST_SLOPE:
-        return None
-    return Balance(schema, -fitted(slope * raw + log_g) / slope)
+    lacking = torch.zeros(design.shape[1], n_classes, dtype=torch.float64)
+    for _ in range(ROUNDS):
+        balanced = raw + design @ lacking
+        slope = calibrate_rows(balanced, log_g, y, weight, "temperature", n_classes).slope[0]
+        if float(slope) < LEAST_SLOPE:
+            return None
+        lacking = fitted(slope * raw + log_g) / slope
+    return Balance(schema, -lacking)
 
 
 def describe_source(
     held: HeldOut, log_ratio: Tensor, pooled: Prevalence, schema: Confounders | None
 ) -> SourcePrevalence:
-    """The source's g with what held-out rows tell of f's error, in general and between sites (17b, 17d)."""
+    """The source's g with what held-out rows tell of f's error, in general and between sites (18b, 18d)."""
     log_g = pooled.log_prob(held.codes)
     missing = missing_information(log_ratio, log_g, held.weight)
     between = 0.0
@@ -77,7 +82,7 @@ def describe_source(
         n_classes = log_g.shape[1]
         parts = (scores[:, : n_classes - 1], scores)  # the level may differ where all else agrees
         between = max(excess_between_sites(part, held.site, held.weight, missing) for part in parts)
-    return SourcePrevalence(pooled, float(len(held.y)), missing, between)
+    return SourcePrevalence(pooled, float(min(len(held.y), ROWS)), missing, between)
 
 
 def site_scores(held: HeldOut, log_ratio: Tensor, log_g: Tensor, schema: Confounders | None) -> Tensor:

@@ -249,7 +249,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         return self._calibrated(self._raw_log_ratio(X, codes), codes)
 
     def _balanced(self, raw_log_ratio: Tensor, codes: Tensor) -> Tensor:
-        """log f (..., n, K) with its mean at each row's z divided out (equation 17a)."""
+        """log f (..., n, K) with its mean at each row's z divided out (equation 18a)."""
         return raw_log_ratio if self._balance is None else raw_log_ratio - self._balance.log_mean(codes)
 
     def _calibrated(self, raw_log_ratio: Tensor, codes: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The g of the labeled rows that f comes from, as a prior that knows how far f can be trusted (section 17)."""
+"""The g of the labeled rows that f comes from, as a prior that knows how far f can be trusted (section 18)."""
 
 from dataclasses import dataclass
 
@@ -37,17 +37,17 @@ class SourcePrevalence:
         return self.prevalence.log_prob(codes)
 
     def discount(self, n_rows: float) -> float:
-        """What each of a new site's unlabeled rows counts for, in (0, 1] (equation 17c)."""
+        """What each of a new site's unlabeled rows counts for, in (0, 1] (equation 18c)."""
         return discount(n_rows, self.n_rows, self.missing, self.between)
 
 
 def discount(n_rows: float, n_source: float, missing: float, between: float = 0.0) -> float:
-    """1 / (1 + n (missing / n_source + between)): what a row counts for beside the source's own error (17c)."""
+    """1 / (1 + n (missing / n_source + between)): what a row counts for beside the source's own error (18c)."""
     return 1.0 / (1.0 + n_rows * (missing / n_source + between))
 
 
 def missing_information(log_ratio: Tensor, log_prevalence: Tensor, weight: Tensor) -> float:
-    """The share of what labels tell that f leaves unsaid: E[1 - Σ r²] / E[1 - Σ g²], cut off at 1 (17b)."""
+    """The share of what labels tell that f leaves unsaid: E[1 - Σ r²] / E[1 - Σ g²], cut off at 1 (18b)."""
     doubt, whole = (
         weight @ (1.0 - at.exp().square().sum(dim=1)) for at in (combine(log_ratio, log_prevalence), log_prevalence)
     )
@@ -55,7 +55,7 @@ def missing_information(log_ratio: Tensor, log_prevalence: Tensor, weight: Tenso
 
 
 def excess_between_sites(scores: Tensor, site: Tensor, weight: Tensor, missing: float) -> float:
-    """ψ of equation 17d: how much more the sums of scores (n, P) differ between sites than rows' noise explains.
+    """ψ of equation 18d: how much more the sums of scores (n, P) differ between sites than rows' noise explains.
 
     Zero for one site, and where sites are rows drawn by lot (on average).
     """
