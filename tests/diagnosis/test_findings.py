@@ -31,7 +31,7 @@ def test_all_is_well_where_all_is_well(draw_samples):
         "stability",
         "representation",
         "identification",
-        "absent classes",
+        "mixture",
         "calibration",
         "coverage of z",
         "positivity",

@@ -6,10 +6,10 @@ from torch import Tensor
 from sitewise.adaptation import PrevalenceEstimate
 from sitewise.calibration import centre
 from sitewise.confounders import Categorical, Confounders
-from sitewise.diagnosis.absence import check_absence
 from sitewise.diagnosis.coverage import TrainingTable, check_coverage, check_positivity
 from sitewise.diagnosis.identification import check_identification, draw_calibrations, slope_in_errors
 from sitewise.diagnosis.matching import EFFECTIVE, FEWEST, Matched, match
+from sitewise.diagnosis.mixture import check_mixture
 from sitewise.diagnosis.optimization import check_optimization
 from sitewise.diagnosis.reliability import check_calibration
 from sitewise.diagnosis.representation import Representation, compare_features
@@ -57,7 +57,7 @@ def diagnose_site(
             stability_finding(stability, next(adjusted) if stability else None, source, target),
             representation_finding(representation, next(adjusted) if representation else None, target),
             check_identification(source, target, estimate, resamples),
-            check_absence(source, target, estimate),
+            check_mixture(source, target, estimate),
             check_calibration(source, slope_in_errors(source.calibration, resamples)),
             check_coverage(target.codes, target.weight, estimate.notes, table, schema),
             check_positivity(target.codes, target.weight, target.supported, table, schema),

@@ -1,13 +1,12 @@
-"""Whether rows are less like a class than they could be if it were merely absent.
+"""Whether the site can be a mixture of the classes at all: no row set is less like a class than rows without it.
 
 t(x,z) = f_y / (f_y + Σ_{k≠y} g_k f_k) grows with the likelihood ratio of class y against the mixture of the others.
 Where P(x|y,z) is stable, its mean given z is at least that of rows of the other classes, whatever the prevalence of
-class y. A smaller mean has no prevalence that explains it; estimation then says that the class does not occur.
+class y. A smaller mean has no prevalence that explains it; estimation then says that class y hardly occurs.
 """
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from scipy.stats import norm
 from torch import Tensor
@@ -17,10 +16,11 @@ from sitewise.diagnosis.matching import FEWEST, Matched, match
 from sitewise.diagnosis.result import Finding
 from sitewise.diagnosis.samples import SourceSample, TargetSample
 
-STOP_LEVEL = 0.01
+STOP_LEVEL, CARE_LEVEL = 0.01, 0.05
 STOP_SHORTFALL = 0.05  # a sure but smaller one asks for care
 ADVICE = "Do not rely on adapted numbers: look for a change of scanner, protocol or patients, or label some rows here."
 LABEL_SOME = "Ask whether that can be; if not, label some rows here."
+ABSENT = " A class is estimated not to occur at all, which a model that is off here would say as well."
 
 
 @dataclass(frozen=True)
@@ -31,32 +31,30 @@ class Shortfall:
     p_value: float
 
 
-def check_absence(source: SourceSample, target: TargetSample, estimate: PrevalenceEstimate) -> Finding:
-    """Test every class that is estimated not to occur here."""
-    name = "absent classes"
-    absent = np.flatnonzero(np.asarray(estimate.at_bound)).tolist()
-    if not absent:
-        return Finding(name, "good", None, STOP_LEVEL, "Every class is estimated to occur here.")
-    tested = {label: _shortfall_of(label, source, target, estimate) for label in absent}
+def check_mixture(source: SourceSample, target: TargetSample, estimate: PrevalenceEstimate) -> Finding:
+    """Test every class for which there are rows enough; one that is estimated not to occur asks for care at least."""
+    name, absent = "mixture", bool(estimate.at_bound.any())
+    noted, advice = (ABSENT, LABEL_SOME) if absent else ("", "")
+    tested = {label: _shortfall_of(label, source, target, estimate) for label in range(target.log_ratio.shape[1])}
     found = {label: shortfall for label, shortfall in tested.items() if shortfall is not None}
     if not found:
-        sentence = "A class is estimated not to occur here; too few held-out rows to say whether rows look like that."
-        return Finding(name, "care", None, STOP_LEVEL, sentence, LABEL_SOME)
-    worst = min(found.values(), key=lambda shortfall: shortfall.p_value)
-    p_value = min(1.0, worst.p_value * len(found))
-    details = {"shortfall": worst.value, "classes": [int(label) for label in found]}
-    if p_value < STOP_LEVEL:
-        severity = "stop" if worst.value >= STOP_SHORTFALL else "care"
         sentence = (
-            f"Rows here are less like a class than where it does not occur at all (by {100 * worst.value:.0f}%, "
+            f"Not tested: it takes {FEWEST} held-out rows of all classes but one, with a mix of z like this site's."
+        )
+        return Finding(name, "care" if absent else "unknown", None, STOP_LEVEL, sentence + noted, advice)
+    label, worst = min(found.items(), key=lambda item: item[1].p_value)
+    p_value = min(1.0, worst.p_value * len(found))
+    details = {"shortfall": worst.value, "class": label, "tested": sorted(found)}
+    if p_value < CARE_LEVEL:
+        severity = "stop" if p_value < STOP_LEVEL and worst.value >= STOP_SHORTFALL else "care"
+        sentence = (
+            f"Rows here are less like a class than held-out rows of other classes are (by {100 * worst.value:.0f}%, "
             f"p = {p_value:.2g}): no prevalence explains that, images or patients differ from those in training."
         )
         return Finding(name, severity, p_value, STOP_LEVEL, sentence, ADVICE, p_value, details)
-    sentence = (
-        f"A class is estimated not to occur here, and rows look like that (p = {p_value:.2g}); "
-        "so they might where a model is off."
-    )
-    return Finding(name, "care", p_value, STOP_LEVEL, sentence, LABEL_SOME, p_value, details)
+    sentence = f"Rows here can be a mixture of the classes (p = {p_value:.2g})."
+    severity = "care" if absent else "good"
+    return Finding(name, severity, p_value, STOP_LEVEL, sentence + noted, advice, p_value, details)
 
 
 def shortfall(matched: Matched, likeness: Tensor, own_likeness: Tensor) -> Shortfall:
@@ -72,18 +70,23 @@ def _shortfall_of(
     label: int, source: SourceSample, target: TargetSample, estimate: PrevalenceEstimate
 ) -> Shortfall | None:
     here = target.take((target.tested & target.supported & (target.weight > 0)).nonzero().flatten())
-    held = source.take((source.weight > 0).nonzero().flatten())
-    if len(here.weight) < FEWEST or not bool((held.counts > 0).all()):
+    held = source.take(((source.weight > 0) & (source.y != label)).nonzero().flatten())
+    if len(here.weight) < FEWEST:
         return None
-    own, others = (estimate.prevalence.log_prob(sample.codes) for sample in (held, here))
+    others, own = (_without(estimate.prevalence.log_prob(sample.codes), label) for sample in (here, held))
+    kept = [k for k in range(target.log_ratio.shape[1]) if k != label]
+    if not bool((torch.bincount(held.y, minlength=len(kept) + 1)[kept] > 0).all()):
+        return None
+    place = torch.zeros(len(kept) + 1, dtype=torch.long)
+    place[kept] = torch.arange(len(kept))
     both = match(
         held.codes,
-        held.y,
-        held.mixed_weight,
+        place[held.y],
+        held.weight,
         here.codes,
         here.weight,
-        others.exp(),
-        own.exp(),
+        others[:, kept].exp(),
+        own[:, kept].exp(),
         estimate.confounders,
     )
     present = both.prevalence.mean(0) > 1 / len(here.weight)
@@ -92,8 +95,13 @@ def _shortfall_of(
     return shortfall(both, _likeness(here.log_ratio, others, label), _likeness(held.log_ratio, own, label))
 
 
+def _without(log_prevalence: Tensor, label: int) -> Tensor:
+    """log g among the other classes."""
+    others = log_prevalence.clone()
+    others[:, label] = -torch.inf
+    return torch.log_softmax(others, dim=1)
+
+
 def _likeness(log_ratio: Tensor, log_prevalence: Tensor, label: int) -> Tensor:
     """t of each row: as if class y were as frequent as all others together."""
-    mixed = log_ratio + log_prevalence
-    mixed[:, label] = -torch.inf
-    return torch.sigmoid(log_ratio[:, label] - torch.logsumexp(mixed, dim=1))
+    return torch.sigmoid(log_ratio[:, label] - torch.logsumexp(log_ratio + log_prevalence, dim=1))
