@@ -44,7 +44,8 @@ class HeldOut:
     def take(self, rows: Tensor) -> "HeldOut":
         """Some of the rows, as calibration sees them."""
         raw, log_prevalence, y = self.raw_log_ratio[rows], self.log_prevalence[rows], self.y[rows]
-        return HeldOut(raw, log_prevalence, y, self.weight[rows], self.codes[rows], None, None)
+        known, site = (None if part is None else part[rows] for part in (self.known_codes, self.site))
+        return HeldOut(raw, log_prevalence, y, self.weight[rows], self.codes[rows], None, None, known, site)
 
     def calibrate(self, method: str, n_classes: int) -> Calibration:
         """Fit the calibration asked for, or as much of it as the labels can bear."""

@@ -120,11 +120,13 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
             held = held[0].shifted(lambda codes: -mean(codes)), held[1].shifted(lambda codes: -mean(codes))
         self._held_out = held
         self._calibrations = self._fit_calibrations()
-        which = not len(held[0].y)
-        calibrated = self._calibrations[which].apply(held[which].raw_log_ratio) if len(held[which].y) else None
+        telling = self._telling_rows()
+        which = not len(telling[0].y)
+        rows = telling[which]
         self._source = None
-        if calibrated is not None:
-            self._source = describe_source(held[which], calibrated, self._pooled_prevalence, self.confounders_)
+        if len(rows.y):
+            calibrated = self._calibrations[which].apply(rows.raw_log_ratio)
+            self._source = describe_source(rows, calibrated, self._pooled_prevalence, self.confounders_)
 
     def _fit_calibrations(self) -> tuple[Calibration, Calibration]:
         """Calibrations for rows with all of z and for rows that lack some of it."""
