@@ -51,7 +51,7 @@ def test_a_prevalence_where_f_is_known_is_found(model):
     X, y, Z = site(4000, 0.1, 7)
     with pytest.warns(UserWarning, match="never occurs"):
         here = model.adapt(X, sample_confounder=Z)
-    assert abs(here.prevalence()[1] - y.mean()) < 0.015
+    assert abs(here.prevalence()[1] - y.mean()) < 0.03
 
 
 def test_auto_keeps_knockout_where_f_is_a_guess_at_much_of_z(model):
