@@ -44,7 +44,7 @@ class RefitUnchanged:
 
 
 def unless_changed(evidence: Evidence, fit: Fit, source: Prevalence, level: Tensor) -> Fit:
-    """The source's g as it is, unless the fit predicts left-out rows better at the dearer price.
+    """The source's g as it is, unless the fit, or a plainer rival, predicts left-out rows better at the dearer price.
 
     The rows' doubt is the fit's: intervals and draws are made of the fit that was not believed. `level` (K,) is the
     source's mean here, which a constant g is compared with.
@@ -56,8 +56,12 @@ def unless_changed(evidence: Evidence, fit: Fit, source: Prevalence, level: Tens
     if not isinstance(fit.prevalence, ConstantPrevalence):
         kept, site = as_additive(evidence, source), evidence
     log_likelihood = site.log_likelihood(lambda codes: kept.log_prob(codes).exp())
-    if score(fit, evidence.n_classes - 1.0) >= log_likelihood + MARGIN:
+    free = evidence.n_classes - 1.0  # the level, at least
+    if score(fit, free) >= log_likelihood + MARGIN:
         return fit
+    plainer = max(fit.rivals, key=lambda rival: score(rival.fit, free), default=None)
+    if plainer is not None and score(plainer.fit, free) >= log_likelihood + MARGIN:
+        return replace(plainer.finish(), rivals=fit.rivals)
     only = Rival(fit, 1.0, cache(lambda: finish(fit, evidence)))
     return replace(
         fit,

@@ -54,7 +54,8 @@ class PrevalenceAdjuster(SiteModel):
 
     The probabilities of source rows must be out-of-sample: of rows that the classifier was not trained on, or by
     `cross_val_predict`. On its training rows a classifier is over-confident, and nothing here can tell for sure.
-    With a weak classifier and a rare class g(z) is overfitted: prefer `prevalence="constant"` there.
+    Name the sites (`sample_domain`), if there are several: how far f differs between them says how far to trust it
+    at the next. Where a new site's rows do not speak against it, the source's prevalence stands.
 
     Parameters
     ----------

@@ -57,7 +57,7 @@ def missing_information(log_ratio: Tensor, log_prevalence: Tensor, weight: Tenso
 def excess_between_sites(scores: Tensor, site: Tensor, weight: Tensor, missing: float) -> float:
     """ψ of equation 18d: how much more the sums of scores (n, P) differ between sites than rows' noise explains.
 
-    Zero for one site, and where sites are rows drawn by lot (on average).
+    Zero for one site, and where the difference is within a standard error of chance.
     """
     numbers, index = torch.unique(site, return_inverse=True)
     if len(numbers) < 2:
@@ -71,5 +71,7 @@ def excess_between_sites(scores: Tensor, site: Tensor, weight: Tensor, missing: 
         return 0.0
     whitened = sums @ (vectors[:, told] / values[told].sqrt())
     count = float(told.sum())
-    excess = (whitened.square().sum(dim=1) / sizes - missing * count).sum() / (count * sizes.sum())
+    dealt = len(numbers) * count  # degrees of freedom, of which chance takes one standard error more
+    by_chance = missing * (dealt + (2.0 * dealt) ** 0.5)
+    excess = ((whitened.square().sum(dim=1) / sizes).sum() - by_chance) / (count * sizes.sum())
     return max(0.0, float(excess))
