@@ -40,7 +40,7 @@ RIDGES = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
 PRICE = 2.0  # of the optimism, where it is decided whether g depends on z at all, or otherwise than a prior has it
 MARGIN = 1.0  # log-likelihood units that a g(z) must be better by than the constant, or the prior's shape
 VANISHED = math.log(1e-4)  # a class this rare may be one that the last fit lost
-KEPT = 1e6  # a ridge under which nothing but the level moves
+KEPT = 1e3  # times the weight of all rows: a ridge under which nothing but the level moves
 PSEUDO_COUNTS = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0)
 FAR_WORSE = 5.0  # log-likelihood units
 NO_RIVAL = 0.003  # a share of the weight that is not worth its trouble
@@ -105,7 +105,8 @@ def keep_shape(
     An estimate that ran to a bound has little optimism left of what took it there (equation 10a).
     """
     unit = additive_problem(evidence, 1.0, centre)
-    kept, flat = fit_additive_terms(replace(unit, penalty=KEPT * unit.penalty), KEPT, start, solver)
+    held = KEPT * max(evidence.total_weight, 1.0)
+    kept, flat = fit_additive_terms(replace(unit, penalty=held * unit.penalty), held, start, solver)
 
     def expected(fit: Fit) -> float:
         if isinstance(fit.prevalence, TablePrevalence):

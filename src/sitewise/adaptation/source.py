@@ -67,7 +67,7 @@ def unless_changed(evidence: Evidence, fit: Fit, source: Prevalence, level: Tens
         fit,
         prevalence=kept,
         log_likelihood=log_likelihood,
-        strength=KEPT,
+        strength=KEPT * max(evidence.total_weight, 1.0),
         refit=RefitUnchanged(kept),
         rivals=fit.rivals or (only,),
         doubted=fit,
