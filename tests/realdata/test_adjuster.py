@@ -21,9 +21,10 @@ def classifier():
 
 @pytest.mark.filterwarnings("ignore")
 def test_heart_disease_in_switzerland(real_data):
-    """Prevalence .94 after .49 in training: adjusting helps a great deal there, and the diagnosis does not trust it.
+    """Prevalence .94 after .49 in training, seen through a classifier whose rows of one class differ between hospitals.
 
-    At the three other hospitals it makes the NLL worse: what a row of one class looks like differs between them.
+    By as much the evidence of this one is discounted: 123 rows are not enough to leave the source's g for. The
+    interval says how little is known, and holds the truth; the diagnosis says not to rely on it.
     """
     heart = pd.read_csv(real_data("heart_disease") / "heart.csv")
     source, there = (
@@ -37,6 +38,8 @@ def test_heart_disease_in_switzerland(real_data):
         -np.log(proba[np.arange(len(y)), y]).mean()
         for proba in (adjuster.estimator_.predict_proba(there[FEATURES]), here.predict_proba(there[FEATURES], there[Z]))
     )
-    assert after < before - 0.2
-    assert here.prevalence()[1] > 0.75 > source.y.mean()
+    assert after < before
+    low, high = (bound[1] for bound in here.prevalence_interval())
+    assert low <= y.mean() <= high
+    assert high - low > 0.3
     assert here.diagnose().verdict == "do not adapt"

@@ -119,6 +119,10 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
             mean = self._balance.log_mean
             held = held[0].shifted(lambda codes: -mean(codes)), held[1].shifted(lambda codes: -mean(codes))
         self._held_out = held
+        self._calibrate_held_out()
+
+    def _calibrate_held_out(self) -> None:
+        """Calibrate f on the rows held out, and note what they say of its error."""
         self._calibrations = self._fit_calibrations()
         telling = self._telling_rows()
         which = not len(telling[0].y)
@@ -149,6 +153,9 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
             raise ValueError(f"calibration must be one of {', '.join(METHODS)}, got {calibration!r}{meant}")
         other = copy.copy(self)
         other.calibration = calibration
+        if (calibration == "none") == (self.calibration == "none"):  # the same balance
+            other._calibrate_held_out()
+            return other
         complete, hidden = self._held_out
         if self._balance is not None:
             complete, hidden = complete.shifted(self._balance.log_mean), hidden.shifted(self._balance.log_mean)
