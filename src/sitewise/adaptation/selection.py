@@ -40,7 +40,7 @@ RIDGES = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
 PRICE = 2.0  # of the optimism, where it is decided whether g depends on z at all, or otherwise than a prior has it
 MARGIN = 1.0  # log-likelihood units that a g(z) must be better by than the constant, or the prior's shape
 VANISHED = math.log(1e-4)  # a class this rare may be one that the last fit lost
-KEPT = 1e3  # times the weight of all rows: a ridge under which nothing but the level moves
+KEPT = 1e3  # times the weight of all rows
 PSEUDO_COUNTS = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0)
 FAR_WORSE = 5.0  # log-likelihood units
 NO_RIVAL = 0.003  # a share of the weight that is not worth its trouble
@@ -97,6 +97,11 @@ def fit_any_model(
     return replace(finish(best(candidates), evidence), rivals=everyone)
 
 
+def holding_ridge(evidence: Evidence) -> float:
+    """A ridge under which nothing but the level moves, in proportion to what the rows weigh."""
+    return KEPT * max(evidence.total_weight, 1.0)
+
+
 def keep_shape(
     evidence: Evidence, start: Tensor, centre: Prevalence | None, solver: str | EM
 ) -> tuple[Fit, Callable[[Fit], float]]:
@@ -105,7 +110,7 @@ def keep_shape(
     An estimate that ran to a bound has little optimism left of what took it there (equation 10a).
     """
     unit = additive_problem(evidence, 1.0, centre)
-    held = KEPT * max(evidence.total_weight, 1.0)
+    held = holding_ridge(evidence)
     kept, flat = fit_additive_terms(replace(unit, penalty=held * unit.penalty), held, start, solver)
 
     def expected(fit: Fit) -> float:

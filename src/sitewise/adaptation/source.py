@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import Fit, Rival
-from sitewise.adaptation.selection import KEPT, MARGIN, finish, score
+from sitewise.adaptation.selection import MARGIN, finish, holding_ridge, score
 from sitewise.arrays import Problems, read_labels, read_weight
 from sitewise.prevalence import AdditivePrevalence, ConstantPrevalence, Prevalence, SourcePrevalence
 from sitewise.prevalence.additive import features
@@ -67,7 +67,7 @@ def unless_changed(evidence: Evidence, fit: Fit, source: Prevalence, level: Tens
         fit,
         prevalence=kept,
         log_likelihood=log_likelihood,
-        strength=KEPT * max(evidence.total_weight, 1.0),
+        strength=holding_ridge(evidence),
         refit=RefitUnchanged(kept),
         rivals=fit.rivals or (only,),
         doubted=fit,

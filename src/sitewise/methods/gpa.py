@@ -1,7 +1,7 @@
 """Generalized Prevalence Adjustment and its variants: one f, and g estimated, kept constant, or told."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -166,16 +166,7 @@ class GPAJoint(GPAStar):
 class GPAConstant(GPA):
     """GPA with constant g: P_b(y|x,z) = Norm(f(x,z) π), π from unlabeled (x, z): what g(z) is compared with."""
 
-    card: ClassVar[Card] = Card(
-        name="GPA, constant g",
-        cite="nguyen2024adapting",
-        input="X, Z",
-        continuous_z=True,
-        high_dimensional_z=True,
-        z_at_test="optional",
-        estimates_g=ALGORITHMS + ", one P(Y)",
-        without_z="input knockout",
-    )
+    card: ClassVar[Card] = replace(GPA.card, name="GPA, constant g", estimates_g=ALGORITHMS + ", one P(Y)")
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
         """Estimate one prevalence for all z."""
@@ -193,16 +184,7 @@ class GPAGuarded(GPA):
     """
 
     fallback: str = "pooled"
-    card: ClassVar[Card] = Card(
-        name="GPA, guarded",
-        cite="nguyen2024adapting",
-        input="X, Z",
-        continuous_z=True,
-        high_dimensional_z=True,
-        z_at_test="optional",
-        estimates_g=ALGORITHMS + ", unless diagnosed",
-        without_z="input knockout",
-    )
+    card: ClassVar[Card] = replace(GPA.card, name="GPA, guarded", estimates_g=ALGORITHMS + ", unless diagnosed")
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
         """Estimate g(z) and take it where the diagnosis lets it; else nothing is said of P(Y)."""
