@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sitewise as sw
+from sitewise.adaptation.joint import balance, log_balance
 from sitewise.adaptation.joint.climb import climb
 from sitewise.adaptation.joint.curvature import look_back
 from sitewise.adaptation.joint.estimate import OPEN
@@ -240,3 +241,52 @@ def test_optimism_counts_no_more_than_the_cells():
     cells = torch.tensor(truth).reshape(-1)
     mixture = make_mixture(torch.tensor(log_ratio), torch.ones(300, dtype=torch.float64))
     assert 0 < look_back(mixture, cells, 1.0 * cells).optimism < truth.size
+
+
+def sinkhorn(log_ratio, prior, weight, n_steps=5000):
+    """The balance as it is written: scale every cell until rows give the joint back."""
+    ratio, b = np.exp(log_ratio).reshape(len(log_ratio), -1), np.ones(prior.size)
+    for _ in range(n_steps):
+        b = weight.sum() / (weight @ (ratio / (ratio @ (prior.ravel() * b))[:, None]))
+    return np.log(b).reshape(prior.shape)
+
+
+def balanced(log_ratio, prior, weight=None):
+    weight = np.ones(len(log_ratio)) if weight is None else weight
+    return log_balance(torch.tensor(log_ratio), torch.tensor(prior), torch.tensor(weight)).numpy()
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_a_balanced_ratio_gives_the_joint_back(n_classes, monkeypatch):
+    monkeypatch.setattr(balance, "RIDGE", 1e-9)
+    log_ratio, _ = rows(n_classes=n_classes)
+    rng = np.random.default_rng(3)
+    prior, weight = (
+        rng.dirichlet(np.full(4 * n_classes, 5.0)).reshape(4, n_classes),
+        rng.uniform(0.5, 2, len(log_ratio)),
+    )
+    found = balanced(log_ratio, prior, weight)
+    expected = sinkhorn(log_ratio, prior, weight)
+    np.testing.assert_allclose(found - found[0, 0], expected - expected[0, 0], atol=1e-4)
+    again = sw.estimate_joint(log_ratio + found, prior=prior, strength=0.0, sample_weight=weight)
+    np.testing.assert_allclose(again.joint, prior, atol=2e-4)
+
+
+def test_balance_undoes_a_factor_of_each_cell():
+    log_ratio, truth = rows(n=3000)
+    factor = np.random.default_rng(4).normal(scale=0.3, size=truth.shape)
+    difference = balanced(log_ratio + factor, truth) - balanced(log_ratio, truth) + factor
+    np.testing.assert_allclose(difference, difference.mean(), atol=0.02)
+
+
+def test_balance_leaves_alone_what_it_cannot_know():
+    log_ratio, truth = rows(n=500)
+    log_ratio[:, 2, 1] = -np.inf
+    prior = truth.copy()
+    prior[0, 0] = 0
+    found = balanced(log_ratio, prior / prior.sum())
+    assert found[2, 1] == found[0, 0] == 0
+    assert np.isfinite(found).all()
+    certain = np.full((100, 2, 2), -np.inf)  # x tells each cell for certain: no factor changes how many rows are there
+    certain.reshape(100, -1)[np.arange(100), np.arange(100) % 4] = 0.0
+    assert np.abs(balanced(certain, np.array([[0.24, 0.26], [0.25, 0.25]]))).max() < 1

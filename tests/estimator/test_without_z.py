@@ -67,6 +67,20 @@ def test_the_mean_of_r_over_the_training_population_is_one_for_every_x(model, si
     np.testing.assert_allclose((log_ratio.exp() * model._joint.prior).sum((1, 2)), 1, atol=1e-4)
 
 
+def test_training_rows_give_the_training_joint_back(model):
+    """Equation 15e: without the balance of r they speak for another P(Y), and for cells that are not there."""
+    X, _, _ = training()
+    blank = model.confounders_.missing_codes().expand(len(X), -1)
+    unbalanced = by(model, "joint")
+    unbalanced._joint = replace(model._joint, log_balance=torch.zeros_like(model._joint.log_balance))
+    gained = {}
+    for name, made in (("balanced", model), ("unbalanced", unbalanced)):
+        estimate = sw.estimate_joint(joint_log_ratio(made, torch.tensor(X), blank), prior=made._joint.prior, strength=1)
+        gained[name] = estimate.log_likelihood  # that of the training joint is zero
+    assert gained["balanced"] < 15  # the held-out rows are among them, on which r was not balanced
+    assert gained["unbalanced"] > 60
+
+
 def test_the_joint_model_is_nearer_the_truth_than_knockout(model, here, site):
     target = TARGETS["correlation flips"]
     plain = by(model, "knockout").adapt(site.X)
@@ -92,13 +106,10 @@ def test_auto_says_which_it_took(model, site):
 
 def test_auto_keeps_knockout_where_the_critic_knows_nothing(model, site):
     ignorant = by(model, "auto")
-    ignorant._joint = copy.copy(model._joint)
-    object.__setattr__(ignorant._joint, "temperature", 0.0)
-    object.__setattr__(ignorant._joint, "bank", copy.copy(model._joint.bank))
-    nothing = model._joint.bank.codes.clone()
-    nothing[:, 0] = nothing[0, 0]
-    nothing[:, 1] = nothing[0, 1]
-    object.__setattr__(ignorant._joint.bank, "codes", nothing)
+    joint = model._joint
+    nothing = joint.bank.codes[:1].expand(len(joint.bank.codes), -1)
+    bank, even = replace(joint.bank, codes=nothing), torch.zeros_like(joint.log_balance)
+    ignorant._joint = replace(joint, temperature=0.0, bank=bank, log_balance=even)
     ignorant._balance = None  # which knows one z from another
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

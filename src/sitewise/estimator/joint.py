@@ -8,6 +8,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
+from sitewise.adaptation.joint import log_balance
 from sitewise.confounders import Confounders
 from sitewise.critic import Bank, Critic, Pairs, log_lift, make_bank, train_critic
 from sitewise.estimator.kept import evenly
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 POINTS = 128  # of the bank
 ENOUGH_ROWS = 50  # with all of z, to learn a critic from or to calibrate it on
 TEMPERATURE_ROWS = 2000
+BALANCED_ENTRIES = 2**22  # of (row, point, class) on which r is balanced
 LARGEST_TEMPERATURE = 3.0
 SCORED_ENTRIES = 2**18  # of (row, point) that go through the fusion at a time
 
@@ -34,6 +36,7 @@ class JointModel:
     bank: Bank
     source: Prevalence  # g_s of the training rows that have all of z
     possible: Tensor  # (M, K) False where f has never seen the class
+    log_balance: Tensor = field(repr=False)  # (M, K)
     critic: Critic = field(repr=False)
     temperature: float = 1.0
     trusted: bool = True  # held-out labels do not speak against it: "auto" may choose it
@@ -49,12 +52,16 @@ class JointModel:
         Its mean over the training population's joint is one for every x.
         """
         lift = log_lift(self.temperature * scores, self.bank.share)
-        both = stable_part(log_f, self.source.log_prob(self.bank.codes)) + lift[..., None]
-        return torch.where(self.possible, both, -torch.inf)
+        both = stable_part(log_f, self.source.log_prob(self.bank.codes)) + lift[..., None] + self.log_balance
+        mean = torch.logsumexp(both + self.prior.log(), dim=(1, 2), keepdim=True)
+        return torch.where(self.possible, both - mean, -torch.inf)
 
     def ratios(self, model: "GPAClassifier", X: Inputs) -> Iterator[tuple[slice, Tensor]]:
         """log r (c, M, K) of some rows after others."""
-        features = layer_features(model._scorer, X)
+        return self.ratios_of(model, layer_features(model._scorer, X))
+
+    def ratios_of(self, model: "GPAClassifier", features: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """The same for rows whose layers have been read."""
         for part, log_f, scores in over_points(model, self.critic, features, self.bank):
             yield part, self.log_ratio(log_f, scores)
 
@@ -118,8 +125,16 @@ def fit_joint_model(
     critic = train_critic(pairs, held_pairs, device=model.device, seed=seed)
     bank = make_bank(schema, rows.codes, rows.weight, POINTS)
     possible = ~unseen_classes(bank.codes, len(model.classes_), model._unsupported)
-    found = JointModel(bank, model._fit_prevalence(rows, seed), possible, critic)
-    return calibrate_critic(model, found, held, seed)
+    found = JointModel(bank, model._fit_prevalence(rows, seed), possible, torch.zeros(possible.shape), critic)
+    return balance_joint(model, calibrate_critic(model, found, held, seed), pairs)
+
+
+def balance_joint(model: "GPAClassifier", joint: JointModel, pairs: Pairs) -> JointModel:
+    """The same with r balanced over the training population, which is what its x must look like (equation 15e)."""
+    few = evenly(len(pairs), max(ENOUGH_ROWS, BALANCED_ENTRIES // joint.prior.numel()))
+    ratios = torch.cat([part.float() for _, part in joint.ratios_of(model, pairs.features[few])])
+    found = log_balance(ratios, joint.prior, pairs.weight[few].double())
+    return replace(joint, log_balance=joint.log_balance + found)
 
 
 def with_all_of_z(rows: LabeledRows, schema: Confounders) -> LabeledRows:

@@ -4,13 +4,14 @@ r(x,y,z_m) = P_s(y,z_m|x) / P_s(y,z_m) (equation 15), where P_s is the populatio
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from sitewise.adaptation.joint import log_balance
 from sitewise.arrays import Problems
 from sitewise.calibration import Calibration, fit_calibration
 from sitewise.confounders import Confounders
@@ -106,6 +107,7 @@ class PairModel:
     bank: Bank
     prior: Tensor  # (M, K)
     possible: Tensor  # (M, K) False where the classifier has never seen the class
+    log_balance: Tensor = field(repr=False)  # (M, K)
     calibration: Calibration = field(repr=False)
     trusted: bool = True  # held-out labels do not speak against it: "auto" may choose it
 
@@ -119,7 +121,7 @@ class PairModel:
         for first in range(0, len(X), size):
             part = slice(first, first + size)
             raw_log_ratio = X[part] - log_prior.flatten()
-            both = self.calibration.apply(raw_log_ratio).reshape(-1, *self.prior.shape)
+            both = self.calibration.apply(raw_log_ratio).reshape(-1, *self.prior.shape) + self.log_balance
             scale = torch.logsumexp(both + log_prior, dim=(1, 2), keepdim=True)
             yield part, torch.where(self.possible, both - scale, -torch.inf)
 
@@ -136,10 +138,13 @@ def fit_pairs(rows: LabeledRows, codes: Tensor, schema: Confounders, n_classes: 
 def fit_pair_model(
     rows: LabeledRows, bank: Bank, prior: Tensor, unsupported: tuple[Region, ...], calibration: str
 ) -> PairModel:
-    """Calibrate log r on the source rows that have all of z, each given the shares of the pairs at its site."""
+    """Calibrate log r on the source rows that have all of z, each given the shares of the pairs at its site.
+
+    Then balance it: over the source rows every pair must be as frequent as the classifier says (equation 15e).
+    """
     possible = ~unseen_classes(bank.codes, prior.shape[1], unsupported)
     flat = torch.zeros(prior.numel(), dtype=torch.float64)
-    plain = PairModel(bank, prior, possible, Calibration("none", flat + 1, flat))
+    plain = PairModel(bank, prior, possible, torch.zeros_like(prior), Calibration("none", flat + 1, flat))
     full = with_all_of_z(rows, bank.schema)
     full = full.take(evenly(len(full), max(ENOUGH_ROWS, CALIBRATION_ENTRIES // prior.numel())))
     agreement = bank.log_agreement(full.codes)
@@ -151,7 +156,11 @@ def fit_pair_model(
     assert isinstance(full.X, Tensor)
     raw_log_ratio, weight = full.X - prior.log().flatten(), full.weight.double()
     fitted = fit_calibration(raw_log_ratio, own, _others_log_shares(own, full, prior.flatten()), weight, method)
-    return PairModel(bank, prior, possible, fitted)
+    calibrated = replace(plain, calibration=fitted)
+    few = rows.take(evenly(len(rows), max(ENOUGH_ROWS, CALIBRATION_ENTRIES // prior.numel())))
+    assert isinstance(few.X, Tensor)
+    ratios = torch.cat([part for _, part in calibrated.ratios(None, few.X)])
+    return replace(calibrated, log_balance=log_balance(ratios, prior, few.weight.double()))
 
 
 def _known(rows: LabeledRows, agreement: Tensor) -> tuple[LabeledRows, Tensor]:
