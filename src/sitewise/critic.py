@@ -6,7 +6,7 @@ over the z of its batch finds the z that belongs to it, so that scores are the l
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -159,7 +159,7 @@ def train_critic(training: Pairs, validation: Pairs, *, device: str, seed: int) 
         torch.manual_seed(seed)
         network = CriticNetwork(*sizes)
     network.standardize(training.features, training.inputs)
-    objective = CriticObjective(training, validation)
+    objective = CriticObjective(replace(training), replace(validation))  # which move to the device, not the caller's
     found = train(network, objective, RECIPE, device=device, seed=seed, verbose=False, label="training the critic")
     return Critic(*sizes, {name: value.clone() for name, value in found.module.state_dict().items()})
 
