@@ -66,7 +66,7 @@ def test_shares_of_z_given_x_sum_to_one():
 
 def test_a_bank_has_points_in_every_combination_and_all_the_weight():
     schema, codes = mixed()
-    bank = make_bank(schema, codes, torch.ones(400), 40)
+    bank, point_of = make_bank(schema, codes, torch.ones(400), 40)
     assert len(bank.codes) <= 40
     assert float(bank.share.sum()) == pytest.approx(1)
     assert set(bank.codes[:, 1].tolist()) == {0.0, 1.0}
@@ -75,19 +75,21 @@ def test_a_bank_has_points_in_every_combination_and_all_the_weight():
     assert male.sum() >= 5  # a rare combination has more points than its share: it may be common elsewhere
     known = {tuple(row) for row in codes.tolist()}
     assert all(tuple(row) in known for row in bank.codes.tolist())
+    np.testing.assert_allclose(torch.bincount(point_of, minlength=len(bank.codes)) / 400, bank.share, atol=1e-12)
+    assert (codes[:, 1] == bank.codes[point_of, 1]).all()
 
 
 def test_few_distinct_values_are_all_in_the_bank():
     Z = pd.DataFrame({"scanner": ["a", "b", "c"] * 20, "dose": [1.0, 2.0, 3.0] * 20})
     schema = Confounders.learn(Z)
-    bank = make_bank(schema, schema.encode(Z)[0], torch.ones(60), 50)
+    bank, _ = make_bank(schema, schema.encode(Z)[0], torch.ones(60), 50)
     assert len(bank.codes) == 3
     np.testing.assert_allclose(bank.share, 1 / 3)
 
 
 def test_agreement_follows_what_is_known_of_z():
     schema, codes = mixed()
-    bank = make_bank(schema, codes, torch.ones(400), 40)
+    bank, _ = make_bank(schema, codes, torch.ones(400), 40)
     blank = schema.missing_codes()[None]
     assert (bank.log_agreement(blank) == 0).all()
     male = blank.clone()

@@ -199,11 +199,12 @@ class Bank:
         return max(0.5 * float(points.std()) * len(points) ** -0.2, 1e-6) if len(points) > 1 else 1.0
 
 
-def make_bank(schema: Confounders, codes: Tensor, weight: Tensor, size: int) -> Bank:
-    """Thin rows of complete z (n, V) out to at most so many points.
+def make_bank(schema: Confounders, codes: Tensor, weight: Tensor, size: int) -> tuple[Bank, Tensor]:
+    """Thin rows of complete z (n, V) out to at most so many points; and the point that stands for each row, (n,).
 
     Every combination of levels has points, more where it has more rows; numbers are split at their medians, the widest
-    first, until the points of a combination are used up. A point is the row nearest to the mean of its part.
+    first, until the points of a combination are used up. A point is the row nearest to the mean of its part. Where
+    there are more combinations than points, rows of the rarest have none (-1).
     """
     kinds = [isinstance(variable, Categorical) for variable in schema.variables]
     levels = codes[:, [j for j, kind in enumerate(kinds) if kind]]
@@ -212,15 +213,18 @@ def make_bank(schema: Confounders, codes: Tensor, weight: Tensor, size: int) -> 
     mass = torch.zeros(int(cell.max()) + 1, dtype=torch.float64).index_add_(0, cell, weight.double())
     kept = torch.argsort(mass, descending=True)[:size]
     wanted = size * mass.sqrt() / mass[kept].sqrt().sum()
-    points, shares = [], []
+    points: list[Tensor] = []
+    shares: list[Tensor] = []
+    point_of = torch.full((len(codes),), -1)
     for number in kept.tolist():
         rows = (cell == number).nonzero().flatten()
         for part in _split(rows, numbers, max(1, int(wanted[number]))):
             away = (numbers[part] - numbers[part].mean(0)).square().sum(1)
+            point_of[part] = len(points)
             points.append(part[away.argmin()])
             shares.append(weight[part].double().sum())
     share = torch.stack(shares)
-    return Bank(schema, codes[torch.stack(points)].double(), share / share.sum())
+    return Bank(schema, codes[torch.stack(points)].double(), share / share.sum()), point_of
 
 
 def _split(rows: Tensor, numbers: Tensor, n_parts: int) -> list[Tensor]:

@@ -123,18 +123,25 @@ def fit_joint_model(
         return None
     pairs, held_pairs = (_pairs(model._scorer, part, schema.inputs(part.codes)) for part in (rows, held))
     critic = train_critic(pairs, held_pairs, device=model.device, seed=seed)
-    bank = make_bank(schema, rows.codes, rows.weight, POINTS)
+    bank, point_of = make_bank(schema, rows.codes, rows.weight, POINTS)
     possible = ~unseen_classes(bank.codes, len(model.classes_), model._unsupported)
     found = JointModel(bank, model._fit_prevalence(rows, seed), possible, torch.zeros(possible.shape), critic)
-    return balance_joint(model, calibrate_critic(model, found, held, seed), pairs)
+    return balance_critic(model, calibrate_critic(model, found, held, seed), pairs, point_of, rows.y)
 
 
-def balance_joint(model: "GPAClassifier", joint: JointModel, pairs: Pairs) -> JointModel:
-    """The same with r balanced over the training population, which is what its x must look like (equation 15e)."""
-    few = evenly(len(pairs), max(ENOUGH_ROWS, BALANCED_ENTRIES // joint.prior.numel()))
-    ratios = torch.cat([part.float() for _, part in joint.ratios_of(model, pairs.features[few])])
-    found = log_balance(ratios, joint.prior, pairs.weight[few].double())
-    return replace(joint, log_balance=joint.log_balance + found)
+def balance_critic(model: "GPAClassifier", joint: JointModel, pairs: Pairs, point_of: Tensor, y: Tensor) -> JointModel:
+    """The same with r balanced over training rows: their x must give the joint back that they have (equation 15e).
+
+    `point_of` (n,) and `y` (n,) are the cells of the rows. That joint is the rows' own, not what g_s says of it: its
+    noise, which x shows as well, does not count then.
+    """
+    known = (point_of >= 0).nonzero().flatten()
+    rows = known[evenly(len(known), max(ENOUGH_ROWS, BALANCED_ENTRIES // joint.prior.numel()))]
+    weight = pairs.weight[rows].double()
+    own = joint.prior.clone()  # one row's worth, lest a cell be empty
+    own.index_put_((point_of[rows], y[rows]), weight / weight.mean(), accumulate=True)
+    ratios = torch.cat([part.float() for _, part in joint.ratios_of(model, pairs.features[rows])])
+    return replace(joint, log_balance=log_balance(ratios, own / own.sum(), weight))
 
 
 def with_all_of_z(rows: LabeledRows, schema: Confounders) -> LabeledRows:
@@ -166,7 +173,7 @@ def calibrate_critic(model: "GPAClassifier", joint: JointModel, held: LabeledRow
         return joint
     few = held.take(evenly(len(held), TEMPERATURE_ROWS))
     features = layer_features(model._scorer, few.X)
-    bank = make_bank(schema, few.codes, few.weight, POINTS)
+    bank, _ = make_bank(schema, few.codes, few.weight, POINTS)
     log_own, log_source = model._fit_prevalence(held, seed).log_prob(bank.codes), joint.source.log_prob(bank.codes)
     offsets, scores = [], []
     for _, log_f, score in over_points(model, joint.critic, features, bank):
