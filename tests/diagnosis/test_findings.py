@@ -95,14 +95,14 @@ def test_calibrated_probabilities_have_little_error_and_wrong_ones_have_it():
     p = torch.tensor(rng.random(20_000))
     y = torch.tensor((rng.random(20_000) < p.numpy()).astype(int))
     weight = torch.ones(20_000).double()
-    error, statistic, degrees = calibration_error(torch.stack([1 - p, p], dim=1), y, weight)
-    assert error < 0.01
-    assert degrees == 10
-    assert statistic < 30
+    found = calibration_error(torch.stack([1 - p, p], dim=1), y, weight)
+    assert found.value < 0.01
+    assert found.degrees == 10
+    assert found.statistic < 30
     wrong = (p + 0.5) / 2
-    error, statistic, _ = calibration_error(torch.stack([1 - wrong, wrong], dim=1), y, weight)
-    assert error == pytest.approx(0.125, abs=0.01)  # the mean of |p - ½| / 2
-    assert statistic > 1000
+    found = calibration_error(torch.stack([1 - wrong, wrong], dim=1), y, weight)
+    assert found.value == pytest.approx(0.125, abs=0.01)  # the mean of |p - ½| / 2
+    assert found.statistic > 1000
 
 
 def test_a_badly_calibrated_f_asks_for_care(draw_samples):

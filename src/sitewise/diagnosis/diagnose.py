@@ -7,6 +7,7 @@ from sitewise.adaptation import PrevalenceEstimate
 from sitewise.calibration import centre
 from sitewise.confounders import Categorical, Confounders
 from sitewise.diagnosis.coverage import TrainingTable, check_coverage, check_positivity
+from sitewise.diagnosis.groups import count
 from sitewise.diagnosis.identification import check_identification, draw_calibrations, slope_in_errors
 from sitewise.diagnosis.matching import EFFECTIVE, FEWEST, Matched, match
 from sitewise.diagnosis.mixture import check_mixture
@@ -14,7 +15,7 @@ from sitewise.diagnosis.optimization import check_optimization
 from sitewise.diagnosis.reliability import check_calibration
 from sitewise.diagnosis.representation import Representation, compare_features
 from sitewise.diagnosis.result import Diagnosis, Finding, conclude, holm
-from sitewise.diagnosis.samples import SourceSample, TargetSample, evenly
+from sitewise.diagnosis.samples import SourceSample, TargetSample, by_groups, evenly
 from sitewise.diagnosis.stability import Stability, compare_log_ratios, make_strata
 
 TESTED_ROWS = 5000  # of either sample at most: more would only find shifts too small to matter
@@ -55,7 +56,7 @@ def diagnose_site(
     return conclude(
         (
             stability_finding(stability, next(adjusted) if stability else None, source, target),
-            representation_finding(representation, next(adjusted) if representation else None, target),
+            representation_finding(representation, next(adjusted) if representation else None, source, target),
             check_identification(source, target, estimate, resamples),
             check_mixture(source, target, estimate),
             check_calibration(source, slope_in_errors(source.calibration, resamples)),
@@ -77,7 +78,7 @@ def run_tests(
     both = matched(held, here, estimate)
     if both is None:
         return None, None
-    strata = make_strata(held.codes, here.codes, schema)
+    strata = make_strata(held.codes, here.codes, schema, held.groups, here.groups)
     own_scores, scores = (centre(bounded(sample.log_ratio)) for sample in (held, here))
     stability = compare_log_ratios(both, own_scores, scores, *strata)
     if source.features is None or target.features is None:
@@ -93,7 +94,7 @@ def run_tests(
 
 def matched(source: SourceSample, target: TargetSample, estimate: PrevalenceEstimate) -> Matched | None:
     """The source's rows weighted to the site's mix; None where too few of them carry the weight."""
-    if int(source.counts.min()) < FEWEST or len(target.weight) < FEWEST:
+    if int(source.units.min()) < FEWEST or target.n_units < FEWEST:
         return None
     at = estimate.prevalence.log_prob
     found = match(
@@ -105,6 +106,8 @@ def matched(source: SourceSample, target: TargetSample, estimate: PrevalenceEsti
         at(target.codes).exp(),
         at(source.codes).exp(),
         estimate.confounders,
+        source.groups,
+        target.groups,
     )
     return found if bool((found.effective_rows() >= EFFECTIVE).all()) else None
 
@@ -133,29 +136,35 @@ def stability_finding(
     name = "stability"
     n_source, n_target = len(source.y), int(target.tested.sum())
     if found is None or adjusted is None:
+        units = ["rows" if sample.groups is None else "groups" for sample in (source, target)]
         sentence = (
-            f"Not tested: it takes {EFFECTIVE:.0f} held-out rows of every class ({source.counts.tolist()} here) with a "
-            f"mix of z like this site's, and {FEWEST} rows of the site with the same parts of z ({n_target} here)."
+            f"Not tested: it takes {EFFECTIVE:.0f} held-out {units[0]} of every class ({source.units.tolist()} here) "
+            f"with a mix of z like this site's, and {FEWEST} {units[1]} of the site with the same parts of z "
+            f"({count(target.groups, target.tested)} here)."
         )
         return Finding(name, "care", None, STOP_LEVEL, sentence, MORE_ROWS)
     severity = grade(adjusted, found.gap >= STOP_GAP)
     details = {"gap": found.gap, "statistic": found.statistic, "adjusted_p_value": adjusted}
-    details |= {"held_out_rows": n_source, "rows": n_target}
+    details |= {"held_out_rows": n_source, "rows": n_target, **source.group_counts, **target.group_counts}
+    by = by_groups(source, target)
     if severity == "good":
         sentence = (
-            f"The model's scores here look like those of held-out rows at this prevalence (p = {found.p_value:.2g})."
+            f"The model's scores here look like those of held-out rows at this prevalence "
+            f"(p = {found.p_value:.2g}{by})."
         )
         return Finding(name, severity, adjusted, CARE_LEVEL, f"{sentence} {BLIND}", SHIFTED, found.p_value, details)
     threshold = STOP_LEVEL if severity == "stop" else CARE_LEVEL
     sentence = (
         "The model's scores here are not what held-out rows have at any prevalence "
-        f"(p = {found.p_value:.2g}, distributions differ by {100 * found.gap:.1f} points): "
+        f"(p = {found.p_value:.2g}{by}, distributions differ by {100 * found.gap:.1f} points): "
         "images or patients of one class differ from those in training."
     )
     return Finding(name, severity, adjusted, threshold, sentence, SHIFTED, found.p_value, details)
 
 
-def representation_finding(found: Representation | None, adjusted: float | None, target: TargetSample) -> Finding:
+def representation_finding(
+    found: Representation | None, adjusted: float | None, source: SourceSample, target: TargetSample
+) -> Finding:
     """The test of the features in words."""
     name = "representation"
     if found is None or adjusted is None:
@@ -167,17 +176,18 @@ def representation_finding(found: Representation | None, adjusted: float | None,
             reason, advice = "there are too few rows for it, or the features never vary", MORE_ROWS
         return Finding(name, "unknown", None, STOP_LEVEL, f"Not tested: {reason}.", advice)
     severity = grade(adjusted, found.auc >= STOP_AUC)
-    details = {"auc": found.auc, "adjusted_p_value": adjusted}
+    details = {"auc": found.auc, "adjusted_p_value": adjusted, **source.group_counts, **target.group_counts}
+    by = by_groups(source, target)
     if severity == "good":
         sentence = (
             "A classifier can't tell this site's rows from held-out rows with the same mix of classes and z "
-            f"(AUC {found.auc:.2f}, p = {found.p_value:.2g})."
+            f"(AUC {found.auc:.2f}, p = {found.p_value:.2g}{by})."
         )
         return Finding(name, severity, adjusted, CARE_LEVEL, sentence, SHIFTED, found.p_value, details)
     threshold = STOP_LEVEL if severity == "stop" else CARE_LEVEL
     sentence = (
         f"A classifier tells this site's rows from held-out rows with the same mix of classes and z "
-        f"(AUC {found.auc:.2f}, p = {found.p_value:.2g}): the inputs look different to the network."
+        f"(AUC {found.auc:.2f}, p = {found.p_value:.2g}{by}): the inputs look different to the network."
     )
     return Finding(name, severity, adjusted, threshold, sentence, SHIFTED, found.p_value, details)
 

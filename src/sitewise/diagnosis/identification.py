@@ -6,6 +6,7 @@ from torch import Tensor
 
 from sitewise.adaptation import PrevalenceEstimate
 from sitewise.calibration import Calibration, resample_calibration
+from sitewise.diagnosis.groups import number, scatter, several
 from sitewise.diagnosis.result import Finding
 from sitewise.diagnosis.samples import SourceSample, TargetSample, evenly
 from sitewise.posterior import combine, normalize
@@ -37,6 +38,7 @@ def check_identification(
         "held_out_gain_error": gain_error,
         "slope_in_standard_errors": slope,
         "rows": len(target.log_ratio),
+        **target.group_counts,
     }
     advice = "Adapt with more rows, or with labels for a few; or improve the model before using it anywhere."
     silent = (slope is not None and slope < SURE_SLOPE) or (slope is None and gain < SURE_SLOPE * gain_error)
@@ -48,19 +50,21 @@ def check_identification(
         return Finding(name, "stop", width, STOP_WIDTH, sentence, advice, details=details)
     severity = "stop" if width > STOP_WIDTH else "care" if width > CARE_WIDTH else "good"
     threshold = CARE_WIDTH if severity == "good" else STOP_WIDTH if severity == "stop" else CARE_WIDTH
-    sentence = (
-        f"The prevalence here is known to within ±{100 * width:.1f} points (95%) from {len(target.log_ratio)} rows."
-    )
+    rows = f"{len(target.log_ratio)} rows" + (f" of {target.n_units} groups" if target.groups is not None else "")
+    sentence = f"The prevalence here is known to within ±{100 * width:.1f} points (95%) from {rows}."
     if severity == "stop":
         sentence += " That is too wide to be of use: the model says too little about y for so few rows."
     return Finding(name, severity, width, threshold, sentence, advice, details=details)
 
 
 def draw_calibrations(source: SourceSample, random_state: int) -> list[Calibration]:
-    """The source's calibration refitted to its rows drawn again; none where there is nothing to refit."""
+    """The source's calibration refitted to its rows, or groups of rows, drawn again; none if nothing is to be refitted.
+
+    Rows of one group only are drawn as if there were none.
+    """
     if source.calibration.method == "none" or len(source.y) < 2:
         return []
-    rows = evenly(torch.arange(len(source.y)), RESAMPLED_ROWS)
+    rows, shrink = drawn_rows(several(source.groups), len(source.y))
     part = source.take(rows)
     n_classes = part.raw_log_ratio.shape[1]
     targets = torch.nn.functional.one_hot(part.y, n_classes).double()
@@ -70,11 +74,10 @@ def draw_calibrations(source: SourceSample, random_state: int) -> list[Calibrati
         targets,
         part.log_prevalence,
         part.weight,
+        several(part.groups),
         n_resamples=RESAMPLES,
         random_state=random_state,
     )
-    # Fewer rows than the calibration had: draws are brought as near to it as all rows would be.
-    shrink = (len(rows) / len(source.y)) ** 0.5
     found = source.calibration
     return [
         Calibration(
@@ -84,6 +87,19 @@ def draw_calibrations(source: SourceSample, random_state: int) -> list[Calibrati
         )
         for other in drawn.resamples()
     ]
+
+
+def drawn_rows(groups: Tensor | None, n_rows: int) -> tuple[Tensor, float]:
+    """About RESAMPLED_ROWS of the rows, or of whole groups, and what brings their draws as near as all rows' would be.
+
+    That is the root of the share of rows, or of groups.
+    """
+    if groups is None:
+        rows = evenly(torch.arange(n_rows), RESAMPLED_ROWS)
+        return rows, (len(rows) / n_rows) ** 0.5
+    numbers, n_groups = number(groups)
+    kept = evenly(torch.arange(n_groups), max(2, n_groups * RESAMPLED_ROWS // n_rows))
+    return torch.isin(numbers, kept).nonzero().flatten(), (len(kept) / n_groups) ** 0.5
 
 
 def slope_in_errors(calibration: Calibration, resamples: list[Calibration]) -> float | None:
@@ -131,4 +147,6 @@ def information_gain(source: SourceSample) -> tuple[float, float]:
     gain = (combine(source.log_ratio, prior) - prior).gather(1, source.y[:, None])[:, 0]
     share = source.weight / source.weight.sum()
     mean = share @ gain
-    return float(mean), float((share**2 @ (gain - mean) ** 2).sqrt())
+    if several(source.groups) is None:
+        return float(mean), float((share**2 @ (gain - mean) ** 2).sqrt())
+    return float(mean), float(scatter((share * (gain - mean))[:, None], source.groups).sqrt())

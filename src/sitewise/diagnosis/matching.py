@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from sitewise.confounders import Categorical, Confounders
+from sitewise.diagnosis.groups import add_up, number, scatter
 from sitewise.prevalence.linear import contrasts
 from sitewise.solvers import newton
 
 RIDGE = 1e-3  # on the tilt of the weights: keeps it finite where the source can't be brought to the goal
 MANY_LEVELS = 12  # the most frequent levels of a variable get a column of their own, the others share one
-FEWEST = 20  # source rows of a class, and rows in a stratum: with fewer nothing can be said
+FEWEST = 20  # source rows of a class, and rows in a stratum: with fewer nothing can be said; groups, where there are
 EFFECTIVE = 50.0  # even rows that weighted ones of a class must be worth: below, normal errors mislead
 
 
@@ -68,7 +69,10 @@ def balance(features: Tensor, base: Tensor, goal: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Matched:
-    """Source and target rows that are to be compared: what they weigh, and how means over them vary."""
+    """Source and target rows that are to be compared: what they weigh, and how means over them vary.
+
+    Where rows come in groups, means vary as groups do.
+    """
 
     source_features: Tensor  # (m, D) of z
     target_features: Tensor  # (n, D)
@@ -77,19 +81,29 @@ class Matched:
     source_prevalence: Tensor  # (m, K) the target's g at the source's z
     source_weight: Tensor  # (m,), sums to one
     target_weight: Tensor  # (n,), sums to one
+    source_groups: Tensor | None = None  # (m,) numbers
+    target_groups: Tensor | None = None  # (n,)
 
     def effective_rows(self, strata: Tensor | None = None) -> Tensor:
-        """How many even rows the weighted source rows of each class are worth, in each of the strata (m, S): (S, K)."""
+        """How many even rows the weighted source rows of each class are worth, in each of the strata (m, S): (S, K).
+
+        Even groups, where rows come in groups.
+        """
         marks = torch.ones(len(self.y), 1, dtype=torch.float64) if strata is None else strata
         one_hot = torch.nn.functional.one_hot(self.y, self.prevalence.shape[1]).double()
         weighted = self.source_weight[:, None] * one_hot
-        found: Tensor = (marks.T @ weighted) ** 2 / (marks.T @ weighted**2).clamp_min(1e-300)
+        squares = marks.T @ weighted**2
+        if self.source_groups is not None:
+            by_class = [(add_up(marks * own[:, None], self.source_groups) ** 2).sum(0) for own in weighted.T]
+            squares = torch.stack(by_class, dim=1)
+        found: Tensor = (marks.T @ weighted) ** 2 / squares.clamp_min(1e-300)
         return found
 
     def residuals(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Functions (m, M) and (n, M) less what z and class say of them, and the source's leverage (m, 1).
 
         The regression is that of the weighted source rows of each class; a target row is expected to be a mixture.
+        Rows of one group and class have the leverage of their mean row with the weight of all of them.
         """
         left, own, leverage = torch.empty_like(source), target.clone(), torch.empty_like(source[:, :1])
         for label in range(self.prevalence.shape[1]):
@@ -99,7 +113,13 @@ class Matched:
             gram = gram + RIDGE * weight.sum() * torch.eye(len(gram), dtype=torch.float64)
             coefficients = torch.linalg.solve(gram, design.T @ (weight * source[rows]))
             left[rows] = source[rows] - design @ coefficients
-            leverage[rows] = (weight * design * torch.linalg.solve(gram, design.T).T).sum(1, keepdim=True)
+            if self.source_groups is None:
+                leverage[rows] = (weight * design * torch.linalg.solve(gram, design.T).T).sum(1, keepdim=True)
+            else:
+                own_groups = self.source_groups[rows]
+                together, mass = add_up(weight * design, own_groups), add_up(weight, own_groups).clamp_min(1e-300)
+                pulled = (together * torch.linalg.solve(gram, together.T).T).sum(1, keepdim=True) / mass
+                leverage[rows] = pulled[number(own_groups)[0]]
             own -= self.prevalence[:, label, None] * (self.target_features @ coefficients)
         return left, own, leverage
 
@@ -109,7 +129,8 @@ class Matched:
         mean = self.target_weight @ own
         parts = self.target_weight[:, None] * (own - mean)
         others = self.source_weight[:, None] * left / (1 - leverage.clamp(max=0.9))  # HC3: few rows fit themselves
-        return Difference(mean - self.source_weight @ left, parts.T @ parts + others.T @ others)
+        covariance = scatter(parts, self.target_groups) + scatter(others, self.source_groups)
+        return Difference(mean - self.source_weight @ left, covariance)
 
     def tilts(self, source: Tensor, strata: Tensor) -> Tensor:
         """How the mean of functions (m, M) of the source moves with the log-odds of g in strata (m, S), (M, P)."""
@@ -137,10 +158,13 @@ def match(
     prevalence: Tensor,
     source_prevalence: Tensor,
     schema: Confounders | None,
+    source_groups: Tensor | None = None,
+    target_groups: Tensor | None = None,
 ) -> Matched:
     """Weight source rows (m) of class y and given codes to the mix of the target (n), whose g is (n, K)."""
     share = target_weight / target_weight.sum()
-    floor = 0.5 / len(target_codes)  # a class estimated at nothing may still be there
+    n_units = len(target_codes) if target_groups is None else number(target_groups)[1]
+    floor = 0.5 / n_units  # a class estimated at nothing may still be there
     prevalence = prevalence.clamp_min(floor) / prevalence.clamp_min(floor).sum(1, keepdim=True)
     target_features = z_features(target_codes, target_codes, schema)
     source_features = z_features(source_codes, target_codes, schema)
@@ -150,4 +174,5 @@ def match(
         goal = (share * prevalence[:, label]) @ target_features
         base = source_weight[rows] / source_weight[rows].sum() * goal[0]
         weight[rows] = balance(source_features[rows], base, goal)
-    return Matched(source_features, target_features, y, prevalence, source_prevalence, weight / weight.sum(), share)
+    weight, groups = weight / weight.sum(), (source_groups, target_groups)
+    return Matched(source_features, target_features, y, prevalence, source_prevalence, weight, share, *groups)

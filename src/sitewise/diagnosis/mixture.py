@@ -14,7 +14,7 @@ from torch import Tensor
 from sitewise.adaptation import PrevalenceEstimate
 from sitewise.diagnosis.matching import FEWEST, Matched, match
 from sitewise.diagnosis.result import Finding
-from sitewise.diagnosis.samples import SourceSample, TargetSample
+from sitewise.diagnosis.samples import SourceSample, TargetSample, by_groups
 
 STOP_LEVEL, CARE_LEVEL = 0.01, 0.05
 STOP_SHORTFALL = 0.05  # a sure but smaller one asks for care
@@ -38,21 +38,24 @@ def check_mixture(source: SourceSample, target: TargetSample, estimate: Prevalen
     tested = {label: _shortfall_of(label, source, target, estimate) for label in range(target.log_ratio.shape[1])}
     found = {label: shortfall for label, shortfall in tested.items() if shortfall is not None}
     if not found:
+        unit = "rows" if source.groups is None else "groups"
         sentence = (
-            f"Not tested: it takes {FEWEST} held-out rows of all classes but one, with a mix of z like this site's."
+            f"Not tested: it takes {FEWEST} held-out {unit} of all classes but one, with a mix of z like this site's."
         )
         return Finding(name, "care" if absent else "unknown", None, STOP_LEVEL, sentence + noted, advice)
     label, worst = min(found.items(), key=lambda item: item[1].p_value)
     p_value = min(1.0, worst.p_value * len(found))
     details = {"shortfall": worst.value, "class": label, "tested": sorted(found)}
+    details |= source.group_counts | target.group_counts
+    by = by_groups(source, target)
     if p_value < CARE_LEVEL:
         severity = "stop" if p_value < STOP_LEVEL and worst.value >= STOP_SHORTFALL else "care"
         sentence = (
             f"Rows here are less like a class than held-out rows of other classes are (by {100 * worst.value:.0f}%, "
-            f"p = {p_value:.2g}): no prevalence explains that, images or patients differ from those in training."
+            f"p = {p_value:.2g}{by}): no prevalence explains that, images or patients differ from those in training."
         )
         return Finding(name, severity, p_value, STOP_LEVEL, sentence, ADVICE, p_value, details)
-    sentence = f"Rows here can be a mixture of the classes (p = {p_value:.2g})."
+    sentence = f"Rows here can be a mixture of the classes (p = {p_value:.2g}{by})."
     severity = "care" if absent else "good"
     return Finding(name, severity, p_value, STOP_LEVEL, sentence + noted, advice, p_value, details)
 
@@ -71,7 +74,7 @@ def _shortfall_of(
 ) -> Shortfall | None:
     here = target.take((target.tested & target.supported & (target.weight > 0)).nonzero().flatten())
     held = source.take(((source.weight > 0) & (source.y != label)).nonzero().flatten())
-    if len(here.weight) < FEWEST:
+    if here.n_units < FEWEST:
         return None
     others, own = (_without(estimate.prevalence.log_prob(sample.codes), label) for sample in (here, held))
     kept = [k for k in range(target.log_ratio.shape[1]) if k != label]
@@ -88,8 +91,10 @@ def _shortfall_of(
         others[:, kept].exp(),
         own[:, kept].exp(),
         estimate.confounders,
+        held.groups,
+        here.groups,
     )
-    present = both.prevalence.mean(0) > 1 / len(here.weight)
+    present = both.prevalence.mean(0) > 1 / here.n_units
     if bool((both.effective_rows()[0, present] < FEWEST).any()):
         return None
     return shortfall(both, _likeness(here.log_ratio, others, label), _likeness(held.log_ratio, own, label))

@@ -1,9 +1,13 @@
 """Is f calibrated on the held-out rows, and how surely is that known?"""
 
+from dataclasses import dataclass
+
 import torch
 from scipy.stats import chi2
 from torch import Tensor
 
+from sitewise.diagnosis.discrepancy import quadratic_p_value
+from sitewise.diagnosis.groups import number, several
 from sitewise.diagnosis.result import Finding
 from sitewise.diagnosis.samples import SourceSample
 from sitewise.posterior import combine
@@ -14,6 +18,26 @@ LEVEL = 0.01
 LARGE = 0.05  # calibration error that matters
 
 
+@dataclass(frozen=True)
+class CalibrationError:
+    """The mean gap |observed - predicted| over bins, less what chance alone makes of it, Σ z², and how many z.
+
+    `eigenvalues` are those of the covariance of z where rows come in groups; None where all z are independent.
+    """
+
+    value: float
+    statistic: float
+    degrees: int
+    eigenvalues: Tensor | None = None
+
+    def p_value(self, fitted: int) -> float:
+        """The chance of so large a statistic; a fitted parameter takes a z away, of groups the least that varies."""
+        degrees = max(1, self.degrees - fitted)
+        if self.eigenvalues is None:
+            return float(chi2.sf(self.statistic, degrees))
+        return quadratic_p_value(self.statistic, self.eigenvalues.sort(descending=True).values[:degrees])
+
+
 def check_calibration(source: SourceSample, slope_in_errors: float | None) -> Finding:
     """Predicted against observed frequencies of each class on held-out rows, in bins of the prediction."""
     name = "calibration"
@@ -22,28 +46,31 @@ def check_calibration(source: SourceSample, slope_in_errors: float | None) -> Fi
         advice = "Call model.calibrate with labeled rows that training did not use."
         return Finding(name, "care", None, None, sentence, advice, details={"rows": len(source.y)})
     probability = combine(source.log_ratio, source.log_prevalence).exp()
-    error, statistic, degrees = calibration_error(probability, source.y, source.weight)
-    fitted = {"none": 0, "temperature": 1}.get(source.calibration.method, 2)
-    p_value = float(chi2.sf(statistic, max(1, degrees - fitted)))
-    severity = "care" if p_value < LEVEL and error > LARGE else "good"
+    error = calibration_error(probability, source.y, source.weight, source.groups)
+    p_value = error.p_value({"none": 0, "temperature": 1}.get(source.calibration.method, 2))
+    severity = "care" if p_value < LEVEL and error.value > LARGE else "good"
     certainty = (
         "" if slope_in_errors is None else f"; its slope is known to within {100 / max(slope_in_errors, 1e-9):.0f}%"
     )
+    groups = "".join(f" of {n_groups} groups" for n_groups in source.group_counts.values())
     sentence = (
-        f"On {len(source.y)} held-out rows predicted and observed frequencies differ by {100 * error:.1f} points on "
-        f"average{certainty}."
+        f"On {len(source.y)} held-out rows{groups} predicted and observed frequencies differ by "
+        f"{100 * error.value:.1f} points on average{certainty}."
     )
     advice = "Calibrate on more held-out rows, or with method='vector'."
     details = {"rows": len(source.y), "counts": source.counts.tolist(), "method": source.calibration.method}
-    return Finding(name, severity, error, LARGE, sentence, advice, p_value, details)
+    details |= source.group_counts
+    return Finding(name, severity, error.value, LARGE, sentence, advice, p_value, details)
 
 
-def calibration_error(probability: Tensor, y: Tensor, weight: Tensor) -> tuple[float, float, int]:
-    """The mean gap |observed - predicted| over bins, less what chance alone makes of it, Σ z², and how many z.
+def calibration_error(probability: Tensor, y: Tensor, weight: Tensor, groups: Tensor | None = None) -> CalibrationError:
+    """Compare frequencies in bins of equally many rows, for every class but the first (two classes mirror each other).
 
-    Bins hold equally many rows each, for every class but the first (with two classes they mirror each other).
+    Labels vary as the predictions say. Where rows come in groups, what the groups' sums of residuals vary more than
+    single residuals do is counted on top, and so is what they have in common between bins.
     """
-    gaps, statistic, degrees = [], 0.0, 0
+    groups = several(groups)
+    gaps, statistic, degrees, eigenvalues = [], 0.0, 0, []
     for label in range(1, probability.shape[1]):
         p, hit = probability[:, label], (y == label).double()
         bins = torch.argsort(torch.argsort(p)) * BINS // len(p)
@@ -52,9 +79,26 @@ def calibration_error(probability: Tensor, y: Tensor, weight: Tensor) -> tuple[f
         gap.index_add_(0, bins, weight * (hit - p))
         variance.index_add_(0, bins, weight**2 * p * (1 - p))
         squares.index_add_(0, bins, weight**2)
-        enough = variance > 1.0 * squares / total.clamp_min(1e-300)  # about one event expected each way
+        together = None if groups is None else dependence(weight * (hit - p), bins, groups)
+        inflation = torch.ones(BINS).double() if together is None else together.diagonal()
+        enough = variance / inflation > 1.0 * squares / total.clamp_min(1e-300)  # about one event expected each way
         statistic += float((gap[enough] ** 2 / variance[enough]).sum())
         degrees += int(enough.sum())
-        excess = (gap**2 - variance).clamp_min(0).sqrt()
+        if together is not None:
+            eigenvalues.append(torch.linalg.eigvalsh(together[enough][:, enough]))
+        excess = (gap**2 - variance * inflation).clamp_min(0).sqrt()
         gaps.append(float(excess.sum() / total.sum()))
-    return max(gaps), statistic, max(1, degrees)
+    return CalibrationError(max(gaps), statistic, max(1, degrees), torch.cat(eigenvalues) if eigenvalues else None)
+
+
+def dependence(residuals: Tensor, bins: Tensor, groups: Tensor) -> Tensor:
+    """Covariances of bins' sums of residuals, in units of what independent rows would have, (BINS, BINS).
+
+    G/(G-1) Σ_G S_Gi S_Gj / sqrt(E_i E_j), with S_Gi the sum over a group in bin i and E_i the sum of squares in it.
+    """
+    numbers, n_groups = number(groups)
+    sums = torch.zeros(n_groups * BINS).double().index_add_(0, numbers * BINS + bins, residuals).reshape(-1, BINS)
+    scale = torch.zeros(BINS).double().index_add_(0, bins, residuals**2).sqrt()
+    scaled = sums / scale.clamp_min(1e-300)
+    product: Tensor = scaled.T @ scaled * (n_groups / (n_groups - 1))
+    return torch.where(torch.eye(BINS).bool() & (scale <= 0), 1.0, product)

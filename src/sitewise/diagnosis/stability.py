@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sitewise.confounders import Categorical, Confounders
 from sitewise.diagnosis.discrepancy import leave_out, quadratic_p_value
+from sitewise.diagnosis.groups import count
 from sitewise.diagnosis.matching import EFFECTIVE, FEWEST, Matched, frequent
 
 STRATA_SHARE = 0.5  # of the statistic, beside the whole site's: all strata of z together
@@ -81,10 +82,16 @@ def importance(strata: Tensor, weight: Tensor) -> Tensor:
     return torch.cat([torch.ones(1, dtype=torch.float64), STRATA_SHARE * inner])
 
 
-def make_strata(source: Tensor, target: Tensor, schema: Confounders | None) -> tuple[Tensor, Tensor]:
+def make_strata(
+    source: Tensor,
+    target: Tensor,
+    schema: Confounders | None,
+    source_groups: Tensor | None = None,
+    target_groups: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Columns that mark strata of z in both samples: everything, the frequent levels, halves of a number's range.
 
-    A stratum with few rows in either sample is left out.
+    A stratum with few rows (groups, where there are) in either sample is left out.
     """
     both = [[torch.ones(len(codes), dtype=torch.bool)] for codes in (source, target)]
     for j, variable in enumerate(() if schema is None else schema.variables):
@@ -99,7 +106,7 @@ def make_strata(source: Tensor, target: Tensor, schema: Confounders | None) -> t
                 for codes in (source, target)
             ]
         for s, t in zip(*marks, strict=True):
-            if min(int(s.sum()), int(t.sum())) >= FEWEST and not (s.all() and t.all()):
+            if min(count(source_groups, s), count(target_groups, t)) >= FEWEST and not (s.all() and t.all()):
                 both[0].append(s)
                 both[1].append(t)
     first, second = (torch.stack(columns, dim=1).double() for columns in both)

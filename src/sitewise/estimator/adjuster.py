@@ -170,7 +170,7 @@ class PrevalenceAdjuster(SiteModel):
         names = tuple(map(str, data.site_names))
         self._training_table = TrainingTable.of(rows.codes, rows.y, rows.site, names, n_classes, schema)
         if self.joint is not None:
-            self._learn_pairs(rows, own)
+            self._learn_pairs(rows, own, data.groups)
             return
         masked = rows.codes
         if schema is not None:
@@ -188,17 +188,17 @@ class PrevalenceAdjuster(SiteModel):
             folds=folds(len(rows), data.groups, seed),
         )
         self._ratio, self.classifier_sees_, self.held_out_nll_ = chosen.ratio, chosen.sees, chosen.nll
-        self._hold_out(score_held_out(_by_number(rows), own, schema, _scoring(chosen)))
+        self._hold_out(score_held_out(_by_number(rows), own, schema, _scoring(chosen), data.groups))
         self._joint = None
 
-    def _learn_pairs(self, rows: LabeledRows, own: RowPrevalence) -> None:
+    def _learn_pairs(self, rows: LabeledRows, own: RowPrevalence, groups: Tensor | None) -> None:
         """From log P(y, z|x) of checked rows: log f, which needs no fit, and r over the z-points."""
         points = read_points(self.joint, self.confounders_)
         assert self.confounders_ is not None
         bank, prior = fit_pairs(rows, points, self.confounders_, len(self.classes_))
         self._ratio = PairRatio(bank, self._pooled_prevalence)
         self.classifier_sees_, self.held_out_nll_ = "xz", {}
-        self._hold_out(score_held_out(rows, own, self.confounders_, self._score))  # type: ignore[arg-type]
+        self._hold_out(score_held_out(rows, own, self.confounders_, self._score, groups))  # type: ignore[arg-type]
         self._joint = fit_pair_model(rows, bank, prior, self._unsupported, self.calibration)
         self._joint = judged(self, rows)  # type: ignore[assignment]
 

@@ -29,7 +29,9 @@ def diagnose(here: "AdaptedClassifier") -> Diagnosis:
     held, calibration = model._held_out[which], model._calibrations[which]
     tilt, log_ratio = None, rows.log_ratio
     if which and here.joint is not None and rows.without_z is not None and held.known_codes is not None:
-        tilt = site_tilt(model._joint.bank, here.joint.weights.cpu(), held.known_codes, held.y, held.weight)
+        tilt = site_tilt(
+            model._joint.bank, here.joint.weights.cpu(), held.known_codes, held.y, held.weight, held.groups
+        )
         log_ratio = rows.without_z
     source = SourceSample(
         held.raw_log_ratio if len(held.y) else held.raw_log_ratio.reshape(0, len(model.classes_)),
@@ -41,10 +43,12 @@ def diagnose(here: "AdaptedClassifier") -> Diagnosis:
         held.features if len(held.y) else None,
         held.feature_rows,
         tilt,
+        held.groups,
     )
     weight = torch.ones(n_rows, dtype=torch.float64) if rows.weight is None else rows.weight.double()
     tested = hidden if which else tested
-    target = TargetSample(log_ratio, rows.codes, weight, tested, rows.supported, rows.features, rows.feature_rows)
+    own = (rows.features, rows.feature_rows, rows.groups)
+    target = TargetSample(log_ratio, rows.codes, weight, tested, rows.supported, *own)
     return diagnose_site(
         source,
         target,

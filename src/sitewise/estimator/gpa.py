@@ -5,13 +5,12 @@ from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
-import pandas as pd
 import torch
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from sitewise.arrays import Problems
+from sitewise.arrays import Problems, read_groups
 from sitewise.calibration import METHODS as CALIBRATIONS
 from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
@@ -213,7 +212,7 @@ class GPAClassifier(SiteModel):
         )
         self._scorer = Scorer(trained.module, self.device)
         self.training_history_, self.best_epoch_ = trained.history, trained.best_epoch
-        self._hold_out(score_held_out(validation, validation_prevalence, self.confounders_, self._score))
+        self._hold_out(score_held_out(validation, validation_prevalence, self.confounders_, self._score, held_groups))
         learns = self.missing != "knockout" and self.confounders_ is not None
         self._joint = fit_joint_model(self, training, validation, seed) if learns else None
         self._joint = judged(self, validation)
@@ -279,16 +278,16 @@ class GPAClassifier(SiteModel):
         if unknown:
             problems.add(f"y holds {unknown}, which are not among the classes {self.classes_.tolist()}")
         _, site = read_domain(sample_domain, len(inputs), problems)
+        group = read_groups(groups, len(inputs), problems)
         problems.raise_if_any()
         number_of = torch.tensor(np.searchsorted(self.classes_, labels))
         weight = torch.ones(len(inputs))
         codes = self._codes(sample_confounder, len(inputs))
         rows = LabeledRows(inputs, number_of[torch.tensor(target)], weight, site, codes)
-        group = None if groups is None else torch.tensor(pd.factorize(pd.Series(groups))[0])
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         n_classes = len(self.classes_)
         own = cross_fit(self.prevalence, rows, group, n_classes, self.confounders_, self.knockout, seed)
-        self._hold_out(score_held_out(rows, own, self.confounders_, self._score))
+        self._hold_out(score_held_out(rows, own, self.confounders_, self._score, group))
         self._joint = None if self._joint is None else calibrate_critic(self, self._joint, rows, seed)
         self._joint = judged(self, rows)
         return self

@@ -36,6 +36,7 @@ class HeldOut:
     feature_rows: Tensor | None = field(repr=False)  # (m,)
     known_codes: Tensor | None = field(default=None, repr=False)  # of z where some is hidden in `codes`
     site: Tensor | None = field(default=None, repr=False)  # (n,) numbers of the sites
+    groups: Tensor | None = field(default=None, repr=False)  # (n,) numbers of the groups (patients)
 
     def shifted(self, shift: Callable[[Tensor], Tensor]) -> "HeldOut":
         """The same rows with something of their codes, (n, K), added to log f."""
@@ -44,8 +45,8 @@ class HeldOut:
     def take(self, rows: Tensor) -> "HeldOut":
         """Some of the rows, as calibration sees them."""
         raw, log_prevalence, y = self.raw_log_ratio[rows], self.log_prevalence[rows], self.y[rows]
-        known, site = (None if part is None else part[rows] for part in (self.known_codes, self.site))
-        return HeldOut(raw, log_prevalence, y, self.weight[rows], self.codes[rows], None, None, known, site)
+        own = (None if part is None else part[rows] for part in (self.known_codes, self.site, self.groups))
+        return HeldOut(raw, log_prevalence, y, self.weight[rows], self.codes[rows], None, None, *own)
 
     def calibrate(self, method: str, n_classes: int) -> Calibration:
         """Fit the calibration asked for, or as much of it as the labels can bear."""
@@ -78,6 +79,7 @@ def score_held_out(
     prevalence: RowPrevalence,
     schema: Confounders | None,
     score: Score,
+    groups: Tensor | None = None,
 ) -> tuple[HeldOut, HeldOut]:
     """What calibration needs of held-out rows: those with all of z, and all of them with z hidden (equation 6).
 
@@ -90,7 +92,7 @@ def score_held_out(
             return HeldOut(weight, weight, y, weight, codes[chosen], weight[:, None].float(), chosen)
         raw, features, feature_rows = score(take_inputs(rows.X, chosen), codes[chosen])
         log_prevalence = prevalence.log_prob(codes)[chosen]
-        own = (rows.codes[chosen], rows.site[chosen])
+        own = (rows.codes[chosen], rows.site[chosen], None if groups is None else groups[chosen])
         return HeldOut(raw, log_prevalence, y, weight, codes[chosen], features, feature_rows, *own)
 
     everything = torch.arange(len(rows))
