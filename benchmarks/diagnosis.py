@@ -33,7 +33,7 @@ import sitewise as sw
 from sitewise.confounders import Confounders
 from sitewise.datasets.digits import color, from_table, load_digits
 from sitewise.diagnosis import SourceSample, TargetSample, diagnose_site
-from sitewise.estimator.kept import score_keeping_features
+from sitewise.estimator.scoring.features import score_keeping_features
 from sitewise.ratio import network_inputs
 
 PARTS = ("null", "uninformative", "broken")

@@ -31,7 +31,7 @@ from sitewise.artifacts import versions
 from sitewise.confounders import Confounders
 from sitewise.datasets.manifest import Manifest
 from sitewise.datasets.packed import PackedImages, pack
-from sitewise.estimator.prevalences import fit_prevalence
+from sitewise.estimator.source.prevalences import fit_prevalence
 from sitewise.inputs import DEVICE_SHARE, StoredImages
 from sitewise.methods.erm import ERM
 from sitewise.methods.objective import MethodObjective, Prepared

@@ -38,7 +38,7 @@ TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "experime
 RUN_BY = {  # pages with tests of their own
     "guides/heart.md": "tests/realdata/test_guides.py",
     "guides/gusto.md": "tests/realdata/test_guides.py",
-    "saving.md": "tests/estimator/test_saving_page.py",
+    "saving.md": "tests/estimator/files/test_saving_page.py",
 }
 NUMBER = r"-?\d+(?:\.\d+)?"
 SHELLS = ("", "sh", "bash", "console")

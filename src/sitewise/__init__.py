@@ -27,7 +27,7 @@ _ROOM_OF = {
     "AdaptedClassifier": "estimator",
     "GPAClassifier": "estimator",
     "PrevalenceAdjuster": "estimator",
-    "load": "estimator.saving",
+    "load": "estimator.files.saving",
     "expected_performance": "performance",
     "ExpectedPerformance": "performance",
     "plan_sample_size": "samplesize",
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from sitewise.estimator import AdaptedClassifier as AdaptedClassifier
     from sitewise.estimator import GPAClassifier as GPAClassifier
     from sitewise.estimator import PrevalenceAdjuster as PrevalenceAdjuster
-    from sitewise.estimator.saving import load as load
+    from sitewise.estimator.files.saving import load as load
     from sitewise.performance import ExpectedPerformance as ExpectedPerformance
     from sitewise.performance import expected_performance as expected_performance
     from sitewise.samplesize import plan_sample_size as plan_sample_size

@@ -18,7 +18,7 @@ from PIL import Image
 from sitewise.datasets.images import read_image
 from sitewise.datasets.manifest import Manifest, to_site, to_sites
 from sitewise.datasets.packed import Change, PackedImages, pack
-from sitewise.estimator.reading import read_inputs
+from sitewise.estimator.source.reading import read_inputs
 
 N, SIZE = 11, 8
 THREE_ROWS = 3 * 3 * SIZE * SIZE  # bytes

@@ -10,8 +10,9 @@ import torch
 from sklearn.exceptions import NotFittedError
 
 import sitewise as sw
-from sitewise.estimator.prevalences import find_unsupported
-from sitewise.estimator.reading import TrainingData, folds, split_validation
+from sitewise.estimator.source.reading import TrainingData
+from sitewise.estimator.source.regions import find_unsupported
+from sitewise.estimator.source.splitting import folds, split_validation
 from sitewise.ratio import LabeledRows
 
 FAST = {"epochs": 4, "batch_size": 64, "device": "cpu"}

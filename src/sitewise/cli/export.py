@@ -24,7 +24,7 @@ def export(
     check_out(out, force, suffixes=(".onnx",))
     with output.working(f"reading {site}"):
         from sitewise.cli.loading import load_site
-        from sitewise.estimator.exporting import export_onnx
+        from sitewise.estimator.files.exporting import export_onnx
 
         content = export_onnx(load_site(site), out, dtype)
     inputs = "x and z" if content["z"] else "x"

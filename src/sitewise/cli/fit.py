@@ -167,7 +167,7 @@ def _refuse(**needless: Any) -> None:
 
 
 def _record(model: Any, reader: "TableReader", read: "ReadRows", out: Path) -> dict[str, Any]:
-    from sitewise.estimator.card import held_out_metrics
+    from sitewise.estimator.files.card import held_out_metrics
 
     sites = [
         {

@@ -24,7 +24,7 @@ def report(
     check_out(out, force, suffixes=(".html", ".htm"))
     with output.working(f"reading {site}"):
         from sitewise.cli.loading import load_site
-        from sitewise.estimator.reporting import report_content
+        from sitewise.estimator.at_site.reporting import report_content
         from sitewise.report.page import render
         from sitewise.tables import whole_file
 

@@ -15,14 +15,14 @@ from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
 from sitewise.adaptation.joint import JointEstimate
 from sitewise.arrays import did_you_mean, in_stretches
 from sitewise.diagnosis import FALLBACKS, Diagnosis
-from sitewise.estimator.believing import believed_rows
-from sitewise.estimator.diagnosing import diagnose
-from sitewise.estimator.kept import KeptRows
-from sitewise.estimator.prevalences import in_regions
-from sitewise.estimator.reporting import report_content
-from sitewise.estimator.updating import update
-from sitewise.estimator.watching import watch
-from sitewise.estimator.without_z import with_joint, with_joint_marginal
+from sitewise.estimator.at_site.believing import believed_rows
+from sitewise.estimator.at_site.diagnosing import diagnose
+from sitewise.estimator.at_site.kept import KeptRows
+from sitewise.estimator.at_site.reporting import report_content
+from sitewise.estimator.at_site.updating import update
+from sitewise.estimator.at_site.watching import watch
+from sitewise.estimator.source.regions import in_regions
+from sitewise.estimator.without_z.predicting import with_joint, with_joint_marginal
 from sitewise.monitoring import ALARM_LEVEL
 from sitewise.performance import (
     BelievedRows,
@@ -201,7 +201,7 @@ class AdaptedClassifier:
 
         The folder is written whole or not at all; another saved model at that place is replaced, nothing else is.
         """
-        from sitewise.estimator.saving import save
+        from sitewise.estimator.files.saving import save
 
         save(self, path)
 
@@ -212,7 +212,7 @@ class AdaptedClassifier:
         there are confounders, "z" in float64: numbers as they are, the place of a category among its levels, NaN for
         missing. The output is "probability", (rows, K). Levels, classes and threshold are in the graph's metadata.
         """
-        from sitewise.estimator.exporting import export_onnx
+        from sitewise.estimator.files.exporting import export_onnx
 
         export_onnx(self, path, dtype)
         return Path(path)

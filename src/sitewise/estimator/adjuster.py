@@ -13,19 +13,8 @@ from sitewise.arrays import Problems, did_you_mean, in_stretches, read_groups, r
 from sitewise.calibration import METHODS as CALIBRATIONS
 from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
-from sitewise.estimator.held_out import score_held_out
 from sitewise.estimator.model import SiteModel
-from sitewise.estimator.pairs import (
-    PairModel,
-    PairRatio,
-    fit_pair_model,
-    fit_pairs,
-    pair_problems,
-    pair_reader,
-    read_points,
-)
-from sitewise.estimator.prevalences import RowPrevalence, cross_fit, find_unsupported, fit_prevalence
-from sitewise.estimator.probabilities import (
+from sitewise.estimator.scoring.probabilities import (
     TINY,
     Classifier,
     cross_fit_classifier,
@@ -34,10 +23,24 @@ from sitewise.estimator.probabilities import (
     is_ready,
     warn_separated,
 )
-from sitewise.estimator.reading import Array, TrainingData, folds, read_classes, read_training_data
-from sitewise.estimator.score_ratio import ChosenRatio, ScoredRows, fit_ratio
-from sitewise.estimator.summary import summarize_training
-from sitewise.estimator.without_z import MISSING, fit_site_joint, judged, with_joint
+from sitewise.estimator.scoring.ratios import ChosenRatio, ScoredRows, fit_ratio
+from sitewise.estimator.source.held_out import score_held_out
+from sitewise.estimator.source.prevalences import RowPrevalence, cross_fit, fit_prevalence
+from sitewise.estimator.source.reading import Array, TrainingData, read_classes, read_training_data
+from sitewise.estimator.source.regions import find_unsupported
+from sitewise.estimator.source.splitting import folds
+from sitewise.estimator.source.summary import summarize_training
+from sitewise.estimator.without_z.choosing import MISSING, fit_site_joint, judged
+from sitewise.estimator.without_z.pairs import (
+    PairModel,
+    PairRatio,
+    fit_pair_model,
+    fit_pairs,
+    pair_problems,
+    pair_reader,
+    read_points,
+)
+from sitewise.estimator.without_z.predicting import with_joint
 from sitewise.prevalence import MODELS
 from sitewise.ratio import LabeledRows
 

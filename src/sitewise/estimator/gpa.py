@@ -14,29 +14,19 @@ from sitewise.arrays import Problems, read_groups
 from sitewise.calibration import METHODS as CALIBRATIONS
 from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
-from sitewise.estimator.cached import cached_log_ratio, cached_score
-from sitewise.estimator.held_out import score_held_out
-from sitewise.estimator.joint import JointModel, calibrate_critic, fit_joint_model
+from sitewise.estimator.at_site.sharded import SiteRows, gather_rows
 from sitewise.estimator.model import SiteModel
-from sitewise.estimator.prevalences import (
-    RowPrevalence,
-    by_site,
-    cross_fit,
-    find_unsupported,
-    fit_prevalence,
-)
-from sitewise.estimator.reading import (
-    TrainingData,
-    read_classes,
-    read_domain,
-    read_inputs,
-    read_training_data,
-    split_validation,
-)
+from sitewise.estimator.scoring.cached import cached_log_ratio, cached_score
 from sitewise.estimator.settings import read_network_settings
-from sitewise.estimator.sharded import SiteRows, gather_rows
-from sitewise.estimator.summary import summarize_training
-from sitewise.estimator.without_z import MISSING, fit_site_joint, judged, with_joint
+from sitewise.estimator.source.held_out import score_held_out
+from sitewise.estimator.source.prevalences import RowPrevalence, by_site, cross_fit, fit_prevalence
+from sitewise.estimator.source.reading import TrainingData, read_classes, read_domain, read_inputs, read_training_data
+from sitewise.estimator.source.regions import find_unsupported
+from sitewise.estimator.source.splitting import split_validation
+from sitewise.estimator.source.summary import summarize_training
+from sitewise.estimator.without_z.choosing import MISSING, fit_site_joint, judged
+from sitewise.estimator.without_z.joint import JointModel, calibrate_critic, fit_joint_model
+from sitewise.estimator.without_z.predicting import with_joint
 from sitewise.inputs import Inputs
 from sitewise.prevalence import MODELS, Prevalence
 from sitewise.ratio import LabeledRows, RatioObjective, Scorer, build_ratio, for_network, network_inputs

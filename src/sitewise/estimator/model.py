@@ -19,13 +19,14 @@ from sitewise.calibration import METHODS, Calibration
 from sitewise.confounders import Confounders
 from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
-from sitewise.estimator.balance import Balance, describe_source, fit_balance
-from sitewise.estimator.held_out import HeldOut
-from sitewise.estimator.kept import KeptRows
-from sitewise.estimator.planning import plan_from_held_out
-from sitewise.estimator.prevalences import Region, by_site, in_regions, warn_kept
-from sitewise.estimator.reading import Array, read_domain, read_partial_labels
-from sitewise.estimator.summary import TrainingSummary
+from sitewise.estimator.at_site.kept import KeptRows
+from sitewise.estimator.at_site.planning import plan_from_held_out
+from sitewise.estimator.source.balance import Balance, describe_source, fit_balance
+from sitewise.estimator.source.held_out import HeldOut
+from sitewise.estimator.source.prevalences import by_site
+from sitewise.estimator.source.reading import Array, read_domain, read_partial_labels
+from sitewise.estimator.source.regions import Region, in_regions, warn_kept
+from sitewise.estimator.source.summary import TrainingSummary
 from sitewise.posterior import combine
 from sitewise.prevalence import Prevalence, SourcePrevalence
 from sitewise.samplesize import SamplePlan
@@ -228,7 +229,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
 
         The folder is written whole or not at all; another saved model at that place is replaced, nothing else is.
         """
-        from sitewise.estimator.saving import save
+        from sitewise.estimator.files.saving import save
 
         save(self, path)
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from sitewise.arrays import Problems
 from sitewise.confounders import Confounders
-from sitewise.estimator.reading import read_inputs
 from sitewise.estimator.settings import read_network_settings
+from sitewise.estimator.source.reading import read_inputs
 from sitewise.methods.card import Card, refuse
 from sitewise.methods.network import Array, Trained, train_network
 from sitewise.methods.objective import Batch, Prepared, mean_nll

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
 from sitewise.confounders import Categorical, Confounders
-from sitewise.estimator.reading import read_partial_labels
+from sitewise.estimator.source.reading import read_partial_labels
 from sitewise.methods.base import Method, Rule, cross_fitted
 from sitewise.methods.card import Card
 from sitewise.methods.gpa import GPA, log_of

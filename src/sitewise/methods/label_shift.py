@@ -13,7 +13,7 @@ from sitewise.adaptation import estimate_prevalence
 from sitewise.arrays import Problems
 from sitewise.calibration import METHODS as CALIBRATIONS
 from sitewise.confounders import Confounders
-from sitewise.estimator.held_out import calibrate_rows
+from sitewise.estimator.source.held_out import calibrate_rows
 from sitewise.methods.base import Method, Rule
 from sitewise.methods.card import Card
 from sitewise.methods.erm import ERM, ERMWithoutColor, ERMWithZ

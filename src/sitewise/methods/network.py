@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from sitewise.confounders import Confounders
-from sitewise.estimator.reading import read_inputs, read_training_data, split_validation
+from sitewise.estimator.source.reading import read_inputs, read_training_data
+from sitewise.estimator.source.splitting import split_validation
 from sitewise.methods.objective import MethodObjective
 from sitewise.ratio import LabeledRows, Scorer, build_ratio, for_network, network_inputs
 from sitewise.training import AUGMENTATIONS, Recipe, train

@@ -8,7 +8,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
-from sitewise.estimator.held_out import calibrate_rows
+from sitewise.estimator.source.held_out import calibrate_rows
 from sitewise.methods.base import Method, Rule
 from sitewise.methods.card import Card
 from sitewise.methods.irm import mean_over_sites

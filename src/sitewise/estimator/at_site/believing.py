@@ -1,0 +1,64 @@
+"""What an adapted model believes of its rows' labels, with everything that leaves it in doubt."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from sklearn.utils import check_random_state
+from torch import Tensor
+
+from sitewise.estimator.without_z.predicting import lacking, with_joint_marginal
+from sitewise.performance import BelievedRows, Part, believe
+from sitewise.posterior import combine
+
+if TYPE_CHECKING:
+    from sitewise.estimator.adapted import AdaptedClassifier
+    from sitewise.estimator.model import SiteModel
+
+N_RESAMPLES = 100  # of the held-out rows behind a calibration
+
+
+def believed_rows(here: "AdaptedClassifier") -> BelievedRows:
+    """The rows a model was adapted on, as `sitewise.performance` wants them."""
+    rows, model = here.rows, here.model
+    schema, joint = model.confounders_, here.joint if here.in_use == "adapted" else None
+    decided = with_joint_marginal(model, joint, rows.codes, here._prior(rows.codes))
+    return believe(
+        rows.log_ratio,
+        rows.codes,
+        here.estimate,
+        log_prevalence=with_joint_marginal(model, here.joint, rows.codes, here._log_prevalence(rows.codes)),
+        supported=rows.supported,
+        by_marginal=None if here.joint is None else lacking(model, rows.codes),
+        probability=combine(rows.log_ratio, decided).exp().numpy(),
+        parts=calibration_parts(model, rows.codes, joint=here.joint is not None),
+        known=None if rows.labels is None else rows.labels.numpy(),
+        weight=rows.weight,
+        z=None if schema is None else schema.decode(rows.codes),
+        random_state=model.random_state,
+    )
+
+
+def calibration_parts(model: "SiteModel", codes: Tensor, *, joint: bool = False) -> list[Part]:
+    """Those of the model's calibrations that rows with such z went through, refitted to held-out rows drawn again.
+
+    Rows that lack z go through the second one, unless the joint model speaks for them.
+    """
+    seed = int(check_random_state(model.random_state).randint(2**31 - 1))
+    schema, (complete, hidden) = model.confounders_, model._telling_rows()
+
+    def lacks_some(codes: Tensor) -> Tensor:
+        if schema is None:
+            return torch.zeros(len(codes), dtype=torch.bool)
+        if not codes.shape[1]:  # rows of which nothing is known
+            return torch.ones(len(codes), dtype=torch.bool)
+        return schema.missing(codes).any(dim=1)
+
+    def has_all(codes: Tensor) -> Tensor:
+        return ~lacks_some(codes)
+
+    pairs = zip(model._calibrations, (complete, hidden), (has_all, lacks_some), strict=True)
+    return [
+        Part(held_out.resample(calibration, N_RESAMPLES, seed), applies)
+        for calibration, held_out, applies in pairs
+        if calibration.method != "none" and bool(applies(codes).any()) and not (joint and applies is lacks_some)
+    ]

@@ -1,0 +1,59 @@
+"""What a fitted model and one of its sites hand to the checks of `sitewise.diagnosis`."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from sklearn.utils import check_random_state
+
+from sitewise.diagnosis import Diagnosis, SourceSample, TargetSample, diagnose_site
+from sitewise.estimator.without_z.tilting import site_tilt
+
+if TYPE_CHECKING:
+    from sitewise.estimator.adapted import AdaptedClassifier
+
+
+def diagnose(here: "AdaptedClassifier") -> Diagnosis:
+    """All checks of an adapted model.
+
+    The tests look at rows that have all of z; where most rows have none of it, at those, with z hidden in the
+    held-out rows too. Where a joint of (z, y) was estimated, these are weighted to it: P(x|y) shifts with z unseen.
+    """
+    model, rows = here.model, here.rows
+    n_rows = len(rows)
+    hidden = torch.zeros(n_rows, dtype=torch.bool)
+    tested = ~hidden
+    if model.confounders_ is not None:
+        missing = model.confounders_.missing(rows.codes)
+        hidden, tested = missing.all(dim=1), ~missing.any(dim=1)
+    which = int(hidden.sum()) > int(tested.sum())
+    held, calibration = model._held_out[which], model._calibrations[which]
+    tilt, log_ratio = None, rows.log_ratio
+    if which and here.joint is not None and rows.without_z is not None and held.known_codes is not None:
+        tilt = site_tilt(
+            model._joint.bank, here.joint.weights.cpu(), held.known_codes, held.y, held.weight, held.groups
+        )
+        log_ratio = rows.without_z
+    source = SourceSample(
+        held.raw_log_ratio if len(held.y) else held.raw_log_ratio.reshape(0, len(model.classes_)),
+        calibration,
+        held.log_prevalence if len(held.y) else held.log_prevalence.reshape(0, len(model.classes_)),
+        held.y,
+        held.codes,
+        held.weight,
+        held.features if len(held.y) else None,
+        held.feature_rows,
+        tilt,
+        held.groups,
+    )
+    weight = torch.ones(n_rows, dtype=torch.float64) if rows.weight is None else rows.weight.double()
+    tested = hidden if which else tested
+    own = (rows.features, rows.feature_rows, rows.groups)
+    target = TargetSample(log_ratio, rows.codes, weight, tested, rows.supported, *own)
+    return diagnose_site(
+        source,
+        target,
+        here.estimate,
+        table=model._training_table,
+        fallback=here.fallback,
+        random_state=int(check_random_state(model.random_state).randint(2**31 - 1)),
+    )

@@ -1,0 +1,250 @@
+"""A site's report: what an adapted model knows of its site, put together as the page's content."""
+
+import warnings
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from sitewise.adaptation.draws import PrevalenceDraws
+from sitewise.artifacts import versions
+from sitewise.confounders import Categorical, Continuous, Notes, Variable
+from sitewise.estimator.source.regions import in_regions
+from sitewise.estimator.source.splitting import evenly
+from sitewise.estimator.without_z.predicting import with_joint_marginal
+from sitewise.performance import ExpectedPerformance
+from sitewise.posterior import combine
+from sitewise.report.page import Content, Profile, TrainingSite, build_content
+from sitewise.report.page.binning import most_frequent
+from sitewise.report.page.content import MOST_LEVELS
+
+if TYPE_CHECKING:
+    from sitewise.estimator.adapted import AdaptedClassifier
+    from sitewise.estimator.model import SiteModel
+
+Array = np.ndarray[Any, Any]
+STEPS = 32  # of a curve over a number
+REACH = 3  # steps, within which rows count for a point of it
+N_DRAWS, ROWS_NEAR = 200, 100  # draws of g behind a band, and the rows near each of its points at which they are taken
+MOST_GROUPS = 12  # of a confounder with a line each for expected performance
+MOST_CONFOUNDERS = 6  # whose groups have such lines
+GROUP_METRICS = ("recall", "specificity", "precision")
+
+
+def report_content(here: "AdaptedClassifier", site: str, level: float, made: str | None = None) -> Content:
+    """Everything the report of a site says."""
+    rows, model = here.rows, here.model
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a report repeats what was said when the site was adapted
+        low, high = here.prevalence_interval(level=level)
+        expected = here.expected_performance(level=level)
+        return build_content(
+            site=site,
+            classes=here.classes_.tolist(),
+            prevalence=here.prevalence(),
+            low=low,
+            high=high,
+            pooled=_pooled(model),
+            before=combine(rows.log_ratio, model._pooled_prevalence.log_prob(rows.codes)).exp().numpy(),
+            after=_probability(here),
+            training_sites=_training_sites(model),
+            profiles=list(_profiles(here, level)),
+            held_out=_held_out(model),
+            performance=expected.to_dict() | {"groups": _groups(expected)},
+            diagnosis=here.diagnose().to_dict(),
+            done=_done(here),
+            threshold=here.threshold_,
+            sample_weight=None if rows.weight is None else rows.weight.numpy(),
+            level=level,
+            made=made or f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        )
+
+
+def _probability(here: "AdaptedClassifier") -> Array:
+    """P(y|x,z) of the rows adapted on, (n, K), as `predict_proba` says it."""
+    joint = here.joint if here.in_use == "adapted" else None
+    codes = here.rows.codes
+    log_prevalence = with_joint_marginal(here.model, joint, codes, here._prior(codes))
+    return np.asarray(combine(here.rows.log_ratio, log_prevalence).exp())
+
+
+def _training_sites(model: "SiteModel") -> list[TrainingSite]:
+    return [
+        TrainingSite(site.name, site.n_rows, np.array(site.class_counts) / site.n_rows)
+        for site in model.training_summary_.sites
+    ]
+
+
+def _pooled(model: "SiteModel") -> Array:
+    """How common each class is in all training rows together, (K,)."""
+    counts = np.array([site.class_counts for site in model.training_summary_.sites]).sum(axis=0)
+    return np.asarray(counts / counts.sum())
+
+
+def _profiles(here: "AdaptedClassifier", level: float) -> Iterator[Profile]:
+    """P(Y | one confounder) for each: g averaged over the rows here that have, or nearly have, each of its values."""
+    schema, rows = here.model.confounders_, here.rows
+    if schema is None:
+        return
+    before, after = here.model._pooled_prevalence.log_prob(rows.codes).exp(), here._log_prevalence(rows.codes).exp()
+    draws = here.estimate.draws(N_DRAWS, random_state=here.model.random_state)
+    weight = torch.ones(len(rows), dtype=torch.float64) if rows.weight is None else rows.weight
+    missing = schema.missing(rows.codes)
+    for j, variable in enumerate(schema.variables):
+        known = ~missing[:, j] & (weight > 0)
+        codes, counts, left_out = _points(variable, rows.codes[known, j])
+        near = _nearness(variable, rows.codes[:, j], known, codes) * weight
+        shown = _average(near, after)
+        low, high = _band(here, draws, near, shown, level)
+        at = schema.missing_codes().repeat(len(codes), 1)
+        at[:, j] = codes
+        yield Profile(
+            variable.name,
+            schema.decode(at)[variable.name].tolist(),
+            counts,
+            _average(near, before).numpy(),
+            shown.numpy(),
+            low.numpy(),
+            high.numpy(),
+            is_number=isinstance(variable, Continuous) and len(codes) > 1,
+            rows_missing=int(missing[:, j].sum()),
+            left_out=left_out,
+            notes=tuple(_notes(here.estimate.notes, variable)),
+        )
+
+
+def _band(
+    here: "AdaptedClassifier", draws: PrevalenceDraws, near: Tensor, shown: Tensor, level: float
+) -> tuple[Tensor, Tensor]:
+    """The interval of averages of g over rows, (codes, K) each, by draws of g at some rows near each code."""
+    if not len(near):
+        return shown, shown
+    places = [row.nonzero().flatten() for row in near]
+    some = torch.unique(torch.cat([place[evenly(len(place), ROWS_NEAR)] for place in places]))
+    codes = here.rows.codes[some]
+    kept = in_regions(codes, here.model._unsupported)[:, None]  # where the training g is kept there is nothing to draw
+    at_training = here.model._pooled_prevalence.log_prob(codes)
+    drawn = (torch.where(kept, at_training, log_g).exp() for log_g in draws.log_prob(codes))
+    averages = torch.stack([_average(near[:, some], g) for g in drawn])
+    low, high = torch.quantile(averages, averages.new_tensor([0.5 - level / 2, 0.5 + level / 2]), dim=0)
+    return torch.minimum(low, shown), torch.maximum(high, shown)
+
+
+def _points(variable: Variable, known: Tensor) -> tuple[Tensor, Array, tuple[int, int]]:
+    """At which codes a confounder is shown, how many rows are there, and the levels and rows that are left out."""
+    if not len(known):
+        return known, np.zeros(0, dtype=np.int64), (0, 0)
+    if isinstance(variable, Categorical):
+        counts = torch.bincount(known.long(), minlength=len(variable.levels)).numpy()
+        shown = [level for level in most_frequent(counts, MOST_LEVELS) if counts[level]]
+        left_out = int((counts > 0).sum()) - len(shown), int(counts.sum() - counts[shown].sum())
+        return torch.tensor(shown, dtype=torch.float64), counts[shown], left_out
+    low, high = float(known.min()), float(known.max())
+    if high <= low:
+        return known[:1], np.array([len(known)]), (0, 0)
+    nearest = ((known - low) / (high - low) * STEPS).round().long()
+    codes = torch.linspace(low, high, STEPS + 1, dtype=torch.float64)
+    return codes, torch.bincount(nearest, minlength=STEPS + 1).numpy(), (0, 0)
+
+
+def _nearness(variable: Variable, column: Tensor, known: Tensor, codes: Tensor) -> Tensor:
+    """How much each row counts at each code, (codes, rows): equal levels, or numbers within a few steps of it."""
+    apart = (codes[:, None] - column).abs()
+    if isinstance(variable, Continuous) and len(codes) > 1:
+        reach = REACH * (codes[1] - codes[0])
+        nearest = apart.masked_fill(~known, torch.inf).min(dim=1, keepdim=True).values
+        near = (1 - apart / torch.maximum(reach, 2 * nearest)).clamp_min(0)  # where nobody is, the nearest ones
+    else:
+        near = (apart == 0).double()
+    return near * known
+
+
+def _average(near: Tensor, g: Tensor) -> Tensor:
+    """The mean of g over rows by how near they are, (codes, K)."""
+    return near @ g / near.sum(dim=1, keepdim=True)
+
+
+def _notes(notes: Notes, variable: Variable) -> Iterator[str]:
+    """What was odd about a confounder here."""
+    name = variable.name
+    if name in notes.absent:
+        yield "It was not among the columns here and counts as not known."
+    if notes.clipped.get(name) and isinstance(variable, Continuous):
+        span = f"{variable.low:g} to {variable.high:g}"
+        yield f"{notes.clipped[name]:,} value(s) lie outside the training range, {span}, and count as its nearer end."
+    if notes.unseen.get(name):
+        levels = sorted(notes.levels.get(name, ()))
+        shown = ", ".join(levels[:5]) + (" and others" if len(levels) > 5 else "")
+        yield f"{notes.unseen[name]:,} row(s) have a level not seen in training ({shown}) and count as not known."
+
+
+def _held_out(model: "SiteModel") -> tuple[Array, Array] | None:
+    """Classes and calibrated probabilities of the held-out rows that have all of z; of all of them where none has."""
+    complete, hidden = model._held_out
+    held, calibration = (complete, model._calibrations[0]) if len(complete.y) else (hidden, model._calibrations[1])
+    if not len(held.y):
+        return None
+    return held.y.numpy(), combine(calibration.apply(held.raw_log_ratio), held.log_prevalence).exp().numpy()
+
+
+def _groups(expected: ExpectedPerformance) -> list[dict[str, Any]]:
+    """A few metrics for each group of rows, by confounders with few groups."""
+    found = []
+    for name in list(expected.rows.z.columns)[:MOST_CONFOUNDERS]:
+        column = expected.rows.z[name]
+        if not pd.api.types.is_numeric_dtype(column) and column.nunique() > MOST_GROUPS:  # numbers are cut at quartiles
+            continue
+        for group, own in expected.by(name).items():
+            metrics = {metric: own[metric]._asdict() for metric in ("f1", *GROUP_METRICS)}
+            main = "positive_f1" if len(expected.classes) == 2 else "macro_f1"
+            found.append(
+                {
+                    "confounder": name,
+                    "group": group,
+                    "rows": own.n_rows,
+                    "metrics": {main: metrics.pop("f1"), **metrics},
+                }
+            )
+    return found
+
+
+def _done(here: "AdaptedClassifier") -> dict[str, dict[str, Any]]:
+    """What was done, by heading."""
+    model, rows, estimate = here.model, here.rows, here.estimate
+    names = () if model.confounders_ is None else model.confounders_.names
+    known = 0 if rows.labels is None else int((~rows.labels.isnan()).sum())
+    return {
+        "This site": {
+            "rows": len(rows),
+            "rows with a known label": known,
+            "groups": None if rows.groups is None else len(torch.unique(rows.groups)),
+            "weighted": rows.weight is not None,
+            "confounders": ", ".join(names) or "none",
+            "rows where the training prevalence is kept": int((~rows.supported).sum()),
+        },
+        "Estimate": {
+            "model of the prevalence": estimate.model,
+            "shrinkage (strength)": float(estimate.strength),
+            "converged": estimate.converged,
+            "gap": float(estimate.gap),
+            "iterations": estimate.n_iter,
+            "log-likelihood": float(estimate.log_likelihood),
+            "fallback": here.fallback or "none chosen",
+            "predictions come from": here.in_use,
+            "threshold": "most probable class" if here.threshold_ is None else float(here.threshold_),
+        },
+        "Training": {
+            "sites": len(model.training_summary_.sites),
+            "rows": model.training_summary_.n_rows,
+            "held-out rows": len(model._held_out[1].y),
+            **model._facts(),
+            "calibration": model._calibrations[0].method,
+            "seed": str(model.random_state),
+            "fingerprint of the data": model.training_summary_.fingerprint,
+        },
+        "Software": versions(),
+    }

@@ -1,0 +1,57 @@
+"""An adapted site over time: windows of new rows, each with its prevalence and the stability check's word on it."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from sitewise.adaptation import PrevalenceEstimate
+from sitewise.estimator.at_site.kept import KeptRows
+from sitewise.estimator.at_site.updating import read_rows
+from sitewise.monitoring import monitor
+from sitewise.sites import take_rows
+
+if TYPE_CHECKING:
+    from sitewise.estimator.adapted import AdaptedClassifier
+
+Array = np.ndarray[Any, Any]
+
+
+def watch(
+    here: "AdaptedClassifier", X: Any, time: Any, Z: Any, groups: Any, weight: Any, window: int | str, **settings: Any
+) -> pd.DataFrame:
+    """What `monitor` finds in rows that the site's model scores, the site's own g being the first shape over z."""
+    model = here.model
+    rows, _ = read_rows(model, X, Z, None, groups, weight)
+    use = rows.supported.nonzero().flatten()
+    schema = model.confounders_
+    kept = KeptRows(
+        rows.log_ratio[use],
+        rows.codes[use],
+        rows.supported[use],
+        None if rows.weight is None else rows.weight[use],
+        None if rows.groups is None else rows.groups[use],
+    )
+    knows_z = schema is not None and not bool(schema.missing(kept.codes).all())
+
+    def stability(numbers: Array, estimate: PrevalenceEstimate) -> float | None:
+        place = torch.tensor(numbers)  # a copy: pandas hands out arrays that may not be written to
+        part = KeptRows(kept.log_ratio[place], kept.codes[place], kept.supported[place])
+        return type(here)(model, estimate, part).diagnose()["stability"].p_value
+
+    return monitor(
+        kept.log_ratio.numpy(),
+        take_rows(time if isinstance(time, pd.Series) else pd.Series(time), use.numpy()),
+        schema.decode(kept.codes) if schema is not None and knows_z else None,
+        window=window,
+        check=stability,
+        prior=here.estimate,
+        classes=here.classes_.tolist(),
+        model=model.prevalence if knows_z else "constant",
+        confounders=schema,
+        sample_weight=kept.weight,
+        groups=None if kept.groups is None else kept.groups.numpy(),
+        random_state=model.random_state,
+        **settings,
+    )

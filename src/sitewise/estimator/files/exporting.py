@@ -1,0 +1,193 @@
+"""The adapted scoring function as an ONNX file, tried out against the model before it is kept."""
+
+import importlib
+import json
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sitewise.arrays import Problems, did_you_mean
+from sitewise.backbones.pixels import Standardize
+from sitewise.confounders import Categorical, Confounders
+from sitewise.estimator.adapted import AdaptedClassifier
+from sitewise.estimator.adjuster import PrevalenceAdjuster
+from sitewise.estimator.files.graph import AdaptedGraph, encode
+from sitewise.estimator.source.reading import Array
+from sitewise.tables import whole_file
+from sitewise.version import __version__
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "uint8": torch.uint8}
+OPSET = 17
+TRACED_ROWS, CHECKED_ROWS = 3, 32  # another number of rows is checked than was traced
+TOLERANCE = 1e-5
+LOG_TOLERANCE = 1e-3  # relative, for single precision far outside the training data
+
+NO_LIBRARY = 'export_onnx needs onnx and onnxruntime ({error}): pip install "sitewise[onnx]"'
+NOT_TRACED = "export_onnx: torch could not turn the network into a graph ({error})"
+WRONG_GRAPH = (
+    "export_onnx: the graph differs from the model on made-up rows, by {difference:.1e} in some probability; "
+    "nothing was written. A network of your own must not depend on the number of rows; "
+    "for large numbers that lie close together take dtype='float64'"
+)
+
+
+def export_onnx(here: AdaptedClassifier, path: str | os.PathLike[str], dtype: str = "auto") -> dict[str, Any]:
+    """Write the graph of a site's `predict_proba`, whole or not at all; what it reads and gives, and the trial.
+
+    The trial goes through onnxruntime with a number of rows that was not traced, some with z and some without.
+    """
+    onnx, runtime = _libraries()
+    kind = _read_dtype(here, dtype)
+    graph, content = AdaptedGraph(here, kind), describe(here, kind)
+    with whole_file(Path(path)) as part:
+        _trace(graph, _trial_inputs(here, kind, TRACED_ROWS), part)
+        model = onnx.load(part)
+        model.producer_name, model.producer_version = "sitewise", __version__
+        model.doc_string = "P(class) of rows at one site; the key 'sitewise' of the metadata says what goes in and out"
+        onnx.helper.set_model_props(model, {"sitewise": json.dumps(content)})
+        onnx.checker.check_model(model)
+        onnx.save(model, part)
+        ours, theirs = _try_out(here, runtime, part, _trial_inputs(here, kind, CHECKED_ROWS))
+        difference = float(np.abs(ours - theirs).max())
+        if not (difference <= TOLERANCE and _alike(ours, theirs)):
+            raise ValueError(WRONG_GRAPH.format(difference=difference))
+    return content | {"difference": difference}
+
+
+def describe(here: AdaptedClassifier, dtype: torch.dtype) -> dict[str, Any]:
+    """What goes into the graph and comes out of it, for whoever calls it."""
+    schema, model = here.model.confounders_, here.model
+    names = getattr(model, "feature_names_in_", None)
+    shape = getattr(model, "input_shape_", None) or (model.n_features_in_,)
+    reader = getattr(model, "table_reader_", None)
+    kinds = () if reader is None else reader.features or ()
+    return {
+        "version": __version__,
+        "site": here.site_name,
+        "x": {
+            "meaning": "probabilities" if isinstance(model, PrevalenceAdjuster) else "inputs",
+            "type": str(dtype).removeprefix("torch."),
+            "shape": ["rows", *shape],
+            "columns": None if names is None else [str(name) for name in names],
+            "from": [{"kind": type(kind).__name__, **vars(kind)} for kind in kinds],
+        },
+        "z": [
+            {"name": v.name, "levels": list(v.levels)}
+            if isinstance(v, Categorical)
+            else {"name": v.name, "range": [v.low, v.high]}
+            for v in (() if schema is None else schema.variables)
+        ],
+        "classes": here.classes_.tolist(),
+        "threshold": here.threshold_,
+        "in_use": here.in_use,
+    }
+
+
+def _libraries() -> tuple[Any, Any]:
+    try:
+        onnx = importlib.import_module("onnx")
+        importlib.import_module("onnx.helper")
+        return onnx, importlib.import_module("onnxruntime")
+    except ImportError as error:
+        raise ImportError(NO_LIBRARY.format(error=error)) from error
+
+
+def _read_dtype(here: AdaptedClassifier, dtype: str) -> torch.dtype:
+    """The type of x: bytes for images and single precision for everything else, unless told otherwise."""
+    images = bool(getattr(here.model, "input_shape_", None))
+    if dtype == "auto":
+        return torch.uint8 if images else torch.float32
+    problems = Problems("export_onnx")
+    if dtype not in DTYPES:
+        problems.add(f"dtype must be auto, {', '.join(DTYPES)}, got {dtype!r}{did_you_mean(dtype, ['auto', *DTYPES])}")
+    elif dtype == "uint8" and not images:
+        problems.add("dtype='uint8' is for images, and this model reads tables: leave it out")
+    elif dtype == "float64" and images:
+        problems.add("images are scored in single precision: use dtype='float32' for floats, 'uint8' for bytes")
+    problems.raise_if_any()
+    return DTYPES[dtype]
+
+
+def _trace(graph: AdaptedGraph, inputs: tuple[Tensor, ...], path: Path) -> None:
+    names = ["x", "z"][: len(inputs)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what is constant in the trace; the trial tells whether it may be
+        try:
+            torch.onnx.export(
+                graph.eval(),
+                inputs,
+                path,
+                input_names=names,
+                output_names=["probability"],
+                dynamic_axes={name: {0: "rows"} for name in (*names, "probability")},
+                opset_version=OPSET,
+                dynamo=False,
+            )
+        except OSError:
+            raise
+        except Exception as error:  # whatever a network of one's own leads to
+            raise ValueError(NOT_TRACED.format(error=str(error).strip().partition("\n")[0])) from error
+
+
+def _trial_inputs(here: AdaptedClassifier, dtype: torch.dtype, n_rows: int) -> tuple[Tensor, ...]:
+    """Made-up x with z of the site's rows, of which some have parts hidden."""
+    model, schema = here.model, here.model.confounders_
+    generator = torch.Generator().manual_seed(0)
+    shape = getattr(model, "input_shape_", None) or (model.n_features_in_,)
+    x = torch.randn(n_rows, *shape, generator=generator, dtype=torch.float64)
+    if isinstance(model, PrevalenceAdjuster):
+        x = torch.softmax(3 * x, dim=1)
+    elif dtype == torch.uint8:
+        x = torch.randint(256, x.shape, generator=generator)
+    else:
+        for layer in model._scorer.module.modules():
+            if isinstance(layer, Standardize):
+                x = layer.mean.double() + layer.scale.double() * x.flatten(1)
+                x = x.reshape(n_rows, *shape)
+    if schema is None:
+        return (x.to(dtype),)
+    codes = here.rows.codes[torch.arange(n_rows) % len(here.rows)].clone()
+    hidden = torch.rand(codes.shape, generator=generator) < 0.5
+    hidden[: n_rows // 3] = False
+    codes = schema.knock_out(codes, hidden)
+    return x.to(dtype), torch.tensor(as_numbers(schema, codes))
+
+
+def as_numbers(schema: Confounders, codes: Tensor) -> Any:
+    """z (n, V) as the graph takes it, from codes."""
+    values = schema.decode(codes)
+    for variable, column in zip(schema.variables, codes.numpy().T, strict=True):
+        if isinstance(variable, Categorical):
+            values[variable.name] = np.where(column == variable.missing_code, np.nan, column)
+    return values.to_numpy(dtype=np.float64)
+
+
+def _try_out(here: AdaptedClassifier, runtime: Any, path: Path, inputs: tuple[Tensor, ...]) -> tuple[Array, Array]:
+    """Our probabilities, and the graph's."""
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    feed = dict(zip(("x", "z"), (part.numpy() for part in inputs), strict=False))
+    try:
+        session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        (found,) = session.run(None, feed)
+    except Exception as error:  # the runtime has kinds of its own
+        raise ValueError(NOT_TRACED.format(error=str(error).strip().partition("\n")[0])) from error
+    Z = None
+    if len(inputs) == 2:
+        schema = here.model.confounders_
+        assert schema is not None
+        Z = schema.decode(encode(schema, inputs[1]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # made-up rows have no names of columns
+        return here.predict_proba(inputs[0].numpy(), Z), found
+
+
+def _alike(ours: Array, theirs: Array) -> bool:
+    """Whether logs agree as well: where a class is very rare its probabilities are close whatever f says."""
+    first, second = (np.log(np.maximum(values, 1e-300)) for values in (ours, theirs))
+    return bool((np.abs(first - second) <= LOG_TOLERANCE * (1 + np.abs(first))).all())

@@ -1,0 +1,161 @@
+"""The adapted scoring function as a torch module that a trace can follow: equation 3 from x and z to probabilities.
+
+It is made of the very functions that predict elsewhere; what a trace can't follow has a form of its own here.
+"""
+
+import copy
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sitewise.confounders import Categorical, Confounders
+from sitewise.estimator.adapted import AdaptedClassifier
+from sitewise.estimator.adjuster import PrevalenceAdjuster
+from sitewise.estimator.gpa import GPAClassifier
+from sitewise.estimator.scoring.ratios import AdditiveRatio, PooledRatio, ScoreRatio, to_scores
+from sitewise.posterior import combine
+from sitewise.prevalence import NetworkPrevalence, Prevalence, TablePrevalence
+from sitewise.prevalence.additive import features
+from sitewise.ratio import RatioNetwork, network_inputs
+
+OWN_ESTIMATOR = (
+    "export_onnx: the classifier around which this adjustment was made ({name}) is not ours to export: export it with "
+    "the tool made for it (skl2onnx, say), fit PrevalenceAdjuster() to its probabilities, and export that"
+)
+OTHER_RATIO = (
+    "export_onnx: the adjustment of a classifier that gives P(y, z|x) has no graph: sum its probabilities over z, fit "
+    "PrevalenceAdjuster() to those, and export that"
+)
+JOINT = (
+    "export_onnx: rows that lack z are predicted by the joint model here, which has no graph: "
+    "set model.missing = 'knockout' and adapt again"
+)
+
+
+class AdaptedGraph(nn.Module):
+    """P(y|x,z) at a site, (n, K) in double precision, from x and from z as `encode` reads it."""
+
+    def __init__(self, here: AdaptedClassifier, dtype: torch.dtype) -> None:
+        super().__init__()
+        if here.joint is not None and here.in_use == "adapted":
+            raise ValueError(JOINT)
+        self.model = here.model
+        self.schema = here.model.confounders_
+        self.score = _score_part(here.model, torch.float64 if dtype == torch.float64 else torch.float32)
+        own = {"adapted": here.estimate.prevalence, "pooled": here.model._pooled_prevalence}
+        self.prevalence = traceable(here._marginal if here.in_use == "marginal" else own[here.in_use])
+        self.pooled = traceable(here.model._pooled_prevalence)
+
+    def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
+        """Rows by themselves."""
+        codes = x.new_zeros(x.shape[0], 0).double() if z is None or self.schema is None else encode(self.schema, z)
+        log_ratio = self.model._calibrated(self.score(x, codes).double(), codes)
+        return combine(log_ratio, self.log_prevalence(codes)).exp()
+
+    def log_prevalence(self, codes: Tensor) -> Tensor:
+        """log g here; in regions where f is not identified, the training prevalence (equation 12)."""
+        found: Tensor = self.prevalence.log_prob(codes)
+        for region in self.model._unsupported:
+            inside = codes[:, region.variable] == region.code
+            found = torch.where(inside[:, None], self.pooled.log_prob(codes), found)
+        return found
+
+
+class NetworkScore(nn.Module):
+    """Raw log f by the network."""
+
+    def __init__(self, network: RatioNetwork, schema: Confounders | None, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.network = copy.deepcopy(network).to("cpu", dtype).eval()
+        self.schema, self.dtype = schema, dtype
+
+    def forward(self, x: Tensor, codes: Tensor) -> Tensor:
+        """(n, K)."""
+        return self.network(x, network_inputs(self.schema, codes).to(self.dtype))  # type: ignore[no-any-return]
+
+
+class ProbabilityScore(nn.Module):
+    """Raw log f from a classifier's probabilities."""
+
+    def __init__(self, ratio: ScoreRatio, floor: float) -> None:
+        super().__init__()
+        self.ratio, self.floor = ratio, floor
+
+    def forward(self, x: Tensor, codes: Tensor) -> Tensor:
+        """(n, K)."""
+        return self.ratio.log_ratio(x.double().clamp_min(self.floor).log(), codes)
+
+
+def encode(schema: Confounders, z: Tensor) -> Tensor:
+    """Codes (n, V) of z as numbers: a number as it is, a category as the place of its level, NaN for missing.
+
+    Whatever is no level counts as missing, and numbers are clipped to the training range, as everywhere.
+    """
+    columns = []
+    for j, variable in enumerate(schema.variables):
+        value = z[:, j]
+        if isinstance(variable, Categorical):
+            known = (value[:, None] == torch.arange(len(variable.levels), dtype=z.dtype)).any(dim=1)
+            columns.append(torch.where(known, value, variable.missing_code))
+            continue
+        half = variable.high / 2 - variable.low / 2
+        share = (
+            (value.clamp(variable.low, variable.high) / 2 - variable.low / 2) / half if half > 0 else 0.5 + 0 * value
+        )
+        columns.append(torch.where(value.isnan(), variable.missing_code, 1.0 + share))
+    return torch.stack(columns, dim=1)
+
+
+@dataclass(frozen=True)
+class AgreeingTable:
+    """A table's g without looking rows up one by one: the mean over the cells that agree with a row."""
+
+    table: TablePrevalence
+    name: str = "table"
+
+    def log_prob(self, codes: Tensor) -> Tensor:
+        """(n, K)."""
+        return torch.log(self.table.agreement(codes) @ self.table.cell_log_prob.exp())
+
+
+@dataclass(frozen=True)
+class TraceableRatio:
+    """An `AdditiveRatio` for any number of rows."""
+
+    ratio: AdditiveRatio
+
+    def log_ratio(self, log_proba: Tensor, codes: Tensor) -> Tensor:
+        """(n, K)."""
+        coefficients = self.ratio.coefficients
+        at_z = features(codes, self.ratio.schema) @ coefficients.transpose(0, 1).flatten(1)
+        parts = at_z.unflatten(1, coefficients.shape[::2])
+        found: Tensor = parts[:, 0] + (parts[:, 1:] * to_scores(log_proba)[:, :, None]).sum(dim=1)
+        return found
+
+
+def traceable(part: Any) -> Any:
+    """The same g or ratio, every table in it as one that a trace can follow."""
+    if isinstance(part, TablePrevalence):
+        return AgreeingTable(part)
+    if isinstance(part, AdditiveRatio):
+        return TraceableRatio(part)
+    if isinstance(part, NetworkPrevalence):
+        return replace(part, module=copy.deepcopy(part.module).requires_grad_(False))
+    if not is_dataclass(part) or isinstance(part, type):
+        return part
+    inside = {field.name: getattr(part, field.name) for field in fields(part)}
+    return replace(part, **{name: traceable(value) for name, value in inside.items() if isinstance(value, Prevalence)})
+
+
+def _score_part(model: Any, dtype: torch.dtype) -> nn.Module:
+    if isinstance(model, GPAClassifier):
+        assert isinstance(model._scorer.module, RatioNetwork)
+        return NetworkScore(model._scorer.module, model.confounders_, dtype)
+    assert isinstance(model, PrevalenceAdjuster)
+    if model.estimator_ is not None:
+        raise ValueError(OWN_ESTIMATOR.format(name=type(model.estimator_).__name__))
+    if not isinstance(model._ratio, PooledRatio | AdditiveRatio):
+        raise ValueError(OTHER_RATIO)
+    return ProbabilityScore(traceable(model._ratio), model._classifier.floor)

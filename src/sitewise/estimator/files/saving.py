@@ -1,0 +1,306 @@
+"""Models to folders and back: what each kind is made of, and how it is put together again.
+
+A new kind of model is one entry of `KINDS`; a new class among the parts of a model is one entry of `RECORDS`.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor, nn
+
+from sitewise.adaptation.records import RECORDS as ESTIMATE_RECORDS
+from sitewise.arrays import Problems, did_you_mean
+from sitewise.artifacts import Folder, Record, pack, read_folder, unpack, versions, write_folder
+from sitewise.calibration import Calibration
+from sitewise.critic import Bank, Critic
+from sitewise.diagnosis import Diagnosis, Finding
+from sitewise.diagnosis.coverage import TrainingTable
+from sitewise.estimator.adapted import AdaptedClassifier
+from sitewise.estimator.adjuster import PrevalenceAdjuster
+from sitewise.estimator.at_site.kept import KeptRows
+from sitewise.estimator.files.card import adjuster_card, held_out_metrics, model_card, site_card
+from sitewise.estimator.gpa import GPAClassifier
+from sitewise.estimator.model import SiteModel
+from sitewise.estimator.scoring.probabilities import is_ready
+from sitewise.estimator.scoring.ratios import AdditiveRatio, PooledRatio
+from sitewise.estimator.source.balance import Balance
+from sitewise.estimator.source.held_out import HeldOut
+from sitewise.estimator.source.regions import Region
+from sitewise.estimator.source.summary import SiteSummary, TrainingSummary
+from sitewise.estimator.without_z.joint import JointModel
+from sitewise.estimator.without_z.pairs import PairModel, PairRatio, pair_reader
+from sitewise.prevalence import Prevalence
+from sitewise.ratio import Scorer, build_ratio
+from sitewise.tables.records import RECORDS as TABLE_RECORDS
+from sitewise.training import Recipe
+
+Values = dict[str, Any]
+PLACES = ("cache", "checkpoint")  # settings that name folders to write to, which a file must not choose for its reader
+
+OWN_NETWORK = (
+    "load: this model was trained around a network of your own ({name}), whose code no file holds: "
+    "hand it over, sw.load(path, backbone={short}(...)), built as it was for training"
+)
+NO_OWN_NETWORK = "load: backbone is given, but this model has {backbone!r} for its own: leave backbone out"
+OWN_ESTIMATOR = (
+    "load: this adjustment was made around a classifier of your own ({name}), which is not in the folder: "
+    "hand it over as it was, fitted: sw.load(path, estimator=...)"
+)
+NO_OWN_ESTIMATOR = "load: estimator is given, but what is saved here has no classifier outside: leave estimator out"
+OTHER_NETWORK = "load: the saved weights do not fit the network: {error}"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a model is made of: values to pack, a card in plain words, and models inside it by name."""
+
+    values: Values
+    card: str
+    inside: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of model that can be saved: its class, how it comes apart, how it is put together.
+
+    `put_together` gets the values, the models inside, and what the caller of `load` attaches (a backbone, say).
+    """
+
+    model: type
+    take_apart: Callable[[Any], Parts]
+    put_together: Callable[[Values, dict[str, Any], Mapping[str, Any]], Any]
+
+
+def save(model: Any, path: str | os.PathLike[str]) -> None:
+    """Save a model as a folder, whole or not at all; another saved model at that place is replaced."""
+    write_folder(_to_folder(model), path)
+
+
+def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None, estimator: Any = None) -> Any:
+    """Load what `save` wrote: a model, or a site's, that predicts the same to the bit.
+
+    Nothing in the folder can run code. A model that was trained around a torch module of your own needs it as
+    `backbone`, built as it was for training; its weights are then those that were saved. Of a `PrevalenceAdjuster`
+    around an estimator only the adjustment is saved: `estimator` attaches the fitted estimator again.
+
+    Examples
+    --------
+    >>> model.save("model/")
+    >>> here = sw.load("model/").adapt(X_new, sample_confounder=Z_new)
+    >>> here.save("site/")
+    >>> sw.load("site/").predict_proba(X, sample_confounder=Z)
+    """
+    if backbone is not None and not isinstance(backbone, nn.Module):
+        raise TypeError(f"load: backbone must be a torch module, got {type(backbone).__name__}")
+    return _from_folder(read_folder(path), {"backbone": backbone, "estimator": estimator})
+
+
+def _to_folder(model: Any) -> Folder:
+    name = next((name for name, kind in KINDS.items() if kind.model is type(model)), None)
+    if name is None:
+        known = ", ".join(kind.model.__name__ for kind in KINDS.values())
+        raise TypeError(f"save: a {type(model).__name__} cannot be saved, only {known}")
+    parts = KINDS[name].take_apart(model)
+    content, tensors = pack(parts.values, RECORDS)
+    inside = {place: _to_folder(inner) for place, inner in parts.inside.items()}
+    return Folder(name, content, tensors, parts.card, versions(), inside)
+
+
+def _from_folder(folder: Folder, attached: Mapping[str, Any]) -> Any:
+    if folder.kind not in KINDS:
+        meant = did_you_mean(folder.kind, KINDS)
+        raise ValueError(f"load: this folder holds a {folder.kind!r}, known are {', '.join(KINDS)}{meant}")
+    inside = {place: _from_folder(inner, attached) for place, inner in folder.inside.items()}
+    return KINDS[folder.kind].put_together(unpack(folder.content, folder.tensors, RECORDS), inside, attached)
+
+
+def _take_classifier(model: GPAClassifier) -> Parts:
+    check_is_fitted(model)
+    settings = {**model.get_params(deep=False), **dict.fromkeys(PLACES)}
+    fitted = {name: value for name, value in vars(model).items() if name not in settings and name != "_scorer"}
+    if isinstance(model.backbone, nn.Module):
+        settings["backbone"] = {"own": type(model.backbone).__qualname__}
+    network = {name: _narrow(value) for name, value in model._scorer.module.state_dict().items()}
+    values = {"settings": settings, "metrics": held_out_metrics(model), "fitted": fitted, "network": network}
+    return Parts(values, model_card(model))
+
+
+def _make_classifier(values: Values, inside: dict[str, Any], attached: Mapping[str, Any]) -> GPAClassifier:
+    settings, fitted = values["settings"], values["fitted"]
+    settings["backbone"] = _read_backbone(settings["backbone"], attached["backbone"])
+    if attached["estimator"] is not None:
+        raise ValueError(NO_OWN_ESTIMATOR)
+    _check_settings(settings, GPAClassifier())
+    model = GPAClassifier(**settings)
+    model.__dict__.update(fitted)
+    model._scorer = Scorer(_build_network(model, values["network"]), model.device)
+    _check_shapes(model, {"all sites": model._pooled_prevalence, **model._site_prevalences})
+    return model
+
+
+def _take_adjuster(model: PrevalenceAdjuster) -> Parts:
+    check_is_fitted(model)
+    settings = model.get_params(deep=False)
+    outside = {"estimator_", "_classifier"}
+    fitted = {name: value for name, value in vars(model).items() if name not in settings and name not in outside}
+    if model.estimator_ is not None:
+        settings["estimator"] = {"own": type(model.estimator_).__qualname__}
+    values = {"settings": settings, "metrics": held_out_metrics(model), "fitted": fitted}
+    return Parts({**values, "floor": model._classifier.floor}, adjuster_card(model))
+
+
+def _make_adjuster(values: Values, inside: dict[str, Any], attached: Mapping[str, Any]) -> PrevalenceAdjuster:
+    settings, fitted = values["settings"], values["fitted"]
+    if attached["backbone"] is not None:
+        raise ValueError(NO_OWN_NETWORK.format(backbone="no network"))
+    estimator = settings["estimator"] = _read_estimator(settings["estimator"], attached["estimator"])
+    _check_settings(settings, PrevalenceAdjuster())
+    model = PrevalenceAdjuster(**settings)
+    model.__dict__.update(fitted, estimator_=estimator)
+    model._classifier = pair_reader(estimator, model.classes_, model.joint, values["floor"])
+    _check_estimator(model)
+    _check_shapes(model, {"all sites": model._pooled_prevalence, **model._site_prevalences})
+    return model
+
+
+def _read_estimator(saved: Any, given: Any) -> Any:
+    if saved is not None and given is None:
+        raise ValueError(OWN_ESTIMATOR.format(name=saved["own"]))
+    if saved is None and given is not None:
+        raise ValueError(NO_OWN_ESTIMATOR)
+    if given is not None and not is_ready(given):
+        raise ValueError(f"load: the estimator ({type(given).__name__}) is not fitted: fit it as it was, then load")
+    return given
+
+
+def _check_estimator(model: PrevalenceAdjuster) -> None:
+    """See that the estimator attached is for the same classes and features."""
+    problems = Problems("load")
+    for name in ("classes_", "n_features_in_") if model.joint is None else ("n_features_in_",):
+        saved, attached = (np.asarray(getattr(part, name, None)).tolist() for part in (model, model.estimator_))
+        if model.estimator_ is not None and None not in (saved, attached) and saved != attached:
+            problems.add(
+                f"the estimator has {name} = {attached}, the saved adjustment {saved}: attach the one it is for"
+            )
+    problems.raise_if_any()
+
+
+def _check_settings(settings: Mapping[str, Any], model: Any) -> None:
+    unknown = sorted(set(settings) - set(model.get_params(deep=False)))
+    if unknown:
+        raise ValueError(f"load: the model has settings that this version does not know: {', '.join(unknown)}")
+
+
+def _take_adapted(here: AdaptedClassifier) -> Parts:
+    computed = {name for name, part in vars(AdaptedClassifier).items() if isinstance(part, cached_property)}
+    values = {name: value for name, value in vars(here).items() if name not in computed and name != "model"}
+    return Parts({"site": values}, site_card(here), {"model": here.model})
+
+
+def _make_adapted(values: Values, inside: dict[str, Any], attached: Mapping[str, Any]) -> AdaptedClassifier:
+    here = AdaptedClassifier.__new__(AdaptedClassifier)
+    here.__dict__.update(values["site"], model=inside["model"])
+    _check_shapes(here.model, {"this site": here.estimate.prevalence})
+    return here
+
+
+def _read_backbone(saved: Any, given: nn.Module | None) -> Any:
+    own = isinstance(saved, dict)
+    if own and given is None:
+        name = str(saved.get("own"))
+        raise ValueError(OWN_NETWORK.format(name=name, short=name.rpartition(".")[2]))
+    if not own and given is not None:
+        raise ValueError(NO_OWN_NETWORK.format(backbone=saved))
+    return given if own else saved
+
+
+def _build_network(model: GPAClassifier, state: dict[str, Tensor]) -> nn.Module:
+    """Build the network as at fit, for inputs of the same shape, and give it the saved weights."""
+    shape = model.input_shape_ or (model.n_features_in_,)
+    like = torch.zeros(1, *shape, dtype=torch.uint8 if model.input_shape_ else torch.float32)
+    schema, n_classes = model.confounders_, len(model.classes_)
+    network = build_ratio(model.backbone, like, schema, n_classes, seed=0, normalize=model.normalize).eval()
+    try:
+        network.load_state_dict(state, assign=True)
+    except RuntimeError as error:
+        raise ValueError(OTHER_NETWORK.format(error=error)) from error
+    return network
+
+
+def _narrow(weights: Tensor) -> Tensor:
+    """Weights that scoring widened to double precision, as they were."""
+    narrow = weights.float() if weights.dtype == torch.float64 else weights
+    return narrow if torch.equal(narrow.to(weights.dtype), weights) else weights
+
+
+def _check_shapes(model: SiteModel, prevalences: Mapping[Any, Prevalence]) -> None:
+    """See that the parts are for the same classes and the same confounders."""
+    problems = Problems("load")
+    n_classes, schema = len(model.classes_), model.confounders_
+    blank = torch.zeros(1, 0, dtype=torch.float64) if schema is None else schema.missing_codes()[None]
+    for name, g in prevalences.items():
+        try:
+            shape = tuple(g.log_prob(blank).shape)
+        except (RuntimeError, IndexError) as error:
+            problems.add(f"the prevalence of {name!r} does not fit the confounders ({error})")
+            continue
+        if shape != (1, n_classes):
+            problems.add(f"the prevalence of {name!r} is for {shape[1]} classes, the model has {n_classes}")
+    for calibration in model._calibrations:
+        if calibration.slope.shape != (n_classes,) or calibration.bias.shape != (n_classes,):
+            problems.add(f"a calibration is for {len(calibration.slope)} classes, the model has {n_classes}")
+    problems.raise_if_any()
+
+
+def _take_table(table: pd.DataFrame) -> Values:
+    return {str(name): table[name].tolist() for name in table}
+
+
+def _take_random_state(state: np.random.RandomState) -> Values:
+    name, keys, *rest = state.get_state(legacy=True)
+    return {"name": name, "keys": np.asarray(keys).tolist(), "rest": list(rest)}
+
+
+def _make_random_state(parts: Values) -> np.random.RandomState:
+    state = np.random.RandomState()
+    state.set_state((parts["name"], np.array(parts["keys"], dtype=np.uint32), *parts["rest"]))
+    return state
+
+
+RECORDS: dict[str, Record] = {
+    **ESTIMATE_RECORDS,
+    **TABLE_RECORDS,
+    "AdditiveRatio": Record(AdditiveRatio),
+    "Balance": Record(Balance),
+    "Bank": Record(Bank),
+    "Calibration": Record(Calibration),
+    "Critic": Record(Critic),
+    "JointModel": Record(JointModel),
+    "Diagnosis": Record(Diagnosis),
+    "Finding": Record(Finding),
+    "HeldOut": Record(HeldOut),
+    "KeptRows": Record(KeptRows),
+    "PairModel": Record(PairModel),
+    "PairRatio": Record(PairRatio),
+    "PooledRatio": Record(PooledRatio),
+    "RandomState": Record(np.random.RandomState, _take_random_state, _make_random_state),
+    "Recipe": Record(Recipe),
+    "Region": Record(Region),
+    "SiteSummary": Record(SiteSummary),
+    "Table": Record(pd.DataFrame, _take_table, pd.DataFrame),
+    "TrainingSummary": Record(TrainingSummary),
+    "TrainingTable": Record(TrainingTable),
+}
+
+KINDS = {
+    "GPAClassifier": Kind(GPAClassifier, _take_classifier, _make_classifier),
+    "PrevalenceAdjuster": Kind(PrevalenceAdjuster, _take_adjuster, _make_adjuster),
+    "AdaptedClassifier": Kind(AdaptedClassifier, _take_adapted, _make_adapted),
+}

@@ -1,0 +1,1 @@
+"""log f of rows before calibration: by a network, kept in a folder or not, or from a classifier's probabilities."""

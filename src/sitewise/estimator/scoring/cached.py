@@ -1,0 +1,126 @@
+"""log f kept in a folder by content: what a network said of rows is not computed again.
+
+The key is a hash of the network (its layers, every weight) and of the rows (the bytes of an array, the checksums of a
+pack; z as the network reads it). Values are log f before calibration, so a model calibrated otherwise uses them too.
+"""
+
+import hashlib
+import os
+import uuid
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from sitewise.estimator.scoring.features import FEATURE_ROWS, score_keeping_features
+from sitewise.estimator.source.splitting import evenly
+from sitewise.inputs import Inputs, StoredImages, fingerprint, take_inputs
+from sitewise.ratio import Scorer
+
+FORMAT = "sitewise log f 1"
+DAMAGED = "{path} is damaged ({reason}): log f is computed anew"
+NOT_WRITTEN = "log f is not kept in {folder}: {error}"
+RAW, FEATURES, FEATURE_ROW_NUMBERS = "raw_log_ratio", "features", "feature_rows"
+
+
+@dataclass(frozen=True)
+class ScoreFolder:
+    """Tensors by key, a file each, written at once or not at all, and checked when they are read."""
+
+    path: Path
+
+    def load(self, key: str) -> dict[str, Tensor] | None:
+        """The tensors of a key; None where there are none, or where their file is not as it was written."""
+        file = self._file(key)
+        if not file.exists():
+            return None
+        try:
+            with safe_open(file, "pt") as content:
+                about = content.metadata() or {}
+                found = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
+        except Exception as error:  # a truncated file fails in whatever way its bytes lead to
+            warnings.warn(DAMAGED.format(path=file, reason=error), stacklevel=2)
+            return None
+        if (about.get("key"), about.get("sha256")) != (key, hash_tensors(found)):
+            warnings.warn(DAMAGED.format(path=file, reason="its checksum is another"), stacklevel=2)
+            return None
+        return found
+
+    def save(self, key: str, tensors: Mapping[str, Tensor]) -> None:
+        """Write the tensors of a key; what was computed is not lost where that is impossible, a warning says so."""
+        part = self.path / f".part.{uuid.uuid4().hex}"
+        whole = {name: value.contiguous() for name, value in tensors.items()}
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            save_file(whole, part, {"format": FORMAT, "key": key, "sha256": hash_tensors(whole)})
+            os.replace(part, self._file(key))
+        except Exception as error:  # the library has an error of its own for a disk that is full
+            warnings.warn(NOT_WRITTEN.format(folder=self.path, error=error), stacklevel=2)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _file(self, key: str) -> Path:
+        return self.path / f"{key}.safetensors"
+
+
+def cached_log_ratio(folder: str | os.PathLike[str] | None, scorer: Scorer, X: Inputs, z: Tensor) -> Tensor:
+    """Raw log f of all rows (n, K): from the folder where it has it."""
+    if folder is None:
+        return scorer(X, z)
+    kept, key = ScoreFolder(Path(folder)), score_key(scorer.module, X, z)
+    found = kept.load(key)
+    if found is None:
+        found = {RAW: scorer(X, z)}
+        kept.save(key, found)
+    return found[RAW]
+
+
+def cached_score(
+    folder: str | os.PathLike[str] | None, scorer: Scorer, X: Inputs, z: Tensor, n_classes: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `score_keeping_features` gives: from the folder as far as it has it."""
+    if folder is None:
+        return score_keeping_features(scorer, X, z, n_classes)
+    kept, key = ScoreFolder(Path(folder)), score_key(scorer.module, X, z)
+    found = kept.load(key)
+    if found is None or FEATURES not in found:
+        if found is None:
+            raw, features, rows = score_keeping_features(scorer, X, z, n_classes)
+        else:
+            raw, rows = found[RAW], evenly(len(X), FEATURE_ROWS)
+            features = score_keeping_features(scorer, take_inputs(X, rows), z[rows], n_classes)[1]
+        found = {RAW: raw, FEATURES: features, FEATURE_ROW_NUMBERS: rows}
+        kept.save(key, found)
+    return found[RAW], found[FEATURES], found[FEATURE_ROW_NUMBERS]
+
+
+def score_key(module: nn.Module, X: Inputs, z: Tensor) -> str:
+    """The key of what a network says of rows."""
+    content = fingerprint(X)
+    rows = content if isinstance(content, str) else hash_tensors({"X": content})
+    kind = "stored" if isinstance(X, StoredImages) else "array"
+    parts = (FORMAT, repr(module), hash_tensors(module.state_dict()), kind, rows, hash_tensors({"z": z}))
+    return hash_texts(parts)[:40]
+
+
+def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """A hash of names, shapes, types and every byte."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name].detach().cpu()
+        found.update(f"{name} {tuple(value.shape)} {value.dtype};".encode())
+        found.update(value.contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def hash_texts(texts: Iterable[str]) -> str:
+    """A hash of texts one after another, each with its length before it."""
+    found = hashlib.sha256()
+    for text in texts:
+        found.update(f"{len(text)}:{text}".encode())
+    return found.hexdigest()

@@ -1,0 +1,240 @@
+"""A classifier's probabilities, read and checked: its own, or those of a scikit-learn estimator or a torch module."""
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from sklearn.base import clone, is_classifier
+from sklearn.exceptions import NotFittedError
+from sklearn.frozen import FrozenEstimator
+from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+from sklearn.utils import _safe_indexing, indexable
+from sklearn.utils.validation import check_is_fitted, has_fit_parameter
+from torch import Tensor, nn
+
+from sitewise.arrays import Problems, view_tensor
+from sitewise.estimator.source.reading import Array
+from sitewise.estimator.source.splitting import CROSS_FIT_FOLDS
+from sitewise.ratio import SCORED_VALUES, SCORING_BATCH
+
+TINY = 1e-12  # what a probability counts as at least
+SUM_TOLERANCE = 1e-3  # probabilities may be rounded to a few digits
+FEWEST_TO_SUSPECT = 20  # rows of each class that are told apart without a mistake before that looks odd
+
+SEPARATED = (
+    "the probabilities tell all {count} labeled rows apart without one mistake: were they made on rows that the "
+    "classifier was trained on? They are then over-confident, and so is everything that follows. Hand over "
+    "out-of-sample ones, by sklearn.model_selection.cross_val_predict(..., method='predict_proba'), say"
+)
+
+
+def read_probabilities(values: Any, classes: Array, problems: Problems) -> Tensor:
+    """Read (n, K) probabilities, columns of a DataFrame by their names where these are the classes' names.
+
+    What is wrong is noted with the first row where it is.
+    """
+    values = _by_class(values, classes, problems)
+    n_classes = len(classes)
+    try:
+        found = view_tensor(values).double()
+    except (TypeError, ValueError) as error:
+        problems.add(f"probabilities must be numbers ({error})")
+        return torch.full((0, n_classes), 1 / n_classes, dtype=torch.float64)
+    if found.ndim != 2 or found.shape[1] != n_classes:
+        hint = ": give a column for each class, np.column_stack([1 - p, p])" if found.ndim == 1 else ""
+        shape = f"(rows, {n_classes}), a column for each class of {classes.tolist()}"
+        problems.add(f"probabilities must have shape {shape}, got {tuple(found.shape)}{hint}")
+        return torch.full((len(found) if found.ndim else 0, n_classes), 1 / n_classes, dtype=torch.float64)
+    if not len(found):
+        problems.add("probabilities are empty: at least one row is needed")
+        return found
+    found = found.cpu()
+    off = (found.sum(dim=1) - 1).abs()
+    if float(off.max()) <= SUM_TOLERANCE and float(found.min()) >= 0:  # NaN compares as false
+        return found
+    _note(found.isnan().any(dim=1), found, "hold NaN", "drop such rows or mend the classifier", problems)
+    _note((found < 0).any(dim=1), found, "are negative", "are these logits? Take their softmax first", problems)
+    wrong = ~(off <= SUM_TOLERANCE) & ~found.isnan().any(dim=1) & ~(found < 0).any(dim=1)
+    _note(wrong, found, "do not sum to one", "give a column for each class, or take the softmax of logits", problems)
+    return found
+
+
+def _note(bad: Tensor, found: Tensor, what: str, advice: str, problems: Problems) -> None:
+    rows = bad.nonzero().flatten().tolist()
+    if rows:
+        shown = ", ".join(f"{value:.4g}" for value in found[rows[0]].tolist()[:5])
+        problems.add(f"probabilities {what} in {len(rows)} row(s), first at row {rows[0]} ({shown}): {advice}")
+
+
+def _by_class(values: Any, classes: Array, problems: Problems) -> Any:
+    """The columns of a DataFrame in the order of the classes, where they bear their names."""
+    if not isinstance(values, pd.DataFrame):
+        return values
+    names, wanted = [str(name) for name in values.columns], [str(label) for label in classes.tolist()]
+    if names == wanted or not set(names) & set(wanted):
+        return values
+    if sorted(names) != sorted(wanted):
+        problems.add(
+            f"probabilities have the columns {names}, the classes are {wanted}: name all after a class, or none"
+        )
+        return values
+    return values.iloc[:, [names.index(name) for name in wanted]]
+
+
+def find_floor(probabilities: Tensor) -> float:
+    """What a probability of zero counts as: half the smallest positive one where there are zeros, else next to nothing.
+
+    A forest of 100 trees says 0 and means less than 1/100.
+    """
+    positive = probabilities[probabilities > 0]
+    if len(positive) == probabilities.numel() or not len(positive):
+        return TINY
+    return max(TINY, float(positive.min()) / 2)
+
+
+def warn_separated(log_proba: Tensor, y: Tensor) -> None:
+    """Warn where no labeled row is mistaken for another class: such probabilities are rarely out-of-sample."""
+    counts = torch.bincount(y, minlength=log_proba.shape[1])
+    if int(counts.min()) < FEWEST_TO_SUSPECT:
+        return
+    if log_proba.shape[1] == 2:
+        odds = log_proba[:, 1] - log_proba[:, 0]
+        apart = bool(odds[y == 1].min() > odds[y == 0].max())
+    else:
+        apart = bool((log_proba.argmax(dim=1) == y).all())
+    if apart:
+        warnings.warn(SEPARATED.format(count=len(y)), stacklevel=3)
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """Where log p comes from: X itself (`estimator` None), an estimator's probabilities or decisions, or logits."""
+
+    estimator: Any
+    classes: Array
+    floor: float = TINY
+
+    @property
+    def columns(self) -> list[Any]:
+        """What each column is for."""
+        return self.classes.tolist()  # type: ignore[no-any-return]
+
+    def log_proba(self, X: Any) -> Tensor:
+        """Log P(y|x), (n, K), each row free up to a constant; raise ValueError that names what is wrong and where."""
+        if isinstance(self.estimator, nn.Module):
+            return self._from_logits(module_outputs(self.estimator, X))
+        if self.estimator is None or hasattr(self.estimator, "predict_proba"):
+            return self.probabilities(X).clamp_min(self.floor).log()
+        return self._from_logits(torch.as_tensor(np.asarray(self.estimator.decision_function(X))).double())
+
+    def probabilities(self, X: Any) -> Tensor:
+        """As they are, zeros and all."""
+        problems = Problems("PrevalenceAdjuster")
+        values = X if self.estimator is None else self.estimator.predict_proba(X)
+        found = read_probabilities(values, np.array(self.columns), problems)
+        problems.raise_if_any()
+        return found
+
+    def by_class(self, log_proba: Tensor) -> Tensor:
+        """log P(y|x), (n, K), from what `log_proba` gives."""
+        return log_proba
+
+    @property
+    def gives_probabilities(self) -> bool:
+        """Whether zeros may come, which need a floor."""
+        return self.estimator is None or hasattr(self.estimator, "predict_proba")
+
+    def _from_logits(self, logits: Tensor) -> Tensor:
+        """Log-softmax; one column is the log-odds of the second of two classes."""
+        columns = self.columns
+        if len(columns) == 2 and (logits.ndim == 1 or logits.shape[1] == 1):
+            odds = logits.reshape(-1)
+            logits = torch.stack([torch.zeros_like(odds), odds], dim=1)
+        if logits.ndim != 2 or logits.shape[1] != len(columns):
+            raise ValueError(
+                f"PrevalenceAdjuster: the estimator gives scores of shape {tuple(logits.shape)}, expected a column for "
+                f"each class of {columns}"
+            )
+        bad = (~torch.isfinite(logits)).any(dim=1).nonzero().flatten().tolist()
+        if bad:
+            raise ValueError(
+                f"PrevalenceAdjuster: the estimator gives NaN or infinite scores in {len(bad)} row(s), first at row "
+                f"{bad[0]}: mend its inputs there"
+            )
+        return torch.log_softmax(logits, dim=1)
+
+
+def module_outputs(module: nn.Module, X: Any) -> Tensor:
+    """What a torch module says of rows, in float64 on the CPU, batch by batch in evaluation mode.
+
+    Floats are read in the precision of its weights, where these are; anything else (bytes of images) as it is.
+    """
+    weights = next(module.parameters(), None)
+    inputs = X.detach() if isinstance(X, Tensor) else torch.as_tensor(np.asarray(X))
+    dtype = weights.dtype if weights is not None and inputs.is_floating_point() else None
+    device = None if weights is None else weights.device
+    size = min(SCORING_BATCH, max(1, SCORED_VALUES // max(1, inputs.shape[1:].numel())))
+    was_training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            parts = [module(part.to(device=device, dtype=dtype)).double().cpu() for part in inputs.split(size)]
+    finally:
+        module.train(was_training)
+    return torch.cat(parts)
+
+
+def is_ready(estimator: Any) -> bool:
+    """Whether an estimator can be used as it is: a torch module, one that is frozen, or one that was fitted."""
+    if isinstance(estimator, nn.Module | FrozenEstimator):
+        return True
+    try:
+        check_is_fitted(estimator)
+    except (NotFittedError, TypeError):
+        return False
+    return True
+
+
+def estimator_problem(estimator: Any) -> str | None:
+    """Why something cannot serve as a classifier."""
+    if estimator is None or isinstance(estimator, nn.Module):
+        return None
+    if isinstance(estimator, type):
+        return f"estimator must be an object, got the class {estimator.__name__}: call it, {estimator.__name__}(...)"
+    scores = hasattr(estimator, "predict_proba") or hasattr(estimator, "decision_function")
+    if not scores or not (is_classifier(estimator) or hasattr(estimator, "classes_")):
+        return (
+            "estimator must be a classifier with predict_proba or decision_function, or a torch module that gives "
+            f"logits, got {type(estimator).__name__}"
+        )
+    return None
+
+
+def cross_fit_classifier(
+    estimator: Any, X: Any, y: Array, classes: Array, groups: Tensor | None, weight: Array | None, seed: int
+) -> tuple[Classifier, Tensor]:
+    """Fit an estimator to all rows, and log p of each row by a copy that was fitted without it (groups kept whole)."""
+    options = {} if weight is None or not has_fit_parameter(estimator, "sample_weight") else {"sample_weight": weight}
+    (X,) = indexable(X)
+    counts = np.unique(y, return_counts=True)[1]
+    n_splits = max(2, min(CROSS_FIT_FOLDS, int(counts.max())))
+    splitter = (StratifiedKFold if groups is None else StratifiedGroupKFold)(n_splits, shuffle=True, random_state=seed)
+    scored = np.zeros((len(y), len(classes)))
+    are_probabilities = hasattr(estimator, "predict_proba")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The least populated class", UserWarning)
+        folds = list(splitter.split(np.zeros(len(y)), y, None if groups is None else groups.numpy()))
+    fitted = clone(estimator).fit(X, y, **options)
+    for train, test in folds:
+        own = {name: value[train] for name, value in options.items()}
+        copy = clone(estimator).fit(_safe_indexing(X, train), y[train], **own)
+        known = Classifier(copy, copy.classes_)
+        rows = _safe_indexing(X, test)
+        found = (known.probabilities(rows) if are_probabilities else known.log_proba(rows).exp()).numpy()
+        scored[np.ix_(test, [classes.tolist().index(label) for label in copy.classes_.tolist()])] = found
+    probabilities = torch.tensor(scored)
+    floor = find_floor(probabilities)
+    return Classifier(fitted, classes, floor), probabilities.clamp_min(floor).log()

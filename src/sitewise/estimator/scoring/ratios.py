@@ -1,0 +1,217 @@
+"""log f from a classifier's probabilities: what they say of x once the prevalence where it was trained is taken out.
+
+A classifier that saw z gives P_s(y|x,z) = f(x,z) g_s(z) / ..., so log f = log p - log g_s(z) (equation 1). One that did
+not see z gives a statistic of x, and log f(log p, z) is fitted to labeled rows given their g (equation 3).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sitewise.calibration import centre
+from sitewise.confounders import Confounders
+from sitewise.estimator.source.held_out import calibrate_rows, smoothed_targets
+from sitewise.posterior import combine
+from sitewise.prevalence import Prevalence
+from sitewise.prevalence.additive import features, missing_features
+from sitewise.prevalence.linear import contrasts, fit_linear
+
+STRENGTHS = (0.3, 3.0, 30.0, 300.0, 1e4)  # ridge on all that depends on z; the last leaves next to nothing of it
+LEAST_PENALTY = 1e-3  # on the scores' own slopes, so that separable rows keep them finite
+MISSING_PENALTY = 0.01
+SELECTION_ROWS = 20_000  # on which the strength and what the classifier sees are chosen
+
+
+class ScoreRatio(Protocol):
+    """log f before calibration, from log-probabilities (n, K) and codes of z (n, V)."""
+
+    def log_ratio(self, log_proba: Tensor, codes: Tensor) -> Tensor:
+        """(n, K)."""
+        ...
+
+
+@dataclass(frozen=True)
+class PooledRatio:
+    """log f = log p - log g_s(z), g_s of all rows the classifier was trained on together."""
+
+    prevalence: Prevalence
+
+    def log_ratio(self, log_proba: Tensor, codes: Tensor) -> Tensor:
+        """(n, K)."""
+        return log_proba - self.prevalence.log_prob(codes)
+
+
+@dataclass(frozen=True)
+class AdditiveRatio:
+    """log f = b(z) + W(z) s, where s = (K-1) contrasts of log p, and b and W are additive in z as g is."""
+
+    schema: Confounders
+    coefficients: Tensor  # (K, D, K): for 1 and each score, what each feature of z adds to each class
+    strength: float
+
+    def log_ratio(self, log_proba: Tensor, codes: Tensor) -> Tensor:
+        """(n, K)."""
+        at_z = features(codes, self.schema) @ self.coefficients.transpose(0, 1).flatten(1)
+        parts = at_z.reshape(len(codes), *self.coefficients.shape[::2])
+        return parts[:, 0] + (parts[:, 1:] * to_scores(log_proba)[:, :, None]).sum(dim=1)
+
+
+def to_scores(log_proba: Tensor) -> Tensor:
+    """log p without its free constant, (n, K-1); for two classes the log-odds over the square root of two."""
+    return centre(log_proba) @ contrasts(log_proba.shape[1])
+
+
+@dataclass(frozen=True)
+class ScoredRows:
+    """Labeled rows as a ratio is fitted to them; `masked_` is z with some of it hidden, and g there."""
+
+    log_proba: Tensor  # (n, K)
+    y: Tensor  # (n,)
+    weight: Tensor  # (n,)
+    codes: Tensor  # (n, V)
+    log_prevalence: Tensor  # (n, K), by a g that saw none of these labels
+    masked_codes: Tensor
+    masked_log_prevalence: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, rows: Tensor) -> "ScoredRows":
+        """Some of the rows."""
+        return ScoredRows(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
+def fit_additive_ratio(rows: ScoredRows, schema: Confounders, strength: float, *, hidden: bool = True) -> AdditiveRatio:
+    """Fit b and W by penalized maximum likelihood of equation 3: convex, by Newton.
+
+    The rows as they are decide all terms they speak of; the missing columns of variables that are never missing are
+    then fitted with some of z `hidden`, as for g (equation 9).
+    """
+    n_classes = rows.log_proba.shape[1]
+    basis = contrasts(n_classes)
+    targets = smoothed_targets(rows.y, torch.bincount(rows.y, minlength=n_classes)) * rows.weight[:, None]
+    scores = to_scores(rows.log_proba)
+    spread = (rows.weight @ scores**2 / rows.weight.sum()).mean().sqrt().clamp_min(1e-12)
+    scores = scores / spread
+    design = products(scores, features(rows.codes, schema))
+    n_features = design.shape[1] // n_classes
+    penalty = torch.full((n_classes, n_features), strength, dtype=torch.float64)
+    penalty[0, 0], penalty[1:, 0] = 0.0, LEAST_PENALTY
+    flat = fit_linear(targets, rows.weight, design, penalty.flatten(), rows.log_prevalence).point
+    coefficients = (flat.reshape(len(penalty.flatten()), -1) @ basis.T).reshape(n_classes, n_features, n_classes)
+    never = ~schema.missing(rows.codes).any(dim=0)
+    columns = [c for c, unseen in zip(missing_features(schema), never.tolist(), strict=True) if unseen]
+    if columns and hidden:
+        coefficients[:, columns] = 0.0
+        at_z = features(rows.masked_codes, schema)
+        fixed = products(scores, at_z) @ coefficients.flatten(0, 1)
+        blanks = products(scores, at_z[:, columns])
+        weak = torch.full((blanks.shape[1],), MISSING_PENALTY, dtype=torch.float64)
+        flat = fit_linear(targets, rows.weight, blanks, weak, rows.masked_log_prevalence + fixed).point
+        coefficients[:, columns] = (flat.reshape(blanks.shape[1], -1) @ basis.T).reshape(n_classes, -1, n_classes)
+    coefficients[1:] /= spread
+    return AdditiveRatio(schema, coefficients, strength)
+
+
+def products(scores: Tensor, at_z: Tensor) -> Tensor:
+    """Features of z, times one and times each score: (n, K D)."""
+    return torch.cat([at_z, *(score[:, None] * at_z for score in scores.T)], dim=1)
+
+
+@dataclass(frozen=True)
+class CrossFitted:
+    """Ratios that did not see the rows they score: rows are known by their numbers."""
+
+    log_proba: Tensor  # (n, K)
+    fold: Tensor  # (n,)
+    ratios: Sequence[ScoreRatio]
+
+    def log_ratio(self, rows: Tensor, codes: Tensor) -> Tensor:
+        """log f of some rows, each by the ratio of its fold, at these codes of theirs."""
+        found = torch.empty(len(rows), self.log_proba.shape[1], dtype=torch.float64)
+        for number, ratio in enumerate(self.ratios):
+            inside = self.fold[rows] == number
+            found[inside] = ratio.log_ratio(self.log_proba[rows[inside]], codes[inside])
+        return found
+
+
+@dataclass(frozen=True)
+class ChosenRatio:
+    """What the classifier was taken to see, its ratio, the same cross-fitted, and the held-out NLL of the choices."""
+
+    sees: str  # "x" or "xz"
+    ratio: ScoreRatio
+    cross_fitted: CrossFitted
+    nll: dict[str, float]
+
+
+def fit_ratio(
+    rows: ScoredRows,
+    schema: Confounders | None,
+    pooled: Prevalence,
+    *,
+    sees: str,
+    calibration: str,
+    folds: Sequence[Tensor],
+) -> ChosenRatio:
+    """Fit log f for a classifier that sees "x", or "xz", or whichever predicts held-out labels better ("auto").
+
+    Without z both are the same: log p less the log prevalence where it was trained.
+    """
+    fold = torch.zeros(len(rows), dtype=torch.int64)
+    for number, inside in enumerate(folds):
+        fold[inside] = number
+    subtracted = PooledRatio(pooled)
+    simple = CrossFitted(rows.log_proba, fold, [subtracted] * len(folds))
+    if schema is None:
+        return ChosenRatio("x", subtracted, simple, {})
+    everything = torch.arange(len(rows))
+    stride = -(-len(rows) // SELECTION_ROWS)
+    few, few_fold = rows.take(everything[::stride]), fold[::stride]
+    nll: dict[str, float] = {}
+    if sees in ("xz", "auto"):
+        nll["xz"] = calibrated_nll(few, few_fold, subtracted.log_ratio(few.log_proba, few.codes), calibration)
+    if sees == "xz":
+        return ChosenRatio("xz", subtracted, simple, nll)
+    strength, nll["x"] = choose_strength(few, few_fold, schema)
+    if sees == "auto" and nll["xz"] <= nll["x"]:
+        return ChosenRatio("xz", subtracted, simple, nll)
+    ratios = [
+        fit_additive_ratio(rows.take((fold != number).nonzero().flatten()), schema, strength)
+        for number in range(len(folds))
+    ]
+    whole = fit_additive_ratio(rows, schema, strength)
+    return ChosenRatio("x", whole, CrossFitted(rows.log_proba, fold, ratios), nll)
+
+
+def choose_strength(rows: ScoredRows, fold: Tensor, schema: Confounders) -> tuple[float, float]:
+    """The strength with the smallest held-out NLL, and that NLL."""
+    losses = {strength: 0.0 for strength in STRENGTHS}
+    for number in torch.unique(fold).tolist():
+        fitted, held = (rows.take(part.nonzero().flatten()) for part in (fold != number, fold == number))
+        for strength in STRENGTHS:
+            ratio = fit_additive_ratio(fitted, schema, strength, hidden=False)
+            losses[strength] += total_nll(held, ratio.log_ratio(held.log_proba, held.codes))
+    best = min(losses, key=lambda strength: losses[strength])
+    return best, losses[best] / float(rows.weight.sum())
+
+
+def calibrated_nll(rows: ScoredRows, fold: Tensor, raw_log_ratio: Tensor, calibration: str) -> float:
+    """The mean NLL of rows by log-ratios calibrated on the other folds."""
+    total, n_classes = 0.0, raw_log_ratio.shape[1]
+    for number in torch.unique(fold).tolist():
+        inside, others = fold == number, (fold != number).nonzero().flatten()
+        known = rows.take(others)
+        fitted = calibrate_rows(
+            raw_log_ratio[others], known.log_prevalence, known.y, known.weight, calibration, n_classes
+        )
+        total += total_nll(rows.take(inside.nonzero().flatten()), fitted.apply(raw_log_ratio[inside]))
+    return total / float(rows.weight.sum())
+
+
+def total_nll(rows: ScoredRows, log_ratio: Tensor) -> float:
+    """The sum of weighted -log P(y|x,z) by equation 3."""
+    return -float(rows.weight @ combine(log_ratio, rows.log_prevalence).gather(1, rows.y[:, None])[:, 0])

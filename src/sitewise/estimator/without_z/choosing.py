@@ -1,0 +1,120 @@
+"""A site's rows that lack z: the joint model or knockout, as held-out labels and left-out likelihood say."""
+
+import warnings
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sitewise.adaptation import estimate_prevalence
+from sitewise.adaptation.joint import JointEstimate, estimate_joint
+from sitewise.estimator.source.reading import read_partial_labels
+from sitewise.estimator.source.regions import EXPECTED_ROWS
+from sitewise.estimator.source.splitting import evenly
+from sitewise.estimator.without_z.joint import ENOUGH_ROWS, JointModel
+from sitewise.estimator.without_z.predicting import joint_log_ratio, lacking
+from sitewise.inputs import Inputs, take_inputs
+from sitewise.posterior import combine
+from sitewise.ratio import LabeledRows
+
+if TYPE_CHECKING:
+    from sitewise.estimator.gpa import GPAClassifier
+
+MISSING = ("auto", "knockout", "joint")
+JUDGED_ROWS = 1000
+WORSE = 1.2  # times the NLL of knockout is much: some more is the price of going without its assumption
+UNSEEN = 0.25  # of the training rows at z where some class is absent: f is a guess at too much of z
+MARGIN = 1.0  # of left-out log-likelihood by which the joint model must be better
+NO_JOINT = "missing='joint' needs confounders in training, and some rows that have all of them: use missing='auto'"
+
+
+def fit_site_joint(
+    model: "GPAClassifier", X: Inputs, codes: Tensor, labels: Any = None, weight: Any = None
+) -> JointEstimate | None:
+    """The site's joint of (z, y) from all its rows, known labels and known parts of z counted in.
+
+    None where the model is to go without: `missing="knockout"`; or, for "auto", some rows have all of z and g(z) is
+    the better known from them, or held-out labels or left-out rows without z speak for knockout.
+    """
+    if model.missing == "joint" and model._joint is None:
+        raise ValueError(NO_JOINT)
+    short = lacking(model, codes)
+    if model._joint is None or model.missing == "knockout":
+        return None
+    if model.missing == "auto" and not (model._joint.trusted and short.all()):
+        return None
+    log_ratio = joint_log_ratio(model, X, codes)
+    if labels is not None:
+        known = torch.tensor(read_partial_labels(labels, model.classes_, len(X)))
+        other = torch.arange(len(model.classes_)) != known[:, None]
+        log_ratio = log_ratio.masked_fill((other & ~known.isnan()[:, None])[:, None], -torch.inf)
+    estimate = estimate_joint(log_ratio, prior=model._joint.prior, sample_weight=weight)
+    if model.missing == "joint":
+        return estimate
+    rows = short.nonzero().flatten()
+    row_weight = None if weight is None else torch.as_tensor(weight)[rows]
+    blank = model.confounders_.missing_codes().expand(len(rows), -1)  # type: ignore[union-attr]
+    hidden = estimate
+    if labels is not None or not torch.equal(blank, codes):
+        hidden_ratio = joint_log_ratio(model, take_inputs(X, rows), blank)
+        hidden = estimate_joint(hidden_ratio, prior=model._joint.prior, sample_weight=row_weight)
+    return (
+        estimate if hidden.left_out > _left_out_by_knockout(model, take_inputs(X, rows), row_weight) + MARGIN else None
+    )
+
+
+def judged(model: "GPAClassifier", held: LabeledRows) -> JointModel | None:
+    """The model's joint model, trusted unless it predicts held-out labels without z much worse than knockout does.
+
+    Left-out likelihood of x can't tell: whoever models a shift of z has the higher one, however bad f is there. Both
+    estimate from the held-out x alone, as at a new site. Nor is it trusted where some class is absent at much of z: f
+    is a guess there, which held-out rows of the same sites don't show.
+    """
+    joint = model._joint
+    if joint is None:
+        return joint
+    if share_unseen(joint.prior, joint.possible, model.training_summary_.n_rows) > UNSEEN:
+        return replace(joint, trusted=False)
+    if len(held) < ENOUGH_ROWS:
+        return joint
+    few = held.take(evenly(len(held), JUDGED_ROWS))
+    blank = joint.bank.schema.missing_codes().expand(len(few), -1)
+    weight = few.weight.double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is not identified among held-out rows is nobody's concern
+        ratios = joint_log_ratio(model, few.X, blank)
+        site = estimate_joint(ratios, prior=joint.prior, sample_weight=weight)
+        log_f = model._log_ratio(few.X, blank)
+        constant = estimate_prevalence(log_f.numpy(), model="constant", sample_weight=weight).marginal
+    by_joint = -torch.as_tensor(site.posterior(ratios)).double().clamp_min(1e-12).log()
+    by_knockout = -combine(log_f, torch.tensor(constant).clamp_min(1e-12).log())
+    mine, theirs = (losses.gather(1, few.y[:, None])[:, 0] for losses in (by_joint, by_knockout))
+    worse = mine - WORSE * theirs
+    share = weight / weight.sum()
+    mean = share @ worse
+    error = ((share**2) @ (worse - mean) ** 2).sqrt()
+    return replace(joint, trusted=bool(mean <= 2 * error))
+
+
+def share_unseen(prior: Tensor, possible: Tensor, n_rows: int) -> float:
+    """The share of the training population at points where some class is absent though it was to be expected.
+
+    `prior` (M, K) is P_s(z_m, y) and `possible` (M, K) says where f has seen the class; of the population n rows.
+    """
+    rows = n_rows * prior
+    expected = rows.sum(1, keepdim=True) * prior.sum(0)
+    absent = ((rows < 1.0) & (expected >= EXPECTED_ROWS)) | ~possible
+    return float(prior.sum(1)[absent.any(1)].sum())
+
+
+def _left_out_by_knockout(model: "GPAClassifier", X: Inputs, weight: Tensor | None) -> float:
+    """The left-out log-likelihood of f(x, missing) and one P(Y), scaled so that its mean is one as r's is."""
+    assert model.confounders_ is not None
+    blank = model.confounders_.missing_codes().expand(len(X), -1)
+    log_f = model._log_ratio(X, blank)
+    scaled = log_f - torch.logsumexp(log_f + model._pooled_prevalence.log_prob(blank), dim=1, keepdim=True)
+    estimate = estimate_prevalence(log_f.numpy(), model="constant", sample_weight=weight)
+    marginal = torch.tensor(estimate.marginal).clamp_min(1e-300).log()
+    weights = torch.ones(len(X), dtype=torch.float64) if weight is None else weight.double()
+    return float(weights @ torch.logsumexp(scaled + marginal, dim=1)) - estimate._fit.optimism

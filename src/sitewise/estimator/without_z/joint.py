@@ -1,0 +1,189 @@
+"""r(x,y,z) over a bank of z-points, from f and a critic learned on what the backbone saw (equation 15d)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+from scipy.optimize import minimize_scalar
+from torch import Tensor, nn
+
+from sitewise.adaptation.joint import log_balance
+from sitewise.confounders import Confounders
+from sitewise.critic import Bank, Critic, Pairs, log_lift, make_bank, train_critic
+from sitewise.estimator.source.regions import Region, in_regions
+from sitewise.estimator.source.splitting import evenly
+from sitewise.estimator.without_z.layers import layer_features
+from sitewise.inputs import Inputs
+from sitewise.prevalence import Prevalence
+from sitewise.ratio import LabeledRows, RatioNetwork, Scorer, scoring_device
+
+if TYPE_CHECKING:
+    from sitewise.estimator.gpa import GPAClassifier
+
+POINTS = 128  # of the bank
+ENOUGH_ROWS = 50  # with all of z, to learn a critic from or to calibrate it on
+TEMPERATURE_ROWS = 2000
+BALANCED_ENTRIES = 2**22  # of (row, point, class) on which r is balanced
+LARGEST_TEMPERATURE = 3.0
+SCORED_ENTRIES = 2**18  # of (row, point) that go through the fusion at a time
+
+
+@dataclass(frozen=True)
+class JointModel:
+    """What r(x,y,z) needs beside f: the bank, the training population's g over all z, the critic, its temperature."""
+
+    bank: Bank
+    source: Prevalence  # g_s of the training rows that have all of z
+    possible: Tensor  # (M, K) False where f has never seen the class
+    log_balance: Tensor = field(repr=False)  # (M, K)
+    critic: Critic = field(repr=False)
+    temperature: float = 1.0
+    trusted: bool = True  # held-out labels do not speak against it: "auto" may choose it
+
+    @property
+    def prior(self) -> Tensor:
+        """P_s(z_m, y) over the bank, (M, K)."""
+        return self.bank.share[:, None] * self.source.log_prob(self.bank.codes).exp()
+
+    def log_ratio(self, log_f: Tensor, scores: Tensor) -> Tensor:
+        """log r (n, M, K) from calibrated log f at the bank's points and the critic's scores (n, M): equation 15d.
+
+        Its mean over the training population's joint is one for every x.
+        """
+        lift = log_lift(self.temperature * scores, self.bank.share)
+        both = stable_part(log_f, self.source.log_prob(self.bank.codes)) + lift[..., None] + self.log_balance
+        mean = torch.logsumexp(both + self.prior.log(), dim=(1, 2), keepdim=True)
+        return torch.where(self.possible, both - mean, -torch.inf)
+
+    def ratios(self, model: "GPAClassifier", X: Inputs) -> Iterator[tuple[slice, Tensor]]:
+        """log r (c, M, K) of some rows after others."""
+        return self.ratios_of(model, layer_features(model._scorer, X))
+
+    def ratios_of(self, model: "GPAClassifier", features: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """The same for rows whose layers have been read."""
+        for part, log_f, scores in over_points(model, self.critic, features, self.bank):
+            yield part, self.log_ratio(log_f, scores)
+
+
+def stable_part(log_f: Tensor, log_source: Tensor) -> Tensor:
+    """log P(y|x,z) / P_s(y|z) of the training population: log f without its free factor."""
+    return log_f - torch.logsumexp(log_f + log_source, dim=2, keepdim=True)
+
+
+def at_points(network: RatioNetwork, features: Tensor, inputs: Tensor) -> Tensor:
+    """Raw log f of every row at every point, (n, M, K): the fusion's first layer is a sum of what x and z say.
+
+    The first columns of the features are the backbone's own.
+    """
+    first = network.fusion[0]
+    assert isinstance(first, nn.Linear)
+    width = first.in_features - inputs.shape[1]
+    of_x = features[:, :width] @ first.weight[:, :width].T + first.bias
+    of_z = inputs @ first.weight[:, width:].T
+    return network.fusion[1:](of_x[:, None] + of_z)  # type: ignore[no-any-return]
+
+
+def over_points(
+    model: "GPAClassifier", critic: Critic, features: Tensor, bank: Bank
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Some rows after others: calibrated log f (c, M, K) at a bank's points, and the critic's scores (c, M)."""
+    scorer, calibration = model._scorer, model._calibrations[0]
+    assert isinstance(scorer.module, RatioNetwork)
+    device = scoring_device(scorer.device)
+    dtype = next(scorer.module.parameters()).dtype
+    network, judge = scorer.module.to(device), critic.network(torch.zeros(0, dtype=dtype, device=device))
+    inputs = bank.inputs.to(device, dtype)
+    size = max(1, SCORED_ENTRIES // len(bank.codes))
+    with torch.no_grad():
+        for first in range(0, len(features), size):
+            part = slice(first, first + size)
+            x = features[part].to(device, dtype)
+            raw_log_f, scores = (
+                model._balanced(at_points(network, x, inputs).double().cpu(), bank.codes),
+                judge(x, inputs),
+            )
+            shape = raw_log_f.shape
+            log_f = calibration.apply(raw_log_f.reshape(-1, shape[2])).reshape(shape)
+            yield part, log_f, scores.double().cpu()
+    scorer.module.to("cpu")
+
+
+def fit_joint_model(
+    model: "GPAClassifier", training: LabeledRows, validation: LabeledRows, seed: int
+) -> JointModel | None:
+    """Learn the critic on the backbone's features of the training rows that have all of z; None where these are few.
+
+    f is trained by then and stays as it is.
+    """
+    schema = model.confounders_
+    assert schema is not None
+    rows, held = with_all_of_z(training, schema), with_all_of_z(validation, schema)
+    if len(rows) < ENOUGH_ROWS:
+        return None
+    pairs, held_pairs = (_pairs(model._scorer, part, schema.inputs(part.codes)) for part in (rows, held))
+    critic = train_critic(pairs, held_pairs, device=model.device, seed=seed)
+    bank, point_of = make_bank(schema, rows.codes, rows.weight, POINTS)
+    possible = ~unseen_classes(bank.codes, len(model.classes_), model._unsupported)
+    found = JointModel(bank, model._fit_prevalence(rows, seed), possible, torch.zeros(possible.shape), critic)
+    return balance_critic(model, calibrate_critic(model, found, held, seed), pairs, point_of, rows.y)
+
+
+def balance_critic(model: "GPAClassifier", joint: JointModel, pairs: Pairs, point_of: Tensor, y: Tensor) -> JointModel:
+    """The same with r balanced over training rows: their x must give the joint back that they have (equation 15e).
+
+    `point_of` (n,) and `y` (n,) are the cells of the rows. That joint is the rows' own, not what g_s says of it: its
+    noise, which x shows as well, does not count then.
+    """
+    known = (point_of >= 0).nonzero().flatten()
+    rows = known[evenly(len(known), max(ENOUGH_ROWS, BALANCED_ENTRIES // joint.prior.numel()))]
+    weight = pairs.weight[rows].double()
+    own = joint.prior.clone()  # one row's worth, lest a cell be empty
+    own.index_put_((point_of[rows], y[rows]), weight / weight.mean(), accumulate=True)
+    ratios = torch.cat([part.float() for _, part in joint.ratios_of(model, pairs.features[rows])])
+    return replace(joint, log_balance=log_balance(ratios, own / own.sum(), weight))
+
+
+def with_all_of_z(rows: LabeledRows, schema: Confounders) -> LabeledRows:
+    """The rows that lack no part of z."""
+    return rows.take((~schema.missing(rows.codes).any(dim=1)).nonzero().flatten())
+
+
+def _pairs(scorer: Scorer, rows: LabeledRows, inputs: Tensor) -> Pairs:
+    features = layer_features(scorer, rows.X) if len(rows) else torch.zeros(0, 1)
+    return Pairs(features.float(), inputs.float(), rows.weight.float())
+
+
+def unseen_classes(codes: Tensor, n_classes: int, regions: tuple[Region, ...]) -> Tensor:
+    """Which classes (M, K) f has never seen at z."""
+    unseen = torch.zeros(len(codes), n_classes, dtype=torch.bool)
+    for region in regions:
+        unseen[:, region.label] |= in_regions(codes, (region,))
+    return unseen
+
+
+def calibrate_critic(model: "GPAClassifier", joint: JointModel, held: LabeledRows, seed: int) -> JointModel:
+    """The same with the temperature of least NLL of (y, z) given x under the held-out rows' own joint.
+
+    As it is where too few rows have all of z.
+    """
+    schema = joint.bank.schema
+    held = with_all_of_z(held, schema)
+    if len(held) < ENOUGH_ROWS:
+        return joint
+    few = held.take(evenly(len(held), TEMPERATURE_ROWS))
+    features = layer_features(model._scorer, few.X)
+    bank, _ = make_bank(schema, few.codes, few.weight, POINTS)
+    log_own, log_source = model._fit_prevalence(held, seed).log_prob(bank.codes), joint.source.log_prob(bank.codes)
+    offsets, scores = [], []
+    for _, log_f, score in over_points(model, joint.critic, features, bank):
+        offsets.append(bank.share.log() + torch.logsumexp(stable_part(log_f, log_source) + log_own, dim=2))
+        scores.append(score)
+    offset, score, weight = torch.cat(offsets), torch.cat(scores), few.weight.double()
+    own = joint.critic.of_pairs(features.double(), schema.inputs(few.codes))
+
+    def nll(temperature: float) -> float:
+        return float(weight @ (torch.logsumexp(offset + temperature * score, dim=1) - temperature * own))
+
+    best = minimize_scalar(nll, bounds=(0.0, LARGEST_TEMPERATURE), method="bounded")
+    return replace(joint, temperature=float(best.x))

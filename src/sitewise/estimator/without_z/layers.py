@@ -1,0 +1,61 @@
+"""What a critic reads of x: a backbone's features, and what its earlier layers saw.
+
+f has no use for what x shows of z when z is given: its last features forget it (the colour of a digit, say), earlier
+layers do not.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sitewise.estimator.source.splitting import evenly
+from sitewise.inputs import Inputs
+from sitewise.ratio import RatioNetwork, Scorer
+
+CHANNELS = 256  # of one part at most: the widest parts are late ones, which the features stand for
+
+
+def blocks_of(backbone: nn.Module) -> list[nn.Module]:
+    """The parts of a backbone that learn, in order: its children, or those of the one child that all is inside of."""
+    learning = [part for part in backbone.children() if any(True for _ in part.parameters())]
+    return blocks_of(learning[0]) if len(learning) == 1 and any(True for _ in learning[0].children()) else learning
+
+
+def over_places(output: Tensor) -> Tensor:
+    """The mean of every channel over all places, (n, C): of images (n, C, ...) or tokens (n, places, C)."""
+    if output.ndim == 3:
+        return output.mean(1)
+    return output.flatten(2).mean(2) if output.ndim > 3 else output
+
+
+class Layers(nn.Module):
+    """A backbone's features (n, W), then the channel means of every part of it that learns."""
+
+    def __init__(self, network: RatioNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor, z: Tensor) -> Tensor:
+        """(n, W + W')."""
+        seen: dict[int, Tensor] = {}
+
+        def keep(part: nn.Module, inputs: Any, output: Any) -> None:
+            if isinstance(output, Tensor) and output.ndim >= 2 and len(output) == len(x):
+                means = over_places(output)
+                seen[id(part)] = means if means.shape[1] <= CHANNELS else means[:, evenly(means.shape[1], CHANNELS)]
+
+        backbone = self.network.backbone
+        hooks = [part.register_forward_hook(keep) for part in blocks_of(backbone)]
+        try:
+            features = backbone(x)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return torch.cat([features, *(part for part in seen.values() if part is not features)], dim=1)
+
+
+def layer_features(scorer: Scorer, X: Inputs) -> Tensor:
+    """What the critic reads of every row, (n, W + W'), on the CPU; the first W columns are what the fusion reads."""
+    assert isinstance(scorer.module, RatioNetwork)
+    return Scorer(Layers(scorer.module), scorer.device)(X, torch.zeros(len(X), 0))

@@ -1,0 +1,195 @@
+"""Classifiers that give P(y, z|x): log f and r(x,y,z) from their probabilities of pairs (z_m, y), (n, M, K).
+
+r(x,y,z_m) = P_s(y,z_m|x) / P_s(y,z_m) (equation 15), where P_s is the population the classifier was trained on.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from sitewise.adaptation.joint import log_balance
+from sitewise.arrays import Problems
+from sitewise.calibration import Calibration, fit_calibration
+from sitewise.confounders import Confounders
+from sitewise.critic import Bank
+from sitewise.estimator.scoring.probabilities import Classifier
+from sitewise.estimator.source.held_out import ENOUGH_TO_CALIBRATE
+from sitewise.estimator.source.reading import Array
+from sitewise.estimator.source.regions import Region
+from sitewise.estimator.source.splitting import evenly
+from sitewise.estimator.without_z.joint import ENOUGH_ROWS, unseen_classes, with_all_of_z
+from sitewise.prevalence import Prevalence
+from sitewise.ratio import LabeledRows
+
+if TYPE_CHECKING:
+    from sitewise.estimator.adjuster import PrevalenceAdjuster
+
+CALIBRATION_ENTRIES = 2**21  # of (row, pair) on which r is calibrated
+STRETCH = 2**20  # entries of r that are looked at together
+
+NO_CONFOUNDERS = "joint is given, but there is no z among the source rows: give fit sample_confounder"
+NOT_FITTED = "with joint the estimator must be fitted to pairs (z, y) already: fit it, or hand over its probabilities"
+SEES_X = "a classifier of P(y, z|x) knows z: leave classifier_sees at 'auto', got 'x'"
+NO_PAIRS = "missing='joint' needs a classifier that gives P(y, z|x): say which z its columns are for by joint="
+
+
+@dataclass(frozen=True)
+class PairClassifier(Classifier):
+    """Where log P(y, z_m|x) comes from: columns of z_1 first, each in the order of the classes; or (n, M, K)."""
+
+    n_points: int = 1
+
+    @property
+    def columns(self) -> list[str]:
+        """What each column is for."""
+        return [f"{label} at z-point {m}" for m in range(self.n_points) for label in self.classes.tolist()]
+
+    def probabilities(self, X: Any) -> Tensor:
+        """(n, M K)."""
+        if self.estimator is None and getattr(X, "ndim", 2) == 3:
+            shape = (self.n_points, len(self.classes))
+            if tuple(X.shape[1:]) != shape:
+                raise ValueError(
+                    f"PrevalenceAdjuster: probabilities must have shape (rows, {shape[0]}, {shape[1]}), z-points of "
+                    f"joint by classes, got {tuple(X.shape)}"
+                )
+            X = X.reshape(len(X), -1)
+        return super().probabilities(X)
+
+    def by_class(self, log_proba: Tensor) -> Tensor:
+        """log P(y|x), (n, K)."""
+        return torch.logsumexp(log_proba.reshape(len(log_proba), self.n_points, -1), dim=1)
+
+
+def read_points(joint: Any, schema: Confounders | None) -> Tensor:
+    """The codes of the z-points (M, V); raise ValueError where one is no complete z of the source rows' kind."""
+    problems = Problems("PrevalenceAdjuster")
+    if schema is None:
+        problems.add(NO_CONFOUNDERS)
+        problems.raise_if_any()
+    assert schema is not None
+    codes, notes = schema.encode(joint, quiet=True)
+    if notes.absent:
+        problems.add(f"joint lacks {', '.join(notes.absent)}: every z-point needs all of {', '.join(schema.names)}")
+    for name, levels in notes.levels.items():
+        problems.add(f"joint has {name} = {', '.join(sorted(levels))}, which no source row has")
+    bare = schema.missing(codes).any(dim=1).nonzero().flatten().tolist()
+    if bare and not problems.found:
+        problems.add(f"joint misses a value in {len(bare)} z-point(s), first at row {bare[0]}: every point needs all")
+    if len(torch.unique(codes, dim=0)) < len(codes):
+        problems.add("joint names a z-point twice: each stands for columns of its own")
+    problems.raise_if_any()
+    return codes
+
+
+@dataclass(frozen=True)
+class PairRatio:
+    """log f = log P_s(y|x,z) - log g_s(z), where P_s(y|x,z) sums the points that agree with what is known of z."""
+
+    bank: Bank
+    prevalence: Prevalence
+
+    def log_ratio(self, log_proba: Tensor, codes: Tensor) -> Tensor:
+        """(n, K) from (n, M K)."""
+        pairs = log_proba.reshape(len(log_proba), len(self.bank.codes), -1)
+        at_z = torch.logsumexp(pairs + self.bank.log_agreement(codes)[..., None], dim=1)
+        return torch.log_softmax(at_z, dim=1) - self.prevalence.log_prob(codes)
+
+
+@dataclass(frozen=True)
+class PairModel:
+    """What turns P_s(y,z_m|x) into r(x,y,z_m): the points, P_s(z_m,y), and a calibration of log r over all pairs."""
+
+    bank: Bank
+    prior: Tensor  # (M, K)
+    possible: Tensor  # (M, K) False where the classifier has never seen the class
+    log_balance: Tensor = field(repr=False)  # (M, K)
+    calibration: Calibration = field(repr=False)
+    trusted: bool = True  # held-out labels do not speak against it: "auto" may choose it
+
+    def ratios(self, model: Any, X: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """log r (c, M, K) of some rows after others, from log-probabilities (n, M K).
+
+        Its mean over the training population's joint is one for every x.
+        """
+        size = max(1, STRETCH // self.prior.numel())
+        log_prior = self.prior.log()
+        for first in range(0, len(X), size):
+            part = slice(first, first + size)
+            raw_log_ratio = X[part] - log_prior.flatten()
+            both = self.calibration.apply(raw_log_ratio).reshape(-1, *self.prior.shape) + self.log_balance
+            scale = torch.logsumexp(both + log_prior, dim=(1, 2), keepdim=True)
+            yield part, torch.where(self.possible, both - scale, -torch.inf)
+
+
+def fit_pairs(rows: LabeledRows, codes: Tensor, schema: Confounders, n_classes: int) -> tuple[Bank, Tensor]:
+    """The points with their shares, and P_s(z_m, y) (M, K): what the classifier says of the source rows on average."""
+    assert isinstance(rows.X, Tensor)
+    share = rows.weight.double() / rows.weight.double().sum()
+    prior = (share @ rows.X.exp()).reshape(len(codes), n_classes)
+    prior = prior / prior.sum()
+    return Bank(schema, codes, prior.sum(1)), prior
+
+
+def fit_pair_model(
+    rows: LabeledRows, bank: Bank, prior: Tensor, unsupported: tuple[Region, ...], calibration: str
+) -> PairModel:
+    """Calibrate log r on the source rows that have all of z, each given the shares of the pairs at its site.
+
+    Then balance it: over the source rows every pair must be as frequent as the classifier says (equation 15e).
+    """
+    possible = ~unseen_classes(bank.codes, prior.shape[1], unsupported)
+    flat = torch.zeros(prior.numel(), dtype=torch.float64)
+    plain = PairModel(bank, prior, possible, torch.zeros_like(prior), Calibration("none", flat + 1, flat))
+    full = with_all_of_z(rows, bank.schema)
+    full = full.take(evenly(len(full), max(ENOUGH_ROWS, CALIBRATION_ENTRIES // prior.numel())))
+    agreement = bank.log_agreement(full.codes)
+    full, agreement = _known(full, agreement)
+    if calibration == "none" or len(full) < ENOUGH_ROWS:
+        return plain
+    own = one_hot(agreement.argmax(1) * prior.shape[1] + full.y, prior.numel()).double()
+    method = "bias_corrected" if int(own.sum(0).min()) >= ENOUGH_TO_CALIBRATE else "temperature"
+    assert isinstance(full.X, Tensor)
+    raw_log_ratio, weight = full.X - prior.log().flatten(), full.weight.double()
+    fitted = fit_calibration(raw_log_ratio, own, _others_log_shares(own, full, prior.flatten()), weight, method)
+    calibrated = replace(plain, calibration=fitted)
+    few = rows.take(evenly(len(rows), max(ENOUGH_ROWS, CALIBRATION_ENTRIES // prior.numel())))
+    assert isinstance(few.X, Tensor)
+    ratios = torch.cat([part for _, part in calibrated.ratios(None, few.X)])
+    return replace(calibrated, log_balance=log_balance(ratios, prior, few.weight.double()))
+
+
+def _known(rows: LabeledRows, agreement: Tensor) -> tuple[LabeledRows, Tensor]:
+    """The rows whose levels some point has: others agree with all points alike."""
+    several = agreement.shape[1] > 1
+    known = (agreement.amin(1) < 0).nonzero().flatten() if several else torch.arange(len(agreement))
+    return rows.take(known), agreement[known]
+
+
+def _others_log_shares(own: Tensor, rows: LabeledRows, prior: Tensor) -> Tensor:
+    """For every row the log shares of the pairs among the other rows of its site, smoothed towards all rows'."""
+    weighted, n_pairs = own * rows.weight.double()[:, None], own.shape[1]
+    total = own.new_zeros(int(rows.site.max()) + 1, n_pairs).index_add_(0, rows.site, weighted)
+    counts = total[rows.site] - weighted + n_pairs * prior
+    return (counts / counts.sum(1, keepdim=True)).log()
+
+
+def pair_problems(model: "PrevalenceAdjuster", ready: bool) -> list[str]:
+    """What is wrong with settings that have to do with pairs."""
+    if model.joint is None:
+        return [NO_PAIRS] if model.missing == "joint" else []
+    found = [] if ready else [NOT_FITTED]
+    return found + ([SEES_X] if model.classifier_sees == "x" else [])
+
+
+def pair_reader(estimator: Any, classes: Array, joint: Any, floor: float) -> Classifier:
+    """What reads the classifier's probabilities: of classes, or of pairs where z-points are named."""
+    return (
+        Classifier(estimator, classes, floor)
+        if joint is None
+        else PairClassifier(estimator, classes, floor, len(joint))
+    )

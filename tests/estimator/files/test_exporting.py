@@ -1,0 +1,226 @@
+"""The exported graph says what the model says, at any number of rows and with any part of z missing."""
+
+import copy
+import json
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from torch import nn
+
+import sitewise as sw
+from sitewise.calibration import Calibration
+from sitewise.estimator.files import exporting
+from sitewise.estimator.files.exporting import NO_LIBRARY
+from sitewise.estimator.files.graph import JOINT, OWN_ESTIMATOR
+from sitewise.estimator.source.regions import Region
+from sitewise.prevalence import (
+    AdditivePrevalence,
+    ConstantPrevalence,
+    NetworkPrevalence,
+    PooledPrevalence,
+    TablePrevalence,
+)
+from sitewise.prevalence.additive import missing_features
+from sitewise.prevalence.network import build_network
+
+runtime = pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
+pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
+
+
+@pytest.fixture(scope="module")
+def sites():
+    family = sw.SimulatedFamily(seed=0)
+    training = [family.site(300, name=name, seed=number) for number, name in enumerate(["north", "south"])]
+    Z = pd.concat([site.Z for site in training], ignore_index=True)
+    X, y = (np.concatenate([getattr(site, part) for site in training]) for part in ("X", "y"))
+    return SimpleNamespace(X=X, y=y, Z=Z, names=np.repeat(["north", "south"], 300), new=family.site(200, seed=7))
+
+
+def with_gaps(Z, seed=0):
+    """z of which a third is missing, two levels are new and one number lies far outside."""
+    hidden = np.random.default_rng(seed).random(Z.shape) < 1 / 3
+    hidden[:20], hidden[20] = False, True
+    Z = Z.mask(hidden)
+    Z.loc[0, "group0"], Z.loc[1, "group1"] = "a new level", "another"
+    if "age0" in Z:
+        Z.loc[2, "age0"] = 1e6
+    return Z
+
+
+def as_numbers(Z, confounders):
+    """z for the graph, by its own description of it."""
+    columns = []
+    for variable in confounders:
+        column = Z[variable["name"]]
+        if "levels" in variable:
+            column = column.map({level: float(place) for place, level in enumerate(variable["levels"])})
+        columns.append(column.to_numpy(dtype=np.float64, na_value=np.nan))
+    return np.stack(columns, axis=1)
+
+
+def run(path, x, Z=None):
+    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    told = json.loads(session.get_modelmeta().custom_metadata_map["sitewise"])
+    feed = {"x": x.astype(told["x"]["type"])}
+    if Z is not None:
+        feed["z"] = as_numbers(Z, told["z"])
+    return session.run(["probability"], feed)[0], told
+
+
+def prevalences(schema, codes):
+    """One g of every kind over z, and those that are shrunk to others."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    levels = torch.log_softmax(draw(2), 0)
+    coefficients = draw(missing_features(schema)[-1] + 1, 2)
+    cells = torch.unique(codes, dim=0)[::2]
+    table = TablePrevalence(schema, cells, torch.log_softmax(draw(len(cells), 2), 1), torch.arange(len(cells)).double())
+    return {
+        "constant": ConstantPrevalence(levels),
+        "table": table,
+        "additive": AdditivePrevalence(schema, coefficients, levels),
+        "pooled": PooledPrevalence(schema, coefficients, levels, torch.ones(len(coefficients)), 2),
+        "network": NetworkPrevalence(schema, build_network(schema, 2, seed=1), levels),
+        "additive around a table": AdditivePrevalence(schema, coefficients, levels, table),
+    }
+
+
+@pytest.fixture(scope="module")
+def here(sites):
+    model = sw.GPAClassifier(missing="knockout", epochs=10)
+    model.fit(sites.X, sites.y, sample_domain=sites.names, sample_confounder=sites.Z)
+    slope, bias = torch.tensor([0.7, 1.3]).double(), torch.tensor([0.4, -0.4]).double()
+    model._calibrations = (Calibration("vector", slope, bias), Calibration("vector", slope.flip(0), -bias))
+    return model.adapt(sites.new.X, sample_confounder=sites.new.Z)
+
+
+@pytest.mark.parametrize("name", ["constant", "table", "additive", "pooled", "network", "additive around a table"])
+@pytest.mark.filterwarnings("ignore:confounder")
+def test_graph_and_model_agree_for_every_g(sites, here, tmp_path, name):
+    schema = here.model.confounders_
+    site = copy.copy(here)
+    site.estimate = SimpleNamespace(prevalence=prevalences(schema, here.rows.codes)[name])
+    Z = with_gaps(sites.new.Z)
+    path = site.export_onnx(tmp_path / "site.onnx")
+    ours = site.predict_proba(sites.new.X, Z)
+    assert ours.std(axis=0).min() > 0.01
+    for rows in (slice(0, 1), slice(0, 200)):
+        found, _ = run(path, sites.new.X[rows], Z.iloc[rows])
+        assert np.abs(found - ours[rows]).max() <= 1e-5
+    exact, _ = run(site.export_onnx(tmp_path / "double.onnx", dtype="float64"), sites.new.X, Z)
+    assert np.abs(exact - ours).max() <= 1e-9
+
+
+def test_graph_says_what_goes_in_and_out(sites, tmp_path):
+    frame = pd.DataFrame(sites.X, columns=[f"lab {j}" for j in range(sites.X.shape[1])])
+    model = sw.GPAClassifier(epochs=1, calibration="none").fit(
+        frame, np.array(["well", "ill"])[sites.y], sample_confounder=sites.Z
+    )
+    here = model.adapt(frame, sample_confounder=sites.Z)
+    here.threshold_, here.site_name = 0.25, "West"
+    _, told = run(here.export_onnx(tmp_path / "new folder" / "site.onnx"), sites.X, sites.Z)
+    assert (told["x"]["columns"], told["x"]["type"]) == (list(frame), "float32")
+    assert [variable["name"] for variable in told["z"]] == list(sites.Z)
+    assert (told["classes"], told["threshold"], told["site"]) == (["ill", "well"], 0.25, "West")
+
+
+def test_images_as_bytes_or_floats(tmp_path):
+    rng = np.random.default_rng(0)
+    images, y, age = rng.integers(0, 256, (120, 1, 12, 12), dtype=np.uint8), np.arange(120) % 3, rng.normal(size=120)
+    model = sw.GPAClassifier(backbone="cnn", calibration="none", epochs=1).fit(
+        images, y, sample_confounder=pd.DataFrame({"age": age})
+    )
+    here = model.adapt(images, sample_confounder=pd.DataFrame({"age": age}))
+    Z = pd.DataFrame({"age": np.where(np.arange(120) < 9, np.nan, age)})
+    ours = here.predict_proba(images, Z)
+    for x, dtype in ((images, "auto"), (images / 255, "float32")):
+        found, _ = run(here.export_onnx(tmp_path / "site.onnx", dtype=dtype), x, Z)
+        assert np.abs(found - ours).max() <= 1e-5
+
+
+def test_without_confounders_there_is_no_z(sites, tmp_path):
+    here = sw.GPAClassifier(epochs=1, calibration="none").fit(sites.X, sites.y).adapt(sites.new.X)
+    path = here.export_onnx(tmp_path / "site.onnx")
+    assert [part.name for part in runtime.InferenceSession(path).get_inputs()] == ["x"]
+    assert np.abs(run(path, sites.new.X)[0] - here.predict_proba(sites.new.X)).max() <= 1e-5
+
+
+@pytest.mark.parametrize("sees", ["x", "xz"])
+@pytest.mark.parametrize("prevalence", ["table", "additive"])
+@pytest.mark.filterwarnings("ignore:confounder")
+def test_adjustment_of_probabilities(sites, tmp_path, sees, prevalence):
+    names = ["group0", "group1"] if prevalence == "table" else list(sites.Z)
+    classifier = LogisticRegression().fit(sites.X[::2], sites.y[::2])
+    post = sw.PrevalenceAdjuster(prevalence=prevalence, classifier_sees=sees)
+    post.fit(classifier.predict_proba(sites.X), sites.y, sample_confounder=sites.Z[names])
+    proba = classifier.predict_proba(sites.new.X)
+    here = post.adapt(proba, sample_confounder=sites.new.Z[names])
+    Z = with_gaps(sites.new.Z[names])
+    found, told = run(here.export_onnx(tmp_path / "site.onnx"), proba, Z)
+    assert told["x"]["meaning"] == "probabilities"
+    assert np.abs(found - here.predict_proba(proba, Z)).max() <= 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:confounder")
+@pytest.mark.filterwarnings("ignore:at group")
+def test_fallbacks_and_regions_where_the_training_g_is_kept(sites, here, tmp_path):
+    model = copy.copy(here.model)
+    model._unsupported = (Region(1, 0.0, 0), Region(2, 2.0, 1))
+    here = model.adapt_log_ratio(model.log_ratio(sites.new.X, sites.new.Z), sites.new.Z)
+    diagnosis, marginal = here.diagnose(), here._marginal
+    here.estimate = SimpleNamespace(prevalence=prevalences(model.confounders_, here.rows.codes)["additive"])
+    Z = with_gaps(sites.new.Z)
+    seen = []
+    for in_use in ("adapted", "marginal", "pooled"):
+        here.fallback = None if in_use == "adapted" else in_use
+        here._diagnosis = replace(diagnosis, in_use=in_use)
+        assert (here.in_use, here._marginal) == (in_use, marginal)
+        found, told = run(here.export_onnx(tmp_path / f"{in_use}.onnx"), sites.new.X, Z)
+        assert told["in_use"] == in_use
+        assert np.abs(found - here.predict_proba(sites.new.X.astype(np.float32), Z)).max() <= 1e-5
+        seen.append(found)
+    assert min(np.abs(seen[0] - other).max() for other in seen[1:]) > 1e-3
+
+
+class Folded(nn.Module):
+    """A network whose output depends on how many rows come at once."""
+
+    def forward(self, x):
+        return x / len(x)
+
+
+def test_what_cannot_be_exported_says_why(sites, here, tmp_path, monkeypatch):
+    here = copy.copy(here)
+    path = tmp_path / "site.onnx"
+    with pytest.raises(ValueError, match=r"got 'flaot32'.*float32"):
+        here.export_onnx(path, dtype="flaot32")
+    with pytest.raises(ValueError, match="'uint8' is for images"):
+        here.export_onnx(path, dtype="uint8")
+    here.joint = object()
+    with pytest.raises(ValueError, match=re.escape(JOINT)):
+        here.export_onnx(path)
+    wrapped = sw.PrevalenceAdjuster(LogisticRegression()).fit(sites.X, sites.y).adapt(sites.new.X)
+    with pytest.raises(ValueError, match=re.escape(OWN_ESTIMATOR.format(name="LogisticRegression"))):
+        wrapped.export_onnx(path)
+    folded = sw.GPAClassifier(backbone=Folded(), calibration="none", epochs=1).fit(sites.X, sites.y).adapt(sites.new.X)
+    with pytest.raises(ValueError, match="must not depend on the number of rows"):
+        folded.export_onnx(path)
+    monkeypatch.setattr(exporting.importlib, "import_module", lambda name: __import__("no_such_" + name))
+    with pytest.raises(ImportError) as caught:
+        folded.export_onnx(path)
+    assert str(caught.value) == NO_LIBRARY.format(error="No module named 'no_such_onnx'")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_very_rare_class_does_not_hide_a_wrong_graph():
+    assert exporting._alike(np.array([[1.0, 1e-12]]), np.array([[1.0, 1.0001e-12]]))
+    assert not exporting._alike(np.array([[1.0, 1e-12]]), np.array([[1.0, 3e-12]]))

@@ -1,0 +1,71 @@
+"""Where a class cannot occur, rows tell nothing about f: they must not calibrate it, nor f be relied on there."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from sitewise import GPAClassifier
+from sitewise.estimator.without_z.choosing import share_unseen
+
+
+def site(n, share, seed):
+    """The class 1 occurs at z = b alone; x tells the classes apart, and shows z."""
+    rng = np.random.default_rng(seed)
+    z = rng.random(n) < 0.5
+    y = (rng.random(n) < share) & z
+    x = np.stack([2 * y + rng.normal(size=n), z + 0.3 * rng.normal(size=n)], axis=1)
+    return x, y.astype(int), pd.DataFrame({"z": np.where(z, "b", "a")})
+
+
+@pytest.fixture(scope="module")
+def model():
+    parts = [site(400, 0.8, 0), site(400, 0.5, 1)]
+    X, y = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+    Z = pd.concat([part[2] for part in parts], ignore_index=True)
+    settings = {"epochs": 3, "device": "cpu", "verbose": False}
+    return GPAClassifier(**settings).fit(X, y, sample_domain=np.repeat(["one", "two"], 400), sample_confounder=Z)
+
+
+def test_rows_where_a_class_cannot_occur_do_not_calibrate(model):
+    held, hidden = model._held_out
+    at_a = held.codes[:, 0] == 0
+    assert model._unsupported
+    assert 20 < int(at_a.sum()) < len(at_a)
+    other = model.with_calibration(model.calibration)
+    other._held_out = (replace(held, raw_log_ratio=torch.where(at_a[:, None], 9.0, 0.0) + held.raw_log_ratio), hidden)
+    torch.testing.assert_close(other._fit_calibrations()[0].bias, model._calibrations[0].bias, rtol=0, atol=0)
+    shifted = held.raw_log_ratio + torch.tensor([0.0, 1.0])
+    other._held_out = (replace(held, raw_log_ratio=torch.where(at_a[:, None], held.raw_log_ratio, shifted)), hidden)
+    assert not torch.equal(other._fit_calibrations()[0].bias, model._calibrations[0].bias)
+
+
+def test_all_rows_calibrate_what_is_said_without_z(model):
+    assert len(model._telling_rows()[1].y) == len(model._held_out[1].y)
+
+
+def test_a_prevalence_where_f_is_known_is_found(model):
+    """P(y=1|b) falls from 0.65 in training to 0.1."""
+    X, y, Z = site(4000, 0.1, 7)
+    with pytest.warns(UserWarning, match="never occurs"):
+        here = model.adapt(X, sample_confounder=Z)
+    assert abs(here.prevalence()[1] - y.mean()) < 0.03
+
+
+def test_auto_keeps_knockout_where_f_is_a_guess_at_much_of_z(model):
+    X, _, _ = site(300, 0.3, 8)
+    assert not model._joint.trusted
+    assert model.adapt(X).missing == "knockout"
+
+
+def test_unseen_is_where_a_class_was_to_be_expected_and_is_absent():
+    prior = torch.tensor([[0.3, 0.2], [0.3, 0.0], [0.1, 0.1]], dtype=torch.float64)
+    everywhere = torch.ones(3, 2, dtype=torch.bool)
+    assert share_unseen(prior, everywhere, 1000) == pytest.approx(0.3)
+    assert share_unseen(prior, everywhere, 50) == 0.0  # 4.5 rows of the class were to be expected
+    prior[1] = torch.tensor([0.298, 0.002])
+    assert share_unseen(prior, everywhere, 1000) == 0.0
+    everywhere[2, 1] = False
+    assert share_unseen(prior, everywhere, 1000) == pytest.approx(0.2)
