@@ -52,6 +52,21 @@ def test_a_change_that_rows_show_is_believed(family, at_home):
     assert np.corrcoef(np.exp(estimate.log_prevalence(new.Z)[:, 1]), truth)[0, 1] > 0.7
 
 
+def test_a_level_that_no_source_site_is_near_needs_more_evidence(family, at_home):
+    """A weak f whose rows seem to speak, a little, for a class three times as frequent, or for none of it."""
+    source, new = at_home
+    rng = np.random.default_rng(6)
+    weak = 0.1 * new.log_ratio + np.outer(0.06 * rng.normal(size=len(new.y)) + 0.05, [-1, 1])
+    plain = sw.estimate_prevalence(weak, new.Z, prior=prior(source, missing=0.0))
+    assert not plain.unchanged
+    assert plain.marginal[1] > 0.9
+    settled = sw.estimate_prevalence(weak, new.Z, prior=prior(source, missing=0.0, spread=0.1, n_sites=30))
+    assert settled.unchanged
+    shifted = family.site(1500, prevalence=[0.8, 0.2], seed=4)
+    surprising = prior(source, missing=0.0, spread=0.1, n_sites=30)
+    assert not sw.estimate_prevalence(shifted.log_ratio, shifted.Z, prior=surprising).unchanged
+
+
 def test_evidence_that_is_discounted_away_changes_nothing(family, at_home):
     source, _ = at_home
     new = family.site(1500, prevalence=[0.8, 0.2], seed=4)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy.stats import multivariate_t
 
 from sitewise.prevalence import (
     ConstantPrevalence,
@@ -11,6 +12,7 @@ from sitewise.prevalence import (
     excess_between_sites,
     missing_information,
 )
+from sitewise.prevalence.source import level_spread, surprise
 
 
 def test_nothing_is_discounted_as_the_source_grows_or_where_f_is_certain():
@@ -70,3 +72,27 @@ def test_a_source_prevalence_says_what_its_model_says():
     assert torch.equal(source.log_prob(codes), g.log_prob(codes))
     assert source.schema is None
     assert source.discount(1000) == pytest.approx(1 / (1 + 1000 * (0.5 / 500 + 0.001)))
+
+
+@pytest.mark.parametrize("n_classes", [2, 4])
+def test_surprise_is_the_fall_of_a_students_density(n_classes):
+    shift, spread, n_sites = np.random.default_rng(0).normal(size=n_classes), 0.7, 6
+    freedom = 2.0 + n_sites - 1  # a usual spread counts as two sites
+    basis = np.linalg.qr(np.eye(n_classes) - 1 / n_classes)[0][:, : n_classes - 1]
+    law = multivariate_t(np.zeros(n_classes - 1), spread**2 / 2 * np.eye(n_classes - 1), df=freedom)
+    expected = law.logpdf(np.zeros(n_classes - 1)) - law.logpdf(basis.T @ shift)
+    assert surprise(torch.tensor(shift), spread, n_sites) == pytest.approx(expected)
+    assert surprise(torch.tensor(shift + 3.0), spread, n_sites) == pytest.approx(expected)  # a factor of all classes
+    assert surprise(torch.zeros(n_classes), spread, n_sites) == 0
+
+
+def test_the_spread_is_that_of_the_sites_once_they_are_many():
+    rng = np.random.default_rng(1)
+    level = -2.0 + rng.normal(scale=0.4, size=400)
+    rare = rng.binomial(3000, 1 / (1 + np.exp(-level)))
+    counts = torch.tensor(np.stack([3000 - rare, rare], axis=1)).double()
+    expected = torch.tensor([3000 / (1 + np.exp(-2.0)), 3000 / (1 + np.exp(2.0))]).double().expand_as(counts)
+    assert level_spread(counts, expected) == pytest.approx(0.4, abs=0.06)
+    assert level_spread(counts[:1], expected[:1]) == pytest.approx(1.5, abs=0.05)  # one tells hardly anything
+    by_lot = torch.tensor(rng.multinomial(3000, expected[0] / 3000, size=400)).double()
+    assert level_spread(by_lot, expected) < 0.15

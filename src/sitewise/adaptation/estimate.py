@@ -120,14 +120,15 @@ def estimate_prevalence(
     schema = confounders if isinstance(confounders, Confounders) else None
     if Z is not None:
         schema = shared_schema(schema, prior_belief, start_belief, problems)
+    counted = None
     if prior_belief is not None and prior_belief.source is not None:
         if source is not None:
             problems.add("a SourcePrevalence as prior needs all rows in memory: hand arrays over")
         else:
-            sample_weight = discounted(prior_belief.source, matrix, y, sample_weight)
+            counted = discounted(prior_belief.source, matrix, y, sample_weight)
     details = {"schema": schema, "categorical": categorical, "y": y, "sample_weight": sample_weight, "groups": groups}
     if source is None:
-        evidence, notes = read_evidence(matrix, Z, problems, **details)
+        evidence, notes = read_evidence(matrix, Z, problems, counted=counted, **details)
     else:
         evidence, notes = read_chunks(source, Z is not None, matrix.shape[1], matrix.device, problems, **details)
     seed = int(check_random_state(random_state).randint(2**31))
@@ -135,7 +136,8 @@ def estimate_prevalence(
         evidence, seed = across_processes(evidence, fabric), int(fabric.broadcast(seed))
     fit = _fit(evidence, model, solver, strength, prior_belief, start_belief, seed)
     if prior_belief is not None and prior_belief.source is not None and fit.identified and strength == "auto":
-        fit = unless_changed(evidence, fit, prior_belief.centre_at(evidence), prior_belief.level_at(evidence))
+        belief = (prior_belief.source, prior_belief.centre_at(evidence), prior_belief.level_at(evidence))
+        fit = unless_changed(evidence, fit, *belief)
     if not fit.converged:
         warnings.warn(_not_converged(fit), stacklevel=2)
     return PrevalenceEstimate(

@@ -17,6 +17,7 @@ from sitewise.arrays import Problems, read_labels, read_weight
 from sitewise.prevalence import AdditivePrevalence, ConstantPrevalence, Prevalence, SourcePrevalence
 from sitewise.prevalence.additive import features
 from sitewise.prevalence.base import finite
+from sitewise.prevalence.source import level_shift
 
 
 def discounted(source: SourcePrevalence, matrix: Tensor, y: Any, sample_weight: Any) -> Any:
@@ -43,24 +44,36 @@ class RefitUnchanged:
         return self.prevalence
 
 
-def unless_changed(evidence: Evidence, fit: Fit, source: Prevalence, level: Tensor) -> Fit:
+def unless_changed(evidence: Evidence, fit: Fit, source: SourcePrevalence, centre: Prevalence, level: Tensor) -> Fit:
     """The source's g as it is, unless the fit, or a plainer rival, predicts left-out rows better at the dearer price.
 
-    The rows' doubt is the fit's: intervals and draws are made of the fit that was not believed. `level` (K,) is the
-    source's mean here, which a constant g is compared with.
+    A fit whose level no source site is near pays for that as well (equation 18e). The rows' doubt is the fit's:
+    intervals and draws are made of the fit that was not believed. `centre` is the source's g as this site reads it,
+    and `level` (K,) its mean here, which a constant g is compared with.
     """
     if fit.prevalence.name not in ("constant", "additive"):
         return fit
     kept: Prevalence = ConstantPrevalence(finite(level.log()))
     site = evidence.without_confounders()
     if not isinstance(fit.prevalence, ConstantPrevalence):
-        kept, site = as_additive(evidence, source), evidence
+        kept, site = as_additive(evidence, centre), evidence
     log_likelihood = site.log_likelihood(lambda codes: kept.log_prob(codes).exp())
     free = evidence.n_classes - 1.0  # the level, at least
-    if score(fit, free) >= log_likelihood + MARGIN:
+
+    def believable(candidate: Fit) -> bool:
+        found, g = level, candidate.prevalence
+        if isinstance(g, ConstantPrevalence):
+            found = g.log_marginal.exp()
+        elif evidence.seen_weight:
+            found = evidence.mean(lambda codes: g.log_prob(codes).exp())
+        shift = level_shift(evidence.total_weight * found, evidence.total_weight * level)
+        return score(candidate, free) - source.surprise(shift) >= log_likelihood + MARGIN
+
+    if believable(fit):
         return fit
-    plainer = max(fit.rivals, key=lambda rival: score(rival.fit, free), default=None)
-    if plainer is not None and score(plainer.fit, free) >= log_likelihood + MARGIN:
+    plain = (rival for rival in fit.rivals if rival.fit.optimism < fit.optimism)
+    plainer = max(plain, key=lambda rival: score(rival.fit, free), default=None)
+    if plainer is not None and believable(plainer.fit):
         return replace(plainer.finish(), rivals=fit.rivals)
     only = Rival(fit, 1.0, cache(lambda: finish(fit, evidence)))
     return replace(
