@@ -18,6 +18,7 @@ from sitewise.posterior import combine
 from sitewise.prevalence import Prevalence, SourcePrevalence, excess_between_sites, missing_information
 from sitewise.prevalence.additive import features, ridge
 from sitewise.prevalence.linear import contrasts, fit_linear
+from sitewise.prevalence.source import level_spread
 
 RIDGE = 0.01
 SITE_RIDGE = 1.0  # on how a site's g differs from that of all
@@ -82,7 +83,19 @@ def describe_source(
         n_classes = log_g.shape[1]
         parts = (scores[:, : n_classes - 1], scores)  # the level may differ where all else agrees
         between = max(excess_between_sites(part, held.site, held.weight, missing) for part in parts)
-    return SourcePrevalence(pooled, float(min(len(held.y), ROWS)), missing, between)
+    spread, n_sites = site_levels(held, log_g)
+    return SourcePrevalence(pooled, float(min(len(held.y), ROWS)), missing, between, spread, n_sites)
+
+
+def site_levels(held: HeldOut, log_g: Tensor) -> tuple[float, int]:
+    """How far the level differs between sites from what g of all of them says at their z, and how many they are."""
+    site = torch.zeros_like(held.y) if held.site is None else torch.unique(held.site, return_inverse=True)[1]
+    shape = (int(site.max()) + 1, log_g.shape[1])
+    labels = one_hot(held.y, shape[1]).double() * held.weight[:, None]
+    counts, expected = (
+        log_g.new_zeros(shape).index_add_(0, site, part) for part in (labels, log_g.exp() * held.weight[:, None])
+    )
+    return level_spread(counts, expected), shape[0]
 
 
 def site_scores(held: HeldOut, log_ratio: Tensor, log_g: Tensor, schema: Confounders | None) -> Tensor:
