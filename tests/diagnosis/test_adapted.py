@@ -8,6 +8,8 @@ import pandas as pd
 import pytest
 
 import sitewise as sw
+from sitewise.artifacts import pack, unpack
+from sitewise.estimator.files.saving import RECORDS
 
 SETTINGS = {"epochs": 5, "batch_size": 128, "device": "cpu", "verbose": False}
 
@@ -113,3 +115,58 @@ def test_nothing_held_out_and_no_confounders(data, site):
 def test_the_same_site_gets_the_same_answer(model, site):
     first, second = (model.adapt(site.X, sample_confounder=site.Z).diagnose() for _ in range(2))
     assert first == second
+
+
+@pytest.fixture(scope="module")
+def of_patients(data):
+    """A model that was told which rows are of one patient; names, one of them missing."""
+    patients = np.array([f"patient {i // 2}" for i in range(3000)], dtype=object)
+    patients[5] = None
+    return sw.GPAClassifier(validation=0.4, missing="knockout", **SETTINGS | {"epochs": 2}).fit(**data, groups=patients)
+
+
+def test_groups_of_training_rows_reach_the_diagnosis(of_patients, site):
+    complete, hidden = of_patients._held_out
+    assert len(complete.groups) == len(complete.y)
+    assert len(hidden.groups) == len(hidden.y)
+    found = of_patients.adapt(site.X, sample_confounder=site.Z, groups=np.arange(800) // 2).diagnose()
+    n_held_out = len(complete.groups.unique())
+    assert n_held_out < 0.6 * len(complete.y)
+    assert found["stability"].details["held_out_groups"] == n_held_out
+    assert found["stability"].details["groups"] == 400
+    without_z = of_patients.adapt(site.X, groups=np.arange(800) // 2).diagnose()
+    assert without_z["stability"].details["held_out_groups"] == len(hidden.groups.unique())
+    ungrouped = of_patients.adapt(site.X, sample_confounder=site.Z).diagnose()
+    assert "groups" not in ungrouped["stability"].details
+    assert ungrouped["calibration"].details["held_out_groups"] == n_held_out
+
+
+def test_groups_are_saved_and_a_folder_without_them_loads(of_patients, site, tmp_path):
+    here = of_patients.adapt(site.X, sample_confounder=site.Z, groups=np.arange(800) // 2)
+    here.save(tmp_path / "site")
+    again = sw.load(tmp_path / "site")
+    again._diagnosis = None
+    assert again.diagnose() == here.diagnose()
+    tree, tensors = pack({"held": of_patients._held_out[0]}, RECORDS)
+    del tree["held"]["fields"]["groups"], tensors["held/groups"]
+    assert unpack(tree, tensors, RECORDS)["held"].groups is None
+
+
+def test_calibrating_with_patients_of_ones_own(data, family):
+    model = sw.GPAClassifier(missing="knockout", **SETTINGS | {"epochs": 1}).fit(**data)
+    own = family.site(400, seed=11)
+    patients = np.array([f"patient {i // 4}" for i in range(400)], dtype=object)
+    patients[:8] = None  # each by itself
+    model.calibrate(own.X, own.y, sample_confounder=own.Z, groups=patients)
+    assert len(model._held_out[1].groups.unique()) == 98 + 8
+    with pytest.raises(ValueError, match="groups must have one entry a row"):
+        model.calibrate(own.X, own.y, sample_confounder=own.Z, groups=patients[:7])
+
+
+def test_an_adjuster_keeps_its_groups(family):
+    source = family.site(600, seed=12)
+    p = np.exp(source.log_ratio + source.log_prevalence)
+    adjuster = sw.PrevalenceAdjuster().fit(
+        p / p.sum(1, keepdims=True), source.y, sample_confounder=source.Z, groups=np.arange(600) // 3
+    )
+    assert len(adjuster._held_out[0].groups.unique()) == 200
