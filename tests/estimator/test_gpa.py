@@ -10,10 +10,6 @@ import torch
 from sklearn.exceptions import NotFittedError
 
 import sitewise as sw
-from sitewise.estimator.source.reading import TrainingData
-from sitewise.estimator.source.regions import find_unsupported
-from sitewise.estimator.source.splitting import folds, split_validation
-from sitewise.ratio import LabeledRows
 
 FAST = {"epochs": 4, "batch_size": 64, "device": "cpu"}
 
@@ -259,50 +255,6 @@ def test_where_a_class_never_occurs_in_training_the_training_g_is_kept(family):
     assert here.prevalence()[1] == pytest.approx(new_y.mean(), abs=0.04)
     low, high = here.prevalence_interval()
     assert low[1] < here.prevalence()[1] < high[1]
-
-
-def test_a_level_too_small_to_tell_is_no_such_region():
-    codes = torch.tensor([[0.0]] * 200 + [[1.0]] * 5)
-    schema = sw.Confounders.learn(pd.DataFrame({"z": ["a"] * 200 + ["b"] * 5}))
-    y = torch.tensor([0, 1] * 100 + [0] * 5)
-    rows = LabeledRows(torch.zeros(205, 1), y, torch.ones(205), torch.zeros(205).long(), codes)
-    assert find_unsupported(rows, 2, schema) == ()
-    more = LabeledRows(rows.X.repeat(10, 1), y.repeat(10), torch.ones(2050), rows.site.repeat(10), codes.repeat(10, 1))
-    assert [(r.code, r.label) for r in find_unsupported(more, 2, schema)] == [(1.0, 1)]
-
-
-def data_with_groups():
-    n_rows = 200
-    y = torch.arange(n_rows) % 5 == 0
-    rows = LabeledRows(
-        torch.zeros(n_rows, 1),
-        y.long(),
-        torch.ones(n_rows),
-        (torch.arange(n_rows) >= 120).long(),
-        torch.zeros(n_rows, 0),
-    )
-    return TrainingData(rows, ["a", "b"], np.array([0, 1]), None, torch.arange(n_rows) // 4)
-
-
-def test_validation_keeps_groups_whole_and_takes_its_share_of_each_site():
-    data = data_with_groups()
-    kept, held = split_validation(data, 0.25, seed=0)
-    assert not set(data.groups[kept].tolist()) & set(data.groups[held].tolist())
-    assert sorted(torch.cat([kept, held]).tolist()) == list(range(200))
-    assert torch.bincount(data.rows.site[held]).tolist() == [28, 20]
-    alone = TrainingData(data.rows, data.site_names, data.classes, None, None)
-    kept, held = split_validation(alone, 0.25, seed=0)
-    assert int(data.rows.y[held].sum()) == 10
-
-
-def test_folds_cover_every_row_once_and_keep_groups_whole():
-    groups = torch.arange(40) // 4
-    parts = folds(40, groups, seed=0)
-    assert sorted(torch.cat(parts).tolist()) == list(range(40))
-    for part in parts:
-        others = torch.ones(40, dtype=torch.bool)
-        others[part] = False
-        assert not set(groups[part].tolist()) & set(groups[others].tolist())
 
 
 def test_f_may_be_computed_once_and_adapted_and_adjusted_later(family, model):

@@ -23,7 +23,7 @@ from sitewise.estimator.scoring.probabilities import (
     is_ready,
     warn_separated,
 )
-from sitewise.estimator.scoring.ratios import ChosenRatio, ScoredRows, fit_ratio
+from sitewise.estimator.scoring.ratios import ScoredRows, fit_ratio
 from sitewise.estimator.source.held_out import score_held_out
 from sitewise.estimator.source.prevalences import RowPrevalence, cross_fit, fit_prevalence
 from sitewise.estimator.source.reading import Array, TrainingData, read_classes, read_training_data
@@ -147,7 +147,7 @@ class PrevalenceAdjuster(SiteModel):
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         classifier, log_proba = self._score_source(X, y, groups, sample_weight, seed)
         data = read_training_data(log_proba, y, sample_domain, sample_confounder, groups, sample_weight)
-        data = _in_order(data, classifier.classes)
+        data = data.in_order(classifier.classes)
         warn_separated(classifier.by_class(data.rows.X), data.rows.y)  # type: ignore[arg-type]
         self._learn(data, seed)
         self._classifier, self.estimator_ = classifier, classifier.estimator
@@ -191,7 +191,8 @@ class PrevalenceAdjuster(SiteModel):
             folds=folds(len(rows), data.groups, seed),
         )
         self._ratio, self.classifier_sees_, self.held_out_nll_ = chosen.ratio, chosen.sees, chosen.nll
-        self._hold_out(score_held_out(_by_number(rows), own, schema, _scoring(chosen), data.groups))
+        numbered = replace(rows, X=torch.arange(len(rows))[:, None])
+        self._hold_out(score_held_out(numbered, own, schema, chosen.cross_fitted.score, data.groups))
         self._joint = None
 
     def _learn_pairs(self, rows: LabeledRows, own: RowPrevalence, groups: Tensor | None) -> None:
@@ -317,19 +318,3 @@ class PrevalenceAdjuster(SiteModel):
         if self.estimator is not None and not isinstance(self.estimator, nn.Module):
             tags.input_tags = replace(get_tags(self.estimator).input_tags)
         return tags
-
-
-def _in_order(data: TrainingData, classes: Array) -> TrainingData:
-    """The same rows with classes numbered in the order of the columns."""
-    place = torch.tensor([classes.tolist().index(label) for label in data.classes.tolist()])
-    return replace(data, rows=replace(data.rows, y=place[data.rows.y]), classes=classes)
-
-
-def _by_number(rows: LabeledRows) -> LabeledRows:
-    """The same rows, of which X is only their number."""
-    return replace(rows, X=torch.arange(len(rows))[:, None])
-
-
-def _scoring(chosen: ChosenRatio) -> Any:
-    """Scores of rows known by their numbers, each by a ratio that did not see it."""
-    return lambda numbers, codes: (chosen.cross_fitted.log_ratio(numbers[:, 0], codes), None, None)

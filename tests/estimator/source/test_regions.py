@@ -7,8 +7,10 @@ import pandas as pd
 import pytest
 import torch
 
-from sitewise import GPAClassifier
+from sitewise import Confounders, GPAClassifier
+from sitewise.estimator.source.regions import find_unsupported
 from sitewise.estimator.without_z.choosing import share_unseen
+from sitewise.ratio import LabeledRows
 
 
 def site(n, share, seed):
@@ -69,3 +71,13 @@ def test_unseen_is_where_a_class_was_to_be_expected_and_is_absent():
     assert share_unseen(prior, everywhere, 1000) == 0.0
     everywhere[2, 1] = False
     assert share_unseen(prior, everywhere, 1000) == pytest.approx(0.2)
+
+
+def test_a_level_too_small_to_tell_is_no_such_region():
+    codes = torch.tensor([[0.0]] * 200 + [[1.0]] * 5)
+    schema = Confounders.learn(pd.DataFrame({"z": ["a"] * 200 + ["b"] * 5}))
+    y = torch.tensor([0, 1] * 100 + [0] * 5)
+    rows = LabeledRows(torch.zeros(205, 1), y, torch.ones(205), torch.zeros(205).long(), codes)
+    assert find_unsupported(rows, 2, schema) == ()
+    more = LabeledRows(rows.X.repeat(10, 1), y.repeat(10), torch.ones(2050), rows.site.repeat(10), codes.repeat(10, 1))
+    assert [(r.code, r.label) for r in find_unsupported(more, 2, schema)] == [(1.0, 1)]

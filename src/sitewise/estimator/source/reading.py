@@ -1,6 +1,6 @@
 """What the caller hands to an estimator, read and checked: inputs, classes, sites, confounders, groups, weights."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,11 @@ class TrainingData:
     classes: Array
     schema: Confounders | None
     groups: Tensor | None
+
+    def in_order(self, classes: Array) -> "TrainingData":
+        """The same rows with classes numbered in this order."""
+        place = torch.tensor([classes.tolist().index(label) for label in self.classes.tolist()])
+        return replace(self, rows=replace(self.rows, y=place[self.rows.y]), classes=classes)
 
 
 def read_inputs(estimator: BaseEstimator, X: Any, *, reset: bool) -> Inputs:
