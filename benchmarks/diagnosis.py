@@ -6,7 +6,8 @@
 
 Parts. null: sites where the assumption holds, simulated ones with known f and colored digits with a trained network;
 each site has held-out source rows of its own. broken: the same with one thing changed, at growing sizes, and what that
-costs adapted predictions in F1 against the same rows unchanged. uninformative: log f is noise.
+costs adapted predictions in F1 against the same rows unchanged. uninformative: log f is noise. groups: sites where the
+assumption holds and every patient has 4 to 10 rows with the same y and z and alike x, told of patients and not.
 Digits that train the network, that are held out and that make up a site are never the same ones.
 Every site adds one line to the file of records; a site that is already in the file is not done again.
 """
@@ -33,14 +34,19 @@ import sitewise as sw
 from sitewise.confounders import Confounders
 from sitewise.datasets.digits import color, from_table, load_digits
 from sitewise.diagnosis import SourceSample, TargetSample, diagnose_site
+from sitewise.diagnosis.samples import evenly
 from sitewise.estimator.scoring.features import score_keeping_features
 from sitewise.ratio import network_inputs
 
-PARTS = ("null", "uninformative", "broken")
+PARTS = ("null", "uninformative", "broken", "groups")
 SIZES = (500, 1000, 2000, 5000)
 HELD_OUT = {"simulated": (1000, 3000), "digits": (2000, 2000)}
 N_NULL, N_BROKEN, N_UNINFORMATIVE = 300, 5, 100
 BROKEN_ROWS = (1000, 2500)
+PATIENTS, HELD_OUT_PATIENTS, ROWS_OF_ONE = (100, 200, 400), 600, (4, 11)
+LIKENESS = (0.3, 0.8)  # the share of the variance of x given y and z that is the patient's own
+N_PATIENT_SITES = 60
+TOLD = ("by groups", "by rows")
 CHANGES = {
     "feature": (0.2, 0.4, 0.7, 1.0, 1.5),  # one feature of a simulated site moved, in standard deviations
     "noise": (10, 20, 40, 60, 90),  # standard deviation of Gaussian noise on 0..255
@@ -77,6 +83,9 @@ def plan(parts):
             cases += [Case("broken", world, n, seed, change, size) for size in CHANGES[change]]
     if "uninformative" in parts:
         cases += [Case("uninformative", "simulated", SIZES[s % 4], s) for s in range(N_UNINFORMATIVE)]
+    if "groups" in parts:
+        for seed, likeness, told in product(range(N_PATIENT_SITES), LIKENESS, TOLD):
+            cases.append(Case("groups", "simulated", PATIENTS[seed % 3], seed, told, likeness))
     return cases
 
 
@@ -93,29 +102,56 @@ def remembered_level(seed, signal, target, dependence, z_shift):
     return family._level(np.array(target), dependence, z_shift)
 
 
-def simulated(case):
-    """The schema, then (raw log f, log g, y, codes, features) of a simulated site's source, its rows, and unchanged."""
-    rng = np.random.default_rng([case.seed, case.n])
+def setting(case):
+    """A generator, the family, and what its site is like."""
     number = case.seed % 12
     family = Family(seed=number, signal=(1.5, 2.0, 3.0)[number % 3])
+    kinds = [(0.5, 1.0, 0.0), (0.2, -0.5, 0.7), (0.1, 0.3, -0.7), (0.35, 1.3, 0.5)]
+    positive, dependence, z_shift = kinds[case.seed // 3 % 4]
+    settings = {"prevalence": [1 - positive, positive], "dependence": dependence, "z_shift": z_shift}
+    return np.random.default_rng([case.seed, case.n]), family, settings
+
+
+def numbers(Z):
+    """The family's z of a frame."""
+    return np.stack([(Z["age0"] - 20) / 70, *(Z[f"group{j}"].str[-1].astype(float) for j in (0, 1))], axis=1)
+
+
+def with_patients(case):
+    """The schema, then the rows of patients held out and at a site, and which rows are whose."""
+    rng, family, settings = setting(case)
+    held_out = {"prevalence": [0.6, 0.4], "dependence": 0.7}
+    parts, groups, schema = [], [], None
+    for n, kind in ((HELD_OUT_PATIENTS, held_out), (case.n, settings)):
+        site = family.site(n, **kind, seed=int(rng.integers(2**31)))
+        schema = schema or Confounders.learn(site.Z)
+        whose = np.arange(n).repeat(rng.integers(*ROWS_OF_ONE, n))
+        z = numbers(site.Z)
+        means = family._means(z)[np.arange(n), site.y]
+        X = means[whose] + case.size**0.5 * (site.X - means)[whose]
+        X = X + (1 - case.size) ** 0.5 * rng.normal(size=X.shape)
+        raw = 1.4 * family._log_ratio(X, z[whose], np.zeros((len(whose), z.shape[1]), dtype=bool))
+        raw = raw + np.array([0.3, -0.3])
+        codes = schema.encode(site.Z, quiet=True)[0][whose]
+        log_prevalence = torch.tensor(site.log_prevalence[whose])
+        parts.append((torch.tensor(raw), log_prevalence, site.y[whose], codes, torch.tensor(X).float()))
+        groups.append(torch.tensor(whose))
+    return schema, *parts, groups
+
+
+def simulated(case):
+    """The schema, then (raw log f, log g, y, codes, features) of a simulated site's source, its rows, and unchanged."""
+    rng, family, settings = setting(case)
     m = HELD_OUT["simulated"][case.seed // 2 % 2]
     source = family.site(m, prevalence=[0.6, 0.4], dependence=0.7, seed=int(rng.integers(2**31)))
-    settings = [(0.5, 1.0, 0.0), (0.2, -0.5, 0.7), (0.1, 0.3, -0.7), (0.35, 1.3, 0.5)][case.seed // 3 % 4]
-    positive, dependence, z_shift = settings
-    target = family.site(
-        case.n,
-        prevalence=[1 - positive, positive],
-        dependence=dependence,
-        z_shift=z_shift,
-        seed=int(rng.integers(2**31)),
-    )
+    target = family.site(case.n, **settings, seed=int(rng.integers(2**31)))
     schema = Confounders.learn(source.Z)
     changed = target.X.copy()
     changed[:, 0] += case.size
     parts = []
     for site, X in ((source, source.X), (target, changed), (target, target.X)):
         codes = schema.encode(site.Z, quiet=True)[0]
-        z = np.stack([(site.Z["age0"] - 20) / 70, *(site.Z[f"group{j}"].str[-1].astype(float) for j in (0, 1))], axis=1)
+        z = numbers(site.Z)
         raw = 1.4 * family._log_ratio(X, z, np.zeros(z.shape, dtype=bool)) + np.array([0.3, -0.3])
         if case.part == "uninformative":
             raw = rng.normal(size=raw.shape)
@@ -237,26 +273,35 @@ def colored(case):
 
 def run_case(case):
     torch.set_num_threads(1)
-    schema, source, target, unchanged = (simulated if case.world == "simulated" else colored)(case)
+    own_groups = site_groups = unchanged = None
+    if case.part == "groups":
+        schema, source, target, groups = with_patients(case)
+        own_groups, site_groups = groups if case.change == "by groups" else (None, None)
+    else:
+        schema, source, target, unchanged = (simulated if case.world == "simulated" else colored)(case)
     raw, log_prevalence, y, codes, features = source
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is odd about a site is for the diagnosis to say
         calibration = sw.calibrate_log_ratio(raw, y, log_prevalence, method="vector")
         held = SourceSample(
             raw, calibration, log_prevalence, torch.tensor(y), codes, torch.ones(len(y)).double(), features,
-            torch.arange(len(y)),
+            torch.arange(len(y)), groups=own_groups,
         )  # fmt: skip
         f1 = {}
-        sites = {"here": target} if case.change == "none" else {"unchanged": unchanged, "here": target}
+        sites = {"here": target} if case.part != "broken" else {"unchanged": unchanged, "here": target}
         for name, (site_raw, _, labels, site_codes, _) in sites.items():
             log_ratio = calibration(site_raw)
-            estimate = sw.estimate_prevalence(log_ratio, schema.decode(site_codes), confounders=schema)
+            estimate = sw.estimate_prevalence(
+                log_ratio, schema.decode(site_codes), confounders=schema, groups=site_groups
+            )
             probability = sw.adjust(log_ratio, estimate.prevalence.log_prob(site_codes))
             f1[name] = float(f1_score(labels, np.asarray(probability).argmax(1), zero_division=0.0))
-        everything = torch.ones(case.n, dtype=torch.bool)
+        everything = torch.ones(len(log_ratio), dtype=torch.bool)
         rows = torch.arange(min(case.n, FEATURE_ROWS))
+        if case.part == "groups":
+            rows = evenly(torch.arange(len(log_ratio)), FEATURE_ROWS)
         here = TargetSample(
-            log_ratio, target[3], torch.ones(case.n).double(), everything, everything, target[4][rows], rows
+            log_ratio, target[3], everything.double(), everything, everything, target[4][rows], rows, site_groups
         )
         start = time.process_time()
         found = diagnose_site(held, here, estimate, random_state=case.seed)
@@ -266,6 +311,7 @@ def run_case(case):
         "stability": short(found["stability"].p_value),
         "gap": short(found["stability"].details.get("gap")),
         "representation": short(found["representation"].p_value),
+        "mixture": short(found["mixture"].p_value),
         "auc": short(found["representation"].details.get("auc")),
         "width": short(found["identification"].value),
         "cost": short(f1.get("unchanged", f1["here"]) - f1["here"]),
@@ -330,9 +376,25 @@ def tables(frame):
         rates = alarms.groupby("n")[["stability", "representation", "verdict"]].mean()
         shown = " | ".join(" / ".join(f"{rate:.2f}" for rate in rates[name]) for name in rates)
         lines.append(f"| {change} | {size:g} | {sites.cost.mean():.3f} | {shown} |")
+    lines += ["", *patients_table(frame[frame.part == "groups"])]
     silent = frame[frame.part == "uninformative"]
     said = silent.severities.map(lambda s: s["identification"] == "stop")
     lines += ["", f"Uninformative f: identification says so at {said.mean():.1%} of {len(silent)} sites."]
+    return lines
+
+
+def patients_table(frame):
+    """False alarms where patients have several rows, told of patients and not."""
+    tests = ("stability", "representation", "mixture")
+    heads = ["sites", "do not adapt", "care", *(f"{test} p < 0.05" for test in tests)]
+    lines = [f"| rows of 4 to 10 for each patient | alike | {' | '.join(heads)} |", "|---" * 8 + "|"]
+    for (likeness, told), sites in frame.groupby(["size", "change"]):
+        stops, cares = ((sites.verdict == verdict).mean() for verdict in ("do not adapt", "care"))
+        rates = []
+        for test in tests:
+            p = sites[test].dropna()
+            rates.append(f"{(p < 0.05).mean():.1%} of {len(p)}")
+        lines.append(f"| {told} | {likeness:g} | {len(sites)} | {stops:.1%} | {cares:.1%} | {' | '.join(rates)} |")
     return lines
 
 
