@@ -138,8 +138,10 @@ class PrevalenceEstimate:
     ) -> Resamples:
         """Estimate g again from rows drawn with replacement, whole groups where groups were given.
 
-        Model and strength stay as they were chosen. With the `calibration` that log_ratio went through (fitted with
-        n_resamples > 0), each draw has another of its resamples, so that intervals hold its uncertainty too.
+        Model and strength stay as they were chosen; where the choice was not believed and the source's g stands, draws
+        have those of all that might have been chosen, and intervals hold that g as well. With the `calibration` that
+        log_ratio went through (fitted with n_resamples > 0), each draw has another of its resamples, so that intervals
+        hold its uncertainty too.
         """
         problems = Problems("bootstrap")
         if not (isinstance(n_resamples, Integral) and n_resamples >= 2):
@@ -148,9 +150,10 @@ class PrevalenceEstimate:
             problems.add("calibration must carry resamples: fit it by calibrate_log_ratio(..., n_resamples=200)")
         problems.raise_if_any()
         generator = torch.Generator().manual_seed(int(check_random_state(random_state).randint(2**31)))
-        fit = self._fit.doubted or self._fit
-        found = bootstrap_fit(self._evidence, fit, int(n_resamples), generator, calibration)
-        return Resamples(tuple(DrawnPrevalence(model, mean, self._encode, self._container) for model, mean in found))
+        found = bootstrap_fit(self._evidence, self._fit, int(n_resamples), generator, calibration)
+        own = (self._encode, self._container)
+        kept = DrawnPrevalence(self.prevalence, self._mean, *own) if self.unchanged else None
+        return Resamples(tuple(DrawnPrevalence(model, mean, *own) for model, mean in found), kept)
 
     def draws(self, n_draws: int = 200, *, random_state: Any = None) -> PrevalenceDraws:
         """Draws of g from what the rows leave open, given f: fast, and as wide as `interval` (equation 11c)."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sitewise.adaptation.cell_problem import CellProblem, constant_problem, table_problem
 from sitewise.adaptation.evidence import Evidence
-from sitewise.adaptation.fit import Fit
+from sitewise.adaptation.fit import Fit, Rival
 from sitewise.adaptation.linear import additive_problem
 from sitewise.arrays import Container, distinct_rows, index_of
 from sitewise.confounders import Confounders
@@ -118,11 +118,15 @@ def draw_fits(
         return (_anything(evidence, n_draws, generator),)
     if not fit.rivals:
         return (_draw(evidence, fit, n_draws, generator),)
-    shares = torch.tensor([rival.weight for rival in fit.rivals], dtype=torch.float64)
+    return tuple(_draw(evidence, rival, count, generator) for rival, count in deal(fit.rivals, n_draws, generator))
+
+
+def deal(rivals: tuple[Rival, ...], n_draws: int, generator: torch.Generator) -> Iterator[tuple[Fit, int]]:
+    """Deal draws out to the fits that might have been chosen, as often as is said for each: those that have any."""
+    shares = torch.tensor([rival.weight for rival in rivals], dtype=torch.float64)
     drawn = torch.multinomial(shares, n_draws, replacement=True, generator=generator)
     counts = torch.bincount(drawn, minlength=len(shares)).tolist()
-    pairs = zip(fit.rivals, counts, strict=True)
-    return tuple(_draw(evidence, rival.finish(), count, generator) for rival, count in pairs if count)
+    return ((rival.finish(), count) for rival, count in zip(rivals, counts, strict=True) if count)
 
 
 def _draw(evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator) -> LinearDraws | CellDraws:

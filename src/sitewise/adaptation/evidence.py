@@ -163,18 +163,31 @@ def read_evidence(
     y: Any,
     sample_weight: Any,
     groups: Any,
+    counted: Any = None,
 ) -> tuple[Evidence, Notes]:
-    """Check what came with the log-ratios (n, K) and lay it out; one error names all problems, earlier ones too."""
+    """Check what came with the log-ratios (n, K) and lay it out; one error names all problems, earlier ones too.
+
+    `counted` (n,) is what the weights come to beside f's own error, None where f is taken as given.
+    """
     n_rows, n_classes = matrix.shape
     weight = None if sample_weight is None else read_weight(sample_weight, n_rows, problems, matrix.device)
     labels = None if y is None else read_labels(y, n_rows, n_classes, problems)
     group = read_groups(groups, n_rows, problems, matrix.device)
     schema, codes, notes = _read_confounders(sample_confounder, schema, categorical, matrix, problems)
     problems.raise_if_any()
-    ratio = read_ratio(matrix, labels)
-    seen, blank = lay_out(ratio, weight, group, codes, schema)
-    counted = None if group is None else count_groups(group, weight)
-    return put_together(Stream(seen), Stream(blank), counted, schema, n_classes, matrix.device), notes
+    ratio, discount = read_ratio(matrix, labels), None
+    if counted is not None:
+        whole, weight = weight, torch.as_tensor(counted, device=matrix.device)
+        discount = discount_of(weight, torch.ones_like(weight) if whole is None else whole)
+    seen, blank = lay_out(ratio, weight, group, codes, schema, discount)
+    named = None if group is None else count_groups(group, weight)
+    return put_together(Stream(seen), Stream(blank), named, schema, n_classes, matrix.device), notes
+
+
+def discount_of(counted: Tensor, whole: Tensor) -> Tensor | None:
+    """What is left of every weight, (n,); None where all of it is."""
+    discount = torch.where(whole > 0, counted / whole, 1.0)
+    return discount if bool((discount < 1.0).any()) else None
 
 
 def read_ratio(matrix: Tensor, labels: Any) -> Tensor:
@@ -216,55 +229,47 @@ def check_categorical(has_z: bool, schema: Confounders | None, categorical: Any,
 
 
 def lay_out(
-    ratio: Tensor, weight: Tensor | None, groups: Tensor | None, codes: Tensor | None, schema: Confounders | None
+    ratio: Tensor,
+    weight: Tensor | None,
+    groups: Tensor | None,
+    codes: Tensor | None,
+    schema: Confounders | None,
+    discount: Tensor | None = None,
 ) -> tuple[list[Rows], list[Rows]]:
     """Drop rows of weight zero, set blank rows apart, and put rows of equal z side by side."""
+    whole = Rows(ratio, weight, ratio.new_zeros(1, 0, dtype=torch.float64), None, groups, discount)
     counted = torch.ones(len(ratio), dtype=torch.bool, device=ratio.device) if weight is None else weight > 0
     if schema is None or codes is None:
-        everything = _pick(ratio, weight, groups, None if weight is None else counted)
-        return [], _cut(*everything)
+        return [], _cut(whole if weight is None else whole.pick(counted))
     hidden = schema.missing(codes).all(dim=1)
     seen = (counted & ~hidden).nonzero().flatten()
     distinct, cell = distinct_rows(codes[seen])
     blank = counted & hidden
-    outside = _cut(*_pick(ratio, weight, groups, blank)) if blank.any() else []
+    outside = _cut(whole.pick(blank)) if blank.any() else []
     if len(distinct) == len(seen):
-        return _cut_with_codes(*_pick(ratio, weight, groups, seen), codes[seen], None), outside
+        return _cut_with_codes(whole.pick(seen), codes[seen], None), outside
     cell, order = torch.sort(cell, stable=True)
-    return _cut_with_codes(*_pick(ratio, weight, groups, seen[order]), distinct, cell), outside
+    return _cut_with_codes(whole.pick(seen[order]), distinct, cell), outside
 
 
-Part = tuple[Tensor, Tensor | None, Tensor | None]
-
-
-def _pick(ratio: Tensor, weight: Tensor | None, groups: Tensor | None, index: Tensor | slice | None) -> Part:
-    """Some rows of f, weight and groups."""
-    if index is None:
-        return ratio, weight, groups
-    return ratio[index], None if weight is None else weight[index], None if groups is None else groups[index]
-
-
-def _cut(ratio: Tensor, weight: Tensor | None, groups: Tensor | None) -> list[Rows]:
+def _cut(whole: Rows) -> list[Rows]:
     """Stretches of rows that all have the same z."""
-    whole = Rows(ratio, weight, ratio.new_zeros(1, 0, dtype=torch.float64), None, groups)
-    size = stretch_size(ratio, ratio.shape[1])
-    return [whole.take(start, start + size) for start in range(0, len(ratio), size)]
+    size = stretch_size(whole.ratio, whole.ratio.shape[1])
+    return [whole.take(start, start + size) for start in range(0, len(whole), size)]
 
 
-def _cut_with_codes(
-    ratio: Tensor, weight: Tensor | None, groups: Tensor | None, codes: Tensor, cell: Tensor | None
-) -> list[Rows]:
+def _cut_with_codes(whole: Rows, codes: Tensor, cell: Tensor | None) -> list[Rows]:
     """Stretches of rows with the codes of each: one a row, or, where rows are sorted by `cell`, one for equal rows."""
-    found, size = [], stretch_size(ratio, max(FEATURES, ratio.shape[1]))
-    for start in range(0, len(ratio), size):
+    found, size = [], stretch_size(whole.ratio, max(FEATURES, whole.ratio.shape[1]))
+    for start in range(0, len(whole), size):
         place = slice(start, start + size)
-        f, w, names = _pick(ratio, weight, groups, place)
+        part = whole.pick(place)
         if cell is None:
-            found.append(Rows(f, w, codes[place], None, names))
+            found.append(replace(part, codes=codes[place]))
             continue
         first, last = int(cell[place][0]), int(cell[place][-1])
         local = cell[place] - first if last > first else None
-        found.append(Rows(f, w, codes[first : last + 1], local, names))
+        found.append(replace(part, codes=codes[first : last + 1], cell=local))
     return found
 
 

@@ -34,6 +34,7 @@ class Rows:
     codes: Tensor  # (U, V) rows of z
     cell: Tensor | None  # (n,) index into codes; None where there is one for all, or one for each
     groups: Tensor | None  # (n,)
+    discount: Tensor | None = None  # (n,) what f's own error has left of weight (18c), None where all of it
 
     def __len__(self) -> int:
         return len(self.ratio)
@@ -66,13 +67,18 @@ class Rows:
         """Multiply values of the rows (n, ...) by their weights."""
         return values if self.weight is None else values * self.weight.reshape(-1, *[1] * (values.ndim - 1))
 
-    def take(self, start: int, stop: int, step: int = 1) -> "Rows":
+    def pick(self, index: Tensor | slice) -> "Rows":
         """Some of the rows of a stretch with one z for all."""
         assert self.cell is None
         assert len(self.codes) == 1
-        weight = None if self.weight is None else self.weight[start:stop:step]
-        groups = None if self.groups is None else self.groups[start:stop:step]
-        return Rows(self.ratio[start:stop:step], weight, self.codes, None, groups)
+        weight, groups, discount = (
+            None if part is None else part[index] for part in (self.weight, self.groups, self.discount)
+        )
+        return Rows(self.ratio[index], weight, self.codes, None, groups, discount)
+
+    def take(self, start: int, stop: int, step: int = 1) -> "Rows":
+        """Every so-manieth of them between two places."""
+        return self.pick(slice(start, stop, step))
 
     def without_codes(self) -> "Rows":
         """The same rows with one and the same z: what a constant g sees."""
@@ -84,7 +90,7 @@ class Rows:
 
     def n_bytes(self) -> int:
         """What they take of memory."""
-        parts = (self.ratio, self.weight, self.codes, self.cell, self.groups)
+        parts = (self.ratio, self.weight, self.codes, self.cell, self.groups, self.discount)
         return sum(part.nelement() * part.element_size() for part in parts if part is not None)
 
 
