@@ -387,7 +387,7 @@ def patients_table(frame):
     """False alarms where patients have several rows, told of patients and not."""
     tests = ("stability", "representation", "mixture")
     heads = ["sites", "do not adapt", "care", *(f"{test} p < 0.05" for test in tests)]
-    lines = [f"| rows of 4 to 10 for each patient | alike | {' | '.join(heads)} |", "|---" * 8 + "|"]
+    lines = [f"| told | alike | {' | '.join(heads)} |", "|---" * 8 + "|"]
     for (likeness, told), sites in frame.groupby(["size", "change"]):
         stops, cares = ((sites.verdict == verdict).mean() for verdict in ("do not adapt", "care"))
         rates = []

@@ -15,6 +15,7 @@ from sitewise.diagnosis.groups import add_up, scatter
 from sitewise.diagnosis.identification import draw_calibrations, information_gain, slope_in_errors
 from sitewise.diagnosis.matching import RIDGE
 from sitewise.diagnosis.reliability import calibration_error
+from sitewise.diagnosis.stability import make_strata
 
 TESTS = ("stability", "representation", "mixture", "calibration")
 
@@ -205,3 +206,23 @@ def test_images_of_one_patient_raise_no_false_alarm():
             alarms[i] += [test.p_value < 0.05 for test in run_tests(*both, estimate)]
     assert (alarms[0] <= binom.isf(0.005, n_sites, 0.05)).all(), alarms
     assert (alarms[1] >= 0.5 * n_sites).all(), alarms
+
+
+def test_few_patients_of_a_stratum_are_few_and_a_class_at_nothing_is_floored_by_patients(draw_samples):
+    held, site, estimate = draw_samples(3, n=300, m=600)
+    schema = estimate.confounders
+    few = torch.where(site.codes[:, 1] == 1, 0, torch.arange(300))  # one patient has all rows of a level
+    counted = [make_strata(held.codes, site.codes, schema, None, groups)[1].shape[1] for groups in (None, few)]
+    assert counted[1] == counted[0] - 1
+    nobody = replace(estimate, prevalence=Nobody())
+    once, again = (matched(held, sample, nobody) for sample in (site, repeated(site, 4)))
+    torch.testing.assert_close(again.prevalence[::4], once.prevalence)
+
+
+class Nobody:
+    """A g of which the last class has next to nothing."""
+
+    name = "nobody"
+
+    def log_prob(self, codes):
+        return torch.tensor([0.0, -30.0], dtype=torch.float64).expand(len(codes), 2)
