@@ -93,3 +93,19 @@ def test_nothing_is_said_with_too_few_rows():
     untested = replace(site, tested=~site.tested)
     assert check_mixture(held, untested, estimate).p_value is None
     assert check_mixture(held, site, estimate).severity == "good"
+
+
+def test_rows_that_come_again_in_one_group_count_once():
+    rng = np.random.default_rng(6)
+    held = held_out((0.0, 1.0), 200, rng)
+    site, estimate = at_site(rng.normal(size=300) - 0.15, (0.0, 1.0))
+    held, site = (replace(part, groups=torch.arange(len(part.weight))) for part in (held, site))
+    once = check_mixture(held, site, estimate).p_value
+    assert 1e-3 < once < 0.2
+    copies = [part.take(torch.arange(len(part.weight)).repeat(4)) for part in (held, site)]
+    assert check_mixture(*copies, estimate).p_value == pytest.approx(once, rel=1e-6)
+    taken_for_rows = check_mixture(*(replace(part, groups=None) for part in copies), estimate)
+    assert taken_for_rows.p_value < 0.1 * once
+    few = [replace(part, groups=torch.arange(len(part.weight)) % 19) for part in (held, site)]
+    assert check_mixture(few[0], site, estimate).p_value is None
+    assert check_mixture(held, few[1], estimate).p_value is None
