@@ -47,9 +47,9 @@ class RefitUnchanged:
 def unless_changed(evidence: Evidence, fit: Fit, source: SourcePrevalence, centre: Prevalence, level: Tensor) -> Fit:
     """The source's g as it is, unless the fit, or a plainer rival, predicts left-out rows better at the dearer price.
 
-    A fit whose level no source site is near pays for that as well (equation 18e). The rows' doubt is the fit's:
-    intervals and draws are made of the fit that was not believed. `centre` is the source's g as this site reads it,
-    and `level` (K,) its mean here, which a constant g is compared with.
+    A fit whose level no source site is near pays for that, where it is more (equation 18e). The rows' doubt is the
+    fit's: intervals and draws are made of the fit that was not believed. `centre` is the source's g as this site reads
+    it, and `level` (K,) its mean here, which a constant g is compared with.
     """
     if fit.prevalence.name not in ("constant", "additive"):
         return fit
@@ -67,7 +67,8 @@ def unless_changed(evidence: Evidence, fit: Fit, source: SourcePrevalence, centr
         elif evidence.seen_weight:
             found = evidence.mean(lambda codes: g.log_prob(codes).exp())
         shift = level_shift(evidence.total_weight * found, evidence.total_weight * level)
-        return score(candidate, free) - source.surprise(shift) >= log_likelihood + MARGIN
+        once = max(candidate.optimism, free)
+        return candidate.log_likelihood - once - max(once, source.surprise(shift)) >= log_likelihood + MARGIN
 
     if believable(fit):
         return fit
