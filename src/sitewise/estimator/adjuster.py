@@ -141,7 +141,7 @@ class PrevalenceAdjuster(SiteModel):
         """Learn log f from labeled source rows: probabilities (n, K), of pairs (n, M, K), or inputs of the estimator.
 
         `sample_domain` names the site of each row (None: one site), `sample_confounder` is Z with NaN where missing,
-        `groups` (patients) are never split between folds.
+        `groups` (patients) are never split between folds; where sites are diagnosed, patients count.
         """
         self._check_settings()
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -219,6 +219,7 @@ class PrevalenceAdjuster(SiteModel):
 
         X is probabilities, or inputs of the estimator. `fallback` says what predicts where `diagnose()` says "do not
         adapt": "marginal" (one prevalence for all z), "pooled" (that of the source rows), or None (the adapted model).
+        `groups` (patients): intervals and the diagnosis allow for rows of one being alike.
         """
         check_is_fitted(self)
         scores = self._read(X)

@@ -148,7 +148,7 @@ class GPAClassifier(SiteModel):
         """Train f on all sites with each site's g given, then calibrate it on held-out rows.
 
         `sample_domain` names the site of each row (None: one site), `sample_confounder` is Z with NaN where missing,
-        `groups` (patients) are never split between training and validation.
+        `groups` (patients) are never split between training and validation; where sites are diagnosed, patients count.
         """
         before = dict(vars(self))
         try:
@@ -296,6 +296,7 @@ class GPAClassifier(SiteModel):
 
         `fallback` says what predicts where `diagnose()` says "do not adapt": "marginal" (one prevalence for all z,
         estimated here), "pooled" (that of the training rows), or None (the adapted model all the same).
+        `groups` (patients): intervals and the diagnosis allow for rows of one being alike.
         `distributed`: the processes of torchrun hold a part of the site's rows each; every one scores its own, and all
         get the model that one with all rows would give.
         """
