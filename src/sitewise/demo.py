@@ -113,7 +113,7 @@ def run_demo(
     sites, adapted = {}, {}
     for name, site in data.new.items():
         say(f"adapting to the {name}")
-        adapted[name] = models["GPA"].adapt(site.X, sample_confounder=site.Z)
+        adapted[name] = models["GPA"].adapt(site.X, sample_confounder=site.Z, groups=same_digit(site.X))
         sites[name] = describe_site(site, data.joint[name], models, adapted[name], size.n_resamples, seed)
     record = {
         "digits": digits.name,
@@ -140,11 +140,19 @@ def train_models(data: DemoData, settings: dict[str, Any], n_jobs: int | None) -
     return {**models, "ERM, calibrated": calibrate_erm(models["ERM"], data)}
 
 
+def same_digit(X: Array) -> Array:
+    """The number of each row's digit: one that was drawn before is the same, whatever its colour."""
+    shapes = X.max(axis=1).reshape(len(X), -1)
+    return np.asarray(np.unique(shapes, axis=0, return_inverse=True)[1].reshape(-1))
+
+
 def pooled(data: DemoData) -> dict[str, Any]:
-    """Training and validation rows together, with the name of each one's site."""
+    """Training and validation rows together, with the name of each one's site and the number of its digit."""
     sites = [*data.training.values(), data.validation]
+    X = np.concatenate([site.X for site in sites])
     return {
-        "X": np.concatenate([site.X for site in sites]),
+        "X": X,
+        "groups": same_digit(X),
         "y": np.concatenate([site.y for site in sites]),
         "domain": np.concatenate([[site.name] * len(site) for site in sites]),
         "Z": {CONFOUNDER: np.concatenate([site.Z[CONFOUNDER] for site in sites])},
@@ -155,7 +163,8 @@ def train_gpa(data: DemoData, settings: dict[str, Any]) -> GPAClassifier:
     """GPA as the paper has it: a g for each site, knockout, calibration on the validation site."""
     rows = pooled(data)
     model = GPAClassifier(validation="validation", **settings)
-    return model.fit(rows["X"], rows["y"], sample_domain=rows["domain"], sample_confounder=rows["Z"])
+    labeled = {"sample_domain": rows["domain"], "sample_confounder": rows["Z"], "groups": rows["groups"]}
+    return model.fit(rows["X"], rows["y"], **labeled)
 
 
 def train_erm(data: DemoData, settings: dict[str, Any], *, with_confounder: bool) -> GPAClassifier:
@@ -188,9 +197,10 @@ def describe_site(
     true_given_z = joint / joint.sum(axis=0)
     z = (site.Z[CONFOUNDER] == LEVELS[1]).to_numpy().astype(int)
     log_ratio = gpa.log_ratio(site.X, site.Z)
-    here_without_z = gpa.adapt(site.X)
-    constant = estimate_prevalence(log_ratio, model="constant")
-    label_shift = models["ERM, calibrated"].adapt(site.X)
+    digit = same_digit(site.X)
+    here_without_z = gpa.adapt(site.X, groups=digit)
+    constant = estimate_prevalence(log_ratio, model="constant", groups=digit)
+    label_shift = models["ERM, calibrated"].adapt(site.X, groups=digit)
     methods: dict[str, tuple[Array, Any, Any]] = {
         "ERM": (_as_trained(models["ERM"], site.X), None, None),
         "ERM^Z": (_as_trained(models["ERM^Z"], site.X, site.Z), None, None),

