@@ -133,7 +133,7 @@ def test_what_a_dead_runner_held_is_done(tiny, tmp_path):
 
 SHARED = """
 import os, signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # which a runner in the background may have been told to ignore
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, maybe, in the background
 sys.path.insert(0, {here!r})
 from conftest import FAKES, Guess
 from sitewise.benchmark import read_experiment, run_experiment
