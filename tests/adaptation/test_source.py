@@ -67,6 +67,17 @@ def test_a_level_that_no_source_site_is_near_needs_more_evidence(family, at_home
     assert not sw.estimate_prevalence(shifted.log_ratio, shifted.Z, prior=surprising).unchanged
 
 
+def test_a_freer_shape_is_not_believed_where_the_plain_one_is_not(family, at_home):
+    """A rival that lost to the prior's shape has no claim on a site where that shape, moved, is not believed."""
+    source, _ = at_home
+    new = family.site(600, dependence=0.5, seed=6)
+    noise = 0.06 * np.random.default_rng(6).normal(size=600) + 0.04
+    weak = 0.25 * new.log_ratio + np.outer(noise, [-1, 1])
+    estimate = sw.estimate_prevalence(weak, new.Z, prior=prior(source, missing=0.0, spread=0.3, n_sites=30))
+    assert estimate.unchanged
+    assert any(rival.fit.log_likelihood > estimate._fit.doubted.log_likelihood for rival in estimate._fit.rivals)
+
+
 def test_evidence_that_is_discounted_away_changes_nothing(family, at_home):
     source, _ = at_home
     new = family.site(1500, prevalence=[0.8, 0.2], seed=4)
