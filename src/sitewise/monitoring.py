@@ -26,7 +26,7 @@ def monitor(
     check: Check | None = None,
     alarm_level: float = ALARM_LEVEL,
     level: float = 0.95,
-    prior: PrevalenceEstimate | None = None,
+    prior: Any = None,
     classes: Any = None,
     **settings: Any,
 ) -> pd.DataFrame:
@@ -42,8 +42,7 @@ def monitor(
     alarm_level : a window alarms where its p-value is at most this. Where all is well, that is the share of windows
         that alarm all the same.
     level : of the intervals, one window at a time.
-    prior : the g of the site so far. Every window takes its shape over z for its own start, and the window before it
-        after that; how common the classes are is estimated anew in each.
+    prior : what is expected of the site, as `estimate_prevalence` takes it; the same for every window.
     classes : names of the K classes.
     settings : further arguments of `estimate_prevalence`: model, confounders, random_state, sample_weight, groups ...
 
@@ -63,12 +62,11 @@ def monitor(
     names = list(range(n_classes)) if classes is None else list(classes)
     by_row = {name: settings.pop(name) for name in ("sample_weight", "groups", "y") if name in settings}
     lines: list[dict[str, Any]] = []
-    before = prior
     for rows in split_windows(times, window):
         own = {name: take_rows(value, rows) for name, value in by_row.items()}
         Z = take_rows(sample_confounder, rows)
-        before = estimate = estimate_prevalence(ratios[rows], Z, prior=before, **own, **settings)
-        found = np.stack([estimate.marginal, *estimate.interval(level=level)])
+        estimate = estimate_prevalence(ratios[rows], Z, prior=prior, **own, **settings)
+        found = _shares(estimate, ratios[rows], Z, own.get("sample_weight"), level)
         p_value = None if check is None else check(rows, estimate)
         start, end = times.iloc[rows].min(), times.iloc[rows].max()
         about = {"time": start + (end - start) / 2, "start": start, "end": end, "n": len(rows)}
@@ -84,6 +82,13 @@ def monitor(
                 }
             )
     return pd.DataFrame(lines, columns=list(COLUMNS))
+
+
+def _shares(estimate: PrevalenceEstimate, ratios: Array, Z: Any, weight: Any, level: float) -> Array:
+    """P(Y) of a window with its interval, (3, K): the mean of its predictions, as for a site that is adapted to."""
+    share = np.average(estimate.predict_proba(ratios, Z), axis=0, weights=weight)
+    low, high = (np.asarray(bound) for bound in estimate.interval(level=level))
+    return np.stack([share, np.minimum(low, share), np.maximum(high, share)])
 
 
 def split_windows(time: pd.Series, window: int | str) -> list[Array]:

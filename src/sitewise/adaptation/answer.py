@@ -15,15 +15,10 @@ from sitewise.adaptation.draws import PrevalenceDraws, draw_fits
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import Fit
 from sitewise.adaptation.resamples import DrawnPrevalence, Resamples
-from sitewise.arrays import (
-    Container,
-    Problems,
-    distinct_rows,
-    find_rows,
-    index_of,
-)
+from sitewise.arrays import Container, Problems, distinct_rows, find_rows, index_of, read_matrix
 from sitewise.calibration import Calibration
 from sitewise.confounders import Confounders, Notes
+from sitewise.posterior import combine, normalize
 from sitewise.prevalence import ConstantPrevalence, Prevalence, TablePrevalence
 from sitewise.uncertainty import (
     At,
@@ -138,10 +133,8 @@ class PrevalenceEstimate:
     ) -> Resamples:
         """Estimate g again from rows drawn with replacement, whole groups where groups were given.
 
-        Model and strength stay as they were chosen; where the choice was not believed and the source's g stands, draws
-        have those of all that might have been chosen, and intervals hold that g as well. With the `calibration` that
-        log_ratio went through (fitted with n_resamples > 0), each draw has another of its resamples, so that intervals
-        hold its uncertainty too.
+        Model and strength stay as they were chosen. With the `calibration` that log_ratio went through (fitted with
+        n_resamples > 0), each draw has another of its resamples, so that intervals hold its uncertainty too.
         """
         problems = Problems("bootstrap")
         if not (isinstance(n_resamples, Integral) and n_resamples >= 2):
@@ -152,8 +145,7 @@ class PrevalenceEstimate:
         generator = torch.Generator().manual_seed(int(check_random_state(random_state).randint(2**31)))
         found = bootstrap_fit(self._evidence, self._fit, int(n_resamples), generator, calibration)
         own = (self._encode, self._container)
-        kept = DrawnPrevalence(self.prevalence, self._mean, *own) if self.unchanged else None
-        return Resamples(tuple(DrawnPrevalence(model, mean, *own) for model, mean in found), kept)
+        return Resamples(tuple(DrawnPrevalence(model, mean, *own) for model, mean in found))
 
     def draws(self, n_draws: int = 200, *, random_state: Any = None) -> PrevalenceDraws:
         """Draws of g from what the rows leave open, given f: fast, and as wide as `interval` (equation 11c)."""
@@ -176,8 +168,33 @@ class PrevalenceEstimate:
         """Tell whether `refit` and `bootstrap` work here: rows in memory, and a model other than the network."""
         return self._evidence.in_memory and self._fit.refit is not None
 
+    def predict_proba(self, log_ratio: Any, Z: Any = None) -> Any:
+        """P(y|x,z) of rows, (n, K): averaged over the posterior where there is a prior, else equation 3.
+
+        Z is needed where g depends on it; without it, or where all of it is missing, a row has the site's P(Y).
+        """
+        problems = Problems("predict_proba")
+        ratios = read_matrix(log_ratio, "log_ratio", problems, self._evidence.device)
+        problems.raise_if_any()
+        assert ratios is not None
+        codes = ratios.new_zeros(len(ratios), 0)
+        if self.confounders is not None:
+            codes = (
+                self.confounders.missing_codes(ratios.device).expand(len(ratios), -1) if Z is None else self._encode(Z)
+            )
+        return Container.of(log_ratio).rows(self.average(normalize(ratios), codes))
+
+    def average(self, log_ratio: Tensor, codes: Tensor) -> Tensor:
+        """The same for tensors of log f (n, K) and codes of z (n, V)."""
+        posterior = self._fit.posterior
+        if posterior is None:
+            return combine(log_ratio, self.prevalence.log_prob(codes)).exp()
+        return posterior.points.average(log_ratio, codes, posterior.slope)
+
     @cached_property
     def _mean(self) -> Tensor:
+        if self._fit.posterior is not None:
+            return self._fit.posterior.points.mean_log_marginal.exp()
         if isinstance(self.prevalence, ConstantPrevalence) or not self._evidence.seen_weight:
             nothing = torch.zeros(1, 0, dtype=torch.float64, device=self._evidence.device)
             return self.prevalence.log_prob(nothing)[0].exp()
@@ -218,18 +235,11 @@ class PrevalenceEstimate:
         groups = self._evidence.groups
         return Fall(self._site.log_likelihood, self._at, allowed_drop(level, groups.mean_size if groups else 1.0))
 
-    @property
-    def unchanged(self) -> bool:
-        """Tell whether the source's g stands because the rows do not speak against it clearly enough."""
-        return self._fit.doubted is not None
-
     def _marginal_interval(self, level: float) -> tuple[Tensor, Tensor]:
+        if self._fit.posterior is not None:
+            return self._fit.posterior.interval(level)
         if not self._fit.identified:
             return torch.zeros_like(self._mean), torch.ones_like(self._mean)
-        if self._fit.doubted is not None:
-            rows_own = replace(self, prevalence=self._fit.doubted.prevalence, _fit=self._fit.doubted)
-            low, high = rows_own._marginal_interval(level)
-            return torch.minimum(low, self._mean).clamp_min(0.0), torch.maximum(high, self._mean).clamp_max(1.0)
         return self._with_bounds(self._mean, self._mean_variance, self._whole_site, level)
 
     @cached_property
@@ -270,6 +280,8 @@ class PrevalenceEstimate:
         return total / sum(rival.weight for rival in self._fit.rivals)
 
     def _conditional_interval(self, codes: Tensor, level: float) -> tuple[Tensor, Tensor]:
+        if self._fit.posterior is not None:
+            return self._fit.posterior.interval_at(codes, level)
         probability = self._at(codes)
         if not self._fit.identified:
             return torch.zeros_like(probability), torch.ones_like(probability)

@@ -9,7 +9,7 @@ from torch import Tensor
 from sitewise.adaptation.evidence import Evidence
 from sitewise.arrays import Problems, align_classes, to_tensor
 from sitewise.confounders import Confounders
-from sitewise.prevalence import ConstantPrevalence, Prevalence, SourcePrevalence
+from sitewise.prevalence import ConstantPrevalence, Prevalence, SitePrior
 from sitewise.prevalence.base import finite, on_device
 
 OTHER_SCHEMA = (
@@ -20,12 +20,17 @@ OTHER_SCHEMA = (
 
 @dataclass(frozen=True)
 class Belief:
-    """A level (K,), the g(z) behind it with its schema where it depends on z, and whether f comes from there."""
+    """A level (K,), the g(z) behind it with its schema where it depends on z, and what training sites add to it."""
 
     level: Tensor
     model: Prevalence | None = None
     schema: Confounders | None = None
-    source: SourcePrevalence | None = None
+    site_prior: SitePrior | None = None
+
+    def prior(self) -> SitePrior:
+        """What a new site's g is expected to be; K numbers and estimates of another site mean the usual sizes."""
+        source = ConstantPrevalence(finite(self.level.log())) if self.model is None else self.model
+        return SitePrior(source) if self.site_prior is None else replace(self.site_prior, prevalence=source)
 
     def level_at(self, evidence: Evidence) -> Tensor:
         """The mean over the site's rows; without z the level as it is."""
@@ -47,9 +52,9 @@ def read_belief(
     """Read K probabilities (a Series by its labels, where they are the classes' `columns`) or another estimate."""
     if value is None:
         return None
-    if isinstance(value, SourcePrevalence):
+    if isinstance(value, SitePrior):
         found = read_belief(value.prevalence, name, n_classes, columns, device, problems)
-        return None if found is None else replace(found, source=value)
+        return None if found is None else replace(found, site_prior=value)
     model = getattr(value, "prevalence", value)
     if isinstance(model, Prevalence):
         schema = getattr(model, "schema", getattr(value, "confounders", None))

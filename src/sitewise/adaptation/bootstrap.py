@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from sitewise.adaptation.cell_problem import CellProblem, inside, solve_cells
-from sitewise.adaptation.draws import deal
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import Fit
 from sitewise.adaptation.rows import Moments, Rows, Stream, to_ratio
@@ -32,10 +31,7 @@ NO_REFIT = "a {model} g is not bootstrapped: use model='auto' or 'additive'"
 
 @dataclass(frozen=True)
 class Draws:
-    """Weights of all rows, blank ones last, in any number of draws with replacement, of rows or of whole groups.
-
-    Rows that are discounted for f's own error are drawn a second time, out of those that were drawn (equation 11d).
-    """
+    """Weights of all rows, blank ones last, in any number of draws with replacement, of rows or of whole groups."""
 
     evidence: Evidence
     generator: torch.Generator
@@ -53,14 +49,7 @@ class Draws:
         counts = counts.to(self.evidence.device)
         counts = counts if unit is None else counts[:, unit]
         own = [part.weight for part in stretches if part.weight is not None]
-        weights = counts.double() * torch.cat(own) if own else counts.double()
-        discounts = [part.discount for part in stretches if part.discount is not None]
-        if not discounts:
-            return weights
-        discount = torch.cat(discounts)
-        owing = discount < 1.0
-        weights[:, owing] = drawn_again(weights[:, owing], 1.0 - discount[owing], self.generator)
-        return weights
+        return counts.double() * torch.cat(own) if own else counts.double()
 
     def with_some_z(self) -> Tensor:
         """One draw, (1, n); where rows with z are so few that none is in it, one of them is put in."""
@@ -70,22 +59,6 @@ class Draws:
             own = [part.weight for part in self.evidence.rows if part.weight is not None]
             weights[0, row] = torch.cat(own)[row] if own else 1.0
         return weights
-
-
-def drawn_again(weights: Tensor, share: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw out of weights (B, n) others with the same sums, whose variance given them is weight times `share` (n,).
-
-    `share` in (0, 1) is about what a drawn row comes to count, more where that would leave none.
-    """
-    rate = weights.cpu() / share.cpu()
-    rate = rate / rate.sum(1, keepdim=True).clamp(torch.finfo(rate.dtype).tiny, 1.0)  # one row a draw, at least
-    times = torch.poisson(rate, generator=generator)
-    none = times.sum(1) == 0
-    if none.any():
-        waiting = torch.rand(rate[none].shape, generator=generator, dtype=rate.dtype).log() / rate[none]
-        times[none] = torch.nn.functional.one_hot(waiting.argmax(1), rate.shape[1]).to(rate.dtype)
-    drawn = times.to(weights.device) * share
-    return drawn * (weights.sum(1, keepdim=True) / drawn.sum(1, keepdim=True))
 
 
 @dataclass(frozen=True)
@@ -182,8 +155,7 @@ def bootstrap_fit(
 ) -> Iterator[tuple[Prevalence, Tensor]]:
     """Estimate g from draws of the rows: the model of each, and the mean over its rows (K,).
 
-    Model and strength are those of the fit; where that was not believed, a draw has those of any fit that might have
-    been chosen. With a calibration that carries resamples, each draw has another of them.
+    Model and strength are those of the fit. With a calibration that carries resamples, each draw has another of them.
     """
     if not evidence.in_memory:
         raise ValueError(NOT_IN_MEMORY)
@@ -191,19 +163,16 @@ def bootstrap_fit(
         raise ValueError(NO_REFIT.format(model=fit.prevalence.name))
     draws = Draws(evidence, generator)
     others = cycle(() if calibration is None else calibration.resamples())
-    fits = iter([(fit, n_resamples)]) if fit.doubted is None else deal(fit.rivals, n_resamples, generator)
-    for chosen, count in fits:
-        if isinstance(chosen.prevalence, ConstantPrevalence) and calibration is None:
-            assert chosen.aim is not None
-            for point in drawn_constants(evidence, chosen, draws, count, chosen.strength * chosen.aim):
-                yield ConstantPrevalence(finite(point.log())), point
-            continue
-        assert chosen.refit is not None
-        for _ in range(count):
-            again = evidence if calibration is None else recalibrated(evidence, calibration, next(others))
-            again = reweighted(again, draws.with_some_z()[0])
-            model = chosen.refit(again)
-            yield model, _mean(model, again)
+    if isinstance(fit.prevalence, ConstantPrevalence) and calibration is None:
+        assert fit.aim is not None
+        for point in drawn_constants(evidence, fit, draws, n_resamples, fit.strength * fit.aim):
+            yield ConstantPrevalence(finite(point.log())), point
+        return
+    for _ in range(n_resamples):
+        again = evidence if calibration is None else recalibrated(evidence, calibration, next(others))
+        again = reweighted(again, draws.with_some_z()[0])
+        model = fit.refit(again)
+        yield model, _mean(model, again)
 
 
 def _mean(model: Prevalence, evidence: Evidence) -> Tensor:

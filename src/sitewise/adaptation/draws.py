@@ -17,6 +17,7 @@ from sitewise.adaptation.cell_problem import CellProblem, constant_problem, tabl
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import Fit, Rival
 from sitewise.adaptation.linear import additive_problem
+from sitewise.adaptation.posterior.points import Points
 from sitewise.arrays import Container, distinct_rows, index_of
 from sitewise.confounders import Confounders
 from sitewise.prevalence import AdditivePrevalence, ConstantPrevalence, Prevalence, TablePrevalence
@@ -77,6 +78,25 @@ class CellDraws:
 
 
 @dataclass(frozen=True)
+class PointDraws:
+    """Draws among the points of a posterior."""
+
+    points: Points
+    chosen: Tensor  # (B,)
+
+    @property
+    def log_marginal(self) -> Tensor:
+        """log P(Y) of every draw, (B, K)."""
+        return self.points.log_marginal[self.chosen]
+
+    def log_prob(self, codes: Tensor) -> Iterator[Tensor]:
+        """log g of each draw, (n, K)."""
+        found = self.points.log_probs(codes)
+        for number in self.chosen.tolist():
+            yield found[:, number].expand(len(codes), -1)
+
+
+@dataclass(frozen=True)
 class PrevalenceDraws:
     """Draws of g, each to be evaluated at any z.
 
@@ -87,7 +107,7 @@ class PrevalenceDraws:
     >>> for log_g in draws.log_prevalence(Z): ...        # (n, K) each
     """
 
-    parts: tuple[LinearDraws | CellDraws, ...] = field(repr=False)
+    parts: tuple[LinearDraws | CellDraws | PointDraws, ...] = field(repr=False)
     _encode: Encode = field(repr=False)
     _container: Container = field(repr=False)
 
@@ -112,8 +132,12 @@ class PrevalenceDraws:
 
 def draw_fits(
     evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator
-) -> tuple[LinearDraws | CellDraws, ...]:
+) -> tuple[LinearDraws | CellDraws | PointDraws, ...]:
     """Draw around the fit, or around each that might have been chosen as often as is said for it (equation 11b)."""
+    if fit.posterior is not None:
+        points = fit.posterior.points
+        chosen = torch.multinomial(points.weight.cpu(), n_draws, replacement=True, generator=generator)
+        return (PointDraws(points, chosen.to(points.weight.device)),)
     if not fit.identified:
         return (_anything(evidence, n_draws, generator),)
     if not fit.rivals:

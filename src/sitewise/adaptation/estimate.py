@@ -16,6 +16,7 @@ from sitewise.adaptation.cells import fit_constant_cell, variance_per_row
 from sitewise.adaptation.distributed import across_processes
 from sitewise.adaptation.evidence import Evidence, read_evidence
 from sitewise.adaptation.fit import Fit
+from sitewise.adaptation.posterior.fit import fit_posterior
 from sitewise.adaptation.selection import (
     fit_additive_model,
     fit_any_model,
@@ -24,7 +25,6 @@ from sitewise.adaptation.selection import (
     fit_table_model,
     starting_coefficients,
 )
-from sitewise.adaptation.source import discounted, unless_changed
 from sitewise.adaptation.streaming import read_chunks
 from sitewise.arrays import (
     Container,
@@ -120,24 +120,15 @@ def estimate_prevalence(
     schema = confounders if isinstance(confounders, Confounders) else None
     if Z is not None:
         schema = shared_schema(schema, prior_belief, start_belief, problems)
-    counted = None
-    if prior_belief is not None and prior_belief.source is not None:
-        if source is not None:
-            problems.add("a SourcePrevalence as prior needs all rows in memory: hand arrays over")
-        else:
-            counted = discounted(prior_belief.source, matrix, y, sample_weight)
     details = {"schema": schema, "categorical": categorical, "y": y, "sample_weight": sample_weight, "groups": groups}
     if source is None:
-        evidence, notes = read_evidence(matrix, Z, problems, counted=counted, **details)
+        evidence, notes = read_evidence(matrix, Z, problems, **details)
     else:
         evidence, notes = read_chunks(source, Z is not None, matrix.shape[1], matrix.device, problems, **details)
     seed = int(check_random_state(random_state).randint(2**31))
     if spread_out:
         evidence, seed = across_processes(evidence, fabric), int(fabric.broadcast(seed))
     fit = _fit(evidence, model, solver, strength, prior_belief, start_belief, seed)
-    if prior_belief is not None and prior_belief.source is not None and fit.identified and strength == "auto":
-        belief = (prior_belief.source, prior_belief.centre_at(evidence), prior_belief.level_at(evidence))
-        fit = unless_changed(evidence, fit, *belief)
     if not fit.converged:
         warnings.warn(_not_converged(fit), stacklevel=2)
     return PrevalenceEstimate(
@@ -198,6 +189,10 @@ def _fit(
     centre = None if prior is None else prior.centre_at(evidence)
     first = aim if start is None else start.level_at(evidence)
     begin = inside(_random_start(n_classes, seed, even) if isinstance(solver, EM) else first)
+    if prior is not None and strength == "auto" and not isinstance(solver, EM) and model != "network":
+        if evidence.says_nothing():
+            warnings.warn(NOT_IDENTIFIED.format(answer="the prior"), stacklevel=3)
+        return fit_posterior(evidence.without_confounders() if model == "constant" else evidence, prior.prior())
     if evidence.says_nothing():
         return _unidentified(evidence, aim, centre)
     if model == "constant" or not evidence.seen_weight:

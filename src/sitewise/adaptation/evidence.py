@@ -163,41 +163,29 @@ def read_evidence(
     y: Any,
     sample_weight: Any,
     groups: Any,
-    counted: Any = None,
 ) -> tuple[Evidence, Notes]:
-    """Check what came with the log-ratios (n, K) and lay it out; one error names all problems, earlier ones too.
-
-    `counted` (n,) is what the weights come to beside f's own error, None where f is taken as given.
-    """
+    """Check what came with the log-ratios (n, K) and lay it out; one error names all problems, earlier ones too."""
     n_rows, n_classes = matrix.shape
     weight = None if sample_weight is None else read_weight(sample_weight, n_rows, problems, matrix.device)
     labels = None if y is None else read_labels(y, n_rows, n_classes, problems)
     group = read_groups(groups, n_rows, problems, matrix.device)
     schema, codes, notes = _read_confounders(sample_confounder, schema, categorical, matrix, problems)
     problems.raise_if_any()
-    ratio, discount = read_ratio(matrix, labels), None
-    if counted is not None:
-        whole, weight = weight, torch.as_tensor(counted, device=matrix.device)
-        discount = discount_of(weight, torch.ones_like(weight) if whole is None else whole)
-    seen, blank = lay_out(ratio, weight, group, codes, schema, discount)
+    seen, blank = lay_out(*read_ratio(matrix, labels), weight, group, codes, schema)
     named = None if group is None else count_groups(group, weight)
     return put_together(Stream(seen), Stream(blank), named, schema, n_classes, matrix.device), notes
 
 
-def discount_of(counted: Tensor, whole: Tensor) -> Tensor | None:
-    """What is left of every weight, (n,); None where all of it is."""
-    discount = torch.where(whole > 0, counted / whole, 1.0)
-    return discount if bool((discount < 1.0).any()) else None
-
-
-def read_ratio(matrix: Tensor, labels: Any) -> Tensor:
-    """f as rows keep it, certain where a label is known."""
+def read_ratio(matrix: Tensor, labels: Any) -> tuple[Tensor, Tensor | None]:
+    """f as rows keep it, certain where a label is known, and where that is; None where no label is known."""
     ratio = to_ratio(matrix)
-    if labels is not None:
-        known = torch.tensor(labels, device=matrix.device)
-        rows = (~known.isnan()).nonzero().flatten()
-        know_labels(ratio, rows, known[rows].long())
-    return ratio
+    if labels is None:
+        return ratio, None
+    classes = torch.tensor(labels, device=matrix.device)
+    known = ~classes.isnan()
+    rows = known.nonzero().flatten()
+    know_labels(ratio, rows, classes[rows].long())
+    return ratio, known if len(rows) else None
 
 
 def _read_confounders(
@@ -230,14 +218,14 @@ def check_categorical(has_z: bool, schema: Confounders | None, categorical: Any,
 
 def lay_out(
     ratio: Tensor,
+    known: Tensor | None,
     weight: Tensor | None,
     groups: Tensor | None,
     codes: Tensor | None,
     schema: Confounders | None,
-    discount: Tensor | None = None,
 ) -> tuple[list[Rows], list[Rows]]:
     """Drop rows of weight zero, set blank rows apart, and put rows of equal z side by side."""
-    whole = Rows(ratio, weight, ratio.new_zeros(1, 0, dtype=torch.float64), None, groups, discount)
+    whole = Rows(ratio, weight, ratio.new_zeros(1, 0, dtype=torch.float64), None, groups, known)
     counted = torch.ones(len(ratio), dtype=torch.bool, device=ratio.device) if weight is None else weight > 0
     if schema is None or codes is None:
         return [], _cut(whole if weight is None else whole.pick(counted))

@@ -7,6 +7,7 @@ from functools import cached_property
 from torch import Tensor
 
 from sitewise.adaptation.evidence import Evidence
+from sitewise.adaptation.posterior.points import Posterior
 from sitewise.prevalence import Prevalence
 from sitewise.uncertainty import Curvature
 
@@ -40,7 +41,7 @@ class Fit:
     pseudo_counts: Tensor | None = field(default=None, repr=False)  # (C, K) rows of known class, of free distributions
     identified: bool = True  # whether f says anything at all
     rivals: "tuple[Rival, ...]" = field(default=(), repr=False)  # whom it was chosen from, itself among them
-    doubted: "Fit | None" = field(default=None, repr=False)  # what the rows' own optimum was, where it is not believed
+    posterior: Posterior | None = field(default=None, repr=False)  # where g is a posterior's and not a maximum's
 
     @cached_property
     def _hindsight(self) -> Hindsight:

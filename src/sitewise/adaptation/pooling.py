@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sitewise.arrays import Problems, read_column, read_labels, read_weight
 from sitewise.confounders import Confounders
-from sitewise.prevalence.pooled import PooledPrevalence, pool_sites
+from sitewise.prevalence import SitePrior, pool_sites
 
 Array = np.ndarray[Any, Any]
 
@@ -30,7 +30,7 @@ def pool_prevalence(
     confounders: Confounders | None = None,
     categorical: Any = None,
     sample_weight: Any = None,
-) -> PooledPrevalence:
+) -> SitePrior:
     """Learn from labeled training sites what to expect of a new site's P(Y|Z), as a prior for its estimate.
 
     The additive g of the typical site, and for the level and each confounder how much sites differ in it: a new site

@@ -16,9 +16,10 @@ from sitewise.adaptation.evidence import Evidence, Groups, put_together
 from sitewise.adaptation.fit import Fit, Hindsight, Rival
 from sitewise.adaptation.joint import JointEstimate
 from sitewise.adaptation.linear import RefitAdditive, RefitFinished
+from sitewise.adaptation.posterior.fit import RefitLevel, no_curvature
+from sitewise.adaptation.posterior.points import Points, Posterior
 from sitewise.adaptation.rows import Rows, Stream
 from sitewise.adaptation.selection import RefitTable, finish
-from sitewise.adaptation.source import RefitUnchanged
 from sitewise.arrays import Container
 from sitewise.artifacts import Record
 from sitewise.confounders import Categorical, Confounders, Continuous, Notes
@@ -26,8 +27,7 @@ from sitewise.prevalence import (
     AdditivePrevalence,
     ConstantPrevalence,
     NetworkPrevalence,
-    PooledPrevalence,
-    SourcePrevalence,
+    SitePrior,
     TablePrevalence,
 )
 from sitewise.prevalence.network import build_network
@@ -62,12 +62,12 @@ def _make_estimate(parts: Parts) -> PrevalenceEstimate:
 
 
 def _take_fit(fit: Fit) -> Parts:
-    return {**_fields(fit, "look_back", "rivals"), "hindsight": fit._hindsight}
+    return {**_fields(fit, "look_back", "rivals"), "hindsight": None if fit.posterior is not None else fit._hindsight}
 
 
 def _make_fit(parts: Parts) -> Fit:
-    hindsight: Hindsight = parts.pop("hindsight")
-    return Fit(**parts, look_back=lambda: hindsight)
+    hindsight: Hindsight | None = parts.pop("hindsight")
+    return Fit(**parts, look_back=no_curvature if hindsight is None else lambda: hindsight)
 
 
 def _take_evidence(evidence: Evidence) -> Parts:
@@ -114,8 +114,10 @@ RECORDS = {
     "TablePrevalence": Record(TablePrevalence, methods=("agreement",)),
     "AdditivePrevalence": Record(AdditivePrevalence, methods=("features", "log_prob")),
     "NetworkPrevalence": Record(NetworkPrevalence, _take_network, _make_network, methods=("features", "log_prob")),
-    "PooledPrevalence": Record(PooledPrevalence),
-    "SourcePrevalence": Record(SourcePrevalence),
+    "SitePrior": Record(SitePrior),
+    "Points": Record(Points),
+    "Posterior": Record(Posterior),
+    "RefitLevel": Record(RefitLevel),
     "PrevalenceEstimate": Record(PrevalenceEstimate, _take_estimate, _make_estimate),
     "JointEstimate": Record(JointEstimate),
     "Container": Record(Container, _take_container, _make_container),
@@ -131,5 +133,4 @@ RECORDS = {
     "RefitTable": Record(RefitTable),
     "RefitAdditive": Record(RefitAdditive, lambda refit: _fields(refit, "_problem")),
     "RefitFinished": Record(RefitFinished),
-    "RefitUnchanged": Record(RefitUnchanged),
 }

@@ -45,7 +45,6 @@ class Resamples:
     """
 
     draws: tuple[DrawnPrevalence, ...] = field(repr=False)
-    kept: DrawnPrevalence | None = field(default=None, repr=False)  # the source's g, where that is used all the same
 
     def __len__(self) -> int:
         return len(self.draws)
@@ -61,10 +60,7 @@ class Resamples:
     def interval(
         self, function: Callable[[DrawnPrevalence], Any] | None = None, level: float = 0.95
     ) -> tuple[Any, Any]:
-        """The percentile interval of a function of g (a number or an array); of the marginal where none is given.
-
-        Where the source's g stands though the rows' own estimate is another, the interval is stretched to hold it.
-        """
+        """The percentile interval of a function of g (a number or an array); of the marginal where none is given."""
         if not 0 < level < 1:
             raise ValueError(f"interval: level must lie between 0 and 1, got {level}")
         if function is None:
@@ -76,7 +72,4 @@ class Resamples:
     def _percentiles(self, function: Callable[[DrawnPrevalence], Any], level: float) -> tuple[Any, Any]:
         values = np.stack([np.asarray(function(draw), dtype=np.float64) for draw in self.draws])
         low, high = np.quantile(values, [0.5 - level / 2, 0.5 + level / 2], axis=0)
-        if self.kept is None:
-            return low, high
-        used = np.asarray(function(self.kept), dtype=np.float64)
-        return np.minimum(low, used), np.maximum(high, used)
+        return low, high

@@ -27,13 +27,15 @@ def check_optimization(target: TargetSample, estimate: PrevalenceEstimate) -> Fi
         return Finding(name, "care", spread, SPREAD, sentence, advice, details=details)
     proven = "the likelihood has one optimum, and its gap certifies it"
     found = proven if estimate.model in CONCAVE else f"other starting points agree within {100 * spread:.2f} points"
+    if estimate.model == "posterior":
+        found = "predictions are averaged over the posterior"
     return Finding(name, "good", spread, SPREAD, f"The estimation converged; {found}.", details=details)
 
 
 def start_spread(target: TargetSample, estimate: PrevalenceEstimate) -> float:
-    """The largest difference of P(Y) between fits of some rows from several starts (the network's: none are tried)."""
+    """The largest difference of P(Y) between fits from several starts; none are tried for networks and posteriors."""
     schema = estimate.confounders
-    if schema is None or estimate.model == "network":
+    if schema is None or estimate.model in ("network", "posterior"):
         return 0.0
     rows = evenly(target.supported.nonzero().flatten(), REFIT_ROWS)
     Z = schema.decode(target.codes[rows])

@@ -22,7 +22,7 @@ from sitewise.estimator.at_site.reporting import report_content
 from sitewise.estimator.at_site.updating import update
 from sitewise.estimator.at_site.watching import watch
 from sitewise.estimator.source.regions import in_regions
-from sitewise.estimator.without_z.predicting import with_joint, with_joint_marginal
+from sitewise.estimator.without_z.predicting import lacking, with_joint
 from sitewise.monitoring import ALARM_LEVEL
 from sitewise.performance import (
     BelievedRows,
@@ -48,6 +48,7 @@ class AdaptedClassifier:
     estimate : the `PrevalenceEstimate` of the site.
     rows : what is kept of the site's rows, `KeptRows`.
     classes_ : the classes, in order.
+    policy : "auto", "as trained" or "rows": how far the site's rows are believed, see `adapt`.
     threshold_ : P(y|x,z) of the second of two classes from which `predict` says it; None for the most probable class.
     site_name : what reports call the site; None for "New site".
     joint : the `JointEstimate` that predicts rows without all of z; None where knockout does (see `missing`).
@@ -57,13 +58,19 @@ class AdaptedClassifier:
     joint: JointEstimate | None = None
 
     def __init__(
-        self, model: "SiteModel", estimate: PrevalenceEstimate, rows: KeptRows, fallback: str | None = None
+        self,
+        model: "SiteModel",
+        estimate: PrevalenceEstimate,
+        rows: KeptRows,
+        fallback: str | None = None,
+        policy: str = "auto",
     ) -> None:
         self.model = model
         self.estimate = estimate
         self.rows = rows
         self.classes_ = model.classes_
         self.threshold_: float | None = None
+        self.policy = policy
         self.fallback = fallback
         self._diagnosis: Diagnosis | None = None
 
@@ -89,7 +96,9 @@ class AdaptedClassifier:
 
     @property
     def in_use(self) -> str:
-        """What predicts here: "adapted", or the fallback's name where there is one and the verdict asks for it."""
+        """What predicts here: "adapted", "pooled" for a site that stays as trained, or the fallback where it is asked for."""
+        if self.policy == "as trained":
+            return "pooled"
         return "adapted" if self.fallback is None else self.diagnose().in_use
 
     def diagnose(self) -> Diagnosis:
@@ -104,14 +113,31 @@ class AdaptedClassifier:
         codes = self.model._codes(sample_confounder, len(inputs))
         joint = self.joint if self.in_use == "adapted" else None
         log_ratio = with_joint(self.model, joint, inputs, codes, self.model._log_ratio(inputs, codes))
-        probability = combine(log_ratio, with_joint_marginal(self.model, joint, codes, self._prior(codes))).exp()
+        probability = self._probability(log_ratio, codes)
         return probability.to(X.device) if isinstance(X, Tensor) else probability.numpy()
+
+    def _probability(self, log_ratio: Tensor, codes: Tensor) -> Tensor:
+        """P(y|x,z) of rows by what predicts here, (n, K), given log f (with the joint's word where there is one)."""
+        if self.in_use != "adapted":
+            return combine(log_ratio, self._prior(codes)).exp()
+        found = in_stretches(self.estimate.average, log_ratio, codes)
+        kept = in_regions(codes, self.model._unsupported)
+        if self.joint is not None:
+            own = lacking(self.model, codes)
+            marginal = self.joint.weights.sum(0).cpu().clamp_min(1e-300).log()
+            found = torch.where(own[:, None], combine(log_ratio, marginal).exp(), found)
+            kept = kept & ~own
+        if not kept.any():
+            return found
+        return torch.where(
+            kept[:, None], combine(log_ratio, self.model._pooled_prevalence.log_prob(codes)).exp(), found
+        )
 
     def adjust(self, log_ratio: Any, sample_confounder: Any = None) -> Any:
         """P(y|x,z) at this site, (n, K), given what the model's `log_ratio` said of the rows with this very z."""
         ratios = torch.as_tensor(log_ratio).double().cpu()
         codes = self.model._codes(sample_confounder, len(ratios))
-        return combine(ratios, self._prior(codes)).exp().numpy()
+        return self._probability(ratios, codes).numpy()
 
     def predict(self, X: Any, sample_confounder: Any = None) -> Any:
         """The most probable class of every row; with a threshold, the second class where P(y|x,z) of it reaches it."""
@@ -137,20 +163,27 @@ class AdaptedClassifier:
 
     def prevalence(self, Z: Any = None) -> Any:
         """Estimate of P(Y) here, (K,), or of P(Y|Z), (n, K)."""
-        if Z is None and self.joint is not None:
-            return np.asarray(self.joint.marginal)
         if Z is None:
-            return self._mix(np.asarray(self.estimate.marginal))
+            return self._mean_probability.numpy()
         return self._log_prevalence(self._codes(Z)).exp().numpy()
 
+    @property
+    def _mean_probability(self) -> Tensor:
+        """The weighted mean of what is predicted for the rows adapted on, (K,)."""
+        weight = torch.ones(len(self.rows), dtype=torch.float64) if self.rows.weight is None else self.rows.weight
+        return weight @ self._probability(self.rows.log_ratio, self.rows.codes) / weight.sum()
+
     def prevalence_interval(self, Z: Any = None, level: float = 0.95) -> tuple[Any, Any]:
-        """Interval of P(Y), two (K,), or of P(Y|Z), two (n, K), given f; no width where the training g is kept."""
-        if Z is None and self.joint is not None:
-            low, high = self.joint.interval(level)
-            return np.asarray(low), np.asarray(high)
+        """Interval of the population's P(Y), two (K,), or of P(Y|Z), two (n, K); no width where the training g is kept.
+
+        That of P(Y) is widened, where needed, to hold `prevalence()`.
+        """
         if Z is None:
-            low, high = self.estimate.interval(level=level)
-            return self._mix(np.asarray(low)), self._mix(np.asarray(high))
+            low, high = (np.asarray(bound) for bound in (self.joint or self.estimate).interval(level=level))
+            if self.joint is None:
+                low, high = self._mix(low), self._mix(high)
+            reported = self.prevalence()
+            return np.minimum(low, reported), np.maximum(high, reported)
         low, high = (np.array(bound) for bound in self.estimate.interval(Z, level=level))
         codes = self._codes(Z)
         kept = in_regions(codes, self.model._unsupported).numpy()
@@ -265,6 +298,8 @@ class AdaptedClassifier:
         kept = self.rows.codes[~self.rows.supported]
         if not len(kept):
             return outside
-        share = len(kept) / len(self.rows)
-        inside = self.model._pooled_prevalence.log_prob(kept).exp().mean(dim=0).numpy()
+        weight = torch.ones(len(self.rows), dtype=torch.float64) if self.rows.weight is None else self.rows.weight
+        own = weight[~self.rows.supported]
+        share = float(own.sum() / weight.sum())
+        inside = (own @ self.model._pooled_prevalence.log_prob(kept).exp() / own.sum()).numpy()
         return (1 - share) * outside + share * inside

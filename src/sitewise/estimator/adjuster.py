@@ -1,10 +1,12 @@
 """PrevalenceAdjuster: any classifier's probabilities, adjusted to new sites without training it again."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 import torch
+from sklearn.base import clone
 from sklearn.utils import Tags, check_random_state, get_tags
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ from sitewise.calibration import METHODS as CALIBRATIONS
 from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.model import SiteModel
+from sitewise.estimator.rehearsing import REHEARSALS, rehearse
 from sitewise.estimator.scoring.probabilities import (
     TINY,
     Classifier,
@@ -26,6 +29,7 @@ from sitewise.estimator.scoring.probabilities import (
 from sitewise.estimator.scoring.ratios import ScoredRows, fit_ratio
 from sitewise.estimator.source.held_out import score_held_out
 from sitewise.estimator.source.prevalences import RowPrevalence, cross_fit, fit_prevalence
+from sitewise.estimator.source.prior import between_sites
 from sitewise.estimator.source.reading import Array, TrainingData, read_classes, read_training_data
 from sitewise.estimator.source.regions import find_unsupported
 from sitewise.estimator.source.splitting import folds
@@ -119,6 +123,7 @@ class PrevalenceAdjuster(SiteModel):
         random_state: Any = 0,
         joint: Any = None,
         missing: str = "auto",
+        rehearsal: str | None = "auto",
     ) -> None:
         self.estimator = estimator
         self.calibration = calibration
@@ -128,6 +133,7 @@ class PrevalenceAdjuster(SiteModel):
         self.random_state = random_state
         self.joint = joint
         self.missing = missing
+        self.rehearsal = rehearsal
 
     def fit(
         self,
@@ -152,7 +158,16 @@ class PrevalenceAdjuster(SiteModel):
         self._learn(data, seed)
         self._classifier, self.estimator_ = classifier, classifier.estimator
         self._note_inputs(X)
+        self.rehearsal_ = rehearse(self, data, lambda parts, names: self._fit_folds(parts, seed))
+        self._prior = self.rehearsal_.numbers.put_into(self._prior)
         return self
+
+    def _fit_folds(self, parts: list[TrainingData], seed: int) -> Iterator[Self]:
+        """Adjusters of the same classifier, each learned from a part of the rows: g, log f and its calibration."""
+        for part in parts:
+            fold = clone(self)
+            fold._learn(part, seed)
+            yield fold
 
     def _learn(self, data: TrainingData, seed: int) -> None:
         """From checked rows, whose X is log p, everything but the classifier."""
@@ -170,6 +185,7 @@ class PrevalenceAdjuster(SiteModel):
         self.training_summary_ = summarize_training(data)
         self._site_prevalences, self._pooled_prevalence = sites, pooled
         self._unsupported = find_unsupported(rows, n_classes, schema)
+        self._deviation = between_sites(rows, n_classes, schema)
         names = tuple(map(str, data.site_names))
         self._training_table = TrainingTable.of(rows.codes, rows.y, rows.site, names, n_classes, schema)
         if self.joint is not None:
@@ -214,12 +230,17 @@ class PrevalenceAdjuster(SiteModel):
         groups: Any = None,
         sample_weight: Any = None,
         fallback: str | None = None,
+        policy: str = "auto",
+        level_scale: float | None = None,
     ) -> AdaptedClassifier:
         """Adapt to a new site from unlabeled rows (and a few labels, where there are any); this object is unchanged.
 
         X is probabilities, or inputs of the estimator. `fallback` says what predicts where `diagnose()` says "do not
         adapt": "marginal" (one prevalence for all z), "pooled" (that of the source rows), or None (the adapted model).
         `groups` (patients): intervals and the diagnosis allow for rows of one being alike.
+        `policy`: "auto" believes the rows as far as the rehearsal allows, "rows" as if f were right here, and
+        "as trained" not at all: predictions are those of the model itself. `level_scale` is how far the level of g may
+        lie from that of the training sites, in log-odds; None takes what these show, 3 is a very different site.
         """
         check_is_fitted(self)
         scores = self._read(X)
@@ -227,7 +248,9 @@ class PrevalenceAdjuster(SiteModel):
         joint = fit_site_joint(self, scores, codes, y, sample_weight)
         without_joint = self._log_ratio(scores, codes)
         log_ratio = with_joint(self, joint, scores, codes, without_joint)
-        here = self.adapt_log_ratio(log_ratio, sample_confounder, y, groups, sample_weight, fallback)
+        here = self.adapt_log_ratio(
+            log_ratio, sample_confounder, y, groups, sample_weight, fallback, policy, level_scale
+        )
         here.take_joint(joint, without_joint)
         return here
 
@@ -241,10 +264,12 @@ class PrevalenceAdjuster(SiteModel):
             ("prevalence", ("auto", *MODELS)),
             ("classifier_sees", SEES),
             ("missing", MISSING),
+            ("rehearsal", REHEARSALS),
         ):
             value = getattr(self, name)
             if value not in known:
-                problems.add(f"{name} must be one of {', '.join(known)}, got {value!r}{did_you_mean(value, known)}")
+                options = [str(option) for option in known]
+                problems.add(f"{name} must be one of {', '.join(options)}, got {value!r}{did_you_mean(value, options)}")
         for problem in pair_problems(self, self.estimator is None or is_ready(self.estimator)):
             problems.add(problem)
         if self.classes is not None and len(set(np.asarray(self.classes).tolist())) != np.size(self.classes):

@@ -1,7 +1,10 @@
 """GPAClassifier: the paper's algorithm 3, train, calibrate, adapt, predict."""
 
 import os
+import re
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -16,10 +19,12 @@ from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.at_site.sharded import SiteRows, gather_rows
 from sitewise.estimator.model import SiteModel
+from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, rehearse
 from sitewise.estimator.scoring.cached import cached_log_ratio, cached_score
 from sitewise.estimator.settings import read_network_settings
 from sitewise.estimator.source.held_out import score_held_out
 from sitewise.estimator.source.prevalences import RowPrevalence, by_site, cross_fit, fit_prevalence
+from sitewise.estimator.source.prior import between_sites
 from sitewise.estimator.source.reading import TrainingData, read_classes, read_domain, read_inputs, read_training_data
 from sitewise.estimator.source.regions import find_unsupported
 from sitewise.estimator.source.splitting import split_validation
@@ -37,6 +42,9 @@ EXPECTED_FAILED_CHECKS = {
         "a row of weight two and two rows of weight one are drawn into different mini-batches"
     ),
 }
+
+
+FOLD_VALIDATION = 0.2  # the share held out in a rehearsal's training, where a whole site is otherwise
 
 
 class GPAClassifier(SiteModel):
@@ -114,6 +122,7 @@ class GPAClassifier(SiteModel):
         cache: str | os.PathLike[str] | None = None,
         verbose: bool | None = None,
         random_state: Any = 0,
+        rehearsal: str | None = "auto",
     ) -> None:
         self.backbone = backbone
         self.prevalence = prevalence
@@ -135,6 +144,7 @@ class GPAClassifier(SiteModel):
         self.cache = cache
         self.verbose = verbose
         self.random_state = random_state
+        self.rehearsal = rehearsal
 
     def fit(
         self,
@@ -164,6 +174,30 @@ class GPAClassifier(SiteModel):
         inputs = read_inputs(self, X, reset=True)
         data = read_training_data(inputs, y, domain, Z, groups, weight)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        if self.rehearsal == "sites" and len(data.site_names) < 2:
+            raise ValueError("GPAClassifier: " + NO_SITES.format(count=len(data.site_names)))
+        checkpoints = self._learn(data, recipe, seed)
+
+        def fit_folds(parts: list[TrainingData], names: list[str]) -> Iterator[GPAClassifier]:
+            for part, name in zip(parts, names, strict=True):
+                fold = self._fold()
+                checkpoints.extend(fold._learn(part, recipe, seed, f"rehearsal without {name}"))
+                yield fold
+
+        self.rehearsal_ = rehearse(self, data, fit_folds)
+        self._prior = self.rehearsal_.numbers.put_into(self._prior)
+        for path in checkpoints:
+            path.unlink(missing_ok=True)
+
+    def _fold(self) -> "GPAClassifier":
+        """A model like this one, to be trained without some sites: z that is missing stays knocked out."""
+        changes: dict[str, Any] = {"missing": "knockout", "rehearsal": None}
+        if isinstance(self.validation, str):  # that site may be the one left out
+            changes["validation"] = FOLD_VALIDATION
+        return GPAClassifier(**{**self.get_params(deep=False), **changes})
+
+    def _learn(self, data: TrainingData, recipe: Recipe, seed: int, label: str = "training f") -> list[Path]:
+        """Everything but the rehearsal, from checked rows; the checkpoint that is left, if any, to be removed."""
         self.classes_, self.sites_, self.confounders_ = data.classes, data.site_names, data.schema
         self.training_summary_ = summarize_training(data)
         kept, held = split_validation(data, self.validation, seed)
@@ -171,6 +205,7 @@ class GPAClassifier(SiteModel):
         self._site_prevalences = self._fit_sites(training, data, seed)
         self._pooled_prevalence = self._fit_prevalence(data.rows, seed)
         self._unsupported = find_unsupported(data.rows, len(data.classes), data.schema)
+        self._deviation = between_sites(data.rows, len(data.classes), data.schema)
         names = tuple(map(str, data.site_names))
         self._training_table = TrainingTable.of(
             data.rows.codes, data.rows.y, data.rows.site, names, len(data.classes), data.schema
@@ -197,8 +232,9 @@ class GPAClassifier(SiteModel):
             strategy=self.strategy,
             seed=seed,
             verbose=self.verbose,
-            label="training f",
-            checkpoint=self.checkpoint,
+            label=label,
+            checkpoint=_checkpoint_of(self.checkpoint, label),
+            keep_checkpoint=True,
         )
         self._scorer = Scorer(trained.module, self.device)
         self.training_history_, self.best_epoch_ = trained.history, trained.best_epoch
@@ -206,6 +242,7 @@ class GPAClassifier(SiteModel):
         learns = self.missing != "knockout" and self.confounders_ is not None
         self._joint = fit_joint_model(self, training, validation, seed) if learns else None
         self._joint = judged(self, validation)
+        return [] if trained.checkpoint is None else [trained.checkpoint]
 
     def _check_settings(self) -> Recipe:
         problems = Problems("GPAClassifier")
@@ -216,6 +253,9 @@ class GPAClassifier(SiteModel):
             problems.add(f"prevalence must be one of auto, {', '.join(MODELS)}, got {self.prevalence!r}")
         if not 0 <= self.knockout < 1:
             problems.add(f"knockout must be a probability below one, got {self.knockout!r}")
+        if self.rehearsal not in REHEARSALS:
+            known = ", ".join(str(option) for option in REHEARSALS)
+            problems.add(f"rehearsal must be one of {known}, got {self.rehearsal!r}")
         if self.missing not in MISSING:
             problems.add(f"missing must be one of {', '.join(MISSING)}, got {self.missing!r}")
         if self.calibration not in CALIBRATIONS:
@@ -290,6 +330,8 @@ class GPAClassifier(SiteModel):
         groups: Any = None,
         sample_weight: Any = None,
         fallback: str | None = None,
+        policy: str = "auto",
+        level_scale: float | None = None,
         distributed: bool = False,
     ) -> AdaptedClassifier:
         """Adapt to a new site from unlabeled rows (and a few labels, where there are any); the model is unchanged.
@@ -297,6 +339,9 @@ class GPAClassifier(SiteModel):
         `fallback` says what predicts where `diagnose()` says "do not adapt": "marginal" (one prevalence for all z,
         estimated here), "pooled" (that of the training rows), or None (the adapted model all the same).
         `groups` (patients): intervals and the diagnosis allow for rows of one being alike.
+        `policy`: "auto" believes the rows as far as the rehearsal allows, "rows" as if f were right here, and
+        "as trained" not at all: predictions are those of the model itself. `level_scale` is how far the level of g may
+        lie from that of the training sites, in log-odds; None takes what these show, 3 is a very different site.
         `distributed`: the processes of torchrun hold a part of the site's rows each; every one scores its own, and all
         get the model that one with all rows would give.
         """
@@ -310,7 +355,9 @@ class GPAClassifier(SiteModel):
         rows = SiteRows(log_ratio, sample_confounder, y, groups, sample_weight, features, feature_rows)
         if distributed:
             rows = gather_rows(rows, self.device)
-        here = self.adapt_log_ratio(rows.log_ratio, rows.Z, rows.y, rows.groups, rows.weight, fallback)
+        here = self.adapt_log_ratio(
+            rows.log_ratio, rows.Z, rows.y, rows.groups, rows.weight, fallback, policy, level_scale
+        )
         here.rows = replace(here.rows, features=rows.features, feature_rows=rows.feature_rows)
         here.take_joint(joint, without_joint)
         return here
@@ -334,3 +381,11 @@ class GPAClassifier(SiteModel):
         """log f before calibration, and the features of some of the rows."""
         z = network_inputs(self.confounders_, codes)
         return cached_score(self.cache, self._scorer, X, z, len(self.classes_))
+
+
+def _checkpoint_of(where: str | os.PathLike[str] | None, label: str) -> str | os.PathLike[str] | None:
+    """Where a training is saved: a folder gives each a name of its own, beside a file the rehearsals have theirs."""
+    if where is None or label == "training f" or not Path(where).suffix or Path(where).is_dir():
+        return where
+    name = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
+    return Path(where).with_name(f"{Path(where).stem}-{name}{Path(where).suffix}")

@@ -4,6 +4,8 @@ import copy
 import os
 import warnings
 from abc import ABC, abstractmethod
+from dataclasses import replace
+from numbers import Real
 from typing import Any, Self
 
 import numpy as np
@@ -21,16 +23,21 @@ from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.at_site.kept import KeptRows
 from sitewise.estimator.at_site.planning import plan_from_held_out
-from sitewise.estimator.source.balance import Balance, describe_source, fit_balance
+from sitewise.estimator.source.balance import Balance, fit_balance
 from sitewise.estimator.source.held_out import HeldOut
 from sitewise.estimator.source.prevalences import by_site
+from sitewise.estimator.source.prior import describe_source
 from sitewise.estimator.source.reading import Array, read_domain, read_partial_labels
 from sitewise.estimator.source.regions import Region, in_regions, warn_kept
+from sitewise.estimator.source.splitting import folds
 from sitewise.estimator.source.summary import TrainingSummary
 from sitewise.posterior import combine
-from sitewise.prevalence import Prevalence, SourcePrevalence
+from sitewise.prevalence import Prevalence, SitePrior
 from sitewise.samplesize import SamplePlan
 from sitewise.sites import take_rows
+
+POLICIES = ("auto", "as trained", "rows")
+CROSS_SEED = 0  # of the folds in which held-out rows are calibrated by others
 
 
 class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type: ignore[misc]
@@ -42,6 +49,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
 
     prevalence: str
     calibration: str
+    rehearsal: str | None
     random_state: Any
     classes_: Array
     sites_: list[Any]
@@ -54,7 +62,8 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
     _held_out: tuple[HeldOut, HeldOut]  # with all of z, and with z hidden
     _calibrations: tuple[Calibration, Calibration]
     _balance: Balance | None = None  # the mean of f at z, which is divided out
-    _source: SourcePrevalence | None = None
+    _deviation: Tensor | None = None  # (D,) how far the training sites' g differ, feature by feature
+    _prior: SitePrior  # what the training sites say about a new one
 
     @abstractmethod
     def _check_settings(self) -> Any:
@@ -71,10 +80,6 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
     @abstractmethod
     def _score(self, X: Any, codes: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """log f before calibration, and the features of some of the rows with their numbers, if there are features."""
-
-    def _belief(self) -> Prevalence:
-        """What a new site's g is shrunk to: that of the training rows, with what f's error leaves of the evidence."""
-        return self._source or self._pooled_prevalence
 
     @abstractmethod
     def _facts(self) -> dict[str, Any]:
@@ -117,8 +122,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         if self.calibration != "none":
             self._balance = fit_balance(held[0], self.confounders_, len(self.classes_))
         if self._balance is not None:
-            mean = self._balance.log_mean
-            held = held[0].shifted(lambda codes: -mean(codes)), held[1].shifted(lambda codes: -mean(codes))
+            held = held[0].balanced(self._balance.log_mean), held[1].balanced(self._balance.log_mean)
         self._held_out = held
         self._calibrate_held_out()
 
@@ -128,10 +132,26 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         telling = self._telling_rows()
         which = not len(telling[0].y)
         rows = telling[which]
-        self._source = None
+        self._prior = SitePrior(self._pooled_prevalence, deviation=self._deviation)
         if len(rows.y):
             calibrated = self._calibrations[which].apply(rows.raw_log_ratio)
-            self._source = describe_source(rows, calibrated, self._pooled_prevalence, self.confounders_)
+            self._prior = describe_source(rows, calibrated, self._pooled_prevalence, self._deviation)
+
+    def _cross_calibrated(self, held: HeldOut) -> Tensor:
+        """log f (n, K) of held-out rows, each balanced and calibrated by other ones."""
+        if self.calibration == "none":
+            return held.raw_log_ratio
+        raw = held if self._balance is None else held.shifted(self._balance.log_mean)
+        found = torch.empty_like(raw.raw_log_ratio)
+        for fold in folds(len(raw.y), raw.groups, CROSS_SEED):
+            others = torch.ones(len(raw.y), dtype=torch.bool)
+            others[fold] = False
+            apart, own = raw.take(others.nonzero().flatten()), raw.take(fold)
+            balance = None if self._balance is None else fit_balance(apart, self.confounders_, len(self.classes_))
+            if balance is not None:
+                apart, own = apart.balanced(balance.log_mean), own.balanced(balance.log_mean)
+            found[fold] = apart.calibrate(self.calibration, len(self.classes_)).apply(own.raw_log_ratio)
+        return found
 
     def _fit_calibrations(self) -> tuple[Calibration, Calibration]:
         """Calibrations for rows with all of z and for rows that lack some of it."""
@@ -187,6 +207,8 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         groups: Any = None,
         sample_weight: Any = None,
         fallback: str | None = None,
+        policy: str = "auto",
+        level_scale: float | None = None,
     ) -> AdaptedClassifier:
         """Adapt as `adapt` does, given what `log_ratio` said of the rows with this very z: f is computed once."""
         check_is_fitted(self)
@@ -205,7 +227,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
             ratios[use].numpy(),
             take_rows(sample_confounder, rows),
             model="constant" if sample_confounder is None else self.prevalence,
-            prior=self._belief(),
+            prior=self._prior_of(policy, level_scale),
             confounders=self.confounders_,
             y=take_rows(labels, rows),
             groups=take_rows(groups, rows),
@@ -216,7 +238,21 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         weight = None if sample_weight is None else read_weight(sample_weight, n_rows, problems)
         known = None if labels is None else torch.tensor(labels)
         own = KeptRows(ratios, codes, ~kept, weight, read_groups(groups, n_rows, problems), known)
-        return AdaptedClassifier(self, estimate, own, fallback)
+        return AdaptedClassifier(self, estimate, own, fallback, policy)
+
+    def _prior_of(self, policy: str, level_scale: float | None = None) -> SitePrior:
+        """What is expected of a new site: as rehearsed, or with its rows believed as if f were right there."""
+        problems = Problems("adapt")
+        if policy not in POLICIES:
+            meant = did_you_mean(policy, POLICIES)
+            problems.add(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}{meant}")
+        if level_scale is not None and not (isinstance(level_scale, Real) and 0 < level_scale < float("inf")):
+            problems.add(f"level_scale must be a number above 0 (log-odds), got {level_scale!r}")
+        problems.raise_if_any()
+        prior = self._prior if level_scale is None else replace(self._prior, level_scale=float(level_scale))
+        if policy != "rows":
+            return prior
+        return replace(prior, slope=1.0, level_error=0.0, trusted_rows=float("inf"))
 
     def _quiet_codes(self, Z: Any, n_rows: int) -> Tensor:
         """Codes of z, without a word about what is odd in it."""

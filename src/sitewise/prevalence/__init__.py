@@ -1,20 +1,15 @@
 """Models of g, the prevalence P(y|z) of a site, behind one protocol.
 
 Each has a fit function from soft labels (labels are one-hot, responsibilities are EM's) and a frozen result. Those in
-`MODELS` are fitted to one site; the pooled one is several training sites' together, a prior for the next.
+`MODELS` are fitted to one site; `SitePrior` is what several training sites say about the next.
 """
 
 from sitewise.prevalence.additive import AdditivePrevalence, fit_additive
 from sitewise.prevalence.base import Prevalence
 from sitewise.prevalence.constant import ConstantPrevalence, fit_constant
 from sitewise.prevalence.network import NetworkPrevalence, fit_network
-from sitewise.prevalence.pooled import PooledPrevalence, pool_sites
-from sitewise.prevalence.source import (
-    SourcePrevalence,
-    discount,
-    excess_between_sites,
-    missing_information,
-)
+from sitewise.prevalence.pooled import pool_sites
+from sitewise.prevalence.prior import SitePrior, missing_information
 from sitewise.prevalence.table import TablePrevalence, fit_table
 
 MODELS = ("constant", "table", "additive", "network")
@@ -24,12 +19,9 @@ __all__ = [
     "AdditivePrevalence",
     "ConstantPrevalence",
     "NetworkPrevalence",
-    "PooledPrevalence",
     "Prevalence",
-    "SourcePrevalence",
+    "SitePrior",
     "TablePrevalence",
-    "discount",
-    "excess_between_sites",
     "fit_additive",
     "fit_constant",
     "fit_network",

@@ -22,6 +22,7 @@ from sitewise.prevalence.additive import (
 )
 from sitewise.prevalence.base import SMOOTHING, aggregate, finite, smooth
 from sitewise.prevalence.linear import contrasts, information
+from sitewise.prevalence.prior import USUAL_DEVIATION, USUAL_LEVEL, USUAL_SITES, SitePrior, student_scale
 
 RIDGE = 1.0  # on the typical site's coefficients, so that columns no site speaks of stay finite
 START = 1.0  # τ² of every variable at first
@@ -39,26 +40,7 @@ NOT_CONVERGED = (
 )
 
 
-@dataclass(frozen=True)
-class PooledPrevalence:
-    """log g(z) of the typical training site, and the variance τ² between sites of each feature's coefficients.
-
-    A row with everything missing gets the typical g's mean over all training rows.
-    """
-
-    schema: Confounders
-    coefficients: Tensor  # (D, K), each row sums to zero
-    log_marginal: Tensor  # (K,)
-    spread: Tensor  # (D,) τ², one for the level and one for all features of each variable
-    n_sites: int
-    name: str = "pooled"
-
-    def log_prob(self, codes: Tensor) -> Tensor:
-        """Evaluate rows of codes."""
-        return AdditivePrevalence(self.schema, self.coefficients, self.log_marginal).log_prob(codes)
-
-
-def pool_sites(targets: Tensor, codes: Tensor, weight: Tensor, site: Tensor, schema: Confounders) -> PooledPrevalence:
+def pool_sites(targets: Tensor, codes: Tensor, weight: Tensor, site: Tensor, schema: Confounders) -> SitePrior:
     """Fit the typical g and its spread to soft labels (n, K) of rows at the sites numbered by `site` (n,).
 
     Rows of weight zero count for nothing, nor do sites that have no others.
@@ -81,7 +63,15 @@ def pool_sites(targets: Tensor, codes: Tensor, weight: Tensor, site: Tensor, sch
     )
     coefficients = pool.typical.reshape(len(owner), -1) @ basis.T
     typical = complete(AdditivePrevalence(schema, coefficients, together.log_marginal), targets, codes, weight)
-    return PooledPrevalence(schema, typical.coefficients, typical.log_marginal, pool.spread[owner], len(sites))
+    level = (2.0 * pool.spread[0]).reshape(1).expand(len(sites))  # of log-odds between two classes
+    return SitePrior(
+        typical, level_scale=student_scale(level, USUAL_LEVEL), deviation=shrunk(pool.spread[owner], len(sites))
+    )
+
+
+def shrunk(variance: Tensor, n_sites: int) -> Tensor:
+    """Variances between sites, the usual one counting as much as two sites."""
+    return (USUAL_SITES * USUAL_DEVIATION**2 + n_sites * variance) / (USUAL_SITES + n_sites)
 
 
 def owners(schema: Confounders) -> Tensor:

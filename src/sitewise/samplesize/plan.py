@@ -98,6 +98,7 @@ def plan_sample_size(
     f1_loss: float | None = None,
     prevalence: Any = None,
     model: str = "auto",
+    prior: Any = None,
     confounders: Confounders | None = None,
     sample_weight: Any = None,
     level: float = 0.95,
@@ -117,7 +118,7 @@ def plan_sample_size(
         estimate) averaged over z, or the F1 lost against knowing g.
     prevalence : P(y) at the new site: K numbers, or with two classes P(y=1); as in these rows where None. P(z|y) is
         taken to be as in these rows.
-    model : of g, as in `estimate_prevalence`.
+    model, prior : of g, as in `estimate_prevalence`.
     confounders : a frozen schema of Z.
     sizes : the sizes of the table; chosen around the answer, or from 100 to 10,000, otherwise.
     n_simulations : sites drawn at each size; 0 gives widths only.
@@ -141,7 +142,7 @@ def plan_sample_size(
     if given is not None and (not given or given[0] < SMALLEST):
         problems.add(f"sizes must be numbers of rows from {SMALLEST} up, got {given}")
     population = read_population(
-        log_ratio, y, sample_confounder, prevalence, model, confounders, sample_weight, problems
+        log_ratio, y, sample_confounder, prevalence, model, confounders, sample_weight, problems, prior
     )
     rng = np.random.default_rng(check_random_state(random_state).randint(2**31))
     say("the information of the rows")

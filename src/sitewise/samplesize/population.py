@@ -36,6 +36,7 @@ class Population:
     schema: Confounders | None
     log_prevalence: Array  # (m, K) the site's g
     model: str
+    prior: Any = None  # as `estimate_prevalence` takes it
 
     def estimate(self, counts: Array) -> PrevalenceEstimate:
         """The estimate from rows that each occur so many times, (m,)."""
@@ -46,6 +47,7 @@ class Population:
                 self.log_ratio[kept],
                 None if self.z is None else self.z[kept],
                 model=self.model,
+                prior=self.prior,
                 confounders=self.schema,
                 sample_weight=counts[kept],
             )
@@ -81,6 +83,7 @@ def read_population(
     schema: Confounders | None,
     sample_weight: Any,
     problems: Problems,
+    prior: Any = None,
 ) -> Population:
     """Check the labeled rows, weight them to the assumed prevalence and tilt their g(z) with them."""
     matrix = read_matrix(log_ratio, "log_ratio", problems)
@@ -131,6 +134,7 @@ def read_population(
         schema,
         tilted[kept],
         "constant" if schema is None else model,
+        prior,
     )
 
 

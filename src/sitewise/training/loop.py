@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -77,6 +78,7 @@ class Training:
     module: nn.Module
     best_epoch: int
     history: list[dict[str, float]] = field(repr=False)
+    checkpoint: Path | None = None  # the file that is left, where it was to be kept
 
 
 @dataclass
@@ -177,6 +179,7 @@ def train(
     label: str = "training",
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 1,
+    keep_checkpoint: bool = False,
 ) -> Training:
     """Train a module; the same seed gives the same bits on a CPU.
 
@@ -185,22 +188,23 @@ def train(
     (the processes of torchrun, otherwise new ones), "ddp" (torchrun's only) or "ddp_spawn" (new ones).
     `verbose` None shows a bar on a terminal.
     `checkpoint` is a file, or a folder for files of several trainings: it is written every `checkpoint_every` epochs,
-    a training that was killed goes on from there when it is called again, and it is removed at the end.
+    a training that was killed goes on from there when it is called again, and it is removed at the end, unless it is
+    kept: the same training then ends at once when it is called again.
     """
     found = launch(
         _train_here,
-        _Task(module, objective, recipe, seed, verbose, label, checkpoint, checkpoint_every),
+        _Task(module, objective, recipe, seed, verbose, label, checkpoint, checkpoint_every, keep_checkpoint),
         device=device,
         devices=devices,
         nodes=nodes,
         strategy=strategy,
         precision=recipe.precision,
     )
-    course = _Course(**found)
+    course = _Course(**found["course"])
     if course.best_state is None:
         raise FloatingPointError(f"{label} diverged: the validation loss was never a number; lower the learning rate")
     module.load_state_dict(course.best_state)
-    return Training(module.cpu().eval(), course.best_epoch, course.history)
+    return Training(module.cpu().eval(), course.best_epoch, course.history, found["checkpoint"])
 
 
 def own_seed(seed: int, epoch: int, share: Share) -> int:
@@ -220,6 +224,7 @@ class _Task:
     label: str
     checkpoint: str | os.PathLike[str] | None
     checkpoint_every: int
+    keep_checkpoint: bool
 
 
 def _train_here(fabric: Any, task: _Task) -> dict[str, Any]:
@@ -265,9 +270,10 @@ def _train_here(fabric: Any, task: _Task) -> dict[str, Any]:
             logger.debug("%s: %s", task.label, course.history[-1])
             if saved is not None and share.rank == 0 and course.epoch % task.checkpoint_every == 0:
                 saved.save(parts, generator)
-    if saved is not None and share.rank == 0:
+    if saved is not None and share.rank == 0 and not task.keep_checkpoint:
         saved.remove()
-    return course.state_dict()
+    kept = saved.path if saved is not None and task.keep_checkpoint else None
+    return {"course": course.state_dict(), "checkpoint": kept}
 
 
 def _identify(task: _Task, module: nn.Module) -> dict[str, str]:

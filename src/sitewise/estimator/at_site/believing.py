@@ -8,7 +8,6 @@ from torch import Tensor
 
 from sitewise.estimator.without_z.predicting import lacking, with_joint_marginal
 from sitewise.performance import BelievedRows, Part, believe
-from sitewise.posterior import combine
 
 if TYPE_CHECKING:
     from sitewise.estimator.adapted import AdaptedClassifier
@@ -20,8 +19,7 @@ N_RESAMPLES = 100  # of the held-out rows behind a calibration
 def believed_rows(here: "AdaptedClassifier") -> BelievedRows:
     """The rows a model was adapted on, as `sitewise.performance` wants them."""
     rows, model = here.rows, here.model
-    schema, joint = model.confounders_, here.joint if here.in_use == "adapted" else None
-    decided = with_joint_marginal(model, joint, rows.codes, here._prior(rows.codes))
+    schema = model.confounders_
     return believe(
         rows.log_ratio,
         rows.codes,
@@ -29,7 +27,7 @@ def believed_rows(here: "AdaptedClassifier") -> BelievedRows:
         log_prevalence=with_joint_marginal(model, here.joint, rows.codes, here._log_prevalence(rows.codes)),
         supported=rows.supported,
         by_marginal=None if here.joint is None else lacking(model, rows.codes),
-        probability=combine(rows.log_ratio, decided).exp().numpy(),
+        probability=here._probability(rows.log_ratio, rows.codes).numpy(),
         parts=calibration_parts(model, rows.codes, joint=here.joint is not None),
         known=None if rows.labels is None else rows.labels.numpy(),
         weight=rows.weight,

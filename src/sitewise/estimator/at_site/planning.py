@@ -24,6 +24,7 @@ def plan_from_held_out(model: "SiteModel", **wanted: Any) -> SamplePlan:
         calibration.apply(held.raw_log_ratio),
         held.y,
         None if schema is None else schema.decode(held.codes),
+        prior=model._prior,
         confounders=schema,
         sample_weight=held.weight,
         model="auto" if schema is None or model.prevalence == "network" else model.prevalence,

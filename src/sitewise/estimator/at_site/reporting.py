@@ -15,7 +15,6 @@ from sitewise.artifacts import versions
 from sitewise.confounders import Categorical, Continuous, Notes, Variable
 from sitewise.estimator.source.regions import in_regions
 from sitewise.estimator.source.splitting import evenly
-from sitewise.estimator.without_z.predicting import with_joint_marginal
 from sitewise.performance import ExpectedPerformance
 from sitewise.posterior import combine
 from sitewise.report.page import Content, Profile, TrainingSite, build_content
@@ -66,10 +65,7 @@ def report_content(here: "AdaptedClassifier", site: str, level: float, made: str
 
 def _probability(here: "AdaptedClassifier") -> Array:
     """P(y|x,z) of the rows adapted on, (n, K), as `predict_proba` says it."""
-    joint = here.joint if here.in_use == "adapted" else None
-    codes = here.rows.codes
-    log_prevalence = with_joint_marginal(here.model, joint, codes, here._prior(codes))
-    return np.asarray(combine(here.rows.log_ratio, log_prevalence).exp())
+    return np.asarray(here._probability(here.rows.log_ratio, here.rows.codes))
 
 
 def _training_sites(model: "SiteModel") -> list[TrainingSite]:

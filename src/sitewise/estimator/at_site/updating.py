@@ -85,8 +85,9 @@ def join_rows(first: KeptRows, second: KeptRows) -> KeptRows:
     )
 
 
-def estimate_rows(model: "SiteModel", rows: KeptRows, start: PrevalenceEstimate, notes: Notes) -> PrevalenceEstimate:
-    """Estimate g from kept rows as `adapt` does, from an earlier estimate on."""
+def estimate_rows(here: "AdaptedClassifier", rows: KeptRows, notes: Notes) -> PrevalenceEstimate:
+    """Estimate g from kept rows as `adapt` does."""
+    model = here.model
     use, schema = rows.supported, model.confounders_
     codes = rows.codes[use]
     knows_z = schema is not None and not bool(schema.missing(codes).all())
@@ -95,15 +96,14 @@ def estimate_rows(model: "SiteModel", rows: KeptRows, start: PrevalenceEstimate,
         rows.log_ratio[use].numpy(),
         schema.decode(codes) if schema is not None and knows_z else None,
         model=model.prevalence if knows_z else "constant",
-        prior=model._belief(),
+        prior=model._prior_of(here.policy),
         confounders=schema,
         y=None if labels is None else labels.numpy(),
         groups=None if groups is None else groups.numpy(),
         sample_weight=weight,
-        start=start,
         random_state=model.random_state,
     )
-    together = copy.deepcopy(start.notes)
+    together = copy.deepcopy(here.estimate.notes)
     together.add(notes)
     return replace(estimate, notes=together)
 
@@ -115,7 +115,7 @@ def update(here: "AdaptedClassifier", X: Any, Z: Any, y: Any, groups: Any, weigh
         log_ratio = with_joint(here.model, here.joint, here.model._read(X), more.codes, more.log_ratio)
         more = replace(more, log_ratio=log_ratio, without_z=more.log_ratio)
     rows = join_rows(here.rows, more)
-    estimate = estimate_rows(here.model, rows, here.estimate, notes)
-    again = type(here)(here.model, estimate, rows, here.fallback)
+    estimate = estimate_rows(here, rows, notes)
+    again = type(here)(here.model, estimate, rows, here.fallback, here.policy)
     again.threshold_, again.joint = here.threshold_, here.joint
     return again

@@ -46,7 +46,7 @@ def watch(
         schema.decode(kept.codes) if schema is not None and knows_z else None,
         window=window,
         check=stability,
-        prior=here.estimate,
+        prior=model._prior,
         classes=here.classes_.tolist(),
         model=model.prevalence if knows_z else "constant",
         confounders=schema,

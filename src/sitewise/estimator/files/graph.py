@@ -44,22 +44,22 @@ class AdaptedGraph(nn.Module):
         self.model = here.model
         self.schema = here.model.confounders_
         self.score = _score_part(here.model, torch.float64 if dtype == torch.float64 else torch.float32)
+        self.pooled = traceable(here.model._pooled_prevalence)
+        self.posterior = here.estimate._fit.posterior if here.in_use == "adapted" else None
         own = {"adapted": here.estimate.prevalence, "pooled": here.model._pooled_prevalence}
         self.prevalence = traceable(here._marginal if here.in_use == "marginal" else own[here.in_use])
-        self.pooled = traceable(here.model._pooled_prevalence)
 
     def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
         """Rows by themselves."""
         codes = x.new_zeros(x.shape[0], 0).double() if z is None or self.schema is None else encode(self.schema, z)
         log_ratio = self.model._calibrated(self.score(x, codes).double(), codes)
-        return combine(log_ratio, self.log_prevalence(codes)).exp()
-
-    def log_prevalence(self, codes: Tensor) -> Tensor:
-        """log g here; in regions where f is not identified, the training prevalence (equation 12)."""
-        found: Tensor = self.prevalence.log_prob(codes)
-        for region in self.model._unsupported:
+        if self.posterior is None:
+            found = combine(log_ratio, self.prevalence.log_prob(codes)).exp()
+        else:
+            found = self.prevalence.average(log_ratio, codes, self.posterior.slope)
+        for region in self.model._unsupported:  # there f is not identified: the training prevalence (equation 12)
             inside = codes[:, region.variable] == region.code
-            found = torch.where(inside[:, None], self.pooled.log_prob(codes), found)
+            found = torch.where(inside[:, None], combine(log_ratio, self.pooled.log_prob(codes)).exp(), found)
         return found
 
 

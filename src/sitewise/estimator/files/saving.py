@@ -28,11 +28,13 @@ from sitewise.estimator.at_site.kept import KeptRows
 from sitewise.estimator.files.card import adjuster_card, held_out_metrics, model_card, site_card
 from sitewise.estimator.gpa import GPAClassifier
 from sitewise.estimator.model import SiteModel
+from sitewise.estimator.rehearsing import Rehearsal
 from sitewise.estimator.scoring.probabilities import is_ready
 from sitewise.estimator.scoring.ratios import AdditiveRatio, PooledRatio
 from sitewise.estimator.source.balance import Balance
 from sitewise.estimator.source.held_out import HeldOut
 from sitewise.estimator.source.regions import Region
+from sitewise.estimator.source.rehearsal import Numbers
 from sitewise.estimator.source.summary import SiteSummary, TrainingSummary
 from sitewise.estimator.without_z.joint import JointModel
 from sitewise.estimator.without_z.pairs import PairModel, PairRatio, pair_reader
@@ -259,6 +261,15 @@ def _check_shapes(model: SiteModel, prevalences: Mapping[Any, Prevalence]) -> No
     problems.raise_if_any()
 
 
+def _take_rehearsal(rehearsal: Rehearsal) -> Values:
+    return {"kind": rehearsal.kind, "table": rehearsal.table.reset_index(), "numbers": rehearsal.numbers}
+
+
+def _make_rehearsal(parts: Values) -> Rehearsal:
+    table = parts["table"]
+    return Rehearsal(parts["kind"], table.set_index("site") if "site" in table else table[[]], parts["numbers"])
+
+
 def _take_table(table: pd.DataFrame) -> Values:
     return {str(name): table[name].tolist() for name in table}
 
@@ -290,6 +301,8 @@ RECORDS: dict[str, Record] = {
     "PairModel": Record(PairModel),
     "PairRatio": Record(PairRatio),
     "PooledRatio": Record(PooledRatio),
+    "Numbers": Record(Numbers),
+    "Rehearsal": Record(Rehearsal, _take_rehearsal, _make_rehearsal),
     "RandomState": Record(np.random.RandomState, _take_random_state, _make_random_state),
     "Recipe": Record(Recipe),
     "Region": Record(Region),

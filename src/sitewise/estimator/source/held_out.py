@@ -42,6 +42,10 @@ class HeldOut:
         """The same rows with something of their codes, (n, K), added to log f."""
         return replace(self, raw_log_ratio=self.raw_log_ratio + shift(self.codes)) if len(self.y) else self
 
+    def balanced(self, log_mean: Callable[[Tensor], Tensor]) -> "HeldOut":
+        """The same rows with the mean of f at their codes divided out (equation 18a)."""
+        return self.shifted(lambda codes: -log_mean(codes))
+
     def take(self, rows: Tensor) -> "HeldOut":
         """Some of the rows, as calibration sees them."""
         raw, log_prevalence, y = self.raw_log_ratio[rows], self.log_prevalence[rows], self.y[rows]

@@ -1,0 +1,106 @@
+"""What is added to the source's shape at a new site: additive coefficients, normal given level and factor."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sitewise.adaptation.evidence import Evidence
+from sitewise.adaptation.linear import LinearProblem, linear_problem, solve_linear
+from sitewise.adaptation.posterior.levels import candidates
+from sitewise.adaptation.posterior.points import Points
+from sitewise.adaptation.rows import Rows
+from sitewise.prevalence.additive import features
+from sitewise.prevalence.linear import NEWTON_LIMIT, contrasts
+from sitewise.prevalence.prior import USUAL_DEVIATION
+from sitewise.uncertainty import invert_information
+
+HELD = 1e6  # the penalty on the level's own feature, times the weight of all rows: the level is not a deviation
+STEP = 1e-3  # of the factor, for the derivative of a gradient
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """Coefficients (P,) given level and factor: Laplace's approximation, linear in both (equation 18e)."""
+
+    factor: Tensor  # () where it was taken
+    level: Tensor  # (K,)
+    mean: Tensor  # (P,) coefficients in contrasts, P = D (K-1)
+    response: Tensor  # (P, K) to the level's K-1 contrasts and to the factor
+    covariance: Tensor  # (P, P) of the coefficients given both
+    variance: Tensor  # (P,) of the prior
+    converged: bool
+    gap: float
+    n_iter: int
+
+    def flat(self, factor: Tensor, level: Tensor) -> Tensor:
+        """The mean of the coefficients, (M, P), at factors (M,) and levels (M, K)."""
+        away = (level - self.level) @ contrasts(level.shape[1], level.device)
+        return self.mean + torch.cat([away, (factor - self.factor)[:, None]], dim=1) @ self.response.T
+
+    def log_prior(self, factor: Tensor, level: Tensor) -> Tensor:
+        """The log prior density of the mean coefficients, up to a constant, (M,)."""
+        return -0.5 * (self.flat(factor, level) ** 2 / self.variance).sum(1)
+
+    def coefficients(self, flat: Tensor, n_classes: int) -> Tensor:
+        """Coefficients (M, D, K) from flat ones (M, P)."""
+        return flat.reshape(len(flat), -1, n_classes - 1) @ contrasts(n_classes, flat.device).T
+
+    def put_on(self, points: Points) -> Points:
+        """The same points with the mean coefficients of each."""
+        away = (points.level - self.level) @ contrasts(points.level.shape[1], points.level.device)
+        along = torch.cat([torch.ones_like(away[:, :1]), away, (points.factor - self.factor)[:, None]], dim=1)
+        directions = torch.cat([self.mean[None], self.response.T])
+        return replace(points, deviation=self.coefficients(directions, points.level.shape[1]), along=along)
+
+
+def tempered(evidence: Evidence, power: float) -> Evidence:
+    """The same rows, those without a known label weighted by a power of their likelihood."""
+
+    def apply(rows: Rows) -> Rows:
+        weight = rows.codes.new_ones(len(rows)) if rows.weight is None else rows.weight
+        share = power if rows.known is None else torch.where(rows.known, 1.0, power)
+        return replace(rows, weight=weight * share)
+
+    seen, blank = evidence.rows.map(apply), evidence.blank.map(apply)
+    weights = [evidence.total((rows.cell_weight.sum(),) for rows in stream) for stream in (seen, blank)]
+    seen_weight, blank_weight = (float(found[0]) if found else 0.0 for found in weights)
+    everything = evidence.everything.map(apply)
+    return replace(
+        evidence, rows=seen, blank=blank, everything=everything, seen_weight=seen_weight, blank_weight=blank_weight
+    )
+
+
+def fit_deviation(
+    template: Points, evidence: Evidence, power: float, factor: Tensor, level: Tensor, variance: Tensor | None
+) -> Deviation | None:
+    """The coefficients at one factor and level (K,), their covariance, and how they follow both; None for too many."""
+    schema, n_classes = template.schema, len(level)
+    assert schema is not None
+    n_features = features(schema.missing_codes(level.device)[None], schema).shape[1]
+    if n_features * (n_classes - 1) > NEWTON_LIMIT:
+        return None
+    rows = tempered(evidence, power)
+    sizes = level.new_full((n_features,), USUAL_DEVIATION**2) if variance is None else variance.to(level)
+    penalty = 1.0 / sizes.clamp_min(1e-12)
+    penalty[0] = HELD * max(rows.total_weight, 1.0)
+
+    def problem_at(factor: Tensor) -> LinearProblem:
+        centre = candidates(template, factor[None], level[None])
+        return linear_problem(rows, lambda codes: features(codes, schema), centre, penalty)
+
+    problem = problem_at(factor)
+    start = level.new_zeros(n_features * (n_classes - 1))
+    found = solve_linear(problem, start, "auto")
+    information = problem.penalized_information(found.point)
+    covariance = invert_information(information)
+    width = n_classes - 1
+    ahead = problem_at(factor + STEP)
+    turn = (ahead.gradient(found.point) - problem.gradient(found.point)) * rows.total_weight / STEP
+    along = torch.cat([information[:, :width] - torch.diag(problem.flat_penalty)[:, :width], turn[:, None]], dim=1)
+    along[:width] = 0.0  # the level's own feature does not answer to the level
+    response = -covariance @ along
+    flat_variance = (1.0 / penalty)[:, None].expand(-1, width).reshape(-1)
+    return Deviation(
+        factor, level, found.point, response, covariance, flat_variance, found.converged, float(found.gap), found.n_iter
+    )

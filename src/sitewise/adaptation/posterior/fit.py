@@ -1,0 +1,293 @@
+"""From a site's rows and a prior to the posterior of its g, and to the points that are kept of it."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from scipy.stats import norm, qmc
+from torch import Tensor
+
+from sitewise.adaptation.evidence import Evidence
+from sitewise.adaptation.fit import Fit, Hindsight
+from sitewise.adaptation.posterior.deviation import Deviation, fit_deviation, tempered
+from sitewise.adaptation.posterior.levels import LevelPrior, Weighed, candidates, locate, weigh_levels
+from sitewise.adaptation.posterior.likelihood import evaluate_points, split_labeled
+from sitewise.adaptation.posterior.points import Points, Posterior, shape_of
+from sitewise.adaptation.rows import Rows, scores
+from sitewise.prevalence import ConstantPrevalence, Prevalence, SitePrior
+from sitewise.prevalence.base import finite
+from sitewise.prevalence.linear import contrasts
+
+KEPT = 64  # points, at most
+MARGINALS = 400  # equally likely values of P(Y) that intervals are made of
+TAIL = 3.2  # standard deviations out to which the kept points are spaced evenly
+ENOUGH = 1e-12  # information per row below which rows tell nothing
+
+
+@dataclass(frozen=True)
+class RefitLevel:
+    """The posterior moved to where other weights of the rows, or another f, move the level: one Newton step."""
+
+    points: Points
+    power: float
+    score: Tensor  # (K-1,) of the rows at the mean g
+
+    def __call__(self, drawn: Evidence) -> Prevalence:
+        """Move it."""
+        score, information = level_score(tempered(drawn, self.power), self.points)
+        prior = torch.diag(1.0 / _level_variance(self.points).clamp_min(1e-12))
+        move = torch.linalg.solve(information + prior, score - self.score) @ contrasts(len(self.points.centre)).T.to(
+            score
+        )
+        level = self.points.level + move
+        marginal = torch.log_softmax(self.points.log_marginal + move, dim=1)
+        moved = replace(self.points, level=level, log_marginal=marginal)
+        return (
+            replace(moved, log_marginal=finite(evaluate_points(drawn, moved).mean.log()))
+            if moved.depends_on_z
+            else moved
+        )
+
+
+def _level_variance(points: Points) -> Tensor:
+    """The posterior variance of the level's contrasts, (K-1,)."""
+    away = points.level @ contrasts(points.level.shape[1], points.level.device)
+    mean = points.weight @ away
+    return points.weight @ (away - mean) ** 2
+
+
+def level_score(evidence: Evidence, g: Prevalence) -> tuple[Tensor, Tensor]:
+    """The derivative of the log-likelihood in the level's contrasts, (K-1,), and the outer products of the rows'."""
+    basis = contrasts(evidence.n_classes, evidence.device)
+    site = evidence if isinstance(g, Points) and g.depends_on_z else evidence.without_confounders()
+
+    def sums(rows: Rows) -> tuple[Tensor, Tensor]:
+        own = row_scores(rows, g, basis)
+        return rows.weighted(own).sum(0), own.T @ rows.weighted(own)
+
+    found = site.total(sums(rows) for rows in site.rows)
+    return found[0], found[1]
+
+
+def row_scores(rows: Rows, g: Prevalence, basis: Tensor) -> Tensor:
+    """The derivative of every row's log-likelihood in the level's contrasts, (n, K-1) (equation 7a)."""
+    at = g.log_prob(rows.codes).exp()
+    return ((scores(rows, at) - 1.0) * rows.at_rows(at)) @ basis
+
+
+def design_effect(evidence: Evidence, g: Prevalence) -> float:
+    """How much more the level's score varies than independent rows would have it, for rows in groups; at least one."""
+    if evidence.groups is None or not evidence.groups.factor:
+        return 1.0
+    basis = contrasts(evidence.n_classes, evidence.device)
+    site = evidence if isinstance(g, Points) and g.depends_on_z else evidence.without_confounders()
+    plain, grouped = site.gram((rows, row_scores(rows, g, basis)) for rows in site.rows)
+    if grouped is None or float(torch.diagonal(plain).max()) < ENOUGH:
+        return 1.0
+    return max(1.0, float((torch.linalg.pinv(plain, hermitian=True) * grouped).sum()) / len(plain))
+
+
+def fit_posterior(evidence: Evidence, prior: SitePrior) -> Fit:
+    """The posterior of a site's g (section 18), as a fit whose prevalence are its points."""
+    template = read_source(evidence, prior.prevalence)
+    as_trained = candidates(template, template.factor, template.level)
+    unlabeled, labeled = split_labeled(evidence)
+    n_rows = 0.0 if unlabeled is None else unlabeled.total_weight
+    power = 1.0 / (design_effect(evidence, as_trained) - 1.0 + 1.0 / max(prior.tempering(n_rows), 1e-300))
+    power = power if prior.tempering(n_rows) > 0.0 else 0.0
+    factor_scale = prior.factor_scale if has_shape(template) else 0.0
+    located = locate(template, evidence, prior.level_scale, factor_scale, prior.slope)
+    believed = unlabeled if power else None
+    problem = Problem(template, believed, labeled, located, power, prior.level_error)
+    weighed, deviation = problem.weigh(None), None
+    if template.schema is not None and (believed is not None or labeled is not None):
+        share = torch.softmax(weighed.log_weight, dim=0)
+        middle = share @ weighed.factor, share @ weighed.level
+        deviation = fit_deviation(template, evidence, power, *middle, prior.deviation)
+        weighed = weighed if deviation is None else problem.weigh(deviation)
+    posterior = keep_points(problem, weighed, deviation, evidence, prior.slope)
+    return _as_fit(evidence, posterior, deviation)
+
+
+def read_source(evidence: Evidence, source: Prevalence) -> Points:
+    """The source's g as this site's rows see it: one point, as trained."""
+    schema = evidence.schema
+    if schema is None or not evidence.seen_weight:
+        nothing = torch.zeros(1, 0, dtype=torch.float64, device=evidence.device)
+        own = getattr(source, "schema", None)
+        at = nothing if own is None else own.missing_codes(evidence.device)[None]
+        source, schema = ConstantPrevalence(finite(source.log_prob(at)[0])), None
+        centre = shape_of(source, nothing)[0]
+    else:
+        centre = evidence.mean(lambda codes: shape_of(source, codes))
+    one = centre.new_ones(1)
+    return Points(source, centre, one, centre[None], None, one, torch.log_softmax(centre, dim=0)[None], schema)
+
+
+def has_shape(template: Points) -> bool:
+    """Whether the source's g depends on z at this site."""
+    return template.schema is not None and not isinstance(template.source, ConstantPrevalence)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Whose level and factor are to be weighed: by the rows that are believed, and by known labels."""
+
+    template: Points
+    unlabeled: Evidence | None
+    labeled: Evidence | None
+    prior: LevelPrior
+    power: float
+    error: float
+
+    def weigh(self, deviation: Deviation | None) -> Weighed:
+        """Weighted points of level and factor, with what is added to the shape where that is known."""
+
+        def points(factor: Tensor, level: Tensor) -> Points:
+            found = candidates(self.template, factor, level)
+            return found if deviation is None else deviation.put_on(found)
+
+        def unlabeled(rows: Evidence, factor: Tensor, level: Tensor) -> Tensor:
+            found = self.power * evaluate_points(rows, points(factor, level)).log_likelihood
+            return found if deviation is None else found + deviation.log_prior(factor, level)
+
+        def labeled(factor: Tensor, level: Tensor) -> Tensor:
+            if self.labeled is None:
+                return torch.zeros_like(factor)
+            return evaluate_points(self.labeled, points(factor, level)).log_likelihood
+
+        return weigh_levels(self.unlabeled, self.prior, unlabeled, labeled, self.error)
+
+
+def keep_points(
+    problem: Problem, weighed: Weighed, deviation: Deviation | None, evidence: Evidence, slope: float
+) -> Posterior:
+    """At most 64 points in place of all, and values of P(Y) for intervals."""
+    fine = candidates(problem.template, weighed.factor, weighed.level)
+    fine = fine if deviation is None else deviation.put_on(fine)
+    weight, prior_weight = (torch.softmax(part, dim=0) for part in (weighed.log_weight, weighed.log_prior))
+    sums = evaluate_points(evidence, fine, slope=slope)
+    wanted = weight @ sums.predicted
+    if weighed.covers_prior:  # the same points average to the model as trained without the rows (equation 18d)
+        as_trained = candidates(problem.template, fine.factor.new_ones(1), problem.template.centre[None])
+        trained = evaluate_points(evidence, as_trained, slope=1.0).predicted[0]
+        wanted = (trained + wanted - prior_weight @ sums.predicted).clamp_min(1e-12)
+    kept, share = choose_points(sums.mean, weight)
+    points = candidates(problem.template, fine.factor[kept], fine.level[kept])
+    points = replace(points, weight=share)
+    if deviation is not None:
+        points = replace(points, deviation=_drawn(deviation, points, problem.prior.basis), along=None)
+    own = evaluate_points(evidence, points, slope=slope)
+    of_coefficients = share @ (own.mean - sums.mean[kept]) ** 2
+    points = replace(
+        points, log_marginal=finite(own.mean.log()), weight=tilt(share, own.predicted, wanted / wanted.sum())
+    )
+    extra = of_coefficients + sampling_variance(points, evidence)
+    return Posterior(points, spread_marginals(sums.mean, weight, extra), slope, problem.power)
+
+
+def choose_points(mean: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Which of the points (M,) to keep, and their weights: those in the middle of strata that are finer in the tails.
+
+    Strata are of P(Y) (M, K) of the class whose share is least certain.
+    """
+    variance = weight @ (mean - weight @ mean) ** 2
+    order = torch.argsort(mean[:, int(variance.argmax())], stable=True)
+    ordered = weight[order]
+    middle = torch.cumsum(ordered, dim=0) - ordered / 2.0
+    edges = torch.tensor(norm.cdf(torch.linspace(-TAIL, TAIL, KEPT + 1, dtype=torch.float64)), device=weight.device)
+    edges[0], edges[-1] = 0.0, 1.0
+    place = torch.searchsorted(middle, (edges[1:] + edges[:-1]) / 2.0).clamp_max(len(order) - 1)
+    return order[place], edges[1:] - edges[:-1]
+
+
+def tilt(weight: Tensor, values: Tensor, wanted: Tensor) -> Tensor:
+    """Weights (M,) as near as can be to those given whose mean of values (M, K) is the one wanted (K,)."""
+    basis = contrasts(values.shape[1], values.device)
+    away = (values - wanted) @ basis
+    scale = away.abs().amax(0).clamp_min(1e-300)
+    away = away / scale
+    at = away.new_zeros(away.shape[1])
+    for _ in range(50):
+        share = torch.softmax(weight.log() + away @ at, dim=0)
+        off = share @ away
+        if float(off.abs().max()) < 1e-14:
+            break
+        spread = (away * share[:, None]).T @ away - off[:, None] * off
+        step = torch.linalg.lstsq(spread + 1e-14 * torch.eye(len(at)).to(spread), -off[:, None]).solution[:, 0]
+        at = at + step.clamp(-2.0, 2.0)
+    return share if bool(torch.isfinite(share).all()) and float(at.abs().max()) < 30.0 else weight
+
+
+def spread_marginals(mean: Tensor, weight: Tensor, extra: Tensor) -> Tensor:
+    """Equally likely values (R, K) of P(Y) from points (M, K), as much wider as an extra variance (K,) makes them."""
+    centre = weight @ mean
+    variance = weight @ (mean - centre) ** 2
+    if mean.shape[1] == 2:
+        order = torch.argsort(mean[:, 1], stable=True)
+        ordered, share = mean[order, 1], weight[order]
+        middle = torch.cumsum(share, dim=0) - share / 2.0
+        at = (torch.arange(MARGINALS, dtype=torch.float64, device=mean.device) + 0.5) / MARGINALS
+        after = torch.searchsorted(middle, at).clamp(1, len(ordered) - 1)
+        part = ((at - middle[after - 1]) / (middle[after] - middle[after - 1]).clamp_min(1e-300)).clamp(0.0, 1.0)
+        second = ordered[after - 1] + part * (ordered[after] - ordered[after - 1])
+        found = torch.stack([1.0 - second, second], dim=1)
+    else:
+        order = torch.argsort(mean[:, int(variance.argmax())], stable=True)
+        at = (torch.arange(MARGINALS, dtype=torch.float64, device=mean.device) + 0.5) / MARGINALS
+        found = mean[order[torch.searchsorted(torch.cumsum(weight[order], 0), at).clamp_max(len(order) - 1)]]
+    stretch = (1.0 + extra / variance.clamp_min(1e-300)).sqrt().clamp_max(1e6)
+    return (centre + (found - centre) * stretch).clamp(0.0, 1.0)
+
+
+def sampling_variance(points: Points, evidence: Evidence) -> Tensor:
+    """The variance (K,) of P(Y) from having seen these z and not others."""
+    if not points.depends_on_z:
+        return torch.zeros_like(points.centre)
+    mean = points.mean_log_marginal.exp()
+    plain, grouped = evidence.gram(
+        (rows, rows.at_rows(points.log_prob(rows.codes).exp() - mean)) for rows in evidence.rows
+    )
+    return torch.diagonal(plain if grouped is None else torch.maximum(plain, grouped)) / evidence.seen_weight**2
+
+
+def _drawn(deviation: Deviation, points: Points, basis: Tensor) -> Tensor:
+    """Coefficients (M, D, K) of the kept points: each point's mean, and a draw around it."""
+    n_points, n_classes = len(points), points.level.shape[1]
+    width = n_classes - 1
+    n_features = len(deviation.mean) // width
+    uniform = qmc.Sobol(n_features * width, seed=0).random(KEPT // 2)
+    half = torch.tensor(norm.ppf(uniform.clip(1e-6, 1 - 1e-6)), device=basis.device)
+    noise = torch.stack([half, -half], dim=1).flatten(0, 1)  # neighbours in P(Y) differ in sign: errors cancel out
+    noise = noise - points.weight @ noise
+    in_own_order = noise.reshape(n_points, n_features, width) @ basis.T @ contrasts(n_classes, basis.device)
+    values, vectors = torch.linalg.eigh(deviation.covariance)
+    root = vectors @ torch.diag(values.clamp_min(0.0).sqrt()) @ vectors.T
+    flat = deviation.flat(points.factor, points.level) + in_own_order.reshape(n_points, -1) @ root
+    return deviation.coefficients(flat, n_classes)
+
+
+def no_curvature() -> Hindsight:
+    """A posterior has points, not the curvature of a maximum."""
+    raise AssertionError("no curvature was taken here")
+
+
+def _as_fit(evidence: Evidence, posterior: Posterior, deviation: Deviation | None) -> Fit:
+    points = posterior.points
+    site = evidence if points.depends_on_z else evidence.without_confounders()
+    log_likelihood = site.log_likelihood(lambda codes: points.log_prob(codes).exp())
+    score, _ = level_score(tempered(evidence, posterior.power), points)
+
+    return Fit(
+        points,
+        log_likelihood=log_likelihood,
+        converged=True if deviation is None else deviation.converged,
+        gap=0.0 if deviation is None else deviation.gap,
+        tolerance=math.inf,
+        n_iter=0 if deviation is None else deviation.n_iter,
+        trace=[log_likelihood],
+        strength=math.nan,
+        look_back=no_curvature,
+        refit=RefitLevel(points, posterior.power, score),
+        posterior=posterior,
+    )

@@ -1,0 +1,268 @@
+"""The level of g and the factor on the source's shape: their located prior, and weighted points of their posterior.
+
+Two classes: a grid that narrows down to where the density lives. More classes: importance sampling around the mode.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from scipy.stats import chi2, norm, qmc
+from torch import Tensor
+
+from sitewise.adaptation.evidence import Evidence
+from sitewise.adaptation.posterior.likelihood import evaluate_points, subset
+from sitewise.adaptation.posterior.points import Points
+from sitewise.prevalence.linear import contrasts
+from sitewise.prevalence.prior import FREEDOM
+
+REACH = 16.0  # log-odds from the prior's centre beyond which nothing is looked at
+FACTOR_REACH = 3.5  # standard deviations of the factor's prior, likewise
+ALIVE = 20.0  # a fall of the log-density beyond which a part of the grid is left out
+LEVELS, FACTORS = 49, 9  # points of the grid
+ROUNDS = 12
+FEW, SOME = 2**11, 2**14  # rows that are enough to narrow a grid down with, before all are asked
+LOCATING_ROWS = 2**12
+SAMPLES = 1024  # of importance sampling
+INFLATION = 1.3  # of the mode's covariance, for tails that the curvature does not show
+
+Array = np.ndarray[Any, Any]
+Likelihood = Callable[[Evidence, Tensor, Tensor], Tensor]  # rows, factor (M,), level (M, K) -> (M,)
+
+
+@dataclass(frozen=True)
+class LevelPrior:
+    """Student's prior of the level around `centre`, and the normal one of the factor around one.
+
+    `basis` are contrasts with the classes in an order of their own, so that numbering them otherwise changes nothing.
+    """
+
+    centre: Tensor  # (K,), sums to zero
+    scale: float  # of log-odds between two classes
+    factor_scale: float  # zero where the source's g has no shape
+    basis: Tensor  # (K, K-1)
+
+    def log_density(self, factor: Tensor, level: Tensor) -> Tensor:
+        """Up to a constant, (M,), at levels (M, K)."""
+        found = _log_student(2.0 * (level - self.centre).square().sum(1) / self.scale**2, level.shape[1] - 1)
+        if self.factor_scale:
+            found = found - 0.5 * ((factor - 1.0) / self.factor_scale) ** 2
+        return found
+
+
+def _log_student(squares: Tensor, dimension: int) -> Tensor:
+    return -0.5 * (FREEDOM + dimension) * torch.log1p(squares / FREEDOM)
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """Points of (factor, level) with the logs of their posterior and prior weights, each up to a constant."""
+
+    factor: Tensor  # (M,)
+    level: Tensor  # (M, K)
+    log_weight: Tensor  # (M,)
+    log_prior: Tensor  # (M,)
+    covers_prior: bool  # whether the points are spread over all of the prior
+
+
+def candidates(template: Points, factor: Tensor, level: Tensor) -> Points:
+    """Points at some factors and levels, nothing added to the shape."""
+    log_marginal, weight = torch.log_softmax(level, dim=1), torch.full_like(factor, 1.0 / len(factor))
+    return replace(template, factor=factor, level=level, deviation=None, weight=weight, log_marginal=log_marginal)
+
+
+def locate(template: Points, evidence: Evidence, scale: float, factor_scale: float, slope: float) -> LevelPrior:
+    """The prior over which predictions average to the mean of the model as trained (equation 18d)."""
+    few = subset(evidence, LOCATING_ROWS)
+    as_trained = candidates(template, template.factor.new_ones(1), template.centre[None])
+    wanted = evaluate_points(few, as_trained, slope=1.0).predicted[0]
+    order = torch.argsort(torch.argsort(wanted))
+    basis = contrasts(len(wanted), wanted.device)[order]
+    prior = LevelPrior(template.centre, scale, factor_scale, basis)
+    nodes = _prior_nodes(prior)
+    weight = torch.softmax(nodes.log_weight, dim=0)
+
+    def log_shares(move: Tensor) -> Tensor:
+        points = candidates(template, nodes.factor, nodes.level + basis @ move)
+        return (weight @ evaluate_points(few, points, slope=slope).predicted).clamp_min(1e-300).log()
+
+    move = basis.new_zeros(basis.shape[1])
+    off = (wanted.clamp_min(1e-300).log() - log_shares(move)) @ basis
+    before, before_off = move, off
+    for _ in range(100):  # log shares follow the level, at less than its pace: secant steps in each contrast
+        if float(off.abs().max()) < 1e-10:
+            break
+        moved = (move - before) @ (move - before)
+        pace = float(((before_off - off) @ (move - before)) / moved) if float(moved) else 1.0
+        before, before_off = move, off
+        move = move + (off / min(max(pace, 0.1), 1.0)).clamp(-2.0, 2.0)
+        off = (wanted.clamp_min(1e-300).log() - log_shares(move)) @ basis
+    return replace(prior, centre=template.centre + basis @ move)
+
+
+def weigh_levels(
+    evidence: Evidence | None, prior: LevelPrior, unlabeled: Likelihood, labeled: Callable[..., Tensor], error: float
+) -> Weighed:
+    """Weighted points of the posterior: the rows' likelihood, give or take a normal error of the level, and labels'."""
+    if evidence is None:  # nothing but labels, or nothing at all
+        nodes = _prior_nodes(prior)
+        return replace(nodes, log_weight=nodes.log_weight + labeled(nodes.factor, nodes.level))
+    weigh = _weigh_grid if len(prior.centre) == 2 else _weigh_samples
+    return weigh(evidence, prior, unlabeled, labeled, error)
+
+
+def _prior_nodes(prior: LevelPrior) -> Weighed:
+    """Points spread over the whole prior."""
+    if len(prior.centre) == 2:
+        return _grid(prior, *_widest(prior))
+    identity = torch.eye(len(prior.centre) - 1, dtype=torch.float64, device=prior.centre.device)
+    return _spread(prior, prior.centre @ prior.basis, identity * prior.scale**2 / 2.0, 1.0, prior.factor_scale)
+
+
+def _widest(prior: LevelPrior) -> tuple[Tensor, Tensor]:
+    """Log-odds and factors of the widest grid."""
+    middle, reach = float(prior.centre[1] - prior.centre[0]), FACTOR_REACH * prior.factor_scale
+    odds = torch.linspace(middle - REACH, middle + REACH, LEVELS, dtype=torch.float64)
+    factors = torch.linspace(1.0 - reach, 1.0 + reach, FACTORS if reach else 1, dtype=torch.float64)
+    return odds.to(prior.centre), factors.to(prior.centre)
+
+
+def _grid(prior: LevelPrior, odds: Tensor, factors: Tensor) -> Weighed:
+    """A grid of log-odds and factors as points, the factor's axis first."""
+    factor, half = factors.repeat_interleave(len(odds)), odds.repeat(len(factors)) / 2.0
+    level = torch.stack([-half, half], dim=1)
+    log_prior = prior.log_density(factor, level)
+    return Weighed(factor, level, log_prior, log_prior, covers_prior=True)
+
+
+def _weigh_grid(
+    evidence: Evidence, prior: LevelPrior, unlabeled: Likelihood, labeled: Callable[..., Tensor], error: float
+) -> Weighed:
+    odds, factors = widest = _widest(prior)
+    sizes = [size for size in (FEW, SOME) if 2 * size < evidence.n_rows]
+    for rows in (*(subset(evidence, size) for size in sizes), evidence):
+        for _ in range(ROUNDS if rows is evidence else 1):
+            grid = _grid(prior, odds, factors)
+            of_rows = unlabeled(rows, grid.factor, grid.level)
+            if error:  # the rows' level is not yet the site's: the prior shapes the factor only
+                density = of_rows + prior.log_density(grid.factor, prior.centre.expand_as(grid.level))
+            else:
+                density = grid.log_prior + of_rows + labeled(grid.factor, grid.level)
+            narrower = _narrowed(density.reshape(len(factors), -1), odds, factors)
+            if narrower is None:
+                break
+            odds, factors = narrower
+    if not error:
+        unchanged = torch.equal(odds, widest[0]) and torch.equal(factors, widest[1])
+        return replace(grid, log_weight=density, covers_prior=unchanged)
+    return _convolved(prior, odds, factors, of_rows.reshape(len(factors), -1), labeled, error)
+
+
+def _narrowed(density: Tensor, odds: Tensor, factors: Tensor) -> tuple[Tensor, Tensor] | None:
+    """A grid over the part that is alive, None where that is most of it already."""
+    alive = density > density.max() - ALIVE
+    found, narrower = [], False
+    for axis, values in ((0, odds), (1, factors)):
+        some = alive.any(dim=axis).nonzero().flatten()
+        first, last = max(int(some.min()) - 1, 0), min(int(some.max()) + 1, len(values) - 1)
+        if last - first < 0.6 * (len(values) - 1):
+            steps = torch.linspace(0.0, 1.0, len(values), dtype=values.dtype, device=values.device)
+            values, narrower = values[first] + (values[last] - values[first]) * steps, True
+        found.append(values)
+    return (found[0], found[1]) if narrower else None
+
+
+def _convolved(
+    prior: LevelPrior, odds: Tensor, factors: Tensor, of_rows: Tensor, labeled: Callable[..., Tensor], error: float
+) -> Weighed:
+    """The grid of the site's own level, which the rows' level (A, L) is, give or take a normal error."""
+    target = widest = _widest(prior)[0]
+    for _ in range(ROUNDS):
+        kernel = -0.5 * ((target[:, None] - odds) / error) ** 2
+        grid = _grid(prior, target, factors)
+        density = torch.logsumexp(of_rows[:, None, :] + kernel, dim=2).reshape(-1)
+        density = grid.log_prior + density + labeled(grid.factor, grid.level)
+        narrower = _narrowed(density.reshape(len(factors), -1).amax(0, keepdim=True), target, factors[:1])
+        if narrower is None:
+            break
+        target = narrower[0]
+    covers = torch.equal(target, widest) and torch.equal(factors, _widest(prior)[1])
+    return replace(grid, log_weight=density, covers_prior=covers)
+
+
+def _spread(prior: LevelPrior, middle: Tensor, covariance: Tensor, factor: float, factor_deviation: float) -> Weighed:
+    """Points spread as Student's distribution around a place in contrasts, weighed by the prior."""
+    width, device = len(middle), middle.device
+    uniform = np.clip(qmc.Sobol(width + 2, seed=0).random(SAMPLES), 1e-6, 1 - 1e-6)
+    normal = torch.tensor(norm.ppf(uniform[:, :-1]), device=device)
+    stretch = torch.tensor(np.sqrt(FREEDOM / chi2.ppf(uniform[:, -1], FREEDOM)), device=device)
+    values, vectors = torch.linalg.eigh(covariance)
+    vectors = vectors * torch.sign(vectors.gather(0, vectors.abs().argmax(0, keepdim=True)))
+    steps = normal[:, :width] * stretch[:, None]
+    level = (middle + (steps * values.clamp_min(0.0).sqrt()) @ vectors.T) @ prior.basis.T
+    factors = factor + factor_deviation * normal[:, width]
+    log_proposal = _log_student(steps.square().sum(1), width)
+    if prior.factor_scale:
+        log_proposal = log_proposal - 0.5 * normal[:, width] ** 2
+    log_prior = prior.log_density(factors, level) - log_proposal
+    return Weighed(factors, level, log_prior, log_prior, covers_prior=True)
+
+
+def _weigh_samples(
+    evidence: Evidence, prior: LevelPrior, unlabeled: Likelihood, labeled: Callable[..., Tensor], error: float
+) -> Weighed:
+    basis, width = prior.basis, prior.basis.shape[1]
+    wider = replace(prior, scale=math.hypot(prior.scale, error))
+    has_factor = bool(prior.factor_scale)
+
+    def log_density(factor: Tensor, level: Tensor) -> Tensor:
+        return wider.log_density(factor, level) + unlabeled(evidence, factor, level) + labeled(factor, level)
+
+    def negative(flat: Array) -> tuple[float, Array]:
+        at = torch.tensor(flat, device=basis.device, requires_grad=True)
+        value = -log_density(at[width:], (basis @ at[:width])[None])[0]
+        (slope,) = torch.autograd.grad(value, at)
+        return float(value.detach()), slope.cpu().numpy()
+
+    start = np.append((prior.centre @ basis).cpu().numpy(), 1.0)
+    mode = minimize(negative, start, jac=True, method="BFGS", options={"gtol": 1e-9, "maxiter": 500}).x
+    step = 1e-4
+    gradient = negative(mode)[1]
+    columns = [(negative(mode + step * unit)[1] - gradient) / step for unit in np.eye(width + 1)]
+    curvature = torch.tensor(np.array(columns), device=basis.device)
+    curvature = (curvature + curvature.T) / 2.0
+    values, vectors = torch.linalg.eigh(curvature[:width, :width])
+    least = 0.2 / prior.scale**2  # a direction that rows and prior leave open is as wide as the prior
+    covariance = INFLATION * vectors @ torch.diag(1.0 / values.clamp_min(least)) @ vectors.T
+    own = float(1.0 / curvature[width, width].clamp_min(0.2 / prior.factor_scale**2)) if has_factor else 0.0
+    points = _spread(prior, torch.tensor(mode[:width], device=basis.device), covariance, mode[width], own**0.5)
+    rows = unlabeled(evidence, points.factor, points.level)
+    if error:
+        return _with_error(points, prior, rows, labeled, error)
+    return _settled(points, points.log_weight + rows + labeled(points.factor, points.level))
+
+
+def _with_error(
+    points: Weighed, prior: LevelPrior, of_rows: Tensor, labeled: Callable[..., Tensor], error: float
+) -> Weighed:
+    """The site's own level: that of the rows, each point's with a normal error of its own."""
+    uniform = qmc.Sobol(prior.basis.shape[1], scramble=True, seed=1).random(len(points.factor))
+    noise = torch.tensor(norm.ppf(np.clip(uniform, 1e-6, 1 - 1e-6)), device=prior.basis.device)
+    level = points.level + error / math.sqrt(2.0) * noise @ prior.basis.T
+    log_prior = (
+        points.log_prior - prior.log_density(points.factor, points.level) + prior.log_density(points.factor, level)
+    )
+    moved = replace(points, level=level, log_prior=log_prior)
+    return _settled(moved, log_prior + of_rows + labeled(points.factor, level))
+
+
+def _settled(points: Weighed, log_weight: Tensor) -> Weighed:
+    """No point may stand for nearly all: weights are cut off at the root of their number (Ionides)."""
+    most = log_weight.logsumexp(0) - 0.5 * math.log(len(log_weight))
+    prior_weight = torch.softmax(points.log_prior, dim=0)
+    covers = float(1.0 / prior_weight.square().sum()) > len(prior_weight) / 2
+    return replace(points, log_weight=log_weight.clamp_max(float(most)), covers_prior=covers)

@@ -1,0 +1,160 @@
+"""Weighted points of the posterior of g: what predictions are averaged over, saved and exported."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sitewise.confounders import Confounders
+from sitewise.posterior import normalize
+from sitewise.prevalence import ConstantPrevalence, Prevalence
+from sitewise.prevalence.additive import features
+from sitewise.prevalence.base import FLOOR
+
+ENTRIES = 2**21  # rows times points times classes that are worked on at once
+
+
+@dataclass(frozen=True)
+class Points:
+    """log g_m(z) = log-softmax of a_m (s(z) - centre) + level_m + deviation_m(z), each with its weight (equation 19).
+
+    s is the source's log g, centred over the classes; `centre` is its mean over the site's rows. A row without any z
+    has the point's mean over the site. As a model of g this is the weighted mean of the points.
+    """
+
+    source: Prevalence
+    centre: Tensor  # (K,)
+    factor: Tensor  # (M,)
+    level: Tensor  # (M, K), each row sums to zero
+    deviation: Tensor | None  # (M, D, K) coefficients of the additive features, or (R, D, K) directions of them
+    weight: Tensor  # (M,) sums to one
+    log_marginal: Tensor  # (M, K) log P(Y) of every point over the site's rows
+    schema: Confounders | None
+    along: Tensor | None = None  # (M, R) how far each point goes along the directions, None where each has its own
+    name: str = "posterior"
+
+    def __len__(self) -> int:
+        return len(self.weight)
+
+    @property
+    def depends_on_z(self) -> bool:
+        """Whether g differs between values of z."""
+        return self.schema is not None and not (self.deviation is None and isinstance(self.source, ConstantPrevalence))
+
+    def logits(self, codes: Tensor) -> Tensor:
+        """Unnormalized log g of every point at rows of codes, (n, M, K); blank rows are not told apart."""
+        shape = shape_of(self.source, codes) - self.centre
+        found = self.factor[:, None] * shape[:, None, :] + self.level
+        if self.deviation is not None:
+            assert self.schema is not None
+            n_directions, n_features, n_classes = self.deviation.shape
+            coefficients = self.deviation.permute(1, 0, 2).reshape(n_features, -1)
+            added = (features(codes, self.schema) @ coefficients).reshape(codes.shape[0], n_directions, n_classes)
+            found = found + (added if self.along is None else torch.einsum("nrk,mr->nmk", added, self.along))
+        return found
+
+    def log_probs(self, codes: Tensor) -> Tensor:
+        """log g of every point at rows of codes, (n, M, K), or (1, M, K) where g does not depend on z."""
+        if not self.depends_on_z:
+            return self.log_marginal[None]
+        assert self.schema is not None
+        blank = self.schema.missing(codes).all(dim=1)[:, None, None]
+        found = torch.log_softmax(self.logits(codes), dim=2).clamp_min(FLOOR)
+        return torch.where(blank, self.log_marginal, found)
+
+    def log_prob(self, codes: Tensor) -> Tensor:
+        """log of the posterior mean of g at rows of codes, (n, K)."""
+        if not self.depends_on_z:
+            return self.mean_log_marginal.expand(codes.shape[0], -1)
+        return self._in_chunks(
+            codes, lambda part: torch.einsum("nmk,m->nk", self.log_probs(part).exp(), self.weight).log()
+        )
+
+    @property
+    def mean_log_marginal(self) -> Tensor:
+        """log of the posterior mean of P(Y) over the site's rows, (K,)."""
+        return torch.logsumexp(self.log_marginal + self.weight.log()[:, None], dim=0)
+
+    def average(self, log_ratio: Tensor, codes: Tensor, slope: float = 1.0) -> Tensor:
+        """P(y|x,z) averaged over the points, (n, K), for log f (n, K): equation 20."""
+        scaled = slope * normalize(log_ratio)
+        if slope == 0.0:
+            scaled = torch.zeros_like(log_ratio)
+        if not self.depends_on_z:
+            codes = codes[:, :0]
+        if log_ratio.shape[1] == 2:
+            return self._in_chunks(codes, self._average_of_two, scaled)
+        return self._in_chunks(codes, self._average_of_many, scaled)
+
+    def mean_predictions(self, log_ratio: Tensor, codes: Tensor, weight: Tensor, slope: float = 1.0) -> Tensor:
+        """The weighted mean over rows of every point's predictions, (M, K)."""
+        scaled = slope * log_ratio
+        codes = codes if self.depends_on_z else codes[:, :0]
+        total = torch.zeros_like(self.log_marginal)
+        for at, part, share in _chunks(len(self) * log_ratio.shape[1], codes, scaled, weight):
+            total += torch.einsum("n,nmk->mk", share, torch.softmax(part[:, None, :] + self.log_probs(at), dim=2))
+        return total / weight.sum()
+
+    def _average_of_two(self, codes: Tensor, scaled: Tensor) -> Tensor:
+        log_g = self.log_probs(codes)
+        odds = (scaled[:, 1] - scaled[:, 0])[:, None] + (log_g[:, :, 1] - log_g[:, :, 0])
+        second = torch.sigmoid(odds) @ self.weight
+        first = torch.sigmoid(-odds) @ self.weight
+        return torch.stack([first, second], dim=1)
+
+    def _average_of_many(self, codes: Tensor, scaled: Tensor) -> Tensor:
+        return torch.einsum("nmk,m->nk", torch.softmax(scaled[:, None, :] + self.log_probs(codes), dim=2), self.weight)
+
+    def _in_chunks(self, codes: Tensor, function: Callable[..., Tensor], *others: Tensor) -> Tensor:
+        if torch.jit.is_tracing():  # type: ignore[attr-defined]
+            return function(codes, *others)
+        found = [function(*part) for part in _chunks(len(self) * len(self.centre), codes, *others)]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """What is kept of the posterior: its points, equally likely values of P(Y), and how far the rows were believed."""
+
+    points: Points
+    marginals: Tensor = field(repr=False)  # (R, K) of the population's P(Y)
+    slope: float  # on log f in predictions
+    power: float  # of the unlabeled rows' likelihood, at this site
+
+    def interval(self, level: float) -> tuple[Tensor, Tensor]:
+        """Quantiles of P(Y), two (K,)."""
+        return _bounds(self.marginals, self.marginals.new_full((len(self.marginals),), 1.0), level)
+
+    def interval_at(self, codes: Tensor, level: float) -> tuple[Tensor, Tensor]:
+        """Quantiles of P(Y|z) at rows of codes, two (n, K)."""
+        values = self.points.log_probs(codes).exp().expand(len(codes), -1, -1)
+        return _bounds(values.transpose(0, 1), self.points.weight, level)
+
+
+def _bounds(values: Tensor, weight: Tensor, level: float) -> tuple[Tensor, Tensor]:
+    """Weighted quantiles over the first axis of values (M, ...), interpolated between the middles of the weights."""
+    ordered, order = torch.sort(values, dim=0)
+    share = (weight / weight.sum())[order]
+    middle = torch.cumsum(share, dim=0) - share / 2.0
+
+    def quantile(at: float) -> Tensor:
+        after = (middle < at).sum(0, keepdim=True).clamp(1, len(ordered) - 1)
+        low, high = ordered.gather(0, after - 1)[0], ordered.gather(0, after)[0]
+        first, last = middle.gather(0, after - 1)[0], middle.gather(0, after)[0]
+        return low + (high - low) * ((at - first) / (last - first).clamp_min(1e-300)).clamp(0.0, 1.0)
+
+    tail = (1.0 - level) / 2.0
+    return quantile(tail), quantile(1.0 - tail)
+
+
+def _chunks(entries_a_row: int, *parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    size = max(1, ENTRIES // entries_a_row)
+    for start in range(0, max(len(parts[0]), 1), size):
+        yield tuple(part[start : start + size] for part in parts)
+
+
+def shape_of(source: Prevalence, codes: Tensor) -> Tensor:
+    """The source's log g at rows of codes, centred over the classes, (n, K)."""
+    log_g = source.log_prob(codes)
+    return log_g - log_g.mean(dim=1, keepdim=True)

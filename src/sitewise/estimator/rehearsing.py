@@ -1,0 +1,216 @@
+"""Rehearsal: adapt to training sites that were left out of training, then look at their labels."""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+from sitewise.adaptation import estimate_prevalence
+from sitewise.estimator.source.reading import TrainingData
+from sitewise.estimator.source.rehearsal import Numbers, Unit, learn_numbers
+from sitewise.posterior import combine
+
+if TYPE_CHECKING:
+    from sitewise.estimator.model import SiteModel
+
+REHEARSALS = ("auto", "sites", "rows", None)
+MOST_FOLDS = 8
+FEWEST_ROWS = 20  # of a site, to learn from it
+
+NO_SITES = "rehearsal='sites' needs at least two sites in sample_domain, got {count}: use 'auto' or 'rows'"
+NOT_DONE = "Adapting was not rehearsed (rehearsal=None): how far the rows of a new site can be believed is not known."
+BY_ROWS = (
+    "Held-out rows, adapted to as if they came from a new site, have a log loss of {after:.3f} ({before:.3f} as "
+    "trained); how sites differ was not rehearsed."
+)
+BY_SITES = (
+    "Adapting to your own sites, each left out in turn, {verb} the log loss from {before:.3f} to {after:.3f} "
+    "({better} of {count} sites better)."
+)
+
+MakeFolds = Callable[[list[TrainingData], list[str]], Iterator["SiteModel"]]  # training data and names -> fitted models
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What adapting to each training site, left out in turn, did.
+
+    Attributes
+    ----------
+    kind : str or None
+        "sites", "rows", or None where nothing was rehearsed.
+    table : DataFrame
+        A row for each site: `rows`, its true P(y), P(y) as trained and as adapted with the interval's bounds, the log
+        loss as trained, as adapted and as it is where P(y) is told, and the AUROC.
+    numbers : Numbers
+        What was learned: the sizes of a new site's prior, and how far its rows are believed.
+    """
+
+    kind: str | None
+    table: pd.DataFrame
+    numbers: Numbers
+
+    @property
+    def sentence(self) -> str:
+        """The table in one sentence."""
+        if self.kind is None or not len(self.table):
+            return NOT_DONE
+        before, after = (float(self.table[f"nll_{name}"].mean()) for name in ("as_trained", "adapted"))
+        if self.kind == "rows":
+            return BY_ROWS.format(before=before, after=after)
+        better = int((self.table["nll_adapted"] < self.table["nll_as_trained"]).sum())
+        verb = "lowered" if after < before else "raised"
+        return BY_SITES.format(verb=verb, before=before, after=after, better=better, count=len(self.table))
+
+
+def rehearse(model: "SiteModel", data: TrainingData, make_folds: MakeFolds) -> Rehearsal:
+    """Rehearse as `model.rehearsal` says, and give the model's prior the numbers that were learned."""
+    kind = model.rehearsal
+    if kind == "auto":
+        kind = "sites" if len(data.site_names) > 1 else "rows"
+    if kind is None:
+        return Rehearsal(None, pd.DataFrame(), Numbers())
+    held = held_rows(model)
+    own = [] if held is None else [held.unit(shifted=False)]
+    if kind == "rows":
+        numbers = learn_numbers(own)
+        return Rehearsal(kind, _table([] if held is None else [_line(held, numbers)]), numbers)
+    folds = site_folds(data)
+    parts = [_without(data, sites) for sites in folds]
+    names = [", ".join(str(data.site_names[s]) for s in sites) for sites in folds]
+    rehearsed: list[_Rehearsed] = []
+    for fold, (sites, fitted) in enumerate(zip(folds, make_folds(parts, names), strict=True)):
+        for site in sites:
+            rows = (data.rows.site == site).nonzero().flatten()
+            rehearsed.append(_Rehearsed(fold, str(data.site_names[site]), fitted, *_scored(fitted, data, rows)))
+    units = [one.unit() for one in rehearsed]
+    lines = []
+    for one in rehearsed:  # its numbers come from the other folds, and from held-out rows of its own fold's training
+        others = [unit for unit, other in zip(units, rehearsed, strict=True) if other.fold != one.fold]
+        numbers = learn_numbers([*others, *row_units(one.model)])
+        lines.append(_line(one, numbers))
+    return Rehearsal(kind, _table(lines), learn_numbers([*units, *own]))
+
+
+def site_folds(data: TrainingData) -> list[list[int]]:
+    """Which sites are left out together: each by itself, or, of many, in at most eight folds of about equal rows."""
+    counts = torch.bincount(data.rows.site, minlength=len(data.site_names))
+    able = [s for s in range(len(counts)) if int(counts[s]) >= FEWEST_ROWS and _can_train(data, s)]
+    folds: list[list[int]] = [[] for _ in range(min(MOST_FOLDS, len(able)))]
+    for site in sorted(able, key=lambda s: -int(counts[s])):
+        min(folds, key=lambda fold: int(counts[fold].sum()) if fold else 0).append(site)
+    return folds
+
+
+def _can_train(data: TrainingData, site: int) -> bool:
+    """Whether every class occurs outside of a site."""
+    return len(torch.unique(data.rows.y[data.rows.site != site])) == len(data.classes)
+
+
+def _without(data: TrainingData, sites: Sequence[int]) -> TrainingData:
+    """The rows of all other sites."""
+    left = (~torch.isin(data.rows.site, torch.tensor(sites))).nonzero().flatten()
+    groups = None if data.groups is None else data.groups[left]
+    return replace(data, rows=data.rows.take(left), groups=groups)
+
+
+@dataclass(frozen=True)
+class _Rehearsed:
+    """A site's rows as the model that did not see it scores them."""
+
+    fold: int
+    name: str
+    model: "SiteModel"
+    log_ratio: Tensor
+    codes: Tensor
+    y: Tensor
+    weight: Tensor
+    groups: Tensor | None
+
+    def unit(self, *, shifted: bool = True) -> Unit:
+        pooled = self.model._pooled_prevalence.log_prob(self.codes)
+        return Unit.of(self.name, self.log_ratio, pooled, self.y, self.weight, self.model._prior, shifted=shifted)
+
+
+def _scored(
+    fitted: "SiteModel", data: TrainingData, rows: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    part = data.rows.take(rows)
+    log_ratio = fitted._log_ratio(part.X, part.codes)
+    return log_ratio, part.codes, part.y, part.weight.double(), None if data.groups is None else data.groups[rows]
+
+
+def row_units(model: "SiteModel") -> list[Unit]:
+    """Held-out rows, each calibrated by others, as a rehearsal without a shift; none where nothing was held out."""
+    held = held_rows(model)
+    return [] if held is None else [held.unit(shifted=False)]
+
+
+def held_rows(model: "SiteModel") -> _Rehearsed | None:
+    """Held-out rows with all of z, or, where there are none, with z hidden; each calibrated by the other ones."""
+    complete, hidden = model._telling_rows()
+    held = complete if len(complete.y) else hidden
+    if not len(held.y):
+        return None
+    log_ratio = model._cross_calibrated(held)
+    return _Rehearsed(0, "held-out rows", model, log_ratio, held.codes, held.y, held.weight, held.groups)
+
+
+def _line(rows: _Rehearsed, numbers: Numbers) -> dict[str, Any]:
+    """A row of the table: the site adapted to without its labels, then scored by them."""
+    model, schema = rows.model, rows.model.confounders_
+    Z = None if schema is None or bool(schema.missing(rows.codes).all()) else schema.decode(rows.codes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is odd about a rehearsed site's z is odd about training rows
+        estimate = estimate_prevalence(
+            rows.log_ratio.numpy(),
+            Z,
+            model="constant" if Z is None else model.prevalence if model.prevalence != "network" else "auto",
+            prior=numbers.put_into(model._prior),
+            confounders=schema,
+            sample_weight=rows.weight.numpy(),
+            groups=None if rows.groups is None else rows.groups.numpy(),
+        )
+    share = rows.weight / rows.weight.sum()
+    as_trained = combine(rows.log_ratio, model._pooled_prevalence.log_prob(rows.codes)).exp()
+    adapted = estimate.average(rows.log_ratio, rows.codes)
+    low, high = (np.asarray(bound) for bound in estimate.interval())
+    truth = torch.zeros(len(model.classes_), dtype=torch.float64).index_add_(0, rows.y, share)
+    mean = share @ adapted
+    line: dict[str, Any] = {"site": rows.name, "rows": len(rows.y)}
+    shares = {
+        "prevalence": truth,
+        "as_trained": share @ as_trained,
+        "adapted": mean,
+        "low": np.minimum(low, mean.numpy()),
+        "high": np.maximum(high, mean.numpy()),
+    }
+    classes = model.classes_.tolist()
+    for k in [1] if len(classes) == 2 else range(len(classes)):
+        suffix = "" if len(classes) == 2 else f"_{classes[k]}"
+        line |= {f"{column}{suffix}": float(values[k]) for column, values in shares.items()}
+
+    def nll(probability: Tensor) -> float:
+        return float(-(share @ probability.gather(1, rows.y[:, None])[:, 0].clamp_min(1e-12).log()))
+
+    line |= {"nll_as_trained": nll(as_trained), "nll_adapted": nll(adapted), "nll_told": rows.unit().labeled_level[2]}
+    line["auroc"] = _auroc(rows.y.numpy(), as_trained.numpy(), rows.weight.numpy())
+    return line
+
+
+def _auroc(y: Any, probability: Any, weight: Any) -> float:
+    """Of two classes, or the mean of each class against the others; NaN where some class is absent."""
+    if len(np.unique(y)) < probability.shape[1]:
+        return float("nan")
+    scores = [roc_auc_score(y == k, probability[:, k], sample_weight=weight) for k in range(probability.shape[1])]
+    return float(scores[1] if len(scores) == 2 else np.mean(scores))
+
+
+def _table(lines: list[dict[str, Any]]) -> pd.DataFrame:
+    return pd.DataFrame(lines).set_index("site") if lines else pd.DataFrame()
