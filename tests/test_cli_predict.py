@@ -63,7 +63,7 @@ def saved(labeled, new_site, tmp_path_factory):
     for name, roles in (("features", FEATURES), ("proba", PROBA)):
         reader = TableReader.learn(labeled, roles)
         rows = reader.read(labeled)
-        model = sw.GPAClassifier(epochs=2) if name == "features" else sw.PrevalenceAdjuster()
+        model = sw.GPAClassifier(epochs=2, rehearsal=None) if name == "features" else sw.PrevalenceAdjuster(rehearsal=None)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model.fit(rows.X, rows.y, sample_domain=rows.site, sample_confounder=rows.Z)

@@ -23,7 +23,7 @@ from sitewise.sites import Site
 
 N, SIZE = 60, 8
 CPU = torch.device("cpu")
-SETTINGS = {"backbone": "cnn", "epochs": 2, "batch_size": 16, "device": "cpu", "random_state": 3}
+SETTINGS = {"backbone": "cnn", "epochs": 2, "batch_size": 16, "device": "cpu", "random_state": 3, "rehearsal": None}
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import sitewise as sw
 from sitewise.artifacts import pack, unpack
 from sitewise.estimator.files.saving import RECORDS
 
-SETTINGS = {"epochs": 5, "batch_size": 128, "device": "cpu", "verbose": False}
+SETTINGS = {"epochs": 5, "batch_size": 128, "device": "cpu", "verbose": False, "rehearsal": None}
 
 
 @pytest.fixture(scope="module")

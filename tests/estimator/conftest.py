@@ -37,7 +37,7 @@ class World:
 
     def fitted(self, proba, **settings):
         """An adjuster of these probabilities."""
-        adjuster = sw.PrevalenceAdjuster(**settings)
+        adjuster = sw.PrevalenceAdjuster(**{"rehearsal": None} | settings)
         return adjuster.fit(proba, self.y, sample_domain=self.site, sample_confounder=self.Z)
 
     def nll(self, proba):

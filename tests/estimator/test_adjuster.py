@@ -130,7 +130,7 @@ def test_z_that_is_missing_in_part_or_whole(two, case):
 def test_z_missing_in_labeled_rows(two):
     proba, proba_new = two.probabilities(False)
     gaps = two.Z.mask(np.random.default_rng(1).random(two.Z.shape) < 0.2)
-    adjuster = sw.PrevalenceAdjuster().fit(proba, two.y, sample_domain=two.site, sample_confounder=gaps)
+    adjuster = sw.PrevalenceAdjuster(rehearsal=None).fit(proba, two.y, sample_domain=two.site, sample_confounder=gaps)
     here = adjuster.adapt(proba_new, sample_confounder=two.new.Z)
     assert two.nll(here.predict_proba(proba_new, two.new.Z)) < two.nll(proba_new) - 0.05
 
@@ -190,7 +190,7 @@ def test_without_z_weight_two_is_two_rows(two):
 
 def test_zeros_count_as_half_the_smallest_that_is_none(two):
     forest = RandomForestClassifier(25, min_samples_leaf=5, random_state=0)
-    adjuster = sw.PrevalenceAdjuster(forest).fit(two.X, two.y, two.site, two.Z)
+    adjuster = sw.PrevalenceAdjuster(forest, rehearsal=None).fit(two.X, two.y, two.site, two.Z)
     here = adjuster.adapt(two.new.X, sample_confounder=two.new.Z)
     found = here.predict_proba(two.new.X, two.new.Z)
     assert np.isfinite(np.log(found)).all()
@@ -211,8 +211,8 @@ class TestEstimators:
         pipeline = make_pipeline(StandardScaler(), LogisticRegression()).fit(two.X[::2], two.y[::2])
         before = pipeline[-1].coef_.copy()
         rest = (two.X[1::2], two.y[1::2], two.site[1::2], two.Z[1::2].reset_index(drop=True))
-        by_estimator = [sw.PrevalenceAdjuster(e).fit(*rest) for e in (pipeline, FrozenEstimator(pipeline))]
-        stored = sw.PrevalenceAdjuster().fit(pipeline.predict_proba(rest[0]), *rest[1:])
+        by_estimator = [sw.PrevalenceAdjuster(e, rehearsal=None).fit(*rest) for e in (pipeline, FrozenEstimator(pipeline))]
+        stored = sw.PrevalenceAdjuster(rehearsal=None).fit(pipeline.predict_proba(rest[0]), *rest[1:])
         expected = stored.adapt(pipeline.predict_proba(two.new.X), two.new.Z).prevalence()
         for adjuster in by_estimator:
             assert adjuster.n_features_in_ == two.X.shape[1]
@@ -239,13 +239,13 @@ class TestEstimators:
     def test_a_torch_module_gives_logits(self, two):
         torch.manual_seed(0)
         module = nn.Sequential(nn.Linear(two.X.shape[1], 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 2)).train()
-        adjuster = sw.PrevalenceAdjuster(module).fit(two.X, two.y, two.site, two.Z)
+        adjuster = sw.PrevalenceAdjuster(module, rehearsal=None).fit(two.X, two.y, two.site, two.Z)
         assert module.training
         assert next(module.parameters()).dtype == torch.float32
         with torch.no_grad():
             logits = module.eval()(torch.tensor(two.X).float()).double()
             logits_new = module(torch.tensor(two.new.X).float()).double()
-        stored = sw.PrevalenceAdjuster().fit(torch.softmax(logits, 1), two.y, two.site, two.Z)
+        stored = sw.PrevalenceAdjuster(rehearsal=None).fit(torch.softmax(logits, 1), two.y, two.site, two.Z)
         expected = stored.adapt(torch.softmax(logits_new, 1), two.new.Z).prevalence()
         np.testing.assert_allclose(adjuster.adapt(two.new.X, two.new.Z).prevalence(), expected, atol=1e-9)
         assert isinstance(adjuster.adapt(two.new.X).predict_proba(torch.tensor(two.new.X)), torch.Tensor)
@@ -263,7 +263,7 @@ class TestEstimators:
         )
 
     def test_decisions_become_probabilities(self, two):
-        adjuster = sw.PrevalenceAdjuster(RidgeClassifier()).fit(two.X, two.y, two.site, two.Z)
+        adjuster = sw.PrevalenceAdjuster(RidgeClassifier(), rehearsal=None).fit(two.X, two.y, two.site, two.Z)
         here = adjuster.adapt(two.new.X, sample_confounder=two.new.Z)
         assert two.nll(here.predict_proba(two.new.X, two.new.Z)) < two.nll(two.probabilities(False)[1])
 

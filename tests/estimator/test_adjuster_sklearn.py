@@ -36,7 +36,7 @@ def routing():
 
 def routed(estimator):
     """An adjuster that asks for site and confounders in fitting, and for confounders in scoring."""
-    adjuster = sw.PrevalenceAdjuster(estimator, prevalence="constant", classifier_sees="xz")
+    adjuster = sw.PrevalenceAdjuster(estimator, prevalence="constant", classifier_sees="xz", rehearsal=None)
     adjuster.set_fit_request(sample_domain=True, sample_confounder=True)
     return adjuster.set_score_request(sample_domain=False, sample_confounder=True)
 

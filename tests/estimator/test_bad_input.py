@@ -11,7 +11,7 @@ X = RNG.normal(size=(60, 3))
 Y = (X[:, 0] > 0).astype(int)
 Z = pd.DataFrame({"age": RNG.uniform(20, 90, 60), "sex": list("mf") * 30})
 DOMAIN = np.repeat(["a", "b"], 30)
-FAST = {"epochs": 2, "batch_size": 32, "device": "cpu"}
+FAST = {"epochs": 2, "batch_size": 32, "device": "cpu", "rehearsal": None}
 
 
 def holed(value):

@@ -11,7 +11,7 @@ from sklearn.exceptions import NotFittedError
 
 import sitewise as sw
 
-FAST = {"epochs": 4, "batch_size": 64, "device": "cpu"}
+FAST = {"epochs": 4, "batch_size": 64, "device": "cpu", "rehearsal": None}
 
 
 def pool(sites):
@@ -42,7 +42,7 @@ def training(family):
 
 @pytest.fixture(scope="module")
 def model(training):
-    return sw.GPAClassifier(device="cpu").fit(**pool(training))
+    return sw.GPAClassifier(device="cpu", rehearsal=None).fit(**pool(training))
 
 
 def test_the_trained_f_comes_back(family, model):

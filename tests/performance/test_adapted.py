@@ -18,7 +18,7 @@ def model(family):
     X, y = np.concatenate([s.X for s in sites]), np.concatenate([s.y for s in sites])
     Z = {name: np.concatenate([s.Z[name] for s in sites]) for name in sites[0].Z}
     domain = np.repeat([s.site.name for s in sites], 500)
-    fitted = sw.GPAClassifier(epochs=5, random_state=0, verbose=False)
+    fitted = sw.GPAClassifier(epochs=5, random_state=0, verbose=False, rehearsal=None)
     return fitted.fit(X, y, sample_domain=domain, sample_confounder=Z)
 
 

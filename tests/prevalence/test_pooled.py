@@ -11,9 +11,10 @@ from torch.nn.functional import one_hot
 
 import sitewise as sw
 from sitewise.datasets import simulated
-from sitewise.prevalence import Prevalence, fit_additive, pool_sites, pooled
+from sitewise.prevalence import Prevalence, SitePrior, fit_additive, pool_sites, pooled
 from sitewise.prevalence.additive import features, missing_features
 from sitewise.prevalence.base import on_device
+from sitewise.prevalence.prior import USUAL_DEVIATION, USUAL_LEVEL, USUAL_SITES, student_scale
 
 N_SITES = 12
 
@@ -50,10 +51,16 @@ def encoded(Z, y, site, n_classes=2):
     return targets, codes, torch.ones(len(y), dtype=torch.float64), torch.tensor(site), schema
 
 
-def by_variable(model):
+def spread(model, n_sites):
+    """τ² of every feature as these sites alone show it: without the usual variance, which counts as two sites."""
+    usual = USUAL_SITES * USUAL_DEVIATION**2
+    return ((USUAL_SITES + n_sites) * model.deviation - usual) / n_sites
+
+
+def by_variable(model, n_sites):
     """τ² of the level and of each variable."""
     first = [0, *(end for end in missing_features(model.schema))]
-    return model.spread[first]
+    return spread(model, n_sites)[first]
 
 
 def two_level_sites(logits, n_rows=20_000.0):
@@ -68,7 +75,7 @@ def two_level_sites(logits, n_rows=20_000.0):
 @pytest.mark.parametrize("n_classes", [2, 3])
 def test_the_spread_is_wide_where_effects_vary_from_site_to_site_and_narrow_where_they_do_not(n_classes):
     data = encoded(*training_sites(N_SITES, 600, n_classes), n_classes)
-    _, age, group, scanner = by_variable(pool_sites(*data)).tolist()
+    _, age, group, scanner = by_variable(pool_sites(*data), N_SITES).tolist()
     assert min(age, group) > 0.1
     assert scanner < 0.01
 
@@ -81,9 +88,11 @@ def test_the_spread_of_the_level_is_the_variance_between_sites(n_classes):
     centred = logits - logits.mean(1, keepdim=True)
     model = pool_sites(*two_level_sites(logits))
     variance = float(centred.var(dim=0, correction=1).sum()) / (n_classes - 1)
-    level, group = by_variable(model).tolist()
+    level, group = by_variable(model, 3).tolist()
     assert level == pytest.approx(variance, rel=0.02)
-    assert group == pooled.FLOOR
+    assert group == pytest.approx(pooled.FLOOR)
+    squares = torch.full((3,), 2 * level, dtype=torch.float64)  # of log-odds between two classes
+    assert model.level_scale == pytest.approx(student_scale(squares, USUAL_LEVEL))
     typical = torch.log_softmax(centred.mean(0), dim=0)
     torch.testing.assert_close(model.log_prob(torch.tensor([[0.0]]).double())[0], typical, atol=0.01, rtol=0)
 
@@ -93,7 +102,7 @@ def test_sites_that_are_alike_have_no_spread_and_the_g_of_all_rows_together():
     data = encoded(pd.concat([Z] * 4, ignore_index=True), np.tile(y, 4), np.repeat(np.arange(4), len(y)))
     targets, codes, weight, _, schema = data
     model = pool_sites(*data)
-    assert (model.spread <= 1.5 * pooled.FLOOR).all()
+    assert (spread(model, 4) <= 1.5 * pooled.FLOOR).all()
     together = fit_additive(targets, codes, weight, schema)
     torch.testing.assert_close(model.log_prob(codes).exp(), together.log_prob(codes).exp(), atol=2e-3, rtol=0)
     masked = schema.knock_out(codes, torch.tensor([True, False, True]))
@@ -114,9 +123,9 @@ def test_permuting_classes_permutes_the_typical_g_and_leaves_the_spread():
     targets, *rest = encoded(*training_sites(n_classes=3, missing=0.1), 3)
     order = [2, 0, 1]
     plain, permuted = pool_sites(targets, *rest), pool_sites(targets[:, order], *rest)
-    torch.testing.assert_close(permuted.coefficients, plain.coefficients[:, order], atol=1e-5, rtol=0)
-    torch.testing.assert_close(permuted.log_marginal, plain.log_marginal[order], atol=1e-5, rtol=0)
-    torch.testing.assert_close(permuted.spread, plain.spread, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(permuted.prevalence.coefficients, plain.prevalence.coefficients[:, order], atol=1e-5, rtol=0)
+    torch.testing.assert_close(permuted.prevalence.log_marginal, plain.prevalence.log_marginal[order], atol=1e-5, rtol=0)
+    torch.testing.assert_close(permuted.deviation, plain.deviation, atol=1e-6, rtol=1e-4)
 
 
 def test_a_row_of_weight_two_is_two_rows_and_one_of_weight_zero_is_none():
@@ -126,9 +135,9 @@ def test_a_row_of_weight_two_is_two_rows_and_one_of_weight_zero_is_none():
     rows = torch.repeat_interleave(torch.arange(len(weight)), weight.long())
     weighted = pool_sites(targets, codes, weight, site, schema)
     repeated = pool_sites(targets[rows], codes[rows], torch.ones(len(rows)).double(), site[rows], schema)
-    torch.testing.assert_close(weighted.coefficients, repeated.coefficients, atol=1e-6, rtol=0)
-    torch.testing.assert_close(weighted.spread, repeated.spread, atol=1e-7, rtol=1e-5)
-    assert weighted.n_sites == repeated.n_sites == 4
+    torch.testing.assert_close(weighted.prevalence.coefficients, repeated.prevalence.coefficients, atol=1e-6, rtol=0)
+    torch.testing.assert_close(weighted.deviation, repeated.deviation, atol=1e-7, rtol=1e-5)
+    assert weighted.level_scale == pytest.approx(repeated.level_scale, rel=1e-5)
 
 
 def test_neither_the_order_of_rows_nor_the_numbers_of_sites_matter():
@@ -137,8 +146,8 @@ def test_neither_the_order_of_rows_nor_the_numbers_of_sites_matter():
     order = torch.randperm(len(weight), generator=torch.Generator().manual_seed(0))
     number = torch.randperm(50, generator=torch.Generator().manual_seed(1))
     shuffled = pool_sites(targets[order], codes[order], weight[order], number[site][order], schema)
-    torch.testing.assert_close(shuffled.coefficients, plain.coefficients, atol=1e-6, rtol=0)
-    torch.testing.assert_close(shuffled.spread, plain.spread, atol=1e-7, rtol=1e-5)
+    torch.testing.assert_close(shuffled.prevalence.coefficients, plain.prevalence.coefficients, atol=1e-6, rtol=0)
+    torch.testing.assert_close(shuffled.deviation, plain.deviation, atol=1e-7, rtol=1e-5)
 
 
 @pytest.mark.parametrize("n_classes", [2, 3])
@@ -149,8 +158,9 @@ def test_sites_with_one_class_leave_everything_finite(n_classes):
     model = pool_sites(*encoded(Z, y, site, n_classes))
     codes, _ = model.schema.encode(Z)
     assert model.log_prob(codes).isfinite().all()
-    assert model.spread.isfinite().all()
-    assert 0.5 < model.spread[0] < 20
+    assert model.deviation.isfinite().all()
+    assert 0.5 < spread(model, 5)[0] < 20
+    assert USUAL_LEVEL < model.level_scale < 10
     all_one = pool_sites(*encoded(Z, np.zeros_like(y), site, n_classes))
     assert (all_one.log_prob(codes)[:, 0].exp() > 0.98).all()
     assert (all_one.log_prob(codes) > -12).all()
@@ -175,12 +185,12 @@ def test_all_features_of_a_variable_share_its_spread():
     """Change what one variable is at every row: only features with that variable's spread may change."""
     _, codes, _, _, schema = data = encoded(*training_sites(missing=0.2))
     model = pool_sites(*data)
-    assert len(model.spread.unique()) == 1 + len(schema.variables)
+    assert len(model.deviation.unique()) == 1 + len(schema.variables)
     for j in range(len(schema.variables)):
         other = codes.clone()
         other[:, j] = codes[:, j].flip(0)
         changed = (features(other, schema) != features(codes, schema)).any(0)
-        assert torch.equal(changed, model.spread == by_variable(model)[j + 1])
+        assert torch.equal(changed, spread(model, 5) == by_variable(model, 5)[j + 1])
 
 
 def test_moving_the_coefficients_never_loses_ground():
@@ -209,7 +219,8 @@ def test_a_spread_that_does_not_settle_is_reported(monkeypatch):
 def test_it_is_a_prevalence_and_moves_as_a_whole():
     model = pool_sites(*encoded(*training_sites()))
     assert isinstance(model, Prevalence)
-    assert model.name == "pooled"
+    assert isinstance(model, SitePrior)
+    assert model.schema is model.prevalence.schema
     moved = on_device(model, torch.device("meta"))
-    assert moved.coefficients.is_meta
-    assert moved.spread.is_meta
+    assert moved.prevalence.coefficients.is_meta
+    assert moved.deviation.is_meta

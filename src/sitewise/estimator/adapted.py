@@ -96,7 +96,7 @@ class AdaptedClassifier:
 
     @property
     def in_use(self) -> str:
-        """What predicts here: "adapted", "pooled" for a site that stays as trained, or the fallback where it is asked for."""
+        """What predicts here: "adapted", "pooled" (as trained), or the fallback where the verdict asks for it."""
         if self.policy == "as trained":
             return "pooled"
         return "adapted" if self.fallback is None else self.diagnose().in_use

@@ -33,15 +33,16 @@ class TrainedGPA:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GPA(Method):
-    """GPA [nguyen2024adapting]: P_b(y|x,z) = Norm(f(x,z) ĝ_b(z)), ĝ_b from unlabeled (x, z) by maximum likelihood.
+    """GPA [nguyen2024adapting]: P_b(y|x,z) = Norm(f(x,z) g_b(z)), averaged over the posterior of g_b from unlabeled (x, z).
 
-    f is trained with knockout and each site's g given, then calibrated on held-out rows. This is `GPAClassifier`;
-    `prevalence="network"` is the paper's own EM. Assumes that P(x|y,z) is the same at every site.
+    f is trained with knockout and each site's g given, then calibrated on held-out rows; the prior of g_b is learned by
+    rehearsal on the training sites. This is `GPAClassifier`. Assumes that P(x|y,z) is the same at every site.
     """
 
     prevalence: str = "auto"
     knockout: float = 0.5
     calibration: str = "vector"
+    rehearsal: str | None = "auto"
     card: ClassVar[Card] = Card(
         name="GPA",
         cite="nguyen2024adapting",

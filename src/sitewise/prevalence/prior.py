@@ -13,7 +13,7 @@ FREEDOM = 3.0  # degrees of freedom of the level's Student prior: heavy tails, s
 USUAL_LEVEL = 1.5  # scale of the level between sites, in log-odds
 USUAL_FACTOR = 0.7  # standard deviation of the factor on the source's shape: the relation may vanish or flip
 USUAL_DEVIATION = 0.3  # standard deviation of a coefficient's deviation between sites, in log-odds
-USUAL_SITES = 2.0  # what these usual sizes are worth, in sites
+USUAL_SITES = 1.0  # what these usual sizes are worth, in sites
 
 
 @dataclass(frozen=True)

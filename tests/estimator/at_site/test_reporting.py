@@ -28,7 +28,7 @@ def trained(n_classes=2, levels=(2,), n_continuous=1, confounders=True, **settin
     Z = pd.concat([site.Z for site in sites], ignore_index=True) if confounders else None
     domain = np.repeat([site.site.name for site in sites], 240)
     labels = NAMES[y] if n_classes == 2 else y
-    model = GPAClassifier(epochs=1, device="cpu", verbose=False, **settings)
+    model = GPAClassifier(epochs=1, device="cpu", verbose=False, rehearsal=None, **settings)
     return family, quietly(lambda: model.fit(X, labels, sample_domain=domain, sample_confounder=Z))
 
 
@@ -180,7 +180,7 @@ def test_a_thousand_levels():
     clinic = np.array([f"clinic {i}" for i in range(1000)])[np.arange(n) % 1000]
     y = rng.integers(0, 2, n)
     X = rng.normal(y[:, None], 1, (n, 2))
-    model = GPAClassifier(epochs=1, device="cpu", verbose=False, prevalence="constant")
+    model = GPAClassifier(epochs=1, device="cpu", verbose=False, prevalence="constant", rehearsal=None)
     quietly(lambda: model.fit(X, y, sample_confounder=pd.DataFrame({"clinic": clinic})))
     here = quietly(lambda: model.adapt(X[:1500], sample_confounder=pd.DataFrame({"clinic": clinic[:1500]})))
     content = report_content(here, "x", 0.95)

@@ -16,7 +16,7 @@ def model():
     sites = [FAMILY.site(300, seed=i) for i in range(2)]
     X, y = (np.concatenate([getattr(site, part) for site in sites]) for part in ("X", "y"))
     Z = pd.concat([site.Z for site in sites], ignore_index=True)
-    return GPAClassifier(epochs=3, device="cpu", verbose=False, missing="knockout").fit(
+    return GPAClassifier(epochs=3, device="cpu", verbose=False, missing="knockout", rehearsal=None).fit(
         X, y, sample_domain=np.repeat(["a", "b"], 300), sample_confounder=Z
     )
 

@@ -1,6 +1,7 @@
 """Saved adjustments: the same predictions to the bit, and the classifier attached again."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
@@ -32,13 +33,17 @@ def test_stored_probabilities(two, tmp_path, sees, with_z):
     proba, proba_new = two.probabilities(False)
     Z, Z_new = (two.Z, two.new.Z) if with_z else (None, None)
     labels = np.array(["no", "yes"])[two.y]
-    model = sw.PrevalenceAdjuster(classifier_sees=sees, classes=["no", "yes"], random_state=2)
+    rehearsal = None if with_z else "auto"
+    model = sw.PrevalenceAdjuster(classifier_sees=sees, classes=["no", "yes"], random_state=2, rehearsal=rehearsal)
     model.fit(proba, labels, sample_domain=two.site, sample_confounder=Z)
     model.save(tmp_path / "model")
     again = sw.load(tmp_path / "model")
     same(model, again, proba_new, Z_new)
     assert again.get_params() == model.get_params()
     assert again.classifier_sees_ == model.classifier_sees_
+    assert again.rehearsal_.numbers == model.rehearsal_.numbers
+    assert again.rehearsal_.sentence == model.rehearsal_.sentence
+    pd.testing.assert_frame_equal(again.rehearsal_.table, model.rehearsal_.table, check_column_type=False)
     here = model.adapt(proba_new, sample_confounder=Z_new)
     here.save(tmp_path / "site")
     there = sw.load(tmp_path / "site")
@@ -51,7 +56,7 @@ def test_stored_probabilities(two, tmp_path, sees, with_z):
 def test_the_estimator_stays_outside_and_is_attached_again(two, tmp_path):
     X, y, site, Z = rows(two)
     pipeline = make_pipeline(StandardScaler(), LogisticRegression()).fit(two.X[1::2], two.y[1::2])
-    model = sw.PrevalenceAdjuster(pipeline).fit(X, y, site, Z)
+    model = sw.PrevalenceAdjuster(pipeline, rehearsal=None).fit(X, y, site, Z)
     here = model.adapt(two.new.X, sample_confounder=two.new.Z)
     here.save(tmp_path / "site")
     there = sw.load(tmp_path / "site", estimator=pipeline)
@@ -72,7 +77,7 @@ def test_a_torch_module_is_attached_again(two, tmp_path):
     X, y, site, Z = rows(two)
     torch.manual_seed(0)
     module = nn.Linear(X.shape[1], 2)
-    model = sw.PrevalenceAdjuster(module).fit(X, y, site, Z)
+    model = sw.PrevalenceAdjuster(module, rehearsal=None).fit(X, y, site, Z)
     model.save(tmp_path / "model")
     same(model, sw.load(tmp_path / "model", estimator=module), two.new.X, two.new.Z)
 

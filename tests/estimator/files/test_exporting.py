@@ -14,16 +14,17 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 import sitewise as sw
+from sitewise.adaptation.posterior.points import Points, Posterior
 from sitewise.calibration import Calibration
 from sitewise.estimator.files import exporting
 from sitewise.estimator.files.exporting import NO_LIBRARY
 from sitewise.estimator.files.graph import JOINT, OWN_ESTIMATOR
 from sitewise.estimator.source.regions import Region
+from sitewise.posterior import combine
 from sitewise.prevalence import (
     AdditivePrevalence,
     ConstantPrevalence,
     NetworkPrevalence,
-    PooledPrevalence,
     TablePrevalence,
 )
 from sitewise.prevalence.additive import missing_features
@@ -88,27 +89,59 @@ def prevalences(schema, codes):
         "constant": ConstantPrevalence(levels),
         "table": table,
         "additive": AdditivePrevalence(schema, coefficients, levels),
-        "pooled": PooledPrevalence(schema, coefficients, levels, torch.ones(len(coefficients)), 2),
         "network": NetworkPrevalence(schema, build_network(schema, 2, seed=1), levels),
         "additive around a table": AdditivePrevalence(schema, coefficients, levels, table),
     }
 
 
+def estimates(schema, codes):
+    """Estimates of every kind of g, and posteriors around each of them."""
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    def estimate(g):
+        def average(log_ratio, codes):
+            return combine(log_ratio, g.log_prob(codes)).exp()
+
+        return SimpleNamespace(prevalence=g, average=average, _fit=SimpleNamespace(posterior=None))
+
+    def posterior(source, deviation):
+        level = draw(8)[:, None] * torch.tensor([-0.5, 0.5])
+        own = draw(8, missing_features(schema)[-1] + 1, 2) if deviation else None
+        marginal, weight = torch.log_softmax(draw(8, 2), 1), torch.softmax(draw(8), 0)
+        points = Points(source, 0.3 * draw(2), 1 + draw(8), level, own, weight, marginal, schema)
+        kept = Posterior(points, marginal.exp(), 0.7, 1.0)
+
+        def average(log_ratio, codes):
+            return points.average(log_ratio, codes, kept.slope)
+
+        return SimpleNamespace(prevalence=points, average=average, _fit=SimpleNamespace(posterior=kept))
+
+    single = prevalences(schema, codes)
+    around = {f"posterior around {name}": posterior(g, name != "network") for name, g in single.items()}
+    return {name: estimate(g) for name, g in single.items()} | around
+
+
 @pytest.fixture(scope="module")
 def here(sites):
-    model = sw.GPAClassifier(missing="knockout", epochs=10)
+    model = sw.GPAClassifier(missing="knockout", epochs=10, rehearsal=None)
     model.fit(sites.X, sites.y, sample_domain=sites.names, sample_confounder=sites.Z)
     slope, bias = torch.tensor([0.7, 1.3]).double(), torch.tensor([0.4, -0.4]).double()
     model._calibrations = (Calibration("vector", slope, bias), Calibration("vector", slope.flip(0), -bias))
     return model.adapt(sites.new.X, sample_confounder=sites.new.Z)
 
 
-@pytest.mark.parametrize("name", ["constant", "table", "additive", "pooled", "network", "additive around a table"])
+KINDS = ["constant", "table", "additive", "network", "additive around a table"]
+
+
+@pytest.mark.parametrize("name", [*KINDS, *(f"posterior around {kind}" for kind in KINDS)])
 @pytest.mark.filterwarnings("ignore:confounder")
 def test_graph_and_model_agree_for_every_g(sites, here, tmp_path, name):
     schema = here.model.confounders_
     site = copy.copy(here)
-    site.estimate = SimpleNamespace(prevalence=prevalences(schema, here.rows.codes)[name])
+    site.estimate = estimates(schema, here.rows.codes)[name]
     Z = with_gaps(sites.new.Z)
     path = site.export_onnx(tmp_path / "site.onnx")
     ours = site.predict_proba(sites.new.X, Z)
@@ -177,7 +210,7 @@ def test_fallbacks_and_regions_where_the_training_g_is_kept(sites, here, tmp_pat
     model._unsupported = (Region(1, 0.0, 0), Region(2, 2.0, 1))
     here = model.adapt_log_ratio(model.log_ratio(sites.new.X, sites.new.Z), sites.new.Z)
     diagnosis, marginal = here.diagnose(), here._marginal
-    here.estimate = SimpleNamespace(prevalence=prevalences(model.confounders_, here.rows.codes)["additive"])
+    here.estimate = estimates(model.confounders_, here.rows.codes)["additive"]
     Z = with_gaps(sites.new.Z)
     seen = []
     for in_use in ("adapted", "marginal", "pooled"):

@@ -10,8 +10,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_predict
 
 import sitewise as sw
-from sitewise.estimator.source.balance import describe_source, fit_balance, site_scores
+from sitewise.estimator.source.balance import fit_balance
 from sitewise.estimator.source.held_out import HeldOut, calibrate_rows
+from sitewise.estimator.source.prior import describe_source
 from sitewise.posterior import combine
 from sitewise.prevalence import fit_additive
 from sitewise.prevalence.additive import features
@@ -81,26 +82,24 @@ def test_few_labels_or_no_z_balance_nothing(held):
     assert fit_balance(rows.take(torch.arange(30)), schema, 2) is None
 
 
-def test_sites_by_lot_have_no_excess_and_one_with_another_f_has(held):
+def test_the_prior_counts_what_f_does_not_explain_and_groups_as_one_row_each(held):
     schema, rows = held
-    h = fit_balance(rows, schema, 2)
-    rows = rows.shifted(lambda codes: -h.log_mean(codes))
+    rows = rows.balanced(fit_balance(rows, schema, 2).log_mean)
     targets = torch.nn.functional.one_hot(rows.y, 2).double()
     pooled = fit_additive(targets, rows.codes, rows.weight, schema)
-    site = torch.arange(len(rows.y)) % 4
-    by_lot = replace(rows, site=site)
-    assert site_scores(by_lot, rows.raw_log_ratio, pooled.log_prob(rows.codes), schema).shape[0] == len(rows.y)
     log_ratio = calibrated(rows, schema)
-    none = describe_source(by_lot, log_ratio, pooled, schema)
-    odd = log_ratio + torch.tensor([-0.5, 0.5]) * (2.0 * (site % 2) - 1)[:, None]
-    some = describe_source(by_lot, odd, pooled, schema)
-    assert none.between < 0.001
-    assert some.between > 10 * max(none.between, 0.001)
-    assert 0.8 < none.missing < 1
+    found = describe_source(rows, log_ratio, pooled, None)
+    assert 0.8 < found.missing < 1
+    assert found.n_source == pytest.approx(4000)
+    groups = torch.arange(len(rows.y)) // 4
+    assert describe_source(replace(rows, groups=groups), log_ratio, pooled, None).n_source == pytest.approx(1000)
+    doubled = replace(rows, weight=2 * rows.weight)
+    assert describe_source(doubled, log_ratio, pooled, None).n_source == pytest.approx(4000)
+    assert describe_source(rows, 20 * log_ratio, pooled, None).missing < found.missing
 
 
 def test_a_weak_f_does_no_harm_where_nothing_shifts():
-    """Without balance and discount a rare class was found to be several times as common as it is."""
+    """Without balance and tempering a rare class was found to be several times as common as it is."""
     worse = []
     for seed in range(3):
         (X, y, Z), (X_new, y_new, Z_new) = patients(3000, 10 + seed), patients(3000, 20 + seed)

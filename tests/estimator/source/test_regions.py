@@ -27,7 +27,7 @@ def model():
     parts = [site(400, 0.8, 0), site(400, 0.5, 1)]
     X, y = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
     Z = pd.concat([part[2] for part in parts], ignore_index=True)
-    settings = {"epochs": 3, "device": "cpu", "verbose": False}
+    settings = {"epochs": 3, "device": "cpu", "verbose": False, "rehearsal": None}
     return GPAClassifier(**settings).fit(X, y, sample_domain=np.repeat(["one", "two"], 400), sample_confounder=Z)
 
 

@@ -15,7 +15,7 @@ from sitewise.estimator.without_z.choosing import judged
 from sitewise.estimator.without_z.predicting import joint_log_ratio
 from sitewise.ratio import LabeledRows
 
-QUICK = {"device": "cpu", "verbose": False, "epochs": 30, "batch_size": 128}
+QUICK = {"device": "cpu", "verbose": False, "epochs": 30, "batch_size": 128, "rehearsal": None}
 
 
 def training(n=1500):

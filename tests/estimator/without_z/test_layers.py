@@ -99,7 +99,7 @@ def test_the_critic_finds_z_that_the_features_forgot():
     z = np.where(rng.random(1500) < 0.95, y, 1 - y)
     X = (np.stack([2 * y - 1, 4 * z - 2], axis=1) + 0.5 * rng.normal(size=(1500, 2))).astype(np.float32)
     Z = pd.DataFrame({"z": np.where(z == 1, "b", "a")})
-    model = GPAClassifier(backbone=Blind(), missing="joint", recipe=QUICK, device="cpu", verbose=False)
+    model = GPAClassifier(backbone=Blind(), missing="joint", recipe=QUICK, device="cpu", verbose=False, rehearsal=None)
     model.fit(X, y, sample_confounder=Z)
     log_ratio = joint_log_ratio(model, torch.tensor(X), model.confounders_.missing_codes().expand(1500, -1)).double()
     likelier = (log_ratio + model._joint.prior.log()).logsumexp(2).argmax(1)

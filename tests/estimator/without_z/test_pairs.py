@@ -40,7 +40,7 @@ def source(n=3000):
 
 @pytest.fixture(scope="module")
 def fitted():
-    return sw.PrevalenceAdjuster(joint=POINTS, missing="joint").fit(**source())
+    return sw.PrevalenceAdjuster(joint=POINTS, missing="joint", rehearsal=None).fit(**source())
 
 
 @pytest.mark.parametrize("name", list(TARGETS))
@@ -105,7 +105,7 @@ def test_an_overconfident_classifier_is_cooled(fitted):
     data = source()
     sharp = data["X"] ** 2
     data["X"] = sharp / sharp.sum((1, 2), keepdims=True)
-    hot = sw.PrevalenceAdjuster(joint=POINTS, missing="joint").fit(**data)
+    hot = sw.PrevalenceAdjuster(joint=POINTS, missing="joint", rehearsal=None).fit(**data)
     assert hot._joint.calibration.slope[0] == pytest.approx(0.5, abs=0.1)
     assert fitted._joint.calibration.slope[0] == pytest.approx(1.0, abs=0.1)
 
@@ -165,7 +165,7 @@ def test_columns_may_be_flat_and_an_estimator_may_give_them(fitted):
     rows, y = np.concatenate([part.X for part in parts]), np.concatenate([part.y for part in parts])
     sex = pd.concat([part.Z[["sex"]] for part in parts], ignore_index=True)
     pairs = LogisticRegression().fit(rows, 2 * (sex["sex"] == "m") + y)
-    post = sw.PrevalenceAdjuster(pairs, joint=pd.DataFrame({"sex": ["f", "m"]}), missing="joint")
+    post = sw.PrevalenceAdjuster(pairs, joint=pd.DataFrame({"sex": ["f", "m"]}), missing="joint", rehearsal=None)
     post.fit(rows, y, sample_confounder=sex, sample_domain=np.repeat(["0", "1"], 1500))
     here = post.adapt(new.X)
     assert here.predict_proba(new.X).shape == (400, 2)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import Fit, Hindsight
-from sitewise.adaptation.posterior.deviation import Deviation, fit_deviation, tempered
+from sitewise.adaptation.posterior.deviation import Deviation, fit_deviation
 from sitewise.adaptation.posterior.levels import LevelPrior, Weighed, candidates, locate, weigh_levels
-from sitewise.adaptation.posterior.likelihood import evaluate_points, split_labeled
+from sitewise.adaptation.posterior.likelihood import Sums, evaluate_points, split_labeled, subset
 from sitewise.adaptation.posterior.points import Points, Posterior, shape_of
 from sitewise.adaptation.rows import Rows, scores
 from sitewise.prevalence import ConstantPrevalence, Prevalence, SitePrior
@@ -22,6 +22,7 @@ KEPT = 64  # points, at most
 MARGINALS = 400  # equally likely values of P(Y) that intervals are made of
 TAIL = 3.2  # standard deviations out to which the kept points are spaced evenly
 ENOUGH = 1e-12  # information per row below which rows tell nothing
+ENOUGH_ROWS = 2**14  # of which what is added to the shape, and P(Y) between the kept points, are looked at
 
 
 @dataclass(frozen=True)
@@ -30,43 +31,25 @@ class RefitLevel:
 
     points: Points
     power: float
-    score: Tensor  # (K-1,) of the rows at the mean g
+    score: Tensor  # (K,) of the rows adapted to
 
     def __call__(self, drawn: Evidence) -> Prevalence:
         """Move it."""
-        score, information = level_score(tempered(drawn, self.power), self.points)
-        prior = torch.diag(1.0 / _level_variance(self.points).clamp_min(1e-12))
-        move = torch.linalg.solve(information + prior, score - self.score) @ contrasts(len(self.points.centre)).T.to(
-            score
-        )
-        level = self.points.level + move
-        marginal = torch.log_softmax(self.points.log_marginal + move, dim=1)
-        moved = replace(self.points, level=level, log_marginal=marginal)
-        return (
-            replace(moved, log_marginal=finite(evaluate_points(drawn, moved).mean.log()))
-            if moved.depends_on_z
-            else moved
-        )
+        sums = evaluate_points(drawn, self.points, slope=1.0)
+        score = level_score(self.points, sums, self.power * drawn.total_weight)
+        away = self.points.level - self.points.weight @ self.points.level
+        covariance = (away * self.points.weight[:, None]).T @ away
+        move = covariance @ (score - self.score)
+        moved = replace(self.points, level=self.points.level + move)
+        moved = replace(moved, log_marginal=torch.log_softmax(moved.log_marginal + move, dim=1))
+        if not moved.depends_on_z:
+            return moved
+        return replace(moved, log_marginal=finite(evaluate_points(drawn, moved).mean.log()))
 
 
-def _level_variance(points: Points) -> Tensor:
-    """The posterior variance of the level's contrasts, (K-1,)."""
-    away = points.level @ contrasts(points.level.shape[1], points.level.device)
-    mean = points.weight @ away
-    return points.weight @ (away - mean) ** 2
-
-
-def level_score(evidence: Evidence, g: Prevalence) -> tuple[Tensor, Tensor]:
-    """The derivative of the log-likelihood in the level's contrasts, (K-1,), and the outer products of the rows'."""
-    basis = contrasts(evidence.n_classes, evidence.device)
-    site = evidence if isinstance(g, Points) and g.depends_on_z else evidence.without_confounders()
-
-    def sums(rows: Rows) -> tuple[Tensor, Tensor]:
-        own = row_scores(rows, g, basis)
-        return rows.weighted(own).sum(0), own.T @ rows.weighted(own)
-
-    found = site.total(sums(rows) for rows in site.rows)
-    return found[0], found[1]
+def level_score(points: Points, sums: Sums, weight: float) -> Tensor:
+    """The derivative of the log-likelihood in the level, (K,), averaged over the points (equation 7a)."""
+    return weight * (points.weight @ (sums.predicted - sums.mean))
 
 
 def row_scores(rows: Rows, g: Prevalence, basis: Tensor) -> Tensor:
@@ -99,14 +82,17 @@ def fit_posterior(evidence: Evidence, prior: SitePrior) -> Fit:
     located = locate(template, evidence, prior.level_scale, factor_scale, prior.slope)
     believed = unlabeled if power else None
     problem = Problem(template, believed, labeled, located, power, prior.level_error)
-    weighed, deviation = problem.weigh(None), None
-    if template.schema is not None and (believed is not None or labeled is not None):
+    depends = template.schema is not None and (believed is not None or labeled is not None)
+    deviation = None
+    if depends:  # where level and factor are about is enough to look for what is added to the shape
+        few = replace(problem, unlabeled=None if believed is None else subset(believed, ENOUGH_ROWS))
+        weighed = few.weigh(None)
         share = torch.softmax(weighed.log_weight, dim=0)
-        middle = share @ weighed.factor, share @ weighed.level
-        deviation = fit_deviation(template, evidence, power, *middle, prior.deviation)
-        weighed = weighed if deviation is None else problem.weigh(deviation)
-    posterior = keep_points(problem, weighed, deviation, evidence, prior.slope)
-    return _as_fit(evidence, posterior, deviation)
+        deviation = fit_deviation(
+            template, evidence, power, share @ weighed.factor, share @ weighed.level, prior.deviation
+        )
+    posterior, score = keep_points(problem, problem.weigh(deviation), deviation, evidence, prior.slope)
+    return _as_fit(evidence, posterior, score, deviation)
 
 
 def read_source(evidence: Evidence, source: Prevalence) -> Points:
@@ -148,42 +134,42 @@ class Problem:
             return found if deviation is None else deviation.put_on(found)
 
         def unlabeled(rows: Evidence, factor: Tensor, level: Tensor) -> Tensor:
-            found = self.power * evaluate_points(rows, points(factor, level)).log_likelihood
+            found = self.power * evaluate_points(rows, points(factor, level), means=False).log_likelihood
             return found if deviation is None else found + deviation.log_prior(factor, level)
 
         def labeled(factor: Tensor, level: Tensor) -> Tensor:
             if self.labeled is None:
                 return torch.zeros_like(factor)
-            return evaluate_points(self.labeled, points(factor, level)).log_likelihood
+            return evaluate_points(self.labeled, points(factor, level), means=False).log_likelihood
 
         return weigh_levels(self.unlabeled, self.prior, unlabeled, labeled, self.error)
 
 
 def keep_points(
     problem: Problem, weighed: Weighed, deviation: Deviation | None, evidence: Evidence, slope: float
-) -> Posterior:
-    """At most 64 points in place of all, and values of P(Y) for intervals."""
+) -> tuple[Posterior, Tensor]:
+    """At most 64 points in place of all, and values of P(Y) for intervals; also the rows' score there (K,)."""
     fine = candidates(problem.template, weighed.factor, weighed.level)
     fine = fine if deviation is None else deviation.put_on(fine)
     weight, prior_weight = (torch.softmax(part, dim=0) for part in (weighed.log_weight, weighed.log_prior))
-    sums = evaluate_points(evidence, fine, slope=slope)
-    wanted = weight @ sums.predicted
-    if weighed.covers_prior:  # the same points average to the model as trained without the rows (equation 18d)
-        as_trained = candidates(problem.template, fine.factor.new_ones(1), problem.template.centre[None])
-        trained = evaluate_points(evidence, as_trained, slope=1.0).predicted[0]
-        wanted = (trained + wanted - prior_weight @ sums.predicted).clamp_min(1e-12)
+    some = subset(evidence, ENOUGH_ROWS)
+    sums = evaluate_points(some, fine, slope=slope if weighed.covers_prior else None)
     kept, share = choose_points(sums.mean, weight)
-    points = candidates(problem.template, fine.factor[kept], fine.level[kept])
-    points = replace(points, weight=share)
+    points = replace(candidates(problem.template, fine.factor[kept], fine.level[kept]), weight=share)
     if deviation is not None:
         points = replace(points, deviation=_drawn(deviation, points, problem.prior.basis), along=None)
     own = evaluate_points(evidence, points, slope=slope)
-    of_coefficients = share @ (own.mean - sums.mean[kept]) ** 2
-    points = replace(
-        points, log_marginal=finite(own.mean.log()), weight=tilt(share, own.predicted, wanted / wanted.sum())
-    )
-    extra = of_coefficients + sampling_variance(points, evidence)
-    return Posterior(points, spread_marginals(sums.mean, weight, extra), slope, problem.power)
+    points = replace(points, log_marginal=finite(own.mean.log()))
+    if weighed.covers_prior:  # without the rows, points average to the model as trained (equation 18d)
+        as_trained = candidates(problem.template, fine.factor.new_ones(1), problem.template.centre[None])
+        trained = evaluate_points(evidence, as_trained, slope=1.0).predicted[0]
+        moved = (weight - prior_weight) @ sums.predicted
+        points = replace(points, weight=tilt(share, own.predicted, (trained + moved).clamp_min(1e-12)))
+    extra = share @ (own.mean - sums.mean[kept]) ** 2 + sampling_variance(points, some, evidence)
+    shift = share @ own.mean - weight @ sums.mean if some is not evidence else 0.0
+    marginals = spread_marginals(sums.mean + shift, weight, extra)
+    score = level_score(points, own, problem.power * evidence.total_weight)
+    return Posterior(points, marginals, slope, problem.power), score
 
 
 def choose_points(mean: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -240,15 +226,14 @@ def spread_marginals(mean: Tensor, weight: Tensor, extra: Tensor) -> Tensor:
     return (centre + (found - centre) * stretch).clamp(0.0, 1.0)
 
 
-def sampling_variance(points: Points, evidence: Evidence) -> Tensor:
-    """The variance (K,) of P(Y) from having seen these z and not others."""
+def sampling_variance(points: Points, some: Evidence, evidence: Evidence) -> Tensor:
+    """The variance (K,) of P(Y) from having seen these z and not others; without groups, by some of the rows."""
     if not points.depends_on_z:
         return torch.zeros_like(points.centre)
-    mean = points.mean_log_marginal.exp()
-    plain, grouped = evidence.gram(
-        (rows, rows.at_rows(points.log_prob(rows.codes).exp() - mean)) for rows in evidence.rows
-    )
-    return torch.diagonal(plain if grouped is None else torch.maximum(plain, grouped)) / evidence.seen_weight**2
+    mean, rows = points.mean_log_marginal.exp(), some if evidence.groups is None else evidence
+    plain, grouped = rows.gram((part, part.at_rows(points.log_prob(part.codes).exp() - mean)) for part in rows.rows)
+    variance = torch.diagonal(plain if grouped is None else torch.maximum(plain, grouped))
+    return variance / (rows.seen_weight * evidence.seen_weight)
 
 
 def _drawn(deviation: Deviation, points: Points, basis: Tensor) -> Tensor:
@@ -272,12 +257,9 @@ def no_curvature() -> Hindsight:
     raise AssertionError("no curvature was taken here")
 
 
-def _as_fit(evidence: Evidence, posterior: Posterior, deviation: Deviation | None) -> Fit:
+def _as_fit(evidence: Evidence, posterior: Posterior, score: Tensor, deviation: Deviation | None) -> Fit:
     points = posterior.points
-    site = evidence if points.depends_on_z else evidence.without_confounders()
-    log_likelihood = site.log_likelihood(lambda codes: points.log_prob(codes).exp())
-    score, _ = level_score(tempered(evidence, posterior.power), points)
-
+    log_likelihood = float(evaluate_points(evidence, _at_mean(points), means=False).log_likelihood[0])
     return Fit(
         points,
         log_likelihood=log_likelihood,
@@ -290,4 +272,17 @@ def _as_fit(evidence: Evidence, posterior: Posterior, deviation: Deviation | Non
         look_back=no_curvature,
         refit=RefitLevel(points, posterior.power, score),
         posterior=posterior,
+    )
+
+
+def _at_mean(points: Points) -> Points:
+    """A single point at the mean of all."""
+    weight = points.weight
+    return replace(
+        points,
+        factor=(weight @ points.factor)[None],
+        level=(weight @ points.level)[None],
+        deviation=None if points.deviation is None else torch.einsum("m,mdk->dk", weight, points.deviation)[None],
+        weight=torch.ones_like(weight[:1]),
+        log_marginal=points.mean_log_marginal[None],
     )

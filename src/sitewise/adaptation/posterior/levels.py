@@ -23,7 +23,7 @@ from sitewise.prevalence.prior import FREEDOM
 REACH = 16.0  # log-odds from the prior's centre beyond which nothing is looked at
 FACTOR_REACH = 3.5  # standard deviations of the factor's prior, likewise
 ALIVE = 20.0  # a fall of the log-density beyond which a part of the grid is left out
-LEVELS, FACTORS = 49, 9  # points of the grid
+LEVELS, FACTORS = 41, 7  # points of the grid
 ROUNDS = 12
 FEW, SOME = 2**11, 2**14  # rows that are enough to narrow a grid down with, before all are asked
 LOCATING_ROWS = 2**12

@@ -17,34 +17,82 @@ Choose = Callable[[Rows], Tensor]  # which of a stretch's rows
 
 @dataclass(frozen=True)
 class Sums:
-    """Of every point: the rows' log-likelihood (M,), the mean of g, and the mean of predictions, (M, K)."""
+    """Of every point: the rows' log-likelihood (M,), and where asked for the means of g and of predictions, (M, K)."""
 
     log_likelihood: Tensor
     mean: Tensor  # over rows with z
-    predicted: Tensor  # over all rows; zero where no slope was given
+    predicted: Tensor  # over all rows
 
 
-def evaluate_points(evidence: Evidence, points: Points, slope: float | None = None) -> Sums:
+def evaluate_points(evidence: Evidence, points: Points, *, means: bool = True, slope: float | None = None) -> Sums:
     """Go through the rows once (equation 7); predictions are averaged where a `slope` on log f is given."""
+    blank = points.depends_on_z and evidence.blank_weight > 0
     stream = evidence.rows if points.depends_on_z else evidence.everything
-    seen = evidence.total(_sums(rows, points, slope) for rows in stream)
-    mean = seen[1] / seen[1].sum(1, keepdim=True)
-    if points.depends_on_z and evidence.blank_weight:
-        blank = evidence.total(_sums(rows, points, slope, mean) for rows in evidence.blank)
-        seen = tuple(one + other for one, other in zip(seen, blank, strict=True))
+    wanted = means or blank
+    seen = evidence.total(_sums(rows, points, wanted, slope) for rows in stream)
+    mean = seen[1] / seen[1].sum(1, keepdim=True) if wanted else seen[1]
+    if blank:
+        more = evidence.total(_sums(rows, points, wanted, slope, mean) for rows in evidence.blank)
+        seen = tuple(one + other for one, other in zip(seen, more, strict=True))
     return Sums(seen[0], mean, seen[2] / evidence.total_weight)
 
 
-def _sums(rows: Rows, points: Points, slope: float | None, mean: Tensor | None = None) -> tuple[Tensor, ...]:
+def _sums(
+    rows: Rows, points: Points, means: bool, slope: float | None, mean: Tensor | None = None
+) -> tuple[Tensor, ...]:
     """The log-likelihood and the sums of g and of predictions over a stretch; `mean` is the g of blank rows."""
-    log_likelihood, of_g, of_y = points.weight.new_zeros(len(points)), 0.0 * points.level, 0.0 * points.level
+    summed = _sums_of_two if points.level.shape[1] == 2 else _sums_of_many
+    total: tuple[Tensor, ...] = (points.weight.new_zeros(len(points)), 0.0 * points.level, 0.0 * points.level)
     for part in _chunks(rows, points.level.numel()):
-        g = _prevalence(points, part.codes) if mean is None else mean[None]
         weight = part.ratio.new_ones(len(part)) if part.weight is None else part.weight
-        log_likelihood = log_likelihood + weight @ _mixture(part, g).clamp_min(TINIEST).log()
-        of_g = of_g + torch.einsum("u,umk->mk", part.cell_weight, g.expand(len(part.codes), -1, -1))
-        if slope is not None:
-            of_y = of_y + _predicted(part, g, slope, weight)
+        found = summed(part, weight, points, means, slope, mean)
+        total = tuple(one + other for one, other in zip(total, found, strict=True))
+    return total
+
+
+def _sums_of_two(
+    rows: Rows, weight: Tensor, points: Points, means: bool, slope: float | None, mean: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Two classes: everything from the log-odds of g; m = (1 + (f_1 - f_0)(g_1 - g_0)) / 2."""
+    if mean is not None:
+        odds = (mean[:, 1] / mean[:, 0].clamp_min(TINIEST)).clamp_min(TINIEST).log()[None]
+    elif points.depends_on_z:
+        odds = points.log_odds(rows.codes)
+    else:
+        odds = (points.log_marginal[:, 1] - points.log_marginal[:, 0])[None]
+    lean = torch.tanh(0.5 * odds)  # g_1 - g_0
+    at_rows = lean if len(lean) == 1 else rows.at_rows(lean)
+    log_likelihood = weight @ torch.log((0.5 * rows.ratio * at_rows).add_(0.5).clamp_min(TINIEST))
+    of_g = of_y = 0.0 * points.level
+    if means:
+        second = 0.5 * (rows.cell_weight.sum() + rows.cell_weight @ lean.expand(len(rows.codes), -1))
+        of_g = torch.stack([rows.cell_weight.sum() - second, second], dim=1)
+    if slope is not None:
+        own = slope * (torch.log1p(rows.ratio) - torch.log1p(-rows.ratio)).clamp(-700.0, 700.0)
+        second = weight @ torch.sigmoid(own + (odds if len(odds) == 1 else rows.at_rows(odds)))
+        of_y = torch.stack([weight.sum() - second, second], dim=1)
+    return log_likelihood, of_g, of_y
+
+
+def _sums_of_many(
+    rows: Rows, weight: Tensor, points: Points, means: bool, slope: float | None, mean: Tensor | None
+) -> tuple[Tensor, ...]:
+    """More classes: from g (U, M, K) itself."""
+    if mean is not None:
+        g = mean[None]
+    elif points.depends_on_z:
+        g = torch.softmax(points.logits(rows.codes), dim=2)
+    else:
+        g = points.log_marginal.exp()[None]
+    mixed = rows.ratio @ g[0].T if len(g) == 1 else torch.einsum("nk,nmk->nm", rows.ratio, rows.at_rows(g))
+    log_likelihood = weight @ mixed.clamp_min(TINIEST).log()
+    of_g = of_y = 0.0 * points.level
+    if means:
+        of_g = torch.einsum("u,umk->mk", rows.cell_weight, g.expand(len(rows.codes), -1, -1))
+    if slope is not None:
+        at_rows = (g if len(g) == 1 else rows.at_rows(g)).clamp_min(TINIEST)
+        joint = slope * rows.ratio.clamp_min(TINIEST).log()[:, None, :] + at_rows.log()
+        of_y = torch.einsum("n,nmk->mk", weight, torch.softmax(joint, dim=2))
     return log_likelihood, of_g, of_y
 
 
@@ -110,35 +158,3 @@ def _chunks(rows: Rows, entries_a_row: int) -> Iterator[Rows]:
     for start in range(0, len(rows), size):
         part = _take(rows, torch.arange(start, min(start + size, len(rows)), device=rows.ratio.device))
         yield replace(part, ratio=part.ratio.double())
-
-
-def _prevalence(points: Points, codes: Tensor) -> Tensor:
-    """g of every point, (U, M, K)."""
-    if not points.depends_on_z:
-        return points.log_marginal.exp()[None]
-    logits = points.logits(codes)
-    if logits.shape[2] == 2:
-        second = torch.sigmoid(logits[:, :, 1] - logits[:, :, 0])
-        return torch.stack([1.0 - second, second], dim=2)
-    return torch.softmax(logits, dim=2)
-
-
-def _mixture(rows: Rows, g: Tensor) -> Tensor:
-    """m = Σ_y f_y g_y of every row and point, (n, M), for g (U, M, K)."""
-    if rows.ratio.shape[1] == 1:
-        lean = g[:, :, 1] - g[:, :, 0]
-        return 0.5 + 0.5 * rows.ratio * (lean if len(lean) == 1 else rows.at_rows(lean))
-    if len(g) == 1:
-        return rows.ratio @ g[0].T
-    return torch.einsum("nk,nmk->nm", rows.ratio, rows.at_rows(g))
-
-
-def _predicted(rows: Rows, g: Tensor, slope: float, weight: Tensor) -> Tensor:
-    """The weighted sum over rows of every point's predictions, (M, K)."""
-    at_rows = (g if len(g) == 1 else rows.at_rows(g)).clamp_min(TINIEST)
-    if rows.ratio.shape[1] == 1:
-        odds = slope * (torch.log1p(rows.ratio) - torch.log1p(-rows.ratio)).clamp(-700, 700)
-        second = weight @ torch.sigmoid(odds + (at_rows[:, :, 1] / at_rows[:, :, 0]).log())
-        return torch.stack([weight.sum() - second, second], dim=1)
-    joint = slope * rows.ratio.clamp_min(TINIEST).log()[:, None, :] + at_rows.log()
-    return torch.einsum("n,nmk->mk", weight, torch.softmax(joint, dim=2))

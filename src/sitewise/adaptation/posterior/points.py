@@ -54,6 +54,16 @@ class Points:
             found = found + (added if self.along is None else torch.einsum("nrk,mr->nmk", added, self.along))
         return found
 
+    def log_odds(self, codes: Tensor) -> Tensor:
+        """Of two classes, the log-odds of g of every point at rows of codes, (n, M); blank rows are not told apart."""
+        shape = shape_of(self.source, codes) - self.centre
+        found = (shape[:, 1] - shape[:, 0])[:, None] * self.factor + (self.level[:, 1] - self.level[:, 0])
+        if self.deviation is not None:
+            assert self.schema is not None
+            added = features(codes, self.schema) @ (self.deviation[:, :, 1] - self.deviation[:, :, 0]).T
+            found = found + (added if self.along is None else added @ self.along.T)
+        return found
+
     def log_probs(self, codes: Tensor) -> Tensor:
         """log g of every point at rows of codes, (n, M, K), or (1, M, K) where g does not depend on z."""
         if not self.depends_on_z:
@@ -87,21 +97,14 @@ class Points:
             return self._in_chunks(codes, self._average_of_two, scaled)
         return self._in_chunks(codes, self._average_of_many, scaled)
 
-    def mean_predictions(self, log_ratio: Tensor, codes: Tensor, weight: Tensor, slope: float = 1.0) -> Tensor:
-        """The weighted mean over rows of every point's predictions, (M, K)."""
-        scaled = slope * log_ratio
-        codes = codes if self.depends_on_z else codes[:, :0]
-        total = torch.zeros_like(self.log_marginal)
-        for at, part, share in _chunks(len(self) * log_ratio.shape[1], codes, scaled, weight):
-            total += torch.einsum("n,nmk->mk", share, torch.softmax(part[:, None, :] + self.log_probs(at), dim=2))
-        return total / weight.sum()
-
     def _average_of_two(self, codes: Tensor, scaled: Tensor) -> Tensor:
-        log_g = self.log_probs(codes)
-        odds = (scaled[:, 1] - scaled[:, 0])[:, None] + (log_g[:, :, 1] - log_g[:, :, 0])
-        second = torch.sigmoid(odds) @ self.weight
-        first = torch.sigmoid(-odds) @ self.weight
-        return torch.stack([first, second], dim=1)
+        odds = (self.log_marginal[:, 1] - self.log_marginal[:, 0])[None]
+        if self.depends_on_z:
+            assert self.schema is not None
+            blank = self.schema.missing(codes).all(dim=1)[:, None]
+            odds = torch.where(blank, odds, self.log_odds(codes).clamp(FLOOR, -FLOOR))
+        lean = torch.tanh(0.5 * ((scaled[:, 1] - scaled[:, 0])[:, None] + odds)) @ self.weight
+        return torch.stack([0.5 - 0.5 * lean, 0.5 + 0.5 * lean], dim=1)
 
     def _average_of_many(self, codes: Tensor, scaled: Tensor) -> Tensor:
         return torch.einsum("nmk,m->nk", torch.softmax(scaled[:, None, :] + self.log_probs(codes), dim=2), self.weight)

@@ -314,9 +314,8 @@ def learn_numbers(units: list[Unit]) -> Numbers:
         level_error=math.sqrt(sum(errors) / len(errors)),
         trusted_rows=min((unit.fitting_rows for unit in units if not unit.shifted), default=math.inf),
     )
-    if not sites:
-        return numbers
-    as_they_are, averages = (torch.stack(part) for part in zip(*(unit.losses(numbers) for unit in sites), strict=True))
+    losses = [unit.losses(numbers) for unit in sites or units]  # held-out rows cannot tell how f fares elsewhere
+    as_they_are, averages = (torch.stack(part) for part in zip(*losses, strict=True))
     return replace(numbers, trusted_rows=min(numbers.trusted_rows, _best_trust(as_they_are, averages)))
 
 
