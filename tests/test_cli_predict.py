@@ -3,6 +3,7 @@
 import json
 import sys
 import warnings
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -63,7 +64,8 @@ def saved(labeled, new_site, tmp_path_factory):
     for name, roles in (("features", FEATURES), ("proba", PROBA)):
         reader = TableReader.learn(labeled, roles)
         rows = reader.read(labeled)
-        model = sw.GPAClassifier(epochs=2, rehearsal=None) if name == "features" else sw.PrevalenceAdjuster(rehearsal=None)
+        kind = partial(sw.GPAClassifier, epochs=2) if name == "features" else sw.PrevalenceAdjuster
+        model = kind(rehearsal=None)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model.fit(rows.X, rows.y, sample_domain=rows.site, sample_confounder=rows.Z)

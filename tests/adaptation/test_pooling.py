@@ -44,7 +44,7 @@ def test_a_schema_and_kinds_can_be_given():
 
 @pytest.mark.filterwarnings("ignore:the log-ratios say nothing")
 def test_where_f_says_nothing_the_answer_is_the_prior():
-    """Its mean over the site's rows; at single z it is nearer to that mean, for the factor on the shape is not known."""
+    """Its mean over the site's rows; at single z it is nearer to that mean, for the factor is not known."""
     prior = sw.pool_prevalence(Y, Z, SITE)
     here = Z.iloc[:7]
     estimate = sw.estimate_prevalence(np.zeros((7, 2)), here, prior=prior)

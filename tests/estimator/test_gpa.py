@@ -229,7 +229,11 @@ def test_every_model_of_g_trains_and_adapts(prevalence, family):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="network g did not converge")
         here = fitted.adapt(site.X, sample_confounder=site.Z)
-    assert here.estimate.model == prevalence
+    # the training g as a prior gives a posterior; a network g is trained anew at the site
+    assert here.estimate.model == ("network" if prevalence == "network" else "posterior")
+    codes = fitted.confounders_.encode(site.Z)[0]
+    depends = bool(here.estimate.prevalence.log_prob(codes).std(0).max() > 1e-9)
+    assert depends == (prevalence != "constant")
 
 
 def test_where_a_class_never_occurs_in_training_the_training_g_is_kept(family):

@@ -77,7 +77,7 @@ def rehearse(model: "SiteModel", data: TrainingData, make_folds: MakeFolds) -> R
     if kind is None:
         return Rehearsal(None, pd.DataFrame(), Numbers())
     held = held_rows(model)
-    own = [] if held is None else [held.unit(shifted=False)]
+    own = [] if held is None else [held.unit()]
     if kind == "rows":
         numbers = learn_numbers(own)
         return Rehearsal(kind, _table([] if held is None else [_line(held, numbers)]), numbers)
@@ -133,9 +133,14 @@ class _Rehearsed:
     weight: Tensor
     groups: Tensor | None
 
-    def unit(self, *, shifted: bool = True) -> Unit:
-        pooled = self.model._pooled_prevalence.log_prob(self.codes)
-        return Unit.of(self.name, self.log_ratio, pooled, self.y, self.weight, self.model._prior, shifted=shifted)
+    log_prevalence: Tensor | None = None  # their own g, where these are rows without a shift
+
+    def unit(self) -> Unit:
+        """The same as something to learn from."""
+        log_g, shifted = self.log_prevalence, self.log_prevalence is None
+        if log_g is None:
+            log_g = self.model._pooled_prevalence.log_prob(self.codes)
+        return Unit.of(self.name, self.log_ratio, log_g, self.y, self.weight, self.model._prior, shifted=shifted)
 
 
 def _scored(
@@ -149,7 +154,7 @@ def _scored(
 def row_units(model: "SiteModel") -> list[Unit]:
     """Held-out rows, each calibrated by others, as a rehearsal without a shift; none where nothing was held out."""
     held = held_rows(model)
-    return [] if held is None else [held.unit(shifted=False)]
+    return [] if held is None else [held.unit()]
 
 
 def held_rows(model: "SiteModel") -> _Rehearsed | None:
@@ -159,7 +164,8 @@ def held_rows(model: "SiteModel") -> _Rehearsed | None:
     if not len(held.y):
         return None
     log_ratio = model._cross_calibrated(held)
-    return _Rehearsed(0, "held-out rows", model, log_ratio, held.codes, held.y, held.weight, held.groups)
+    own = (held.codes, held.y, held.weight, held.groups, held.log_prevalence)
+    return _Rehearsed(0, "held-out rows", model, log_ratio, *own)
 
 
 def _line(rows: _Rehearsed, numbers: Numbers) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class TrainedGPA:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GPA(Method):
-    """GPA [nguyen2024adapting]: P_b(y|x,z) = Norm(f(x,z) g_b(z)), averaged over the posterior of g_b from unlabeled (x, z).
+    """GPA [nguyen2024adapting]: P_b(y|x,z) = Norm(f(x,z) g_b(z)), averaged over the posterior of g_b given (x, z).
 
     f is trained with knockout and each site's g given, then calibrated on held-out rows; the prior of g_b is learned by
     rehearsal on the training sites. This is `GPAClassifier`. Assumes that P(x|y,z) is the same at every site.

@@ -127,9 +127,10 @@ def test_rows_are_predicted_one_by_one_and_complete_ones_by_f(model, here, site)
 
 
 def test_what_is_kept_of_the_rows_says_the_same_as_the_predictions(here, site):
-    kept = sw.adjust(here.rows.log_ratio.numpy(), np.log(here.prevalence()))
+    kept = sw.adjust(here.rows.log_ratio.numpy(), np.log(np.asarray(here.joint.marginal)))
     np.testing.assert_allclose(kept, here.predict_proba(site.X), atol=1e-6)
-    np.testing.assert_allclose(here.estimate.marginal, here.prevalence(), atol=0.02)
+    for share in (np.asarray(here.joint.marginal), here.estimate.marginal):
+        np.testing.assert_allclose(share, here.prevalence(), atol=0.02)
 
 
 def test_part_of_z_is_used(model, here, site):

@@ -26,7 +26,7 @@ from sitewise.prevalence.prior import FREEDOM, USUAL_FACTOR, USUAL_LEVEL, USUAL_
 ROWS = 1000  # of a unit are enough to learn from, evenly spread
 TRUSTED = (0.0, 10.0, 30.0, 100.0, 300.0, 1000.0, math.inf)  # rows, to choose from
 SLOPES = tuple(float(value) for value in np.geomspace(0.1, 1.6, 13))
-NODES, FACTORS, SAMPLES = 65, 5, 512
+NODES, FACTORS, SAMPLES = 49, 15, 512
 FINEST = 0.5  # log-odds over which the grid of levels is even; beyond, its steps grow in proportion
 REACH = 16.0
 BOUND = 9.0  # log-odds beyond which an estimated level has run away
@@ -162,10 +162,13 @@ class Unit:
 
     def loss(self, numbers: "Numbers") -> float:
         """The NLL of averaged predictions at this unit as it is."""
-        return float(self._losses(numbers, (numbers.trusted_rows,), None)[0])
+        return float(self.share @ self._row_losses(numbers, (numbers.trusted_rows,), None)[0][:, 0])
 
-    def _losses(self, numbers: "Numbers", trusted: tuple[float, ...], tilt: Tensor | None) -> Tensor:
-        """The same for several numbers of trusted rows, the unit drawn again so that its odds are tilted (K,)."""
+    def _row_losses(self, numbers: "Numbers", trusted: tuple[float, ...], tilt: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Every row's loss for several numbers of trusted rows (n, choices), and the rows' shares (n,).
+
+        The unit is drawn again so that the odds of its classes are tilted (K,).
+        """
         weight = self.weight if tilt is None else self.weight * tilt.exp()[self.y]
         weight = weight * (self.weight.sum() / weight.sum())
         share = weight / weight.sum()
@@ -180,20 +183,25 @@ class Unit:
             for power in powers
         ]
         averaged = chosen @ torch.softmax(torch.stack(log_weight, dim=1), dim=0)
-        return -(share @ averaged.clamp_min(1e-12).log())
+        return -averaged.clamp_min(1e-12).log(), share
 
     def losses(self, numbers: "Numbers") -> tuple[Tensor, Tensor]:
-        """The NLL for every number of trusted rows: of the unit as it is, and averaged over the prior of its level."""
-        as_it_is = self._losses(numbers, TRUSTED, None)
-        average = SHIFTS[0][1] * as_it_is
-        directions = torch.eye(self.n_classes, dtype=torch.float64)[-1:]
-        if self.n_classes > 2:
-            directions = torch.eye(self.n_classes, dtype=torch.float64)
-        for size, share in SHIFTS[1:]:
+        """For every number of trusted rows: the loss averaged over the prior of the level, and the harm done.
+
+        Harm is how much more the unit as it is loses than without trusting its rows, beyond the standard error.
+        """
+        own, share = self._row_losses(numbers, TRUSTED, None)
+        more = own - own[:, :1]
+        mean = share @ more
+        error = (share.square() @ (more - mean).square()).sqrt()
+        average = SHIFTS[0][1] * (share @ own)
+        directions = torch.eye(self.n_classes, dtype=torch.float64)[1 if self.n_classes == 2 else 0 :]
+        for size, part in SHIFTS[1:]:
             reach = max(-FARTHEST, min(FARTHEST, size * numbers.level_scale))
-            shifted = [self._losses(numbers, TRUSTED, reach * direction) for direction in directions]
-            average = average + share * torch.stack(shifted).mean(0)
-        return as_it_is, average
+            for direction in directions:
+                shifted, drawn = self._row_losses(numbers, TRUSTED, reach * direction)
+                average = average + part / len(directions) * (drawn @ shifted)
+        return average, (mean - error).clamp_min(0.0)
 
 
 @dataclass(frozen=True)
@@ -273,7 +281,7 @@ def _grid_nodes(unit: Unit) -> Nodes:
     end = math.asinh(REACH / FINEST)
     odds = FINEST * torch.sinh(torch.linspace(-end, end, NODES, dtype=torch.float64))
     volume = torch.gradient(odds)[0]
-    reach = 0.0 if bool((unit.log_prevalence - unit.log_prevalence[:1]).abs().max() < 1e-9) else 2.2
+    reach = 0.0 if bool((unit.log_prevalence - unit.log_prevalence[:1]).abs().max() < 1e-9) else 2.5
     steps = torch.linspace(-reach, reach, FACTORS if reach else 1, dtype=torch.float64)
     factor = (1.0 + USUAL_FACTOR * steps).repeat_interleave(NODES)
     half = odds.repeat(len(steps)) / 2.0
@@ -315,8 +323,8 @@ def learn_numbers(units: list[Unit]) -> Numbers:
         trusted_rows=min((unit.fitting_rows for unit in units if not unit.shifted), default=math.inf),
     )
     losses = [unit.losses(numbers) for unit in sites or units]  # held-out rows cannot tell how f fares elsewhere
-    as_they_are, averages = (torch.stack(part) for part in zip(*losses, strict=True))
-    return replace(numbers, trusted_rows=min(numbers.trusted_rows, _best_trust(as_they_are, averages)))
+    averages, harms = (torch.stack(part) for part in zip(*losses, strict=True))
+    return replace(numbers, trusted_rows=min(numbers.trusted_rows, _best_trust(averages, harms)))
 
 
 def _factor_excess(unit: Unit) -> float:
@@ -346,14 +354,14 @@ def _best_slope(losses: Tensor) -> float:
     return SLOPES[best] * math.exp(0.5 * step * (before - after) / bend if bend > 0 else 0.0)
 
 
-def _best_trust(as_they_are: Tensor, averages: Tensor) -> float:
-    """How many of a new site's rows to trust, from the losses (units, choices) of every choice.
+def _best_trust(averages: Tensor, harms: Tensor) -> float:
+    """How many of a new site's rows to trust, from average losses and harms (units, choices) of every choice.
 
-    The least mean loss over the prior of levels, after a standard error for having few sites (Student's 84%), and
-    after the harm that was done to the sites as they are (its root mean square).
+    That with the least mean loss and harm (its root mean square); none where no choice is better than trusting none
+    by a standard error between units (Student's, for they are few).
     """
-    gain, own = averages - averages[:, :1], as_they_are - as_they_are[:, :1]
+    gain = averages - averages[:, :1]
     count = len(gain)
-    error = gain.std(0) / math.sqrt(count) * student.ppf(norm.cdf(1.0), count - 1) if count > 1 else 0.0 * gain[0]
-    harm = own.clamp_min(0.0).square().mean(0).sqrt()
-    return TRUSTED[int((gain.mean(0) + error + harm).argmin())]
+    cost = gain.mean(0) + harms.square().mean(0).sqrt()
+    error = gain.std(0) / math.sqrt(count) * student.ppf(norm.cdf(1.0), count - 1) if count > 1 else 0.0 * cost
+    return TRUSTED[int(cost.argmin())] if bool((cost + error < 0).any()) else 0.0
