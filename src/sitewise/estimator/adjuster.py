@@ -16,7 +16,7 @@ from sitewise.calibration import METHODS as CALIBRATIONS
 from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.model import SiteModel
-from sitewise.estimator.rehearsing import REHEARSALS, rehearse
+from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, rehearse
 from sitewise.estimator.scoring.probabilities import (
     TINY,
     Classifier,
@@ -154,6 +154,8 @@ class PrevalenceAdjuster(SiteModel):
         classifier, log_proba = self._score_source(X, y, groups, sample_weight, seed)
         data = read_training_data(log_proba, y, sample_domain, sample_confounder, groups, sample_weight)
         data = data.in_order(classifier.classes)
+        if self.rehearsal == "sites" and len(data.site_names) < 2:
+            raise ValueError("PrevalenceAdjuster: " + NO_SITES.format(count=len(data.site_names)))
         warn_separated(classifier.by_class(data.rows.X), data.rows.y)  # type: ignore[arg-type]
         self._learn(data, seed)
         self._classifier, self.estimator_ = classifier, classifier.estimator

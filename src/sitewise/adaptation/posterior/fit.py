@@ -140,7 +140,10 @@ class Problem:
         def labeled(factor: Tensor, level: Tensor) -> Tensor:
             if self.labeled is None:
                 return torch.zeros_like(factor)
-            return evaluate_points(self.labeled, points(factor, level), means=False).log_likelihood
+            found = evaluate_points(self.labeled, points(factor, level), means=False).log_likelihood
+            if deviation is not None and self.unlabeled is None:
+                found = found + deviation.log_prior(factor, level)
+            return found
 
         return weigh_levels(self.unlabeled, self.prior, unlabeled, labeled, self.error)
 
@@ -153,7 +156,7 @@ def keep_points(
     fine = fine if deviation is None else deviation.put_on(fine)
     weight, prior_weight = (torch.softmax(part, dim=0) for part in (weighed.log_weight, weighed.log_prior))
     some = subset(evidence, ENOUGH_ROWS)
-    sums = evaluate_points(some, fine, slope=slope if weighed.covers_prior else None)
+    sums = evaluate_points(some, fine, slope=slope)
     kept, share = choose_points(sums.mean, weight)
     points = replace(candidates(problem.template, fine.factor[kept], fine.level[kept]), weight=share)
     if deviation is not None:
@@ -164,7 +167,10 @@ def keep_points(
         as_trained = candidates(problem.template, fine.factor.new_ones(1), problem.template.centre[None])
         trained = evaluate_points(evidence, as_trained, slope=1.0).predicted[0]
         moved = (weight - prior_weight) @ sums.predicted
-        points = replace(points, weight=tilt(share, own.predicted, (trained + moved).clamp_min(1e-12)))
+        wanted = (trained + moved).clamp_min(1e-12)
+    else:
+        wanted = weight @ sums.predicted
+    points = replace(points, weight=tilt(share, own.predicted, wanted / wanted.sum()))
     extra = share @ (own.mean - sums.mean[kept]) ** 2 + sampling_variance(points, some, evidence)
     shift = share @ own.mean - weight @ sums.mean if some is not evidence else 0.0
     marginals = spread_marginals(sums.mean + shift, weight, extra)
@@ -177,8 +183,10 @@ def choose_points(mean: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
     Strata are of P(Y) (M, K) of the class whose share is least certain.
     """
-    variance = weight @ (mean - weight @ mean) ** 2
-    order = torch.argsort(mean[:, int(variance.argmax())], stable=True)
+    centre = weight @ mean
+    variance = weight @ (mean - centre) ** 2
+    tied = variance >= variance.max() * (1.0 - 1e-9)
+    order = torch.argsort(mean[:, int(torch.where(tied, centre, 2.0).argmin())], stable=True)
     ordered = weight[order]
     middle = torch.cumsum(ordered, dim=0) - ordered / 2.0
     edges = torch.tensor(norm.cdf(torch.linspace(-TAIL, TAIL, KEPT + 1, dtype=torch.float64)), device=weight.device)

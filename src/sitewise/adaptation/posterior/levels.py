@@ -22,8 +22,10 @@ from sitewise.prevalence.prior import FREEDOM
 
 REACH = 16.0  # log-odds from the prior's centre beyond which nothing is looked at
 FACTOR_REACH = 3.5  # standard deviations of the factor's prior, likewise
-ALIVE = 20.0  # a fall of the log-density beyond which a part of the grid is left out
-LEVELS, FACTORS = 41, 7  # points of the grid
+ALIVE, SURELY = 12.0, 20.0  # falls of the log-density beyond which a part of the grid is left out: by all rows, by some
+LEVELS, FACTORS = 61, 9  # points of the grid
+FINE = 12  # parts of a step into which a density is interpolated, to see where its mass is
+RESOLVED = 2.0  # steps of the grid that a standard deviation has, at least
 ROUNDS = 12
 FEW, SOME = 2**11, 2**14  # rows that are enough to narrow a grid down with, before all are asked
 LOCATING_ROWS = 2**12
@@ -108,9 +110,6 @@ def weigh_levels(
     evidence: Evidence | None, prior: LevelPrior, unlabeled: Likelihood, labeled: Callable[..., Tensor], error: float
 ) -> Weighed:
     """Weighted points of the posterior: the rows' likelihood, give or take a normal error of the level, and labels'."""
-    if evidence is None:  # nothing but labels, or nothing at all
-        nodes = _prior_nodes(prior)
-        return replace(nodes, log_weight=nodes.log_weight + labeled(nodes.factor, nodes.level))
     weigh = _weigh_grid if len(prior.centre) == 2 else _weigh_samples
     return weigh(evidence, prior, unlabeled, labeled, error)
 
@@ -132,39 +131,76 @@ def _widest(prior: LevelPrior) -> tuple[Tensor, Tensor]:
 
 
 def _grid(prior: LevelPrior, odds: Tensor, factors: Tensor) -> Weighed:
-    """A grid of log-odds and factors as points, the factor's axis first."""
+    """A grid of log-odds (not necessarily even) and factors as points, the factor's axis first."""
     factor, half = factors.repeat_interleave(len(odds)), odds.repeat(len(factors)) / 2.0
     level = torch.stack([-half, half], dim=1)
-    log_prior = prior.log_density(factor, level)
+    log_prior = prior.log_density(factor, level) + torch.gradient(odds)[0].log().repeat(len(factors))
     return Weighed(factor, level, log_prior, log_prior, covers_prior=True)
 
 
 def _weigh_grid(
-    evidence: Evidence, prior: LevelPrior, unlabeled: Likelihood, labeled: Callable[..., Tensor], error: float
+    evidence: Evidence | None, prior: LevelPrior, unlabeled: Likelihood, labeled: Callable[..., Tensor], error: float
 ) -> Weighed:
     odds, factors = widest = _widest(prior)
-    sizes = [size for size in (FEW, SOME) if 2 * size < evidence.n_rows]
-    for rows in (*(subset(evidence, size) for size in sizes), evidence):
+    error = 0.0 if evidence is None else error
+
+    def weighed(rows: Evidence | None) -> Weighed:
+        grid = _grid(prior, odds, factors)
+        of_rows = 0.0 * grid.factor if rows is None else unlabeled(rows, grid.factor, grid.level)
+        if error:  # the rows' level is not yet the site's: the prior shapes the factor only
+            return replace(grid, log_weight=of_rows + prior.log_density(grid.factor, 0.0 * grid.level + prior.centre))
+        return replace(grid, log_weight=grid.log_prior + of_rows + labeled(grid.factor, grid.level))
+
+    sizes = [] if evidence is None else [size for size in (FEW, SOME) if 2 * size < evidence.n_rows]
+    stages: list[Evidence | None] = [evidence]
+    if evidence is not None:
+        stages = [*(subset(evidence, size) for size in sizes), evidence]
+    for rows in stages:
         for _ in range(ROUNDS if rows is evidence else 1):
-            grid = _grid(prior, odds, factors)
-            of_rows = unlabeled(rows, grid.factor, grid.level)
-            if error:  # the rows' level is not yet the site's: the prior shapes the factor only
-                density = of_rows + prior.log_density(grid.factor, prior.centre.expand_as(grid.level))
-            else:
-                density = grid.log_prior + of_rows + labeled(grid.factor, grid.level)
-            narrower = _narrowed(density.reshape(len(factors), -1), odds, factors)
+            found = weighed(rows)
+            density = found.log_weight.reshape(len(factors), -1)
+            narrower = _narrowed(density, odds, factors, ALIVE if rows is evidence else SURELY)
             if narrower is None:
                 break
             odds, factors = narrower
-    if not error:
-        unchanged = torch.equal(odds, widest[0]) and torch.equal(factors, widest[1])
-        return replace(grid, log_weight=density, covers_prior=unchanged)
-    return _convolved(prior, odds, factors, of_rows.reshape(len(factors), -1), labeled, error)
+    density = found.log_weight.reshape(len(factors), -1)
+    if error:
+        flat = prior.log_density(found.factor, 0.0 * found.level + prior.centre).reshape(len(factors), -1)
+        return _convolved(prior, odds, factors, density - flat, labeled, error)
+    unchanged = torch.equal(odds, widest[0]) and torch.equal(factors, widest[1])
+    if not _resolved(density, odds):
+        odds = _where_mass_is(density - torch.gradient(odds)[0].log(), odds)
+        found = weighed(evidence)
+    return replace(found, covers_prior=unchanged)
 
 
-def _narrowed(density: Tensor, odds: Tensor, factors: Tensor) -> tuple[Tensor, Tensor] | None:
+def _resolved(density: Tensor, odds: Tensor) -> bool:
+    """Whether the steps of an even grid are short beside the spread of the density (A, L)."""
+    share = torch.softmax(density.logsumexp(0), dim=0)
+    mean = share @ odds
+    return float((share @ (odds - mean) ** 2).sqrt()) > RESOLVED * float(odds[1] - odds[0])
+
+
+def _where_mass_is(density: Tensor, odds: Tensor) -> Tensor:
+    """As many log-odds over the same range, most of them where the mass of a density (A, L) lies."""
+    height = density.logsumexp(0)
+    parts = torch.linspace(0.0, 1.0, FINE * (len(odds) - 1) + 1, dtype=odds.dtype, device=odds.device)
+    at = parts * (len(odds) - 1)
+    left = at.long().clamp_max(len(odds) - 2)
+    between = height[left] + (height[left + 1] - height[left]) * (at - left)
+    mass = (between - between.max()).exp()
+    cumulative = torch.cumsum(mass, 0) / mass.sum()
+    even = torch.linspace(0.0, 1.0, len(odds), dtype=odds.dtype, device=odds.device)
+    mixed = 0.75 * cumulative + 0.25 * parts  # a quarter of the points is spread evenly
+    place = torch.searchsorted(mixed, even * mixed[-1]).clamp_max(len(parts) - 1)
+    chosen = torch.unique(torch.cat([parts[place], parts[[0, -1]]]))
+    found: Tensor = odds[0] + (odds[-1] - odds[0]) * chosen
+    return found
+
+
+def _narrowed(density: Tensor, odds: Tensor, factors: Tensor, fall: float = ALIVE) -> tuple[Tensor, Tensor] | None:
     """A grid over the part that is alive, None where that is most of it already."""
-    alive = density > density.max() - ALIVE
+    alive = density > density.max() - fall
     found, narrower = [], False
     for axis, values in ((0, odds), (1, factors)):
         some = alive.any(dim=axis).nonzero().flatten()
@@ -180,9 +216,12 @@ def _convolved(
     prior: LevelPrior, odds: Tensor, factors: Tensor, of_rows: Tensor, labeled: Callable[..., Tensor], error: float
 ) -> Weighed:
     """The grid of the site's own level, which the rows' level (A, L) is, give or take a normal error."""
-    target = widest = _widest(prior)[0]
+    middle, reach = float(prior.centre[1] - prior.centre[0]), REACH
+    target = torch.linspace(middle - reach, middle + reach, FINE * LEVELS, dtype=torch.float64).to(odds)
+    widest = target
+    volume = torch.gradient(odds)[0].log()
     for _ in range(ROUNDS):
-        kernel = -0.5 * ((target[:, None] - odds) / error) ** 2
+        kernel = -0.5 * ((target[:, None] - odds) / error) ** 2 + volume
         grid = _grid(prior, target, factors)
         density = torch.logsumexp(of_rows[:, None, :] + kernel, dim=2).reshape(-1)
         density = grid.log_prior + density + labeled(grid.factor, grid.level)
@@ -213,14 +252,17 @@ def _spread(prior: LevelPrior, middle: Tensor, covariance: Tensor, factor: float
 
 
 def _weigh_samples(
-    evidence: Evidence, prior: LevelPrior, unlabeled: Likelihood, labeled: Callable[..., Tensor], error: float
+    evidence: Evidence | None, prior: LevelPrior, unlabeled: Likelihood, labeled: Callable[..., Tensor], error: float
 ) -> Weighed:
     basis, width = prior.basis, prior.basis.shape[1]
     wider = replace(prior, scale=math.hypot(prior.scale, error))
     has_factor = bool(prior.factor_scale)
 
+    def of_rows(factor: Tensor, level: Tensor) -> Tensor:
+        return 0.0 * factor if evidence is None else unlabeled(evidence, factor, level)
+
     def log_density(factor: Tensor, level: Tensor) -> Tensor:
-        return wider.log_density(factor, level) + unlabeled(evidence, factor, level) + labeled(factor, level)
+        return wider.log_density(factor, level) + of_rows(factor, level) + labeled(factor, level)
 
     def negative(flat: Array) -> tuple[float, Array]:
         at = torch.tensor(flat, device=basis.device, requires_grad=True)
@@ -240,8 +282,8 @@ def _weigh_samples(
     covariance = INFLATION * vectors @ torch.diag(1.0 / values.clamp_min(least)) @ vectors.T
     own = float(1.0 / curvature[width, width].clamp_min(0.2 / prior.factor_scale**2)) if has_factor else 0.0
     points = _spread(prior, torch.tensor(mode[:width], device=basis.device), covariance, mode[width], own**0.5)
-    rows = unlabeled(evidence, points.factor, points.level)
-    if error:
+    rows = of_rows(points.factor, points.level)
+    if error and evidence is not None:
         return _with_error(points, prior, rows, labeled, error)
     return _settled(points, points.log_weight + rows + labeled(points.factor, points.level))
 

@@ -103,8 +103,8 @@ class Points:
             assert self.schema is not None
             blank = self.schema.missing(codes).all(dim=1)[:, None]
             odds = torch.where(blank, odds, self.log_odds(codes).clamp(FLOOR, -FLOOR))
-        lean = torch.tanh(0.5 * ((scaled[:, 1] - scaled[:, 0])[:, None] + odds)) @ self.weight
-        return torch.stack([0.5 - 0.5 * lean, 0.5 + 0.5 * lean], dim=1)
+        odds = (scaled[:, 1] - scaled[:, 0])[:, None] + odds
+        return torch.stack([torch.sigmoid(-odds) @ self.weight, torch.sigmoid(odds) @ self.weight], dim=1)
 
     def _average_of_many(self, codes: Tensor, scaled: Tensor) -> Tensor:
         return torch.einsum("nmk,m->nk", torch.softmax(scaled[:, None, :] + self.log_probs(codes), dim=2), self.weight)

@@ -291,7 +291,7 @@ def _grid_nodes(unit: Unit) -> Nodes:
 def _sampled_nodes(unit: Unit) -> Nodes:
     """More classes: levels spread as the usual prior is, the factor as trained."""
     width = unit.n_classes - 1
-    uniform = np.clip(qmc.Sobol(width + 1, seed=0).random(SAMPLES - 1), 1e-6, 1 - 1e-6)
+    uniform = np.clip(qmc.Sobol(width + 1, seed=0).random(SAMPLES)[1:], 1e-6, 1 - 1e-6)
     normal = torch.tensor(norm.ppf(uniform[:, :-1]))
     stretch = torch.tensor(np.sqrt(FREEDOM / chi2.ppf(uniform[:, -1], FREEDOM)))
     steps = torch.cat([torch.zeros(1, width, dtype=torch.float64), normal * stretch[:, None]])
