@@ -165,7 +165,8 @@ class AdaptedClassifier:
         """Estimate of P(Y) here, (K,), or of P(Y|Z), (n, K)."""
         if Z is None:
             return self._mean_probability.numpy()
-        return self._log_prevalence(self._codes(Z)).exp().numpy()
+        codes = self._codes(Z)
+        return (self._prior(codes) if self.in_use == "pooled" else self._log_prevalence(codes)).exp().numpy()
 
     @property
     def _mean_probability(self) -> Tensor:

@@ -14,6 +14,7 @@ USUAL_LEVEL = 1.5  # scale of the level between sites, in log-odds
 USUAL_FACTOR = 0.7  # standard deviation of the factor on the source's shape: the relation may vanish or flip
 USUAL_DEVIATION = 0.3  # standard deviation of a coefficient's deviation between sites, in log-odds
 USUAL_SITES = 1.0  # what these usual sizes are worth, in sites
+FACTOR_SITES = 2.0  # and that of the factor: relations flip where levels hardly differ
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ class Deviation:
     response: Tensor  # (P, K) to the level's K-1 contrasts and to the factor
     covariance: Tensor  # (P, P) of the coefficients given both
     variance: Tensor  # (P,) of the prior
+    middle: Tensor  # (D,) mean features of the site's rows: a deviation has no level of its own
     converged: bool
     gap: float
     n_iter: int
@@ -46,12 +47,18 @@ class Deviation:
         """Coefficients (M, D, K) from flat ones (M, P)."""
         return flat.reshape(len(flat), -1, n_classes - 1) @ contrasts(n_classes, flat.device).T
 
+    def without_level(self, level: Tensor, coefficients: Tensor) -> Tensor:
+        """Levels (M, K) from which the mean over the site of what coefficients (M, D, K) add is taken."""
+        return level - torch.einsum("d,mdk->mk", self.middle, coefficients)
+
     def put_on(self, points: Points) -> Points:
         """The same points with the mean coefficients of each."""
         away = (points.level - self.level) @ contrasts(points.level.shape[1], points.level.device)
         along = torch.cat([torch.ones_like(away[:, :1]), away, (points.factor - self.factor)[:, None]], dim=1)
         directions = torch.cat([self.mean[None], self.response.T])
-        return replace(points, deviation=self.coefficients(directions, points.level.shape[1]), along=along)
+        directions = self.coefficients(directions, points.level.shape[1])
+        level = self.without_level(points.level, torch.einsum("mr,rdk->mdk", along, directions))
+        return replace(points, level=level, deviation=directions, along=along)
 
 
 def tempered(evidence: Evidence, power: float) -> Evidence:
@@ -85,9 +92,12 @@ def fit_deviation(
     penalty = 1.0 / sizes.clamp_min(1e-12)
     penalty[0] = HELD * max(rows.total_weight, 1.0)
 
+    middle = evidence.mean(lambda codes: features(codes, schema))
+    middle[0] = 0.0
+
     def problem_at(factor: Tensor) -> LinearProblem:
         centre = candidates(template, factor[None], level[None])
-        return linear_problem(rows, lambda codes: features(codes, schema), centre, penalty)
+        return linear_problem(rows, lambda codes: features(codes, schema) - middle, centre, penalty)
 
     problem = problem_at(factor)
     start = level.new_zeros(n_features * (n_classes - 1))
@@ -102,5 +112,14 @@ def fit_deviation(
     response = -covariance @ along
     flat_variance = (1.0 / penalty)[:, None].expand(-1, width).reshape(-1)
     return Deviation(
-        factor, level, found.point, response, covariance, flat_variance, found.converged, float(found.gap), found.n_iter
+        factor,
+        level,
+        found.point,
+        response,
+        covariance,
+        flat_variance,
+        middle,
+        found.converged,
+        float(found.gap),
+        found.n_iter,
     )

@@ -158,9 +158,10 @@ def keep_points(
     some = subset(evidence, ENOUGH_ROWS)
     sums = evaluate_points(some, fine, slope=slope)
     kept, share = choose_points(sums.mean, weight)
-    points = replace(candidates(problem.template, fine.factor[kept], fine.level[kept]), weight=share)
+    points = replace(candidates(problem.template, weighed.factor[kept], weighed.level[kept]), weight=share)
     if deviation is not None:
-        points = replace(points, deviation=_drawn(deviation, points, problem.prior.basis), along=None)
+        drawn = _drawn(deviation, points, problem.prior.basis)
+        points = replace(points, level=deviation.without_level(points.level, drawn), deviation=drawn, along=None)
     own = evaluate_points(evidence, points, slope=slope)
     points = replace(points, log_marginal=finite(own.mean.log()))
     if weighed.covers_prior:  # without the rows, points average to the model as trained (equation 18d)

@@ -78,10 +78,13 @@ def candidates(template: Points, factor: Tensor, level: Tensor) -> Points:
 
 
 def locate(template: Points, evidence: Evidence, scale: float, factor_scale: float, slope: float) -> LevelPrior:
-    """The prior over which predictions average to the mean of the model as trained (equation 18d)."""
+    """The prior over which predictions and g average to those of the model as trained (equation 18d).
+
+    Predictions alone would not tell the level where f is sharp.
+    """
     few = subset(evidence, LOCATING_ROWS)
-    as_trained = candidates(template, template.factor.new_ones(1), template.centre[None])
-    wanted = evaluate_points(few, as_trained, slope=1.0).predicted[0]
+    as_trained = evaluate_points(few, candidates(template, template.factor[:1], template.centre[None]), slope=1.0)
+    wanted = (as_trained.predicted + as_trained.mean)[0] / 2.0
     order = torch.argsort(torch.argsort(wanted))
     basis = contrasts(len(wanted), wanted.device)[order]
     prior = LevelPrior(template.centre, scale, factor_scale, basis)
@@ -90,7 +93,8 @@ def locate(template: Points, evidence: Evidence, scale: float, factor_scale: flo
 
     def log_shares(move: Tensor) -> Tensor:
         points = candidates(template, nodes.factor, nodes.level + basis @ move)
-        return (weight @ evaluate_points(few, points, slope=slope).predicted).clamp_min(1e-300).log()
+        found = evaluate_points(few, points, slope=slope)
+        return (weight @ (found.predicted + found.mean) / 2.0).clamp_min(1e-300).log()
 
     move = basis.new_zeros(basis.shape[1])
     off = (wanted.clamp_min(1e-300).log() - log_shares(move)) @ basis

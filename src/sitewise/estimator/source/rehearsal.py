@@ -21,7 +21,7 @@ from sitewise.estimator.source.splitting import evenly
 from sitewise.posterior import combine, normalize
 from sitewise.prevalence import SitePrior
 from sitewise.prevalence.linear import contrasts, fit_linear, information
-from sitewise.prevalence.prior import FREEDOM, USUAL_FACTOR, USUAL_LEVEL, USUAL_SITES, student_scale
+from sitewise.prevalence.prior import FACTOR_SITES, FREEDOM, USUAL_FACTOR, USUAL_LEVEL, student_scale
 
 ROWS = 1000  # of a unit are enough to learn from, evenly spread
 TRUSTED = (0.0, 10.0, 30.0, 100.0, 300.0, 1000.0, math.inf)  # rows, to choose from
@@ -118,6 +118,11 @@ class Unit:
         return _grid_nodes(self) if self.n_classes == 2 else _sampled_nodes(self)
 
     @cached_property
+    def mean_prevalence(self) -> Tensor:
+        """The mean of g at every node, (M, K)."""
+        return torch.einsum("n,nmk->mk", self.share, self.nodes.log_prevalence(self.log_prevalence, self.share).exp())
+
+    @cached_property
     def row_log_likelihood(self) -> Tensor:
         """log Σ_y f_y g_y of every row at every node, (n, M)."""
         joint = self.log_ratio[:, None, :] + self.nodes.log_prevalence(self.log_prevalence, self.share)
@@ -149,17 +154,6 @@ class Unit:
         mean = weight @ level
         return mean, weight @ (level - mean) ** 2
 
-    @cached_property
-    def fitting_rows(self) -> float:
-        """The number of rows beyond which the evidence for a shift, where there is none, is misfit (equation 19c)."""
-        nodes = self.nodes
-        log_likelihood = self.tempering * (self.weight @ self.row_log_likelihood)
-        unmoved = int((nodes.level.abs().sum(1) + (nodes.factor - 1.0).abs()).argmin())
-        free = self.n_classes - 1.0 + float(nodes.factor.amax() > 1.0)
-        found = 2.0 * float(log_likelihood.max() - log_likelihood[unmoved])
-        excess = found - free - math.sqrt(2.0 * free)  # beyond chance and its standard deviation
-        return free * float(self.weight.sum()) / excess if excess > 0 else math.inf
-
     def loss(self, numbers: "Numbers") -> float:
         """The NLL of averaged predictions at this unit as it is."""
         return float(self.share @ self._row_losses(numbers, (numbers.trusted_rows,), None)[0][:, 0])
@@ -173,8 +167,9 @@ class Unit:
         weight = weight * (self.weight.sum() / weight.sum())
         share = weight / weight.sum()
         predicted, chosen = self.predictions(numbers.slope)
-        mean = (share @ predicted).reshape(-1, self.n_classes)
-        log_prior = self.nodes.located(numbers, mean, share @ combine(self.log_ratio, self.log_prevalence).exp())
+        mean = ((share @ predicted).reshape(-1, self.n_classes) + self.mean_prevalence) / 2.0
+        as_trained = share @ combine(self.log_ratio, self.log_prevalence).exp() + self.share @ self.log_prevalence.exp()
+        log_prior = self.nodes.located(numbers, mean, as_trained / 2.0)
         log_likelihood = weight @ self.row_log_likelihood
         n_rows = float(weight.sum())
         powers = [1.0 / (1.0 / self.tempering + n_rows / rows) if rows else 0.0 for rows in trusted]
@@ -317,14 +312,17 @@ def learn_numbers(units: list[Unit]) -> Numbers:
         factors.append(_factor_excess(unit))
     numbers = Numbers(
         level_scale=student_scale(torch.tensor(squares, dtype=torch.float64), USUAL_LEVEL),
-        factor_scale=math.sqrt((USUAL_SITES * USUAL_FACTOR**2 + sum(factors)) / (USUAL_SITES + len(factors))),
+        factor_scale=math.sqrt((FACTOR_SITES * USUAL_FACTOR**2 + sum(factors)) / (FACTOR_SITES + len(factors))),
         slope=_best_slope(torch.stack([unit.slope_losses for unit in units]).mean(0)) if sites else 1.0,
         level_error=math.sqrt(sum(errors) / len(errors)),
-        trusted_rows=min((unit.fitting_rows for unit in units if not unit.shifted), default=math.inf),
     )
-    losses = [unit.losses(numbers) for unit in sites or units]  # held-out rows cannot tell how f fares elsewhere
-    averages, harms = (torch.stack(part) for part in zip(*losses, strict=True))
-    return replace(numbers, trusted_rows=min(numbers.trusted_rows, _best_trust(averages, harms)))
+    harmless = [_harmless(unit.losses(numbers)[1]) for unit in units if not unit.shifted]
+    trusted = (
+        _best_trust(*(torch.stack(part) for part in zip(*(u.losses(numbers) for u in sites), strict=True)))
+        if sites
+        else math.inf
+    )
+    return replace(numbers, trusted_rows=min([trusted, *harmless]))
 
 
 def _factor_excess(unit: Unit) -> float:
@@ -354,14 +352,27 @@ def _best_slope(losses: Tensor) -> float:
     return SLOPES[best] * math.exp(0.5 * step * (before - after) / bend if bend > 0 else 0.0)
 
 
+def _harmless(harms: Tensor) -> float:
+    """The most rows that can be trusted where nothing has shifted without any harm (choices,) beyond chance."""
+    first = (harms > 0).nonzero().flatten()
+    return TRUSTED[int(first[0]) - 1] if len(first) else math.inf
+
+
 def _best_trust(averages: Tensor, harms: Tensor) -> float:
     """How many of a new site's rows to trust, from average losses and harms (units, choices) of every choice.
 
-    That with the least mean loss and harm (its root mean square); none where no choice is better than trusting none
-    by a standard error between units (Student's, for they are few).
+    None, unless some choice is better than that by a standard error between units (Student's, for they are few);
+    then the most that costs no more, within a standard error, than the best choice does.
     """
-    gain = averages - averages[:, :1]
-    count = len(gain)
+    gain, count = averages - averages[:, :1], len(averages)
+    few = student.ppf(norm.cdf(1.0), count - 1) / math.sqrt(count) if count > 1 else 0.0
+
+    def error(values: Tensor) -> Tensor:
+        return few * values.std(0) if count > 1 else torch.zeros_like(values[0])
+
     cost = gain.mean(0) + harms.square().mean(0).sqrt()
-    error = gain.std(0) / math.sqrt(count) * student.ppf(norm.cdf(1.0), count - 1) if count > 1 else 0.0 * cost
-    return TRUSTED[int(cost.argmin())] if bool((cost + error < 0).any()) else 0.0
+    if not bool((cost + error(gain) < 0).any()):
+        return 0.0
+    apart = gain - gain[:, [int(cost.argmin())]]
+    close = cost - cost.min() <= error(apart)
+    return TRUSTED[int(close.nonzero().max())]
