@@ -164,13 +164,11 @@ def keep_points(
         points = replace(points, level=deviation.without_level(points.level, drawn), deviation=drawn, along=None)
     own = evaluate_points(evidence, points, slope=slope)
     points = replace(points, log_marginal=finite(own.mean.log()))
+    wanted = weight @ sums.predicted
     if weighed.covers_prior:  # without the rows, points average to the model as trained (equation 18d)
         as_trained = candidates(problem.template, fine.factor.new_ones(1), problem.template.centre[None])
         trained = evaluate_points(evidence, as_trained, slope=1.0).predicted[0]
-        moved = (weight - prior_weight) @ sums.predicted
-        wanted = (trained + moved).clamp_min(1e-12)
-    else:
-        wanted = weight @ sums.predicted
+        wanted = (wanted + trained - prior_weight @ sums.predicted).clamp_min(1e-12)
     points = replace(points, weight=tilt(share, own.predicted, wanted / wanted.sum()))
     extra = share @ (own.mean - sums.mean[kept]) ** 2 + sampling_variance(points, some, evidence)
     shift = share @ own.mean - weight @ sums.mean if some is not evidence else 0.0

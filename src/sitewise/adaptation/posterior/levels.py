@@ -29,6 +29,7 @@ RESOLVED = 2.0  # steps of the grid that a standard deviation has, at least
 ROUNDS = 12
 FEW, SOME = 2**11, 2**14  # rows that are enough to narrow a grid down with, before all are asked
 LOCATING_ROWS = 2**12
+NEAR = 1.0  # by how much, in a contrast of log shares, predictions may move the prior's centre
 SAMPLES = 1024  # of importance sampling
 INFLATION = 1.3  # of the mode's covariance, for tails that the curvature does not show
 
@@ -78,36 +79,49 @@ def candidates(template: Points, factor: Tensor, level: Tensor) -> Points:
 
 
 def locate(template: Points, evidence: Evidence, scale: float, factor_scale: float, slope: float) -> LevelPrior:
-    """The prior over which predictions and g average to those of the model as trained (equation 18d).
+    """The prior over which predictions average to the mean of the model as trained (equation 18d).
 
-    Predictions alone would not tell the level where f is sharp.
+    Where f is sharp, predictions hardly tell the level: it stays near the one over which g averages to the source's.
     """
     few = subset(evidence, LOCATING_ROWS)
     as_trained = evaluate_points(few, candidates(template, template.factor[:1], template.centre[None]), slope=1.0)
-    wanted = (as_trained.predicted + as_trained.mean)[0] / 2.0
-    order = torch.argsort(torch.argsort(wanted))
-    basis = contrasts(len(wanted), wanted.device)[order]
+    order = torch.argsort(torch.argsort(as_trained.predicted[0]))
+    basis = contrasts(len(order), order.device)[order]
     prior = LevelPrior(template.centre, scale, factor_scale, basis)
     nodes = _prior_nodes(prior)
     weight = torch.softmax(nodes.log_weight, dim=0)
 
-    def log_shares(move: Tensor) -> Tensor:
-        points = candidates(template, nodes.factor, nodes.level + basis @ move)
-        found = evaluate_points(few, points, slope=slope)
-        return (weight @ (found.predicted + found.mean) / 2.0).clamp_min(1e-300).log()
+    def shares(move: Tensor) -> tuple[Tensor, Tensor]:
+        found = evaluate_points(few, candidates(template, nodes.factor, nodes.level + basis @ move), slope=slope)
+        return weight @ found.mean, weight @ found.predicted
 
-    move = basis.new_zeros(basis.shape[1])
-    off = (wanted.clamp_min(1e-300).log() - log_shares(move)) @ basis
+    start = basis.new_zeros(basis.shape[1])
+    by_g = _solve_shares(lambda move: shares(move)[0], as_trained.mean[0], basis, start)
+    by_predictions = _solve_shares(lambda move: shares(move)[1], as_trained.predicted[0], basis, by_g)
+    move = by_g + (by_predictions - by_g).clamp(-NEAR, NEAR)
+    return replace(prior, centre=template.centre + basis @ move)
+
+
+def _solve_shares(shares: Callable[[Tensor], Tensor], wanted: Tensor, basis: Tensor, start: Tensor) -> Tensor:
+    """The move of the level (K-1,) at which shares (K,) are those wanted, by secant steps from `start`.
+
+    Logs of shares follow the level, at less than its pace.
+    """
+
+    def off_at(move: Tensor) -> Tensor:
+        return (wanted.clamp_min(1e-300).log() - shares(move).clamp_min(1e-300).log()) @ basis
+
+    move, off = start, off_at(start)
     before, before_off = move, off
-    for _ in range(100):  # log shares follow the level, at less than its pace: secant steps in each contrast
-        if float(off.abs().max()) < 1e-10:
+    for _ in range(100):
+        if float(off.abs().max()) < 1e-10 or float((move - start).abs().max()) > REACH:
             break
         moved = (move - before) @ (move - before)
         pace = float(((before_off - off) @ (move - before)) / moved) if float(moved) else 1.0
         before, before_off = move, off
         move = move + (off / min(max(pace, 0.1), 1.0)).clamp(-2.0, 2.0)
-        off = (wanted.clamp_min(1e-300).log() - log_shares(move)) @ basis
-    return replace(prior, centre=template.centre + basis @ move)
+        off = off_at(move)
+    return move
 
 
 def weigh_levels(

@@ -118,11 +118,6 @@ class Unit:
         return _grid_nodes(self) if self.n_classes == 2 else _sampled_nodes(self)
 
     @cached_property
-    def mean_prevalence(self) -> Tensor:
-        """The mean of g at every node, (M, K)."""
-        return torch.einsum("n,nmk->mk", self.share, self.nodes.log_prevalence(self.log_prevalence, self.share).exp())
-
-    @cached_property
     def row_log_likelihood(self) -> Tensor:
         """log Σ_y f_y g_y of every row at every node, (n, M)."""
         joint = self.log_ratio[:, None, :] + self.nodes.log_prevalence(self.log_prevalence, self.share)
@@ -167,9 +162,8 @@ class Unit:
         weight = weight * (self.weight.sum() / weight.sum())
         share = weight / weight.sum()
         predicted, chosen = self.predictions(numbers.slope)
-        mean = ((share @ predicted).reshape(-1, self.n_classes) + self.mean_prevalence) / 2.0
-        as_trained = share @ combine(self.log_ratio, self.log_prevalence).exp() + self.share @ self.log_prevalence.exp()
-        log_prior = self.nodes.located(numbers, mean, as_trained / 2.0)
+        mean = (share @ predicted).reshape(-1, self.n_classes)
+        log_prior = self.nodes.located(numbers, mean, share @ combine(self.log_ratio, self.log_prevalence).exp())
         log_likelihood = weight @ self.row_log_likelihood
         n_rows = float(weight.sum())
         powers = [1.0 / (1.0 / self.tempering + n_rows / rows) if rows else 0.0 for rows in trusted]
@@ -361,8 +355,9 @@ def _harmless(harms: Tensor) -> float:
 def _best_trust(averages: Tensor, harms: Tensor) -> float:
     """How many of a new site's rows to trust, from average losses and harms (units, choices) of every choice.
 
-    None, unless some choice is better than that by a standard error between units (Student's, for they are few);
-    then the most that costs no more, within a standard error, than the best choice does.
+    A choice costs its mean loss and the harm it does to the unit that it harms most. None are trusted, unless some
+    choice is better than that by a standard error between units (Student's, for they are few); then as many as cost no
+    more, within a standard error, than the best choice does.
     """
     gain, count = averages - averages[:, :1], len(averages)
     few = student.ppf(norm.cdf(1.0), count - 1) / math.sqrt(count) if count > 1 else 0.0
@@ -370,7 +365,7 @@ def _best_trust(averages: Tensor, harms: Tensor) -> float:
     def error(values: Tensor) -> Tensor:
         return few * values.std(0) if count > 1 else torch.zeros_like(values[0])
 
-    cost = gain.mean(0) + harms.square().mean(0).sqrt()
+    cost = gain.mean(0) + harms.amax(0)
     if not bool((cost + error(gain) < 0).any()):
         return 0.0
     apart = gain - gain[:, [int(cost.argmin())]]
