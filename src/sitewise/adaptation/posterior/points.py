@@ -17,7 +17,7 @@ ENTRIES = 2**21  # rows times points times classes that are worked on at once
 
 @dataclass(frozen=True)
 class Points:
-    """log g_m(z) = log-softmax of a_m (s(z) - centre) + level_m + deviation_m(z), each with its weight (equation 19).
+    """log g_m(z) = log-softmax of a_m (s(z) - centre) + level_m + deviation_m(z), each with its weight (equation 18f).
 
     s is the source's log g, centred over the classes; `centre` is its mean over the site's rows. A row without any z
     has the point's mean over the site. As a model of g this is the weighted mean of the points.
@@ -87,7 +87,7 @@ class Points:
         return torch.logsumexp(self.log_marginal + self.weight.log()[:, None], dim=0)
 
     def average(self, log_ratio: Tensor, codes: Tensor, slope: float = 1.0) -> Tensor:
-        """P(y|x,z) averaged over the points, (n, K), for log f (n, K): equation 20."""
+        """P(y|x,z) averaged over the points, (n, K), for log f (n, K): equation 18g."""
         scaled = slope * normalize(log_ratio)
         if slope == 0.0:
             scaled = torch.zeros_like(log_ratio)
