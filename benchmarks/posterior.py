@@ -271,7 +271,7 @@ def table(options):
         lines = [line for record in records if record["part"] == part for line in TABLES[part](record)]
         if lines:
             frame = pd.DataFrame(lines)
-            keys = [column for column in frame if frame[column].dtype == object]
+            keys = [column for column in frame if not pd.api.types.is_numeric_dtype(frame[column])]
             print(f"\n{part}\n", frame.groupby(keys, sort=False).mean(numeric_only=True).round(3).to_string())
 
 
