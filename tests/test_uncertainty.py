@@ -2,7 +2,7 @@ import torch
 
 from sitewise.adaptation.evidence import Groups, count_groups, put_together
 from sitewise.adaptation.rows import Rows, Stream
-from sitewise.uncertainty import Fall, allowed_drop, at_least, likelihood_interval, mirror, mix_in, take_out
+from sitewise.uncertainty import Fall, allowed_drop, at_least, likelihood_interval, mirror, mix_in, stretched, take_out
 
 
 def rows(*values):
@@ -62,3 +62,12 @@ def test_a_direction_in_which_nothing_is_lost_is_followed_to_its_end():
     assert mixed[1] < 0.5
     assert swapped[0] < 1e-6
     assert 0.6 - 1e-6 < swapped[1] < 0.7
+
+
+def test_a_bound_is_stretched_in_log_odds_and_an_error_of_its_own_adds_in_squares():
+    middle, bound = torch.tensor([0.3, 0.9], dtype=torch.float64), torch.tensor([0.2, 0.95], dtype=torch.float64)
+    away = torch.logit(bound) - torch.logit(middle)
+    torch.testing.assert_close(stretched(bound, middle, 1.0, 0.0), bound)
+    torch.testing.assert_close(torch.logit(stretched(bound, middle, 3.0, 0.0)) - torch.logit(middle), 3 * away)
+    twice = torch.logit(stretched(bound, middle, 3.0, 0.5)) - torch.logit(middle)
+    torch.testing.assert_close(twice.abs(), torch.hypot(3 * away, torch.full_like(away, 0.5)))

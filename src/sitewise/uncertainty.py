@@ -133,6 +133,13 @@ def logit_interval(probability: Tensor, variance: Tensor, level: float) -> tuple
     return low, torch.where(fixed, probability, torch.sigmoid(odds + error))
 
 
+def stretched(bound: Tensor, middle: Tensor, stretch: float, error: float) -> Tensor:
+    """A bound as many times farther from the middle in log-odds, an error of the log-odds' own added in squares."""
+    odds, centre = (torch.logit(part.clamp(1e-12, 1 - 1e-12)) for part in (bound, middle))
+    away = odds - centre
+    return torch.sigmoid(centre + torch.sign(away) * torch.hypot(stretch * away, torch.full_like(away, error)))
+
+
 def mirror(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """With two classes (..., 2), let what is said of the one be said of the other as well."""
     if low.shape[-1] != 2:

@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,9 +36,13 @@ from sitewise.performance import (
 from sitewise.posterior import combine
 from sitewise.prevalence import Prevalence
 from sitewise.report.page import write_report
+from sitewise.uncertainty import stretched
 
 if TYPE_CHECKING:
     from sitewise.estimator.model import SiteModel
+
+
+LEAST_TRUST = 1e-4  # rows that are not believed at all leave an interval next to [0, 1]
 
 
 class AdaptedClassifier:
@@ -181,8 +186,7 @@ class AdaptedClassifier:
         """
         if Z is None:
             low, high = (np.asarray(bound) for bound in (self.joint or self.estimate).interval(level=level))
-            if self.joint is None:
-                low, high = self._mix(low), self._mix(high)
+            low, high = (self._mix(b) if self.joint is None else self._stretched(b, level) for b in (low, high))
             reported = self.prevalence()
             return np.minimum(low, reported), np.maximum(high, reported)
         low, high = (np.array(bound) for bound in self.estimate.interval(Z, level=level))
@@ -190,6 +194,19 @@ class AdaptedClassifier:
         kept = in_regions(codes, self.model._unsupported).numpy()
         low[kept] = high[kept] = self._log_prevalence(codes).exp().numpy()[kept]
         return low, high
+
+    def _stretched(self, bound: Any, level: float) -> Any:
+        """A bound of the joint's P(Y), which takes r as given: stretched by r's error, rehearsed errors and groups."""
+        rows, prior = self.rows, self.model._prior_of(self.policy)
+        n_rows = float(len(rows) if rows.weight is None else rows.weight.sum())
+        alike = 1.0
+        if rows.groups is not None:
+            sizes = torch.bincount(rows.groups, rows.weight).double()
+            alike = float(sizes.square().sum() / sizes.sum())
+        stretch = (max(alike, 1.0) / max(prior.tempering(n_rows), LEAST_TRUST)) ** 0.5
+        error = NormalDist().inv_cdf(0.5 + level / 2) * prior.level_error
+        middle = torch.as_tensor(np.asarray(self.joint.marginal))  # type: ignore[union-attr]
+        return stretched(torch.as_tensor(bound), middle, stretch, error).numpy()
 
     def update(
         self, X: Any, sample_confounder: Any = None, y: Any = None, groups: Any = None, sample_weight: Any = None

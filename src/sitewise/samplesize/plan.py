@@ -24,6 +24,7 @@ TARGETS = ("width", "kl", "f1_loss")
 SIZES = (100, 200, 500, 1000, 2000, 5000, 10_000)
 AROUND = (0.25, 0.5, 2.0, 4.0)  # times the answer, where a width is wanted
 SMALLEST, LARGEST = 20, 10**7
+NEARLY = 1.05  # times the width wanted: that of a posterior has the grain of its grid
 FLOOR_SIZE = 10**7  # rows after which nothing is left to learn
 MODELS_OF_G = ("auto", *(name for name in MODELS if name != "network"))
 
@@ -215,7 +216,7 @@ def size_for_width(width_at: Callable[[int], float], wanted: float) -> int | Non
         if following == size:
             break
         size = following
-    return size if width_at(size) <= 1.02 * wanted else None
+    return size if width_at(size) <= NEARLY * wanted else None
 
 
 def size_for_loss(points: list[SizePoint], target: str, wanted: float) -> int | None:

@@ -140,10 +140,10 @@ def _prior_nodes(prior: LevelPrior) -> Weighed:
     return _spread(prior, prior.centre @ prior.basis, identity * prior.scale**2 / 2.0, 1.0, prior.factor_scale)
 
 
-def _widest(prior: LevelPrior) -> tuple[Tensor, Tensor]:
+def _widest(prior: LevelPrior, n_levels: int = LEVELS) -> tuple[Tensor, Tensor]:
     """Log-odds and factors of the widest grid."""
     middle, reach = float(prior.centre[1] - prior.centre[0]), FACTOR_REACH * prior.factor_scale
-    odds = torch.linspace(middle - REACH, middle + REACH, LEVELS, dtype=torch.float64)
+    odds = torch.linspace(middle - REACH, middle + REACH, n_levels, dtype=torch.float64)
     factors = torch.linspace(1.0 - reach, 1.0 + reach, FACTORS if reach else 1, dtype=torch.float64)
     return odds.to(prior.centre), factors.to(prior.centre)
 
@@ -159,7 +159,8 @@ def _grid(prior: LevelPrior, odds: Tensor, factors: Tensor) -> Weighed:
 def _weigh_grid(
     evidence: Evidence | None, prior: LevelPrior, unlabeled: Likelihood, labeled: Callable[..., Tensor], error: float
 ) -> Weighed:
-    odds, factors = widest = _widest(prior)
+    few = evidence is None or evidence.n_rows <= SOME  # and a pass over them is cheap
+    odds, factors = widest = _widest(prior, 2 * LEVELS if few else LEVELS)
     error = 0.0 if evidence is None else error
 
     def weighed(rows: Evidence | None) -> Weighed:
