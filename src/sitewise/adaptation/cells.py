@@ -218,14 +218,6 @@ def look_back_at_cells(
     return Hindsight(CellCurvature(covariance, inverse, pull, level_covariance, of_mean, agreement), optimism)
 
 
-def table_optimism(evidence: Evidence, cells: Tensor, truth: Prevalence, strength: float) -> float:
-    """The optimism of a table shrunk to `truth` as it is expected where that is the truth (10a)."""
-    at_cells = without_dust(truth.log_prob(cells).exp())
-    problem = table_problem(evidence, cells, strength * at_cells)
-    inverse = simplex_covariance(problem.information(at_cells), at_cells > FREE)
-    return float((inverse * problem.moments(at_cells, 2).curvature).sum())
-
-
 def _crossed_scores(problem: CellProblem, probability: Tensor, centre: Centre) -> Tensor:
     """Σ w s s⁰ᵀ of the rows' scores in their cells and in the constant g that these are shrunk to, (C, K, K)."""
     assert centre.level is not None

@@ -179,17 +179,13 @@ def linear_problem(
 def additive_problem(evidence: Evidence, strength: float, centre: Prevalence | None) -> LinearProblem:
     """Set up the additive model's problem at one strength of its ridge.
 
-    A centre that is a level is aimed at as it is; of one that depends on z the shape is, and the level stays free. A
-    centre that knows by how much sites differ from it gives its own scale to the ridge (equation 13).
+    A centre that is a level is aimed at as it is; of one that depends on z the shape is, and the level stays free.
     """
     schema = evidence.schema
     assert schema is not None
     n_features = features(schema.missing_codes(evidence.device)[None], schema).shape[1]
     free_level = not isinstance(centre, ConstantPrevalence)
     penalty = ridge(strength, n_features, evidence.device, free_level=free_level)
-    between_sites = getattr(centre, "spread", None)
-    if between_sites is not None:
-        penalty = penalty / between_sites
     return linear_problem(evidence, lambda codes: features(codes, schema), centre, penalty)
 
 
@@ -363,12 +359,6 @@ def look_back_at_linear(
 def optimism_of(inverse: Tensor, *grams: Tensor | None) -> float:
     """O of equation 10 from the inverse penalized information and the rows' outer products, or the groups'."""
     return max(float((inverse * gram).sum()) for gram in grams if gram is not None)
-
-
-def linear_optimism(problem: LinearProblem, flat: Tensor) -> float:
-    """O of equation 10 as it is expected where these coefficients are the truth (10a), at most P."""
-    plain, by_group = problem.score_grams(flat)
-    return optimism_of(invert_information(plain + torch.diag(problem.flat_penalty)), plain, by_group)
 
 
 def start_at(prevalence: Tensor, n_features: int) -> Tensor:

@@ -19,7 +19,6 @@ from sitewise.adaptation.cells import (
     fit_constant_cell,
     fit_table_cells,
     fixed_centre,
-    table_optimism,
     tilted_centre,
 )
 from sitewise.adaptation.evidence import Evidence
@@ -28,19 +27,17 @@ from sitewise.adaptation.linear import (
     additive_problem,
     fit_additive_terms,
     fit_missing_terms,
-    linear_optimism,
     start_at,
 )
 from sitewise.adaptation.network import fit_network_terms
 from sitewise.confounders import Categorical
-from sitewise.prevalence import AdditivePrevalence, ConstantPrevalence, Prevalence, TablePrevalence
+from sitewise.prevalence import AdditivePrevalence, ConstantPrevalence, Prevalence
 from sitewise.solvers import EM
 
 RIDGES = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
-PRICE = 2.0  # of the optimism, where it is decided whether g depends on z at all, or otherwise than a prior has it
-MARGIN = 1.0  # log-likelihood units that a g(z) must be better by than the constant, or the prior's shape
+PRICE = 2.0  # of the optimism, where it is decided whether g depends on z at all
+MARGIN = 1.0  # log-likelihood units that a g(z) must be better by than the constant
 VANISHED = math.log(1e-4)  # a class this rare may be one that the last fit lost
-KEPT = 1e3  # times the weight of all rows
 PSEUDO_COUNTS = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0)
 FAR_WORSE = 5.0  # log-likelihood units
 NO_RIVAL = 0.003  # a share of the weight that is not worth its trouble
@@ -77,48 +74,17 @@ def fit_any_model(
 ) -> Fit:
     """Choose between the constant, the additive model and, over discrete z with rows enough, the table.
 
-    Whether g depends on z, or otherwise than a prior g(z) says, is decided at the dearer price; how strongly and in
-    which form, once it does, by the plain left-out likelihood.
+    Whether g depends on z is decided by the stricter criterion, L - 2 O; how strongly and in which form, once it does,
+    by the left-out likelihood.
     """
     has_shape = centre is not None and not isinstance(centre, ConstantPrevalence)
     candidates = additive_candidates(evidence, start, centre, strength, solver)
     if can_fill_a_table(evidence):
         candidates += table_candidates(evidence, constant, centre, strength, solver)
-    if has_shape and isinstance(strength, str):
-        kept, expected = keep_shape(evidence, start, centre, solver)
-        candidates = [kept, *candidates]
-        everyone = rivals(candidates, evidence)
-        dearest = max(score(fit, expected(fit)) for fit in candidates[1:])
-        chosen = kept if dearest < score(kept) + MARGIN else best(candidates)
-        return replace(finish(chosen, evidence), rivals=everyone)
     everyone = rivals([*candidates, constant], evidence)
     if not has_shape and max(map(score, candidates)) < score(constant) + MARGIN:
         return replace(constant, rivals=everyone)
     return replace(finish(best(candidates), evidence), rivals=everyone)
-
-
-def holding_ridge(evidence: Evidence) -> float:
-    """A ridge under which nothing but the level moves, in proportion to what the rows weigh."""
-    return KEPT * max(evidence.total_weight, 1.0)
-
-
-def keep_shape(
-    evidence: Evidence, start: Tensor, centre: Prevalence | None, solver: str | EM
-) -> tuple[Fit, Callable[[Fit], float]]:
-    """The prior's g(z) with its level moved only, and the optimism that a candidate has where that is the truth.
-
-    An estimate that ran to a bound has little optimism left of what took it there (equation 10a).
-    """
-    unit = additive_problem(evidence, 1.0, centre)
-    held = holding_ridge(evidence)
-    kept, flat = fit_additive_terms(replace(unit, penalty=held * unit.penalty), held, start, solver)
-
-    def expected(fit: Fit) -> float:
-        if isinstance(fit.prevalence, TablePrevalence):
-            return table_optimism(evidence, fit.prevalence.cells, kept.prevalence, fit.strength)
-        return linear_optimism(replace(unit, penalty=fit.strength * unit.penalty), flat)
-
-    return kept, expected
 
 
 def table_candidates(
@@ -197,12 +163,9 @@ def fit_network_model(evidence: Evidence, constant: Tensor, solver: str | EM, se
     return fit_network_terms(evidence, constant, solver, seed)
 
 
-def score(fit: Fit, expected: float = 0.0) -> float:
-    """Left-out log-likelihood, the optimism charged once for the fit and once for the choice among many.
-
-    `expected` is the least that the optimism is taken for.
-    """
-    return fit.log_likelihood - PRICE * max(fit.optimism, expected)
+def score(fit: Fit) -> float:
+    """Left-out log-likelihood, the optimism charged once for the fit and once for the choice among many."""
+    return fit.log_likelihood - PRICE * fit.optimism
 
 
 def left_out(fit: Fit) -> float:

@@ -210,11 +210,15 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Nodes:
-    """Factors (M,) and shifts of the level (M, K) with the log of the volume that each stands for."""
+    """Factors (M,) and shifts of the level (M, K) with the log of the volume that each stands for.
+
+    Every factor has the same `n_levels` shifts, one factor after the other.
+    """
 
     factor: Tensor
     level: Tensor
     log_volume: Tensor
+    n_levels: int
 
     def log_prevalence(self, log_g: Tensor, share: Tensor) -> Tensor:
         """log g of rows at every node, (n, M, K), from log g as trained (n, K)."""
@@ -259,10 +263,9 @@ class Nodes:
         """The log-likelihood (M,) of levels that are those of the rows give or take a normal error."""
         if error < 0.02:
             return log_likelihood
-        kernel = -((self.level[:, None, :] - self.level).square().sum(2)) / error**2 + self.log_volume
-        other = (self.factor[:, None] - self.factor).abs() > 1e-9
-        kernel = kernel.masked_fill(other, -torch.inf)
-        return torch.logsumexp(kernel + log_likelihood, dim=1) - torch.logsumexp(kernel, dim=1)
+        level, by_factor = self.level[: self.n_levels], log_likelihood.reshape(-1, 1, self.n_levels)
+        kernel = self.log_volume[: self.n_levels] - (level[:, None, :] - level).square().sum(2) / error**2
+        return (torch.logsumexp(kernel + by_factor, dim=2) - torch.logsumexp(kernel, dim=1)).reshape(-1)
 
 
 def _grid_nodes(unit: Unit) -> Nodes:
@@ -274,7 +277,7 @@ def _grid_nodes(unit: Unit) -> Nodes:
     steps = torch.linspace(-reach, reach, FACTORS if reach else 1, dtype=torch.float64)
     factor = (1.0 + USUAL_FACTOR * steps).repeat_interleave(NODES)
     half = odds.repeat(len(steps)) / 2.0
-    return Nodes(factor, torch.stack([-half, half], dim=1), volume.log().repeat(len(steps)))
+    return Nodes(factor, torch.stack([-half, half], dim=1), volume.log().repeat(len(steps)), NODES)
 
 
 def _sampled_nodes(unit: Unit) -> Nodes:
@@ -286,11 +289,11 @@ def _sampled_nodes(unit: Unit) -> Nodes:
     steps = torch.cat([torch.zeros(1, width, dtype=torch.float64), normal * stretch[:, None]])
     log_density = -0.5 * (FREEDOM + width) * torch.log1p(steps.square().sum(1) / FREEDOM)
     level = USUAL_LEVEL / math.sqrt(2.0) * steps @ contrasts(unit.n_classes).T
-    return Nodes(torch.ones(SAMPLES, dtype=torch.float64), level, -log_density)
+    return Nodes(torch.ones(SAMPLES, dtype=torch.float64), level, -log_density, SAMPLES)
 
 
 def learn_numbers(units: list[Unit]) -> Numbers:
-    """The numbers of the prior from rehearsed units; usual sizes count as much as two sites."""
+    """The numbers of the prior from rehearsed units."""
     if not units:
         return Numbers()
     sites = [unit for unit in units if unit.shifted]
