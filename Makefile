@@ -9,7 +9,7 @@ export OMP_WAIT_POLICY = PASSIVE
 .PHONY: help test browser check format bench accuracy docs demo results clean
 
 help:
-	@echo "make demo    colored digits: ERM fails at a shifted site, GPA repairs it without labels; about two minutes"
+	@echo "make demo    colored digits: ERM fails at a shifted site, GPA repairs it without labels; a few minutes"
 	@echo "make test    the whole test suite"
 	@echo "make browser chromium for the tests of the report page (Debian or Ubuntu, as root)"
 	@echo "make check   formatting, lint, types, layers"
