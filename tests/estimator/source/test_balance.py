@@ -112,7 +112,7 @@ def test_a_weak_f_does_no_harm_where_nothing_shifts():
         worse.append(nll[0] - nll[1])
         low, high = here.prevalence_interval()
         assert low[1] <= y_new.mean() <= high[1]
-    assert max(worse) < 0.006  # what averaging over levels that did not shift costs with an f this weak
+    assert max(worse) < 0.02  # what averaging over levels that did not shift costs with an f this weak and one site
 
 
 def test_no_calibration_leaves_f_as_it_is():
