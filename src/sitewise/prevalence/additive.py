@@ -128,7 +128,7 @@ def fit_additive(
 
 
 def _fit_coefficients(data: Aggregate, design: Tensor, offset: Tensor, strengths: tuple[float, ...]) -> Tensor:
-    """Coefficients (P,) at the strength with the highest likelihood of labels left out: L less its optimism."""
+    """Coefficients (P,) at the strength under which the labels are likeliest (empirical Bayes)."""
     n_features, n_classes = design.shape[1], data.totals.shape[1]
     if n_features * (n_classes - 1) > NEWTON_LIMIT:
         strengths = strengths[len(strengths) // 2 :][:1]
@@ -137,19 +137,19 @@ def _fit_coefficients(data: Aggregate, design: Tensor, offset: Tensor, strengths
         penalty = ridge(strength, n_features, design.device)
         flat = fit_linear(data.totals, data.weight, design, penalty, offset, start=flat).point
         if len(strengths) > 1:
-            found.append((_left_out(data, design, offset, penalty, flat), flat))
+            found.append((_log_evidence(data, design, offset, penalty, flat), flat))
     assert flat is not None
     return max(found, key=lambda pair: pair[0])[1] if found else flat
 
 
-def _left_out(data: Aggregate, design: Tensor, offset: Tensor, penalty: Tensor, flat: Tensor) -> float:
-    """The log-likelihood of labels at coefficients (P,) less the degrees of freedom that the penalty leaves them."""
+def _log_evidence(data: Aggregate, design: Tensor, offset: Tensor, penalty: Tensor, flat: Tensor) -> float:
+    """The log-likelihood of labels averaged over the ridge's normal prior, by Laplace's approximation at (P,)."""
     basis = contrasts(data.totals.shape[1], flat.device)
     log_g = torch.log_softmax(offset + design @ flat.reshape(design.shape[1], -1) @ basis.T, dim=1)
-    told = information(design, data.weight, log_g.exp())
-    whole = told + torch.diag(penalty[:, None].expand(-1, basis.shape[1]).reshape(-1))
-    freedom = torch.linalg.lstsq(whole, told).solution.trace()
-    return float((data.totals * log_g).sum() - freedom)
+    wide = penalty[:, None].expand(-1, basis.shape[1]).reshape(-1)
+    curvature = information(design, data.weight, log_g.exp()) + torch.diag(wide)
+    log_prior = 0.5 * (wide[wide > 0].log().sum() - wide @ flat**2)
+    return float((data.totals * log_g).sum() + log_prior - 0.5 * torch.linalg.slogdet(curvature).logabsdet)
 
 
 def fit_missing_columns(model: AdditivePrevalence, data: Aggregate, knockout: float) -> AdditivePrevalence:

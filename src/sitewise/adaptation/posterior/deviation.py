@@ -16,7 +16,7 @@ from sitewise.prevalence.prior import USUAL_DEVIATION
 
 HELD = 1e6  # the penalty on the level's own feature, times the weight of all rows: the level is not a deviation
 STEP = 1e-3  # of the factor, for the derivative of a gradient
-SIZES = (0.0, 0.5, 1.0, 2.0)  # of a deviation, in standard deviations between the training sites; equally likely
+SIZES = (0.0, 0.25, 0.5, 1.0)  # of a deviation, in standard deviations between the training sites; equally likely
 
 
 @dataclass(frozen=True)
