@@ -4,8 +4,8 @@
     python benchmarks/coverage.py table benchmarks/coverage.jsonl.gz
 
 Three source sites of 600 rows whose levels differ; a logistic regression or a forest of x and z, cross-fitted, in
-`PrevalenceAdjuster` with its defaults; eight new sites of 500 rows for each relation of y and z: as at the source, none,
-or turned around; each adapted to with z and without it. Grouped: rows come from patients of one to five rows that
+`PrevalenceAdjuster` with its defaults; eight new sites of 500 rows for each relation of y and z: as at the source,
+none, or turned around; each adapted to with z and without it. Grouped: rows come from patients of one to five rows that
 share most of x. A source is drawn and learned anew for every seed.
 """
 
