@@ -157,6 +157,19 @@ At = Callable[[Tensor], Tensor]  # g (n, K) at rows of codes (n, V)
 
 
 @dataclass(frozen=True)
+class Average:
+    """A mean of g that an interval is asked for: at which z it is moved, and how it moves most easily."""
+
+    mean: Callable[[At], Tensor]
+    where: At | None
+    easiest: Callable[[Tensor, int], Tensor]
+
+    def direction_of(self, label: int) -> At:
+        """The easiest direction of g for the mean of one class."""
+        return lambda codes: self.easiest(codes, label)
+
+
+@dataclass(frozen=True)
 class Fall:
     """How far g may move before the likelihood falls by more than `drop`."""
 

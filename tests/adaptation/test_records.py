@@ -9,7 +9,7 @@ import torch
 
 import sitewise as sw
 from sitewise.adaptation import streaming
-from sitewise.adaptation.records import RECORDS
+from sitewise.adaptation.records import all_records
 from sitewise.artifacts import pack, unpack
 
 FAMILY = sw.SimulatedFamily(seed=3, signal=1.5)
@@ -17,8 +17,8 @@ NEW = FAMILY.site(300, dependence=1.0, seed=4)
 
 
 def there_and_back(estimate):
-    tree, tensors = pack({"estimate": estimate}, RECORDS)
-    return unpack(json.loads(json.dumps(tree, allow_nan=False)), tensors, RECORDS)["estimate"]
+    tree, tensors = pack({"estimate": estimate}, all_records())
+    return unpack(json.loads(json.dumps(tree, allow_nan=False)), tensors, all_records())["estimate"]
 
 
 def gaps(Z):

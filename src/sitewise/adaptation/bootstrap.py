@@ -17,7 +17,7 @@ from sitewise.adaptation.rows import Moments, Rows, Stream, to_ratio
 from sitewise.arrays import keep_freed_memory
 from sitewise.calibration import Calibration
 from sitewise.prevalence import ConstantPrevalence, Prevalence
-from sitewise.prevalence.base import finite
+from sitewise.prevalence.base import finite, is_constant
 
 BATCH = 2**20  # rows times draws that are worked on at once
 DRAW_TOLERANCE = 1e-7  # draws differ by far more than this
@@ -95,10 +95,9 @@ class DrawnCells(CellProblem):
 
 def drawn_constants(evidence: Evidence, fit: Fit, draws: Draws, n_draws: int, pseudo: Tensor) -> Tensor:
     """The constant g of every draw, (B, K), in batches."""
-    assert isinstance(fit.prevalence, ConstantPrevalence)
     ratio = torch.cat([part.ratio for part in evidence.everything]).double()
     size = max(2, BATCH // evidence.n_rows)
-    start = inside(fit.prevalence.log_marginal.exp())
+    start = inside(fit.prevalence.log_prob(ratio.new_zeros(1, 0))[0].exp())
     keep_freed_memory()
     found = []
     for first in range(0, n_draws, size):
@@ -162,8 +161,7 @@ def bootstrap_fit(
         raise ValueError(NO_REFIT.format(model=fit.prevalence.name))
     draws = Draws(evidence, generator)
     others = cycle(() if calibration is None else calibration.resamples())
-    if isinstance(fit.prevalence, ConstantPrevalence) and calibration is None:
-        assert fit.aim is not None
+    if fit.aim is not None and calibration is None:
         for point in drawn_constants(evidence, fit, draws, n_resamples, fit.strength * fit.aim):
             yield ConstantPrevalence(finite(point.log())), point
         return
@@ -175,6 +173,6 @@ def bootstrap_fit(
 
 
 def _mean(model: Prevalence, evidence: Evidence) -> Tensor:
-    if isinstance(model, ConstantPrevalence) or not evidence.seen_weight:
+    if is_constant(model) or not evidence.seen_weight:
         return model.log_prob(torch.zeros(1, 0, dtype=torch.float64, device=evidence.device))[0].exp()
     return evidence.mean(lambda codes: model.log_prob(codes).exp())

@@ -122,9 +122,9 @@ def tilted_centre(evidence: Evidence, cells: Tensor, constant: Fit, model: Preva
 
 def level_of(constant: Fit) -> tuple[Tensor, Tensor]:
     """The constant g (K,) and its covariance (K, K), rows of one group taken for rows on their own."""
-    assert isinstance(constant.prevalence, ConstantPrevalence)
     assert isinstance(constant.curvature, CellCurvature)
-    return constant.prevalence.log_marginal.exp(), constant.curvature.inverse_information[0]
+    nothing = torch.zeros(1, 0, dtype=torch.float64)
+    return constant.prevalence.log_prob(nothing)[0].exp(), constant.curvature.inverse_information[0]
 
 
 def without_dust(prevalence: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from sitewise.arrays import Problems, read_groups
+from sitewise.adaptation.families import FAMILIES
+from sitewise.arrays import Problems, did_you_mean, read_groups
 from sitewise.calibration import METHODS as CALIBRATIONS
 from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
@@ -32,7 +33,7 @@ from sitewise.estimator.without_z.choosing import MISSING, fit_site_joint, judge
 from sitewise.estimator.without_z.joint import JointModel, calibrate_critic, fit_joint_model
 from sitewise.estimator.without_z.predicting import with_joint
 from sitewise.inputs import Inputs
-from sitewise.prevalence import MODELS, Prevalence
+from sitewise.prevalence import Prevalence
 from sitewise.ratio import LabeledRows, RatioObjective, Scorer, build_ratio, for_network, network_inputs
 from sitewise.training import AUGMENTATIONS, Recipe, train
 
@@ -248,8 +249,9 @@ class GPAClassifier(SiteModel):
         recipe = read_network_settings(self, problems)
         if self.cache is not None and (not isinstance(self.cache, str | os.PathLike) or os.path.isfile(self.cache)):
             problems.add(f"cache must be the path of a folder, got {self.cache!r}")
-        if self.prevalence not in ("auto", *MODELS):
-            problems.add(f"prevalence must be one of auto, {', '.join(MODELS)}, got {self.prevalence!r}")
+        if self.prevalence not in ("auto", *FAMILIES):
+            meant = did_you_mean(self.prevalence, FAMILIES)
+            problems.add(f"prevalence must be one of auto, {', '.join(FAMILIES)}, got {self.prevalence!r}{meant}")
         if not 0 <= self.knockout < 1:
             problems.add(f"knockout must be a probability below one, got {self.knockout!r}")
         if self.rehearsal not in REHEARSALS:
