@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
-from sitewise.prevalence.linear import contrasts, spread
+from sitewise.posterior import contrasts, spread
 
 NEAR_A_BOUND = 3.0  # standard errors
 

@@ -4,16 +4,16 @@ A constant g is estimated from many draws in one batch; other models one draw af
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import cycle
 
 import torch
 from torch import Tensor
 
-from sitewise.adaptation.cell_problem import CellProblem, inside, solve_cells
+from sitewise.adaptation.cell_problem import ManyConstants, inside, solve_cells
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import Fit
-from sitewise.adaptation.rows import Moments, Rows, Stream, to_ratio
+from sitewise.adaptation.rows import Rows, Stream, to_ratio
 from sitewise.arrays import keep_freed_memory
 from sitewise.calibration import Calibration
 from sitewise.prevalence import ConstantPrevalence, Prevalence
@@ -60,39 +60,6 @@ class Draws:
         return weights
 
 
-@dataclass(frozen=True)
-class DrawnCells(CellProblem):
-    """The constant g of many draws of the same rows: each draw is a cell."""
-
-    ratio: Tensor = field(default_factory=lambda: torch.empty(0))  # (n, J)
-    weights: Tensor = field(default_factory=lambda: torch.empty(0))  # (B, n)
-
-    @property
-    def cell_weight(self) -> Tensor:
-        """The weight of the rows in each draw, (B,)."""
-        return self.weights.sum(1)
-
-    def moments(self, prevalence: Tensor, order: int) -> Moments:
-        """Sums over the rows of each draw (equation 7c): products of weights (B, n) and scores."""
-        last = self._last.get("moments")
-        if last is not None and torch.equal(last.prevalence, prevalence):
-            return last
-        n_columns = self.ratio.shape[1]
-        if n_columns == 1:
-            lean = (prevalence[:, 1] - prevalence[:, 0])[:, None]
-            mixed = (lean * self.ratio[:, 0]).add_(1.0).mul_(0.5)
-        else:
-            mixed = prevalence @ self.ratio.T
-        log_likelihood = torch.linalg.vecdot(self.weights, mixed.log())
-        relative = self.weights / mixed
-        first = relative @ self.ratio
-        relative.div_(mixed)
-        columns = [(relative * self.ratio[:, j]) @ self.ratio for j in range(n_columns)]
-        found = Moments(prevalence, self.cell_weight, log_likelihood, first, torch.stack(columns, dim=1))
-        self._last["moments"] = found
-        return found
-
-
 def drawn_constants(evidence: Evidence, fit: Fit, draws: Draws, n_draws: int, pseudo: Tensor) -> Tensor:
     """The constant g of every draw, (B, K), in batches."""
     ratio = torch.cat([part.ratio for part in evidence.everything]).double()
@@ -102,8 +69,7 @@ def drawn_constants(evidence: Evidence, fit: Fit, draws: Draws, n_draws: int, ps
     found = []
     for first in range(0, n_draws, size):
         weights = draws.weights(min(size, n_draws - first))
-        rows: Stream[tuple[Rows, Tensor]] = Stream(())
-        problem = DrawnCells(evidence, rows, pseudo.expand(len(weights), -1), ratio=ratio, weights=weights)
+        problem = ManyConstants(pseudo.expand(len(weights), -1), ratio, weights)
         found.append(solve_cells(problem, start.expand(len(weights), -1), "auto", DRAW_TOLERANCE).point)
     return torch.cat(found)
 

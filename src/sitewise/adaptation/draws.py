@@ -19,9 +19,9 @@ from sitewise.adaptation.fit import Fit, Rival
 from sitewise.adaptation.posterior.points import Points
 from sitewise.arrays import Container, distinct_rows, index_of
 from sitewise.confounders import Confounders
+from sitewise.posterior import contrasts
 from sitewise.prevalence import Prevalence
 from sitewise.prevalence.base import finite
-from sitewise.prevalence.linear import contrasts
 from sitewise.uncertainty import CellCurvature, LinearCurvature, at_least, near_a_bound
 
 ENOUGH = 2**13  # rows of z, at most, over which the mean of a draw is taken

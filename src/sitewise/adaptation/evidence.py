@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sitewise.adaptation.rows import Moments, Rows, Stream, know_labels, moments, stretch_size, to_ratio
+from sitewise.adaptation.rows import Rows, Stream, know_labels, moments, stretch_size, to_ratio
 from sitewise.arrays import Problems, distinct_rows, read_groups, read_labels, read_weight
 from sitewise.confounders import Confounders, Notes
+from sitewise.posterior import Moments
 
 SAMPLE = 2**15  # rows, at most, that stand for the whole site where it is only to be looked at
 FEATURES = 16  # rows with z come in shorter stretches: each has about as many features as this, or more

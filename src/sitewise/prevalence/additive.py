@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from sitewise.confounders import Categorical, Confounders
+from sitewise.posterior import contrasts
 from sitewise.prevalence.base import (
     FLOOR,
     SMOOTHING,
@@ -16,7 +17,7 @@ from sitewise.prevalence.base import (
     masked_copies,
     smooth,
 )
-from sitewise.prevalence.linear import contrasts, fit_linear
+from sitewise.prevalence.linear import fit_linear
 from sitewise.prevalence.splines import DEGREE, spline_basis, spline_sum
 
 MISSING_PENALTY = 0.01  # keeps a missing column finite where nothing speaks about it

@@ -14,9 +14,9 @@ from sitewise.adaptation.posterior.levels import LevelPrior, Weighed, candidates
 from sitewise.adaptation.posterior.likelihood import Sums, evaluate_points, split_labeled, subset
 from sitewise.adaptation.posterior.points import Points, Posterior, shape_of
 from sitewise.adaptation.rows import Rows, scores
+from sitewise.posterior import contrasts
 from sitewise.prevalence import ConstantPrevalence, Prevalence, SitePrior
 from sitewise.prevalence.base import finite, is_constant
-from sitewise.prevalence.linear import contrasts
 
 KEPT = 64  # points, at most
 MARGINALS = 400  # equally likely values of P(Y) that intervals are made of
