@@ -105,7 +105,7 @@ def read_population(
             problems.add(str(error))
         if codes is not None and len(codes) != n_rows:
             problems.add(f"sample_confounder has {len(codes)} row(s), log_ratio has {n_rows}")
-    elif model in FAMILIES and FAMILIES[model].needs_z:
+    elif model in FAMILIES and FAMILIES[model].quick and FAMILIES[model].needs_z:
         problems.add(f"model={model!r} needs sample_confounder; without confounders use model='constant'")
     problems.raise_if_any()
     known = labels.astype(np.int64)
