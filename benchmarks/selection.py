@@ -6,7 +6,8 @@ import torch
 import sitewise as sw
 from sitewise.adaptation.cells import fit_constant_cell
 from sitewise.adaptation.evidence import read_evidence
-from sitewise.adaptation.selection import MARGIN, PRICE, additive_candidates, starting_coefficients
+from sitewise.adaptation.families import FAMILIES, Request
+from sitewise.adaptation.selection import MARGIN, PRICE
 from sitewise.arrays import Problems
 
 N_SITES = 30
@@ -19,8 +20,7 @@ def candidates(site):
     evidence, _ = read_evidence(matrix, site.Z, Problems("benchmark"), **nothing)
     even = torch.full((2,), 0.5, dtype=torch.float64)
     fits = [fit_constant_cell(evidence, even, 0.0, "auto", even)]
-    start = starting_coefficients(evidence, None, fits[0].prevalence.log_marginal.exp(), None)
-    fits += additive_candidates(evidence, start, None, "auto", "auto")
+    fits += FAMILIES["additive"].candidates(Request(evidence, "auto", "auto", even, None, even, None, 0, fits[0]))
     rows = evidence.schema.encode(site.Z)[0]
     return fits, [divergence(site.log_prevalence, fit.prevalence.log_prob(rows).numpy()) for fit in fits]
 

@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
-from sitewise.prevalence.linear import contrasts, spread
+from sitewise.posterior import contrasts, spread
 
 NEAR_A_BOUND = 3.0  # standard errors
 
@@ -154,6 +154,19 @@ def near_a_bound(probability: Tensor, variance: Tensor) -> Tensor:
 
 
 At = Callable[[Tensor], Tensor]  # g (n, K) at rows of codes (n, V)
+
+
+@dataclass(frozen=True)
+class Average:
+    """A mean of g that an interval is asked for: at which z it is moved, and how it moves most easily."""
+
+    mean: Callable[[At], Tensor]
+    where: At | None
+    easiest: Callable[[Tensor, int], Tensor]
+
+    def direction_of(self, label: int) -> At:
+        """The easiest direction of g for the mean of one class."""
+        return lambda codes: self.easiest(codes, label)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def with_nan():
         ({"y": [-1] * 10}, "class indices 0..1"),
         ({"y": [0, 1]}, r"one entry a row \(10\), got 2"),
         ({"groups": list("abc")}, r"groups must have one entry a row \(10\), got 3"),
-        ({"model": "tree"}, "model must be one of auto, constant, table, additive, network, got 'tree'"),
+        ({"model": "tree"}, "model must be one of auto, constant, additive, table, network, got 'tree'"),
         ({"model": "table"}, "needs sample_confounder"),
         ({"model": "table", "sample_confounder": Z}, "'age' is continuous: use model='additive'"),
         ({"solver": "sgd"}, "solver must be one of"),

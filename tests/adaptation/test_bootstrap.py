@@ -143,5 +143,5 @@ def test_rows_that_are_not_at_hand_are_not_drawn():
     estimate = sw.estimate_prevalence(site(200).log_ratio)
     streamed = estimate._evidence.everything.map(lambda rows: rows, keep=False)
     object.__setattr__(estimate._evidence, "everything", streamed)
-    with pytest.raises(ValueError, match="all rows in the memory"):
+    with pytest.raises(ValueError, match="all rows in memory"):
         next(bootstrap_fit(estimate._evidence, estimate._fit, 2, torch.Generator(), None))

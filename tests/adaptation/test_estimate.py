@@ -11,8 +11,9 @@ from scipy.optimize import minimize
 
 import sitewise as sw
 from sitewise.adaptation import selection
-from sitewise.adaptation.fit import Fit, Hindsight
-from sitewise.adaptation.selection import can_fill_a_table
+from sitewise.adaptation.families import Request, additive, table
+from sitewise.adaptation.families.table import can_fill_a_table
+from sitewise.adaptation.fit import Fit, Hindsight, best, rivals
 
 
 def site_with_z(n_rows=1500, seed=0, **arguments):
@@ -255,8 +256,8 @@ def test_the_table_is_tried_only_where_its_cells_are_filled():
 
 def test_missing_terms_are_fitted_for_the_winner_only(monkeypatch):
     calls = []
-    fit = selection.fit_missing_terms
-    monkeypatch.setattr(selection, "fit_missing_terms", lambda *a: calls.append(a) or fit(*a))
+    fit = additive.fit_missing_terms
+    monkeypatch.setattr(additive, "fit_missing_terms", lambda *a: calls.append(a) or fit(*a))
     assert sw.estimate_prevalence(*_pair(site_with_z(4000))).model == "additive"
     assert sw.estimate_prevalence(*_pair(site_with_z(4000, dependence=0.0))).model == "constant"
     assert len(calls) == 1
@@ -264,28 +265,40 @@ def test_missing_terms_are_fitted_for_the_winner_only(monkeypatch):
 
 def test_once_g_depends_on_z_the_plain_left_out_likelihood_chooses(monkeypatch):
     def made_up(strength, log_likelihood, optimism):
-        return Fit(None, log_likelihood, True, 0.0, 0.0, 1, [], strength, lambda: Hindsight(None, optimism))
+        return Fit(
+            SimpleNamespace(name="additive"),
+            log_likelihood,
+            True,
+            0.0,
+            0.0,
+            1,
+            [],
+            strength,
+            lambda: Hindsight(None, optimism),
+        )
 
     fits = [made_up(100.0, -50.0, 1.0), made_up(1.0, -45.0, 5.0), made_up(0.1, -44.9, 8.0)]
-    monkeypatch.setattr(selection, "additive_candidates", lambda *_: fits)
-    monkeypatch.setattr(selection, "can_fill_a_table", lambda *_: False)
+    monkeypatch.setattr(additive, "additive_candidates", lambda *_: fits)
+    monkeypatch.setattr(additive, "fit_missing_terms", lambda fit, _: fit)
+    monkeypatch.setattr(table, "can_fill_a_table", lambda *_: False)
+    even = torch.full((2,), 0.5)
     for constant, strength in ((made_up(0.0, -54.0, 0.5), 1.0), (made_up(0.0, -51.0, 0.5), 0.0)):
-        chosen = selection.fit_any_model(None, constant, None, None, "auto", "auto")
-        assert chosen.strength == strength
+        request = Request(None, "auto", "auto", even, None, even, None, 0, constant)
+        assert selection.fit_any_model(request).strength == strength
 
 
 def test_of_equals_the_one_most_strongly_shrunk_is_chosen():
     fits = [SimpleNamespace(strength=s, log_likelihood=-5.0 + 1e-9 / s, optimism=1.0) for s in (100.0, 10.0, 1.0)]
-    assert selection.best(fits).strength == 100.0
+    assert best(fits).strength == 100.0
 
 
 def test_rivals_count_by_what_they_give_to_left_out_rows():
     def made_up(left_out):
         return Fit(None, left_out + 2.0, True, 0.0, 0.0, 1, [], 1.0, lambda: Hindsight(None, 2.0))
 
-    found = selection.rivals([made_up(-50.0), made_up(-51.0), made_up(-70.0)], None)
+    found = rivals([made_up(-50.0), made_up(-51.0), made_up(-70.0)], lambda fit: fit)
     np.testing.assert_allclose([r.weight for r in found], np.exp([0.0, -1.0]) / np.exp([0.0, -1.0]).sum(), atol=1e-6)
-    assert selection.rivals([made_up(-50.0)], None) == ()
+    assert rivals([made_up(-50.0)], lambda fit: fit) == ()
 
 
 def test_an_interval_at_z_allows_for_the_models_that_were_not_chosen():

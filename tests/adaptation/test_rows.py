@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from sitewise.adaptation.rows import Rows, Stream, know_labels, moments, number_sums, quick_number_sums, to_ratio
-from sitewise.posterior import normalize
-from sitewise.prevalence.linear import contrasts
+from sitewise.posterior import contrasts, normalize
 
 
 def some_rows(n_classes, cells, weighted, n_rows=40, seed=0):

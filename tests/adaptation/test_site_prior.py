@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import sitewise as sw
-from sitewise.adaptation.records import RECORDS
+from sitewise.adaptation.records import all_records
 from sitewise.artifacts import pack, unpack
 from sitewise.prevalence import ConstantPrevalence, SitePrior, fit_additive, missing_information
 
@@ -199,8 +199,8 @@ def test_hardly_any_z_is_enough(believed):
 def test_a_saved_posterior_says_and_draws_the_same(at_home):
     source, new = at_home
     estimate = sw.estimate_prevalence(new.log_ratio, new.Z, prior=prior(source))
-    tree, tensors = pack({"it": estimate}, RECORDS)
-    other = unpack(tree, tensors, RECORDS)["it"]
+    tree, tensors = pack({"it": estimate}, all_records())
+    other = unpack(tree, tensors, all_records())["it"]
     np.testing.assert_array_equal(*(e.bootstrap(5, random_state=0).marginal for e in (estimate, other)))
     np.testing.assert_array_equal(*(e.interval() for e in (estimate, other)))
     np.testing.assert_array_equal(*(e.predict_proba(new.log_ratio, new.Z) for e in (estimate, other)))

@@ -6,7 +6,7 @@ import torch
 
 from sitewise.confounders import Confounders
 from sitewise.diagnosis.matching import balance, match, z_features
-from sitewise.prevalence.linear import contrasts
+from sitewise.posterior import contrasts
 
 
 def draw(seed, n_source=400, n_target=300):

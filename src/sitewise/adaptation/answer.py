@@ -1,7 +1,7 @@
 """The answer of an estimation: a site's g with its certificate, in the caller's container, and its intervals."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral
 from typing import Any
@@ -11,20 +11,20 @@ from sklearn.utils import check_random_state
 from torch import Tensor
 
 from sitewise.adaptation.bootstrap import NO_REFIT, NOT_IN_MEMORY, bootstrap_fit, rescored
-from sitewise.adaptation.draws import PrevalenceDraws, draw_fits
+from sitewise.adaptation.draws import Drawn, PrevalenceDraws, draw_fits
 from sitewise.adaptation.evidence import Evidence
+from sitewise.adaptation.families import FAMILIES, Family
 from sitewise.adaptation.fit import Fit
 from sitewise.adaptation.resamples import DrawnPrevalence, Resamples
-from sitewise.arrays import Container, Problems, distinct_rows, find_rows, index_of, read_matrix
+from sitewise.arrays import Container, Problems, distinct_rows, index_of, read_matrix
 from sitewise.calibration import Calibration
 from sitewise.confounders import Confounders, Notes
 from sitewise.posterior import combine, normalize
-from sitewise.prevalence import ConstantPrevalence, Prevalence, TablePrevalence
+from sitewise.prevalence import Prevalence
+from sitewise.prevalence.base import is_constant
 from sitewise.uncertainty import (
-    At,
-    CellCurvature,
+    Average,
     Fall,
-    LinearCurvature,
     allowed_drop,
     at_least,
     likelihood_interval,
@@ -152,7 +152,7 @@ class PrevalenceEstimate:
         if not (isinstance(n_draws, Integral) and n_draws >= 1):
             raise ValueError(f"draws: n_draws must be a whole number from 1 up, got {n_draws!r}")
         generator = torch.Generator().manual_seed(int(check_random_state(random_state).randint(2**31)))
-        parts = draw_fits(self._evidence, self._fit, int(n_draws), generator)
+        parts = draw_fits(self._evidence, self._fit, int(n_draws), generator, _draw)
         return PrevalenceDraws(parts, self._encode, self._container)
 
     def refit(self, change: Callable[[Tensor, Tensor], Tensor]) -> Prevalence:
@@ -195,7 +195,7 @@ class PrevalenceEstimate:
     def _mean(self) -> Tensor:
         if self._fit.posterior is not None:
             return self._fit.posterior.points.mean_log_marginal.exp()
-        if isinstance(self.prevalence, ConstantPrevalence) or not self._evidence.seen_weight:
+        if is_constant(self.prevalence) or not self._evidence.seen_weight:
             nothing = torch.zeros(1, 0, dtype=torch.float64, device=self._evidence.device)
             return self.prevalence.log_prob(nothing)[0].exp()
         return self._evidence.mean(self._at)
@@ -213,14 +213,18 @@ class PrevalenceEstimate:
     @cached_property
     def _site(self) -> Evidence:
         """The evidence as this model of g sees it."""
-        is_constant = isinstance(self.prevalence, ConstantPrevalence)
-        return self._evidence.without_confounders() if is_constant else self._evidence
+        return self._evidence.without_confounders() if is_constant(self.prevalence) else self._evidence
+
+    @property
+    def _family(self) -> Family:
+        """The family of this g."""
+        return FAMILIES[self.prevalence.name]
 
     @cached_property
     def _mean_variance(self) -> Tensor:
         """The variance of the marginal, (K,)."""
         covariance = self._fit.curvature.of_mean()
-        if not isinstance(self.prevalence, ConstantPrevalence):
+        if not is_constant(self.prevalence):
             covariance = covariance + self._sampling_covariance()
         return torch.diagonal(covariance)
 
@@ -243,29 +247,9 @@ class PrevalenceEstimate:
         return self._with_bounds(self._mean, self._mean_variance, self._whole_site, level)
 
     @cached_property
-    def _whole_site(self) -> "Average":
+    def _whole_site(self) -> Average:
         """The mean over the site, as something that an interval can be asked for."""
-        curvature = self._fit.curvature
-        if isinstance(curvature, LinearCurvature):
-            return Average(self._site.mean, None, curvature.easiest)
-        if not isinstance(self.prevalence, TablePrevalence):
-            return Average(self._site.mean, None, lambda codes, label: curvature.covariance[:, label])
-        share = self.prevalence.cell_weight / self.prevalence.cell_weight.sum()
-        return replace(self._average_of_cells(share), where=None)
-
-    def _average_of_cells(self, share: Tensor) -> "Average":
-        """A mean of a table's cells by their shares (C,)."""
-        table, curvature = self.prevalence, self._fit.curvature
-        assert isinstance(table, TablePrevalence)
-        assert isinstance(curvature, CellCurvature)
-
-        def where(codes: Tensor) -> Tensor:
-            return (share > 0).to(share.dtype)[find_rows(codes, table.cells)][:, None]
-
-        def direction(codes: Tensor, label: int) -> Tensor:
-            return curvature.easiest(share, label)[find_rows(codes, table.cells)]
-
-        return Average(lambda at: share @ at(table.cells), where, direction)
+        return self._family.whole_site(self._site, self._fit)
 
     def _variance_at(self, codes: Tensor, probability: Tensor) -> Tensor:
         """The variance of g at rows of codes, (n, K), averaged over the fits that might have been chosen (eq. 11b)."""
@@ -285,15 +269,13 @@ class PrevalenceEstimate:
         probability = self._at(codes)
         if not self._fit.identified:
             return torch.zeros_like(probability), torch.ones_like(probability)
-        curvature = self._fit.curvature
         variance = self._variance_at(codes, probability)
         low, high = logit_interval(probability, variance, level)
         blank = self._blank(codes)
-        if isinstance(self.prevalence, TablePrevalence):
-            assert isinstance(curvature, CellCurvature)
+        if self._family.in_cells:
             close = near_a_bound(probability, variance).any(dim=1) & ~blank
             for row in close.nonzero().flatten().tolist():
-                average = self._average_of_cells(curvature.agreement(codes[row : row + 1])[0])
+                average = self._family.cells_of(self._fit, codes[row : row + 1])
                 low[row], high[row] = self._with_bounds(probability[row], variance[row], average, level)
         else:
             self._mix_near_bounds(low, high, probability, variance, level)
@@ -304,12 +286,12 @@ class PrevalenceEstimate:
 
     def _blank(self, codes: Tensor) -> Tensor:
         """Tell which rows have the marginal for their g, and its interval, (n,)."""
-        if self.confounders is None or (isinstance(self.prevalence, ConstantPrevalence) and not self._fit.rivals):
+        if self.confounders is None or (is_constant(self.prevalence) and not self._fit.rivals):
             return torch.ones(len(codes), dtype=torch.bool, device=codes.device)
         return self.confounders.missing(codes).all(dim=1)
 
     def _with_bounds(
-        self, probability: Tensor, variance: Tensor, average: "Average", level: float
+        self, probability: Tensor, variance: Tensor, average: Average, level: float
     ) -> tuple[Tensor, Tensor]:
         """Curvature where the estimate is well inside, the likelihood's own fall where a bound is near."""
         low, high = logit_interval(probability, variance, level)
@@ -339,14 +321,6 @@ class PrevalenceEstimate:
             low[rows, label], high[rows, label] = lowest[rows, label], highest[rows, label]
 
 
-@dataclass(frozen=True)
-class Average:
-    """A mean of g that an interval is asked for: at which z it is moved, and how it moves most easily."""
-
-    mean: Callable[[At], Tensor]
-    where: At | None
-    easiest: Callable[[Tensor, int], Tensor]
-
-    def direction_of(self, label: int) -> At:
-        """The easiest direction of g for the mean of one class."""
-        return lambda codes: self.easiest(codes, label)
+def _draw(evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator) -> Drawn:
+    """Draw around a fit as its family does."""
+    return FAMILIES[fit.prevalence.name].draw(evidence, fit, n_draws, generator)

@@ -10,7 +10,7 @@ from sitewise.adaptation.evidence import Evidence
 from sitewise.arrays import Problems, align_classes, to_tensor
 from sitewise.confounders import Confounders
 from sitewise.prevalence import ConstantPrevalence, Prevalence, SitePrior
-from sitewise.prevalence.base import finite, on_device
+from sitewise.prevalence.base import finite, is_constant, on_device
 
 OTHER_SCHEMA = (
     "{name} was estimated with other confounders (kinds, levels or ranges) than those given: "
@@ -84,7 +84,7 @@ def _read_model(
     if len(level) != n_classes:
         problems.add(f"{name} is an estimate for {len(level)} classes, log_ratio has {n_classes}")
         return None
-    if isinstance(model, ConstantPrevalence) or schema is None:
+    if is_constant(model) or schema is None:
         return Belief(level)
     return Belief(level, model, schema)
 

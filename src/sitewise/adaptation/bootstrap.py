@@ -4,27 +4,26 @@ A constant g is estimated from many draws in one batch; other models one draw af
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import cycle
 
 import torch
 from torch import Tensor
 
-from sitewise.adaptation.cell_problem import CellProblem, inside, solve_cells
+from sitewise.adaptation.cell_problem import ManyConstants, inside, solve_cells
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import Fit
-from sitewise.adaptation.rows import Moments, Rows, Stream, to_ratio
+from sitewise.adaptation.rows import Rows, Stream, to_ratio
 from sitewise.arrays import keep_freed_memory
 from sitewise.calibration import Calibration
 from sitewise.prevalence import ConstantPrevalence, Prevalence
-from sitewise.prevalence.base import finite
+from sitewise.prevalence.base import finite, is_constant
 
 BATCH = 2**20  # rows times draws that are worked on at once
 DRAW_TOLERANCE = 1e-7  # draws differ by far more than this
 
 NOT_IN_MEMORY = (
-    "bootstrap needs all rows in the memory of one process, and these are streamed or spread over processes: "
-    "use interval(), whose curvature needs sums only"
+    "bootstrap needs all rows in memory, and these are streamed: use interval(), whose curvature needs sums only"
 )
 NO_REFIT = "a {model} g is not bootstrapped: use model='auto' or 'additive'"
 
@@ -61,51 +60,16 @@ class Draws:
         return weights
 
 
-@dataclass(frozen=True)
-class DrawnCells(CellProblem):
-    """The constant g of many draws of the same rows: each draw is a cell."""
-
-    ratio: Tensor = field(default_factory=lambda: torch.empty(0))  # (n, J)
-    weights: Tensor = field(default_factory=lambda: torch.empty(0))  # (B, n)
-
-    @property
-    def cell_weight(self) -> Tensor:
-        """The weight of the rows in each draw, (B,)."""
-        return self.weights.sum(1)
-
-    def moments(self, prevalence: Tensor, order: int) -> Moments:
-        """Sums over the rows of each draw (equation 7c): products of weights (B, n) and scores."""
-        last = self._last.get("moments")
-        if last is not None and torch.equal(last.prevalence, prevalence):
-            return last
-        n_columns = self.ratio.shape[1]
-        if n_columns == 1:
-            lean = (prevalence[:, 1] - prevalence[:, 0])[:, None]
-            mixed = (lean * self.ratio[:, 0]).add_(1.0).mul_(0.5)
-        else:
-            mixed = prevalence @ self.ratio.T
-        log_likelihood = torch.linalg.vecdot(self.weights, mixed.log())
-        relative = self.weights / mixed
-        first = relative @ self.ratio
-        relative.div_(mixed)
-        columns = [(relative * self.ratio[:, j]) @ self.ratio for j in range(n_columns)]
-        found = Moments(prevalence, self.cell_weight, log_likelihood, first, torch.stack(columns, dim=1))
-        self._last["moments"] = found
-        return found
-
-
 def drawn_constants(evidence: Evidence, fit: Fit, draws: Draws, n_draws: int, pseudo: Tensor) -> Tensor:
     """The constant g of every draw, (B, K), in batches."""
-    assert isinstance(fit.prevalence, ConstantPrevalence)
     ratio = torch.cat([part.ratio for part in evidence.everything]).double()
     size = max(2, BATCH // evidence.n_rows)
-    start = inside(fit.prevalence.log_marginal.exp())
+    start = inside(fit.prevalence.log_prob(ratio.new_zeros(1, 0))[0].exp())
     keep_freed_memory()
     found = []
     for first in range(0, n_draws, size):
         weights = draws.weights(min(size, n_draws - first))
-        rows: Stream[tuple[Rows, Tensor]] = Stream(())
-        problem = DrawnCells(evidence, rows, pseudo.expand(len(weights), -1), ratio=ratio, weights=weights)
+        problem = ManyConstants(pseudo.expand(len(weights), -1), ratio, weights)
         found.append(solve_cells(problem, start.expand(len(weights), -1), "auto", DRAW_TOLERANCE).point)
     return torch.cat(found)
 
@@ -163,8 +127,7 @@ def bootstrap_fit(
         raise ValueError(NO_REFIT.format(model=fit.prevalence.name))
     draws = Draws(evidence, generator)
     others = cycle(() if calibration is None else calibration.resamples())
-    if isinstance(fit.prevalence, ConstantPrevalence) and calibration is None:
-        assert fit.aim is not None
+    if fit.aim is not None and calibration is None:
         for point in drawn_constants(evidence, fit, draws, n_resamples, fit.strength * fit.aim):
             yield ConstantPrevalence(finite(point.log())), point
         return
@@ -176,6 +139,6 @@ def bootstrap_fit(
 
 
 def _mean(model: Prevalence, evidence: Evidence) -> Tensor:
-    if isinstance(model, ConstantPrevalence) or not evidence.seen_weight:
+    if is_constant(model) or not evidence.seen_weight:
         return model.log_prob(torch.zeros(1, 0, dtype=torch.float64, device=evidence.device))[0].exp()
     return evidence.mean(lambda codes: model.log_prob(codes).exp())

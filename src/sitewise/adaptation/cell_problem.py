@@ -3,6 +3,7 @@
 Concave (equation 8): Newton with its KKT gap, by way of a sample where rows are plenty, or EM as it is written.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,8 +13,9 @@ from torch import Tensor
 
 from sitewise.adaptation.evidence import Evidence, few_rows
 from sitewise.adaptation.fit import CONCAVE_TOLERANCE
-from sitewise.adaptation.rows import Moments, Rows, Stream, moments, rough_moments
+from sitewise.adaptation.rows import Rows, Stream, moments, rough_moments
 from sitewise.arrays import distinct_rows, find_rows
+from sitewise.posterior import Moments, moments_of
 from sitewise.solvers import EM, ROUNDING, Solution, em, newton, quasi_newton
 
 ROUGH_TOLERANCE = 1e-4
@@ -22,19 +24,23 @@ PLENTY = 8  # times the few rows that make a first guess: then it pays to set ou
 
 
 @dataclass(frozen=True)
-class CellProblem:
-    """The likelihood of every cell's distribution, with its derivatives; all cells at once."""
+class Cells(ABC):
+    """The likelihood of every cell's distribution, with its derivatives; all cells at once.
 
-    evidence: Evidence
-    placed: Stream[tuple[Rows, Tensor]]  # stretches of rows, and the cells (U,) that their codes are
+    Whose rows they are is a subclass's business: it gives the weight of each cell and the sums over its rows.
+    """
+
     pseudo: Tensor  # (C, K)
-    rough: bool = False  # one cell only: sums to six digits, in half the time
-    _last: dict[str, Moments] = field(default_factory=dict, repr=False)
+    _last: dict[str, Moments] = field(default_factory=dict, repr=False, kw_only=True)
 
     @cached_property
+    @abstractmethod
     def cell_weight(self) -> Tensor:
         """The weight of the rows in each cell, (C,)."""
-        return self._total((place, (rows.cell_weight,)) for rows, place in self.placed)[0]
+
+    @abstractmethod
+    def _moments(self, prevalence: Tensor, order: int) -> Moments:
+        """Sums over the rows of each cell (equation 7c)."""
 
     @cached_property
     def total(self) -> Tensor:
@@ -47,13 +53,12 @@ class CellProblem:
         known = last is not None and (order < 2 or last.second is not None)
         if last is not None and known and torch.equal(last.prevalence, prevalence):
             return last
-        if self.rough:
-            parts = ((place, rough_moments(rows, prevalence)) for rows, place in self.placed)
-        else:
-            parts = ((place, moments(rows, prevalence[place], order)) for rows, place in self.placed)
-        found = Moments(prevalence, self.cell_weight, *self._total((place, m.sums) for place, m in parts))
-        self._last["moments"] = found
+        found = self._last["moments"] = self._moments(prevalence, order)
         return found
+
+    def sampled(self, *, few: bool = False) -> "CellProblem | None":
+        """The same problem for a sample of the rows; None where these are not many, or not one cell."""
+        return None
 
     def log_likelihood(self, prevalence: Tensor, order: int = 1) -> Tensor:
         """The penalized log-likelihood of each cell, (C,)."""
@@ -86,6 +91,35 @@ class CellProblem:
         """The KKT gap of each cell, (C,)."""
         return self.multiplier(prevalence, order).amax(1) - 1.0
 
+
+@dataclass(frozen=True)
+class CellProblem(Cells):
+    """The cells of a site's evidence."""
+
+    evidence: Evidence
+    placed: Stream[tuple[Rows, Tensor]]  # stretches of rows, and the cells (U,) that their codes are
+    rough: bool = False  # one cell only: sums to six digits, in half the time
+
+    @cached_property
+    def cell_weight(self) -> Tensor:
+        """The weight of the rows in each cell, (C,)."""
+        return self._total((place, (rows.cell_weight,)) for rows, place in self.placed)[0]
+
+    def _moments(self, prevalence: Tensor, order: int) -> Moments:
+        if self.rough:
+            parts = ((place, rough_moments(rows, prevalence)) for rows, place in self.placed)
+        else:
+            parts = ((place, moments(rows, prevalence[place], order)) for rows, place in self.placed)
+        return Moments(prevalence, self.cell_weight, *self._total((place, m.sums) for place, m in parts))
+
+    def sampled(self, *, few: bool = False) -> "CellProblem | None":
+        """The same problem for a sample of the rows, with its share of the pseudo-counts; None where rows are few."""
+        evidence = self.evidence
+        if len(self.pseudo) > 1 or evidence.n_rows < PLENTY * few_rows(evidence.n_classes):
+            return None
+        sample = evidence.of_sample(few=few)
+        return constant_problem(sample, self.pseudo[0] * sample.total_weight / evidence.total_weight)
+
     def _total(self, parts: Iterable[tuple[Tensor, tuple[Tensor, ...]]]) -> tuple[Tensor, ...]:
         """Add sums over the codes of each stretch up in the cells that these are."""
         n_cells = len(self.pseudo)
@@ -100,25 +134,41 @@ class CellProblem:
         return self.evidence.total(into_cells())
 
 
+@dataclass(frozen=True)
+class ManyConstants(Cells):
+    """A constant g for each of many weightings of the same rows, or for each of many versions of f: a cell each."""
+
+    ratio: Tensor  # (n, J), or (B, n, J), as `to_ratio` gives it
+    weights: Tensor  # (B, n)
+
+    @cached_property
+    def cell_weight(self) -> Tensor:
+        """The weight of the rows in each draw, (B,)."""
+        return self.weights.sum(1)
+
+    def _moments(self, prevalence: Tensor, order: int) -> Moments:
+        return moments_of(self.ratio, self.weights, prevalence)
+
+
 def constant_problem(evidence: Evidence, pseudo: Tensor) -> CellProblem:
     """The whole site as one cell, with pseudo-counts (K,)."""
     whole = torch.zeros(1, dtype=torch.int64, device=evidence.device)
-    return CellProblem(evidence, evidence.everything.map(lambda rows: (rows, whole)), pseudo[None])
+    return CellProblem(pseudo[None], evidence, evidence.everything.map(lambda rows: (rows, whole)))
 
 
 def table_problem(evidence: Evidence, cells: Tensor, pseudo: Tensor) -> CellProblem:
     """Every distinct z as a cell (C, V), with pseudo-counts (C, K)."""
-    return CellProblem(evidence, evidence.rows.map(lambda rows: (rows, find_rows(rows.codes, cells))), pseudo)
+    return CellProblem(pseudo, evidence, evidence.rows.map(lambda rows: (rows, find_rows(rows.codes, cells))))
 
 
 def find_cells(evidence: Evidence) -> Tensor:
     """The distinct rows of z, (C, V)."""
-    found = evidence.collect([distinct_rows(rows.codes)[0] for rows in evidence.rows])
+    found = torch.cat([distinct_rows(rows.codes)[0] for rows in evidence.rows])
     return distinct_rows(found)[0]
 
 
 def solve_cells(
-    problem: CellProblem, start: Tensor, solver: str | EM, tolerance: float = CONCAVE_TOLERANCE
+    problem: Cells, start: Tensor, solver: str | EM, tolerance: float = CONCAVE_TOLERANCE
 ) -> Solution[Tensor]:
     """Maximize every cell's likelihood from a start (C, K) inside the simplex."""
     if isinstance(solver, EM):
@@ -136,7 +186,7 @@ def solve_cells(
     return _solve_on_the_simplex(problem, start, tolerance)
 
 
-def _solve_for_one_number(problem: CellProblem, start: Tensor, tolerance: float) -> Solution[Tensor]:
+def _solve_for_one_number(problem: Cells, start: Tensor, tolerance: float) -> Solution[Tensor]:
     """Two classes: a number in each cell, p = g_1, by Newton between 0 and 1."""
 
     def at(p: Tensor) -> Tensor:
@@ -169,9 +219,9 @@ def _solve_for_one_number(problem: CellProblem, start: Tensor, tolerance: float)
     return replace(found, point=at(found.point), trace=trace)
 
 
-def _solve_on_the_simplex(problem: CellProblem, start: Tensor, tolerance: float) -> Solution[Tensor]:
+def _solve_on_the_simplex(problem: Cells, start: Tensor, tolerance: float) -> Solution[Tensor]:
     """Several classes: Newton over g ≥ 0, where rows are plenty by way of a sample."""
-    found = None if len(start) > 1 else _solve_by_way_of_a_sample(problem, start)
+    found = _solve_by_way_of_a_sample(problem, start)
     if found is None or not found.converged:
         found = newton(
             problem.value,
@@ -186,14 +236,15 @@ def _solve_on_the_simplex(problem: CellProblem, start: Tensor, tolerance: float)
     return replace(found, trace=trace)
 
 
-def _solve_by_way_of_a_sample(problem: CellProblem, start: Tensor) -> Solution[Tensor] | None:
+def _solve_by_way_of_a_sample(problem: Cells, start: Tensor) -> Solution[Tensor] | None:
     """Climb by the gradients of all rows and the curvature of a sample: a Hessian of all rows would be dear.
 
     First roughly, then in full with the curvature where that led to.
     """
-    few, sample = sample_problem(problem, few=True), sample_problem(problem)
+    few, sample = problem.sampled(few=True), problem.sampled()
     if few is None or sample is None:
         return None
+    assert isinstance(problem, CellProblem)
     found, rough = None, replace(problem, rough=True, _last={})
     for climb, bent, tolerance in ((rough, few, ROUGH_TOLERANCE), (problem, sample, CONCAVE_TOLERANCE)):
         begin = start if found is None else found.point
@@ -216,14 +267,6 @@ def _simplex_gap(_: Tensor, gradient: Tensor) -> Tensor:
 
 def _onto_the_simplex(prevalence: Tensor) -> Tensor:
     return prevalence / prevalence.sum(1, keepdim=True)
-
-
-def sample_problem(problem: CellProblem, *, few: bool = False) -> CellProblem | None:
-    """The same problem for a sample of the rows, with its share of the pseudo-counts; None where rows are not many."""
-    sample = problem.evidence.of_sample(few=few)
-    if problem.evidence.n_rows < PLENTY * few_rows(problem.evidence.n_classes):
-        return None
-    return constant_problem(sample, problem.pseudo[0] * sample.total_weight / problem.evidence.total_weight)
 
 
 def inside(level: Tensor) -> Tensor:

@@ -14,16 +14,15 @@ from sitewise.adaptation.cell_problem import (
     CellProblem,
     constant_problem,
     inside,
-    sample_problem,
     solve_cells,
     table_problem,
 )
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import CONCAVE_TOLERANCE, Fit, Hindsight
 from sitewise.adaptation.rows import Rows, scores
+from sitewise.posterior import spread
 from sitewise.prevalence import ConstantPrevalence, Prevalence, TablePrevalence
 from sitewise.prevalence.base import finite
-from sitewise.prevalence.linear import spread
 from sitewise.prevalence.table import require_discrete
 from sitewise.solvers import EM, Solution, squarem
 from sitewise.uncertainty import CellCurvature, at_least, simplex_covariance
@@ -46,7 +45,7 @@ class Centre:
 def fit_constant_cell(evidence: Evidence, prior: Tensor, strength: float, solver: str | EM, start: Tensor) -> Fit:
     """Estimate a constant g: the whole site is one cell, with `strength` rows of `prior` (K,) added to it."""
     problem = constant_problem(evidence, strength * prior)
-    begin, sample = start[None], sample_problem(problem, few=True)
+    begin, sample = start[None], problem.sampled(few=True)
     if sample is not None and not isinstance(solver, EM):
         begin = inside(solve_cells(sample, begin, solver).point)
     found = solve_cells(problem, begin, solver)
@@ -77,7 +76,7 @@ def one_cell(codes: Tensor) -> Tensor:
 def variance_per_row(evidence: Evidence, level: Tensor) -> Tensor:
     """The covariance (K, K) of a constant g (K,) times the number of rows, from a sample where rows are plenty."""
     whole = constant_problem(evidence, torch.zeros_like(level))
-    problem = sample_problem(whole, few=True) or whole
+    problem = whole.sampled(few=True) or whole
     return simplex_covariance(problem.information(level[None]), level[None] > FREE)[0] * problem.total[0]
 
 
@@ -122,9 +121,9 @@ def tilted_centre(evidence: Evidence, cells: Tensor, constant: Fit, model: Preva
 
 def level_of(constant: Fit) -> tuple[Tensor, Tensor]:
     """The constant g (K,) and its covariance (K, K), rows of one group taken for rows on their own."""
-    assert isinstance(constant.prevalence, ConstantPrevalence)
     assert isinstance(constant.curvature, CellCurvature)
-    return constant.prevalence.log_marginal.exp(), constant.curvature.inverse_information[0]
+    nothing = torch.zeros(1, 0, dtype=torch.float64)
+    return constant.prevalence.log_prob(nothing)[0].exp(), constant.curvature.inverse_information[0]
 
 
 def without_dust(prevalence: Tensor) -> Tensor:
@@ -272,8 +271,7 @@ def _grouped_gram(problem: CellProblem, probability: Tensor) -> Tensor:
     assert groups is not None
     pairs, sums = [], []
     for rows, place in problem.placed:
-        if rows.groups is None:  # a process without rows of this kind
-            continue
+        assert rows.groups is not None
         pair, index = torch.unique(rows.groups * n_cells + rows.at_rows(place), return_inverse=True)
         score = rows.weighted(scores(rows, probability[place]))
         pairs.append(pair)
@@ -283,4 +281,4 @@ def _grouped_gram(problem: CellProblem, probability: Tensor) -> Tensor:
     total = total.new_zeros(len(distinct), total.shape[1]).index_add_(0, index, total)
     empty = total.new_zeros(n_cells, total.shape[1])
     columns = [empty.index_add(0, distinct % n_cells, total[:, k : k + 1] * total) for k in range(total.shape[1])]
-    return groups.factor * problem.evidence.reduce(torch.stack(columns, dim=1))
+    return groups.factor * torch.stack(columns, dim=1)

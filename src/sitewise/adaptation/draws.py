@@ -5,7 +5,7 @@ likelihood. A free distribution over two classes is drawn from its own likelihoo
 classes from its curvature, cut off at zero.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,17 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sitewise.adaptation.cell_problem import CellProblem, constant_problem, table_problem
+from sitewise.adaptation.cell_problem import CellProblem
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import Fit, Rival
-from sitewise.adaptation.linear import additive_problem
 from sitewise.adaptation.posterior.points import Points
 from sitewise.arrays import Container, distinct_rows, index_of
 from sitewise.confounders import Confounders
-from sitewise.prevalence import AdditivePrevalence, ConstantPrevalence, Prevalence, TablePrevalence
-from sitewise.prevalence.additive import missing_features
+from sitewise.posterior import contrasts
+from sitewise.prevalence import Prevalence
 from sitewise.prevalence.base import finite
-from sitewise.prevalence.linear import contrasts
 from sitewise.uncertainty import CellCurvature, LinearCurvature, at_least, near_a_bound
 
 ENOUGH = 2**13  # rows of z, at most, over which the mean of a draw is taken
@@ -130,8 +128,12 @@ class PrevalenceDraws:
             yield from part.log_prob(codes)
 
 
+Drawn = LinearDraws | CellDraws
+Draw = Callable[[Evidence, Fit, int, torch.Generator], Drawn]
+
+
 def draw_fits(
-    evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator
+    evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator, draw: Draw
 ) -> tuple[LinearDraws | CellDraws | PointDraws, ...]:
     """Draw around the fit, or around each that might have been chosen as often as is said for it (equation 11b)."""
     if fit.posterior is not None:
@@ -141,8 +143,8 @@ def draw_fits(
     if not fit.identified:
         return (_anything(evidence, n_draws, generator),)
     if not fit.rivals:
-        return (_draw(evidence, fit, n_draws, generator),)
-    return tuple(_draw(evidence, rival, count, generator) for rival, count in deal(fit.rivals, n_draws, generator))
+        return (draw(evidence, fit, n_draws, generator),)
+    return tuple(draw(evidence, rival, count, generator) for rival, count in deal(fit.rivals, n_draws, generator))
 
 
 def deal(rivals: tuple[Rival, ...], n_draws: int, generator: torch.Generator) -> Iterator[tuple[Fit, int]]:
@@ -153,13 +155,6 @@ def deal(rivals: tuple[Rival, ...], n_draws: int, generator: torch.Generator) ->
     return ((rival.finish(), count) for rival, count in zip(rivals, counts, strict=True) if count)
 
 
-def _draw(evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator) -> LinearDraws | CellDraws:
-    curvature = fit.curvature
-    if isinstance(curvature, LinearCurvature):
-        return _draw_linear(evidence, fit, curvature, n_draws, generator)
-    return _draw_cells(evidence, fit, curvature, n_draws, generator)
-
-
 def _anything(evidence: Evidence, n_draws: int, generator: torch.Generator) -> CellDraws:
     """Where f says nothing every share is as likely as any other."""
     uniform = torch.rand(n_draws, 1, evidence.n_classes, generator=generator, dtype=torch.float64)
@@ -168,35 +163,52 @@ def _anything(evidence: Evidence, n_draws: int, generator: torch.Generator) -> C
     return CellDraws(cells, finite(cells[:, 0].log()), lambda codes: codes.new_ones(len(codes), 1))
 
 
-def _draw_linear(
-    evidence: Evidence, fit: Fit, curvature: LinearCurvature, n_draws: int, generator: torch.Generator
+def draw_linear(
+    evidence: Evidence,
+    fit: Fit,
+    n_draws: int,
+    generator: torch.Generator,
+    missing_columns: Sequence[int] | None = None,
+    log_likelihood: Callable[[Tensor], Tensor] | None = None,
 ) -> LinearDraws:
-    covariance, model = curvature.coefficient_covariance, fit.prevalence
+    """Draw the coefficients of linear logits from their curvature.
+
+    `missing_columns` says which feature stands for each variable's being missing: where no row lacks the variable, it
+    follows the others and is not drawn (see `fit_missing_columns`). `log_likelihood` is what moves of the coefficients
+    (B, P) gain, (B,): draws are weighed by it where a bound is near.
+    """
+    curvature, model = fit.curvature, fit.prevalence
+    assert isinstance(curvature, LinearCurvature)
+    covariance = curvature.coefficient_covariance
     if curvature.grouped_covariance is not None:
         covariance = at_least(curvature.grouped_covariance, covariance)
     codes, weight = _some_rows(evidence)
     basis = contrasts(evidence.n_classes, evidence.device)
-    covariance = _without_silent(covariance, model, codes, basis.shape[1])
+    schema = evidence.schema
+    if missing_columns is not None:
+        assert schema is not None
+        covariance = _without_silent(covariance, schema, missing_columns, codes, basis.shape[1])
     moved = _normal(covariance[None], n_draws, generator)[:, 0]
     shift = moved.reshape(n_draws, -1, basis.shape[1]) @ basis.T
-    schema = evidence.schema
     draws = LinearDraws(model, curvature.features, shift, shift.new_zeros(n_draws, evidence.n_classes), schema)
     log_means = finite(torch.stack([(weight @ at.exp() / weight.sum()).log() for at in draws.log_prob(codes)]))
-    if _may_mislead(curvature, codes, weight) and isinstance(model, AdditivePrevalence):
-        likelier = _log_weight(evidence, fit, model, covariance, moved) + log_means.sum(1)
+    if log_likelihood is not None and _may_mislead(curvature, codes, weight):
+        taken_for = ((moved @ torch.linalg.pinv(covariance, rtol=1e-9, hermitian=True)) * moved).sum(1) / 2
+        gain = log_likelihood(moved) / (evidence.groups.mean_size if evidence.groups else 1.0)
+        likelier = taken_for + gain + log_means.sum(1)
         share = torch.softmax(likelier, dim=0).clamp_max(n_draws**-0.5).cpu()  # no draw may stand for nearly all
         again = torch.multinomial(share, n_draws, replacement=True, generator=generator).to(shift.device)
         shift, log_means = shift[again], log_means[again]
     return LinearDraws(model, curvature.features, shift, log_means, schema)
 
 
-def _without_silent(covariance: Tensor, model: Prevalence, codes: Tensor, width: int) -> Tensor:
-    """The covariance (P, P) without missing columns that no row speaks of: they follow, see `fit_missing_columns`."""
-    if not isinstance(model, AdditivePrevalence):
-        return covariance
-    never = ~model.schema.missing(codes).any(dim=0)
+def _without_silent(
+    covariance: Tensor, schema: Confounders, columns: Sequence[int], codes: Tensor, width: int
+) -> Tensor:
+    """The covariance (P, P) without missing columns that no row speaks of."""
+    never = ~schema.missing(codes).any(dim=0)
     speaks = covariance.new_ones(len(covariance) // width)
-    speaks[[c for c, unseen in zip(missing_features(model.schema), never.tolist(), strict=True) if unseen]] = 0.0
+    speaks[[c for c, unseen in zip(columns, never.tolist(), strict=True) if unseen]] = 0.0
     kept = speaks.repeat_interleave(width)
     return kept[:, None] * covariance * kept
 
@@ -207,29 +219,21 @@ def _may_mislead(curvature: LinearCurvature, codes: Tensor, weight: Tensor) -> b
     return bool(near_a_bound(mean, torch.diagonal(curvature.of_mean())).any())
 
 
-def _log_weight(evidence: Evidence, fit: Fit, model: AdditivePrevalence, covariance: Tensor, moved: Tensor) -> Tensor:
-    """How much likelier moves of the coefficients (B, P) are than their curvature takes them for, in logs, (B,)."""
-    problem = additive_problem(evidence, fit.strength, model.centre)
-    point = (model.coefficients @ problem.basis).reshape(-1)
-    values = torch.stack([problem.value(point + move, order=0) for move in moved])
-    fall = (values - problem.value(point, order=0)) * evidence.total_weight
-    taken_for = ((moved @ torch.linalg.pinv(covariance, rtol=1e-9, hermitian=True)) * moved).sum(1) / 2
-    likelier: Tensor = taken_for - fall / (evidence.groups.mean_size if evidence.groups else 1.0)
-    return likelier
-
-
-def _draw_cells(
-    evidence: Evidence, fit: Fit, curvature: CellCurvature, n_draws: int, generator: torch.Generator
+def draw_cells(
+    evidence: Evidence,
+    fit: Fit,
+    problem: CellProblem,
+    centre: Tensor,
+    share: Tensor,
+    n_draws: int,
+    generator: torch.Generator,
 ) -> CellDraws:
-    model, pseudo = fit.prevalence, fit.pseudo_counts
-    assert pseudo is not None
-    if isinstance(model, TablePrevalence):
-        centre, share = model.cell_log_prob.exp(), model.cell_weight / model.cell_weight.sum()
-        problem = table_problem(evidence, model.cells, pseudo)
-    else:
-        assert isinstance(model, ConstantPrevalence)
-        centre, share = model.log_marginal[None].exp(), pseudo.new_ones(1)
-        problem = constant_problem(evidence, pseudo[0])
+    """Draw free distributions around `centre` (C, K): two classes from their likelihood, more from curvature.
+
+    `share` (C,) is how much of the site lies in each cell.
+    """
+    curvature = fit.curvature
+    assert isinstance(curvature, CellCurvature)
     level = _normal(curvature.level_covariance[None], n_draws, generator)[:, 0]
     pulled = torch.einsum("ckl,bl->bck", curvature.pull, level)
     if evidence.n_classes == 2:
@@ -286,5 +290,5 @@ def _normal(covariance: Tensor, n_draws: int, generator: torch.Generator) -> Ten
 def _some_rows(evidence: Evidence) -> tuple[Tensor, Tensor]:
     """Codes and weights of the rows with z, or of every so-manieth where these are more than enough."""
     step = 1 + evidence.n_rows // ENOUGH
-    codes = evidence.collect([rows.codes[::step] for rows in evidence.rows])
-    return codes, evidence.collect([rows.cell_weight[::step] for rows in evidence.rows])
+    codes = torch.cat([rows.codes[::step] for rows in evidence.rows])
+    return codes, torch.cat([rows.cell_weight[::step] for rows in evidence.rows])

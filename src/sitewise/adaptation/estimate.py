@@ -13,40 +13,30 @@ from sitewise.adaptation.answer import PrevalenceEstimate
 from sitewise.adaptation.belief import Belief, read_belief, shared_schema
 from sitewise.adaptation.cell_problem import inside
 from sitewise.adaptation.cells import fit_constant_cell, variance_per_row
-from sitewise.adaptation.distributed import across_processes
 from sitewise.adaptation.evidence import Evidence, read_evidence
+from sitewise.adaptation.families import FAMILIES, Request, constant_level
 from sitewise.adaptation.fit import Fit
 from sitewise.adaptation.posterior.fit import fit_posterior
-from sitewise.adaptation.selection import (
-    fit_additive_model,
-    fit_any_model,
-    fit_constant_model,
-    fit_network_model,
-    fit_table_model,
-    starting_coefficients,
-)
+from sitewise.adaptation.selection import fit_any_model
 from sitewise.adaptation.streaming import read_chunks
 from sitewise.arrays import (
     Container,
     Problems,
     align_classes,
+    did_you_mean,
     read_matrix,
     to_tensor,
     view_matrix,
 )
 from sitewise.confounders import Confounders
 from sitewise.posterior import combine, normalize
-from sitewise.prevalence import MODELS, ConstantPrevalence, Prevalence
+from sitewise.prevalence import ConstantPrevalence, Prevalence
 from sitewise.prevalence.base import finite
 from sitewise.solvers import EM
 from sitewise.sources import as_chunks, first_chunk
 
-SOLVERS = {
-    "auto": ("auto", *MODELS),
-    "newton": ("auto", "constant", "table", "additive"),
-    "lbfgs": ("additive", "network"),
-    "em": MODELS,
-}
+SOLVERS = ("auto", "newton", "lbfgs", "em")
+SOLVERS_OF_AUTO = ("auto", "newton")
 IDENTIFIED = 1e-8  # information per row below which nothing is learned
 
 NOT_IDENTIFIED = (
@@ -78,8 +68,7 @@ def estimate_prevalence(
     Parameters
     ----------
     log_ratio : (n, K) log f(x,z) of the site's rows, each free up to a constant. Rows beyond memory: a memory-mapped
-        array, `ParquetChunks`, or any re-iterable of (log_ratio, Z or None) chunks. Rows spread over processes:
-        `ArrayChunks` or `ParquetChunks` with a `fabric`.
+        array, `ParquetChunks`, or any re-iterable of (log_ratio, Z or None) chunks.
     sample_confounder : (n, V) array or DataFrame of confounders, NaN where missing; None if there are none.
     model : "auto" (chosen by held-out likelihood), "constant", "table", "additive" or "network" (the paper's).
     solver : "auto", "newton", "lbfgs", "em" (the paper's algorithms 1 and 2), or `EM(...)` with its settings.
@@ -106,10 +95,6 @@ def estimate_prevalence(
     source = as_chunks(log_ratio, sample_confounder, problems)
     rows, Z = (log_ratio, sample_confounder) if source is None else first_chunk(source)
     solver = _check_choices(model, solver, strength, Z, confounders, problems)
-    fabric: Any = getattr(source, "fabric", None)
-    spread_out = fabric is not None and fabric.world_size > 1
-    if spread_out:
-        _check_spread_out(model, solver, Z, confounders, problems)
     matrix = view_matrix(rows, "log_ratio", problems)
     if matrix is None:
         problems.raise_if_any()
@@ -126,8 +111,6 @@ def estimate_prevalence(
     else:
         evidence, notes = read_chunks(source, Z is not None, matrix.shape[1], matrix.device, problems, **details)
     seed = int(check_random_state(random_state).randint(2**31))
-    if spread_out:
-        evidence, seed = across_processes(evidence, fabric), int(fabric.broadcast(seed))
     fit = _fit(evidence, model, solver, strength, prior_belief, start_belief, seed)
     if not fit.converged:
         warnings.warn(_not_converged(fit), stacklevel=2)
@@ -189,45 +172,40 @@ def _fit(
     centre = None if prior is None else prior.centre_at(evidence)
     first = aim if start is None else start.level_at(evidence)
     begin = inside(_random_start(n_classes, seed, even) if isinstance(solver, EM) else first)
-    if prior is not None and strength == "auto" and not isinstance(solver, EM) and model != "network":
+    takes_prior = model == "auto" or FAMILIES[model].takes_prior
+    if prior is not None and strength == "auto" and not isinstance(solver, EM) and takes_prior:
         if evidence.says_nothing():
             warnings.warn(NOT_IDENTIFIED.format(answer="the prior"), stacklevel=3)
         return fit_posterior(evidence.without_confounders() if model == "constant" else evidence, prior.prior())
     if evidence.says_nothing():
         return _unidentified(evidence, aim, centre)
+    start_model = None if start is None else start.model
+    request = Request(evidence, strength, solver, aim, centre, begin, start_model, seed, started=start is not None)
     if model == "constant" or not evidence.seen_weight:
-        fit = fit_constant_model(evidence, aim, strength, solver, begin)
+        fit = FAMILIES["constant"].fit_rows(request)
         _warn_if_alike(evidence, fit)
         return fit
     constant = fit_constant_cell(evidence, even, 0.0, "auto", begin)
-    level = _warn_if_alike(evidence, constant)
-    if model == "network":
-        return fit_network_model(evidence, level if start is None else begin, solver, seed)
-    if model == "table":
-        return fit_table_model(evidence, constant, centre, strength, solver)
-    start_model = None if start is None else start.model
-    coefficients = starting_coefficients(evidence, start_model, level if start is None else begin, centre)
-    if isinstance(solver, EM):
-        noise = torch.randn(len(coefficients), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        coefficients = noise.to(coefficients.device)
-    if model == "additive":
-        return fit_additive_model(evidence, coefficients, centre, strength, solver)
-    return fit_any_model(evidence, constant, coefficients, centre, strength, solver)
+    _warn_if_alike(evidence, constant)
+    request = replace(request, constant=constant)
+    return fit_any_model(request) if model == "auto" else FAMILIES[model].fit_rows(request)
 
 
 def _check_choices(
     model: str, solver: str | EM, strength: str | float, Z: Any, confounders: Any, problems: Problems
 ) -> str | EM:
     """Note choices that do not exist or do not go together; return the solver with its settings."""
-    if model not in ("auto", *MODELS):
-        problems.add(f"model must be one of auto, {', '.join(MODELS)}, got {model!r}")
-    elif model in ("table", "additive", "network") and Z is None:
+    solvers = {"auto": SOLVERS_OF_AUTO} | {name: family.solvers for name, family in FAMILIES.items()}
+    if model not in solvers:
+        problems.add(f"model must be one of {', '.join(solvers)}, got {model!r}{did_you_mean(model, solvers)}")
+    elif model != "auto" and FAMILIES[model].needs_z and Z is None:
         problems.add(f"model={model!r} needs sample_confounder; without confounders use model='constant'")
     name = "em" if isinstance(solver, EM) else solver
     if name not in SOLVERS:
         problems.add(f"solver must be one of {', '.join(SOLVERS)} or an EM(...), got {solver!r}")
-    elif model in ("auto", *MODELS) and model not in SOLVERS[name]:
-        problems.add(f"solver={name!r} goes with model {' or '.join(SOLVERS[name])}, got {model!r}")
+    elif model in solvers and name not in solvers[model]:
+        fitting = [own for own, known in solvers.items() if name in known]
+        problems.add(f"solver={name!r} goes with model {' or '.join(fitting)}, got {model!r}")
     is_number = isinstance(strength, Real) and 0 <= strength < float("inf")
     if strength != "auto" and not is_number:
         problems.add(f"strength must be 'auto' or a number from 0 up, got {strength!r}")
@@ -235,18 +213,6 @@ def _check_choices(
         came = type(confounders).__name__
         problems.add(f"confounders must be a schema, such as Confounders.learn(Z) or estimate.confounders, got {came}")
     return EM() if name == "em" and isinstance(solver, str) else solver
-
-
-def _check_spread_out(model: str, solver: str | EM, Z: Any, confounders: Any, problems: Problems) -> None:
-    """Note what processes that hold a part of the rows each cannot do together."""
-    if model == "network" or (model == "additive" and isinstance(solver, EM)):
-        name = "the network" if model == "network" else "EM of an additive g"
-        problems.add(f"{name} needs all rows in one process: use model='auto' with solver='auto', or leave fabric out")
-    if Z is not None and confounders is None:
-        problems.add(
-            "several processes must agree on the schema of Z: hand over confounders= (the model's, or "
-            "Confounders.learn of all rows)"
-        )
 
 
 def _random_start(n_classes: int, seed: int, like: Tensor) -> Tensor:
@@ -262,19 +228,14 @@ def _unidentified(evidence: Evidence, aim: Tensor, centre: Prevalence | None) ->
     return replace(flat, prevalence=prevalence, identified=False)
 
 
-def _warn_if_alike(evidence: Evidence, constant: Fit) -> Tensor:
-    """Warn where rows tell next to nothing about the share of some classes; return the constant g (K,)."""
-    assert isinstance(constant.prevalence, ConstantPrevalence)
-    level = constant.prevalence.log_marginal.exp()
-    if float(torch.linalg.eigvalsh(variance_per_row(evidence, level)).max()) > 1.0 / IDENTIFIED:
+def _warn_if_alike(evidence: Evidence, constant: Fit) -> None:
+    """Warn where rows tell next to nothing about the share of some classes."""
+    per_row = variance_per_row(evidence, constant_level(constant))
+    if float(torch.linalg.eigvalsh(per_row).max()) > 1.0 / IDENTIFIED:
         warnings.warn(ALIKE, stacklevel=4)
-    return level
 
 
 def _not_converged(fit: Fit) -> str:
-    advice = {
-        "network": "its T is a limit, not a success: raise EM(iterations=...), or use model='auto'",
-        "additive": "raise strength, or use model='auto'",
-    }.get(fit.prevalence.name, "use solver='auto'")
     name = fit.prevalence.name
+    advice = FAMILIES[name].advice
     return NOT_CONVERGED.format(model=name, n_iter=fit.n_iter, gap=fit.gap, wanted=fit.tolerance, advice=advice)

@@ -1,8 +1,9 @@
-"""What every way of estimating g hands back."""
+"""What every way of estimating g hands back, and the choice among several by the likelihood of left-out rows."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 
 from torch import Tensor
 
@@ -13,6 +14,11 @@ from sitewise.uncertainty import Curvature
 
 CONCAVE_TOLERANCE = 1e-9
 GRADIENT_TOLERANCE = 1e-7
+NO_CURVATURE = (
+    "this g has no curvature to make intervals of: use interval(method='bootstrap'), or estimate it with a prior"
+)
+NO_RIVAL = 0.003  # a share of the weight that is not worth its trouble
+TIE = 1e-3  # log-likelihood units: more than the solvers' tolerance leaves open, less than data can tell apart
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,11 @@ class Hindsight:
 
     curvature: Curvature
     optimism: float
+
+
+def no_curvature() -> Hindsight:
+    """Refuse: a posterior has points instead, and a fit by plain EM has none."""
+    raise ValueError(NO_CURVATURE)
 
 
 @dataclass(frozen=True)
@@ -65,3 +76,28 @@ class Rival:
     fit: Fit
     weight: float
     finish: Callable[[], Fit] = field(repr=False)  # the same with what it says of rows that lack part of z
+
+
+def left_out(fit: Fit) -> float:
+    """Left-out log-likelihood, L - O of equation 10."""
+    return fit.log_likelihood - fit.optimism
+
+
+def best(fits: list[Fit]) -> Fit:
+    """The fit with the highest left-out likelihood; of equals the one most strongly shrunk, which comes first."""
+    top = max(map(left_out, fits))
+    return next(fit for fit in fits if left_out(fit) >= top - TIE)
+
+
+def rivals(fits: list[Fit], finish: Callable[[Fit], Fit]) -> tuple[Rival, ...]:
+    """Those that left-out rows speak for, weighted by the likelihood they give them (equation 11b)."""
+    if len(fits) == 1:
+        return ()
+    top = max(map(left_out, fits))
+    odds = [math.exp(left_out(fit) - top) for fit in fits]
+    shares = [value / sum(odds) for value in odds]
+
+    def finisher(fit: Fit) -> Callable[[], Fit]:
+        return cache(lambda: finish(fit))
+
+    return tuple(Rival(fit, w, finisher(fit)) for fit, w in zip(fits, shares, strict=True) if w > NO_RIVAL)

@@ -5,6 +5,7 @@ Not concave, so: a good start, Newton steps that never lose ground, and an hones
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -12,10 +13,11 @@ from torch import Tensor
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import GRADIENT_TOLERANCE, Fit, Hindsight
 from sitewise.adaptation.rows import Rows, Stream, moments, scores
-from sitewise.prevalence import AdditivePrevalence, ConstantPrevalence, Prevalence
+from sitewise.posterior import contrasts, spread
+from sitewise.prevalence import AdditivePrevalence, Prevalence
 from sitewise.prevalence.additive import features, fit_missing_columns, ridge
-from sitewise.prevalence.base import Aggregate, finite
-from sitewise.prevalence.linear import NEWTON_LIMIT, assemble, contrasts, fit_linear, spread
+from sitewise.prevalence.base import Aggregate, finite, is_constant
+from sitewise.prevalence.linear import NEWTON_LIMIT, assemble, fit_linear
 from sitewise.solvers import EM, Solution, em, lbfgs, newton
 from sitewise.uncertainty import LinearCurvature, invert_information
 
@@ -184,7 +186,7 @@ def additive_problem(evidence: Evidence, strength: float, centre: Prevalence | N
     schema = evidence.schema
     assert schema is not None
     n_features = features(schema.missing_codes(evidence.device)[None], schema).shape[1]
-    free_level = not isinstance(centre, ConstantPrevalence)
+    free_level = centre is None or not is_constant(centre)
     penalty = ridge(strength, n_features, evidence.device, free_level=free_level)
     return linear_problem(evidence, lambda codes: features(codes, schema), centre, penalty)
 
@@ -279,16 +281,15 @@ class RefitAdditive:
 
 def fit_missing_terms(fit: Fit, evidence: Evidence) -> Fit:
     """Fit what an additive g says of rows that lack part of z to the final responsibilities (equation 9)."""
-    unfinished = fit.prevalence
-    assert isinstance(unfinished, AdditivePrevalence)
+    unfinished = cast(AdditivePrevalence, fit.prevalence)
     model = fit_missing_columns(unfinished, aggregate_rows(evidence, unfinished), KNOCKOUT)
 
     def look_back() -> Hindsight:
         assert isinstance(fit.curvature, LinearCurvature)
         return Hindsight(replace(fit.curvature, log_prob=model.log_prob), fit.optimism)
 
-    assert isinstance(fit.refit, RefitAdditive)
-    return replace(fit, prevalence=model, look_back=look_back, refit=RefitFinished(fit.refit, model))
+    refit = RefitFinished(cast(RefitAdditive, fit.refit), model)
+    return replace(fit, prevalence=model, look_back=look_back, refit=refit)
 
 
 @dataclass(frozen=True)
@@ -314,9 +315,9 @@ def aggregate_rows(evidence: Evidence, model: Prevalence) -> Aggregate:
         codes.append(rows.codes[::step])
         weights.append(rows.cell_weight[::step])
         totals.append((prevalence * moments(rows, prevalence, 1).slope)[::step])
-    every = evidence.collect(codes)
+    every = torch.cat(codes)
     index = torch.arange(len(every), device=every.device)
-    return Aggregate(every, index, evidence.collect(weights), evidence.collect(totals))
+    return Aggregate(every, index, torch.cat(weights), torch.cat(totals))
 
 
 def linear_fit(

@@ -8,37 +8,28 @@ from functools import cache
 from typing import Any
 
 import pandas as pd
-from torch import nn
 
 from sitewise.adaptation.answer import PrevalenceEstimate
-from sitewise.adaptation.cells import RefitConstant, one_cell
 from sitewise.adaptation.evidence import Evidence, Groups, put_together
-from sitewise.adaptation.fit import Fit, Hindsight, Rival
+from sitewise.adaptation.families import FAMILIES
+from sitewise.adaptation.families.base import RefitByEM
+from sitewise.adaptation.fit import Fit, Hindsight, Rival, no_curvature
 from sitewise.adaptation.joint import JointEstimate
-from sitewise.adaptation.linear import RefitAdditive, RefitFinished
-from sitewise.adaptation.posterior.fit import RefitLevel, no_curvature
+from sitewise.adaptation.posterior.fit import RefitLevel
 from sitewise.adaptation.posterior.points import Points, Posterior
 from sitewise.adaptation.rows import Rows, Stream
-from sitewise.adaptation.selection import RefitTable, finish
 from sitewise.arrays import Container
 from sitewise.artifacts import Record
 from sitewise.confounders import Categorical, Confounders, Continuous, Notes
-from sitewise.prevalence import (
-    AdditivePrevalence,
-    ConstantPrevalence,
-    NetworkPrevalence,
-    SitePrior,
-    TablePrevalence,
-)
-from sitewise.prevalence.network import build_network
+from sitewise.prevalence import SitePrior
 from sitewise.solvers import EM
 from sitewise.uncertainty import CellCurvature, LinearCurvature
 
 Parts = dict[str, Any]
 
 NOT_IN_MEMORY = (
-    "save: a saved site keeps the scores of its rows, and these are streamed or spread over processes: "
-    "adapt in one process, from log-ratios in memory, before saving"
+    "save: a saved site keeps the scores of its rows, and these are streamed: "
+    "adapt from log-ratios in memory before saving"
 )
 
 
@@ -55,14 +46,17 @@ def _make_estimate(parts: Parts) -> PrevalenceEstimate:
     evidence = parts["_evidence"]
 
     def rival(fit: Fit, weight: float) -> Rival:
-        return Rival(fit, weight, cache(lambda: finish(fit, evidence)))
+        return Rival(fit, weight, cache(lambda: FAMILIES[fit.prevalence.name].finish(fit, evidence)))
 
     rivals = tuple(rival(fit, weight) for fit, weight in parts.pop("rivals"))
     return PrevalenceEstimate(**{**parts, "_fit": replace(parts["_fit"], rivals=rivals)})
 
 
 def _take_fit(fit: Fit) -> Parts:
-    return {**_fields(fit, "look_back", "rivals"), "hindsight": None if fit.posterior is not None else fit._hindsight}
+    return {
+        **_fields(fit, "look_back", "rivals"),
+        "hindsight": None if fit.look_back is no_curvature else fit._hindsight,
+    }
 
 
 def _make_fit(parts: Parts) -> Fit:
@@ -91,29 +85,12 @@ def _make_container(parts: Parts) -> Container:
     return Container(parts["kind"], columns=None if parts["columns"] is None else pd.Index(parts["columns"]))
 
 
-def _take_network(model: NetworkPrevalence) -> Parts:
-    dropout = next((layer.p for layer in model.module if isinstance(layer, nn.Dropout)), 0.0)
-    parts = {"schema": model.schema, "log_marginal": model.log_marginal, "dropout": dropout}
-    return {**parts, "state": dict(model.module.state_dict())}
-
-
-def _make_network(parts: Parts) -> NetworkPrevalence:
-    schema, log_marginal = parts["schema"], parts["log_marginal"]
-    module = build_network(schema, len(log_marginal), dropout=parts["dropout"])
-    module.load_state_dict(parts["state"])
-    return NetworkPrevalence(schema, module, log_marginal)
-
-
 RECORDS = {
     "Confounders": Record(Confounders),
     "Continuous": Record(Continuous),
     "Categorical": Record(Categorical),
     "Notes": Record(Notes),
     "EM": Record(EM),
-    "ConstantPrevalence": Record(ConstantPrevalence),
-    "TablePrevalence": Record(TablePrevalence, methods=("agreement",)),
-    "AdditivePrevalence": Record(AdditivePrevalence, methods=("features", "log_prob")),
-    "NetworkPrevalence": Record(NetworkPrevalence, _take_network, _make_network, methods=("features", "log_prob")),
     "SitePrior": Record(SitePrior),
     "Points": Record(Points),
     "Posterior": Record(Posterior),
@@ -128,9 +105,10 @@ RECORDS = {
     "Hindsight": Record(Hindsight),
     "CellCurvature": Record(CellCurvature),
     "LinearCurvature": Record(LinearCurvature),
-    "one_cell": Record(one_cell),
-    "RefitConstant": Record(RefitConstant),
-    "RefitTable": Record(RefitTable),
-    "RefitAdditive": Record(RefitAdditive, lambda refit: _fields(refit, "_problem")),
-    "RefitFinished": Record(RefitFinished),
+    "RefitByEM": Record(RefitByEM),
 }
+
+
+def all_records() -> dict[str, Record]:
+    """All that a saved estimate may hold: what every estimate has, and what the families of g add."""
+    return RECORDS | {name: record for family in FAMILIES.values() for name, record in family.records.items()}

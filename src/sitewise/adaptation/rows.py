@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from sitewise.arrays import keep_freed_memory
-from sitewise.posterior import normalize
-from sitewise.prevalence.linear import contrasts, spread
+from sitewise.posterior import Moments, binary_direction, normalize
 
 STRETCH = 2**20  # entries of f worked on at once: enough to keep all threads busy, few enough for the cache
 GPU_STRETCH = 2**28
@@ -159,86 +158,6 @@ def _stretches(values: Tensor) -> tuple[Tensor, ...]:
     return torch.split(values, stretch_size(values, values.shape[1]))
 
 
-@dataclass(frozen=True)
-class Moments:
-    """Sums over rows of one z at some g, with m_n = Σ_y f_ny g_y (equation 7c).
-
-    u_n is f_n / m_n, and of two classes (f_n1 - f_n0) / m_n: then all sums are of numbers, not of vectors.
-    """
-
-    prevalence: Tensor  # (U, K) where they were taken
-    weight: Tensor  # (U,) Σ w
-    log_likelihood: Tensor  # (U,) Σ w log m
-    first: Tensor | None = None  # (U, J) Σ w u
-    second: Tensor | None = None  # (U, J, J) Σ w u uᵀ
-
-    @property
-    def sums(self) -> tuple[Tensor, ...]:
-        """Those there are, log-likelihood first."""
-        return tuple(part for part in (self.log_likelihood, self.first, self.second) if part is not None)
-
-    @property
-    def slope(self) -> Tensor:
-        """Σ w f / m, (U, K): the derivative of the log-likelihood in g."""
-        assert self.first is not None
-        if self.first.shape[1] > 1:
-            return self.first
-        return self.weight[:, None] + self.first * _along(self.prevalence)
-
-    @property
-    def curvature(self) -> Tensor:
-        """Σ w f fᵀ / m², (U, K, K): minus its second derivative."""
-        assert self.second is not None
-        assert self.first is not None
-        if self.first.shape[1] > 1:
-            return self.second
-        along = _along(self.prevalence)
-        cross = (self.first * along)[:, :, None].expand(-1, -1, 2)
-        outer = along[:, :, None] * along[:, None, :]
-        return self.weight[:, None, None] + cross + cross.transpose(1, 2) + self.second * outer
-
-    @property
-    def logit_slope(self) -> Tensor:
-        """Σ w (r - g) along the contrasts, (U, K-1): the derivative in the logits of g (equation 7a)."""
-        assert self.first is not None
-        if self.first.shape[1] == 1:
-            return 2**0.5 * self.prevalence.prod(1, keepdim=True) * self.first
-        residual = self.prevalence * (self.first - self.weight[:, None])
-        return residual @ contrasts(residual.shape[1], residual.device)
-
-    @property
-    def logit_information(self) -> Tensor:
-        """Minus the second derivative in the logits of g, along the contrasts, (U, K-1, K-1) (equation 7a)."""
-        assert self.first is not None
-        assert self.second is not None
-        g = self.prevalence
-        if self.first.shape[1] == 1:
-            both = g.prod(1)[:, None, None]
-            lean = (g[:, 1] - g[:, 0])[:, None, None]
-            return 2 * both * (lean * self.first[:, :, None] + both * self.second)
-        basis = contrasts(g.shape[1], g.device)
-        missing = torch.diag_embed(g * self.first) - g[:, :, None] * g[:, None, :] * self.second
-        return basis.T @ (self.weight[:, None, None] * spread(g) - missing) @ basis
-
-    @property
-    def logit_gram(self) -> Tensor:
-        """Σ w (r - g)(r - g)ᵀ along the contrasts, (U, K-1, K-1): the outer products of the rows' scores."""
-        assert self.first is not None
-        assert self.second is not None
-        g = self.prevalence
-        if self.first.shape[1] == 1:
-            return 2 * g.prod(1)[:, None, None] ** 2 * self.second
-        basis = contrasts(g.shape[1], g.device)
-        ones = self.first[:, :, None].expand_as(self.second)
-        centred = self.second - ones - ones.transpose(1, 2) + self.weight[:, None, None]
-        return basis.T @ (g[:, :, None] * g[:, None, :] * centred) @ basis
-
-
-def _along(prevalence: Tensor) -> Tensor:
-    """(-g_1, g_0): of two classes f / m = 1 + (-g_1, g_0) (f_1 - f_0) / m."""
-    return torch.stack([-prevalence[:, 1], prevalence[:, 0]], dim=1)
-
-
 def mixture(rows: Rows, prevalence: Tensor) -> tuple[Tensor, Tensor]:
     """f in double precision, (n, J), and m = Σ_y f_y g_y of every row, (n,), for g (U, K)."""
     ratio = rows.ratio.double()
@@ -334,4 +253,4 @@ def scores(rows: Rows, prevalence: Tensor) -> Tensor:
     """The derivative f / m of every row's log-likelihood in its g, (n, K)."""
     ratio, mixed = mixture(rows, prevalence)
     relative = ratio / mixed[:, None]
-    return relative if relative.shape[1] > 1 else 1.0 + relative * rows.at_rows(_along(prevalence))
+    return relative if relative.shape[1] > 1 else 1.0 + relative * rows.at_rows(binary_direction(prevalence))

@@ -5,18 +5,19 @@ import torch
 from torch import Tensor
 
 from sitewise.adaptation import PrevalenceEstimate
+from sitewise.adaptation.cell_problem import ManyConstants, solve_cells
+from sitewise.adaptation.rows import to_ratio
 from sitewise.calibration import Calibration, resample_calibration
 from sitewise.diagnosis.groups import number, scatter, several
 from sitewise.diagnosis.result import Finding
 from sitewise.diagnosis.samples import SourceSample, TargetSample, evenly
-from sitewise.posterior import combine, normalize
-from sitewise.prevalence.linear import contrasts
+from sitewise.posterior import combine
 
 CARE_WIDTH, STOP_WIDTH = 0.10, 0.25  # half the 95% interval of P(Y), the calibration's doubt included
 SURE_SLOPE = 2.33  # standard errors that the slope of a calibration is above zero: 1% one-sided
 RESAMPLES = 40
 RESAMPLED_ROWS = 2000
-EM_STEPS, NEWTON_STEPS = 20, 3  # enough where only the spread between draws is wanted
+SPREAD_TOLERANCE = 1e-7  # of the KKT gap: only the spread between draws is wanted
 
 
 def check_identification(
@@ -117,26 +118,17 @@ def calibration_spread(calibration: Calibration, resamples: list[Calibration], t
         return 0.0
     rows = evenly(target.supported.nonzero().flatten(), RESAMPLED_ROWS)
     raw_log_ratio = calibration.undo(target.log_ratio[rows])
-    drawn = torch.stack([normalize(other.apply(raw_log_ratio)).exp() for other in resamples])
+    drawn = torch.stack([other.apply(raw_log_ratio) for other in resamples])
     return float(constant_prevalences(drawn, target.weight[rows]).std(dim=0).max())
 
 
-def constant_prevalences(ratio: Tensor, weight: Tensor) -> Tensor:
-    """One g for all rows from each of R versions of f (R, n, K), (R, K), by Newton on the simplex (equation 8)."""
-    share, basis = weight / weight.sum(), contrasts(ratio.shape[2])
-    point = torch.full((len(ratio), ratio.shape[2]), 1 / ratio.shape[2], dtype=torch.float64)
-    for _ in range(EM_STEPS):
-        point = point * torch.einsum("n,rnk->rk", share, ratio / (ratio @ point[:, :, None]))
-    for _ in range(NEWTON_STEPS):
-        relative = ratio / (ratio @ point[:, :, None])
-        gradient = torch.einsum("n,rnk->rk", share, relative) @ basis
-        flat = relative @ basis
-        information = torch.einsum("n,rni,rnj->rij", share, flat, flat)
-        information = information + 1e-9 * torch.eye(len(basis.T), dtype=torch.float64)
-        step = torch.linalg.solve(information, gradient) @ basis.T
-        point = (point + step).clamp_min(1e-6)
-        point = point / point.sum(1, keepdim=True)
-    return point
+def constant_prevalences(log_ratio: Tensor, weight: Tensor) -> Tensor:
+    """One g for all rows from each of R versions of log f (R, n, K), (R, K) (equation 8)."""
+    n_versions, _, n_classes = log_ratio.shape
+    even = torch.full((n_versions, n_classes), 1 / n_classes, dtype=torch.float64)
+    ratio = torch.stack([to_ratio(version) for version in log_ratio])
+    problem = ManyConstants(torch.zeros_like(even), ratio, weight.expand(n_versions, -1))
+    return solve_cells(problem, even, "auto", SPREAD_TOLERANCE).point
 
 
 def information_gain(source: SourceSample) -> tuple[float, float]:

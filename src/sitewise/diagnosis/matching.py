@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sitewise.confounders import Categorical, Confounders
 from sitewise.diagnosis.groups import add_up, number, scatter
-from sitewise.prevalence.linear import contrasts
+from sitewise.posterior import contrasts
 from sitewise.solvers import newton
 
 RIDGE = 1e-3  # on the tilt of the weights: keeps it finite where the source can't be brought to the goal

@@ -5,10 +5,10 @@ import warnings
 import torch
 
 from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
+from sitewise.adaptation.families import FAMILIES
 from sitewise.diagnosis.result import Finding
 from sitewise.diagnosis.samples import TargetSample, evenly
 
-CONCAVE = ("constant", "table")  # their gap certifies the one optimum
 REFIT_ROWS = 2000
 SPREAD = 0.02  # of P(Y) between starting points
 
@@ -16,7 +16,8 @@ SPREAD = 0.02  # of P(Y) between starting points
 def check_optimization(target: TargetSample, estimate: PrevalenceEstimate) -> Finding:
     """Convergence, the gap, and P(Y) from other starts where the likelihood may have several optima."""
     name = "optimization"
-    spread = 0.0 if estimate.model in CONCAVE else start_spread(target, estimate)
+    certified = estimate.model in FAMILIES and FAMILIES[estimate.model].concave
+    spread = 0.0 if certified else start_spread(target, estimate)
     details = {"model": estimate.model, "gap": estimate.gap, "n_iter": estimate.n_iter, "start_spread": spread}
     advice = "Use prevalence='auto' or 'constant', or adapt with more rows."
     if not estimate.converged:
@@ -26,7 +27,7 @@ def check_optimization(target: TargetSample, estimate: PrevalenceEstimate) -> Fi
         sentence = f"Other starting points lead to a prevalence that differs by {100 * spread:.1f} points."
         return Finding(name, "care", spread, SPREAD, sentence, advice, details=details)
     proven = "the likelihood has one optimum, and its gap certifies it"
-    found = proven if estimate.model in CONCAVE else f"other starting points agree within {100 * spread:.2f} points"
+    found = proven if certified else f"other starting points agree within {100 * spread:.2f} points"
     if estimate.model == "posterior":
         found = "predictions are averaged over the posterior"
     return Finding(name, "good", spread, SPREAD, f"The estimation converged; {found}.", details=details)
@@ -35,7 +36,8 @@ def check_optimization(target: TargetSample, estimate: PrevalenceEstimate) -> Fi
 def start_spread(target: TargetSample, estimate: PrevalenceEstimate) -> float:
     """The largest difference of P(Y) between fits from several starts; none are tried for networks and posteriors."""
     schema = estimate.confounders
-    if schema is None or estimate.model in ("network", "posterior"):
+    family = FAMILIES.get(estimate.model)
+    if schema is None or family is None or not family.quick:
         return 0.0
     rows = evenly(target.supported.nonzero().flatten(), REFIT_ROWS)
     Z = schema.decode(target.codes[rows])

@@ -12,6 +12,7 @@ from sklearn.utils import Tags, _safe_indexing, check_random_state, get_tags, in
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
+from sitewise.adaptation.families import FAMILIES
 from sitewise.arrays import Problems, did_you_mean, in_stretches, read_groups, read_weight
 from sitewise.calibration import METHODS as CALIBRATIONS
 from sitewise.diagnosis import TrainingTable
@@ -46,7 +47,6 @@ from sitewise.estimator.without_z.pairs import (
     read_points,
 )
 from sitewise.estimator.without_z.predicting import with_joint
-from sitewise.prevalence import MODELS
 from sitewise.ratio import LabeledRows
 
 KNOCKOUT = 0.5  # of a variable of z, where f and g learn what to say without it
@@ -277,7 +277,7 @@ class PrevalenceAdjuster(SiteModel):
             problems.add(problem)
         for name, known in (
             ("calibration", CALIBRATIONS),
-            ("prevalence", ("auto", *MODELS)),
+            ("prevalence", ("auto", *FAMILIES)),
             ("classifier_sees", SEES),
             ("missing", MISSING),
             ("rehearsal", REHEARSALS),

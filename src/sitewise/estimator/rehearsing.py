@@ -12,6 +12,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from sitewise.adaptation import estimate_prevalence
+from sitewise.adaptation.families import quick_model
 from sitewise.estimator.source.reading import TrainingData
 from sitewise.estimator.source.rehearsal import Numbers, Unit, learn_numbers
 from sitewise.inputs import Inputs
@@ -194,7 +195,7 @@ def _line(rows: _Rehearsed, numbers: Numbers) -> dict[str, Any]:
         estimate = estimate_prevalence(
             rows.log_ratio.numpy(),
             Z,
-            model="constant" if Z is None else model.prevalence if model.prevalence != "network" else "auto",
+            model="constant" if Z is None else quick_model(model.prevalence),
             prior=numbers.put_into(model._prior),
             confounders=schema,
             sample_weight=rows.weight.numpy(),

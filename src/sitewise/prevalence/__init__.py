@@ -1,7 +1,8 @@
 """Models of g, the prevalence P(y|z) of a site, behind one protocol.
 
-Each has a fit function from soft labels (labels are one-hot, responsibilities are EM's) and a frozen result. Those in
-`MODELS` are fitted to one site; `SitePrior` is what several training sites say about the next.
+Each has a fit function from soft labels (labels are one-hot, responsibilities are EM's) and a frozen result. How it is
+fitted to unlabeled rows, saved and drawn is its family's part (`adaptation.families`); `SitePrior` is what several
+training sites say about the next.
 """
 
 from sitewise.prevalence.additive import AdditivePrevalence, fit_additive
@@ -12,10 +13,7 @@ from sitewise.prevalence.pooled import pool_sites
 from sitewise.prevalence.prior import SitePrior, missing_information
 from sitewise.prevalence.table import TablePrevalence, fit_table
 
-MODELS = ("constant", "table", "additive", "network")
-
 __all__ = [
-    "MODELS",
     "AdditivePrevalence",
     "ConstantPrevalence",
     "NetworkPrevalence",

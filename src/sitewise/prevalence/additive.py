@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from sitewise.confounders import Categorical, Confounders
+from sitewise.posterior import contrasts
 from sitewise.prevalence.base import (
     FLOOR,
     SMOOTHING,
@@ -16,7 +17,7 @@ from sitewise.prevalence.base import (
     masked_copies,
     smooth,
 )
-from sitewise.prevalence.linear import NEWTON_LIMIT, contrasts, fit_linear, information
+from sitewise.prevalence.linear import NEWTON_LIMIT, fit_linear, information
 from sitewise.prevalence.splines import DEGREE, spline_basis, spline_sum
 
 STRENGTHS = (10.0, 1.0, 0.1, 0.01)  # of the ridge, to choose from

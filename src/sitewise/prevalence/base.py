@@ -29,6 +29,11 @@ class Prevalence(Protocol):
         ...
 
 
+def is_constant(model: Prevalence) -> bool:
+    """Tell whether a g says of itself that it is the same for every z."""
+    return getattr(model, "is_constant", False)
+
+
 @dataclass(frozen=True)
 class Aggregate:
     """Equal rows of z counted once: what a fit from soft labels needs to know of them."""

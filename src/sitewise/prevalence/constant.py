@@ -1,6 +1,7 @@
 """g that does not depend on z: the site's marginal prevalence, algorithm 2's target."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -13,6 +14,7 @@ class ConstantPrevalence:
 
     log_marginal: Tensor  # (K,)
     name: str = "constant"
+    is_constant: ClassVar[bool] = True
 
     def log_prob(self, codes: Tensor) -> Tensor:
         """Return the marginal for every row."""

@@ -4,23 +4,13 @@ With K classes the logits are `offset + features @ coefficients @ contrasts.T`, 
 are orthonormal, so a ridge penalty on them is the same whichever way the classes are numbered.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
+from sitewise.posterior import contrasts, spread
 from sitewise.solvers import Solution, lbfgs, newton
 
 NEWTON_LIMIT = 300  # above this many parameters a Hessian a step costs more than it saves
-
-
-def contrasts(n_classes: int, device: torch.device | None = None) -> Tensor:
-    """An orthonormal (K, K-1) basis of the vectors that sum to zero (Helmert's)."""
-    columns = torch.zeros(n_classes, n_classes - 1, dtype=torch.float64, device=device)
-    for j in range(1, n_classes):
-        columns[:j, j - 1] = -1.0 / math.sqrt(j * (j + 1))
-        columns[j, j - 1] = j / math.sqrt(j * (j + 1))
-    return columns
 
 
 def assemble(features: Tensor, blocks: Tensor) -> Tensor:
@@ -39,11 +29,6 @@ def assemble(features: Tensor, blocks: Tensor) -> Tensor:
             if i != j:
                 matrix[:, j, :, i] = matrix[:, i, :, j].T
     return matrix.reshape(n_features * width, n_features * width)
-
-
-def spread(probability: Tensor) -> Tensor:
-    """diag(p) - p pᵀ for every row, (n, K, K): the curvature of log-softmax."""
-    return torch.diag_embed(probability) - probability[:, :, None] * probability[:, None, :]
 
 
 def information(features: Tensor, weight: Tensor, probability: Tensor) -> Tensor:

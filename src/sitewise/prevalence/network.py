@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,10 @@ class NetworkPrevalence:
             logits = self.module(self.schema.inputs(codes))
         blank = self.schema.missing(codes).all(dim=1, keepdim=True)
         return torch.where(blank, self.log_marginal, finite(torch.log_softmax(logits, dim=1)))
+
+    def traceable(self) -> "NetworkPrevalence":
+        """The same g for a graph that is traced."""
+        return replace(self, module=copy.deepcopy(self.module).requires_grad_(False))
 
 
 def build_network(schema: Confounders, n_classes: int, *, dropout: float = 0.0, seed: int = 0) -> nn.Sequential:

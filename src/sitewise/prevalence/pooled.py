@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sitewise.confounders import Confounders
+from sitewise.posterior import contrasts
 from sitewise.prevalence.additive import (
     AdditivePrevalence,
     features,
@@ -21,7 +22,7 @@ from sitewise.prevalence.additive import (
     missing_features,
 )
 from sitewise.prevalence.base import SMOOTHING, aggregate, finite, smooth
-from sitewise.prevalence.linear import contrasts, information
+from sitewise.prevalence.linear import information
 from sitewise.prevalence.prior import USUAL_DEVIATION, USUAL_LEVEL, USUAL_SITES, SitePrior, student_scale
 
 RIDGE = 1.0  # on the typical site's coefficients, so that columns no site speaks of stay finite

@@ -40,6 +40,10 @@ class TablePrevalence:
             log_prob[stray] = torch.log(self.agreement(distinct[stray]) @ self.cell_log_prob.exp())
         return log_prob[index]
 
+    def traceable(self) -> "AgreeingTable":
+        """The same g for a graph that is traced."""
+        return AgreeingTable(self)
+
     def _own_cell(self, codes: Tensor) -> Tensor:
         """Each row's own cell by a join, -1 where it has none (n rows times C cells would be too many to compare)."""
         place = find_rows(codes, self.cells)
@@ -56,6 +60,18 @@ class TablePrevalence:
         lost = chosen.sum(dim=1, keepdim=True) <= 0
         chosen = torch.where(lost, self.cell_weight, chosen)
         return chosen / chosen.sum(dim=1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class AgreeingTable:
+    """A table's g without looking rows up one by one: the mean over the cells that agree with a row."""
+
+    table: TablePrevalence
+    name: str = "table"
+
+    def log_prob(self, codes: Tensor) -> Tensor:
+        """(n, K)."""
+        return torch.log(self.table.agreement(codes) @ self.table.cell_log_prob.exp())
 
 
 def require_discrete(schema: Confounders) -> None:

@@ -15,9 +15,9 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.utils import check_random_state
 
 from sitewise.adaptation import PrevalenceEstimate
+from sitewise.adaptation.families import FAMILIES
 from sitewise.arrays import Problems
 from sitewise.confounders import Confounders
-from sitewise.prevalence import MODELS
 from sitewise.samplesize.population import Population, read_population
 
 TARGETS = ("width", "kl", "f1_loss")
@@ -26,7 +26,7 @@ AROUND = (0.25, 0.5, 2.0, 4.0)  # times the answer, where a width is wanted
 SMALLEST, LARGEST = 20, 10**7
 NEARLY = 1.05  # times the width wanted: that of a posterior has the grain of its grid
 FLOOR_SIZE = 10**7  # rows after which nothing is left to learn
-MODELS_OF_G = ("auto", *(name for name in MODELS if name != "network"))
+MODELS_OF_G = ("auto", *(name for name, family in FAMILIES.items() if family.quick))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import one_hot
 
 from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
+from sitewise.adaptation.families import FAMILIES
 from sitewise.arrays import Problems, read_labels, read_matrix, read_weight
 from sitewise.confounders import Confounders
 from sitewise.performance import Predictions, confusion_metrics
@@ -104,7 +105,7 @@ def read_population(
             problems.add(str(error))
         if codes is not None and len(codes) != n_rows:
             problems.add(f"sample_confounder has {len(codes)} row(s), log_ratio has {n_rows}")
-    elif model in ("table", "additive"):
+    elif model in FAMILIES and FAMILIES[model].quick and FAMILIES[model].needs_z:
         problems.add(f"model={model!r} needs sample_confounder; without confounders use model='constant'")
     problems.raise_if_any()
     known = labels.astype(np.int64)

@@ -18,10 +18,10 @@ from sklearn.exceptions import NotFittedError
 from torch import nn
 
 import sitewise as sw
+from sitewise.adaptation.families import FAMILIES
 from sitewise.artifacts import Folder, read_folder, write_folder
 from sitewise.calibration import METHODS as CALIBRATIONS
 from sitewise.estimator.files.card import held_out_metrics
-from sitewise.prevalence import MODELS
 
 FAST = {"epochs": 1, "batch_size": 32, "device": "cpu", "random_state": 1, "rehearsal": None}
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # tiny models converge badly, and that is not asked here
@@ -116,7 +116,7 @@ def check_both(model, folder, new=None, **options):
     return other
 
 
-@pytest.mark.parametrize("prevalence", ["auto", *MODELS])
+@pytest.mark.parametrize("prevalence", ["auto", *FAMILIES])
 @pytest.mark.parametrize("classes", [(0, 1), ("healthy", "mild", "severe")])
 def test_every_model_of_g_comes_back_to_the_bit(tmp_path, prevalence, classes):
     z = "levels" if prevalence == "table" else "mixed"
@@ -504,7 +504,7 @@ columns = st.dictionaries(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=10)
 @given(
     columns,
-    st.sampled_from(MODELS),
+    st.sampled_from(list(FAMILIES)),
     st.sampled_from(CALIBRATIONS),
     st.integers(2, 3),
     st.floats(0, 0.9),

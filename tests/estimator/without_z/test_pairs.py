@@ -11,7 +11,7 @@ import sitewise as sw
 from sitewise.bench.datasets.known_densities import TARGETS, TRAINING, bank, log_density, training_joint
 from sitewise.confounders import Confounders
 from sitewise.critic import Bank
-from sitewise.estimator.without_z.tilting import site_tilt
+from sitewise.estimator.at_site.diagnosing import site_tilt
 
 N_AGES = 20
 AGES, SEXES = bank(N_AGES)

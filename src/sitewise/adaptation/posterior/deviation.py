@@ -10,8 +10,9 @@ from sitewise.adaptation.linear import LinearProblem, linear_problem, solve_line
 from sitewise.adaptation.posterior.levels import candidates
 from sitewise.adaptation.posterior.points import Points
 from sitewise.adaptation.rows import Rows
+from sitewise.posterior import contrasts
 from sitewise.prevalence.additive import features
-from sitewise.prevalence.linear import NEWTON_LIMIT, contrasts
+from sitewise.prevalence.linear import NEWTON_LIMIT
 from sitewise.prevalence.prior import USUAL_DEVIATION
 
 HELD = 1e6  # the penalty on the level's own feature, times the weight of all rows: the level is not a deviation

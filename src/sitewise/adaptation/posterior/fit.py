@@ -8,15 +8,15 @@ from scipy.stats import norm, qmc
 from torch import Tensor
 
 from sitewise.adaptation.evidence import Evidence
-from sitewise.adaptation.fit import Fit, Hindsight
+from sitewise.adaptation.fit import Fit, no_curvature
 from sitewise.adaptation.posterior.deviation import Deviation, fit_deviation
 from sitewise.adaptation.posterior.levels import LevelPrior, Weighed, candidates, locate, weigh_levels
 from sitewise.adaptation.posterior.likelihood import Sums, evaluate_points, split_labeled, subset
 from sitewise.adaptation.posterior.points import Points, Posterior, shape_of
 from sitewise.adaptation.rows import Rows, scores
+from sitewise.posterior import contrasts
 from sitewise.prevalence import ConstantPrevalence, Prevalence, SitePrior
-from sitewise.prevalence.base import finite
-from sitewise.prevalence.linear import contrasts
+from sitewise.prevalence.base import finite, is_constant
 
 KEPT = 64  # points, at most
 MARGINALS = 400  # equally likely values of P(Y) that intervals are made of
@@ -112,7 +112,7 @@ def read_source(evidence: Evidence, source: Prevalence) -> Points:
 
 def has_shape(template: Points) -> bool:
     """Whether the source's g depends on z at this site."""
-    return template.schema is not None and not isinstance(template.source, ConstantPrevalence)
+    return template.schema is not None and not is_constant(template.source)
 
 
 @dataclass(frozen=True)
@@ -281,11 +281,6 @@ def _drawn(deviation: Deviation, points: Points, basis: Tensor) -> Tensor:
     root = vectors @ torch.diag(values.clamp_min(0.0).sqrt()) @ vectors.T
     flat = deviation.flat(points.factor, points.level) + in_own_order.reshape(n_points, -1) @ root
     return deviation.coefficients(flat, n_classes)
-
-
-def no_curvature() -> Hindsight:
-    """A posterior has points, not the curvature of a maximum."""
-    raise AssertionError("no curvature was taken here")
 
 
 def _as_fit(evidence: Evidence, posterior: Posterior, score: Tensor, deviation: Deviation | None) -> Fit:

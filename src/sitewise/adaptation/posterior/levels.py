@@ -17,7 +17,7 @@ from torch import Tensor
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.posterior.likelihood import evaluate_points, subset
 from sitewise.adaptation.posterior.points import Points
-from sitewise.prevalence.linear import contrasts
+from sitewise.posterior import contrasts
 from sitewise.prevalence.prior import FREEDOM
 
 REACH = 16.0  # log-odds from the prior's centre beyond which nothing is looked at

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from sitewise.confounders import Confounders
 from sitewise.posterior import normalize
-from sitewise.prevalence import ConstantPrevalence, Prevalence
+from sitewise.prevalence import Prevalence
 from sitewise.prevalence.additive import features
-from sitewise.prevalence.base import FLOOR
+from sitewise.prevalence.base import FLOOR, is_constant
 
 ENTRIES = 2**21  # rows times points times classes that are worked on at once
 
@@ -40,7 +40,7 @@ class Points:
     @property
     def depends_on_z(self) -> bool:
         """Whether g differs between values of z."""
-        return self.schema is not None and not (self.deviation is None and isinstance(self.source, ConstantPrevalence))
+        return self.schema is not None and not (self.deviation is None and is_constant(self.source))
 
     def logits(self, codes: Tensor) -> Tensor:
         """Unnormalized log g of every point at rows of codes, (n, M, K); blank rows are not told apart."""

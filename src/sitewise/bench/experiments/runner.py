@@ -27,7 +27,6 @@ from sitewise.bench.experiments.records import Record, append_record, claim, don
 from sitewise.bench.experiments.scoring import run_one
 from sitewise.bench.experiments.selection import choose_settings
 from sitewise.bench.experiments.sites import Folder, prepare_data, source_name
-from sitewise.bench.experiments.together import Do, follow, leading
 from sitewise.training import device_problems, join_processes, torchrun_processes
 
 logger = logging.getLogger(__name__)
@@ -50,6 +49,7 @@ class Outcome:
     error: str = ""
 
 
+Do = Callable[[Run], Record]
 Perform = Callable[[Iterable[Run]], Iterator[tuple[Run, Outcome]]]
 
 
@@ -97,7 +97,7 @@ def run_experiment(
         _check_spread(jobs, spread)
     fabric = join_processes(device) if together and torchrun_processes() is not None else None
     if fabric is not None and fabric.global_rank > 0:
-        follow(fabric, do)
+        _follow(fabric, do)
         return []
     prepare_data(experiment, data_dir)
     digits = source_name(experiment.data, data_dir)
@@ -181,7 +181,7 @@ def _by_seed(runs: Iterable[Run]) -> list[Run]:
 def _performing(path: Path, jobs: int, do: Do, fabric: Any = None) -> Iterator[Perform]:
     """What does runs: this process, this one with those of a fabric, or several others with one thread each."""
     if fabric is not None:
-        with leading(fabric, do) as together:  # an error ends all processes: nobody may wait for one that failed
+        with _leading(fabric, do) as together:  # an error ends all processes: nobody may wait for one that failed
             yield lambda runs: ((run, _claim_and_do(run, path, together)) for run in runs)
         return
     if jobs == 1:
@@ -248,3 +248,26 @@ def _progress(title: str, total: int, verbose: bool | None) -> Iterator[Callable
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(title, total=total)
         yield lambda: bar.advance(task)
+
+
+@contextmanager
+def _leading(fabric: Any, do: Do) -> Iterator[Do]:
+    """A way to do a run together with those that follow; at the end of the block they are told that it was the last."""
+
+    def together(run: Run) -> Record:
+        fabric.broadcast(run)
+        return do(run)
+
+    yield together
+    fabric.broadcast(None)
+
+
+def _follow(fabric: Any, do: Do) -> None:
+    """Do the runs that the first process names, and forget their records: it has the same."""
+    for run in _named(fabric):
+        do(run)
+
+
+def _named(fabric: Any) -> Iterable[Run]:
+    while (run := fabric.broadcast(None)) is not None:
+        yield run

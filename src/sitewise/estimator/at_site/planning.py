@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from sitewise.adaptation.families import quick_model
 from sitewise.samplesize import SamplePlan, plan_sample_size
 
 if TYPE_CHECKING:
@@ -27,6 +28,6 @@ def plan_from_held_out(model: "SiteModel", **wanted: Any) -> SamplePlan:
         prior=model._prior,
         confounders=schema,
         sample_weight=held.weight,
-        model="auto" if schema is None or model.prevalence == "network" else model.prevalence,
+        model="auto" if schema is None else quick_model(model.prevalence),
         **wanted,
     )

@@ -16,7 +16,7 @@ from sitewise.estimator.adjuster import PrevalenceAdjuster
 from sitewise.estimator.gpa import GPAClassifier
 from sitewise.estimator.scoring.ratios import AdditiveRatio, PooledRatio, ScoreRatio, to_scores
 from sitewise.posterior import combine
-from sitewise.prevalence import NetworkPrevalence, Prevalence, TablePrevalence
+from sitewise.prevalence import Prevalence
 from sitewise.prevalence.additive import features
 from sitewise.ratio import RatioNetwork, network_inputs
 
@@ -109,18 +109,6 @@ def encode(schema: Confounders, z: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class AgreeingTable:
-    """A table's g without looking rows up one by one: the mean over the cells that agree with a row."""
-
-    table: TablePrevalence
-    name: str = "table"
-
-    def log_prob(self, codes: Tensor) -> Tensor:
-        """(n, K)."""
-        return torch.log(self.table.agreement(codes) @ self.table.cell_log_prob.exp())
-
-
-@dataclass(frozen=True)
 class TraceableRatio:
     """An `AdditiveRatio` for any number of rows."""
 
@@ -137,12 +125,11 @@ class TraceableRatio:
 
 def traceable(part: Any) -> Any:
     """The same g or ratio, every table in it as one that a trace can follow."""
-    if isinstance(part, TablePrevalence):
-        return AgreeingTable(part)
     if isinstance(part, AdditiveRatio):
         return TraceableRatio(part)
-    if isinstance(part, NetworkPrevalence):
-        return replace(part, module=copy.deepcopy(part.module).requires_grad_(False))
+    own = getattr(part, "traceable", None)
+    if own is not None:
+        return own()
     if not is_dataclass(part) or isinstance(part, type):
         return part
     inside = {field.name: getattr(part, field.name) for field in fields(part)}

@@ -1,6 +1,7 @@
 """Models to folders and back: what each kind is made of, and how it is put together again.
 
-A new kind of model is one entry of `KINDS`; a new class among the parts of a model is one entry of `RECORDS`.
+A new kind of model is one entry of `KINDS`; a new class among the parts of a model is one entry of `RECORDS`; families
+of g bring their own.
 """
 
 import os
@@ -15,7 +16,7 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from sitewise.adaptation.records import RECORDS as ESTIMATE_RECORDS
+from sitewise.adaptation.records import all_records
 from sitewise.arrays import Problems, did_you_mean
 from sitewise.artifacts import Folder, Record, pack, read_folder, unpack, versions, write_folder
 from sitewise.calibration import Calibration
@@ -110,7 +111,7 @@ def _to_folder(model: Any) -> Folder:
         known = ", ".join(kind.model.__name__ for kind in KINDS.values())
         raise TypeError(f"save: a {type(model).__name__} cannot be saved, only {known}")
     parts = KINDS[name].take_apart(model)
-    content, tensors = pack(parts.values, RECORDS)
+    content, tensors = pack(parts.values, all_records() | RECORDS)
     inside = {place: _to_folder(inner) for place, inner in parts.inside.items()}
     return Folder(name, content, tensors, parts.card, versions(), inside)
 
@@ -120,7 +121,8 @@ def _from_folder(folder: Folder, attached: Mapping[str, Any]) -> Any:
         meant = did_you_mean(folder.kind, KINDS)
         raise ValueError(f"load: this folder holds a {folder.kind!r}, known are {', '.join(KINDS)}{meant}")
     inside = {place: _from_folder(inner, attached) for place, inner in folder.inside.items()}
-    return KINDS[folder.kind].put_together(unpack(folder.content, folder.tensors, RECORDS), inside, attached)
+    values = unpack(folder.content, folder.tensors, all_records() | RECORDS)
+    return KINDS[folder.kind].put_together(values, inside, attached)
 
 
 def _take_classifier(model: GPAClassifier) -> Parts:
@@ -286,7 +288,6 @@ def _make_random_state(parts: Values) -> np.random.RandomState:
 
 
 RECORDS: dict[str, Record] = {
-    **ESTIMATE_RECORDS,
     **TABLE_RECORDS,
     "AdditiveRatio": Record(AdditiveRatio),
     "Balance": Record(Balance),

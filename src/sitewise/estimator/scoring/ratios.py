@@ -14,10 +14,10 @@ from torch import Tensor
 from sitewise.calibration import centre
 from sitewise.confounders import Confounders
 from sitewise.estimator.source.held_out import calibrate_rows, smoothed_targets
-from sitewise.posterior import combine
+from sitewise.posterior import combine, contrasts
 from sitewise.prevalence import Prevalence
 from sitewise.prevalence.additive import features, missing_features
-from sitewise.prevalence.linear import contrasts, fit_linear
+from sitewise.prevalence.linear import fit_linear
 
 STRENGTHS = (0.3, 3.0, 30.0, 300.0, 1e4)  # ridge on all that depends on z; the last leaves next to nothing of it
 LEAST_PENALTY = 1e-3  # on the scores' own slopes, so that separable rows keep them finite

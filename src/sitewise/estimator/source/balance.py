@@ -14,8 +14,9 @@ from sitewise.calibration import centre
 from sitewise.confounders import Confounders
 from sitewise.estimator.source.held_out import ENOUGH_TO_CALIBRATE, HeldOut, calibrate_rows
 from sitewise.estimator.source.splitting import evenly
+from sitewise.posterior import contrasts
 from sitewise.prevalence.additive import features, ridge
-from sitewise.prevalence.linear import contrasts, fit_linear
+from sitewise.prevalence.linear import fit_linear
 
 RIDGE = 0.01
 LEAST_SLOPE = 0.1  # of log f, below which there is nothing to balance

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from sitewise.adaptation.families import FAMILIES
 from sitewise.confounders import Confounders
 from sitewise.estimator.source.splitting import folds
-from sitewise.prevalence import Prevalence, fit_additive, fit_constant, fit_network, fit_table
+from sitewise.prevalence import Prevalence, fit_constant
 from sitewise.ratio import LabeledRows
 
 
@@ -18,13 +19,10 @@ def fit_prevalence(
     """Fit g to labeled rows: the model asked for, additive by default, constant where there is no z."""
     targets = one_hot(rows.y, n_classes).double()
     weight = rows.weight.double()
-    if schema is None or model == "constant":
+    if schema is None:
         return fit_constant(targets, weight)
-    if model == "table":
-        return fit_table(targets, rows.codes, weight, schema)
-    if model == "network":
-        return fit_network(targets, rows.codes, weight, schema, knockout=knockout, seed=seed)
-    return fit_additive(targets, rows.codes, weight, schema, knockout=knockout)
+    family = FAMILIES["additive" if model == "auto" else model]
+    return family.fit_labels(targets, rows.codes, weight, schema, knockout=knockout, seed=seed)
 
 
 @dataclass(frozen=True)

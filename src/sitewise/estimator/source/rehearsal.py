@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from sitewise.estimator.source.splitting import evenly
-from sitewise.posterior import combine, normalize
+from sitewise.posterior import combine, contrasts, normalize
 from sitewise.prevalence import SitePrior
-from sitewise.prevalence.linear import contrasts, fit_linear, information
+from sitewise.prevalence.linear import fit_linear, information
 from sitewise.prevalence.prior import FACTOR_SITES, FREEDOM, USUAL_FACTOR, USUAL_LEVEL, student_scale
 
 ROWS = 1000  # of a unit are enough to learn from, evenly spread

@@ -1,16 +1,19 @@
-"""g as the paper's network from unlabeled rows: algorithm 1 by EM, or a direct climb of the observed likelihood."""
+"""The network family, the paper's: algorithm 1 by EM, or a direct climb of the observed likelihood."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from sitewise.adaptation.evidence import Evidence
+from sitewise.adaptation.families.base import Family, Request, SiteLikelihood
 from sitewise.adaptation.fit import Fit
 from sitewise.adaptation.linear import KNOCKOUT, aggregate_rows, linear_fit, linear_problem
-from sitewise.adaptation.rows import Rows, moments
-from sitewise.prevalence import NetworkPrevalence
+from sitewise.artifacts import Record
+from sitewise.confounders import Confounders
+from sitewise.prevalence import NetworkPrevalence, fit_network
 from sitewise.prevalence.additive import ridge
 from sitewise.prevalence.base import finite
 from sitewise.prevalence.network import build_network, cross_entropy, fit_missing_inputs, minimize_module
@@ -24,23 +27,10 @@ LAST_LAYER_PENALTY = 1.0
 
 
 @dataclass(frozen=True)
-class NetworkProblem:
-    """The observed likelihood of g at all distinct z of the site, (U, K), with its slope."""
+class NetworkProblem(SiteLikelihood):
+    """The observed likelihood as a function of a network."""
 
-    evidence: Evidence
-    stretches: list[Rows]
     inputs: Tensor  # (U, F)
-
-    def likelihood(self, prevalence: Tensor) -> tuple[Tensor, Tensor]:
-        """L(g) and its derivative (U, K)."""
-        parts = prevalence.split([len(rows.codes) for rows in self.stretches])
-        found = [moments(rows, part, 1) for rows, part in zip(self.stretches, parts, strict=True)]
-        total, slope = sum(m.log_likelihood.sum() for m in found), torch.cat([m.slope for m in found])
-        if self.evidence.blank_weight:
-            share = torch.cat([m.weight for m in found])[:, None] / self.evidence.seen_weight
-            blank = self.evidence.blank_moments((share * prevalence).sum(0), 1)
-            total, slope = total + blank.log_likelihood[0], slope + share * blank.slope
-        return torch.as_tensor(total), slope
 
     def prevalence(self, module: nn.Sequential) -> Tensor:
         """g at all distinct z, (U, K)."""
@@ -52,11 +42,46 @@ class NetworkProblem:
         value, slope = self.likelihood(prevalence.detach())
         return -(value + (slope * (prevalence - prevalence.detach())).sum()) / self.evidence.total_weight
 
-    def soft_labels(self, module: nn.Sequential) -> Tensor:
-        """The E-step: responsibilities added up over rows of one z, (U, K)."""
+    def e_step(self, module: nn.Sequential) -> Tensor:
+        """Responsibilities added up over rows of one z, (U, K)."""
         with torch.no_grad():
-            prevalence = self.prevalence(module)
-        return prevalence * self.likelihood(prevalence)[1]
+            return self.soft_labels(self.prevalence(module))
+
+
+def _take_network(model: NetworkPrevalence) -> dict[str, Any]:
+    dropout = next((layer.p for layer in model.module if isinstance(layer, nn.Dropout)), 0.0)
+    parts = {"schema": model.schema, "log_marginal": model.log_marginal, "dropout": dropout}
+    return {**parts, "state": dict(model.module.state_dict())}
+
+
+def _make_network(parts: dict[str, Any]) -> NetworkPrevalence:
+    schema, log_marginal = parts["schema"], parts["log_marginal"]
+    module = build_network(schema, len(log_marginal), dropout=parts["dropout"])
+    module.load_state_dict(parts["state"])
+    return NetworkPrevalence(schema, module, log_marginal)
+
+
+class Network(Family):
+    """The network of the paper, for reproduction; it is fitted to the rows alone, whatever the prior."""
+
+    name = "network"
+    solvers = ("auto", "lbfgs", "em")
+    quick = False
+    takes_prior = False
+    advice = "its T is a limit, not a success: raise EM(iterations=...), or use model='auto'"
+    records: ClassVar[Mapping[str, Record]] = {
+        "NetworkPrevalence": Record(NetworkPrevalence, _take_network, _make_network, methods=("features", "log_prob")),
+    }
+
+    def fit_labels(
+        self, targets: Tensor, codes: Tensor, weight: Tensor, schema: Confounders, *, knockout: float, seed: int
+    ) -> NetworkPrevalence:
+        """By Adam, with knockout."""
+        return fit_network(targets, codes, weight, schema, knockout=knockout, seed=seed)
+
+    def fit_rows(self, request: Request) -> Fit:
+        """By the paper's algorithm 1, or a climb from the constant g."""
+        return fit_network_terms(request.evidence, request.level, request.solver, request.seed)
 
 
 def fit_network_terms(evidence: Evidence, start: Tensor, solver: str | EM, seed: int) -> Fit:
@@ -109,7 +134,7 @@ def _algorithm_one(problem: NetworkProblem, module: nn.Sequential, solver: EM) -
 
     return em(
         module,
-        problem.soft_labels,
+        problem.e_step,
         m_step,
         objective,
         gap=lambda current: _largest_gradient(current, problem.loss),

@@ -1,0 +1,125 @@
+"""The figures of docs/architecture.md: how much code there is, and how many files one call goes through.
+
+    python benchmarks/structure.py
+
+Code lines are lines with code on them: no blank lines, comments or docstrings. Complexity counts branches, loops,
+conditions and comprehensions. Files are those of the package whose functions run in one call, on 600 training rows of
+two sites with mixed z.
+"""
+
+import ast
+import io
+import sys
+import tokenize
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+import sitewise as sw
+
+ROOT = Path(sw.__file__).parent
+SUITE = ROOT / "bench"
+IMPORT_HOOK = ROOT / "moved.py"  # runs at every import, also of other packages
+COMPLEX = 10
+SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+
+def code_lines(path):
+    """How many lines of a file have code on them."""
+    text = path.read_text(encoding="utf-8")
+    lines = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in SKIPPED:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            lines -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    return len(lines)
+
+
+def name_of(path):
+    """The module that a file is."""
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path, modules):
+    """The modules of the package that a file imports when it is imported itself, those for types left out."""
+    found = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sitewise"):
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in modules else node.module)
+    return found
+
+
+def complexities(path):
+    """The complexity of every function of a file: one, and one for each branch, loop, condition and comprehension."""
+    functions = [n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.FunctionDef)]
+    return [1 + sum(map(branches, ast.walk(function))) for function in functions]
+
+
+def branches(node):
+    """What a node of the syntax tree adds to complexity."""
+    if isinstance(node, ast.BoolOp):
+        return len(node.values) - 1
+    if isinstance(node, ast.comprehension):
+        return 1 + len(node.ifs)
+    return int(isinstance(node, ast.If | ast.IfExp | ast.For | ast.While | ast.ExceptHandler | ast.Assert))
+
+
+def files_of(call):
+    """The files of the package whose functions run in a call, and what it returns."""
+    files = set()
+
+    def note(frame, event, _):
+        file = frame.f_code.co_filename
+        if event == "call" and file.startswith(str(ROOT)) and file != str(IMPORT_HOOK):
+            files.add(file)
+
+    sys.setprofile(note)
+    try:
+        found = call()
+    finally:
+        sys.setprofile(None)
+    return len(files), found
+
+
+def walks():
+    """How many files fit, adapt, predict_proba, diagnose and estimate_prevalence go through."""
+    family = sw.SimulatedFamily(seed=1)
+    north, south, new = (family.site(300, prevalence=[1 - p, p], seed=s) for p, s in ((0.5, 1), (0.3, 2), (0.1, 3)))
+    X, y = np.concatenate([north.X, south.X]), np.concatenate([north.y, south.y])
+    Z, site = pd.concat([north.Z, south.Z], ignore_index=True), np.repeat(["north", "south"], 300)
+    X_new, Z_new, log_ratio = new.X, new.Z, new.log_ratio
+    model = sw.GPAClassifier(epochs=2, device="cpu", random_state=0, verbose=False)
+    calls = {}
+    calls["fit"], _ = files_of(lambda: model.fit(X, y, sample_domain=site, sample_confounder=Z))
+    calls["adapt"], here = files_of(lambda: model.adapt(X_new, sample_confounder=Z_new))
+    calls["predict_proba"], _ = files_of(lambda: here.predict_proba(X_new, sample_confounder=Z_new))
+    calls["diagnose"], _ = files_of(here.diagnose)
+    calls["estimate_prevalence"], _ = files_of(lambda: sw.estimate_prevalence(log_ratio, Z_new))
+    return calls
+
+
+def main():
+    warnings.simplefilter("ignore")
+    paths = sorted(ROOT.rglob("*.py"))
+    modules = {name_of(path) for path in paths}
+    method = [path for path in paths if SUITE not in path.parents]
+    for name, chosen in (("the method", method), ("all, with the suite", paths)):
+        lines = sum(map(code_lines, chosen))
+        each = np.mean([len(imports(path, modules)) for path in chosen])
+        print(f"{name}: {len(chosen)} modules, {lines} code lines, {each:.1f} imports of the package a module")
+        numbers = [number for path in chosen for number in complexities(path)]
+        high = [number for number in numbers if number > COMPLEX]
+        print(f"  functions of complexity above {COMPLEX}: {len(high)} of {len(numbers)}, the highest {max(high)}")
+    for call, n_files in walks().items():
+        print(f"{call}: {n_files} files")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""Families of models of g, by the names that users write: a new family is one file and one entry of `FAMILIES`."""
+
+from sitewise.adaptation.families.additive import Additive
+from sitewise.adaptation.families.base import Family, Request, constant_level
+from sitewise.adaptation.families.constant import Constant
+from sitewise.adaptation.families.network import Network
+from sitewise.adaptation.families.table import Table
+
+FAMILIES: dict[str, Family] = {
+    "constant": Constant(),
+    "additive": Additive(),
+    "table": Table(),
+    "network": Network(),
+}
+
+
+def quick_model(name: str) -> str:
+    """The model itself where fitting it many times over is affordable, else "auto"."""
+    return name if name == "auto" or FAMILIES[name].quick else "auto"
+
+
+__all__ = ["FAMILIES", "Family", "Request", "constant_level", "quick_model"]

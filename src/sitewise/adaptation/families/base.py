@@ -1,0 +1,212 @@
+"""What a family of models of g is: everything that the package asks of one, in one class.
+
+A family is a file that subclasses `Family` and an entry of `FAMILIES`. Two things are needed: a fit to labels and the
+records by which its g is saved. Unlabeled rows are then fitted by EM, whose M-step is the fit to labels; families that
+know better override `fit_rows`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from sitewise.adaptation.draws import CellDraws, LinearDraws, draw_linear
+from sitewise.adaptation.evidence import Evidence
+from sitewise.adaptation.fit import Fit, no_curvature
+from sitewise.adaptation.rows import Rows, moments
+from sitewise.artifacts import Record
+from sitewise.confounders import Confounders
+from sitewise.prevalence import Prevalence
+from sitewise.solvers import EM, em
+from sitewise.uncertainty import Average, CellCurvature
+
+KNOCKOUT = 0.5
+EM_ITERATIONS = 500
+EM_TOLERANCE = 1e-6  # change of g in one iteration
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a family is asked to estimate from a site's rows, and from where."""
+
+    evidence: Evidence
+    strength: str | float  # how strongly g is shrunk, "auto" to choose
+    solver: str | EM
+    aim: Tensor  # (K,) what a constant g is shrunk to
+    centre: Prevalence | None  # what a g(z) is shrunk to
+    begin: Tensor  # (K,) the level to start at, where no constant g is known
+    start: Prevalence | None  # the g(z) to start at, where one was given
+    seed: int
+    constant: Fit | None = None  # the constant g of the rows
+    started: bool = False  # whether `begin` was given and not chosen
+
+    @property
+    def level(self) -> Tensor:
+        """The level (K,) that a g(z) starts at."""
+        return self.begin if self.started or self.constant is None else constant_level(self.constant)
+
+
+class Family(ABC):
+    """A family of models of g, from labeled rows and from unlabeled ones.
+
+    Attributes
+    ----------
+    name : str
+        What the user calls it; also the `name` of every g it fits.
+    needs_z : bool
+        Whether it cannot be fitted without confounders.
+    solvers : tuple of str
+        Which of "auto", "newton", "lbfgs" and "em" it knows.
+    concave : bool
+        Whether the gap of a fit certifies the one optimum.
+    quick : bool
+        Whether fitting it many times over (planning, rehearsals, other starts) is affordable.
+    takes_prior : bool
+        Whether a prior makes its estimate a posterior (section 18 of docs/maths.md).
+    in_cells : bool
+        Whether its g is a free distribution in each cell of z, with intervals cell by cell.
+    advice : str
+        What to do where a fit does not converge.
+    records : mapping from str to Record
+        By which name and how its g, and what refits it, is saved.
+    """
+
+    name: ClassVar[str]
+    needs_z: ClassVar[bool] = True
+    solvers: ClassVar[tuple[str, ...]] = ("auto", "em")
+    concave: ClassVar[bool] = False
+    quick: ClassVar[bool] = True
+    takes_prior: ClassVar[bool] = True
+    in_cells: ClassVar[bool] = False
+    advice: ClassVar[str] = "use solver='auto'"
+    records: ClassVar[Mapping[str, Record]]
+
+    @abstractmethod
+    def fit_labels(
+        self, targets: Tensor, codes: Tensor, weight: Tensor, schema: Confounders, *, knockout: float, seed: int
+    ) -> Prevalence:
+        """Fit to soft labels (n, K) of rows of codes (n, V) with weights (n,)."""
+
+    def fit_rows(self, request: Request) -> Fit:
+        """Estimate g from unlabeled rows: by EM, whose M-step is the fit to labels."""
+        return fit_by_em(self, request)
+
+    def candidates(self, request: Request) -> list[Fit]:
+        """Fits that model="auto" chooses from; none where this family does not take part."""
+        return []
+
+    def finish(self, fit: Fit, evidence: Evidence) -> Fit:
+        """Fit what a chosen g says of rows that lack part of z, where it does not know that already."""
+        return fit
+
+    def draw(self, evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator) -> LinearDraws | CellDraws:
+        """Draw g around a fit (equation 11c)."""
+        return draw_linear(evidence, fit, n_draws, generator)
+
+    def whole_site(self, site: Evidence, fit: Fit) -> Average:
+        """The site's mean of g, as something that an interval can be asked for."""
+        curvature = fit.curvature
+        assert not isinstance(curvature, CellCurvature)
+        return Average(site.mean, None, curvature.easiest)
+
+    def cells_of(self, fit: Fit, codes: Tensor) -> Average:
+        """The g of one row of codes (1, V), as something that an interval can be asked for; where `in_cells`."""
+        raise NotImplementedError(f"{self.name} g is not made of cells")
+
+
+def constant_level(fit: Fit) -> Tensor:
+    """The constant g (K,) of a fit."""
+    nothing = torch.zeros(1, 0, dtype=torch.float64)
+    return fit.prevalence.log_prob(nothing)[0].exp()
+
+
+@dataclass(frozen=True)
+class SiteLikelihood:
+    """The observed likelihood of g at all distinct z of the site, (U, K), with its slope."""
+
+    evidence: Evidence
+    stretches: list[Rows]
+
+    @property
+    def codes(self) -> Tensor:
+        """The distinct z of each stretch, (U, V)."""
+        return torch.cat([rows.codes for rows in self.stretches])
+
+    def likelihood(self, prevalence: Tensor) -> tuple[Tensor, Tensor]:
+        """L(g) and its derivative (U, K)."""
+        parts = prevalence.split([len(rows.codes) for rows in self.stretches])
+        found = [moments(rows, part, 1) for rows, part in zip(self.stretches, parts, strict=True)]
+        total, slope = sum(m.log_likelihood.sum() for m in found), torch.cat([m.slope for m in found])
+        if self.evidence.blank_weight:
+            share = torch.cat([m.weight for m in found])[:, None] / self.evidence.seen_weight
+            blank = self.evidence.blank_moments((share * prevalence).sum(0), 1)
+            total, slope = total + blank.log_likelihood[0], slope + share * blank.slope
+        return torch.as_tensor(total), slope
+
+    def soft_labels(self, prevalence: Tensor) -> Tensor:
+        """The E-step: responsibilities added up over rows of one z, (U, K)."""
+        return prevalence * self.likelihood(prevalence)[1]
+
+
+@dataclass(frozen=True)
+class RefitByEM:
+    """Estimates a g again by EM from other weights of the rows, or another f of them."""
+
+    family: str
+    seed: int
+
+    def __call__(self, drawn: Evidence) -> Prevalence:
+        """Estimate it."""
+        from sitewise.adaptation.families import FAMILIES
+
+        even = torch.full((drawn.n_classes,), 1.0 / drawn.n_classes, dtype=torch.float64, device=drawn.device)
+        request = Request(drawn, "auto", "auto", even, None, even, None, self.seed)
+        return fit_by_em(FAMILIES[self.family], request).prevalence
+
+
+def fit_by_em(family: Family, request: Request) -> Fit:
+    """Estimate g from unlabeled rows by algorithm 1, with the family's fit to labels for its M-step."""
+    evidence = request.evidence
+    schema = evidence.schema
+    assert schema is not None
+    site = SiteLikelihood(evidence, list(evidence.rows))
+    codes = site.codes
+    changes: list[Tensor] = [codes.new_tensor(torch.inf)]
+
+    def at(model: Prevalence) -> Tensor:
+        return model.log_prob(codes).exp()
+
+    def m_step(totals: Tensor, model: Prevalence | None) -> Prevalence:
+        weight = totals.sum(1)
+        targets = totals / weight.clamp_min(1e-300)[:, None]
+        found = family.fit_labels(targets, codes, weight, schema, knockout=KNOCKOUT, seed=request.seed)
+        if model is not None:
+            changes.append((at(found) - at(model)).abs().max())
+        return found
+
+    solver = request.solver
+    found = em(
+        m_step(site.soft_labels(request.level.expand(len(codes), -1)), None),
+        lambda model: site.soft_labels(at(model)),
+        m_step,
+        objective=lambda model: -site.likelihood(at(model))[0],
+        gap=lambda model: changes[-1],
+        tolerance=EM_TOLERANCE,
+        max_iter=(solver.iterations if isinstance(solver, EM) else None) or EM_ITERATIONS,
+    )
+
+    return Fit(
+        found.point,
+        log_likelihood=-float(found.trace[-1]),
+        converged=found.converged,
+        gap=float(found.gap),
+        tolerance=EM_TOLERANCE,
+        n_iter=found.n_iter,
+        trace=[-float(value) for value in found.trace],
+        strength=0.0,
+        look_back=no_curvature,
+        refit=RefitByEM(family.name, request.seed),
+    )
