@@ -130,7 +130,7 @@ def estimate_prevalence(
         evidence, seed = across_processes(evidence, fabric), int(fabric.broadcast(seed))
     fit = _fit(evidence, model, solver, strength, prior_belief, start_belief, seed)
     if not fit.converged:
-        warnings.warn(_not_converged(fit), stacklevel=2)
+        warnings.warn(_not_converged(fit, by_em=isinstance(solver, EM)), stacklevel=2)
     return PrevalenceEstimate(
         model=fit.prevalence.name,
         strength=fit.strength,
@@ -271,10 +271,10 @@ def _warn_if_alike(evidence: Evidence, constant: Fit) -> Tensor:
     return level
 
 
-def _not_converged(fit: Fit) -> str:
+def _not_converged(fit: Fit, *, by_em: bool) -> str:
     advice = {
         "network": "its T is a limit, not a success: raise EM(iterations=...), or use model='auto'",
         "additive": "raise strength, or use model='auto'",
-    }.get(fit.prevalence.name, "use solver='auto'")
+    }.get(fit.prevalence.name, "use solver='auto'" if by_em else "raise strength, or use model='constant'")
     name = fit.prevalence.name
     return NOT_CONVERGED.format(model=name, n_iter=fit.n_iter, gap=fit.gap, wanted=fit.tolerance, advice=advice)
