@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from sitewise.arrays import Problems, refuse_one_shot
+from sitewise.arrays import Problems, plain_array, plain_tensor, refuse_one_shot
 from sitewise.confounders.variables import (
     DATES,
     STRANGE,
@@ -30,7 +30,7 @@ def as_frame(Z: object) -> pd.DataFrame:
         return _infer_kinds(pd.DataFrame(Z))
     if isinstance(Z, pd.Series):
         return Z.to_frame()
-    values = Z.detach().cpu().numpy() if isinstance(Z, Tensor) else np.asarray(Z)
+    values = _tensor_values(Z) if isinstance(Z, Tensor) else plain_array(Z)
     if values.dtype.kind in "US" and not isinstance(Z, np.ndarray):
         values = np.asarray(Z, dtype=object)  # a list of mixed values must not become all strings
     if values.ndim == 1:
@@ -38,6 +38,13 @@ def as_frame(Z: object) -> pd.DataFrame:
     if values.ndim != 2:
         raise ValueError(f"confounders: Z must have shape (rows, variables), got shape {values.shape}")
     return _infer_kinds(pd.DataFrame(values, columns=[f"z{j}" for j in range(values.shape[1])]))
+
+
+def _tensor_values(Z: Tensor) -> Any:
+    try:
+        return plain_tensor(Z).cpu().numpy()
+    except TypeError as error:
+        raise ValueError(f"confounders: Z cannot be read: {error}") from error
 
 
 def _infer_kinds(frame: pd.DataFrame) -> pd.DataFrame:
