@@ -237,7 +237,8 @@ class PrevalenceEstimate:
 
     def _marginal_interval(self, level: float) -> tuple[Tensor, Tensor]:
         if self._fit.posterior is not None:
-            return self._fit.posterior.interval(level)
+            low, high = self._fit.posterior.interval(level)
+            return torch.minimum(low, self._mean), torch.maximum(high, self._mean)
         if not self._fit.identified:
             return torch.zeros_like(self._mean), torch.ones_like(self._mean)
         return self._with_bounds(self._mean, self._mean_variance, self._whole_site, level)
