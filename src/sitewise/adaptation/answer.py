@@ -23,6 +23,7 @@ from sitewise.prevalence import ConstantPrevalence, Prevalence, TablePrevalence
 from sitewise.uncertainty import (
     At,
     CellCurvature,
+    ConstantFall,
     Fall,
     LinearCurvature,
     allowed_drop,
@@ -314,7 +315,14 @@ class PrevalenceEstimate:
     ) -> tuple[Tensor, Tensor]:
         """Curvature where the estimate is well inside, the likelihood's own fall where a bound is near."""
         low, high = logit_interval(probability, variance, level)
-        for label in near_a_bound(probability, variance).nonzero().flatten().tolist():
+        near = near_a_bound(probability, variance).nonzero().flatten()
+        if isinstance(self.prevalence, ConstantPrevalence) and len(probability) > 2:
+            assert isinstance(self._fit.curvature, CellCurvature)
+            site = self._site
+            fall = ConstantFall(site.log_likelihoods, site.log_mixings, probability, self._fall(level).drop)
+            low[near], high[near] = fall.intervals(near, self._fit.curvature.covariance[0])
+            return low, high
+        for label in near.tolist():
             direction = average.direction_of(label) if len(probability) > 2 else None
             # With two classes mixing is all that can happen; among more, some may stand in for each other.
             if direction is not None and not float(average.mean(direction)[label]) > 0:

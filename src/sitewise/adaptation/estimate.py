@@ -17,6 +17,7 @@ from sitewise.adaptation.distributed import across_processes
 from sitewise.adaptation.evidence import Evidence, read_evidence
 from sitewise.adaptation.fit import Fit
 from sitewise.adaptation.posterior.fit import fit_posterior
+from sitewise.adaptation.rare_levels import without_rare_levels
 from sitewise.adaptation.selection import (
     fit_additive_model,
     fit_any_model,
@@ -34,7 +35,7 @@ from sitewise.arrays import (
     to_tensor,
     view_matrix,
 )
-from sitewise.confounders import Confounders
+from sitewise.confounders import Confounders, Notes
 from sitewise.posterior import combine, normalize
 from sitewise.prevalence import MODELS, ConstantPrevalence, Prevalence
 from sitewise.prevalence.base import finite
@@ -121,10 +122,18 @@ def estimate_prevalence(
     if Z is not None:
         schema = shared_schema(schema, prior_belief, start_belief, problems)
     details = {"schema": schema, "categorical": categorical, "y": y, "sample_weight": sample_weight, "groups": groups}
-    if source is None:
-        evidence, notes = read_evidence(matrix, Z, problems, **details)
-    else:
-        evidence, notes = read_chunks(source, Z is not None, matrix.shape[1], matrix.device, problems, **details)
+
+    def read(**details: Any) -> tuple[Evidence, Notes]:
+        if source is None:
+            return read_evidence(matrix, Z, problems, **details)
+        return read_chunks(source, Z is not None, matrix.shape[1], matrix.device, problems, **details)
+
+    evidence, notes = read(**details)
+    if Z is not None and schema is None and model != "table":
+        found = without_rare_levels(evidence)
+        if found.schema is not evidence.schema:
+            evidence, notes = read(**details | {"schema": found.schema, "categorical": None})
+        evidence = replace(evidence, weakest_ridge=found.weakest_ridge)
     seed = int(check_random_state(random_state).randint(2**31))
     if spread_out:
         evidence, seed = across_processes(evidence, fabric), int(fabric.broadcast(seed))

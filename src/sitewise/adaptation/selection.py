@@ -131,7 +131,8 @@ def additive_candidates(
     """
     fits: list[Fit] = []
     first = start
-    strengths = RIDGES if isinstance(strength, str) else (float(strength),)
+    ridges = [ridge for ridge in RIDGES if ridge >= evidence.weakest_ridge]
+    strengths = ridges if isinstance(strength, str) else [float(strength)]
     unit = additive_problem(evidence, 1.0, centre)
     for value in strengths:
         problem = replace(unit, penalty=value * unit.penalty)
