@@ -249,7 +249,7 @@ def read_labels(value: object, n_rows: int, n_classes: int, problems: Problems) 
     column = read_column(value, "y", n_rows, problems)
     if column is None:
         return np.full(n_rows, np.nan)
-    labels = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    labels = numbers_of(column)
     legal = np.isin(labels, np.arange(n_classes)) | column.isna().to_numpy()
     if not legal.all():
         first = int(np.flatnonzero(~legal)[0])
@@ -258,6 +258,24 @@ def read_labels(value: object, n_rows: int, n_classes: int, problems: Problems) 
             f"got {column.tolist()[first]!r} at row {first}"
         )
     return np.asarray(labels)
+
+
+def numbers_of(column: pd.Series) -> np.ndarray[Any, Any]:
+    """A column as numbers, NaN where an entry is none; one beyond double precision is infinite."""
+    try:
+        found = pd.to_numeric(column, errors="coerce")
+    except OverflowError:
+        found = column.map(_as_float)
+    return np.asarray(found.to_numpy(dtype=np.float64, na_value=np.nan))
+
+
+def _as_float(value: object) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        return np.inf
+    except (TypeError, ValueError):
+        return np.nan
 
 
 def read_groups(value: object, n_rows: int, problems: Problems, device: torch.device | None = None) -> Tensor | None:

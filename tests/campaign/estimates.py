@@ -263,3 +263,58 @@ def priors(rng: np.random.Generator) -> str:
     check_distribution(estimate.predict_proba(log_ratio))
     check_interval(estimate)
     return "answered"
+
+
+@family(short=6)
+def crowded_levels(rng: np.random.Generator) -> str:
+    """A confounder with a level for a row or two, which tells nothing: the answer is hardly worse than the constant."""
+    n_rows = int(rng.integers(60, 500))
+    n_levels = int(n_rows / rng.choice([1.0, 1.5, 2.0, 3.0]))
+    truth = float(rng.uniform(0.05, 0.5))
+    y = rng.random(n_rows) < truth
+    x = rng.normal(2.0 * y, 1.0)
+    log_ratio = np.c_[np.zeros(n_rows), 2.0 * x - 2.0]
+    Z = pd.DataFrame({"id": rng.permutation(np.arange(n_rows) % n_levels).astype(str)})
+    if rng.random() < 0.5:
+        Z["sex"] = rng.choice(["f", "m"], n_rows)
+    estimate, _ = quiet(lambda: sw.estimate_prevalence(log_ratio, Z))
+    constant, _ = quiet(lambda: sw.estimate_prevalence(log_ratio))
+    at_rows = check_distribution(np.exp(np.asarray(estimate.log_prevalence(Z))))[:, 1]
+
+    def loss(g: Array) -> float:
+        g = np.clip(g, 1e-6, 1 - 1e-6)
+        return float(np.mean(truth * np.log(truth / g) + (1 - truth) * np.log((1 - truth) / (1 - g))))
+
+    assert loss(at_rows) <= loss(np.full(n_rows, constant.marginal[1])) + 0.05, (loss(at_rows), estimate.model)
+    assert abs(estimate.marginal[1] - constant.marginal[1]) < 0.05
+    return estimate.model
+
+
+@family(short=2, limit_s=120.0)
+def large_problems(rng: np.random.Generator) -> str:
+    """Thousands of levels, a hundred classes and more: an answer in seconds, or a refusal before the work."""
+    kind = str(rng.choice(["levels", "classes", "classes and z", "pooling"]))
+    if kind == "levels":
+        n_rows, n_levels = int(rng.integers(5_000, 20_000)), int(rng.integers(2_000, 10_000))
+        Z: Any = pd.DataFrame({"id": rng.integers(0, n_levels, n_rows).astype(str)})
+        quiet(lambda: sw.estimate_prevalence(rng.normal(0, 2, (n_rows, 2)), Z).interval())
+        return kind
+    n_classes, n_rows = int(rng.integers(60, 200)), int(rng.integers(100, 600))
+    y = rng.integers(0, n_classes, n_rows)
+    log_ratio = rng.normal(0, 1, (n_rows, n_classes))
+    log_ratio[np.arange(n_rows), y] += 3
+    Z = pd.DataFrame({"age": rng.uniform(20, 90, n_rows)})
+    if kind == "pooling":
+        domain = np.arange(n_rows) % 2
+        many = 1000
+        assert oracles.refused(lambda: sw.pool_prevalence(y, Z, domain, n_classes=many))
+        return "refused"
+    if kind == "classes":
+        estimate, _ = quiet(lambda: sw.estimate_prevalence(log_ratio))
+        assert estimate.converged
+    else:
+        Z = Z if n_classes < 80 else None
+        estimate, _ = quiet(lambda: sw.estimate_prevalence(log_ratio, Z))
+    check_distribution(estimate.marginal)
+    check_interval(estimate)
+    return kind

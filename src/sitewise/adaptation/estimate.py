@@ -130,7 +130,7 @@ def estimate_prevalence(
 
     evidence, notes = read(**details)
     if Z is not None and schema is None and model != "table":
-        found = without_rare_levels(evidence)
+        found = without_rare_levels(evidence, judged=strength == "auto")
         if found.schema is not evidence.schema:
             evidence, notes = read(**details | {"schema": found.schema, "categorical": None})
         evidence = replace(evidence, weakest_ridge=found.weakest_ridge)

@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from sitewise.arrays import Problems, read_column, read_labels, read_weight
+from sitewise.arrays import Problems, numbers_of, read_column, read_labels, read_weight
 from sitewise.confounders import Confounders
 from sitewise.prevalence import SitePrior, pool_sites
 from sitewise.prevalence.additive import missing_features
@@ -94,7 +94,7 @@ def _read_known_labels(y: Any, n_classes: Any, problems: Problems) -> tuple[Arra
 
 def _count_classes(column: pd.Series, problems: Problems) -> int:
     """The highest class index plus one; an index beyond the number of rows is none."""
-    numbers = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    numbers = numbers_of(column)
     if (numbers == 0).all():
         problems.add("y holds class 0 only: say how many classes there are with n_classes=")
     return 1 + int(np.clip(np.nan_to_num(numbers, nan=0.0), 1, max(len(numbers) - 1, 1)).max())

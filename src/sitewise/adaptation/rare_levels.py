@@ -38,10 +38,11 @@ class Verdict:
     weakest_ridge: float
 
 
-def without_rare_levels(evidence: Evidence) -> Verdict:
+def without_rare_levels(evidence: Evidence, *, judged: bool = True) -> Verdict:
     """The schema without levels that do not help to predict left-out rows, and with no more than can be solved for.
 
-    Such levels then count as missing; a variable all of whose levels are rare has none left.
+    Such levels then count as missing; a variable all of whose levels are rare has none left. Where they are not to be
+    judged (the caller has said how strongly to shrink), only their number counts.
     """
     schema = evidence.schema
     assert schema is not None
@@ -50,7 +51,7 @@ def without_rare_levels(evidence: Evidence) -> Verdict:
     weakest = 0.0
     for j, count in counts.items():
         rare = count < ROWS_A_LEVEL
-        if len(count) < 2 or 2 * int(rare.sum()) <= len(count):  # most levels are full: equation 10 does well
+        if not judged or len(count) < 2 or 2 * int(rare.sum()) <= len(count):  # of full ones equation 10 judges well
             continue
         gain, ridge = gain_of_levels(evidence, j, rare)
         useful = gain > MARGIN

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from sitewise.arrays import Problems, plain_array, plain_tensor, refuse_one_shot
+from sitewise.arrays import Problems, numbers_of, plain_array, plain_tensor, refuse_one_shot
 from sitewise.confounders.variables import (
     DATES,
     STRANGE,
@@ -27,7 +27,8 @@ def as_frame(Z: object) -> pd.DataFrame:
     if isinstance(Z, pd.DataFrame):
         return Z
     if isinstance(Z, dict):
-        return _infer_kinds(pd.DataFrame(Z))
+        columns = {name: _tensor_values(v) if isinstance(v, Tensor) else v for name, v in Z.items()}
+        return _infer_kinds(pd.DataFrame(columns))
     if isinstance(Z, pd.Series):
         return Z.to_frame()
     values = _tensor_values(Z) if isinstance(Z, Tensor) else plain_array(Z)
@@ -100,7 +101,7 @@ def refuse_infinite(column: pd.Series, name: str, problems: Problems) -> None:
     """Note where a column is infinite."""
     if pd.api.types.is_complex_dtype(column.dtype):
         return
-    numbers = pd.to_numeric(column, errors="coerce") if column.dtype == object else column
+    numbers = pd.Series(numbers_of(column)) if column.dtype == object else column
     if pd.api.types.is_float_dtype(numbers.dtype):
         infinite = np.isinf(numbers.to_numpy(dtype=np.float64, na_value=np.nan))
         if infinite.any():

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sitewise.arrays import Problems
+from sitewise.arrays import Problems, numbers_of
 
 Level = str | int | float | bool
 N_KNOTS = 5
@@ -88,7 +88,7 @@ class Continuous:
         if holds_dates(column):
             problems.add(f"confounder {self.name!r} is continuous, but holds dates here: {DATES}")
             return np.full(len(column), np.nan)
-        numbers = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        numbers = numbers_of(column)
         strange = np.isnan(numbers) & column.notna().to_numpy()
         if strange.any():
             first = int(np.flatnonzero(strange)[0])
