@@ -67,7 +67,7 @@ MASKED = np.ma.array(SCORES, mask=np.arange(16).reshape(8, 2) == 5)
         (torch.tensor(SCORES).to("meta"), "meta"),
         ([[10**400, 1]] * 8, "too large for double precision"),
     ],
-    ids=str,
+    ids=["masked", "masked rows", "dates", "spans", "complex", "complex tensor", "sparse", "meta", "huge"],
 )
 def test_what_is_no_number_or_hides_one_is_refused_everywhere(value, words):
     y = np.arange(8) % 2

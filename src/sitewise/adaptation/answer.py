@@ -316,7 +316,7 @@ class PrevalenceEstimate:
         """Curvature where the estimate is well inside, the likelihood's own fall where a bound is near."""
         low, high = logit_interval(probability, variance, level)
         near = near_a_bound(probability, variance).nonzero().flatten()
-        if isinstance(self.prevalence, ConstantPrevalence) and len(probability) > 2:
+        if len(near) and isinstance(self.prevalence, ConstantPrevalence) and len(probability) > 2:
             assert isinstance(self._fit.curvature, CellCurvature)
             site = self._site
             fall = ConstantFall(site.log_likelihoods, site.log_mixings, probability, self._fall(level).drop)
