@@ -32,6 +32,7 @@ class Family:
     attack: Attack
     short: int  # how many belong to the short run
     limit_s: float  # for one attack
+    every: int = 1  # rounds of the long run, one attack
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,13 @@ class Result:
 FAMILIES: dict[str, Family] = {}
 
 
-def family(*, short: int, limit_s: float = 60.0) -> Callable[[Attack], Attack]:
+def family(*, short: int, limit_s: float = 60.0, every: int = 1) -> Callable[[Attack], Attack]:
     """Register a function of a random generator as a family of attacks, under the function's name."""
 
     def register(attack: Attack) -> Attack:
         name = attack.__name__
         assert name not in FAMILIES, f"two families are called {name}"
-        FAMILIES[name] = Family(name, attack, short, limit_s)
+        FAMILIES[name] = Family(name, attack, short, limit_s, every)
         return attack
 
     return register

@@ -65,7 +65,7 @@ def run(out: Path, n_attacks: int, names: list[str]) -> list[Result]:
         seed = 0
         while len(results) < n_attacks:
             for name in names:
-                if (name, seed) in done or len(results) >= n_attacks:
+                if (name, seed) in done or len(results) >= n_attacks or seed % FAMILIES[name].every:
                     continue
                 result = make_attack(FAMILIES[name], seed)
                 stream.write(json.dumps(asdict(result)) + "\n")
