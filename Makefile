@@ -6,11 +6,13 @@ INSTALLED := $(VENV)/.installed
 
 export OMP_WAIT_POLICY = PASSIVE
 
-.PHONY: help test browser check format bench accuracy docs demo results clean
+.PHONY: help test numeric campaign browser check format bench accuracy docs demo results clean
 
 help:
 	@echo "make demo    colored digits: ERM fails at a shifted site, GPA repairs it without labels; a few minutes"
 	@echo "make test    the whole test suite"
+	@echo "make numeric the tests that depend on rounding, in the arithmetic of other processors"
+	@echo "make campaign   thousands of hostile inputs, hours; goes on where it was stopped, record in campaign/"
 	@echo "make browser chromium for the tests of the report page (Debian or Ubuntu, as root)"
 	@echo "make check   formatting, lint, types, layers"
 	@echo "make format  let ruff format and fix"
@@ -26,6 +28,17 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+campaign: $(INSTALLED)
+	PYTHONPATH=tests $(BIN)/python -m campaign.run --out campaign
+
+# What depends on rounding, in the arithmetic of other processors: each reaches its certificate on all of them.
+NUMERIC := tests/test_solvers.py tests/test_posterior.py tests/test_uncertainty.py tests/test_calibration.py tests/golden \
+	tests/properties tests/campaign tests/adaptation/test_joint.py tests/adaptation/test_certificates.py tests/adaptation/test_rows.py
+numeric: $(INSTALLED)
+	for capability in default avx2; do \
+	  ATEN_CPU_CAPABILITY=$$capability OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(NUMERIC) || exit 1; \
+	done
 
 browser:
 	{ command -v chromium && command -v chromedriver; } > /dev/null \

@@ -18,6 +18,9 @@ ONE_SHOT = (
 )
 
 STRETCH = 2**14  # rows
+LIGHTEST, HEAVIEST = 1e-12, 1e15  # what a weight may be beside the heaviest; what that may be
+SUM_TOLERANCE = 1e-3  # probabilities may be rounded to a few digits
+NOT_NUMBERS = {"m": "spans of time", "M": "dates", "c": "complex numbers", "V": "records"}
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:
@@ -25,6 +28,12 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
     names = {str(other).casefold(): str(other) for other in known}
     near = get_close_matches(str(name).casefold(), names, n=1)
     return f"; did you mean {names[near[0]]!r}?" if near else ""
+
+
+def shortened(value: object) -> str:
+    """A value as an error shows it: on one line, and not all of a long one."""
+    shown = " ".join(repr(value).split())
+    return shown if len(shown) <= 80 else shown[:77] + "..."
 
 
 class Problems:
@@ -85,21 +94,74 @@ class Container:
         return values if self.kind == "numpy" else pd.Series(values, index=self.columns)
 
 
+def plain_tensor(value: Tensor) -> Tensor:
+    """A tensor without its gradient; TypeError for one whose entries cannot be read as they stand."""
+    kinds = {
+        "on the meta device, without entries": value.is_meta,
+        "nested": value.is_nested,
+        "quantized": value.is_quantized,
+        "sparse": value.layout != torch.strided,
+    }
+    odd = [kind for kind, is_so in kinds.items() if is_so]
+    if odd:
+        raise TypeError(f"the tensor is {odd[0]}: hand over a dense one of numbers")
+    return value.detach()
+
+
+def plain_array(value: object) -> np.ndarray[Any, Any]:
+    """An array with its mask, where it has one; the rows of a list may be masked too."""
+    if isinstance(value, list | tuple) and any(isinstance(row, np.ma.MaskedArray) for row in value):
+        return np.ma.stack([np.ma.asarray(row) for row in value])
+    return np.asanyarray(value.detach().cpu() if isinstance(value, Tensor) else value)
+
+
+def read_numbers(value: object) -> Tensor | np.ndarray[Any, Any]:
+    """Anything that holds numbers, not copied; TypeError or ValueError where some are masked or are none.
+
+    Every number that a caller hands over comes in by this door.
+    """
+    if isinstance(value, Tensor):
+        if value.is_complex():
+            raise TypeError("it holds complex numbers, expected real ones")
+        return plain_tensor(value)
+    array = plain_array(value)
+    if array.dtype.kind in NOT_NUMBERS:
+        raise TypeError(f"it holds {NOT_NUMBERS[array.dtype.kind]}, expected real numbers")
+    if array.dtype.kind == "O" and any(isinstance(entry, np.timedelta64 | np.datetime64) for entry in array.flat):
+        raise TypeError("it holds dates or spans of time, expected real numbers")
+    refuse_masked(array)
+    return np.asarray(array)
+
+
+def refuse_masked(value: object) -> None:
+    """Raise ValueError where entries of a masked array are masked: nobody but the caller knows what they should be."""
+    if isinstance(value, np.ma.MaskedArray) and np.ma.getmaskarray(value).any():
+        rows = np.ma.getmaskarray(value).reshape(len(value), -1).any(axis=1) if value.ndim else [True]
+        first = int(np.flatnonzero(rows)[0])
+        raise ValueError(
+            f"it is masked in {int(np.sum(rows))} row(s), first at row {first}: drop those rows or fill them"
+        )
+
+
 def to_tensor(value: object, device: torch.device | None = None) -> Tensor:
     """Copy numbers into a float64 tensor; raise TypeError or ValueError where they are not numbers."""
-    if isinstance(value, Tensor):
-        return value.detach().to(device=device, dtype=torch.float64)
-    numbers = np.ascontiguousarray(value, dtype=np.float64)
-    return torch.tensor(numbers, device=device)
+    numbers = read_numbers(value)
+    if isinstance(numbers, Tensor):
+        return numbers.to(device=device, dtype=torch.float64)
+    try:
+        return torch.tensor(np.ascontiguousarray(numbers, dtype=np.float64), device=device)
+    except OverflowError as error:
+        raise ValueError(f"a number is too large for double precision: {error}") from error
 
 
 def view_tensor(value: object, device: torch.device | None = None) -> Tensor:
     """Numbers as a float32 or float64 tensor, not copied where that can be helped: to be read only."""
     if isinstance(value, Tensor) and value.dtype in (torch.float32, torch.float64):
-        return value.detach().to(device=device)
+        return plain_tensor(value).to(device=device)
     array = value.to_numpy() if isinstance(value, pd.DataFrame) else value
+    refuse_masked(array)
     if not isinstance(array, np.ndarray) or array.dtype not in (np.float32, np.float64) or min(array.strides) < 0:
-        return to_tensor(value, device)
+        return to_tensor(array, device)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch minds that an array cannot be written to; nobody will
         return torch.from_numpy(array).to(device=device)
@@ -162,7 +224,24 @@ def read_weight(value: object, n_rows: int, problems: Problems, device: torch.de
         problems.add(f"sample_weight must not be negative, got {float(weight.min()):g}")
     elif n_rows and not (weight > 0).any():
         problems.add("sample_weight is zero everywhere: nothing to learn from")
+    else:
+        _check_range(weight, problems)
     return weight
+
+
+def _check_range(weight: Tensor, problems: Problems) -> None:
+    """Note where weights differ by more than sums in double precision can tell."""
+    heaviest, lightest = float(weight.max()), float(weight[weight > 0].min()) if len(weight) else 1.0
+    if len(weight) and not LIGHTEST <= heaviest <= HEAVIEST:
+        problems.add(
+            f"sample_weight counts rows, and the heaviest must lie between {LIGHTEST:g} and {HEAVIEST:g}, got "
+            f"{heaviest:g}: divide all weights by their mean"
+        )
+    elif lightest < LIGHTEST * heaviest:
+        problems.add(
+            f"sample_weight spans {lightest:g} to {heaviest:g}: beside the heaviest, weights below {LIGHTEST:g} of it "
+            "vanish in double precision; set them to zero"
+        )
 
 
 def read_labels(value: object, n_rows: int, n_classes: int, problems: Problems) -> np.ndarray[Any, Any]:
@@ -170,7 +249,7 @@ def read_labels(value: object, n_rows: int, n_classes: int, problems: Problems) 
     column = read_column(value, "y", n_rows, problems)
     if column is None:
         return np.full(n_rows, np.nan)
-    labels = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    labels = numbers_of(column)
     legal = np.isin(labels, np.arange(n_classes)) | column.isna().to_numpy()
     if not legal.all():
         first = int(np.flatnonzero(~legal)[0])
@@ -179,6 +258,24 @@ def read_labels(value: object, n_rows: int, n_classes: int, problems: Problems) 
             f"got {column.tolist()[first]!r} at row {first}"
         )
     return np.asarray(labels)
+
+
+def numbers_of(column: pd.Series) -> np.ndarray[Any, Any]:
+    """A column as numbers, NaN where an entry is none; one beyond double precision is infinite."""
+    try:
+        found = pd.to_numeric(column, errors="coerce")
+    except OverflowError:
+        found = column.map(_as_float)
+    return np.asarray(found.to_numpy(dtype=np.float64, na_value=np.nan))
+
+
+def _as_float(value: object) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        return np.inf
+    except (TypeError, ValueError):
+        return np.nan
 
 
 def read_groups(value: object, n_rows: int, problems: Problems, device: torch.device | None = None) -> Tensor | None:
@@ -197,7 +294,7 @@ def read_groups(value: object, n_rows: int, problems: Problems, device: torch.de
 def read_column(value: object, name: str, n_rows: int, problems: Problems) -> pd.Series | None:
     """Read one value a row; None after noting what is wrong."""
     try:
-        column = pd.Series(value.detach().cpu().numpy() if isinstance(value, Tensor) else value)
+        column = pd.Series(plain_tensor(value).cpu().numpy() if isinstance(value, Tensor) else value)
     except (TypeError, ValueError) as error:
         shape = getattr(value, "shape", None)
         came = type(value).__name__ if shape is None else f"shape {tuple(shape)}"
@@ -206,7 +303,26 @@ def read_column(value: object, name: str, n_rows: int, problems: Problems) -> pd
     if len(column) != n_rows:
         problems.add(f"{name} must have one entry a row ({n_rows}), got {len(column)}")
         return None
+    if column.dtype == object:
+        odd = next((row for row, entry in enumerate(column) if type(entry).__hash__ is None), None)
+        if odd is not None:
+            kind = type(column.iloc[odd]).__name__
+            problems.add(f"{name} must have one name or number a row, got a {kind} at row {odd}")
+            return None
     return column
+
+
+def read_probability_vector(value: object, n_classes: int, device: torch.device | None = None) -> Tensor:
+    """K probabilities that sum to one, to three digits; ValueError or TypeError where they are none."""
+    level = to_tensor(value, device)
+    if level.shape != (n_classes,):
+        raise ValueError(f"its shape is {tuple(level.shape)}")
+    if not bool(torch.isfinite(level).all() and (level >= 0).all()):
+        raise ValueError("some are negative or not finite")
+    total = float(level.sum())
+    if abs(total - 1.0) > SUM_TOLERANCE:
+        raise ValueError(f"they sum to {total:.6g}, not to one")
+    return level / total
 
 
 def index_of(value: object) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sitewise.arrays import Problems, read_groups, read_labels, read_matrix, read_weight
+from sitewise.arrays import Problems, read_column, read_groups, read_labels, read_matrix, read_weight
 
 Array = np.ndarray[Any, Any]
 METRIC_NAMES = {
@@ -161,7 +161,9 @@ def _read_known_labels(y: Any, classes: Any, shape: tuple[int, ...], problems: P
     if np.ndim(y) != 1:
         problems.add(f"y must have one label a row, got {type(y).__name__} with {np.ndim(y)} dimension(s)")
         return np.zeros(n_rows, dtype=np.int64)
-    column = pd.Series(np.asarray(y.cpu()) if hasattr(y, "cpu") else y)
+    column = read_column(y, "y", n_rows, problems)
+    if column is None:
+        return np.zeros(n_rows, dtype=np.int64)
     missing = np.flatnonzero(column.isna().to_numpy())
     if len(missing):
         problems.add(f"y is missing in {len(missing)} row(s), first at row {missing[0]}: leave such rows out")

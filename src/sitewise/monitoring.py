@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
-from sitewise.arrays import Problems, read_column
+from sitewise.arrays import Problems, read_column, read_matrix
 from sitewise.sites import take_rows
 
 Array = np.ndarray[Any, Any]
@@ -56,7 +56,7 @@ def monitor(
     >>> frame = monitor(log_ratio, examined_on, Z, window="30D")
     >>> frame[frame["alarm"]]
     """
-    ratios = np.asarray(log_ratio, dtype=np.float64)
+    ratios = _read_ratios(log_ratio)
     times = _read(ratios, time, window, alarm_level)
     n_classes = ratios.shape[1]
     names = list(range(n_classes)) if classes is None else list(classes)
@@ -103,12 +103,17 @@ def split_windows(time: pd.Series, window: int | str) -> list[Array]:
     return np.split(order, starts[1:])
 
 
+def _read_ratios(log_ratio: Any) -> Array:
+    problems = Problems("monitor")
+    ratios = read_matrix(log_ratio, "log_ratio", problems)
+    problems.raise_if_any()
+    assert ratios is not None
+    return np.asarray(ratios.cpu().numpy())
+
+
 def _read(ratios: Array, time: Any, window: int | str, alarm_level: float) -> pd.Series:
     """Check everything that is the monitor's own business; return the times."""
     problems = Problems("monitor")
-    if ratios.ndim != 2 or not len(ratios) or ratios.shape[1] < 2:
-        problems.add(f"log_ratio must have shape (rows, classes), got {ratios.shape}")
-        problems.raise_if_any()
     if not 0 < alarm_level < 1:
         problems.add(f"alarm_level must lie between 0 and 1, got {alarm_level}")
     times = read_column(time, "time", len(ratios), problems)

@@ -20,6 +20,11 @@ HALVINGS = 40
 FEW_HALVINGS = 6  # where the Hessian is nearly right from the start
 FLAT = 1e-10  # curvature below this share of the largest is rounding: no step is taken for its sake
 ROUNDING = 1e-14  # a relative rise of the objective that is only rounding
+TO_THE_BOUND = 0.99  # of the way to it at most
+LONG_STEP = 0.7
+SHRINK = 0.1  # of the barrier after a long step, down to what the pseudo-rows ask for
+BARRIER = 0.01  # at first, of the weights
+RIDGE = 1e-6  # relative, where rounding spoils a Hessian
 
 
 @dataclass(frozen=True)
@@ -165,6 +170,99 @@ def _line_search(
     return best_point, best, bool((best_point != point).any())
 
 
+def interior(
+    look: Callable[[Tensor], tuple[Tensor, Tensor]],
+    bend: Callable[[Tensor, int], Tensor],
+    start: Tensor,
+    pseudo: Tensor,
+    *,
+    tolerance: float,
+    max_iter: int = 200,
+    rounding: float = ROUNDING,
+) -> Solution[Tensor]:
+    """Find the weights w (B, P) of B mixtures, each summing to one: primal-dual interior steps, certified by KKT gaps.
+
+    With l the mean log-likelihood of a mixture's rows and c its pseudo-rows (B, P), both per row of either kind,
+    minimize Σ w - l(w) - Σ c log w over w > 0 (equation 15a), whose optimum sums to one by itself. `look` maps weights
+    to l (B,) and its slope (B, P); `bend` maps them and the number of steps taken to -l'' (B, P, P), or near enough: it
+    steers and the gap decides. Every step lowers the objective with its barrier, so no mixture can stall, however few
+    its rows or alike its parts. Where c is zero a barrier too weak to matter stands in for it, and a slack for c / w:
+    with it steps stay long where weights are all but zero.
+    """
+    target = pseudo.clamp_min(1e-3 * tolerance / start.shape[1])
+    weights = start.clamp_min(1e-3 / start.shape[1])
+    weights = weights / weights.sum(1, keepdim=True)
+    value, slope = look(weights)
+    gaps = _mixture_gap(weights, slope, pseudo)
+    barrier = torch.maximum(target, gaps.clamp(0.0, BARRIER)[:, None] * weights)
+    slack = barrier / weights
+    best, best_gaps, trace = weights, gaps, [_mixture_value(weights, value, pseudo)]
+    n_iter = 0
+    while bool((best_gaps > tolerance).any()) and n_iter < max_iter:
+        n_iter += 1
+        gradient = 1.0 - slope - barrier / weights
+        move = -_scaled_solve(bend(weights, n_iter) + torch.diag_embed(slack / weights), gradient)
+        slack_move = barrier / weights - slack - slack / weights * move
+        slack = slack + _reach(slack, slack_move)[:, None] * slack_move
+        before = weights.sum(1) - value - (barrier * weights.log()).sum(1)
+        promised, step = ARMIJO * (gradient * move).sum(1), _reach(weights, move)
+        taken, found = torch.zeros_like(step), (weights, value, slope)
+        open_ = best_gaps > tolerance
+        for _ in range(HALVINGS):
+            trial = weights + step[:, None] * move
+            at, rise = look(trial)
+            reached = trial.sum(1) - at - (barrier * trial.log()).sum(1)
+            accept = open_ & (reached <= before + step * promised + rounding * before.abs().clamp_min(1.0))
+            new = (trial, at, rise)
+            found = tuple(
+                torch.where(accept.reshape(-1, *[1] * (a.ndim - 1)), a, b) for a, b in zip(new, found, strict=True)
+            )  # type: ignore[assignment]
+            taken, open_ = torch.where(accept, step, taken), open_ & ~accept
+            if not open_.any():
+                break
+            step = step / 2
+        if not (taken > 0).any():  # rounding leaves nothing to gain
+            break
+        weights, value, slope = found
+        slack = torch.minimum(torch.maximum(slack, 1e-3 * barrier / weights), 1e3 * barrier / weights)
+        gaps = _mixture_gap(weights, slope, pseudo)
+        better = gaps < best_gaps
+        best, best_gaps = torch.where(better[:, None], weights, best), torch.where(better, gaps, best_gaps)
+        trace.append(_mixture_value(weights, value, pseudo))
+        barrier = torch.where((taken > LONG_STEP)[:, None], torch.maximum(target, SHRINK * barrier), barrier)
+    point = best / best.sum(1, keepdim=True)
+    return Solution(point, best_gaps, bool((best_gaps <= tolerance).all()), n_iter, trace)
+
+
+def _mixture_gap(weights: Tensor, slope: Tensor, pseudo: Tensor) -> Tensor:
+    """The KKT gap (B,) once the weights are scaled to sum to one (equation 15a)."""
+    return weights.sum(1) * (slope + pseudo / weights).amax(1) - 1.0
+
+
+def _mixture_value(weights: Tensor, value: Tensor, pseudo: Tensor) -> Tensor:
+    """Minus the penalized log-likelihood (B,), likewise scaled."""
+    size = weights.sum(1)
+    scaled = value - (1.0 - pseudo.sum(1)) * size.log()
+    return -(scaled + torch.xlogy(pseudo, weights / size[:, None]).sum(1))
+
+
+def _scaled_solve(hessian: Tensor, gradient: Tensor) -> Tensor:
+    """Solve (B, P, P) for (B, P), scaled by the diagonal first: weights differ by many orders of magnitude."""
+    scale = torch.diagonal(hessian, dim1=-2, dim2=-1).rsqrt()
+    scaled = scale[:, :, None] * hessian * scale[:, None, :]
+    factor, failed = torch.linalg.cholesky_ex(scaled)
+    if bool(failed.any()):
+        ridge = RIDGE * torch.eye(scale.shape[1], dtype=scale.dtype, device=scale.device)
+        factor = torch.where(failed[:, None, None] > 0, torch.linalg.cholesky_ex(scaled + ridge)[0], factor)
+    return scale * torch.cholesky_solve((scale * gradient)[..., None], factor)[..., 0]
+
+
+def _reach(values: Tensor, move: Tensor) -> Tensor:
+    """How much of a move keeps all values (B, P) above zero, at most all of it, (B,)."""
+    ratios = torch.where(move < 0, -values / move, torch.inf)
+    return (TO_THE_BOUND * ratios.amin(1)).clamp_max(1.0)
+
+
 def quasi_newton(
     value_and_gradient: Callable[[Tensor], tuple[Tensor, Tensor]],
     start: Tensor,
@@ -285,11 +383,12 @@ def squarem(
     gap: Callable[[Tensor], Tensor],
     *,
     tolerance: float,
-    max_iter: int = 500,
+    max_iter: int = 5000,
 ) -> Solution[Tensor]:
-    """Speed a monotone fixed-point map (an EM step, say) up by squared extrapolation (Varadhan and Roland's SqS3).
+    """Speed a monotone multiplicative map (an EM step) up by squared extrapolation (Varadhan and Roland's SqS3).
 
-    Two steps show where the map is heading; the extrapolated point is taken only where it is no worse than theirs.
+    Two steps show where the map is heading; the extrapolated point is taken only where it is no worse than theirs. No
+    coordinate falls below a hundredth of what the two steps leave of it: from nothing it could not come back.
     """
     point = start
     trace = [objective(point)]
@@ -300,7 +399,8 @@ def squarem(
         change = once - point
         bend = twice - once - change
         length = change.norm() / bend.norm().clamp_min(torch.finfo(point.dtype).tiny)
-        leap = step(retract(point + 2 * length * change + length**2 * bend))
+        far = point + 2 * length * change + length**2 * bend
+        leap = step(retract(torch.maximum(far, 0.01 * twice)))
         point = leap if bool(objective(leap) <= objective(twice)) else twice
         trace.append(objective(point))
         gaps = gap(point)

@@ -14,6 +14,8 @@ from torch import Tensor
 from sitewise.posterior import contrasts, spread
 
 NEAR_A_BOUND = 3.0  # standard errors
+HELD = 2**24  # entries of the derivatives of g at some rows of z
+PRECISE = 1e-8  # relative, of how far along a path of g a bound is found
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,9 @@ class LinearCurvature:
     mean_jacobian: Tensor  # (K, P) derivative of the site's mean of g
 
     def at(self, codes: Tensor) -> Tensor:
-        """Covariance of g(z), (n, K, K)."""
-        return self._carry(self._jacobian(codes))
+        """Covariance of g(z), (n, K, K), some rows after others: (n, K, P) would be too much to hold."""
+        size = max(1, HELD // max(1, self.mean_jacobian.numel()))
+        return torch.cat([self._carry(self._jacobian(part)) for part in codes.split(size)])
 
     def of_mean(self) -> Tensor:
         """Covariance of the site's mean of g given its rows, (K, K)."""
@@ -36,7 +39,10 @@ class LinearCurvature:
 
     def easiest(self, codes: Tensor, label: int) -> Tensor:
         """How g (n, K) moves where the site's mean of `label` rises at the least loss of likelihood."""
-        return self._jacobian(codes) @ (self.coefficient_covariance @ self.mean_jacobian[label])
+        design, basis, probability = self._pieces(codes)
+        moves = (self.coefficient_covariance @ self.mean_jacobian[label]).reshape(design.shape[1], -1)
+        logits = design @ moves @ basis.T
+        return probability * (logits - (probability * logits).sum(1, keepdim=True))
 
     def _carry(self, jacobian: Tensor) -> Tensor:
         plain = jacobian @ self.coefficient_covariance @ jacobian.transpose(-1, -2)
@@ -45,12 +51,13 @@ class LinearCurvature:
         return at_least(jacobian @ self.grouped_covariance @ jacobian.transpose(-1, -2), plain)
 
     def _jacobian(self, codes: Tensor) -> Tensor:
-        design, basis, slope = self._pieces(codes)
+        design, basis, probability = self._pieces(codes)
+        slope = spread(probability)
         return torch.einsum("nkl,nd->nkdl", slope @ basis, design).reshape(len(codes), slope.shape[1], -1)
 
     def _pieces(self, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         probability = self.log_prob(codes).exp()
-        return self.features(codes), contrasts(probability.shape[1], codes.device), spread(probability)
+        return self.features(codes), contrasts(probability.shape[1], codes.device), probability
 
 
 @dataclass(frozen=True)
@@ -188,6 +195,73 @@ class Fall:
         if left(1.0) >= 0.0:
             return 1.0
         return float(brentq(left, 0.0, 1.0, xtol=1e-12, rtol=1e-9))
+
+
+@dataclass(frozen=True)
+class ConstantFall:
+    """The same for a constant g (K,), and for many classes at once: a pass over the rows serves all of them."""
+
+    log_likelihoods: Callable[[Tensor], Tensor]  # of many constant g (B, K), (B,)
+    log_mixings: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of one g (K,) times (B,) and classes times (B,)
+    estimate: Tensor  # (K,)
+    drop: float
+
+    def intervals(self, labels: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        """The values of the share of each of some classes (B,) that the likelihood does not rule out, two (B,).
+
+        As `likelihood_interval` has it: by mixing a class in and out, and along the direction of least loss.
+        """
+        own = torch.arange(len(labels), device=labels.device)
+        directions = covariance[labels]
+        reach = directions[own, labels]
+        directions = torch.where(reach[:, None] > 0, directions / reach.clamp_min(1e-300)[:, None], 0.0)
+
+        share = self.estimate[labels]
+
+        def out(amount: Tensor) -> Tensor:
+            rest = (1.0 - amount * share).clamp_min(1e-300)
+            return self.log_mixings(self.estimate, labels, 1.0 / rest, -amount * share / rest)
+
+        def into(amount: Tensor) -> Tensor:
+            return self.log_mixings(self.estimate, labels, 1.0 - amount, amount)
+
+        def along(amount: Tensor) -> Tensor:
+            positive = (self.estimate + amount[:, None] * directions).clamp_min(0.0)
+            total = positive.sum(1, keepdim=True)
+            return torch.where(total > 0, positive / total, self.estimate)
+
+        taken, added = self._farthest(out, len(labels)), self._farthest(into, len(labels))
+        down = self._farthest(lambda amount: self.log_likelihoods(along(-amount)), len(labels))
+        up = self._farthest(lambda amount: self.log_likelihoods(along(amount)), len(labels))
+        lowest = share * (1.0 - taken) / (1.0 - taken * share).clamp_min(1e-300)
+        highest = share + added * (1.0 - share)
+        return torch.minimum(lowest, along(-down)[own, labels]), torch.maximum(highest, along(up)[own, labels])
+
+    def _farthest(self, log_likelihood: Callable[[Tensor], Tensor], count: int) -> Tensor:
+        """The largest amounts in [0, 1] (B,) that the likelihood of paths of g allows: false position in brackets."""
+        best = self.log_likelihoods(self.estimate[None])[0]
+
+        def left(amount: Tensor) -> Tensor:
+            fall = best - log_likelihood(amount)
+            return torch.where(fall.isnan(), -self.drop, self.drop - fall.clamp_max(1e3 * self.drop))
+
+        low, high = self.estimate.new_zeros(count), self.estimate.new_ones(count)
+        at_low, at_high = torch.full_like(low, self.drop), left(high)
+        free = at_high >= 0
+        for step in range(100):
+            if bool((free | (high - low <= PRECISE * high)).all()):
+                break
+            middle = (low * at_high - high * at_low) / (at_high - at_low).clamp_max(-1e-300)
+            middle = torch.where((middle > low) & (middle < high), middle, 0.5 * (low + high))
+            middle = 0.5 * (low + high) if step % 3 == 2 else middle
+            at = left(middle)
+            above = at >= 0
+            at_high, at_low = (
+                torch.where(above, 0.5 * at_high, at),  # Illinois: an end that stays counts half
+                torch.where(above, at, 0.5 * at_low),
+            )
+            low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+        return torch.where(free, torch.ones_like(low), low)
 
 
 def allowed_drop(level: float, inflation: float) -> float:

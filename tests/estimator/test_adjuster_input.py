@@ -127,3 +127,27 @@ def test_nothing_is_left_half_fitted():
     with pytest.raises(ValueError, match="sample_domain"):
         adjuster.fit(PROBA[:, ::-1], Y, sample_domain=["a"])
     np.testing.assert_array_equal(adjuster.predict_proba(PROBA), before)
+
+
+def test_columns_of_a_new_site_are_matched_by_the_names_of_the_fit(tmp_path):
+    frame = pd.DataFrame(PROBA, columns=["no", "yes"])
+    model = sw.PrevalenceAdjuster(rehearsal=None).fit(frame, Y)
+    turned = frame[["yes", "no"]]
+    model.save(tmp_path / "model")
+    for known in (model, sw.load(tmp_path / "model")):
+        expected = known.adapt(frame)
+        here = known.adapt(turned)
+        np.testing.assert_array_equal(here.predict_proba(turned), expected.predict_proba(frame))
+        np.testing.assert_array_equal(here.predict_proba(PROBA), expected.predict_proba(frame))
+        with pytest.raises(ValueError, match=r"columns \['p0', 'p1'\], at fit they had \['no', 'yes'\]"):
+            known.adapt(frame.set_axis(["p0", "p1"], axis=1))
+    by_class = frame.set_axis(["0", "1"], axis=1)[["1", "0"]]
+    np.testing.assert_array_equal(
+        model.adapt(by_class).predict_proba(by_class), model.adapt(frame).predict_proba(frame)
+    )
+
+
+def test_columns_without_known_names_go_by_their_place():
+    model = sw.PrevalenceAdjuster(rehearsal=None).fit(PROBA, Y)
+    frame = pd.DataFrame(PROBA, columns=["no", "yes"])
+    np.testing.assert_array_equal(model.adapt(frame).predict_proba(frame), model.adapt(PROBA).predict_proba(PROBA))

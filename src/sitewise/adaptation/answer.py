@@ -24,6 +24,8 @@ from sitewise.prevalence import Prevalence
 from sitewise.prevalence.base import is_constant
 from sitewise.uncertainty import (
     Average,
+    CellCurvature,
+    ConstantFall,
     Fall,
     allowed_drop,
     at_least,
@@ -241,7 +243,8 @@ class PrevalenceEstimate:
 
     def _marginal_interval(self, level: float) -> tuple[Tensor, Tensor]:
         if self._fit.posterior is not None:
-            return self._fit.posterior.interval(level)
+            low, high = self._fit.posterior.interval(level)
+            return torch.minimum(low, self._mean), torch.maximum(high, self._mean)
         if not self._fit.identified:
             return torch.zeros_like(self._mean), torch.ones_like(self._mean)
         return self._with_bounds(self._mean, self._mean_variance, self._whole_site, level)
@@ -295,7 +298,14 @@ class PrevalenceEstimate:
     ) -> tuple[Tensor, Tensor]:
         """Curvature where the estimate is well inside, the likelihood's own fall where a bound is near."""
         low, high = logit_interval(probability, variance, level)
-        for label in near_a_bound(probability, variance).nonzero().flatten().tolist():
+        near = near_a_bound(probability, variance).nonzero().flatten()
+        if len(near) and is_constant(self.prevalence) and len(probability) > 2:
+            assert isinstance(self._fit.curvature, CellCurvature)
+            site = self._site
+            fall = ConstantFall(site.log_likelihoods, site.log_mixings, probability, self._fall(level).drop)
+            low[near], high[near] = fall.intervals(near, self._fit.curvature.covariance[0])
+            return low, high
+        for label in near.tolist():
             direction = average.direction_of(label) if len(probability) > 2 else None
             # With two classes mixing is all that can happen; among more, some may stand in for each other.
             if direction is not None and not float(average.mean(direction)[label]) > 0:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sitewise.adaptation.evidence import Evidence
-from sitewise.arrays import Problems, align_classes, to_tensor
+from sitewise.arrays import Problems, align_classes, read_probability_vector, shortened
 from sitewise.confounders import Confounders
 from sitewise.prevalence import ConstantPrevalence, Prevalence, SitePrior
 from sitewise.prevalence.base import finite, is_constant, on_device
@@ -60,15 +60,10 @@ def read_belief(
         schema = getattr(model, "schema", getattr(value, "confounders", None))
         return _read_model(on_device(model, device), schema, name, n_classes, device, problems)
     try:
-        level = to_tensor(align_classes(value, columns), device)
+        return Belief(read_probability_vector(align_classes(value, columns), n_classes, device))
     except (TypeError, ValueError) as error:
-        problems.add(f"{name} must be {n_classes} probabilities or an estimate, got {type(value).__name__} ({error})")
+        problems.add(f"{name} must be {n_classes} probabilities or an estimate, got {shortened(value)} ({error})")
         return None
-    legal = level.shape == (n_classes,) and bool(torch.isfinite(level).all() and (level >= 0).all() and level.sum() > 0)
-    if not legal:
-        problems.add(f"{name} must be {n_classes} probabilities or an estimate, got {value!r}")
-        return None
-    return Belief(level / level.sum())
 
 
 def _read_model(

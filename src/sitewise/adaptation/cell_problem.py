@@ -16,7 +16,7 @@ from sitewise.adaptation.fit import CONCAVE_TOLERANCE
 from sitewise.adaptation.rows import Rows, Stream, moments, rough_moments
 from sitewise.arrays import distinct_rows, find_rows
 from sitewise.posterior import Moments, moments_of
-from sitewise.solvers import EM, ROUNDING, Solution, em, newton, quasi_newton
+from sitewise.solvers import EM, ROUNDING, Solution, em, interior, newton, quasi_newton
 
 ROUGH_TOLERANCE = 1e-4
 GPU_ROUNDING = 1e-9  # of likelihoods whose rows' logarithms are rounded
@@ -175,15 +175,35 @@ def solve_cells(
         return em(
             start,
             e_step=problem.multiplier,
-            m_step=lambda factor, prevalence: prevalence * factor,
+            m_step=lambda factor, prevalence: _onto_the_simplex(prevalence * factor.clamp_min(0.0)),
             objective=lambda prevalence: -problem.log_likelihood(prevalence).sum(),
             gap=problem.gap,
             tolerance=tolerance,
             max_iter=solver.iterations or 10_000,
         )
-    if start.shape[1] == 2:
-        return _solve_for_one_number(problem, start, tolerance)
-    return _solve_on_the_simplex(problem, start, tolerance)
+    quick = _solve_for_one_number if start.shape[1] == 2 else _solve_on_the_simplex
+    found = quick(problem, start, tolerance)
+    return found if found.converged else _solve_from_inside(problem, start, found, tolerance)
+
+
+def _solve_from_inside(problem: Cells, start: Tensor, quick: Solution[Tensor], tolerance: float) -> Solution[Tensor]:
+    """Where the quick way ended before its certificate (classes without rows of their own do that): the sure way."""
+    total, share = problem.total, problem.cell_weight / problem.total
+
+    def look(weights: Tensor) -> tuple[Tensor, Tensor]:  # moments are those of a g that sums to one
+        size = weights.sum(1)
+        found = problem.moments(weights / size[:, None], 2)
+        return found.log_likelihood / total + share * size.log(), found.slope / (total * size)[:, None]
+
+    def bend(weights: Tensor, _: int) -> Tensor:
+        size = weights.sum(1)
+        return problem.moments(weights / size[:, None], 2).curvature / (total * size**2)[:, None, None]
+
+    sure = interior(look, bend, start, problem.pseudo / total[:, None], tolerance=tolerance)
+    better = sure.gap < quick.gap
+    point, gap = torch.where(better[:, None], sure.point, quick.point), torch.where(better, sure.gap, quick.gap)
+    trace = [*quick.trace, -problem.log_likelihood(point).sum()]
+    return Solution(point, gap, bool((gap <= tolerance).all()), quick.n_iter + sure.n_iter, trace)
 
 
 def _solve_for_one_number(problem: Cells, start: Tensor, tolerance: float) -> Solution[Tensor]:

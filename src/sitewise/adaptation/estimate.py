@@ -17,6 +17,7 @@ from sitewise.adaptation.evidence import Evidence, read_evidence
 from sitewise.adaptation.families import FAMILIES, Request, constant_level
 from sitewise.adaptation.fit import Fit
 from sitewise.adaptation.posterior.fit import fit_posterior
+from sitewise.adaptation.rare_levels import without_rare_levels
 from sitewise.adaptation.selection import fit_any_model
 from sitewise.adaptation.streaming import read_chunks
 from sitewise.arrays import (
@@ -28,7 +29,7 @@ from sitewise.arrays import (
     to_tensor,
     view_matrix,
 )
-from sitewise.confounders import Confounders
+from sitewise.confounders import Confounders, Notes
 from sitewise.posterior import combine, normalize
 from sitewise.prevalence import ConstantPrevalence, Prevalence
 from sitewise.prevalence.base import finite
@@ -106,14 +107,22 @@ def estimate_prevalence(
     if Z is not None:
         schema = shared_schema(schema, prior_belief, start_belief, problems)
     details = {"schema": schema, "categorical": categorical, "y": y, "sample_weight": sample_weight, "groups": groups}
-    if source is None:
-        evidence, notes = read_evidence(matrix, Z, problems, **details)
-    else:
-        evidence, notes = read_chunks(source, Z is not None, matrix.shape[1], matrix.device, problems, **details)
+
+    def read(**details: Any) -> tuple[Evidence, Notes]:
+        if source is None:
+            return read_evidence(matrix, Z, problems, **details)
+        return read_chunks(source, Z is not None, matrix.shape[1], matrix.device, problems, **details)
+
+    evidence, notes = read(**details)
+    if Z is not None and schema is None and model != "table":
+        found = without_rare_levels(evidence, judged=strength == "auto")
+        if found.schema is not evidence.schema:
+            evidence, notes = read(**details | {"schema": found.schema, "categorical": None})
+        evidence = replace(evidence, weakest_ridge=found.weakest_ridge)
     seed = int(check_random_state(random_state).randint(2**31))
     fit = _fit(evidence, model, solver, strength, prior_belief, start_belief, seed)
     if not fit.converged:
-        warnings.warn(_not_converged(fit), stacklevel=2)
+        warnings.warn(_not_converged(fit, by_em=isinstance(solver, EM)), stacklevel=2)
     return PrevalenceEstimate(
         model=fit.prevalence.name,
         strength=fit.strength,
@@ -235,7 +244,7 @@ def _warn_if_alike(evidence: Evidence, constant: Fit) -> None:
         warnings.warn(ALIKE, stacklevel=4)
 
 
-def _not_converged(fit: Fit) -> str:
+def _not_converged(fit: Fit, *, by_em: bool) -> str:
     name = fit.prevalence.name
-    advice = FAMILIES[name].advice
+    advice = "use solver='auto'" if by_em and FAMILIES[name].concave else FAMILIES[name].advice
     return NOT_CONVERGED.format(model=name, n_iter=fit.n_iter, gap=fit.gap, wanted=fit.tolerance, advice=advice)

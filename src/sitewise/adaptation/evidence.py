@@ -19,6 +19,12 @@ FEATURES = 16  # rows with z come in shorter stretches: each has about as many f
 At = Callable[[Tensor], Tensor]  # g (U, K) at rows of codes (U, V)
 
 
+def _sum_of_logs(rows: Rows, mixed: Tensor) -> Tensor:
+    """Σ_n w_n log m_n of rows with three classes or more, (B,), for m (n, B)."""
+    logs = mixed.clamp_min(1e-300).log_()
+    return logs.sum(0) if rows.weight is None else rows.weight @ logs
+
+
 @dataclass(frozen=True)
 class Groups:
     """How many groups of rows (patients, say) there are, and their mean size as a row meets it."""
@@ -48,6 +54,7 @@ class Evidence:
     groups: Groups | None
     schema: Confounders | None
     device: torch.device
+    weakest_ridge: float = 0.0  # on coefficients of z, where levels of few rows are kept
 
     @property
     def in_memory(self) -> bool:
@@ -78,6 +85,19 @@ class Evidence:
         if self.blank_weight:
             total += float(self.blank_moments(self.mean(at), 0).log_likelihood)
         return total
+
+    def log_likelihoods(self, prevalence: Tensor) -> Tensor:
+        """L of many constant g (B, K), (B,), in one pass."""
+        return self.total((_sum_of_logs(rows, rows.ratio.double() @ prevalence.T),) for rows in self.everything)[0]
+
+    def log_mixings(self, prevalence: Tensor, labels: Tensor, keep: Tensor, add: Tensor) -> Tensor:
+        """L of mixtures (B,) of a constant g (K,) and certainty of a class each, in one pass."""
+
+        def mixed(rows: Rows) -> Tensor:
+            ratio = rows.ratio.double()
+            return (ratio @ prevalence)[:, None] * keep + ratio[:, labels] * add
+
+        return self.total((_sum_of_logs(rows, mixed(rows)),) for rows in self.everything)[0]
 
     def blank_moments(self, mean: Tensor, order: int) -> Moments:
         """The moments of blank rows at the mean of g (K,)."""

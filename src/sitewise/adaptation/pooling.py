@@ -8,15 +8,21 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from sitewise.arrays import Problems, read_column, read_labels, read_weight
+from sitewise.arrays import Problems, numbers_of, read_column, read_labels, read_weight
 from sitewise.confounders import Confounders
 from sitewise.prevalence import SitePrior, pool_sites
+from sitewise.prevalence.additive import missing_features
 
 Array = np.ndarray[Any, Any]
 
 ONE_SITE = (
     "sample_domain must name at least two sites with rows of positive weight, got {count}: "
     "one site does not show how sites differ; estimate_prevalence takes another estimate as its prior too"
+)
+MOST_COEFFICIENTS = 2000  # a site's are solved for together: their covariance is a full matrix
+TOO_MANY = (
+    "{features} features of the confounders (splines, levels) for {classes} classes are more than {most:,} "
+    "coefficients: join rare levels or classes, or leave confounders out"
 )
 TWICE = "categorical is given, but confounders says already which variables are categorical: leave one of them out"
 
@@ -57,6 +63,10 @@ def pool_prevalence(
     weight = read_weight(sample_weight, n_rows, problems)
     site = _read_sites(sample_domain, weight, problems)
     schema, codes = _read_confounders(sample_confounder, confounders, categorical, n_rows, problems)
+    if schema is not None:
+        n_features = missing_features(schema)[-1] + 1
+        if n_features * (count - 1) > MOST_COEFFICIENTS:
+            problems.add(TOO_MANY.format(features=n_features, classes=count, most=MOST_COEFFICIENTS))
     problems.raise_if_any()
     assert schema is not None
     targets = torch.nn.functional.one_hot(torch.tensor(labels, dtype=torch.int64), count).double()
@@ -84,7 +94,7 @@ def _read_known_labels(y: Any, n_classes: Any, problems: Problems) -> tuple[Arra
 
 def _count_classes(column: pd.Series, problems: Problems) -> int:
     """The highest class index plus one; an index beyond the number of rows is none."""
-    numbers = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    numbers = numbers_of(column)
     if (numbers == 0).all():
         problems.add("y holds class 0 only: say how many classes there are with n_classes=")
     return 1 + int(np.clip(np.nan_to_num(numbers, nan=0.0), 1, max(len(numbers) - 1, 1)).max())

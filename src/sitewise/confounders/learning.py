@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from sitewise.arrays import Problems, refuse_one_shot
+from sitewise.arrays import Problems, numbers_of, plain_array, plain_tensor, refuse_one_shot
 from sitewise.confounders.variables import (
     DATES,
     STRANGE,
@@ -27,10 +27,11 @@ def as_frame(Z: object) -> pd.DataFrame:
     if isinstance(Z, pd.DataFrame):
         return Z
     if isinstance(Z, dict):
-        return _infer_kinds(pd.DataFrame(Z))
+        columns = {name: _tensor_values(v) if isinstance(v, Tensor) else v for name, v in Z.items()}
+        return _infer_kinds(pd.DataFrame(columns))
     if isinstance(Z, pd.Series):
         return Z.to_frame()
-    values = Z.detach().cpu().numpy() if isinstance(Z, Tensor) else np.asarray(Z)
+    values = _tensor_values(Z) if isinstance(Z, Tensor) else plain_array(Z)
     if values.dtype.kind in "US" and not isinstance(Z, np.ndarray):
         values = np.asarray(Z, dtype=object)  # a list of mixed values must not become all strings
     if values.ndim == 1:
@@ -38,6 +39,13 @@ def as_frame(Z: object) -> pd.DataFrame:
     if values.ndim != 2:
         raise ValueError(f"confounders: Z must have shape (rows, variables), got shape {values.shape}")
     return _infer_kinds(pd.DataFrame(values, columns=[f"z{j}" for j in range(values.shape[1])]))
+
+
+def _tensor_values(Z: Tensor) -> Any:
+    try:
+        return plain_tensor(Z).cpu().numpy()
+    except TypeError as error:
+        raise ValueError(f"confounders: Z cannot be read: {error}") from error
 
 
 def _infer_kinds(frame: pd.DataFrame) -> pd.DataFrame:
@@ -93,7 +101,7 @@ def refuse_infinite(column: pd.Series, name: str, problems: Problems) -> None:
     """Note where a column is infinite."""
     if pd.api.types.is_complex_dtype(column.dtype):
         return
-    numbers = pd.to_numeric(column, errors="coerce") if column.dtype == object else column
+    numbers = pd.Series(numbers_of(column)) if column.dtype == object else column
     if pd.api.types.is_float_dtype(numbers.dtype):
         infinite = np.isinf(numbers.to_numpy(dtype=np.float64, na_value=np.nan))
         if infinite.any():

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sitewise.arrays import Problems
+from sitewise.arrays import Problems, numbers_of
 
 Level = str | int | float | bool
 N_KNOTS = 5
@@ -88,7 +88,7 @@ class Continuous:
         if holds_dates(column):
             problems.add(f"confounder {self.name!r} is continuous, but holds dates here: {DATES}")
             return np.full(len(column), np.nan)
-        numbers = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        numbers = numbers_of(column)
         strange = np.isnan(numbers) & column.notna().to_numpy()
         if strange.any():
             first = int(np.flatnonzero(strange)[0])
@@ -103,10 +103,11 @@ class Continuous:
 
 @dataclass(frozen=True)
 class Categorical:
-    """One of a frozen tuple of levels."""
+    """One of a frozen tuple of levels; others count as missing, without a warning where that is on purpose."""
 
     name: str
     levels: tuple[Level, ...]
+    others_missing: bool = False
 
     @property
     def missing_code(self) -> float:
@@ -128,7 +129,7 @@ class Categorical:
         found, distinct = pd.factorize(column)
         codes = np.array([code_of.get(_plain(v), -1) for v in distinct] + [self.missing_code])[found]
         unseen = codes < 0
-        if unseen.any():
+        if unseen.any() and not self.others_missing:
             notes.unseen[self.name] = int(unseen.sum())
             notes.levels[self.name] = {repr(_plain(v)) for v in distinct if _plain(v) not in code_of}
         return np.where(unseen, self.missing_code, codes)

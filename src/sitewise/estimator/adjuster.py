@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Self
 
 import numpy as np
+import pandas as pd
 import torch
 from sklearn.base import clone
 from sklearn.utils import Tags, _safe_indexing, check_random_state, get_tags, indexable
@@ -13,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from sitewise.adaptation.families import FAMILIES
-from sitewise.arrays import Problems, did_you_mean, in_stretches, read_groups, read_weight
+from sitewise.arrays import Problems, did_you_mean, in_stretches, read_groups, read_weight, shortened
 from sitewise.calibration import METHODS as CALIBRATIONS
 from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
@@ -22,6 +23,7 @@ from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, Fold, Part, rehe
 from sitewise.estimator.scoring.probabilities import (
     TINY,
     Classifier,
+    column_names,
     cross_fit_classifier,
     estimator_problem,
     find_floor,
@@ -77,7 +79,8 @@ class PrevalenceAdjuster(SiteModel):
         of all source rows, which must be like those it was trained on. "x" if not: log f is fitted as a function of
         log p and z. "auto" takes what predicts held-out labels better (`classifier_sees_`, `held_out_nll_`).
     classes : the classes in the order of the probabilities' columns. None: the estimator's own order, else that of
-        sorted labels. Columns of a DataFrame that are named after the classes may come in any order.
+        sorted labels. Columns of a DataFrame may come in any order where they are named after the classes, and at a
+        new site where they are named as at `fit`; other names are refused there.
     random_state : seed of the folds.
     joint : for a classifier that gives P(y, z|x): the z of its columns, a table of M z-points with all variables of z.
         X is then (n, M, K), or (n, M·K) with the columns of the first point first; the probabilities of a row sum to
@@ -112,6 +115,7 @@ class PrevalenceAdjuster(SiteModel):
     """
 
     _joint: PairModel | None = None
+    _column_names: tuple[str, ...] | None = None  # of a frame of probabilities at fit
 
     def __init__(
         self,
@@ -335,6 +339,7 @@ class PrevalenceAdjuster(SiteModel):
                 setattr(self, name, getattr(source, name))
         if source is None:
             self.n_features_in_ = len(self._classifier.columns)
+        self._column_names = column_names(X) if source is None and isinstance(X, pd.DataFrame) else None
 
     def _facts(self) -> dict[str, Any]:
         name = "probabilities handed over" if self.estimator_ is None else type(self.estimator_).__name__
@@ -344,7 +349,22 @@ class PrevalenceAdjuster(SiteModel):
         return facts | {f"held-out NLL if it sees {sees}": nll for sees, nll in self.held_out_nll_.items()}
 
     def _read(self, X: Any) -> Tensor:
-        return self._classifier.log_proba(X)
+        return self._classifier.log_proba(self._in_fitted_order(X))
+
+    def _in_fitted_order(self, X: Any) -> Any:
+        """A frame of probabilities with its columns as at fit, or as the classes; ValueError where they differ."""
+        fitted = self._column_names
+        if fitted is None or not isinstance(X, pd.DataFrame):
+            return X
+        names = column_names(X)
+        if names == fitted or sorted(names) == sorted(map(str, self.classes_.tolist())):
+            return X
+        if sorted(names) != sorted(fitted):
+            raise ValueError(
+                f"PrevalenceAdjuster: probabilities have the columns {shortened(list(names))}, at fit they had "
+                f"{shortened(list(fitted))}: name them so, or hand over an array in that order"
+            )
+        return X.iloc[:, [names.index(name) for name in fitted]]
 
     def _log_ratio(self, X: Tensor, codes: Tensor) -> Tensor:
         return in_stretches(super()._log_ratio, X, codes)

@@ -5,6 +5,7 @@ import csv
 import gzip
 import io
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -196,7 +197,7 @@ def _open_csv(path: Path, separator: str, encoding: str) -> TableFile:
 
 
 def _refuse_twice(path: Path, names: Sequence[str]) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise ValueError(
             f"{path} has column(s) of one name: {', '.join(map(repr, twice))}; give each a name of its own"

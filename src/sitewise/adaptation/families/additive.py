@@ -90,7 +90,8 @@ def additive_candidates(request: Request) -> list[Fit]:
     """
     fits: list[Fit] = []
     start = first = starting_coefficients(request)
-    strengths = RIDGES if isinstance(request.strength, str) else (float(request.strength),)
+    ridges = [ridge for ridge in RIDGES if ridge >= request.evidence.weakest_ridge]
+    strengths = ridges if isinstance(request.strength, str) else [float(request.strength)]
     unit = additive_problem(request.evidence, 1.0, request.centre)
     for value in strengths:
         problem = replace(unit, penalty=value * unit.penalty)

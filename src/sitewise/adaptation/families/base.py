@@ -81,7 +81,7 @@ class Family(ABC):
     quick: ClassVar[bool] = True
     takes_prior: ClassVar[bool] = True
     in_cells: ClassVar[bool] = False
-    advice: ClassVar[str] = "use solver='auto'"
+    advice: ClassVar[str] = "raise strength, or use model='constant'"
     records: ClassVar[Mapping[str, Record]]
 
     @abstractmethod

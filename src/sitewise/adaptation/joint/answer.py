@@ -105,10 +105,13 @@ def class_profiles(weights: Tensor, prior: Tensor) -> Tensor:
 def joint_posterior(log_joint_ratio: Tensor, log_joint: Tensor) -> Tensor:
     """Log P(y|x) of rows (n, M, K) at log weights (M, K), or (n, M, K) of their own: equation 15c.
 
-    A row that no cell with weight can explain is judged by r alone; one that says nothing gets the marginal.
+    A row that no cell with weight can explain is judged by r alone; one that says nothing gets the marginal; one with
+    +inf is certain of those cells.
     """
-    silent = (log_joint_ratio == -torch.inf).all(2).all(1)[:, None, None]
-    rows = torch.where(silent, 0.0, log_joint_ratio)
+    certain = log_joint_ratio == torch.inf
+    sure = certain.any(2).any(1)[:, None, None]
+    rows = torch.where(sure, torch.where(certain, 0.0, -torch.inf), log_joint_ratio)
+    rows = torch.where((rows == -torch.inf).all(2).all(1)[:, None, None], 0.0, rows)
     both = torch.logsumexp(rows + log_joint, dim=1)
     impossible = (both == -torch.inf).all(1, keepdim=True)
     return torch.log_softmax(torch.where(impossible, torch.logsumexp(rows, dim=1), both), dim=1)

@@ -14,6 +14,7 @@ from scipy.optimize import minimize
 from scipy.stats import chi2, norm, qmc
 from torch import Tensor
 
+from sitewise.adaptation.cell_problem import constant_problem, solve_cells
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.posterior.likelihood import evaluate_points, subset
 from sitewise.adaptation.posterior.points import Points
@@ -306,7 +307,8 @@ def _weigh_samples(
         (slope,) = torch.autograd.grad(value, at)
         return float(value.detach()), slope.cpu().numpy()
 
-    start = np.append((prior.centre @ basis).cpu().numpy(), 1.0)
+    starts = [prior.centre] if evidence is None else [prior.centre, _level_of_rows(evidence)]
+    start = min((np.append((level @ basis).cpu().numpy(), 1.0) for level in starts), key=lambda at: negative(at)[0])
     mode = minimize(negative, start, jac=True, method="BFGS", options={"gtol": 1e-9, "maxiter": 500}).x
     step = 1e-4
     gradient = negative(mode)[1]
@@ -322,6 +324,13 @@ def _weigh_samples(
     if error and evidence is not None:
         return _with_error(points, prior, rows, labeled, error)
     return _settled(points, points.log_weight + rows + labeled(points.factor, points.level))
+
+
+def _level_of_rows(evidence: Evidence) -> Tensor:
+    """The level (K,) of the likeliest constant g: from the prior's, rows that contradict it may be far over a plain."""
+    even = torch.full((evidence.n_classes,), 1.0 / evidence.n_classes, dtype=torch.float64, device=evidence.device)
+    found = solve_cells(constant_problem(subset(evidence, SOME), even), even[None], "auto", tolerance=1e-6).point[0]
+    return found.log() - found.log().mean()
 
 
 def _with_error(

@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted, has_fit_parameter
 from torch import Tensor, nn
 
 from sitewise.arrays import Problems, view_tensor
-from sitewise.estimator.source.reading import Array
+from sitewise.estimator.source.reading import Array, without_gaps
 from sitewise.estimator.source.splitting import CROSS_FIT_FOLDS
 from sitewise.ratio import SCORED_VALUES, SCORING_BATCH
 
@@ -73,7 +73,7 @@ def _by_class(values: Any, classes: Array, problems: Problems) -> Any:
     """The columns of a DataFrame in the order of the classes, where they bear their names."""
     if not isinstance(values, pd.DataFrame):
         return values
-    names, wanted = [str(name) for name in values.columns], [str(label) for label in classes.tolist()]
+    names, wanted = list(column_names(values)), [str(label) for label in classes.tolist()]
     if names == wanted or not set(names) & set(wanted):
         return values
     if sorted(names) != sorted(wanted):
@@ -82,6 +82,11 @@ def _by_class(values: Any, classes: Array, problems: Problems) -> Any:
         )
         return values
     return values.iloc[:, [names.index(name) for name in wanted]]
+
+
+def column_names(values: pd.DataFrame) -> tuple[str, ...]:
+    """The names of a frame's columns as text."""
+    return tuple(str(name) for name in values.columns)
 
 
 def find_floor(probabilities: Tensor) -> float:
@@ -126,14 +131,16 @@ class Classifier:
         """Log P(y|x), (n, K), each row free up to a constant; raise ValueError that names what is wrong and where."""
         if isinstance(self.estimator, nn.Module):
             return self._from_logits(module_outputs(self.estimator, X))
-        if self.estimator is None or hasattr(self.estimator, "predict_proba"):
+        if self.gives_probabilities:
             return self.probabilities(X).clamp_min(self.floor).log()
-        return self._from_logits(torch.as_tensor(np.asarray(self.estimator.decision_function(X))).double())
+        return self._from_logits(
+            torch.as_tensor(np.asarray(self.estimator.decision_function(without_gaps(X)))).double()
+        )
 
     def probabilities(self, X: Any) -> Tensor:
         """As they are, zeros and all."""
         problems = Problems("PrevalenceAdjuster")
-        values = X if self.estimator is None else self.estimator.predict_proba(X)
+        values = X if self.estimator is None else self.estimator.predict_proba(without_gaps(X))
         found = read_probabilities(values, np.array(self.columns), problems)
         problems.raise_if_any()
         return found
@@ -173,7 +180,8 @@ def module_outputs(module: nn.Module, X: Any) -> Tensor:
     Floats are read in the precision of its weights, where these are; anything else (bytes of images) as it is.
     """
     weights = next(module.parameters(), None)
-    inputs = X.detach() if isinstance(X, Tensor) else torch.as_tensor(np.asarray(X))
+    inputs = without_gaps(X)
+    inputs = inputs if isinstance(inputs, Tensor) else torch.as_tensor(np.asarray(inputs))
     dtype = weights.dtype if weights is not None and inputs.is_floating_point() else None
     device = None if weights is None else weights.device
     size = min(SCORING_BATCH, max(1, SCORED_VALUES // max(1, inputs.shape[1:].numel())))

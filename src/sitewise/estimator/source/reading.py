@@ -11,7 +11,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, column_or_1d, validate_data
 from torch import Tensor
 
-from sitewise.arrays import Problems, read_groups, read_weight
+from sitewise.arrays import Problems, plain_tensor, read_column, read_groups, read_weight, refuse_masked
 from sitewise.confounders import Confounders
 from sitewise.inputs import Inputs, StoredImages, is_stored
 from sitewise.ratio import LabeledRows
@@ -43,7 +43,8 @@ def read_inputs(estimator: BaseEstimator, X: Any, *, reset: bool) -> Inputs:
     """
     if is_stored(X):
         return _read_stored(estimator, X, reset)
-    values = X.detach().cpu().numpy() if isinstance(X, Tensor) else X
+    values = without_gaps(X)
+    values = values.cpu().numpy() if isinstance(values, Tensor) else values
     if getattr(values, "ndim", 2) in (3, 4):
         return _read_images(estimator, np.asarray(values), reset)
     if not reset and getattr(estimator, "input_shape_", None):
@@ -53,6 +54,15 @@ def read_inputs(estimator: BaseEstimator, X: Any, *, reset: bool) -> Inputs:
     if reset:
         estimator.input_shape_ = None
     return torch.tensor(np.ascontiguousarray(table))  # tensors know no negative strides
+
+
+def without_gaps(X: Any) -> Any:
+    """X as it is; ValueError where entries are masked or cannot be read as they stand."""
+    try:
+        refuse_masked(X)
+        return plain_tensor(X) if isinstance(X, Tensor) else X
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"X must be an array of numbers without gaps ({error})") from error
 
 
 def _read_images(estimator: BaseEstimator, values: Array, reset: bool) -> Tensor:
@@ -114,7 +124,7 @@ def read_training_data(
 
 def read_classes(y: Any, problems: Problems) -> tuple[Array, Array]:
     """The sorted classes and every row's class number."""
-    labels = column_or_1d(y.cpu().numpy() if isinstance(y, Tensor) else y, warn=True)
+    labels = column_or_1d(_labels(y), warn=True)
     missing = pd.isna(labels)
     if not missing.any():
         check_classification_targets(labels)
@@ -129,14 +139,21 @@ def read_classes(y: Any, problems: Problems) -> tuple[Array, Array]:
     return classes, target.astype(np.int64)
 
 
+def _labels(y: Any) -> Any:
+    """y as scikit-learn reads it, masked labels as missing ones."""
+    if isinstance(y, np.ma.MaskedArray):
+        return pd.Series(y).to_numpy() if y.ndim == 1 else y
+    return plain_tensor(y).cpu().numpy() if isinstance(y, Tensor) else y
+
+
 def read_domain(sample_domain: Any, n_rows: int, problems: Problems) -> tuple[list[Any], Tensor]:
     """The sites' names in order and every row's site number; one site where no names are given."""
     if sample_domain is None:
         return ["site"], torch.zeros(n_rows, dtype=torch.int64)
-    column = pd.Series(sample_domain.cpu().numpy() if isinstance(sample_domain, Tensor) else sample_domain)
-    if len(column) != n_rows:
-        problems.add(f"sample_domain has {len(column)} row(s), X has {n_rows}")
-    elif column.isna().any():
+    column = read_column(sample_domain, "sample_domain", n_rows, problems)
+    if column is None:
+        return ["site"], torch.zeros(n_rows, dtype=torch.int64)
+    if column.isna().any():
         first = int(np.flatnonzero(column.isna().to_numpy())[0])
         problems.add(f"sample_domain is missing in {int(column.isna().sum())} row(s), first at row {first}")
     codes, names = pd.factorize(column, sort=True)
@@ -145,9 +162,10 @@ def read_domain(sample_domain: Any, n_rows: int, problems: Problems) -> tuple[li
 
 def read_partial_labels(y: Any, classes: Array, n_rows: int) -> Array:
     """Class numbers as floats, NaN where a label is missing."""
-    column = pd.Series(y.cpu().numpy() if isinstance(y, Tensor) else y)
-    if len(column) != n_rows:
-        raise ValueError(f"y has {len(column)} row(s), X has {n_rows}")
+    problems = Problems("adapt")
+    column = read_column(y, "y", n_rows, problems)
+    problems.raise_if_any()
+    assert column is not None
     number_of = {label: float(number) for number, label in enumerate(classes.tolist())}
     numbers = column.map(number_of).to_numpy(dtype=np.float64)
     strange = np.isnan(numbers) & column.notna().to_numpy()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sitewise.estimator.gpa import GPAClassifier
 
 POINTS = 128  # of the bank
+MOST_CELLS = 2048  # points times classes: what is solved for them has a full matrix
 ENOUGH_ROWS = 50  # with all of z, to learn a critic from or to calibrate it on
 TEMPERATURE_ROWS = 2000
 BALANCED_ENTRIES = 2**22  # of (row, point, class) on which r is balanced
@@ -123,10 +124,15 @@ def fit_joint_model(
         return None
     pairs, held_pairs = (_pairs(model._scorer, part, schema.inputs(part.codes)) for part in (rows, held))
     critic = train_critic(pairs, held_pairs, device=model.device, seed=seed)
-    bank, point_of = make_bank(schema, rows.codes, rows.weight, POINTS)
+    bank, point_of = make_bank(schema, rows.codes, rows.weight, n_points(len(model.classes_)))
     possible = ~unseen_classes(bank.codes, len(model.classes_), model._unsupported)
     found = JointModel(bank, model._fit_prevalence(rows, seed), possible, torch.zeros(possible.shape), critic)
     return balance_critic(model, calibrate_critic(model, found, held, seed), pairs, point_of, rows.y)
+
+
+def n_points(n_classes: int) -> int:
+    """How many points a bank has at most: fewer where classes are very many."""
+    return min(POINTS, max(2, MOST_CELLS // n_classes))
 
 
 def balance_critic(model: "GPAClassifier", joint: JointModel, pairs: Pairs, point_of: Tensor, y: Tensor) -> JointModel:
@@ -173,7 +179,7 @@ def calibrate_critic(model: "GPAClassifier", joint: JointModel, held: LabeledRow
         return joint
     few = held.take(evenly(len(held), TEMPERATURE_ROWS))
     features = layer_features(model._scorer, few.X)
-    bank, _ = make_bank(schema, few.codes, few.weight, POINTS)
+    bank, _ = make_bank(schema, few.codes, few.weight, n_points(len(model.classes_)))
     log_own, log_source = model._fit_prevalence(held, seed).log_prob(bank.codes), joint.source.log_prob(bank.codes)
     offsets, scores = [], []
     for _, log_f, score in over_points(model, joint.critic, features, bank):

@@ -1,0 +1,165 @@
+"""Levels of a confounder that have too few rows to learn from: found by rows that are left out, counted as missing.
+
+A level that one row has tells nothing about any other row, yet a g with a coefficient for it explains that row better:
+equation 10, which is to first order, does not see through this. Here each row of a rare level is left out in turn and
+predicted from the others of its level, exactly.
+"""
+
+import warnings
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sitewise.adaptation.cell_problem import constant_problem, solve_cells
+from sitewise.adaptation.evidence import Evidence
+from sitewise.adaptation.rows import Rows
+from sitewise.confounders import Categorical, Confounders
+from sitewise.posterior import contrasts
+
+ROWS_A_LEVEL = 5  # a level with fewer is rare
+RIDGES = (1000.0, 100.0, 10.0, 1.0, 0.1)
+MARGIN = 1.0  # log-likelihood units that rare levels must predict left-out rows better by than none
+MOST_COEFFICIENTS = 1000  # of all levels together: their covariance is a full matrix
+ENOUGH = 2**14  # rows that are left out in turn, at most
+STEPS = 30
+
+RARE = (
+    "confounder {name!r}: {pooled} of its {levels} levels have too few of the {rows:.0f} rows to learn from and count "
+    "as missing. Group its levels, or leave it out, to choose otherwise"
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The schema without levels to be pooled, and the weakest ridge at which those that stay were found useful."""
+
+    schema: Confounders
+    weakest_ridge: float
+
+
+def without_rare_levels(evidence: Evidence, *, judged: bool = True) -> Verdict:
+    """The schema without levels that do not help to predict left-out rows, and with no more than can be solved for.
+
+    Such levels then count as missing; a variable all of whose levels are rare has none left. Where they are not to be
+    judged (the caller has said how strongly to shrink), only their number counts.
+    """
+    schema = evidence.schema
+    assert schema is not None
+    counts = {j: level_counts(evidence, j) for j, v in enumerate(schema.variables) if isinstance(v, Categorical)}
+    kept = {j: torch.ones_like(count, dtype=torch.bool) for j, count in counts.items()}
+    weakest = 0.0
+    for j, count in counts.items():
+        rare = count < ROWS_A_LEVEL
+        if not judged or len(count) < 2 or 2 * int(rare.sum()) <= len(count):  # of full ones equation 10 judges well
+            continue
+        gain, ridge = gain_of_levels(evidence, j, rare)
+        useful = gain > MARGIN
+        kept[j] = ~rare | ((count > 1) & useful)
+        weakest = max(weakest, ridge) if useful else weakest
+    _limit(kept, counts, MOST_COEFFICIENTS // (evidence.n_classes - 1))
+    if all(bool(keep.all()) for keep in kept.values()):
+        return Verdict(schema, weakest)
+    variables = list(schema.variables)
+    for j, keep in kept.items():
+        variable = variables[j]
+        assert isinstance(variable, Categorical)
+        if bool(keep.all()):
+            continue
+        n_pooled, n_rows = int((~keep).sum()), float(counts[j].sum())
+        text = RARE.format(name=variable.name, pooled=n_pooled, levels=len(keep), rows=n_rows)
+        warnings.warn(text, stacklevel=4)
+        levels = tuple(level for level, stays in zip(variable.levels, keep.tolist(), strict=True) if stays)
+        variables[j] = replace(variable, levels=levels, others_missing=True)
+    return Verdict(Confounders(tuple(variables)), weakest)
+
+
+def level_counts(evidence: Evidence, j: int) -> Tensor:
+    """How many rows each level of a variable has, (L,); a row of weight two is two, of less than one still one."""
+    assert evidence.schema is not None
+    n_levels = int(evidence.schema.variables[j].missing_code)
+    (count,) = evidence.total(
+        (torch.bincount(rows.codes[:, j].long(), rows.by_cell(_row_counts(rows)), n_levels + 1),)
+        for rows in evidence.rows
+    ) or (torch.zeros(n_levels + 1, dtype=torch.float64, device=evidence.device),)
+    return count[:n_levels]
+
+
+def _row_counts(rows: Rows) -> Tensor:
+    return rows.codes.new_ones(len(rows)) if rows.weight is None else rows.weight.clamp_min(1.0)
+
+
+def gain_of_levels(evidence: Evidence, j: int, rare: Tensor) -> tuple[float, float]:
+    """By how much rows of rare levels (L,) are predicted better by others of their level, each left out in turn.
+
+    In log-likelihood, at the ridge that is best for it, and that ridge; of very many levels some stand for all.
+    """
+    step = 1 + int(rare.sum()) * (ROWS_A_LEVEL - 1) // ENOUGH
+    chosen = rare & (torch.cumsum(rare, 0) % step == 0)
+    ratio, weight, level = _rows_of(evidence, j, chosen)
+    if not len(level):
+        return 0.0, RIDGES[0]
+    order = torch.argsort(level, stable=True)
+    ratio, weight, level = ratio[order], weight[order], level[order]
+    first = torch.searchsorted(level, level)
+    beside = first[:, None] + torch.arange(ROWS_A_LEVEL - 1, device=level.device)
+    same = (beside < len(level)) & (level[beside.clamp_max(len(level) - 1)] == level[:, None])
+    beside = beside.clamp_max(len(level) - 1)
+    itself = beside == torch.arange(len(level), device=level.device)[:, None]
+    counted = torch.where(same, torch.where(itself, (weight[:, None] - 1.0).clamp_min(0.0), weight[beside]), 0.0)
+    log_level = _constant_level(evidence).log()
+    basis = contrasts(len(log_level), log_level.device)
+    others = ratio[beside]  # (n, 4, K)
+
+    def own(move: Tensor) -> Tensor:
+        return (ratio * torch.softmax(log_level + move @ basis.T, dim=1)).sum(1).clamp_min(1e-300).log()
+
+    move = ratio.new_zeros(len(ratio), basis.shape[1])
+    without, best = own(move), (0.0, RIDGES[0])
+    for ridge in RIDGES:
+        for _ in range(STEPS):  # ½ bounds the curvature of log-softmax: no step lowers the penalized likelihood
+            g = torch.softmax(log_level + move @ basis.T, dim=1)
+            joint = others * g[:, None, :]
+            residual = joint / joint.sum(2, keepdim=True).clamp_min(1e-300) - g[:, None, :]
+            slope = torch.einsum("nm,nmk->nk", counted, residual) @ basis
+            move = move + (slope - ridge * move) / (0.5 * counted.sum(1) + ridge)[:, None]
+        best = max(best, (step * float(weight @ (own(move) - without)), ridge))
+    return best
+
+
+def _rows_of(evidence: Evidence, j: int, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """f (n, K), weights and levels of the rows of chosen levels."""
+    marked = torch.cat([chosen, chosen.new_zeros(1)])
+    ratios, weights, levels = (
+        [evidence.sample.ratio[:0].double()],
+        [evidence.sample.codes.new_zeros(0)],
+        [marked[:0].long()],
+    )
+    for rows in evidence.rows:
+        level = rows.at_rows(rows.codes[:, j]).long()
+        place = marked[level].nonzero().flatten()
+        ratios.append(rows.ratio[place].double())
+        weights.append(rows.codes.new_ones(len(place)) if rows.weight is None else rows.weight[place])
+        levels.append(level[place])
+    ratio = torch.cat(ratios)
+    ratio = torch.cat([0.5 * (1.0 - ratio), 0.5 * (1.0 + ratio)], dim=1) if ratio.shape[1] == 1 else ratio
+    return ratio, torch.cat(weights), torch.cat(levels)
+
+
+def _constant_level(evidence: Evidence) -> Tensor:
+    """The likeliest constant g (K,), off the simplex's faces."""
+    even = torch.full((evidence.n_classes,), 1.0 / evidence.n_classes, dtype=torch.float64, device=evidence.device)
+    found = solve_cells(constant_problem(evidence, even), even[None], "auto", tolerance=1e-6)
+    return found.point[0].clamp_min(1e-12)
+
+
+def _limit(kept: dict[int, Tensor], counts: dict[int, Tensor], most: int) -> None:
+    """Let go, in place, of the rarest levels of all variables together beyond a number of them."""
+    stay = sum(int(keep.sum()) for keep in kept.values())
+    if stay <= most:
+        return
+    sizes = torch.cat([torch.where(keep, counts[j], 0.0) for j, keep in kept.items()])
+    stay_on = torch.zeros_like(sizes, dtype=torch.bool)
+    stay_on[torch.sort(sizes, descending=True, stable=True).indices[:most]] = True
+    for j, part in zip(kept, stay_on.split([len(keep) for keep in kept.values()]), strict=True):
+        kept[j] = part

@@ -1,0 +1,50 @@
+"""What scaled worse than it must: seconds now, or a limit that is said before the work starts."""
+
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import sitewise as sw
+from sitewise.tables.files import TableFile, open_table
+
+CPU_S = 60  # of one core: what took minutes or gigabytes takes a few seconds
+
+
+def classes_site(n_classes, n_rows):
+    rng = np.random.default_rng(0)
+    log_ratio = rng.normal(0, 1, (n_rows, n_classes))
+    log_ratio[np.arange(n_rows), rng.integers(0, n_classes, n_rows)] += 3
+    return log_ratio, pd.DataFrame({"age": rng.uniform(20, 90, n_rows), "sex": rng.choice(["f", "m"], n_rows)})
+
+
+def test_intervals_of_many_classes():
+    log_ratio, Z = classes_site(300, 1000)
+    start = time.process_time()
+    low, high = sw.estimate_prevalence(log_ratio).interval()
+    assert time.process_time() - start < CPU_S
+    assert (low < high).all()
+    log_ratio, Z = classes_site(30, 400)
+    low, high = sw.estimate_prevalence(log_ratio, Z, model="additive", strength=1.0).interval()
+    assert time.process_time() - start < CPU_S
+    assert (low < high).all()
+
+
+def test_too_many_classes_to_pool_are_refused_at_once():
+    _, Z = classes_site(2, 100)
+    with pytest.raises(ValueError, match=r"features of the confounders .* for 1000 classes are more than 2,000"):
+        sw.pool_prevalence(np.arange(100) % 2, Z, np.arange(100) % 4, n_classes=1000)
+
+
+def test_forty_thousand_columns_are_opened_in_no_time(tmp_path):
+    path = tmp_path / "wide.csv"
+    names = [f"cg{j:08d}" for j in range(40_000)]
+    path.write_text(",".join(names) + "\n" + ",".join("1" for _ in names) + "\n")
+    start = time.process_time()
+    table = open_table(path)
+    assert time.process_time() - start < 10
+    assert isinstance(table, TableFile)
+    path.write_text("a,b,a\n1,2,3\n")
+    with pytest.raises(ValueError, match="of one name: 'a'"):
+        open_table(path)
