@@ -18,6 +18,8 @@ ONE_SHOT = (
 )
 
 STRETCH = 2**14  # rows
+BRIEF = 200  # characters of somebody else's text in a message
+MOST_PROBLEMS, LONGEST_PROBLEM = 20, 2000  # told at once; characters of each
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:
@@ -25,6 +27,13 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
     names = {str(other).casefold(): str(other) for other in known}
     near = get_close_matches(str(name).casefold(), names, n=1)
     return f"; did you mean {names[near[0]]!r}?" if near else ""
+
+
+def brief(text: object) -> str:
+    """A text from a file or an argument on one line, at a length that can be read."""
+    line = str(text)
+    line = " ".join(line[: 2 * BRIEF].split())
+    return line if len(line) <= BRIEF else f"{line[: BRIEF - 1]}…"
 
 
 class Problems:
@@ -42,9 +51,12 @@ class Problems:
         """Raise a ValueError that lists every problem noted."""
         if not self.found:
             return
+        told = [p if len(p) <= LONGEST_PROBLEM else f"{p[:LONGEST_PROBLEM]}…" for p in self.found[:MOST_PROBLEMS]]
         if len(self.found) == 1:
-            raise ValueError(f"{self.call}: {self.found[0]}")
-        raise ValueError(f"{self.call}: {len(self.found)} problems\n" + "\n".join(f"  - {p}" for p in self.found))
+            raise ValueError(f"{self.call}: {told[0]}")
+        more = f"\n  and {len(self.found) - len(told)} more" if len(self.found) > len(told) else ""
+        listed = "\n".join(f"  - {problem}" for problem in told)
+        raise ValueError(f"{self.call}: {len(self.found)} problems\n{listed}{more}")
 
 
 @dataclass(frozen=True)
