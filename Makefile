@@ -6,11 +6,12 @@ INSTALLED := $(VENV)/.installed
 
 export OMP_WAIT_POLICY = PASSIVE
 
-.PHONY: help test browser check format bench accuracy docs demo results clean
+.PHONY: help test campaign browser check format bench accuracy docs demo results clean
 
 help:
 	@echo "make demo    colored digits: ERM fails at a shifted site, GPA repairs it without labels; a few minutes"
 	@echo "make test    the whole test suite"
+	@echo "make campaign   thousands of hostile inputs, hours; goes on where it was stopped, record in campaign/"
 	@echo "make browser chromium for the tests of the report page (Debian or Ubuntu, as root)"
 	@echo "make check   formatting, lint, types, layers"
 	@echo "make format  let ruff format and fix"
@@ -26,6 +27,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+campaign: $(INSTALLED)
+	PYTHONPATH=tests $(BIN)/python -m campaign.run --out campaign
 
 browser:
 	{ command -v chromium && command -v chromedriver; } > /dev/null \

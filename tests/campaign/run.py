@@ -1,0 +1,103 @@
+"""The long campaign: attacks of all families in turn, for hours, with counts. Stopped and started again it goes on.
+
+PYTHONPATH=tests python -m campaign.run --attacks 15000 --out campaign
+PYTHONPATH=tests python -m campaign.run --family few_rows --seed 17        # one attack again, with its traceback
+"""
+
+import argparse
+import importlib
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+from campaign.registry import FAMILIES, Result, make_attack
+
+MODULES: tuple[str, ...] = ()  # whose functions are the families
+EVERY_S = 60.0  # between two tables of counts
+
+
+def load_families() -> None:
+    """Import the modules that register families."""
+    for module in MODULES:
+        importlib.import_module(module)
+
+
+def counts(results: Iterable[Result]) -> str:
+    """A table: one line a family, with how its attacks ended, and one for all."""
+    endings: dict[str, Counter[str]] = {}
+    for result in results:
+        endings.setdefault(result.family, Counter())[result.ending] += 1
+    total = sum(endings.values(), Counter())
+    lines = []
+    for name, found in [*sorted(endings.items()), ("all", total)]:
+        parts = ", ".join(f"{count:,} {ending}" for ending, count in sorted(found.items()))
+        lines.append(f"{name:32} {found.total():>8,}   {parts}")
+    return "\n".join(lines)
+
+
+def read(path: Path) -> list[Result]:
+    """The attacks made so far; a line that a kill cut short is made again."""
+    if not path.exists():
+        return []
+    found = []
+    for line in path.read_text().splitlines():
+        try:
+            found.append(Result(**json.loads(line)))
+        except json.JSONDecodeError:
+            continue
+    return found
+
+
+def run(out: Path, n_attacks: int, names: list[str]) -> list[Result]:
+    """Make attacks in rounds, one of each family, until there are `n_attacks` in the record of this folder."""
+    out.mkdir(parents=True, exist_ok=True)
+    record = out / "attacks.jsonl"
+    results = read(record)
+    done = {(result.family, result.seed) for result in results}
+    shown = time.perf_counter()
+    with record.open("a") as stream:
+        if results:
+            stream.write("\n")  # ends a line that was cut short
+        seed = 0
+        while len(results) < n_attacks:
+            for name in names:
+                if (name, seed) in done or len(results) >= n_attacks:
+                    continue
+                result = make_attack(FAMILIES[name], seed)
+                stream.write(json.dumps(asdict(result)) + "\n")
+                stream.flush()
+                results.append(result)
+                if result.failed:
+                    print(f"FAILED {name} seed {seed}: {result.failure.strip().splitlines()[-1]}", flush=True)
+            seed += 1
+            if time.perf_counter() - shown > EVERY_S:
+                shown = time.perf_counter()
+                print(counts(results), flush=True)
+    return results
+
+
+def main() -> int:
+    """Parse, run, print; the exit code is 1 where something failed."""
+    load_families()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--attacks", type=int, default=15_000, help="how many in all, those of earlier calls included")
+    parser.add_argument("--out", type=Path, default=Path("campaign"), help="folder of the record")
+    parser.add_argument("--family", choices=sorted(FAMILIES), action="append", help="only this one; may be repeated")
+    parser.add_argument("--seed", type=int, help="one attack of one family, made again")
+    arguments = parser.parse_args()
+    names = arguments.family or sorted(FAMILIES)
+    if arguments.seed is not None:
+        results = [make_attack(FAMILIES[name], arguments.seed) for name in names]
+        print("\n".join(f"{result.family}: {result.ending}\n{result.failure}" for result in results))
+    else:
+        results = run(arguments.out, arguments.attacks, names)
+        print(counts(results))
+    return int(any(result.failed for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
