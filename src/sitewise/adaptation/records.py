@@ -80,6 +80,9 @@ def _take_evidence(evidence: Evidence) -> Parts:
 def _make_evidence(parts: Parts) -> Evidence:
     rows, blank = Stream(parts.pop("rows")), Stream(parts.pop("blank"))
     device = next(iter((*rows, *blank))).ratio.device
+    groups: Groups | None = parts["groups"]
+    if groups is not None and groups.n_names > (n_rows := sum(map(len, (*rows, *blank)))):
+        raise ValueError(f"{groups.n_names} groups of {n_rows} rows")
     return put_together(rows, blank, **parts, device=device)
 
 

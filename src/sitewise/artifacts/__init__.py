@@ -4,6 +4,7 @@ This room knows dicts and tensors only; which classes a file may hold is said by
 """
 
 from sitewise.artifacts.folders import SCHEMA, Folder, read_folder, write_folder
+from sitewise.artifacts.hints import fits, hints_of
 from sitewise.artifacts.packing import ODD, OddEntryError, Record, odd_entry, pack, unpack
 from sitewise.artifacts.versions import versions
 
@@ -13,6 +14,8 @@ __all__ = [
     "Folder",
     "OddEntryError",
     "Record",
+    "fits",
+    "hints_of",
     "odd_entry",
     "pack",
     "read_folder",

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sitewise.arrays import Problems, brief
+from sitewise.artifacts.hints import odd_fields
 
 MARK = "$"
 ODD = (LookupError, TypeError, AttributeError, RuntimeError, ValueError, ArithmeticError)  # what odd entries lead to
@@ -212,7 +213,10 @@ class _Unpacker:
     def _record(self, tree: dict[str, Any], place: str) -> Any:
         record = self.records[tree["of"]]
         parts = {key: self.unpack(part, f"{place}/{_escape(key)}") for key, part in tree["fields"].items()}
-        return (record.put_together or _from_fields(record.kind))(parts)
+        value = (record.put_together or _from_fields(record.kind))(parts)
+        for name in odd_fields(value):
+            raise odd_entry(f"{place}/{name}", TypeError(f"got {type(getattr(value, name)).__name__}"))
+        return value
 
     def _tensor(self, tree: dict[str, Any], place: str) -> Tensor:
         self.used.add(place)
