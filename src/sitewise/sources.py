@@ -27,13 +27,10 @@ class ArrayChunks:
     >>> log_ratio = np.load("log_ratio.npy", mmap_mode="r")
     >>> estimate_prevalence(ArrayChunks(log_ratio, Z, rows=1_000_000))
 
-    A memory-mapped log_ratio handed to `estimate_prevalence` is taken this way by itself. With a `fabric` these are the
-    rows that one of its processes holds, see `ParquetChunks`.
+    A memory-mapped log_ratio handed to `estimate_prevalence` is taken this way by itself.
     """
 
-    def __init__(
-        self, log_ratio: Any, sample_confounder: Any = None, *, rows: int = CHUNK_ROWS, fabric: Any = None
-    ) -> None:
+    def __init__(self, log_ratio: Any, sample_confounder: Any = None, *, rows: int = CHUNK_ROWS) -> None:
         problems = Problems("ArrayChunks")
         if np.ndim(log_ratio) != 2:
             problems.add(f"log_ratio must have shape (rows, classes), got shape {np.shape(log_ratio)}")
@@ -42,7 +39,6 @@ class ArrayChunks:
         _check_rows(rows, problems)
         problems.raise_if_any()
         self.log_ratio, self.sample_confounder, self.rows = log_ratio, sample_confounder, rows
-        self.fabric = fabric
 
     def __iter__(self) -> Iterator[Chunk]:
         return self.chunks_from(0)
@@ -75,8 +71,6 @@ class ParquetChunks:
     log_ratio : the columns with log f, one for each class, in the order of the classes.
     sample_confounder : the columns with confounders, none by default.
     rows : how many rows are read at once.
-    fabric : a launched Lightning Fabric whose processes read other files each. Only sums travel between them; all of
-        them get the same answer, and all have to ask for it, and for its intervals, together.
 
     Examples
     --------
@@ -91,10 +85,8 @@ class ParquetChunks:
         sample_confounder: Sequence[str] = (),
         *,
         rows: int = 2**18,
-        fabric: Any = None,
     ) -> None:
         problems = Problems("ParquetChunks")
-        self.fabric = fabric
         self.files = _find_files(path, problems)
         self.log_ratio, self.sample_confounder, self.rows = list(log_ratio), list(sample_confounder), rows
         _check_rows(rows, problems)

@@ -81,5 +81,5 @@ def test_containers_come_back():
 def test_rows_that_are_not_in_memory_cannot_be_saved(monkeypatch):
     monkeypatch.setattr(streaming, "KEPT_BYTES", 0)
     chunks = [(NEW.log_ratio[:150], NEW.Z[:150]), (NEW.log_ratio[150:], NEW.Z[150:])]
-    with pytest.raises(ValueError, match="streamed or spread over processes"):
+    with pytest.raises(ValueError, match="are streamed"):
         there_and_back(sw.estimate_prevalence(chunks, model="constant"))

@@ -1,7 +1,4 @@
-"""Rows beyond memory, and rows spread over processes: the same answer."""
-
-import subprocess
-import sys
+"""Rows beyond memory: the same answer."""
 
 import numpy as np
 import pandas as pd
@@ -181,57 +178,3 @@ def test_many_rows_and_classes_by_way_of_a_sample(n_classes):
     multiplier = (f / (f @ estimate.marginal)[:, None]).mean(0)
     assert multiplier.max() - 1 < 1e-8
     assert estimate.gap < 1e-9
-
-
-RANK = """
-import numpy as np, sys, torch, warnings
-from lightning_fabric import Fabric
-import sitewise as sw
-
-def main(fabric):
-    torch.set_num_threads(1)
-    site = sw.SimulatedFamily(signal=2.5, seed=1).site(900, dependence=1.0, missing=0.3, seed=2)
-    discrete = sw.SimulatedFamily(n_continuous=0, levels=(2, 2), seed=1).site(900, dependence=1.0, seed=2)
-    groups = np.arange(900) // 3
-    share = slice(0, 240) if fabric.global_rank == 0 else slice(240, None)
-    for model, rows in (("constant", site), ("additive", site), ("auto", site), ("table", discrete)):
-        settings = {"model": model, "confounders": sw.Confounders.learn(rows.Z)}
-        whole = sw.estimate_prevalence(rows.log_ratio, rows.Z, groups=groups, **settings)
-        part = sw.estimate_prevalence(
-            sw.ArrayChunks(rows.log_ratio[share], rows.Z.iloc[share], fabric=fabric), groups=groups[share], **settings
-        )
-        assert part.model == whole.model, (part.model, whole.model)
-        assert part.strength == whole.strength
-        np.testing.assert_allclose(part.marginal, whole.marginal, atol=1e-7)
-        np.testing.assert_allclose(part.log_prevalence(rows.Z), whole.log_prevalence(rows.Z), atol=1e-4)
-        np.testing.assert_allclose(part.interval(), whole.interval(), atol=1e-5)
-        np.testing.assert_allclose(part.interval(rows.Z.iloc[:5]), whole.interval(rows.Z.iloc[:5]), atol=1e-4)
-    for refused in ({"model": "network"}, {"model": "additive", "solver": "em"}):
-        try:
-            part = sw.ArrayChunks(rows.log_ratio[share], rows.Z.iloc[share], fabric=fabric)
-            sw.estimate_prevalence(part, confounders=settings["confounders"], **refused)
-        except ValueError as error:
-            assert "one process" in str(error)
-        else:
-            raise AssertionError(refused)
-    try:
-        sw.estimate_prevalence(part)
-    except ValueError as error:
-        assert "confounders=" in str(error)
-    else:
-        raise AssertionError("schema")
-    if fabric.global_rank == 0:
-        print("agreed")
-
-if __name__ == "__main__":
-    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp_spawn")
-    fabric.launch(main)
-"""
-
-
-def test_two_processes_agree_with_one(tmp_path):
-    (tmp_path / "rank.py").write_text(RANK)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", tmp_path / "rank.py"], capture_output=True, text=True, timeout=240, check=False
-    )
-    assert "agreed" in done.stdout, done.stderr[-3000:]

@@ -12,11 +12,10 @@ import torch
 from torch import nn
 
 import sitewise as sw
-from sitewise.methods import METHODS
+from sitewise.bench.methods import METHODS
 from sitewise.ratio import score
 from sitewise.training import Checkpoint, Share, Spread, join_processes
 
-SPLIT = 70  # of the new site's rows, the first process holds so many
 METHODS_TRIED = ("erm", "irm", "group_dro", "coral", "dann", "sfb", "ttlsa")
 CASES = ("gradient", "gpa", "adapted", "images", *METHODS_TRIED)
 
@@ -109,12 +108,11 @@ def describe(model):
     }
 
 
-def adapt(model, part=slice(None), **settings):
-    """A new site from some of its rows, or from a process's part of them."""
+def adapt(model):
+    """A new site, which every process adapts to by itself."""
     new = rows(180, 1)
     y = np.where(np.arange(180) % 9 == 0, new["y"], np.nan)
-    X, Z, patient, weight = new["X"][part], new["Z"].iloc[part], new["patient"][part], new["weight"][part]
-    here = model.adapt(X, Z, y=y[part], groups=patient, sample_weight=weight, **settings)
+    here = model.adapt(new["X"], new["Z"], y=y, groups=new["patient"], sample_weight=new["weight"])
     low, high = here.prevalence_interval()
     return {
         "marginal": torch.tensor(here.prevalence()),
@@ -124,13 +122,13 @@ def adapt(model, part=slice(None), **settings):
     }
 
 
-def answers(devices, part=slice(None), **settings):
+def answers(devices):
     """Everything."""
     model = fit_gpa(devices)
     return {
         "gradient": gradient(devices != 1),
         "gpa": describe(model),
-        "adapted": adapt(model, part, **settings),
+        "adapted": adapt(model),
         "images": fit_images(devices),
         **{name: fit_method(name, devices) for name in METHODS_TRIED},
     }
@@ -198,11 +196,8 @@ class Line:
 def main(folder):
     """The answers of a process, and what it is told where processes are given different things."""
     rank = int(os.environ["RANK"])
-    part = slice(None, SPLIT) if rank == 0 else slice(SPLIT, None)
-    found = answers("auto", part, distributed=True)
-    model = fit_gpa("auto")
+    found = answers("auto")
     new = rows(180, 1)
-    found["lacking"] = refused(model.adapt, new["X"], new["Z"] if rank == 0 else None, distributed=True)
     found["different"] = refused(fit_gpa, "auto", random_state=rank)
     found["drawn"] = fit_method("iwdann", "auto", unlabeled={"d": new["X"][:31], "e": new["X"][31:]})
     found["resumed"] = resume(Path(folder) / "run.pt", rank)

@@ -23,8 +23,7 @@ BATCH = 2**20  # rows times draws that are worked on at once
 DRAW_TOLERANCE = 1e-7  # draws differ by far more than this
 
 NOT_IN_MEMORY = (
-    "bootstrap needs all rows in the memory of one process, and these are streamed or spread over processes: "
-    "use interval(), whose curvature needs sums only"
+    "bootstrap needs all rows in memory, and these are streamed: use interval(), whose curvature needs sums only"
 )
 NO_REFIT = "a {model} g is not bootstrapped: use model='auto' or 'additive'"
 

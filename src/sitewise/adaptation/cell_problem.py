@@ -113,7 +113,7 @@ def table_problem(evidence: Evidence, cells: Tensor, pseudo: Tensor) -> CellProb
 
 def find_cells(evidence: Evidence) -> Tensor:
     """The distinct rows of z, (C, V)."""
-    found = evidence.collect([distinct_rows(rows.codes)[0] for rows in evidence.rows])
+    found = torch.cat([distinct_rows(rows.codes)[0] for rows in evidence.rows])
     return distinct_rows(found)[0]
 
 

@@ -272,8 +272,7 @@ def _grouped_gram(problem: CellProblem, probability: Tensor) -> Tensor:
     assert groups is not None
     pairs, sums = [], []
     for rows, place in problem.placed:
-        if rows.groups is None:  # a process without rows of this kind
-            continue
+        assert rows.groups is not None
         pair, index = torch.unique(rows.groups * n_cells + rows.at_rows(place), return_inverse=True)
         score = rows.weighted(scores(rows, probability[place]))
         pairs.append(pair)
@@ -283,4 +282,4 @@ def _grouped_gram(problem: CellProblem, probability: Tensor) -> Tensor:
     total = total.new_zeros(len(distinct), total.shape[1]).index_add_(0, index, total)
     empty = total.new_zeros(n_cells, total.shape[1])
     columns = [empty.index_add(0, distinct % n_cells, total[:, k : k + 1] * total) for k in range(total.shape[1])]
-    return groups.factor * problem.evidence.reduce(torch.stack(columns, dim=1))
+    return groups.factor * torch.stack(columns, dim=1)

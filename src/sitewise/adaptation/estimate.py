@@ -13,7 +13,6 @@ from sitewise.adaptation.answer import PrevalenceEstimate
 from sitewise.adaptation.belief import Belief, read_belief, shared_schema
 from sitewise.adaptation.cell_problem import inside
 from sitewise.adaptation.cells import fit_constant_cell, variance_per_row
-from sitewise.adaptation.distributed import across_processes
 from sitewise.adaptation.evidence import Evidence, read_evidence
 from sitewise.adaptation.fit import Fit
 from sitewise.adaptation.posterior.fit import fit_posterior
@@ -78,8 +77,7 @@ def estimate_prevalence(
     Parameters
     ----------
     log_ratio : (n, K) log f(x,z) of the site's rows, each free up to a constant. Rows beyond memory: a memory-mapped
-        array, `ParquetChunks`, or any re-iterable of (log_ratio, Z or None) chunks. Rows spread over processes:
-        `ArrayChunks` or `ParquetChunks` with a `fabric`.
+        array, `ParquetChunks`, or any re-iterable of (log_ratio, Z or None) chunks.
     sample_confounder : (n, V) array or DataFrame of confounders, NaN where missing; None if there are none.
     model : "auto" (chosen by held-out likelihood), "constant", "table", "additive" or "network" (the paper's).
     solver : "auto", "newton", "lbfgs", "em" (the paper's algorithms 1 and 2), or `EM(...)` with its settings.
@@ -106,10 +104,6 @@ def estimate_prevalence(
     source = as_chunks(log_ratio, sample_confounder, problems)
     rows, Z = (log_ratio, sample_confounder) if source is None else first_chunk(source)
     solver = _check_choices(model, solver, strength, Z, confounders, problems)
-    fabric: Any = getattr(source, "fabric", None)
-    spread_out = fabric is not None and fabric.world_size > 1
-    if spread_out:
-        _check_spread_out(model, solver, Z, confounders, problems)
     matrix = view_matrix(rows, "log_ratio", problems)
     if matrix is None:
         problems.raise_if_any()
@@ -126,8 +120,6 @@ def estimate_prevalence(
     else:
         evidence, notes = read_chunks(source, Z is not None, matrix.shape[1], matrix.device, problems, **details)
     seed = int(check_random_state(random_state).randint(2**31))
-    if spread_out:
-        evidence, seed = across_processes(evidence, fabric), int(fabric.broadcast(seed))
     fit = _fit(evidence, model, solver, strength, prior_belief, start_belief, seed)
     if not fit.converged:
         warnings.warn(_not_converged(fit), stacklevel=2)
@@ -235,18 +227,6 @@ def _check_choices(
         came = type(confounders).__name__
         problems.add(f"confounders must be a schema, such as Confounders.learn(Z) or estimate.confounders, got {came}")
     return EM() if name == "em" and isinstance(solver, str) else solver
-
-
-def _check_spread_out(model: str, solver: str | EM, Z: Any, confounders: Any, problems: Problems) -> None:
-    """Note what processes that hold a part of the rows each cannot do together."""
-    if model == "network" or (model == "additive" and isinstance(solver, EM)):
-        name = "the network" if model == "network" else "EM of an additive g"
-        problems.add(f"{name} needs all rows in one process: use model='auto' with solver='auto', or leave fabric out")
-    if Z is not None and confounders is None:
-        problems.add(
-            "several processes must agree on the schema of Z: hand over confounders= (the model's, or "
-            "Confounders.learn of all rows)"
-        )
 
 
 def _random_start(n_classes: int, seed: int, like: Tensor) -> Tensor:

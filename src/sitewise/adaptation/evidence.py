@@ -18,11 +18,6 @@ FEATURES = 16  # rows with z come in shorter stretches: each has about as many f
 At = Callable[[Tensor], Tensor]  # g (U, K) at rows of codes (U, V)
 
 
-def alone(value: Tensor) -> Tensor:
-    """What one process does where several would add up or join what they have."""
-    return value
-
-
 @dataclass(frozen=True)
 class Groups:
     """How many groups of rows (patients, say) there are, and their mean size as a row meets it."""
@@ -52,13 +47,11 @@ class Evidence:
     groups: Groups | None
     schema: Confounders | None
     device: torch.device
-    reduce: Callable[[Tensor], Tensor] = alone  # adds sums up over processes that hold a part of the rows each
-    gather: Callable[[Tensor], Tensor] = alone  # joins what each of them has
 
     @property
     def in_memory(self) -> bool:
-        """Tell whether this process holds all rows."""
-        return self.reduce is alone and self.everything.rest is tuple
+        """Tell whether all rows are in memory."""
+        return self.everything.rest is tuple
 
     @property
     def total_weight(self) -> float:
@@ -66,11 +59,11 @@ class Evidence:
         return self.seen_weight + self.blank_weight
 
     def total(self, *parts: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Add up what was computed for every stretch of rows, here and in all processes."""
+        """Add up what was computed for every stretch of rows."""
         sums: list[Tensor] = []
         for found in chain(*parts):
             sums = list(found) if not sums else [total + value for total, value in zip(sums, found, strict=True)]
-        return tuple(self.reduce(total) for total in sums)
+        return tuple(sums)
 
     def mean(self, at: At) -> Tensor:
         """The site's mean of g over rows with z, (K,)."""
@@ -103,10 +96,9 @@ class Evidence:
             plain = plain + values.T @ weighted
             if factor:
                 sums = sums if sums.ndim else values.new_zeros(n_names, values.shape[1])
-                if rows.groups is not None:
-                    sums.index_add_(0, rows.groups, weighted)
-        plain = self.reduce(plain)
-        return plain, factor * self.reduce(sums.T @ sums) if factor else None
+                assert rows.groups is not None
+                sums.index_add_(0, rows.groups, weighted)
+        return plain, factor * (sums.T @ sums) if factor else None
 
     def says_nothing(self) -> bool:
         """Tell whether f is the same for all classes in every row."""
@@ -115,28 +107,20 @@ class Evidence:
             spread = ratio.abs() if ratio.shape[1] == 1 else ratio.amax(1) - ratio.amin(1)
             return bool((spread >= 1e-12).any())
 
-        informative = float(any(speaks(rows.ratio) for rows in self.everything))
-        return not float(self.reduce(torch.tensor([informative], dtype=torch.float64, device=self.device)))
-
-    def collect(self, parts: list[Tensor]) -> Tensor:
-        """Join parts that every stretch has, of all processes."""
-        return self.gather(torch.cat(parts))
+        return not any(speaks(rows.ratio) for rows in self.everything)
 
     def of_sample(self, *, few: bool = False) -> "Evidence":
         """A sample of the rows instead of all, or a few of it, as a constant g sees them."""
         step = -(-len(self.sample) // few_rows(self.n_classes)) if few else 1
         sample = self.sample.take(0, len(self.sample), step)
-        n_rows, weight = self.reduce(
-            torch.stack([sample.cell_weight.new_tensor(len(sample)), sample.cell_weight.sum()])
-        ).tolist()
         only = Stream([sample])
         return replace(
             self.without_confounders(),
             rows=only,
             everything=only,
             sample=sample,
-            n_rows=int(n_rows),
-            seen_weight=weight,
+            n_rows=len(sample),
+            seen_weight=float(sample.cell_weight.sum()),
             groups=None,
         )
 

@@ -314,9 +314,9 @@ def aggregate_rows(evidence: Evidence, model: Prevalence) -> Aggregate:
         codes.append(rows.codes[::step])
         weights.append(rows.cell_weight[::step])
         totals.append((prevalence * moments(rows, prevalence, 1).slope)[::step])
-    every = evidence.collect(codes)
+    every = torch.cat(codes)
     index = torch.arange(len(every), device=every.device)
-    return Aggregate(every, index, evidence.collect(weights), evidence.collect(totals))
+    return Aggregate(every, index, torch.cat(weights), torch.cat(totals))
 
 
 def linear_fit(

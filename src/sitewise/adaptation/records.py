@@ -37,8 +37,8 @@ from sitewise.uncertainty import CellCurvature, LinearCurvature
 Parts = dict[str, Any]
 
 NOT_IN_MEMORY = (
-    "save: a saved site keeps the scores of its rows, and these are streamed or spread over processes: "
-    "adapt in one process, from log-ratios in memory, before saving"
+    "save: a saved site keeps the scores of its rows, and these are streamed: "
+    "adapt from log-ratios in memory before saving"
 )
 
 

@@ -17,7 +17,6 @@ from sitewise.arrays import Problems, read_groups
 from sitewise.calibration import METHODS as CALIBRATIONS
 from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
-from sitewise.estimator.at_site.sharded import SiteRows, gather_rows
 from sitewise.estimator.model import SiteModel
 from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, rehearse
 from sitewise.estimator.scoring.cached import cached_log_ratio, cached_score
@@ -336,7 +335,6 @@ class GPAClassifier(SiteModel):
         fallback: str | None = None,
         policy: str = "auto",
         level_scale: float | None = None,
-        distributed: bool = False,
     ) -> AdaptedClassifier:
         """Adapt to a new site from unlabeled rows (and a few labels, where there are any); the model is unchanged.
 
@@ -346,23 +344,18 @@ class GPAClassifier(SiteModel):
         `policy`: "auto" believes the rows as far as the rehearsal allows, "rows" as if f were right here, and
         "as trained" not at all: predictions are those of the model itself. `level_scale` is how far the level of g may
         lie from that of the training sites, in log-odds; None takes what these show, 3 is a very different site.
-        `distributed`: the processes of torchrun hold a part of the site's rows each; every one scores its own, and all
-        get the model that one with all rows would give.
         """
         check_is_fitted(self)
         inputs = read_inputs(self, X, reset=False)
         codes = self._quiet_codes(sample_confounder, len(inputs))
         raw_log_ratio, features, feature_rows = self._score(inputs, codes)
-        joint = None if distributed else fit_site_joint(self, inputs, codes, y, sample_weight)
+        joint = fit_site_joint(self, inputs, codes, y, sample_weight)
         without_joint = self._calibrated(raw_log_ratio, codes)
         log_ratio = with_joint(self, joint, inputs, codes, without_joint)
-        rows = SiteRows(log_ratio, sample_confounder, y, groups, sample_weight, features, feature_rows)
-        if distributed:
-            rows = gather_rows(rows, self.device)
         here = self.adapt_log_ratio(
-            rows.log_ratio, rows.Z, rows.y, rows.groups, rows.weight, fallback, policy, level_scale
+            log_ratio, sample_confounder, y, groups, sample_weight, fallback, policy, level_scale
         )
-        here.rows = replace(here.rows, features=rows.features, feature_rows=rows.feature_rows)
+        here.rows = replace(here.rows, features=features, feature_rows=feature_rows)
         here.take_joint(joint, without_joint)
         return here
 

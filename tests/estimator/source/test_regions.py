@@ -56,6 +56,25 @@ def test_a_prevalence_where_f_is_known_is_found(model):
     assert abs(here.prevalence()[1] - y.mean()) < 0.03
 
 
+@pytest.mark.filterwarnings("ignore:.*never occurs")
+@pytest.mark.parametrize("fallback", [None, "marginal", "pooled"])
+def test_a_row_of_weight_w_is_w_rows_also_where_a_class_cannot_occur(model, fallback):
+    X, _, Z = site(300, 0.2, 9)
+    times = np.where(Z["z"] == "a", 3, 1)  # more where the training prevalence is kept
+    times[::7] = 2
+    again = np.repeat(np.arange(300), times)
+    weighted = model.adapt(X, sample_confounder=Z, sample_weight=times, fallback=fallback)
+    repeated = model.adapt(X[again], sample_confounder=Z.iloc[again], fallback=fallback)
+    plain = model.adapt(X, sample_confounder=Z, fallback=fallback)
+    if fallback is not None:  # whatever the verdict, which here is not asked for
+        for here in (weighted, repeated, plain):
+            here._diagnosis = replace(here.diagnose(), in_use=fallback)
+    assert weighted.prevalence()[1] < plain.prevalence()[1] - 0.01
+    np.testing.assert_allclose(weighted.prevalence(), repeated.prevalence(), atol=1e-6)
+    np.testing.assert_allclose(weighted.prevalence_interval(), repeated.prevalence_interval(), atol=1e-5)
+    np.testing.assert_allclose(weighted.predict_proba(X, Z), repeated.predict_proba(X, Z), atol=1e-5)
+
+
 def test_auto_keeps_knockout_where_f_is_a_guess_at_much_of_z(model):
     X, _, _ = site(300, 0.3, 8)
     assert not model._joint.trusted

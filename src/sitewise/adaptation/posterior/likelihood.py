@@ -127,15 +127,13 @@ def _picked(evidence: Evidence, choose: Choose) -> Evidence:
         Stream([_take(part, choose(part)) for part in stream])
         for stream in (evidence.rows, evidence.blank, evidence.everything)
     )
-    sums = [sum(float(part.cell_weight.sum()) for part in stream) for stream in (rows, blank)]
-    sums.append(float(sum(len(part) for part in everything)))
-    seen_weight, blank_weight, n_rows = evidence.reduce(everything.kept[0].codes.new_tensor(sums)).tolist()
+    seen_weight, blank_weight = (sum(float(part.cell_weight.sum()) for part in stream) for stream in (rows, blank))
     return replace(
         evidence,
         rows=rows,
         blank=blank,
         everything=everything,
-        n_rows=int(n_rows),
+        n_rows=sum(len(part) for part in everything),
         seen_weight=seen_weight,
         blank_weight=blank_weight,
     )
