@@ -1,6 +1,5 @@
 """What happens to inputs before a network sees them: bytes to floats, and the scale that goes with the network."""
 
-
 import torch
 from torch import Tensor, nn
 
