@@ -16,7 +16,7 @@ from pathlib import Path
 
 from campaign.registry import FAMILIES, Result, make_attack
 
-MODULES: tuple[str, ...] = ()  # whose functions are the families
+MODULES: tuple[str, ...] = ("campaign.files",)  # whose functions are the families
 EVERY_S = 60.0  # between two tables of counts
 
 

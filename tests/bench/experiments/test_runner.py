@@ -270,7 +270,7 @@ def test_an_interrupt_of_the_parent_ends_its_processes_at_once(tiny, write, tmp_
     _, said = process.communicate(timeout=60)
     took = time.monotonic() - sent
     assert process.returncode == 130, said
-    assert took < 5
+    assert took < 30  # 5 s on a machine that is not shared; all runs would take minutes
     assert "Traceback" not in said
     wait_for(lambda: not any(map(is_running, children)))
     done = read_records(records) if started else []
