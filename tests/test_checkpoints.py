@@ -1,5 +1,6 @@
 """A killed training goes on from its checkpoint to the same bits."""
 
+import io
 from contextlib import nullcontext
 
 import numpy as np
@@ -8,11 +9,13 @@ import torch
 from torch import nn
 
 import sitewise as sw
+from sitewise.artifacts.places import sole_writer
 from sitewise.bench.methods import METHODS
 from sitewise.bench.methods.group_dro import GroupDRO
 from sitewise.bench.methods.iwdann import IWDANN
 from sitewise.ratio import RatioObjective
 from sitewise.training import Recipe, digest, train
+from sitewise.training.checkpoint import read_content, seal
 
 RECIPE = Recipe(epochs=6, batch_size=16, min_steps=0)
 
@@ -149,6 +152,71 @@ def test_a_file_that_is_no_checkpoint_is_left_alone(tmp_path):
     with pytest.raises(ValueError, match="is no checkpoint"):
         train(network(), Line(), RECIPE, device="cpu", checkpoint=file)
     assert file.read_text() == "hello"
+
+
+def killed_training(file):
+    with pytest.raises(KilledError):
+        train(network(), Line(kill_at=4), RECIPE, device="cpu", checkpoint=file)
+    return file.read_bytes()
+
+
+def test_every_flipped_bit_of_a_checkpoint_is_noticed(tmp_path):
+    """One in five flips went unnoticed before there was a checksum, and led to another model."""
+    file = tmp_path / "run.pt"
+    content = killed_training(file)
+    places = np.random.default_rng(0).integers(0, len(content), 60).tolist()
+    for place in [0, 20, 60, 100, len(content) - 1, *places]:
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << place % 8
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"is no checkpoint|is damaged"):
+            train(network(), Line(), RECIPE, device="cpu", checkpoint=file)
+        assert file.read_bytes() == damaged
+    file.write_bytes(content)
+    same(
+        train(network(), Line(), RECIPE, device="cpu"), train(network(), Line(), RECIPE, device="cpu", checkpoint=file)
+    )
+
+
+@pytest.mark.parametrize("length", [0, 1, 50, 2000, -1])
+def test_a_truncated_checkpoint_is_noticed(tmp_path, length):
+    file = tmp_path / "run.pt"
+    file.write_bytes(killed_training(file)[:length])
+    with pytest.raises(ValueError, match=r"is no checkpoint|is damaged"):
+        train(network(), Line(), RECIPE, device="cpu", checkpoint=file)
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda content: [],
+        lambda content: {"identity": content["identity"]},
+        lambda content: content | {"parts": {}},
+        lambda content: content | {"random": {}},
+        lambda content: content | {"identity": 3},
+        lambda content: content | {"parts": dict.fromkeys(content["parts"], 3)},
+    ],
+)
+def test_a_forged_checkpoint_is_named(tmp_path, forge):
+    file = tmp_path / "run.pt"
+    killed_training(file)
+    stream = io.BytesIO()
+    torch.save(forge(read_content(file)), stream)
+    file.write_bytes(seal(stream.getvalue()))
+    with pytest.raises(ValueError, match=r"run\.pt .*delete it"):
+        train(network(), Line(), RECIPE, device="cpu", checkpoint=file)
+
+
+def test_a_checkpoint_that_another_training_writes_is_left_to_it(tmp_path):
+    file = tmp_path / "run.pt"
+    with sole_writer(file), pytest.raises(OSError, match="another program is writing there"):
+        train(network(), Line(), RECIPE, device="cpu", checkpoint=file)
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path):
+    (tmp_path / ".run.pt.part-00000000").write_bytes(b"half")
+    killed_training(tmp_path / "run.pt")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
 
 
 def test_a_diverged_run_leaves_no_checkpoint_behind(tmp_path):

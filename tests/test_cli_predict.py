@@ -127,7 +127,7 @@ def test_from_a_csv_to_a_report(run, saved, tmp_path, monkeypatch):
     code, out, _ = run("predict", site, saved / "labeled.csv", "--site", "C", "--out", tmp_path / "p.csv")
     assert code == 0
     predictions = pd.read_csv(tmp_path / "p.csv")
-    assert predictions["id"].tolist() == [f"=C+{i}" for i in range(200)]
+    assert predictions["id"].tolist() == [f"'=C+{i}" for i in range(200)]  # as text, for a spreadsheet
     code, out, _ = run("report", site, "--out", tmp_path / "r.html", "--site-name", "Mercy <b>")
     assert code == 0
     assert "Mercy &lt;b&gt;" in (tmp_path / "r.html").read_text(encoding="utf-8")

@@ -21,6 +21,8 @@ STRETCH = 2**14  # rows
 LIGHTEST, HEAVIEST = 1e-12, 1e15  # what a weight may be beside the heaviest; what that may be
 SUM_TOLERANCE = 1e-3  # probabilities may be rounded to a few digits
 NOT_NUMBERS = {"m": "spans of time", "M": "dates", "c": "complex numbers", "V": "records"}
+BRIEF = 200  # characters of somebody else's text in a message
+MOST_PROBLEMS, LONGEST_PROBLEM = 20, 2000  # told at once; characters of each
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:
@@ -34,6 +36,13 @@ def shortened(value: object) -> str:
     """A value as an error shows it: on one line, and not all of a long one."""
     shown = " ".join(repr(value).split())
     return shown if len(shown) <= 80 else shown[:77] + "..."
+
+
+def brief(text: object) -> str:
+    """A text from a file or an argument on one line, at a length that can be read."""
+    line = str(text)
+    line = " ".join(line[: 2 * BRIEF].split())
+    return line if len(line) <= BRIEF else f"{line[: BRIEF - 1]}…"
 
 
 class Problems:
@@ -51,9 +60,12 @@ class Problems:
         """Raise a ValueError that lists every problem noted."""
         if not self.found:
             return
+        told = [p if len(p) <= LONGEST_PROBLEM else f"{p[:LONGEST_PROBLEM]}…" for p in self.found[:MOST_PROBLEMS]]
         if len(self.found) == 1:
-            raise ValueError(f"{self.call}: {self.found[0]}")
-        raise ValueError(f"{self.call}: {len(self.found)} problems\n" + "\n".join(f"  - {p}" for p in self.found))
+            raise ValueError(f"{self.call}: {told[0]}")
+        more = f"\n  and {len(self.found) - len(told)} more" if len(self.found) > len(told) else ""
+        listed = "\n".join(f"  - {problem}" for problem in told)
+        raise ValueError(f"{self.call}: {len(self.found)} problems\n{listed}{more}")
 
 
 @dataclass(frozen=True)

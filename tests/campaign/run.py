@@ -16,7 +16,11 @@ from pathlib import Path
 
 from campaign.registry import FAMILIES, Result, make_attack
 
-MODULES: tuple[str, ...] = ("campaign.containers", "campaign.estimates")  # whose functions are the families
+MODULES: tuple[str, ...] = (
+    "campaign.containers",
+    "campaign.estimates",
+    "campaign.files",
+)  # whose functions are the families
 EVERY_S = 60.0  # between two tables of counts
 
 

@@ -73,7 +73,11 @@ def _take_evidence(evidence: Evidence) -> Parts:
 
 def _make_evidence(parts: Parts) -> Evidence:
     rows, blank = Stream(parts.pop("rows")), Stream(parts.pop("blank"))
-    device = next(iter((*rows, *blank))).ratio.device
+    stretches, groups = [*rows, *blank], parts["groups"]
+    n_rows = sum(map(len, stretches))
+    if not n_rows or (groups is not None and groups.n_names > n_rows):
+        raise ValueError(f"{n_rows} rows, with the groups {groups}")
+    device = stretches[0].ratio.device
     return put_together(rows, blank, **parts, device=device)
 
 

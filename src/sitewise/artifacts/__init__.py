@@ -4,7 +4,22 @@ This room knows dicts and tensors only; which classes a file may hold is said by
 """
 
 from sitewise.artifacts.folders import SCHEMA, Folder, read_folder, write_folder
-from sitewise.artifacts.packing import Record, pack, unpack
+from sitewise.artifacts.hints import fits, hints_of
+from sitewise.artifacts.packing import ODD, OddEntryError, Record, odd_entry, pack, unpack
 from sitewise.artifacts.versions import versions
 
-__all__ = ["SCHEMA", "Folder", "Record", "pack", "read_folder", "unpack", "versions", "write_folder"]
+__all__ = [
+    "ODD",
+    "SCHEMA",
+    "Folder",
+    "OddEntryError",
+    "Record",
+    "fits",
+    "hints_of",
+    "odd_entry",
+    "pack",
+    "read_folder",
+    "unpack",
+    "versions",
+    "write_folder",
+]

@@ -1,30 +1,38 @@
 """Folders of a saved model: `model.json` with checksums of everything, tensors, a card, and other models inside.
 
-A folder is written whole beside its place, made durable, and only then put there. No file can run code: JSON and
-safetensors hold data only.
+A folder is written whole beside its place, made durable, and only then put there. It is read once: every file is
+checked, and what was checked is what is parsed, folders inside included. No file can run code: JSON and safetensors
+hold data only, and both are limited before they are parsed.
 """
 
 import hashlib
 import json
 import os
-import secrets
-import shutil
+import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
 import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from sitewise.arrays import Problems, did_you_mean
+from sitewise.arrays import Problems, brief, did_you_mean
+from sitewise.artifacts.places import make_durable, put_in_place, read_unchanged, sole_writer
 
 FORMAT = "sitewise model"
 SCHEMA = 1  # raise it when a folder of today could no longer be read
 DOCUMENT, TENSORS, CARD = "model.json", "tensors.safetensors", "model.md"
-ENTRIES = {"kind", "versions", "files", "inside", "card", "content"}
+ENTRIES = {"kind": str, "versions": dict, "files": dict, "inside": list, "card": str, "content": dict}
 OWN_CHECKSUM = '"sha256": "{}"'
+FILE = {"bytes": int, "sha256": str}
+BEGINNING = f'{{\n "format": {json.dumps(FORMAT)}'.encode()  # of every document that was saved
+TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)  # of JSON, whose brackets nest nothing
+MOST_BYTES, DEEPEST = 2**26, 64  # of a document; a model of many sites has some 100 kB, nested 17 deep
+MOST_INSIDE = 4  # folders, each inside another; a site's model is one
 
 NO_PATH = "load: there is no folder {path}{meant}"
 NO_FOLDER = "load: {path} is a file, expected the folder that save() made{hint}"
@@ -35,7 +43,11 @@ NEWER = (
     "load: {path} was written by a newer sitewise ({version}; its schema is {schema}, this version reads up to "
     "{known}): pip install -U sitewise"
 )
-OTHER = "load: {path} is not a model of sitewise: its format is {format!r}, expected {expected!r}"
+TOO_LONG = "{path} has {count:,} bytes, more than the {most:,} of any saved model"
+TOO_DEEP = "{path} is nested more than {most} deep, which no saved model is"
+ODD = "load: {path} was made by another program or is damaged ({error}): copy the folder again, or save the model again"
+INTERRUPTED = "load: {path} is not there, since saving it was interrupted; loaded what was there before, from {source}"
+OTHER = "load: {path} is not a model of sitewise: its format is {format}, expected {expected!r}"
 AGAIN = "copy the folder again, or save the model again"
 IN_THE_WAY = "save: {path} {what}: choose another path, or move it away; nothing was written"
 NOT_WRITTEN = "save: {path} could not be written ({reason}); nothing was changed there"
@@ -54,43 +66,55 @@ class Folder:
 
 
 def write_folder(folder: Folder, path: str | os.PathLike[str]) -> None:
-    """Write a folder, or leave everything as it was; another saved model at its place is replaced, nothing else is."""
+    """Write a folder, or leave everything as it was; another saved model at its place is replaced, nothing else is.
+
+    Of several that write to one place at a time one does, and the others get a BlockingIOError.
+    """
     place = Path(path).resolve()
-    _check_place(place)
-    suffix = secrets.token_hex(4)
-    fresh, aside = (place.with_name(f".{place.name}.{what}-{suffix}") for what in ("part", "old"))
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        fresh.mkdir()
-        _write_files(folder, fresh)
-        _put_in_place(fresh, place, aside)
+        with sole_writer(place) as part:
+            _check_place(place)
+            part.mkdir()
+            _write_files(folder, part)
+            put_in_place(part, place)
     except OSError as error:
+        if error.errno is None:  # what `_check_place` says
+            raise
         raise OSError(error.errno, NOT_WRITTEN.format(path=place, reason=error.strerror or error)) from error
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-        if place.exists():
-            shutil.rmtree(aside, ignore_errors=True)
-    _make_durable(place.parent)
 
 
 def read_folder(path: str | os.PathLike[str]) -> Folder:
-    """Read a folder; whatever is wrong with it is one error that says what to do."""
+    """Read a folder; whatever is wrong with it is one error that says what to do.
+
+    One that is replaced while it is read is read again, and gives the old or the new, whole.
+    """
     place = Path(path)
+    folder, source = read_unchanged(place, _read)
+    if source != place:
+        warnings.warn(INTERRUPTED.format(path=place, source=source), stacklevel=3)
+    return folder
+
+
+def _read(place: Path) -> Folder:
     _check_readable(place)
-    document = _read_document(place / DOCUMENT)
+    document = place / DOCUMENT
+    _check_length(document, document.stat().st_size, "load")
+    return _parse(place, document.read_bytes())
+
+
+def _parse(place: Path, content: bytes, depth: int = 0) -> Folder:
+    """A folder by the bytes of its document, everything else of it read once and checked against that."""
+    document = _parse_document(place / DOCUMENT, content)
+    if depth > MOST_INSIDE:
+        raise ValueError(ODD.format(path=place, error=f"more than {MOST_INSIDE} folders inside each other"))
     contents = _read_files(place, document["files"])
     try:
         tensors = safetensors.torch.load(contents[TENSORS])
     except safetensors.SafetensorError as error:
-        raise ValueError(UNREADABLE.format(path=place / TENSORS, error=error)) from error
-    return Folder(
-        kind=document["kind"],
-        content=document["content"],
-        tensors=tensors,
-        card=document["card"],
-        versions=document["versions"],
-        inside={name: read_folder(place / name) for name in document["inside"]},
-    )
+        raise ValueError(UNREADABLE.format(path=place / TENSORS, error=brief(error))) from error
+    inside = {name: _parse(place / name, contents[f"{name}/{DOCUMENT}"], depth + 1) for name in document["inside"]}
+    entries = {name: document[name] for name in ("kind", "content", "card", "versions")}
+    return Folder(**entries, tensors=tensors, inside=inside)
 
 
 def _check_place(place: Path) -> None:
@@ -107,24 +131,34 @@ def _check_place(place: Path) -> None:
 
 def _strange_files(folder: Path) -> Iterator[str]:
     """What in a folder does not belong to a saved model; an empty folder has nothing strange."""
-    names = sorted(os.listdir(folder))
-    ours = {DOCUMENT, TENSORS, CARD} if DOCUMENT in names else set()
-    for name in names:
+    ours = {DOCUMENT, TENSORS, CARD} if _is_ours(folder) else set()
+    for name in sorted(os.listdir(folder)):
         entry = folder / name
-        if entry.is_dir() and not entry.is_symlink() and (entry / DOCUMENT).is_file():
+        if entry.is_dir() and not entry.is_symlink() and _is_ours(entry):
             yield from (f"{name}/{inner}" for inner in _strange_files(entry))
         elif name not in ours:
             yield name
 
 
-def _write_files(folder: Folder, place: Path) -> bytes:
+def _is_ours(folder: Path) -> bool:
+    """Whether a folder's document begins as ours do, be it damaged further down; other programs use its name, too."""
+    document = folder / DOCUMENT
+    if not document.is_file():
+        return False
+    with document.open("rb") as file:
+        return file.read(len(BEGINNING)) == BEGINNING
+
+
+def _write_files(folder: Folder, place: Path, depth: int = 0) -> bytes:
     """Write everything and give back the content of `model.json`."""
+    if depth > MOST_INSIDE:
+        raise ValueError(f"save: more than {MOST_INSIDE} folders inside each other")
     files = {TENSORS: safetensors.torch.save(folder.tensors), CARD: folder.card.encode()}
     for name, content in files.items():
         _write(place / name, content)
     for name, inner in folder.inside.items():
         (place / name).mkdir()
-        files[f"{name}/{DOCUMENT}"] = _write_files(inner, place / name)
+        files[f"{name}/{DOCUMENT}"] = _write_files(inner, place / name, depth + 1)
     document = {
         "format": FORMAT,
         "schema": SCHEMA,
@@ -139,23 +173,11 @@ def _write_files(folder: Folder, place: Path) -> bytes:
     text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     digest = hashlib.sha256(text.encode()).hexdigest()
     content = text.replace(OWN_CHECKSUM.format(""), OWN_CHECKSUM.format(digest), 1).encode()
+    _check_length(place / DOCUMENT, len(content), "save")
+    _check_depth(place / DOCUMENT, content, "save")
     _write(place / DOCUMENT, content)
-    _make_durable(place)
+    make_durable(place)
     return content
-
-
-def _put_in_place(fresh: Path, place: Path, aside: Path) -> None:
-    """Rename; where the second of two renames does not happen, the first is taken back."""
-    if not place.exists():
-        fresh.rename(place)
-    else:
-        try:
-            place.rename(aside)
-            fresh.rename(place)
-        except BaseException:
-            if aside.exists() and not place.exists():
-                aside.rename(place)
-            raise
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -163,17 +185,6 @@ def _write(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _make_durable(folder: Path) -> None:
-    """Wait until the entries of a folder are on the disk."""
-    if os.name != "posix":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _checksum(content: bytes) -> dict[str, Any]:
@@ -192,36 +203,66 @@ def _check_readable(place: Path) -> None:
         raise ValueError(NO_MODEL.format(path=place, document=DOCUMENT, found=found))
 
 
-def _read_document(path: Path) -> dict[str, Any]:
-    """Read `model.json`: its format and schema first, then its own checksum."""
+def _check_length(path: Path, count: int, call: str) -> None:
+    if count > MOST_BYTES:
+        raise ValueError(f"{call}: " + TOO_LONG.format(path=path, count=count, most=MOST_BYTES))
+
+
+def _check_depth(path: Path, content: bytes, call: str) -> None:
+    """Count brackets, before a parser follows them down."""
+    bare = np.frombuffer(TEXT.sub(b"", content), dtype=np.uint8)
+    opening, closing = ((bare == ord(one)) | (bare == ord(other)) for one, other in ("[{", "]}"))
+    depth = np.cumsum(opening.astype(np.int8) - closing.astype(np.int8), dtype=np.int64)
+    if depth.max(initial=0) > DEEPEST:
+        raise ValueError(f"{call}: " + TOO_DEEP.format(path=path, most=DEEPEST))
+
+
+def _parse_document(path: Path, content: bytes) -> dict[str, Any]:
+    """Parse `model.json`: its format and schema first, then its own checksum, then what every one must have."""
+    _check_depth(path, content, "load")
     try:
-        text = path.read_bytes().decode()
-        document = json.loads(text)
+        text = content.decode()
+        document = json.loads(text, parse_constant=_no_constant)
     except ValueError as error:
-        raise ValueError(UNREADABLE.format(path=path, error=error)) from error
+        raise ValueError(UNREADABLE.format(path=path, error=brief(error))) from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         came = document.get("format") if isinstance(document, dict) else type(document).__name__
-        raise ValueError(OTHER.format(path=path, format=came, expected=FORMAT))
+        raise ValueError(OTHER.format(path=path, format=brief(repr(came)), expected=FORMAT))
     schema = document.get("schema")
-    if not isinstance(schema, int) or schema < 1:
-        raise ValueError(UNREADABLE.format(path=path, error=f"its schema is {schema!r}"))
+    if type(schema) is not int or schema < 1:
+        raise ValueError(UNREADABLE.format(path=path, error=f"its schema is {brief(repr(schema))}"))
     if schema > SCHEMA:
         versions = document.get("versions")
-        version = versions.get("sitewise", "unknown") if isinstance(versions, dict) else "unknown"
+        version = brief(versions.get("sitewise", "unknown")) if isinstance(versions, dict) else "unknown"
         raise ValueError(NEWER.format(path=path, version=version, schema=schema, known=SCHEMA))
     bare = text.replace(OWN_CHECKSUM.format(document.get("sha256")), OWN_CHECKSUM.format(""), 1)
     if hashlib.sha256(bare.encode()).hexdigest() != document.get("sha256"):
         raise ValueError(CHANGED.format(path=path))
-    inside = document.get("inside", [])
-    expected = {TENSORS, CARD, *(f"{name}/{DOCUMENT}" for name in inside)}
-    plain = all(str(name).isidentifier() for name in inside)
-    if not plain or ENTRIES - set(document) or set(document["files"]) != expected:
-        raise ValueError(UNREADABLE.format(path=path, error="it lacks entries, or names other files than expected"))
+    _check_entries(path, document)
     return document
 
 
+def _check_entries(path: Path, document: dict[str, Any]) -> None:
+    """See that a document has all entries, and names the files that belong to it and no others."""
+    for name, kind in ENTRIES.items():
+        if not isinstance(document.get(name), kind):
+            came = type(document[name]).__name__ if name in document else "nothing"
+            raise ValueError(ODD.format(path=path, error=f"its {name!r} is {came}, expected {kind.__name__}"))
+    inside = document["inside"]
+    plain = all(isinstance(name, str) and name.isidentifier() for name in inside) and len(set(inside)) == len(inside)
+    if not plain or set(document["files"]) != {TENSORS, CARD, *(f"{name}/{DOCUMENT}" for name in inside)}:
+        raise ValueError(ODD.format(path=path, error="it names other files than expected"))
+    for name, expected in document["files"].items():
+        if not isinstance(expected, dict) or {key: type(value) for key, value in expected.items()} != FILE:
+            raise ValueError(ODD.format(path=path, error=f"of {name} it must say the bytes and the sha256"))
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
 def _read_files(place: Path, files: dict[str, dict[str, Any]]) -> dict[str, bytes]:
-    """The bytes of every file, all of them checked; what is loaded is what was checked."""
+    """The bytes of every file, all of them checked; what is parsed is what was checked."""
     problems = Problems("load")
     contents = {}
     for name, expected in files.items():
@@ -229,11 +270,12 @@ def _read_files(place: Path, files: dict[str, dict[str, Any]]) -> dict[str, byte
         if not path.is_file():
             problems.add(f"{path} is missing: {AGAIN}")
             continue
-        contents[name] = path.read_bytes()
-        found = _checksum(contents[name])
-        if found["bytes"] < expected["bytes"]:
-            problems.add(f"{path} is truncated ({found['bytes']} of {expected['bytes']} bytes): {AGAIN}")
-        elif found != expected:
+        count = path.stat().st_size
+        if count < expected["bytes"]:
+            problems.add(f"{path} is truncated ({count} of {expected['bytes']} bytes): {AGAIN}")
+            continue
+        contents[name] = path.read_bytes() if count == expected["bytes"] else b""
+        if _checksum(contents[name]) != expected:
             problems.add(f"{path} is not what was saved (its checksum differs): {AGAIN}")
     problems.raise_if_any()
     return contents

@@ -15,16 +15,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sitewise.arrays import Problems
+from sitewise.arrays import Problems, brief
+from sitewise.artifacts.hints import odd_fields
 
 MARK = "$"
+ODD = (LookupError, TypeError, AttributeError, RuntimeError, ValueError, ArithmeticError)  # what odd entries lead to
+ARRAYS, MOST_BYTES = "biufUO", 2**26  # kinds of arrays that are written out, and how much memory one may take
 FEW = 64  # numbers of an array that are written out in JSON; more are kept with the tensors
 
 NOT_KEPT = (
     "save: {place} holds a {kind}, which a saved model cannot hold: use text, numbers, arrays, or a class that is "
     "registered for saving"
 )
-ODD_ENTRY = "{place} is not what this version of sitewise expects ({error}): the folder was made by another program"
+ODD_ENTRY = (
+    "{place} is not what this version of sitewise expects ({error}): the folder was made by another program or is "
+    "damaged"
+)
 
 
 class OddEntryError(ValueError):
@@ -138,7 +144,7 @@ class _Packer:
     def _array(self, value: np.ndarray[Any, Any], place: str) -> dict[str, Any]:
         if value.dtype.kind in "biuf" and value.size > FEW:
             return {MARK: "numpy", "tensor": self.pack(torch.from_numpy(value.copy()), f"{place}/tensor")}
-        if value.dtype.kind not in "biufUO":
+        if value.dtype.kind not in ARRAYS:
             raise TypeError(NOT_KEPT.format(place=place, kind=f"array of {value.dtype}"))
         items = self._items(value.reshape(-1).tolist(), place)
         return {MARK: "array", "dtype": value.dtype.str, "shape": list(value.shape), "items": items}
@@ -163,10 +169,9 @@ class _Unpacker:
             value = self._marked(tree, place)
         except OddEntryError:
             raise
-        except (LookupError, TypeError, AttributeError, RuntimeError, ValueError) as error:
+        except ODD as error:
             self.problems.raise_if_any()  # a tensor that does not fit is what is behind it
-            reason = f"{type(error).__name__}: {error}"
-            raise OddEntryError("load: " + ODD_ENTRY.format(place=place, error=reason)) from error
+            raise odd_entry(place, error) from error
         self.seen[place] = value
         return value
 
@@ -182,8 +187,7 @@ class _Unpacker:
         if sort == "same":
             return self.seen[tree["as"]]
         if sort == "array":
-            found = np.array(self._items(tree["items"], place), dtype=np.dtype(tree["dtype"]))
-            return found.reshape(tree["shape"])
+            return self._array(tree, place)
         if sort == "numpy":
             return self.unpack(tree["tensor"], f"{place}/tensor").numpy()
         if sort in ("tuple", "set"):
@@ -200,10 +204,19 @@ class _Unpacker:
             return self._record(tree, place)
         raise KeyError(sort)
 
+    def _array(self, tree: dict[str, Any], place: str) -> Any:
+        dtype, items = np.dtype(tree["dtype"]), tree["items"]
+        if dtype.kind not in ARRAYS or dtype.itemsize * len(items) > MOST_BYTES:
+            raise TypeError(f"an array of {dtype} with {len(items)} entries")
+        return np.array(self._items(items, place), dtype=dtype).reshape(tree["shape"])
+
     def _record(self, tree: dict[str, Any], place: str) -> Any:
         record = self.records[tree["of"]]
         parts = {key: self.unpack(part, f"{place}/{_escape(key)}") for key, part in tree["fields"].items()}
-        return (record.put_together or _from_fields(record.kind))(parts)
+        value = (record.put_together or _from_fields(record.kind))(parts)
+        for name in odd_fields(value):
+            raise odd_entry(f"{place}/{name}", TypeError(f"got {type(getattr(value, name)).__name__}"))
+        return value
 
     def _tensor(self, tree: dict[str, Any], place: str) -> Tensor:
         self.used.add(place)
@@ -213,9 +226,15 @@ class _Unpacker:
         if found is None or tuple(found.shape) != stored or found.dtype != dtype:
             came = "is not there" if found is None else f"has shape {tuple(found.shape)} of {found.dtype}"
             self.problems.add(f"tensor {place!r} {came}, expected {stored} of {dtype}")
-            return torch.zeros(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="meta")  # whatever is asked for, it takes no memory
         own = found.clone()  # in memory of its own, aligned as torch's own results are
         return own if stride is None else own.as_strided(shape, stride)
+
+
+def odd_entry(place: str, error: BaseException) -> OddEntryError:
+    """What to say of a part of a file that leads to an error."""
+    reason = brief(f"{type(error).__name__}: {error}")
+    return OddEntryError("load: " + ODD_ENTRY.format(place=brief(place), error=reason))
 
 
 def _fields(value: Any) -> dict[str, Any]:

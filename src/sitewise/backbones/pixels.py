@@ -1,7 +1,5 @@
 """What happens to inputs before a network sees them: bytes to floats, and the scale that goes with the network."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
@@ -46,10 +44,10 @@ class Normalize(nn.Module):
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, mean: Sequence[float], spread: Sequence[float]) -> None:
+    def __init__(self, mean: Tensor, spread: Tensor) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.tensor(mean)[:, None, None])
-        self.register_buffer("scale", torch.tensor([s if s > 0 else 1.0 for s in spread])[:, None, None])
+        self.register_buffer("mean", mean.float()[:, None, None])
+        self.register_buffer("scale", torch.where(spread > 0, spread, 1.0).float()[:, None, None])
 
     def forward(self, x: Tensor) -> Tensor:
         """Scale images (n, channels, height, width)."""
@@ -69,14 +67,15 @@ def build_normalization(normalize: str | None, X: Inputs) -> list[nn.Module]:
     if normalize == "data":
         return [Normalize(*channel_moments(X))]
     n_channels = X.shape[1]
+    mean, spread = (torch.tensor(numbers, dtype=torch.float64) for numbers in (IMAGENET_MEAN, IMAGENET_SPREAD))
     if n_channels == 1:
-        return [Normalize([sum(IMAGENET_MEAN) / 3], [sum(IMAGENET_SPREAD) / 3])]
+        return [Normalize(mean.mean(dim=0, keepdim=True), spread.mean(dim=0, keepdim=True))]
     if n_channels != 3:
         raise ValueError(f"normalize='imagenet' is for images of 1 or 3 channels, got {n_channels}: use 'data'")
-    return [Normalize(IMAGENET_MEAN, IMAGENET_SPREAD)]
+    return [Normalize(mean, spread)]
 
 
-def channel_moments(X: Inputs) -> tuple[list[float], list[float]]:
+def channel_moments(X: Inputs) -> tuple[Tensor, Tensor]:
     """Mean and spread of every channel of images as `Pixels` shows them, some images at a time."""
     total = torch.zeros(X.shape[1], dtype=torch.float64)
     squares = torch.zeros_like(total)
@@ -87,4 +86,4 @@ def channel_moments(X: Inputs) -> tuple[list[float], list[float]]:
         squares += (part**2).sum(1)
     n_values = X.numel() / X.shape[1]
     mean = total / n_values
-    return mean.tolist(), (squares / n_values - mean**2).clamp_min(0).sqrt().tolist()
+    return mean, (squares / n_values - mean**2).clamp_min(0).sqrt()

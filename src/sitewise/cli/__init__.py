@@ -1,5 +1,7 @@
 """The command line: parse, call, print. Whatever takes long to import is imported by the command that needs it."""
 
+import os
+import traceback
 from typing import Annotated
 
 import typer
@@ -9,6 +11,13 @@ from rich.text import Text
 import sitewise
 from sitewise.bench.cli import bench, data, demo, methods
 from sitewise.cli import adapt, export, fit, init, monitor, plan, predict, report
+
+TRACEBACK = "SITEWISE_TRACEBACK"
+MOST_LETTERS = 500
+OURS = (
+    "this is a failure of sitewise, not of your data ({error}). Please report it as an issue of the project, with the "
+    "command and what it prints with {variable}=1, without patients' data"
+)
 
 app = typer.Typer(
     help="Adapt a classifier to a new site with unlabeled data only.",
@@ -35,8 +44,20 @@ def main() -> None:
     try:
         app()
     except (ValueError, OSError, ImportError) as error:
-        Console(stderr=True).print(Text.assemble(("sitewise: ", "bold"), _words(error)), soft_wrap=True)
+        _say(_words(error))
         raise SystemExit(2) from error
+    except Exception as error:  # whatever else: a failure of ours
+        if os.environ.get(TRACEBACK):
+            traceback.print_exc()
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:MOST_LETTERS]
+        _say(OURS.format(error=said, variable=TRACEBACK))
+        raise SystemExit(1) from error
+
+
+def _say(words: str) -> None:
+    """One message on the error stream, whatever is in it."""
+    written = words.encode("utf-8", "backslashreplace").decode()
+    Console(stderr=True).print(Text.assemble(("sitewise: ", "bold"), written), soft_wrap=True)
 
 
 def _words(error: Exception) -> str:

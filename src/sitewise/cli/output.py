@@ -21,6 +21,9 @@ SAME = "--out {path} is the table that is read: choose another place"
 
 def check_out(out: Path, force: bool, *, reading: Iterable[Path] = (), suffixes: tuple[str, ...] = ()) -> None:
     """Refuse a place that must not or cannot be written to, before anything long begins."""
+    from sitewise.tables.files import check_name
+
+    check_name(out)
     if suffixes and out.suffix.lower() not in suffixes:
         raise ValueError(f"--out must end in {' or '.join(suffixes)}, got {out}")
     if any(path.exists() and out.exists() and path.samefile(out) for path in reading):

@@ -53,6 +53,7 @@ def predict(
         reader = reader_of(here.model, site)
         table = open_table(data, separator=separator, encoding=encoding)
         table.find([] if id is None else [id])
+        table.refuse_kinds([] if id is None else [id])
         output.note(*reader.notes(table.columns))
         name = id or (reader.roles.id if reader.roles.id in table.columns else None)
     with output.gathering(), _progress(table.n_rows, output.bars) as advance:

@@ -98,6 +98,10 @@ class GPAClassifier(SiteModel):
     >>> here.prevalence(), here.predict_proba(X_new, sample_confounder=Z_new)
     """
 
+    n_features_in_: int
+    input_shape_: tuple[int, ...] | None
+    training_history_: list[dict[str, Any]]
+    best_epoch_: int
     _joint: JointModel | None = None
 
     def __init__(

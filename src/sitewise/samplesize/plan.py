@@ -209,9 +209,10 @@ def size_for_width(width_at: Callable[[int], float], wanted: float) -> int | Non
         width = width_at(size)
         if abs(width / wanted - 1) < 0.005:
             break
-        better = size * (width / wanted) ** 2
-        if better > 1.5 * LARGEST:
+        ratio = width / wanted
+        if ratio > math.sqrt(1.5 * LARGEST / size):
             return None
+        better = size * ratio**2
         following = int(min(LARGEST, max(SMALLEST, math.ceil(better))))
         if following == size:
             break

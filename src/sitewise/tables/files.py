@@ -5,6 +5,7 @@ import csv
 import gzip
 import io
 import os
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
 from sitewise.arrays import Problems, did_you_mean
+from sitewise.tables.values import Place, refuse_kinds
 
 SEPARATORS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
 PARQUET = (".parquet", ".pq")
@@ -29,6 +31,8 @@ NAMED = {"\t": "tab", ";": "';'", "|": "'|'", ",": "','"}
 NO_FILE = "there is no file {path}{meant}"
 OTHER_KIND = "{path} must be a CSV (.csv, .tsv, also .gz) or a Parquet file (.parquet), got {suffix}{hint}"
 EMPTY = "{path} is empty: a table needs a header and at least one row"
+BLANK = "{path} begins with a blank line: its first line must be the header"
+NO_NAME = "{path}: its name is not UTF-8, so that it cannot be written in messages and records: rename it"
 HEADER_ONLY = "{path} has a header ({columns}) and no rows: a row for each sample is needed"
 SEPARATED = (
     "{path} has a single column {column!r}: its columns seem to be separated by {found}, not by {separator}; "
@@ -58,6 +62,8 @@ class TableFile:
         """The rows, some columns of them, a chunk at a time; at least one row or a ValueError."""
         wanted = list(self.columns if columns is None else dict.fromkeys(columns))
         self.find(wanted)
+        if columns is not None:
+            self.refuse_kinds(wanted)
         found = self._parquet_chunks(wanted, rows) if self.separator is None else self._csv_chunks(wanted)
         some = False
         try:
@@ -67,7 +73,9 @@ class TableFile:
                     yield chunk
         except UnicodeDecodeError as error:
             raise ValueError(self._not_text()) from error
-        except pa.ArrowInvalid as error:
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # of the file system
             if "UTF8" in str(error):
                 raise ValueError(self._not_text()) from error
             if "Empty CSV" in str(error):  # a header without the end of its line
@@ -94,6 +102,15 @@ class TableFile:
             return pa.string()
         found = parquet.read_schema(self.path).field(column).type
         return found.value_type if pa.types.is_dictionary(found) else found
+
+    def refuse_kinds(self, columns: Sequence[str]) -> None:
+        """Raise one ValueError that names every column whose cells are not one value each."""
+        if self.separator is None:
+            problems = Problems("table")
+            refuse_kinds(
+                parquet.ParquetFile(self.path).schema_arrow.empty_table(), columns, Place(str(self.path)), problems
+            )
+            problems.raise_if_any()
 
     def find(self, columns: Sequence[str]) -> None:
         """Raise one ValueError that names every column that is not there, with the spelling that may be meant."""
@@ -139,6 +156,7 @@ def open_table(path: str | os.PathLike[str], *, separator: str | None = None, en
     unless they are given.
     """
     place = Path(path)
+    check_name(place)
     if not place.is_file():
         near = sorted(other.name for other in place.parent.glob("*")) if place.parent.is_dir() else []
         hint = " (it is a folder)" if place.is_dir() else did_you_mean(place.name, near)
@@ -154,13 +172,24 @@ def open_table(path: str | os.PathLike[str], *, separator: str | None = None, en
     return _open_csv(place, separator or SEPARATORS[suffix], encoding or "utf-8")
 
 
+def check_name(path: Path) -> None:
+    """Refuse a path that is not text."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        readable = os.fsencode(path).decode("utf-8", "backslashreplace")
+        raise ValueError(NO_NAME.format(path=readable)) from None
+
+
 def _open_parquet(path: Path) -> TableFile:
     if path.stat().st_size == 0:
         raise ValueError(EMPTY.format(path=path))
     try:
         with parquet.ParquetFile(path) as file:
             names, n_rows = tuple(file.schema_arrow.names), file.metadata.num_rows
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, PermissionError):
+            raise
         raise ValueError(UNREADABLE.format(path=path, kind="Parquet", error=_short(error))) from error
     _refuse_twice(path, names)
     return TableFile(path, names, None, n_rows=n_rows)
@@ -179,12 +208,15 @@ def _open_csv(path: Path, separator: str, encoding: str) -> TableFile:
                 raise ValueError(UNREADABLE.format(path=path, kind="CSV", error="it does not hold text"))
             text = io.TextIOWrapper(file, encoding="utf-8-sig" if encoding == "utf-8" else encoding, newline="")
             first = list(islice(csv.reader(text, delimiter=separator), 1))
+            more = first == [[]] and any(line.strip() for line in text)
     except UnicodeDecodeError as error:
         raise ValueError(TableFile(path, (), separator, encoding)._not_text()) from error
-    except (OSError, EOFError, csv.Error) as error:
+    except (OSError, EOFError, zlib.error, csv.Error) as error:
         if isinstance(error, PermissionError):
             raise
         raise ValueError(UNREADABLE.format(path=path, kind="CSV", error=_short(error))) from error
+    if more:
+        raise ValueError(BLANK.format(path=path))
     names = tuple(first[0]) if first else ()
     if not names:
         raise ValueError(EMPTY.format(path=path))
@@ -206,7 +238,9 @@ def _refuse_twice(path: Path, names: Sequence[str]) -> None:
 
 def _check_encoding(encoding: str) -> None:
     try:
-        codecs.lookup(encoding)
+        b"a".decode(encoding)  # which refuses codecs that are none of text
+    except UnicodeError:
+        return  # half a letter of a wide one
     except LookupError:
         raise ValueError(f"--encoding {encoding!r} is not known; try utf-8, latin-1, cp1252 or utf-16") from None
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from sitewise.arrays import Problems
 from sitewise.tables.features import MOST_LEVELS, holds_numbers
 from sitewise.tables.roles import Roles
-from sitewise.tables.values import Array, Place, Rows, levels, numbers, plain
+from sitewise.tables.values import Array, Place, Rows, is_one_value, levels, numbers, plain
 
 LOOKED_AT = 100_000  # rows, of a longer table
 TARGETS = (
@@ -36,7 +36,7 @@ class Column:
     """A column looked at: its kind, its known values, how many differ."""
 
     name: str
-    kind: str  # number, category, date, empty
+    kind: str  # number, category, date, empty, no value (lists, bytes)
     codes: Array  # of its different values, -1 where missing
     n_distinct: int
     words: frozenset[str]
@@ -110,8 +110,9 @@ def propose_roles(rows: Rows, known: Roles | None = None) -> Proposal:
 def _look_at(table: Rows, name: str) -> Column:
     words = frozenset(re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower().replace("_", " ")))
     cells = plain(table.column(name))
-    if pa.types.is_temporal(cells.type) or pa.types.is_nested(cells.type):
-        return Column(name, "date", np.zeros(table.num_rows, dtype=np.int64), 1, words, "")
+    if pa.types.is_temporal(cells.type) or not is_one_value(cells.type):
+        kind = "date" if pa.types.is_temporal(cells.type) else "no value"
+        return Column(name, kind, np.zeros(table.num_rows, dtype=np.int64), 1, words, "")
     found = levels(table, name, Place(), Problems("look"))
     codes, n_distinct = np.asarray(found.codes, dtype=np.int64), len(found.categories)
     example = str(found.categories[0]) if n_distinct else ""
@@ -180,6 +181,8 @@ def _why_no_feature(column: Column, target: Column | None, n_rows: int) -> str |
     """Why a column is not proposed as a feature; None where it is."""
     if column.kind == "empty":
         return "it is empty"
+    if column.kind == "no value":
+        return "its cells are lists, structures or bytes"
     if column.kind == "date":
         return "dates: turn them into a number (days since a start) first"
     if column.n_distinct == 1 and column.n_known == n_rows:

@@ -15,7 +15,19 @@ from sitewise.datasets.manifest import add_unreadable, available_cores
 from sitewise.tables.classes import learn_classes
 from sitewise.tables.features import Feature, holds_numbers, learn_feature, refuse_decimal_commas
 from sitewise.tables.roles import Roles
-from sitewise.tables.values import Array, Place, Rows, as_rows, labels, levels, names, numbers, probabilities, text
+from sitewise.tables.values import (
+    Array,
+    Place,
+    Rows,
+    as_rows,
+    labels,
+    levels,
+    names,
+    numbers,
+    probabilities,
+    refuse_kinds,
+    text,
+)
 
 NO_COLUMN = "{source} has no column {name!r} ({role}){meant}; its columns are {columns}"
 NO_CONFOUNDER = "confounder {name!r} is not among the columns and counts as missing in every row"
@@ -79,6 +91,8 @@ class TableReader:
         if roles.target is None:
             problems.add("name the column of the label, by the role target")
         find_columns(rows.column_names, roles.columns(), place, problems)
+        problems.raise_if_any()
+        refuse_kinds(rows, [name for _, name in roles.columns()], place, problems)
         problems.raise_if_any()
         assert roles.target is not None
         classes = learn_classes(rows, roles.target, roles.classes, place, problems)
@@ -146,6 +160,8 @@ class TableReader:
         if labels == "some" and self.roles.target:
             asked.append(("target", self.roles.target))
         find_columns(rows.column_names, asked, place, problems)
+        problems.raise_if_any()
+        refuse_kinds(rows, self.columns(rows.column_names, labels=labels != "none"), place, problems)
         problems.raise_if_any()
         X = self._inputs(rows, place, problems, root, packed)
         Z = self._confounders(rows, place, problems)

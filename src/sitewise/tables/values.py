@@ -1,6 +1,6 @@
 """Cells as what they mean: numbers, levels, text. What cannot be read is noted with its file, column and row."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,19 +9,24 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import compute as pc
 
-from sitewise.arrays import Problems, did_you_mean
+from sitewise.arrays import Problems, brief, did_you_mean
 
 Array = np.ndarray[Any, Any]
 Rows = Any  # pa.Table or pa.RecordBatch
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "None", "null", "NULL", "<NA>")  # of cells with text
 PROBABILITY_TOLERANCE = 1e-3  # by how much probabilities of a row may miss one: stored ones are rounded
 MOST_SHOWN = 8
+LARGEST = float(np.finfo(np.float32).max)  # networks read single precision
 
 DATES = "{where} holds dates: turn them into a number (an age, days since a start) first"
 NO_NUMBER = (
     "{where}: expected a number, got {value!r} in {row}{more}: mend it, leave it empty where it is missing, or fit "
     "the model with it as categories, by --categorical {name}"
 )
+TOO_LARGE = (
+    "{where}: {value:g} in {row}{more} is too large to be a measured value: leave the cell empty where it is missing"
+)
+NO_ONE_VALUE = "{where} holds {kind}, but a cell must be one number or text: leave the column out, or turn it into such"
 INFINITE = "{where} is infinite in {row}: leave the cell empty where the value is missing"
 NO_PROBABILITY = "{where}: expected a probability, got nothing in {row}{more}: drop those rows or mend the scores"
 OUTSIDE = "{where}: probabilities must lie in [0, 1], got {value:g} in {row}{more}"
@@ -82,11 +87,31 @@ def numbers(rows: Rows, name: str, place: Place, problems: Problems) -> Array:
         if len(strange):
             value = cells.iloc[strange[0]]
             problems.add(NO_NUMBER.format(where=place.column(name), value=value, name=name, **place.row(strange)))
-    if not np.isfinite(found.sum()):  # a look at everything at once
+    if not np.abs(found.sum()) <= LARGEST:  # a look at everything at once; NaN among it only costs a second look
         infinite = np.flatnonzero(np.isinf(found))
+        large = np.flatnonzero((np.abs(found) > LARGEST) & np.isfinite(found))
         if len(infinite):
             problems.add(INFINITE.format(where=place.column(name), **place.row(infinite)))
+        if len(large):
+            problems.add(TOO_LARGE.format(where=place.column(name), value=found[large[0]], **place.row(large)))
     return found
+
+
+def refuse_kinds(rows: Rows, names: Iterable[str], place: Place, problems: Problems) -> None:
+    """Note every column whose cells are not one value each: lists, structures, bytes."""
+    for name in dict.fromkeys(names):
+        kind = rows.schema.field(name).type
+        if not is_one_value(kind):
+            problems.add(NO_ONE_VALUE.format(where=place.column(name), kind=brief(kind)))
+
+
+def is_one_value(kind: pa.DataType) -> bool:
+    """Whether cells of a type can be read: numbers, text, truth, dates, nothing, or a dictionary of them."""
+    if pa.types.is_dictionary(kind):
+        return is_one_value(kind.value_type)
+    number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return bool(number or text or pa.types.is_boolean(kind) or pa.types.is_temporal(kind) or pa.types.is_null(kind))
 
 
 def levels(rows: Rows, name: str, place: Place, problems: Problems) -> pd.Categorical:

@@ -1,17 +1,21 @@
 """Files that are written whole or not at all, and tables that are written a chunk at a time."""
 
-import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
+from pyarrow import compute as pc
 from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
+from sitewise.artifacts.places import put_in_place, sole_writer
+
 SUFFIXES = (".csv", ".parquet")
+APOSTROPHE = "'"
+FORMULA = "^[=+\\-@\t\r\n＝＋－＠]"  # what a spreadsheet takes for the beginning of a formula
+NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 NOT_WRITTEN = "{path} could not be written ({reason}); nothing was changed there"
 
 
@@ -25,19 +29,20 @@ class ChunkWriter(Protocol):
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A place to write to that becomes `path` when all went well, and leaves no trace otherwise."""
-    part = path.with_name(f".{path.name}.part-{secrets.token_hex(4)}")
+    """A place to write to that becomes `path` when all went well, and leaves no trace otherwise.
+
+    Of several that write one file at a time one does, and the others get a BlockingIOError.
+    """
+    part = path
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield part
-        os.replace(part, path)
+        with sole_writer(path) as part:
+            yield part
+            put_in_place(part, path)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and error.filename != str(part):
             raise  # of what was to be read
         reason = error.strerror or str(error)
         raise OSError(error.errno, NOT_WRITTEN.format(path=path, reason=reason)) from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -47,8 +52,42 @@ def table_writer(path: Path, schema: pa.Schema) -> Iterator[ChunkWriter]:
         yield writer
 
 
+def text_for_spreadsheets(cells: Any) -> Any:
+    """Text in which no cell is a formula: one that begins like it, and is no number, gets an apostrophe before it."""
+    formulas = pc.match_substring_regex(cells, FORMULA)
+    if not pc.any(formulas).as_py():
+        return cells
+    formulas = pc.and_not(formulas, pc.match_substring_regex(cells, NUMBER))
+    before, nothing = (pa.scalar(text, type=cells.type) for text in (APOSTROPHE, ""))
+    return pc.if_else(formulas, pc.binary_join_element_wise(before, cells, nothing), cells)
+
+
+class _CsvWriter:
+    """A CSV whose text stays text in a spreadsheet; `with` closes it."""
+
+    def __init__(self, part: Path, schema: pa.Schema) -> None:
+        names = text_for_spreadsheets(pa.array(schema.names, type=pa.string())).to_pylist()
+        self.schema = pa.schema([field.with_name(name) for field, name in zip(schema, names, strict=True)])
+        self.writer = arrow_csv.CSVWriter(part, self.schema)
+
+    def __enter__(self) -> "_CsvWriter":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.writer.close()
+
+    def write(self, table: pa.Table) -> None:
+        columns = [text_for_spreadsheets(c) if is_text(c.type) else c for c in table.itercolumns()]
+        self.writer.write(pa.Table.from_arrays(columns, schema=self.schema))
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column holds text."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
 def _writer(suffix: str, part: Path, schema: pa.Schema) -> Any:
     if suffix == ".csv":
-        return arrow_csv.CSVWriter(part, schema)
+        return _CsvWriter(part, schema)
     texts = [field.name for field in schema if not pa.types.is_floating(field.type)]
     return parquet.ParquetWriter(part, schema, use_dictionary=texts, compression="snappy")

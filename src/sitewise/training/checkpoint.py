@@ -1,7 +1,9 @@
 """A file from which a killed training goes on to the same result; it is refused for any other training."""
 
 import hashlib
+import io
 import os
+import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +13,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from sitewise.artifacts import ODD, fits
+from sitewise.artifacts.places import put_in_place, sole_writer
+
+MARK = b"sitewise checkpoint 1 "
+SEAL = 65  # bytes of the checksum and the end of its line
+OTHER = "{path} is no checkpoint of this version: delete it, or give another path"
+DAMAGED = "the checkpoint {path} is damaged (its checksum differs): delete it to start anew, or give another path"
+NOT_WRITTEN = "the checkpoint {path} could not be written ({reason})"
 LARGE = 2**26  # bytes; of more than these a share is read
 SHOWN = 10
 
@@ -41,39 +51,64 @@ class Checkpoint:
             "parts": {name: part.state_dict() for name, part in parts.items()},
             "random": {"generator": generator.get_state(), "cpu": torch.get_rng_state(), "cuda": _cuda_states()},
         }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_name(self.path.name + ".part")
-        with temporary.open("wb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path)
+        stream = io.BytesIO()
+        torch.save(content, stream)
+        try:
+            with sole_writer(self.path) as part:
+                with part.open("wb") as file:
+                    file.write(seal(stream.getvalue()))
+                    file.flush()
+                    os.fsync(file.fileno())
+                put_in_place(part, self.path)
+        except OSError as error:
+            raise OSError(error.errno, NOT_WRITTEN.format(path=self.path, reason=error.strerror or error)) from error
 
     def restore(self, parts: Mapping[str, Stateful], generator: torch.Generator) -> None:
-        """Take everything back where there is a file; raise ValueError where it is of another training."""
+        """Take everything back where there is a file; raise ValueError where it is damaged or of another training."""
         if not self.path.exists():
             return
-        try:
-            content = torch.load(self.path, map_location="cpu", weights_only=True)
-            theirs = content["identity"]
-        except Exception as error:  # a file of another kind fails in whatever way its bytes lead to
-            raise ValueError(f"{self.path} is no checkpoint: delete it, or give another path") from error
-        differences = compare(theirs, self.identity)
+        content = read_content(self.path)
+        differences = compare(content["identity"], self.identity)
         if differences:
             raise ValueError(
                 f"the checkpoint {self.path} is of another training: {'; '.join(differences)}. "
                 "Delete it to start anew, or give another path"
             )
-        for name, part in parts.items():
-            part.load_state_dict(content["parts"][name])
-        generator.set_state(content["random"]["generator"])
-        torch.set_rng_state(content["random"]["cpu"])
-        for device, state in enumerate(content["random"]["cuda"][: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(state, device)
+        try:
+            for name, part in parts.items():
+                part.load_state_dict(content["parts"][name])
+            generator.set_state(content["random"]["generator"])
+            torch.set_rng_state(content["random"]["cpu"])
+            for device, state in enumerate(content["random"]["cuda"][: torch.cuda.device_count()]):
+                torch.cuda.set_rng_state(state, device)
+        except ODD as error:
+            raise ValueError(OTHER.format(path=self.path)) from error
 
     def remove(self) -> None:
         """Training has ended."""
         self.path.unlink(missing_ok=True)
+
+
+def seal(content: bytes) -> bytes:
+    """The content of a file with its checksum before it."""
+    return MARK + hashlib.sha256(content).hexdigest().encode() + b"\n" + content
+
+
+def read_content(path: Path) -> dict[str, Any]:
+    """What a checkpoint holds, by the very bytes whose checksum was compared; nothing in it can run."""
+    sealed = path.read_bytes()
+    if not sealed.startswith(MARK):
+        raise ValueError(OTHER.format(path=path))
+    bare = sealed[len(MARK) + SEAL :]
+    if seal(bare) != sealed:
+        raise ValueError(DAMAGED.format(path=path))
+    try:
+        content = torch.load(io.BytesIO(bare), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, *ODD) as error:
+        raise ValueError(OTHER.format(path=path)) from error
+    if not fits(content, dict[str, Any]) or not fits(content.get("identity"), dict[str, str]):
+        raise ValueError(OTHER.format(path=path))
+    return dict(content)
 
 
 def open_checkpoint(where: str | os.PathLike[str], label: str, identity: dict[str, str]) -> Checkpoint:

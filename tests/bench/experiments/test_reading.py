@@ -1,3 +1,6 @@
+import re
+import time
+
 import pytest
 
 from sitewise.bench.experiments.reading import NO_TUNING, UNEQUAL, merge, read_experiment
@@ -7,6 +10,57 @@ def complaint(path, quick=False):
     with pytest.raises(ValueError, match=r"tiny\.yaml") as caught:
         read_experiment(path, quick=quick)
     return str(caught.value)
+
+
+BOMB = "\n".join(
+    [
+        "a0: &a0 [x, x, x, x, x, x, x, x, x]",
+        *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)),
+    ]
+)
+MERGES = "\n".join(
+    ["a0: &a0 {x: 1}", *(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}" for i in range(1, 12))]
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"{BOMB}\ndata: *a11\n", "more than"),
+        (f"{BOMB}\ntitle: *a11\n", "more than"),
+        (MERGES, "more than"),
+        ("data: " + "[" * 5000, "nested more than"),
+        ("data: " + "{a: " * 5000, "nested more than"),
+        ("- " * 5000, "nested more than"),
+        ("".join(f"{' ' * i}a:\n" for i in range(600)), "nested more than"),
+        ("? [a, b]\n: 1\n", "line 1: a key must be"),
+        ("data:\n  ? {a: 1}\n  : 1\n", "line 2: a key must be"),
+        ("data: &d [*d]\n", "refers to itself"),
+        ("data: *nowhere\n", "not YAML"),
+        ("seeds: !!python/object/apply:os.system [echo]\n", "not YAML"),
+        ("# " + "x" * 2**21, "bytes"),
+        ("seeds: " + "1" * 6000, "digits"),
+        ("data: !!binary '%%%'\n", "data must be a mapping"),
+        ("seeds: !!timestamp 2001-99-99\n", "seeds|month"),
+        ("\x00", "not YAML"),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, str) else None,
+)
+def test_files_that_would_exhaust_the_reader_are_refused_first(tmp_path, text, said):
+    path = tmp_path / "tiny.yaml"
+    path.write_text(text)
+    start = time.perf_counter()
+    message = complaint(path)
+    assert time.perf_counter() - start < 5
+    assert re.search(said, message), message
+    assert len(message) < 30_000
+
+
+def test_anchors_are_still_of_use(write, tiny):
+    text = write().read_text().replace("title: Tiny", "title: &name Tiny\npaper: {name: *name}")
+    path = write()
+    path.write_text(text)
+    assert read_experiment(path).paper == {"name": "Tiny"}
 
 
 def test_reads_what_the_file_says(tiny):

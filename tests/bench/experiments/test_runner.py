@@ -248,6 +248,36 @@ def test_several_processes_give_the_numbers_of_one_and_report_what_fails(tiny, t
     assert {r["id"]: r["results"] for r in alone} == {r["id"]: r["results"] for r in together}
 
 
+def is_running(pid):
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_an_interrupt_of_the_parent_ends_its_processes_at_once(tiny, write, tmp_path, started):
+    """kill -INT, as a scheduler sends it, reaches the parent alone: it used to do all runs before it ended."""
+    path = write(REAL | {"seeds": 200, "recipe": {"epochs": 20, "min_steps": 0}})
+    command = [sys.executable, "-m", "sitewise", "bench", "run", path, "--out", tmp_path, "--jobs", "2"]
+    process = subprocess.Popen([*map(str, command), "--device", "cpu"], stderr=subprocess.PIPE, text=True)
+    records = tmp_path / "tiny.jsonl"
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    wait_for(lambda: len(workers.read_text().split()) >= 2)  # and the tracker of resources
+    if started:
+        wait_for(lambda: records.exists() and records.read_bytes().count(b"\n") >= 2)
+    children = workers.read_text().split()
+    os.kill(process.pid, signal.SIGINT)
+    sent = time.monotonic()
+    _, said = process.communicate(timeout=60)
+    took = time.monotonic() - sent
+    assert process.returncode == 130, said
+    assert took < 30  # 5 s on a machine that is not shared; all runs would take minutes
+    assert "Traceback" not in said
+    wait_for(lambda: not any(map(is_running, children)))
+    done = read_records(records) if started else []
+    assert len({record["id"] for record in done}) == len(done)
+    assert len(done) < 100
+
+
 def test_progress_is_shown_where_asked(tiny, tmp_path, capsys):
     run_experiment(tiny(), tmp_path, jobs=1, verbose=True)
     shown = capsys.readouterr().err

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sitewise import GPAClassifier, SimulatedFamily
+from sitewise import GPAClassifier, PrevalenceAdjuster, SimulatedFamily
 from sitewise.estimator.at_site.reporting import STEPS, report_content
 from sitewise.report.page import render
 from sitewise.report.page.content import MOST_LEVELS
@@ -195,3 +195,55 @@ def test_a_wrong_level_is_refused_before_anything_is_written(usual, tmp_path):
     with pytest.raises(ValueError, match="level must lie between 0 and 1"):
         usual[2].report(tmp_path / "report.html", level=95)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        (0, 1),
+        (0.5, 1.5),
+        (True, False),
+        ("a", "b"),
+        (("x", 1), ("y", 2)),
+        (np.datetime64("2024"), np.datetime64("2025")),
+        (None, "b"),
+        (float("nan"), 1.0),
+        (b"raw", b"bytes"),
+        (frozenset({1}), frozenset({2})),
+    ],
+    ids=str,
+)
+def test_sites_of_any_name_have_their_page(tmp_path, names):
+    """The page calls a training site what Python calls it."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 200)
+    p = np.clip(0.5 * rng.random(200) + 0.5 * y, 0.01, 0.99)
+    domain = np.empty(200, dtype=object)
+    domain[:] = [names[i % 2] for i in range(200)]
+    Z = pd.DataFrame({3: rng.normal(size=200), ("a", 1): rng.integers(0, 2, 200).astype(bool)})
+    adjuster = PrevalenceAdjuster(rehearsal=None)
+    proba = np.stack([1 - p, p], axis=1)
+    try:
+        quietly(lambda: adjuster.fit(proba, y, sample_domain=domain, sample_confounder=Z))
+    except ValueError as error:
+        assert "sample_domain" in str(error)  # noqa: PT017
+        return
+    here = quietly(lambda: adjuster.adapt(proba, sample_confounder=Z))
+    page = here.report(tmp_path / "page.html", site=7)
+    assert "7" in page.read_text(encoding="utf-8")
+    content = json.loads((tmp_path / "page.json").read_text(encoding="utf-8"))
+    assert content["site"] == "7"
+    assert [site["name"] for site in content["prevalence"]["sites"]] == [str(name) for name in adjuster.sites_]
+
+
+def test_the_numbers_replace_a_report_s_and_nothing_else(usual, tmp_path):
+    _, _, here = usual
+    study = tmp_path / "cohort.json"
+    study.write_text('{"patients": [1, 2, 3]}')
+    with pytest.raises(FileExistsError, match=r"cohort\.json, which is there already and is not a report's"):
+        here.report(tmp_path / "cohort.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["cohort.json"]
+    assert study.read_text() == '{"patients": [1, 2, 3]}'
+    here.report(tmp_path / "site.html")
+    here.report(tmp_path / "site.html", site="again")
+    assert json.loads((tmp_path / "site.json").read_text(encoding="utf-8"))["site"] == "again"

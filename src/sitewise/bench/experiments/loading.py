@@ -1,4 +1,4 @@
-"""YAML as people mean it: a key that stands twice is a mistake, 1e-3 is a number."""
+"""YAML as people mean it: a key that stands twice is a mistake, 1e-3 is a number; limited before anything is built."""
 
 import re
 from pathlib import Path
@@ -6,18 +6,57 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from sitewise.arrays import brief
+
+MOST_BYTES, MOST_NODES, DEEPEST = 2**20, 50_000, 32  # of a file; the longest experiment has 10 kB, 9 deep
 MERGE = "tag:yaml.org,2002:merge"  # of `<<: *anchor`
 
 
 def load_yaml(path: Path) -> dict[Any, Any]:
     """Read a mapping from a YAML file; a ValueError says what is wrong and in which line."""
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES:,} bytes, which no experiment needs")
+    text = path.read_text(encoding="utf-8")
     try:
-        raw = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
+        _check_size(text)
+        raw = yaml.load(text, Loader=_UniqueKeys)
     except yaml.YAMLError as error:
-        raise ValueError(f"not YAML: {' '.join(str(error).split())}") from None
+        raise ValueError(f"not YAML: {brief(error)}") from None
     if not isinstance(raw, dict):
         raise ValueError(f"expected a mapping of keys to values, got {type(raw).__name__}")
     return raw
+
+
+def _check_size(text: str) -> None:
+    """Count what aliases stand for, and how deep things are nested, by a parser that builds nothing.
+
+    A few lines of aliases of aliases stand for more than any memory holds.
+    """
+    sizes: dict[str, int | None] = {}  # of what has an anchor; None while it is not finished
+    open_parts: list[tuple[str | None, int]] = []  # anchor, and how many nodes there were before
+    count = 0
+    for event in yaml.parse(text, Loader=_UniqueKeys):
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent):
+            size = sizes.get(event.anchor, 1)
+            if size is None:
+                raise yaml.YAMLError(f"line {line}: *{brief(event.anchor)} refers to itself")
+            count += size
+        elif isinstance(event, yaml.CollectionStartEvent):
+            open_parts.append((event.anchor, count))
+            if event.anchor is not None:
+                sizes[event.anchor] = None
+            count += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = open_parts.pop()
+            if anchor is not None:
+                sizes[anchor] = count - before
+        elif isinstance(event, yaml.ScalarEvent):
+            count += 1
+        if len(open_parts) > DEEPEST:
+            raise yaml.YAMLError(f"line {line}: nested more than {DEEPEST} deep")
+        if count > MOST_NODES:
+            raise yaml.YAMLError(f"line {line}: more than {MOST_NODES:,} entries, counting what aliases stand for")
 
 
 class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
@@ -29,9 +68,11 @@ class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
         for key_node, _ in node.value:
             if key_node.tag == MERGE:
                 continue
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.YAMLError(f"line {key_node.start_mark.line + 1}: a key must be text or a number, not a list")
             key = self.construct_object(key_node, deep=True)
             if key in seen:
-                raise yaml.YAMLError(f"line {key_node.start_mark.line + 1}: the key {key!r} stands twice")
+                raise yaml.YAMLError(f"line {key_node.start_mark.line + 1}: the key {brief(repr(key))} stands twice")
             seen.add(key)
         return super().construct_mapping(node, deep)  # type: ignore[no-any-return]
 

@@ -187,6 +187,7 @@ def _performing(path: Path, jobs: int, do: Do, fabric: Any = None) -> Iterator[P
     if jobs == 1:
         yield lambda runs: ((run, perform_run(run, path, do)) for run in runs)
         return
+    others = multiprocessing.active_children()
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_start_worker)
 
     def perform(runs: Iterable[Run]) -> Iterator[tuple[Run, Outcome]]:
@@ -201,7 +202,10 @@ def _performing(path: Path, jobs: int, do: Do, fabric: Any = None) -> Iterator[P
     try:
         yield perform
     except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)  # an interrupt: what is finished is recorded
+        for process in multiprocessing.active_children():  # an interrupt, say: what is finished is recorded
+            if process not in others:
+                process.terminate()
+        pool.shutdown(cancel_futures=True)
         raise
     pool.shutdown()
 

@@ -7,6 +7,7 @@ import pandas as pd
 import torch
 
 from sitewise.adaptation import PrevalenceEstimate
+from sitewise.arrays import Problems, read_column
 from sitewise.estimator.at_site.kept import KeptRows
 from sitewise.estimator.at_site.updating import read_rows
 from sitewise.monitoring import monitor
@@ -24,6 +25,9 @@ def watch(
     """What `monitor` finds in rows that the site's model scores, the site's own g being the first shape over z."""
     model = here.model
     rows, _ = read_rows(model, X, Z, None, groups, weight)
+    problems = Problems("monitor")
+    times = read_column(time, "time", len(rows), problems)
+    problems.raise_if_any()
     use = rows.supported.nonzero().flatten()
     schema = model.confounders_
     kept = KeptRows(
@@ -42,7 +46,7 @@ def watch(
 
     return monitor(
         kept.log_ratio.numpy(),
-        take_rows(time if isinstance(time, pd.Series) else pd.Series(time), use.numpy()),
+        take_rows(times, use.numpy()),
         schema.decode(kept.codes) if schema is not None and knows_z else None,
         window=window,
         check=stability,

@@ -4,8 +4,10 @@ A new kind of model is one entry of `KINDS`; a new class among the parts of a mo
 of g bring their own.
 """
 
+import math
 import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,9 +18,24 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
+from sitewise.adaptation import PrevalenceEstimate
+from sitewise.adaptation.joint import JointEstimate
 from sitewise.adaptation.records import all_records
-from sitewise.arrays import Problems, did_you_mean
-from sitewise.artifacts import Folder, Record, pack, read_folder, unpack, versions, write_folder
+from sitewise.arrays import Problems, brief, did_you_mean
+from sitewise.artifacts import (
+    ODD,
+    Folder,
+    Record,
+    fits,
+    hints_of,
+    odd_entry,
+    pack,
+    read_folder,
+    unpack,
+    versions,
+    write_folder,
+)
+from sitewise.backbones.build import SMALL
 from sitewise.calibration import Calibration
 from sitewise.critic import Bank, Critic
 from sitewise.diagnosis import Diagnosis, Finding
@@ -45,6 +62,7 @@ from sitewise.tables.records import RECORDS as TABLE_RECORDS
 from sitewise.training import Recipe
 
 Values = dict[str, Any]
+MOST_INPUTS = 2**28  # numbers of one input
 PLACES = ("cache", "checkpoint")  # settings that name folders to write to, which a file must not choose for its reader
 
 OWN_NETWORK = (
@@ -57,7 +75,7 @@ OWN_ESTIMATOR = (
     "hand it over as it was, fitted: sw.load(path, estimator=...)"
 )
 NO_OWN_ESTIMATOR = "load: estimator is given, but what is saved here has no classifier outside: leave estimator out"
-OTHER_NETWORK = "load: the saved weights do not fit the network: {error}"
+OTHER_NETWORK = "the saved weights do not fit the network: {error}"
 
 
 @dataclass(frozen=True)
@@ -119,10 +137,15 @@ def _to_folder(model: Any) -> Folder:
 def _from_folder(folder: Folder, attached: Mapping[str, Any]) -> Any:
     if folder.kind not in KINDS:
         meant = did_you_mean(folder.kind, KINDS)
-        raise ValueError(f"load: this folder holds a {folder.kind!r}, known are {', '.join(KINDS)}{meant}")
+        raise ValueError(f"load: this folder holds a {brief(folder.kind)!r}, known are {', '.join(KINDS)}{meant}")
     inside = {place: _from_folder(inner, attached) for place, inner in folder.inside.items()}
-    values = unpack(folder.content, folder.tensors, all_records() | RECORDS)
-    return KINDS[folder.kind].put_together(values, inside, attached)
+    try:
+        values = unpack(folder.content, folder.tensors, all_records() | RECORDS)
+        return KINDS[folder.kind].put_together(values, inside, attached)
+    except ODD as error:
+        if str(error).startswith("load: "):  # it says what is wrong
+            raise
+        raise odd_entry(folder.kind, error) from error
 
 
 def _take_classifier(model: GPAClassifier) -> Parts:
@@ -137,11 +160,13 @@ def _take_classifier(model: GPAClassifier) -> Parts:
 
 
 def _make_classifier(values: Values, inside: dict[str, Any], attached: Mapping[str, Any]) -> GPAClassifier:
-    settings, fitted = values["settings"], values["fitted"]
+    settings, fitted = _parts(values, settings=Values, fitted=Values, network=dict[str, Tensor])[:2]
+    settings |= {name: None for name in PLACES if name in settings}
     settings["backbone"] = _read_backbone(settings["backbone"], attached["backbone"])
     if attached["estimator"] is not None:
         raise ValueError(NO_OWN_ESTIMATOR)
     _check_settings(settings, GPAClassifier())
+    _check_fitted(fitted, settings, GPAClassifier)
     model = GPAClassifier(**settings)
     model.__dict__.update(fitted)
     model._scorer = Scorer(_build_network(model, values["network"]), model.device)
@@ -161,14 +186,15 @@ def _take_adjuster(model: PrevalenceAdjuster) -> Parts:
 
 
 def _make_adjuster(values: Values, inside: dict[str, Any], attached: Mapping[str, Any]) -> PrevalenceAdjuster:
-    settings, fitted = values["settings"], values["fitted"]
+    settings, fitted, floor = _parts(values, settings=Values, fitted=Values, floor=float)
     if attached["backbone"] is not None:
         raise ValueError(NO_OWN_NETWORK.format(backbone="no network"))
     estimator = settings["estimator"] = _read_estimator(settings["estimator"], attached["estimator"])
     _check_settings(settings, PrevalenceAdjuster())
+    _check_fitted(fitted, settings, PrevalenceAdjuster)
     model = PrevalenceAdjuster(**settings)
     model.__dict__.update(fitted, estimator_=estimator)
-    model._classifier = pair_reader(estimator, model.classes_, model.joint, values["floor"])
+    model._classifier = pair_reader(estimator, model.classes_, model.joint, floor)
     _check_estimator(model)
     _check_shapes(model, {"all sites": model._pooled_prevalence, **model._site_prevalences})
     return model
@@ -202,6 +228,33 @@ def _check_settings(settings: Mapping[str, Any], model: Any) -> None:
         raise ValueError(f"load: the model has settings that this version does not know: {', '.join(unknown)}")
 
 
+def _check_fitted(fitted: Values, settings: Values, kind: type[SiteModel]) -> None:
+    """See that there is all that a fitted model declares, of the type it declares."""
+    hints = hints_of(kind)
+    needed = {name: hints[name] for name in hints if name not in settings and not hasattr(kind, name)}
+    _parts(fitted, "fitted/", **needed)
+    _check_attributes(fitted, "fitted/", kind, hints)
+
+
+def _check_attributes(values: Values, place: str, kind: type, hints: Mapping[str, Any]) -> None:
+    """See that attributes are of the types that are known of them, and that none hides a method or a property."""
+    for name, value in values.items():
+        known = getattr(kind, name, None)
+        if name.startswith("__") or callable(known) or hasattr(known, "__get__"):
+            raise odd_entry(place + name, TypeError("it would hide what the class has"))
+        if not fits(value, hints.get(name, Any)):
+            raise odd_entry(place + name, TypeError(f"got {type(value).__name__}"))
+
+
+def _parts(values: Mapping[str, Any], place: str = "", **expected: Any) -> tuple[Any, ...]:
+    """Some entries, each of the type that is expected of it."""
+    for name, hint in expected.items():
+        if name not in values or not fits(values[name], hint):
+            came = type(values[name]).__name__ if name in values else "nothing"
+            raise odd_entry(place + name, TypeError(f"got {came}"))
+    return tuple(values[name] for name in expected)
+
+
 def _take_adapted(here: AdaptedClassifier) -> Parts:
     computed = {name for name, part in vars(AdaptedClassifier).items() if isinstance(part, cached_property)}
     values = {name: value for name, value in vars(here).items() if name not in computed and name != "model"}
@@ -209,8 +262,12 @@ def _take_adapted(here: AdaptedClassifier) -> Parts:
 
 
 def _make_adapted(values: Values, inside: dict[str, Any], attached: Mapping[str, Any]) -> AdaptedClassifier:
+    (site,) = _parts(values, site=Values)
+    (model,) = _parts(inside, model=SiteModel)
+    _parts(site, "site/", estimate=PrevalenceEstimate, rows=KeptRows, classes_=np.ndarray)
+    _check_attributes(site, "site/", AdaptedClassifier, SITE)
     here = AdaptedClassifier.__new__(AdaptedClassifier)
-    here.__dict__.update(values["site"], model=inside["model"])
+    here.__dict__.update(site, model=model)
     _check_shapes(here.model, {"this site": here.estimate.prevalence})
     return here
 
@@ -228,13 +285,19 @@ def _read_backbone(saved: Any, given: nn.Module | None) -> Any:
 def _build_network(model: GPAClassifier, state: dict[str, Tensor]) -> nn.Module:
     """Build the network as at fit, for inputs of the same shape, and give it the saved weights."""
     shape = model.input_shape_ or (model.n_features_in_,)
-    like = torch.zeros(1, *shape, dtype=torch.uint8 if model.input_shape_ else torch.float32)
+    if math.prod(shape) > MOST_INPUTS:
+        raise ValueError(f"inputs of shape {shape}")
     schema, n_classes = model.confounders_, len(model.classes_)
-    network = build_ratio(model.backbone, like, schema, n_classes, seed=0, normalize=model.normalize).eval()
+    # Our own networks are built without memory, so that a file that claims huge ones does not get it.
+    with torch.device("meta") if model.backbone in SMALL else nullcontext():
+        like = torch.zeros(1, *shape, dtype=torch.uint8 if model.input_shape_ else torch.float32)
+        network = build_ratio(model.backbone, like, schema, n_classes, seed=0, normalize=model.normalize).eval()
+    problems = Problems("load")
     try:
         network.load_state_dict(state, assign=True)
     except RuntimeError as error:
-        raise ValueError(OTHER_NETWORK.format(error=error)) from error
+        problems.add(OTHER_NETWORK.format(error=error))
+    problems.raise_if_any()
     return network
 
 
@@ -261,6 +324,12 @@ def _check_shapes(model: SiteModel, prevalences: Mapping[Any, Prevalence]) -> No
         if calibration.slope.shape != (n_classes,) or calibration.bias.shape != (n_classes,):
             problems.add(f"a calibration is for {len(calibration.slope)} classes, the model has {n_classes}")
     problems.raise_if_any()
+
+
+def _make_critic(parts: Values) -> Critic:
+    critic = Critic(**parts)
+    critic.network(torch.zeros(()))  # which says where its sizes and its weights differ
+    return critic
 
 
 def _take_rehearsal(rehearsal: Rehearsal) -> Values:
@@ -293,7 +362,7 @@ RECORDS: dict[str, Record] = {
     "Balance": Record(Balance),
     "Bank": Record(Bank),
     "Calibration": Record(Calibration),
-    "Critic": Record(Critic),
+    "Critic": Record(Critic, put_together=_make_critic),
     "JointModel": Record(JointModel),
     "Diagnosis": Record(Diagnosis),
     "Finding": Record(Finding),
@@ -311,6 +380,15 @@ RECORDS: dict[str, Record] = {
     "Table": Record(pd.DataFrame, _take_table, pd.DataFrame),
     "TrainingSummary": Record(TrainingSummary),
     "TrainingTable": Record(TrainingTable),
+}
+
+SITE = {  # what a model at a site keeps
+    "threshold_": float | None,
+    "policy": str,
+    "site_name": str | None,
+    "joint": JointEstimate | None,
+    "_fallback": str | None,
+    "_diagnosis": Diagnosis | None,
 }
 
 KINDS = {

@@ -97,7 +97,7 @@ def build_content(
     sentence = VERDICTS.get(verdict, "") if diagnosis is None else diagnosis.get("sentence", VERDICTS.get(verdict, ""))
     content = {
         "format": FORMAT,
-        "site": site,
+        "site": str(site),
         "made": made,
         "classes": [str(name) for name in classes],
         "focus": _focus(np.asarray(prevalence)),
@@ -168,7 +168,7 @@ def _prevalence(
         "low": low,
         "high": high,
         "training": pooled,
-        "sites": [{"name": s.name, "rows": s.rows, "prevalence": s.prevalence} for s in (sites[i] for i in shown)],
+        "sites": [{"name": str(s.name), "rows": s.rows, "prevalence": s.prevalence} for s in (sites[i] for i in shown)],
         "more": {"sites": len(sites) - len(shown), "rows": int(counts.sum() - counts[shown].sum())},
     }
 
@@ -191,7 +191,7 @@ def _profile(profile: Profile) -> dict[str, Any]:
         for i in shown
     ]
     return {
-        "name": profile.name,
+        "name": str(profile.name),
         "kind": "number" if profile.is_number else "levels",
         "points": points,
         "more": {

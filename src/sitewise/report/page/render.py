@@ -18,6 +18,11 @@ from sitewise.report.page.content import Content
 from sitewise.report.page.drawings import sign
 from sitewise.tables.writing import whole_file
 
+BEGINNING = b'{\n "format": "sitewise report'  # of the numbers of every report
+NOT_OURS = (
+    "write_report: beside {page} its numbers would go to {beside}, which is there already and is not a report's: "
+    "choose another name for the page, or move that file away; nothing was written"
+)
 SEVERITY_OF = {"adapt": "good", "care": "care", "do not adapt": "stop"}
 
 
@@ -28,12 +33,23 @@ def write_report(content: Content, path: str | os.PathLike[str]) -> Path:
         raise ValueError(f"write_report: {page} is where the numbers would go; name the page, such as report.html")
     if page.is_dir():
         raise ValueError(f"write_report: {page} is a folder; name the page in it, such as {page / 'report.html'}")
+    beside = page.with_suffix(".json")
+    if beside.exists() and not _is_ours(beside):
+        raise FileExistsError(NOT_OURS.format(page=page, beside=beside))
     html = render(content)
     numbers = json.dumps(content, indent=1, allow_nan=False)
-    for file, text in ((page, html), (page.with_suffix(".json"), numbers)):
+    for file, text in ((page, html), (beside, numbers)):
         with whole_file(file) as part:
             part.write_text(text, encoding="utf-8")
     return page
+
+
+def _is_ours(numbers: Path) -> bool:
+    """Whether a file holds a report's numbers: it begins as these do."""
+    if not numbers.is_file():
+        return False
+    with numbers.open("rb") as file:
+        return file.read(len(BEGINNING)) == BEGINNING
 
 
 def render(content: Content) -> str:

@@ -1,0 +1,186 @@
+"""Places on the disk: one writer at a time, and what it writes takes its place at once.
+
+A writer holds a lock beside its place, which the system takes back when the process dies. Whoever holds it knows that
+everything unfinished at the place was left by a dead writer, and removes it.
+"""
+
+import ctypes
+import errno
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # their numbers in fcntl.h and stdio.h of Linux
+MOST_READS, PAUSE = 100, 0.01  # of a place that is replaced in the meantime, and seconds between them
+
+BUSY = "another program is writing there at this moment: try again when it has finished"
+REPLACED = "{path} is being replaced again and again by another program: load it again when that has finished"
+
+Read = TypeVar("Read")
+
+
+@contextmanager
+def sole_writer(place: Path) -> Iterator[Path]:
+    """A block in which nobody else writes at a place: the name to write under, a file or a folder.
+
+    `put_in_place` moves it there; what is not moved is removed in the end, and so is what dead writers left. Raises
+    BlockingIOError where another writer is at work.
+    """
+    place.parent.mkdir(parents=True, exist_ok=True)
+    lock = _take_lock(place)
+    own = secrets.token_hex(4)
+    try:
+        if lock is not None:
+            _tidy(place)
+        yield _beside(place, "part", own)
+    finally:
+        _tidy(place, own)
+        if lock is not None:
+            _hidden(place, "lock").unlink(missing_ok=True)
+            os.close(lock)
+
+
+def put_in_place(part: Path, place: Path) -> None:
+    """Let what was written take its place: at once, but for a folder where the system cannot exchange two folders.
+
+    There a kill between two renames leaves the old folder set aside: `read_unchanged` and the next writer find it.
+    """
+    if not part.is_dir() or not place.exists():
+        part.replace(place)
+    elif not _exchange(part, place):
+        place.rename(part.with_name(part.name.replace(".part-", ".old-")))
+        part.rename(place)
+    make_durable(place.parent)
+
+
+def read_unchanged(place: Path, read: Callable[[Path], Read]) -> tuple[Read, Path]:
+    """Read a folder, again where it was replaced while it was read; what was read, and where it was.
+
+    Where a writer was killed between the two renames of `put_in_place`, that is the folder it had set aside.
+    """
+    for _ in range(MOST_READS):
+        source = _whereabouts(place)
+        with _pinned(source) as number:
+            try:
+                return read(source), source
+            except (ValueError, OSError):
+                if number == _number(source):
+                    raise
+        time.sleep(PAUSE)
+    raise ValueError("load: " + REPLACED.format(path=place))
+
+
+def make_durable(folder: Path) -> None:
+    """Wait until the entries of a folder are on the disk."""
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _take_lock(place: Path) -> int | None:
+    """Open and lock a file beside the place; None where the system or its disk has no locks."""
+    if fcntl is None:
+        return None
+    path = _hidden(place, "lock")
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(lock).st_ino == _number(path):
+                return lock
+            os.close(lock)  # of a writer that has just finished and removed it
+        except OSError as error:
+            os.close(lock)
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                raise BlockingIOError(errno.EAGAIN, BUSY) from error
+            path.unlink(missing_ok=True)
+            return None
+
+
+def _tidy(place: Path, own: str = "") -> None:
+    """Put back what was set aside where nothing is in its place, and remove everything unfinished."""
+    asides = _leftovers(place, "old", own)
+    if asides and not place.exists():
+        asides.pop().rename(place)
+    for entry in (*asides, *_leftovers(place, "part", own)):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
+
+
+def _leftovers(place: Path, what: str, own: str = "") -> list[Path]:
+    """What unfinished writers, or one of them, have at a place; the latest last."""
+    if own:
+        entry = _beside(place, what, own)
+        return [entry] if entry.exists() else []
+    name = re.compile(rf"(?s)\.{re.escape(place.name)}\.{what}-[0-9a-f]{{8}}")
+    found = [place.parent / entry for entry in os.listdir(place.parent) if name.fullmatch(entry)]
+    return sorted(found, key=lambda entry: entry.lstat().st_mtime_ns)
+
+
+def _whereabouts(place: Path) -> Path:
+    """Where a folder is: in its place, or set aside by a writer that did not come to its second rename."""
+    home = place.resolve()
+    if home.exists() or not home.parent.is_dir() or not _leftovers(home, "old"):
+        return place
+    time.sleep(PAUSE)  # for a writer that is alive
+    asides = _leftovers(home, "old")
+    return place if home.exists() or not asides else asides[-1]
+
+
+@contextmanager
+def _pinned(folder: Path) -> Iterator[int | None]:
+    """The number of a folder, which no other gets while it is held; None where there is no folder."""
+    if os.name != "posix":
+        yield _number(folder)
+        return
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        yield _number(folder)
+        return
+    try:
+        yield os.fstat(handle).st_ino
+    finally:
+        os.close(handle)
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
+
+
+def _beside(place: Path, what: str, own: str) -> Path:
+    return _hidden(place, f"{what}-{own}")
+
+
+def _hidden(place: Path, what: str) -> Path:
+    return place.with_name(f".{place.name}.{what}")
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two entries at once (Linux); False where that does not work."""
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except (OSError, AttributeError, TypeError):
+        return False
+    done: int = rename(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE)
+    return done == 0

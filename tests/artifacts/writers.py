@@ -1,0 +1,73 @@
+"""Folders that tell which writing they are of, and processes that write them; test processes import this."""
+
+import hashlib
+import json
+import os
+import signal
+import time
+
+import torch
+
+from sitewise.artifacts import Folder, places, write_folder
+
+VERSIONS = {"sitewise": "0.1.0"}
+
+
+def make(number):
+    """A folder whose parts, and the folder inside, all tell which writing they are of."""
+    inner = Folder("Inner", {"number": number}, {"w": torch.full((50,), float(number))}, f"# {number}\n", VERSIONS)
+    tensors = {"w": torch.full((50,), float(number))}
+    return Folder("Outer", {"number": number}, tensors, f"# {number}\n", VERSIONS, {"model": inner})
+
+
+def number_of(folder):
+    """The one writing that all parts of a folder are of."""
+    parts = (folder, *folder.inside.values())
+    found = {part.content["number"] for part in parts} | {int(part.tensors["w"][7]) for part in parts}
+    assert len(found) == 1, found
+    return found.pop()
+
+
+def rewrite(path, change):
+    """Change `model.json` as somebody would who also mends its checksum."""
+    document = json.loads(path.read_text())
+    change(document)
+    document["sha256"] = ""
+    text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    path.write_text(text.replace('"sha256": ""', f'"sha256": "{digest}"', 1))
+
+
+def save_for(path, seconds, numbers):
+    """Save one after another."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for number in numbers:
+            write_folder(make(number), path)
+
+
+def save_and_be_killed(path, number, owner, name, calls, exchanging):
+    """Save, and be killed at a call of something."""
+    if not exchanging:
+        places._exchange = lambda one, other: False
+    owner = {"os": os, "Path": places.Path, "places": places}[owner]
+    original, left = getattr(owner, name), [calls]
+
+    def kill(*arguments, **options):
+        left[0] -= 1
+        if left[0] < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*arguments, **options)
+
+    setattr(owner, name, kill)
+    write_folder(make(number), path)
+
+
+def compete(path, number, times, results):
+    """Save several times; tell of each what came of it."""
+    for _ in range(times):
+        try:
+            write_folder(make(number), path)
+            results.put(None)
+        except BlockingIOError as error:
+            results.put(str(error))
