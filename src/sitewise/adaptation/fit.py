@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from torch import Tensor
 
@@ -35,7 +36,7 @@ class Fit:
     n_iter: int
     trace: list[float] = field(repr=False)
     strength: float
-    look_back: Callable[[], Hindsight] = field(repr=False)
+    look_back: Callable[[], Hindsight] | Hindsight = field(repr=False)  # what computes it, or it
     refit: Callable[[Evidence], Prevalence] | None = field(default=None, repr=False)  # to other weights of the rows
     aim: Tensor | None = field(default=None, repr=False)  # (K,) what a constant g is shrunk to
     pseudo_counts: Tensor | None = field(default=None, repr=False)  # (C, K) rows of known class, of free distributions
@@ -43,9 +44,13 @@ class Fit:
     rivals: "tuple[Rival, ...]" = field(default=(), repr=False)  # whom it was chosen from, itself among them
     posterior: Posterior | None = field(default=None, repr=False)  # where g is a posterior's and not a maximum's
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickle keeps: the look back itself instead of the problem that it would be computed from."""
+        return vars(self) if self.posterior is not None else {**vars(self), "look_back": self._hindsight}
+
     @cached_property
     def _hindsight(self) -> Hindsight:
-        return self.look_back()
+        return self.look_back if isinstance(self.look_back, Hindsight) else self.look_back()
 
     @property
     def curvature(self) -> Curvature:

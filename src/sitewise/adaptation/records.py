@@ -4,7 +4,6 @@ The curvature is saved as it is, so that a later version answers with the interv
 """
 
 from dataclasses import fields, replace
-from functools import cache
 from typing import Any
 
 import pandas as pd
@@ -19,7 +18,7 @@ from sitewise.adaptation.linear import RefitAdditive, RefitFinished
 from sitewise.adaptation.posterior.fit import RefitLevel, no_curvature
 from sitewise.adaptation.posterior.points import Points, Posterior
 from sitewise.adaptation.rows import Rows, Stream
-from sitewise.adaptation.selection import RefitTable, finish
+from sitewise.adaptation.selection import Finisher, RefitTable
 from sitewise.arrays import Container
 from sitewise.artifacts import Record
 from sitewise.confounders import Categorical, Confounders, Continuous, Notes
@@ -52,12 +51,8 @@ def _take_estimate(estimate: PrevalenceEstimate) -> Parts:
 
 
 def _make_estimate(parts: Parts) -> PrevalenceEstimate:
-    evidence = parts["_evidence"]
-
-    def rival(fit: Fit, weight: float) -> Rival:
-        return Rival(fit, weight, cache(lambda: finish(fit, evidence)))
-
-    rivals = tuple(rival(fit, weight) for fit, weight in parts.pop("rivals"))
+    finishers = ((fit, weight, Finisher(fit, parts["_evidence"])) for fit, weight in parts.pop("rivals"))
+    rivals = tuple(Rival(*each) for each in finishers)
     return PrevalenceEstimate(**{**parts, "_fit": replace(parts["_fit"], rivals=rivals)})
 
 
@@ -67,7 +62,7 @@ def _take_fit(fit: Fit) -> Parts:
 
 def _make_fit(parts: Parts) -> Fit:
     hindsight: Hindsight | None = parts.pop("hindsight")
-    return Fit(**parts, look_back=no_curvature if hindsight is None else lambda: hindsight)
+    return Fit(**parts, look_back=no_curvature if hindsight is None else hindsight)
 
 
 def _take_evidence(evidence: Evidence) -> Parts:

@@ -5,9 +5,8 @@ and the choice depends neither on a seed nor on the order of the rows.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -158,6 +157,22 @@ def finish(fit: Fit, evidence: Evidence) -> Fit:
     return fit_missing_terms(fit, evidence) if isinstance(fit.prevalence, AdditivePrevalence) else fit
 
 
+@dataclass(frozen=True)
+class Finisher:
+    """A fit that is finished when somebody asks, and once."""
+
+    fit: Fit
+    evidence: Evidence
+
+    def __call__(self) -> Fit:
+        """Give the finished fit."""
+        return self._finished
+
+    @cached_property
+    def _finished(self) -> Fit:
+        return finish(self.fit, self.evidence)
+
+
 def fit_network_model(evidence: Evidence, constant: Tensor, solver: str | EM, seed: int) -> Fit:
     """Fit the paper's network."""
     return fit_network_terms(evidence, constant, solver, seed)
@@ -186,11 +201,7 @@ def rivals(fits: list[Fit], evidence: Evidence) -> tuple[Rival, ...]:
     top = max(map(left_out, fits))
     odds = [math.exp(left_out(fit) - top) for fit in fits]
     shares = [value / sum(odds) for value in odds]
-
-    def finisher(fit: Fit) -> Callable[[], Fit]:
-        return cache(lambda: finish(fit, evidence))
-
-    return tuple(Rival(fit, w, finisher(fit)) for fit, w in zip(fits, shares, strict=True) if w > NO_RIVAL)
+    return tuple(Rival(fit, w, Finisher(fit, evidence)) for fit, w in zip(fits, shares, strict=True) if w > NO_RIVAL)
 
 
 def starting_coefficients(

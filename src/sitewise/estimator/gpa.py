@@ -22,6 +22,7 @@ from sitewise.estimator.model import SiteModel
 from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, rehearse
 from sitewise.estimator.scoring.cached import cached_log_ratio, cached_score
 from sitewise.estimator.settings import read_network_settings
+from sitewise.estimator.source.columns import split_confounders
 from sitewise.estimator.source.held_out import score_held_out
 from sitewise.estimator.source.prevalences import RowPrevalence, by_site, cross_fit, fit_prevalence
 from sitewise.estimator.source.prior import between_sites
@@ -333,6 +334,7 @@ class GPAClassifier(SiteModel):
         policy: str = "auto",
         level_scale: float | None = None,
         distributed: bool = False,
+        confounder_columns: Any = None,
     ) -> AdaptedClassifier:
         """Adapt to a new site from unlabeled rows (and a few labels, where there are any); the model is unchanged.
 
@@ -342,10 +344,13 @@ class GPAClassifier(SiteModel):
         `policy`: "auto" believes the rows as far as the rehearsal allows, "rows" as if f were right here, and
         "as trained" not at all: predictions are those of the model itself. `level_scale` is how far the level of g may
         lie from that of the training sites, in log-odds; None takes what these show, 3 is a very different site.
+        `confounder_columns` are the columns of X that hold z, instead of `sample_confounder`; predictions at the site
+        then read z from there too.
         `distributed`: the processes of torchrun hold a part of the site's rows each; every one scores its own, and all
         get the model that one with all rows would give.
         """
         check_is_fitted(self)
+        X, sample_confounder = split_confounders(X, sample_confounder, confounder_columns, self)
         inputs = read_inputs(self, X, reset=False)
         codes = self._quiet_codes(sample_confounder, len(inputs))
         raw_log_ratio, features, feature_rows = self._score(inputs, codes)
@@ -360,6 +365,7 @@ class GPAClassifier(SiteModel):
         )
         here.rows = replace(here.rows, features=rows.features, feature_rows=rows.feature_rows)
         here.take_joint(joint, without_joint)
+        here.confounder_columns = confounder_columns
         return here
 
     def _facts(self) -> dict[str, Any]:
