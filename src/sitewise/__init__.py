@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from sitewise.version import __version__
 
 _ROOM_OF = {
+    "adapt": "estimator.pipelines",
     "adjust": "adaptation",
     "estimate_joint": "adaptation.joint",
     "estimate_prevalence": "adaptation",
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from sitewise.estimator import GPAClassifier as GPAClassifier
     from sitewise.estimator import PrevalenceAdjuster as PrevalenceAdjuster
     from sitewise.estimator.files.saving import load as load
+    from sitewise.estimator.pipelines import adapt as adapt
     from sitewise.performance import ExpectedPerformance as ExpectedPerformance
     from sitewise.performance import expected_performance as expected_performance
     from sitewise.samplesize import plan_sample_size as plan_sample_size

@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from sitewise.arrays import Problems
+from sitewise.arrays import Problems, as_pandas
 from sitewise.confounders.learning import ColumnDigest, as_frame, learn_variable, refuse_infinite, resolve_columns
 from sitewise.confounders.variables import Categorical, Notes, Variable
 
@@ -138,6 +138,7 @@ class Confounders:
         return (np.cumsum(widths) - 1).tolist()  # type: ignore[no-any-return]
 
     def _match(self, Z: object, problems: Problems) -> tuple[pd.DataFrame, tuple[str, ...], tuple[str, ...]]:
+        Z = as_pandas(Z)
         frame = as_frame(Z)
         if not isinstance(Z, pd.DataFrame | dict):
             if frame.shape[1] != len(self.names):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 import pandas as pd
@@ -58,7 +58,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     It is a scikit-learn classifier that is always fitted: displays, `permutation_importance` and `FrozenEstimator` take
     it as it is, and `clone` gives it back unchanged. Confounders come as `sample_confounder`, which metadata routing
-    passes on (`set_predict_proba_request`), or stand among the columns of X, which `confounder_columns` names.
+    passes on, or stand among the columns of X, which `confounder_columns` names.
 
     Attributes
     ----------
@@ -77,6 +77,11 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     >>> here = model.adapt(frame, confounder_columns=["age", "sex"])
     >>> RocCurveDisplay.from_estimator(here, frame_test, y_test)
     """
+
+    # What scikit-learn passes on to these methods where it is given.
+    __metadata_request__predict: ClassVar = {"sample_confounder": True}
+    __metadata_request__predict_proba: ClassVar = {"sample_confounder": True}
+    __metadata_request__score: ClassVar = {"sample_confounder": True}
 
     site_name: str | None = None
     joint: JointEstimate | None = None

@@ -11,12 +11,18 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, column_or_1d, validate_data
 from torch import Tensor
 
-from sitewise.arrays import Problems, read_groups, read_weight
+from sitewise.arrays import Problems, as_pandas, read_groups, read_weight
 from sitewise.confounders import Confounders
 from sitewise.inputs import Inputs, StoredImages, is_stored
 from sitewise.ratio import LabeledRows
 
 Array = np.ndarray[Any, Any]
+
+NOT_NUMBERS = (
+    "X must be numbers, column {column!r} holds {value!r} (row {row}): put a ColumnTransformer with a OneHotEncoder in "
+    "front, make_pipeline(ColumnTransformer(...), {name}()), which sw.adapt adapts as a whole; or let "
+    "sw.TableReader.learn(frame, roles) make numbers of the frame, as the command line does"
+)
 
 
 @dataclass(frozen=True)
@@ -49,10 +55,26 @@ def read_inputs(estimator: BaseEstimator, X: Any, *, reset: bool) -> Inputs:
     if not reset and getattr(estimator, "input_shape_", None):
         expected = estimator.input_shape_
         raise ValueError(f"X must be images of shape {expected} as at fit, got a table of shape {np.shape(values)}")
-    table = validate_data(estimator, values, reset=reset, dtype=np.float64)
+    try:
+        table = validate_data(estimator, values, reset=reset, dtype=np.float64)
+    except (TypeError, ValueError):
+        _refuse_text(type(estimator).__name__, as_pandas(values))
+        raise
     if reset:
         estimator.input_shape_ = None
     return torch.tensor(np.ascontiguousarray(table))  # tensors know no negative strides
+
+
+def _refuse_text(name: str, table: Any) -> None:
+    """Raise ValueError where columns of a frame hold something else than numbers, with what to do about them."""
+    problems = Problems(name)
+    for column in table.columns if isinstance(table, pd.DataFrame) else ():
+        numbers = pd.to_numeric(table[column].astype(object), errors="coerce")
+        strange = np.flatnonzero(numbers.isna() & table[column].notna())
+        if len(strange):
+            value = table[column].iloc[int(strange[0])]
+            problems.add(NOT_NUMBERS.format(column=column, value=value, row=int(strange[0]), name=name))
+    problems.raise_if_any()
 
 
 def _read_images(estimator: BaseEstimator, values: Array, reset: bool) -> Tensor:
@@ -133,7 +155,7 @@ def read_domain(sample_domain: Any, n_rows: int, problems: Problems) -> tuple[li
     """The sites' names in order and every row's site number; one site where no names are given."""
     if sample_domain is None:
         return ["site"], torch.zeros(n_rows, dtype=torch.int64)
-    column = pd.Series(sample_domain.cpu().numpy() if isinstance(sample_domain, Tensor) else sample_domain)
+    column = pd.Series(sample_domain.cpu().numpy() if isinstance(sample_domain, Tensor) else as_pandas(sample_domain))
     if len(column) != n_rows:
         problems.add(f"sample_domain has {len(column)} row(s), X has {n_rows}")
     elif column.isna().any():
@@ -145,7 +167,7 @@ def read_domain(sample_domain: Any, n_rows: int, problems: Problems) -> tuple[li
 
 def read_partial_labels(y: Any, classes: Array, n_rows: int) -> Array:
     """Class numbers as floats, NaN where a label is missing."""
-    column = pd.Series(y.cpu().numpy() if isinstance(y, Tensor) else y)
+    column = pd.Series(y.cpu().numpy() if isinstance(y, Tensor) else as_pandas(y))
     if len(column) != n_rows:
         raise ValueError(f"y has {len(column)} row(s), X has {n_rows}")
     number_of = {label: float(number) for number, label in enumerate(classes.tolist())}
