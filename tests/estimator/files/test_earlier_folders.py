@@ -1,0 +1,54 @@
+"""Folders that an earlier version of the code saved are loaded and answer as they did then.
+
+`tests/fixtures/saved` was written at commit c9c241d: two sites with their models inside, and beside each a JSON file
+with rows and the answers of that code.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import sitewise as sw
+
+SAVED = Path(__file__).parents[2] / "fixtures" / "saved"
+CLOSE = {"rtol": 1e-10, "atol": 1e-12}  # sums in another order, as on another machine
+
+
+@pytest.fixture(params=["network_site", "adjuster_site"])
+def earlier(request):
+    backbone = torch.nn.Linear(4, 8) if request.param == "network_site" else None
+    answers = json.loads((SAVED / f"{request.param}.json").read_text(encoding="utf-8"))
+    return sw.load(SAVED / request.param, backbone=backbone), answers
+
+
+def test_it_predicts_what_it_predicted(earlier):
+    here, then = earlier
+    X, Z = np.array(then["X"]), pd.DataFrame(**then["Z"])
+    own_site = [here.model.sites_[0]] * len(X)
+    now = {
+        "predict_proba": here.predict_proba(X, sample_confounder=Z),
+        "without_z": here.predict_proba(X),
+        "as_trained": here.model.predict_proba(X, sample_confounder=Z),
+        "own_site": here.model.predict_proba(X, sample_domain=own_site, sample_confounder=Z),
+        "prevalence": here.prevalence(),
+        "prevalence_at": here.prevalence(Z),
+        "interval": here.prevalence_interval(),
+        "interval_at": here.prevalence_interval(Z),
+    }
+    assert set(now) == set(then) - {"X", "Z"}
+    for name, values in now.items():
+        np.testing.assert_allclose(np.asarray(values), np.asarray(then[name]), **CLOSE, err_msg=name)
+
+
+def test_it_can_be_saved_again(earlier, tmp_path):
+    here, then = earlier
+    here.save(tmp_path / "again")
+    backbone = torch.nn.Linear(4, 8) if "backbone" in here.model.get_params() else None
+    again = sw.load(tmp_path / "again", backbone=backbone)
+    X, Z = np.array(then["X"]), pd.DataFrame(**then["Z"])
+    expected = here.predict_proba(X, sample_confounder=Z)
+    np.testing.assert_array_equal(again.predict_proba(X, sample_confounder=Z), expected)
