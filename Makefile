@@ -12,7 +12,7 @@ help:
 	@echo "make demo    colored digits: ERM fails at a shifted site, GPA repairs it without labels; a few minutes"
 	@echo "make test    the whole test suite"
 	@echo "make browser chromium for the tests of the report page (Debian or Ubuntu, as root)"
-	@echo "make check   formatting, lint, types, layers"
+	@echo "make check   formatting, lint, types, layers, the package itself"
 	@echo "make format  let ruff format and fix"
 	@echo "make bench   speed against peers, and the table of the accuracy study; about ten minutes"
 	@echo "make accuracy   the accuracy study itself, over an hour on two cores"
@@ -37,6 +37,9 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	rm -rf build dist
+	$(BIN)/python -m build --no-isolation --outdir dist > /dev/null
+	$(BIN)/twine check --strict dist/*
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .

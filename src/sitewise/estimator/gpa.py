@@ -71,9 +71,9 @@ class GPAClassifier(SiteModel):
     epochs, batch_size, learning_rate : changes to the recipe.
     validation : the share of each site held out for the choice of the snapshot and for calibration (groups kept
         whole), the name of a site held out for it, or None.
-    device : "auto", "cpu", "cuda" or any accelerator that Lightning Fabric knows.
+    device : "auto" (a GPU where there is one), "cpu", "cuda" or "mps".
     devices, nodes : how many of them train f together ("auto": all), on how many machines; the result is that of one to
-        rounding. Several machines are started by torchrun.
+        rounding. They need `sitewise[gpu]`. Several machines are started by torchrun.
     strategy : "auto" (the processes of torchrun where it started us, otherwise new ones), "ddp" or "ddp_spawn": only
         the one or the other.
     checkpoint : a file, or a folder, in which training is saved after every epoch: a fit that was killed goes on from
