@@ -32,6 +32,7 @@ _ROOM_OF = {
     "GPAClassifier": "estimator",
     "PrevalenceAdjuster": "estimator",
     "load": "estimator.files.saving",
+    "save": "estimator.files.saving",
     "expected_performance": "performance",
     "ExpectedPerformance": "performance",
     "plan_sample_size": "samplesize",
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from sitewise.estimator import GPAClassifier as GPAClassifier
     from sitewise.estimator import PrevalenceAdjuster as PrevalenceAdjuster
     from sitewise.estimator.files.saving import load as load
+    from sitewise.estimator.files.saving import save as save
     from sitewise.estimator.pipelines import adapt as adapt
     from sitewise.performance import ExpectedPerformance as ExpectedPerformance
     from sitewise.performance import expected_performance as expected_performance
