@@ -48,15 +48,8 @@ def nll(y, probability):
 
 def told(log_probability, y):
     """The log loss where the level is the one that the labels ask for."""
-    unit = Unit.of(
-        "",
-        torch.tensor(log_probability),
-        torch.zeros(len(y), 2, dtype=torch.float64),
-        torch.tensor(y),
-        torch.ones(len(y)),
-        SitePrior(ConstantPrevalence(torch.zeros(2))),
-        shifted=True,
-    )
+    nothing = torch.zeros(len(y), 2, dtype=torch.float64)
+    unit = Unit("", torch.tensor(log_probability), nothing, torch.tensor(y), torch.ones(len(y)).double(), 1.0)
     return unit.labeled_level[2]
 
 
