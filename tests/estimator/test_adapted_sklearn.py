@@ -74,8 +74,8 @@ def test_columns_that_are_not_there(case):
             here.predict_proba(np.c_[together, together])
 
 
-def test_a_model_that_reads_z_itself(two):
-    """Columns of z that the model was fitted with reach it."""
+def test_a_model_that_reads_z_itself(two, tmp_path):
+    """Columns of z that the model was fitted with reach it, also after saving and loading."""
     Z = two.Z.select_dtypes("number")
     frame = pd.concat([pd.DataFrame(two.X, columns=FEATURES), Z], axis=1)
     model = sw.PrevalenceAdjuster(LogisticRegression(max_iter=1000), classifier_sees="xz", rehearsal=None)
@@ -84,6 +84,8 @@ def test_a_model_that_reads_z_itself(two):
     here = model.adapt(new, confounder_columns=Z.columns)
     expected = model.adapt(new, sample_confounder=new[Z.columns]).predict_proba(new, new[Z.columns])
     assert_same(here.predict_proba(new.iloc[:, ::-1]), expected)
+    here.save(tmp_path / "site")
+    assert_same(sw.load(tmp_path / "site").predict_proba(new), expected)
 
 
 def test_it_is_a_fitted_classifier(case):

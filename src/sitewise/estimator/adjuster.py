@@ -259,7 +259,7 @@ class PrevalenceAdjuster(SiteModel):
             log_ratio, sample_confounder, y, groups, sample_weight, fallback, policy, level_scale
         )
         here.take_joint(joint, without_joint)
-        here.confounder_columns = confounder_columns
+        here.confounder_columns = None if confounder_columns is None else list(confounder_columns)
         return here
 
     def _check_settings(self) -> None:

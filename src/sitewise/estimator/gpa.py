@@ -365,7 +365,7 @@ class GPAClassifier(SiteModel):
         )
         here.rows = replace(here.rows, features=rows.features, feature_rows=rows.feature_rows)
         here.take_joint(joint, without_joint)
-        here.confounder_columns = confounder_columns
+        here.confounder_columns = None if confounder_columns is None else list(confounder_columns)
         return here
 
     def _facts(self) -> dict[str, Any]:
