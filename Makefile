@@ -14,7 +14,7 @@ help:
 	@echo "make numeric the tests that depend on rounding, in the arithmetic of other processors"
 	@echo "make campaign   thousands of hostile inputs, hours; goes on where it was stopped, record in campaign/"
 	@echo "make browser chromium for the tests of the report page (Debian or Ubuntu, as root)"
-	@echo "make check   formatting, lint, types, layers"
+	@echo "make check   formatting, lint, types, layers, the package itself"
 	@echo "make format  let ruff format and fix"
 	@echo "make bench   speed against peers, and the table of the accuracy study; about ten minutes"
 	@echo "make accuracy   the accuracy study itself, over an hour on two cores"
@@ -50,6 +50,9 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	rm -rf build dist
+	$(BIN)/python -m build --no-isolation --outdir dist > /dev/null
+	$(BIN)/twine check --strict dist/*
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .

@@ -202,3 +202,33 @@ def test_dates_are_no_numbers(dtype):
 def test_levels_that_are_neither_numbers_nor_text_are_named_wherever_they_come():
     with pytest.raises(ValueError, match="'sex' holds values that are neither"):
         sw.Confounders.learn(frame()).encode(frame().assign(sex=[["f"]] * 4))
+
+
+def test_a_few_rows_are_encoded_as_many_are():
+    """To the bit, whatever is in them: one at a time, from frames, objects and numbers, columns in any order."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "age": rng.uniform(20, 90, 60),
+            "sex": rng.choice(["f", "m"], 60),
+            "grade": rng.choice([1, 2], 60),
+            "smoker": rng.choice([True, False], 60),
+            "fixed": np.full(60, 3.5),
+        }
+    )
+    schema = sw.Confounders.learn(frame)
+    frame.loc[::7, "age"] = np.nan
+    frame["sex"] = frame["sex"].mask(np.arange(60) % 5 == 0)
+    whole = schema.encode(frame)[0]
+    odd = schema.encode(frame.assign(age=frame["age"] + 40, sex="x"), quiet=True)
+    for row in range(60):
+        one = frame.iloc[row : row + 1]
+        for few in (one, one.iloc[:, ::-1], one.to_numpy(dtype=object), one.astype({"sex": "category"})):
+            assert torch.equal(schema.encode(few)[0], whole[row : row + 1])
+        strange = schema.encode(one.assign(age=one["age"] + 40, sex="x"), quiet=True)
+        assert torch.equal(strange[0], odd[0][row : row + 1])
+        assert strange[1].unseen == {"sex": 1}
+    with pytest.raises(ValueError, match="infinite"):
+        schema.encode(frame[:1].assign(age=np.inf))
+    with pytest.raises(ValueError, match="row 0 holds 'old'"):
+        schema.encode(frame[:1].assign(age="old"))

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 import sitewise as sw
 
@@ -18,6 +19,50 @@ def test_importing_sitewise_imports_neither_torch_nor_pandas():
     )
 
 
+IMPORT_ALL = """
+import pkgutil, sys
+for name in sys.argv[1:]:
+    sys.modules[name] = None  # importing it fails, as where it is not there
+import sitewise
+found = [module.name for module in pkgutil.walk_packages(sitewise.__path__, "sitewise.", onerror=print)]
+for name in found:
+    if not name.endswith("__main__"):
+        __import__(name)
+print(len(found))
+"""
+
+
+@pytest.mark.parametrize(
+    "absent",
+    [
+        ["fcntl", "pwd", "grp", "resource", "termios", "pty"],
+        [
+            "lightning_fabric",
+            "lightning",
+            "polars",
+            "monai",
+            "onnx",
+            "onnxruntime",
+            "quapy",
+            "abstention",
+            "mlxtend",
+        ],
+    ],
+    ids=["of POSIX systems", "of the extras"],
+)
+def test_every_module_is_imported_without_modules(absent):
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", IMPORT_ALL, *absent], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert int(run.stdout.splitlines()[-1]) > 200
+
+
+def test_importing_sitewise_takes_no_time():
+    """Under 0.3 s of this process; the interpreter's own start is not counted."""
+    code = "import time; start = time.process_time(); import sitewise; print(time.process_time() - start)"
+    taken = [float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout) for _ in "123"]
+    assert min(taken) < 0.3
+
+
 def test_a_wheel_holds_every_file_of_the_package():
     root = Path(__file__).parents[1]
     package = root / "src" / "sitewise"
@@ -27,6 +72,27 @@ def test_a_wheel_holds_every_file_of_the_package():
     assert named == {path for path in files if path.suffix != ".py"}
     folders = {path.parent for path in files if path.suffix == ".py"}
     assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+def test_versions_and_the_citation_agree():
+    root = Path(__file__).parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    cited = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf-8"))
+    assert project["version"] == cited["version"] == sw.__version__
+    assert cited["license"] == project["license"]
+    assert cited["abstract"] == project["description"]
+    workflow = yaml.safe_load((root / ".github/workflows/checks.yml").read_text(encoding="utf-8"))
+    assert workflow["jobs"]["test"]["strategy"]["matrix"]["python-version"] == ["3.11", "3.12", "3.13"]
+
+
+def test_compromised_versions_are_excluded():
+    root = Path(__file__).parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    for name in ("gpu", "dev"):
+        (fabric,) = (line for line in extras[name] if line.startswith("lightning-fabric"))
+        assert {"!=2.6.2", "!=2.6.3"} <= set(fabric.replace(">", ",>").split(","))
+    assert not [line for line in project["dependencies"] if "lightning" in line]
 
 
 def test_every_public_name_can_be_imported_and_is_listed():

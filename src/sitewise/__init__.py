@@ -16,6 +16,7 @@ from sitewise.version import __version__
 moved.install()
 
 _ROOM_OF = {
+    "adapt": "estimator.pipelines",
     "adjust": "adaptation",
     "estimate_joint": "adaptation.joint",
     "estimate_prevalence": "adaptation",
@@ -31,6 +32,7 @@ _ROOM_OF = {
     "GPAClassifier": "estimator",
     "PrevalenceAdjuster": "estimator",
     "load": "estimator.files.saving",
+    "save": "estimator.files.saving",
     "expected_performance": "performance",
     "ExpectedPerformance": "performance",
     "plan_sample_size": "samplesize",
@@ -57,6 +59,8 @@ if TYPE_CHECKING:
     from sitewise.estimator import GPAClassifier as GPAClassifier
     from sitewise.estimator import PrevalenceAdjuster as PrevalenceAdjuster
     from sitewise.estimator.files.saving import load as load
+    from sitewise.estimator.files.saving import save as save
+    from sitewise.estimator.pipelines import adapt as adapt
     from sitewise.performance import ExpectedPerformance as ExpectedPerformance
     from sitewise.performance import expected_performance as expected_performance
     from sitewise.samplesize import plan_sample_size as plan_sample_size

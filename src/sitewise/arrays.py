@@ -1,4 +1,4 @@
-"""Numbers at the border: numpy, pandas and torch in, float64 tensors inside, the same container and device out."""
+"""Numbers at the border: numpy, pandas, polars, torch in, float64 tensors inside, the same container and device out."""
 
 import ctypes
 import warnings
@@ -72,7 +72,7 @@ class Problems:
 class Container:
     """What the caller handed over, so that answers go back in the same kind and on the same device."""
 
-    kind: Literal["numpy", "pandas", "torch"]
+    kind: Literal["numpy", "pandas", "polars", "torch"]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     index: Any = None
     columns: Any = None
@@ -84,6 +84,8 @@ class Container:
             return cls("torch", value.device)
         if isinstance(value, pd.DataFrame):
             return cls("pandas", index=value.index, columns=value.columns)
+        if is_polars(value):
+            return cls("polars", columns=getattr(value, "columns", None))
         return cls("numpy")
 
     def rows(self, tensor: Tensor, index: Any = None) -> Any:
@@ -93,6 +95,10 @@ class Container:
         values = tensor.cpu().numpy()
         if self.kind == "numpy":
             return values
+        if self.kind == "polars":
+            import polars
+
+            return polars.DataFrame(values, schema=self.columns)
         index = self.index if index is None else index
         return pd.DataFrame(
             values, index=index if index is not None and len(index) == len(values) else None, columns=self.columns
@@ -103,7 +109,17 @@ class Container:
         if self.kind == "torch":
             return tensor.to(self.device)
         values = tensor.cpu().numpy()
-        return values if self.kind == "numpy" else pd.Series(values, index=self.columns)
+        return pd.Series(values, index=self.columns) if self.kind == "pandas" else values
+
+
+def is_polars(value: object) -> bool:
+    """Whether something is a frame or a column of polars, which need not be installed."""
+    return type(value).__module__.partition(".")[0] == "polars"
+
+
+def as_pandas(value: Any) -> Any:
+    """A frame or a column of polars as pandas has it; anything else as it is."""
+    return value.to_pandas() if is_polars(value) else value
 
 
 def plain_tensor(value: Tensor) -> Tensor:
@@ -306,7 +322,7 @@ def read_groups(value: object, n_rows: int, problems: Problems, device: torch.de
 def read_column(value: object, name: str, n_rows: int, problems: Problems) -> pd.Series | None:
     """Read one value a row; None after noting what is wrong."""
     try:
-        column = pd.Series(plain_tensor(value).cpu().numpy() if isinstance(value, Tensor) else value)
+        column = pd.Series(plain_tensor(value).cpu().numpy() if isinstance(value, Tensor) else as_pandas(value))
     except (TypeError, ValueError) as error:
         shape = getattr(value, "shape", None)
         came = type(value).__name__ if shape is None else f"shape {tuple(shape)}"

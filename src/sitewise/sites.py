@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from sitewise.arrays import Problems
+from sitewise.arrays import Problems, as_pandas
 from sitewise.inputs import is_stored
 
 
@@ -110,6 +110,7 @@ def take_rows(values: Any, rows: Any) -> Any:
     """Rows of any container by position; stored images stay on the disk."""
     if values is None:
         return None
+    values = as_pandas(values)
     if isinstance(values, pd.DataFrame | pd.Series):
         return values.iloc[rows]
     if isinstance(values, dict):

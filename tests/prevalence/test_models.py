@@ -234,3 +234,18 @@ def test_looked_up_logits_are_the_features_times_the_coefficients(n_levels, n_kn
     at_z = features(codes, schema)
     coefficients = torch.tensor(rng.normal(size=(at_z.shape[1], 3)))
     torch.testing.assert_close(logits(codes, schema, coefficients), at_z @ coefficients, rtol=0, atol=1e-12)
+
+
+def test_features_that_are_kept_are_those_of_the_rows():
+    """Of a few rows they are kept, but never for other rows, other schemas, or rows that were changed since."""
+    frame = pd.DataFrame({"age": np.linspace(20, 90, 40), "sex": ["f", "m"] * 20})
+    schema, other = sw.Confounders.learn(frame), sw.Confounders.learn(frame.assign(age=frame["age"] + 1))
+    whole = schema.encode(frame)[0]
+    codes = whole[:3].clone()
+    first = features(codes, schema)
+    assert features(codes, schema) is first
+    torch.testing.assert_close(features(whole, schema)[:3], first, rtol=0, atol=0)
+    torch.testing.assert_close(features(whole[3:6], schema), features(whole, schema)[3:6], rtol=0, atol=0)
+    assert features(codes, other) is not first
+    codes[0, 0] = 2.0
+    assert not torch.equal(features(codes, schema), first)

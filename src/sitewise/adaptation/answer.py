@@ -1,7 +1,7 @@
 """The answer of an estimation: a site's g with its certificate, in the caller's container, and its intervals."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from numbers import Integral
 from typing import Any
@@ -74,6 +74,10 @@ class PrevalenceEstimate:
     _fit: Fit = field(repr=False)
     _evidence: Evidence = field(repr=False)
     _container: Container = field(repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickle keeps; whatever was computed from it is computed again."""
+        return {part.name: getattr(self, part.name) for part in fields(self)}
 
     @cached_property
     def marginal(self) -> Any:

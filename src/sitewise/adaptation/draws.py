@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sitewise.adaptation.cell_problem import CellProblem
+from sitewise.adaptation.cells import one_cell
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import Fit, Rival
 from sitewise.adaptation.posterior.points import Points
@@ -160,7 +161,7 @@ def _anything(evidence: Evidence, n_draws: int, generator: torch.Generator) -> C
     uniform = torch.rand(n_draws, 1, evidence.n_classes, generator=generator, dtype=torch.float64)
     weight = -uniform.clamp_min(1e-300).log()
     cells = (weight / weight.sum(2, keepdim=True)).to(evidence.device)
-    return CellDraws(cells, finite(cells[:, 0].log()), lambda codes: codes.new_ones(len(codes), 1))
+    return CellDraws(cells, finite(cells[:, 0].log()), one_cell)
 
 
 def draw_linear(

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
+from typing import Any
 
 from torch import Tensor
 
@@ -46,7 +47,7 @@ class Fit:
     n_iter: int
     trace: list[float] = field(repr=False)
     strength: float
-    look_back: Callable[[], Hindsight] = field(repr=False)
+    look_back: Callable[[], Hindsight] | Hindsight = field(repr=False)  # what computes it, or it
     refit: Callable[[Evidence], Prevalence] | None = field(default=None, repr=False)  # to other weights of the rows
     aim: Tensor | None = field(default=None, repr=False)  # (K,) what a constant g is shrunk to
     pseudo_counts: Tensor | None = field(default=None, repr=False)  # (C, K) rows of known class, of free distributions
@@ -54,9 +55,13 @@ class Fit:
     rivals: "tuple[Rival, ...]" = field(default=(), repr=False)  # whom it was chosen from, itself among them
     posterior: Posterior | None = field(default=None, repr=False)  # where g is a posterior's and not a maximum's
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickle keeps: the look back itself instead of the problem that it would be computed from."""
+        return vars(self) if self.posterior is not None else {**vars(self), "look_back": self._hindsight}
+
     @cached_property
     def _hindsight(self) -> Hindsight:
-        return self.look_back()
+        return self.look_back if isinstance(self.look_back, Hindsight) else self.look_back()
 
     @property
     def curvature(self) -> Curvature:
@@ -89,15 +94,29 @@ def best(fits: list[Fit]) -> Fit:
     return next(fit for fit in fits if left_out(fit) >= top - TIE)
 
 
-def rivals(fits: list[Fit], finish: Callable[[Fit], Fit]) -> tuple[Rival, ...]:
+@dataclass(frozen=True)
+class Finisher:
+    """A fit that is finished when somebody asks, and once."""
+
+    fit: Fit
+    evidence: Evidence
+    finish: Callable[[Fit, Evidence], Fit]
+
+    def __call__(self) -> Fit:
+        """Give the finished fit."""
+        return self._finished
+
+    @cached_property
+    def _finished(self) -> Fit:
+        return self.finish(self.fit, self.evidence)
+
+
+def rivals(fits: list[Fit], evidence: Evidence, finish: Callable[[Fit, Evidence], Fit]) -> tuple[Rival, ...]:
     """Those that left-out rows speak for, weighted by the likelihood they give them (equation 11b)."""
     if len(fits) == 1:
         return ()
     top = max(map(left_out, fits))
     odds = [math.exp(left_out(fit) - top) for fit in fits]
     shares = [value / sum(odds) for value in odds]
-
-    def finisher(fit: Fit) -> Callable[[], Fit]:
-        return cache(lambda: finish(fit))
-
-    return tuple(Rival(fit, w, finisher(fit)) for fit, w in zip(fits, shares, strict=True) if w > NO_RIVAL)
+    finishers = [Finisher(fit, evidence, finish) for fit in fits]
+    return tuple(Rival(*each) for each in zip(fits, shares, finishers, strict=True) if each[1] > NO_RIVAL)

@@ -5,7 +5,7 @@ Not concave, so: a good start, Newton steps that never lose ground, and an hones
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -267,6 +267,10 @@ class RefitAdditive:
     point: Tensor  # (P,) its flat coefficients
     penalty: Tensor  # (D,)
     _problem: dict[str, LinearProblem] = field(default_factory=dict, repr=False)  # whose features serve every draw
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickle keeps: the problem is put together again where it is needed."""
+        return {**vars(self), "_problem": {}}
 
     def __call__(self, drawn: Evidence) -> AdditivePrevalence:
         """Estimate it, starting from the first one."""

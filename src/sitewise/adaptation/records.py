@@ -4,16 +4,15 @@ The curvature is saved as it is, so that a later version answers with the interv
 """
 
 from dataclasses import fields, replace
-from functools import cache
 from typing import Any
 
 import pandas as pd
 
 from sitewise.adaptation.answer import PrevalenceEstimate
 from sitewise.adaptation.evidence import Evidence, Groups, put_together
-from sitewise.adaptation.families import FAMILIES
+from sitewise.adaptation.families import FAMILIES, finish
 from sitewise.adaptation.families.base import RefitByEM
-from sitewise.adaptation.fit import Fit, Hindsight, Rival, no_curvature
+from sitewise.adaptation.fit import Finisher, Fit, Hindsight, Rival, no_curvature
 from sitewise.adaptation.joint import JointEstimate
 from sitewise.adaptation.posterior.fit import RefitLevel
 from sitewise.adaptation.posterior.points import Points, Posterior
@@ -43,12 +42,8 @@ def _take_estimate(estimate: PrevalenceEstimate) -> Parts:
 
 
 def _make_estimate(parts: Parts) -> PrevalenceEstimate:
-    evidence = parts["_evidence"]
-
-    def rival(fit: Fit, weight: float) -> Rival:
-        return Rival(fit, weight, cache(lambda: FAMILIES[fit.prevalence.name].finish(fit, evidence)))
-
-    rivals = tuple(rival(fit, weight) for fit, weight in parts.pop("rivals"))
+    finishers = ((fit, weight, Finisher(fit, parts["_evidence"], finish)) for fit, weight in parts.pop("rivals"))
+    rivals = tuple(Rival(*each) for each in finishers)
     return PrevalenceEstimate(**{**parts, "_fit": replace(parts["_fit"], rivals=rivals)})
 
 
@@ -61,7 +56,7 @@ def _take_fit(fit: Fit) -> Parts:
 
 def _make_fit(parts: Parts) -> Fit:
     hindsight: Hindsight | None = parts.pop("hindsight")
-    return Fit(**parts, look_back=no_curvature if hindsight is None else lambda: hindsight)
+    return Fit(**parts, look_back=no_curvature if hindsight is None else hindsight)
 
 
 def _take_evidence(evidence: Evidence) -> Parts:

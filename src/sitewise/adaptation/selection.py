@@ -6,7 +6,7 @@ and the choice depends neither on a seed nor on the order of the rows.
 
 from dataclasses import replace
 
-from sitewise.adaptation.families import FAMILIES, Request
+from sitewise.adaptation.families import FAMILIES, Request, finish
 from sitewise.adaptation.fit import Fit, best, rivals
 from sitewise.prevalence.base import is_constant
 
@@ -25,13 +25,10 @@ def fit_any_model(request: Request) -> Fit:
     has_shape = request.centre is not None and not is_constant(request.centre)
     candidates = [fit for family in FAMILIES.values() for fit in family.candidates(request)]
 
-    def finish(fit: Fit) -> Fit:
-        return FAMILIES[fit.prevalence.name].finish(fit, request.evidence)
-
-    everyone = rivals([*candidates, constant], finish)
+    everyone = rivals([*candidates, constant], request.evidence, finish)
     if not has_shape and max(map(score, candidates)) < score(constant) + MARGIN:
         return replace(constant, rivals=everyone)
-    return replace(finish(best(candidates)), rivals=everyone)
+    return replace(finish(best(candidates), request.evidence), rivals=everyone)
 
 
 def score(fit: Fit) -> float:

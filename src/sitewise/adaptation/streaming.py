@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -141,7 +142,7 @@ def _first_pass(reader: ChunkReader, n_classes: int) -> tuple[Evidence, Notes]:
     def stream(kind: Kind, first: list[Rows], weight: float) -> Stream[Rows]:
         if n_rows == rows_kept or not weight:
             return Stream(first)
-        return Stream(first, lambda: reader.stretches(n_kept, rows_kept, n_rows, kind))
+        return Stream(first, partial(reader.stretches, n_kept, rows_kept, n_rows, kind))
 
     everything = [rows.without_codes() for rows in (*kept["seen"], *kept["blank"])]
     evidence = Evidence(

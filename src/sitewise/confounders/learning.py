@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from sitewise.arrays import Problems, numbers_of, plain_array, plain_tensor, refuse_one_shot
+from sitewise.arrays import Problems, as_pandas, numbers_of, plain_array, plain_tensor, refuse_one_shot
 from sitewise.confounders.variables import (
     DATES,
     STRANGE,
@@ -24,6 +24,7 @@ from sitewise.confounders.variables import (
 def as_frame(Z: object) -> pd.DataFrame:
     """Read Z as a table of columns; one-dimensional input is one column."""
     refuse_one_shot(Z, "sample_confounder")
+    Z = as_pandas(Z)
     if isinstance(Z, pd.DataFrame):
         return Z
     if isinstance(Z, dict):

@@ -9,9 +9,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from sitewise.arrays import Problems
+from sitewise.arrays import Problems, as_pandas
 from sitewise.confounders.learning import ColumnDigest, as_frame, learn_variable, refuse_infinite, resolve_columns
 from sitewise.confounders.variables import Categorical, Notes, Variable
+
+FEW = 16  # rows
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,9 @@ class Confounders:
         A DataFrame is matched by column name, an array by position and exact width. `quiet` leaves the warnings to the
         caller, who has the notes.
         """
+        few = self._encode_few(Z)
+        if few is not None:
+            return torch.tensor(few, dtype=torch.float64, device=device), Notes()
         problems = Problems("confounders")
         frame, absent, extra = self._match(Z, problems)
         problems.raise_if_any()
@@ -91,6 +96,31 @@ class Confounders:
         if not quiet:
             notes.warn(stacklevel=4)
         return torch.tensor(codes, device=device), notes
+
+    def _encode_few(self, Z: object) -> list[list[Any]] | None:
+        """Codes of a few rows with nothing odd about them, value by value: a table of pandas costs a service more.
+
+        None where there are more rows, or something that has to be looked at.
+        """
+        if not isinstance(Z, pd.DataFrame | np.ndarray) or Z.ndim != 2 or not 0 < len(Z) <= FEW:
+            return None
+        rows, variables = Z.to_numpy(dtype=object) if isinstance(Z, pd.DataFrame) else Z, self.variables
+        if isinstance(Z, pd.DataFrame):
+            names = [str(name) for name in Z.columns]
+            if len(set(names)) != len(names) or set(names) != set(self.names):
+                return None
+            variables = tuple(self.variables[self.names.index(name)] for name in names)
+        elif Z.shape[1] != len(variables):
+            return None
+        codes = [
+            [variable.code(value) for variable, value in zip(variables, row, strict=True)] for row in rows.tolist()
+        ]
+        if any(code is None for row in codes for code in row):
+            return None
+        if variables is self.variables:
+            return codes
+        order = [variables.index(variable) for variable in self.variables]
+        return [[row[place] for place in order] for row in codes]
 
     def decode(self, codes: Tensor) -> pd.DataFrame:
         """The values behind codes (n, V): numbers (within the learned range), levels, missing where missing."""
@@ -138,6 +168,7 @@ class Confounders:
         return (np.cumsum(widths) - 1).tolist()  # type: ignore[no-any-return]
 
     def _match(self, Z: object, problems: Problems) -> tuple[pd.DataFrame, tuple[str, ...], tuple[str, ...]]:
+        Z = as_pandas(Z)
         frame = as_frame(Z)
         if not isinstance(Z, pd.DataFrame | dict):
             if frame.shape[1] != len(self.names):

@@ -83,6 +83,14 @@ class Continuous:
         distinct = [k for i, k in enumerate(knots) if i == 0 or k - knots[i - 1] > 1e-6]
         return cls(name, low, high, tuple(distinct))
 
+    def code(self, value: Any) -> float | None:
+        """The code of a number, or of a missing one; None for anything that `encode` has to look at."""
+        if value is None or (type(value) is float and value != value):
+            return self.missing_code
+        if type(value) not in (int, float) or not self.low <= value <= self.high:
+            return None
+        return float(_to_unit(np.array([value], dtype=np.float64), self.low, self.high)[0])
+
     def encode(self, column: pd.Series, problems: Problems, notes: Notes) -> np.ndarray[Any, Any]:
         """Map values to [1, 2], counting those clipped at the learned range."""
         if holds_dates(column):
@@ -119,6 +127,13 @@ class Categorical:
         """Take the distinct values, in order."""
         levels = [_plain(v) for v in pd.unique(column.dropna())]
         return cls(name, tuple(sorted(set(levels), key=lambda v: (isinstance(v, str), v))))
+
+    def code(self, value: Any) -> float | None:
+        """The code of a level that was seen, or of a missing one; None for anything that `encode` has to look at."""
+        if value is None or (type(value) is float and value != value):
+            return self.missing_code
+        level = _plain(value) if type(value) in (str, int, float, bool) else None
+        return float(self.levels.index(level)) if level in self.levels else None
 
     def encode(self, column: pd.Series, problems: Problems, notes: Notes) -> np.ndarray[Any, Any]:
         """Map levels to 0..L-1; a level not seen before counts as missing."""

@@ -5,11 +5,14 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 import pandas as pd
 import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.metrics import accuracy_score
+from sklearn.utils import Tags, get_tags
 from torch import Tensor
 
 from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
@@ -22,6 +25,7 @@ from sitewise.estimator.at_site.kept import KeptRows
 from sitewise.estimator.at_site.reporting import report_content
 from sitewise.estimator.at_site.updating import update
 from sitewise.estimator.at_site.watching import watch
+from sitewise.estimator.source.columns import split_confounders
 from sitewise.estimator.source.regions import in_regions
 from sitewise.estimator.without_z.predicting import lacking, with_joint
 from sitewise.monitoring import ALARM_LEVEL
@@ -42,11 +46,19 @@ if TYPE_CHECKING:
     from sitewise.estimator.model import SiteModel
 
 
+NOT_FITTED = (
+    "fit: an adapted classifier is made by adapt() and not fitted to labels; where scikit-learn fits what it is given "
+    "(cross-validation, voting), give it FrozenEstimator(here)"
+)
 LEAST_TRUST = 1e-4  # rows that are not believed at all leave an interval next to [0, 1]
 
 
-class AdaptedClassifier:
+class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """What `GPAClassifier.adapt` or `PrevalenceAdjuster.adapt` gives back; the model behind it serves other sites too.
+
+    It is a scikit-learn classifier that is always fitted: displays, `permutation_importance` and `FrozenEstimator` take
+    it as it is, and `clone` gives it back unchanged. Confounders come as `sample_confounder`, which metadata routing
+    passes on, or stand among the columns of X, which `confounder_columns` names.
 
     Attributes
     ----------
@@ -57,10 +69,23 @@ class AdaptedClassifier:
     threshold_ : P(y|x,z) of the second of two classes from which `predict` says it; None for the most probable class.
     site_name : what reports call the site; None for "New site".
     joint : the `JointEstimate` that predicts rows without all of z; None where knockout does (see `missing`).
+    confounder_columns : the columns of X that are z where no `sample_confounder` is given: names of a frame's columns,
+        numbers of an array's. The model gets the columns that it was fitted with. None: X holds no z.
+
+    Examples
+    --------
+    >>> here = model.adapt(frame, confounder_columns=["age", "sex"])
+    >>> RocCurveDisplay.from_estimator(here, frame_test, y_test)
     """
+
+    # What scikit-learn passes on to these methods where it is given.
+    __metadata_request__predict: ClassVar = {"sample_confounder": True}
+    __metadata_request__predict_proba: ClassVar = {"sample_confounder": True}
+    __metadata_request__score: ClassVar = {"sample_confounder": True}
 
     site_name: str | None = None
     joint: JointEstimate | None = None
+    confounder_columns: Any = None  # of sites that were saved before there were any
 
     def __init__(
         self,
@@ -69,6 +94,7 @@ class AdaptedClassifier:
         rows: KeptRows,
         fallback: str | None = None,
         policy: str = "auto",
+        confounder_columns: Any = None,
     ) -> None:
         self.model = model
         self.estimate = estimate
@@ -77,6 +103,7 @@ class AdaptedClassifier:
         self.threshold_: float | None = None
         self.policy = policy
         self.fallback = fallback
+        self.confounder_columns = confounder_columns
         self._diagnosis: Diagnosis | None = None
 
     @property
@@ -114,6 +141,7 @@ class AdaptedClassifier:
 
     def predict_proba(self, X: Any, sample_confounder: Any = None) -> Any:
         """P(y|x,z) at this site, (n, K), each row by itself; z may be missing in part or whole."""
+        X, sample_confounder = split_confounders(X, sample_confounder, self.confounder_columns, self.model)
         inputs = self.model._read(X)
         codes = self.model._codes(sample_confounder, len(inputs))
         joint = self.joint if self.in_use == "adapted" else None
@@ -147,6 +175,14 @@ class AdaptedClassifier:
     def predict(self, X: Any, sample_confounder: Any = None) -> Any:
         """The most probable class of every row; with a threshold, the second class where P(y|x,z) of it reaches it."""
         return self.classes_[decide(np.asarray(self.predict_proba(X, sample_confounder)), self.threshold_)]
+
+    def fit(self, X: Any, y: Any = None) -> NoReturn:
+        """Refuse: `adapt` made this, and scikit-learn asks every estimator for the method."""
+        raise TypeError(NOT_FITTED)
+
+    def score(self, X: Any, y: Any, sample_confounder: Any = None, sample_weight: Any = None) -> float:
+        """The accuracy of `predict`, for scikit-learn's model selection."""
+        return float(accuracy_score(y, self.predict(X, sample_confounder), sample_weight=sample_weight))
 
     def expected_performance(self, *, level: float = 0.95, threshold: float | None = None) -> ExpectedPerformance:
         """Performance to expect of `predict` on the rows adapted on, without labels: metric -> (estimate, low, high).
@@ -217,6 +253,7 @@ class AdaptedClassifier:
         of these rows are taken to be others than those of earlier rows. A joint of (z, y) stays as it was, for its
         estimation needs inputs, which are not kept: `adapt` with all rows refines it.
         """
+        X, sample_confounder = split_confounders(X, sample_confounder, self.confounder_columns, self.model)
         return update(self, X, sample_confounder, y, groups, sample_weight)
 
     def monitor(
@@ -236,6 +273,7 @@ class AdaptedClassifier:
         `window` is a number of rows or a length of time such as "30D"; see `sitewise.monitoring.monitor` for the rest
         and for the columns of the frame, and `sitewise.report.timeline` for its figure.
         """
+        X, sample_confounder = split_confounders(X, sample_confounder, self.confounder_columns, self.model)
         settings = {"level": level, "alarm_level": alarm_level}
         return watch(self, X, time, sample_confounder, groups, sample_weight, window, **settings)
 
@@ -273,6 +311,17 @@ class AdaptedClassifier:
         self.joint = joint
         if joint is not None:
             self.rows = replace(self.rows, without_z=without_joint)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+    def __sklearn_clone__(self) -> "AdaptedClassifier":
+        return self
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags = get_tags(self.model).input_tags
+        return tags
 
     def _codes(self, Z: Any) -> Tensor:
         if self.model.confounders_ is None:

@@ -31,6 +31,7 @@ from sitewise.estimator.scoring.probabilities import (
     warn_separated,
 )
 from sitewise.estimator.scoring.ratios import ScoredRows, fit_ratio
+from sitewise.estimator.source.columns import split_confounders
 from sitewise.estimator.source.held_out import score_held_out
 from sitewise.estimator.source.prevalences import RowPrevalence, cross_fit, fit_prevalence
 from sitewise.estimator.source.prior import between_sites
@@ -252,6 +253,7 @@ class PrevalenceAdjuster(SiteModel):
         fallback: str | None = None,
         policy: str = "auto",
         level_scale: float | None = None,
+        confounder_columns: Any = None,
     ) -> AdaptedClassifier:
         """Adapt to a new site from unlabeled rows (and a few labels, where there are any); this object is unchanged.
 
@@ -261,8 +263,11 @@ class PrevalenceAdjuster(SiteModel):
         `policy`: "auto" believes the rows as far as the rehearsal allows, "rows" as if f were right here, and
         "as trained" not at all: predictions are those of the model itself. `level_scale` is how far the level of g may
         lie from that of the training sites, in log-odds; None takes what these show, 3 is a very different site.
+        `confounder_columns` are the columns of X that hold z, instead of `sample_confounder`; predictions at the site
+        then read z from there too.
         """
         check_is_fitted(self)
+        X, sample_confounder = split_confounders(X, sample_confounder, confounder_columns, self)
         scores = self._read(X)
         codes = self._quiet_codes(sample_confounder, len(scores))
         joint = fit_site_joint(self, scores, codes, y, sample_weight)
@@ -272,6 +277,7 @@ class PrevalenceAdjuster(SiteModel):
             log_ratio, sample_confounder, y, groups, sample_weight, fallback, policy, level_scale
         )
         here.take_joint(joint, without_joint)
+        here.confounder_columns = None if confounder_columns is None else list(confounder_columns)
         return here
 
     def _check_settings(self) -> None:

@@ -22,6 +22,7 @@ from sitewise.estimator.model import SiteModel
 from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, Fold, Part, rehearse
 from sitewise.estimator.scoring.cached import cached_log_ratio, cached_score
 from sitewise.estimator.settings import read_network_settings
+from sitewise.estimator.source.columns import split_confounders
 from sitewise.estimator.source.held_out import score_held_out
 from sitewise.estimator.source.prevalences import RowPrevalence, by_site, cross_fit, fit_prevalence
 from sitewise.estimator.source.prior import between_sites
@@ -71,9 +72,9 @@ class GPAClassifier(SiteModel):
     epochs, batch_size, learning_rate : changes to the recipe.
     validation : the share of each site held out for the choice of the snapshot and for calibration (groups kept
         whole), the name of a site held out for it, or None.
-    device : "auto", "cpu", "cuda" or any accelerator that Lightning Fabric knows.
+    device : "auto" (a GPU where there is one), "cpu", "cuda" or "mps".
     devices, nodes : how many of them train f together ("auto": all), on how many machines; the result is that of one to
-        rounding. Several machines are started by torchrun.
+        rounding. They need `sitewise[gpu]`. Several machines are started by torchrun.
     strategy : "auto" (the processes of torchrun where it started us, otherwise new ones), "ddp" or "ddp_spawn": only
         the one or the other.
     checkpoint : a file, or a folder, in which training is saved after every epoch: a fit that was killed goes on from
@@ -350,6 +351,7 @@ class GPAClassifier(SiteModel):
         fallback: str | None = None,
         policy: str = "auto",
         level_scale: float | None = None,
+        confounder_columns: Any = None,
     ) -> AdaptedClassifier:
         """Adapt to a new site from unlabeled rows (and a few labels, where there are any); the model is unchanged.
 
@@ -359,8 +361,11 @@ class GPAClassifier(SiteModel):
         `policy`: "auto" believes the rows as far as the rehearsal allows, "rows" as if f were right here, and
         "as trained" not at all: predictions are those of the model itself. `level_scale` is how far the level of g may
         lie from that of the training sites, in log-odds; None takes what these show, 3 is a very different site.
+        `confounder_columns` are the columns of X that hold z, instead of `sample_confounder`; predictions at the site
+        then read z from there too.
         """
         check_is_fitted(self)
+        X, sample_confounder = split_confounders(X, sample_confounder, confounder_columns, self)
         inputs = read_inputs(self, X, reset=False)
         codes = self._quiet_codes(sample_confounder, len(inputs))
         raw_log_ratio, features, feature_rows = self._score(inputs, codes)
@@ -372,6 +377,7 @@ class GPAClassifier(SiteModel):
         )
         here.rows = replace(here.rows, features=features, feature_rows=feature_rows)
         here.take_joint(joint, without_joint)
+        here.confounder_columns = None if confounder_columns is None else list(confounder_columns)
         return here
 
     def _facts(self) -> dict[str, Any]:

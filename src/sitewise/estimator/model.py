@@ -70,6 +70,10 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         """Raise a ValueError that names every setting that is wrong."""
 
     @abstractmethod
+    def adapt(self, X: Any, sample_confounder: Any = None) -> AdaptedClassifier:
+        """Adapt to a new site from unlabeled rows; the model is unchanged."""
+
+    @abstractmethod
     def _read(self, X: Any) -> Any:
         """X as scoring wants it, checked; it has a length."""
 

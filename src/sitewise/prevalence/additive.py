@@ -1,5 +1,6 @@
 """g as an additive logistic model: splines of numbers, a column for each level, and columns for what is missing."""
 
+import threading
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,11 +22,28 @@ from sitewise.prevalence.linear import NEWTON_LIMIT, fit_linear, information
 from sitewise.prevalence.splines import DEGREE, spline_basis, spline_sum
 
 STRENGTHS = (10.0, 1.0, 0.1, 0.01)  # of the ridge, to choose from
+FEW = 16  # rows whose features are kept
+_latest = threading.local()
 MISSING_PENALTY = 0.01  # keeps a missing column finite where nothing speaks about it
 
 
 def features(codes: Tensor, schema: Confounders) -> Tensor:
-    """The (n, D) features of z: 1, then each variable's splines or levels followed by its missing column."""
+    """The (n, D) features of z: 1, then each variable's splines or levels followed by its missing column.
+
+    They are to be read only: those of a few rows are kept until others are asked for, since a prediction needs the ones
+    of its rows several times.
+    """
+    if len(codes) > FEW or torch.jit.is_tracing() or codes.is_inference():  # type: ignore[attr-defined]
+        return _features(codes, schema)
+    rows, version, of, found = getattr(_latest, "entry", (None, 0, None, codes))
+    if rows is codes and version == codes._version and of == schema:
+        return found
+    found = _features(codes, schema)
+    _latest.entry = codes, codes._version, schema, found
+    return found
+
+
+def _features(codes: Tensor, schema: Confounders) -> Tensor:
     blocks = [codes.new_ones(codes.shape[0], 1)]
     for j, variable in enumerate(schema.variables):
         column = codes[:, j]

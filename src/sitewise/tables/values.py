@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import compute as pc
 
-from sitewise.arrays import Problems, brief, did_you_mean
+from sitewise.arrays import Problems, as_pandas, brief, did_you_mean
 
 Array = np.ndarray[Any, Any]
 Rows = Any  # pa.Table or pa.RecordBatch
@@ -67,6 +67,7 @@ def as_rows(table: Any) -> Rows:
     """A table as Arrow has it; a DataFrame's columns of mixed objects become text."""
     if isinstance(table, pa.Table | pa.RecordBatch):
         return table
+    table = as_pandas(table)
     if not isinstance(table, pd.DataFrame):
         raise TypeError(f"a table must be a DataFrame or an Arrow table, got {type(table).__name__}")
     arrays = [_from_pandas(table[name]) for name in table.columns]

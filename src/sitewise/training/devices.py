@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from sitewise.training.checkpoint import compare
+from sitewise.training.single import OneDevice
 
 STRATEGIES = ("auto", "ddp", "ddp_spawn")
 TORCHRUN = "torchrun --nproc-per-node={devices}{nodes} script.py"
@@ -34,16 +35,22 @@ INTERACTIVE = "devices={devices} needs processes of its own, which a notebook or
 BATCH_NORM = (
     "the network has batch norm, whose statistics are shared between GPUs only: train on GPUs, or with devices=1"
 )
+NO_FABRIC = "several devices train together by Lightning Fabric: pip install 'sitewise[gpu]', or train with devices=1"
 FAILED = "a training process failed: {error}"
 
 
 def fabric_class() -> Any:
-    """Lightning's Fabric, imported by whoever trains: that takes seconds, and predicting does without."""
+    """Lightning's Fabric, which trains on several devices; importing it takes seconds, and one device does without."""
     try:
         from lightning_fabric import Fabric
-    except ImportError:  # the same package inside the larger distribution
-        from lightning.fabric import Fabric  # type: ignore[import-not-found, no-redef]
+    except ImportError as error:
+        raise ImportError(NO_FABRIC) from error
     return Fabric
+
+
+def precision_of(fabric: Any) -> Any:
+    """What holds the state of mixed precision, for a checkpoint."""
+    return fabric if isinstance(fabric, OneDevice) else fabric.strategy.precision
 
 
 @dataclass(frozen=True)
@@ -144,24 +151,25 @@ def launch(
             warnings.warn(ALONE.format(n=started[0] * started[1]), stacklevel=3)
     else:
         devices, nodes = _as_started(started, devices, nodes, strategy)
+    if devices == 1 and nodes == 1:
+        return function(OneDevice(device, precision), *arguments)
     with _quiet():
-        if started is None and devices != 1:
+        if started is None:
             return _spawn(device, devices, precision, function, arguments)
-        chosen = "ddp" if devices != 1 or nodes > 1 else "auto"
         fabric = fabric_class()(
-            accelerator=device, strategy=chosen, devices=devices, num_nodes=nodes, precision=precision
+            accelerator=device, strategy="ddp", devices=devices, num_nodes=nodes, precision=precision
         )
         fabric.launch()
     return function(fabric, *arguments)
 
 
 def join_processes(device: str = "auto") -> Any:
-    """A launched Lightning Fabric of the processes that torchrun started, or of this one alone."""
-    started = torchrun_processes()
-    here, nodes = started or (1, 1)
+    """A launched Lightning Fabric of the processes that torchrun started; where there is one alone, its device."""
+    here, nodes = torchrun_processes() or (1, 1)
+    if here * nodes == 1:
+        return OneDevice(device)
     with _quiet():
-        chosen = "ddp" if here * nodes > 1 else "auto"
-        fabric = fabric_class()(accelerator=device, strategy=chosen, devices=here, num_nodes=nodes)
+        fabric = fabric_class()(accelerator=device, strategy="ddp", devices=here, num_nodes=nodes)
         fabric.launch()
     return fabric
 

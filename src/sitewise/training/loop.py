@@ -19,7 +19,15 @@ from torch import Tensor, nn
 from sitewise.arrays import keep_freed_memory
 from sitewise.training.batches import Plan, batches, parts_of, plan_training
 from sitewise.training.checkpoint import Stateful, identify, open_checkpoint
-from sitewise.training.devices import Share, Spread, check_agreement, launch, share_of, shared_batch_norm
+from sitewise.training.devices import (
+    Share,
+    Spread,
+    check_agreement,
+    launch,
+    precision_of,
+    share_of,
+    shared_batch_norm,
+)
 from sitewise.training.progress import progress_bar
 from sitewise.training.recipe import Recipe
 
@@ -183,7 +191,7 @@ def train(
 ) -> Training:
     """Train a module; the same seed gives the same bits on a CPU.
 
-    `device` is "auto", "cpu", "cuda" or any other that Fabric knows, `devices` so many of them (or "auto": all) on each
+    `device` is "auto", "cpu", "cuda" or "mps", `devices` so many of them (or "auto": all) on each
     of `nodes` machines, which share every step's rows and give the result of one to rounding. `strategy` is "auto"
     (the processes of torchrun, otherwise new ones), "ddp" (torchrun's only) or "ddp_spawn" (new ones).
     `verbose` None shows a bar on a terminal.
@@ -251,7 +259,7 @@ def _train_here(fabric: Any, task: _Task) -> dict[str, Any]:
         "module": module,
         "optimizer": optimizer,
         "schedule": scheduler,
-        "precision": fabric.strategy.precision,
+        "precision": precision_of(fabric),
         "objective": objective,
         "course": course,
     }

@@ -53,18 +53,18 @@ def test_stored_probabilities(two, tmp_path, sees, with_z):
     assert "An adjustment of a classifier" in (tmp_path / "model" / "model.md").read_text()
 
 
-def test_the_estimator_stays_outside_and_is_attached_again(two, tmp_path):
+def test_the_estimator_is_in_the_folder_or_attached_again(two, tmp_path):
     X, y, site, Z = rows(two)
     pipeline = make_pipeline(StandardScaler(), LogisticRegression()).fit(two.X[1::2], two.y[1::2])
     model = sw.PrevalenceAdjuster(pipeline, rehearsal=None).fit(X, y, site, Z)
     here = model.adapt(two.new.X, sample_confounder=two.new.Z)
     here.save(tmp_path / "site")
+    same(here, sw.load(tmp_path / "site"), two.new.X, two.new.Z)
     there = sw.load(tmp_path / "site", estimator=pipeline)
     same(here, there, two.new.X, two.new.Z)
     assert there.model.estimator_ is pipeline
-    assert "estimator=YOUR" in (tmp_path / "site" / "model.md").read_text()
+    assert "by skops" in (tmp_path / "site" / "model" / "model.md").read_text()
     for wrong, message in (
-        (None, r"classifier of your own \(Pipeline\).*estimator=\.\.\."),
         (LogisticRegression(), "not fitted"),
         (LogisticRegression().fit(X[:, :3], y), r"n_features_in_ = 3, the saved adjustment 5"),
         (LogisticRegression().fit(X, np.where(y == 1, "ill", "well")), r"classes_ = \['ill', 'well'\]"),
@@ -79,6 +79,9 @@ def test_a_torch_module_is_attached_again(two, tmp_path):
     module = nn.Linear(X.shape[1], 2)
     model = sw.PrevalenceAdjuster(module, rehearsal=None).fit(X, y, site, Z)
     model.save(tmp_path / "model")
+    assert "estimator=YOUR" in (tmp_path / "model" / "model.md").read_text()
+    with pytest.raises(ValueError, match=r"classifier of your own \(Linear\).*estimator=\.\.\."):
+        sw.load(tmp_path / "model")
     same(model, sw.load(tmp_path / "model", estimator=module), two.new.X, two.new.Z)
 
 

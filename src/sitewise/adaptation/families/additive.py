@@ -58,7 +58,7 @@ class Additive(Family):
         """Fit at a strength, or at the one that predicts left-out rows best."""
         fits = additive_candidates(request)
         evidence = request.evidence
-        return replace(self.finish(best(fits), evidence), rivals=rivals(fits, lambda fit: self.finish(fit, evidence)))
+        return replace(self.finish(best(fits), evidence), rivals=rivals(fits, evidence, self.finish))
 
     def candidates(self, request: Request) -> list[Fit]:
         """Additive models at every strength."""

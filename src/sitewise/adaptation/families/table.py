@@ -71,7 +71,7 @@ class Table(Family):
     def fit_rows(self, request: Request) -> Fit:
         """Fit at a strength, or at the one that predicts left-out rows best."""
         fits = table_candidates(request)
-        return replace(best(fits), rivals=rivals(fits, lambda fit: fit))
+        return replace(best(fits), rivals=rivals(fits, request.evidence, self.finish))
 
     def candidates(self, request: Request) -> list[Fit]:
         """Tables at every strength, where z has cells that are few and full enough."""

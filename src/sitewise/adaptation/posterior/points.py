@@ -153,6 +153,9 @@ def _bounds(values: Tensor, weight: Tensor, level: float) -> tuple[Tensor, Tenso
 
 def _chunks(entries_a_row: int, *parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
     size = max(1, ENTRIES // entries_a_row)
+    if len(parts[0]) <= size:
+        yield parts
+        return
     for start in range(0, max(len(parts[0]), 1), size):
         yield tuple(part[start : start + size] for part in parts)
 

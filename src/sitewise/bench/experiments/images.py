@@ -1,6 +1,5 @@
 """Kinds of data made of image files: the paper's collections and anybody's manifest, packed once, sites by name."""
 
-import fcntl
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 
 from sitewise.arrays import Problems, did_you_mean
 from sitewise.bench.datasets.catalogue import COLLECTIONS
@@ -184,19 +184,19 @@ def _absent(collection: ImageCollection, name: str) -> str:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Hold what another process that packs into this folder waits for."""
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder.with_name(f".{folder.name}.lock"), os.O_CREAT | os.O_RDWR)
+        lock.acquire()
     except OSError as error:
         raise ValueError(
             f"packed images cannot be written to {folder.parent} ({error.strerror}): "
             f"name another folder by the environment variable {CACHE}"
         ) from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(descriptor)
+        lock.release()
 
 
 def _image_kind(

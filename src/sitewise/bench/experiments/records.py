@@ -1,14 +1,15 @@
 """Records: one JSON line for each run, appended whole; claims, so that two runners can share a folder."""
 
-import fcntl
 import gzip
 import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 Record = dict[str, Any]
 DIGITS = 6  # significant ones of every number
@@ -24,8 +25,7 @@ def append_record(path: Path, record: Record) -> None:
     assert next(iter(record)) == "id"
     line = json.dumps(rounded(record), ensure_ascii=False, allow_nan=False).encode() + b"\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with FileLock(path.with_name(f".{path.name}.lock")), path.open("a+b") as file:
         _mend(file)
         file.write(line)
         file.flush()
@@ -60,18 +60,19 @@ def claim(path: Path, run_id: str) -> Iterator[bool]:
     folder = path.parent / CLAIMS
     folder.mkdir(parents=True, exist_ok=True)
     mark = folder / run_id
-    descriptor = os.open(mark, os.O_CREAT | os.O_RDWR)
+    lock = FileLock(mark, timeout=0)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
+        lock.acquire()
+    except Timeout:
+        yield False
+        return
+    try:
         yield True
-        # Only a run that is done gets here. Whoever opened the mark before it vanishes finds the record.
-        mark.unlink(missing_ok=True)
     finally:
-        os.close(descriptor)
+        lock.release()
+    # Only a run that is done gets here. Whoever holds the mark by now finds the record.
+    with suppress(PermissionError):
+        mark.unlink(missing_ok=True)
 
 
 def rounded(value: Any) -> Any:

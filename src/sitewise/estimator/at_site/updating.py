@@ -116,6 +116,6 @@ def update(here: "AdaptedClassifier", X: Any, Z: Any, y: Any, groups: Any, weigh
         more = replace(more, log_ratio=log_ratio, without_z=more.log_ratio)
     rows = join_rows(here.rows, more)
     estimate = estimate_rows(here, rows, notes)
-    again = type(here)(here.model, estimate, rows, here.fallback, here.policy)
+    again = type(here)(here.model, estimate, rows, here.fallback, here.policy, here.confounder_columns)
     again.threshold_, again.joint = here.threshold_, here.joint
     return again

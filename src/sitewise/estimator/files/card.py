@@ -4,9 +4,12 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from sklearn.pipeline import Pipeline
+from torch import Tensor, nn
 
 from sitewise.artifacts import versions
 from sitewise.confounders import Categorical, Confounders
+from sitewise.estimator.files.classifiers import unknown_types
 from sitewise.estimator.settings import CHANGES
 from sitewise.estimator.source.held_out import HeldOut
 from sitewise.evaluation import evaluate
@@ -59,11 +62,15 @@ def model_card(model: "GPAClassifier") -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def adjuster_card(model: "PrevalenceAdjuster") -> str:
-    """The card of an adjustment of somebody's classifier."""
+def adjuster_card(model: "PrevalenceAdjuster", classifier: Tensor | None) -> str:
+    """The card of an adjustment of somebody's classifier, which is in the folder as these bytes."""
     around = "the probabilities of a classifier"
     load = 'model = sw.load("FOLDER")'
-    if model.estimator_ is not None:
+    if classifier is not None:
+        unknown = unknown_types(classifier)
+        around = f"a classifier ({_name(type(model.estimator_).__name__)}), which is in this folder by skops,"
+        load = f'model = sw.load("FOLDER"{_trusting(unknown)})'
+    elif model.estimator_ is not None:
         around = f"a classifier ({_name(type(model.estimator_).__name__)}) that is not in this folder"
         load = 'model = sw.load("FOLDER", estimator=YOUR_CLASSIFIER)'
     sees = "P(y | x, z): z is among its inputs" if model.classifier_sees_ == "xz" else "P(y | x): z is not its input"
@@ -92,6 +99,23 @@ def adjuster_card(model: "PrevalenceAdjuster") -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def pipeline_card(pipeline: Pipeline, unknown: list[str]) -> str:
+    """The card of a pipeline that ends in a model."""
+    names = ", ".join(f"{_name(name)} ({_name(type(step).__name__)})" for name, step in pipeline.steps)
+    parts = [
+        "# A pipeline of scikit-learn and sitewise",
+        f"Its steps: {names}. The last one is in the folder `last`, with a card of its own; the others are here, by "
+        "skops.",
+        "## Use",
+        _use(f'pipeline = sw.load("FOLDER"{_trusting(unknown)})', "pipeline.predict_proba(X)"),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _trusting(unknown: list[str]) -> str:
+    return f", trusted={unknown!r}" if unknown else ""
+
+
 def site_card(here: "AdaptedClassifier") -> str:
     """The card of a model adapted to a site."""
     estimate = here.estimate
@@ -102,7 +126,8 @@ def site_card(here: "AdaptedClassifier") -> str:
         [_name(label), f"{p:.4f}", f"{a:.4f} to {b:.4f}"]
         for label, p, a, b in zip(here.classes_.tolist(), prevalence, low, high, strict=True)
     ]
-    attach = "" if getattr(here.model, "estimator_", None) is None else ", estimator=YOUR_CLASSIFIER"
+    estimator = getattr(here.model, "estimator_", None)
+    attach = ", estimator=YOUR_CLASSIFIER" if isinstance(estimator, nn.Module) else ""
     settled = "converged" if estimate.converged else "did NOT converge"
     parts = [
         "# A classifier adapted to one site by sitewise",

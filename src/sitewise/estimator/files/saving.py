@@ -6,7 +6,7 @@ of g bring their own.
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from sklearn.pipeline import Pipeline
+from sklearn.utils.metadata_routing import MetadataRequest
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
@@ -43,7 +45,8 @@ from sitewise.diagnosis.coverage import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.adjuster import PrevalenceAdjuster
 from sitewise.estimator.at_site.kept import KeptRows
-from sitewise.estimator.files.card import adjuster_card, held_out_metrics, model_card, site_card
+from sitewise.estimator.files.card import adjuster_card, held_out_metrics, model_card, pipeline_card, site_card
+from sitewise.estimator.files.classifiers import read_classifier, unknown_types, write_classifier
 from sitewise.estimator.gpa import GPAClassifier
 from sitewise.estimator.model import SiteModel
 from sitewise.estimator.rehearsing import Rehearsal
@@ -63,6 +66,7 @@ from sitewise.training import Recipe
 
 Values = dict[str, Any]
 MOST_INPUTS = 2**28  # numbers of one input
+METHODS = ("fit", "predict", "predict_proba", "score", "transform")  # that scikit-learn routes metadata to
 PLACES = ("cache", "checkpoint")  # settings that name folders to write to, which a file must not choose for its reader
 
 OWN_NETWORK = (
@@ -75,6 +79,7 @@ OWN_ESTIMATOR = (
     "hand it over as it was, fitted: sw.load(path, estimator=...)"
 )
 NO_OWN_ESTIMATOR = "load: estimator is given, but what is saved here has no classifier outside: leave estimator out"
+UNWRITTEN_STEPS = "save: the steps of the pipeline cannot be written by skops, see the warning: save its last step"
 OTHER_NETWORK = "the saved weights do not fit the network: {error}"
 
 
@@ -100,16 +105,33 @@ class Kind:
 
 
 def save(model: Any, path: str | os.PathLike[str]) -> None:
-    """Save a model as a folder, whole or not at all; another saved model at that place is replaced."""
+    """Save a model, a site's, or a pipeline that ends in one as a folder that `load` reads.
+
+    The folder is written whole or not at all; another saved model at that place is replaced, nothing else is. Steps of
+    a pipeline and the classifier of a `PrevalenceAdjuster` are written by skops, everything else as JSON and
+    safetensors.
+
+    Examples
+    --------
+    >>> sw.save(sw.adapt(pipeline, X_new, sample_confounder=Z_new), "site/")
+    >>> sw.load("site/").predict_proba(X, sample_confounder=Z)
+    """
     write_folder(_to_folder(model), path)
 
 
-def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None, estimator: Any = None) -> Any:
-    """Load what `save` wrote: a model, or a site's, that predicts the same to the bit.
+def load(
+    path: str | os.PathLike[str],
+    *,
+    backbone: nn.Module | None = None,
+    estimator: Any = None,
+    trusted: Sequence[str] = (),
+) -> Any:
+    """Load what `save` wrote: a model, a site's, or a pipeline that ends in one, that predicts the same to the bit.
 
     Nothing in the folder can run code. A model that was trained around a torch module of your own needs it as
-    `backbone`, built as it was for training; its weights are then those that were saved. Of a `PrevalenceAdjuster`
-    around an estimator only the adjustment is saved: `estimator` attaches the fitted estimator again.
+    `backbone`, built as it was for training; its weights are then those that were saved. The classifier of a
+    `PrevalenceAdjuster` is in the folder, by skops; types that are not scikit-learn's are refused unless `trusted`
+    names them. `estimator` attaches another copy of it, or one that could not be saved (a torch module).
 
     Examples
     --------
@@ -120,7 +142,7 @@ def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None, est
     """
     if backbone is not None and not isinstance(backbone, nn.Module):
         raise TypeError(f"load: backbone must be a torch module, got {type(backbone).__name__}")
-    return _from_folder(read_folder(path), {"backbone": backbone, "estimator": estimator})
+    return _from_folder(read_folder(path), {"backbone": backbone, "estimator": estimator, "trusted": tuple(trusted)})
 
 
 def _to_folder(model: Any) -> Folder:
@@ -182,14 +204,19 @@ def _take_adjuster(model: PrevalenceAdjuster) -> Parts:
     if model.estimator_ is not None:
         settings["estimator"] = {"own": type(model.estimator_).__qualname__}
     values = {"settings": settings, "metrics": held_out_metrics(model), "fitted": fitted}
-    return Parts({**values, "floor": model._classifier.floor}, adjuster_card(model))
+    if model.estimator_ is not None and not isinstance(model.estimator_, nn.Module):
+        values["classifier"] = write_classifier(model.estimator_)
+    return Parts({**values, "floor": model._classifier.floor}, adjuster_card(model, values.get("classifier")))
 
 
 def _make_adjuster(values: Values, inside: dict[str, Any], attached: Mapping[str, Any]) -> PrevalenceAdjuster:
     settings, fitted, floor = _parts(values, settings=Values, fitted=Values, floor=float)
     if attached["backbone"] is not None:
         raise ValueError(NO_OWN_NETWORK.format(backbone="no network"))
-    estimator = settings["estimator"] = _read_estimator(settings["estimator"], attached["estimator"])
+    estimator = attached["estimator"]
+    if estimator is None and values.get("classifier") is not None:
+        estimator = read_classifier(values["classifier"], attached["trusted"])
+    estimator = settings["estimator"] = _read_estimator(settings["estimator"], estimator)
     _check_settings(settings, PrevalenceAdjuster())
     _check_fitted(fitted, settings, PrevalenceAdjuster)
     model = PrevalenceAdjuster(**settings)
@@ -272,6 +299,20 @@ def _make_adapted(values: Values, inside: dict[str, Any], attached: Mapping[str,
     return here
 
 
+def _take_pipeline(pipeline: Pipeline) -> Parts:
+    check_is_fitted(pipeline)
+    *front, (name, last) = pipeline.steps
+    steps = write_classifier([[step, made] for step, made in front])
+    if steps is None:
+        raise TypeError(UNWRITTEN_STEPS)
+    return Parts({"steps": steps, "last": name}, pipeline_card(pipeline, unknown_types(steps)), {"last": last})
+
+
+def _make_pipeline(values: Values, inside: dict[str, Any], attached: Mapping[str, Any]) -> Pipeline:
+    front = read_classifier(values["steps"], attached["trusted"])
+    return Pipeline([*map(tuple, front), (values["last"], inside["last"])])
+
+
 def _read_backbone(saved: Any, given: nn.Module | None) -> Any:
     own = isinstance(saved, dict)
     if own and given is None:
@@ -345,6 +386,18 @@ def _take_table(table: pd.DataFrame) -> Values:
     return {str(name): table[name].tolist() for name in table}
 
 
+def _take_requests(requests: MetadataRequest) -> Values:
+    return {name: dict(getattr(requests, name).requests) for name in METHODS if getattr(requests, name).requests}
+
+
+def _make_requests(parts: Values) -> MetadataRequest:
+    requests = MetadataRequest(owner="loaded")
+    for name in METHODS:
+        for param, alias in parts.get(name, {}).items():
+            getattr(requests, name).add_request(param=param, alias=alias)
+    return requests
+
+
 def _take_random_state(state: np.random.RandomState) -> Values:
     name, keys, *rest = state.get_state(legacy=True)
     return {"name": name, "keys": np.asarray(keys).tolist(), "rest": list(rest)}
@@ -371,6 +424,7 @@ RECORDS: dict[str, Record] = {
     "PairModel": Record(PairModel),
     "PairRatio": Record(PairRatio),
     "PooledRatio": Record(PooledRatio),
+    "MetadataRequest": Record(MetadataRequest, _take_requests, _make_requests),
     "Numbers": Record(Numbers),
     "Rehearsal": Record(Rehearsal, _take_rehearsal, _make_rehearsal),
     "RandomState": Record(np.random.RandomState, _take_random_state, _make_random_state),
@@ -395,4 +449,5 @@ KINDS = {
     "GPAClassifier": Kind(GPAClassifier, _take_classifier, _make_classifier),
     "PrevalenceAdjuster": Kind(PrevalenceAdjuster, _take_adjuster, _make_adjuster),
     "AdaptedClassifier": Kind(AdaptedClassifier, _take_adapted, _make_adapted),
+    "Pipeline": Kind(Pipeline, _take_pipeline, _make_pipeline),
 }

@@ -15,7 +15,7 @@ from sklearn.utils import _safe_indexing, indexable
 from sklearn.utils.validation import check_is_fitted, has_fit_parameter
 from torch import Tensor, nn
 
-from sitewise.arrays import Problems, view_tensor
+from sitewise.arrays import Problems, as_pandas, view_tensor
 from sitewise.estimator.source.reading import Array, without_gaps
 from sitewise.estimator.source.splitting import CROSS_FIT_FOLDS
 from sitewise.ratio import SCORED_VALUES, SCORING_BATCH
@@ -71,6 +71,7 @@ def _note(bad: Tensor, found: Tensor, what: str, advice: str, problems: Problems
 
 def _by_class(values: Any, classes: Array, problems: Problems) -> Any:
     """The columns of a DataFrame in the order of the classes, where they bear their names."""
+    values = as_pandas(values)
     if not isinstance(values, pd.DataFrame):
         return values
     names, wanted = list(column_names(values)), [str(label) for label in classes.tolist()]

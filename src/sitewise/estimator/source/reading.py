@@ -11,12 +11,26 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, column_or_1d, validate_data
 from torch import Tensor
 
-from sitewise.arrays import Problems, plain_tensor, read_column, read_groups, read_weight, refuse_masked
+from sitewise.arrays import (
+    Problems,
+    as_pandas,
+    plain_tensor,
+    read_column,
+    read_groups,
+    read_weight,
+    refuse_masked,
+)
 from sitewise.confounders import Confounders
 from sitewise.inputs import Inputs, StoredImages, is_stored
 from sitewise.ratio import LabeledRows
 
 Array = np.ndarray[Any, Any]
+
+NOT_NUMBERS = (
+    "X must be numbers, column {column!r} holds {value!r} (row {row}): put a ColumnTransformer with a OneHotEncoder in "
+    "front, make_pipeline(ColumnTransformer(...), {name}()), which sw.adapt adapts as a whole; or let "
+    "sw.TableReader.learn(frame, roles) make numbers of the frame, as the command line does"
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +64,11 @@ def read_inputs(estimator: BaseEstimator, X: Any, *, reset: bool) -> Inputs:
     if not reset and getattr(estimator, "input_shape_", None):
         expected = estimator.input_shape_
         raise ValueError(f"X must be images of shape {expected} as at fit, got a table of shape {np.shape(values)}")
-    table = validate_data(estimator, values, reset=reset, dtype=np.float64)
+    try:
+        table = validate_data(estimator, values, reset=reset, dtype=np.float64)
+    except (TypeError, ValueError):
+        _refuse_text(type(estimator).__name__, as_pandas(values))
+        raise
     if reset:
         estimator.input_shape_ = None
     return torch.tensor(np.ascontiguousarray(table))  # tensors know no negative strides
@@ -63,6 +81,18 @@ def without_gaps(X: Any) -> Any:
         return plain_tensor(X) if isinstance(X, Tensor) else X
     except (TypeError, ValueError) as error:
         raise ValueError(f"X must be an array of numbers without gaps ({error})") from error
+
+
+def _refuse_text(name: str, table: Any) -> None:
+    """Raise ValueError where columns of a frame hold something else than numbers, with what to do about them."""
+    problems = Problems(name)
+    for column in table.columns if isinstance(table, pd.DataFrame) else ():
+        numbers = pd.to_numeric(table[column].astype(object), errors="coerce")
+        strange = np.flatnonzero(numbers.isna() & table[column].notna())
+        if len(strange):
+            value = table[column].iloc[int(strange[0])]
+            problems.add(NOT_NUMBERS.format(column=column, value=value, row=int(strange[0]), name=name))
+    problems.raise_if_any()
 
 
 def _read_images(estimator: BaseEstimator, values: Array, reset: bool) -> Tensor:

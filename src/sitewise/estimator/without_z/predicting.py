@@ -45,8 +45,10 @@ def with_joint(
     model: "GPAClassifier", site: JointEstimate | None, X: Inputs, codes: Tensor, log_ratio: Tensor
 ) -> Tensor:
     """Log-ratios (n, K) whose rows without all of z say, with the site's P(Y), what the joint model says of them."""
+    if site is None:
+        return log_ratio
     rows = lacking(model, codes).nonzero().flatten()
-    if site is None or not len(rows):
+    if not len(rows):
         return log_ratio
     log_posterior = joint_log_posterior(model, site, take_inputs(X, rows), codes[rows])
     marginal = site.weights.sum(0).cpu().clamp_min(1e-300).log()

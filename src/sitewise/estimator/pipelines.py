@@ -1,0 +1,55 @@
+"""Pipelines that end in a model: adapted to a new site as a whole."""
+
+from typing import Any
+
+from sklearn.pipeline import Pipeline
+from sklearn.utils.validation import check_is_fitted
+
+from sitewise.estimator.adapted import AdaptedClassifier
+from sitewise.estimator.model import SiteModel
+
+NO_MODEL = (
+    "adapt: expected a fitted GPAClassifier or PrevalenceAdjuster, or a Pipeline that ends in one, got {kind}: put the "
+    "classifier into PrevalenceAdjuster(classifier) and fit that (of a search, adapt best_estimator_)"
+)
+
+
+def adapt(
+    model: SiteModel | Pipeline, X: Any, sample_confounder: Any = None, **settings: Any
+) -> AdaptedClassifier | Pipeline:
+    """Adapt a model, or a pipeline that ends in one, to a new site from unlabeled rows; the model is unchanged.
+
+    Parameters
+    ----------
+    model : GPAClassifier, PrevalenceAdjuster or Pipeline
+        Fitted. The steps before the last one are used as they are.
+    X : frame or array
+        The site's rows, as the model or the pipeline reads them.
+    sample_confounder : frame or array, optional
+        Their confounders z.
+    **settings
+        Those of the model's own `adapt`: y, groups, sample_weight, fallback, policy. `confounder_columns` names
+        columns of what reaches the last step.
+
+    Returns
+    -------
+    AdaptedClassifier or Pipeline
+        What `adapt` of the model gives; of a pipeline, one with the same fitted steps that ends in it.
+
+    Examples
+    --------
+    >>> pipeline = make_pipeline(StandardScaler(), GPAClassifier()).fit(X, y)
+    >>> here = sw.adapt(pipeline, X_new, sample_confounder=Z_new)
+    >>> here.predict_proba(X_new, sample_confounder=Z_new), here[-1].prevalence()
+    """
+    if isinstance(model, SiteModel):
+        return model.adapt(X, sample_confounder, **settings)
+    if not isinstance(model, Pipeline) or not isinstance(model.steps[-1][1], SiteModel | Pipeline):
+        last = f" that ends in {type(model.steps[-1][1]).__name__}" if isinstance(model, Pipeline) else ""
+        raise TypeError(NO_MODEL.format(kind=type(model).__name__ + last))
+    check_is_fitted(model)
+    *front, (name, last_step) = model.steps
+    for _, step in front:
+        if step not in (None, "passthrough"):
+            X = step.transform(X)
+    return Pipeline([*front, (name, adapt(last_step, X, sample_confounder, **settings))])
