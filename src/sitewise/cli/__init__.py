@@ -7,12 +7,26 @@ from rich.console import Console
 from rich.text import Text
 
 import sitewise
-from sitewise.cli import adapt, bench, data, demo, export, fit, init, methods, monitor, plan, predict, report
+from sitewise.cli import (
+    adapt,
+    bench,
+    data,
+    demo,
+    diagnose,
+    export,
+    fit,
+    init,
+    methods,
+    monitor,
+    plan,
+    predict,
+    rehearse,
+    report,
+)
 
 app = typer.Typer(
     help="Adapt a classifier to a new site with unlabeled data only.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command()(demo.demo)
@@ -20,6 +34,8 @@ app.command()(init.init)
 app.command()(fit.fit)
 app.command()(adapt.adapt)
 app.command()(predict.predict)
+app.command()(diagnose.diagnose)
+app.command()(rehearse.rehearse)
 app.command()(report.report)
 app.command()(export.export)
 app.command()(monitor.monitor)

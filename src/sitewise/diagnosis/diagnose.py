@@ -34,7 +34,6 @@ def diagnose_site(
     estimate: PrevalenceEstimate,
     *,
     table: TrainingTable | None = None,
-    fallback: str | None = None,
     random_state: int = 0,
 ) -> Diagnosis:
     """Check whether adapting to a site is supported by its rows.
@@ -45,7 +44,6 @@ def diagnose_site(
     target : the site's rows, on which `estimate` was made.
     estimate : the site's g.
     table : counts of the training rows, for coverage and positivity; None leaves them to what `estimate` noted.
-    fallback : what the user wants predictions to come from where the verdict is "do not adapt".
     random_state : seed of the calibration's draws.
     """
     schema = estimate.confounders
@@ -64,7 +62,6 @@ def diagnose_site(
             check_positivity(target.codes, target.weight, target.supported, table, schema),
             check_optimization(target, estimate),
         ),
-        fallback,
     )
 
 

@@ -25,10 +25,9 @@ def check_identification(
     """The half-width of P(Y)'s 95% interval, and whether f tells the classes apart on held-out rows at all."""
     name = "identification"
     low, high = (np.asarray(bound, dtype=np.float64) for bound in estimate.interval())
-    marginal = np.asarray(estimate.marginal, dtype=np.float64)
-    given_f = float(np.maximum(high - marginal, marginal - low).max())
+    given_f = float((high - low).max() / 2.0)
     doubt = calibration_spread(source.calibration, resamples, target)
-    width = float(np.hypot(given_f, 1.96 * doubt))
+    width = min(float(np.hypot(given_f, 1.96 * doubt)), 0.5)
     gain, gain_error = information_gain(source)
     slope = slope_in_errors(source.calibration, resamples)
     details = {

@@ -6,8 +6,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from sitewise.report.page.svg import Scale, ceiling, element, path, picture, shorten, ticks
-from sitewise.report.page.wording import compact, round_percent
+from sitewise.report.page.svg import Scale, ceiling, element, path, picture, ticks
+from sitewise.report.wording import compact, round_percent, shorten
 
 WIDTH = 360
 LEFT, RIGHT, TOP = 42, 20, 10
