@@ -50,7 +50,7 @@ def check_identification(
     severity = "stop" if width > STOP_WIDTH else "care" if width > CARE_WIDTH else "good"
     threshold = CARE_WIDTH if severity == "good" else STOP_WIDTH if severity == "stop" else CARE_WIDTH
     rows = f"{len(target.log_ratio)} rows" + (f" of {target.n_units} groups" if target.groups is not None else "")
-    sentence = f"The prevalence here is known to within ±{100 * width:.1f} points (95%) from {rows}."
+    sentence = f"Where the assumption holds, {rows} tell the prevalence here to within ±{100 * width:.1f} points (95%)."
     if severity == "stop":
         sentence += " That is too wide to be of use: the model says too little about y for so few rows."
     return Finding(name, severity, width, threshold, sentence, advice, details=details)

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,6 +62,16 @@ class Rehearsal:
         before, after = (float(self.table[f"nll_{name}"].mean()) for name in ("as_trained", "adapted"))
         better = int((self.table["nll_adapted"] < self.table["nll_as_trained"]).sum())
         return rehearsal_sentence(self.kind, before, after, better, len(self.table))
+
+    def __repr__(self) -> str:
+        return "\n".join([self.sentence, *([self._shown.to_string()] if len(self.table) else [])])
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(self.sentence)}</p>{self._shown.to_html() if len(self.table) else ''}"
+
+    @property
+    def _shown(self) -> pd.DataFrame:
+        return self.table[["rows", "nll_as_trained", "nll_adapted", "nll_told", "auroc"]].round(3)
 
 
 def rehearse(model: "SiteModel", data: TrainingData, make_folds: MakeFolds) -> Rehearsal:

@@ -10,7 +10,7 @@ from torch import Tensor
 from sitewise.adaptation import PrevalenceEstimate
 from sitewise.arrays import in_stretches
 from sitewise.diagnosis import Grounds, Outcome, decide
-from sitewise.diagnosis.outcome import ENOUGH_BELIEVED
+from sitewise.diagnosis.outcome import ENOUGH_BELIEVED, UNCHANGED
 from sitewise.estimator.at_site.naming import class_names
 from sitewise.estimator.at_site.updating import estimate_rows
 from sitewise.posterior import combine
@@ -44,9 +44,9 @@ def site_outcome(here: "AdaptedClassifier", failed: str | None) -> Outcome:
 def site_grounds(here: "AdaptedClassifier", failed: str | None) -> Grounds:
     """Compare what is predicted here with the model as trained and with what the rows alone ask for.
 
-    The share that is believed is the coefficient of a regression over the site's rows: of the change that the rows'
-    evidence makes to the predictions (from the prior's to the posterior's, log f as it is) on the change that maximum
-    likelihood from the rows makes to the model as trained.
+    The share that is believed is the change of P(Y) that is made, along the one that maximum likelihood from the rows
+    asks for. Where that asks for another relation of y and z alone, it is the same of the predictions row by row: the
+    change from the prior's to the posterior's, log f as it is.
     """
     rows, use = here.rows, here.rows.supported
     weight = torch.ones(len(rows), dtype=torch.float64) if rows.weight is None else rows.weight.double()
@@ -56,12 +56,16 @@ def site_grounds(here: "AdaptedClassifier", failed: str | None) -> Grounds:
     asked = in_stretches(alone.average, rows.log_ratio, rows.codes) - trained
     p_trained = (share * trained).sum(0)
     low, high = (np.asarray(bound, dtype=np.float64) for bound in alone.interval())
-    before = in_stretches(_unscaled(here._unbelieving), rows.log_ratio, rows.codes)
+    p_asked = (share * asked).sum(0)
+    by_level = float((logit(p_trained + p_asked) - logit(p_trained)).abs().max()) >= UNCHANGED
 
     def believed(estimate: PrevalenceEstimate) -> float:
+        if by_level:
+            made = (share * in_stretches(estimate.average, rows.log_ratio, rows.codes)).sum(0) - p_trained
+            return along(made, p_asked)
+        before = in_stretches(_unscaled(here._unbelieving), rows.log_ratio, rows.codes)
         made = in_stretches(_unscaled(estimate), rows.log_ratio, rows.codes) - before
-        size = float((share * asked.square()).sum())
-        return float(np.clip(float((share * made * asked).sum()) / size, 0.0, 1.0)) if size > 0 else 0.0
+        return along(share.sqrt() * made, share.sqrt() * asked)
 
     prior = here.model._prior_of(here.policy, here.level_scale)
     as_told = believed(here.estimate) if here.joint is None else 1.0
@@ -83,6 +87,18 @@ def site_grounds(here: "AdaptedClassifier", failed: str | None) -> Grounds:
         slope=float(prior.slope),
         failed=failed,
     )
+
+
+def along(made: Tensor, asked: Tensor) -> float:
+    """How far a change goes along the one that is asked for, from 0 to 1."""
+    size = float(asked.square().sum())
+    return min(max(float((made * asked).sum()) / size, 0.0), 1.0) if size > 0 else 0.0
+
+
+def logit(share: Tensor) -> Tensor:
+    """Log-odds of shares, finite."""
+    inside = share.clamp(1e-12, 1.0 - 1e-12)
+    return inside.log() - (1.0 - inside).log()
 
 
 def _unscaled(estimate: PrevalenceEstimate) -> Any:
