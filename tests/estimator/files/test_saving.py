@@ -224,13 +224,14 @@ def test_verdict_threshold_and_expected_performance_come_back(tmp_path):
     assert fresh.diagnose().to_dict() == said.to_dict()
     assert fresh.expected_performance().to_dict() == expected.to_dict()
     back = reloaded(here, tmp_path)
-    assert back._diagnosis == said
+    assert back.diagnose() == said
     assert back.threshold_ == choice.threshold
     np.testing.assert_array_equal(back.predict(X, Z), here.predict(X, Z))
     assert back.expected_performance().to_dict() == here.expected_performance().to_dict()
     card = (tmp_path / "saved" / "model.md").read_text()
     assert f"Threshold: {choice.threshold:g}" in card
-    assert f"The diagnosis says: {said.verdict}." in card
+    assert f"Verdict: {said.verdict}." in card
+    assert said.sentence in card.replace("\\", "")
 
 
 def test_unseen_levels_and_regions_without_a_class_are_kept(tmp_path):
