@@ -140,7 +140,7 @@ KINDS = ["constant", "table", "additive", "network", "additive around a table"]
 @pytest.mark.filterwarnings("ignore:confounder")
 def test_graph_and_model_agree_for_every_g(sites, here, tmp_path, name):
     schema = here.model.confounders_
-    site = copy.copy(here)
+    site = here.unchecked()
     site.estimate = estimates(schema, here.rows.codes)[name]
     Z = with_gaps(sites.new.Z)
     path = site.export_onnx(tmp_path / "site.onnx")
