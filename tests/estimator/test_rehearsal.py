@@ -13,6 +13,7 @@ from sitewise.estimator import rehearsing
 from sitewise.estimator.source.rehearsal import Numbers, Unit, learn_numbers
 from sitewise.prevalence import ConstantPrevalence, SitePrior
 from sitewise.prevalence.prior import FREEDOM, USUAL_FACTOR, USUAL_LEVEL, USUAL_SITES, student_scale
+from sitewise.report.wording import REHEARSALS
 from sitewise.training.loop import _Loop
 
 N_ROWS = 300  # a site
@@ -20,6 +21,7 @@ SHARES = (0.2, 0.35, 0.6)
 NAMES = ("north", "south", "west")
 SHOWN = ["rows", "prevalence", "as_trained", "adapted", "low", "high"]
 COLUMNS = [*SHOWN, "nll_as_trained", "nll_adapted", "nll_told", "auroc"]
+BREACHES = ["breach_stability", "breach_representation", "breach_mixture"]
 FAMILY = sw.SimulatedFamily(levels=(2,), seed=1)
 
 
@@ -106,7 +108,7 @@ def test_the_table_has_a_row_for_each_site(model):
     _, y, site, _ = training()
     table = model.rehearsal_.table
     assert model.rehearsal_.kind == "sites"
-    assert list(table.columns) == COLUMNS
+    assert list(table.columns) == [*COLUMNS, *BREACHES]
     assert list(table.index) == list(NAMES)
     assert (table["rows"] == N_ROWS).all()
     for name in NAMES:
@@ -147,7 +149,7 @@ def test_what_is_not_rehearsed_is_not_claimed():
     plain = fitted(rehearsal=None)
     assert plain.rehearsal_.kind is None
     assert plain.rehearsal_.table.empty
-    assert plain.rehearsal_.sentence == rehearsing.NOT_DONE
+    assert plain.rehearsal_.sentence == REHEARSALS[None]
     assert plain.rehearsal_.numbers == Numbers()
 
 
