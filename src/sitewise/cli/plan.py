@@ -142,4 +142,4 @@ def _model_of_table(path: Path, roles: dict[str, Any], separator: str | None, en
     rows, place = table.read([name for _, name in described.columns()]), Place(str(path))
     reader = TableReader.learn(rows, described, place=place)
     read = reader.read(rows, place=place)
-    return PrevalenceAdjuster().fit(read.X, read.y, sample_confounder=read.Z)
+    return PrevalenceAdjuster().fit(read.X, read.y, sample_domain=[path.name] * len(read), sample_confounder=read.Z)
