@@ -17,6 +17,7 @@ from sitewise.estimator import gpa, rehearsing
 from sitewise.estimator.source.rehearsal import Numbers, Unit, learn_numbers
 from sitewise.prevalence import ConstantPrevalence, SitePrior
 from sitewise.prevalence.prior import FREEDOM, USUAL_FACTOR, USUAL_LEVEL, USUAL_SITES, student_scale
+from sitewise.report.wording import REHEARSALS
 from sitewise.training.loop import _Loop
 from sitewise.training.side_by_side import CONTEXT, count_rooms
 
@@ -25,6 +26,7 @@ SHARES = (0.2, 0.35, 0.6)
 NAMES = ("north", "south", "west")
 SHOWN = ["rows", "prevalence", "as_trained", "adapted", "low", "high"]
 COLUMNS = [*SHOWN, "nll_as_trained", "nll_adapted", "nll_told", "auroc"]
+BREACHES = ["breach_stability", "breach_representation", "breach_mixture"]
 FAMILY = sw.SimulatedFamily(levels=(2,), seed=1)
 
 
@@ -111,7 +113,7 @@ def test_the_table_has_a_row_for_each_site(model):
     _, y, site, _ = training()
     table = model.rehearsal_.table
     assert model.rehearsal_.kind == "sites"
-    assert list(table.columns) == COLUMNS
+    assert list(table.columns) == [*COLUMNS, *BREACHES]
     assert list(table.index) == list(NAMES)
     assert (table["rows"] == N_ROWS).all()
     for name in NAMES:
@@ -152,7 +154,7 @@ def test_what_is_not_rehearsed_is_not_claimed():
     plain = fitted(rehearsal=None)
     assert plain.rehearsal_.kind is None
     assert plain.rehearsal_.table.empty
-    assert plain.rehearsal_.sentence == rehearsing.NOT_DONE
+    assert plain.rehearsal_.sentence == REHEARSALS[None]
     assert plain.rehearsal_.numbers == Numbers()
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from html import escape
 from numbers import Integral
 from typing import Any
 
@@ -78,6 +79,26 @@ class PrevalenceEstimate:
     def __getstate__(self) -> dict[str, Any]:
         """What pickle keeps; whatever was computed from it is computed again."""
         return {part.name: getattr(self, part.name) for part in fields(self)}
+
+    def __repr__(self) -> str:
+        head = f"prevalence by {self.model} g" + ("" if self.converged else " (NOT converged)")
+        return "\n".join([head, *(f"  {line}" for line in self._lines)])
+
+    def _repr_html_(self) -> str:
+        head = f"<p>prevalence by {escape(self.model)} g{'' if self.converged else ' (NOT converged)'}</p>"
+        return f"{head}<ul>{''.join(f'<li>{escape(line)}</li>' for line in self._lines)}</ul>"
+
+    @property
+    def _lines(self) -> list[str]:
+        """P(class) of every class, with its interval where no rows have to be read again for it."""
+        names = range(len(self._mean)) if self._container.columns is None else self._container.columns
+        lines = [f"P({name}) = {share:.4f}" for name, share in zip(names, self._mean.tolist(), strict=True)]
+        if not self._evidence.in_memory:
+            return lines
+        bounds = zip(*(bound.tolist() for bound in self._marginal_interval(0.95)), strict=True)
+        return [
+            f"{line}, 95% interval {low:.4f} to {high:.4f}" for line, (low, high) in zip(lines, bounds, strict=True)
+        ]
 
     @cached_property
     def marginal(self) -> Any:
@@ -196,6 +217,11 @@ class PrevalenceEstimate:
         if posterior is None:
             return combine(log_ratio, self.prevalence.log_prob(codes)).exp()
         return posterior.points.average(log_ratio, codes, posterior.slope)
+
+    @property
+    def slope(self) -> float:
+        """The factor on log f in predictions; one where there is no prior."""
+        return 1.0 if self._fit.posterior is None else self._fit.posterior.slope
 
     @cached_property
     def _mean(self) -> Tensor:

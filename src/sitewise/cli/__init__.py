@@ -10,7 +10,7 @@ from rich.text import Text
 
 import sitewise
 from sitewise.bench.cli import bench, data, demo, methods
-from sitewise.cli import adapt, export, fit, init, monitor, plan, predict, report
+from sitewise.cli import adapt, diagnose, export, fit, init, monitor, plan, predict, rehearse, report
 
 TRACEBACK = "SITEWISE_TRACEBACK"
 MOST_LETTERS = 500
@@ -22,7 +22,6 @@ OURS = (
 app = typer.Typer(
     help="Adapt a classifier to a new site with unlabeled data only.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command()(demo.demo)
@@ -30,6 +29,8 @@ app.command()(init.init)
 app.command()(fit.fit)
 app.command()(adapt.adapt)
 app.command()(predict.predict)
+app.command()(diagnose.diagnose)
+app.command()(rehearse.rehearse)
 app.command()(report.report)
 app.command()(export.export)
 app.command()(monitor.monitor)

@@ -14,7 +14,7 @@ from sitewise.arrays import Problems, read_labels, read_matrix, read_weight
 from sitewise.calibration import Calibration
 from sitewise.performance.expected import BelievedRows, ExpectedPerformance, summarize
 from sitewise.performance.labels import Direction, Part, calibration_directions, draw_labels
-from sitewise.posterior import combine, normalize
+from sitewise.posterior import normalize
 
 Array = np.ndarray[Any, Any]
 MOST_ROWS = 30_000  # of a larger site that many stand for all, evenly spread: their chance error is below 0.003
@@ -113,7 +113,7 @@ def believe(
 
     `log_prevalence` (n, K) is g where it is not the estimate's, `supported` (n,) tells where the estimate's draws hold
     at all, `by_marginal` (n,) which rows have one P(y) for their g, whose draws move as the estimate's mean does, and
-    `probability` (n, K) is what is decided by where that is something else.
+    `probability` (n, K) is P(y|x,z), which decides and is believed, where that is not the estimate's.
     """
     kept = evenly(len(log_ratio), MOST_ROWS)
     if len(kept) < len(log_ratio):
@@ -127,7 +127,7 @@ def believe(
     n_draws = number_of_draws(n_rows) if n_draws is None else n_draws
     rng = np.random.default_rng(check_random_state(random_state).randint(2**31))
     here = estimate.prevalence.log_prob(codes) if log_prevalence is None else log_prevalence
-    adjusted = combine(log_ratio, here).exp().cpu().numpy()
+    adjusted = estimate.average(log_ratio, codes).cpu().numpy() if probability is None else probability
     drawn_g = estimate.draws(n_draws, random_state=int(rng.integers(2**31)))
     draws = drawn_g.log_prob(codes)
     if by_marginal is not None and bool(by_marginal.any()):
@@ -137,14 +137,14 @@ def believe(
     if supported is not None and not bool(supported.all()):
         draws = (torch.where(supported[:, None], drawn, here) for drawn in draws)
     labels = draw_labels(
-        log_ratio.cpu().numpy(),
+        (estimate.slope * log_ratio).cpu().numpy(),
         (drawn.cpu().numpy() for drawn in draws),
         rng,
         _directions(log_ratio, codes, estimate, parts, supported),
         known,
     )
     return BelievedRows(
-        adjusted if probability is None else probability,
+        adjusted,
         _knowing(adjusted, known),
         labels,
         np.ones(n_rows) if weight is None else weight.cpu().numpy(),

@@ -156,14 +156,14 @@ def test_verdict_comes_first_in_words_and_shape(make_content):
         html = render(make_content(diagnosis={"verdict": verdict, "sentence": "So it is.", "findings": []}))
         main = html[html.index("<main>") :]
         assert main.index(f'<div class="verdict {look}"') < main.index("<section")
-        assert f"Verdict: {verdict}" in main
+        assert main.index("So it is.") < main.index(f"Verdict: {verdict}")
     icons = {
         re.search(r'<svg class="icon".*?</svg>', render(make_content(diagnosis=d)), re.DOTALL).group()
         for d in (
             None,
-            {"verdict": "adapt", "findings": []},
-            {"verdict": "care", "findings": []},
-            {"verdict": "do not adapt", "findings": []},
+            {"verdict": "adapt", "sentence": "Yes.", "findings": []},
+            {"verdict": "care", "sentence": "Well.", "findings": []},
+            {"verdict": "do not adapt", "sentence": "No.", "findings": []},
         )
     }
     assert len(icons) == 4
@@ -210,10 +210,11 @@ def test_a_thousand_levels_stay_readable(make_content):
     assert len(html) < 200_000
 
 
-def test_many_training_sites_are_counted(make_content):
+def test_every_training_site_is_drawn_and_listed(make_content):
     sites = [TrainingSite(f"s{i}", i, np.array([0.5, 0.5])) for i in range(100)]
-    words = Page(render(make_content(training_sites=sites))).words
-    assert "60 more training sites with 1,770 rows not listed" in words
+    html = render(make_content(training_sites=sites))
+    for i in range(100):
+        assert html.count(f">s{i}</") == 2  # in the chart and in the table
 
 
 def test_a_page_may_not_take_the_place_of_its_numbers(make_content, tmp_path):
@@ -222,3 +223,32 @@ def test_a_page_may_not_take_the_place_of_its_numbers(make_content, tmp_path):
     with pytest.raises(ValueError, match=r"is a folder; name the page in it"):
         write_report(make_content(), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_words_fit_the_kind_of_data(make_content):
+    tables, images = (Page(render(make_content(kind=kind, profiles=[]))).words for kind in ("tables", "images"))
+    assert "scanner" in images
+    assert not re.search("scanner|image|pixel", tables)
+
+
+def test_what_changes_for_patients_is_counted(make_content):
+    before, after = np.array([[0.9, 0.1]] * 6 + [[0.4, 0.6]] * 4), np.array([[0.9, 0.1]] * 5 + [[0.3, 0.7]] * 5)
+    found = make_content(before=before, after=after)["crossing"]
+    assert (found["rows"], found["changed"], found["gained"], found["lost"]) == (10, 1, 1, 0)
+    assert (
+        "Of 10 rows 1 get another decision than as trained (the most probable class): 1 now called" in found["sentence"]
+    )
+    weighted = make_content(before=before, after=after, threshold=0.65, sample_weight=np.full(10, 2.0))["crossing"]
+    assert (weighted["rows"], weighted["changed"]) == (20, 10)
+    assert "(threshold 65.0%)" in weighted["sentence"]
+    many = make_content(n_classes=4)["crossing"]
+    assert 0 < many["changed"] <= many["rows"] == 500
+
+
+def test_the_rehearsal_is_a_table(make_content):
+    sites = [{"name": f"<b>h{i}</b>", "rows": 100, "before": 0.5, "after": 0.4, "told": 0.3} for i in range(20)]
+    html = render(make_content(rehearsal={"sentence": "It went well.", "sites": sites}))
+    assert "It went well." in html
+    assert html.count("&lt;b&gt;h") == 20
+    assert "<b>h" not in html
+    assert 'id="rehearsal"' not in render(make_content())

@@ -40,7 +40,7 @@ from sitewise.artifacts import (
 from sitewise.backbones.build import SMALL
 from sitewise.calibration import Calibration
 from sitewise.critic import Bank, Critic
-from sitewise.diagnosis import Diagnosis, Finding
+from sitewise.diagnosis import Diagnosis, Finding, Grounds, Outcome
 from sitewise.diagnosis.coverage import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.adjuster import PrevalenceAdjuster
@@ -284,8 +284,11 @@ def _parts(values: Mapping[str, Any], place: str = "", **expected: Any) -> tuple
 
 def _take_adapted(here: AdaptedClassifier) -> Parts:
     computed = {name for name, part in vars(AdaptedClassifier).items() if isinstance(part, cached_property)}
+    card = site_card(here)  # what it says is kept with the site
     values = {name: value for name, value in vars(here).items() if name not in computed and name != "model"}
-    return Parts({"site": values}, site_card(here), {"model": here.model})
+    outcome = here.outcome
+    values["_outcome"] = {"word": str(outcome), **vars(outcome)}
+    return Parts({"site": values}, card, {"model": here.model})
 
 
 def _make_adapted(values: Values, inside: dict[str, Any], attached: Mapping[str, Any]) -> AdaptedClassifier:
@@ -295,6 +298,8 @@ def _make_adapted(values: Values, inside: dict[str, Any], attached: Mapping[str,
     _check_attributes(site, "site/", AdaptedClassifier, SITE)
     here = AdaptedClassifier.__new__(AdaptedClassifier)
     here.__dict__.update(site, model=model)
+    if here._outcome is not None:
+        here._outcome = Outcome(**site["_outcome"])
     _check_shapes(here.model, {"this site": here.estimate.prevalence})
     return here
 
@@ -419,6 +424,7 @@ RECORDS: dict[str, Record] = {
     "JointModel": Record(JointModel),
     "Diagnosis": Record(Diagnosis),
     "Finding": Record(Finding),
+    "Grounds": Record(Grounds),
     "HeldOut": Record(HeldOut),
     "KeptRows": Record(KeptRows),
     "PairModel": Record(PairModel),

@@ -6,8 +6,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from sitewise.report.page.svg import Scale, ceiling, element, path, picture, shorten, ticks
-from sitewise.report.page.wording import compact, round_percent
+from sitewise.report.page.svg import Scale, ceiling, element, path, picture, ticks
+from sitewise.report.wording import compact, round_percent, shorten
 
 WIDTH = 360
 LEFT, RIGHT, TOP = 42, 20, 10
@@ -17,6 +17,7 @@ GUTTER, LETTERS, LETTER = (
     7.0,
 )  # room for names down the side, the letters of a name that go in there, the width of one
 ROW = 26
+MANY = 14  # rows of a chart from which on its axis is written at both ends
 ROOTS = (0.01, 0.1, 0.25, 0.5, 1.0)  # ticks of a square-root axis
 
 
@@ -67,10 +68,14 @@ def intervals(key: str, rows: Sequence[Row], title: str, description: str) -> Ma
     names = [shorten(row.label, LETTERS) for row in rows]
     gutter = min(GUTTER, 16 + LETTER * max(len(name) for name in names))
     scale = Scale(0, ceiling(max(numbers, default=1.0)), gutter, WIDTH - RIGHT)
-    bottom = TOP + ROW * len(rows)
-    parts: list[Markup] = _across(scale, TOP, bottom, percent_ticks(scale.high))
+    marks = percent_ticks(scale.high)
+    top = TOP if len(rows) <= MANY else TOP + 18
+    bottom = top + ROW * len(rows)
+    parts: list[Markup] = _across(scale, top, bottom, marks)
+    if len(rows) > MANY:  # whoever scrolls sees one end only
+        parts += [_text(scale(value), top - 6, words, "middle") for value, words in marks]
     for i, row in enumerate(rows):
-        y = TOP + ROW * (i + 0.5)
+        y = top + ROW * (i + 0.5)
         parts.append(_text(gutter - 10, y + 4, names[i], "end"))
         parts += [mark("other", scale(value), y) for value in row.others]
         if row.low is not None and row.high is not None:

@@ -1,0 +1,23 @@
+"""The outcome at a site as it reaches the terminal."""
+
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from sitewise.diagnosis import Diagnosis
+
+VERDICT_STYLES = {"adapt": "bold green", "care": "bold yellow", "do not adapt": "bold red"}
+
+
+def outcome_text(diagnosis: "Diagnosis", *, all_findings: bool = False) -> Text:
+    """What was done at a site and why, the risk, the verdict, and the findings that are not good, with advice."""
+    assert diagnosis.outcome is not None
+    said = Text.assemble((diagnosis.outcome.sentence, "bold"), f"\n{diagnosis.outcome.risk}\nverdict: ")
+    said.append(diagnosis.verdict, VERDICT_STYLES[diagnosis.verdict])
+    for finding in diagnosis.findings:
+        if all_findings:
+            said.append(f"\n  {finding}")
+        elif finding.severity in ("care", "stop"):
+            said.append(f"\n  {finding.name}: {finding.sentence} {finding.advice}".rstrip())
+    return said
