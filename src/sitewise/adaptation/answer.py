@@ -191,6 +191,11 @@ class PrevalenceEstimate:
             return combine(log_ratio, self.prevalence.log_prob(codes)).exp()
         return posterior.points.average(log_ratio, codes, posterior.slope)
 
+    @property
+    def slope(self) -> float:
+        """The factor on log f in predictions: the posterior's, one without a prior."""
+        return 1.0 if self._fit.posterior is None else self._fit.posterior.slope
+
     @cached_property
     def _mean(self) -> Tensor:
         if self._fit.posterior is not None:

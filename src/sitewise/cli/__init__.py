@@ -7,7 +7,22 @@ from rich.console import Console
 from rich.text import Text
 
 import sitewise
-from sitewise.cli import adapt, bench, data, demo, export, fit, init, methods, monitor, plan, predict, report
+from sitewise.cli import (
+    adapt,
+    bench,
+    data,
+    demo,
+    evaluate,
+    expect,
+    export,
+    fit,
+    init,
+    methods,
+    monitor,
+    plan,
+    predict,
+    report,
+)
 
 app = typer.Typer(
     help="Adapt a classifier to a new site with unlabeled data only.",
@@ -21,6 +36,8 @@ app.command()(fit.fit)
 app.command()(adapt.adapt)
 app.command()(predict.predict)
 app.command()(report.report)
+app.command()(expect.expect)
+app.command()(evaluate.evaluate)
 app.command()(export.export)
 app.command()(monitor.monitor)
 app.command()(methods.methods)

@@ -1,6 +1,7 @@
 """From log-ratios and an estimated g to what is believed of the labels, and the performance to expect."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ def expected_performance(
     n_draws: int | None = None,
     random_state: Any = None,
 ) -> ExpectedPerformance:
-    """Performance to expect of the probabilities `adjust(log_ratio, estimate.log_prevalence(Z))`, without labels.
+    """Performance to expect of the probabilities `estimate.predict_proba(log_ratio, Z)`, without labels.
 
     Parameters
     ----------
@@ -101,6 +102,7 @@ def believe(
     log_prevalence: Tensor | None = None,
     supported: Tensor | None = None,
     by_marginal: Tensor | None = None,
+    belief: Array | None = None,
     probability: Array | None = None,
     parts: Sequence[Part] = (),
     known: Array | None = None,
@@ -112,22 +114,30 @@ def believe(
     """What is believed of the labels of rows with log f (n, K) and codes of z (n, V), and draws of them.
 
     `log_prevalence` (n, K) is g where it is not the estimate's, `supported` (n,) tells where the estimate's draws hold
-    at all, `by_marginal` (n,) which rows have one P(y) for their g, whose draws move as the estimate's mean does, and
-    `probability` (n, K) is what is decided by where that is something else.
+    at all, `by_marginal` (n,) which rows have one P(y) for their g, whose draws move as the estimate's mean does.
+    `belief` (n, K) is P(y|x,z) where it is not the estimate's, and `probability` (n, K) what is decided by where that
+    is not the belief. Labels are drawn with the slope on log f that predictions have.
     """
-    kept = evenly(len(log_ratio), MOST_ROWS)
-    if len(kept) < len(log_ratio):
+    n_site = len(log_ratio)
+    kept = evenly(n_site, MOST_ROWS)
+    if len(kept) < n_site:
         log_ratio, codes = log_ratio[kept], codes[kept]
         log_prevalence = None if log_prevalence is None else log_prevalence[kept]
         supported, by_marginal = (None if part is None else part[kept] for part in (supported, by_marginal))
         weight = None if weight is None else weight[kept]
-        probability, known = (None if part is None else part[kept.numpy()] for part in (probability, known))
+        chosen = kept.numpy()
+        belief, probability, known = (None if p is None else p[chosen] for p in (belief, probability, known))
         z = None if z is None else z.iloc[kept.numpy()].reset_index(drop=True)
     n_rows = len(log_ratio)
     n_draws = number_of_draws(n_rows) if n_draws is None else n_draws
     rng = np.random.default_rng(check_random_state(random_state).randint(2**31))
     here = estimate.prevalence.log_prob(codes) if log_prevalence is None else log_prevalence
-    adjusted = combine(log_ratio, here).exp().cpu().numpy()
+    if belief is None:
+        belief = (
+            (estimate.average(log_ratio, codes) if log_prevalence is None else combine(log_ratio, here).exp())
+            .cpu()
+            .numpy()
+        )
     drawn_g = estimate.draws(n_draws, random_state=int(rng.integers(2**31)))
     draws = drawn_g.log_prob(codes)
     if by_marginal is not None and bool(by_marginal.any()):
@@ -136,20 +146,33 @@ def believe(
         draws = (torch.where(by_marginal[:, None], here + move, drawn) for drawn, move in pairs)
     if supported is not None and not bool(supported.all()):
         draws = (torch.where(supported[:, None], drawn, here) for drawn in draws)
+    slope = _slopes(log_ratio, estimate.slope, supported, by_marginal)
     labels = draw_labels(
-        log_ratio.cpu().numpy(),
+        slope * log_ratio.cpu().numpy(),
         (drawn.cpu().numpy() for drawn in draws),
         rng,
-        _directions(log_ratio, codes, estimate, parts, supported),
+        [
+            replace(moved, log_ratio=slope * moved.log_ratio)
+            for moved in _directions(log_ratio, codes, estimate, parts, supported)
+        ],
         known,
     )
     return BelievedRows(
-        adjusted if probability is None else probability,
-        _knowing(adjusted, known),
+        belief if probability is None else probability,
+        _knowing(belief, known),
         labels,
         np.ones(n_rows) if weight is None else weight.cpu().numpy(),
         pd.DataFrame(index=range(n_rows)) if z is None else z,
+        kept.numpy(),
+        n_site,
     )
+
+
+def _slopes(log_ratio: Tensor, slope: float, supported: Tensor | None, by_marginal: Tensor | None) -> Array:
+    """The factor on each row's log f, (n, 1): one where the estimate does not predict."""
+    own = torch.ones(len(log_ratio), dtype=torch.bool) if supported is None else supported
+    own = own if by_marginal is None else own & ~by_marginal
+    return np.where(own.cpu().numpy()[:, None], slope, 1.0)
 
 
 def number_of_draws(n_rows: int) -> int:

@@ -6,6 +6,7 @@ import torch
 from sklearn.utils import check_random_state
 from torch import Tensor
 
+from sitewise.estimator.at_site.kept import KeptRows
 from sitewise.estimator.without_z.predicting import lacking, with_joint_marginal
 from sitewise.performance import BelievedRows, Part, believe
 
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
 N_RESAMPLES = 100  # of the held-out rows behind a calibration
 
 
-def believed_rows(here: "AdaptedClassifier") -> BelievedRows:
-    """The rows a model was adapted on, as `sitewise.performance` wants them."""
-    rows, model = here.rows, here.model
+def believed_rows(here: "AdaptedClassifier", rows: KeptRows | None = None) -> BelievedRows:
+    """Rows of a site, those it was adapted on where none are given, as `sitewise.performance` wants them."""
+    model = here.model
+    rows = here.rows if rows is None else rows
     schema = model.confounders_
     return believe(
         rows.log_ratio,
@@ -27,6 +29,7 @@ def believed_rows(here: "AdaptedClassifier") -> BelievedRows:
         log_prevalence=with_joint_marginal(model, here.joint, rows.codes, here._log_prevalence(rows.codes)),
         supported=rows.supported,
         by_marginal=None if here.joint is None else lacking(model, rows.codes),
+        belief=here._adapted_probability(rows.log_ratio, rows.codes).numpy(),
         probability=here._probability(rows.log_ratio, rows.codes).numpy(),
         parts=calibration_parts(model, rows.codes, joint=here.joint is not None),
         known=None if rows.labels is None else rows.labels.numpy(),
