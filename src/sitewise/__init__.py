@@ -28,6 +28,7 @@ _ROOM_OF = {
     "GPAClassifier": "estimator",
     "PrevalenceAdjuster": "estimator",
     "load": "estimator.files.saving",
+    "suggest_confounders": "estimator.suggesting",
     "expected_performance": "performance",
     "ExpectedPerformance": "performance",
     "plan_sample_size": "samplesize",
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from sitewise.estimator import GPAClassifier as GPAClassifier
     from sitewise.estimator import PrevalenceAdjuster as PrevalenceAdjuster
     from sitewise.estimator.files.saving import load as load
+    from sitewise.estimator.suggesting import suggest_confounders as suggest_confounders
     from sitewise.performance import ExpectedPerformance as ExpectedPerformance
     from sitewise.performance import expected_performance as expected_performance
     from sitewise.samplesize import plan_sample_size as plan_sample_size

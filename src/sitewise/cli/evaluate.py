@@ -45,8 +45,9 @@ def evaluate(
         here = load_site(site)
         reader = reader_of(here.model, site)
         table = open_table(labeled, separator=separator, encoding=encoding)
-        table.find([name for name in (reader.roles.target, weight) if name is not None])
-        wanted = [*reader.columns(table.columns, labels=True), *([weight] if weight else [])]
+        named = [name for name in (reader.roles.target, weight) if name]
+        table.find(named)
+        wanted = [*reader.columns(table.columns, labels=False), *named]
         rows, place = table.read(list(dict.fromkeys(wanted))), Place(str(labeled))
         found = sites_of(rows, reader.roles.site, place)
         check_site(set() if found is None else set(found.tolist()), only_site, reader.roles.site, str(labeled))

@@ -188,10 +188,13 @@ def evenly(n_rows: int, at_most: int) -> Tensor:
 def _directions(
     log_ratio: Tensor, codes: Tensor, estimate: PrevalenceEstimate, parts: Sequence[Part], supported: Tensor | None
 ) -> list[Direction]:
-    """How the calibrations' uncertainty moves f and g; g where the model of it can be fitted again."""
+    """How the calibrations' uncertainty moves f and g.
+
+    g moves where its model can be fitted again and its own draws do not hold that already.
+    """
 
     def refit(change: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        if not estimate.can_refit:
+        if estimate.allows_for_ratio_error or not estimate.can_refit:
             return estimate.prevalence.log_prob
         again = estimate.refit(change)
         if supported is None:
