@@ -28,7 +28,7 @@ from sitewise.datasets.simulated import SimulatedFamily
 from sitewise.evaluation import Ranking
 from sitewise.performance import Predictions, clinical, score_thresholds
 
-WORLDS, SITES, TABLES = 60, 17, 100
+WORLDS, SITES, TABLES = 170, 6, 100
 FOREIGN_THRESHOLD, SPECIFICITY = 0.3, 0.9
 COVERAGES = (0.8, 0.9)
 
@@ -128,7 +128,7 @@ def confounder_table(seed, n_true):
     return {"true": wanted, "suggested": found.confounders, "seconds": seconds}
 
 
-def run(out, parts, worlds, tables):
+def run(out, parts, worlds, tables, first=0):
     """Do what has no record yet."""
     made, done = provenance(), done_ids(out)
     torch.set_num_threads(1)
@@ -140,7 +140,7 @@ def run(out, parts, worlds, tables):
                 append_record(
                     out, {"id": name, "part": "confounders", **confounder_table(3 * seed + n_true, n_true), **made}
                 )
-    for seed in range(worlds if "sites" in parts else 0):
+    for seed in range(first, worlds) if "sites" in parts else ():
         if f"sites-{seed}-{SITES - 1}" in done:
             continue
         model, foreign, sites = world(seed)
@@ -203,11 +203,18 @@ def main():
     running.add_argument("--part", action="append", choices=("sites", "confounders"))
     running.add_argument("--worlds", type=int, default=WORLDS)
     running.add_argument("--tables", type=int, default=TABLES)
+    running.add_argument("--first", type=int, default=0, help="world to begin with, for several processes")
     showing = commands.add_parser("table", help="print the tables")
     showing.add_argument("file", type=Path)
     arguments = parser.parse_args()
     if arguments.command == "run":
-        run(arguments.out, arguments.part or ("sites", "confounders"), arguments.worlds, arguments.tables)
+        run(
+            arguments.out,
+            arguments.part or ("sites", "confounders"),
+            arguments.worlds,
+            arguments.tables,
+            arguments.first,
+        )
     else:
         sys.stdout.write(table(read_records(arguments.file)))
 

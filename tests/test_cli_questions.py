@@ -95,3 +95,48 @@ def test_evaluate_needs_labels(place, capsys):
     code, _, err = run(capsys, "evaluate", place / "site", place / "unlabeled.csv")
     assert code == 2
     assert "ill" in err
+
+
+def test_a_sample_is_drawn_labeled_and_judged_with_its_weights(place, capsys):
+    out = place / "to_label.csv"
+    code, said, err = run(capsys, "sample", place / "site", place / "new.csv", "--rows", 40, "--out", out, "--json")
+    assert code == 0, err
+    drawn = pd.read_csv(out)
+    assert len(drawn) == json.loads(said)["rows"] == 40
+    assert drawn["sample_weight"].sum() == pytest.approx(120)
+    whole = pd.read_csv(place / "new.csv")
+    assert drawn["old"].tolist() == whole["old"].iloc[drawn["sample_row"]].tolist()
+    words = ("--weight", "sample_weight", "--resamples", 5, "--json")
+    code, said, err = run(capsys, "evaluate", place / "site", out, *words)
+    assert code == 0, err
+    assert json.loads(said)["rows"] == 40
+
+
+def test_init_suggests_what_differs_between_sites(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    hospital, age, pressure = np.repeat(["a", "b", "c"], 400), rng.normal(size=1200), rng.normal(size=1200)
+    slope = pd.Series(hospital).map({"a": -1.5, "b": 0.0, "c": 1.5}).to_numpy()
+    ill = rng.random(1200) < 1 / (1 + np.exp(-pressure - slope * age))
+    columns = {"hospital": hospital, "ill": ill.astype(int), "height": age, "pressure": pressure}
+    pd.DataFrame(columns).to_csv(tmp_path / "rows.csv", index=False)
+    words = ("init", tmp_path / "rows.csv", "--target", "ill", "--site", "hospital", "--suggest", "--json")
+    code, said, err = run(capsys, *words)
+    assert code == 0, err
+    record = json.loads(said)
+    assert record["suggestion"]["confounders"] == ["height"]
+    assert record["roles"]["confounders"] == ["height"]
+    assert "pressure" in record["roles"]["features"]
+
+
+def test_the_card_and_the_checklist_are_written(place, capsys):
+    (place / "author.toml").write_text('developer = "Us"\n')
+    words = ("--out", place / "card.xml", "--checklist", place / "tripod.md", "--author", place / "author.toml")
+    code, said, err = run(capsys, "card", place / "site", *words, "--json")
+    assert code == 0, err
+    assert len(json.loads(said)["checklist"]) == 27
+    assert "<mc:ModelDeveloper>Us<" in (place / "card.xml").read_text()
+    assert "TRIPOD+AI" in (place / "tripod.md").read_text()
+    (place / "author.toml").write_text("no toml")
+    code, _, err = run(capsys, "card", place / "site", "--out", place / "other.xml", "--author", place / "author.toml")
+    assert code == 2
+    assert "is not TOML" in err

@@ -10,6 +10,7 @@ import sitewise
 from sitewise.cli import (
     adapt,
     bench,
+    card,
     data,
     demo,
     evaluate,
@@ -22,6 +23,7 @@ from sitewise.cli import (
     plan,
     predict,
     report,
+    sample,
 )
 
 app = typer.Typer(
@@ -38,6 +40,8 @@ app.command()(predict.predict)
 app.command()(report.report)
 app.command()(expect.expect)
 app.command()(evaluate.evaluate)
+app.command()(sample.sample)
+app.command()(card.card)
 app.command()(export.export)
 app.command()(monitor.monitor)
 app.command()(methods.methods)

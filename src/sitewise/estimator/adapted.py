@@ -33,13 +33,17 @@ from sitewise.performance import (
     Evaluation,
     Expected,
     ExpectedPerformance,
+    LabelSample,
     PredictionSets,
+    Subgroup,
     ThresholdChoice,
     choose_threshold,
     clinical_performance,
     decide,
     decision_curve,
+    draw_sample,
     judged_instead,
+    subgroups,
     summarize,
 )
 from sitewise.posterior import combine
@@ -226,6 +230,47 @@ class AdaptedClassifier:
         """Expected net benefit at every threshold: of treating by the predictions (ours or others'), all, or nobody."""
         rows = judged_instead(self._believed_rows, tuple(self.classes_.tolist()), y_pred, proba)
         return decision_curve(rows, THRESHOLDS if thresholds is None else thresholds, level=level)
+
+    def subgroups(
+        self,
+        by: Any,
+        *,
+        bands: Any = None,
+        y_pred: Any = None,
+        proba: Any = None,
+        threshold: float | None = None,
+        level: float = 0.95,
+    ) -> list[Subgroup]:
+        """Prevalence, performance and calibration to expect in each subgroup of the rows adapted on, without labels.
+
+        Parameters
+        ----------
+        by : str, Series, DataFrame or array-like of shape (n,)
+            A confounder's name, or values of any column, in the order of the rows; a frame is taken column by column.
+        bands : sequence of float, optional
+            Edges between bands of a number; its quartiles otherwise.
+        y_pred, proba, threshold, level
+            As in `expected_performance`.
+        """
+        classes = tuple(self.classes_.tolist())
+        rows = judged_instead(self._believed_rows, classes, y_pred, proba)
+        ours = y_pred is None and proba is None
+        chosen = self.threshold_ if ours and threshold is None else threshold
+        if isinstance(by, str):
+            by = summarize(rows, classes, chosen, level)._column(by).rename(by)
+        frame = by if isinstance(by, pd.DataFrame) else pd.Series(by).to_frame(getattr(by, "name", None) or "group")
+        own = {"bands": bands, "threshold": chosen, "level": level}
+        return [group for name in frame for group in subgroups(rows, classes, str(name), frame[name], **own)]
+
+    def sample(self, n: int, *, random_state: int = 0) -> LabelSample:
+        """Draw n of the rows adapted on to be labeled: stratified by score and z, with weights that keep means right.
+
+        Evaluate with `evaluate(X[sample.rows], y, Z.iloc[sample.rows], sample_weight=sample.weight)`.
+        """
+        schema = self.model.confounders_
+        z = pd.DataFrame(index=range(len(self.rows))) if schema is None else schema.decode(self.rows.codes)
+        probability = self._probability(self.rows.log_ratio, self.rows.codes).numpy()
+        return draw_sample(probability, z, n, seed=random_state)
 
     def choose_threshold(
         self, *, sensitivity: float | None = None, harm_to_benefit: float | None = None, level: float = 0.95

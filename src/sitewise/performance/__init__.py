@@ -10,6 +10,8 @@ from sitewise.performance.labels import Direction, Part, calibration_directions,
 from sitewise.performance.metrics import EXPECTED_METRICS, Predictions, confusion_metrics, decide
 from sitewise.performance.others import judged_instead
 from sitewise.performance.recalibration import RECALIBRATIONS, recalibrate
+from sitewise.performance.sampling import LabelSample, draw_sample
+from sitewise.performance.subgroups import Subgroup, subgroups
 from sitewise.performance.thresholds import best_f1_threshold, net_benefit_threshold, recall_threshold
 
 __all__ = [
@@ -23,9 +25,11 @@ __all__ = [
     "Expected",
     "ExpectedCounts",
     "ExpectedPerformance",
+    "LabelSample",
     "Part",
     "PredictionSets",
     "Predictions",
+    "Subgroup",
     "ThresholdChoice",
     "believe",
     "best_f1_threshold",
@@ -37,11 +41,13 @@ __all__ = [
     "decide",
     "decision_curve",
     "draw_labels",
+    "draw_sample",
     "expected_performance",
     "judged_instead",
     "net_benefit_threshold",
     "recalibrate",
     "recall_threshold",
     "score_thresholds",
+    "subgroups",
     "summarize",
 ]
