@@ -117,3 +117,13 @@ def test_labels_are_drawn_as_sharp_as_predictions_are(here):
     assert abs(share.mean() - believed.belief[:, 1].mean()) < 0.02
     sure = believed.belief[:, 1] > np.quantile(believed.belief[:, 1], 0.9)
     assert abs(share[sure].mean() - believed.belief[sure, 1].mean()) < 0.03
+
+
+def test_columns_are_ranked_by_the_shift_along_them(here):
+    found = here.shift_by_column()
+    assert set(found.index) == {"age0", "group0"}
+    assert found["p_value"].is_monotonic_increasing
+    other = here.shift_by_column(pd.DataFrame({"noise": np.arange(500) % 7}))
+    assert list(other.index) == ["noise"]
+    with pytest.raises(ValueError, match=r"columns has 3 row\(s\), the site was adapted on 500"):
+        here.shift_by_column(pd.DataFrame({"noise": [1, 2, 3]}))

@@ -7,8 +7,10 @@ the score test of that interaction in one logistic model with the main effects o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from scipy.stats import chi2
 from torch import Tensor
@@ -16,6 +18,9 @@ from torch.nn.functional import one_hot
 
 from sitewise.prevalence.linear import contrasts, fit_linear, information
 
+MOST_LEVELS = 12  # of a category, by frequency; rarer ones count together
+POWERS = 3  # of a number in main effects; in interactions with sites, as many less one
+REACH = 3.0  # standard deviations beyond which a number counts as there
 RIDGE = 1e-3  # on main effects, in rows: keeps separated ones finite
 SMALLEST = 1e-9  # information below which a direction tells nothing
 
@@ -27,6 +32,30 @@ class ScoreTest:
     statistic: float
     freedom: int
     p_value: float
+
+
+def column_features(column: pd.Series) -> tuple[Tensor, Tensor]:
+    """A column as main effects and as what may interact with sites: powers of a number, marks of frequent levels."""
+    missing = column.isna().to_numpy()
+    gaps = [missing.astype(float)] if missing.any() else []
+    numeric = pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
+    if numeric and column.nunique() > 2:
+        values = column.to_numpy(dtype=float, na_value=np.nan)
+        spread = np.nanstd(values)
+        scaled = np.clip((values - np.nanmean(values)) / (spread if spread > 0 else 1.0), -REACH, REACH)
+        powers = [np.where(missing, 0.0, scaled**power) for power in range(1, POWERS + 1)]
+        powers = [power - power.mean() for power in powers]
+        return _stacked([*powers, *gaps], len(column)), _stacked([*powers[:-1], *gaps], len(column))
+    counts = column.value_counts()
+    levels = counts.index[:MOST_LEVELS]
+    left_out = 0 if len(counts) <= len(levels) else None  # the rest is the reference, or the most frequent level
+    marks = [(column == level).to_numpy(dtype=float, na_value=0.0) for i, level in enumerate(levels) if i != left_out]
+    found = _stacked([*marks, *gaps], len(column))
+    return found, found
+
+
+def _stacked(columns: list[Any], n_rows: int) -> Tensor:
+    return torch.tensor(np.stack(columns, axis=1)) if columns else torch.zeros(n_rows, 0, dtype=torch.float64)
 
 
 def site_interactions(

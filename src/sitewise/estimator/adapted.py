@@ -22,6 +22,7 @@ from sitewise.estimator.at_site.evaluating import evaluate_site
 from sitewise.estimator.at_site.kept import KeptRows
 from sitewise.estimator.at_site.reporting import report_content
 from sitewise.estimator.at_site.sets import predict_sets
+from sitewise.estimator.at_site.shifting import shift_by_column
 from sitewise.estimator.at_site.updating import update
 from sitewise.estimator.at_site.watching import watch
 from sitewise.estimator.source.regions import in_regions
@@ -261,6 +262,22 @@ class AdaptedClassifier:
         frame = by if isinstance(by, pd.DataFrame) else pd.Series(by).to_frame(getattr(by, "name", None) or "group")
         own = {"bands": bands, "threshold": chosen, "level": level}
         return [group for name in frame for group in subgroups(rows, classes, str(name), frame[name], **own)]
+
+    def shift_by_column(self, columns: pd.DataFrame | None = None) -> pd.DataFrame:
+        """Which columns the shift of P(y|z) from the training sites to this one is concentrated in, without labels.
+
+        Parameters
+        ----------
+        columns : DataFrame, optional
+            Values of columns in the order of the rows adapted on; the confounders otherwise.
+
+        Returns
+        -------
+        DataFrame
+            A row for each column, the clearest first: the score test that g has the training sites' shape along it
+            (`statistic`, `freedom`, `p_value`). A shift of the level alone is none along any column.
+        """
+        return shift_by_column(self, columns)
 
     def sample(self, n: int, *, random_state: int = 0) -> LabelSample:
         """Draw n of the rows adapted on to be labeled: stratified by score and z, with weights that keep means right.

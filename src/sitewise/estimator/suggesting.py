@@ -14,7 +14,7 @@ from torch.nn.functional import one_hot
 from sitewise.adaptation import estimate_prevalence
 from sitewise.arrays import Problems, read_weight
 from sitewise.confounders import Confounders
-from sitewise.diagnosis.heterogeneity import ScoreTest, holm, site_interactions
+from sitewise.diagnosis.heterogeneity import ScoreTest, column_features, holm, site_interactions
 from sitewise.estimator.source.prevalences import by_site, fit_prevalence
 from sitewise.estimator.source.reading import read_classes, read_domain
 from sitewise.posterior import combine
@@ -22,9 +22,6 @@ from sitewise.prevalence import SitePrior
 from sitewise.prevalence.linear import contrasts, fit_linear
 from sitewise.ratio import LabeledRows
 
-MOST_LEVELS = 12  # of a category, by frequency; rarer ones count together
-POWERS = 3  # of a number in main effects; in interactions with sites, as many less one
-REACH = 3.0  # standard deviations beyond which a number counts as there
 MOST_CHOSEN = 5
 RIDGE = 1.0  # on main effects of f in rehearsals, in rows
 NOTHING = "none"
@@ -112,7 +109,7 @@ def suggest_confounders(
         problems.add(f"candidates must be columns of X, not so {unknown}")
     problems.raise_if_any()
     labels = torch.as_tensor(target, dtype=torch.int64)
-    parts = [_column_features(frame[name]) for name in frame.columns]
+    parts = [column_features(frame[name]) for name in frame.columns]
     main = torch.cat([part for part, _ in parts], dim=1)
     places = [list(frame.columns).index(name) for name in wanted]
     columns = [parts[place][1] for place in places]
@@ -169,30 +166,6 @@ def _as_frame(X: Any, problems: Problems) -> pd.DataFrame:
         problems.add(f"X must have shape (rows, columns), got shape {values.shape}")
         return pd.DataFrame()
     return pd.DataFrame(values, columns=[f"x{j}" for j in range(values.shape[1])])
-
-
-def _column_features(column: pd.Series) -> tuple[Tensor, Tensor]:
-    """A column as main effects and as what may interact with sites: powers of a number, marks of frequent levels."""
-    missing = column.isna().to_numpy()
-    gaps = [missing.astype(float)] if missing.any() else []
-    numeric = pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
-    if numeric and column.nunique() > 2:
-        values = column.to_numpy(dtype=float, na_value=np.nan)
-        spread = np.nanstd(values)
-        scaled = np.clip((values - np.nanmean(values)) / (spread if spread > 0 else 1.0), -REACH, REACH)
-        powers = [np.where(missing, 0.0, scaled**power) for power in range(1, POWERS + 1)]
-        powers = [power - power.mean() for power in powers]
-        return _stacked([*powers, *gaps], len(column)), _stacked([*powers[:-1], *gaps], len(column))
-    counts = column.value_counts()
-    levels = counts.index[:MOST_LEVELS]
-    left_out = 0 if len(counts) <= len(levels) else None  # the rest is the reference, or the most frequent level
-    marks = [(column == level).to_numpy(dtype=float, na_value=0.0) for i, level in enumerate(levels) if i != left_out]
-    found = _stacked([*marks, *gaps], len(column))
-    return found, found
-
-
-def _stacked(columns: list[Any], n_rows: int) -> Tensor:
-    return torch.tensor(np.stack(columns, axis=1)) if columns else torch.zeros(n_rows, 0, dtype=torch.float64)
 
 
 def _rehearsal(rows: _Rows, frame: pd.DataFrame, choices: list[list[Any]]) -> pd.DataFrame:
