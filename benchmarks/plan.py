@@ -41,7 +41,7 @@ def held_out_joint(model, prevalence):
 def achieved(model, pool, n, joint, rng):
     """What one site of n rows achieves: the interval's width, whether it holds P(y=1), KL, and the F1 lost."""
     log_ratio, Z, y = pool.site(n, joint, rng)
-    here = model.adapt_log_ratio(log_ratio, Z)
+    here = model.adapt_log_ratio(log_ratio, Z).unchecked()
     low, high = here.prevalence_interval()
     true = np.log(joint / joint.sum(axis=0)).T  # (z, y)
     cells = here.estimate.log_prevalence({"color": ["green", "red"]})

@@ -61,7 +61,8 @@ def told(log_probability, y):
 
 
 def score(here, model, inputs, y, Z=None):
-    """Log losses as trained, adapted and told P(y); P(y) with its interval."""
+    """Log losses as trained, adapted (checks aside) and told P(y); P(y) with its interval."""
+    verdict, here = here.diagnose().verdict, here.unchecked()
     as_trained = model.predict_proba(inputs, sample_confounder=Z)
     low, high = here.prevalence_interval()
     return {
@@ -73,7 +74,7 @@ def score(here, model, inputs, y, Z=None):
         "prevalence": float(np.mean(y)),
         "estimate": float(here.prevalence()[1]),
         "interval": [float(low[1]), float(high[1])],
-        "verdict": here.diagnose().verdict,
+        "verdict": verdict,
     }
 
 
@@ -108,7 +109,7 @@ def simulated(case):
         trial = sw.estimate_prevalence(
             log_ratio, prior=SitePrior(adjuster._pooled_prevalence, n_source=1000.0 * n_sites, missing=0.6)
         )
-        here = adjuster.adapt(p)
+        here = adjuster.adapt(p).unchecked()
         low, high = here.prevalence_interval()
         losses = {
             "as trained": nll(y_new, p),
@@ -198,7 +199,7 @@ def tables(case):
         own = score(adjuster.adapt(p, sample_confounder=rows[z]), adjuster, p, y, rows[z])
         own["nll"]["unadjusted"] = nll(y, p)
         own["nll"]["wide prior"] = nll(
-            y, adjuster.adapt(p, sample_confounder=rows[z], level_scale=3.0).predict_proba(p, rows[z])
+            y, adjuster.adapt(p, sample_confounder=rows[z], level_scale=3.0).unchecked().predict_proba(p, rows[z])
         )
         if share is None:
             found |= own

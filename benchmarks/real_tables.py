@@ -105,16 +105,16 @@ def at_site(data, site, name, seed, at_most):
     truth = np.log([1 - y.mean(), y.mean()])
     probabilities = {
         "unadjusted": unadjusted,
-        "label_shift": shifted.predict_proba(plain_X),
-        "gpa": adapted.predict_proba(gpa_X, Z),
+        "label_shift": shifted.unchecked().predict_proba(plain_X),
+        "gpa": adapted.unchecked().predict_proba(gpa_X, Z),
         "gpa_prior": sw.adjust(log_ratio, with_prior.log_prevalence(Z)),
         "true_prevalence": sw.adjust(plain.log_ratio(plain_X), truth),
         "true_g": told_the_labels(gpa, log_ratio, Z, y, seed),
     }
     found = {arm: scores(y, proba, unadjusted, seed) for arm, proba in probabilities.items()}
     for arm, here in (("label_shift", shifted), ("gpa", adapted)):
+        diagnosis, here = here.diagnose(), here.unchecked()
         found[arm] |= prevalence_of(here.prevalence(), here.prevalence_interval())
-        diagnosis = here.diagnose()
         marked = {f.name: f.severity for f in diagnosis.findings if f.severity in ("care", "stop")}
         found[arm] |= {"verdict": diagnosis.verdict, "marked": marked, "model": here.estimate.model}
         expected = here.expected_performance()

@@ -121,12 +121,19 @@ def test_from_a_csv_to_a_report(run, saved, tmp_path, monkeypatch):
     record = json.loads(out)
     assert record["rows"] == 200
     assert sum(line["estimate"] for line in record["prevalence"]) == pytest.approx(1)
-    assert record["diagnosis"]["verdict"] in ("adapt", "care", "do not adapt")
+    assert next(iter(record)) == "outcome"
+    assert record["verdict"] in ("adapt", "care", "do not adapt")
     assert 0 < record["threshold"]["threshold"] < 1
     assert any("holds labels, which are not used" in note for note in record["notes"])
-    code, out, _ = run("predict", site, saved / "labeled.csv", "--site", "C", "--out", tmp_path / "p.csv")
+    code, out, _ = run(
+        "predict", site, saved / "labeled.csv", "--site", "C", "--as-trained", "--out", tmp_path / "p.csv"
+    )
     assert code == 0
+    assert out.startswith(record["outcome"]["sentence"])
     predictions = pd.read_csv(tmp_path / "p.csv")
+    assert predictions.columns.tolist() == ["id", "p_0", "p_1", "p_0_as_trained", "p_1_as_trained", "decision"]
+    means = predictions[["p_1", "p_1_as_trained"]].mean()
+    assert means.tolist() == pytest.approx([record["outcome"][name][1] for name in ("here", "as_trained")])
     assert predictions["id"].tolist() == [f"=C+{i}" for i in range(200)]
     code, out, _ = run("report", site, "--out", tmp_path / "r.html", "--site-name", "Mercy <b>")
     assert code == 0
@@ -337,3 +344,64 @@ def test_a_graph_predicts_as_the_command_does(run, saved, new_site, tmp_path, na
     (found,) = runtime.InferenceSession(out).run(None, {"x": rows.X.astype(np.float32), "z": z.astype(float)})
     predicted = pd.read_csv(tmp_path / "p.csv")[[f"p_{label}" for label in told["classes"]]]
     assert np.abs(found - predicted.to_numpy()).max() <= 1e-5
+
+
+def test_the_terminal_says_first_what_was_done(run, saved, tmp_path):
+    code, out, _ = run("adapt", saved / "proba", saved / "new.csv", "--out", tmp_path / "site")
+    assert code == 0
+    here = sw.load(tmp_path / "site")
+    said = [here.outcome.sentence, here.outcome.risk, f"verdict: {here.diagnose().verdict}"]
+    assert out.splitlines()[:3] == said
+    code, out, _ = run("diagnose", tmp_path / "site")
+    assert (code, out.splitlines()[:3]) == (0, said)
+    assert all(finding.sentence in out for finding in here.diagnose().findings)
+
+
+@pytest.mark.parametrize(("policy", "word"), [("as-trained", "as trained"), ("rows", "adapted")])
+def test_policies_of_the_command_line(run, saved, tmp_path, policy, word):
+    code, out, _ = run(
+        "adapt", saved / "proba", saved / "new.csv", "--policy", policy, "--out", tmp_path / "site", "--json"
+    )
+    assert (code, json.loads(out)["outcome"]["word"], json.loads(out)["outcome"]["reason"]) == (0, word, "asked")
+
+
+def test_the_old_name_of_the_policy_is_noted(run, saved, tmp_path):
+    call = ("adapt", saved / "proba", saved / "new.csv", "--out", tmp_path / "site")
+    code, out, _ = run(*call, "--fallback", "pooled")
+    assert code == 0
+    assert "--fallback is the old name of --policy" in out
+    code, _, err = run(*call, "--force", "--fallback", "marginal")
+    assert code == 2
+    assert "is gone" in err
+
+
+def test_a_rehearsal_is_shown(run, saved):
+    code, out, _ = run("rehearse", saved / "proba")
+    model = sw.load(saved / "proba")
+    assert code == 0
+    assert out.startswith(model.rehearsal_.sentence)
+    code, out, _ = run("rehearse", saved / "proba", "--json")
+    found = json.loads(out)
+    assert found["sentence"] == model.rehearsal_.sentence
+    assert [site["site"] for site in found["sites"]] == model.rehearsal_.table.index.tolist()
+
+
+def test_sites_that_are_not_named_are_told(run, saved, tmp_path):
+    code, out, _ = run("fit", saved / "labeled.csv", "--target", "y", "--proba", "p0,p1", "--out", tmp_path / "model")
+    assert code == 0
+    assert "no sample_domain is given" in out
+
+
+def test_names_people_read(run, saved, tmp_path):
+    roles = ("--target", "y", "--site", "hospital", "--proba", "p0,p1")
+    names = ("--outcome-name", "death", "--intended-use", "Triage.", "--contact", "someone@example.org")
+    assert run("fit", saved / "labeled.csv", *roles, *names, "--out", tmp_path / "model", "--quiet")[0] == 0
+    card = (tmp_path / "model" / "model.md").read_text()
+    assert "Intended use: Triage." in card
+    _, out, _ = run("adapt", tmp_path / "model", saved / "new.csv", "--out", tmp_path / "site")
+    assert "“death = 1”" in out.splitlines()[0]
+    _, out, _ = run("report", tmp_path / "site", "--positive", "died", "--out", tmp_path / "r.html")
+    assert "“died”" in out.splitlines()[0]
+    page = (tmp_path / "r.html").read_text(encoding="utf-8")
+    for words in ("death", "died", "Triage.", "someone@example.org"):
+        assert words in page

@@ -210,6 +210,20 @@ COMMANDS = [
 ]
 
 
+def test_pages_can_be_followed_one_after_another_in_one_folder():
+    """No two pages write to the same place, which the second would refuse, or read what the other left there."""
+    pages = {name(page) for page in PAGES} - {"docs/saving.md"}  # its folders are made and read by itself
+    written = [
+        (name(page), words[words.index("--out") + 1])
+        for page, words in COMMANDS
+        if name(page) in pages
+        and "--out" in words
+        and words[0] in ("init", "fit", "adapt", "predict", "report", "data")
+    ]
+    places = [place for _, place in written]
+    assert sorted(places) == sorted(set(places)), written
+
+
 def test_there_are_commands():
     assert {"fit", "adapt", "predict", "report", "init", "methods", "plan", "bench", "data"} <= {
         w[0] for _, w in COMMANDS

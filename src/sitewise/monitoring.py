@@ -9,12 +9,13 @@ import pandas as pd
 
 from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
 from sitewise.arrays import Problems, read_column
+from sitewise.diagnosis.result import holm
 from sitewise.sites import take_rows
 
 Array = np.ndarray[Any, Any]
 Check = Callable[[Array, PrevalenceEstimate], float | None]
 COLUMNS = ("time", "start", "end", "n", "class", "estimate", "low", "high", "p_value", "alarm")
-ALARM_LEVEL = 0.01
+ALARM_LEVEL = 0.05
 
 
 def monitor(
@@ -39,8 +40,7 @@ def monitor(
     window : how many rows a window has (a last one of less than half joins the one before), or a length of time such
         as "30D", "W" or "MS" where `time` holds dates; windows without rows are left out.
     check : given a window's row numbers and estimate, the p-value of whatever must hold; None where it cannot tell.
-    alarm_level : a window alarms where its p-value is at most this. Where all is well, that is the share of windows
-        that alarm all the same.
+    alarm_level : the chance, where all is well, that any of the windows alarms (Holm's rule over their p-values).
     level : of the intervals, one window at a time.
     prior : what is expected of the site, as `estimate_prevalence` takes it; the same for every window.
     classes : names of the K classes.
@@ -71,7 +71,6 @@ def monitor(
         start, end = times.iloc[rows].min(), times.iloc[rows].max()
         about = {"time": start + (end - start) / 2, "start": start, "end": end, "n": len(rows)}
         judged = {"p_value": np.nan if p_value is None else p_value}
-        judged["alarm"] = p_value is not None and p_value <= alarm_level
         for k in [1] if n_classes == 2 else range(n_classes):
             lines.append(
                 {
@@ -81,7 +80,15 @@ def monitor(
                     **judged,
                 }
             )
-    return pd.DataFrame(lines, columns=list(COLUMNS))
+    frame = pd.DataFrame(lines, columns=list(COLUMNS))
+    return frame.assign(alarm=_alarms(frame, alarm_level))
+
+
+def _alarms(frame: pd.DataFrame, alarm_level: float) -> Array:
+    """Which rows of the frame are of a window that alarms: its p-value among those of all windows, by Holm's rule."""
+    found = frame.groupby("start", sort=False)["p_value"].first().dropna()
+    alarming = {start for start, p in zip(found.index, holm(found.tolist()), strict=True) if p <= alarm_level}
+    return frame["start"].isin(alarming).to_numpy()
 
 
 def _shares(estimate: PrevalenceEstimate, ratios: Array, Z: Any, weight: Any, level: float) -> Array:

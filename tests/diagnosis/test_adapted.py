@@ -53,34 +53,28 @@ def test_a_site_like_the_others_can_be_adapted_to(model, site):
     json.dumps(found.to_dict())
 
 
-def test_the_fallback_predicts_where_adapting_is_not_supported(model, site):
+def test_where_a_check_fails_predictions_are_as_trained(model, site):
     X = shifted(site)
-    adapted = model.adapt(X, sample_confounder=site.Z)
-    assert adapted.in_use == "adapted"
-    assert adapted.diagnose().verdict == "do not adapt"
-    pooled = model.adapt(X, sample_confounder=site.Z, fallback="pooled")
-    assert pooled.in_use == "pooled"
-    assert "prevalence of all training rows" in pooled.diagnose().sentence
+    here = model.adapt(X, sample_confounder=site.Z)
+    found = here.diagnose()
+    assert (here.outcome, here.outcome.reason, found.verdict) == ("as trained", "check", "do not adapt")
+    assert str(found).startswith(here.outcome.sentence)
     plain = model.predict_proba(X, sample_confounder=site.Z)
-    np.testing.assert_allclose(pooled.predict_proba(X, sample_confounder=site.Z), plain)
-    np.testing.assert_allclose(pooled.prevalence(), plain.mean(axis=0))  # the mean of what is predicted
-    np.testing.assert_array_equal(pooled.estimate.marginal, adapted.estimate.marginal)  # what was estimated stays
-    adapted.fallback = "marginal"
-    log_ratio = model.log_ratio(X, site.Z)
-    constant = sw.estimate_prevalence(log_ratio, model="constant").marginal
-    expected = sw.adjust(log_ratio, np.log(constant))
-    np.testing.assert_allclose(adapted.predict_proba(X, sample_confounder=site.Z), expected, atol=1e-6)
+    np.testing.assert_allclose(here.prevalence(), plain.mean(axis=0), atol=1e-6)
+    rows = model.adapt(X, sample_confounder=site.Z, policy="rows")
+    assert (rows.outcome, rows.diagnose().verdict) == ("adapted", "do not adapt")
+    assert abs(rows.prevalence() - plain.mean(axis=0)).max() > 0.05
+    told = model.adapt(X, sample_confounder=site.Z, policy="as trained")
+    np.testing.assert_array_equal(told.predict_proba(X, sample_confounder=site.Z), plain)
 
 
-def test_a_fallback_is_not_used_where_adapting_is_fine(model, site):
-    with_one = model.adapt(site.X, sample_confounder=site.Z, fallback="pooled")
-    without = model.adapt(site.X, sample_confounder=site.Z)
-    assert with_one.in_use == "adapted"
-    expected = without.predict_proba(site.X, sample_confounder=site.Z)
-    np.testing.assert_array_equal(with_one.predict_proba(site.X, sample_confounder=site.Z), expected)
-
-
-def test_an_unknown_fallback_is_refused_with_the_spelling_meant(model, site):
+def test_the_old_name_of_the_policy_warns_and_what_was_unsafe_is_gone(model, site):
+    expected = model.adapt(site.X, sample_confounder=site.Z).predict_proba(site.X, sample_confounder=site.Z)
+    with pytest.warns(DeprecationWarning, match="policy='auto'"):
+        old = model.adapt(site.X, sample_confounder=site.Z, fallback="pooled")
+    np.testing.assert_array_equal(old.predict_proba(site.X, sample_confounder=site.Z), expected)
+    with pytest.raises(ValueError, match="'marginal' is gone"):
+        model.adapt(site.X, sample_confounder=site.Z, fallback="marginal")
     with pytest.raises(ValueError, match="did you mean 'pooled'"):
         model.adapt(site.X, sample_confounder=site.Z, fallback="poled")
 

@@ -25,15 +25,6 @@ def test_the_gravest_finding_decides(severities, verdict):
     assert conclude(map(finding, severities)).verdict == verdict
 
 
-def test_the_fallback_is_used_and_named_only_where_the_verdict_asks_for_it():
-    stopped = conclude([finding("stop")], "pooled")
-    assert stopped.in_use == "pooled"
-    assert "prevalence of all training rows" in str(stopped)
-    assert conclude([finding("care")], "pooled").in_use == "adapted"
-    assert conclude([finding("stop")]).in_use == "adapted"
-    assert "no fallback" in conclude([finding("stop")]).sentence
-
-
 def test_the_record_is_plain_and_the_page_shows_text_as_text():
     found = conclude([finding("stop", "<script>", 'said "<b>" \u202e')])
     assert json.loads(json.dumps(found.to_dict()))["findings"][0]["name"] == "<script>"

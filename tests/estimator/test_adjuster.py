@@ -277,7 +277,7 @@ class TestEstimators:
 
 def test_the_face_of_an_adapted_model(two, sees_x, tmp_path):
     proba_new, adjuster = sees_x.proba_new, sees_x.adjuster
-    here = adjuster.adapt(proba_new, sample_confounder=two.new.Z, fallback="pooled")
+    here = adjuster.adapt(proba_new, sample_confounder=two.new.Z)
     low, high = here.prevalence_interval()
     assert (low < np.bincount(two.new.y) / len(two.new.y)).all()
     assert (np.bincount(two.new.y) / len(two.new.y) < high).all()

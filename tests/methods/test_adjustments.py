@@ -9,7 +9,7 @@ import torch
 
 import sitewise as sw
 from sitewise.confounders import Confounders
-from sitewise.diagnosis import Diagnosis
+from sitewise.diagnosis import Finding, conclude
 from sitewise.methods import METHODS
 from sitewise.methods.base import cross_fitted
 from sitewise.methods.cells import Cells
@@ -134,14 +134,16 @@ def test_guarded_is_gpa_where_adapting_is_safe_and_the_training_g_elsewhere(site
     data, (X, _, Z), _ = sites
     gpa = METHODS["gpa"](**FAST).fit(**data)
     guarded = METHODS["gpa_guarded"](**FAST).attach(gpa.trained_)
-    for verdict, in_use in (("adapt", "adapted"), ("do not adapt", "pooled")):
-        monkeypatch.setattr(
-            "sitewise.estimator.adapted.diagnose", lambda here, v=verdict, u=in_use: Diagnosis(v, (), here.fallback, u)
-        )
+    broken = Finding("stability", "stop", 0.0, 0.01, "Broken.", details={"gap": 1.0})
+    for findings in ((), (broken,)):
+        monkeypatch.setattr("sitewise.estimator.adapted.diagnose", lambda here, found=findings: conclude(found))
         here = guarded.adapt(X, Z)
-        expected = gpa.adapt(X, Z).predict_proba(X, Z) if in_use == "adapted" else gpa.predict_proba(X, Z)
-        np.testing.assert_allclose(here.predict_proba(X, Z), expected, rtol=1e-9)
-        assert (here.prevalence() is None) == (in_use == "pooled")
+        if not findings:
+            np.testing.assert_allclose(here.predict_proba(X, Z), gpa.adapt(X, Z).predict_proba(X, Z), rtol=1e-9)
+        else:
+            assert here.prevalence() is None
+            means = (method.predict_proba(X, Z).mean(axis=0) for method in (here, gpa))
+            np.testing.assert_allclose(*means, atol=1e-6)
 
 
 def test_ttlsa_finds_the_joint_without_z(sites):

@@ -43,7 +43,7 @@ def test_what_is_expected_is_near_what_labels_show(here, site):
 
 def test_the_calibration_of_f_is_part_of_the_doubt(here, monkeypatch):
     whole = here.expected_performance()["brier"]
-    del here._believed
+    del here._believed_rows
     monkeypatch.setattr("sitewise.estimator.at_site.believing.calibration_parts", lambda model, codes, joint: [])
     given_f = here.expected_performance()["brier"]
     assert whole.high - whole.low > given_f.high - given_f.low

@@ -75,3 +75,33 @@ def test_the_plainest_name_of_a_site_is_taken():
 def test_a_table_without_any_label_gets_no_target():
     rows = pa.table({"bp": np.random.default_rng(0).normal(size=50), "age": np.arange(50)})
     assert propose_roles(rows).roles.target is None
+
+
+@pytest.mark.parametrize("name", ["study", "trial", "cohort", "centre", "Center", "clinic", "country", "vendor"])
+def test_sites_are_known_by_their_names(name):
+    n_rows = 120
+    frame = pd.DataFrame({name: np.repeat(["a", "b", "c"], 40), "beds": np.repeat([10, 20, 30], 40)})
+    frame = frame.assign(x=np.arange(n_rows) * 0.37 % 5, y=np.arange(n_rows) % 2)
+    found = propose_roles(pa.Table.from_pandas(frame))
+    assert (found.roles.site, found.roles.features) == (name, ("x",))
+    assert "the same within every" in found.left_out["beds"]
+    assert found.unsure == ()
+
+
+def test_a_site_without_a_telling_name_is_known_by_what_never_varies_within_it():
+    n_rows = 120
+    frame = pd.DataFrame({"src": np.repeat(["a", "b", "c"], 40), "beds": np.repeat([10, 20, 20], 40)})
+    frame = frame.assign(x=np.arange(n_rows) * 0.37 % 5, y=np.arange(n_rows) % 2)
+    found = propose_roles(pa.Table.from_pandas(frame))
+    assert (found.roles.site, found.roles.features) == ("src", ("x",))
+    assert "no telling name" in found.unsure[0]
+    alone = propose_roles(pa.Table.from_pandas(frame.drop(columns=["src", "beds"])))
+    assert alone.roles.site is None
+    assert "no column looks like the site" in alone.unsure[0]
+
+
+def test_a_confounder_that_is_the_same_within_sites_is_asked_about():
+    frame = pd.DataFrame({"hospital": np.repeat(["a", "b"], 40), "race": np.repeat(["u", "v"], 40)})
+    frame = frame.assign(x=np.arange(80) * 0.37 % 5, y=np.arange(80) % 2)
+    found = propose_roles(pa.Table.from_pandas(frame))
+    assert "cannot be told from the site" in found.unsure[0]

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from html import escape
 from numbers import Integral
 from typing import Any
 
@@ -72,6 +73,26 @@ class PrevalenceEstimate:
     _fit: Fit = field(repr=False)
     _evidence: Evidence = field(repr=False)
     _container: Container = field(repr=False)
+
+    def __repr__(self) -> str:
+        head = f"prevalence by {self.model} g" + ("" if self.converged else " (NOT converged)")
+        return "\n".join([head, *(f"  {line}" for line in self._lines)])
+
+    def _repr_html_(self) -> str:
+        head = f"<p>prevalence by {escape(self.model)} g{'' if self.converged else ' (NOT converged)'}</p>"
+        return f"{head}<ul>{''.join(f'<li>{escape(line)}</li>' for line in self._lines)}</ul>"
+
+    @property
+    def _lines(self) -> list[str]:
+        """P(class) of every class, with its interval where no rows have to be read again for it."""
+        names = range(len(self._mean)) if self._container.columns is None else self._container.columns
+        lines = [f"P({name}) = {share:.4f}" for name, share in zip(names, self._mean.tolist(), strict=True)]
+        if not self._evidence.in_memory:
+            return lines
+        bounds = zip(*(bound.tolist() for bound in self._marginal_interval(0.95)), strict=True)
+        return [
+            f"{line}, 95% interval {low:.4f} to {high:.4f}" for line, (low, high) in zip(lines, bounds, strict=True)
+        ]
 
     @cached_property
     def marginal(self) -> Any:

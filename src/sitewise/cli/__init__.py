@@ -13,6 +13,7 @@ from sitewise.cli import (
     card,
     data,
     demo,
+    diagnose,
     evaluate,
     expect,
     export,
@@ -22,6 +23,7 @@ from sitewise.cli import (
     monitor,
     plan,
     predict,
+    rehearse,
     report,
     sample,
 )
@@ -29,7 +31,6 @@ from sitewise.cli import (
 app = typer.Typer(
     help="Adapt a classifier to a new site with unlabeled data only.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command()(demo.demo)
@@ -37,6 +38,8 @@ app.command()(init.init)
 app.command()(fit.fit)
 app.command()(adapt.adapt)
 app.command()(predict.predict)
+app.command()(diagnose.diagnose)
+app.command()(rehearse.rehearse)
 app.command()(report.report)
 app.command()(expect.expect)
 app.command()(evaluate.evaluate)

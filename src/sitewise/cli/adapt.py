@@ -6,21 +6,26 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from sitewise.cli.options import AsJson, Data, Encoding, Force, Packed, Quiet, Separator
 from sitewise.cli.output import Output, check_out, finite
+from sitewise.cli.printing import outcome_text
 
-VERDICT_STYLES = {"adapt": "bold green", "care": "bold yellow", "do not adapt": "bold red"}
 LABELS_THERE = "column {name!r} holds labels, which are not used; --use-labels takes those there are"
 SHOWN_METRICS = ("positive_f1", "macro_f1", "recall", "specificity", "precision", "auroc", "accuracy", "nll", "brier")
 
 
-class Fallback(StrEnum):
-    """What predicts where adapting is not safe."""
+OLD_FALLBACK = (
+    "--fallback is the old name of --policy: leave it out for --policy auto, which is as trained where a check fails"
+)
 
-    MARGINAL = "marginal"
-    POOLED = "pooled"
+
+class Policy(StrEnum):
+    """How far the rows are believed."""
+
+    AUTO = "auto"
+    AS_TRAINED = "as-trained"
+    ROWS = "rows"
 
 
 class Aim(StrEnum):
@@ -39,9 +44,14 @@ def adapt(
         float | None, typer.Option(min=0, max=1, help="Choose the highest threshold with this expected sensitivity.")
     ] = None,
     maximize: Annotated[Aim | None, typer.Option(help="Choose the threshold with the highest expected F1.")] = None,
-    fallback: Annotated[
-        Fallback | None, typer.Option(help="What predicts where the verdict is not to adapt; the adapted model else.")
-    ] = None,
+    policy: Annotated[
+        Policy,
+        typer.Option(
+            help="How far the rows are believed: as rehearsal and checks allow (auto), not at all (as-trained), or "
+            "wholly, by maximum likelihood (rows, for research)."
+        ),
+    ] = Policy.AUTO,
+    fallback: Annotated[str | None, typer.Option(hidden=True)] = None,
     use_labels: Annotated[bool, typer.Option("--use-labels", help="Take known labels of DATA into account.")] = False,
     level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
     packed: Packed = None,
@@ -56,8 +66,11 @@ def adapt(
     check_out(out, force, reading=[data, model])
     if sensitivity is not None and maximize is not None:
         raise ValueError("give --sensitivity or --maximize, not both: there is one threshold")
+    if fallback is not None:
+        output.note(OLD_FALLBACK)
     with output.working(f"reading {model} and {data}"):
         from sitewise.cli.loading import check_site, load_model, open_pack, reader_of, sites_of, take_site
+        from sitewise.estimator.at_site.naming import class_names
         from sitewise.tables import Place, open_table
 
         trained = load_model(model)
@@ -75,31 +88,34 @@ def adapt(
         labels = "some" if use_labels else "none"
         read = reader.read(rows, labels=labels, place=place, root=data.parent, packed=open_pack(packed))
     with output.working(f"adapting to {len(read):,} rows"):
-        chosen = None if fallback is None else fallback.value
-        here = trained.adapt(read.X, sample_confounder=read.Z, y=read.y, groups=read.groups, fallback=chosen)
+        told = {"policy": policy.value.replace("-", " "), "fallback": fallback}
+        here = trained.adapt(read.X, sample_confounder=read.Z, y=read.y, groups=read.groups, **told)
         here.site_name = site_name or site or out.name
         diagnosis = here.diagnose()
         choice = None
         if sensitivity is not None or maximize is not None:
             choice = here.choose_threshold(sensitivity=sensitivity, level=level)
         low, high = here.prevalence_interval(level=level)
-        prevalence = zip(here.classes_.tolist(), here.prevalence(), low, high, strict=True)
+        prevalence = zip(here.classes_.tolist(), class_names(trained), here.prevalence(), low, high, strict=True)
         record = {
+            "outcome": here.outcome.to_dict(),
+            "verdict": diagnosis.verdict,
             "site": here.site_name,
             "out": str(out),
             "rows": len(read),
             "level": level,
             "prevalence": [
-                {"class": label, "estimate": finite(p), "low": finite(a), "high": finite(b)}
-                for label, p, a, b in prevalence
+                {"class": label, "name": name, "estimate": finite(p), "low": finite(a), "high": finite(b)}
+                for label, name, p, a, b in prevalence
             ],
             "converged": bool(here.estimate.converged),
-            "diagnosis": diagnosis.to_dict(),
+            "diagnosis": {"findings": diagnosis.to_dict()["findings"]},
             "expected_performance": here.expected_performance(level=level).to_dict(),
             "threshold": None if choice is None else choice.to_dict(),
         }
         here.save(out)
-    output.tell(record, _prevalence_table(record), _verdict(record), _expected_table(record), *_sentences(record))
+    told_first = outcome_text(diagnosis)
+    output.tell(record, told_first, _prevalence_table(record), _expected_table(record), *_sentences(record))
 
 
 def _prevalence_table(record: dict[str, Any]) -> Table:
@@ -108,18 +124,8 @@ def _prevalence_table(record: dict[str, Any]) -> Table:
     table.add_column("P(class) here", justify="right")
     table.add_column(f"{record['level']:.0%} interval")
     for line in record["prevalence"]:
-        table.add_row(str(line["class"]), f"{line['estimate']:.4f}", f"{line['low']:.4f} to {line['high']:.4f}")
+        table.add_row(line["name"], f"{line['estimate']:.4f}", f"{line['low']:.4f} to {line['high']:.4f}")
     return table
-
-
-def _verdict(record: dict[str, Any]) -> Text:
-    """The verdict, and every finding that is not good, with its advice."""
-    diagnosis = record["diagnosis"]
-    said = Text.assemble((diagnosis["verdict"], VERDICT_STYLES[diagnosis["verdict"]]), f". {diagnosis['sentence']}")
-    for finding in diagnosis["findings"]:
-        if finding["severity"] in ("care", "stop"):
-            said.append(f"\n  {finding['name']}: {finding['sentence']} {finding['advice']}".rstrip())
-    return said
 
 
 def _expected_table(record: dict[str, Any]) -> Table:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from sitewise.cli.options import AsJson, Data, Encoding, Force, Packed, Quiet, Separator
+from sitewise.cli.options import AsJson, Data, Encoding, Force, OutcomeName, Packed, Positive, Quiet, Separator
 from sitewise.cli.output import Output, check_out, finite
 
 if TYPE_CHECKING:
@@ -63,6 +63,10 @@ def fit(
     packed: Packed = None,
     seed: Annotated[int, typer.Option(min=0, help="Of splits and training.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
+    outcome_name: OutcomeName = None,
+    positive: Positive = None,
+    intended_use: Annotated[str | None, typer.Option(help="What the model is for, on its card and reports.")] = None,
+    contact: Annotated[str | None, typer.Option(help="Whom to ask about it, on its card and reports.")] = None,
     separator: Separator = None,
     encoding: Encoding = None,
     force: Force = False,
@@ -112,6 +116,8 @@ def fit(
     with output.gathering():
         model.fit(read.X, read.y, sample_domain=read.site, sample_confounder=read.Z, groups=read.groups)
     model.table_reader_ = reader
+    said = {"outcome_name": outcome_name, "positive": positive, "intended_use": intended_use, "contact": contact}
+    model.about_ = {name: value for name, value in said.items() if value is not None}
     model.save(out)
     record = _record(model, reader, read, out) | {"seconds": round(time.perf_counter() - start, 1)}
     output.tell(record, _sites_table(record), *_sentences(record))
@@ -191,6 +197,7 @@ def _record(model: Any, reader: "TableReader", read: "ReadRows", out: Path) -> d
         "input_columns": len(reader.feature_columns) or len(inputs),
         "confounders": list(reader.roles.confounders),
         "sites": sites,
+        "rehearsal": model.rehearsal_.sentence,
         "held_out": {name: finite(value) for name, value in held_out_metrics(model).items()},
     }
 
@@ -220,5 +227,6 @@ def _sentences(record: dict[str, Any]) -> list[str]:
     if record["held_out"]:
         metrics = (f"{name} {value:.3f}" for name, value in record["held_out"].items() if value is not None)
         said.append(f"on held-out rows of these sites: {', '.join(metrics)}")
+    said.append(record["rehearsal"])
     said.append(f"wrote {record['model']} in {record['seconds']:.0f} s; next: sitewise adapt {record['model']} DATA")
     return said

@@ -63,6 +63,7 @@ def init(
         "roles": asdict(proposal.roles),
         "reasons": proposal.reasons,
         "left_out": proposal.left_out,
+        "unsure": list(proposal.unsure),
         "out": None if out is None else str(out),
     }
     tables = [_roles_table(proposal)]
@@ -73,6 +74,8 @@ def init(
             "rehearsal": suggestion.rehearsal.reset_index().to_dict("records"),
         }
         tables += _suggestion_tables(suggestion)
+    for text in proposal.unsure:
+        output.note(f"unsure: {text}")
     if proposal.roles.target is None:
         output.note("no column looks like the label: name it by --target")
     where = toml if out is None else f"wrote {out}; next: sitewise fit {data} --roles {out} --out model/"

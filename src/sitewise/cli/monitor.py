@@ -27,8 +27,8 @@ def monitor(
     ] = None,
     level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
     alarm_level: Annotated[
-        float, typer.Option(min=1e-6, max=0.5, help="The share of windows that may alarm where all is well.")
-    ] = 0.01,
+        float, typer.Option(min=1e-6, max=0.5, help="The chance that any window alarms where all is well.")
+    ] = 0.05,
     packed: Packed = None,
     separator: Separator = None,
     encoding: Encoding = None,
@@ -74,8 +74,15 @@ def monitor(
         {key: finite(value) if isinstance(value, float) else value for key, value in line.items()}
         for line in frame.to_dict("records")
     ]
-    record = {"site": name, "picture": str(out), "level": level, "alarm_level": alarm_level, "windows": windows}
-    output.tell(record, _window_table(record), f"wrote {out}")
+    record = {
+        "outcome": here.outcome.to_dict(),
+        "site": name,
+        "picture": str(out),
+        "level": level,
+        "alarm_level": alarm_level,
+        "windows": windows,
+    }
+    output.tell(record, here.outcome.sentence, _window_table(record), f"wrote {out}")
 
 
 def read_times(column: Any) -> Any:

@@ -13,4 +13,6 @@ Encoding = Annotated[str | None, typer.Option(help="Of a CSV's text, latin-1 for
 Force = Annotated[bool, typer.Option("--force", help="Replace what is at --out.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of the summary.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+OutcomeName = Annotated[str | None, typer.Option(help="What the label is called where people read; its column else.")]
+Positive = Annotated[str | None, typer.Option(help="What the second of two classes is called where people read.")]
 Packed = Annotated[Path | None, typer.Option(help="Take images from this folder, made by `sitewise data pack`.")]

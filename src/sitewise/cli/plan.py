@@ -73,7 +73,7 @@ def plan(
         model = _saved_model(data, roles) if data.is_dir() else _model_of_table(data, roles, separator, encoding)
         found = model.plan(**wanted)
     record = found.to_dict()
-    parts: list[RenderableType] = [plan_table(found), _sentence(found)]
+    parts: list[RenderableType] = [str(found), plan_table(found), _sentence(found)]
     if out is not None:
         from sitewise.report.planning import plan_figure, save_plan_figure
 
@@ -102,8 +102,9 @@ def plan_table(found: "SamplePlan") -> Table:
 
 
 def _sentence(found: "SamplePlan") -> str:
-    floor = f"However many rows: KL {found.floor_kl:.4f}, F1 lost {found.floor_f1_loss:.4f} (what f leaves open)."
-    return f"{found}. {floor}"
+    return (
+        f"however many rows: width {found.floor_width:.4f}, KL {found.floor_kl:.4f}, F1 lost {found.floor_f1_loss:.4f}"
+    )
 
 
 def _read_prevalence(text: str | None) -> Any:

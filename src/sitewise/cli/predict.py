@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from sitewise.tables import TableFile, TableReader
 
-DECISION = "decision"
+DECISION, AS_TRAINED = "decision", "as_trained"
 IMAGE_ROWS = 512  # of images at a time
 WORKERS = 2  # chunks predicted side by side
 
@@ -34,6 +34,9 @@ def predict(
     only_site: Annotated[
         str | None, typer.Option("--site", help="Take this site's rows only, where DATA holds several.")
     ] = None,
+    as_trained: Annotated[
+        bool, typer.Option("--as-trained", help="Write the probabilities of the model as trained beside them.")
+    ] = False,
     packed: Packed = None,
     separator: Separator = None,
     encoding: Encoding = None,
@@ -56,38 +59,48 @@ def predict(
         output.note(*reader.notes(table.columns))
         name = id or (reader.roles.id if reader.roles.id in table.columns else None)
     with output.gathering(), _progress(table.n_rows, output.bars) as advance:
-        chunks = Predictions(here, reader, table, name, only_site, open_pack(packed))
+        chunks = Predictions(here, reader, table, name, only_site, open_pack(packed), as_trained)
+        outcome = here.outcome
         n_rows = chunks.write(out, advance)
     record = {
         "predictions": str(out),
         "rows": n_rows,
         "columns": chunks.schema.names,
         "threshold": here.threshold_,
-        "in_use": here.in_use,
+        "outcome": outcome.to_dict(),
         "seconds": round(time.perf_counter() - start, 3),
     }
     rule = "the most probable class" if here.threshold_ is None else f"threshold {here.threshold_:.4g}"
     said = f"wrote {n_rows:,} rows to {out} ({', '.join(chunks.schema.names)}); decision by {rule}"
-    output.tell(record, f"{said}; predictions come from the {here.in_use} model")
+    output.tell(record, outcome.sentence, said)
 
 
 class Predictions:
     """The rows of a table with their probabilities: read ahead, predicted and written side by side."""
 
     def __init__(
-        self, here: Any, reader: "TableReader", table: "TableFile", id: str | None, site: str | None, packed: Any
+        self,
+        here: Any,
+        reader: "TableReader",
+        table: "TableFile",
+        id: str | None,
+        site: str | None,
+        packed: Any,
+        as_trained: bool = False,
     ) -> None:
         import pyarrow as pa
 
         self.here, self.reader, self.table, self.id, self.site = here, reader, table, id, site
-        self.packed = packed
+        self.packed, self.as_trained = packed, as_trained
         self.sites: set[str] = set()
         labels = here.classes_.tolist()
         label_type = pa.int64() if all(isinstance(label, int) for label in labels) else pa.string()
-        if id in (DECISION, *(f"p_{label}" for label in labels)):
+        columns = [f"p_{label}" for label in labels]
+        columns += [f"{name}_{AS_TRAINED}" for name in columns] if as_trained else []
+        if id in (DECISION, *columns):
             raise ValueError(f"--id {id} has the name of a column of the predictions: rename it in {table.path}")
         name = pa.field("row", pa.int64()) if id is None else pa.field(id, table.type_of(id))
-        shares = [pa.field(f"p_{label}", pa.float64()) for label in labels]
+        shares = [pa.field(column, pa.float64()) for column in columns]
         self.labels = pa.array(labels, type=label_type)
         self.schema = pa.schema([name, *shares, pa.field(DECISION, label_type)])
 
@@ -137,6 +150,9 @@ class Predictions:
         decided = self.labels.take(pa.array(decide(probability, self.here.threshold_)))
         numbers = np.arange(rows.num_rows) if place.kept is None else place.kept
         first = pa.array(numbers + start) if self.id is None else plain(rows.column(self.id))
+        if self.as_trained:
+            plainly = np.asarray(self.here.model.predict_proba(read.X, sample_confounder=read.Z))
+            probability = np.concatenate([probability, plainly], axis=1)
         shares = [pa.array(np.ascontiguousarray(column)) for column in probability.T]
         return pa.Table.from_arrays([first, *shares, decided], schema=self.schema), chunk.num_rows
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sitewise.cli.options import AsJson, Force, Quiet
+from sitewise.cli.options import AsJson, Force, OutcomeName, Positive, Quiet
 from sitewise.cli.output import Output, check_out
 
 
@@ -14,6 +14,8 @@ def report(
     site: Annotated[Path, typer.Argument(metavar="SITE", help="Folder made by `sitewise adapt`.")],
     out: Annotated[Path, typer.Option(help="The page, .html.", show_default=False)],
     site_name: Annotated[str | None, typer.Option(help="What the page calls the site.")] = None,
+    outcome_name: OutcomeName = None,
+    positive: Positive = None,
     level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
     force: Force = False,
     as_json: AsJson = False,
@@ -29,7 +31,9 @@ def report(
         from sitewise.tables import whole_file
 
         here = load_site(site)
+        said = {"outcome_name": outcome_name, "positive": positive}
+        here.rename({name: value for name, value in said.items() if value is not None})
         content = report_content(here, site_name or here.site_name or site.resolve().name, level)
         with whole_file(out) as part:
             part.write_text(render(content), encoding="utf-8")
-    output.tell(json.loads(json.dumps(content)), f"wrote {out}")
+    output.tell(json.loads(json.dumps(content)), here.outcome.sentence, f"wrote {out}")

@@ -2,16 +2,21 @@
 
 from sitewise.diagnosis.coverage import TrainingTable
 from sitewise.diagnosis.diagnose import diagnose_site
-from sitewise.diagnosis.result import FALLBACKS, Diagnosis, Finding, conclude
+from sitewise.diagnosis.outcome import Grounds, Outcome, decide, failed_check, follows
+from sitewise.diagnosis.result import Diagnosis, Finding, conclude
 from sitewise.diagnosis.samples import SourceSample, TargetSample
 
 __all__ = [
-    "FALLBACKS",
     "Diagnosis",
     "Finding",
+    "Grounds",
+    "Outcome",
     "SourceSample",
     "TargetSample",
     "TrainingTable",
     "conclude",
+    "decide",
     "diagnose_site",
+    "failed_check",
+    "follows",
 ]

@@ -25,7 +25,9 @@ STOP_AUC = 0.53
 
 BLIND = "It cannot see a shift that looks like another prevalence."
 MORE_ROWS = "Hold more rows out (validation=), or call model.calibrate with labeled rows like those here."
-SHIFTED = "Do not rely on adapted numbers: look for a change of scanner, protocol or patients, or label some rows here."
+SHIFTED = (
+    "Do not rely on adapted numbers: look for a change of equipment, protocol or patients, or label some rows here."
+)
 
 
 def diagnose_site(
@@ -34,7 +36,6 @@ def diagnose_site(
     estimate: PrevalenceEstimate,
     *,
     table: TrainingTable | None = None,
-    fallback: str | None = None,
     random_state: int = 0,
 ) -> Diagnosis:
     """Check whether adapting to a site is supported by its rows.
@@ -45,7 +46,6 @@ def diagnose_site(
     target : the site's rows, on which `estimate` was made.
     estimate : the site's g.
     table : counts of the training rows, for coverage and positivity; None leaves them to what `estimate` noted.
-    fallback : what the user wants predictions to come from where the verdict is "do not adapt".
     random_state : seed of the calibration's draws.
     """
     schema = estimate.confounders
@@ -64,7 +64,6 @@ def diagnose_site(
             check_positivity(target.codes, target.weight, target.supported, table, schema),
             check_optimization(target, estimate),
         ),
-        fallback,
     )
 
 
@@ -157,7 +156,7 @@ def stability_finding(
     sentence = (
         "The model's scores here are not what held-out rows have at any prevalence "
         f"(p = {found.p_value:.2g}{by}, distributions differ by {100 * found.gap:.1f} points): "
-        "images or patients of one class differ from those in training."
+        "rows of one class differ from those in training."
     )
     return Finding(name, severity, adjusted, threshold, sentence, SHIFTED, found.p_value, details)
 
@@ -170,7 +169,7 @@ def representation_finding(
     if found is None or adjusted is None:
         reason, advice = (
             "no features were kept",
-            "Adapt with adapt(X, ...) rather than from log-ratios to have it checked.",
+            "Only a network trained by sitewise and adapted with adapt(X, ...) has features to check.",
         )
         if target.features is not None:
             reason, advice = "there are too few rows for it, or the features never vary", MORE_ROWS
@@ -187,7 +186,7 @@ def representation_finding(
     threshold = STOP_LEVEL if severity == "stop" else CARE_LEVEL
     sentence = (
         f"A classifier tells this site's rows from held-out rows with the same mix of classes and z "
-        f"(AUC {found.auc:.2f}, p = {found.p_value:.2g}{by}): the inputs look different to the network."
+        f"(AUC {found.auc:.2f}, p = {found.p_value:.2g}{by}): the inputs look different to the model."
     )
     return Finding(name, severity, adjusted, threshold, sentence, SHIFTED, found.p_value, details)
 

@@ -25,10 +25,9 @@ def check_identification(
     """The half-width of P(Y)'s 95% interval, and whether f tells the classes apart on held-out rows at all."""
     name = "identification"
     low, high = (np.asarray(bound, dtype=np.float64) for bound in estimate.interval())
-    marginal = np.asarray(estimate.marginal, dtype=np.float64)
-    given_f = float(np.maximum(high - marginal, marginal - low).max())
+    given_f = float((high - low).max() / 2.0)
     doubt = calibration_spread(source.calibration, resamples, target)
-    width = float(np.hypot(given_f, 1.96 * doubt))
+    width = min(float(np.hypot(given_f, 1.96 * doubt)), 0.5)
     gain, gain_error = information_gain(source)
     slope = slope_in_errors(source.calibration, resamples)
     details = {
@@ -51,7 +50,7 @@ def check_identification(
     severity = "stop" if width > STOP_WIDTH else "care" if width > CARE_WIDTH else "good"
     threshold = CARE_WIDTH if severity == "good" else STOP_WIDTH if severity == "stop" else CARE_WIDTH
     rows = f"{len(target.log_ratio)} rows" + (f" of {target.n_units} groups" if target.groups is not None else "")
-    sentence = f"The prevalence here is known to within ±{100 * width:.1f} points (95%) from {rows}."
+    sentence = f"Where the assumption holds, {rows} tell the prevalence here to within ±{100 * width:.1f} points (95%)."
     if severity == "stop":
         sentence += " That is too wide to be of use: the model says too little about y for so few rows."
     return Finding(name, severity, width, threshold, sentence, advice, details=details)

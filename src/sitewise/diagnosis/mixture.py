@@ -18,7 +18,9 @@ from sitewise.diagnosis.samples import SourceSample, TargetSample, by_groups
 
 STOP_LEVEL, CARE_LEVEL = 0.01, 0.05
 STOP_SHORTFALL = 0.05  # a sure but smaller one asks for care
-ADVICE = "Do not rely on adapted numbers: look for a change of scanner, protocol or patients, or label some rows here."
+ADVICE = (
+    "Do not rely on adapted numbers: look for a change of equipment, protocol or patients, or label some rows here."
+)
 LABEL_SOME = "Ask whether that can be; if not, label some rows here."
 ABSENT = " A class is estimated not to occur at all, which a model that is off here would say as well."
 
@@ -52,7 +54,7 @@ def check_mixture(source: SourceSample, target: TargetSample, estimate: Prevalen
         severity = "stop" if p_value < STOP_LEVEL and worst.value >= STOP_SHORTFALL else "care"
         sentence = (
             f"Rows here are less like a class than held-out rows of other classes are (by {100 * worst.value:.0f}%, "
-            f"p = {p_value:.2g}{by}): no prevalence explains that, images or patients differ from those in training."
+            f"p = {p_value:.2g}{by}): no prevalence explains that, rows differ from those in training."
         )
         return Finding(name, severity, p_value, STOP_LEVEL, sentence, ADVICE, p_value, details)
     sentence = f"Rows here can be a mixture of the classes (p = {p_value:.2g}{by})."

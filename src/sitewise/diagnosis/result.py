@@ -3,18 +3,16 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sitewise.diagnosis.outcome import Outcome
 
 SEVERITIES = ("good", "unknown", "care", "stop")  # from harmless to grave
 VERDICTS = {"good": "adapt", "unknown": "adapt", "care": "care", "stop": "do not adapt"}
-FALLBACKS = {
-    None: "the adapted model (no fallback was chosen)",
-    "marginal": "the fallback: one prevalence for all z, estimated here",
-    "pooled": "the fallback: the prevalence of all training rows together",
-}
 SENTENCES = {
     "adapt": "No check speaks against adapting here.",
-    "care": "Adapted, but look at the marked findings before relying on the numbers.",
+    "care": "Look at the marked findings before relying on adapted numbers.",
     "do not adapt": "Adapting here is not supported by the data.",
 }
 MARKS = {"good": "ok", "unknown": "?", "care": "!", "stop": "STOP"}
@@ -43,21 +41,20 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Every finding, the verdict, and which prediction is in use because of it.
+    """Every finding, the outcome where a model was adapted, and the verdict.
 
-    The verdict is that of the gravest finding: "do not adapt" where one says stop, "care" where one asks for care,
-    "adapt" else.
+    With an outcome the verdict follows from it (`sitewise.diagnosis.outcome`); of arrays it is that of the gravest
+    finding: "do not adapt" where one says stop, "care" where one asks for care, "adapt" else.
     """
 
     verdict: str
     findings: tuple[Finding, ...]
-    fallback: str | None = None
-    in_use: str = "adapted"  # or the fallback's name, where the verdict is "do not adapt"
+    outcome: "Outcome | None" = None
 
     @property
     def sentence(self) -> str:
-        """The verdict and what is used for predictions, in words."""
-        return f"{SENTENCES[self.verdict]} Predictions come from {self._source}."
+        """What was done and why; of arrays, what the verdict means."""
+        return SENTENCES[self.verdict] if self.outcome is None else self.outcome.sentence
 
     def __getitem__(self, name: str) -> Finding:
         for finding in self.findings:
@@ -70,13 +67,17 @@ class Diagnosis:
         return {
             "verdict": self.verdict,
             "sentence": self.sentence,
-            "fallback": self.fallback,
-            "in_use": self.in_use,
+            "outcome": None if self.outcome is None else self.outcome.to_dict(),
             "findings": [asdict(finding) for finding in self.findings],
         }
 
     def __str__(self) -> str:
-        return "\n".join([f"verdict: {self.verdict}. {self.sentence}", *map(str, self.findings)])
+        return "\n".join([*self._head, *map(str, self.findings)])
+
+    @property
+    def _head(self) -> list[str]:
+        risk = [] if self.outcome is None else [self.outcome.risk]
+        return [self.sentence, *risk, f"verdict: {self.verdict}"]
 
     __repr__ = __str__
 
@@ -86,24 +87,14 @@ class Diagnosis:
             f"<td>{escape(f.sentence)} {escape(f.advice if f.severity != 'good' else '')}</td></tr>"
             for f in self.findings
         )
-        return f"<p><b>{escape(self.verdict)}</b>. {escape(self.sentence)}</p><table>{rows}</table>"
-
-    @property
-    def _source(self) -> str:
-        return (
-            FALLBACKS[None]
-            if self.in_use == "adapted" and self.fallback is None
-            else ("the adapted model" if self.in_use == "adapted" else FALLBACKS[self.in_use])
-        )
+        return f"{''.join(f'<p>{escape(line)}</p>' for line in self._head)}<table>{rows}</table>"
 
 
-def conclude(findings: Iterable[Finding], fallback: str | None = None) -> Diagnosis:
-    """The verdict of the gravest finding, and what is used for predictions under it."""
+def conclude(findings: Iterable[Finding]) -> Diagnosis:
+    """The verdict of the gravest finding."""
     found = tuple(findings)
     gravest = max((SEVERITIES.index(finding.severity) for finding in found), default=0)
-    verdict = VERDICTS[SEVERITIES[gravest]]
-    in_use = fallback if fallback is not None and verdict == "do not adapt" else "adapted"
-    return Diagnosis(verdict, found, fallback, in_use)
+    return Diagnosis(VERDICTS[SEVERITIES[gravest]], found)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

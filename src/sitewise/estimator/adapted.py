@@ -1,5 +1,6 @@
 """A model adapted to one site: predictions row by row, and the site's prevalence with its interval."""
 
+import copy
 import os
 from dataclasses import replace
 from functools import cached_property
@@ -12,18 +13,20 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
+from sitewise.adaptation import PrevalenceEstimate
 from sitewise.adaptation.joint import JointEstimate
-from sitewise.arrays import did_you_mean, in_stretches
-from sitewise.diagnosis import FALLBACKS, Diagnosis
+from sitewise.arrays import in_stretches
+from sitewise.diagnosis import Diagnosis, Outcome, conclude, failed_check, follows
 from sitewise.estimator.at_site.believing import believed_rows
 from sitewise.estimator.at_site.diagnosing import diagnose
 from sitewise.estimator.at_site.evaluating import evaluate_site
 from sitewise.estimator.at_site.kept import KeptRows
+from sitewise.estimator.at_site.outcome import rehearsed_breaches, site_outcome
 from sitewise.estimator.at_site.reporting import report_content
 from sitewise.estimator.at_site.sets import predict_sets
 from sitewise.estimator.at_site.shifting import shift_by_column
-from sitewise.estimator.at_site.updating import update
+from sitewise.estimator.at_site.showing import site_html, site_text
+from sitewise.estimator.at_site.updating import estimate_rows, update
 from sitewise.estimator.at_site.watching import watch
 from sitewise.estimator.source.regions import in_regions
 from sitewise.estimator.without_z.predicting import lacking, with_joint
@@ -48,7 +51,7 @@ from sitewise.performance import (
     summarize,
 )
 from sitewise.posterior import combine
-from sitewise.prevalence import Prevalence
+from sitewise.prevalence import SitePrior
 from sitewise.report.page import write_report
 from sitewise.uncertainty import stretched
 
@@ -68,6 +71,7 @@ class AdaptedClassifier:
     rows : what is kept of the site's rows, `KeptRows`.
     classes_ : the classes, in order.
     policy : "auto", "as trained" or "rows": how far the site's rows are believed, see `adapt`.
+    level_scale : how far the level of g may lie from the training sites', see `adapt`; None for what these show.
     threshold_ : P(y|x,z) of the second of two classes from which `predict` says it; None for the most probable class.
     site_name : what reports call the site; None for "New site".
     joint : the `JointEstimate` that predicts rows without all of z; None where knockout does (see `missing`).
@@ -75,14 +79,16 @@ class AdaptedClassifier:
 
     site_name: str | None = None
     joint: JointEstimate | None = None
+    level_scale: float | None = None
+    _outcome: Outcome | None = None
 
     def __init__(
         self,
         model: "SiteModel",
         estimate: PrevalenceEstimate,
         rows: KeptRows,
-        fallback: str | None = None,
         policy: str = "auto",
+        level_scale: float | None = None,
     ) -> None:
         self.model = model
         self.estimate = estimate
@@ -90,8 +96,8 @@ class AdaptedClassifier:
         self.classes_ = model.classes_
         self.threshold_: float | None = None
         self.policy = policy
-        self.fallback = fallback
-        self._diagnosis: Diagnosis | None = None
+        self.level_scale = level_scale
+        self._diagnosis: Diagnosis | None = None  # of the rows alone: what `diagnose` says has the outcome too
 
     @property
     def missing(self) -> str:
@@ -99,53 +105,94 @@ class AdaptedClassifier:
         return "knockout" if self.joint is None else "joint"
 
     @property
-    def fallback(self) -> str | None:
-        """What predicts where the verdict is "do not adapt": "marginal", "pooled", or None for the adapted model."""
-        return self._fallback
-
-    @fallback.setter
-    def fallback(self, name: str | None) -> None:
-        if name not in FALLBACKS:
-            known = [known for known in FALLBACKS if known]
-            raise ValueError(
-                f"fallback must be None or one of {', '.join(known)}, got {name!r}{did_you_mean(name, known)}"
-            )
-        self._fallback = name
-        self._diagnosis = None
-
-    @property
-    def in_use(self) -> str:
-        """What predicts here: "adapted", "pooled" (as trained), or the fallback where the verdict asks for it."""
-        if self.policy == "as trained":
-            return "pooled"
-        return "adapted" if self.fallback is None else self.diagnose().in_use
+    def outcome(self) -> Outcome:
+        """What was done here: "adapted", "partly adapted" or "as trained", with `sentence`, `reason` and `risk`."""
+        if self._outcome is None:
+            self._outcome = site_outcome(self, self._failed_check)
+        return self._outcome
 
     def diagnose(self) -> Diagnosis:
-        """Check whether adapting is safe here: findings, each with its number and advice, and a verdict (kept)."""
+        """The outcome, the verdict that follows from it, and every check with its number and advice (kept)."""
+        outcome, findings = self.outcome, self._checks.findings
+        return Diagnosis(follows(outcome, outcome.reason, self._failed_check, findings), findings, outcome)
+
+    def rename(self, names: dict[str, str]) -> None:
+        """Take other names for the outcome or the positive class, as `about_` of the model has them."""
+        if names:
+            self.model = copy.copy(self.model)
+            self.model.about_ = {**self.model.about_, **names}
+            self._outcome = None
+
+    def unchecked(self) -> "AdaptedClassifier":
+        """The same site without checks of the assumption: its rows are believed as far as the rehearsal allows."""
+        other = copy.copy(self)
+        other._diagnosis, other._outcome = conclude(()), None
+        return other
+
+    @property
+    def _checks(self) -> Diagnosis:
         if self._diagnosis is None:
             self._diagnosis = diagnose(self)
         return self._diagnosis
+
+    @property
+    def _failed_check(self) -> str | None:
+        """The check of the assumption that fails here beyond what rehearsed sites show, if any."""
+        return failed_check(self._checks.findings, rehearsed_breaches(self.model))
+
+    @property
+    def _stays(self) -> bool:
+        """Whether the rows are not believed at all: the policy says so, or a check of the assumption failed."""
+        return self.policy == "as trained" or (self.policy == "auto" and self._failed_check is not None)
+
+    @property
+    def _site_prior(self) -> SitePrior | None:
+        """What is expected of rows here and how far they are believed; None where they alone are."""
+        if self.policy == "rows":
+            return None
+        prior = self.model._prior_of(self.policy, self.level_scale)
+        return replace(prior, trusted_rows=0.0) if self._stays else prior
+
+    @cached_property
+    def _unbelieving(self) -> PrevalenceEstimate:
+        """The posterior without this site's unlabeled rows, whose predictions have the mean of the model as trained."""
+        prior = replace(self.model._prior_of("auto", self.level_scale), trusted_rows=0.0)
+        rows = self.rows if self.rows.without_z is None else replace(self.rows, log_ratio=self.rows.without_z)
+        return estimate_rows(self, rows, prior=prior)
+
+    @property
+    def _in_use(self) -> PrevalenceEstimate:
+        """The posterior that everything said of the site comes from."""
+        return self._unbelieving if self._stays else self.estimate
+
+    @property
+    def _rows(self) -> KeptRows:
+        """The rows as they are predicted: by the joint of z and y where that speaks for some of them."""
+        rows = self.rows
+        return replace(rows, log_ratio=rows.without_z) if self._stays and rows.without_z is not None else rows
+
+    def __repr__(self) -> str:
+        return site_text(self)
+
+    def _repr_html_(self) -> str:
+        return site_html(self)
 
     def predict_proba(self, X: Any, sample_confounder: Any = None) -> Any:
         """P(y|x,z) at this site, (n, K), each row by itself; z may be missing in part or whole."""
         inputs = self.model._read(X)
         codes = self.model._codes(sample_confounder, len(inputs))
-        joint = self.joint if self.in_use == "adapted" else None
+        joint = None if self._stays else self.joint
         log_ratio = with_joint(self.model, joint, inputs, codes, self.model._log_ratio(inputs, codes))
         probability = self._probability(log_ratio, codes)
         return probability.to(X.device) if isinstance(X, Tensor) else probability.numpy()
 
     def _probability(self, log_ratio: Tensor, codes: Tensor) -> Tensor:
         """P(y|x,z) of rows by what predicts here, (n, K), given log f (with the joint's word where there is one)."""
-        if self.in_use != "adapted":
-            return combine(log_ratio, self._prior(codes)).exp()
-        return self._adapted_probability(log_ratio, codes)
-
-    def _adapted_probability(self, log_ratio: Tensor, codes: Tensor) -> Tensor:
-        """P(y|x,z) of rows as it is believed to be at this site, (n, K)."""
-        found = in_stretches(self.estimate.average, log_ratio, codes)
+        if self.policy == "as trained":
+            return combine(log_ratio, self.model._pooled_prevalence.log_prob(codes)).exp()
+        found = in_stretches(self._in_use.average, log_ratio, codes)
         kept = in_regions(codes, self.model._unsupported)
-        if self.joint is not None:
+        if self.joint is not None and not self._stays:
             own = lacking(self.model, codes)
             marginal = self.joint.weights.sum(0).cpu().clamp_min(1e-300).log()
             found = torch.where(own[:, None], combine(log_ratio, marginal).exp(), found)
@@ -177,7 +224,7 @@ class AdaptedClassifier:
         """
         inputs = self.model._read(X)
         codes = self.model._codes(sample_confounder, len(inputs))
-        joint = self.joint if self.in_use == "adapted" else None
+        joint = None if self._stays else self.joint
         log_ratio = with_joint(self.model, joint, inputs, codes, self.model._log_ratio(inputs, codes))
         return predict_sets(self, self._probability(log_ratio, codes), codes, coverage, by_class)
 
@@ -337,14 +384,14 @@ class AdaptedClassifier:
         """Estimate of P(Y) here, (K,), or of P(Y|Z), (n, K)."""
         if Z is None:
             return self._mean_probability.numpy()
-        codes = self._codes(Z)
-        return (self._prior(codes) if self.in_use == "pooled" else self._log_prevalence(codes)).exp().numpy()
+        return self._log_prevalence(self._codes(Z)).exp().numpy()
 
     @property
     def _mean_probability(self) -> Tensor:
         """The weighted mean of what is predicted for the rows adapted on, (K,)."""
-        weight = torch.ones(len(self.rows), dtype=torch.float64) if self.rows.weight is None else self.rows.weight
-        return weight @ self._probability(self.rows.log_ratio, self.rows.codes) / weight.sum()
+        rows = self._rows
+        weight = torch.ones(len(rows), dtype=torch.float64) if rows.weight is None else rows.weight
+        return weight @ self._probability(rows.log_ratio, rows.codes) / weight.sum()
 
     def prevalence_interval(self, Z: Any = None, level: float = 0.95) -> tuple[Any, Any]:
         """Interval of the population's P(Y), two (K,), or of P(Y|Z), two (n, K); no width where the training g is kept.
@@ -352,11 +399,12 @@ class AdaptedClassifier:
         That of P(Y) is widened, where needed, to hold `prevalence()`.
         """
         if Z is None:
-            low, high = (np.asarray(bound) for bound in (self.joint or self.estimate).interval(level=level))
-            low, high = (self._mix(b) if self.joint is None else self._stretched(b, level) for b in (low, high))
+            joint = None if self._stays else self.joint
+            low, high = (np.asarray(bound) for bound in (joint or self._in_use).interval(level=level))
+            low, high = (self._mix(b) if joint is None else self._stretched(b, level) for b in (low, high))
             reported = self.prevalence()
             return np.minimum(low, reported), np.maximum(high, reported)
-        low, high = (np.array(bound) for bound in self.estimate.interval(Z, level=level))
+        low, high = (np.array(bound) for bound in self._in_use.interval(Z, level=level))
         codes = self._codes(Z)
         kept = in_regions(codes, self.model._unsupported).numpy()
         low[kept] = high[kept] = self._log_prevalence(codes).exp().numpy()[kept]
@@ -380,7 +428,7 @@ class AdaptedClassifier:
     ) -> "AdaptedClassifier":
         """Refine the site with more of its rows: a new object, adapted to all rows as if they had come at once.
 
-        Estimation starts where it stood. A chosen threshold and the fallback stay; the diagnosis is made anew. Groups
+        Estimation starts where it stood. A chosen threshold and the policy stay; the diagnosis is made anew. Groups
         of these rows are taken to be others than those of earlier rows. A joint of (z, y) stays as it was, for its
         estimation needs inputs, which are not kept: `adapt` with all rows refines it.
         """
@@ -446,33 +494,16 @@ class AdaptedClassifier:
             raise ValueError("Z is given, but the model was trained without confounders")
         return self.model.confounders_.encode(Z)[0]
 
-    def _prior(self, codes: Tensor) -> Tensor:
-        """log g as predictions use it: estimated here, or the fallback's."""
-        if self.in_use == "pooled":
-            return self.model._pooled_prevalence.log_prob(codes)
-        return self._log_prevalence(codes, self._marginal if self.in_use == "marginal" else None)
-
-    @property
+    @cached_property
     def _believed_rows(self) -> BelievedRows:
-        """What is believed of the rows' labels, once for what predicts now."""
-        if self.in_use not in self._believed:
-            self._believed[self.in_use] = believed_rows(self)
-        return self._believed[self.in_use]
+        """What is believed of the rows' labels."""
+        return believed_rows(self)
 
-    @cached_property
-    def _believed(self) -> dict[str, BelievedRows]:
-        return {}
-
-    @cached_property
-    def _marginal(self) -> Prevalence:
-        """One g for all z, estimated from the same rows."""
-        rows, use = self.rows, self.rows.supported
-        weight, labels = (None if part is None else part[use] for part in (rows.weight, rows.labels))
-        return estimate_prevalence(rows.log_ratio[use], model="constant", y=labels, sample_weight=weight).prevalence
-
-    def _log_prevalence(self, codes: Tensor, prevalence: Prevalence | None = None) -> Tensor:
+    def _log_prevalence(self, codes: Tensor) -> Tensor:
         """log g here; in regions where f is not identified, the training prevalence (equation 12)."""
-        here = in_stretches((prevalence or self.estimate.prevalence).log_prob, codes)
+        if self.policy == "as trained":
+            return self.model._pooled_prevalence.log_prob(codes)
+        here = in_stretches(self._in_use.prevalence.log_prob, codes)
         kept = in_regions(codes, self.model._unsupported)
         if not kept.any():
             return here

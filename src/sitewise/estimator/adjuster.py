@@ -237,12 +237,13 @@ class PrevalenceAdjuster(SiteModel):
     ) -> AdaptedClassifier:
         """Adapt to a new site from unlabeled rows (and a few labels, where there are any); this object is unchanged.
 
-        X is probabilities, or inputs of the estimator. `fallback` says what predicts where `diagnose()` says "do not
-        adapt": "marginal" (one prevalence for all z), "pooled" (that of the source rows), or None (the adapted model).
+        X is probabilities, or inputs of the estimator.
         `groups` (patients): intervals and the diagnosis allow for rows of one being alike.
-        `policy`: "auto" believes the rows as far as the rehearsal allows, "rows" as if f were right here, and
-        "as trained" not at all: predictions are those of the model itself. `level_scale` is how far the level of g may
-        lie from that of the training sites, in log-odds; None takes what these show, 3 is a very different site.
+        `policy`: "auto" believes the rows as far as the rehearsal allows, and not where a check of the assumption fails
+        (`outcome` says what was done and why); "as trained" not at all: predictions are those of the model itself;
+        "rows" wholly, by maximum likelihood, for research. `fallback` is its old name and warns.
+        `level_scale` is how far the level of g may lie from that of the training sites, in log-odds; None takes what
+        these show, 3 is a very different site.
         """
         check_is_fitted(self)
         scores = self._read(X)

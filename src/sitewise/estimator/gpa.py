@@ -336,12 +336,12 @@ class GPAClassifier(SiteModel):
     ) -> AdaptedClassifier:
         """Adapt to a new site from unlabeled rows (and a few labels, where there are any); the model is unchanged.
 
-        `fallback` says what predicts where `diagnose()` says "do not adapt": "marginal" (one prevalence for all z,
-        estimated here), "pooled" (that of the training rows), or None (the adapted model all the same).
         `groups` (patients): intervals and the diagnosis allow for rows of one being alike.
-        `policy`: "auto" believes the rows as far as the rehearsal allows, "rows" as if f were right here, and
-        "as trained" not at all: predictions are those of the model itself. `level_scale` is how far the level of g may
-        lie from that of the training sites, in log-odds; None takes what these show, 3 is a very different site.
+        `policy`: "auto" believes the rows as far as the rehearsal allows, and not where a check of the assumption fails
+        (`outcome` says what was done and why); "as trained" not at all: predictions are those of the model itself;
+        "rows" wholly, by maximum likelihood, for research. `fallback` is its old name and warns.
+        `level_scale` is how far the level of g may lie from that of the training sites, in log-odds; None takes what
+        these show, 3 is a very different site.
         `distributed`: the processes of torchrun hold a part of the site's rows each; every one scores its own, and all
         get the model that one with all rows would give.
         """

@@ -4,8 +4,10 @@ import copy
 import os
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
 from numbers import Real
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -23,6 +25,7 @@ from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.at_site.kept import KeptRows
 from sitewise.estimator.at_site.planning import plan_from_held_out
+from sitewise.estimator.at_site.policies import read_policy
 from sitewise.estimator.source.balance import Balance, fit_balance
 from sitewise.estimator.source.held_out import HeldOut
 from sitewise.estimator.source.prevalences import by_site
@@ -36,7 +39,6 @@ from sitewise.prevalence import Prevalence, SitePrior
 from sitewise.samplesize import SamplePlan
 from sitewise.sites import take_rows
 
-POLICIES = ("auto", "as trained", "rows")
 CROSS_SEED = 0  # of the folds in which held-out rows are calibrated by others
 
 
@@ -51,6 +53,9 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
     calibration: str
     rehearsal: str | None
     random_state: Any
+    about_: Mapping[str, str] = MappingProxyType(
+        {}
+    )  # what people call the outcome and its positive class, intended use, contact
     classes_: Array
     sites_: list[Any]
     confounders_: Confounders | None
@@ -212,6 +217,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
     ) -> AdaptedClassifier:
         """Adapt as `adapt` does, given what `log_ratio` said of the rows with this very z: f is computed once."""
         check_is_fitted(self)
+        policy = read_policy(policy, fallback)
         ratios = torch.as_tensor(log_ratio).double().cpu()
         n_rows = len(ratios)
         codes = self._quiet_codes(sample_confounder, n_rows)  # what is odd about Z is said by the estimation below
@@ -227,7 +233,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
             ratios[use].numpy(),
             take_rows(sample_confounder, rows),
             model="constant" if sample_confounder is None else self.prevalence,
-            prior=self._prior_of(policy, level_scale),
+            prior=None if policy == "rows" else self._prior_of(policy, level_scale),
             confounders=self.confounders_,
             y=take_rows(labels, rows),
             groups=take_rows(groups, rows),
@@ -238,14 +244,11 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         weight = None if sample_weight is None else read_weight(sample_weight, n_rows, problems)
         known = None if labels is None else torch.tensor(labels)
         own = KeptRows(ratios, codes, ~kept, weight, read_groups(groups, n_rows, problems), known)
-        return AdaptedClassifier(self, estimate, own, fallback, policy)
+        return AdaptedClassifier(self, estimate, own, policy, level_scale)
 
     def _prior_of(self, policy: str, level_scale: float | None = None) -> SitePrior:
         """What is expected of a new site: as rehearsed, or with its rows believed as if f were right there."""
         problems = Problems("adapt")
-        if policy not in POLICIES:
-            meant = did_you_mean(policy, POLICIES)
-            problems.add(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}{meant}")
         if level_scale is not None and not (isinstance(level_scale, Real) and 0 < level_scale < float("inf")):
             problems.add(f"level_scale must be a number above 0 (log-odds), got {level_scale!r}")
         problems.raise_if_any()

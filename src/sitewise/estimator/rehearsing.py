@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,9 +13,14 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from sitewise.adaptation import estimate_prevalence
+from sitewise.estimator.adapted import AdaptedClassifier
+from sitewise.estimator.at_site.diagnosing import breaches
+from sitewise.estimator.at_site.kept import KeptRows
 from sitewise.estimator.source.reading import TrainingData
+from sitewise.estimator.source.regions import in_regions
 from sitewise.estimator.source.rehearsal import Numbers, Unit, learn_numbers
 from sitewise.posterior import combine
+from sitewise.report.wording import rehearsal_sentence
 
 if TYPE_CHECKING:
     from sitewise.estimator.model import SiteModel
@@ -24,15 +30,6 @@ MOST_FOLDS = 8
 FEWEST_ROWS = 20  # of a site, to learn from it
 
 NO_SITES = "rehearsal='sites' needs at least two sites in sample_domain, got {count}: use 'auto' or 'rows'"
-NOT_DONE = "Adapting was not rehearsed (rehearsal=None): how far the rows of a new site can be believed is not known."
-BY_ROWS = (
-    "Held-out rows, adapted to as if they came from a new site, have a log loss of {after:.3f} ({before:.3f} as "
-    "trained); how sites differ was not rehearsed."
-)
-BY_SITES = (
-    "Adapting to your own sites, each left out in turn, {verb} the log loss from {before:.3f} to {after:.3f} "
-    "({better} of {count} sites better)."
-)
 
 MakeFolds = Callable[[list[TrainingData], list[str]], Iterator["SiteModel"]]  # training data and names -> fitted models
 
@@ -47,7 +44,8 @@ class Rehearsal:
         "sites", "rows", or None where nothing was rehearsed.
     table : DataFrame
         A row for each site: `rows`, its true P(y), P(y) as trained and as adapted with the interval's bounds, the log
-        loss as trained, as adapted and as it is where P(y) is told, and the AUROC.
+        loss as trained, as adapted and as it is where P(y) is told, the AUROC, and how far the checks of the assumption
+        find it broken there.
     numbers : Numbers
         What was learned: the sizes of a new site's prior, and how far its rows are believed.
     """
@@ -60,13 +58,20 @@ class Rehearsal:
     def sentence(self) -> str:
         """The table in one sentence."""
         if self.kind is None or not len(self.table):
-            return NOT_DONE
+            return rehearsal_sentence(None, 0.0, 0.0, 0, 0)
         before, after = (float(self.table[f"nll_{name}"].mean()) for name in ("as_trained", "adapted"))
-        if self.kind == "rows":
-            return BY_ROWS.format(before=before, after=after)
         better = int((self.table["nll_adapted"] < self.table["nll_as_trained"]).sum())
-        verb = "lowered" if after < before else "raised"
-        return BY_SITES.format(verb=verb, before=before, after=after, better=better, count=len(self.table))
+        return rehearsal_sentence(self.kind, before, after, better, len(self.table))
+
+    def __repr__(self) -> str:
+        return "\n".join([self.sentence, *([self._shown.to_string()] if len(self.table) else [])])
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(self.sentence)}</p>{self._shown.to_html() if len(self.table) else ''}"
+
+    @property
+    def _shown(self) -> pd.DataFrame:
+        return self.table[["rows", "nll_as_trained", "nll_adapted", "nll_told", "auroc"]].round(3)
 
 
 def rehearse(model: "SiteModel", data: TrainingData, make_folds: MakeFolds) -> Rehearsal:
@@ -88,7 +93,7 @@ def rehearse(model: "SiteModel", data: TrainingData, make_folds: MakeFolds) -> R
     for fold, (sites, fitted) in enumerate(zip(folds, make_folds(parts, names), strict=True)):
         for site in sites:
             rows = (data.rows.site == site).nonzero().flatten()
-            rehearsed.append(_Rehearsed(fold, str(data.site_names[site]), fitted, *_scored(fitted, data, rows)))
+            rehearsed.append(_scored(fold, str(data.site_names[site]), fitted, data, rows))
     units = [one.unit() for one in rehearsed]
     lines = []
     for one in rehearsed:  # its numbers come from the other folds, and from held-out rows of its own fold's training
@@ -132,7 +137,8 @@ class _Rehearsed:
     y: Tensor
     weight: Tensor
     groups: Tensor | None
-
+    features: Tensor | None = None  # of the rows `feature_rows`, where the model has features
+    feature_rows: Tensor | None = None
     log_prevalence: Tensor | None = None  # their own g, where these are rows without a shift
 
     def unit(self) -> Unit:
@@ -143,12 +149,12 @@ class _Rehearsed:
         return Unit.of(self.name, self.log_ratio, log_g, self.y, self.weight, self.model._prior, shifted=shifted)
 
 
-def _scored(
-    fitted: "SiteModel", data: TrainingData, rows: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+def _scored(fold: int, name: str, fitted: "SiteModel", data: TrainingData, rows: Tensor) -> _Rehearsed:
     part = data.rows.take(rows)
-    log_ratio = fitted._log_ratio(part.X, part.codes)
-    return log_ratio, part.codes, part.y, part.weight.double(), None if data.groups is None else data.groups[rows]
+    raw_log_ratio, *features = fitted._score(part.X, part.codes)
+    groups = None if data.groups is None else data.groups[rows]
+    log_ratio = fitted._calibrated(raw_log_ratio, part.codes)
+    return _Rehearsed(fold, name, fitted, log_ratio, part.codes, part.y, part.weight.double(), groups, *features)
 
 
 def row_units(model: "SiteModel") -> list[Unit]:
@@ -164,8 +170,8 @@ def held_rows(model: "SiteModel") -> _Rehearsed | None:
     if not len(held.y):
         return None
     log_ratio = model._cross_calibrated(held)
-    own = (held.codes, held.y, held.weight, held.groups, held.log_prevalence)
-    return _Rehearsed(0, "held-out rows", model, log_ratio, *own)
+    own = (held.codes, held.y, held.weight, held.groups)
+    return _Rehearsed(0, "held-out rows", model, log_ratio, *own, log_prevalence=held.log_prevalence)
 
 
 def _line(rows: _Rehearsed, numbers: Numbers) -> dict[str, Any]:
@@ -207,6 +213,18 @@ def _line(rows: _Rehearsed, numbers: Numbers) -> dict[str, Any]:
 
     line |= {"nll_as_trained": nll(as_trained), "nll_adapted": nll(adapted), "nll_told": rows.unit().labeled_level[2]}
     line["auroc"] = _auroc(rows.y.numpy(), as_trained.numpy(), rows.weight.numpy())
+    if rows.log_prevalence is None:  # another site: how far it breaks the assumption
+        kept = KeptRows(
+            rows.log_ratio,
+            rows.codes,
+            ~in_regions(rows.codes, model._unsupported),
+            rows.weight,
+            rows.groups,
+            None,
+            rows.features,
+            rows.feature_rows,
+        )
+        line |= {f"breach_{name}": size for name, size in breaches(AdaptedClassifier(model, estimate, kept)).items()}
     return line
 
 

@@ -80,7 +80,7 @@ class GPA(Method):
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
         """Estimate g(z) from unlabeled rows."""
-        here = self.model_.adapt_log_ratio(self.log_ratio(X, Z), Z)
+        here = self.model_.adapt_log_ratio(self.log_ratio(X, Z), Z).unchecked()
         return lambda rows, z: torch.tensor(np.log(here.adjust(self.log_ratio(rows, z), z))), here.prevalence()
 
     def log_ratio(self, X: Any, Z: Any) -> Tensor:
@@ -159,7 +159,7 @@ class GPAJoint(GPAStar):
             return super().rule_at(X, Z, y, prevalence)
         model = copy.copy(self.model_)
         model.missing = self.missing
-        here = model.adapt(X, self.shown(Z))
+        here = model.adapt(X, self.shown(Z)).unchecked()
         return lambda rows, z: log_of(here.predict_proba(rows, self.shown(z))), here.prevalence()
 
 
@@ -184,13 +184,12 @@ class GPAGuarded(GPA):
     held-out rows, as they must be where P(x|y,z) is stable.
     """
 
-    fallback: str = "pooled"
     card: ClassVar[Card] = replace(GPA.card, name="GPA, guarded", estimates_g=ALGORITHMS + ", unless diagnosed")
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
         """Estimate g(z) and take it where the diagnosis lets it; else nothing is said of P(Y)."""
-        here = self.model_.adapt_log_ratio(self.log_ratio(X, Z), Z, fallback=self.fallback)
-        marginal = here.prevalence() if here.in_use == "adapted" else None
+        here = self.model_.adapt_log_ratio(self.log_ratio(X, Z), Z, policy="auto")
+        marginal = None if here.outcome == "as trained" else here.prevalence()
         return lambda rows, z: torch.tensor(np.log(here.adjust(self.log_ratio(rows, z), z))), marginal
 
 

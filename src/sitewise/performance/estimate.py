@@ -15,7 +15,7 @@ from sitewise.arrays import Problems, read_labels, read_matrix, read_weight
 from sitewise.calibration import Calibration
 from sitewise.performance.expected import BelievedRows, ExpectedPerformance, summarize
 from sitewise.performance.labels import Direction, Part, calibration_directions, draw_labels
-from sitewise.posterior import combine, normalize
+from sitewise.posterior import normalize
 
 Array = np.ndarray[Any, Any]
 MOST_ROWS = 30_000  # of a larger site that many stand for all, evenly spread: their chance error is below 0.003
@@ -102,7 +102,6 @@ def believe(
     log_prevalence: Tensor | None = None,
     supported: Tensor | None = None,
     by_marginal: Tensor | None = None,
-    belief: Array | None = None,
     probability: Array | None = None,
     parts: Sequence[Part] = (),
     known: Array | None = None,
@@ -114,9 +113,9 @@ def believe(
     """What is believed of the labels of rows with log f (n, K) and codes of z (n, V), and draws of them.
 
     `log_prevalence` (n, K) is g where it is not the estimate's, `supported` (n,) tells where the estimate's draws hold
-    at all, `by_marginal` (n,) which rows have one P(y) for their g, whose draws move as the estimate's mean does.
-    `belief` (n, K) is P(y|x,z) where it is not the estimate's, and `probability` (n, K) what is decided by where that
-    is not the belief. Labels are drawn with the slope on log f that predictions have.
+    at all, `by_marginal` (n,) which rows have one P(y) for their g, whose draws move as the estimate's mean does, and
+    `probability` (n, K) is P(y|x,z), which decides and is believed, where that is not the estimate's. Labels are drawn
+    with the slope on log f that predictions have.
     """
     n_site = len(log_ratio)
     kept = evenly(n_site, MOST_ROWS)
@@ -126,18 +125,13 @@ def believe(
         supported, by_marginal = (None if part is None else part[kept] for part in (supported, by_marginal))
         weight = None if weight is None else weight[kept]
         chosen = kept.numpy()
-        belief, probability, known = (None if p is None else p[chosen] for p in (belief, probability, known))
+        probability, known = (None if part is None else part[chosen] for part in (probability, known))
         z = None if z is None else z.iloc[kept.numpy()].reset_index(drop=True)
     n_rows = len(log_ratio)
     n_draws = number_of_draws(n_rows) if n_draws is None else n_draws
     rng = np.random.default_rng(check_random_state(random_state).randint(2**31))
     here = estimate.prevalence.log_prob(codes) if log_prevalence is None else log_prevalence
-    if belief is None:
-        belief = (
-            (estimate.average(log_ratio, codes) if log_prevalence is None else combine(log_ratio, here).exp())
-            .cpu()
-            .numpy()
-        )
+    adjusted = estimate.average(log_ratio, codes).cpu().numpy() if probability is None else probability
     drawn_g = estimate.draws(n_draws, random_state=int(rng.integers(2**31)))
     draws = drawn_g.log_prob(codes)
     if by_marginal is not None and bool(by_marginal.any()):
@@ -158,8 +152,8 @@ def believe(
         known,
     )
     return BelievedRows(
-        belief if probability is None else probability,
-        _knowing(belief, known),
+        adjusted,
+        _knowing(adjusted, known),
         labels,
         np.ones(n_rows) if weight is None else weight.cpu().numpy(),
         pd.DataFrame(index=range(n_rows)) if z is None else z,

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from html import escape
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -124,6 +125,12 @@ class ExpectedPerformance(Mapping[str, Expected]):
         head = f"expected performance on {self.n_rows:,} rows without labels ({rule}; {self.level:.0%} intervals)"
         lines = [f"  {name:<18}{_shown(value)}" for name, value in self.items()]
         return "\n".join([head, *lines])
+
+    def _repr_html_(self) -> str:
+        head, *lines = repr(self).splitlines()
+        rows = (line.split(maxsplit=1) for line in lines)
+        cells = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows)
+        return f"<p>{escape(head)}</p><table>{cells}</table>"
 
     def by(self, column: Any) -> "dict[Any, ExpectedPerformance]":
         """The same for each group of rows: by a confounder's name, or by one value for each row.

@@ -83,7 +83,7 @@ def applied_model_card(content: Content, author: Mapping[str, str] | None = None
             "GlobalAvailability": said("availability"),
         },
         "ModelSummary": {
-            "Summary": f"{content['verdict']['sentence']} Verdict of the checks: {content['verdict']['word']}.",
+            "Summary": f"{content['outcome']['sentence']} Verdict: {content['verdict']}.",
             "Keywords": [("Keyword", "prevalence adjustment"), ("Keyword", "adaptation without labels")],
         },
         "UsesAndDirections": {
@@ -179,7 +179,7 @@ def tripod_checklist(content: Content) -> list[dict[str, Any]]:
         "10": f"{facts.get('rows', '?')} labeled training rows, {content['rows']:,} unlabeled rows here.",
         "11": _missing(content),
         "12": f"Calibration: {facts.get('calibration', '?')}. Prevalence: {facts.get('model of the prevalence', '?')}. "
-        f"Predictions come from the {facts.get('predictions come from', '?')} model.",
+        f"Outcome here: {content['outcome']['word']}.",
         "15": f"Probabilities; {_rule(content)}",
         "16": f"Prevalence in training and here: {_prevalences(content)}.",
         "18": f"Software: {', '.join(f'{k} {v}' for k, v in facts.items() if k in ('sitewise', 'torch', 'numpy'))}. "

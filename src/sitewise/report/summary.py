@@ -25,6 +25,9 @@ METRIC_NAMES = {
     "auroc": "AUROC",
     "auprc": "average precision",
     "ece": "expected calibration error",
+    "net_benefit_treat_all": "net benefit of treating all",
+    "oe_ratio": "observed to expected ratio",
+    "sensitivity_at_specificity": "sensitivity at 90% specificity",
 }
 SMALL_IS_GOOD = ("nll", "brier", "ece", "kl", "mse", "error")  # the last word of such a metric's name
 TOLD_MARK = "†"

@@ -7,6 +7,7 @@ from the information of so many rows; what an estimate from so many rows loses, 
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,11 @@ AROUND = (0.25, 0.5, 2.0, 4.0)  # times the answer, where a width is wanted
 SMALLEST, LARGEST = 20, 10**7
 NEARLY = 1.05  # times the width wanted: that of a posterior has the grain of its grid
 FLOOR_SIZE = 10**7  # rows after which nothing is left to learn
+OUT_OF_REACH = (
+    "{wanted} is out of reach: no number of unlabeled rows gives a {target} below {floor:.3g}. What would help: labels "
+    "of some rows of the new site, more training sites, or a better classifier"
+)
+ENOUGH = "{answer:,} unlabeled rows are enough for {wanted}; no number of them gives a {target} below {floor:.3g}"
 MODELS_OF_G = ("auto", *(name for name in MODELS if name != "network"))
 
 
@@ -58,6 +64,7 @@ class SamplePlan:
     target, wanted : what was asked for ("width", "kl" or "f1_loss"), and how much of it.
     points : `SizePoint` for each size, the answer's among them.
     floor_kl, floor_f1_loss : what is lost however many rows there are, f being what it is on these labeled rows.
+    floor_width : the width of the interval of P(y) that no number of rows beats.
     prevalence : P(y) that is assumed, (K,).
     level : of the intervals.
     n_source : how many labeled rows it rests on.
@@ -72,6 +79,12 @@ class SamplePlan:
     prevalence: tuple[float, ...]
     level: float
     n_source: int
+    floor_width: float = 0.0
+
+    @property
+    def floor(self) -> float:
+        """What is wanted, at the least that any number of unlabeled rows gives."""
+        return {"width": self.floor_width, "kl": self.floor_kl, "f1_loss": self.floor_f1_loss}[self.target]
 
     @property
     def table(self) -> pd.DataFrame:
@@ -85,8 +98,13 @@ class SamplePlan:
     def __str__(self) -> str:
         wanted = f"{self.target} {self.wanted:g}"
         if self.answer is None:
-            return f"{wanted} is out of reach with up to {max(p.n for p in self.points):,} unlabeled rows"
-        return f"{self.answer:,} unlabeled rows are enough for {wanted}"
+            return OUT_OF_REACH.format(wanted=wanted, target=self.target, floor=self.floor)
+        return ENOUGH.format(answer=self.answer, wanted=wanted, target=self.target, floor=self.floor)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(str(self))}</p>{self.table[['n', 'width', 'kl', 'f1_loss']].to_html(index=False)}"
 
 
 def plan_sample_size(
@@ -147,8 +165,8 @@ def plan_sample_size(
     )
     rng = np.random.default_rng(check_random_state(random_state).randint(2**31))
     say("the information of the rows")
-    answer = None
-    if target == "width":
+    answer, floor_width = None, information_width(population, FLOOR_SIZE, level)
+    if target == "width" and floor_width <= NEARLY * amount:
         answer = size_for_width(lambda n: information_width(population, n, level), amount)
     chosen = given or (SIZES if answer is None else [round_up(answer * factor) for factor in AROUND])
     every = sorted({*chosen, *([] if answer is None else [answer])})
@@ -160,9 +178,8 @@ def plan_sample_size(
         answer = size_for_loss(points, target, amount)
     floor_kl, floor_f1 = population.losses(population.estimate(FLOOR_SIZE * population.weight))
     shares = np.bincount(population.y, population.weight, population.log_ratio.shape[1])
-    return SamplePlan(
-        answer, target, amount, tuple(points), floor_kl, floor_f1, tuple(shares.tolist()), level, len(population.y)
-    )
+    about = (tuple(shares.tolist()), level, len(population.y), floor_width)
+    return SamplePlan(answer, target, amount, tuple(points), floor_kl, floor_f1, *about)
 
 
 def look_at_size(

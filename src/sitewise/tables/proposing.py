@@ -19,12 +19,17 @@ TARGETS = (
     *("died", "mortality", "event", "status", "readmitted", "survived"),
 )
 SITES = (
-    *("site", "hospital", "centre", "center", "clinic", "institution", "region", "country", "scanner", "domain"),
-    *("env", "environment", "location", "unit", "ward"),
+    *("site", "hospital", "centre", "center", "clinic", "study", "trial", "cohort", "institution", "institute"),
+    *("facility", "practice", "region", "country", "scanner", "vendor", "domain", "env", "environment", "location"),
+    *("unit", "ward"),
 )
 CONFOUNDERS = ("age", "sex", "gender", "race", "ethnicity", "ethnic", "insurance", "projection", "anatom", "anatomical")
 GROUPS = ("patient", "subject", "person", "lesion", "case", "mrn")
 IMAGES = re.compile(r"\.(png|jpe?g|tiff?)$", re.IGNORECASE)
+GUESSED_TARGET = "look whether it is the label that is meant"
+GUESSED_SITE = "site {name!r} has no telling name; it was taken because other columns never vary within its values"
+NO_SITE = "no column looks like the site: name it by --site, for without sites it is not known how they differ"
+MOST_SITES = 200  # values of a column taken for the site by its structure
 MOST_TARGETS = 20  # values of a column taken for the target by its name
 
 
@@ -52,11 +57,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Roles, why each was given, and why the other columns have none."""
+    """Roles, why each was given, why the other columns have none, and what only the user can say."""
 
     roles: Roles
     reasons: dict[str, str]  # by role
     left_out: dict[str, str]  # by column
+    unsure: tuple[str, ...] = ()
 
 
 def propose_roles(rows: Rows, known: Roles | None = None) -> Proposal:
@@ -77,6 +83,13 @@ def propose_roles(rows: Rows, known: Roles | None = None) -> Proposal:
 
     give("target", _find_target(free()))
     give("site", _find_site(free()))
+    unsure = []
+    if roles.site is None:
+        give("site", _find_site_by_structure(free()))
+        unsure = [NO_SITE if roles.site is None else GUESSED_SITE.format(name=roles.site)]
+    if GUESSED_TARGET in reasons.get("target", ""):
+        unsure.append(f"target {roles.target!r} was taken for the label because it has two values: is it the label?")
+    site = None if roles.site is None else columns.get(roles.site)
     if not (roles.features or roles.proba):
         give("image", _find_image(free()))
     give("group", _find_named([c for c in free() if c.n_distinct > 1], GROUPS, "rows of one {} belong together"))
@@ -95,7 +108,7 @@ def propose_roles(rows: Rows, known: Roles | None = None) -> Proposal:
     if not (roles.features or roles.image or roles.proba):
         usable = []
         for column in free():
-            why = _why_no_feature(column, target, table.num_rows)
+            why = _why_no_feature(column, target, site, table.num_rows)
             if why is None:
                 usable.append(column.name)
             else:
@@ -104,7 +117,13 @@ def propose_roles(rows: Rows, known: Roles | None = None) -> Proposal:
         reasons["features"] = "the other columns with numbers or a few categories"
     for column in free():
         left_out.setdefault(column.name, "not needed")
-    return Proposal(roles, reasons, left_out)
+    if site is not None:
+        unsure += [
+            f"confounder {name!r} is the same within every site: it cannot be told from the site"
+            for name in roles.confounders
+            if name in columns and _constant_within(columns[name], site)
+        ]
+    return Proposal(roles, reasons, left_out, tuple(unsure))
 
 
 def _look_at(table: Rows, name: str) -> Column:
@@ -132,13 +151,42 @@ def _find_target(columns: list[Column]) -> Answer:
                 return column.name, f"called like a label, with {column.n_distinct} different values"
     for column in reversed(columns):
         if column.n_distinct == 2 and not column.words & {*CONFOUNDERS, *SITES}:
-            return column.name, "two different values; look whether it is the label that is meant"
+            return column.name, f"two different values; {GUESSED_TARGET}"
     return None
 
 
 def _find_site(columns: list[Column]) -> Answer:
     several = [c for c in columns if 1 <= c.n_distinct <= max(2, c.n_known // 5)]
     return _find_named(several, SITES, "rows come from one {}")
+
+
+def _find_site_by_structure(columns: list[Column]) -> Answer:
+    """A column with a few values, each of many rows, within which most other columns never vary."""
+    able = [
+        column
+        for column in columns
+        if column.kind in ("category", "number")
+        and 2 <= column.n_distinct <= min(MOST_SITES, column.n_known // 20)
+        and not column.words & {*CONFOUNDERS, *GROUPS}
+    ]
+    found = {
+        column.name: [other.name for other in columns if other is not column and _constant_within(other, column)]
+        for column in able
+    }
+    named = max(found, key=lambda name: len(found[name]), default=None)
+    if named is None or not found[named]:
+        return None
+    return named, f"{', '.join(found[named][:3])} never vary within its values"
+
+
+def _constant_within(column: Column, site: Column) -> bool:
+    """Whether a column that varies has one value at each site."""
+    both = (column.codes >= 0) & (site.codes >= 0)
+    if column.n_distinct < 2 or site.n_distinct < 2 or not both.any():
+        return False
+    pairs = np.unique(np.stack([site.codes[both], column.codes[both]]), axis=1)
+    n_sites = len(np.unique(pairs[0]))
+    return bool(pairs.shape[1] == n_sites and n_sites <= both.sum() // 2 and len(np.unique(pairs[1])) > 1)
 
 
 def _find_named(columns: list[Column], words: Iterable[str], reason: str) -> Answer:
@@ -176,7 +224,7 @@ def _find_probabilities(columns: list[Column], table: Rows) -> tuple[str, ...]:
     return ()
 
 
-def _why_no_feature(column: Column, target: Column | None, n_rows: int) -> str | None:
+def _why_no_feature(column: Column, target: Column | None, site: Column | None, n_rows: int) -> str | None:
     """Why a column is not proposed as a feature; None where it is."""
     if column.kind == "empty":
         return "it is empty"
@@ -190,6 +238,8 @@ def _why_no_feature(column: Column, target: Column | None, n_rows: int) -> str |
         return "it looks like a number of a person or a sample"
     if column.words & set(SITES):
         return "it looks like another name of a site"
+    if site is not None and _constant_within(column, site):
+        return f"it is the same within every {site.name}: it would tell the site, not the patient"
     if target is not None and _tells(column, target):
         return f"it tells {target.name} exactly: is it the label in other words?"
     return None

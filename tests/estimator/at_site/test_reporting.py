@@ -51,7 +51,8 @@ def test_the_page_says_what_the_model_says(usual, tmp_path):
     expected = here.expected_performance(level=0.9)
     assert content["performance"]["metrics"]["accuracy"] == expected["accuracy"]._asdict()
     diagnosis = here.diagnose()
-    assert content["verdict"]["word"] == diagnosis.verdict
+    assert content["verdict"] == diagnosis.verdict
+    assert content["outcome"]["sentence"] == here.outcome.sentence
     assert [f["sentence"] for f in content["diagnosis"]["findings"]] == [f.sentence for f in diagnosis.findings]
     probability = quietly(lambda: here.predict_proba(new.X, sample_confounder=new.Z))
     np.testing.assert_allclose(content["probabilities"]["mean"]["after"], probability.mean(axis=0))
@@ -78,17 +79,18 @@ def test_training_sites_are_counted_from_labels(usual):
         np.testing.assert_allclose(site["prevalence"], np.array(summary.class_counts) / 240)
 
 
-def test_profiles_average_g_over_the_rows_here(usual):
+def test_profiles_average_the_predictions_of_the_rows_here(usual):
     model, new, here = usual
     number, level = report_content(here, "x", 0.95)["confounders"]
     assert (number["kind"], level["kind"]) == ("number", "levels")
     assert len(number["points"]) == STEPS + 1
-    g, pooled = here.prevalence(new.Z), model._pooled_prevalence.log_prob(here.rows.codes).exp().numpy()
+    after = quietly(lambda: here.predict_proba(new.X, sample_confounder=new.Z))
+    before = quietly(lambda: model.predict_proba(new.X, sample_confounder=new.Z))
     for point in level["points"]:
         own = (new.Z[level["name"]] == point["value"]).to_numpy()
         assert point["rows"] == own.sum()
-        np.testing.assert_allclose(point["after"], g[own].mean(axis=0))
-        np.testing.assert_allclose(point["before"], pooled[own].mean(axis=0))
+        np.testing.assert_allclose(point["after"], after[own].mean(axis=0))
+        np.testing.assert_allclose(point["before"], before[own].mean(axis=0))
     for confounder in (number, level):
         assert sum(p["rows"] for p in confounder["points"]) + confounder["rows_missing"] == 300
         assert confounder["rows_missing"] == new.Z[confounder["name"]].isna().sum()
@@ -97,14 +99,14 @@ def test_profiles_average_g_over_the_rows_here(usual):
             assert np.all(np.array(point["high"]) >= point["after"])
 
 
-def test_a_curve_follows_g(usual):
+def test_a_curve_follows_the_predictions(usual):
     _, new, here = usual
     number = report_content(here, "x", 0.95)["confounders"][0]
-    g, age = here.prevalence(new.Z)[:, 1], new.Z["age0"].to_numpy()
+    found, age = quietly(lambda: here.predict_proba(new.X, new.Z))[:, 1], new.Z["age0"].to_numpy()
     step = number["points"][1]["value"] - number["points"][0]["value"]
     for point in number["points"][4:-4]:
         near = np.abs(age - point["value"]) < 3 * step
-        assert g[near].min() - 1e-9 <= point["after"][1] <= g[near].max() + 1e-9
+        assert found[near].min() - 1e-9 <= point["after"][1] <= found[near].max() + 1e-9
 
 
 def test_bands_are_as_wide_as_the_estimates_own_intervals():
@@ -119,14 +121,14 @@ def test_bands_are_as_wide_as_the_estimates_own_intervals():
     np.testing.assert_allclose(width, high - low, rtol=0.3)
 
 
-def test_a_chosen_threshold_and_a_fallback_are_told(usual, tmp_path):
+def test_a_chosen_threshold_and_a_policy_are_told(usual, tmp_path):
     model, new, _ = usual
-    here = quietly(lambda: model.adapt(new.X, sample_confounder=new.Z, fallback="pooled"))
+    here = quietly(lambda: model.adapt(new.X, sample_confounder=new.Z, policy="as trained"))
     here.choose_threshold(sensitivity=0.9)
     content = report_content(here, "x", 0.95)
     assert content["threshold"] == here.threshold_
     told = {entry["name"]: entry["value"] for part in content["done"] for entry in part["entries"]}
-    assert (told["fallback"], told["threshold"]) == ("pooled", here.threshold_)
+    assert (told["policy"], told["threshold"]) == ("as trained", here.threshold_)
     assert told["rows"] == 480
     share = (here.adjust(here.rows.log_ratio, new.Z)[:, 1] >= here.threshold_).mean()
     assert content["probabilities"]["called"]["after"][1] == pytest.approx(share)

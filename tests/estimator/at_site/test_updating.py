@@ -82,14 +82,14 @@ def test_one_part_may_lack_z(model, new, first_knows):
     same(joined, model.adapt(X, sample_confounder=hidden))
 
 
-def test_threshold_and_fallback_stay_and_what_was_odd_adds_up(model, new):
+def test_threshold_and_policy_stay_and_what_was_odd_adds_up(model, new):
     X, Z, _ = new
     odd = Z.copy()
     odd.loc[:3, "age0"] = 150.0
-    first = model.adapt(X[:300], sample_confounder=odd[:300], fallback="marginal")
+    first = model.adapt(X[:300], sample_confounder=odd[:300], policy="rows", level_scale=2.0)
     first.threshold_ = 0.3
     joined = first.update(X[:10], odd[:10])
-    assert (joined.threshold_, joined.fallback) == (0.3, "marginal")
+    assert (joined.threshold_, joined.policy, joined.level_scale) == (0.3, "rows", 2.0)
     assert joined.estimate.notes.clipped == {"age0": 8}
     assert first.estimate.notes.clipped == {"age0": 4}
     assert joined.rows.feature_rows.tolist() == list(range(310))

@@ -3,7 +3,6 @@
 import copy
 import json
 import re
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +15,7 @@ from torch import nn
 import sitewise as sw
 from sitewise.adaptation.posterior.points import Points, Posterior
 from sitewise.calibration import Calibration
+from sitewise.diagnosis import Finding, conclude
 from sitewise.estimator.files import exporting
 from sitewise.estimator.files.exporting import NO_LIBRARY
 from sitewise.estimator.files.graph import JOINT, OWN_ESTIMATOR
@@ -205,20 +205,20 @@ def test_adjustment_of_probabilities(sites, tmp_path, sees, prevalence):
 
 @pytest.mark.filterwarnings("ignore:confounder")
 @pytest.mark.filterwarnings("ignore:at group")
-def test_fallbacks_and_regions_where_the_training_g_is_kept(sites, here, tmp_path):
+def test_policies_and_regions_where_the_training_g_is_kept(sites, here, tmp_path):
     model = copy.copy(here.model)
     model._unsupported = (Region(1, 0.0, 0), Region(2, 2.0, 1))
     here = model.adapt_log_ratio(model.log_ratio(sites.new.X, sites.new.Z), sites.new.Z)
-    diagnosis, marginal = here.diagnose(), here._marginal
+    here = here.unchecked()
     here.estimate = estimates(model.confounders_, here.rows.codes)["additive"]
     Z = with_gaps(sites.new.Z)
     seen = []
-    for in_use in ("adapted", "marginal", "pooled"):
-        here.fallback = None if in_use == "adapted" else in_use
-        here._diagnosis = replace(diagnosis, in_use=in_use)
-        assert (here.in_use, here._marginal) == (in_use, marginal)
-        found, told = run(here.export_onnx(tmp_path / f"{in_use}.onnx"), sites.new.X, Z)
-        assert told["in_use"] == in_use
+    broken = Finding("stability", "stop", 0.0, 0.01, "Broken.", details={"gap": 0.9})
+    for policy, findings in (("auto", ()), ("auto", (broken,)), ("as trained", ())):
+        here.policy = policy
+        here._diagnosis, here._outcome = conclude(findings), None
+        found, told = run(here.export_onnx(tmp_path / f"{len(seen)}.onnx"), sites.new.X, Z)
+        assert told["outcome"] == str(here.outcome)
         assert np.abs(found - here.predict_proba(sites.new.X.astype(np.float32), Z)).max() <= 1e-5
         seen.append(found)
     assert min(np.abs(seen[0] - other).max() for other in seen[1:]) > 1e-3

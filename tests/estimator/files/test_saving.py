@@ -207,11 +207,11 @@ def test_calibrating_and_adapting_go_on_after_loading(tmp_path):
     same_model(model, other, X, site, Z)
     labels = np.where(np.arange(len(y)) < 20, y.astype(float), np.nan)
     options = {"y": labels, "groups": np.arange(len(y)) // 3, "sample_weight": np.linspace(0, 2, len(y))}
-    here, there = (m.adapt(X, sample_confounder=Z, fallback="marginal", **options) for m in (model, other))
+    here, there = (m.adapt(X, sample_confounder=Z, policy="rows", **options) for m in (model, other))
     same_site(here, there, X, Z)
     back = reloaded(here, tmp_path)
     same_site(here, back, X, Z)
-    assert back.fallback == "marginal"
+    assert (back.policy, back.outcome, vars(back.outcome)) == ("rows", here.outcome, vars(here.outcome))
     for name in ("log_ratio", "codes", "supported", "weight", "groups", "labels", "features", "feature_rows"):
         assert torch.equal(getattr(back.rows, name).nan_to_num(-9), getattr(here.rows, name).nan_to_num(-9))
 
@@ -468,13 +468,13 @@ def test_the_card_and_the_json_say_what_matters(tmp_path):
 def test_the_card_of_a_site_has_its_numbers_and_names_cannot_break_it(tmp_path):
     model = fitted(("a|b\n<script>", "x" * 200))
     X, _, _, Z = data(5, 60)
-    here = model.adapt(X, sample_confounder=Z, fallback="pooled")
+    here = model.adapt(X, sample_confounder=Z)
     here.save(tmp_path / "site")
     card = (tmp_path / "site" / "model.md").read_text()
     low, high = here.prevalence_interval()
     assert f"| a\\|b \\<script\\> | {here.prevalence()[0]:.4f} | {low[0]:.4f} to {high[0]:.4f} |" in card
     assert "x" * 60 not in card
-    assert "pooled" in card
+    assert f"Verdict: {here.diagnose().verdict}." in card
     assert "No images" in card
 
 

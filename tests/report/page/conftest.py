@@ -16,9 +16,8 @@ def diagnosis(verdict="care", findings=FINDINGS):
     names = ("name", "severity", "value", "threshold", "sentence", "advice")
     return {
         "verdict": verdict,
-        "sentence": "Adapted, but look at the marked findings before relying on the numbers.",
-        "fallback": None,
-        "in_use": "adapted",
+        "sentence": "Adapted: so it is.",
+        "outcome": {"word": "adapted", "sentence": "Adapted: so it is.", "risk": "A gain is expected."},
         "findings": [dict(zip(names, finding, strict=True), p_value=None, details={}) for finding in findings],
     }
 

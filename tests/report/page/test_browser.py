@@ -145,7 +145,7 @@ def test_a_phone_needs_no_sideways_scrolling(show, make_content, site):
 @pytest.mark.parametrize("verdict", ["adapt", "care", "do not adapt"])
 def test_all_text_stands_out(show, make_content, theme, verdict):
     content = make_content()
-    content["diagnosis"]["verdict"] = content["verdict"]["word"] = verdict
+    content["diagnosis"]["verdict"] = content["verdict"] = verdict
     content["diagnosis"]["findings"][2]["severity"] = "stop"
     driver = show(content, theme=theme)
     driver.execute_script("document.querySelectorAll('details').forEach((part) => { part.open = true; })")

@@ -103,7 +103,7 @@ def test_of_many_classes_the_most_frequent_are_drawn(make_content):
 
 
 def test_without_a_diagnosis_nothing_is_promised(make_content):
-    assert make_content(diagnosis=None)["verdict"]["word"] == "not checked"
+    assert make_content(diagnosis=None)["verdict"] == "not checked"
 
 
 def test_wrong_shapes_are_all_named(make_content):

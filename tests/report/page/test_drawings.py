@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sitewise.report.page.drawings import Row, curve, intervals
-from sitewise.report.page.svg import Scale, ceiling, element, path, shorten, ticks
-from sitewise.report.page.wording import compact, fixed, percent, plural, whole
+from sitewise.report.page.svg import Scale, ceiling, element, path, ticks
+from sitewise.report.wording import compact, fixed, percent, plural, shorten, whole
 
 
 def test_elements_escape_children_and_attributes():

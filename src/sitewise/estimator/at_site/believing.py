@@ -20,18 +20,18 @@ N_RESAMPLES = 100  # of the held-out rows behind a calibration
 def believed_rows(here: "AdaptedClassifier", rows: KeptRows | None = None) -> BelievedRows:
     """Rows of a site, those it was adapted on where none are given, as `sitewise.performance` wants them."""
     model = here.model
-    rows = here.rows if rows is None else rows
+    rows = here._rows if rows is None else rows
+    joint = None if here._stays else here.joint
     schema = model.confounders_
     return believe(
         rows.log_ratio,
         rows.codes,
-        here.estimate,
-        log_prevalence=with_joint_marginal(model, here.joint, rows.codes, here._log_prevalence(rows.codes)),
+        here._in_use,
+        log_prevalence=with_joint_marginal(model, joint, rows.codes, here._log_prevalence(rows.codes)),
         supported=rows.supported,
-        by_marginal=None if here.joint is None else lacking(model, rows.codes),
-        belief=here._adapted_probability(rows.log_ratio, rows.codes).numpy(),
+        by_marginal=None if joint is None else lacking(model, rows.codes),
         probability=here._probability(rows.log_ratio, rows.codes).numpy(),
-        parts=calibration_parts(model, rows.codes, joint=here.joint is not None),
+        parts=calibration_parts(model, rows.codes, joint=joint is not None),
         known=None if rows.labels is None else rows.labels.numpy(),
         weight=rows.weight,
         z=None if schema is None else schema.decode(rows.codes),

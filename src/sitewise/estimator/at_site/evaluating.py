@@ -51,7 +51,7 @@ def evaluate_site(
     units = None if units is None else torch.unique(units[rows], return_inverse=True)[1]
     known = labels[rows.numpy()].astype(np.int64)
     plain = model._log_ratio(inputs, codes)
-    joint = here.joint if here.in_use == "adapted" else None
+    joint = None if here._stays else here.joint
     log_ratio = with_joint(model, joint, inputs, codes, plain)
     as_trained = combine(plain, model._pooled_prevalence.log_prob(codes)).exp().numpy()
     kept = KeptRows(log_ratio, codes, ~in_regions(codes, model._unsupported), weight, units)

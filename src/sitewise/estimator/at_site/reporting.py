@@ -13,9 +13,10 @@ from torch import Tensor
 from sitewise.adaptation.draws import PrevalenceDraws
 from sitewise.artifacts import versions
 from sitewise.confounders import Categorical, Continuous, Notes, Variable
+from sitewise.estimator.at_site.naming import ABOUT, about, class_names
 from sitewise.estimator.source.regions import in_regions
 from sitewise.estimator.source.splitting import evenly
-from sitewise.performance import ExpectedPerformance
+from sitewise.performance import ExpectedPerformance, clinical_performance
 from sitewise.posterior import combine
 from sitewise.report.page import Content, Profile, TrainingSite, build_content
 from sitewise.report.page.binning import most_frequent
@@ -40,21 +41,24 @@ def report_content(here: "AdaptedClassifier", site: str, level: float, made: str
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a report repeats what was said when the site was adapted
         low, high = here.prevalence_interval(level=level)
-        expected = here.expected_performance(level=level)
+        expected, rehearsal = here.expected_performance(level=level), model.rehearsal_
         return build_content(
             site=site,
-            classes=here.classes_.tolist(),
+            classes=class_names(model),
             prevalence=here.prevalence(),
             low=low,
             high=high,
             pooled=_pooled(model),
-            before=combine(rows.log_ratio, model._pooled_prevalence.log_prob(rows.codes)).exp().numpy(),
+            before=_as_trained(here).numpy(),
             after=_probability(here),
             training_sites=_training_sites(model),
             profiles=list(_profiles(here, level)),
             held_out=_held_out(model),
-            performance=expected.to_dict() | {"groups": _groups(expected)},
+            performance=expected.to_dict() | {"groups": _groups(expected), **_clinical(here, level)},
             diagnosis=here.diagnose().to_dict(),
+            rehearsal={"sentence": rehearsal.sentence, "sites": _rehearsed(rehearsal.table)},
+            about={name: about(model, name) for name in ABOUT},
+            kind="images" if getattr(model, "input_shape_", None) else "tables",
             done=_done(here),
             threshold=here.threshold_,
             sample_weight=None if rows.weight is None else rows.weight.numpy(),
@@ -63,9 +67,24 @@ def report_content(here: "AdaptedClassifier", site: str, level: float, made: str
         )
 
 
+def _as_trained(here: "AdaptedClassifier") -> Tensor:
+    """P(y|x,z) of the rows adapted on, (n, K), by the model as trained."""
+    rows = here._rows
+    return combine(rows.log_ratio, here.model._pooled_prevalence.log_prob(rows.codes)).exp()
+
+
 def _probability(here: "AdaptedClassifier") -> Array:
     """P(y|x,z) of the rows adapted on, (n, K), as `predict_proba` says it."""
-    return np.asarray(here._probability(here.rows.log_ratio, here.rows.codes))
+    rows = here._rows
+    return np.asarray(here._probability(rows.log_ratio, rows.codes))
+
+
+def _rehearsed(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """A line for each rehearsed site: log loss as trained, adapted, and where P(y) is told."""
+    if not len(table):
+        return []
+    columns = {"rows": "rows", "before": "nll_as_trained", "after": "nll_adapted", "told": "nll_told"}
+    return [{"name": name, **{key: line[column] for key, column in columns.items()}} for name, line in table.iterrows()]
 
 
 def _training_sites(model: "SiteModel") -> list[TrainingSite]:
@@ -82,12 +101,15 @@ def _pooled(model: "SiteModel") -> Array:
 
 
 def _profiles(here: "AdaptedClassifier", level: float) -> Iterator[Profile]:
-    """P(Y | one confounder) for each: g averaged over the rows here that have, or nearly have, each of its values."""
+    """P(Y | one confounder) for each: the mean prediction of the rows that have, or nearly have, each of its values.
+
+    So that the shares of a confounder's values average to the prevalence of the page.
+    """
     schema, rows = here.model.confounders_, here.rows
     if schema is None:
         return
-    before, after = here.model._pooled_prevalence.log_prob(rows.codes).exp(), here._log_prevalence(rows.codes).exp()
-    draws = here.estimate.draws(N_DRAWS, random_state=here.model.random_state)
+    before, after = _as_trained(here), torch.as_tensor(_probability(here))
+    draws = here._in_use.draws(N_DRAWS, random_state=here.model.random_state)
     weight = torch.ones(len(rows), dtype=torch.float64) if rows.weight is None else rows.weight
     missing = schema.missing(rows.codes)
     for j, variable in enumerate(schema.variables):
@@ -208,6 +230,17 @@ def _groups(expected: ExpectedPerformance) -> list[dict[str, Any]]:
     return found
 
 
+def _clinical(here: "AdaptedClassifier", level: float) -> dict[str, Any]:
+    """Clinical units and the decision curve, for two classes."""
+    if len(here.classes_) != 2:
+        return {}
+    threshold = here.threshold_ if here.threshold_ is not None and 0 < here.threshold_ < 1 else None
+    found = clinical_performance(here._believed_rows, threshold=threshold, level=level)
+    curve = here.decision_curve(level=level)[["threshold", "net_benefit", "treat_all", "treat_none"]]
+    named = curve.set_axis(["threshold", "predictions", "treat all", "treat none"], axis=1)
+    return {"clinical": {name: v._asdict() for name, v in found.items()}, "decision_curve": named.to_dict("records")}
+
+
 def _done(here: "AdaptedClassifier") -> dict[str, dict[str, Any]]:
     """What was done, by heading."""
     model, rows, estimate = here.model, here.rows, here.estimate
@@ -229,8 +262,8 @@ def _done(here: "AdaptedClassifier") -> dict[str, dict[str, Any]]:
             "gap": float(estimate.gap),
             "iterations": estimate.n_iter,
             "log-likelihood": float(estimate.log_likelihood),
-            "fallback": here.fallback or "none chosen",
-            "predictions come from": here.in_use,
+            "policy": here.policy,
+            "outcome": str(here.outcome),
             "threshold": "most probable class" if here.threshold_ is None else float(here.threshold_),
         },
         "Training": {

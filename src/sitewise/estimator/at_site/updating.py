@@ -17,6 +17,7 @@ from sitewise.estimator.source.reading import read_partial_labels
 from sitewise.estimator.source.regions import in_regions, warn_kept
 from sitewise.estimator.source.splitting import evenly
 from sitewise.estimator.without_z.predicting import with_joint
+from sitewise.prevalence import SitePrior
 
 if TYPE_CHECKING:
     from sitewise.estimator.adapted import AdaptedClassifier
@@ -85,27 +86,24 @@ def join_rows(first: KeptRows, second: KeptRows) -> KeptRows:
     )
 
 
-def estimate_rows(here: "AdaptedClassifier", rows: KeptRows, notes: Notes) -> PrevalenceEstimate:
-    """Estimate g from kept rows as `adapt` does."""
+def estimate_rows(here: "AdaptedClassifier", rows: KeptRows, *, prior: SitePrior | None) -> PrevalenceEstimate:
+    """Estimate g from kept rows as `adapt` does, with this prior; by maximum likelihood where there is none."""
     model = here.model
     use, schema = rows.supported, model.confounders_
     codes = rows.codes[use]
     knows_z = schema is not None and not bool(schema.missing(codes).all())
     weight, groups, labels = (None if part is None else part[use] for part in (rows.weight, rows.groups, rows.labels))
-    estimate = estimate_prevalence(
+    return estimate_prevalence(
         rows.log_ratio[use].numpy(),
         schema.decode(codes) if schema is not None and knows_z else None,
         model=model.prevalence if knows_z else "constant",
-        prior=model._prior_of(here.policy),
+        prior=prior,
         confounders=schema,
         y=None if labels is None else labels.numpy(),
         groups=None if groups is None else groups.numpy(),
         sample_weight=weight,
         random_state=model.random_state,
     )
-    together = copy.deepcopy(here.estimate.notes)
-    together.add(notes)
-    return replace(estimate, notes=together)
 
 
 def update(here: "AdaptedClassifier", X: Any, Z: Any, y: Any, groups: Any, weight: Any) -> "AdaptedClassifier":
@@ -115,7 +113,10 @@ def update(here: "AdaptedClassifier", X: Any, Z: Any, y: Any, groups: Any, weigh
         log_ratio = with_joint(here.model, here.joint, here.model._read(X), more.codes, more.log_ratio)
         more = replace(more, log_ratio=log_ratio, without_z=more.log_ratio)
     rows = join_rows(here.rows, more)
-    estimate = estimate_rows(here, rows, notes)
-    again = type(here)(here.model, estimate, rows, here.fallback, here.policy)
+    prior = here.model._prior_of(here.policy, here.level_scale)
+    estimate = estimate_rows(here, rows, prior=None if here.policy == "rows" else prior)
+    together = copy.deepcopy(here.estimate.notes)
+    together.add(notes)
+    again = type(here)(here.model, replace(estimate, notes=together), rows, here.policy, here.level_scale)
     again.threshold_, again.joint = here.threshold_, here.joint
     return again

@@ -38,7 +38,7 @@ def watch(
     def stability(numbers: Array, estimate: PrevalenceEstimate) -> float | None:
         place = torch.tensor(numbers)  # a copy: pandas hands out arrays that may not be written to
         part = KeptRows(kept.log_ratio[place], kept.codes[place], kept.supported[place])
-        return type(here)(model, estimate, part).diagnose()["stability"].p_value
+        return type(here)(model, estimate, part)._checks["stability"].p_value
 
     return monitor(
         kept.log_ratio.numpy(),
@@ -46,7 +46,7 @@ def watch(
         schema.decode(kept.codes) if schema is not None and knows_z else None,
         window=window,
         check=stability,
-        prior=model._prior,
+        prior=here._site_prior,
         classes=here.classes_.tolist(),
         model=model.prevalence if knows_z else "constant",
         confounders=schema,

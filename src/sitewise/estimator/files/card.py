@@ -41,6 +41,7 @@ def model_card(model: "GPAClassifier") -> str:
         "# A classifier trained by sitewise",
         "It predicts P(y | x, z) by Generalized Prevalence Adjustment: a ratio that is the same at all sites, times "
         "the prevalence at the site. At a new site `adapt` estimates that prevalence from unlabeled rows.",
+        *_about(model),
         "## Trained on",
         _training_table(model),
         f"Classes: {', '.join(_name(label) for label in model.classes_.tolist())}. Inputs: {_inputs(model)}. "
@@ -49,6 +50,8 @@ def model_card(model: "GPAClassifier") -> str:
         "None." if model.confounders_ is None else _confounders(model.confounders_),
         "## How",
         _recipe(model),
+        "## Rehearsal",
+        model.rehearsal_.sentence,
         "## On held-out rows of the training sites",
         _held_out(model._held_out[0], model),
         "## Known limits",
@@ -72,6 +75,7 @@ def adjuster_card(model: "PrevalenceAdjuster") -> str:
         "# An adjustment of a classifier by sitewise",
         f"It turns {around} into P(y | x, z) at each site, by a ratio that is the same at all sites, times the "
         "prevalence at the site. At a new site `adapt` estimates that prevalence from unlabeled rows.",
+        *_about(model),
         "## Learned from",
         _training_table(model),
         f"Classes, in the order of the columns: {', '.join(_name(label) for label in model.classes_.tolist())}. "
@@ -82,6 +86,8 @@ def adjuster_card(model: "PrevalenceAdjuster") -> str:
         f"The classifier is taken to give {sees}. Prevalence of the labeled sites: {model.prevalence}. Calibration: "
         f"{complete.method} for rows with all of z, {incomplete.method} for others. "
         f"Saved with {', '.join(f'{name} {version}' for name, version in versions().items())}.",
+        "## Rehearsal",
+        model.rehearsal_.sentence,
         "## On the labeled rows",
         _held_out(model._held_out[0], model),
         "## Known limits",
@@ -106,15 +112,16 @@ def site_card(here: "AdaptedClassifier") -> str:
     settled = "converged" if estimate.converged else "did NOT converge"
     parts = [
         "# A classifier adapted to one site by sitewise",
+        _plain(here.outcome.sentence),
+        f"{here.outcome.risk} Verdict: {here.diagnose().verdict}.",
         f"Adapted on {len(here.rows)} row(s) without labels, or with few. The model behind it is in the folder "
         "`model`, with a card of its own.",
         "## Prevalence here",
-        _table(["class", "P(class)", "95% interval, given f"], rows),
+        _table(["class", "P(class)", "95% interval"], rows),
         f"Model of g: {estimate.model}, strength {estimate.strength:g}; it {settled} in {estimate.n_iter} iterations "
         f"(gap {estimate.gap:.1e}).",
         "## Predictions",
-        f"{_verdict(here)} Where it says not to adapt, predictions come from: {here.fallback or 'the adapted model'}. "
-        f"Threshold: {_threshold(here)}.",
+        f"Policy: {here.policy}. Threshold: {_threshold(here)}.",
         "## What is stored of the site's rows",
         "The model's scores (log f), the codes of the confounders, weights, numbers of groups, known labels, and for "
         "some rows the network's features. No images, no other inputs, no names of patients. Treat the folder as "
@@ -123,6 +130,22 @@ def site_card(here: "AdaptedClassifier") -> str:
         _use(f'here = sw.load("FOLDER"{attach})', "here.predict_proba(X, sample_confounder=Z)"),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _about(model: "SiteModel") -> list[str]:
+    """What was said about the model: its outcome, what it is for, whom to ask."""
+    words = {
+        "outcome_name": "Outcome",
+        "positive": "Positive class",
+        "intended_use": "Intended use",
+        "contact": "Contact",
+    }
+    found = [
+        f"- {word}: {_plain(' '.join(model.about_[name].split()))}"
+        for name, word in words.items()
+        if name in model.about_
+    ]
+    return ["\n".join(found)] if found else []
 
 
 def _training_table(model: "SiteModel") -> str:
@@ -201,12 +224,6 @@ def _regions(model: "SiteModel") -> list[str]:
     return lines
 
 
-def _verdict(here: "AdaptedClassifier") -> str:
-    if here._diagnosis is None:
-        return "The diagnosis had not been asked for when this was saved."
-    return f"The diagnosis says: {here._diagnosis.verdict}."
-
-
 def _threshold(here: "AdaptedClassifier") -> str:
     return "none, the most probable class is predicted" if here.threshold_ is None else f"{here.threshold_:g}"
 
@@ -224,5 +241,9 @@ def _table(header: list[str], rows: list[list[str]]) -> str:
 def _name(value: Any) -> str:
     """A name from the data as text on one line, whatever it holds."""
     text = " ".join(str(value.item() if isinstance(value, np.generic) else value).split())
-    text = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+    return _plain(text if len(text) <= LONGEST else text[: LONGEST - 1] + "…")
+
+
+def _plain(text: str) -> str:
+    """A text that means nothing to Markdown."""
     return "".join(f"\\{letter}" if letter in ESCAPED else letter for letter in text)

@@ -84,7 +84,7 @@ def describe(here: AdaptedClassifier, dtype: torch.dtype) -> dict[str, Any]:
         ],
         "classes": here.classes_.tolist(),
         "threshold": here.threshold_,
-        "in_use": here.in_use,
+        "outcome": str(here.outcome),
     }
 
 

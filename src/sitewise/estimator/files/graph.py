@@ -39,15 +39,15 @@ class AdaptedGraph(nn.Module):
 
     def __init__(self, here: AdaptedClassifier, dtype: torch.dtype) -> None:
         super().__init__()
-        if here.joint is not None and here.in_use == "adapted":
+        if here.joint is not None and not here._stays:
             raise ValueError(JOINT)
         self.model = here.model
         self.schema = here.model.confounders_
         self.score = _score_part(here.model, torch.float64 if dtype == torch.float64 else torch.float32)
         self.pooled = traceable(here.model._pooled_prevalence)
-        self.posterior = here.estimate._fit.posterior if here.in_use == "adapted" else None
-        own = {"adapted": here.estimate.prevalence, "pooled": here.model._pooled_prevalence}
-        self.prevalence = traceable(here._marginal if here.in_use == "marginal" else own[here.in_use])
+        told = here.policy == "as trained"
+        self.posterior = None if told else here._in_use._fit.posterior
+        self.prevalence = traceable(here.model._pooled_prevalence if told else here._in_use.prevalence)
 
     def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
         """Rows by themselves."""

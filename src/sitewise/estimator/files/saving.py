@@ -20,7 +20,7 @@ from sitewise.arrays import Problems, did_you_mean
 from sitewise.artifacts import Folder, Record, pack, read_folder, unpack, versions, write_folder
 from sitewise.calibration import Calibration
 from sitewise.critic import Bank, Critic
-from sitewise.diagnosis import Diagnosis, Finding
+from sitewise.diagnosis import Diagnosis, Finding, Grounds, Outcome
 from sitewise.diagnosis.coverage import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.adjuster import PrevalenceAdjuster
@@ -202,13 +202,18 @@ def _check_settings(settings: Mapping[str, Any], model: Any) -> None:
 
 def _take_adapted(here: AdaptedClassifier) -> Parts:
     computed = {name for name, part in vars(AdaptedClassifier).items() if isinstance(part, cached_property)}
+    card = site_card(here)  # what it says is kept with the site
     values = {name: value for name, value in vars(here).items() if name not in computed and name != "model"}
-    return Parts({"site": values}, site_card(here), {"model": here.model})
+    outcome = here.outcome
+    values["_outcome"] = {"word": str(outcome), **vars(outcome)}
+    return Parts({"site": values}, card, {"model": here.model})
 
 
 def _make_adapted(values: Values, inside: dict[str, Any], attached: Mapping[str, Any]) -> AdaptedClassifier:
     here = AdaptedClassifier.__new__(AdaptedClassifier)
     here.__dict__.update(values["site"], model=inside["model"])
+    if here._outcome is not None:
+        here._outcome = Outcome(**values["site"]["_outcome"])
     _check_shapes(here.model, {"this site": here.estimate.prevalence})
     return here
 
@@ -296,6 +301,7 @@ RECORDS: dict[str, Record] = {
     "JointModel": Record(JointModel),
     "Diagnosis": Record(Diagnosis),
     "Finding": Record(Finding),
+    "Grounds": Record(Grounds),
     "HeldOut": Record(HeldOut),
     "KeptRows": Record(KeptRows),
     "PairModel": Record(PairModel),

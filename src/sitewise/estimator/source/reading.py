@@ -1,5 +1,6 @@
 """What the caller hands to an estimator, read and checked: inputs, classes, sites, confounders, groups, weights."""
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from sitewise.arrays import Problems, read_groups, read_weight
 from sitewise.confounders import Confounders
 from sitewise.inputs import Inputs, StoredImages, is_stored
 from sitewise.ratio import LabeledRows
+from sitewise.report.wording import NO_SITES
 
 Array = np.ndarray[Any, Any]
 
@@ -28,6 +30,7 @@ class TrainingData:
     classes: Array
     schema: Confounders | None
     groups: Tensor | None
+    named: bool = True  # whether the caller named the sites
 
     def in_order(self, classes: Array) -> "TrainingData":
         """The same rows with classes numbered in this order."""
@@ -109,7 +112,10 @@ def read_training_data(
     if len(torch.unique(rows.y)) < 2:
         problems.add("the rows of positive weight hold one class only: training needs at least two classes")
         problems.raise_if_any()
-    return TrainingData(rows, names, classes, schema, None if group is None else group[kept])
+    if sample_domain is None:
+        warnings.warn(NO_SITES, UserWarning, stacklevel=4)
+    named = sample_domain is not None
+    return TrainingData(rows, names, classes, schema, None if group is None else group[kept], named)
 
 
 def read_classes(y: Any, problems: Problems) -> tuple[Array, Array]:

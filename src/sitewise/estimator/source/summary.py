@@ -23,6 +23,7 @@ class TrainingSummary:
 
     sites: tuple[SiteSummary, ...]
     fingerprint: str
+    named: bool = True  # whether the caller named the sites
 
     @property
     def n_rows(self) -> int:
@@ -36,4 +37,4 @@ def summarize_training(data: TrainingData) -> TrainingSummary:
     counts = [torch.bincount(rows.y[rows.site == s], minlength=n_classes) for s in range(len(data.site_names))]
     sites = zip(data.site_names, counts, strict=True)
     summaries = (SiteSummary(name, int(count.sum()), tuple(count.tolist())) for name, count in sites)
-    return TrainingSummary(tuple(summaries), rows.digest())
+    return TrainingSummary(tuple(summaries), rows.digest(), data.named)

@@ -17,10 +17,16 @@ def probability_shares(probability: Array, weight: Array | None = None, n_bins: 
     return np.asarray(np.stack(counts) / weights.sum())
 
 
+def called(probability: Array, threshold: float | None = None) -> Array:
+    """The class each row is called, (n,): the most probable one, or by a threshold on the second of two."""
+    if threshold is None:
+        return np.asarray(probability.argmax(axis=1))
+    return np.asarray(probability[:, 1] >= threshold, dtype=np.int64)
+
+
 def called_shares(probability: Array, weight: Array | None = None, threshold: float | None = None) -> Array:
     """The share of rows called each class, (K,): the most probable one, or by a threshold on the second of two."""
-    called = probability.argmax(axis=1) if threshold is None else (probability[:, 1] >= threshold).astype(np.int64)
-    counts = np.bincount(called, weights=weight, minlength=probability.shape[1])
+    counts = np.bincount(called(probability, threshold), weights=weight, minlength=probability.shape[1])
     return np.asarray(counts / counts.sum())
 
 

@@ -10,19 +10,13 @@ import numpy as np
 from sitewise.arrays import Problems
 from sitewise.evaluation import reliability
 from sitewise.performance.choice import wilson
-from sitewise.report.page.binning import N_BINS, called_shares, most_frequent, probability_shares
+from sitewise.report.page.binning import N_BINS, called, called_shares, most_frequent, probability_shares
+from sitewise.report.wording import NOT_CHECKED, crossing_sentence
 
 Array = np.ndarray[Any, Any]
 Content = dict[str, Any]
 FORMAT = "sitewise report 1"
-MOST_LEVELS, MOST_SITES, MOST_CLASSES = 24, 40, 4
-
-VERDICTS = {
-    "adapt": "No check speaks against using the adapted probabilities at this site.",
-    "care": "The adapted probabilities can be used with care: read the findings below that call for it first.",
-    "do not adapt": "The adapted probabilities should not be used at this site: see the findings below.",
-    "not checked": "No checks were run, so nothing here says whether the adapted probabilities can be trusted.",
-}
+MOST_LEVELS, MOST_CLASSES = 24, 4
 
 
 @dataclass(frozen=True)
@@ -70,6 +64,9 @@ def build_content(
     held_out: tuple[Any, Any] | None = None,
     performance: Mapping[str, Any] | None = None,
     diagnosis: Mapping[str, Any] | None = None,
+    rehearsal: Mapping[str, Any] | None = None,
+    about: Mapping[str, str | None] | None = None,
+    kind: str = "tables",
     done: Mapping[str, Mapping[str, Any]] | None = None,
     threshold: float | None = None,
     sample_weight: Array | None = None,
@@ -87,6 +84,9 @@ def build_content(
     held_out : class indices (m,) and probabilities (m, K) of held-out training rows, for the reliability.
     performance, diagnosis : what `ExpectedPerformance.to_dict()` and `Diagnosis.to_dict()` say; the former may have
         "groups" too, each with its confounder, group, rows and metrics.
+    rehearsal : its "sentence", and "sites" with the log loss "before", "after" and "told" P(y) of each.
+    about : what was said of the model: outcome_name, positive, intended_use, contact.
+    kind : "images" or "tables", for the words that differ.
     done : what was done, as heading -> name -> value.
     threshold : of two classes, the probability from which on the second is called.
     made : when.
@@ -94,7 +94,10 @@ def build_content(
     before, after = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
     _check(len(classes), before, after, (prevalence, low, high, pooled), profiles)
     verdict = "not checked" if diagnosis is None else str(diagnosis["verdict"])
-    sentence = VERDICTS.get(verdict, "") if diagnosis is None else diagnosis.get("sentence", VERDICTS.get(verdict, ""))
+    outcome = NOT_CHECKED
+    if diagnosis is not None:  # of arrays there is a verdict and no outcome
+        told = diagnosis.get("outcome") or {"word": verdict, "sentence": diagnosis["sentence"], "risk": ""}
+        outcome = {name: told[name] for name in ("word", "sentence", "risk")}
     content = {
         "format": FORMAT,
         "site": site,
@@ -104,7 +107,12 @@ def build_content(
         "rows": len(after),
         "level": level,
         "threshold": threshold,
-        "verdict": {"word": verdict, "sentence": sentence},
+        "outcome": outcome,
+        "verdict": verdict,
+        "about": dict(about or {}),
+        "kind": kind,
+        "crossing": _crossing(before, after, sample_weight, threshold, [str(name) for name in classes]),
+        "rehearsal": None if rehearsal is None else dict(rehearsal),
         "diagnosis": None if diagnosis is None else dict(diagnosis),
         "prevalence": _prevalence(prevalence, low, high, pooled, training_sites),
         "confounders": [_profile(profile) for profile in profiles],
@@ -161,16 +169,27 @@ def _focus(prevalence: Array) -> list[int]:
 def _prevalence(
     prevalence: Array, low: Array, high: Array, pooled: Array, sites: Sequence[TrainingSite]
 ) -> dict[str, Any]:
-    counts = np.array([site.rows for site in sites], dtype=np.int64)
-    shown = most_frequent(counts, MOST_SITES)
     return {
         "estimate": prevalence,
         "low": low,
         "high": high,
         "training": pooled,
-        "sites": [{"name": s.name, "rows": s.rows, "prevalence": s.prevalence} for s in (sites[i] for i in shown)],
-        "more": {"sites": len(sites) - len(shown), "rows": int(counts.sum() - counts[shown].sum())},
+        "sites": [{"name": site.name, "rows": site.rows, "prevalence": site.prevalence} for site in sites],
     }
+
+
+def _crossing(
+    before: Array, after: Array, weight: Array | None, threshold: float | None, names: list[str]
+) -> dict[str, Any]:
+    """How many rows are called otherwise than as trained, in all and for each class."""
+    counts = np.ones(len(after)) if weight is None else np.asarray(weight, dtype=np.float64)
+    first, then = (called(matrix, threshold) for matrix in (before, after))
+    k = 1 if len(names) == 2 else int(np.argmax([((first == j) != (then == j)) @ counts for j in range(len(names))]))
+    changed, gained, lost = (
+        float(rows @ counts) for rows in (first != then, (first != k) & (then == k), (first == k) & (then != k))
+    )
+    numbers = {"rows": float(counts.sum()), "changed": changed, "gained": gained, "lost": lost}
+    return {**numbers, "sentence": crossing_sentence(name=names[k], threshold=threshold, **numbers)}
 
 
 def _probabilities(probability: Mapping[str, Array], weight: Array | None, threshold: float | None) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from typing import Any
 from markupsafe import Markup
 
 from sitewise.report.page.content import Content
-from sitewise.report.page.drawings import Row, curve, histograms, intervals, reliability_diagram
-from sitewise.report.page.wording import compact, percent, plural, quoted
+from sitewise.report.page.drawings import Row, curve, histograms, intervals, net_benefit_figure, reliability_diagram
+from sitewise.report.wording import compact, percent, plural, quoted
 
 MOST_ROWS = 12
 TABLE_STEPS = 7  # how many steps of a curve its table shows
@@ -29,7 +29,7 @@ def prevalence_figure(content: Content) -> Figure:
         rows = [
             Row("this site", None, numbers["estimate"][1], numbers["low"][1], numbers["high"][1]),
             Row("training rows", numbers["training"][1]),
-            *(Row(s["name"], others=(s["prevalence"][1],)) for s in numbers["sites"][:MOST_ROWS]),
+            *(Row(s["name"], others=(s["prevalence"][1],)) for s in numbers["sites"]),
         ]
         caption = (
             f"Share of {quoted(classes[1])} at this site, in all training rows together, and at each training site."
@@ -44,7 +44,7 @@ def prevalence_figure(content: Content) -> Figure:
                 numbers["high"][k],
                 tuple(s["prevalence"][k] for s in numbers["sites"]),
             )
-            for k, name in enumerate(classes[:MOST_ROWS])
+            for k, name in enumerate(classes)
         ]
         caption = "Share of each class at this site, in all training rows together, and at each training site."
     spoken = "; ".join(
@@ -140,3 +140,9 @@ def reliability_figure(content: Content) -> Figure | None:
 def _here(numbers: dict[str, Any], label: int, name: str = "estimate") -> str:
     low, high = percent(numbers["low"][label]), percent(numbers["high"][label])
     return f"{percent(numbers[name][label])} ({low} to {high})"
+
+
+def decision_figure(content: Content) -> tuple[Markup, list[tuple[Markup, str]]] | None:
+    """The expected decision curve with its legend; None where there is none."""
+    lines = (content["performance"] or {}).get("decision_curve")
+    return net_benefit_figure(lines) if lines else None

@@ -12,7 +12,8 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from sitewise.report.page import figures, wording
+from sitewise.report import wording
+from sitewise.report.page import figures
 from sitewise.report.page.content import Content
 from sitewise.report.page.drawings import sign
 from sitewise.report.summary import metric_name
@@ -48,13 +49,14 @@ def render(content: Content) -> str:
             style=Markup(style),  # our own files: no user's words are in them
             script=Markup(script),
             policy=content_policy(style, script),
-            severity=SEVERITY_OF.get(content["verdict"]["word"], "unknown"),
+            severity=SEVERITY_OF.get(content["verdict"], "unknown"),
             findings=sorted(findings, key=lambda f: wording.GRAVEST_FIRST.index(f["severity"])),
             prevalence_figure=figures.prevalence_figure(content),
             confounder_figures=figures.confounder_figures(content),
             probability_figures=figures.probability_figures(content),
             reliability_figure=figures.reliability_figure(content),
-            glossary=wording.GLOSSARY,
+            decision_figure=figures.decision_figure(content),
+            glossary=wording.glossary(content["kind"]),
             severity_words=wording.SEVERITY_WORDS,
         )
     )

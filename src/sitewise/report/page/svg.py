@@ -1,13 +1,10 @@
 """Drawing in SVG: elements that escape what they hold, scales and ticks. Colours are the page's, by class name."""
 
 import math
-import unicodedata
 from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup, escape
-
-ELLIPSIS = "…"
 
 
 def element(tag: str, *children: Any, **attributes: Any) -> Markup:
@@ -82,22 +79,3 @@ def ceiling(value: float, wanted: int = 4) -> float:
     top = min(max(value, 1e-4), 1.0)
     step = nice_step(top, wanted)
     return min(step * math.ceil(top / step - 1e-9), 1.0)
-
-
-def shorten(text: str, width: int) -> str:
-    """A text in at most `width` columns on one line, its middle left out where it is longer; wide letters take two."""
-    line = " ".join(text.split())
-    if columns(line) <= width:
-        return line
-    start, end = line, ""
-    tail = (width - 1) // 3  # names often differ at their ends
-    while columns(line[-1 - len(end) :]) <= tail:
-        end = line[-1 - len(end) :]
-    while columns(start) > width - 1 - columns(end):
-        start = start[:-1]
-    return start.rstrip() + ELLIPSIS + end.lstrip()
-
-
-def columns(text: str) -> int:
-    """How many columns a text takes."""
-    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)

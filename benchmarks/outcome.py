@@ -1,0 +1,132 @@
+"""Outcomes at simulated sites: how often a check fails without cause, and what a broken assumption costs.
+
+    python benchmarks/outcome.py run benchmarks/outcome.jsonl
+    python benchmarks/outcome.py table benchmarks/outcome.jsonl
+
+Three features, the first of which tells the classes apart; four training sites of 300 rows, a logistic regression,
+`PrevalenceAdjuster` with its defaults. Broken sites move the first feature of all rows ("moved"), shrink the distance
+of the classes ("weaker"), or add noise to that feature ("noisy"), at the new site only or at the training sites too.
+"""
+
+import argparse
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from records import provenance
+from sklearn.linear_model import LogisticRegression
+
+import sitewise as sw
+from sitewise.benchmark.records import append_record, done_ids, read_records
+
+KINDS = ("holds", "moved", "weaker", "noisy")
+SIZES = (100, 300, 1000, 3000)
+DISTANCES = (0.8, 1.2, 2.0)
+SITES_A_MODEL = {"holds": 64, "moved": 8, "weaker": 8, "noisy": 8}
+
+
+def site(rng, n_rows, share, distance, kind, size):
+    """Rows of a site whose assumption is broken by so much."""
+    y = (rng.random(n_rows) < share).astype(int)
+    x = rng.normal(size=(n_rows, 3))
+    x[:, 0] += distance * (1 - (size if kind == "weaker" else 0)) * y
+    if kind == "moved":
+        x[:, 0] += size
+    if kind == "noisy":
+        x[:, 0] += size * rng.normal(size=n_rows)
+    return x, y
+
+
+def breach(rng, kind):
+    """How far a site is broken: by chance, about as much as it would be at a real one."""
+    return {"holds": 0.0, "moved": rng.normal(0, 0.5), "weaker": rng.uniform(0.1, 0.7), "noisy": rng.uniform(0.3, 1.5)}[
+        kind
+    ]
+
+
+def nll(y, probability):
+    return float(-np.log(np.clip(probability[np.arange(len(y)), y], 1e-12, None)).mean())
+
+
+def one_model(kind, shown, seed):
+    """One model and its sites: outcome and log loss of each."""
+    rng = np.random.default_rng([seed, KINDS.index(kind), shown])
+    distance = float(rng.choice(DISTANCES))
+    shares = rng.uniform(0.15, 0.5, 4)
+    own = [site(rng, 300, share, distance, kind if shown else "holds", breach(rng, kind)) for share in shares]
+    X, y = (np.concatenate(part) for part in zip(*own, strict=True))
+    model = sw.PrevalenceAdjuster(LogisticRegression(), random_state=seed)
+    model.fit(X, y, sample_domain=np.repeat(["a", "b", "c", "d"], 300))
+    found = []
+    for _ in range(SITES_A_MODEL[kind]):
+        n_rows, share = int(rng.choice(SIZES)), float(rng.uniform(0.05, 0.7))
+        X_new, y_new = site(rng, n_rows, share, distance, kind, breach(rng, kind))
+        here = model.adapt(X_new)
+        rows = model.adapt(X_new, policy="rows")
+        found.append(
+            {
+                "rows": n_rows,
+                "outcome": str(here.outcome),
+                "reason": here.outcome.reason,
+                "verdict": here.diagnose().verdict,
+                "believed": here.outcome.grounds.believed,
+                "as_trained": nll(y_new, model.predict_proba(X_new)),
+                "here": nll(y_new, here.predict_proba(X_new)),
+                "unchecked": nll(y_new, here.unchecked().predict_proba(X_new)),
+                "rows_alone": nll(y_new, rows.predict_proba(X_new)),
+            }
+        )
+    return found
+
+
+def run(out, models):
+    done = done_ids(out)
+    for kind in KINDS:
+        for seed in range(models):
+            for shown in (False,) if kind == "holds" else (False, True):
+                id = f"{kind}-{'shown' if shown else 'new'}-{seed}"
+                if id in done:
+                    continue
+                start = time.perf_counter()
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    sites = one_model(kind, shown, seed)
+                record = {"id": id, "kind": kind, "shown": shown, "seed": seed, "sites": sites}
+                append_record(out, record | {"seconds": time.perf_counter() - start, **provenance()})
+                print(id, f"{time.perf_counter() - start:.0f} s", file=sys.stderr)
+
+
+def table(path):
+    lines = [
+        {"kind": record["kind"], "shown": record["shown"], **one}
+        for record in read_records(path)
+        for one in record["sites"]
+    ]
+    frame = pd.DataFrame(lines)
+    frame["failed"] = frame["reason"] == "check"
+    print(
+        "| sites | training sites show it | number | a check failed | adapted | partly | as trained | NLL as trained "
+        "| here | without checks | rows alone |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    for (kind, shown), own in frame.groupby(["kind", "shown"], sort=False):
+        shares = [f"{(own['outcome'] == word).mean():.0%}" for word in ("adapted", "partly adapted", "as trained")]
+        losses = [f"{own[name].mean():.3f}" for name in ("as_trained", "here", "unchecked", "rows_alone")]
+        seen = "" if kind == "holds" else "yes" if shown else "no"
+        print(f"| {kind} | {seen} | {len(own)} | {own['failed'].mean():.1%} | {' | '.join([*shares, *losses])} |")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=["run", "table"])
+    parser.add_argument("path", nargs="?", type=Path, default=Path("benchmarks/outcome.jsonl"))
+    parser.add_argument("--models", type=int, default=5)
+    options = parser.parse_args()
+    run(options.path, options.models) if options.task == "run" else table(options.path)
+
+
+if __name__ == "__main__":
+    main()

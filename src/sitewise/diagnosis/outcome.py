@@ -1,0 +1,148 @@
+"""What was done at a site and why: adapted, partly adapted, or as trained. One record behind everything that says so.
+
+The thresholds of the outcome and of the verdict are here and nowhere else; docs/trust.md states them.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sitewise.diagnosis.result import Finding
+
+ENOUGH_BELIEVED = 0.8  # of the change that the rows ask for: from here on the site counts as adapted
+UNCHANGED = 0.1  # log-odds: a smaller mean change of the predictions is none
+PRECISE = 0.1  # half the interval of P(Y) from the rows alone: a narrower one would have shown a change
+ASSUMPTION = ("stability", "representation", "mixture")  # the checks that speak against believing the rows
+SIZES = {"stability": "gap", "representation": "auc", "mixture": "shortfall"}  # how large a breach each of them finds
+
+
+@dataclass(frozen=True)
+class Grounds:
+    """What an outcome is computed from.
+
+    Attributes
+    ----------
+    policy : str
+        "auto", "as trained" or "rows", as `adapt` was told.
+    as_trained, rows_alone, here : tuple of float
+        P(Y) by the model as trained, by maximum likelihood from the rows, and as it is predicted here; (K,) each.
+    believed : float
+        The share, from 0 to 1, of the change asked for by the rows alone that predictions here make.
+    change : float
+        Mean change of the predictions, in log-odds, that the rows alone ask for.
+    half_width : float
+        Half the 95% interval of P(Y) from the rows alone, the widest class's.
+    by_chance : bool
+        Whether that interval holds the prevalence as trained.
+    without_rehearsal : float
+        The share that would be believed had the rehearsal not lowered it.
+    slope : float
+        Factor on log f in predictions, from the rehearsal; below one probabilities are less extreme.
+    failed : str or None
+        The check of the assumption that failed beyond what rehearsed sites show, where one did.
+    """
+
+    policy: str
+    as_trained: tuple[float, ...]
+    rows_alone: tuple[float, ...]
+    here: tuple[float, ...]
+    believed: float = 1.0
+    change: float = 0.0
+    half_width: float = 0.0
+    by_chance: bool = False
+    without_rehearsal: float = 1.0
+    slope: float = 1.0
+    failed: str | None = None
+
+
+class Outcome(str):
+    """ "adapted", "partly adapted" or "as trained", with why, what it risks, and the numbers behind it.
+
+    Attributes
+    ----------
+    reason : str
+        One of `REASONS`.
+    sentence : str
+        What was done and why, in plain words.
+    risk : str
+        What to expect of it: harm, no gain, or a gain.
+    grounds : Grounds
+        What it was computed from.
+    """
+
+    reason: str
+    sentence: str
+    risk: str
+    grounds: Grounds
+
+    def __new__(cls, word: str, reason: str, sentence: str, risk: str, grounds: Grounds) -> "Outcome":
+        """Put the parts together."""
+        assert word in WORDS, word
+        assert reason in REASONS, reason
+        made = super().__new__(cls, word)
+        made.reason, made.sentence, made.risk, made.grounds = reason, sentence, risk, grounds
+        return made
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return str(self), self.reason, self.sentence, self.risk, self.grounds
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and text, for JSON."""
+        numbers = {
+            name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self.grounds).items()
+        }
+        return {"word": str(self), "reason": self.reason, "sentence": self.sentence, "risk": self.risk, **numbers}
+
+
+WORDS = ("adapted", "partly adapted", "as trained")
+REASONS = (
+    "the rows",  # adapted: the change that the rows ask for is believed
+    "asked",  # the policy says so
+    "few rows",  # partly adapted: the rows leave more open
+    "rehearsal",  # partly adapted or as trained: estimates at unseen sites were off
+    "check",  # as trained: the assumption fails here
+    "nothing changed",
+    "cannot tell",
+)
+
+
+def decide(found: Grounds) -> tuple[str, str]:
+    """The word and the reason."""
+    if found.policy != "auto":
+        return ("as trained" if found.policy == "as trained" else "adapted"), "asked"
+    if found.failed is not None:
+        return "as trained", "check"
+    if found.change < UNCHANGED:
+        return "as trained", "nothing changed"
+    discounted = found.without_rehearsal - found.believed > (1.0 - found.believed) / 2.0
+    if found.believed * found.change >= UNCHANGED:
+        if found.believed >= ENOUGH_BELIEVED:
+            return "adapted", "the rows"
+        return "partly adapted", "rehearsal" if discounted else "few rows"
+    if found.by_chance:
+        return "as trained", "nothing changed" if found.half_width <= PRECISE else "cannot tell"
+    return "as trained", "rehearsal" if discounted else "cannot tell"
+
+
+def follows(word: str, reason: str, failed: str | None, findings: Iterable[Finding]) -> str:
+    """The verdict that follows: "adapt", "care" or "do not adapt"."""
+    if failed is not None or (word, reason) == ("as trained", "rehearsal"):
+        return "do not adapt"
+    if word == "partly adapted" or any(finding.severity in ("care", "stop") for finding in findings):
+        return "care"
+    return "adapt"
+
+
+def failed_check(findings: Iterable[Finding], rehearsed: dict[str, float]) -> str | None:
+    """The gravest check of the assumption that stops beyond what rehearsed sites show; None where none does.
+
+    `rehearsed` has the largest breach that each check found at rehearsed sites: what adapting did there in spite of it
+    is in the rehearsal's numbers already.
+    """
+    stopped = {
+        finding.name: finding for finding in findings if finding.name in ASSUMPTION and finding.severity == "stop"
+    }
+    for name in ASSUMPTION:
+        if name in stopped and not stopped[name].details[SIZES[name]] <= rehearsed.get(name, 0.0):
+            return name
+    return None

@@ -1,0 +1,135 @@
+"""What was done at a site and why, computed from its posterior, the rehearsal and the checks."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sitewise.adaptation import PrevalenceEstimate
+from sitewise.arrays import in_stretches
+from sitewise.diagnosis import Grounds, Outcome, decide
+from sitewise.diagnosis.outcome import ENOUGH_BELIEVED, UNCHANGED
+from sitewise.estimator.at_site.naming import class_names
+from sitewise.estimator.at_site.updating import estimate_rows
+from sitewise.posterior import combine
+from sitewise.report.wording import outcome_sentence, risk_sentence
+
+if TYPE_CHECKING:
+    from sitewise.estimator.adapted import AdaptedClassifier
+    from sitewise.estimator.model import SiteModel
+
+Array = np.ndarray[Any, Any]
+
+
+def site_outcome(here: "AdaptedClassifier", failed: str | None) -> Outcome:
+    """The outcome at a site whose checks are done; `failed` is the one of the assumption that failed, if any."""
+    grounds = site_grounds(here, failed)
+    word, reason = decide(grounds)
+    sentence = outcome_sentence(
+        word,
+        reason,
+        names=class_names(here.model),
+        here=grounds.here,
+        as_trained=grounds.as_trained,
+        rows_alone=grounds.rows_alone,
+        believed=grounds.believed,
+        slope=grounds.slope,
+        failed=grounds.failed,
+    )
+    return Outcome(word, reason, sentence, risk_sentence(word, reason, rehearsed_gains(here.model)), grounds)
+
+
+def site_grounds(here: "AdaptedClassifier", failed: str | None) -> Grounds:
+    """Compare what is predicted here with the model as trained and with what the rows alone ask for.
+
+    The share that is believed is the change of P(Y) that is made, along the one that maximum likelihood from the rows
+    asks for. Where that asks for another relation of y and z alone, it is the same of the predictions row by row: the
+    change from the prior's to the posterior's, log f as it is.
+    """
+    rows, use = here.rows, here.rows.supported
+    weight = torch.ones(len(rows), dtype=torch.float64) if rows.weight is None else rows.weight.double()
+    share = (weight * use)[:, None] / (weight * use).sum()
+    alone = here.estimate if here.policy == "rows" else estimate_rows(here, rows, prior=None)
+    trained = combine(rows.log_ratio, here.model._pooled_prevalence.log_prob(rows.codes)).exp()
+    asked = in_stretches(alone.average, rows.log_ratio, rows.codes) - trained
+    p_trained = (share * trained).sum(0)
+    low, high = (np.asarray(bound, dtype=np.float64) for bound in alone.interval())
+    p_asked = (share * asked).sum(0)
+    by_level = float((logit(p_trained + p_asked) - logit(p_trained)).abs().max()) >= UNCHANGED
+
+    def believed(estimate: PrevalenceEstimate) -> float:
+        if by_level:
+            made = (share * in_stretches(estimate.average, rows.log_ratio, rows.codes)).sum(0) - p_trained
+            return along(made, p_asked)
+        before = in_stretches(_unscaled(here._unbelieving), rows.log_ratio, rows.codes)
+        made = in_stretches(_unscaled(estimate), rows.log_ratio, rows.codes) - before
+        return along(share.sqrt() * made, share.sqrt() * asked)
+
+    prior = here.model._prior_of(here.policy, here.level_scale)
+    as_told = believed(here.estimate) if here.joint is None else 1.0
+    undiscounted = replace(prior, level_error=0.0, trusted_rows=float("inf"))
+    spread = (share * (trained * (1.0 - trained))).sum(0)
+    held = p_trained.numpy()
+    return Grounds(
+        policy=here.policy,
+        as_trained=tuple(p_trained.tolist()),
+        rows_alone=tuple((share * (asked + trained)).sum(0).tolist()),
+        here=tuple(np.asarray(here.prevalence(), dtype=np.float64).tolist()),
+        believed=as_told if failed is None or here.policy != "auto" else 0.0,
+        change=float(((share * asked.abs()).sum(0) / spread.clamp_min(1e-12)).max()),
+        half_width=float((high - low).max() / 2.0),
+        by_chance=bool(((low <= held) & (held <= high)).all()),
+        without_rehearsal=as_told
+        if as_told >= ENOUGH_BELIEVED or here.policy != "auto"
+        else believed(estimate_rows(here, rows, prior=undiscounted)),
+        slope=float(prior.slope),
+        failed=failed,
+    )
+
+
+def along(made: Tensor, asked: Tensor) -> float:
+    """How far a change goes along the one that is asked for, from 0 to 1."""
+    size = float(asked.square().sum())
+    return min(max(float((made * asked).sum()) / size, 0.0), 1.0) if size > 0 else 0.0
+
+
+def logit(share: Tensor) -> Tensor:
+    """Log-odds of shares, finite."""
+    inside = share.clamp(1e-12, 1.0 - 1e-12)
+    return inside.log() - (1.0 - inside).log()
+
+
+def _unscaled(estimate: PrevalenceEstimate) -> Any:
+    """Predictions of an estimate with log f as it is: what its slope does is no matter of the rows here."""
+    posterior = estimate._fit.posterior
+
+    def average(log_ratio: Tensor, codes: Tensor) -> Tensor:
+        if posterior is None:
+            return estimate.average(log_ratio, codes)
+        return posterior.points.average(log_ratio, codes)
+
+    return average
+
+
+def rehearsed_gains(model: "SiteModel") -> list[float]:
+    """By how much adapting lowered the log loss at each rehearsed site; none where sites were not rehearsed."""
+    rehearsal = getattr(model, "rehearsal_", None)
+    if rehearsal is None or rehearsal.kind != "sites" or not len(rehearsal.table):
+        return []
+    found = rehearsal.table["nll_as_trained"] - rehearsal.table["nll_adapted"]
+    return [float(gain) for gain in found]
+
+
+def rehearsed_breaches(model: "SiteModel") -> dict[str, float]:
+    """The largest breach that each check of the assumption found at rehearsed sites."""
+    rehearsal = getattr(model, "rehearsal_", None)
+    if rehearsal is None or rehearsal.kind != "sites":
+        return {}
+    columns = [name for name in rehearsal.table if str(name).startswith("breach_")]
+    return {
+        str(name).removeprefix("breach_"): float(rehearsal.table[name].max())
+        for name in columns
+        if rehearsal.table[name].notna().any()
+    }

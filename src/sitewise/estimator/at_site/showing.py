@@ -1,0 +1,42 @@
+"""An adapted site as Python and a notebook show it: the outcome, the prevalence with its interval, the verdict."""
+
+import warnings
+from html import escape
+from typing import TYPE_CHECKING
+
+from sitewise.estimator.at_site.naming import class_names
+from sitewise.report.wording import percent, plural
+
+if TYPE_CHECKING:
+    from sitewise.estimator.adapted import AdaptedClassifier
+
+SHOWN = 6  # classes, the most frequent
+
+
+def site_lines(here: "AdaptedClassifier") -> list[str]:
+    """What was done and why, what it risks, the verdict, and how common each class is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # showing a site repeats nothing that was warned of when it was adapted
+        outcome, verdict = here.outcome, here.diagnose().verdict
+        share, (low, high) = here.prevalence(), here.prevalence_interval()
+    names = class_names(here.model)
+    shown = [1] if len(names) == 2 else sorted(range(len(names)), key=lambda k: -share[k])[:SHOWN]
+    lines = [
+        f"share of {names[k]}: {percent(float(share[k]))} "
+        f"(95% interval {percent(float(low[k]))} to {percent(float(high[k]))})"
+        for k in shown
+    ]
+    return [outcome.sentence, outcome.risk, f"verdict: {verdict}", *lines]
+
+
+def site_text(here: "AdaptedClassifier") -> str:
+    """The same as text."""
+    name = f"{here.site_name}, " if here.site_name else ""
+    head = f"{type(here).__name__} ({name}{plural(len(here.rows), 'row')})"
+    return "\n  ".join([head, *site_lines(here)])
+
+
+def site_html(here: "AdaptedClassifier") -> str:
+    """The same as a fragment of HTML."""
+    first, *others = site_lines(here)
+    return f"<p><b>{escape(first)}</b></p>" + "".join(f"<p>{escape(line)}</p>" for line in others)
