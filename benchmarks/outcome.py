@@ -72,7 +72,6 @@ def one_model(kind, shown, seed):
                 "outcome": str(here.outcome),
                 "reason": here.outcome.reason,
                 "verdict": here.diagnose().verdict,
-                "believed": here.outcome.grounds.believed,
                 "as_trained": nll(y_new, model.predict_proba(X_new)),
                 "here": nll(y_new, here.predict_proba(X_new)),
                 "unchecked": nll(y_new, here.unchecked().predict_proba(X_new)),
@@ -108,15 +107,13 @@ def table(path):
     frame = pd.DataFrame(lines)
     frame["failed"] = frame["reason"] == "check"
     print(
-        "| sites | training sites show it | number | a check failed | adapted | partly | as trained | NLL as trained "
-        "| here | without checks | rows alone |"
+        "| sites | training sites show it | number | a check failed | NLL as trained | here | checks aside | rows alone |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|")
     for (kind, shown), own in frame.groupby(["kind", "shown"], sort=False):
-        shares = [f"{(own['outcome'] == word).mean():.0%}" for word in ("adapted", "partly adapted", "as trained")]
         losses = [f"{own[name].mean():.3f}" for name in ("as_trained", "here", "unchecked", "rows_alone")]
         seen = "" if kind == "holds" else "yes" if shown else "no"
-        print(f"| {kind} | {seen} | {len(own)} | {own['failed'].mean():.1%} | {' | '.join([*shares, *losses])} |")
+        print(f"| {kind} | {seen} | {len(own)} | {own['failed'].mean():.1%} | {' | '.join(losses)} |")
 
 
 def main():
