@@ -223,3 +223,8 @@ def test_a_page_may_not_take_the_place_of_its_numbers(make_content, tmp_path):
     with pytest.raises(ValueError, match=r"is a folder; name the page in it"):
         write_report(make_content(), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_sites_that_are_numbers_have_a_page(make_content):
+    sites = [TrainingSite(number, 10, np.array([0.5, 0.5])) for number in (7, 8)]
+    assert ">7</" in render(make_content(training_sites=sites))

@@ -66,7 +66,7 @@ def sign(kind: str) -> Markup:
 def intervals(key: str, rows: Sequence[Row], title: str, description: str) -> Markup:
     """Names down the side, probabilities along the bottom, a mark for each series and the interval of one."""
     numbers = [v for row in rows for v in (row.before, row.after, row.high, *row.others) if v is not None]
-    names = [shorten(row.label, LETTERS) for row in rows]
+    names = [shorten(str(row.label), LETTERS) for row in rows]  # sites may be numbers
     gutter = min(GUTTER, 16 + LETTER * max(len(name) for name in names))
     scale = Scale(0, ceiling(max(numbers, default=1.0)), gutter, WIDTH - RIGHT)
     marks = percent_ticks(scale.high)

@@ -7,7 +7,6 @@ from markupsafe import Markup
 from sitewise.report.page.drawings import net_benefit_figure, reliability_diagram
 from sitewise.report.page.render import _environment, _own, content_policy
 from sitewise.report.summary import metric_name
-from sitewise.report.wording import percent
 
 
 def render_evaluation(content: dict[str, Any], site: str) -> str:
@@ -37,6 +36,5 @@ def render_evaluation(content: dict[str, Any], site: str) -> str:
             reliability=list(zip(content["reliability"], figures, strict=True)),
             curve=None if content["decision_curve"] is None else net_benefit_figure(content["decision_curve"]),
             words=metric_name,
-            percent=percent,
         )
     )
