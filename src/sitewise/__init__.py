@@ -33,6 +33,7 @@ _ROOM_OF = {
     "PrevalenceAdjuster": "estimator",
     "load": "estimator.files.saving",
     "save": "estimator.files.saving",
+    "suggest_confounders": "estimator.suggesting",
     "expected_performance": "performance",
     "ExpectedPerformance": "performance",
     "plan_sample_size": "samplesize",
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from sitewise.estimator.files.saving import load as load
     from sitewise.estimator.files.saving import save as save
     from sitewise.estimator.pipelines import adapt as adapt
+    from sitewise.estimator.suggesting import suggest_confounders as suggest_confounders
     from sitewise.performance import ExpectedPerformance as ExpectedPerformance
     from sitewise.performance import expected_performance as expected_performance
     from sitewise.samplesize import plan_sample_size as plan_sample_size

@@ -26,6 +26,11 @@ METRIC_NAMES = {
     "ece": "expected calibration error",
 }
 METRICS = tuple(METRIC_NAMES)
+CLINICAL_NAMES = {
+    "net_benefit_treat_all": "net benefit of treating all",
+    "oe_ratio": "observed to expected ratio",
+    "sensitivity_at_specificity": "sensitivity at 90% specificity",
+}
 SMALLEST_PROBABILITY = 1e-15  # nll stays finite
 SUM_TOLERANCE = 1e-3  # single and half precision round the sum of a row
 ECE_BINS = 15
@@ -34,7 +39,7 @@ CHUNK = 2**22  # weights held at a time
 
 def metric_name(metric: str) -> str:
     """Name a metric in words."""
-    return METRIC_NAMES.get(metric, metric.replace("_", " "))
+    return (METRIC_NAMES | CLINICAL_NAMES).get(metric, metric.replace("_", " "))
 
 
 @dataclass(frozen=True)

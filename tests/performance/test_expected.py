@@ -22,6 +22,7 @@ from sitewise.performance import (
 )
 from sitewise.performance import estimate as room
 from sitewise.performance.expected import group_rows
+from sitewise.prevalence import SitePrior
 
 
 @pytest.fixture(scope="module")
@@ -323,3 +324,25 @@ def test_decoding_gives_back_what_was_encoded(site):
     np.testing.assert_allclose(decoded["age0"], site.Z["age0"])
     pd.testing.assert_series_equal(decoded["group1"], site.Z["group1"], check_dtype=False)
     torch.testing.assert_close(schema.encode(decoded)[0], codes)
+
+
+@pytest.mark.parametrize("move", [-0.1, 0.1])
+def test_a_posterior_moves_with_f_about_as_a_new_estimate_does(move):
+    family = SimulatedFamily(signal=2.0)
+    source = sw.estimate_prevalence(family.site(2000, seed=1).log_ratio, family.site(2000, seed=1).Z, model="additive")
+    prior = SitePrior(source.prevalence)
+    site = family.site(1500, prevalence=[0.7, 0.3], seed=2)
+    shift = np.array([0.0, move])
+
+    def estimate(log_ratio):
+        return sw.estimate_prevalence(log_ratio, site.Z, prior=prior, confounders=source.confounders)
+
+    def odds(g, at):
+        share = np.exp(np.asarray(g.log_prob(at))).mean(axis=0)
+        return np.log(share[1] / share[0])
+
+    before, after = estimate(site.log_ratio), estimate(site.log_ratio + shift)
+    codes = source.confounders.encode(site.Z)[0]
+    refitted = before.refit(lambda log_ratio, codes: log_ratio + torch.tensor(shift))
+    wanted = odds(after.prevalence, codes) - odds(before.prevalence, codes)
+    assert odds(refitted, codes) - odds(before.prevalence, codes) == pytest.approx(wanted, rel=0.5)

@@ -219,8 +219,13 @@ class PrevalenceEstimate:
         return posterior.points.average(log_ratio, codes, posterior.slope)
 
     @property
+    def allows_for_ratio_error(self) -> bool:
+        """Whether the draws of g hold what an error of f does to it: a posterior's likelihood is tempered for that."""
+        return self._fit.posterior is not None
+
+    @property
     def slope(self) -> float:
-        """The factor on log f in predictions; one where there is no prior."""
+        """The factor on log f in predictions: the posterior's, one without a prior."""
         return 1.0 if self._fit.posterior is None else self._fit.posterior.slope
 
     @cached_property

@@ -10,7 +10,22 @@ from rich.text import Text
 
 import sitewise
 from sitewise.bench.cli import bench, data, demo, methods
-from sitewise.cli import adapt, diagnose, export, fit, init, monitor, plan, predict, rehearse, report
+from sitewise.cli import (
+    adapt,
+    card,
+    diagnose,
+    evaluate,
+    expect,
+    export,
+    fit,
+    init,
+    monitor,
+    plan,
+    predict,
+    rehearse,
+    report,
+    sample,
+)
 
 TRACEBACK = "SITEWISE_TRACEBACK"
 MOST_LETTERS = 500
@@ -32,6 +47,10 @@ app.command()(predict.predict)
 app.command()(diagnose.diagnose)
 app.command()(rehearse.rehearse)
 app.command()(report.report)
+app.command()(expect.expect)
+app.command()(evaluate.evaluate)
+app.command()(sample.sample)
+app.command()(card.card)
 app.command()(export.export)
 app.command()(monitor.monitor)
 app.command()(methods.methods)

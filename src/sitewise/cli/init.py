@@ -12,9 +12,11 @@ from sitewise.cli.options import AsJson, Data, Encoding, Force, Quiet, Separator
 from sitewise.cli.output import Output, check_out
 
 if TYPE_CHECKING:
+    from sitewise.estimator.suggesting import Suggestion
     from sitewise.tables import Proposal
 
 ASKED = {"target": "Column of the label", "site": "Column of the site"}
+SHOWN = 15  # columns of the table of a suggestion
 CHECK = "look at each line: whoever knows the data decides"
 
 
@@ -23,6 +25,9 @@ def init(
     out: Annotated[Path | None, typer.Option(help="Write the roles there, as TOML; print them otherwise.")] = None,
     target: Annotated[str | None, typer.Option(help="Column of the label, where it is known.")] = None,
     site: Annotated[str | None, typer.Option(help="Column of the site, where it is known.")] = None,
+    suggest: Annotated[
+        bool, typer.Option("--suggest", help="Test which columns' relation to the label differs between sites: z.")
+    ] = False,
     separator: Separator = None,
     encoding: Encoding = None,
     force: Force = False,
@@ -44,6 +49,10 @@ def init(
     if sys.stdin.isatty() and sys.stdout.isatty() and not (quiet or as_json):
         answers = {role: _ask(role, getattr(proposal.roles, role), rows.column_names) for role in ASKED}
         proposal = propose_roles(rows, Roles().updated(**answers))
+    suggestion = None
+    if suggest:
+        with output.working("comparing the sites"):
+            proposal, suggestion = suggest_roles(rows, proposal)
     comment = [f"roles of the columns of {data.name}, proposed by sitewise init: {CHECK}"]
     comment += [f"no role: {name} ({why})" for name, why in proposal.left_out.items()]
     toml = roles_as_toml(proposal.roles, proposal.reasons, comment)
@@ -57,12 +66,71 @@ def init(
         "unsure": list(proposal.unsure),
         "out": None if out is None else str(out),
     }
+    tables = [_roles_table(proposal)]
+    if suggestion is not None:
+        record["suggestion"] = {
+            "confounders": suggestion.confounders,
+            "columns": suggestion.table.reset_index().to_dict("records"),
+            "rehearsal": suggestion.rehearsal.reset_index().to_dict("records"),
+        }
+        tables += _suggestion_tables(suggestion)
     for text in proposal.unsure:
         output.note(f"unsure: {text}")
     if proposal.roles.target is None:
         output.note("no column looks like the label: name it by --target")
     where = toml if out is None else f"wrote {out}; next: sitewise fit {data} --roles {out} --out model/"
-    output.tell(record, _roles_table(proposal), where)
+    output.tell(record, *tables, where)
+
+
+def suggest_roles(rows: Any, proposal: "Proposal") -> "tuple[Proposal, Suggestion]":
+    """The proposal with the confounders that differences between its sites suggest, and what they stand on."""
+    from dataclasses import replace
+
+    import pandas as pd
+
+    from sitewise.estimator.suggesting import suggest_confounders
+
+    roles = proposal.roles
+    if roles.target is None or roles.site is None:
+        raise ValueError("--suggest compares the sites' labels: name their columns by --target and --site")
+    columns = list(dict.fromkeys([*roles.confounders, *roles.features]))
+    frame = rows.to_pandas()
+    values = {name: _as_numbers(frame[name]) for name in columns}
+    found = suggest_confounders(pd.DataFrame(values), frame[roles.target], frame[roles.site])
+    if not found.confounders:
+        return proposal, found
+    taken = tuple(found.confounders)
+    features = tuple(name for name in roles.features if name not in taken) + tuple(
+        name for name in roles.confounders if name not in taken and name not in roles.features
+    )
+    reasons = proposal.reasons | {"confounders": "their relation to the label differs between sites"}
+    return replace(proposal, roles=replace(roles, confounders=taken, features=features), reasons=reasons), found
+
+
+def _as_numbers(column: Any) -> Any:
+    """A column of numbers written as text as numbers, anything else as it is; empty text is missing."""
+    import pandas as pd
+
+    known = column.mask(column.astype(str).str.strip() == "")
+    numbers = pd.to_numeric(known, errors="coerce")
+    return numbers if bool((numbers.notna() == known.notna()).all()) else known
+
+
+def _suggestion_tables(suggestion: "Suggestion") -> list[Table]:
+    """The columns by how clearly their relation to the label differs between sites, and what each choice gains."""
+    columns = Table(title=f"relation to the label, between sites (Holm, {suggestion.level:g})", title_justify="left")
+    for heading in ("column", "p", "adjusted", "suggested"):
+        columns.add_column(heading)
+    for name, line in suggestion.table.head(SHOWN).iterrows():
+        columns.add_row(
+            str(name), f"{line['p_value']:.2g}", f"{line['adjusted']:.2g}", "yes" if line["suggested"] else ""
+        )
+    choices = Table(title="log loss of sites left out, adapted to without labels", title_justify="left")
+    for heading in ("z", "as trained", "adapted", "gain over none"):
+        choices.add_column(heading)
+    for name, line in suggestion.rehearsal.iterrows():
+        choices.add_row(str(name), *(f"{line[key]:.4f}" for key in ("as_trained", "adapted", "gain")))
+    return [columns, choices]
 
 
 def _ask(role: str, proposed: str | None, columns: list[str]) -> str | None:

@@ -22,9 +22,12 @@ from sitewise.arrays import in_stretches
 from sitewise.diagnosis import Diagnosis, Outcome, conclude, failed_check, follows
 from sitewise.estimator.at_site.believing import believed_rows
 from sitewise.estimator.at_site.diagnosing import diagnose
+from sitewise.estimator.at_site.evaluating import evaluate_site
 from sitewise.estimator.at_site.kept import KeptRows
 from sitewise.estimator.at_site.outcome import rehearsed_breaches, site_outcome
 from sitewise.estimator.at_site.reporting import report_content
+from sitewise.estimator.at_site.sets import predict_sets
+from sitewise.estimator.at_site.shifting import shift_by_column
 from sitewise.estimator.at_site.showing import site_html, site_text
 from sitewise.estimator.at_site.updating import estimate_rows, update
 from sitewise.estimator.at_site.watching import watch
@@ -33,11 +36,22 @@ from sitewise.estimator.source.regions import in_regions
 from sitewise.estimator.without_z.predicting import lacking, with_joint
 from sitewise.monitoring import ALARM_LEVEL
 from sitewise.performance import (
+    THRESHOLDS,
     BelievedRows,
+    Evaluation,
+    Expected,
     ExpectedPerformance,
+    LabelSample,
+    PredictionSets,
+    Subgroup,
     ThresholdChoice,
     choose_threshold,
+    clinical_performance,
     decide,
+    decision_curve,
+    draw_sample,
+    judged_instead,
+    subgroups,
     summarize,
 )
 from sitewise.posterior import combine
@@ -235,23 +249,173 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """The accuracy of `predict`, for scikit-learn's model selection."""
         return float(accuracy_score(y, self.predict(X, sample_confounder), sample_weight=sample_weight))
 
-    def expected_performance(self, *, level: float = 0.95, threshold: float | None = None) -> ExpectedPerformance:
-        """Performance to expect of `predict` on the rows adapted on, without labels: metric -> (estimate, low, high).
+    def predict_set(
+        self, X: Any, sample_confounder: Any = None, *, coverage: float = 0.9, by_class: bool = False
+    ) -> PredictionSets:
+        """Sets of classes that hold the class of a row of this site with probability `coverage`.
 
-        With the threshold given, else the one chosen here, if any. What the intervals hold: see `ExpectedPerformance`.
+        Weighted conformal prediction: labeled rows held out in training, weighted to this site's P(y, z), say how
+        improbable a class may be and still belong to a set. `by_class` asks for the coverage in every class by itself.
+        Like all predictions here, it stands on P(x|y,z) being what it was in training.
         """
-        chosen = self.threshold_ if threshold is None else threshold
-        return summarize(self._believed_rows, tuple(self.classes_.tolist()), chosen, level)
+        X, sample_confounder = split_confounders(X, sample_confounder, self.confounder_columns, self.model)
+        inputs = self.model._read(X)
+        codes = self.model._codes(sample_confounder, len(inputs))
+        joint = None if self._stays else self.joint
+        log_ratio = with_joint(self.model, joint, inputs, codes, self.model._log_ratio(inputs, codes))
+        return predict_sets(self, self._probability(log_ratio, codes), codes, coverage, by_class)
 
-    def choose_threshold(self, *, sensitivity: float | None = None, level: float = 0.95) -> ThresholdChoice:
-        """Choose the threshold with the highest expected F1, or the highest with a wanted sensitivity; two classes.
+    def expected_performance(
+        self, y_pred: Any = None, proba: Any = None, *, level: float = 0.95, threshold: float | None = None
+    ) -> ExpectedPerformance:
+        """Performance to expect on the rows adapted on, without labels: metric -> (estimate, low, high).
 
+        Parameters
+        ----------
+        y_pred : array-like of shape (n,), optional
+            Decisions of another model or rule, in the order of the rows adapted on.
+        proba : array-like of shape (n, K) or (n,), optional
+            Probabilities of another model; one column is P of the second of two classes.
+        level : float
+            Of the intervals. What they hold: see `ExpectedPerformance`.
+        threshold : float, optional
+            P of the second class from which a row is called so. For our own predictions None is the threshold chosen
+            here, if any; otherwise the most probable class is decided.
+
+        With neither `y_pred` nor `proba` it is the performance of `predict`. With `y_pred` alone, what is about
+        probabilities is undefined (None).
+        """
+        classes = tuple(self.classes_.tolist())
+        ours = y_pred is None and proba is None
+        rows = judged_instead(self._believed_rows, classes, y_pred, proba)
+        return summarize(rows, classes, self.threshold_ if ours and threshold is None else threshold, level)
+
+    def clinical_performance(
+        self,
+        y_pred: Any = None,
+        proba: Any = None,
+        *,
+        threshold: float | None = None,
+        specificity: float = 0.9,
+        level: float = 0.95,
+    ) -> dict[str, Expected]:
+        """Net benefit, calibration in the large, slope, O:E, sensitivity at a specificity, number needed to evaluate.
+
+        Expected on the rows adapted on, without labels, of two classes; of our predictions or of others', as in
+        `expected_performance`. See `sitewise.performance.clinical_performance`.
+        """
+        rows = judged_instead(self._believed_rows, tuple(self.classes_.tolist()), y_pred, proba)
+        ours = y_pred is None and proba is None
+        chosen = self.threshold_ if ours and threshold is None else threshold
+        return clinical_performance(rows, threshold=chosen, specificity=specificity, level=level)
+
+    def decision_curve(
+        self, y_pred: Any = None, proba: Any = None, *, thresholds: Any = None, level: float = 0.95
+    ) -> pd.DataFrame:
+        """Expected net benefit at every threshold: of treating by the predictions (ours or others'), all, or nobody."""
+        rows = judged_instead(self._believed_rows, tuple(self.classes_.tolist()), y_pred, proba)
+        return decision_curve(rows, THRESHOLDS if thresholds is None else thresholds, level=level)
+
+    def subgroups(
+        self,
+        by: Any,
+        *,
+        bands: Any = None,
+        y_pred: Any = None,
+        proba: Any = None,
+        threshold: float | None = None,
+        level: float = 0.95,
+    ) -> list[Subgroup]:
+        """Prevalence, performance and calibration to expect in each subgroup of the rows adapted on, without labels.
+
+        Parameters
+        ----------
+        by : str, Series, DataFrame or array-like of shape (n,)
+            A confounder's name, or values of any column, in the order of the rows; a frame is taken column by column.
+        bands : sequence of float, optional
+            Edges between bands of a number; its quartiles otherwise.
+        y_pred, proba, threshold, level
+            As in `expected_performance`.
+        """
+        classes = tuple(self.classes_.tolist())
+        rows = judged_instead(self._believed_rows, classes, y_pred, proba)
+        ours = y_pred is None and proba is None
+        chosen = self.threshold_ if ours and threshold is None else threshold
+        if isinstance(by, str):
+            by = summarize(rows, classes, chosen, level)._column(by).rename(by)
+        frame = by if isinstance(by, pd.DataFrame) else pd.Series(by).to_frame(getattr(by, "name", None) or "group")
+        own = {"bands": bands, "threshold": chosen, "level": level}
+        return [group for name in frame for group in subgroups(rows, classes, str(name), frame[name], **own)]
+
+    def shift_by_column(self, columns: pd.DataFrame | None = None) -> pd.DataFrame:
+        """Which columns the shift of P(y|z) from the training sites to this one is concentrated in, without labels.
+
+        Parameters
+        ----------
+        columns : DataFrame, optional
+            Values of columns in the order of the rows adapted on; the confounders otherwise.
+
+        Returns
+        -------
+        DataFrame
+            A row for each column, the clearest first: the score test that g has the training sites' shape along it
+            (`statistic`, `freedom`, `p_value`). A shift of the level alone is none along any column.
+        """
+        return shift_by_column(self, columns)
+
+    def sample(self, n: int, *, random_state: int = 0) -> LabelSample:
+        """Draw n of the rows adapted on to be labeled: stratified by score and z, with weights that keep means right.
+
+        Evaluate with `evaluate(X[sample.rows], y, Z.iloc[sample.rows], sample_weight=sample.weight)`.
+        """
+        schema = self.model.confounders_
+        z = pd.DataFrame(index=range(len(self.rows))) if schema is None else schema.decode(self.rows.codes)
+        probability = self._probability(self.rows.log_ratio, self.rows.codes).numpy()
+        return draw_sample(probability, z, n, seed=random_state)
+
+    def choose_threshold(
+        self, *, sensitivity: float | None = None, harm_to_benefit: float | None = None, level: float = 0.95
+    ) -> ThresholdChoice:
+        """Choose a threshold for two classes: the highest expected F1, a wanted sensitivity, or the most net benefit.
+
+        `harm_to_benefit` is how many true positives one false positive costs: 0.25 where treating four people in vain
+        for each one treated rightly is just acceptable, which calls people from P = 0.2 on.
         It is kept as `threshold_`, and `predict` uses it from now on; set it to None to go back.
         """
         classes = tuple(self.classes_.tolist())
-        choice = choose_threshold(self._believed_rows, classes, sensitivity=sensitivity, level=level)
+        choice = choose_threshold(
+            self._believed_rows, classes, sensitivity=sensitivity, harm_to_benefit=harm_to_benefit, level=level
+        )
         self.threshold_ = choice.threshold
         return choice
+
+    def evaluate(
+        self,
+        X: Any,
+        y: Any,
+        sample_confounder: Any = None,
+        *,
+        groups: Any = None,
+        sample_weight: Any = None,
+        level: float = 0.95,
+        n_resamples: int = 200,
+    ) -> Evaluation:
+        """Judge this model by labeled rows of the site, beside the model as trained and recalibrations of that.
+
+        Parameters
+        ----------
+        X, sample_confounder
+            Rows of the site, those adapted on or others.
+        y : array-like of shape (n,)
+            Labels; rows without one (NaN, None) are left out.
+        groups : array-like, optional
+            Patients: intervals resample whole ones, and no patient recalibrates itself.
+        sample_weight : array-like, optional
+            Weights, such as those that `sitewise sample` gives.
+        level, n_resamples
+            Of the bootstrap intervals.
+        """
+        return evaluate_site(self, X, y, sample_confounder, groups, sample_weight, level, n_resamples)
 
     def prevalence(self, Z: Any = None) -> Any:
         """Estimate of P(Y) here, (K,), or of P(Y|Z), (n, K)."""

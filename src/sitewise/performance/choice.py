@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sitewise.performance.expected import BelievedRows, Expected, ExpectedPerformance, summarize
-from sitewise.performance.thresholds import best_f1_threshold, recall_threshold
+from sitewise.performance.thresholds import best_f1_threshold, net_benefit_threshold, recall_threshold
 
 COSTS = ("recall", "specificity", "precision", "positive_f1")
 
@@ -54,15 +54,32 @@ class ThresholdChoice:
 
 
 def choose_threshold(
-    rows: BelievedRows, classes: tuple[Any, ...], *, sensitivity: float | None = None, level: float = 0.95
+    rows: BelievedRows,
+    classes: tuple[Any, ...],
+    *,
+    sensitivity: float | None = None,
+    harm_to_benefit: float | None = None,
+    level: float = 0.95,
 ) -> ThresholdChoice:
-    """The threshold with the highest expected F1, or the highest one that has the expected `sensitivity` (recall)."""
+    """The threshold with the highest expected F1, or one by what is wanted.
+
+    The highest one that has the expected `sensitivity` (recall), or the one with the highest expected net benefit where
+    treating a negative does `harm_to_benefit` times the harm of what treating a positive does good.
+    """
     if len(classes) != 2:
         raise ValueError(f"choose_threshold: a threshold needs two classes, there are {len(classes)}")
     if sensitivity is not None and not 0 < sensitivity <= 1:
         raise ValueError(f"choose_threshold: sensitivity must lie above 0 and at most at 1, got {sensitivity!r}")
+    if harm_to_benefit is not None and not 0 < harm_to_benefit < float("inf"):
+        raise ValueError(f"choose_threshold: harm_to_benefit must be a number above 0, got {harm_to_benefit!r}")
+    if harm_to_benefit is not None and sensitivity is not None:
+        raise ValueError("choose_threshold: give sensitivity or harm_to_benefit, not both")
+    assert rows.probability is not None
     score, truth = rows.probability[:, 1], rows.belief[:, 1]
-    if sensitivity is None:
+    if harm_to_benefit is not None:
+        threshold = net_benefit_threshold(score, truth, rows.weight, harm_to_benefit)
+        rule = f"highest expected net benefit, a false positive costing {harm_to_benefit:g} true positives"
+    elif sensitivity is None:
         threshold, rule = best_f1_threshold(score, truth, rows.weight), "highest expected F1"
     else:
         threshold = recall_threshold(score, truth, rows.weight, sensitivity)

@@ -1,6 +1,7 @@
 """From log-ratios and an estimated g to what is believed of the labels, and the performance to expect."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ def expected_performance(
     n_draws: int | None = None,
     random_state: Any = None,
 ) -> ExpectedPerformance:
-    """Performance to expect of the probabilities `adjust(log_ratio, estimate.log_prevalence(Z))`, without labels.
+    """Performance to expect of the probabilities `estimate.predict_proba(log_ratio, Z)`, without labels.
 
     Parameters
     ----------
@@ -113,15 +114,18 @@ def believe(
 
     `log_prevalence` (n, K) is g where it is not the estimate's, `supported` (n,) tells where the estimate's draws hold
     at all, `by_marginal` (n,) which rows have one P(y) for their g, whose draws move as the estimate's mean does, and
-    `probability` (n, K) is P(y|x,z), which decides and is believed, where that is not the estimate's.
+    `probability` (n, K) is P(y|x,z), which decides and is believed, where that is not the estimate's. Labels are drawn
+    with the slope on log f that predictions have.
     """
-    kept = evenly(len(log_ratio), MOST_ROWS)
-    if len(kept) < len(log_ratio):
+    n_site = len(log_ratio)
+    kept = evenly(n_site, MOST_ROWS)
+    if len(kept) < n_site:
         log_ratio, codes = log_ratio[kept], codes[kept]
         log_prevalence = None if log_prevalence is None else log_prevalence[kept]
         supported, by_marginal = (None if part is None else part[kept] for part in (supported, by_marginal))
         weight = None if weight is None else weight[kept]
-        probability, known = (None if part is None else part[kept.numpy()] for part in (probability, known))
+        chosen = kept.numpy()
+        probability, known = (None if part is None else part[chosen] for part in (probability, known))
         z = None if z is None else z.iloc[kept.numpy()].reset_index(drop=True)
     n_rows = len(log_ratio)
     n_draws = number_of_draws(n_rows) if n_draws is None else n_draws
@@ -136,11 +140,15 @@ def believe(
         draws = (torch.where(by_marginal[:, None], here + move, drawn) for drawn, move in pairs)
     if supported is not None and not bool(supported.all()):
         draws = (torch.where(supported[:, None], drawn, here) for drawn in draws)
+    slope = _slopes(log_ratio, estimate.slope, supported, by_marginal)
     labels = draw_labels(
-        (estimate.slope * log_ratio).cpu().numpy(),
+        slope * log_ratio.cpu().numpy(),
         (drawn.cpu().numpy() for drawn in draws),
         rng,
-        _directions(log_ratio, codes, estimate, parts, supported),
+        [
+            replace(moved, log_ratio=slope * moved.log_ratio)
+            for moved in _directions(log_ratio, codes, estimate, parts, supported)
+        ],
         known,
     )
     return BelievedRows(
@@ -149,7 +157,16 @@ def believe(
         labels,
         np.ones(n_rows) if weight is None else weight.cpu().numpy(),
         pd.DataFrame(index=range(n_rows)) if z is None else z,
+        kept.numpy(),
+        n_site,
     )
+
+
+def _slopes(log_ratio: Tensor, slope: float, supported: Tensor | None, by_marginal: Tensor | None) -> Array:
+    """The factor on each row's log f, (n, 1): one where the estimate does not predict."""
+    own = torch.ones(len(log_ratio), dtype=torch.bool) if supported is None else supported
+    own = own if by_marginal is None else own & ~by_marginal
+    return np.where(own.cpu().numpy()[:, None], slope, 1.0)
 
 
 def number_of_draws(n_rows: int) -> int:
@@ -165,10 +182,13 @@ def evenly(n_rows: int, at_most: int) -> Tensor:
 def _directions(
     log_ratio: Tensor, codes: Tensor, estimate: PrevalenceEstimate, parts: Sequence[Part], supported: Tensor | None
 ) -> list[Direction]:
-    """How the calibrations' uncertainty moves f and g; g where the model of it can be fitted again."""
+    """How the calibrations' uncertainty moves f and g.
+
+    g moves where its model can be fitted again and its own draws do not hold that already.
+    """
 
     def refit(change: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        if not estimate.can_refit:
+        if estimate.allows_for_ratio_error or not estimate.can_refit:
             return estimate.prevalence.log_prob
         again = estimate.refit(change)
         if supported is None:

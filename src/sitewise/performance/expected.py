@@ -39,19 +39,35 @@ class ExpectedCounts(NamedTuple):
 class BelievedRows:
     """Rows with what is predicted, what is believed of their labels, and draws of those labels."""
 
-    probability: Array  # (n, K) by which is decided
+    probability: Array | None  # (n, K) predicted, None where only decisions are known
     belief: Array  # (n, K) P(y|x,z), certain where a label is known
     labels: Array  # (B, n) drawn
     weight: Array  # (n,)
     z: pd.DataFrame  # (n, V), no columns where there is no z
+    place: Array | None = None  # (n,) which of the site's rows these are, None for all of them
+    n_site: int | None = None  # how many rows the site has
+    decided: Array | None = None  # (n,) predicted classes where they do not follow from the probability
 
     def __len__(self) -> int:
         return len(self.weight)
 
     def take(self, index: Array) -> "BelievedRows":
         """Some of the rows."""
+        probability, place, decided = (
+            None if part is None else part[index] for part in (self.probability, self.place, self.decided)
+        )
         z = self.z.iloc[index].reset_index(drop=True)
-        return BelievedRows(self.probability[index], self.belief[index], self.labels[:, index], self.weight[index], z)
+        own = (self.belief[index], self.labels[:, index], self.weight[index], z)
+        return BelievedRows(probability, *own, place, self.n_site, decided)
+
+    def of_site(self, values: Any, name: str) -> Any:
+        """Of one value for each row of the site, (N, ...), those of these rows, (n, ...)."""
+        wanted = len(self) if self.n_site is None else self.n_site
+        if len(values) == wanted and self.place is not None:
+            return values[self.place]
+        if len(values) != len(self):
+            raise ValueError(f"{name}: expected one value for each of {wanted} row(s), got {len(values)}")
+        return values
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -105,6 +121,7 @@ class ExpectedPerformance(Mapping[str, Expected]):
 
     def __repr__(self) -> str:
         rule = "most probable class" if self.threshold is None else f"P({self.classes[1]!r}) >= {self.threshold:.4g}"
+        rule = rule if self.rows.decided is None else "decisions as given"
         head = f"expected performance on {self.n_rows:,} rows without labels ({rule}; {self.level:.0%} intervals)"
         lines = [f"  {name:<18}{_shown(value)}" for name, value in self.items()]
         return "\n".join([head, *lines])
@@ -153,9 +170,7 @@ class ExpectedPerformance(Mapping[str, Expected]):
                 )
             return self.rows.z[column]
         values = pd.Series(column).reset_index(drop=True)
-        if len(values) != self.n_rows:
-            raise ValueError(f"by: expected one value for each of {self.n_rows} row(s), got {len(values)}")
-        return values
+        return pd.Series(self.rows.of_site(values, "by")).reset_index(drop=True)
 
 
 def group_rows(values: pd.Series) -> dict[Any, Array]:
@@ -193,7 +208,7 @@ def summarize(
     if threshold is not None and len(classes) != 2:
         problems.add(f"a threshold needs two classes, there are {len(classes)}")
     problems.raise_if_any()
-    predictions = Predictions.of(rows.probability, threshold)
+    predictions = Predictions.of(rows.probability, threshold, rows.decided, len(classes))
     values = predictions.metrics(rows.belief.T[None], rows.weight)
     drawn: dict[str, list[Array]] = {name: [] for name in EXPECTED_METRICS}
     counts = []
@@ -209,7 +224,7 @@ def summarize(
         samples = np.concatenate(drawn[name])
         samples = samples[~np.isnan(samples)]
         value = float(samples.mean()) if name == "ece" and len(samples) else float(values[name][0])
-        metrics[name] = _expected(value, samples, tails)
+        metrics[name] = expected_value(value, samples, level)
     estimate = predictions.confusion(rows.belief.T[None], rows.weight)[0]
     low, high = np.quantile(np.concatenate(counts), tails, axis=0)
     confusion = ExpectedCounts(estimate, np.minimum(low, estimate), np.maximum(high, estimate))
@@ -223,11 +238,12 @@ def drawn_truths(labels: Array, n_classes: int) -> Iterator[Array]:
         yield (labels[start : start + size, None, :] == np.arange(n_classes)[:, None]).astype(np.float64)
 
 
-def _expected(value: float, samples: Array, tails: list[float]) -> Expected:
-    """An estimate with the interval of the draws, which holds it."""
+def expected_value(value: float, samples: Array, level: float) -> Expected:
+    """An estimate with the interval of the draws (R,) for which it is defined; the interval holds it."""
+    samples = samples[~np.isnan(samples)]
     if np.isnan(value) or not len(samples):
         return Expected(None, None, None)
-    low, high = np.quantile(samples, tails)
+    low, high = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2])
     return Expected(value, min(float(low), value), max(float(high), value))
 
 

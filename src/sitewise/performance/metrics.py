@@ -33,25 +33,35 @@ def decide(probability: Array, threshold: float | None = None) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Probabilities (n, K) and what is decided by them, with everything that does not depend on the truth."""
+    """Probabilities (n, K) and what is decided, with everything that does not depend on the truth.
 
-    probability: Array
+    Without probabilities there are decisions only, and what is about probabilities is undefined.
+    """
+
+    probability: Array | None
     predicted: Array  # (n,)
-    rankings: tuple[Ranking, ...]  # by each class that has a curve
-    confidence: Ranking
+    n_classes: int
+    rankings: tuple[Ranking, ...] = ()  # by each class that has a curve
+    confidence: Ranking | None = None
 
     @classmethod
-    def of(cls, probability: Array, threshold: float | None = None) -> "Predictions":
-        """Decide, and sort once what is sorted for every truth."""
-        curves = [1] if probability.shape[1] == 2 else range(probability.shape[1])
-        rankings = tuple(Ranking.of(probability[:, k]) for k in curves)
-        confidence = rankings[0] if probability.shape[1] == 2 else Ranking.of(probability.max(axis=1))
-        return cls(probability, decide(probability, threshold), rankings, confidence)
-
-    @property
-    def n_classes(self) -> int:
-        """K."""
-        return int(self.probability.shape[1])
+    def of(
+        cls,
+        probability: Array | None,
+        threshold: float | None = None,
+        decided: Array | None = None,
+        n_classes: int | None = None,
+    ) -> "Predictions":
+        """Decide, unless it is `decided` (n,) already, and sort once what is sorted for every truth."""
+        if probability is None:
+            assert decided is not None
+            assert n_classes is not None
+            return cls(None, decided, n_classes)
+        n_classes = probability.shape[1]
+        rankings = tuple(Ranking.of(probability[:, k]) for k in ([1] if n_classes == 2 else range(n_classes)))
+        confidence = rankings[0] if n_classes == 2 else Ranking.of(probability.max(axis=1))
+        predicted = decide(probability, threshold) if decided is None else decided
+        return cls(probability, predicted, n_classes, rankings, confidence)
 
     def confusion(self, truth: Array, weight: Array) -> Array:
         """Expected weight of rows of each class (rows) that are called each class (columns), (R, K, K)."""
@@ -63,6 +73,9 @@ class Predictions:
 
         Means over rows are exact expectations. Quotients of counts are quotients of expected counts.
         """
+        counted = confusion_metrics(self.confusion(truth, weight))
+        if self.probability is None:
+            return counted | {name: np.full(len(truth), np.nan) for name in EXPECTED_METRICS if name not in counted}
         two = self.n_classes == 2
         flat = truth.reshape(len(truth), -1)
         log_probability = np.log(np.clip(self.probability.T, SMALLEST_PROBABILITY, 1))
@@ -71,7 +84,7 @@ class Predictions:
             areas_under_curves(ranking, truth[:, 1 if two else k], weight) for k, ranking in enumerate(self.rankings)
         ]
         return {
-            **confusion_metrics(self.confusion(truth, weight)),
+            **counted,
             "nll": flat @ (-weight * log_probability).ravel() / weight.sum(),
             "brier": flat @ (weight * squares).ravel() / weight.sum() / (2 if two else 1),
             "auroc": mean_of_defined(np.stack([roc for roc, _ in areas], axis=1)),
@@ -81,6 +94,8 @@ class Predictions:
 
     def _calibration_error(self, truth: Array, weight: Array) -> Array:
         """Distance between predicted and true shares in bins of equal mass; of P(y=1), or of the largest for K > 2."""
+        assert self.probability is not None
+        assert self.confidence is not None
         best = self.probability.argmax(axis=1)
         score = self.probability[:, 1] if self.n_classes == 2 else self.probability.max(axis=1)
         event = truth[:, 1] if self.n_classes == 2 else truth[:, best, np.arange(len(best))]

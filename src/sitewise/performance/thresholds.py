@@ -1,4 +1,7 @@
-"""Where to cut P(y=1): the highest expected F1, or the least that a required sensitivity allows (equation 16b)."""
+"""Where to cut P(y=1) (equation 16b).
+
+The highest expected F1, the least that a required sensitivity allows, or the highest expected net benefit.
+"""
 
 from typing import Any
 
@@ -24,6 +27,20 @@ def recall_threshold(score: Array, truth: Array, weight: Array, recall: float) -
     values, hits, _ = _from_the_top(score, truth, weight)
     enough = hits >= recall * hits[-1] * (1 - 1e-12)
     return _below(values, int(np.argmax(enough)))
+
+
+def net_benefit_threshold(score: Array, truth: Array, weight: Array, harm_to_benefit: float) -> float:
+    """The threshold with the highest expected net benefit, a false positive costing `harm_to_benefit` true positives.
+
+    Where the scores are the beliefs it is h / (1 + h).
+    """
+    values, hits, called = _from_the_top(score, truth, weight)
+    gain = np.concatenate([[0.0], hits - harm_to_benefit * (called - hits)])  # nobody is called, first
+    plain = harm_to_benefit / (1 + harm_to_benefit)
+    best = int(gain.argmax())
+    if gain[np.count_nonzero(values >= plain)] >= gain[best] - 1e-12 * weight.sum():
+        return plain
+    return 1.0 if best == 0 else _below(values, best - 1)
 
 
 def _from_the_top(score: Array, truth: Array, weight: Array) -> tuple[Array, Array, Array]:

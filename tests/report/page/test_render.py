@@ -252,3 +252,8 @@ def test_the_rehearsal_is_a_table(make_content):
     assert html.count("&lt;b&gt;h") == 20
     assert "<b>h" not in html
     assert 'id="rehearsal"' not in render(make_content())
+
+
+def test_sites_that_are_numbers_have_a_page(make_content):
+    sites = [TrainingSite(number, 10, np.array([0.5, 0.5])) for number in (7, 8)]
+    assert ">7</" in render(make_content(training_sites=sites))

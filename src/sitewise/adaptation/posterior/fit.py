@@ -37,7 +37,9 @@ class RefitLevel:
         """Move it."""
         sums = evaluate_points(drawn, self.points, slope=1.0)
         score = level_score(self.points, sums, self.power * drawn.total_weight)
-        away = self.points.level - self.points.weight @ self.points.level
+        # The level alone varies with what the deviation takes out of it again; P(Y) is what the rows tell about.
+        centred = self.points.log_marginal - self.points.log_marginal.mean(dim=1, keepdim=True)
+        away = centred - self.points.weight @ centred
         covariance = (away * self.points.weight[:, None]).T @ away
         move = covariance @ (score - self.score)
         moved = replace(self.points, level=self.points.level + move)

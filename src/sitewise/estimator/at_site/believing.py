@@ -6,6 +6,7 @@ import torch
 from sklearn.utils import check_random_state
 from torch import Tensor
 
+from sitewise.estimator.at_site.kept import KeptRows
 from sitewise.estimator.without_z.predicting import lacking, with_joint_marginal
 from sitewise.performance import BelievedRows, Part, believe
 
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
 N_RESAMPLES = 100  # of the held-out rows behind a calibration
 
 
-def believed_rows(here: "AdaptedClassifier") -> BelievedRows:
-    """The rows a model was adapted on, as `sitewise.performance` wants them."""
-    rows, model = here._rows, here.model
+def believed_rows(here: "AdaptedClassifier", rows: KeptRows | None = None) -> BelievedRows:
+    """Rows of a site, those it was adapted on where none are given, as `sitewise.performance` wants them."""
+    model = here.model
+    rows = here._rows if rows is None else rows
     joint = None if here._stays else here.joint
     schema = model.confounders_
     return believe(

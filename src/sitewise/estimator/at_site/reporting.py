@@ -16,7 +16,7 @@ from sitewise.confounders import Categorical, Continuous, Notes, Variable
 from sitewise.estimator.at_site.naming import ABOUT, about, class_names
 from sitewise.estimator.source.regions import in_regions
 from sitewise.estimator.source.splitting import evenly
-from sitewise.performance import ExpectedPerformance
+from sitewise.performance import ExpectedPerformance, clinical_performance
 from sitewise.posterior import combine
 from sitewise.report.page import Content, Profile, TrainingSite, build_content
 from sitewise.report.page.binning import most_frequent
@@ -54,7 +54,7 @@ def report_content(here: "AdaptedClassifier", site: str, level: float, made: str
             training_sites=_training_sites(model),
             profiles=list(_profiles(here, level)),
             held_out=_held_out(model),
-            performance=expected.to_dict() | {"groups": _groups(expected)},
+            performance=expected.to_dict() | {"groups": _groups(expected), **_clinical(here, level)},
             diagnosis=here.diagnose().to_dict(),
             rehearsal={"sentence": rehearsal.sentence, "sites": _rehearsed(rehearsal.table)},
             about={name: about(model, name) for name in ABOUT},
@@ -228,6 +228,17 @@ def _groups(expected: ExpectedPerformance) -> list[dict[str, Any]]:
                 }
             )
     return found
+
+
+def _clinical(here: "AdaptedClassifier", level: float) -> dict[str, Any]:
+    """Clinical units and the decision curve, for two classes."""
+    if len(here.classes_) != 2:
+        return {}
+    threshold = here.threshold_ if here.threshold_ is not None and 0 < here.threshold_ < 1 else None
+    found = clinical_performance(here._believed_rows, threshold=threshold, level=level)
+    curve = here.decision_curve(level=level)[["threshold", "net_benefit", "treat_all", "treat_none"]]
+    named = curve.set_axis(["threshold", "predictions", "treat all", "treat none"], axis=1)
+    return {"clinical": {name: v._asdict() for name, v in found.items()}, "decision_curve": named.to_dict("records")}
 
 
 def _done(here: "AdaptedClassifier") -> dict[str, dict[str, Any]]:

@@ -18,6 +18,7 @@ GUTTER, LETTERS, LETTER = (
 )  # room for names down the side, the letters of a name that go in there, the width of one
 ROW = 26
 MANY = 14  # rows of a chart from which on its axis is written at both ends
+CURVE_BOTTOM = 200.0  # of a decision curve
 ROOTS = (0.01, 0.1, 0.25, 0.5, 1.0)  # ticks of a square-root axis
 
 
@@ -65,7 +66,7 @@ def sign(kind: str) -> Markup:
 def intervals(key: str, rows: Sequence[Row], title: str, description: str) -> Markup:
     """Names down the side, probabilities along the bottom, a mark for each series and the interval of one."""
     numbers = [v for row in rows for v in (row.before, row.after, row.high, *row.others) if v is not None]
-    names = [shorten(row.label, LETTERS) for row in rows]
+    names = [shorten(str(row.label), LETTERS) for row in rows]  # sites may be numbers
     gutter = min(GUTTER, 16 + LETTER * max(len(name) for name in names))
     scale = Scale(0, ceiling(max(numbers, default=1.0)), gutter, WIDTH - RIGHT)
     marks = percent_ticks(scale.high)
@@ -144,6 +145,35 @@ def reliability_diagram(key: str, bins: Sequence[dict[str, Any]], title: str, de
     parts += [mark("after", across(point["predicted"]), up(point["observed"])) for point in bins]
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, 324, "predicted", "middle", "axis-name"))
     return picture(key, WIDTH, 332, title, description, *parts)
+
+
+def net_benefit_figure(lines: Sequence[dict[str, Any]]) -> tuple[Markup, list[tuple[Markup, str]]]:
+    """Net benefit against the threshold, a curve for each strategy, and the entries of its legend."""
+    names = [name for name in lines[0] if name != "threshold"]
+    top = max(max(line[name] for name in names) for line in lines)
+    low, high = -0.25 * max(top, 1e-3), 1.1 * max(top, 1e-3)
+    across, up = Scale(0, 1, LEFT, WIDTH - RIGHT), Scale(low, high, CURVE_BOTTOM, TOP)
+    parts = []
+    for value in ticks(low, high):
+        y = float(up(value))
+        parts.append(element("line", x1=float(LEFT), x2=float(WIDTH - RIGHT), y1=y, y2=y, class_="grid"))
+        parts.append(element("text", f"{value:g}", x=float(LEFT - 6), y=y + 4, text_anchor="end"))
+    for value, words in percent_ticks(1.0):
+        parts.append(element("text", words, x=float(across(value)), y=CURVE_BOTTOM + 17, text_anchor="middle"))
+    legend = []
+    for number, name in enumerate(names):
+        inside = [line for line in lines if line[name] >= low]
+        dashes = None if number == 0 else f"{2 + 2 * number} {2 + number}"
+        points = [(across(line["threshold"]), up(line[name])) for line in inside]
+        look = "after line" if number == 0 else "before line"
+        if points:
+            parts.append(element("path", d=path(points), class_=look, stroke_dasharray=dashes, fill="none"))
+        drawn = element("line", x1=1, x2=23, y1=8, y2=8, class_=look, stroke_dasharray=dashes)
+        legend.append((element("svg", drawn, viewBox="0 0 24 16", class_="sign", aria_hidden="true"), name))
+    centre = (LEFT + WIDTH - RIGHT) / 2
+    parts.append(element("text", "threshold", x=centre, y=CURVE_BOTTOM + 34, text_anchor="middle", class_="axis-name"))
+    description = "Net benefit of treating by each model, everybody and nobody, against the threshold."
+    return picture("net-benefit", WIDTH, CURVE_BOTTOM + 42, "Decision curve", description, *parts), legend
 
 
 def percent_ticks(top: float) -> list[tuple[float, str]]:

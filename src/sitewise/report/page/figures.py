@@ -6,7 +6,7 @@ from typing import Any
 from markupsafe import Markup
 
 from sitewise.report.page.content import Content
-from sitewise.report.page.drawings import Row, curve, histograms, intervals, reliability_diagram
+from sitewise.report.page.drawings import Row, curve, histograms, intervals, net_benefit_figure, reliability_diagram
 from sitewise.report.wording import compact, percent, plural, quoted
 
 MOST_ROWS = 12
@@ -140,3 +140,9 @@ def reliability_figure(content: Content) -> Figure | None:
 def _here(numbers: dict[str, Any], label: int, name: str = "estimate") -> str:
     low, high = percent(numbers["low"][label]), percent(numbers["high"][label])
     return f"{percent(numbers[name][label])} ({low} to {high})"
+
+
+def decision_figure(content: Content) -> tuple[Markup, list[tuple[Markup, str]]] | None:
+    """The expected decision curve with its legend; None where there is none."""
+    lines = (content["performance"] or {}).get("decision_curve")
+    return net_benefit_figure(lines) if lines else None

@@ -71,6 +71,7 @@ def render(content: Content) -> str:
             confounder_figures=figures.confounder_figures(content),
             probability_figures=figures.probability_figures(content),
             reliability_figure=figures.reliability_figure(content),
+            decision_figure=figures.decision_figure(content),
             glossary=wording.glossary(content["kind"]),
             severity_words=wording.SEVERITY_WORDS,
         )

@@ -1,0 +1,132 @@
+"""`sitewise expect`: the performance to expect, without labels, of our model or of the one already in use."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from sitewise.cli.options import AsJson, Encoding, Quiet, Separator
+from sitewise.cli.output import Output
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sitewise.performance import Expected, ExpectedPerformance
+
+NEEDED = "name what is to be judged in DATA: --proba p0,p1, or --decision COLUMN; leave DATA out for our own model"
+
+
+def expect(
+    site: Annotated[Path, typer.Argument(metavar="SITE", help="Folder made by `sitewise adapt`.")],
+    data: Annotated[
+        Path | None,
+        typer.Argument(metavar="[DATA]", help="The rows adapted on, in that order, with the predictions to judge."),
+    ] = None,
+    proba: Annotated[
+        str | None,
+        typer.Option(help="Columns of probabilities, p0,p1 in the classes' order, or P of the second class."),
+    ] = None,
+    decision: Annotated[str | None, typer.Option(help="Column of decided classes.")] = None,
+    threshold: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="P of the second class from which a row is called so.")
+    ] = None,
+    only_site: Annotated[
+        str | None, typer.Option("--site", help="Take this site's rows only, where DATA holds several.")
+    ] = None,
+    level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
+    separator: Separator = None,
+    encoding: Encoding = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Performance to expect at an adapted site without labels: of our model, or of the predictions in DATA."""
+    output = Output(quiet, as_json)
+    if (data is None) != (proba is None and decision is None):
+        raise ValueError(NEEDED)
+    with output.working(f"reading {site}"):
+        from sitewise.cli.loading import load_site
+        from sitewise.tables import split_names
+
+        here = load_site(site)
+        judged = {}
+        if data is not None:
+            rows = read_columns(here, site, data, [*split_names(proba), decision], only_site, separator, encoding)
+            judged = _predictions(here, rows, data, split_names(proba), decision)
+        expected = here.expected_performance(**judged, threshold=threshold, level=level)
+    output.tell({"site": str(site), **expected.to_dict()}, expected_table(expected))
+
+
+def expected_table(expected: "ExpectedPerformance") -> Table:
+    """A line for each metric."""
+    table = Table(title=str(expected).partition("\n")[0], title_justify="left")
+    for name in ("metric", "expected", f"{expected.level:.0%} interval"):
+        table.add_column(name, justify="left" if name == "metric" else "right")
+    for name, value in expected.items():
+        table.add_row(name, *shown(value))
+    return table
+
+
+def shown(value: "Expected") -> tuple[str, str]:
+    """A value and its interval, as they are printed."""
+    if value.estimate is None:
+        return "undefined", ""
+    return f"{value.estimate:.3f}", f"{value.low:.3f} to {value.high:.3f}"
+
+
+def read_columns(
+    here: Any,
+    site: Path,
+    data: Path,
+    columns: list[str | None],
+    only_site: str | None,
+    separator: str | None,
+    encoding: str | None,
+) -> "pd.DataFrame":
+    """Columns of the very rows that a site was adapted on."""
+    from sitewise.cli.loading import check_site, reader_of, sites_of, take_site
+    from sitewise.tables import Place, open_table
+
+    table = open_table(data, separator=separator, encoding=encoding)
+    wanted = [name for name in columns if name]
+    table.find(wanted)
+    column = reader_of(here.model, site).roles.site
+    rows, place = table.read(table.columns), Place(str(data))
+    found = sites_of(rows, column, place)
+    if only_site is not None or (found is not None and len(rows) != len(here.rows)):
+        check_site(set() if found is None else set(found.tolist()), only_site, column, str(data))
+        rows, place = take_site(rows, column, only_site, place)
+    if len(rows) != len(here.rows):
+        raise ValueError(
+            f"{data} has {len(rows):,} row(s), the site was adapted on {len(here.rows):,}: give the same rows, in order"
+        )
+    frame: pd.DataFrame = rows.select(wanted).to_pandas()
+    return frame
+
+
+def _predictions(
+    here: Any, rows: "pd.DataFrame", data: Path, proba: tuple[str, ...], decision: str | None
+) -> dict[str, Any]:
+    """The columns to judge, as `expected_performance` wants them."""
+    import numpy as np
+
+    found: dict[str, Any] = {}
+    if proba:
+        numbers = np.column_stack([_numbers(rows[name], data, name) for name in proba])
+        found["proba"] = numbers[:, 0] if len(proba) == 1 else numbers
+    if decision:
+        as_class = {str(label): label for label in here.classes_.tolist()}
+        found["y_pred"] = np.array([as_class.get(str(value), value) for value in rows[decision]], dtype=object)
+    return found
+
+
+def _numbers(column: Any, data: Path, name: str) -> Any:
+    import numpy as np
+    import pandas as pd
+
+    numbers = np.asarray(pd.to_numeric(column, errors="coerce"), dtype=float)
+    bad = np.flatnonzero(np.isnan(numbers))
+    if len(bad):
+        where = f"row {bad[0]}: {column.iloc[bad[0]]!r}"
+        raise ValueError(f"{data}: column {name!r} must hold a number in every row, not so at {where}")
+    return numbers

@@ -1,0 +1,30 @@
+"""Which columns a site's shift is concentrated in."""
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+import torch
+
+from sitewise.diagnosis.concentration import shift_concentration
+from sitewise.diagnosis.heterogeneity import column_features
+
+if TYPE_CHECKING:
+    from sitewise.estimator.adapted import AdaptedClassifier
+
+
+def shift_by_column(here: "AdaptedClassifier", columns: pd.DataFrame | None) -> pd.DataFrame:
+    """A test for each column, the clearest shift first; rows where f is not identified take no part."""
+    rows, model = here.rows, here.model
+    if columns is None:
+        if model.confounders_ is None:
+            raise ValueError("shift_by_column: the model has no confounders; give columns of the rows adapted on")
+        columns = model.confounders_.decode(rows.codes)
+    if len(columns) != len(rows):
+        raise ValueError(f"shift_by_column: columns has {len(columns)} row(s), the site was adapted on {len(rows)}")
+    use = rows.supported
+    weight = torch.ones(len(rows), dtype=torch.float64) if rows.weight is None else rows.weight.double()
+    features = [column_features(columns[name].reset_index(drop=True))[1][use] for name in columns]
+    log_g = model._pooled_prevalence.log_prob(rows.codes[use])
+    tests = shift_concentration(rows.log_ratio[use], log_g, features, weight[use])
+    table = pd.DataFrame([vars(test) for test in tests], index=pd.Index([str(name) for name in columns], name="column"))
+    return table.sort_values(["p_value", "statistic"], ascending=[True, False], kind="stable")

@@ -1,0 +1,230 @@
+"""Which columns to take for z: those whose relation to the classes differs between labeled sites."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from sitewise.adaptation import estimate_prevalence
+from sitewise.arrays import Problems, read_weight
+from sitewise.confounders import Confounders
+from sitewise.diagnosis.heterogeneity import ScoreTest, column_features, holm, site_interactions
+from sitewise.estimator.source.prevalences import by_site, fit_prevalence
+from sitewise.estimator.source.reading import read_classes, read_domain
+from sitewise.posterior import combine, contrasts
+from sitewise.prevalence import SitePrior
+from sitewise.prevalence.linear import fit_linear
+from sitewise.ratio import LabeledRows
+
+MOST_CHOSEN = 5
+RIDGE = 1.0  # on main effects of f in rehearsals, in rows
+NOTHING = "none"
+
+
+@dataclass(frozen=True, eq=False)
+class Suggestion:
+    """Which columns to take for z, and why.
+
+    Attributes
+    ----------
+    confounders : list of str
+        The columns suggested, the clearest first; empty where no relation differs between sites beyond chance.
+    table : DataFrame
+        A row for each column: the score test of its interaction with the site given the columns suggested before it
+        (`statistic`, `freedom`, `p_value`), Holm's `adjusted` p-value, and whether it is `suggested`.
+    rehearsal : DataFrame
+        A row for each choice of z, from none to all that are suggested: the mean log loss over sites left out in turn,
+        `as_trained` and `adapted` without labels, and the `gain` of adapting with this z over none.
+    level : float
+        The chance of any suggestion where nothing differs.
+    """
+
+    confounders: list[str]
+    table: pd.DataFrame
+    rehearsal: pd.DataFrame
+    level: float
+
+    def __str__(self) -> str:
+        said = ", ".join(self.confounders) if self.confounders else "nothing differs between sites beyond chance"
+        return f"suggested z: {said}\n{self.table.to_string()}\n{self.rehearsal.to_string()}"
+
+
+def suggest_confounders(
+    X: Any,
+    y: Any,
+    sample_domain: Any,
+    *,
+    candidates: Sequence[str] | None = None,
+    sample_weight: Any = None,
+    level: float = 0.05,
+    rehearse: bool = True,
+) -> Suggestion:
+    """Suggest the columns to take for z from labeled rows of several sites.
+
+    Parameters
+    ----------
+    X : DataFrame or array of shape (n, d)
+        All columns that are known of a row, z among them; missing values are allowed.
+    y : array-like of shape (n,)
+        Labels.
+    sample_domain : array-like of shape (n,)
+        The site of every row; at least two sites.
+    candidates : sequence of str, optional
+        Columns that may be suggested; all of them otherwise.
+    sample_weight : array-like of shape (n,), optional
+        A weight for each row.
+    level : float
+        The chance that anything is suggested where no relation differs between sites.
+    rehearse : bool
+        Whether to score the choices by the log loss of sites left out.
+
+    Examples
+    --------
+    >>> found = sw.suggest_confounders(frame[columns], frame["ill"], frame["hospital"])
+    >>> found.confounders
+    ['age']
+    """
+    problems = Problems("suggest_confounders")
+    frame = X.reset_index(drop=True) if isinstance(X, pd.DataFrame) else _as_frame(X, problems)
+    problems.raise_if_any()
+    classes, target = read_classes(y, problems)
+    n_rows = len(frame)
+    if len(target) != n_rows:
+        problems.add(f"y has {len(target)} row(s), X has {n_rows}")
+    names, site = read_domain(sample_domain, n_rows, problems)
+    weight = read_weight(sample_weight, n_rows, problems)
+    if len(names) < 2:
+        problems.add(f"at least two sites are needed in sample_domain, got {len(names)}")
+    if not 0 < level < 1:
+        problems.add(f"level must lie between 0 and 1, got {level}")
+    wanted = list(frame.columns) if candidates is None else list(candidates)
+    unknown = [name for name in wanted if name not in frame.columns]
+    if unknown:
+        problems.add(f"candidates must be columns of X, not so {unknown}")
+    problems.raise_if_any()
+    labels = torch.as_tensor(target, dtype=torch.int64)
+    parts = [column_features(frame[name]) for name in frame.columns]
+    main = torch.cat([part for part, _ in parts], dim=1)
+    places = [list(frame.columns).index(name) for name in wanted]
+    columns = [parts[place][1] for place in places]
+    rows = _Rows(main, labels, site, weight, len(classes))
+    chosen, tests, adjusted = _select(rows, columns, level)
+    table = pd.DataFrame(
+        {
+            "statistic": [test.statistic for test in tests],
+            "freedom": [test.freedom for test in tests],
+            "p_value": [test.p_value for test in tests],
+            "adjusted": adjusted,
+            "suggested": [j in chosen for j in range(len(wanted))],
+        },
+        index=pd.Index([str(name) for name in wanted], name="column"),
+    ).sort_values("p_value", kind="stable")
+    picked = [wanted[j] for j in chosen]
+    choices = [picked[:count] for count in range(len(picked) + 1)] if rehearse else []
+    return Suggestion([str(name) for name in picked], table, _rehearsal(rows, frame, choices), level)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Labeled rows: main effects of all columns, classes, sites, weights."""
+
+    main: Tensor
+    y: Tensor
+    site: Tensor
+    weight: Tensor
+    n_classes: int
+
+
+def _select(rows: _Rows, columns: list[Tensor], level: float) -> tuple[list[int], list[ScoreTest], list[float]]:
+    """Take the column with the clearest interaction, then the next one given that, until none is left beyond chance."""
+    chosen: list[int] = []
+    tests: dict[int, ScoreTest] = {}
+    adjusted: dict[int, float] = {}
+    while True:
+        found = site_interactions(rows.main, columns, rows.y, rows.site, rows.weight, rows.n_classes, chosen)
+        open_ = [j for j, test in enumerate(found) if test is not None]
+        now = {j: test for j, test in enumerate(found) if test is not None}
+        tests |= now
+        adjusted |= dict(zip(open_, holm([now[j].p_value for j in open_]), strict=True))
+        best = min(open_, key=lambda j: (now[j].p_value, -now[j].statistic), default=None)
+        if best is None or adjusted[best] > level or len(chosen) == MOST_CHOSEN:
+            break
+        chosen.append(best)
+    order = range(len(columns))
+    return chosen, [tests[j] for j in order], [adjusted[j] for j in order]
+
+
+def _as_frame(X: Any, problems: Problems) -> pd.DataFrame:
+    values = np.asarray(X.cpu() if isinstance(X, Tensor) else X)
+    if values.ndim != 2:
+        problems.add(f"X must have shape (rows, columns), got shape {values.shape}")
+        return pd.DataFrame()
+    return pd.DataFrame(values, columns=[f"x{j}" for j in range(values.shape[1])])
+
+
+def _rehearsal(rows: _Rows, frame: pd.DataFrame, choices: list[list[Any]]) -> pd.DataFrame:
+    """The log loss of every choice of z, each site left out in turn and adapted to without its labels."""
+    lines = []
+    for choice in choices:
+        losses = [_left_out(rows, frame, choice, site) for site in torch.unique(rows.site).tolist()]
+        trained, adapted = np.array([loss for loss in losses if loss is not None]).reshape(-1, 2).T
+        name = " + ".join(map(str, choice)) or NOTHING
+        lines.append({"z": name, "as_trained": trained.mean(), "adapted": adapted.mean(), "sites": len(adapted)})
+    table = pd.DataFrame(lines, columns=["z", "as_trained", "adapted", "sites"]).set_index("z")
+    table["gain"] = (table["adapted"].iloc[0] if len(table) else 0.0) - table["adapted"]
+    return table
+
+
+def _left_out(rows: _Rows, frame: pd.DataFrame, choice: list[Any], site: int) -> tuple[float, float] | None:
+    """Log loss of one site as trained at the others and as adapted; None where the others lack a class."""
+    inside = rows.site == site
+    others, own = (~inside).nonzero().flatten(), inside.nonzero().flatten()
+    if len(torch.unique(rows.y[others])) < rows.n_classes:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is odd about a left-out site's z
+        schema = Confounders.learn(frame[choice].iloc[others.numpy()]) if choice else None
+        codes = rows.main.new_zeros(len(rows.y), 0) if schema is None else schema.encode(frame[choice])[0]
+        labeled = LabeledRows(
+            torch.zeros(len(others), 1), rows.y[others], rows.weight[others], rows.site[others], codes[others]
+        )
+        options = (rows.n_classes, schema, 0.5, 0)
+        models = {
+            s: fit_prevalence("auto", labeled.take((labeled.site == s).nonzero().flatten()), *options)
+            for s in torch.unique(labeled.site).tolist()
+        }
+        pooled = fit_prevalence("auto", labeled, *options)
+        offset = by_site(labeled.site, models).log_prob(labeled.codes)
+        log_ratio = _fit_ratio(rows, others, offset)(rows.main[own])
+        estimate = estimate_prevalence(
+            log_ratio.numpy(),
+            frame[choice].iloc[own.numpy()] if choice else None,
+            model="auto" if choice else "constant",
+            prior=SitePrior(pooled),
+            confounders=schema,
+            sample_weight=rows.weight[own].numpy(),
+        )
+    trained = combine(log_ratio, pooled.log_prob(codes[own])).exp()
+    share = rows.weight[own] / rows.weight[own].sum()
+
+    def loss(probability: Tensor) -> float:
+        return float(-(share @ probability.gather(1, rows.y[own, None])[:, 0].clamp_min(1e-12).log()))
+
+    return loss(trained), loss(estimate.average(log_ratio, codes[own]))
+
+
+def _fit_ratio(rows: _Rows, others: Tensor, offset: Tensor) -> Any:
+    """log f that is linear in the main effects, by the likelihood of equation 3 with each site's own log g."""
+    weight = rows.weight[others]
+    design = torch.cat([torch.ones(len(rows.y), 1, dtype=torch.float64), rows.main], dim=1)
+    penalty = torch.full((design.shape[1],), RIDGE, dtype=torch.float64)
+    totals = one_hot(rows.y[others], rows.n_classes).double() * weight[:, None]
+    fitted = fit_linear(totals, weight, design[others], penalty, offset).point.reshape(design.shape[1], -1)
+    basis = contrasts(rows.n_classes)
+    return lambda main: torch.cat([torch.ones(len(main), 1, dtype=torch.float64), main], dim=1) @ fitted @ basis.T

@@ -1,0 +1,145 @@
+"""Clinical units of predictions on rows whose labels are believed: expected values with intervals."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sitewise.arrays import Problems
+from sitewise.evaluation import Ranking
+from sitewise.performance.clinical import (
+    calibration_in_the_large,
+    calibration_line,
+    net_benefit,
+    number_needed_to_evaluate,
+    observed_to_expected,
+    sensitivity_at,
+    treat_all,
+)
+from sitewise.performance.expected import BelievedRows, Expected, drawn_truths, expected_value
+from sitewise.performance.metrics import decide
+
+Array = np.ndarray[Any, Any]
+THRESHOLDS = tuple(round(0.01 * k, 2) for k in range(1, 100))
+SPECIFICITY = 0.9
+CLINICAL = (
+    "net_benefit",
+    "net_benefit_treat_all",
+    "calibration_in_the_large",
+    "calibration_slope",
+    "oe_ratio",
+    "sensitivity_at_specificity",
+    "number_needed_to_evaluate",
+)
+
+
+def clinical_performance(
+    rows: BelievedRows,
+    *,
+    threshold: float | None = None,
+    specificity: float = SPECIFICITY,
+    level: float = 0.95,
+) -> dict[str, Expected]:
+    """Every quantity in `CLINICAL` to expect on rows of two classes, with its interval.
+
+    Parameters
+    ----------
+    rows : BelievedRows
+        With the predictions that are judged.
+    threshold : float, optional
+        P(y=1) from which a row is treated, and whose odds say what a false positive costs. None is 0.5.
+    specificity : float
+        At which sensitivity is asked for.
+    level : float
+        Of the intervals.
+
+    Notes
+    -----
+    What is about probabilities is undefined where only decisions are known.
+    """
+    problems = Problems("clinical_performance")
+    _check_classes(rows, problems)
+    if threshold is not None and not 0 < threshold < 1:
+        problems.add(f"threshold must lie between 0 and 1, got {threshold}")
+    if not 0 < specificity < 1:
+        problems.add(f"specificity must lie between 0 and 1, got {specificity}")
+    if not 0 < level < 1:
+        problems.add(f"level must lie between 0 and 1, got {level}")
+    problems.raise_if_any()
+    at = np.array([0.5 if threshold is None else threshold])
+    score = None if rows.probability is None else rows.probability[:, 1]
+    called = rows.decided if rows.decided is not None else decide(rows.probability, float(at[0]))  # type: ignore[arg-type]
+    ranking = None if score is None else Ranking.of(score)
+
+    def measure(event: Array) -> dict[str, Array]:
+        found = {
+            "net_benefit": net_benefit(event, called[:, None] == 1, rows.weight, at)[:, 0],
+            "net_benefit_treat_all": treat_all(event, rows.weight, at)[:, 0],
+            "number_needed_to_evaluate": number_needed_to_evaluate(event, called == 1, rows.weight),
+        }
+        if score is not None and ranking is not None:
+            found |= {
+                "calibration_in_the_large": calibration_in_the_large(event, score, rows.weight),
+                "calibration_slope": calibration_line(event, score, rows.weight)[:, 1],
+                "oe_ratio": observed_to_expected(event, score, rows.weight),
+                "sensitivity_at_specificity": sensitivity_at(event, ranking, rows.weight, specificity),
+            }
+        return {name: found.get(name, np.full(len(event), np.nan)) for name in CLINICAL}
+
+    value, drawn = _with_draws(rows, measure)
+    return {name: expected_value(float(value[name][0]), drawn[name], level) for name in CLINICAL}
+
+
+def decision_curve(rows: BelievedRows, thresholds: Any = THRESHOLDS, *, level: float = 0.95) -> pd.DataFrame:
+    """Expected net benefit against the threshold: of treating by the predictions, all, or nobody.
+
+    Returns
+    -------
+    DataFrame
+        A row for each threshold: `net_benefit` and `treat_all`, each with `_low` and `_high`, `treat_none` (zero), and
+        `best`, which of the three is expected to be the best.
+    """
+    problems = Problems("decision_curve")
+    _check_classes(rows, problems)
+    at = np.atleast_1d(np.asarray(thresholds, dtype=float))
+    if at.ndim != 1 or not len(at) or not ((at > 0) & (at < 1)).all():
+        problems.add("thresholds must be numbers between 0 and 1")
+    if rows.probability is None and rows.decided is None:
+        problems.add("there is nothing to decide by")
+    problems.raise_if_any()
+    if rows.decided is not None:
+        called = np.repeat(rows.decided[:, None] == 1, len(at), axis=1)
+    else:
+        assert rows.probability is not None
+        called = rows.probability[:, 1, None] >= at
+
+    def measure(event: Array) -> dict[str, Array]:
+        own = net_benefit(event, called, rows.weight, at)
+        return {"net_benefit": own, "treat_all": treat_all(event, rows.weight, at)}
+
+    value, drawn = _with_draws(rows, measure)
+    columns: dict[str, Any] = {"threshold": at}
+    for name in ("net_benefit", "treat_all"):
+        low, high = np.quantile(drawn[name], [(1 - level) / 2, (1 + level) / 2], axis=0)
+        own = value[name][0]
+        columns |= {name: own, f"{name}_low": np.minimum(low, own), f"{name}_high": np.maximum(high, own)}
+    columns["treat_none"] = np.zeros(len(at))
+    names = np.array(["net_benefit", "treat_all", "treat_none"])
+    best = np.stack([columns[name] for name in names]).argmax(axis=0)
+    columns["best"] = np.array(["predictions", "treat all", "treat none"])[best]
+    return pd.DataFrame(columns)
+
+
+def _check_classes(rows: BelievedRows, problems: Problems) -> None:
+    if rows.belief.shape[1] != 2:
+        problems.add(f"two classes are needed, there are {rows.belief.shape[1]}")
+
+
+def _with_draws(
+    rows: BelievedRows, measure: Callable[[Array], dict[str, Array]]
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """What is measured for the belief, and for every draw of the labels."""
+    drawn = [measure(truth[:, 1]) for truth in drawn_truths(rows.labels, 2)]
+    together = {name: np.concatenate([part[name] for part in drawn]) for name in drawn[0]}
+    return measure(rows.belief[None, :, 1]), together

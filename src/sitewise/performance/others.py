@@ -1,0 +1,79 @@
+"""Decisions and probabilities that are not ours, on rows whose labels are believed as ours are."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sitewise.arrays import Problems, did_you_mean, read_matrix
+from sitewise.evaluation import SUM_TOLERANCE
+from sitewise.performance.expected import BelievedRows
+
+Array = np.ndarray[Any, Any]
+
+
+def judged_instead(rows: BelievedRows, classes: tuple[Any, ...], y_pred: Any = None, proba: Any = None) -> BelievedRows:
+    """The same rows and beliefs with somebody else's predictions in place of ours.
+
+    Parameters
+    ----------
+    rows : BelievedRows
+        The rows of the site.
+    classes : tuple
+        The classes, in order.
+    y_pred : array-like of shape (n,), optional
+        Decided classes. None decides by `proba`.
+    proba : array-like of shape (n, K) or (n,), optional
+        Probabilities; one column is P of the second of two classes. None: only decisions are judged.
+    """
+    if y_pred is None and proba is None:
+        return rows
+    problems = Problems("expected_performance")
+    n_rows = len(rows) if rows.n_site is None else rows.n_site
+    probability = None if proba is None else read_proba(proba, classes, n_rows, problems)
+    decided = None if y_pred is None else read_decisions(y_pred, classes, n_rows, problems)
+    problems.raise_if_any()
+    probability, decided = (None if part is None else rows.of_site(part, "rows") for part in (probability, decided))
+    return replace(rows, probability=probability, decided=decided)
+
+
+def read_decisions(y_pred: Any, classes: tuple[Any, ...], n_rows: int, problems: Problems) -> Array | None:
+    """Decided classes as numbers 0..K-1."""
+    if np.ndim(y_pred) != 1 or len(y_pred) != n_rows:
+        problems.add(f"y_pred must hold a class for each of {n_rows} row(s), got shape {np.shape(y_pred)}")
+        return None
+    given = pd.Series(np.asarray(y_pred.cpu()) if hasattr(y_pred, "cpu") else np.asarray(y_pred))
+    index = pd.Index(classes).get_indexer(pd.Index(given))
+    unknown = np.flatnonzero(index < 0)
+    if len(unknown):
+        value, names = given.tolist()[unknown[0]], [str(name) for name in classes]
+        problems.add(
+            f"y_pred must hold {list(classes)}, not so in {len(unknown)} row(s), "
+            f"first {value!r} at row {unknown[0]}{did_you_mean(str(value), names)}"
+        )
+    return np.asarray(index, dtype=np.int64)
+
+
+def read_proba(proba: Any, classes: tuple[Any, ...], n_rows: int, problems: Problems) -> Array | None:
+    """Probabilities (n, K); columns of a frame that are named after the classes may come in any order."""
+    if isinstance(proba, pd.DataFrame) and set(proba.columns) == set(classes):
+        proba = proba[list(classes)]
+    if np.ndim(proba) == 1 and len(classes) == 2:
+        second = np.asarray(proba.cpu() if hasattr(proba, "cpu") else proba, dtype=np.float64)
+        proba = np.stack([1 - second, second], axis=1)
+    read = read_matrix(proba, "proba", problems)
+    if read is None:
+        return None
+    matrix = read.cpu().numpy()
+    if matrix.shape != (n_rows, len(classes)):
+        problems.add(f"proba must have shape {(n_rows, len(classes))}, a column for each class, got {matrix.shape}")
+        return None
+    total = matrix.sum(axis=1)
+    off = np.flatnonzero(((matrix < 0) | (matrix > 1)).any(axis=1) | (np.abs(total - 1) > SUM_TOLERANCE))
+    if len(off):
+        problems.add(
+            f"proba must lie in [0, 1] with rows that sum to one, not so in {len(off)} row(s), "
+            f"first {matrix[off[0]].tolist()} at row {off[0]}"
+        )
+    return matrix

@@ -1,0 +1,96 @@
+"""Which rows to label: a stratified sample whose weights keep estimates unbiased."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sitewise.performance.expected import group_rows
+
+Array = np.ndarray[Any, Any]
+SCORE_BANDS = 5
+LEAST_SPREAD = 0.05  # of a label in a stratum whose labels are almost certain
+FEWEST = 2  # rows of a stratum, for a variance
+
+
+@dataclass(frozen=True, eq=False)
+class LabelSample:
+    """Rows to label: their numbers, their strata and their weights (how many rows each stands for)."""
+
+    rows: Array  # (m,)
+    stratum: Array  # (m,)
+    weight: Array  # (m,)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def draw_sample(probability: Array, z: pd.DataFrame, n: int, *, seed: int = 0) -> LabelSample:
+    """Draw n rows, stratified by the score and by z, more where the labels are least certain (Neyman's allocation).
+
+    Every stratum is drawn from, so that means weighted by `weight` are unbiased for all rows.
+
+    Parameters
+    ----------
+    probability : ndarray of shape (N, K)
+        Predictions of all rows.
+    z : DataFrame
+        Their confounders, as many as leave at least two rows of the sample for each stratum.
+    n : int
+        How many rows to draw.
+    seed : int
+        Of the draw.
+    """
+    n_rows = len(probability)
+    if not 1 < n <= n_rows:
+        raise ValueError(f"sample: the number of rows must lie from 2 to {n_rows:,}, got {n}")
+    strata = strata_of(probability, z, n)
+    size = np.bincount(strata)
+    spread = np.sqrt(np.bincount(strata, (1 - (probability**2).sum(axis=1)) / 2) / size)
+    counts = allocate(size, np.maximum(spread, LEAST_SPREAD), n)
+    rng = np.random.default_rng(seed)
+    chosen = [rng.choice(np.flatnonzero(strata == h), count, replace=False) for h, count in enumerate(counts)]
+    rows = np.sort(np.concatenate(chosen))
+    own = strata[rows]
+    return LabelSample(rows, own, (size / counts)[own])
+
+
+def strata_of(probability: Array, z: pd.DataFrame, n: int) -> Array:
+    """The stratum of every row: fifths of the score, times groups of z as long as there are rows enough to draw."""
+    two = probability.shape[1] == 2
+    score = probability[:, 1] if two else probability.max(axis=1)
+    bands = max(1, min(SCORE_BANDS, n // FEWEST))
+    place = np.argsort(np.argsort(score, kind="stable"), kind="stable")
+    strata = place * bands // len(score)
+    for name in z.columns:
+        groups = group_rows(_halved(z[name]))
+        own = np.empty(len(score), dtype=np.int64)
+        for number, index in enumerate(groups.values()):
+            own[index] = number
+        finer = np.unique(strata * len(groups) + own, return_inverse=True)[1]
+        if (finer.max() + 1) * FEWEST <= n:
+            strata = finer
+    return np.asarray(strata)
+
+
+def _halved(column: pd.Series) -> pd.Series:
+    """A number as below or above its median, anything else as it is."""
+    if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column) and column.nunique() > 2:
+        return (column > column.median()).astype(object).where(column.notna(), None)
+    return column
+
+
+def allocate(size: Array, spread: Array, n: int) -> Array:
+    """How many rows to draw of each stratum: in proportion to size times spread, at least two where there are two."""
+    least = np.minimum(size, FEWEST) if np.minimum(size, FEWEST).sum() <= n else np.ones_like(size)
+    counts, left = least.copy(), n - int(least.sum())
+    wanted = size * spread
+    while left > 0:
+        room = counts < size
+        share = np.where(room, wanted, 0.0)
+        ideal = n * wanted / wanted.sum()
+        need = np.where(room, np.maximum(ideal - counts, 1e-9 * share), -np.inf)
+        counts[int(need.argmax())] += 1
+        left -= 1
+    return np.asarray(counts)

@@ -1,0 +1,135 @@
+"""Subgroups and samples to label: laws."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sitewise.performance import BelievedRows, draw_sample, judged_instead, subgroups, summarize
+from sitewise.performance.sampling import allocate, strata_of
+from sitewise.performance.subgroups import FEWEST, in_bands
+
+
+def believed(n=600, seed=0, n_classes=2):
+    rng = np.random.default_rng(seed)
+    belief = rng.dirichlet(np.full(n_classes, 0.8), n)
+    labels = (rng.random((200, n, 1)) > np.cumsum(belief, axis=1)[:, :-1]).sum(axis=2)
+    return BelievedRows(belief, belief, labels, np.ones(n), pd.DataFrame(index=range(n)))
+
+
+def test_a_group_is_described_as_its_rows_alone_are():
+    rows, sex = believed(), pd.Series(["f", "m"] * 300)
+    found = {group.name: group for group in subgroups(rows, (0, 1), "sex", sex)}
+    alone = summarize(rows.take(np.arange(0, 600, 2)), (0, 1))
+    assert found["f"].performance.to_dict() == alone.to_dict()
+    assert found["f"].prevalence[1].estimate == pytest.approx(rows.belief[::2, 1].mean())
+    assert found["f"].prevalence[1].low < found["f"].prevalence[1].estimate < found["f"].prevalence[1].high
+    assert found["f"].calibration["oe_ratio"].estimate == pytest.approx(1.0)
+    json.dumps([group.to_dict() for group in found.values()], allow_nan=False)
+
+
+def test_shares_of_groups_add_up_to_the_site():
+    rows, age = believed(), pd.Series(np.random.default_rng(1).normal(60, 10, 600))
+    found = subgroups(rows, (0, 1), "age", age, bands=[50, 65])
+    assert [group.name for group in found] == ["below 50", "50 to below 65", "65 and above"]
+    total = sum(group.n_rows * group.prevalence[1].estimate for group in found)
+    assert total == pytest.approx(rows.belief[:, 1].sum())
+
+
+def test_few_rows_get_a_note_and_no_numbers():
+    group = pd.Series(["a"] * (600 - FEWEST + 1) + ["b"] * (FEWEST - 1))
+    a, b = subgroups(believed(), (0, 1), "group", group)
+    assert a.note is None
+    assert b.performance is None
+    assert not b.prevalence
+    assert "19 row(s) are too few" in b.note
+
+
+def test_a_group_whose_prevalence_is_not_told_says_so():
+    rows = believed(100)
+    shaken = np.where(np.arange(200)[:, None] % 2 == 0, 0, 1) * np.ones((1, 100), dtype=int)
+    unsure = BelievedRows(rows.probability, rows.belief, shaken, rows.weight, rows.z)
+    (found,) = subgroups(unsure, (0, 1), "all", pd.Series(["x"] * 100))
+    assert "do not tell the prevalence" in found.note
+
+
+def test_bad_columns_are_refused():
+    rows = believed()
+    with pytest.raises(ValueError, match="every group of 'id' has one row"):
+        subgroups(rows, (0, 1), "id", pd.Series([f"p{i}" for i in range(600)]))
+    with pytest.raises(ValueError, match=r"expected one value for each of 600 row\(s\), got 3"):
+        subgroups(rows, (0, 1), "sex", pd.Series(["f", "m", "f"]))
+    with pytest.raises(ValueError, match="bands must be numbers in increasing order"):
+        in_bands(pd.Series([1.0]), [3, 2], "age")
+    with pytest.raises(ValueError, match="bands are for numbers"):
+        in_bands(pd.Series(["a"]), [3], "sex")
+
+
+def test_many_classes_and_decisions_alone_have_no_calibration():
+    group = pd.Series(["a", "b"] * 300)
+    assert not subgroups(believed(n_classes=3), (0, 1, 2), "g", group)[0].calibration
+    decided = judged_instead(believed(), (0, 1), y_pred=np.zeros(600, dtype=int))
+    assert not subgroups(decided, (0, 1), "g", group)[0].calibration
+
+
+def test_missing_values_are_a_group():
+    values = pd.Series([np.nan] * 50 + list(np.linspace(0, 100, 550)))
+    found = subgroups(believed(), (0, 1), "age", values, bands=[50])
+    assert found[-1].name == "missing"
+    assert found[-1].n_rows == 50
+
+
+# Samples
+
+
+def rows_to_sample(n=2000, seed=0):
+    rng = np.random.default_rng(seed)
+    p = rng.beta(0.5, 2, n)
+    z = pd.DataFrame({"sex": rng.choice(["f", "m"], n), "age": rng.normal(60, 10, n)})
+    return np.stack([1 - p, p], axis=1), z
+
+
+def test_weights_stand_for_all_rows_and_means_are_unbiased():
+    probability, z = rows_to_sample()
+    value = np.random.default_rng(1).random(2000) < probability[:, 1]
+    means = []
+    for seed in range(200):
+        sample = draw_sample(probability, z, 100, seed=seed)
+        assert len(sample) == len(np.unique(sample.rows)) == 100
+        assert sample.weight.sum() == pytest.approx(2000)
+        means.append(sample.weight @ value[sample.rows] / 2000)
+    error = np.std(means) / np.sqrt(200)
+    assert abs(np.mean(means) - value.mean()) < 4 * error
+    plain = np.sqrt(value.mean() * (1 - value.mean()) / 100)
+    assert np.std(means) < plain  # stratified by what predicts the value: better than a simple draw
+
+
+def test_few_rows_have_few_strata_and_every_stratum_is_drawn_from():
+    probability, z = rows_to_sample()
+    for n in (2, 10, 30, 200):
+        strata = strata_of(probability, z, n)
+        assert (strata.max() + 1) * 2 <= max(n, 2)
+        assert set(draw_sample(probability, z, n).stratum) == set(strata)
+
+
+def test_all_rows_have_a_weight_of_one():
+    probability, z = rows_to_sample(60)
+    sample = draw_sample(probability, z, 60)
+    np.testing.assert_array_equal(sample.rows, np.arange(60))
+    np.testing.assert_allclose(sample.weight, 1.0)
+
+
+def test_allocation_is_whole_and_within_bounds():
+    size, spread = np.array([1, 10, 1000]), np.array([0.5, 0.1, 0.3])
+    counts = allocate(size, spread, 50)
+    assert counts.sum() == 50
+    assert (counts <= size).all()
+    assert (counts >= np.minimum(size, 2)).all()
+
+
+@pytest.mark.parametrize("n", [0, 1, 61])
+def test_a_sample_of_another_size_is_refused(n):
+    probability, z = rows_to_sample(60)
+    with pytest.raises(ValueError, match="the number of rows must lie from 2 to 60"):
+        draw_sample(probability, z, n)
