@@ -17,7 +17,8 @@ from sitewise.adaptation.fit import Fit, Hindsight, Rival
 from sitewise.adaptation.joint import JointEstimate
 from sitewise.adaptation.linear import RefitAdditive, RefitFinished
 from sitewise.adaptation.posterior.fit import RefitLevel, no_curvature
-from sitewise.adaptation.posterior.points import Points, Posterior
+from sitewise.adaptation.posterior.known import Known
+from sitewise.adaptation.posterior.points import Contradiction, Points, Posterior, Strata
 from sitewise.adaptation.rows import Rows, Stream
 from sitewise.adaptation.selection import RefitTable, finish
 from sitewise.arrays import Container
@@ -117,6 +118,9 @@ RECORDS = {
     "SitePrior": Record(SitePrior),
     "Points": Record(Points),
     "Posterior": Record(Posterior),
+    "Contradiction": Record(Contradiction),
+    "Known": Record(Known),
+    "Strata": Record(Strata),
     "RefitLevel": Record(RefitLevel),
     "PrevalenceEstimate": Record(PrevalenceEstimate, _take_estimate, _make_estimate),
     "JointEstimate": Record(JointEstimate),

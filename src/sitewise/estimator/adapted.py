@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
 from sitewise.adaptation.joint import JointEstimate
+from sitewise.adaptation.known import Known
 from sitewise.arrays import did_you_mean, in_stretches
 from sitewise.diagnosis import FALLBACKS, Diagnosis
 from sitewise.estimator.at_site.believing import believed_rows
@@ -57,10 +58,12 @@ class AdaptedClassifier:
     threshold_ : P(y|x,z) of the second of two classes from which `predict` says it; None for the most probable class.
     site_name : what reports call the site; None for "New site".
     joint : the `JointEstimate` that predicts rows without all of z; None where knockout does (see `missing`).
+    known_prevalence : the prevalence that `adapt` was told, None where it was not.
     """
 
     site_name: str | None = None
     joint: JointEstimate | None = None
+    known_prevalence: Known | None = None
 
     def __init__(
         self,

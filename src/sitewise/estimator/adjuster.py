@@ -234,6 +234,7 @@ class PrevalenceAdjuster(SiteModel):
         fallback: str | None = None,
         policy: str = "auto",
         level_scale: float | None = None,
+        known_prevalence: Any = None,
     ) -> AdaptedClassifier:
         """Adapt to a new site from unlabeled rows (and a few labels, where there are any); this object is unchanged.
 
@@ -243,15 +244,19 @@ class PrevalenceAdjuster(SiteModel):
         `policy`: "auto" believes the rows as far as the rehearsal allows, "rows" as if f were right here, and
         "as trained" not at all: predictions are those of the model itself. `level_scale` is how far the level of g may
         lie from that of the training sites, in log-odds; None takes what these show, 3 is a very different site.
+        `known_prevalence` is P(y) here where it is known from elsewhere: of two classes the probability of the last one,
+        `(value, low, high)` with a 95% interval, a dict by class, or a table by strata of z with a column "prevalence"
+        (and "low", "high"). Predictions then have that mean, and a warning says where the rows speak against it. Rows
+        that lack z are then predicted by knockout.
         """
         check_is_fitted(self)
         scores = self._read(X)
         codes = self._quiet_codes(sample_confounder, len(scores))
-        joint = fit_site_joint(self, scores, codes, y, sample_weight)
+        joint = None if known_prevalence is not None else fit_site_joint(self, scores, codes, y, sample_weight)
         without_joint = self._log_ratio(scores, codes)
         log_ratio = with_joint(self, joint, scores, codes, without_joint)
         here = self.adapt_log_ratio(
-            log_ratio, sample_confounder, y, groups, sample_weight, fallback, policy, level_scale
+            log_ratio, sample_confounder, y, groups, sample_weight, fallback, policy, level_scale, known_prevalence
         )
         here.take_joint(joint, without_joint)
         return here

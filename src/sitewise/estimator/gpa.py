@@ -333,6 +333,7 @@ class GPAClassifier(SiteModel):
         policy: str = "auto",
         level_scale: float | None = None,
         distributed: bool = False,
+        known_prevalence: Any = None,
     ) -> AdaptedClassifier:
         """Adapt to a new site from unlabeled rows (and a few labels, where there are any); the model is unchanged.
 
@@ -342,6 +343,10 @@ class GPAClassifier(SiteModel):
         `policy`: "auto" believes the rows as far as the rehearsal allows, "rows" as if f were right here, and
         "as trained" not at all: predictions are those of the model itself. `level_scale` is how far the level of g may
         lie from that of the training sites, in log-odds; None takes what these show, 3 is a very different site.
+        `known_prevalence` is P(y) here where it is known from elsewhere: of two classes the probability of the last one,
+        `(value, low, high)` with a 95% interval, a dict by class, or a table by strata of z with a column "prevalence"
+        (and "low", "high"). Predictions then have that mean, and a warning says where the rows speak against it. Rows
+        that lack z are then predicted by knockout.
         `distributed`: the processes of torchrun hold a part of the site's rows each; every one scores its own, and all
         get the model that one with all rows would give.
         """
@@ -349,14 +354,15 @@ class GPAClassifier(SiteModel):
         inputs = read_inputs(self, X, reset=False)
         codes = self._quiet_codes(sample_confounder, len(inputs))
         raw_log_ratio, features, feature_rows = self._score(inputs, codes)
-        joint = None if distributed else fit_site_joint(self, inputs, codes, y, sample_weight)
+        knockout = distributed or known_prevalence is not None
+        joint = None if knockout else fit_site_joint(self, inputs, codes, y, sample_weight)
         without_joint = self._calibrated(raw_log_ratio, codes)
         log_ratio = with_joint(self, joint, inputs, codes, without_joint)
         rows = SiteRows(log_ratio, sample_confounder, y, groups, sample_weight, features, feature_rows)
         if distributed:
             rows = gather_rows(rows, self.device)
         here = self.adapt_log_ratio(
-            rows.log_ratio, rows.Z, rows.y, rows.groups, rows.weight, fallback, policy, level_scale
+            rows.log_ratio, rows.Z, rows.y, rows.groups, rows.weight, fallback, policy, level_scale, known_prevalence
         )
         here.rows = replace(here.rows, features=rows.features, feature_rows=rows.feature_rows)
         here.take_joint(joint, without_joint)

@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from sitewise.adaptation import estimate_prevalence
+from sitewise.adaptation.known import Known, read_known
 from sitewise.arrays import Problems, did_you_mean, read_groups, read_weight
 from sitewise.calibration import METHODS, Calibration
 from sitewise.confounders import Confounders
@@ -209,6 +210,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         fallback: str | None = None,
         policy: str = "auto",
         level_scale: float | None = None,
+        known_prevalence: Any = None,
     ) -> AdaptedClassifier:
         """Adapt as `adapt` does, given what `log_ratio` said of the rows with this very z: f is computed once."""
         check_is_fitted(self)
@@ -223,6 +225,9 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         if not len(use):
             raise ValueError("adapt: every row lies where some class never occurs in training; nothing can be learned")
         rows = use.numpy()
+        known = self._read_known(known_prevalence, policy)
+        problems = Problems("adapt")
+        weight = None if sample_weight is None else read_weight(sample_weight, n_rows, problems)
         estimate = estimate_prevalence(
             ratios[use].numpy(),
             take_rows(sample_confounder, rows),
@@ -232,13 +237,35 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
             y=take_rows(labels, rows),
             groups=take_rows(groups, rows),
             sample_weight=take_rows(sample_weight, rows),
+            known_prevalence=self._where_supported(known, ratios, codes, ~kept, weight),
             random_state=self.random_state,
         )
+        told = None if labels is None else torch.tensor(labels)
+        own = KeptRows(ratios, codes, ~kept, weight, read_groups(groups, n_rows, problems), told)
+        here = AdaptedClassifier(self, estimate, own, fallback, policy)
+        here.known_prevalence = known
+        return here
+
+    def _read_known(self, value: Any, policy: str) -> Known | None:
+        """A known prevalence by class labels, or by strata of z."""
         problems = Problems("adapt")
-        weight = None if sample_weight is None else read_weight(sample_weight, n_rows, problems)
-        known = None if labels is None else torch.tensor(labels)
-        own = KeptRows(ratios, codes, ~kept, weight, read_groups(groups, n_rows, problems), known)
-        return AdaptedClassifier(self, estimate, own, fallback, policy)
+        known = read_known(value, self.classes_.tolist(), self.confounders_, problems)
+        if known is not None and policy == "as trained":
+            problems.add("known_prevalence is given, and policy='as trained' predicts as the model does: leave one out")
+        problems.raise_if_any()
+        return known
+
+    def _where_supported(
+        self, known: Known | None, log_ratio: Tensor, codes: Tensor, supported: Tensor, weight: Tensor | None
+    ) -> Known | None:
+        """A known prevalence of the site as that of its rows outside of the regions where the training g is kept."""
+        if known is None or known.strata is not None or bool(supported.all()):
+            return known
+        own = torch.ones(len(codes), dtype=torch.float64) if weight is None else weight
+        share, inside = own / own.sum(), ~supported
+        kept = combine(log_ratio[inside], self._pooled_prevalence.log_prob(codes[inside])).exp()
+        left = (known.share - share[inside] @ kept).clamp_min(1e-6)
+        return replace(known, share=left / left.sum(1, keepdim=True))
 
     def _prior_of(self, policy: str, level_scale: float | None = None) -> SitePrior:
         """What is expected of a new site: as rehearsed, or with its rows believed as if f were right there."""

@@ -101,6 +101,9 @@ def estimate_rows(here: "AdaptedClassifier", rows: KeptRows, notes: Notes) -> Pr
         y=None if labels is None else labels.numpy(),
         groups=None if groups is None else groups.numpy(),
         sample_weight=weight,
+        known_prevalence=model._where_supported(
+            here.known_prevalence, rows.log_ratio, rows.codes, rows.supported, rows.weight
+        ),
         random_state=model.random_state,
     )
     together = copy.deepcopy(here.estimate.notes)
@@ -117,5 +120,5 @@ def update(here: "AdaptedClassifier", X: Any, Z: Any, y: Any, groups: Any, weigh
     rows = join_rows(here.rows, more)
     estimate = estimate_rows(here, rows, notes)
     again = type(here)(here.model, estimate, rows, here.fallback, here.policy)
-    again.threshold_, again.joint = here.threshold_, here.joint
+    again.threshold_, again.joint, again.known_prevalence = here.threshold_, here.joint, here.known_prevalence
     return again
