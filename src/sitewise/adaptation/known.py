@@ -82,9 +82,7 @@ def _read_shares(value: Any, names: list[Any], problems: Problems) -> tuple[Arra
             given = entries[1] if entries[0] is None else entries[0]
             mirrored = _mirrored(given)
             entries = [given if entry is not None else mirrored for entry in entries]
-    elif isinstance(value, Real) and n_classes == 2:
-        entries = [_mirrored(value), value]
-    elif isinstance(value, tuple) and len(value) == 3 and n_classes == 2:
+    elif n_classes == 2 and (isinstance(value, Real) or (isinstance(value, tuple) and len(value) == 3)):
         entries = [_mirrored(value), value]
     else:
         entries = list(value) if isinstance(value, list | tuple | np.ndarray) or hasattr(value, "tolist") else [value]
@@ -216,13 +214,15 @@ def _read_strata(table: pd.DataFrame, z: list[Any], schema: Confounders, problem
     for variable in z:
         j, column = schema.names.index(variable.name), table[variable.name]
         if isinstance(variable, Categorical):
-            codes, _ = schema.encode(pd.DataFrame({variable.name: column.to_numpy()}), quiet=True)
-            unknown = [value for value, code in zip(column, codes[:, j], strict=True) if code == variable.missing_code]
+            code_of = {_text(level): float(code) for code, level in enumerate(variable.levels)}
+            unknown = [value for value in column.tolist() if _text(value) not in code_of]
             if unknown:
                 problems.add(
                     f"known_prevalence: {variable.name!r} has no level {unknown[0]!r}: {list(variable.levels)}"
                 )
-            low[:, j], high[:, j] = codes[:, j] - 0.5, codes[:, j] + 0.5
+                continue
+            codes = torch.tensor([code_of[_text(value)] for value in column.tolist()], dtype=torch.float64)
+            low[:, j], high[:, j] = codes - 0.5, codes + 0.5
             continue
         bands = [read_band(value) for value in column]
         if None in bands:
@@ -237,6 +237,11 @@ def _read_strata(table: pd.DataFrame, z: list[Any], schema: Confounders, problem
             assert band is not None
             low[number, j], high[number, j] = (_code(variable, at) for at in (band.low, band.end(starts)))
     return Strata(low, high)
+
+
+def _text(level: Any) -> str:
+    """A level as text: 1, 1.0 and "1" are the same, whatever a file made of them."""
+    return str(int(level)) if isinstance(level, float) and level.is_integer() else str(level)
 
 
 def _code(variable: Continuous, value: float) -> float:

@@ -38,7 +38,12 @@ def read_labeled(
     if start != n_rows:
         problems.add(f"y must have one entry a row ({start}), got {n_rows}")
         return None
-    parts = [torch.cat(ratios), torch.cat(codes), labels[picked].long(), weights[picked]]
-    parts = [evidence.gather(part) for part in parts]
-    own_names = None if names is None else evidence.gather(names[picked])
-    return LabeledRows(*parts, own_names) if len(parts[2]) else None
+    if not len(found := evidence.gather(labels[picked].long())):
+        return None
+    return LabeledRows(
+        evidence.gather(torch.cat(ratios)),
+        evidence.gather(torch.cat(codes)),
+        found,
+        evidence.gather(weights[picked]),
+        None if names is None else evidence.gather(names[picked]),
+    )

@@ -42,6 +42,16 @@ def adapt(
     fallback: Annotated[
         Fallback | None, typer.Option(help="What predicts where the verdict is not to adapt; the adapted model else.")
     ] = None,
+    prevalence: Annotated[
+        str | None,
+        typer.Option(
+            help="P(y) here, known from elsewhere: 0.12 (of the second class), 0.12,0.1,0.14 with a 95% interval."
+        ),
+    ] = None,
+    prevalence_table: Annotated[
+        Path | None,
+        typer.Option(help="The same by strata of the confounders: a CSV with columns of z, prevalence (low, high)."),
+    ] = None,
     use_labels: Annotated[bool, typer.Option("--use-labels", help="Take known labels of DATA into account.")] = False,
     level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
     packed: Packed = None,
@@ -76,7 +86,14 @@ def adapt(
         read = reader.read(rows, labels=labels, place=place, root=data.parent, packed=open_pack(packed))
     with output.working(f"adapting to {len(read):,} rows"):
         chosen = None if fallback is None else fallback.value
-        here = trained.adapt(read.X, sample_confounder=read.Z, y=read.y, groups=read.groups, fallback=chosen)
+        here = trained.adapt(
+            read.X,
+            sample_confounder=read.Z,
+            y=read.y,
+            groups=read.groups,
+            fallback=chosen,
+            known_prevalence=_read_known(prevalence, prevalence_table),
+        )
         here.site_name = site_name or site or out.name
         diagnosis = here.diagnose()
         choice = None
@@ -100,6 +117,23 @@ def adapt(
         }
         here.save(out)
     output.tell(record, _prevalence_table(record), _verdict(record), _expected_table(record), *_sentences(record))
+
+
+def _read_known(text: str | None, table: Path | None) -> Any:
+    """What --prevalence or --prevalence-table says, as `adapt` takes it."""
+    if text is not None and table is not None:
+        raise ValueError("give --prevalence or --prevalence-table, not both")
+    if table is not None:
+        import pandas as pd
+
+        return pd.read_parquet(table) if table.suffix == ".parquet" else pd.read_csv(table)
+    if text is None:
+        return None
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"--prevalence must be 0.12, or 0.12,0.1,0.14 with an interval, got {text!r}") from None
+    return values[0] if len(values) == 1 else values
 
 
 def _prevalence_table(record: dict[str, Any]) -> Table:

@@ -244,7 +244,7 @@ class PrevalenceAdjuster(SiteModel):
         `policy`: "auto" believes the rows as far as the rehearsal allows, "rows" as if f were right here, and
         "as trained" not at all: predictions are those of the model itself. `level_scale` is how far the level of g may
         lie from that of the training sites, in log-odds; None takes what these show, 3 is a very different site.
-        `known_prevalence` is P(y) here where it is known from elsewhere: of two classes the probability of the last one,
+        `known_prevalence` is P(y) here where it is known from elsewhere: of two classes that of the last one,
         `(value, low, high)` with a 95% interval, a dict by class, or a table by strata of z with a column "prevalence"
         (and "low", "high"). Predictions then have that mean, and a warning says where the rows speak against it. Rows
         that lack z are then predicted by knockout.

@@ -10,9 +10,9 @@ from torch import Tensor
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import Fit, Hindsight
 from sitewise.adaptation.posterior.deviation import Deviation, fit_deviation
-from sitewise.adaptation.posterior.levels import LevelPrior, Weighed, candidates, locate, weigh_levels
 from sitewise.adaptation.posterior.known import Known, stratum_means
 from sitewise.adaptation.posterior.labels import LabeledRows, LabelLikelihood, read_label_likelihood
+from sitewise.adaptation.posterior.levels import LevelPrior, Weighed, candidates, locate, weigh_levels
 from sitewise.adaptation.posterior.likelihood import Sums, evaluate_points, subset
 from sitewise.adaptation.posterior.points import Points, Posterior, shape_of
 from sitewise.adaptation.posterior.told import (
@@ -88,9 +88,6 @@ def fit_posterior(
 
     `evidence` are all rows as if none had a label, `labeled` those that have one, `known` a known prevalence.
     """
-    if known is not None:
-        without = fit_posterior(evidence, prior, labeled).posterior
-        assert without is not None
     template = read_source(evidence, prior.prevalence)
     as_trained = candidates(template, template.factor, template.level)
     n_rows = evidence.total_weight
@@ -113,6 +110,8 @@ def fit_posterior(
     keep = keep_points if labels is None and known is None else keep_told_points
     posterior, score = keep(problem, problem.weigh(deviation), deviation, evidence, prior.slope)
     if known is not None:
+        without = fit_posterior(evidence, prior, labeled).posterior
+        assert without is not None
         against = contradiction(without.points, without.marginals, evidence, prior.slope, known)
         posterior = replace(posterior, against=against)
     return _as_fit(evidence, posterior, score, deviation)

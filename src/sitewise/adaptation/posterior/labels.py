@@ -68,7 +68,8 @@ class LabelLikelihood:
         for start in range(0, len(rows), size):
             part = slice(start, start + size)
             log_g = points.log_probs(rows.codes[part])
-            found = [self._of_rows(part, log_g, at, turn) for at, turn in zip(self.slope, self.turned(self.slope))]
+            turned = zip(self.slope, self.turned(self.slope), strict=True)
+            found = [self._of_rows(part, log_g, slope, turn) for slope, turn in turned]
             total = total + torch.stack(found, dim=1)
         return total
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from scipy.stats import norm, qmc
@@ -45,7 +46,8 @@ def take_points(points: Points, chosen: Tensor) -> Points:
     parts = {name: getattr(points, name) for name in own}
     if points.along is None:
         parts["deviation"] = points.deviation
-    return replace(points, **{name: part[chosen] for name, part in parts.items() if part is not None})
+    taken: dict[str, Any] = {name: part[chosen] for name, part in parts.items() if part is not None}
+    return replace(points, **taken)
 
 
 def join_points(parts: list[Points]) -> Points:
@@ -53,7 +55,9 @@ def join_points(parts: list[Points]) -> Points:
     own = ("factor", "level", "weight", "log_marginal", "along", "slope", "shift")
     first = parts[0]
     assert first.deviation is None or first.along is not None
-    joined = {name: torch.cat([getattr(p, name) for p in parts]) for name in own if getattr(first, name) is not None}
+    joined: dict[str, Any] = {
+        name: torch.cat([getattr(part, name) for part in parts]) for name in own if getattr(first, name) is not None
+    }
     return replace(first, **joined)
 
 
@@ -150,14 +154,13 @@ def sampling_variance_of_predictions(
     mean, doubt = (total / some.total_weight for total in totals)
     plain, grouped = some.gram((rows, p - mean) for rows, p in predicted)
     scattered = torch.diagonal(plain if grouped is None else torch.maximum(plain, grouped)) / some.total_weight
-    told = torch.diagonal(plain) / some.total_weight
-    variance: Tensor = scattered / evidence.total_weight + 2.0 * doubt * power * told * level_variance
+    variance: Tensor = scattered / evidence.total_weight + 2.0 * doubt * power * scattered * level_variance
     return variance
 
 
 def contradiction(points: Points, marginals: Tensor, evidence: Evidence, slope: float, known: Known) -> Contradiction:
     """Hold a known prevalence against the posterior without it."""
-    predicted, _, weight = stratum_means(evidence, points, slope, known.strata)
+    predicted = stratum_means(evidence, points, slope, known.strata)[0]
     at = torch.logit(predicted.clamp(1e-12, 1 - 1e-12))
     middle = torch.einsum("m,smk->sk", points.weight, at)
     variance = torch.einsum("m,smk->sk", points.weight, (at - middle[:, None]).square())

@@ -371,9 +371,9 @@ def _slope_excess(unit: Unit, slope: float) -> float:
     best = min(max(int(unit.slope_losses.argmin()), 1), len(SLOPES) - 2)
     before, at, after = unit.slope_losses[best - 1 : best + 2].tolist()
     step = math.log(SLOPES[1] / SLOPES[0])
-    information = float(unit.weight.sum()) * max(before - 2.0 * at + after, 0.0) / step**2
+    information: float = float(unit.weight.sum()) * max(before - 2.0 * at + after, 0.0) / step**2
     away = math.log(_best_slope(unit.slope_losses) / slope)
-    return max(away**2 - 1.0 / max(information, 1e-300), 0.0)
+    return float(max(away**2 - 1.0 / max(information, 1e-300), 0.0))
 
 
 def _harmless(harms: Tensor) -> float:
