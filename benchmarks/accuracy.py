@@ -389,7 +389,7 @@ def draw(records: list[Record], out: Path) -> None:
     """KL against n, a panel for each f and shift of g, and coverage below."""
     from matplotlib import pyplot as plt
 
-    import sitewise.report.figures  # noqa: F401  (chooses a backend that needs no screen)
+    import sitewise.bench.report.figures  # noqa: F401  (chooses a backend that needs no screen)
 
     figure = plt.figure(figsize=(11, 10.5), layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=(2.05, 1))
@@ -401,7 +401,7 @@ def draw(records: list[Record], out: Path) -> None:
 
 
 def kl_panels(figure: Any, records: list[Record]) -> None:
-    from sitewise.report.figures import ACCENT, INK
+    from sitewise.bench.report.figures import ACCENT, INK
 
     styles = {
         "auto": ("o-", ACCENT),
@@ -455,7 +455,7 @@ def spread_out(heights: dict[str, float], gap: float) -> dict[str, float]:
 
 
 def coverage_panel(figure: Any, records: list[Record]) -> None:
-    from sitewise.report.figures import ACCENT, GREY, INK
+    from sitewise.bench.report.figures import ACCENT, GREY, INK
 
     styles = {"marginal": ("o", ACCENT, -0.2), "points": ("D", "#d55e00", 0.2)}
     axis = figure.subplots()

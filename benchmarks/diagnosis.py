@@ -31,8 +31,8 @@ from scipy.stats import kstest
 from sklearn.metrics import f1_score
 
 import sitewise as sw
+from sitewise.bench.datasets.digits import color, from_table, load_digits
 from sitewise.confounders import Confounders
-from sitewise.datasets.digits import color, from_table, load_digits
 from sitewise.diagnosis import SourceSample, TargetSample, diagnose_site
 from sitewise.diagnosis.samples import evenly
 from sitewise.estimator.scoring.features import score_keeping_features

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 
 import sitewise as sw
-from sitewise.datasets.digits import color, from_table, load_digits
-from sitewise.demo import BRISK, DemoSize, draw_data, pooled
+from sitewise.bench.datasets.digits import color, from_table, load_digits
+from sitewise.bench.demo import BRISK, DemoSize, draw_data, pooled
 
 SIZE = DemoSize(n_train=5000, n_validation=2000, n_test=10)
 LEVELS = np.array(["green", "red"], dtype=object)

@@ -22,7 +22,7 @@ from matplotlib import pyplot as plt
 from records import provenance
 
 import sitewise as sw
-from sitewise.benchmark.records import append_record, done_ids, read_records
+from sitewise.bench.experiments.records import append_record, done_ids, read_records
 from sitewise.datasets.simulated import SimulatedFamily
 from sitewise.evaluation import evaluate
 from sitewise.performance import EXPECTED_METRICS, Predictions, expected_performance

@@ -28,13 +28,13 @@ from records import commit
 from torch import nn
 
 from sitewise.artifacts import versions
+from sitewise.bench.methods.erm import ERM
+from sitewise.bench.methods.objective import MethodObjective, Prepared
 from sitewise.confounders import Confounders
 from sitewise.datasets.manifest import Manifest
 from sitewise.datasets.packed import PackedImages, pack
 from sitewise.estimator.source.prevalences import fit_prevalence
 from sitewise.inputs import DEVICE_SHARE, StoredImages
-from sitewise.methods.erm import ERM
-from sitewise.methods.objective import MethodObjective, Prepared
 from sitewise.ratio import LabeledRows, RatioObjective, build_ratio
 from sitewise.training import Recipe, train
 

@@ -18,7 +18,7 @@ import torch
 from scipy.special import logsumexp
 
 import sitewise as sw
-from sitewise.datasets.known_densities import TARGETS, TRAINING, log_density, training_joint
+from sitewise.bench.datasets.known_densities import TARGETS, TRAINING, log_density, training_joint
 
 N_ROWS, N_FRESH, N_AGES = 5000, 20_000, 20
 

@@ -26,7 +26,7 @@ from sklearn.model_selection import StratifiedKFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
 
 import sitewise as sw
-from sitewise.benchmark.records import append_record, done_ids, read_records
+from sitewise.bench.experiments.records import append_record, done_ids, read_records
 from sitewise.confounders import Confounders
 from sitewise.estimator.source.rehearsal import Unit, learn_numbers
 from sitewise.prevalence import SitePrior

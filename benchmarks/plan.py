@@ -20,7 +20,7 @@ from digit_sites import Pool, trained_model
 from matplotlib import pyplot as plt
 from records import provenance
 
-from sitewise.benchmark.records import append_record, done_ids, read_records
+from sitewise.bench.experiments.records import append_record, done_ids, read_records
 from sitewise.performance import Predictions, confusion_metrics
 from sitewise.report.style import ACCENT, GREY, INK, in_house_style
 

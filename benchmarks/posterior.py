@@ -27,7 +27,7 @@ from sklearn.model_selection import StratifiedKFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
 
 import sitewise as sw
-from sitewise.benchmark.records import append_record, done_ids, read_records
+from sitewise.bench.experiments.records import append_record, done_ids, read_records
 from sitewise.estimator.source.rehearsal import Unit, learn_numbers
 from sitewise.prevalence import ConstantPrevalence, SitePrior
 
@@ -48,15 +48,8 @@ def nll(y, probability):
 
 def told(log_probability, y):
     """The log loss where the level is the one that the labels ask for."""
-    unit = Unit.of(
-        "",
-        torch.tensor(log_probability),
-        torch.zeros(len(y), 2, dtype=torch.float64),
-        torch.tensor(y),
-        torch.ones(len(y)),
-        SitePrior(ConstantPrevalence(torch.zeros(2))),
-        shifted=True,
-    )
+    nothing = torch.zeros(len(y), 2, dtype=torch.float64)
+    unit = Unit("", torch.tensor(log_probability), nothing, torch.tensor(y), torch.ones(len(y)).double(), 1.0)
     return unit.labeled_level[2]
 
 

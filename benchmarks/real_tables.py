@@ -28,8 +28,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import sitewise as sw
-from sitewise.benchmark.records import append_record, done_ids, read_records
-from sitewise.datasets.real_tables import load_gusto, load_heart
+from sitewise.bench.datasets.real_tables import load_gusto, load_heart
+from sitewise.bench.experiments.records import append_record, done_ids, read_records
 from sitewise.evaluation import evaluate
 from sitewise.report.style import ACCENT, GREY, INK, in_house_style
 

@@ -1,8 +1,8 @@
 """Where numbers come from: the versions and the commit that made them."""
 
 from sitewise.artifacts import versions
-from sitewise.benchmark.provenance import UNKNOWN
-from sitewise.benchmark.provenance import commit as known_commit
+from sitewise.bench.experiments.provenance import UNKNOWN
+from sitewise.bench.experiments.provenance import commit as known_commit
 
 
 def provenance():

@@ -8,7 +8,7 @@ from torch import nn
 
 import sitewise as sw
 from sitewise.backbones import build_cnn
-from sitewise.datasets.digits import colored_site, load_digits
+from sitewise.bench.datasets.digits import colored_site, load_digits
 from sitewise.ratio import RatioNetwork
 
 REPEATS, EPOCHS, BATCH, N_ROWS = 5, 2, 256, 5000

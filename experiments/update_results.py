@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from sitewise.benchmark import read_experiment, read_records, records_path, summarize
-from sitewise.cli.bench import draw_figure
-from sitewise.cli.printing import FigureFormat
-from sitewise.report.summary import choose
-from sitewise.report.tables import comparison_table
+from sitewise.bench.cli.bench import draw_figure
+from sitewise.bench.cli.printing import FigureFormat
+from sitewise.bench.experiments import read_experiment, read_records, records_path, summarize
+from sitewise.bench.report.summary import choose
+from sitewise.bench.report.tables import comparison_table
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs").glob("results*.md"))

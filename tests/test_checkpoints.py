@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import sitewise as sw
-from sitewise.methods import METHODS
-from sitewise.methods.group_dro import GroupDRO
-from sitewise.methods.iwdann import IWDANN
+from sitewise.bench.methods import METHODS
+from sitewise.bench.methods.group_dro import GroupDRO
+from sitewise.bench.methods.iwdann import IWDANN
 from sitewise.ratio import RatioObjective
 from sitewise.training import Recipe, digest, train
 

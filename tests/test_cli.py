@@ -10,11 +10,11 @@ import matplotlib.pyplot as plt
 import pytest
 from typer.testing import CliRunner
 
-import sitewise.benchmark
-from sitewise.benchmark import RunError
+import sitewise.bench.experiments
+from sitewise.bench.cli.curves import Curve, read_curve
+from sitewise.bench.experiments import RunError
+from sitewise.bench.methods import METHODS
 from sitewise.cli import app, main
-from sitewise.cli.curves import Curve, read_curve
-from sitewise.methods import METHODS
 
 YAML = """
 title: A small experiment
@@ -51,7 +51,7 @@ def records(monkeypatch):
     def summarize(plan, found):
         import pandas as pd
 
-        from sitewise.report.summary import COLUMNS
+        from sitewise.bench.report.summary import COLUMNS
 
         assert found is made
         rows = [
@@ -65,9 +65,9 @@ def records(monkeypatch):
         ]
         return pd.DataFrame(rows, columns=list(COLUMNS))
 
-    monkeypatch.setattr(sitewise.benchmark, "run_experiment", run)
-    monkeypatch.setattr(sitewise.benchmark, "read_records", lambda path: made)
-    monkeypatch.setattr(sitewise.benchmark, "summarize", summarize)
+    monkeypatch.setattr(sitewise.bench.experiments, "run_experiment", run)
+    monkeypatch.setattr(sitewise.bench.experiments, "read_records", lambda path: made)
+    monkeypatch.setattr(sitewise.bench.experiments, "summarize", summarize)
     return made, calls
 
 
@@ -140,7 +140,7 @@ def test_failed_runs_are_named_and_end_with_1(experiment, records, tmp_path, mon
     def fail(plan, out, **options):
         raise RunError("1 run(s) of small failed, the others are there:\n  - ERM, seed 0: OSError: disk full")
 
-    monkeypatch.setattr(sitewise.benchmark, "run_experiment", fail)
+    monkeypatch.setattr(sitewise.bench.experiments, "run_experiment", fail)
     result = CliRunner().invoke(app, ["bench", "run", str(experiment), "--out", str(tmp_path)])
     assert result.exit_code == 1
     assert "disk full" in result.stderr
@@ -171,7 +171,7 @@ def test_figure_is_named_after_experiment_and_metric(experiment, records, tmp_pa
 
 
 def test_a_curve_is_drawn_where_the_experiment_asks_for_one(experiment, records, tmp_path, monkeypatch):
-    read, drawn = sitewise.benchmark.read_experiment, []
+    read, drawn = sitewise.bench.experiments.read_experiment, []
 
     def with_curve(path, **options):
         plan = read(path, **options)
@@ -184,8 +184,8 @@ def test_a_curve_is_drawn_where_the_experiment_asks_for_one(experiment, records,
         return path
 
     records[0].append({"id": "a run"})
-    monkeypatch.setattr(sitewise.benchmark, "read_experiment", with_curve)
-    monkeypatch.setattr("sitewise.report.comparison.save_figure", save)
+    monkeypatch.setattr(sitewise.bench.experiments, "read_experiment", with_curve)
+    monkeypatch.setattr("sitewise.bench.report.comparison.save_figure", save)
     sitewise_says("bench", "figure", experiment, "--out", tmp_path)
     assert drawn == [["unlabeled samples"] * 2]
 

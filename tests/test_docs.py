@@ -26,10 +26,10 @@ import typer
 from typer.testing import CliRunner
 
 import sitewise
-from sitewise.benchmark.kinds import KINDS
+from sitewise.bench.datasets.catalogue import COLLECTIONS
+from sitewise.bench.experiments.kinds import KINDS
+from sitewise.bench.methods import METHODS
 from sitewise.cli import app
-from sitewise.datasets.catalogue import COLLECTIONS
-from sitewise.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import sitewise as sw
-from sitewise.methods import METHODS
+from sitewise.bench.methods import METHODS
 from sitewise.ratio import LabeledRows, weighted_nll
 from sitewise.training import RECIPES, Recipe, affine, batches, count_batches, flips, resolve_recipe, train
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from sitewise.artifacts import versions
-from sitewise.benchmark import read_experiment
-from sitewise.benchmark.plan import final_runs, make_method
-from sitewise.benchmark.provenance import commit
-from sitewise.benchmark.scoring import device_name
-from sitewise.benchmark.sites import source_name, world_of
+from sitewise.bench.experiments import read_experiment
+from sitewise.bench.experiments.plan import final_runs, make_method
+from sitewise.bench.experiments.provenance import commit
+from sitewise.bench.experiments.scoring import device_name
+from sitewise.bench.experiments.sites import source_name, world_of
 from sitewise.evaluation import evaluate
 
 

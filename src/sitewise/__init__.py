@@ -10,7 +10,10 @@ Public names are imported when first used, so that ``import sitewise`` costs nex
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from sitewise import moved
 from sitewise.version import __version__
+
+moved.install()
 
 _ROOM_OF = {
     "adjust": "adaptation",

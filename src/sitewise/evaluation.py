@@ -14,21 +14,27 @@ import pandas as pd
 from sitewise.arrays import Problems, read_groups, read_labels, read_matrix, read_weight
 
 Array = np.ndarray[Any, Any]
-METRICS = (
-    "accuracy",
-    "positive_f1",
-    "macro_f1",
-    "balanced_accuracy",
-    "nll",
-    "brier",
-    "auroc",
-    "auprc",
-    "ece",
-)
+METRIC_NAMES = {
+    "accuracy": "accuracy",
+    "positive_f1": "positive-class F1",
+    "macro_f1": "macro F1",
+    "balanced_accuracy": "balanced accuracy",
+    "nll": "negative log-likelihood",
+    "brier": "Brier score",
+    "auroc": "AUROC",
+    "auprc": "average precision",
+    "ece": "expected calibration error",
+}
+METRICS = tuple(METRIC_NAMES)
 SMALLEST_PROBABILITY = 1e-15  # nll stays finite
 SUM_TOLERANCE = 1e-3  # single and half precision round the sum of a row
 ECE_BINS = 15
 CHUNK = 2**22  # weights held at a time
+
+
+def metric_name(metric: str) -> str:
+    """Name a metric in words."""
+    return METRIC_NAMES.get(metric, metric.replace("_", " "))
 
 
 @dataclass(frozen=True)

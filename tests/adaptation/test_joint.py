@@ -12,7 +12,7 @@ from sitewise.adaptation.joint.climb import climb
 from sitewise.adaptation.joint.curvature import look_back
 from sitewise.adaptation.joint.estimate import OPEN
 from sitewise.adaptation.joint.mixture import make_mixture
-from sitewise.datasets.known_densities import TARGETS, log_density, training_joint
+from sitewise.bench.datasets.known_densities import TARGETS, log_density, training_joint
 
 
 def rows(n=300, n_points=4, n_classes=2, seed=0):

@@ -13,6 +13,7 @@ from scipy.stats import t as student
 
 import sitewise as sw
 from sitewise.adaptation import adjust, estimate_prevalence
+from sitewise.adaptation.posterior.deviation import SIZES, average_sizes
 from sitewise.adaptation.posterior.fit import KEPT, choose_points, tilt
 from sitewise.adaptation.posterior.levels import REACH
 from sitewise.prevalence import ConstantPrevalence, SitePrior
@@ -257,6 +258,57 @@ def test_the_posterior_is_that_of_a_fine_grid(n_rows, numbers, share):
     assert [low[1], high[1]] == pytest.approx(bounds.tolist(), abs=0.01)
 
 
+def test_level_and_factor_are_those_of_a_fine_grid():
+    drawn = site(2, 1000, (0.5, 0.5), 0.5)
+    flat = prior_of(2, True)
+    codes = flat.schema.encode(drawn.Z)[0]
+    n_features = flat.prevalence.features(codes).shape[1]
+    prior = replace(flat, deviation=torch.zeros(n_features, dtype=torch.float64))
+    points = estimate_prevalence(drawn.log_ratio, drawn.Z, prior=prior).prevalence
+
+    log_g = flat.log_prob(codes).numpy()
+    shape, score = log_g[:, 1] - log_g[:, 0], drawn.log_ratio[:, 1] - drawn.log_ratio[:, 0]
+    factor, level = np.linspace(-1.5, 3.5, 201), np.linspace(-6, 6, 301)
+    log_density = np.empty((len(factor), len(level)))
+    for at, row in zip(factor, log_density, strict=True):
+        share = expit((at * (shape - shape.mean()))[:, None] + level)
+        row[:] = np.log1p(share * np.expm1(score)[:, None]).sum(0) - 0.5 * ((at - 1) / prior.factor_scale) ** 2
+    away = level - float(points.centre[1] - points.centre[0])  # where the prior lies hardly matters to 1,000 rows
+    log_density += student.logpdf(away / USUAL_LEVEL, FREEDOM)
+    weight = np.exp(log_density - log_density.max()).sum(1)
+    mean = weight @ factor / weight.sum()
+    deviation = np.sqrt(weight @ (factor - mean) ** 2 / weight.sum())
+    found = float(points.weight @ points.factor)
+    spread = float((points.weight @ (points.factor - found) ** 2).sqrt())
+    assert found == pytest.approx(mean, abs=0.1 * deviation)
+    assert spread == pytest.approx(deviation, rel=0.1)
+
+
+def test_a_size_is_weighed_by_how_well_it_predicts():
+    variance, told, best = 0.09, 40.0, 0.5  # of the prior, and the likelihood's curvature and maximum
+    at = np.linspace(-8, 8, 400_001)
+    likelihood = norm.pdf(at, best, told**-0.5)
+    sizes = [np.zeros_like(at) if size == 0 else norm.pdf(at, 0, size * variance**0.5) for size in SIZES]
+    sizes[SIZES.index(0.0)][np.abs(at).argmin()] = 1.0 / (at[1] - at[0])
+    posterior = likelihood * sum(sizes)
+    posterior /= posterior.sum()
+    mean = posterior @ at
+    mode = best * told / (told + 1.0 / variance)
+    one = torch.ones(1, dtype=torch.float64)
+    found = average_sizes((told + 1.0 / variance) * one[None], mode * one, variance * one)
+    assert float(found.mean) == pytest.approx(mean, rel=1e-3)
+    assert float(found.covariance) == pytest.approx(posterior @ (at - mean) ** 2, rel=1e-3)
+
+
+def test_a_deviation_that_rows_say_nothing_of_is_the_prior():
+    variance = torch.tensor([0.1, 0.4], dtype=torch.float64)
+    found = average_sizes(torch.diag(1.0 / variance), torch.zeros(2, dtype=torch.float64), variance)
+    expected = variance * np.square(SIZES).mean()
+    assert torch.equal(found.mean, torch.zeros(2, dtype=torch.float64))
+    assert torch.allclose(found.covariance, torch.diag(expected))
+    assert torch.allclose(found.variance, expected)
+
+
 def test_an_estimate_is_of_sound_probabilities(case):
     estimate = case.whole
     probability = estimate.predict_proba(case.log_ratio, case.Z)
@@ -291,29 +343,32 @@ def test_tilted_weights_reach_the_mean_that_is_wanted(n_classes):
     values = torch.tensor(rng.dirichlet(np.ones(n_classes), 64))
     weight = torch.tensor(rng.dirichlet(np.ones(64)))
     wanted = torch.tensor(EXPECTED[n_classes], dtype=torch.float64)
+    values, wanted = values[:, 1:], wanted[1:]
     found = tilt(weight, values, wanted)
     assert float(found.sum()) == pytest.approx(1.0)
     assert (found > 0).all()
     assert (found @ values).numpy() == pytest.approx(wanted.numpy(), abs=1e-9)
     assert tilt(weight, values, weight @ values).numpy() == pytest.approx(weight.numpy(), abs=1e-9)
-    beyond = torch.eye(n_classes, dtype=torch.float64)[0]  # no weights of these values have this mean
-    assert torch.equal(tilt(weight, values, beyond), weight)
+    assert tilt(weight, values, 0.0 * wanted) is None  # no weights of these values have this mean
 
 
 @both
 def test_points_that_are_kept_stand_for_all(n_classes):
     rng = np.random.default_rng(0)
     mean = torch.tensor(rng.dirichlet(np.full(n_classes, 5.0), 1000))
-    weight = torch.tensor(rng.dirichlet(np.ones(1000)))
-    kept, share = choose_points(mean, weight)
+    weight, factor = torch.tensor(rng.dirichlet(np.ones(1000))), torch.tensor(rng.normal(size=1000))
+    kept, share = choose_points(mean, weight, factor)
     assert len(kept) == len(share) <= KEPT
     assert float(share.sum()) == pytest.approx(1.0)
     widest = int((weight @ (mean - weight @ mean) ** 2).argmax())
     spread = float((weight @ (mean - weight @ mean) ** 2)[widest] ** 0.5)
     # Strata a tenth of a standard deviation wide, each of them stood for by a point inside of it.
     assert float((share @ mean[kept])[widest]) == pytest.approx(float((weight @ mean)[widest]), abs=0.05 * spread)
+    heavy = torch.arange(1000) % 50 == 0  # a few points that carry nearly all, among many that carry next to nothing
+    kept_of_few, share_of_few = choose_points(mean, torch.where(heavy, 1.0, 1e-6).double() / 20.00098, factor)
+    assert float(share_of_few[~heavy[kept_of_few]].sum()) < 1e-3
     order = torch.tensor(rng.permutation(1000))
-    again, same_share = choose_points(mean[order], weight[order])
+    again, same_share = choose_points(mean[order], weight[order], factor[order])
     assert torch.equal(mean[order][again], mean[kept])
     assert torch.equal(same_share, share)
 

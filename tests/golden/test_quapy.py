@@ -9,7 +9,7 @@ import sitewise as sw
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from quapy.method.aggregative import EMQ
+    EMQ = pytest.importorskip("quapy.method.aggregative", reason="QuaPy comes with sitewise[bench]").EMQ
 
 
 def scores(n_classes, seed, n_rows=3000):

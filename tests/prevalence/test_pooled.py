@@ -103,7 +103,7 @@ def test_sites_that_are_alike_have_no_spread_and_the_g_of_all_rows_together():
     targets, codes, weight, _, schema = data
     model = pool_sites(*data)
     assert (spread(model, 4) <= 1.5 * pooled.FLOOR).all()
-    together = fit_additive(targets, codes, weight, schema)
+    together = fit_additive(targets, codes, weight, schema, strength=pooled.RIDGE)
     torch.testing.assert_close(model.log_prob(codes).exp(), together.log_prob(codes).exp(), atol=2e-3, rtol=0)
     masked = schema.knock_out(codes, torch.tensor([True, False, True]))
     torch.testing.assert_close(model.log_prob(masked).exp(), together.log_prob(masked).exp(), atol=2e-3, rtol=0)

@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from sitewise.bench.datasets.isic import build_isic
+from sitewise.bench.datasets.isic_tables import DIAGNOSES
+from sitewise.bench.datasets.paper_sites import AGREES, ISIC, compare
 from sitewise.cli import app
-from sitewise.datasets.isic import build_isic
-from sitewise.datasets.isic_tables import DIAGNOSES
 from sitewise.datasets.manifest import assign_roles
-from sitewise.datasets.paper_sites import AGREES, ISIC, compare
 
 # MA's rows are 0 by assumption where no table labels them, so its prevalence agrees by itself.
 REPRODUCED = ("BCN1", "BCN2", "NY1", "QLD", "SYD", "WIE1", "WIE2")

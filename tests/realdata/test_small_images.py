@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sitewise.datasets import small_images as si
-from sitewise.datasets.examples import load_examples
-from sitewise.report.examples import example_figure
+from sitewise.bench.datasets import small_images as si
+from sitewise.bench.datasets.examples import load_examples
+from sitewise.bench.report.examples import example_figure
 
 
 @pytest.fixture(scope="module")

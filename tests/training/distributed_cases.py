@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import sitewise as sw
-from sitewise.methods import METHODS
+from sitewise.bench.methods import METHODS
 from sitewise.ratio import score
 from sitewise.training import Checkpoint, Share, Spread, join_processes
 

@@ -14,8 +14,8 @@ from failing import wait_for_the_second
 from torch import nn
 from typer.testing import CliRunner
 
+from sitewise.bench.methods import METHODS
 from sitewise.cli import app
-from sitewise.methods import METHODS
 from sitewise.training import Recipe, Share, Spread, devices, launch, loop, share_of, train
 
 HERE = Path(__file__).parent

@@ -7,7 +7,8 @@ from rich.console import Console
 from rich.text import Text
 
 import sitewise
-from sitewise.cli import adapt, bench, data, demo, export, fit, init, methods, monitor, plan, predict, report
+from sitewise.bench.cli import bench, data, demo, methods
+from sitewise.cli import adapt, export, fit, init, monitor, plan, predict, report
 
 app = typer.Typer(
     help="Adapt a classifier to a new site with unlabeled data only.",

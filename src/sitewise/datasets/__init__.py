@@ -1,1 +1,1 @@
-"""Data to try the method on."""
+"""Data to try the method on, and image collections: manifests, packs, one way to read an image."""

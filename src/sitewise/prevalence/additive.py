@@ -16,9 +16,10 @@ from sitewise.prevalence.base import (
     masked_copies,
     smooth,
 )
-from sitewise.prevalence.linear import contrasts, fit_linear
+from sitewise.prevalence.linear import NEWTON_LIMIT, contrasts, fit_linear, information
 from sitewise.prevalence.splines import DEGREE, spline_basis, spline_sum
 
+STRENGTHS = (10.0, 1.0, 0.1, 0.01)  # of the ridge, to choose from
 MISSING_PENALTY = 0.01  # keeps a missing column finite where nothing speaks about it
 
 
@@ -106,12 +107,12 @@ def fit_additive(
     weight: Tensor,
     schema: Confounders,
     *,
-    strength: float = 1.0,
+    strength: float | None = None,
     knockout: float = 0.5,
     smoothing: float = SMOOTHING,
     centre: Prevalence | None = None,
 ) -> AdditivePrevalence:
-    """Fit to soft labels (n, K) by penalized maximum likelihood.
+    """Fit to soft labels (n, K) by penalized maximum likelihood, `strength` None by the labels themselves.
 
     The rows as they are decide all terms they speak of; the missing columns of variables that are never missing here
     are then fitted on knocked-out copies (equation 9).
@@ -119,12 +120,36 @@ def fit_additive(
     data = aggregate(smooth(targets, weight, smoothing), codes, weight)
     design = features(data.codes, schema)
     offset = torch.zeros_like(data.totals) if centre is None else centre.log_prob(data.codes)
-    penalty = ridge(strength, design.shape[1], codes.device)
-    flat = fit_linear(data.totals, data.weight, design, penalty, offset).point
+    flat = _fit_coefficients(data, design, offset, STRENGTHS if strength is None else (strength,))
     coefficients = flat.reshape(design.shape[1], -1) @ contrasts(targets.shape[1], targets.device).T
     marginal = finite((data.totals.sum(0) / data.weight.sum()).log())
     fitted = AdditivePrevalence(schema, coefficients, marginal, centre)
     return fit_missing_columns(fitted, data, knockout)
+
+
+def _fit_coefficients(data: Aggregate, design: Tensor, offset: Tensor, strengths: tuple[float, ...]) -> Tensor:
+    """Coefficients (P,) at the strength under which the labels are likeliest (empirical Bayes)."""
+    n_features, n_classes = design.shape[1], data.totals.shape[1]
+    if n_features * (n_classes - 1) > NEWTON_LIMIT:
+        strengths = strengths[len(strengths) // 2 :][:1]
+    flat, found = None, []
+    for strength in strengths:
+        penalty = ridge(strength, n_features, design.device)
+        flat = fit_linear(data.totals, data.weight, design, penalty, offset, start=flat).point
+        if len(strengths) > 1:
+            found.append((_log_evidence(data, design, offset, penalty, flat), flat))
+    assert flat is not None
+    return max(found, key=lambda pair: pair[0])[1] if found else flat
+
+
+def _log_evidence(data: Aggregate, design: Tensor, offset: Tensor, penalty: Tensor, flat: Tensor) -> float:
+    """The log-likelihood of labels averaged over the ridge's normal prior, by Laplace's approximation at (P,)."""
+    basis = contrasts(data.totals.shape[1], flat.device)
+    log_g = torch.log_softmax(offset + design @ flat.reshape(design.shape[1], -1) @ basis.T, dim=1)
+    wide = penalty[:, None].expand(-1, basis.shape[1]).reshape(-1)
+    curvature = information(design, data.weight, log_g.exp()) + torch.diag(wide)
+    log_prior = 0.5 * (wide[wide > 0].log().sum() - wide @ flat**2)
+    return float((data.totals * log_g).sum() + log_prior - 0.5 * torch.linalg.slogdet(curvature).logabsdet)
 
 
 def fit_missing_columns(model: AdditivePrevalence, data: Aggregate, knockout: float) -> AdditivePrevalence:

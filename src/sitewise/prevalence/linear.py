@@ -53,7 +53,14 @@ def information(features: Tensor, weight: Tensor, probability: Tensor) -> Tensor
 
 
 def fit_linear(
-    totals: Tensor, weight: Tensor, features: Tensor, penalty: Tensor, offset: Tensor, *, tolerance: float = 1e-9
+    totals: Tensor,
+    weight: Tensor,
+    features: Tensor,
+    penalty: Tensor,
+    offset: Tensor,
+    *,
+    start: Tensor | None = None,
+    tolerance: float = 1e-9,
 ) -> Solution[Tensor]:
     """Fit multinomial logits to soft labels: minimize -Σ_u totals_u·log softmax + ½ Σ penalty·coefficients².
 
@@ -74,7 +81,8 @@ def fit_linear(
         residual = weight[:, None] * logits(flat).exp() - totals
         return ((features.T @ residual @ basis).reshape(-1) + ridge * flat) / scale
 
-    start = torch.zeros(n_features * (n_classes - 1), dtype=totals.dtype, device=totals.device)
+    if start is None:
+        start = torch.zeros(n_features * (n_classes - 1), dtype=totals.dtype, device=totals.device)
     if len(start) > NEWTON_LIMIT:
         return lbfgs(lambda flat: (objective(flat), gradient(flat)), start, tolerance=tolerance)
 

@@ -1,1 +1,1 @@
-"""Figures from plain records: whoever has a `demo.json` can draw it again without a model."""
+"""Figures and the page of a site, from plain numbers only: no model is needed to draw them again."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import sitewise as sw
-from sitewise.datasets.known_densities import TARGETS, TRAINING
+from sitewise.bench.datasets.known_densities import TARGETS, TRAINING
 from sitewise.estimator.without_z.choosing import judged
 from sitewise.estimator.without_z.predicting import joint_log_ratio
 from sitewise.ratio import LabeledRows

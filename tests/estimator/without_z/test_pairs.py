@@ -8,9 +8,9 @@ from scipy.special import logsumexp
 from sklearn.linear_model import LogisticRegression
 
 import sitewise as sw
+from sitewise.bench.datasets.known_densities import TARGETS, TRAINING, bank, log_density, training_joint
 from sitewise.confounders import Confounders
 from sitewise.critic import Bank
-from sitewise.datasets.known_densities import TARGETS, TRAINING, bank, log_density, training_joint
 from sitewise.estimator.without_z.tilting import site_tilt
 
 N_AGES = 20

@@ -14,10 +14,10 @@ from sitewise.adaptation.rows import Rows, Stream
 from sitewise.prevalence.additive import features
 from sitewise.prevalence.linear import NEWTON_LIMIT, contrasts
 from sitewise.prevalence.prior import USUAL_DEVIATION
-from sitewise.uncertainty import invert_information
 
 HELD = 1e6  # the penalty on the level's own feature, times the weight of all rows: the level is not a deviation
 STEP = 1e-3  # of the factor, for the derivative of a gradient
+SIZES = (0.0, 0.25, 0.5, 1.0)  # of a deviation, in standard deviations between the training sites; equally likely
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Deviation:
 
     def log_prior(self, factor: Tensor, level: Tensor) -> Tensor:
         """The log prior density of the mean coefficients, up to a constant, (M,)."""
-        return -0.5 * (self.flat(factor, level) ** 2 / self.variance).sum(1)
+        return -0.5 * (self.flat(factor, level) ** 2 / self.variance.clamp_min(1e-300)).sum(1)
 
     def coefficients(self, flat: Tensor, n_classes: int) -> Tensor:
         """Coefficients (M, D, K) from flat ones (M, P)."""
@@ -60,6 +60,41 @@ class Deviation:
         directions = self.coefficients(directions, points.level.shape[1])
         level = self.without_level(points.level, torch.einsum("mr,rdk->mdk", along, directions))
         return replace(points, level=level, deviation=directions, along=along)
+
+
+@dataclass(frozen=True)
+class Sized:
+    """Coefficients (P,) averaged over the sizes that their prior may have."""
+
+    mean: Tensor  # (P,)
+    conditional: Tensor  # (P, P) covariance given the size, averaged
+    covariance: Tensor  # (P, P)
+    variance: Tensor  # (P,) of the prior, averaged
+
+
+def average_sizes(information: Tensor, mode: Tensor, variance: Tensor) -> Sized:
+    """Average over how large the deviation is, each size weighed by how well it predicts the rows (equation 18f).
+
+    From the penalized information (P, P) at the mode (P,) under the prior's variances (P,): the likelihood is taken as
+    normal there, so that every size has its posterior, and the evidence for it, in closed form.
+    """
+    root = variance.sqrt()
+    told, directions = torch.linalg.eigh(root[:, None] * information * root)
+    told = (told - 1.0).clamp_min(0.0)  # what the rows tell of each direction, in units of the prior
+    pull = directions.T @ (root * (information @ mode))
+    squares = torch.tensor(SIZES, dtype=mode.dtype, device=mode.device)[:, None] ** 2
+    own = squares / (1.0 + squares * told)  # (sizes, P) variances given the size
+    share = torch.softmax(0.5 * (own * pull**2 - torch.log1p(squares * told)).sum(1), dim=0)
+    means = own * pull
+    mean, back = share @ means, root[:, None] * directions
+    between = ((means - mean) * share[:, None]).T @ (means - mean)
+    conditional = torch.diag(share @ own)
+    return Sized(
+        back @ mean,
+        back @ conditional @ back.T,
+        back @ (conditional + between) @ back.T,
+        variance * (share @ squares[:, 0]),
+    )
 
 
 def tempered(evidence: Evidence, power: float, labels: LabelLikelihood | None) -> Evidence:
@@ -112,21 +147,19 @@ def fit_deviation(
     start = level.new_zeros(n_features * (n_classes - 1))
     found = solve_linear(problem, start, "auto")
     information = problem.penalized_information(found.point)
-    covariance = invert_information(information)
     width = n_classes - 1
     ahead = problem_at(factor + STEP)
     turn = (ahead.gradient(found.point) - problem.gradient(found.point)) * rows.total_weight / STEP
     along = torch.cat([information[:, :width] - torch.diag(problem.flat_penalty)[:, :width], turn[:, None]], dim=1)
     along[:width] = 0.0  # the level's own feature does not answer to the level
-    response = -covariance @ along
-    flat_variance = (1.0 / penalty)[:, None].expand(-1, width).reshape(-1)
+    sized = average_sizes(information, found.point, 1.0 / problem.flat_penalty)
     return Deviation(
         factor,
         level,
-        found.point,
-        response,
-        covariance,
-        flat_variance,
+        sized.mean,
+        -sized.conditional @ along,
+        sized.covariance,
+        sized.variance,
         middle,
         found.converged,
         float(found.gap),

@@ -187,7 +187,7 @@ def keep_points(
     weight, prior_weight = (torch.softmax(part, dim=0) for part in (weighed.log_weight, weighed.log_prior))
     some = subset(evidence, ENOUGH_ROWS)
     sums = evaluate_points(some, fine, slope=slope)
-    kept, share = choose_points(sums.mean, weight)
+    kept, share = choose_points(sums.mean, weight, weighed.factor)
     points = replace(candidates(problem.template, weighed.factor[kept], weighed.level[kept]), weight=share)
     if deviation is not None:
         drawn = _drawn(deviation, points, problem.prior.basis)
@@ -199,7 +199,14 @@ def keep_points(
         as_trained = candidates(problem.template, fine.factor.new_ones(1), problem.template.centre[None])
         trained = evaluate_points(evidence, as_trained, slope=1.0).predicted[0]
         wanted = (wanted + trained - prior_weight @ sums.predicted).clamp_min(1e-12)
-    points = replace(points, weight=tilt(share, own.predicted, wanted / wanted.sum()))
+    basis = contrasts(evidence.n_classes, evidence.device)
+    predicted, wanted = own.predicted @ basis, (wanted / wanted.sum()) @ basis
+    middle = weight @ weighed.factor
+    shape = [torch.stack([(at - middle) ** power for power in (1, 2)], dim=1) for at in (points.factor, weighed.factor)]
+    exact = tilt(share, torch.cat([predicted, shape[0]], dim=1), torch.cat([wanted, weight @ shape[1]]))
+    if exact is None:
+        exact = tilt(share, predicted, wanted)
+    points = replace(points, weight=share if exact is None else exact)
     extra = share @ (own.mean - sums.mean[kept]) ** 2 + sampling_variance(points, some, evidence)
     shift = share @ own.mean - weight @ sums.mean if some is not evidence else 0.0
     marginals = spread_marginals(sums.mean + shift, weight, extra)
@@ -220,7 +227,7 @@ def keep_told_points(
     middle = evaluate_points(some, at, slope=slope).predicted
     spread, own_weight = (at, weight) if labels is None else spread_slopes(fine, labels, weight)
     predicted = middle if labels is None else evaluate_points(some, spread, slope=slope).predicted
-    kept, share = choose_points(middle, weight)
+    kept, share = choose_points(middle, weight, weighed.factor)
     points = replace(candidates(problem.template, weighed.factor[kept], weighed.level[kept]), weight=share)
     if deviation is not None:
         drawn = _drawn(deviation, points, problem.prior.basis)
@@ -236,7 +243,9 @@ def keep_told_points(
             own = stratum_means(evidence, points, slope, None)[0]
     points = settle(points, evidence, slope, own[0])
     if known is None:
-        points = replace(points, weight=tilt(share, own[0], own_weight @ predicted))
+        basis = contrasts(evidence.n_classes, evidence.device)
+        exact = tilt(share, own[0] @ basis, own_weight @ predicted @ basis)
+        points = replace(points, weight=share if exact is None else exact)
     n_classes = points.level.shape[1]
     one_of_many = (n_classes / (n_classes - 1)) ** 2  # from a centred level to the log-odds of a class
     level_variance = one_of_many * (weight @ (weighed.level - weight @ weighed.level).square())
@@ -259,27 +268,44 @@ def _covered(evidence: Evidence, known: Known) -> float:
     return float(total) / evidence.total_weight
 
 
-def choose_points(mean: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Which of the points (M,) to keep, and their weights: those in the middle of strata that are finer in the tails.
+def choose_points(mean: Tensor, weight: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Which of the points (M,) to keep, and their weights: one of each stratum, strata being finer in the tails.
 
-    Strata are of P(Y) (M, K) of the class whose share is least certain.
+    Strata are of P(Y) (M, K) of the class whose share is least certain. Within one, the points are in the order of
+    their factors (M,), and the quantile that is taken runs through a sequence of low discrepancy (van der Corput's).
     """
     centre = weight @ mean
     variance = weight @ (mean - centre) ** 2
     tied = variance >= variance.max() * (1.0 - 1e-9)
     order = torch.argsort(mean[:, int(torch.where(tied, centre, 2.0).argmin())], stable=True)
-    ordered = weight[order]
-    middle = torch.cumsum(ordered, dim=0) - ordered / 2.0
+    cumulative, factor = torch.cumsum(weight[order], dim=0), factor[order]
     edges = torch.tensor(norm.cdf(torch.linspace(-TAIL, TAIL, KEPT + 1, dtype=torch.float64)), device=weight.device)
-    edges[0], edges[-1] = 0.0, 1.0
-    place = torch.searchsorted(middle, (edges[1:] + edges[:-1]) / 2.0).clamp_max(len(order) - 1)
-    return order[place], edges[1:] - edges[:-1]
+    edges[0], edges[-1] = 0.0, cumulative[-1]
+    if bool((factor == factor[0]).all()):
+        place = torch.searchsorted(cumulative, (edges[1:] + edges[:-1]) / 2.0)
+    else:
+        ends = torch.searchsorted(cumulative, edges).clamp_max(len(order) - 1)
+        quantiles = qmc.Halton(1, scramble=False).random(KEPT)[:, 0] + 0.5 / KEPT
+        place = torch.stack(
+            [
+                _at_quantile(cumulative, factor, int(ends[i]), int(ends[i + 1]) + 1, edges[i : i + 2], quantiles[i])
+                for i in range(KEPT)
+            ]
+        )
+    return order[place.clamp_max(len(order) - 1)], edges[1:] - edges[:-1]
 
 
-def tilt(weight: Tensor, values: Tensor, wanted: Tensor) -> Tensor:
-    """Weights (M,) as near as can be to those given whose mean of values (M, K) is the one wanted (K,)."""
-    basis = contrasts(values.shape[1], values.device)
-    away = (values - wanted) @ basis
+def _at_quantile(cumulative: Tensor, factor: Tensor, first: int, last: int, edges: Tensor, quantile: float) -> Tensor:
+    """The point among those from `first` to `last` at a quantile of the factor, by their mass between two edges."""
+    bounds = torch.cat([edges[:1], cumulative[first:last]]).clamp(edges[0], edges[1])
+    by_factor = torch.argsort(factor[first:last], stable=True)
+    mass = torch.cumsum(bounds.diff()[by_factor], dim=0)
+    return first + by_factor[torch.searchsorted(mass, quantile * mass[-1]).clamp_max(len(mass) - 1)]
+
+
+def tilt(weight: Tensor, values: Tensor, wanted: Tensor) -> Tensor | None:
+    """Weights (M,) as near as can be to those given whose mean of values (M, C) is the one wanted; None if none are."""
+    away = values - wanted
     scale = away.abs().amax(0).clamp_min(1e-300)
     away = away / scale
     at = away.new_zeros(away.shape[1])
@@ -291,7 +317,7 @@ def tilt(weight: Tensor, values: Tensor, wanted: Tensor) -> Tensor:
         spread = (away * share[:, None]).T @ away - off[:, None] * off
         step = torch.linalg.lstsq(spread + 1e-14 * torch.eye(len(at)).to(spread), -off[:, None]).solution[:, 0]
         at = at + step.clamp(-2.0, 2.0)
-    return share if bool(torch.isfinite(share).all()) and float(at.abs().max()) < 30.0 else weight
+    return share if bool(torch.isfinite(share).all()) and float(at.abs().max()) < 30.0 else None
 
 
 def spread_marginals(mean: Tensor, weight: Tensor, extra: Tensor) -> Tensor:

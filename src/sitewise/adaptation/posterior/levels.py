@@ -182,7 +182,13 @@ def _weigh_grid(
             if narrower is None:
                 break
             odds, factors = narrower
-    density = found.log_weight.reshape(len(factors), -1)
+    for _ in range(ROUNDS):
+        density = found.log_weight.reshape(len(factors), -1)
+        focused = _focused(density, factors)
+        if focused is None:
+            break
+        factors = focused
+        found = weighed(evidence)
     if error:
         flat = prior.log_density(found.factor, 0.0 * found.level + prior.centre).reshape(len(factors), -1)
         return _convolved(prior, odds, factors, density - flat, labeled, error)
@@ -198,6 +204,17 @@ def _resolved(density: Tensor, odds: Tensor) -> bool:
     share = torch.softmax(density.logsumexp(0), dim=0)
     mean = share @ odds
     return float((share @ (odds - mean) ** 2).sqrt()) > RESOLVED * float(odds[1] - odds[0])
+
+
+def _focused(density: Tensor, factors: Tensor) -> Tensor | None:
+    """Even factors over the part that a density (A, L) is narrowed to; None where their steps are short beside it."""
+    share = torch.softmax(density.logsumexp(1), dim=0)
+    mean, step = share @ factors, float((factors[-1] - factors[0]) / max(len(factors) - 1, 1))
+    deviation = float((share @ (factors - mean) ** 2).sqrt())
+    if deviation >= step:
+        return None
+    steps = torch.arange(len(factors), dtype=factors.dtype, device=factors.device) - (len(factors) - 1) / 2.0
+    return mean + max(0.8 * deviation, 0.4 * step) * steps
 
 
 def _where_mass_is(density: Tensor, odds: Tensor) -> Tensor:

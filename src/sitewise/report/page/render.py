@@ -12,10 +12,10 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from sitewise.evaluation import metric_name
 from sitewise.report.page import figures, wording
 from sitewise.report.page.content import Content
 from sitewise.report.page.drawings import sign
-from sitewise.report.summary import metric_name
 from sitewise.tables.writing import whole_file
 
 SEVERITY_OF = {"adapt": "good", "care": "care", "do not adapt": "stop"}

@@ -1,0 +1,159 @@
+"""`sitewise bench run`, `table` and `figure`: an experiment's records, and what they say."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from sitewise.bench.cli.printing import FigureFormat, TableFormat, show
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sitewise.bench.experiments import Experiment
+
+app = typer.Typer(help="Run an experiment and show its results.", no_args_is_help=True)
+
+File = Annotated[Path, typer.Argument(metavar="EXPERIMENT.yaml", help="The experiment.", show_default=False)]
+Out = Annotated[Path, typer.Option(help="Folder of records and figures.")]
+Quick = Annotated[bool, typer.Option("--quick", help="The experiment's reduced version.")]
+MetricName = Annotated[str | None, typer.Option(help="The metric to show; the experiment's own otherwise.")]
+
+
+@app.command()
+def run(
+    experiment: File,
+    out: Out = Path("results"),
+    quick: Quick = False,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time; as many as there are cores, or fit a GPU, otherwise.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    devices: Annotated[str, typer.Option(help="How many devices train a network together; auto is all.")] = "1",
+    nodes: Annotated[int, typer.Option(min=1, help="On how many machines; start them by torchrun.")] = 1,
+    strategy: Annotated[
+        str, typer.Option(help="auto, ddp (processes of torchrun) or ddp_spawn (processes of our own).")
+    ] = "auto",
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the images, or of MNIST; the 5,000 embedded digits otherwise.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds 0 .. N-1 instead of the experiment's.")] = None,
+) -> None:
+    """Do the runs that have no record yet, then print the table and draw the figure."""
+    from sitewise.bench.experiments import RunError, records_path, run_experiment
+    from sitewise.bench.report.tables import comparison_table
+    from sitewise.training import first_process
+
+    plan = _read(experiment, quick, seeds)
+    try:
+        run_experiment(
+            plan,
+            out,
+            jobs=jobs,
+            device=device,
+            devices=int(devices) if devices.isdecimal() else devices,
+            nodes=nodes,
+            strategy=strategy,
+            data_dir=data_dir,
+        )
+    except RunError as error:
+        typer.echo(f"sitewise: {error}", err=True)
+        raise typer.Exit(1) from error
+    if not first_process():
+        return
+    frame = _summarize(plan, out, experiment)
+    show(comparison_table(frame, plan.metric, "terminal", plan.reference))
+    _say_wrote(records_path(plan, out))
+    _say_wrote(draw_figure(plan, frame, plan.metric, out, FigureFormat.PNG))
+
+
+@app.command()
+def table(
+    experiment: File,
+    out: Out = Path("results"),
+    quick: Quick = False,
+    metric: MetricName = None,
+    format: Annotated[TableFormat, typer.Option(help="How to write the table.")] = TableFormat.TERMINAL,
+    site: Annotated[list[str] | None, typer.Option(help="Show this test site only; may be repeated.")] = None,
+    draw: Annotated[list[str] | None, typer.Option(help="Show this draw only; may be repeated.")] = None,
+) -> None:
+    """Print the experiment's table: means over seeds with 95% intervals and paired differences to its reference."""
+    from sitewise.bench.report.summary import choose
+    from sitewise.bench.report.tables import comparison_table
+
+    plan = _read(experiment, quick)
+    frame = _summarize(plan, out, experiment)
+    shown = choose(frame, metric or plan.metric, sites=site or (), draws=draw or ())
+    show(comparison_table(shown, metric or plan.metric, format.value, plan.reference))
+
+
+@app.command()
+def figure(
+    experiment: File,
+    out: Out = Path("results"),
+    quick: Quick = False,
+    metric: MetricName = None,
+    format: Annotated[FigureFormat, typer.Option(help="The file to write.")] = FigureFormat.PNG,
+) -> None:
+    """Draw the experiment's figure into the folder of its records."""
+    plan = _read(experiment, quick)
+    frame = _summarize(plan, out, experiment)
+    _say_wrote(draw_figure(plan, frame, metric or plan.metric, out, format))
+
+
+def _read(path: Path, quick: bool, seeds: int | None = None) -> "Experiment":
+    from sitewise.bench.experiments import read_experiment
+    from sitewise.bench.report.summary import meant
+
+    if not path.is_file():
+        near = meant(path.name, sorted(other.name for other in path.parent.glob("*.y*ml")))
+        raise FileNotFoundError(f"there is no experiment {path}{near}")
+    plan = read_experiment(path, quick=quick)
+    if seeds is None:
+        return plan
+    if plan.tuning is not None and seeds < plan.tuning.seeds:
+        raise ValueError(
+            f"{path} tunes its methods over {plan.tuning.seeds} seeds: --seeds must not be fewer, got {seeds}"
+        )
+    return replace(plan, seeds=seeds)
+
+
+def _summarize(plan: "Experiment", out: Path, path: Path) -> "pd.DataFrame":
+    from sitewise.bench.experiments import read_records, records_path, summarize
+
+    records = read_records(records_path(plan, out))
+    if not records:
+        command = f"sitewise bench run {path} --out {out}{' --quick' if plan.quick else ''}"
+        raise ValueError(f"there are no records of {plan.name} in {out}; make them with: {command}")
+    return summarize(plan, records)
+
+
+def draw_figure(plan: "Experiment", frame: "pd.DataFrame", metric: str, out: Path, format: FigureFormat) -> Path:
+    """Draw the figure that an experiment asks for into a folder."""
+    from sitewise.bench.cli.curves import read_curve
+    from sitewise.bench.experiments import records_path
+    from sitewise.bench.report.comparison import comparison_figure, curve_figure, save_figure
+
+    draws = {draw.name: draw.plain() for draw in plan.draws}
+    curve = read_curve(plan.figure, draws, {site.name: site.options for site in plan.tests})
+    if curve is None:
+        drawn = comparison_figure(frame, metric, plan.reference or "", title=plan.title)
+    else:
+        drawn = curve_figure(
+            frame,
+            metric,
+            curve.numbers,
+            over=curve.over,
+            label=curve.label,
+            log=curve.log,
+            reference=plan.reference or "",
+            title=plan.title,
+        )
+    name = records_path(plan, out).stem + (f".{metric}" if metric != plan.metric else "")
+    return save_figure(drawn, out / f"{name}.{format.value}")
+
+
+def _say_wrote(path: Path) -> None:
+    Console().print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)

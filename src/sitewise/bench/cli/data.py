@@ -1,0 +1,223 @@
+"""`sitewise data list`, `get`, `check`, `show` and `pack`: what there is, whether it is right, how it looks."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sitewise.bench.datasets.catalogue import Collection
+    from sitewise.datasets.manifest import Manifest
+
+app = typer.Typer(help="Check data and make it ready.", no_args_is_help=True)
+
+
+@app.command()
+def pack(
+    manifest: Annotated[
+        Path, typer.Argument(metavar="MANIFEST", help="CSV or Parquet, a row for each image.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the packed images.", show_default=False)],
+    size: Annotated[
+        int, typer.Option(min=1, help="Pixels of a side; the shorter one is scaled, the centre cut.")
+    ] = 224,
+    channels: Annotated[int, typer.Option(help="3 for RGB, 1 for gray.")] = 3,
+    root: Annotated[
+        Path | None, typer.Option(help="Folder that the paths start from; the manifest's own otherwise.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Images at a time; as many as there are cores otherwise.")
+    ] = None,
+    image: Annotated[str, typer.Option(help="Column of the path.")] = "path",
+    site: Annotated[str, typer.Option(help="Column of the site.")] = "site",
+    target: Annotated[str, typer.Option(help="Column of the target, 0 or 1.")] = "y",
+    unlabeled: Annotated[bool, typer.Option("--unlabeled", help="There is no target.")] = False,
+    label: Annotated[list[str] | None, typer.Option(help="A class, where they are not 0 and 1; repeated.")] = None,
+    id: Annotated[str | None, typer.Option(help="Column of the id; id or else the path otherwise.")] = None,
+) -> None:
+    """Decode and resize images once, into shards that training reads without waiting; run again it resumes."""
+    from sitewise.datasets.manifest import read_manifest
+    from sitewise.datasets.packed import pack as pack_images
+
+    read = read_manifest(
+        manifest, root=root, image=image, site=site, target=None if unlabeled else target, id=id, classes=label
+    )
+    images = pack_images(read, out, size, channels=channels, jobs=jobs)
+    n, *shape = images.shape
+    Console().print(
+        f"packed {n} image(s) of {len(read.sites)} site(s) as {'x'.join(map(str, shape))} into {out}, "
+        f"{images.index.n_shards} shard(s), {math.prod(images.shape) / 1e6:.1f} MB",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+@app.command("list")
+def list_collections() -> None:
+    """The collections that can be read, with their licences and where to get them."""
+    from sitewise.bench.datasets.catalogue import COLLECTIONS
+
+    for name, collection in COLLECTIONS.items():
+        _say(f"{name:10}{collection.title}")
+        _say(f"{'':10}{collection.where}; {collection.licence}")
+
+
+@app.command()
+def get(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="mnist.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Folder to put it into.", show_default=False)],
+) -> None:
+    """Download a collection that asks for no account, and check it by its hashes."""
+    from sitewise.bench.datasets.catalogue import COLLECTIONS
+    from sitewise.bench.datasets.fetching import fetch_mnist
+
+    _check_name(name)
+    if name != "mnist":
+        where, licence = COLLECTIONS[name].where, COLLECTIONS[name].licence
+        raise ValueError(f"{name} has to be fetched by hand: {where}; {licence}")
+    try:
+        files = fetch_mnist(out)
+    except ConnectionError as error:
+        typer.echo(f"sitewise: {error}", err=True)
+        raise typer.Exit(1) from error
+    _say(f"{len(files)} files in {out}, each with the hash it should have")
+
+
+@app.command()
+def check(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="One of `sitewise data list`.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder it was put into.", show_default=False)],
+    out: Annotated[Path | None, typer.Option(help="Write the manifest there, CSV or Parquet.")] = None,
+    images: Annotated[bool, typer.Option("--images", help="Open every image, too.")] = False,
+) -> None:
+    """Read a collection's own tables, print its sites beside the paper's and say which rows agree."""
+    from sitewise.bench.datasets.catalogue import COLLECTIONS
+    from sitewise.datasets.manifest import check as check_manifest
+    from sitewise.datasets.manifest import write_manifest
+
+    _check_name(name)
+    collection = COLLECTIONS[name]
+    if collection.build is None:
+        if out is not None or images:
+            raise ValueError(f"{name} has no image files, so there is no manifest of it: leave --out and --images out")
+        assert collection.table is not None
+        _show_sites(name, collection, collection.table(folder))
+        return
+    manifest = collection.build(folder)
+    if images:
+        check_manifest(manifest, images=True, allow_one_class=True)
+    _show_sites(name, collection, manifest.site_table())
+    _say(_images_found(manifest, images))
+    if out is not None:
+        _say(f"wrote {write_manifest(manifest, out)}; its paths start from {manifest.root}")
+
+
+@app.command()
+def show(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|MANIFEST|PACK",
+            help="One of `sitewise data list`, colored_digits, a table of images or a folder of packed ones.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The picture to write, PNG or PDF.")] = Path("examples.png"),
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the collection, or the one that a manifest's paths start from.")
+    ] = None,
+    columns: Annotated[int, typer.Option(min=1, max=20, help="Images of each site.")] = 6,
+    seed: Annotated[int, typer.Option(min=0, help="Which ones.")] = 0,
+    packed: Annotated[Path | None, typer.Option(help="Take the images from this pack, not from their files.")] = None,
+    image: Annotated[str, typer.Option(help="Column of the path.")] = "path",
+    site: Annotated[str, typer.Option(help="Column of the site.")] = "site",
+    target: Annotated[str, typer.Option(help="Column of the target, 0 or 1.")] = "y",
+    unlabeled: Annotated[bool, typer.Option("--unlabeled", help="There is no target.")] = False,
+    confounder: Annotated[list[str] | None, typer.Option(help="Column for the captions; repeated.")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="A class, where they are not 0 and 1; repeated.")] = None,
+    id: Annotated[str | None, typer.Option(help="Column of the id; id or else the path otherwise.")] = None,
+) -> None:
+    """Draw some images of every site with their z as captions, in a heavy red border where y = 1."""
+    from sitewise.bench.datasets.examples import load_examples
+    from sitewise.bench.report.comparison import save_figure
+    from sitewise.bench.report.examples import example_figure
+
+    if out.suffix.lower() not in (".png", ".pdf"):
+        raise ValueError(f"--out must end in .png or .pdf, got {out}")
+    described = {"image": image, "site": site, "target": None if unlabeled else target, "id": id, "classes": label}
+    sites = load_examples(
+        source,
+        data_dir,
+        n=columns,
+        seed=seed,
+        columns=described | {"confounders": confounder or ()},
+        packed=packed,
+    )
+    title = source if source.isidentifier() else Path(source).name
+    _say(f"wrote {save_figure(example_figure(sites, title=title), out)}: {len(sites)} site(s)")
+
+
+def _check_name(name: str) -> None:
+    from sitewise.arrays import did_you_mean
+    from sitewise.bench.datasets.catalogue import COLLECTIONS
+
+    if name not in COLLECTIONS:
+        raise ValueError(
+            f"there is no collection {name!r}{did_you_mean(name, COLLECTIONS)}; `sitewise data list` names all"
+        )
+
+
+def _show_sites(name: str, collection: "Collection", sites: "pd.DataFrame") -> None:
+    """Print a table of sites, beside the paper's where it has one, and what agrees."""
+    from sitewise.bench.datasets.paper_sites import ABSENT, AGREES, compare
+
+    rows = compare(sites, collection.paper)
+    missing = [column for column in rows.columns if column.startswith("missing ")]
+    _say(f"{name}: {collection.title}")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("site", no_wrap=True)
+    lacking = [f"no\n{column.removeprefix('missing ').replace('_', chr(10))}" for column in missing]
+    for heading in ("samples", "P(y=1)", *lacking, *(("paper:\nsamples", "\nP(y=1)") if collection.paper else ())):
+        table.add_column(heading, justify="right", no_wrap=True)
+    if collection.paper:
+        table.add_column("", no_wrap=True)
+    for site, row in rows.iterrows():
+        beside = [f"{row['paper samples']}", f"{row['paper prevalence']:.3f}", row["verdict"]]
+        shares = [_share(row[column]) for column in ("prevalence", *missing)]
+        table.add_row(str(site), str(row["samples"] or ""), *shares, *(beside if collection.paper else []))
+    Console().print(table)
+    if not collection.paper:
+        return
+    agree = [str(site) for site in rows.index[rows["verdict"] == AGREES]]
+    _say(
+        f"{len(agree)} of {len(collection.paper)} row(s) agree with the paper{': ' if agree else ''}{', '.join(agree)}"
+    )
+    for site, verdict in rows["verdict"].items():
+        told = (collection.caveats if verdict == AGREES else collection.reasons).get(str(site))
+        if told:
+            _say(f"{site} {'is absent' if verdict == ABSENT else verdict}: {told}")
+
+
+def _share(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.4f}"
+
+
+def _images_found(manifest: "Manifest", opened: bool) -> str:
+    found = sum(file.is_file() for file in manifest.files)
+    said = f"images: {found} of {len(manifest)} found below {manifest.root}"
+    if opened:
+        return f"{said}, and all could be read"
+    first = next(
+        (path for path, file in zip(manifest.table["path"], manifest.files, strict=True) if not file.is_file()), ""
+    )
+    return f"{said}; the first that is missing: {first}" if first else said
+
+
+def _say(text: str) -> None:
+    Console().print(text, highlight=False, markup=False, soft_wrap=True)

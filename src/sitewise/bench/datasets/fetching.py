@@ -1,0 +1,54 @@
+"""Downloads that somebody has asked for, checked by their hashes; nothing else in the package opens a connection."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.request import urlopen
+
+from sitewise.bench.datasets.mnist import MNIST_MD5
+
+MNIST_SOURCE = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+TIMEOUT = 30  # seconds without an answer
+CHUNK = 1 << 20  # bytes
+NOT_FETCHED = "{url} could not be fetched ({error}): try again, or fetch it by hand and put it into {folder}"
+WRONG_HASH = "{url} is not what it should be: expected MD5 {expected}, got {found}; nothing was kept of it"
+
+
+def fetch_mnist(folder: str | os.PathLike[str]) -> list[Path]:
+    """Fetch the four files of MNIST into a folder; those that are there and right are left alone."""
+    return fetch_files(MNIST_SOURCE, MNIST_MD5, Path(folder))
+
+
+def fetch_files(source: str, md5: Mapping[str, str], folder: Path) -> list[Path]:
+    """Fetch files by name from a source; a file is there under its name only when its hash is right."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = []
+    for name, expected in md5.items():
+        file = folder / name
+        if not (file.is_file() and _md5_of(file) == expected):
+            _fetch(source + name, file, expected)
+        found.append(file)
+    return found
+
+
+def _fetch(url: str, file: Path, expected: str) -> None:
+    part = file.with_name(f".part.{file.name}")
+    try:
+        try:
+            with urlopen(url, timeout=TIMEOUT) as answer, open(part, "wb") as kept:
+                while chunk := answer.read(CHUNK):
+                    kept.write(chunk)
+        except OSError as error:  # urllib's own are kinds of it
+            raise ConnectionError(NOT_FETCHED.format(url=url, error=error, folder=file.parent)) from error
+        found = _md5_of(part)
+        if found != expected:
+            raise ConnectionError(WRONG_HASH.format(url=url, expected=expected, found=found))
+        os.replace(part, file)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _md5_of(file: Path) -> str:
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -1,0 +1,183 @@
+"""ISIC: the paper's ten sites of dermoscopy images, from the challenges' and the archive's own tables.
+
+Which tables, wherever they lie below the folder (.gz too), and where to get them:
+
+- challenge 2019, `ISIC_2019_Training_Metadata.csv` and `ISIC_2019_Training_GroundTruth.csv`, and challenge 2020,
+  `ISIC_2020_Training_GroundTruth_v2.csv` (or the first version, or Kaggle's `train.csv`), with their images:
+  https://challenge.isic-archive.com/data/, CC BY-NC 4.0;
+- HAM10000, `HAM10000_metadata` (.csv or .tab): https://doi.org/10.7910/DVN/DBW86T, CC BY-NC 4.0; optional, it adds the
+  contributing centre and the places that challenge 2019 leaves out;
+- exports of the ISIC archive, `metadata.csv` or `*_metadata_*.csv` with `isic_id` and `attribution`:
+  https://gallery.isic-archive.com or `isic metadata download`; each image has its own licence (CC-0, CC-BY, CC-BY-NC);
+- `sites.csv` with `isic_id` and `site`, or the paper's authors' own list, `metadata_site.csv`:
+  https://github.com/mnhng/CoPA, folder data/ISIC. Where it is there it alone decides.
+
+**Site.** Without a list: BCN1, WIE1 and part of NY3 are challenge 2019 rows by the beginning of their lesion (BCN, HAM,
+MSK); the rest of NY3 and MA are ranges of ids, as the old archive numbered whole collections (the study of nevi in
+children from Massachusetts, the New York collections); BCN2, NY1, QLD, SYD and WIE2 are challenge 2020 rows by the
+archive's `attribution`, which the challenge's own table does not have. NY2 is a choice of the authors from New York's
+rows in the archive: only their list has it. The ids below 1153 that are not in MA's range are in no site.
+
+**Target**, as the paper's counts imply: in challenge 2019 (and HAM10000) melanoma is 1 and nevus 0, a benign keratosis
+0 at NY3 only, and everything else is not counted; in challenge 2020 its `target`; elsewhere the archive's benign and
+malignant. At MA, whose prevalence is 0.000, rows that no table labels are 0 by assumption.
+
+**Confounders.** `age` in years (steps of five), `anatomical_site`, `sex`. Challenge 2019 tells anterior, posterior and
+lateral torso apart and challenge 2020 does not: all of them are `torso` here, so that a level means the same at every
+site. A value comes from the first table that has one: 2019, HAM10000, 2020, the archive.
+"""
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from sitewise.arrays import Problems, did_you_mean
+from sitewise.bench.datasets.isic_tables import (
+    ARCHIVE,
+    CHALLENGES,
+    FILES_2019,
+    FILES_2020,
+    SITE_LIST,
+    SITES,
+    gather,
+    read_sites,
+)
+from sitewise.bench.datasets.tables import scan
+from sitewise.datasets.manifest import Manifest
+
+logger = logging.getLogger(__name__)
+
+CONFOUNDERS = ("age", "anatomical_site", "sex")
+LESION_SITES = {"BCN": "BCN1", "HAM": "WIE1", "MSK": "NY3"}  # challenge 2019, by the beginning of the lesion
+ID_RANGES = ((557, 1099, "MA"), (1160, 9867, "MA"), (9868, 16072, "NY3"), (24306, 34320, "WIE1"))
+HOLDERS = {  # challenge 2020, by a word in the archive's attribution
+    "barcelona": "BCN2",
+    "sloan kettering": "NY1",
+    "mskcc": "NY1",
+    "queensland": "QLD",
+    "guitera": "SYD",
+    "sydney": "SYD",
+    "vienna": "WIE2",
+    "vidir": "WIE2",
+}
+MELANOMA_OR_NEVUS = ("BCN1", "WIE1")  # the sites that count nothing else
+ARCHIVE_VERDICTS = {"benign": 0.0, "malignant": 1.0}
+
+NEEDS_2019 = f"{' and '.join(FILES_2019)} ({CHALLENGES})"
+NEEDS_2020 = f"{FILES_2020[0]} ({CHALLENGES}) and, for the site, {ARCHIVE} or {SITE_LIST}"
+NEEDS = {
+    "BCN1": NEEDS_2019,
+    "BCN2": NEEDS_2020,
+    "MA": f"{ARCHIVE} or {SITE_LIST}",
+    "NY1": NEEDS_2020,
+    "NY2": f"{ARCHIVE} and {SITE_LIST}",
+    "NY3": f"{NEEDS_2019} and {ARCHIVE}",
+    "QLD": NEEDS_2020,
+    "SYD": NEEDS_2020,
+    "WIE1": NEEDS_2019,
+    "WIE2": NEEDS_2020,
+}
+
+
+def build_isic(
+    root: str | os.PathLike[str],
+    *,
+    sites: Sequence[str] | None = None,
+    group: Literal["lesion", "patient"] = "lesion",
+) -> Manifest:
+    """Make the manifest of the paper's sites from the tables and images below a folder.
+
+    `sites` are the ones wanted, and each of them must come out; None takes those that the tables give. A row's group
+    is its lesion, else its patient, else itself; `group="patient"` asks for the patient first, which is coarser and
+    known in challenge 2020 only. An image that is not there gets the path where the challenge puts it.
+    """
+    problems = Problems(f"ISIC in {root}")
+    if group not in ("lesion", "patient"):
+        problems.add(f"group must be lesion or patient, got {group!r}")
+    for site in sites or ():
+        if site not in SITES:
+            problems.add(
+                f"there is no site {site!r}{did_you_mean(site, SITES)}; the paper's sites are {', '.join(SITES)}"
+            )
+    folder = scan(root)
+    listed = read_sites(folder, problems)
+    rows = gather(folder, listed, problems)
+    problems.raise_if_any()
+    rows["site"] = _sites(rows, problems) if listed is None else listed.reindex(rows.index)
+    problems.raise_if_any()
+    rows = rows[rows["site"].notna() if sites is None else rows["site"].isin(sites)].copy()
+    rows["y"] = _labels(rows)
+    unlabeled = rows["y"].isna()
+    logger.info("%d row(s) without a label that the paper counts are left out", int(unlabeled.sum()))
+    rows = rows[~unlabeled].sort_index()
+    wanted = SITES if sites is None else tuple(sites)
+    absent = [site for site in wanted if not (rows["site"] == site).any()]
+    if sites is not None or not len(rows):
+        for site in absent:
+            problems.add(f"nothing of {site}: it needs {NEEDS[site]}")
+    problems.raise_if_any()
+    order = ("lesion", "patient") if group == "lesion" else ("patient", "lesion")
+    ids = pd.Series(rows.index, index=rows.index, dtype=object)
+    table = pd.DataFrame(
+        {
+            "path": [
+                folder.images.get(id, _usual_place(id, challenge))
+                for id, challenge in zip(ids, rows["challenge"], strict=True)
+            ],
+            "site": rows["site"],
+            "y": rows["y"].astype(np.int64),
+            "age": rows["age"].astype(float),
+            "anatomical_site": rows["anatomical_site"],
+            "sex": rows["sex"],
+            "group": rows[order[0]].fillna(rows[order[1]]).fillna(ids),
+            "id": ids,
+            "dx": rows["dx"],
+            "center": rows["center"],
+        }
+    )
+    return Manifest(table.reset_index(drop=True), folder.root, CONFOUNDERS)
+
+
+def _sites(rows: pd.DataFrame, problems: Problems) -> pd.Series:
+    """The site of each row by the rule above, missing where it is in none."""
+    from_2020 = rows["challenge"] == "2020"
+    holder = rows["attribution"].map(lambda text: _first(HOLDERS, str(text).lower()), na_action="ignore")
+    if from_2020.any() and not holder[from_2020].notna().any():
+        problems.add(
+            f"challenge 2020 has {int(from_2020.sum())} rows whose site is not known: its table does not say who took "
+            f"an image. Put {ARCHIVE} or {SITE_LIST} beside it"
+        )
+    lesion = rows["lesion"].where(rows["challenge"] != "2020").str[:3].map(LESION_SITES)
+    number = pd.to_numeric(pd.Series(rows.index, index=rows.index).str.removeprefix("ISIC_"), errors="coerce")
+    ranged = pd.Series(None, index=rows.index, dtype=object)
+    for first, last, site in ID_RANGES:
+        ranged[number.between(first, last)] = site
+    return holder.where(from_2020, lesion.fillna(ranged)).astype(object)
+
+
+def _labels(rows: pd.DataFrame) -> pd.Series:
+    """Melanoma or not as the paper counts it, missing where it does not count the row."""
+    y = rows["dx"].map({"MEL": 1.0, "NV": 0.0}).astype(float)
+    y[(rows["dx"] == "BKL") & (rows["site"] == "NY3")] = 0.0
+    y = y.fillna(rows["target"].astype(float).where(rows["dx"].isna()))
+    unsaid = rows["dx"].isna() & rows["target"].isna()
+    verdict = (
+        rows["verdict"].astype(object).map(lambda word: ARCHIVE_VERDICTS.get(str(word).lower()), na_action="ignore")
+    )
+    named = rows["diagnosis"].astype(object).fillna("").str.lower().str.contains("melanoma|nevus|naevus")
+    counted = unsaid & (named | ~rows["site"].isin(MELANOMA_OR_NEVUS))
+    y = y.fillna(verdict.astype(float).where(counted))
+    return y.mask((rows["site"] == "MA") & unsaid & y.isna(), 0.0)
+
+
+def _first(words: dict[str, str], text: str) -> str | None:
+    return next((meaning for word, meaning in words.items() if word in text), None)
+
+
+def _usual_place(id: str, challenge: str | None) -> str:
+    folder = {"2019": "ISIC_2019_Training_Input/", "2020": "train/"}.get(str(challenge), "")
+    return f"{folder}{id}.jpg"

@@ -1,0 +1,248 @@
+"""Two small sets of real images, 64 x 64: skin lesions (isic64) and chest X-rays (cxr64), with their sites in roles.
+
+Each is a folder with NAME.npz (`jpeg`, all files one after another, and `offsets`) and NAME_meta.csv.gz, a row for each
+image. A site's images are decoded when they are first asked for, and a process keeps them.
+"""
+
+import os
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sitewise.arrays import Problems
+from sitewise.bench.datasets.isic_tables import PLACES
+from sitewise.bench.datasets.tables import as_ages, as_levels, as_numbers, as_sexes, read_table
+from sitewise.datasets.images import decode_image
+from sitewise.sites import Site, Sites
+
+Array = np.ndarray[Any, Any]
+Folder = str | os.PathLike[str]
+
+SIDE = 64
+HELD_OUT = (0.25, 0.25)  # of NIH's patients, for validation and for the test at home
+ISIC64_TRAINING = ("HAM_rosendahl", "HAM_vidir_modern", "HAM_vidir_molemax")
+ISIC64_VALIDATION = "HAM_vienna_dias"
+ISIC64_TESTS = ("NY3", "BCN2")
+CXR64_VALIDATION, CXR64_HOME = "NIH validation", "NIH test"
+
+
+@dataclass(frozen=True, eq=False)
+class SmallImages:
+    """A set of small images: a table (`row` in the pack, `site`, `y`, the confounders, `group`, `id`), and the pack."""
+
+    name: str
+    folder: Path
+    table: pd.DataFrame
+    confounders: tuple[str, ...]
+    channels: int
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The sites' names, in order."""
+        return tuple(sorted(self.table["site"].unique()))
+
+    def site(self, name: str) -> Site:
+        """One site with its images, uint8 (n, C, 64, 64)."""
+        rows = self.table[self.table["site"] == name]
+        if not len(rows):
+            raise KeyError(f"{self.name} has no site {name!r}; the sites are {', '.join(self.sites)}")
+        return Site(
+            name,
+            X=_pack(self.folder, self.name, self.channels).take(rows["row"].to_numpy()),
+            y=rows["y"].to_numpy(),
+            Z=rows[list(self.confounders)].reset_index(drop=True),
+            groups=rows["group"].to_numpy(dtype=object),
+        )
+
+    def site_table(self) -> pd.DataFrame:
+        """A row for each site: samples, groups, prevalence, share of missing z."""
+        by_site = self.table.groupby("site", sort=True)
+        summary = pd.DataFrame(
+            {"samples": by_site.size(), "groups": by_site["group"].nunique(), "prevalence": by_site["y"].mean()}
+        )
+        for name in self.confounders:
+            summary[f"missing {name}"] = self.table[name].isna().groupby(self.table["site"]).mean()
+        return summary
+
+
+@dataclass(frozen=True)
+class SiteRoles:
+    """The sites of an experiment by what they are for; no group is in two roles."""
+
+    training: Sites
+    validation: Site
+    tests: Sites
+
+
+def load_isic64(folder: Folder) -> SmallImages:
+    """Read isic64's table; `isic64_roles` makes the sites of its experiment.
+
+    A site is a collection of the archive, with HAM10000 split into its four contributing centres; y is melanoma. z is
+    age, anatomical site (the three kinds of torso are one, as in `bench.datasets.isic`) and sex; the group is the
+    lesion, else the patient, else the image.
+    """
+    path, problems = _meta(folder, "isic64")
+    columns = ("isic_id", "env", "y", "dx", "age_approx", "sex", "anatom_site_general", "lesion_id", "patient_id")
+    rows = read_table(path, columns, problems)
+    table = pd.DataFrame(
+        {
+            "site": rows["env"],
+            "y": as_numbers(rows["y"], path, problems),
+            "age": as_ages(rows["age_approx"], path, problems),
+            "anatomical_site": as_levels(rows["anatom_site_general"], PLACES, path, problems),
+            "sex": as_sexes(rows["sex"], path, problems),
+            "group": rows["lesion_id"].fillna(rows["patient_id"]).fillna(rows["isic_id"]),
+            "id": rows["isic_id"],
+            "dx": rows["dx"],
+        }
+    )
+    return _small("isic64", path, table, ("age", "anatomical_site", "sex"), 3, problems)
+
+
+def isic64_roles(data: SmallImages) -> SiteRoles:
+    """Train at three centres of HAM10000, validate at the fourth, test at NY3 and BCN2.
+
+    NY3 is without its benign keratoses: no training site has any among its negatives, which are nevi.
+    """
+    alike = replace(data, table=data.table[(data.table["site"] != "NY3") | (data.table["dx"] != "BKL")])
+    training = Sites(tuple(alike.site(name) for name in ISIC64_TRAINING))
+    roles = SiteRoles(training, alike.site(ISIC64_VALIDATION), Sites(tuple(alike.site(n) for n in ISIC64_TESTS)))
+    _check_groups("isic64", roles)
+    return roles
+
+
+def load_cxr64(folder: Folder) -> SmallImages:
+    """Read cxr64's table; `cxr64_roles` makes the sites of its experiment.
+
+    y is pneumonia, and y = 0 means No Finding at every site: NIH's images with other findings are left out, for no
+    other site has any. z is age, projection and sex (GUANGZHOU has neither age nor sex); the group is the patient.
+    """
+    path, problems = _meta(folder, "cxr64")
+    rows = read_table(path, ("image", "site", "y", "no_finding", "age", "sex", "projection", "patient"), problems)
+    table = pd.DataFrame(
+        {
+            "site": rows["site"],
+            "y": as_numbers(rows["y"], path, problems),
+            "age": as_ages(rows["age"], path, problems),
+            "projection": as_levels(rows["projection"], {"ap": "AP", "pa": "PA"}, path, problems),
+            "sex": as_sexes(rows["sex"], path, problems),
+            "group": rows["patient"],
+            "id": rows["image"],
+            "alike": (rows["y"].astype(float) == 1) | (rows["no_finding"].astype(float) == 1),
+        }
+    )
+    small = _small("cxr64", path, table, ("age", "projection", "sex"), 1, problems)
+    return replace(small, table=small.table[small.table["alike"]].drop(columns="alike"))
+
+
+def cxr64_roles(data: SmallImages, seed: int = 0, held_out: tuple[float, float] = HELD_OUT) -> SiteRoles:
+    """Train at NIH and NIH_sel, validate and test at home on NIH patients held out by the seed, test at GUANGZHOU.
+
+    Patients with pneumonia and those without are split by the same shares, `held_out` (validation, test). NIH_sel was
+    chosen by outcome: it adds positives to the training and its prevalence means nothing, so it is held out nowhere; a
+    patient of it that NIH holds out would be left out of it.
+    """
+    if min(held_out) <= 0 or sum(held_out) >= 1:
+        raise ValueError(f"held_out must be two positive shares that leave something to train on, got {held_out}")
+    nih = data.table[data.table["site"] == "NIH"]
+    sick = nih.groupby("group", sort=True)["y"].max()
+    rng = np.random.default_rng(seed)
+    part_of: dict[str, str] = {}
+    for label in (0, 1):
+        mixed = rng.permutation(sick.index[sick == label].to_numpy(dtype=object))
+        cuts = np.rint(np.cumsum(held_out) * len(mixed)).astype(int)
+        for part, chosen in zip((CXR64_VALIDATION, CXR64_HOME, "NIH"), np.split(mixed, cuts), strict=True):
+            part_of.update(dict.fromkeys(chosen, part))
+    at_nih = data.table["site"] == "NIH"
+    place = data.table["group"].map(part_of)
+    elsewhere = ~at_nih & place.isin([CXR64_VALIDATION, CXR64_HOME])
+    split = replace(data, table=data.table.assign(site=data.table["site"].mask(at_nih, place))[~elsewhere])
+    roles = SiteRoles(
+        training=Sites((split.site("NIH"), split.site("NIH_sel"))),
+        validation=split.site(CXR64_VALIDATION),
+        tests=Sites((split.site(CXR64_HOME), split.site("GUANGZHOU"))),
+    )
+    _check_groups("cxr64", roles)
+    return roles
+
+
+def _meta(folder: Folder, name: str) -> tuple[Path, Problems]:
+    """The table of a set, in the folder or in its subfolder of that name."""
+    base = Path(folder)
+    for place in (base, base / name):
+        files = [place / f"{name}_meta.csv.gz", place / f"{name}.npz"]
+        if any(file.is_file() for file in files):
+            missing = [str(file) for file in files if not file.is_file()]
+            if missing:
+                raise FileNotFoundError(f"{name} needs {files[0].name} and {files[1].name}: there is no {missing[0]}")
+            return files[0], Problems(f"{name} in {place}")
+    raise FileNotFoundError(
+        f"no {name} in {base}: expected {name}.npz and {name}_meta.csv.gz there or in {base / name}"
+    )
+
+
+def _small(
+    name: str, path: Path, table: pd.DataFrame, confounders: tuple[str, ...], channels: int, problems: Problems
+) -> SmallImages:
+    """Check the rows against the pack."""
+    strange = ~table["y"].isin([0, 1])
+    if strange.any():
+        problems.add(f"{path}, column 'y': expected 0 or 1, {int(strange.sum())} row(s) differ")
+    for column in ("site", "group", "id"):
+        if table[column].isna().any():
+            problems.add(f"{path}: {int(table[column].isna().sum())} row(s) without a {column}")
+    n_images = len(_pack(path.parent, name, channels))
+    if n_images != len(table):
+        problems.add(f"{path} has {len(table)} row(s) and the pack {n_images} image(s): they do not belong together")
+    problems.raise_if_any()
+    numbered = table.assign(row=np.arange(len(table)), y=table["y"].astype(np.int64))
+    return SmallImages(name, path.parent, numbered, confounders, channels)
+
+
+def _check_groups(name: str, roles: SiteRoles) -> None:
+    training = {group for site in roles.training for group in site.groups}
+    held = [set(roles.validation.groups), *({*site.groups} for site in roles.tests)]
+    seen = training
+    for other in held:
+        shared = seen & other
+        if shared:
+            raise ValueError(f"{name}: {len(shared)} group(s) are in two roles, as {min(shared)}: mend its table")
+        seen = seen | other
+
+
+@dataclass(frozen=True, eq=False)
+class _Pack:
+    """JPEG files in one array, and what has been decoded of them so far."""
+
+    name: str
+    jpeg: Array
+    offsets: Array
+    pixels: Array
+    decoded: Array
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def take(self, rows: Array) -> Array:
+        for row in rows[~self.decoded[rows]]:
+            data = self.jpeg[self.offsets[row] : self.offsets[row + 1]].tobytes()
+            image = decode_image(data, f"image {row} of {self.name}", None, self.pixels.shape[1])
+            if image.shape != self.pixels.shape[1:]:
+                shape = " x ".join(map(str, image.shape[1:]))
+                raise ValueError(f"image {row} of {self.name} has {shape} pixels, expected {SIDE} x {SIDE}")
+            self.pixels[row] = image
+            self.decoded[row] = True
+        return np.asarray(self.pixels[rows])
+
+
+@lru_cache(maxsize=4)
+def _pack(folder: Path, name: str, channels: int) -> _Pack:
+    with np.load(folder / f"{name}.npz") as pack:
+        jpeg, offsets = pack["jpeg"], pack["offsets"]
+    n = len(offsets) - 1
+    pixels = np.empty((n, channels, SIDE, SIDE), dtype=np.uint8)  # memory is used when a row is decoded
+    return _Pack(name, jpeg, offsets, pixels, np.zeros(n, dtype=bool))

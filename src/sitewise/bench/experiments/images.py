@@ -1,0 +1,224 @@
+"""Kinds of data made of image files: the paper's collections and anybody's manifest, packed once, sites by name."""
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sitewise.arrays import Problems, did_you_mean
+from sitewise.bench.datasets.catalogue import COLLECTIONS
+from sitewise.bench.datasets.cxr import BUILDERS, build_cxr
+from sitewise.bench.datasets.isic import build_isic
+from sitewise.bench.experiments.experiment import TEST, TRAINING, VALIDATION, Experiment, SiteSpec
+from sitewise.bench.experiments.populations import Folder, Kind, Options, Population, no_faults
+from sitewise.datasets.manifest import Manifest, assign_roles, read_manifest, to_site
+from sitewise.datasets.packed import PackedImages, pack
+from sitewise.sites import Site
+
+SIZE = 224  # pixels of a side, as in the paper
+PACKED = "packed"  # the folder of packs, beside the data
+CACHE = "SITEWISE_CACHE"  # names another folder for them
+COMMON = ("size", "channels", "at_most")
+COLUMNS = ("image", "site", "target", "confounders", "group", "id", "classes")
+NO_VALIDATION = "validation: name its site, as in {site: NY2}"
+
+
+@dataclass(frozen=True, eq=False)
+class ImageCollection:
+    """Rows of image files, and their images once somebody asks for them; `name` tells states of the tables apart."""
+
+    kind: str
+    manifest: Manifest
+    packs: Path
+    size: int
+    channels: int
+
+    @cached_property
+    def name(self) -> str:
+        """The kind, the number of rows and a hash of what the tables say of them."""
+        manifest = self.manifest
+        columns = ["id", "site", "y", *manifest.confounders, *(("group",) if "group" in manifest.table else ())]
+        text = manifest.table[columns].to_csv(index=False)
+        return f"{self.kind}, {len(manifest)} images, {hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+    @cached_property
+    def images(self) -> PackedImages:
+        """The images, packed where they are not yet, and again where files have changed; one process at a time."""
+        ids = "\n".join(self.manifest.table["id"].astype(str))
+        mark = hashlib.sha256(ids.encode()).hexdigest()[:8]
+        folder = self.packs / f"{self.kind}-{self.size}x{self.channels}-{mark}"
+        with _alone(folder):
+            return pack(self.manifest, folder, self.size, channels=self.channels)
+
+    def site(self, name: str, label: str) -> Site:
+        """One of the sites, under a name of the experiment's; y are class numbers, images stay on the disk."""
+        number_of = {value: number for number, value in enumerate(self.manifest.classes)}
+        found = to_site(self.manifest, self.images, name)
+        return replace(found, name=label, y=np.array([number_of[value] for value in found.y.tolist()]))
+
+
+def join_images(parts: Sequence[Any]) -> Any:
+    """Rows of several sites as one: images of the same pack stay on the disk, anything else becomes one array."""
+    first = parts[0]
+    if all(isinstance(part, PackedImages) and part.folder == first.folder for part in parts):
+        return replace(first, rows=np.concatenate([part.rows for part in parts]))
+    return np.concatenate(parts)
+
+
+def needed_folder(data: Options, folder: Folder) -> str:
+    """The folder of data that must be at hand; where none is named an error says how."""
+    if folder is None:
+        raise ValueError(
+            f"{data['kind']} does not come with the package: name its folder by --data-dir or SITEWISE_DATA"
+        )
+    return folder
+
+
+def load_isic(data: Options, folder: Folder) -> ImageCollection:
+    """The paper's ISIC sites from the tables and images below a folder."""
+    root = needed_folder(data, folder)
+    return _collect(data, build_isic(root, group=data.get("group", "lesion")), root)
+
+
+def load_cxr(data: Options, folder: Folder) -> ImageCollection:
+    """The chest X-ray collections, each in the folder of its name."""
+    root = needed_folder(data, folder)
+    return _collect({"channels": 1} | data, build_cxr(root, data.get("collections", tuple(BUILDERS))), root)
+
+
+def load_manifest(data: Options, folder: Folder) -> ImageCollection:
+    """Anybody's table of images: it lies in the folder, and its paths start there; without a folder, beside itself."""
+    file = Path(folder or ".") / data["manifest"]
+    columns = {name: data[name] for name in COLUMNS if name in data}
+    return _collect(data, read_manifest(file, root=folder, **columns), folder or file.parent)
+
+
+def prepare_images(collection: ImageCollection, experiment: Experiment) -> None:
+    """See that every site is there, in one role, with no group in two of them; then pack the images."""
+    problems = Problems(f"sites of {experiment.name}")
+    sites = collection.manifest.sites
+    if "site" not in experiment.validation.options:
+        problems.add(NO_VALIDATION)
+    specs = (*experiment.training, experiment.validation, *experiment.tests)
+    for name in dict.fromkeys(site_name(spec) for spec in specs if spec.name != VALIDATION or "site" in spec.options):
+        if name not in sites:
+            problems.add(_absent(collection, name))
+    problems.raise_if_any()
+    assign_roles(
+        collection.manifest,
+        training=[site_name(spec) for spec in experiment.training],
+        validation=site_name(experiment.validation),
+        tests=[site_name(spec) for spec in experiment.tests],
+    )
+    assert len(collection.images) == len(collection.manifest)
+
+
+def site_name(spec: SiteSpec) -> str:
+    """The name of a site in the tables: what `site` says, else its name in the experiment."""
+    return str(spec.options.get("site", spec.name))
+
+
+def image_population(
+    data: Options, name: str, options: Options, collection: ImageCollection, rng: np.random.Generator
+) -> Population:
+    """A real site with all of its images."""
+    site = collection.site(str(options.get("site", name)), name)
+    shares = np.bincount(site.y, minlength=len(collection.manifest.classes)) / len(site)
+    return Population(lambda n, seed: site, shares, None)
+
+
+def image_faults(data: Options) -> list[str]:
+    """What is wrong with the options that every kind of images has."""
+    found = []
+    for name in ("size", "at_most"):
+        value = data.get(name, 1)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            found.append(f"{name} must be a whole number of at least 1, got {value!r}")
+    if data.get("channels", 1) not in (1, 3):
+        found.append(f"channels must be 1 (gray) or 3 (RGB), got {data['channels']!r}")
+    return found
+
+
+def manifest_faults(data: Options) -> list[str]:
+    """What is wrong with the options of a manifest, before it is read."""
+    found = image_faults(data)
+    if not isinstance(data.get("manifest"), str):
+        found.append(f"manifest must name a CSV or Parquet file, got {data.get('manifest')!r}")
+    for name in ("image", "site", "target", "group", "id"):
+        if not isinstance(data.get(name, ""), str):
+            found.append(f"{name} must name a column, got {data[name]!r}")
+    for name in ("confounders", "classes"):
+        if not isinstance(data.get(name, []), list):
+            found.append(f"{name} must be a list, as in [age, sex], got {data[name]!r}")
+        elif any(isinstance(value, bool) for value in data.get(name, [])):
+            found.append(f"{name} has true or false, as YAML reads yes and no: put the words in quotes")
+    return found
+
+
+def _collect(data: Options, manifest: Manifest, root: str | Path) -> ImageCollection:
+    packs = Path(os.environ.get(CACHE) or Path(root) / PACKED)
+    kept = manifest if "at_most" not in data else _at_most(manifest, data["at_most"])
+    return ImageCollection(data["kind"], kept, packs, data.get("size", SIZE), data.get("channels", 3))
+
+
+def _at_most(manifest: Manifest, n_rows: int) -> Manifest:
+    """So many rows of each site, by a hash of their ids: the same ones everywhere, in the table's order."""
+    mixed = manifest.table["id"].map(lambda id: int(hashlib.sha256(str(id).encode()).hexdigest()[:12], 16))
+    return manifest.take((mixed.groupby(manifest.table["site"]).rank() <= n_rows).to_numpy())
+
+
+def _absent(collection: ImageCollection, name: str) -> str:
+    known = collection.manifest.sites
+    reasons = COLLECTIONS[collection.kind].reasons if collection.kind in COLLECTIONS else {}
+    reason = reasons.get(name, f"the sites are {', '.join(known)}")
+    return f"there is no site {name!r}{did_you_mean(name, known)}; {reason}"
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold what another process that packs into this folder waits for."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder.with_name(f".{folder.name}.lock"), os.O_CREAT | os.O_RDWR)
+    except OSError as error:
+        raise ValueError(
+            f"packed images cannot be written to {folder.parent} ({error.strerror}): "
+            f"name another folder by the environment variable {CACHE}"
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _image_kind(
+    data: tuple[str, ...],
+    load: Callable[[Options, Folder], ImageCollection],
+    data_faults: Callable[[Options], list[str]] = image_faults,
+) -> Kind:
+    return Kind(
+        data=(*COMMON, *data),
+        site=("site",),
+        faults=no_faults,
+        populate=image_population,
+        load=load,
+        split=lambda collection, seed: dict.fromkeys((TRAINING, VALIDATION, TEST), collection),
+        real=True,
+        data_faults=data_faults,
+        prepare=prepare_images,
+    )
+
+
+IMAGE_KINDS: dict[str, Kind] = {
+    "isic": _image_kind(("group",), load_isic),
+    "cxr": _image_kind(("collections",), load_cxr),
+    "manifest": _image_kind(("manifest", *COLUMNS), load_manifest, manifest_faults),
+}

@@ -1,0 +1,239 @@
+"""The kinds of data an experiment can have: what its YAML may say of them, and the populations that sites draw from."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.special import softmax
+
+from sitewise.bench.datasets.digits import (
+    ALPHA,
+    CAUSAL_MODELS,
+    COLORINGS,
+    FLIPPED,
+    colored_site,
+    label_shift_site,
+    shifted_prevalence,
+    true_joint,
+)
+from sitewise.bench.datasets.mixed_densities import MixedSite
+from sitewise.bench.datasets.mnist import Digits, load_digits
+from sitewise.bench.datasets.small_images import SiteRoles, cxr64_roles, isic64_roles, load_cxr64, load_isic64
+from sitewise.bench.experiments.experiment import TEST, TRAINING, VALIDATION
+from sitewise.bench.experiments.images import IMAGE_KINDS, needed_folder
+from sitewise.bench.experiments.populations import Array, Folder, Kind, Options, Population, no_faults
+from sitewise.datasets.simulated import AGE_RANGE, SimulatedFamily
+from sitewise.sites import Site
+
+SHIFTS = ("dirichlet", "tweak_one")
+N_DIGITS = 10
+
+
+def colored_faults(data: Options, options: Options) -> list[str]:
+    """What is wrong with a site of colored digits."""
+    found = _choice("data.model", data.get("model", "confounded"), tuple(CAUSAL_MODELS))
+    found += _choice("data.coloring", data.get("coloring", "binary"), COLORINGS)
+    if ("beta" in options) == ("joint" in options):
+        found.append("give either beta, for the causal model, or joint, a table P(y, z) or `flipped`")
+    if isinstance(options.get("joint"), str):
+        found += _choice("joint", options["joint"], ("flipped",))
+    return found
+
+
+def colored_population(
+    data: Options, name: str, options: Options, digits: Digits | None, rng: np.random.Generator
+) -> Population:
+    """Colored digits: a causal model at β, or a table P(y, z)."""
+    assert digits is not None
+    part, model, alpha = digits, data.get("model", "confounded"), data.get("alpha", ALPHA)
+    coloring = data.get("coloring", "binary")
+    given = dict(options)
+    if given.get("joint") == "flipped":
+        given["joint"] = FLIPPED
+    table = np.asarray(given["joint"]) if "joint" in given else true_joint(model, alpha, given["beta"])
+    given_z = table / table.sum(axis=0)
+
+    def draw(n: int | None, seed: int) -> Site:
+        assert n is not None
+        return colored_site(part, n, model=model, alpha=alpha, coloring=coloring, name=name, seed=seed, **given)
+
+    def truth(Z: pd.DataFrame) -> Array:
+        return np.asarray(given_z.T[(Z["color"] == "red").to_numpy().astype(int)])
+
+    return Population(draw, table.sum(axis=1), truth if coloring == "binary" else None)
+
+
+def digits_faults(data: Options, options: Options) -> list[str]:
+    """What is wrong with a site of ten classes."""
+    found = _choice("shift", options["shift"], SHIFTS) if "shift" in options else []
+    if ("shift" in options) != ("parameter" in options):
+        found.append("shift and parameter go together, as in {shift: dirichlet, parameter: 0.1}")
+    if "shift" in options and "prevalence" in options:
+        found.append("give either shift, which draws P(y), or prevalence")
+    return found
+
+
+def digits_population(
+    data: Options, name: str, options: Options, digits: Digits | None, rng: np.random.Generator
+) -> Population:
+    """Digits of ten classes, P(y) given, even, or drawn once for each site and seed; there is no z."""
+    assert digits is not None
+    part = digits
+    if "shift" in options:
+        marginal = shifted_prevalence(options["shift"], options["parameter"], N_DIGITS, rng)
+    else:
+        marginal = np.asarray(options.get("prevalence", np.full(N_DIGITS, 1 / N_DIGITS)), dtype=float)
+
+    def draw(n: int | None, seed: int) -> Site:
+        assert n is not None
+        return label_shift_site(part, n, marginal, name, seed)
+
+    return Population(draw, marginal, None)
+
+
+def simulated_population(
+    data: Options, name: str, options: Options, digits: Digits | None, rng: np.random.Generator
+) -> Population:
+    """Simulated sites with mixed confounders; P(y|z) is known where nothing is missing."""
+    family = SimulatedFamily(**data | ({"levels": tuple(data["levels"])} if "levels" in data else {}))
+    even = np.full(family.n_classes, 1 / family.n_classes)
+    marginal = np.asarray(options.get("prevalence", even), dtype=float)
+    dependence = options.get("dependence", 1.0)
+
+    def draw(n: int | None, seed: int) -> Site:
+        assert n is not None
+        return family.site(n, name=name, seed=seed, **options).site
+
+    def truth(Z: pd.DataFrame) -> Array:
+        low, high = AGE_RANGE
+        columns = [
+            (Z[name] - low) / (high - low) if j < family.n_continuous else Z[name].str.removeprefix("level ")
+            for j, name in enumerate(family.names)
+        ]
+        z = np.stack([column.to_numpy(dtype=float) for column in columns], axis=1)
+        level = family._level(marginal, dependence, options.get("z_shift", 0.0))
+        return np.asarray(softmax(level + dependence * family._effect(z), axis=1))
+
+    return Population(draw, marginal, None if options.get("missing") else truth)
+
+
+def mixed_faults(data: Options, options: Options) -> list[str]:
+    """What is wrong with a site of known densities."""
+    found = [] if _is_positive(data.get("blur", 1.0)) else [f"data.blur must be above zero, got {data['blur']!r}"]
+    for name, size in (("coefficients", 4), ("ages", 2), ("scanners", 3)):
+        given = options.get(name, [] if name == "coefficients" else [1] * size)
+        numbers = isinstance(given, list) and all(isinstance(part, int | float) for part in given)
+        if not numbers or len(given) != size:
+            found.append(f"{name} must be {size} numbers, got {given!r}")
+        elif name != "coefficients" and not all(map(_is_positive, given)):
+            found.append(f"{name} must be above zero, got {given}")
+    return found
+
+
+def mixed_population(
+    data: Options, name: str, options: Options, digits: Digits | None, rng: np.random.Generator
+) -> Population:
+    """Sites of known densities with an age, a sex and a scanner."""
+    shares = np.asarray(options.get("scanners", (1, 1, 1)), dtype=float)
+    site = MixedSite(
+        coefficients=tuple(options["coefficients"]),
+        ages=tuple(options.get("ages", (2.0, 2.0))),
+        scanners=tuple(shares / shares.sum()),
+        blur=data.get("blur", 1.0),
+    )
+
+    def draw(n: int | None, seed: int) -> Site:
+        assert n is not None
+        return site.draw(n, seed, name)
+
+    return Population(draw, site.marginal, site.given_z)
+
+
+def split_digits(digits: Digits, seed: int) -> dict[str, Digits]:
+    """Digits for every role, none of them in two."""
+    return dict(zip((TRAINING, VALIDATION, TEST), digits.split(seed), strict=True))
+
+
+def from_folder(load: Callable[[str], Any]) -> Callable[[Options, Folder], Any]:
+    """Load what must be at hand, and say how where it is not."""
+    return lambda data, folder: load(needed_folder(data, folder))
+
+
+def real_parts(roles: SiteRoles) -> dict[str, dict[str, Site]]:
+    """The real sites of every role, by name."""
+    return {
+        TRAINING: {site.name: site for site in roles.training},
+        VALIDATION: {VALIDATION: roles.validation},
+        TEST: {site.name: site for site in roles.tests},
+    }
+
+
+def real_population(
+    data: Options, name: str, options: Options, sites: dict[str, Site], rng: np.random.Generator
+) -> Population:
+    """A real site: all of its rows."""
+    if name not in sites:
+        raise ValueError(f"there is no site {name!r} for this role in {data['kind']}: it has {', '.join(sites)}")
+    real = sites[name]
+    site = Site(name, real.X, real.y, real.Z, real.groups)
+    return Population(lambda n, seed: site, np.bincount(site.y, minlength=2) / len(site), None)
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def _choice(name: str, value: Any, known: tuple[str, ...]) -> list[str]:
+    return [] if value in known else [f"{name} must be one of {', '.join(known)}, got {value!r}"]
+
+
+KINDS: dict[str, Kind] = {
+    "colored_digits": Kind(
+        data=("model", "alpha", "coloring"),
+        site=("beta", "joint", "hidden"),
+        faults=colored_faults,
+        populate=colored_population,
+        load=lambda data, folder: load_digits(folder),
+        split=split_digits,
+    ),
+    "digits": Kind(
+        data=(),
+        site=("shift", "parameter", "prevalence"),
+        faults=digits_faults,
+        populate=digits_population,
+        load=lambda data, folder: load_digits(folder),
+        split=split_digits,
+    ),
+    "isic64": Kind(
+        data=(),
+        site=(),
+        faults=no_faults,
+        populate=real_population,
+        load=from_folder(load_isic64),
+        split=lambda images, seed: real_parts(isic64_roles(images)),
+        real=True,
+    ),
+    "cxr64": Kind(
+        data=(),
+        site=(),
+        faults=no_faults,
+        populate=real_population,
+        load=from_folder(load_cxr64),
+        split=lambda images, seed: real_parts(cxr64_roles(images, seed)),
+        real=True,
+    ),
+    "simulated": Kind(
+        data=("n_classes", "n_continuous", "levels", "signal", "coupling", "effect", "seed"),
+        site=("prevalence", "dependence", "z_shift", "missing"),
+        faults=no_faults,
+        populate=simulated_population,
+    ),
+    "mixed_densities": Kind(
+        data=("blur",),
+        site=("coefficients", "ages", "scanners"),
+        faults=mixed_faults,
+        populate=mixed_population,
+    ),
+    **IMAGE_KINDS,
+}

@@ -1,0 +1,165 @@
+"""The plan: an experiment as a list of frozen runs, each one training and every method that shares it."""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from sitewise.bench.experiments.experiment import VALIDATION, Choice, Draw, Entry, Experiment, SiteSpec
+from sitewise.bench.methods import METHODS, Method, training_key
+from sitewise.training import Recipe, resolve_recipe
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training with one seed, and the methods that use its network.
+
+    `target` is the test site whose unlabeled rows the training sees, and the only one it is scored at; None for
+    methods that see none. `digits` names where the digits come from, None for data without them.
+    """
+
+    experiment: str
+    data: dict[str, Any]
+    recipe: dict[str, Any]
+    training: tuple[SiteSpec, ...]
+    validation: SiteSpec
+    tests: tuple[SiteSpec, ...]
+    draws: tuple[Draw, ...]
+    methods: tuple[Choice, ...]
+    seed: int
+    target: str | None = None
+    digits: str | None = None
+    network: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def unlabeled(self) -> Draw | None:
+        """The draw whose adaptation rows the training sees at the target."""
+        return None if self.target is None else self.draws[0]
+
+    def plain(self) -> dict[str, Any]:
+        """Everything that determines the outcome, ready for JSON; the order of tests, draws and methods does not."""
+        return {
+            "seed": self.seed,
+            "target": self.target,
+            "unlabeled": self.unlabeled.name if self.unlabeled else None,
+            "digits": self.digits,
+            "data": self.data,
+            "recipe": self.recipe,
+            **({"network": self.network} if self.network else {}),
+            "training": [{"name": site.name, **site.plain()} for site in self.training],
+            "validation": self.validation.plain(),
+            "tests": {site.name: site.plain() for site in self.tests},
+            "draws": {draw.name: draw.plain() for draw in self.draws},
+            "methods": {choice.label: choice.plain() for choice in self.methods},
+        }
+
+    @cached_property
+    def id(self) -> str:
+        """A hash of all that; it stays the same from one process and one version to the next."""
+        text = json.dumps(self.plain(), sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def label(self) -> str:
+        """What a person calls this run."""
+        site = f" for {self.target!r}" if self.target else ""
+        names = ", ".join(choice.label for choice in self.methods)
+        settings = f" {self.methods[0].settings}" if len(self.methods) == 1 and self.methods[0].settings else ""
+        return f"{names}{settings}{site}, seed {self.seed}"
+
+
+def make_method(
+    choice: Choice, recipe: dict[str, Any], network: dict[str, Any], seed: int = 0, device: str = "auto", **spread: Any
+) -> Method:
+    """The method of a choice with the recipe, the network and the devices that all share, ready to fit."""
+    return METHODS[choice.method](
+        **network | choice.settings,
+        recipe=make_recipe(recipe),
+        validation=VALIDATION,
+        random_state=seed,
+        device=device,
+        **spread,
+        verbose=False,
+    )
+
+
+def make_recipe(recipe: dict[str, Any]) -> Recipe:
+    """The recipe of a name, with the changes that stand beside it."""
+    changes = dict(recipe)
+    return resolve_recipe(changes.pop("name"), **changes)
+
+
+def tuning_runs(experiment: Experiment, digits: str | None = None) -> tuple[Run, ...]:
+    """Every setting of every grid with more than one, for the first seeds: all grids get the same number of trainings.
+
+    A setting is a run by itself, so that those of the setting chosen are final runs too. Methods that are trained for
+    one test site are tuned as trained for the first.
+    """
+    if experiment.tuning is None:
+        return ()
+    return tuple(
+        _runs(experiment, (candidate,), seed, digits)[0]
+        for seed in range(experiment.tuning.seeds)
+        for entry in experiment.methods
+        if is_tuned(entry)
+        for candidate in entry.candidates
+    )
+
+
+def final_runs(experiment: Experiment, chosen: dict[str, dict[str, Any]], digits: str | None = None) -> tuple[Run, ...]:
+    """Every method with the settings chosen (label -> settings) for all seeds; labels not chosen yet are left out."""
+    choices = settled(experiment, chosen)
+    tuned = {entry.label for entry in experiment.methods if is_tuned(entry)}
+    groups: dict[str, list[Choice]] = {}
+    for choice in choices:
+        key = (
+            choice.label
+            if choice.label in tuned
+            else training_key(make_method(choice, experiment.recipe, experiment.network))
+        )
+        groups.setdefault(key, []).append(choice)
+    return tuple(
+        run
+        for seed in range(experiment.seeds)
+        for group in groups.values()
+        for part in experiment.variants
+        for run in _runs(part, tuple(group), seed, digits)
+    )
+
+
+def settled(experiment: Experiment, chosen: dict[str, dict[str, Any]]) -> tuple[Choice, ...]:
+    """The choice for every label that has nothing to tune or whose settings are chosen, in the experiment's order."""
+    return tuple(
+        Choice(entry.label, entry.method, chosen[entry.label]) if is_tuned(entry) else entry.candidates[0]
+        for entry in experiment.methods
+        if not is_tuned(entry) or entry.label in chosen
+    )
+
+
+def is_tuned(entry: Entry) -> bool:
+    """Whether there is anything to choose."""
+    return len(entry.candidates) > 1
+
+
+def _runs(experiment: Experiment, methods: tuple[Choice, ...], seed: int, digits: str | None) -> list[Run]:
+    """The runs of methods that share a training: one, or one for each test site whose unlabeled rows it sees."""
+    trainer = make_method(methods[0], experiment.recipe, experiment.network).trainer()
+    by_site = [(site,) for site in experiment.tests] if trainer.card.unlabeled_in_training else [experiment.tests]
+    return [
+        Run(
+            experiment=experiment.name,
+            data=experiment.data,
+            recipe=experiment.recipe,
+            network=experiment.network,
+            training=experiment.training,
+            validation=experiment.validation,
+            tests=tests,
+            draws=experiment.draws,
+            methods=methods,
+            seed=seed,
+            target=tests[0].name if trainer.card.unlabeled_in_training else None,
+            digits=digits,
+        )
+        for tests in by_site
+    ]

@@ -1,0 +1,30 @@
+"""Where numbers come from: the commit that made them."""
+
+import os
+import subprocess
+from functools import lru_cache
+from pathlib import Path
+
+UNKNOWN = "unknown"
+ROOT = Path(__file__).resolve().parents[4]
+
+
+@lru_cache(maxsize=1)
+def commit() -> str:
+    """SITEWISE_COMMIT, where files are copied without their history; else git's, with a plus where src/ differs.
+
+    "unknown" where there is neither: git does not work here, or the package is installed outside its repository.
+    """
+    known = os.environ.get("SITEWISE_COMMIT")
+    if known:
+        return known[:12]
+    try:
+        if Path(_git("rev-parse", "--show-toplevel")).resolve() != ROOT:
+            return UNKNOWN
+        return _git("rev-parse", "HEAD")[:12] + ("+" if _git("status", "--porcelain", "--", "src") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return UNKNOWN
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()

@@ -1,0 +1,141 @@
+"""The sites of a run, drawn by seeds of their own: the same rows for every method, and none of them in two roles."""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sitewise.bench.experiments.experiment import ALL, TEST, TRAINING, VALIDATION, Draw, Experiment, SiteSpec
+from sitewise.bench.experiments.images import join_images
+from sitewise.bench.experiments.kinds import KINDS
+from sitewise.bench.experiments.plan import Run
+from sitewise.bench.experiments.populations import Population
+from sitewise.sites import Site
+
+Folder = str | os.PathLike[str] | None
+SCORED, ADAPTATION = "scored", "adaptation"
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """The rows of all training sites and of the validation site, as `fit` takes them."""
+
+    X: Any
+    y: Any
+    sample_domain: Any
+    sample_confounder: Any
+    groups: Any
+
+
+@dataclass(frozen=True)
+class World:
+    """Everything drawn with one seed; rows asked for again are the very same objects."""
+
+    data: dict[str, Any]
+    seed: int
+    parts: dict[str, Any]  # what each role may use, empty for simulated data
+    kept: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def population(self, spec: SiteSpec, part: str) -> Population:
+        """What a site's rows are drawn from; what a site draws once (its P(y)) is the same in every role."""
+        key = f"{part} {spec.name} {json.dumps(spec.options, sort_keys=True)}"
+        if key not in self.kept:
+            rng = np.random.default_rng(derived_seed(self.seed, part, spec.name))
+            kind = KINDS[self.data["kind"]]
+            options = self.data if kind.real else {name: value for name, value in self.data.items() if name != "kind"}
+            self.kept[key] = kind.populate(options, spec.name, spec.options, self.parts.get(part), rng)
+        return self.kept[key]  # type: ignore[no-any-return]
+
+    def rows(self, spec: SiteSpec, part: str, role: str, n: int | None) -> Site:
+        """Draw n rows of a site for a role, all of them for None.
+
+        Their seed comes from the run's seed, the site, the role and n: draws that score as many rows score the same.
+        """
+        key = f"{part} {spec.name} {json.dumps(spec.options, sort_keys=True)} {role} {n}"
+        if key not in self.kept:
+            seed = derived_seed(self.seed, part, spec.name, role, n or ALL)
+            self.kept[key] = self.population(spec, part).draw(n, seed)
+        return self.kept[key]  # type: ignore[no-any-return]
+
+    def labeled(self, spec: SiteSpec, part: str) -> Site:
+        """The rows of a training site or of the validation site."""
+        return self.rows(spec, part, part, spec.n)
+
+    def test_rows(self, spec: SiteSpec, draw: Draw) -> tuple[Site, Site]:
+        """The rows to adapt on and those to score: the same where the draw says nothing else."""
+        scored = self.rows(spec, TEST, SCORED, draw.score)
+        return (scored if draw.adapt is None else self.rows(spec, TEST, ADAPTATION, draw.adapt)), scored
+
+    def training_rows(self, run: Run) -> TrainingRows:
+        """All labeled rows of a run in one piece."""
+        sites = [*(self.labeled(spec, TRAINING) for spec in run.training), self.labeled(run.validation, VALIDATION)]
+        return TrainingRows(
+            X=join_images([site.X for site in sites]),
+            y=np.concatenate([site.y for site in sites]),
+            sample_domain=np.repeat([site.name for site in sites], [len(site) for site in sites]),
+            sample_confounder=None if sites[0].Z is None else pd.concat([site.Z for site in sites], ignore_index=True),
+            groups=None if sites[0].groups is None else np.concatenate([site.groups for site in sites]),
+        )
+
+    def unlabeled_rows(self, run: Run) -> dict[str, Any] | None:
+        """What the training sees without labels: the validation site, and what is adapted on at the target."""
+        if run.unlabeled is None:
+            return None
+        adaptation, _ = self.test_rows(run.tests[0], run.unlabeled)
+        return {VALIDATION: self.labeled(run.validation, VALIDATION).X, run.tests[0].name: adaptation.X}
+
+
+def world_of(run: Run, data_dir: Folder = None) -> World:
+    """What a run draws from; a process keeps that of the last seed for the next run."""
+    return _world(json.dumps(run.data, sort_keys=True), run.seed, _folder(data_dir))
+
+
+def source_name(data: dict[str, Any], data_dir: Folder = None) -> str | None:
+    """Where the data of an experiment come from, None where they are simulated."""
+    return None if KINDS[data["kind"]].load is None else str(_source_of(data, data_dir).name)
+
+
+def prepare_data(experiment: Experiment, data_dir: Folder = None) -> None:
+    """What is done once before the first run: see that every site is there, pack images."""
+    prepare = KINDS[experiment.data["kind"]].prepare
+    for part in experiment.variants if prepare is not None else ():
+        assert prepare is not None
+        prepare(_source_of(part.data, data_dir), part)
+
+
+def derived_seed(seed: int, *names: str | int) -> int:
+    """A seed for what the names say, unlike that of any other names."""
+    words = [int.from_bytes(hashlib.sha256(str(name).encode()).digest()[:8], "big") for name in names]
+    return int(np.random.SeedSequence([seed, *words]).generate_state(1, np.uint64)[0])
+
+
+@lru_cache(maxsize=1)
+def _world(data: str, seed: int, data_dir: str | None) -> World:
+    options = json.loads(data)
+    split = KINDS[options["kind"]].split
+    parts = {} if split is None else split(_source_of(options, data_dir), derived_seed(seed, "digits"))
+    return World(options, seed, parts)
+
+
+def _source_of(data: dict[str, Any], data_dir: Folder) -> Any:
+    """What the sites come from; the options of drawn data say what to make of it, and it is read once for all."""
+    told = data if KINDS[data["kind"]].real else {"kind": data["kind"]}
+    return _source(json.dumps(told, sort_keys=True), _folder(data_dir))
+
+
+def _folder(data_dir: Folder) -> str | None:
+    """Where to look for data, with what the environment says written out."""
+    return (os.environ.get("SITEWISE_DATA") or None) if data_dir is None else os.fspath(data_dir)
+
+
+@lru_cache(maxsize=1)
+def _source(data: str, data_dir: str | None) -> Any:
+    options = json.loads(data)
+    load = KINDS[options["kind"]].load
+    assert load is not None
+    return load(options, data_dir)

@@ -1,0 +1,102 @@
+"""Aggregation: final records become a table of means over seeds, with intervals and paired differences."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.stats import t
+
+from sitewise.bench.experiments.experiment import ALL_METRICS, Choice, Experiment
+from sitewise.bench.experiments.plan import final_runs, make_method
+from sitewise.bench.experiments.records import Record
+from sitewise.bench.experiments.selection import choose_settings
+
+LEVEL = 0.95
+NOT_RUN = "not run yet"
+COLUMNS = (
+    "method",
+    "site",
+    "draw",
+    "metric",
+    "seeds",
+    "mean",
+    "low",
+    "high",
+    "difference",
+    "difference_low",
+    "difference_high",
+    "told",
+    "skipped",
+)
+Place = tuple[str, str, str, str]  # label, site, draw, metric
+
+
+def final_records(experiment: Experiment, records: Iterable[Record]) -> list[Record]:
+    """The records of the final runs, those of the settings chosen; tables and figures are made of nothing else.
+
+    A file may hold runs with several sources of digits: the last record says which one counts.
+    """
+    known = {record["id"]: record for record in records}
+    digits = next((record["digits"] for record in reversed(list(known.values()))), None)
+    chosen = choose_settings(experiment, known.values(), digits)
+    return [known[run.id] for run in final_runs(experiment, chosen, digits) if run.id in known]
+
+
+def summarize(experiment: Experiment, records: Iterable[Record]) -> pd.DataFrame:
+    """Summarize an experiment: a row for each method, site, draw and metric, in the order of its YAML.
+
+    Each has the mean over seeds with its 95% t-interval, and the same of the difference to the reference, paired by
+    seed. Metrics that are defined nowhere have no rows. `told` marks methods that know what no method at a new site
+    would; `skipped` says why a row has no numbers.
+    """
+    values, skipped = _collect(final_records(experiment, records))
+    told = {entry.label: is_told(entry.candidates[0], experiment.recipe) for entry in experiment.methods}
+    metrics = [metric for metric in ALL_METRICS if any(place[3] == metric for place in values)] or [experiment.metric]
+    have_run = {place[:2] for place in values}
+    rows = []
+    for label in (entry.label for entry in experiment.methods):
+        for site in experiment.tests:
+            for draw in experiment.draws:
+                for metric in metrics:
+                    mine = values.get((label, site.name, draw.name, metric), {})
+                    theirs = values.get((experiment.reference or "", site.name, draw.name, metric), {})
+                    gaps = [] if label == experiment.reference else [mine[s] - theirs[s] for s in mine if s in theirs]
+                    reason = skipped.get((label, site.name), "" if (label, site.name) in have_run else NOT_RUN)
+                    places = (label, site.name, draw.name, metric, len(mine))
+                    rows.append((*places, *t_interval(list(mine.values())), *t_interval(gaps), told[label], reason))
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def t_interval(values: list[float], level: float = LEVEL) -> tuple[float, float, float]:
+    """The mean m and m ± t s/√n, t the quantile of Student's distribution with n-1 degrees; NaN where there is none."""
+    if not values:
+        return np.nan, np.nan, np.nan
+    mean = float(np.mean(values))
+    if len(values) == 1:
+        return mean, np.nan, np.nan
+    half = float(t.ppf((1 + level) / 2, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values)))
+    return mean, mean - half, mean + half
+
+
+def is_told(choice: Choice, recipe: dict[str, Any]) -> bool:
+    """Whether a method, or the one whose network it uses, knows what no method at a new site would."""
+    method = make_method(choice, recipe, {})
+    return bool(method.card.is_reference or method.trainer().card.is_reference)
+
+
+def _collect(records: list[Record]) -> tuple[dict[Place, dict[int, float]], dict[tuple[str, str], str]]:
+    """Every number by its place and seed, and the reason for what was skipped by label and site."""
+    values: dict[Place, dict[int, float]] = {}
+    skipped: dict[tuple[str, str], str] = {}
+    for record in records:
+        for label, result in record["results"].items():
+            for site in record["tests"]:
+                if "skipped" in result:
+                    skipped[label, site] = result["skipped"]
+                    continue
+                for draw, scores in result["sites"][site].items():
+                    for metric in ALL_METRICS:
+                        if scores[metric] is not None:
+                            values.setdefault((label, site, draw, metric), {})[record["seed"]] = scores[metric]
+    return values, skipped

@@ -1,0 +1,53 @@
+"""GPA and everything it is compared with, on one footing: one face, one training loop, one registry.
+
+`METHODS` maps names to classes; each docstring has its formula, its reference and what it assumes, each `card` the
+paper's tables of methods.
+"""
+
+from sitewise.bench.methods.base import AdaptedMethod, Method, fit_together, remembering, training_key
+from sitewise.bench.methods.card import Card
+from sitewise.bench.methods.copa import CoPA, CoPAStar
+from sitewise.bench.methods.coral import CORAL
+from sitewise.bench.methods.dann import DANN
+from sitewise.bench.methods.erm import ERM, ERMWithoutColor, ERMWithZ
+from sitewise.bench.methods.gpa import GPA, GPAConstant, GPAGuarded, GPAJoint, GPAOracle, GPAStar
+from sitewise.bench.methods.group_dro import GroupDRO
+from sitewise.bench.methods.irm import IRM
+from sitewise.bench.methods.iwdann import IWDANN
+from sitewise.bench.methods.label_shift import BBSE, RLLS, LabelShiftEM
+from sitewise.bench.methods.sfb import SFB
+from sitewise.bench.methods.ttlsa import TTLSA
+
+METHODS: dict[str, type[Method]] = {
+    "erm": ERM,
+    "erm_z": ERMWithZ,
+    "erm_c": ERMWithoutColor,
+    "irm": IRM,
+    "dann": DANN,
+    "coral": CORAL,
+    "group_dro": GroupDRO,
+    "iwdann": IWDANN,
+    "sfb": SFB,
+    "ttlsa": TTLSA,
+    "label_shift_em": LabelShiftEM,
+    "bbse": BBSE,
+    "rlls": RLLS,
+    "copa": CoPA,
+    "copa_star": CoPAStar,
+    "gpa": GPA,
+    "gpa_star": GPAStar,
+    "gpa_joint": GPAJoint,
+    "gpa_constant": GPAConstant,
+    "gpa_guarded": GPAGuarded,
+    "gpa_oracle": GPAOracle,
+}
+
+__all__ = [
+    "METHODS",
+    "AdaptedMethod",
+    "Card",
+    "Method",
+    "fit_together",
+    "remembering",
+    "training_key",
+]

@@ -1,0 +1,266 @@
+"""The face that every method has: fit, adapt, predict_proba; one network may serve several methods."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor, nn
+
+from sitewise.arrays import Problems
+from sitewise.bench.methods.card import Card, refuse
+from sitewise.bench.methods.network import Array, Trained, train_network
+from sitewise.bench.methods.objective import Batch, Prepared, mean_nll
+from sitewise.confounders import Confounders
+from sitewise.estimator.settings import read_network_settings
+from sitewise.estimator.source.reading import read_inputs
+from sitewise.ratio import LabeledRows, RatioNetwork, network_inputs
+from sitewise.training import Recipe
+
+Rule = Callable[[Any, Any], Tensor]  # X, Z -> log P(y|x,z), (n, K)
+SILENT = ("verbose", "checkpoint", "devices", "nodes", "strategy")  # settings that change nothing about the network
+
+
+@dataclass(frozen=True)
+class AdaptedMethod:
+    """A method at one site: probabilities row by row, and the P(Y) it found there (None where it looks for none)."""
+
+    classes_: Array
+    rule: Rule = field(repr=False)
+    own_rule: Callable[[], Tensor] = field(repr=False)
+    marginal: Array | None = None
+
+    def predict_proba(self, X: Any, sample_confounder: Any = None) -> Array:
+        """P(y|x) or P(y|x,z) at this site, (n, K)."""
+        return np.asarray(self.rule(X, sample_confounder).exp().numpy())
+
+    def predict(self, X: Any, sample_confounder: Any = None) -> Array:
+        """The most probable class of every row."""
+        return np.asarray(self.classes_[self.predict_proba(X, sample_confounder).argmax(axis=1)])
+
+    def own_proba(self) -> Array:
+        """Probabilities of the very rows it was adapted to; methods that saw their labels cross-fit them here."""
+        return np.asarray(self.own_rule().exp().numpy())
+
+    def prevalence(self) -> Array | None:
+        """The estimate of P(Y) here, (K,)."""
+        return self.marginal
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A method of the comparison; a subclass names itself in its `card` and overrides one hook.
+
+    Methods that train a network override `loss`; those that adjust a network's outputs to a site override `rule_at`
+    and name the method whose network they use in `trainer`. Settings every method has are those of `GPAClassifier`.
+    """
+
+    backbone: Any = "auto"
+    weights: str | os.PathLike[str] | None = None
+    normalize: str | None = None
+    recipe: str | Recipe = "default"
+    epochs: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    validation: float | str | None = 0.2
+    device: str = "auto"
+    devices: int | str = 1
+    nodes: int = 1
+    strategy: str = "auto"
+    checkpoint: str | os.PathLike[str] | None = None
+    verbose: bool | None = None
+    random_state: Any = 0
+
+    card: ClassVar[Card]
+    reads_z: ClassVar[bool] = False
+
+    # The face.
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_domain: Any = None,
+        sample_confounder: Any = None,
+        groups: Any = None,
+        sample_weight: Any = None,
+        unlabeled: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Train on labeled rows of some sites; `unlabeled` has inputs of further sites, for methods that use them."""
+        return self.attach(
+            self.trainer().train(X, y, sample_domain, sample_confounder, groups, sample_weight, unlabeled)
+        )
+
+    def adapt(self, X: Any, sample_confounder: Any = None, y: Any = None, prevalence: Any = None) -> AdaptedMethod:
+        """Adapt to a new site. `y` and `prevalence` are for methods whose card says that they are told them."""
+        check_is_fitted(self, "trained_")
+        rule, marginal = self.rule_at(X, sample_confounder, y, prevalence)
+        return AdaptedMethod(
+            self.classes_,
+            rule,
+            lambda: self.own_log_proba(rule, X, sample_confounder, y),
+            None if marginal is None else np.asarray(marginal),
+        )
+
+    def adapt_predict_proba(
+        self, X: Any, sample_confounder: Any = None, y: Any = None, prevalence: Any = None
+    ) -> Array:
+        """Adapt to rows and score the very same."""
+        return self.adapt(X, sample_confounder, y, prevalence).own_proba()
+
+    def predict_proba(self, X: Any, sample_confounder: Any = None) -> Array:
+        """Probabilities as trained, without any adaptation."""
+        check_is_fitted(self, "trained_")
+        return np.asarray(self.log_proba(X, sample_confounder).exp().numpy())
+
+    def predict(self, X: Any, sample_confounder: Any = None) -> Array:
+        """The most probable class of every row."""
+        return np.asarray(self.classes_[self.predict_proba(X, sample_confounder).argmax(axis=1)])
+
+    def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
+        """Why this method can't be used on such data, None where it can."""
+        return refuse(self.card, n_sites, confounders)
+
+    # The hooks.
+
+    def trainer(self) -> "Method":
+        """The method whose network this one uses."""
+        return self
+
+    def prepare(self, training: LabeledRows, held: LabeledRows, schema: Confounders | None, n: int) -> Prepared:
+        """Work out what `loss` needs beside the rows; n is the number of classes."""
+        return Prepared()
+
+    def n_outputs(self, n_classes: int, prepared: Prepared) -> int:
+        """How many outputs the network has."""
+        return n_classes
+
+    def build(self, network: RatioNetwork, n_domains: int, prepared: Prepared) -> nn.Module:
+        """The module to train."""
+        return network
+
+    def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
+        """What a batch costs."""
+        raise NotImplementedError(f"{type(self).__name__} trains no network of its own: see trainer()")
+
+    def validation_loss(self, outputs: Tensor, rows: LabeledRows, memory: Any) -> Tensor:
+        """What held-out rows cost: the NLL of predictions as trained."""
+        return mean_nll(outputs, rows)
+
+    def begin_epoch(self, memory: Any) -> None:
+        """What the method does between epochs."""
+
+    def see(self, X: Any) -> Any:
+        """What the method makes of X before anything reads it."""
+        return X
+
+    def settle(self, trained: Trained) -> None:
+        """What the method learns from the held-out rows, once the network is there."""
+
+    def log_proba(self, X: Any, Z: Any) -> Tensor:
+        """log P(y|x) as trained."""
+        return torch.log_softmax(self.outputs(X, Z), dim=1)
+
+    def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
+        """How to predict at a site, and the P(Y) found there."""
+        return self.log_proba, None
+
+    def own_log_proba(self, rule: Rule, X: Any, Z: Any, y: Any) -> Tensor:
+        """log P(y|x) of the rows that were adapted to."""
+        return rule(X, Z)
+
+    # What the hooks stand on.
+
+    def train(
+        self, X: Any, y: Any, domain: Any, Z: Any, groups: Any, weight: Any, unlabeled: Mapping[str, Any] | None
+    ) -> Any:
+        """Train the network of this method; the same seed gives the same one."""
+        return train_network(self, X, y, domain, Z, groups, weight, unlabeled)
+
+    def resolved_recipe(self) -> Recipe:
+        """The recipe with this method's changes to it; whatever is wrong with it or the backbone is one error."""
+        problems = Problems(self.card.name)
+        recipe = read_network_settings(self, problems)
+        problems.raise_if_any()
+        return recipe
+
+    def own_settings(self) -> dict[str, str]:
+        """The settings that only this method has, as text."""
+        own = {name: value for name, value in self.get_params(deep=False).items() if name not in Method().get_params()}
+        return {name: getattr(value, "__qualname__", repr(value)) for name, value in own.items()}
+
+    def attach(self, trained: Any) -> Self:
+        """Take over a trained network, one's own or the trainer's."""
+        self.trained_ = trained
+        self.classes_ = trained.classes
+        self.input_shape_, self.n_features_in_ = trained.input_shape, trained.n_features
+        self.settle(trained)
+        return self
+
+    def outputs(self, X: Any, Z: Any = None) -> Tensor:
+        """What the network gives for every row, (n, m)."""
+        trained: Trained = self.trained_
+        key = (id(X), id(Z))
+        if trained.remembered is not None and key in trained.remembered:
+            return trained.remembered[key][2]
+        reader = self.trainer()
+        inputs = read_inputs(self, reader.see(X), reset=False)
+        schema = trained.schema if reader.reads_z else None
+        found = trained.scorer(inputs, network_inputs(schema, self.codes(Z, len(inputs), reader.reads_z)))
+        if trained.remembered is not None:
+            trained.remembered[key] = (X, Z, found)
+        return found
+
+    def codes(self, Z: Any, n_rows: int, needed: bool) -> Tensor:
+        """The codes of z, nothing for methods that do not read it."""
+        schema = self.trained_.schema
+        if not needed or schema is None:
+            return torch.zeros(n_rows, 0, dtype=torch.float64)
+        if Z is None:
+            raise ValueError(f"{self.card.name} reads z: give sample_confounder")
+        codes: Tensor = schema.encode(Z)[0]
+        if len(codes) != n_rows:
+            raise ValueError(f"sample_confounder has {len(codes)} row(s), X has {n_rows}")
+        return codes
+
+
+def training_key(method: Method) -> str:
+    """What decides the network a method uses: methods with equal keys can share one."""
+    trainer = method.trainer()
+    settings = {name: value for name, value in sorted(trainer.get_params(deep=False).items()) if name not in SILENT}
+    return f"{type(trainer).__name__}({', '.join(f'{name}={value!r}' for name, value in settings.items())})"
+
+
+def fit_together(methods: Sequence[Method], X: Any, y: Any, **data: Any) -> None:
+    """Fit methods of one training key: train once, attach to all. `data` is as for `fit`."""
+    keys = {training_key(method) for method in methods}
+    if len(keys) > 1:
+        raise ValueError(f"these methods do not share a network: {'; '.join(sorted(keys))}")
+    names = ("sample_domain", "sample_confounder", "groups", "sample_weight", "unlabeled")
+    trained = methods[0].trainer().train(X, y, *(data.get(name) for name in names))
+    for method in methods:
+        method.attach(trained)
+
+
+@contextmanager
+def remembering(methods: Sequence[Method]) -> Iterator[None]:
+    """Let methods remember what their networks gave for an array (the very object) until the end of the block."""
+    with ExitStack() as stack:
+        for trained in {id(m.trained_): m.trained_ for m in methods}.values():
+            trained.remembered = {}
+            stack.callback(setattr, trained, "remembered", None)
+        yield
+
+
+def cross_fitted(n_rows: int, seed: int, predict: Callable[[Array, Array], Tensor], n_folds: int = 5) -> Tensor:
+    """Predict every row by what was fitted to the rows of other folds: predict(fitted rows, scored rows) -> (m, K)."""
+    order = np.random.default_rng(seed).permutation(n_rows)
+    parts = [np.sort(part) for part in np.array_split(order, min(n_folds, n_rows))]
+    found = [predict(np.setdiff1d(order, part), part) for part in parts]
+    joined = torch.cat(found)
+    return torch.empty_like(joined).index_copy_(0, torch.tensor(np.concatenate(parts)), joined)

@@ -1,0 +1,177 @@
+"""Conditional Prevalence Adjustment: GPA's forerunner, which needs labels or P(Y) at the new site."""
+
+import math
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy.stats import qmc
+from torch import Tensor
+
+from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
+from sitewise.bench.methods.base import Method, Rule, cross_fitted
+from sitewise.bench.methods.card import Card
+from sitewise.bench.methods.gpa import GPA, log_of
+from sitewise.bench.methods.network import Array
+from sitewise.confounders import Categorical, Confounders
+from sitewise.estimator.source.reading import read_partial_labels
+from sitewise.posterior import combine
+from sitewise.sites import take_rows
+
+MAX_CELLS = 256
+N_POINTS = 64  # where z is continuous or has too many cells
+
+
+def uniform_points(schema: Confounders, seed: int = 0) -> pd.DataFrame:
+    """Values of z spread evenly over its range: every combination of levels where they are few, else 64 points.
+
+    The points are a scrambled Sobol sequence, a coordinate for each variable.
+    """
+    levels = [v.levels if isinstance(v, Categorical) else None for v in schema.variables]
+    if all(level is not None for level in levels):
+        n_cells = int(np.prod([len(level or ()) for level in levels]))
+        if n_cells <= MAX_CELLS:
+            return pd.DataFrame(list(product(*(level or () for level in levels))), columns=list(schema.names))
+    points = qmc.Sobol(len(levels), seed=seed).random(N_POINTS)
+    columns: dict[str, Any] = {}
+    for variable, share in zip(schema.variables, points.T, strict=True):
+        if isinstance(variable, Categorical):
+            columns[variable.name] = [variable.levels[int(s * len(variable.levels))] for s in share]
+        else:
+            columns[variable.name] = variable.low + share * (variable.high - variable.low)
+    return pd.DataFrame(columns)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class CoPA(GPA):
+    """CoPA [nguyen2024robust]: P_b(y|x,z) = Norm(f(x,z) g_b(z)), g_b fitted to the site's own (y, z). A reference.
+
+    f is trained without knockout and not calibrated. The rows that `adapt` saw the labels of are scored by g_b fitted
+    to the other four fifths of them (`own_proba`), so that no row is scored by a g that saw its label.
+    """
+
+    knockout: float = 0.0
+    calibration: str = "none"
+    card: ClassVar[Card] = Card(
+        name="CoPA",
+        cite="nguyen2024robust",
+        input="X, Z",
+        continuous_z=True,
+        high_dimensional_z=True,
+        z_at_test="needed",
+        labels_at_test="labels",
+        estimates_g="directly",
+    )
+
+    def trainer(self) -> Method:
+        """CoPA's own f."""
+        return GPA(**self.get_params(deep=False))
+
+    def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
+        """Fit g to the labels."""
+        estimate = self._fit_g(Z, self._labels(y, len(X)), len(X))
+        return lambda rows, z: combine(self.log_ratio(rows, z), _log_prevalence(estimate, z, len(rows))), None
+
+    def own_log_proba(self, rule: Rule, X: Any, Z: Any, y: Any) -> Tensor:
+        """Every row by a g that did not see its label."""
+        labels, log_ratio = self._labels(y, len(X)), self.log_ratio(X, Z)
+
+        def predict(seen: Array, scored: Array) -> Tensor:
+            estimate = self._fit_g(take_rows(Z, seen), labels[seen], len(seen))
+            z = take_rows(Z, scored)
+            return combine(log_ratio[torch.tensor(scored)], _log_prevalence(estimate, z, len(scored)))
+
+        return cross_fitted(len(X), int(self.random_state or 0), predict)
+
+    def _labels(self, y: Any, n_rows: int) -> Array:
+        if y is None:
+            raise ValueError(f"{self.card.name} needs the site's labels: give adapt y=")
+        return read_partial_labels(y, self.classes_, n_rows)
+
+    def _fit_g(self, Z: Any, labels: Array, n_rows: int) -> PrevalenceEstimate:
+        """g from labels alone: where they are known f says nothing more."""
+        return estimate_prevalence(
+            np.zeros((n_rows, len(self.classes_))),
+            Z if self.model_.confounders_ is not None else None,
+            model="auto" if Z is not None and self.model_.confounders_ is not None else "constant",
+            confounders=self.model_.confounders_,
+            y=labels,
+        )
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class CoPAStar(CoPA):
+    """CoPA* [nguyen2024robust]: P_b(y|x) ≈ Norm Σ_z Norm(P_b(y) f(x,z)), z uniform over its range. A reference.
+
+    `adapt` is told P_b(Y) as `prevalence=` (K numbers), or takes the shares of the labels `y=`. Assumes that z given x
+    is uniform and that P_b(y|z) is about P_b(y).
+    """
+
+    card: ClassVar[Card] = Card(
+        name="CoPA*",
+        cite="nguyen2024robust",
+        continuous_z=True,
+        high_dimensional_z=False,
+        labels_at_test="P(Y)",
+        estimates_g="directly",
+        without_z="Monte-Carlo",
+    )
+
+    def log_proba(self, X: Any, Z: Any) -> Tensor:
+        """As trained: the average of P(y|x,z) over z."""
+        if self.model_.confounders_ is None:
+            return super().log_proba(X, None)
+        points = uniform_points(self.model_.confounders_)
+        stack = torch.stack(
+            [super(CoPAStar, self).log_proba(X, _repeat(points, i, len(X))) for i in range(len(points))]
+        )
+        return _log_mean(stack)
+
+    def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
+        """Take the P(Y) that is told."""
+        if prevalence is None or callable(prevalence):
+            labels = self._labels(y, len(X))
+            known = labels[~np.isnan(labels)].astype(int)
+            prevalence = np.bincount(known, minlength=len(self.classes_)) / len(known)
+        log_marginal = log_of(prevalence)
+        return lambda rows, z: self._average(rows, log_marginal), None
+
+    def own_log_proba(self, rule: Rule, X: Any, Z: Any, y: Any) -> Tensor:
+        """P(Y) is known, not fitted to a row's own label."""
+        return rule(X, None)
+
+    def _average(self, X: Any, log_marginal: Tensor) -> Tensor:
+        """log of the mean over z of Norm(P(Y) f(x,z))."""
+        schema = self.model_.confounders_
+        if schema is None:
+            return combine(self.log_ratio(X, None), log_marginal)
+        remembered = self.trained_.remembered
+        key = (id(X), "uniform z", self.calibration)
+        if remembered is not None and key in remembered:
+            stack: Tensor = remembered[key][2]
+        else:
+            points = uniform_points(schema)
+            stack = torch.stack([self.log_ratio(X, _repeat(points, i, len(X))) for i in range(len(points))])
+            if remembered is not None:
+                remembered[key] = (X, None, stack)
+        return _log_mean(combine(stack, log_marginal))
+
+
+def _log_mean(log_values: Tensor) -> Tensor:
+    """The log of the mean over the first dimension."""
+    total = torch.logsumexp(log_values, dim=0)
+    return total - math.log(len(log_values))
+
+
+def _repeat(points: pd.DataFrame, i: int, n_rows: int) -> pd.DataFrame:
+    """One value of z for every row."""
+    return points.iloc[np.full(n_rows, i)].reset_index(drop=True)
+
+
+def _log_prevalence(estimate: PrevalenceEstimate, Z: Any, n_rows: int) -> Tensor:
+    if Z is None or estimate.confounders is None:
+        return log_of(estimate.marginal).expand(n_rows, -1)
+    return torch.tensor(np.asarray(estimate.log_prevalence(Z)))

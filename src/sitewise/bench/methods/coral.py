@@ -1,0 +1,68 @@
+"""Deep CORAL: the same means and covariances of the features at every site."""
+
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from sitewise.bench.methods.card import Card
+from sitewise.bench.methods.dann import DANN
+from sitewise.bench.methods.objective import Batch, Prepared
+from sitewise.ratio import RatioNetwork, weighted_nll
+
+
+def moments(features: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean (d,) and covariance (d, d) of the rows inside, (n,) of ones and zeros."""
+    count = inside.sum()
+    mean = inside @ features / count.clamp_min(1)
+    centred = (features - mean) * inside[:, None]
+    return mean, centred.T @ centred / (count - 1).clamp_min(1)
+
+
+def coral_distance(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> Tensor:
+    """How far two sites' moments are apart: the mean squares of the differences of means and of covariances."""
+    return ((a[0] - b[0]) ** 2).mean() + ((a[1] - b[1]) ** 2).mean()
+
+
+class FeatureNetwork(nn.Module):
+    """A network that also shows what its last layer reads."""
+
+    def __init__(self, network: RatioNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor, z: Tensor, with_features: bool = False) -> Any:
+        """Logits, and the features where asked for."""
+        if not with_features:
+            return self.network(x, z)
+        features = self.network.features(x, z)
+        return self.network.fusion[-1](features), features
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class CORAL(DANN):
+    """Deep CORAL [sun2016deep]: R + λ · the mean over pairs of sites of the distance between their moments.
+
+    λ is `strength`. Unlabeled rows of further sites count as sites. Assumes, like DANN, that features with one
+    distribution at all sites suffice.
+    """
+
+    strength: float = 1.0
+    card: ClassVar[Card] = Card(name="CORAL", cite="sun2016deep", unlabeled_in_training=True)
+
+    def build(self, network: RatioNetwork, n_domains: int, prepared: Prepared) -> nn.Module:
+        """Show the features."""
+        return FeatureNetwork(network)
+
+    def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
+        """The NLL of y, and how far apart the sites' features are."""
+        logits, features = module(batch.all_x(), batch.all_z(), True)
+        risk = weighted_nll(logits[: batch.n], batch.y, batch.weight)
+        sites = batch.all_sites()
+        insides = [(sites == s).to(features.dtype) for s in range(batch.n_domains)]
+        parts = [moments(features, inside) for inside in insides]
+        gaps = torch.stack([coral_distance(a, b) for a, b in combinations(parts, 2)])
+        both = torch.stack([(a.sum() > 1) & (b.sum() > 1) for a, b in combinations(insides, 2)])
+        return risk + self.strength * (gaps * both).sum() / both.sum().clamp_min(1)

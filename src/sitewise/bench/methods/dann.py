@@ -1,0 +1,84 @@
+"""Domain-adversarial training."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from sitewise.bench.methods.base import Method
+from sitewise.bench.methods.card import Card
+from sitewise.bench.methods.objective import Batch, Prepared
+from sitewise.confounders import Confounders
+from sitewise.ratio import FUSION_WIDTH, RatioNetwork, weighted_nll
+
+
+class _Reversal(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, scale: Tensor) -> Tensor:
+        ctx.scale = scale
+        return features.view_as(features)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return -ctx.scale * gradient, None
+
+
+def reverse_gradient(features: Tensor, scale: Tensor) -> Tensor:
+    """The identity, whose gradient is multiplied by -scale on the way back."""
+    reversed_features: Tensor = _Reversal.apply(features, scale)
+    return reversed_features
+
+
+def reversal_schedule(progress: Tensor) -> Tensor:
+    """2 / (1 + exp(-10 p)) - 1: no reversal at first, all of it from about half of training on."""
+    return 2 / (1 + torch.exp(-10 * progress)) - 1
+
+
+class AdversarialNetwork(nn.Module):
+    """A network, and a critic that tells from its features which site a row is of."""
+
+    def __init__(self, network: RatioNetwork, n_domains: int) -> None:
+        super().__init__()
+        self.network = network
+        self.critic = nn.Sequential(
+            nn.Linear(FUSION_WIDTH, FUSION_WIDTH), nn.ReLU(), nn.Linear(FUSION_WIDTH, n_domains)
+        )
+
+    def forward(self, x: Tensor, z: Tensor, scale: Tensor | None = None) -> Any:
+        """Logits of y; with a scale also those of the site, whose gradient reaches the features reversed."""
+        if scale is None:
+            return self.network(x, z)
+        features = self.network.features(x, z)
+        return self.network.fusion[-1](features), self.critic(reverse_gradient(features, scale))
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class DANN(Method):
+    """DANN [ganin2016domain]: R - λ R_site, R_site the loss of a critic that guesses the site from the features.
+
+    The critic descends on R_site, the features climb it (gradient reversal, λ = `strength` · (2/(1 + e^(-10p)) - 1) at
+    share p of training). Unlabeled rows of further sites take part in R_site. Assumes that features with one
+    distribution at all sites suffice, which label shift makes impossible.
+    """
+
+    strength: float = 1.0
+    card: ClassVar[Card] = Card(name="DANN", cite="ganin2016domain", unlabeled_in_training=True)
+
+    def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
+        """One site alone has nothing to be aligned with."""
+        if n_sites < 2 and not n_unlabeled:
+            return f"{self.card.name} aligns sites: give at least two, or unlabeled rows of another"
+        return super().refusal(n_sites, confounders, n_unlabeled)
+
+    def build(self, network: RatioNetwork, n_domains: int, prepared: Prepared) -> nn.Module:
+        """Put the critic beside the network."""
+        return AdversarialNetwork(network, n_domains)
+
+    def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
+        """The NLL of y, and the critic's of the site."""
+        scale = self.strength * reversal_schedule(batch.progress)
+        logits, site_logits = module(batch.all_x(), batch.all_z(), scale)
+        risk = weighted_nll(logits[: batch.n], batch.y, batch.weight)
+        return risk + cross_entropy(site_logits, batch.all_sites())

@@ -1,0 +1,63 @@
+"""Empirical risk minimization: of x alone, of x and z, of x without its colour."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor, nn
+
+from sitewise.bench.datasets.digits import grayscale
+from sitewise.bench.methods.base import Method
+from sitewise.bench.methods.card import Card
+from sitewise.bench.methods.objective import Batch
+from sitewise.ratio import weighted_nll
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class ERM(Method):
+    """ERM [vapnik1998statistical]: minimize the mean of -log P(y|x) over the rows of all sites alike.
+
+    Assumes that a new site is like the training sites together.
+    """
+
+    card: ClassVar[Card] = Card(name="ERM", cite="vapnik1998statistical")
+
+    def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
+        """The weighted mean NLL."""
+        return weighted_nll(module(batch.x, batch.z), batch.y, batch.weight)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class ERMWithZ(ERM):
+    """ERM^Z: minimize the mean of -log P(y|x,z). Assumes that P(y|x,z) is the same everywhere."""
+
+    card: ClassVar[Card] = Card(
+        name="ERM^Z",
+        cite="vapnik1998statistical",
+        input="X, Z",
+        continuous_z=True,
+        high_dimensional_z=True,
+        z_at_test="needed",
+    )
+    reads_z: ClassVar[bool] = True
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class ERMWithoutColor(ERM):
+    """ERM^c: ERM of images that the confounder was taken out of. It is told which feature to drop: a reference.
+
+    `drop` takes it out of X; the default takes the colour out of colored digits.
+    """
+
+    drop: Callable[[Any], Any] = grayscale
+    card: ClassVar[Card] = Card(
+        name="ERM^c", cite="vapnik1998statistical", told="the feature to drop", note="for colored images"
+    )
+
+    def see(self, X: Any) -> Any:
+        """Take the confounder out."""
+        try:
+            return self.drop(np.asarray(X))
+        except ValueError as error:
+            raise ValueError(f"ERM^c drops the colour of images: {error}") from error

@@ -1,0 +1,228 @@
+"""Generalized Prevalence Adjustment and its variants: one f, and g estimated, kept constant, or told."""
+
+import copy
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sitewise.adaptation import estimate_prevalence
+from sitewise.arrays import did_you_mean
+from sitewise.bench.methods.base import Method, Rule
+from sitewise.bench.methods.card import Card
+from sitewise.bench.methods.network import Array
+from sitewise.estimator import GPAClassifier
+from sitewise.posterior import combine
+
+ALGORITHMS = "indirectly, EM"
+
+
+@dataclass
+class TrainedGPA:
+    """A fitted `GPAClassifier`, shared by the methods that use its f."""
+
+    classifier: GPAClassifier
+    remembered: dict[tuple[Any, ...], tuple[Any, Any, Tensor]] | None = None
+
+    def __post_init__(self) -> None:
+        self.classes = self.classifier.classes_
+        self.input_shape, self.n_features = self.classifier.input_shape_, self.classifier.n_features_in_
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class GPA(Method):
+    """GPA [nguyen2024adapting]: P_b(y|x,z) = Norm(f(x,z) g_b(z)), averaged over the posterior of g_b given (x, z).
+
+    f is trained with knockout and each site's g given, then calibrated on held-out rows; the prior of g_b is learned by
+    rehearsal on the training sites. This is `GPAClassifier`. Assumes that P(x|y,z) is the same at every site.
+    """
+
+    prevalence: str = "auto"
+    knockout: float = 0.5
+    calibration: str = "vector"
+    rehearsal: str | None = "auto"
+    card: ClassVar[Card] = Card(
+        name="GPA",
+        cite="nguyen2024adapting",
+        input="X, Z",
+        continuous_z=True,
+        high_dimensional_z=True,
+        z_at_test="optional",
+        estimates_g=ALGORITHMS + " (algorithm 1)",
+        without_z="input knockout",
+    )
+
+    def refusal(self, n_sites: int, confounders: Any, n_unlabeled: int) -> str | None:
+        """Nothing: without confounders g is one number a class."""
+        return None
+
+    def trainer(self) -> Method:
+        """The method that only differs in what happens after training."""
+        settings = {name: value for name, value in self.get_params(deep=False).items() if name in GPA().get_params()}
+        return GPA(**settings | {"calibration": "vector"})
+
+    def train(self, X: Any, y: Any, domain: Any, Z: Any, groups: Any, weight: Any, unlabeled: Any) -> Any:
+        """Fit a `GPAClassifier`."""
+        classifier = GPAClassifier(**self.get_params(deep=False))
+        return TrainedGPA(classifier.fit(X, y, domain, Z, groups, weight))
+
+    def attach(self, trained: TrainedGPA) -> Self:
+        """Take over f, calibrated as this method wants it."""
+        fitted = trained.classifier
+        self.model_ = fitted if fitted.calibration == self.calibration else fitted.with_calibration(self.calibration)
+        return super().attach(trained)
+
+    def log_proba(self, X: Any, Z: Any) -> Tensor:
+        """log P(y|x,z) with the g of all training rows."""
+        return torch.tensor(np.log(self.model_.predict_proba(X, sample_confounder=Z)))
+
+    def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
+        """Estimate g(z) from unlabeled rows."""
+        here = self.model_.adapt_log_ratio(self.log_ratio(X, Z), Z)
+        return lambda rows, z: torch.tensor(np.log(here.adjust(self.log_ratio(rows, z), z))), here.prevalence()
+
+    def log_ratio(self, X: Any, Z: Any) -> Tensor:
+        """Calibrated log f, remembered while the runner wants it."""
+        remembered = self.trained_.remembered
+        key = (id(X), id(Z), self.calibration)
+        if remembered is not None and key in remembered:
+            return remembered[key][2]  # type: ignore[no-any-return]
+        found = torch.tensor(np.asarray(self.model_.log_ratio(X, sample_confounder=Z)))
+        if remembered is not None:
+            remembered[key] = (X, Z, found)
+        return found
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class GPAStar(GPA):
+    """GPA*: P_b(y|x) = Norm(f(x,z₀) ĝ_b(z₀)), z hidden at the new site; ĝ_b(z₀) from unlabeled x alone.
+
+    f(x,z₀) is what knockout taught f to say without z: an approximation where P(z|y) shifts. `hidden` names the
+    variables of z that the new site lacks, None stands for all.
+    """
+
+    hidden: list[str] | None = None
+    card: ClassVar[Card] = Card(
+        name="GPA*",
+        cite="nguyen2024adapting",
+        continuous_z=True,
+        high_dimensional_z=True,
+        estimates_g=ALGORITHMS + " (algorithm 2)",
+        without_z="input knockout",
+    )
+
+    def log_proba(self, X: Any, Z: Any) -> Tensor:
+        """As trained, without z."""
+        return super().log_proba(X, self.shown(Z))
+
+    def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
+        """Estimate the marginal without z, or g of the part of z that is there."""
+        rule, marginal = super().rule_at(X, self.shown(Z), None, None)
+        return lambda rows, z: rule(rows, self.shown(z)), marginal
+
+    def shown(self, Z: Any) -> Any:
+        """What the new site has of z: None where it has nothing."""
+        if Z is None or self.hidden is None:
+            return None
+        unknown = [name for name in self.hidden if name not in Z]
+        if unknown:
+            known = list(Z)
+            meant = did_you_mean(unknown[0], known)
+            raise ValueError(f"{self.card.name}: hidden has {unknown}, the variables of z are {known}{meant}")
+        nowhere = np.zeros(len(Z), dtype=bool)
+        return Z.assign(**{name: Z[name].where(nowhere) for name in self.hidden})
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class GPAJoint(GPAStar):
+    """GPA, joint: P_b(y|x) ∝ Σ_m ŵ_my r(x,y,z_m), z hidden at the new site; ŵ, its joint of (z, y), from x alone.
+
+    r(x,y,z) = P(x|y,z) / P_s(x) comes from the same f and a critic of P_s(z|x) / P_s(z) on its features; exact where
+    GPA* approximates. `missing="auto"` takes GPA*'s way where left-out likelihood speaks for it.
+    """
+
+    missing: str = "joint"
+    card: ClassVar[Card] = Card(
+        name="GPA, joint",
+        cite="nguyen2024adapting",
+        continuous_z=True,
+        high_dimensional_z=None,
+        estimates_g="indirectly, P(Y, Z)",
+        without_z="sum over a bank of z",
+    )
+
+    def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
+        """Estimate the joint of (z, y) without z; as GPA* where training had no z."""
+        if self.model_._joint is None:
+            return super().rule_at(X, Z, y, prevalence)
+        model = copy.copy(self.model_)
+        model.missing = self.missing
+        here = model.adapt(X, self.shown(Z))
+        return lambda rows, z: log_of(here.predict_proba(rows, self.shown(z))), here.prevalence()
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class GPAConstant(GPA):
+    """GPA with constant g: P_b(y|x,z) = Norm(f(x,z) π), π from unlabeled (x, z): what g(z) is compared with."""
+
+    card: ClassVar[Card] = replace(GPA.card, name="GPA, constant g", estimates_g=ALGORITHMS + ", one P(Y)")
+
+    def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
+        """Estimate one prevalence for all z."""
+        estimate = estimate_prevalence(self.log_ratio(X, Z).numpy(), model="constant")
+        log_marginal = torch.tensor(np.log(np.clip(estimate.marginal, 1e-300, None)))
+        return lambda rows, z: combine(self.log_ratio(rows, z), log_marginal), estimate.marginal
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class GPAGuarded(GPA):
+    """GPA, guarded: as GPA, but g is that of the training rows wherever `diagnose()` says "do not adapt".
+
+    The diagnosis sees no label: it asks whether f is informative here and whether its values are a mixture of those of
+    held-out rows, as they must be where P(x|y,z) is stable.
+    """
+
+    fallback: str = "pooled"
+    card: ClassVar[Card] = replace(GPA.card, name="GPA, guarded", estimates_g=ALGORITHMS + ", unless diagnosed")
+
+    def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
+        """Estimate g(z) and take it where the diagnosis lets it; else nothing is said of P(Y)."""
+        here = self.model_.adapt_log_ratio(self.log_ratio(X, Z), Z, fallback=self.fallback)
+        marginal = here.prevalence() if here.in_use == "adapted" else None
+        return lambda rows, z: torch.tensor(np.log(here.adjust(self.log_ratio(rows, z), z))), marginal
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class GPAOracle(GPA):
+    """GPA with the true g: P_b(y|x,z) = Norm(f(x,z) P_b(y|z)): what f alone could reach. A reference.
+
+    `adapt` is told the true g as `prevalence=`, a function of Z that returns P_b(y|z), (n, K).
+    """
+
+    card: ClassVar[Card] = Card(
+        name="GPA, true g",
+        cite="nguyen2024adapting",
+        input="X, Z",
+        continuous_z=True,
+        high_dimensional_z=True,
+        z_at_test="needed",
+        labels_at_test="true g",
+        estimates_g="told",
+    )
+
+    def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
+        """Take the g that is told."""
+        if not callable(prevalence):
+            raise ValueError("GPA, true g is told the truth: give adapt a function prevalence(Z) -> P(y|z), (n, K)")
+
+        def rule(rows: Any, z: Any) -> Tensor:
+            return combine(self.log_ratio(rows, z), log_of(prevalence(z)))
+
+        return rule, None
+
+
+def log_of(probability: Array) -> Tensor:
+    """Logs of probabilities; what is impossible stays so within 1e-12."""
+    return torch.tensor(np.log(np.clip(np.asarray(probability, dtype=float), 1e-12, None)))

@@ -1,0 +1,82 @@
+"""Group distributionally robust optimization."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from sitewise.bench.methods.base import Method
+from sitewise.bench.methods.card import Card, refuse
+from sitewise.bench.methods.cells import Cells
+from sitewise.bench.methods.objective import Batch, Prepared
+from sitewise.confounders import Confounders
+from sitewise.ratio import LabeledRows
+
+
+def reweight(share: Tensor, losses: Tensor, step: float) -> Tensor:
+    """q_g ∝ q_g exp(step · loss_g): the groups that are served worst gain weight; NaN marks groups not seen."""
+    grown = share * torch.exp(step * torch.where(losses.isnan(), 0.0, losses))
+    return grown / grown.sum()
+
+
+def group_losses(losses: Tensor, weight: Tensor, group: Tensor, n_groups: int) -> Tensor:
+    """The weighted mean loss of every group, NaN for a group that has no row."""
+    mass = torch.zeros(n_groups, dtype=losses.dtype, device=losses.device).index_add_(0, group, weight)
+    total = torch.zeros_like(mass).index_add_(0, group, weight * losses)
+    return torch.where(mass > 0, total / mass.clamp_min(1e-30), torch.nan)
+
+
+@dataclass
+class GroupShares:
+    """The weights q of the groups, kept from batch to batch."""
+
+    share: Tensor
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class GroupDRO(Method):
+    """GroupDRO [sagawa2019distributionally]: minimize Σ_g q_g R_g with q_g ∝ q_g exp(η R_g) after every batch.
+
+    Groups are classes × cells of z (`groups="cells"`) or classes × sites ("sites"); η is `step`. A continuous variable
+    is cut into `bins` equally full bins of the training rows; with bins=None it is refused. Rows that lack part of z
+    form one more cell. Assumes that the groups are the same at a new site, mixed otherwise.
+    """
+
+    groups: str = "cells"
+    step: float = 0.01
+    bins: int | None = 4
+    card: ClassVar[Card] = Card(
+        name="GroupDRO",
+        cite="sagawa2019distributionally",
+        continuous_z=False,
+        high_dimensional_z=True,
+        note="continuous z in quartiles",
+    )
+
+    def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
+        """Bins make a continuous variable discrete."""
+        if self.groups not in ("cells", "sites"):
+            return f"groups must be 'cells' or 'sites', got {self.groups!r}"
+        binned = self.bins is not None or self.groups == "sites"
+        return refuse(self.card, n_sites, None if binned else confounders)
+
+    def prepare(self, training: LabeledRows, held: LabeledRows, schema: Confounders | None, n: int) -> Prepared:
+        """Number the groups that occur."""
+        if self.groups == "sites":
+            cell = training.site
+        else:
+            cell = Cells.learn(schema, training.codes, self.bins).number(training.codes)
+        group = torch.unique((cell + 1) * n + training.y, return_inverse=True)[1]
+        n_groups = int(group.max()) + 1
+        return Prepared({"group": group}, GroupShares(torch.full((n_groups,), 1 / n_groups)))
+
+    def loss(self, module: nn.Module, batch: Batch, memory: GroupShares) -> Tensor:
+        """The groups' mean losses, weighted by how badly they have been served."""
+        if memory.share.device != batch.x.device:
+            memory.share = memory.share.to(batch.x.device)
+        each = cross_entropy(module(batch.x, batch.z), batch.y, reduction="none")
+        by_group = group_losses(each, batch.weight, batch.columns["group"], len(memory.share))
+        memory.share.copy_(reweight(memory.share, by_group.detach(), self.step))
+        return (memory.share.clone() * torch.where(by_group.isnan(), 0.0, by_group)).sum()

@@ -1,0 +1,104 @@
+"""Importance-weighted domain-adversarial training."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from sitewise.bench.methods.card import Card
+from sitewise.bench.methods.dann import DANN, AdversarialNetwork, reversal_schedule
+from sitewise.bench.methods.objective import Batch, Prepared
+from sitewise.bench.methods.weights import bbse
+from sitewise.confounders import Confounders
+from sitewise.ratio import LabeledRows, RatioNetwork, weighted_nll
+
+MEMORY = 0.5  # how much of the old class weights stays after an epoch
+
+
+@dataclass
+class ClassWeights:
+    """Class weights w = P_b(y)/P_s(y), and the sums of the running epoch that the next ones come from."""
+
+    weight: Tensor
+    joint: Tensor = field(init=False)  # Σ over labeled rows of predicted × true
+    predicted: Tensor = field(init=False)  # Σ over unlabeled rows of predicted
+    mass: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        n = len(self.weight)
+        self.joint = self.weight.new_zeros(n, n)
+        self.predicted, self.mass = self.weight.new_zeros(n), self.weight.new_zeros(2)
+
+    def to(self, device: torch.device) -> None:
+        """Move everything to a device."""
+        self.weight, self.joint, self.predicted, self.mass = (
+            part.to(device) for part in (self.weight, self.joint, self.predicted, self.mass)
+        )
+
+    def add(self, labeled: Tensor, y: Tensor, unlabeled: Tensor) -> None:
+        """Take in the probabilities of a batch."""
+        self.joint.index_add_(1, y, labeled.T)
+        self.predicted += unlabeled.sum(0)
+        self.mass[0] += len(labeled)
+        self.mass[1] += len(unlabeled)
+
+    def update(self) -> None:
+        """w from the epoch's confusion matrix (BBSE), mixed with the old one."""
+        if float(self.mass.min()) > 0:
+            found = bbse((self.joint / self.mass[0]).cpu(), (self.predicted / self.mass[1]).cpu())
+            self.weight.copy_(MEMORY * self.weight + (1 - MEMORY) * found.to(self.weight))
+        for sums in (self.joint, self.predicted, self.mass):
+            sums.zero_()
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class IWDANN(DANN):
+    """IWDANN [tachet2020domain]: DANN with labeled rows weighted by w_y = P_b(y)/P_s(y), in R and for the critic.
+
+    The critic tells training rows (all sites together) from unlabeled ones (all sites together); w comes from the
+    confusion matrix of each epoch, C w = μ. Assumes that P(features|y) can be made the same at both. Made for one
+    source and one target, and needs the target's unlabeled rows in training.
+    """
+
+    card: ClassVar[Card] = Card(
+        name="IWDANN",
+        cite="tachet2020domain",
+        unlabeled_in_training=True,
+        estimates_g="indirectly, confusion matrix",
+        note="sites are pooled into one source and one target",
+    )
+
+    def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
+        """The target's rows are part of training."""
+        if not n_unlabeled:
+            return "IWDANN trains against unlabeled rows of the new site: give unlabeled="
+        return super().refusal(n_sites, confounders, n_unlabeled)
+
+    def prepare(self, training: LabeledRows, held: LabeledRows, schema: Confounders | None, n: int) -> Prepared:
+        """Start from equal weights."""
+        return Prepared({}, ClassWeights(torch.ones(n, dtype=torch.float64)))
+
+    def build(self, network: RatioNetwork, n_domains: int, prepared: Prepared) -> nn.Module:
+        """The critic knows source and target only."""
+        return AdversarialNetwork(network, 2)
+
+    def begin_epoch(self, memory: ClassWeights) -> None:
+        """Class weights from the epoch behind."""
+        memory.update()
+
+    def loss(self, module: nn.Module, batch: Batch, memory: ClassWeights) -> Tensor:
+        """Weighted NLL of y, and the critic's loss with the labeled rows weighted alike."""
+        assert batch.unlabeled_site is not None
+        memory.to(batch.x.device)
+        scale = self.strength * reversal_schedule(batch.progress)
+        logits, critic = module(batch.all_x(), batch.all_z(), scale)
+        probability = torch.softmax(logits.detach().double(), dim=1)
+        memory.add(probability[: batch.n], batch.y, probability[batch.n :])
+        importance = memory.weight.to(logits.dtype)[batch.y] * batch.weight
+        risk = (importance * cross_entropy(logits[: batch.n], batch.y, reduction="none")).sum() / batch.weight.sum()
+        source = torch.zeros_like(batch.y)
+        target = torch.ones_like(batch.unlabeled_site)
+        from_source = weighted_nll(critic[: batch.n], source, importance.clamp_min(1e-12))
+        return risk + (from_source + cross_entropy(critic[batch.n :], target)) / 2

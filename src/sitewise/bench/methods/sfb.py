@@ -1,0 +1,145 @@
+"""Stable feature boosting."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor, nn
+
+from sitewise.bench.methods.base import Method, Rule
+from sitewise.bench.methods.card import Card
+from sitewise.bench.methods.irm import mean_over_sites
+from sitewise.bench.methods.network import Trained
+from sitewise.bench.methods.objective import Batch, Prepared, mean_nll
+from sitewise.bench.methods.weights import correct_pseudo_labels, hard
+from sitewise.estimator.source.held_out import calibrate_rows
+from sitewise.ratio import FUSION_WIDTH, LabeledRows, RatioNetwork, weighted_nll
+
+UNSTABLE_WIDTH = 32
+FLOOR = 1e-6
+
+
+def conditional_covariance(a: Tensor, b: Tensor, y: Tensor, n_classes: int) -> Tensor:
+    """The mean square of the covariances of a (n, p) and b (n, q) within each class, averaged over the classes.
+
+    Zero where both are uncorrelated given y, which independence given y implies.
+    """
+    squares, counts = [], []
+    for label in range(n_classes):
+        inside = (y == label).to(a.dtype)
+        count = inside.sum()
+        left, right = ((part - inside @ part / count.clamp_min(1)) * inside[:, None] for part in (a, b))
+        squares.append(((left.T @ right / count.clamp_min(1)) ** 2).mean())
+        counts.append(count)
+    return torch.stack(squares).sum() / (torch.stack(counts) > 0).sum()
+
+
+class TwoHeads(nn.Module):
+    """One backbone, a stable head and an unstable one, each with a fusion of its own.
+
+    Returns [stable logits, unstable logits, unstable features] side by side.
+    """
+
+    def __init__(self, network: RatioNetwork) -> None:
+        super().__init__()
+        self.stable = network
+        first, last = network.fusion[0], network.fusion[-1]
+        assert isinstance(first, nn.Linear)
+        assert isinstance(last, nn.Linear)
+        self.unstable = nn.Sequential(
+            nn.Linear(first.in_features, FUSION_WIDTH), nn.ReLU(), nn.Linear(FUSION_WIDTH, UNSTABLE_WIDTH), nn.ReLU()
+        )
+        self.head = nn.Linear(UNSTABLE_WIDTH, last.out_features)
+
+    def forward(self, x: Tensor, z: Tensor) -> Tensor:
+        """All parts, (n, K + K + width)."""
+        shared = torch.cat([self.stable.backbone(x), z], dim=1)
+        unstable = self.unstable(shared)
+        return torch.cat([self.stable.fusion(shared), self.head(unstable), unstable], dim=1)
+
+
+def boost(log_stable: Tensor, unstable: Tensor, marginal: Tensor) -> Tensor:
+    """log P(y|x) ∝ log P(y|x_S) + log P(y|x_U) - log P(y), for parts independent given y."""
+    combined = log_stable + unstable.clamp_min(FLOOR).log() - marginal.clamp_min(FLOOR).log()
+    return torch.log_softmax(combined, dim=1)
+
+
+def pseudo_given_true(probability: Tensor) -> Tensor:
+    """M[k,j] = P(ŷ = j|y = k) of a calibrated classifier's own predictions ŷ, from its probabilities (n, K)."""
+    joint = probability.T @ hard(probability)
+    return joint / joint.sum(1, keepdim=True).clamp_min(1e-12)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class SFB(Method):
+    """SFB [eastwood2023spuriosity]: stable features predict anywhere, unstable ones after a fit to pseudo-labels.
+
+    Training: the sites' mean of R(stable) + λ · its IRM penalty, R(stable + unstable), and κ · the covariance of both
+    parts given y; λ is `stability` and κ `independence`. At a new site the stable head's predictions ŷ teach a logistic
+    regression on the unstable features, p(ŷ|x_U); with M[k,j] = P(ŷ=j|y=k) from the stable head's own probabilities
+    p(y|x_U) solves p(ŷ|x_U) = Mᵀ p(y|x_U), and P(y|x) ∝ P(y|x_S) p(y|x_U) / P(y). Assumes that P(y|x_S) is the same
+    everywhere and both parts are independent given y. With one training site there is no IRM penalty.
+    """
+
+    stability: float = 10.0
+    independence: float = 1.0
+    card: ClassVar[Card] = Card(
+        name="SFB", cite="eastwood2023spuriosity", estimates_g="no", note="adapts by pseudo-labels"
+    )
+
+    def build(self, network: RatioNetwork, n_domains: int, prepared: Prepared) -> nn.Module:
+        """Put the unstable head beside the stable one."""
+        return TwoHeads(network)
+
+    def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
+        """Both risks and both penalties."""
+        stable, unstable, features = self._parts(module(batch.x, batch.z))
+        invariant = mean_over_sites(stable, batch, self.stability if batch.n_sites > 1 else 0.0)
+        joint = weighted_nll(stable + unstable, batch.y, batch.weight)
+        dependence = conditional_covariance(stable, features, batch.y, stable.shape[1])
+        return (invariant + joint + self.independence * dependence) / max(self.stability, 1.0)
+
+    def validation_loss(self, outputs: Tensor, rows: LabeledRows, memory: Any) -> Tensor:
+        """The stable head's NLL: the other is of use only once it is adapted."""
+        return mean_nll(self._parts(outputs)[0], rows)
+
+    def settle(self, trained: Trained) -> None:
+        """Calibrate the stable head on the held-out rows."""
+        outputs = trained.held_out_outputs
+        n_classes = len(trained.classes)
+        y, weight = trained.held_out.y, trained.held_out.weight.double()
+        stable = outputs[:, :n_classes] if len(y) else torch.zeros(0, n_classes, dtype=torch.float64)
+        even = torch.zeros_like(stable)
+        self._calibration = calibrate_rows(stable, even, y, weight, "bias_corrected", n_classes)
+
+    def log_proba(self, X: Any, Z: Any) -> Tensor:
+        """As trained: the stable head."""
+        return torch.log_softmax(self._calibration.apply(self._parts(self.outputs(X))[0]), dim=1)
+
+    def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
+        """Fit the unstable features to pseudo-labels, corrected for what is wrong with them."""
+        log_stable = self.log_proba(X, None)
+        probability = log_stable.exp()
+        pseudo = probability.argmax(1).numpy()
+        marginal = probability.mean(0)
+        if len(np.unique(pseudo)) < 2:  # nothing to learn from
+            return self.log_proba, marginal.numpy()
+        noise = pseudo_given_true(probability)
+        features = self._parts(self.outputs(X))[2]
+        spread = features.std(0).clamp_min(1e-6)
+        model = LogisticRegression(max_iter=300).fit((features / spread).numpy(), pseudo)
+
+        def rule(rows: Any, z: Any) -> Tensor:
+            unstable = self._parts(self.outputs(rows))[2] / spread
+            of_pseudo = torch.zeros(len(unstable), len(self.classes_), dtype=torch.float64)
+            of_pseudo[:, torch.tensor(model.classes_)] = torch.tensor(model.predict_proba(unstable.numpy()))
+            return boost(self.log_proba(rows, None), correct_pseudo_labels(of_pseudo, noise), marginal)
+
+        return rule, marginal.numpy()
+
+    def _parts(self, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Stable logits, unstable logits, unstable features."""
+        n_classes = (outputs.shape[1] - UNSTABLE_WIDTH) // 2
+        return outputs[:, :n_classes], outputs[:, n_classes : 2 * n_classes], outputs[:, 2 * n_classes :]

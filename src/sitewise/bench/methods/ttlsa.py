@@ -1,0 +1,172 @@
+"""Test-time label-shift adaptation: label shift of the pair (y, z)."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from sitewise.adaptation import estimate_prevalence
+from sitewise.bench.methods.base import Method, Rule
+from sitewise.bench.methods.card import Card, refuse
+from sitewise.bench.methods.cells import Cells
+from sitewise.bench.methods.network import Trained
+from sitewise.bench.methods.objective import Batch, Prepared
+from sitewise.calibration import Calibration, fit_calibration
+from sitewise.confounders import Confounders
+from sitewise.posterior import combine
+from sitewise.ratio import LabeledRows
+
+PSEUDO_ROWS = 1.0  # of the even spread over all pairs, so that none has probability zero
+
+
+def pair_nll(outputs: Tensor, log_prior: Tensor, possible: Tensor) -> Tensor:
+    """-log Σ over the pairs (y, z) that a row may be of softmax(outputs + log p_e(y,z)), for every row."""
+    log_posterior = torch.log_softmax(outputs + log_prior, dim=1)
+    return -torch.logsumexp(torch.where(possible, log_posterior, -torch.inf), dim=1)
+
+
+def sum_out_z(log_pairs: Tensor, n_classes: int) -> Tensor:
+    """log P(y|x) from log P(y,z|x), pairs ordered by y: (n, K·C) -> (n, K)."""
+    return torch.logsumexp(log_pairs.reshape(len(log_pairs), n_classes, -1), dim=2)
+
+
+@dataclass
+class Pairs:
+    """The pairs (y, z-cell), and what held-out rows are judged by."""
+
+    cells: Cells
+    n_classes: int
+    held_log_prior: Tensor
+    held_possible: Tensor
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class TTLSA(Method):
+    """TTLSA [sun2023beyond]: P_b(y|x) = Σ_z Norm(r(x)_(y,z) p_b(y,z)), one softmax over all pairs (y, z).
+
+    r is trained on softmax(r(x) + log p_e(y,z)) with each training site's own p_e, calibrated by a bias-corrected
+    temperature; p_b is the maximum a posteriori from unlabeled x with a symmetric Dirichlet prior of `concentration`.
+    Assumes that P(x|y,z) is the same at every site. Made for one training site: adding log p_e for each site is what
+    makes it work for several. Any number of levels; a continuous variable only in `bins`.
+    """
+
+    concentration: float = 2.0
+    bins: int | None = None
+    card: ClassVar[Card] = Card(
+        name="TTLSA",
+        cite="sun2023beyond",
+        continuous_z=False,
+        high_dimensional_z=None,
+        estimates_g="indirectly, EM over (y, z)",
+        without_z="sum over z",
+        note="several sites through each site's own p(y, z)",
+    )
+
+    def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
+        """z must be there, and discrete or in bins."""
+        if confounders is None:
+            return "TTLSA models the pair (y, z) and needs confounders in training: give sample_confounder"
+        if self.concentration < 1:
+            return f"concentration must be at least 1, got {self.concentration}"
+        return refuse(self.card, n_sites, None if self.bins else confounders)
+
+    def prepare(self, training: LabeledRows, held: LabeledRows, schema: Confounders | None, n: int) -> Prepared:
+        """Number the pairs; each site's log p_e(y,z), and which pairs every row may be."""
+        cells = Cells.learn(schema, training.codes, self.bins)
+        possible = _possible(cells, training, n)
+        sites = torch.unique(training.site, return_inverse=True)[1]
+        log_prior = torch.stack(
+            [_shares(possible[sites == s], training.weight[sites == s]).log() for s in range(int(sites.max()) + 1)]
+        )
+        held_possible = _possible(cells, held, n)
+        memory = Pairs(cells, n, _others_log_shares(held_possible, held.weight, held.site), held_possible)
+        return Prepared({"log_prior": log_prior.float()[sites], "possible": possible}, memory)
+
+    def n_outputs(self, n_classes: int, prepared: Prepared) -> int:
+        """One for each pair."""
+        return n_classes * len(prepared.memory.cells)
+
+    def loss(self, module: nn.Module, batch: Batch, memory: Pairs) -> Tensor:
+        """The NLL of the pairs, given each site's shares of them."""
+        losses = pair_nll(module(batch.x, batch.z), batch.columns["log_prior"], batch.columns["possible"])
+        return (batch.weight * losses).sum() / batch.weight.sum()
+
+    def validation_loss(self, outputs: Tensor, rows: LabeledRows, memory: Pairs) -> Tensor:
+        """The NLL of the pairs, given the shares among the other held-out rows."""
+        log_prior = memory.held_log_prior.to(outputs)
+        losses = pair_nll(outputs, log_prior, memory.held_possible.to(outputs.device))
+        return (rows.weight * losses).sum() / rows.weight.sum()
+
+    def settle(self, trained: Trained) -> None:
+        """Calibrate r on the held-out rows."""
+        pairs: Pairs = trained.memory
+        self._calibration = _calibrate(trained.held_out_outputs, pairs, trained.held_out.weight.double())
+
+    def log_proba(self, X: Any, Z: Any) -> Tensor:
+        """As trained: all pairs alike."""
+        log_pairs = torch.log_softmax(self._calibration.apply(self.outputs(X)), dim=1)
+        return sum_out_z(log_pairs, len(self.classes_))
+
+    def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
+        """Find the site's p(y,z) without z, then sum z out."""
+        log_ratio = self._calibration.apply(self.outputs(X))
+        n_pairs = log_ratio.shape[1]
+        strength = (self.concentration - 1) * n_pairs
+        estimate = estimate_prevalence(
+            log_ratio.numpy(),
+            model="constant",
+            strength=strength,
+            prior=np.full(n_pairs, 1 / n_pairs),
+        )
+        joint = torch.tensor(np.asarray(estimate.marginal))
+        log_joint = joint.clamp_min(1e-12).log()
+        n_classes = len(self.classes_)
+
+        def rule(rows: Any, z: Any) -> Tensor:
+            return sum_out_z(combine(self._calibration.apply(self.outputs(rows)), log_joint), n_classes)
+
+        return rule, joint.reshape(n_classes, -1).sum(1).numpy()
+
+
+def _possible(cells: Cells, rows: LabeledRows, n_classes: int) -> Tensor:
+    """Which pairs every labeled row may be, (n, K·C), ordered by y."""
+    own_class = one_hot(rows.y, n_classes).bool()
+    return (own_class[:, :, None] & cells.possible(rows.codes)[:, None, :]).reshape(len(rows), -1)
+
+
+def _spread(possible: Tensor, weight: Tensor) -> Tensor:
+    """Every row's weight, spread evenly over the pairs it may be."""
+    return weight.double()[:, None] * possible / possible.sum(1, keepdim=True).clamp_min(1)
+
+
+def _shares(possible: Tensor, weight: Tensor) -> Tensor:
+    """Shares of the pairs among rows."""
+    counts = _spread(possible, weight).sum(0) + PSEUDO_ROWS / possible.shape[1]
+    return counts / counts.sum()
+
+
+def _others_log_shares(possible: Tensor, weight: Tensor, site: Tensor) -> Tensor:
+    """For every row the log shares of the pairs among the other rows of its site: none is judged by its own label."""
+    own = _spread(possible, weight)
+    total = torch.zeros(int(site.max()) + 1 if len(site) else 1, possible.shape[1], dtype=torch.float64)
+    total.index_add_(0, site, own)
+    counts = (total[site] - own).clamp_min(0) + PSEUDO_ROWS / max(possible.shape[1], 1)
+    return (counts / counts.sum(1, keepdim=True)).log()
+
+
+def _calibrate(outputs: Tensor, pairs: Pairs, weight: Tensor) -> Calibration:
+    """A bias-corrected temperature; a temperature alone where some pair has hardly any held-out row, else nothing."""
+    n_pairs = pairs.n_classes * len(pairs.cells)
+    targets = _spread(pairs.held_possible, torch.ones(len(weight)))
+    counts = targets.sum(0)
+    if len(weight) < 20 or int((counts > 0).sum()) < 2:
+        flat = torch.zeros(n_pairs, dtype=torch.float64)
+        return Calibration("none", flat + 1, flat)
+    certainty = ((counts + 1) / (counts + 2)).clamp_max(1.0)
+    kept = targets * certainty
+    soft = kept + (1 - kept.sum(1, keepdim=True)) / n_pairs
+    method = "bias_corrected" if float(counts.min()) >= 5 else "temperature"
+    return fit_calibration(outputs, soft, pairs.held_log_prior, weight, method)

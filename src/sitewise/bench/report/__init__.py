@@ -1,0 +1,1 @@
+"""Tables and figures of experiments, from summaries and plain records only."""

@@ -1,0 +1,90 @@
+"""An experiment's summary as tables and figures take it: a frame with a row for each method, site, draw and metric.
+
+Its columns are `COLUMNS`: `mean` over `seeds` with its 95% interval `low`, `high`; `difference` to the reference,
+paired by seed, with its interval; `told` marks a method that sees labels of the test site, the true g, or which feature
+to drop; `skipped` says why a method was not run and is empty otherwise. What is not defined is NaN.
+"""
+
+from collections.abc import Iterable
+
+import pandas as pd
+
+from sitewise.arrays import Problems, did_you_mean
+
+COLUMNS = (
+    *("method", "site", "draw", "metric", "seeds", "mean", "low", "high"),
+    *("difference", "difference_low", "difference_high", "told", "skipped"),
+)
+SMALL_IS_GOOD = ("nll", "brier", "ece", "kl", "mse", "error")  # the last word of such a metric's name
+TOLD_MARK = "†"
+TOLD_NOTE = "sees labels of the test site, the true prevalence, or which feature to drop: a reference, not a competitor"
+
+
+def small_is_good(metric: str) -> bool:
+    """Say whether the best value of a metric is its smallest."""
+    return metric.rsplit("_", 1)[-1] in SMALL_IS_GOOD
+
+
+def choose(frame: pd.DataFrame, metric: str, *, sites: Iterable[str] = (), draws: Iterable[str] = ()) -> pd.DataFrame:
+    """The rows of one metric at the named sites and draws (none named: all), in the frame's order."""
+    problems = Problems("summary")
+    missing = [column for column in COLUMNS if column not in frame]
+    if missing:
+        problems.add(f"a summary has the columns {', '.join(COLUMNS)}; missing: {', '.join(missing)}")
+        problems.raise_if_any()
+    wanted = {"metric": [metric], "site": list(sites), "draw": list(draws)}
+    chosen = pd.Series(True, index=frame.index)
+    for column, names in wanted.items():
+        known = [str(name) for name in frame[column].unique()]
+        for name in names:
+            if name not in known:
+                problems.add(f"there is no {column} {name!r}{meant(name, known)}")
+        if names:
+            chosen &= frame[column].isin(names)
+    problems.raise_if_any()
+    return frame[chosen]
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown name: the one that was meant, or all there are."""
+    names = list(known)
+    return did_you_mean(name, names) or f"; there are: {', '.join(names) or 'none'}"
+
+
+def left_out(rows: pd.DataFrame) -> dict[str, str]:
+    """Why methods are not shown: the reason, and where it holds for some of the sites and draws only, where."""
+    reasons: dict[str, str] = {}
+    for method, own in rows.groupby("method", sort=False):
+        parts = []
+        for reason, where in own[own["skipped"] != ""].groupby("skipped", sort=False):
+            places = "" if len(where) == len(own) else " at " + "; ".join(where["site"] + ", " + where["draw"])
+            parts.append(f"{str(reason).rstrip('. ')}{places}")
+        if parts:
+            reasons[str(method)] = "; ".join(parts)
+    return reasons
+
+
+def shown_methods(rows: pd.DataFrame) -> list[str]:
+    """The methods with a number anywhere, in the frame's order."""
+    return [str(method) for method in rows.loc[rows["mean"].notna(), "method"].unique()]
+
+
+def without_number(rows: pd.DataFrame) -> list[str]:
+    """The methods that were run and do not have the metric, as one that estimates no prevalence."""
+    shown, missing = shown_methods(rows), left_out(rows)
+    return [str(method) for method in rows["method"].unique() if method not in shown and method not in missing]
+
+
+def told_methods(rows: pd.DataFrame) -> set[str]:
+    """The methods that are told more than unlabeled rows."""
+    return {str(method) for method in rows.loc[rows["told"].astype(bool), "method"].unique()}
+
+
+def seeds_note(rows: pd.DataFrame) -> str:
+    """How many seeds stand behind the numbers, and with them what the interval is."""
+    counts = rows.loc[rows["mean"].notna(), "seeds"].astype(int)
+    if counts.empty or counts.max() <= 1:
+        return "one seed, hence no intervals"
+    if counts.min() == counts.max():
+        return f"mean over {counts.max()} seeds with its 95% interval"
+    return f"mean over {counts.min()} to {counts.max()} seeds with its 95% interval"

@@ -1,0 +1,147 @@
+"""Tables of an experiment's summary and of the methods, as Markdown, CSV, LaTeX or for the terminal."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, overload
+
+import pandas as pd
+
+from sitewise.bench.report.grids import Cell, Grid, TerminalGrid, write_latex, write_markdown
+from sitewise.bench.report.summary import (
+    TOLD_MARK,
+    TOLD_NOTE,
+    choose,
+    left_out,
+    seeds_note,
+    shown_methods,
+    small_is_good,
+    told_methods,
+    without_number,
+)
+from sitewise.evaluation import metric_name
+
+TextFormat = Literal["markdown", "csv", "latex"]
+METHOD_COLUMNS = {
+    "name": ("name",),
+    "single_site": ("sites", "one"),
+    "several_sites": ("sites", "several"),
+    "continuous_z": ("z", "continuous"),
+    "high_dimensional_z": ("z", "high-dim."),
+    "z_at_test": ("at test", "z"),
+    "labels_at_test": ("at test", "labels"),
+    "told": ("told beforehand",),
+    "unlabeled_in_training": ("trains with", "unlabeled"),
+    "input": ("input",),
+    "without_z": ("without z",),
+    "estimates_g": ("estimates g",),
+    "cite": ("paper",),
+}
+METHODS_TITLE = "What each method needs, and how it comes to g = P(y|z) at a new site"
+MOST_DIGITS = 6
+
+
+@overload
+def comparison_table(frame: pd.DataFrame, metric: str, format: TextFormat, reference: str | None = None) -> str: ...
+@overload
+def comparison_table(
+    frame: pd.DataFrame, metric: str, format: Literal["terminal"], reference: str | None = None
+) -> TerminalGrid: ...
+def comparison_table(frame: pd.DataFrame, metric: str, format: str, reference: str | None = None) -> str | TerminalGrid:
+    """Write one metric of a summary: a row for each method, a column for each site and draw.
+
+    A cell has the mean over seeds with its 95% interval, and below it the paired difference to the reference with its
+    own. The best method of a column is bold; one that is told more than unlabeled rows has a dagger and cannot be it.
+    Methods that were left out stand below with the reason. CSV has all columns of the summary, unrounded.
+    """
+    rows = choose(frame, metric)
+    return rows.to_csv(index=False) if format == "csv" else _write(_comparison_grid(rows, metric, reference), format)
+
+
+def methods_table(cards: Mapping[str, Mapping[str, Any]], format: str) -> str | TerminalGrid:
+    """Write the methods' cards (key in the registry -> fields of its card) as one table, a row for each method."""
+    if format == "csv":
+        fields = [*METHOD_COLUMNS, "note"]
+        raw = [[key, *(card[field] for field in fields)] for key, card in cards.items()]
+        return pd.DataFrame(raw, columns=["method", *fields]).to_csv(index=False, na_rep="n/a")
+    rows = tuple(
+        (Cell(key), *(Cell(_in_words(card[field]), cite=field == "cite") for field in METHOD_COLUMNS))
+        for key, card in cards.items()
+    )
+    notes = tuple(f"{card['name']}: {card['note']}." for card in cards.values() if card["note"])
+    return _write(Grid(METHODS_TITLE, (("method",), *METHOD_COLUMNS.values()), rows, notes), format)
+
+
+def _write(grid: Grid, format: str) -> str | TerminalGrid:
+    if format == "terminal":
+        return TerminalGrid(grid)
+    return {"markdown": write_markdown, "latex": write_latex}[format](grid)
+
+
+def _in_words(value: Any) -> str:
+    return {True: "yes", False: "no", None: "n/a"}[value] if value is None or isinstance(value, bool) else str(value)
+
+
+def _comparison_grid(rows: pd.DataFrame, metric: str, reference: str | None) -> Grid:
+    digits, told = shown_digits(rows["mean"]), told_methods(rows)
+    places = list(rows[["site", "draw"]].drop_duplicates().itertuples(index=False, name=None))
+    by_place = {(row["method"], row["site"], row["draw"]): row for row in rows.to_dict("records")}
+    best = {place: _best(by_place, place, metric, digits) for place in places}
+    body = []
+    for method in shown_methods(rows):
+        cells = [Cell(f"{method} {TOLD_MARK}" if method in told else method)]
+        for place in places:
+            row = by_place.get((method, *place))
+            cells.append(_comparison_cell(row, digits, best[place]))
+        body.append(tuple(cells))
+    notes = [f"{seeds_note(rows)}{_second_line(rows, reference)}; bold: the best in its column"]
+    if told & set(shown_methods(rows)):
+        notes[0] += f" of those without {TOLD_MARK}"
+        notes.append(f"{TOLD_MARK} {TOLD_NOTE}.")
+    notes[0] = notes[0][0].upper() + notes[0][1:] + "."
+    if without_number(rows):
+        notes.append(f"Without a {metric_name(metric)}: {'; '.join(without_number(rows))}.")
+    notes += [f"{method} left out: {reason}." for method, reason in left_out(rows).items()]
+    return Grid(metric_name(metric), (("method",), *places), tuple(body), tuple(notes))
+
+
+def _second_line(rows: pd.DataFrame, reference: str | None) -> str:
+    if rows["difference"].isna().all():
+        return ""
+    return f"; below each number its paired difference to {reference or 'the reference'}"
+
+
+def _comparison_cell(row: Mapping[Any, Any] | None, digits: int, best: str) -> Cell:
+    if row is None or math.isnan(row["mean"]):
+        return Cell("-")
+    below = interval_text(row["difference"], row["difference_low"], row["difference_high"], digits, signed=True)
+    bold = not row["told"] and number_text(row["mean"], digits) == best
+    return Cell(interval_text(row["mean"], row["low"], row["high"], digits), below, bold)
+
+
+def _best(by_place: Mapping[Any, Mapping[Any, Any]], place: tuple[Any, ...], metric: str, digits: int) -> str:
+    """The best competitor's number as it is shown, so that whoever shows the same is as good; empty without any."""
+    means = [row["mean"] for key, row in by_place.items() if key[1:] == place and not row["told"]]
+    means = [mean for mean in means if not math.isnan(mean)]
+    return number_text((min if small_is_good(metric) else max)(means), digits) if means else ""
+
+
+def interval_text(value: float, low: float, high: float, digits: int, *, signed: bool = False) -> str:
+    """`0.858 (0.843 to 0.873)`; without the bracket where there is no interval, nothing where there is no value."""
+    if math.isnan(value):
+        return ""
+    texts = [number_text(number, digits, signed=signed) for number in (value, low, high)]
+    return texts[0] if math.isnan(low) or math.isnan(high) else f"{texts[0]} ({texts[1]} to {texts[2]})"
+
+
+def number_text(value: float, digits: int, *, signed: bool = False) -> str:
+    """A rounded number; what rounds to zero has no sign."""
+    text = f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
+    return text.lstrip("+-") if not math.isnan(value) and float(text) == 0 else text
+
+
+def shown_digits(values: pd.Series) -> int:
+    """Three decimals, and more where the typical value is so small that they would not show three digits of it."""
+    sizes = values.abs()[values.abs() > 0]
+    if sizes.empty:
+        return 3
+    return min(MOST_DIGITS, max(3, 2 - math.floor(math.log10(float(sizes.median())))))

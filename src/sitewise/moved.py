@@ -1,0 +1,43 @@
+"""Import paths that have moved: importing an old one is an error that names the new one."""
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+MOVED = {
+    "sitewise.methods": "sitewise.bench.methods",
+    "sitewise.benchmark": "sitewise.bench.experiments",
+    "sitewise.demo": "sitewise.bench.demo",
+    **{
+        f"sitewise.{package}.{module}": f"sitewise.bench.{package}.{module}"
+        for package, modules in {
+            "cli": "bench curves data demo methods printing",
+            "datasets": (
+                "catalogue cxr digits examples fetching isic isic_tables known_densities mixed_densities mnist "
+                "paper_sites real_tables small_images tables"
+            ),
+            "report": "comparison examples figures grids summary tables",
+        }.items()
+        for module in modules.split()
+    },
+}
+
+
+class MovedFinder(MetaPathFinder):
+    """Refuses old import paths. It comes first, since folders left behind by an update are importable too."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Raise an error for an old path and find nothing for all others."""
+        if fullname in MOVED:
+            raise ImportError(f"{fullname} has moved: import {MOVED[fullname]} instead", name=fullname)
+        return None
+
+
+def install() -> None:
+    """Let Python ask the finder, once for each process."""
+    if not any(isinstance(finder, MovedFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, MovedFinder())

@@ -1,0 +1,151 @@
+import pytest
+
+from sitewise.bench.experiments.reading import NO_TUNING, UNEQUAL, merge, read_experiment
+
+
+def complaint(path, quick=False):
+    with pytest.raises(ValueError, match=r"tiny\.yaml") as caught:
+        read_experiment(path, quick=quick)
+    return str(caught.value)
+
+
+def test_reads_what_the_file_says(tiny):
+    experiment = tiny()
+    assert (experiment.name, experiment.title, experiment.seeds, experiment.quick) == ("tiny", "Tiny", 3, False)
+    assert [(site.name, site.n) for site in experiment.training] == [("a", 40), ("b", 30)]
+    assert [(site.name, site.n) for site in experiment.tests] == [("near", None), ("far", None)]
+    assert [(draw.name, draw.score, draw.adapt) for draw in experiment.draws] == [("all", 50, None), ("apart", 50, 10)]
+    assert [entry.label for entry in experiment.methods] == ["G", "G2", "T", "R"]
+    assert experiment.methods[1].settings == {"share": 0.4}
+    assert experiment.recipe == {"name": "default"}
+
+
+def test_a_grid_is_every_combination_in_order(tiny):
+    entry = tiny().methods[3]
+    assert [choice.settings for choice in entry.candidates] == [
+        {"share": 0.1, "extra": 1},
+        {"share": 0.1, "extra": 2},
+        {"share": 0.2, "extra": 1},
+        {"share": 0.2, "extra": 2},
+    ]
+
+
+def test_quick_is_merged_deeply_and_null_drops(tiny):
+    changes = {
+        "quick": {
+            "seeds": 2,
+            "recipe": {"epochs": 1},
+            "training": {"a": {"n": 10}},
+            "tests": {"far": None},
+            "methods": {"T": None, "G": {"share": 0.9}},
+        }
+    }
+    full, quick = tiny(changes), tiny(changes, quick=True)
+    assert full == tiny()
+    assert (quick.seeds, quick.recipe, quick.quick) == (2, {"name": "default", "epochs": 1}, True)
+    assert [(site.name, site.n) for site in quick.training] == [("a", 10), ("b", 30)]
+    assert [site.name for site in quick.tests] == ["near"]
+    assert [entry.label for entry in quick.methods] == ["G", "G2", "R"]
+    assert quick.methods[0].method == "guess"
+    assert quick.methods[0].settings == {"share": 0.9}
+
+
+def test_merge_leaves_its_arguments_alone():
+    base = {"a": {"b": 1, "c": 2}, "d": None}
+    assert merge(base, {"a": {"b": None}}) == {"a": {"c": 2}, "d": None}
+    assert base == {"a": {"b": 1, "c": 2}, "d": None}
+
+
+def test_every_mistake_is_in_one_error(write):
+    text = complaint(
+        write(
+            {
+                "draw": {},
+                "data": {"kind": "simulatd"},
+                "seeds": "3",
+                "metric": "positive_f",
+                "methods": {"G": "guss", "G2": {"shre": 0.1}},
+                "reference": "G3",
+            }
+        )
+    )
+    for part in (
+        "7 problems",
+        "draw is no key here; did you mean 'draws'?",
+        "data.kind must be one of colored_digits, digits, isic64, cxr64, simulated, mixed_densities, isic, cxr, "
+        "manifest, got ",
+        "'simulatd'",
+        "did you mean 'simulated'?",
+        "seeds must be a whole number of at least 1, got '3'",
+        "metric must be one of",
+        "got 'positive_f'; did you mean 'positive_f1'?",
+        "methods.G: the methods are",
+        "got 'guss'; did you mean 'guess'?",
+        "methods.G2.shre is no setting of guess; did you mean 'share'?",
+    ):
+        assert part in text, text
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"tests": None}, "tests is missing"),
+        ({"tests": {"near": None, "far": None}}, "tests: at least one is needed"),
+        ({"reference": "GG"}, "reference must be one of the methods' labels, got 'GG'"),
+        ({"recipe": "defualt"}, "got 'defualt'; did you mean 'default'?"),
+        ({"recipe": {"epoch": 2}}, "recipe.epoch is no key here; did you mean 'epochs'?"),
+        ({"training": {"a": {"n": None}}}, "training.a.n must be a whole number of at least 1, got None"),
+        ({"training": {"a": {"n": True}}}, "training.a.n must be a whole number of at least 1, got True"),
+        ({"tests": {"near": {"n": 5}}}, "tests.near.n is no key here"),
+        ({"tests": {"near": {"dependance": 1}}}, "tests.near.dependance is no key here; did you mean 'dependence'?"),
+        ({"tests": {"a": {}}}, "the name 'a' stands for two sites"),
+        ({"training": {"validation": {"n": 5}}}, "the name 'validation' stands for two sites"),
+        ({"draws": {"all": {"score": 0}}}, "draws.all.score must be a whole number of at least 1, got 0"),
+        ({"draws": {"all": {"adopt": 10}}}, "draws.all.adopt is no key here; did you mean 'adapt'?"),
+        ({"methods": {"G2": {"random_state": 1}}}, "methods.G2.random_state is the same for all methods"),
+        ({"methods": {"R": {"share": 1}}}, "methods.R.share is given both a value and a grid"),
+        ({"methods": {"R": {"grid": {"share": 0.1}}}}, "methods.R.grid.share must be a list of values to try, got 0.1"),
+        ({"tuning": None}, NO_TUNING),
+        ({"tuning": {"seeds": 4}}, "tuning.seeds must be at most seeds (3), got 4"),
+        ({"tuning": {"metric": "f1"}}, "tuning.metric must be one of"),
+        ({"data": {"kind": "colored_digits", "levels": None, "n_continuous": None}}, "tests.near: give either beta"),
+    ],
+)
+def test_a_mistake_is_named_with_its_key(write, changes, expected):
+    assert expected in complaint(write(changes))
+
+
+def test_grids_of_unequal_size_are_refused(write):
+    changes = {"methods": {"T": {"method": "sees_target", "grid": {"share": [0.1, 0.2, 0.3]}}}}
+    assert UNEQUAL.format(sizes="T 3, R 4") in complaint(write(changes))
+
+
+def test_colored_digits_options_are_checked(write):
+    changes = {
+        "data": {"kind": "colored_digits", "model": "confonded", "levels": None, "n_continuous": None},
+        "training": {"a": {"beta": 0.9, "joint": "flipped"}, "b": {"beta": 0.7, "prevalence": None}},
+        "validation": {"beta": 0.5},
+        "tests": {"near": {"joint": "fliped"}, "far": {"beta": 0.3, "prevalence": None, "dependence": None}},
+    }
+    text = complaint(write(changes))
+    assert "data.model must be one of confounded, y_causes_z, z_causes_y, graded, got 'confonded'" in text
+    assert "training.a: give either beta" in text
+    assert "tests.near: joint must be one of flipped, got 'fliped'" in text
+
+
+def test_a_key_that_stands_twice_is_a_mistake(write):
+    assert "line 3: the key 'ERM' stands twice" in complaint(write(text="methods:\n  ERM: erm\n  ERM: erm_z\n"))
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "data: {kind: [\n", "just words"])
+def test_what_is_no_mapping_is_refused(write, text):
+    assert "tiny.yaml" in complaint(write(text=text))
+
+
+def test_numbers_and_anchors_mean_what_people_mean(write, tiny):
+    path = write({"methods": {"G2": {"share": 0.123456}, "R": None}, "tuning": None})
+    text = path.read_text(encoding="utf-8").replace("0.123456", "1e-3").replace("near: {}", "near: &x {z_shift: 2}")
+    path.write_text(text.replace("  far:\n", "  far:\n    <<: *x\n"), encoding="utf-8")
+    experiment = read_experiment(path)
+    assert experiment.methods[1].settings == {"share": 0.001}
+    assert experiment.tests[1].options["z_shift"] == 2
