@@ -42,10 +42,11 @@ def adapt(
     fallback: Annotated[
         Fallback | None, typer.Option(help="What predicts where the verdict is not to adapt; the adapted model else.")
     ] = None,
-    prevalence: Annotated[
+    known: Annotated[
         str | None,
         typer.Option(
-            help="P(y) here, known from elsewhere: 0.12 (of the second class), 0.12,0.1,0.14 with a 95% interval."
+            "--prevalence",
+            help="P(y) here, known from elsewhere: 0.12 (of the second class), 0.12,0.1,0.14 with a 95% interval.",
         ),
     ] = None,
     prevalence_table: Annotated[
@@ -92,7 +93,7 @@ def adapt(
             y=read.y,
             groups=read.groups,
             fallback=chosen,
-            known_prevalence=_read_known(prevalence, prevalence_table),
+            known_prevalence=_read_known(known, prevalence_table),
         )
         here.site_name = site_name or site or out.name
         diagnosis = here.diagnose()

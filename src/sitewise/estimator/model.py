@@ -23,7 +23,7 @@ from sitewise.confounders import Confounders
 from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.at_site.kept import KeptRows
-from sitewise.estimator.at_site.planning import plan_from_held_out
+from sitewise.estimator.at_site.planning import plan_from_held_out, plan_labels_from_held_out
 from sitewise.estimator.source.balance import Balance, fit_balance
 from sitewise.estimator.source.held_out import HeldOut
 from sitewise.estimator.source.prevalences import by_site
@@ -34,7 +34,7 @@ from sitewise.estimator.source.splitting import folds
 from sitewise.estimator.source.summary import TrainingSummary
 from sitewise.posterior import combine
 from sitewise.prevalence import Prevalence, SitePrior
-from sitewise.samplesize import SamplePlan
+from sitewise.samplesize import LabelPlan, SamplePlan
 from sitewise.sites import take_rows
 
 POLICIES = ("auto", "as trained", "rows")
@@ -199,6 +199,15 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         """
         check_is_fitted(self)
         return plan_from_held_out(self, **wanted)
+
+    def plan_labels(self, **wanted: Any) -> LabelPlan:
+        """Say how many of a new site's rows to label, from the labeled rows that were held out.
+
+        `width=` or `log_loss=` says what is wanted, `rows=` how many rows the site has, `prevalence=` what is assumed
+        of it; these and `level=`, `labels=`, `n_simulations=`, `random_state=` are those of `plan_labels`.
+        """
+        check_is_fitted(self)
+        return plan_labels_from_held_out(self, **wanted)
 
     def adapt_log_ratio(
         self,

@@ -171,7 +171,7 @@ def contradiction(points: Points, marginals: Tensor, evidence: Evidence, slope: 
         variance = variance + known.freedom**2
     away = (torch.logit(known.share) - middle).abs() / (variance + known.error.square()).sqrt().clamp_min(1e-12)
     worst = int(away.amax(1).argmax())
-    p_value = 2.0 * norm.sf(float(away[worst].max())) * len(away) * (away.shape[1] - 1)
+    p_value = float(2.0 * norm.sf(float(away[worst].max())) * len(away) * (away.shape[1] - 1))
     means = torch.einsum("m,smk->sk", points.weight, predicted)[worst]
     spread = variance[worst].sqrt()
     low, high = (torch.sigmoid(middle[worst] + side * 1.96 * spread) for side in (-1.0, 1.0))
