@@ -14,10 +14,11 @@ from sitewise.adaptation.rows import Rows, know_labels, to_ratio
 from sitewise.posterior import normalize
 from sitewise.prevalence import SitePrior
 from sitewise.prevalence.linear import contrasts, fit_linear
+from sitewise.prevalence.prior import FREEDOM
 
 SURE = 40.0  # log f below minus this says no more
 NODES = 15  # of the slope
-SEARCHED, REACH = 33, 4.0  # slopes that are tried to see where the nodes belong, in standard deviations of the prior
+SEARCHED, REACH = 49, 8.0  # slopes that are tried to see where the nodes belong, in standard deviations of the prior
 ALIVE = 12.0  # fall of the log-density beyond which a slope is left out
 
 
@@ -127,10 +128,10 @@ def read_label_likelihood(rows: LabeledRows, as_trained: Points, prior: SitePrio
     steps = torch.linspace(-REACH, REACH, SEARCHED if scale else 1, dtype=torch.float64, device=log_g.device)
     slopes = prior.slope * (scale * steps).exp() if scale else log_g.new_full((1,), prior.slope)
     height, residual = [], []
-    for slope, step in zip(slopes.tolist(), steps.tolist(), strict=True):
+    for slope, step in zip(slopes.tolist(), steps, strict=True):
         offset = slope * rows.log_ratio + log_g + (prior.slope - slope) * pivot
         log_p, penalty = _with_level(offset, labels, rows.weight, prior.level_scale)
-        height.append(float(rows.weight @ (labels * log_p).sum(1)) - penalty - 0.5 * step**2 * bool(scale))
+        height.append(float(rows.weight @ (labels * log_p).sum(1)) - penalty + float(_log_slope_prior(step)))
         residual.append(labels - log_p.exp())
     heights = log_g.new_tensor(height)
     best = int(heights.argmax())
@@ -141,9 +142,14 @@ def read_label_likelihood(rows: LabeledRows, as_trained: Points, prior: SitePrio
         low, high = float(steps[max(int(alive.min()) - 1, 0)]), float(steps[min(int(alive.max()) + 1, SEARCHED - 1)])
         place = torch.linspace(low, high, NODES, dtype=torch.float64, device=log_g.device)
         nodes = prior.slope * (scale * place).exp()
-        log_prior = torch.log_softmax(-0.5 * place**2, dim=0)
+        log_prior = torch.log_softmax(_log_slope_prior(place), dim=0)
     own = replace(rows, weight=weight)
     return LabelLikelihood(own, nodes, log_prior, float(slopes[best]), prior.slope, pivot)
+
+
+def _log_slope_prior(step: Tensor) -> Tensor:
+    """Student's, of the log of the slope in units of its scale: as heavy-tailed as the level's."""
+    return -0.5 * (FREEDOM + 1.0) * torch.log1p(step.square() / FREEDOM)
 
 
 def _pivot(rows: LabeledRows, slope: float, log_g: Tensor) -> Tensor:
