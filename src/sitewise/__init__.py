@@ -33,6 +33,7 @@ _ROOM_OF = {
     "load": "estimator.files.saving",
     "expected_performance": "performance",
     "ExpectedPerformance": "performance",
+    "plan_labels": "samplesize",
     "plan_sample_size": "samplesize",
     "Recipe": "training",
     "Roles": "tables",
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from sitewise.estimator.files.saving import load as load
     from sitewise.performance import ExpectedPerformance as ExpectedPerformance
     from sitewise.performance import expected_performance as expected_performance
+    from sitewise.samplesize import plan_labels as plan_labels
     from sitewise.samplesize import plan_sample_size as plan_sample_size
     from sitewise.sites import Site as Site
     from sitewise.sites import Sites as Sites

@@ -146,3 +146,11 @@ def test_the_command_line_takes_a_known_prevalence(tmp_path):
     planned = run(app, ["plan", str(tmp_path / "model"), "--labels", "--width", "0.2", "--simulations", "2", "--json"])
     assert planned.exit_code == 0, planned.output
     assert '"target": "width"' in planned.output
+
+
+def test_expected_performance_is_that_of_the_told_prevalence():
+    site = here(known_prevalence=0.12)
+    expected = site.expected_performance()
+    truth = site._believed_rows.labels.mean()
+    assert truth == pytest.approx(0.12, abs=0.01)  # drawn labels have the mean of the predictions
+    assert 0 < expected["nll"][0] < 0.6

@@ -14,7 +14,7 @@ from sitewise.arrays import Problems, read_labels, read_matrix, read_weight
 from sitewise.calibration import Calibration
 from sitewise.performance.expected import BelievedRows, ExpectedPerformance, summarize
 from sitewise.performance.labels import Direction, Part, calibration_directions, draw_labels
-from sitewise.posterior import combine, normalize
+from sitewise.posterior import normalize
 
 Array = np.ndarray[Any, Any]
 MOST_ROWS = 30_000  # of a larger site that many stand for all, evenly spread: their chance error is below 0.003
@@ -127,9 +127,9 @@ def believe(
     n_draws = number_of_draws(n_rows) if n_draws is None else n_draws
     rng = np.random.default_rng(check_random_state(random_state).randint(2**31))
     here = estimate.prevalence.log_prob(codes) if log_prevalence is None else log_prevalence
-    adjusted = combine(log_ratio, here).exp().cpu().numpy()
+    adjusted = estimate.average(log_ratio, codes).cpu().numpy() if probability is None else probability
     drawn_g = estimate.draws(n_draws, random_state=int(rng.integers(2**31)))
-    draws = drawn_g.log_prob(codes)
+    draws = drawn_g.added(log_ratio, codes)
     if by_marginal is not None and bool(by_marginal.any()):
         moves = torch.tensor(np.log(drawn_g.marginal / np.asarray(estimate.marginal)))
         pairs = zip(draws, moves, strict=True)
@@ -144,7 +144,7 @@ def believe(
         known,
     )
     return BelievedRows(
-        adjusted if probability is None else probability,
+        adjusted,
         _knowing(adjusted, known),
         labels,
         np.ones(n_rows) if weight is None else weight.cpu().numpy(),
