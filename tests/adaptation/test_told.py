@@ -215,9 +215,10 @@ def test_a_prevalence_can_be_said_in_several_ways():
 
 @every
 def test_an_uncertain_prevalence_is_between_the_rows_and_the_known(n_classes, with_z):
-    without = estimate(n_classes, with_z).marginal[-1]
+    said = estimate(n_classes, with_z).marginal
+    without = said[-1]
     known = without + 0.1
-    rest = [(1 - known) * share / sum(EXPECTED[n_classes][:-1]) for share in EXPECTED[n_classes][:-1]]
+    rest = [(1 - known) * share / (1 - without) for share in said[:-1]]
 
     def marginal(width):
         entries = dict(enumerate([(share, share - width * share, share + width * share) for share in [*rest, known]]))

@@ -1,6 +1,10 @@
 """Laws of rehearsal: what adapting to training sites that were left out says, and what it must not see."""
 
+import multiprocessing
+import os
+from dataclasses import replace
 from functools import cache
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -9,11 +13,12 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 import sitewise as sw
-from sitewise.estimator import rehearsing
+from sitewise.estimator import gpa, rehearsing
 from sitewise.estimator.source.rehearsal import Numbers, Unit, learn_numbers
 from sitewise.prevalence import ConstantPrevalence, SitePrior
 from sitewise.prevalence.prior import FREEDOM, USUAL_FACTOR, USUAL_LEVEL, USUAL_SITES, student_scale
 from sitewise.training.loop import _Loop
+from sitewise.training.side_by_side import CONTEXT, count_rooms
 
 N_ROWS = 300  # a site
 SHARES = (0.2, 0.35, 0.6)
@@ -205,6 +210,37 @@ def test_no_label_of_a_site_reaches_the_model_that_is_adapted_to_it(monkeypatch)
     assert table.loc["north", "as_trained"] != other_table.loc["north", "as_trained"]  # it learns from them
 
 
+class Remembering(LogisticRegression):
+    """A classifier that keeps every X it was fitted to, and every X it was asked about."""
+
+    fits: ClassVar[list] = []
+
+    def fit(self, X, y):
+        self.asked = []
+        self.fits.append((self, X))
+        return super().fit(X, y)
+
+    def predict_proba(self, X):
+        self.asked.append(X)
+        return super().predict_proba(X)
+
+
+def test_an_estimator_that_comes_unfitted_is_fitted_without_the_site_it_is_rehearsed_on():
+    sites = [FAMILY.site(N_ROWS, prevalence=(1 - p, p), seed=seed) for seed, p in enumerate(SHARES)]
+    X, y = (np.concatenate([getattr(one, name) for one in sites]) for name in ("X", "y"))
+    Remembering.fits.clear()
+    adjuster = sw.PrevalenceAdjuster(Remembering()).fit(X, y, sample_domain=np.repeat(NAMES, N_ROWS))
+    assert list(adjuster.rehearsal_.table.index) == list(NAMES)
+    for one in sites:
+        rows = set(map(tuple, one.X))
+        asked = [
+            known for known, X_known in Remembering.fits if any(rows <= set(map(tuple, about)) for about in known.asked)
+        ]
+        learned = [len(rows & set(map(tuple, X_known))) for known, X_known in Remembering.fits if known in asked]
+        assert learned == [0]  # by the one classifier that was fitted without the site
+    assert adjuster.adapt(X).predict_proba(X).shape == (len(X), 2)
+
+
 def test_a_sites_row_of_the_table_has_the_numbers_of_the_other_sites(monkeypatch):
     spy = Spy(monkeypatch)
     used, line = [], rehearsing._line
@@ -275,7 +311,8 @@ def test_a_saved_model_keeps_what_was_rehearsed(adapted, new, tmp_path):
     expected = model.predict_proba(proba, sample_confounder=Z)
     assert np.array_equal(again.predict_proba(proba, sample_confounder=Z), expected)
     expected = model.adapt(proba, sample_confounder=Z).predict_proba(proba, Z)
-    assert np.array_equal(again.adapt(proba, sample_confounder=Z).predict_proba(proba, Z), expected)
+    found = again.adapt(proba, sample_confounder=Z).predict_proba(proba, Z)
+    assert np.allclose(found, expected, rtol=0, atol=1e-9)  # fitted again, in memory that lies elsewhere
     here = adapt()
     here.save(tmp_path / "site")
     there = sw.load(tmp_path / "site")
@@ -308,6 +345,21 @@ def test_a_wider_level_follows_the_rows_further(model):
     narrow, wide = (model.adapt(proba, level_scale=scale).prevalence()[1] for scale in (0.1, 3.0))
     as_trained = model.adapt(proba, policy="as trained").prevalence()[1]
     assert as_trained < narrow < wide - 0.01
+
+
+def test_a_site_said_to_be_very_different_has_the_trust_that_was_rehearsed_for_it():
+    prior = SitePrior(
+        ConstantPrevalence(torch.zeros(2, dtype=torch.float64)),
+        level_scale=0.5,
+        trusted_rows=10.0,
+        wide_trusted_rows=300.0,
+    )
+    assert prior.widened(3.0).trusted_rows == 300.0
+    assert prior.widened(0.4).trusted_rows == 10.0
+    assert replace(prior, trusted_rows=1000.0).widened(3.0).trusted_rows == 1000.0
+    turned, right = (learn_numbers(units(sharpness=sharpness)) for sharpness in (-1.0, 1.0))
+    assert turned.wide_trusted_rows == 0.0
+    assert right.wide_trusted_rows > 0.0
 
 
 def units(n_sites=4, n_rows=400, sharpness=1.0, offset=0.0, spread=0.0, seed=0, n_classes=2):
@@ -384,6 +436,28 @@ def tiny_classifier(checkpoint=None):
     X, y = (np.concatenate([getattr(one, name) for one in sites]) for name in ("X", "y"))
     network = sw.GPAClassifier(epochs=2, batch_size=32, device="cpu", verbose=False, checkpoint=checkpoint)
     return network.fit(X, y, sample_domain=np.repeat(["north", "south"], 150)), X
+
+
+def test_rehearsals_side_by_side_give_what_they_give_one_after_the_other(monkeypatch):
+    straight, X = tiny_classifier()
+    monkeypatch.setattr(gpa, "count_rooms", lambda *_: 2)
+    beside, _ = tiny_classifier()
+    pd.testing.assert_frame_equal(beside.rehearsal_.table, straight.rehearsal_.table, check_exact=False, rtol=1e-4)
+    assert np.allclose(beside.adapt(X).predict_proba(X), straight.adapt(X).predict_proba(X), atol=1e-4)
+
+
+def test_trainings_are_side_by_side_where_a_gpu_has_room(monkeypatch):
+    assert count_rooms(4, "cpu") == 1
+    gigabyte = 2**30
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 2 * gigabyte - CONTEXT)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    for free, rooms in ((1, 1), (5, 2), (100, 4)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free * gigabyte, 141 * gigabyte))
+        assert count_rooms(4, "cuda") == rooms
+    assert count_rooms(4, "cuda", devices=2) == 1
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: multiprocessing.current_process())
+    assert count_rooms(4, "cuda") == 1
 
 
 @pytest.mark.parametrize("name", ["runs", "run.pt"], ids=["folder", "file"])

@@ -1,13 +1,14 @@
 """PrevalenceAdjuster: any classifier's probabilities, adjusted to new sites without training it again."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
 import torch
 from sklearn.base import clone
-from sklearn.utils import Tags, check_random_state, get_tags
+from sklearn.utils import Tags, _safe_indexing, check_random_state, get_tags, indexable
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
@@ -16,7 +17,7 @@ from sitewise.calibration import METHODS as CALIBRATIONS
 from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.model import SiteModel
-from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, rehearse
+from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, Fold, Part, rehearse
 from sitewise.estimator.scoring.probabilities import (
     TINY,
     Classifier,
@@ -160,16 +161,29 @@ class PrevalenceAdjuster(SiteModel):
         self._learn(data, seed)
         self._classifier, self.estimator_ = classifier, classifier.estimator
         self._note_inputs(X)
-        self.rehearsal_ = rehearse(self, data, lambda parts, names: self._fit_folds(parts, seed))
+        self.rehearsal_ = rehearse(self, data, lambda parts: self._fit_folds(parts, data, X, seed))
         self._prior = self.rehearsal_.numbers.put_into(self._prior)
         return self
 
-    def _fit_folds(self, parts: list[TrainingData], seed: int) -> Iterator[Self]:
-        """Adjusters of the same classifier, each learned from a part of the rows: g, log f and its calibration."""
+    def _fit_folds(self, parts: list[Part], data: TrainingData, X: Any, seed: int) -> Iterator[Fold]:
+        """Adjusters learned without some sites: g, log f and its calibration; an estimator that came unfitted too."""
+        refits = self.estimator is not None and not is_ready(self.estimator)
         for part in parts:
-            fold = clone(self)
-            fold._learn(part, seed)
-            yield fold
+            fold, own = clone(self), part.data
+            inputs: Callable[[Tensor], Any] = data.rows.X.__getitem__  # log p, the same in every fold
+            if refits:
+                classifier, log_proba = self._refit(part, data.classes, X, seed)
+                own = replace(own, rows=replace(own.rows, X=log_proba))
+                inputs = partial(_log_proba_of, classifier, X)
+            fold._learn(own, seed)
+            yield Fold(fold, inputs)
+
+    def _refit(self, part: Part, classes: Array, X: Any, seed: int) -> tuple[Classifier, Tensor]:
+        """The estimator fitted to a part of the rows, and their cross-fitted log p."""
+        rows = part.data.rows
+        weight = None if bool((rows.weight == 1).all()) else rows.weight.double().numpy()
+        y, some = classes[rows.y.numpy()], _safe_indexing(indexable(X)[0], part.rows.numpy())
+        return cross_fit_classifier(self.estimator, some, y, classes, part.data.groups, weight, seed)
 
     def _learn(self, data: TrainingData, seed: int) -> None:
         """From checked rows, whose X is log p, everything but the classifier."""
@@ -351,3 +365,8 @@ class PrevalenceAdjuster(SiteModel):
         if self.estimator is not None and not isinstance(self.estimator, nn.Module):
             tags.input_tags = replace(get_tags(self.estimator).input_tags)
         return tags
+
+
+def _log_proba_of(classifier: Classifier, X: Any, rows: Tensor) -> Tensor:
+    """log p of some of the rows of X, by their numbers."""
+    return classifier.log_proba(_safe_indexing(indexable(X)[0], rows.numpy()))

@@ -19,7 +19,7 @@ from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.at_site.sharded import SiteRows, gather_rows
 from sitewise.estimator.model import SiteModel
-from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, rehearse
+from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, Fold, Part, rehearse
 from sitewise.estimator.scoring.cached import cached_log_ratio, cached_score
 from sitewise.estimator.settings import read_network_settings
 from sitewise.estimator.source.held_out import score_held_out
@@ -36,6 +36,7 @@ from sitewise.inputs import Inputs
 from sitewise.prevalence import MODELS, Prevalence
 from sitewise.ratio import LabeledRows, RatioObjective, Scorer, build_ratio, for_network, network_inputs
 from sitewise.training import AUGMENTATIONS, Recipe, train
+from sitewise.training.side_by_side import count_rooms, run_side_by_side
 
 EXPECTED_FAILED_CHECKS = {
     "check_sample_weight_equivalence_on_dense_data": (
@@ -178,20 +179,32 @@ class GPAClassifier(SiteModel):
             raise ValueError("GPAClassifier: " + NO_SITES.format(count=len(data.site_names)))
         checkpoints = self._learn(data, recipe, seed)
 
-        def fit_folds(parts: list[TrainingData], names: list[str]) -> Iterator[GPAClassifier]:
-            for part, name in zip(parts, names, strict=True):
-                fold = self._fold()
-                checkpoints.extend(fold._learn(part, recipe, seed, f"rehearsal without {name}"))
-                yield fold
+        def fit_folds(parts: list[Part]) -> Iterator[Fold]:
+            for fold, left in self._learn_folds(parts, recipe, seed):
+                checkpoints.extend(left)
+                yield Fold(fold, lambda rows: data.rows.take(rows).X)
 
         self.rehearsal_ = rehearse(self, data, fit_folds)
         self._prior = self.rehearsal_.numbers.put_into(self._prior)
         for path in checkpoints:
             path.unlink(missing_ok=True)
 
-    def _fold(self) -> "GPAClassifier":
+    def _learn_folds(
+        self, parts: list[Part], recipe: Recipe, seed: int
+    ) -> Iterator[tuple["GPAClassifier", list[Path]]]:
+        """Models without some sites each, at the same time where a GPU has room for them."""
+        in_memory = all(isinstance(part.data.rows.X, Tensor) for part in parts)
+        n_rooms = count_rooms(len(parts), self.device, self.devices, self.nodes) if in_memory else 1
+        verbose = self.verbose if n_rooms == 1 else False
+        tasks = [
+            (self._fold(verbose), part.data, recipe, seed, f"rehearsal {number} of {len(parts)}, without {part.name}")
+            for number, part in enumerate(parts, start=1)
+        ]
+        return run_side_by_side(_learn_fold, tasks, n_rooms, f"{len(parts)} rehearsals", self.verbose)
+
+    def _fold(self, verbose: bool | None) -> "GPAClassifier":
         """A model like this one, to be trained without some sites: z that is missing stays knocked out."""
-        changes: dict[str, Any] = {"missing": "knockout", "rehearsal": None}
+        changes: dict[str, Any] = {"missing": "knockout", "rehearsal": None, "verbose": verbose}
         if isinstance(self.validation, str):  # that site may be the one left out
             changes["validation"] = FOLD_VALIDATION
         return GPAClassifier(**{**self.get_params(deep=False), **changes})
@@ -387,6 +400,12 @@ class GPAClassifier(SiteModel):
         """log f before calibration, and the features of some of the rows."""
         z = network_inputs(self.confounders_, codes)
         return cached_score(self.cache, self._scorer, X, z, len(self.classes_))
+
+
+def _learn_fold(
+    fold: GPAClassifier, data: TrainingData, recipe: Recipe, seed: int, label: str
+) -> tuple[GPAClassifier, list[Path]]:
+    return fold, fold._learn(data, recipe, seed, label)
 
 
 def _checkpoint_of(where: str | os.PathLike[str] | None, label: str) -> str | os.PathLike[str] | None:

@@ -285,7 +285,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         if level_scale is not None and not (isinstance(level_scale, Real) and 0 < level_scale < float("inf")):
             problems.add(f"level_scale must be a number above 0 (log-odds), got {level_scale!r}")
         problems.raise_if_any()
-        prior = self._prior if level_scale is None else replace(self._prior, level_scale=float(level_scale))
+        prior = self._prior if level_scale is None else self._prior.widened(float(level_scale))
         if policy != "rows":
             return prior
         return replace(prior, slope=1.0, level_error=0.0, trusted_rows=float("inf"))

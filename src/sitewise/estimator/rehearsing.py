@@ -14,6 +14,7 @@ from torch import Tensor
 from sitewise.adaptation import estimate_prevalence
 from sitewise.estimator.source.reading import TrainingData
 from sitewise.estimator.source.rehearsal import Numbers, Unit, learn_numbers
+from sitewise.inputs import Inputs
 from sitewise.posterior import combine
 
 if TYPE_CHECKING:
@@ -34,7 +35,25 @@ BY_SITES = (
     "({better} of {count} sites better)."
 )
 
-MakeFolds = Callable[[list[TrainingData], list[str]], Iterator["SiteModel"]]  # training data and names -> fitted models
+
+@dataclass(frozen=True)
+class Part:
+    """Training data without some sites."""
+
+    name: str  # of the sites left out
+    rows: Tensor  # the numbers of the rows that are left
+    data: TrainingData
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A model fitted to a part, and its inputs for any rows by their numbers."""
+
+    model: "SiteModel"
+    inputs: Callable[[Tensor], Inputs]
+
+
+MakeFolds = Callable[[list[Part]], Iterator[Fold]]
 
 
 @dataclass(frozen=True)
@@ -83,12 +102,11 @@ def rehearse(model: "SiteModel", data: TrainingData, make_folds: MakeFolds) -> R
         return Rehearsal(kind, _table([] if held is None else [_line(held, numbers)]), numbers)
     folds = site_folds(data)
     parts = [_without(data, sites) for sites in folds]
-    names = [", ".join(str(data.site_names[s]) for s in sites) for sites in folds]
     rehearsed: list[_Rehearsed] = []
-    for fold, (sites, fitted) in enumerate(zip(folds, make_folds(parts, names), strict=True)):
+    for number, (sites, fold) in enumerate(zip(folds, make_folds(parts), strict=True)):
         for site in sites:
             rows = (data.rows.site == site).nonzero().flatten()
-            rehearsed.append(_Rehearsed(fold, str(data.site_names[site]), fitted, *_scored(fitted, data, rows)))
+            rehearsed.append(_Rehearsed(number, str(data.site_names[site]), fold.model, *_scored(fold, data, rows)))
     units = [one.unit() for one in rehearsed]
     lines = []
     for one in rehearsed:  # its numbers come from the other folds, and from held-out rows of its own fold's training
@@ -113,11 +131,12 @@ def _can_train(data: TrainingData, site: int) -> bool:
     return len(torch.unique(data.rows.y[data.rows.site != site])) == len(data.classes)
 
 
-def _without(data: TrainingData, sites: Sequence[int]) -> TrainingData:
+def _without(data: TrainingData, sites: Sequence[int]) -> Part:
     """The rows of all other sites."""
     left = (~torch.isin(data.rows.site, torch.tensor(sites))).nonzero().flatten()
     groups = None if data.groups is None else data.groups[left]
-    return replace(data, rows=data.rows.take(left), groups=groups)
+    name = ", ".join(str(data.site_names[s]) for s in sites)
+    return Part(name, left, replace(data, rows=data.rows.take(left), groups=groups))
 
 
 @dataclass(frozen=True)
@@ -143,11 +162,9 @@ class _Rehearsed:
         return Unit.of(self.name, self.log_ratio, log_g, self.y, self.weight, self.model._prior, shifted=shifted)
 
 
-def _scored(
-    fitted: "SiteModel", data: TrainingData, rows: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+def _scored(fold: Fold, data: TrainingData, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     part = data.rows.take(rows)
-    log_ratio = fitted._log_ratio(part.X, part.codes)
+    log_ratio = fold.model._log_ratio(fold.inputs(rows), part.codes)
     return log_ratio, part.codes, part.y, part.weight.double(), None if data.groups is None else data.groups[rows]
 
 

@@ -1,6 +1,6 @@
 """What the training sites say about the g of a new one: the prior of its posterior (section 18 of docs/maths.md)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -41,6 +41,8 @@ class SitePrior:
         Standard deviation of a level estimated at an unseen site beyond its sampling error.
     trusted_rows : float
         The number of rows beyond which more of them tell nothing new; zero where rows are not believed at all.
+    wide_trusted_rows : float
+        The same where a site is said to differ more than the training sites do (`widened`).
     n_source : float
         Labelled rows (or groups) that calibrated f; infinite where f is taken as given.
     missing : float
@@ -55,6 +57,7 @@ class SitePrior:
     slope_scale: float = 0.0
     level_error: float = 0.0
     trusted_rows: float = float("inf")
+    wide_trusted_rows: float = float("inf")
     n_source: float = float("inf")
     missing: float = 1.0
     name: str = "prior"
@@ -67,6 +70,12 @@ class SitePrior:
     def log_prob(self, codes: Tensor) -> Tensor:
         """log g of the source at rows of codes."""
         return self.prevalence.log_prob(codes)
+
+    def widened(self, level_scale: float) -> "SitePrior":
+        """The prior of a site whose level may lie so far from that of the training sites."""
+        wide = level_scale > self.level_scale
+        trusted = max(self.trusted_rows, self.wide_trusted_rows) if wide else self.trusted_rows
+        return replace(self, level_scale=level_scale, trusted_rows=trusted)
 
     def tempering(self, n_rows: float) -> float:
         """The power in [0, 1] of the likelihood of so many unlabeled rows: f's own error and rehearsed trust (18c)."""

@@ -157,7 +157,7 @@ def look_at_site(
     drawn = rng.choice(len(population.y), rows, p=population.weight)
     right, log_g, y = population.log_ratio[drawn], population.log_prevalence[drawn], population.y[drawn]
     slope = prior.slope * math.exp(prior.slope_scale * rng.standard_normal())
-    off: Array = rng.standard_normal(right.shape[1]) * (prior.level_error / math.sqrt(2.0))
+    off = np.asarray(rng.normal(scale=prior.level_error / math.sqrt(2.0), size=right.shape[1]))
     handed = right / slope + (off - off.mean())
     truth = combine(torch.tensor(right), torch.tensor(log_g)).exp().numpy()
     Z = None if population.z is None else population.z.iloc[drawn].reset_index(drop=True)

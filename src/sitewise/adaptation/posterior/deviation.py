@@ -73,7 +73,7 @@ class Sized:
 
 
 def average_sizes(information: Tensor, mode: Tensor, variance: Tensor) -> Sized:
-    """Average over how large the deviation is, each size weighed by how well it predicts the rows (equation 18f).
+    """Average over how large the deviation is, each size weighed by how well it predicts the rows (equation 18h).
 
     From the penalized information (P, P) at the mode (P,) under the prior's variances (P,): the likelihood is taken as
     normal there, so that every size has its posterior, and the evidence for it, in closed form.

@@ -37,6 +37,7 @@ SLOPES = tuple(float(value) for value in np.geomspace(0.1, 1.6, 13))
 NODES, FACTORS, SAMPLES = 49, 15, 512
 FINEST = 0.5  # log-odds over which the grid of levels is even; beyond, its steps grow in proportion
 REACH = 16.0
+WIDE_LEVEL = 3.0  # scale of the level, in log-odds, at a site that is said to be very different
 BOUND = 9.0  # log-odds beyond which an estimated level has run away
 FARTHEST = 6.0  # log-odds that a unit's level is shifted by, at most
 
@@ -211,6 +212,7 @@ class Numbers:
     slope_scale: float = USUAL_SLOPE
     level_error: float = 0.0
     trusted_rows: float = math.inf
+    wide_trusted_rows: float = math.inf
 
     def put_into(self, prior: SitePrior) -> SitePrior:
         """The prior with these numbers."""
@@ -324,13 +326,20 @@ def learn_numbers(units: list[Unit]) -> Numbers:
         slope_scale=_slope_scale(sites, slope),
         level_error=math.sqrt(sum(errors) / len(errors)),
     )
-    harmless = [_harmless(unit.losses(numbers)[1]) for unit in units if not unit.shifted]
-    trusted = (
-        _best_trust(*(torch.stack(part) for part in zip(*(u.losses(numbers) for u in sites), strict=True)))
-        if sites
-        else math.inf
+    wide = replace(numbers, level_scale=max(WIDE_LEVEL, numbers.level_scale))
+    return replace(
+        numbers,
+        trusted_rows=_learn_trust(units, numbers),
+        wide_trusted_rows=_learn_trust(units, wide) if sites else math.inf,
     )
-    return replace(numbers, trusted_rows=min([trusted, *harmless]))
+
+
+def _learn_trust(units: list[Unit], numbers: Numbers) -> float:
+    """How many of a new site's rows to trust: what does good at the sites, and no harm to rows without a shift."""
+    harmless = [_harmless(unit.losses(numbers)[1]) for unit in units if not unit.shifted]
+    sites = [unit.losses(numbers) for unit in units if unit.shifted]
+    trusted = _best_trust(*(torch.stack(part) for part in zip(*sites, strict=True))) if sites else math.inf
+    return min([trusted, *harmless])
 
 
 def _factor_excess(unit: Unit) -> float:
