@@ -74,9 +74,9 @@ def estimate_prevalence(
     y: Any = None,
     sample_weight: Any = None,
     groups: Any = None,
-    known_prevalence: Any = None,
     start: Any = None,
     random_state: Any = None,
+    known_prevalence: Any = None,
 ) -> PrevalenceEstimate:
     """Estimate a site's prevalence P(Y|Z) from unlabeled rows.
 
@@ -99,11 +99,11 @@ def estimate_prevalence(
         of log f here (a prior's `slope_scale`).
     sample_weight : (n,) frequency weights: a row of weight two counts as two rows.
     groups : (n,) patients, say; intervals then allow for rows of one group being alike.
+    start : K probabilities or another estimate to start from.
+    random_state : seed of the network's and of EM's random start.
     known_prevalence : P(y) of the site where it is known, as data beside the rows; it needs a prior. K probabilities,
         or of two classes that of the second; `(value, low, high)` with a 95% interval; a dict of either by class (its
         index, or its column of log_ratio); or a frame by strata of z (see docs/told.md).
-    start : K probabilities or another estimate to start from.
-    random_state : seed of the network's and of EM's random start.
 
     Examples
     --------
