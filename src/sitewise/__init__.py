@@ -36,6 +36,7 @@ _ROOM_OF = {
     "suggest_confounders": "estimator.suggesting",
     "expected_performance": "performance",
     "ExpectedPerformance": "performance",
+    "plan_labels": "samplesize",
     "plan_sample_size": "samplesize",
     "Recipe": "training",
     "Roles": "tables",
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from sitewise.estimator.suggesting import suggest_confounders as suggest_confounders
     from sitewise.performance import ExpectedPerformance as ExpectedPerformance
     from sitewise.performance import expected_performance as expected_performance
+    from sitewise.samplesize import plan_labels as plan_labels
     from sitewise.samplesize import plan_sample_size as plan_sample_size
     from sitewise.sites import Site as Site
     from sitewise.sites import Sites as Sites

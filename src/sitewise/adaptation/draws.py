@@ -20,7 +20,7 @@ from sitewise.adaptation.fit import Fit, Rival
 from sitewise.adaptation.posterior.points import Points
 from sitewise.arrays import Container, distinct_rows, index_of
 from sitewise.confounders import Confounders
-from sitewise.posterior import contrasts
+from sitewise.posterior import contrasts, normalize
 from sitewise.prevalence import Prevalence
 from sitewise.prevalence.base import finite
 from sitewise.uncertainty import CellCurvature, LinearCurvature, at_least, near_a_bound
@@ -82,6 +82,7 @@ class PointDraws:
 
     points: Points
     chosen: Tensor  # (B,)
+    slope: float = 1.0  # on log f in predictions, where the points have none of their own
 
     @property
     def log_marginal(self) -> Tensor:
@@ -93,6 +94,17 @@ class PointDraws:
         found = self.points.log_probs(codes)
         for number in self.chosen.tolist():
             yield found[:, number].expand(len(codes), -1)
+
+    def added(self, log_ratio: Tensor, codes: Tensor, applied: float) -> Iterator[Tensor]:
+        """What predictions of each draw add to `applied` times log f: log g, and what a told site knows of f."""
+        shift, slopes = self.points.shift, self.points.slope
+        if shift is None:
+            yield from self.log_prob(codes)
+            return
+        scores = normalize(log_ratio).clamp_min(-700.0)
+        for number, log_g in zip(self.chosen.tolist(), self.log_prob(codes), strict=True):
+            slope = self.slope if slopes is None else float(slopes[number])
+            yield log_g + shift[number] + (slope - applied) * scores
 
 
 @dataclass(frozen=True)
@@ -123,6 +135,11 @@ class PrevalenceDraws:
         for found in self.log_prob(self._encode(Z)):
             yield self._container.rows(found, index_of(Z))
 
+    def added(self, log_ratio: Tensor, codes: Tensor, applied: float = 1.0) -> Iterator[Tensor]:
+        """What each draw adds to `applied` times log f (n, K) in predictions, (n, K)."""
+        for part in self.parts:
+            yield from part.added(log_ratio, codes, applied) if isinstance(part, PointDraws) else part.log_prob(codes)
+
     def log_prob(self, codes: Tensor) -> Iterator[Tensor]:
         """The same for rows of codes."""
         for part in self.parts:
@@ -140,7 +157,7 @@ def draw_fits(
     if fit.posterior is not None:
         points = fit.posterior.points
         chosen = torch.multinomial(points.weight.cpu(), n_draws, replacement=True, generator=generator)
-        return (PointDraws(points, chosen.to(points.weight.device)),)
+        return (PointDraws(points, chosen.to(points.weight.device), fit.posterior.slope),)
     if not fit.identified:
         return (_anything(evidence, n_draws, generator),)
     if not fit.rivals:

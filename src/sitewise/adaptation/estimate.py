@@ -16,7 +16,11 @@ from sitewise.adaptation.cells import fit_constant_cell, variance_per_row
 from sitewise.adaptation.evidence import Evidence, read_evidence
 from sitewise.adaptation.families import FAMILIES, Request, constant_level
 from sitewise.adaptation.fit import Fit
+from sitewise.adaptation.known import CONTRADICTED, contradiction_sentence, of_rows, read_known
+from sitewise.adaptation.labeled import read_labeled
 from sitewise.adaptation.posterior.fit import fit_posterior
+from sitewise.adaptation.posterior.known import Known
+from sitewise.adaptation.posterior.labels import LabeledRows
 from sitewise.adaptation.rare_levels import without_rare_levels
 from sitewise.adaptation.selection import fit_any_model
 from sitewise.adaptation.streaming import read_chunks
@@ -63,6 +67,7 @@ def estimate_prevalence(
     groups: Any = None,
     start: Any = None,
     random_state: Any = None,
+    known_prevalence: Any = None,
 ) -> PrevalenceEstimate:
     """Estimate a site's prevalence P(Y|Z) from unlabeled rows.
 
@@ -80,11 +85,15 @@ def estimate_prevalence(
     confounders : the schema learned at training; None takes that of a prior or start estimate, or else learns one
         from `sample_confounder`.
     categorical : names or positions of columns to take as categorical, where the schema is learned here.
-    y : (n,) class indices where a label is known, NaN elsewhere.
+    y : (n,) class indices where a label is known, NaN elsewhere. With a prior, labels also tell the level and the slope
+        of log f here (a prior's `slope_scale`).
     sample_weight : (n,) frequency weights: a row of weight two counts as two rows.
     groups : (n,) patients, say; intervals then allow for rows of one group being alike.
     start : K probabilities or another estimate to start from.
     random_state : seed of the network's and of EM's random start.
+    known_prevalence : P(y) of the site where it is known, as data beside the rows; it needs a prior. K probabilities,
+        or of two classes that of the second; `(value, low, high)` with a 95% interval; a dict of either by class (its
+        index, or its column of log_ratio); or a frame by strata of z (see docs/told.md).
 
     Examples
     --------
@@ -106,7 +115,17 @@ def estimate_prevalence(
     schema = confounders if isinstance(confounders, Confounders) else None
     if Z is not None:
         schema = shared_schema(schema, prior_belief, start_belief, problems)
-    details = {"schema": schema, "categorical": categorical, "y": y, "sample_weight": sample_weight, "groups": groups}
+    takes_prior = model == "auto" or FAMILIES[model].takes_prior
+    by_posterior = prior_belief is not None and strength == "auto" and not isinstance(solver, EM) and takes_prior
+    if known_prevalence is not None and not by_posterior:
+        problems.add("known_prevalence needs a prior (and strength='auto'): it is data of the posterior")
+    details = {
+        "schema": schema,
+        "categorical": categorical,
+        "y": None if by_posterior else y,
+        "sample_weight": sample_weight,
+        "groups": groups,
+    }
 
     def read(**details: Any) -> tuple[Evidence, Notes]:
         if source is None:
@@ -120,7 +139,18 @@ def estimate_prevalence(
             evidence, notes = read(**details | {"schema": found.schema, "categorical": None})
         evidence = replace(evidence, weakest_ridge=found.weakest_ridge)
     seed = int(check_random_state(random_state).randint(2**31))
-    fit = _fit(evidence, model, solver, strength, prior_belief, start_belief, seed)
+    if by_posterior:
+        assert prior_belief is not None
+        chunks = [(rows, Z)] if source is None else source
+        labeled = read_labeled(chunks, y, sample_weight, groups, evidence, problems)
+        names = range(evidence.n_classes) if container.columns is None else container.columns
+        known = read_known(known_prevalence, list(names), evidence.schema, problems, evidence.device)
+        problems.raise_if_any()
+        known = None if known is None else of_rows(known, evidence, problems)
+        problems.raise_if_any()
+        fit = _fit_posterior(evidence, prior_belief, model == "constant", labeled, known)
+    else:
+        fit = _fit(evidence, model, solver, strength, prior_belief, start_belief, seed)
     if not fit.converged:
         warnings.warn(_not_converged(fit, by_em=isinstance(solver, EM)), stacklevel=2)
     return PrevalenceEstimate(
@@ -166,6 +196,22 @@ def adjust(log_ratio: Any, log_prevalence: Any) -> Any:
     return Container.of(log_ratio).rows(combine(normalize(ratios), prior).exp())
 
 
+def _fit_posterior(
+    evidence: Evidence, prior: Belief, constant: bool, labeled: LabeledRows | None, known: Known | None
+) -> Fit:
+    if labeled is None and known is None and evidence.says_nothing():
+        warnings.warn(NOT_IDENTIFIED.format(answer="the prior"), stacklevel=3)
+    if constant:
+        evidence = evidence.without_confounders()
+        labeled = None if labeled is None else labeled.without_confounders()
+    fit = fit_posterior(evidence, prior.prior(), labeled, known)
+    assert fit.posterior is not None
+    against = fit.posterior.against
+    if against is not None and against.p_value < CONTRADICTED:
+        warnings.warn(contradiction_sentence(against), stacklevel=3)
+    return fit
+
+
 def _fit(
     evidence: Evidence,
     model: str,
@@ -181,11 +227,6 @@ def _fit(
     centre = None if prior is None else prior.centre_at(evidence)
     first = aim if start is None else start.level_at(evidence)
     begin = inside(_random_start(n_classes, seed, even) if isinstance(solver, EM) else first)
-    takes_prior = model == "auto" or FAMILIES[model].takes_prior
-    if prior is not None and strength == "auto" and not isinstance(solver, EM) and takes_prior:
-        if evidence.says_nothing():
-            warnings.warn(NOT_IDENTIFIED.format(answer="the prior"), stacklevel=3)
-        return fit_posterior(evidence.without_confounders() if model == "constant" else evidence, prior.prior())
     if evidence.says_nothing():
         return _unidentified(evidence, aim, centre)
     start_model = None if start is None else start.model

@@ -176,21 +176,20 @@ def read_evidence(
     group = read_groups(groups, n_rows, problems, matrix.device)
     schema, codes, notes = _read_confounders(sample_confounder, schema, categorical, matrix, problems)
     problems.raise_if_any()
-    seen, blank = lay_out(*read_ratio(matrix, labels), weight, group, codes, schema)
+    seen, blank = lay_out(read_ratio(matrix, labels), weight, group, codes, schema)
     named = None if group is None else count_groups(group, weight)
     return put_together(Stream(seen), Stream(blank), named, schema, n_classes, matrix.device), notes
 
 
-def read_ratio(matrix: Tensor, labels: Any) -> tuple[Tensor, Tensor | None]:
-    """f as rows keep it, certain where a label is known, and where that is; None where no label is known."""
+def read_ratio(matrix: Tensor, labels: Any) -> Tensor:
+    """f as rows keep it, certain where a label is known."""
     ratio = to_ratio(matrix)
     if labels is None:
-        return ratio, None
+        return ratio
     classes = torch.tensor(labels, device=matrix.device)
-    known = ~classes.isnan()
-    rows = known.nonzero().flatten()
+    rows = (~classes.isnan()).nonzero().flatten()
     know_labels(ratio, rows, classes[rows].long())
-    return ratio, known if len(rows) else None
+    return ratio
 
 
 def _read_confounders(
@@ -223,14 +222,13 @@ def check_categorical(has_z: bool, schema: Confounders | None, categorical: Any,
 
 def lay_out(
     ratio: Tensor,
-    known: Tensor | None,
     weight: Tensor | None,
     groups: Tensor | None,
     codes: Tensor | None,
     schema: Confounders | None,
 ) -> tuple[list[Rows], list[Rows]]:
     """Drop rows of weight zero, set blank rows apart, and put rows of equal z side by side."""
-    whole = Rows(ratio, weight, ratio.new_zeros(1, 0, dtype=torch.float64), None, groups, known)
+    whole = Rows(ratio, weight, ratio.new_zeros(1, 0, dtype=torch.float64), None, groups)
     counted = torch.ones(len(ratio), dtype=torch.bool, device=ratio.device) if weight is None else weight > 0
     if schema is None or codes is None:
         return [], _cut(whole if weight is None else whole.pick(counted))

@@ -15,7 +15,8 @@ from sitewise.adaptation.families.base import RefitByEM
 from sitewise.adaptation.fit import Finisher, Fit, Hindsight, Rival, no_curvature
 from sitewise.adaptation.joint import JointEstimate
 from sitewise.adaptation.posterior.fit import RefitLevel
-from sitewise.adaptation.posterior.points import Points, Posterior
+from sitewise.adaptation.posterior.known import Known
+from sitewise.adaptation.posterior.points import Contradiction, Points, Posterior, Strata
 from sitewise.adaptation.rows import Rows, Stream
 from sitewise.arrays import Container
 from sitewise.artifacts import Record
@@ -93,6 +94,9 @@ RECORDS = {
     "SitePrior": Record(SitePrior),
     "Points": Record(Points),
     "Posterior": Record(Posterior),
+    "Contradiction": Record(Contradiction),
+    "Known": Record(Known),
+    "Strata": Record(Strata),
     "RefitLevel": Record(RefitLevel),
     "PrevalenceEstimate": Record(PrevalenceEstimate, _take_estimate, _make_estimate),
     "JointEstimate": Record(JointEstimate),

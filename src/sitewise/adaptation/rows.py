@@ -33,7 +33,6 @@ class Rows:
     codes: Tensor  # (U, V) rows of z
     cell: Tensor | None  # (n,) index into codes; None where there is one for all, or one for each
     groups: Tensor | None  # (n,)
-    known: Tensor | None = None  # (n,) whether the label is known, None where none is
 
     def __len__(self) -> int:
         return len(self.ratio)
@@ -70,10 +69,8 @@ class Rows:
         """Some of the rows of a stretch with one z for all."""
         assert self.cell is None
         assert len(self.codes) == 1
-        weight, groups, known = (
-            None if part is None else part[index] for part in (self.weight, self.groups, self.known)
-        )
-        return Rows(self.ratio[index], weight, self.codes, None, groups, known)
+        weight, groups = (None if part is None else part[index] for part in (self.weight, self.groups))
+        return Rows(self.ratio[index], weight, self.codes, None, groups)
 
     def take(self, start: int, stop: int, step: int = 1) -> "Rows":
         """Every so-manieth of them between two places."""
@@ -89,7 +86,7 @@ class Rows:
 
     def n_bytes(self) -> int:
         """What they take of memory."""
-        parts = (self.ratio, self.weight, self.codes, self.cell, self.groups, self.known)
+        parts = (self.ratio, self.weight, self.codes, self.cell, self.groups)
         return sum(part.nelement() * part.element_size() for part in parts if part is not None)
 
 

@@ -55,7 +55,7 @@ class ChunkReader:
             codes, own = self.schema.encode(chunk[1], self.device, quiet=True)
             if notes is not None:
                 notes.add(own)
-        seen, blank = lay_out(*read_ratio(matrix, labels), weight, groups, codes, self.schema)
+        seen, blank = lay_out(read_ratio(matrix, labels), weight, groups, codes, self.schema)
         return {"seen": seen, "blank": blank} if with_codes else {"everything": blank}
 
     def stretches(self, first: int, offset: int, expected: int, kind: Kind) -> Iterator[Rows]:

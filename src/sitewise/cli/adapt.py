@@ -52,6 +52,17 @@ def adapt(
         ),
     ] = Policy.AUTO,
     fallback: Annotated[str | None, typer.Option(hidden=True)] = None,
+    known: Annotated[
+        str | None,
+        typer.Option(
+            "--prevalence",
+            help="P(y) here, known from elsewhere: 0.12 (of the second class), 0.12,0.1,0.14 with a 95% interval.",
+        ),
+    ] = None,
+    prevalence_table: Annotated[
+        Path | None,
+        typer.Option(help="The same by strata of the confounders: a CSV with columns of z, prevalence (low, high)."),
+    ] = None,
     use_labels: Annotated[bool, typer.Option("--use-labels", help="Take known labels of DATA into account.")] = False,
     level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
     packed: Packed = None,
@@ -88,7 +99,11 @@ def adapt(
         labels = "some" if use_labels else "none"
         read = reader.read(rows, labels=labels, place=place, root=data.parent, packed=open_pack(packed))
     with output.working(f"adapting to {len(read):,} rows"):
-        told = {"policy": policy.value.replace("-", " "), "fallback": fallback}
+        told = {
+            "policy": policy.value.replace("-", " "),
+            "fallback": fallback,
+            "known_prevalence": _read_known(known, prevalence_table),
+        }
         here = trained.adapt(read.X, sample_confounder=read.Z, y=read.y, groups=read.groups, **told)
         here.site_name = site_name or site or out.name
         diagnosis = here.diagnose()
@@ -116,6 +131,23 @@ def adapt(
         here.save(out)
     told_first = outcome_text(diagnosis)
     output.tell(record, told_first, _prevalence_table(record), _expected_table(record), *_sentences(record))
+
+
+def _read_known(text: str | None, table: Path | None) -> Any:
+    """What --prevalence or --prevalence-table says, as `adapt` takes it."""
+    if text is not None and table is not None:
+        raise ValueError("give --prevalence or --prevalence-table, not both")
+    if table is not None:
+        import pandas as pd
+
+        return pd.read_parquet(table) if table.suffix == ".parquet" else pd.read_csv(table)
+    if text is None:
+        return None
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"--prevalence must be 0.12, or 0.12,0.1,0.14 with an interval, got {text!r}") from None
+    return values[0] if len(values) == 1 else values
 
 
 def _prevalence_table(record: dict[str, Any]) -> Table:

@@ -12,7 +12,7 @@ from sitewise.cli.output import Output, check_out
 
 if TYPE_CHECKING:
     from sitewise.estimator.model import SiteModel
-    from sitewise.samplesize import SamplePlan
+    from sitewise.samplesize import LabelPlan, SamplePlan
 
 NEEDED = "name the column of the label by --target and a classifier's probabilities by --proba p0,p1"
 
@@ -37,6 +37,13 @@ def plan(
     width: Annotated[float | None, typer.Option(help="Wanted width of the prevalence interval.")] = None,
     kl: Annotated[float | None, typer.Option(help="Wanted KL(g, estimate).")] = None,
     f1_loss: Annotated[float | None, typer.Option(help="Wanted loss of F1 against knowing g.")] = None,
+    labels: Annotated[
+        bool, typer.Option("--labels", help="Say how many of the site's rows to label, for --width or --log-loss.")
+    ] = False,
+    log_loss: Annotated[
+        float | None, typer.Option(help="With --labels: wanted log loss above that of the right f and P(y).")
+    ] = None,
+    rows: Annotated[int, typer.Option(min=20, help="With --labels: rows of the site.")] = 1000,
     prevalence: Annotated[
         str | None, typer.Option(help="Assumed P(y) at the new site: P of the second class, or all with commas.")
     ] = None,
@@ -62,6 +69,12 @@ def plan(
         "n_simulations": simulations,
         "random_state": seed,
     }
+    if labels:
+        check_no_rows_wanted(kl, f1_loss, out)
+        wanted = {name: wanted[name] for name in ("width", "prevalence", "level", "n_simulations", "random_state")}
+        wanted |= {"log_loss": log_loss, "rows": rows}
+    elif log_loss is not None:
+        raise ValueError("--log-loss is wanted of labels: add --labels")
     roles = {
         "target": target,
         "proba": proba,
@@ -71,6 +84,10 @@ def plan(
     }
     with output.working(f"planning from {data}"):
         model = _saved_model(data, roles) if data.is_dir() else _model_of_table(data, roles, separator, encoding)
+        if labels:
+            told = model.plan_labels(**wanted)
+            output.tell(told.to_dict(), labels_table(told), f"{told}.")
+            return
         found = model.plan(**wanted)
     record = found.to_dict()
     parts: list[RenderableType] = [str(found), plan_table(found), _sentence(found)]
@@ -98,6 +115,26 @@ def plan_table(found: "SamplePlan") -> Table:
         cells = ["" if mean is None else f"{mean:.4f} ± {error:.4f}" for mean, error in simulated]
         style = "bold" if point.n == found.answer else None
         table.add_row(f"{point.n:,}", f"{point.width:.4f}", *cells, style=style)
+    return table
+
+
+def check_no_rows_wanted(kl: float | None, f1_loss: float | None, out: Path | None) -> None:
+    """Refuse what is said of unlabeled rows only."""
+    given = [name for name, value in (("--kl", kl), ("--f1-loss", f1_loss), ("--out", out)) if value is not None]
+    if given:
+        raise ValueError(f"--labels goes with --width or --log-loss: leave {', '.join(given)} out")
+
+
+def labels_table(found: "LabelPlan") -> Table:
+    """A line for each number of labels."""
+    shares = ", ".join(f"{share:.3g}" for share in found.prevalence)
+    title = f"P(y) = {shares}; {found.rows:,} rows; {found.n_simulations} simulated sites"
+    table = Table(title=title, title_justify="left")
+    for name in ("labels", f"width of the {found.level:.0%} interval", "log loss above the right one"):
+        table.add_column(name, justify="right")
+    for point in found.points:
+        means = ((point.width, point.width_error), (point.log_loss, point.log_loss_error))
+        table.add_row(f"{point.n:,}", *(f"{mean:.4f} ± {error:.4f}" for mean, error in means))
     return table
 
 

@@ -9,6 +9,7 @@ from sitewise.confounders import Categorical, Confounders
 from sitewise.diagnosis.coverage import TrainingTable, check_coverage, check_positivity
 from sitewise.diagnosis.groups import count
 from sitewise.diagnosis.identification import check_identification, draw_calibrations, slope_in_errors
+from sitewise.diagnosis.known import check_known
 from sitewise.diagnosis.matching import EFFECTIVE, FEWEST, Matched, match
 from sitewise.diagnosis.mixture import check_mixture
 from sitewise.diagnosis.optimization import check_optimization
@@ -63,6 +64,7 @@ def diagnose_site(
             check_coverage(target.codes, target.weight, estimate.notes, table, schema),
             check_positivity(target.codes, target.weight, target.supported, table, schema),
             check_optimization(target, estimate),
+            *check_known(estimate),
         ),
     )
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sitewise.adaptation import PrevalenceEstimate
 from sitewise.adaptation.joint import JointEstimate
+from sitewise.adaptation.known import Known
 from sitewise.arrays import in_stretches
 from sitewise.diagnosis import Diagnosis, Outcome, conclude, failed_check, follows
 from sitewise.estimator.at_site.believing import believed_rows
@@ -89,6 +90,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     joint : the `JointEstimate` that predicts rows without all of z; None where knockout does (see `missing`).
     confounder_columns : the columns of X that are z where no `sample_confounder` is given: names of a frame's columns,
         numbers of an array's. The model gets the columns that it was fitted with. None: X holds no z.
+    known_prevalence : the prevalence that `adapt` was told, None where it was not.
 
     Examples
     --------
@@ -105,6 +107,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     joint: JointEstimate | None = None
     confounder_columns: Any = None  # of sites that were saved before there were any
     level_scale: float | None = None
+    known_prevalence: Known | None = None
     _outcome: Outcome | None = None
 
     def __init__(

@@ -254,6 +254,7 @@ class PrevalenceAdjuster(SiteModel):
         policy: str = "auto",
         level_scale: float | None = None,
         confounder_columns: Any = None,
+        known_prevalence: Any = None,
     ) -> AdaptedClassifier:
         """Adapt to a new site from unlabeled rows (and a few labels, where there are any); this object is unchanged.
 
@@ -266,16 +267,20 @@ class PrevalenceAdjuster(SiteModel):
         these show, 3 is a very different site.
         `confounder_columns` are the columns of X that hold z, instead of `sample_confounder`; predictions at the site
         then read z from there too.
+        `known_prevalence` is P(y) here where it is known from elsewhere: of two classes that of the last one,
+        `(value, low, high)` with a 95% interval, a dict by class, or a table by strata of z with a column "prevalence"
+        (and "low", "high"). Predictions then have that mean, and a warning says where the rows speak against it. Rows
+        that lack z are then predicted by knockout.
         """
         check_is_fitted(self)
         X, sample_confounder = split_confounders(X, sample_confounder, confounder_columns, self)
         scores = self._read(X)
         codes = self._quiet_codes(sample_confounder, len(scores))
-        joint = fit_site_joint(self, scores, codes, y, sample_weight)
+        joint = None if known_prevalence is not None else fit_site_joint(self, scores, codes, y, sample_weight)
         without_joint = self._log_ratio(scores, codes)
         log_ratio = with_joint(self, joint, scores, codes, without_joint)
         here = self.adapt_log_ratio(
-            log_ratio, sample_confounder, y, groups, sample_weight, fallback, policy, level_scale
+            log_ratio, sample_confounder, y, groups, sample_weight, fallback, policy, level_scale, known_prevalence
         )
         here.take_joint(joint, without_joint)
         here.confounder_columns = None if confounder_columns is None else list(confounder_columns)

@@ -352,6 +352,7 @@ class GPAClassifier(SiteModel):
         policy: str = "auto",
         level_scale: float | None = None,
         confounder_columns: Any = None,
+        known_prevalence: Any = None,
     ) -> AdaptedClassifier:
         """Adapt to a new site from unlabeled rows (and a few labels, where there are any); the model is unchanged.
 
@@ -363,17 +364,21 @@ class GPAClassifier(SiteModel):
         these show, 3 is a very different site.
         `confounder_columns` are the columns of X that hold z, instead of `sample_confounder`; predictions at the site
         then read z from there too.
+        `known_prevalence` is P(y) here where it is known from elsewhere: of two classes that of the last one,
+        `(value, low, high)` with a 95% interval, a dict by class, or a table by strata of z with a column "prevalence"
+        (and "low", "high"). Predictions then have that mean, and a warning says where the rows speak against it. Rows
+        that lack z are then predicted by knockout.
         """
         check_is_fitted(self)
         X, sample_confounder = split_confounders(X, sample_confounder, confounder_columns, self)
         inputs = read_inputs(self, X, reset=False)
         codes = self._quiet_codes(sample_confounder, len(inputs))
         raw_log_ratio, features, feature_rows = self._score(inputs, codes)
-        joint = fit_site_joint(self, inputs, codes, y, sample_weight)
+        joint = None if known_prevalence is not None else fit_site_joint(self, inputs, codes, y, sample_weight)
         without_joint = self._calibrated(raw_log_ratio, codes)
         log_ratio = with_joint(self, joint, inputs, codes, without_joint)
         here = self.adapt_log_ratio(
-            log_ratio, sample_confounder, y, groups, sample_weight, fallback, policy, level_scale
+            log_ratio, sample_confounder, y, groups, sample_weight, fallback, policy, level_scale, known_prevalence
         )
         here.rows = replace(here.rows, features=features, feature_rows=feature_rows)
         here.take_joint(joint, without_joint)

@@ -18,13 +18,14 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from sitewise.adaptation import estimate_prevalence
+from sitewise.adaptation.known import Known, read_known
 from sitewise.arrays import Problems, did_you_mean, read_groups, read_weight
 from sitewise.calibration import METHODS, Calibration
 from sitewise.confounders import Confounders
 from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.at_site.kept import KeptRows
-from sitewise.estimator.at_site.planning import plan_from_held_out
+from sitewise.estimator.at_site.planning import plan_from_held_out, plan_labels_from_held_out
 from sitewise.estimator.at_site.policies import read_policy
 from sitewise.estimator.source.balance import Balance, fit_balance
 from sitewise.estimator.source.held_out import HeldOut
@@ -36,7 +37,7 @@ from sitewise.estimator.source.splitting import folds
 from sitewise.estimator.source.summary import TrainingSummary
 from sitewise.posterior import combine
 from sitewise.prevalence import Prevalence, SitePrior
-from sitewise.samplesize import SamplePlan
+from sitewise.samplesize import LabelPlan, SamplePlan
 from sitewise.sites import take_rows
 
 CROSS_SEED = 0  # of the folds in which held-out rows are calibrated by others
@@ -208,6 +209,15 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         check_is_fitted(self)
         return plan_from_held_out(self, **wanted)
 
+    def plan_labels(self, **wanted: Any) -> LabelPlan:
+        """Say how many of a new site's rows to label, from the labeled rows that were held out.
+
+        `width=` or `log_loss=` says what is wanted, `rows=` how many rows the site has, `prevalence=` what is assumed
+        of it; these and `level=`, `labels=`, `n_simulations=`, `random_state=` are those of `plan_labels`.
+        """
+        check_is_fitted(self)
+        return plan_labels_from_held_out(self, **wanted)
+
     def adapt_log_ratio(
         self,
         log_ratio: Any,
@@ -218,6 +228,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         fallback: str | None = None,
         policy: str = "auto",
         level_scale: float | None = None,
+        known_prevalence: Any = None,
     ) -> AdaptedClassifier:
         """Adapt as `adapt` does, given what `log_ratio` said of the rows with this very z: f is computed once."""
         check_is_fitted(self)
@@ -233,6 +244,9 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         if not len(use):
             raise ValueError("adapt: every row lies where some class never occurs in training; nothing can be learned")
         rows = use.numpy()
+        known = self._read_known(known_prevalence, policy)
+        problems = Problems("adapt")
+        weight = None if sample_weight is None else read_weight(sample_weight, n_rows, problems)
         estimate = estimate_prevalence(
             ratios[use].numpy(),
             take_rows(sample_confounder, rows),
@@ -242,13 +256,37 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
             y=take_rows(labels, rows),
             groups=take_rows(groups, rows),
             sample_weight=take_rows(sample_weight, rows),
+            known_prevalence=self._where_supported(known, ratios, codes, ~kept, weight),
             random_state=self.random_state,
         )
+        told = None if labels is None else torch.tensor(labels)
+        own = KeptRows(ratios, codes, ~kept, weight, read_groups(groups, n_rows, problems), told)
+        here = AdaptedClassifier(self, estimate, own, policy, level_scale)
+        here.known_prevalence = known
+        return here
+
+    def _read_known(self, value: Any, policy: str) -> Known | None:
+        """A known prevalence by class labels, or by strata of z."""
         problems = Problems("adapt")
-        weight = None if sample_weight is None else read_weight(sample_weight, n_rows, problems)
-        known = None if labels is None else torch.tensor(labels)
-        own = KeptRows(ratios, codes, ~kept, weight, read_groups(groups, n_rows, problems), known)
-        return AdaptedClassifier(self, estimate, own, policy, level_scale)
+        known = read_known(value, self.classes_.tolist(), self.confounders_, problems)
+        if known is not None and policy != "auto":
+            problems.add(
+                f"known_prevalence is data of the posterior, which policy={policy!r} leaves out: give one of them"
+            )
+        problems.raise_if_any()
+        return known
+
+    def _where_supported(
+        self, known: Known | None, log_ratio: Tensor, codes: Tensor, supported: Tensor, weight: Tensor | None
+    ) -> Known | None:
+        """A known prevalence of the site as that of its rows outside of the regions where the training g is kept."""
+        if known is None or known.strata is not None or bool(supported.all()):
+            return known
+        own = torch.ones(len(codes), dtype=torch.float64) if weight is None else weight
+        share, inside = own / own.sum(), ~supported
+        kept = combine(log_ratio[inside], self._pooled_prevalence.log_prob(codes[inside])).exp()
+        left = (known.share - share[inside] @ kept).clamp_min(1e-6)
+        return replace(known, share=left / left.sum(1, keepdim=True))
 
     def _prior_of(self, policy: str, level_scale: float | None = None) -> SitePrior:
         """What is expected of a new site: as rehearsed, or with its rows believed as if f were right there."""

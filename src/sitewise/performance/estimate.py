@@ -133,7 +133,7 @@ def believe(
     here = estimate.prevalence.log_prob(codes) if log_prevalence is None else log_prevalence
     adjusted = estimate.average(log_ratio, codes).cpu().numpy() if probability is None else probability
     drawn_g = estimate.draws(n_draws, random_state=int(rng.integers(2**31)))
-    draws = drawn_g.log_prob(codes)
+    draws = drawn_g.added(log_ratio, codes, estimate.slope)
     if by_marginal is not None and bool(by_marginal.any()):
         moves = torch.tensor(np.log(drawn_g.marginal / np.asarray(estimate.marginal)))
         pairs = zip(draws, moves, strict=True)

@@ -13,6 +13,7 @@ FREEDOM = 3.0  # degrees of freedom of the level's Student prior: heavy tails, s
 USUAL_LEVEL = 1.5  # scale of the level between sites, in log-odds
 USUAL_FACTOR = 0.7  # standard deviation of the factor on the source's shape: the relation may vanish or flip
 USUAL_DEVIATION = 0.3  # standard deviation of a coefficient's deviation between sites, in log-odds
+USUAL_SLOPE = 0.3  # standard deviation of the log of f's slope between sites
 USUAL_SITES = 1.0  # what these usual sizes are worth, in sites
 FACTOR_SITES = 2.0  # and that of the factor: relations flip where levels hardly differ
 
@@ -33,6 +34,9 @@ class SitePrior:
         (D,) variances of the coefficients of an additive deviation from the shape; None takes the usual ones.
     slope : float
         How sharp log f still is at an unseen site: a factor on log f, in predictions only.
+    slope_scale : float
+        Standard deviation of the log of that factor between sites, which labels of a new site tell; zero where f is
+        taken as given.
     level_error : float
         Standard deviation of a level estimated at an unseen site beyond its sampling error.
     trusted_rows : float
@@ -50,6 +54,7 @@ class SitePrior:
     factor_scale: float = USUAL_FACTOR
     deviation: Tensor | None = field(default=None, repr=False)
     slope: float = 1.0
+    slope_scale: float = 0.0
     level_error: float = 0.0
     trusted_rows: float = float("inf")
     wide_trusted_rows: float = float("inf")

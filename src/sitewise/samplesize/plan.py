@@ -5,7 +5,7 @@ from the information of so many rows; what an estimate from so many rows loses, 
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
@@ -237,7 +237,7 @@ def size_for_width(width_at: Callable[[int], float], wanted: float) -> int | Non
     return size if width_at(size) <= NEARLY * wanted else None
 
 
-def size_for_loss(points: list[SizePoint], target: str, wanted: float) -> int | None:
+def size_for_loss(points: Sequence[Any], target: str, wanted: float) -> int | None:
     """The size from which the loss, made to fall with the size, is at most what is wanted; None beyond the largest.
 
     Between two sizes it goes along a straight line of both logarithms.

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.linear import LinearProblem, linear_problem, solve_linear
+from sitewise.adaptation.posterior.labels import LabelLikelihood
 from sitewise.adaptation.posterior.levels import candidates
 from sitewise.adaptation.posterior.points import Points
-from sitewise.adaptation.rows import Rows
+from sitewise.adaptation.rows import Rows, Stream
 from sitewise.posterior import contrasts
 from sitewise.prevalence.additive import features
 from sitewise.prevalence.linear import NEWTON_LIMIT
@@ -97,25 +98,33 @@ def average_sizes(information: Tensor, mode: Tensor, variance: Tensor) -> Sized:
     )
 
 
-def tempered(evidence: Evidence, power: float) -> Evidence:
-    """The same rows, those without a known label weighted by a power of their likelihood."""
+def tempered(evidence: Evidence, power: float, labels: LabelLikelihood | None) -> Evidence:
+    """The rows weighted by a power of their likelihood, and labels as a difference of likelihoods at the best slope."""
 
     def apply(rows: Rows) -> Rows:
         weight = rows.codes.new_ones(len(rows)) if rows.weight is None else rows.weight
-        share = power if rows.known is None else torch.where(rows.known, 1.0, power)
-        return replace(rows, weight=weight * share)
+        return replace(rows, weight=weight * power)
 
     seen, blank = evidence.rows.map(apply), evidence.blank.map(apply)
     weights = [evidence.total((rows.cell_weight.sum(),) for rows in stream) for stream in (seen, blank)]
     seen_weight, blank_weight = (float(found[0]) if found else 0.0 for found in weights)
-    everything = evidence.everything.map(apply)
-    return replace(
-        evidence, rows=seen, blank=blank, everything=everything, seen_weight=seen_weight, blank_weight=blank_weight
-    )
+    if labels is not None:
+        assert evidence.schema is not None
+        with_z = (~evidence.schema.missing(labels.rows.codes).all(dim=1)).nonzero().flatten()
+        if len(with_z):
+            seen = Stream([*seen.kept, *labels.as_evidence(with_z)], seen.rest)
+            seen_weight += float(labels.rows.weight[with_z].sum())
+    return replace(evidence, rows=seen, blank=blank, seen_weight=seen_weight, blank_weight=blank_weight)
 
 
 def fit_deviation(
-    template: Points, evidence: Evidence, power: float, factor: Tensor, level: Tensor, variance: Tensor | None
+    template: Points,
+    evidence: Evidence,
+    power: float,
+    factor: Tensor,
+    level: Tensor,
+    variance: Tensor | None,
+    labels: LabelLikelihood | None = None,
 ) -> Deviation | None:
     """The coefficients at one factor and level (K,), their covariance, and how they follow both; None for too many."""
     schema, n_classes = template.schema, len(level)
@@ -123,7 +132,7 @@ def fit_deviation(
     n_features = features(schema.missing_codes(level.device)[None], schema).shape[1]
     if n_features * (n_classes - 1) > NEWTON_LIMIT:
         return None
-    rows = tempered(evidence, power)
+    rows = tempered(evidence, power, labels)
     sizes = level.new_full((n_features,), USUAL_DEVIATION**2) if variance is None else variance.to(level)
     penalty = 1.0 / sizes.clamp_min(1e-12)
     penalty[0] = HELD * max(rows.total_weight, 1.0)

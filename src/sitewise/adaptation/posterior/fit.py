@@ -10,9 +10,20 @@ from torch import Tensor
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import Fit, no_curvature
 from sitewise.adaptation.posterior.deviation import Deviation, fit_deviation
+from sitewise.adaptation.posterior.known import Known, stratum_means
+from sitewise.adaptation.posterior.labels import LabeledRows, LabelLikelihood, read_label_likelihood
 from sitewise.adaptation.posterior.levels import LevelPrior, Weighed, candidates, locate, weigh_levels
-from sitewise.adaptation.posterior.likelihood import Sums, evaluate_points, split_labeled, subset
+from sitewise.adaptation.posterior.likelihood import Sums, evaluate_points, subset
 from sitewise.adaptation.posterior.points import Points, Posterior, shape_of
+from sitewise.adaptation.posterior.told import (
+    contradiction,
+    drawn_slopes,
+    normal_noise,
+    sampling_variance_of_predictions,
+    settle,
+    spread_slopes,
+    stepped,
+)
 from sitewise.adaptation.rows import Rows, scores
 from sitewise.posterior import contrasts
 from sitewise.prevalence import ConstantPrevalence, Prevalence, SitePrior
@@ -72,28 +83,39 @@ def design_effect(evidence: Evidence, g: Prevalence) -> float:
     return max(1.0, float((torch.linalg.pinv(plain, hermitian=True) * grouped).sum()) / len(plain))
 
 
-def fit_posterior(evidence: Evidence, prior: SitePrior) -> Fit:
-    """The posterior of a site's g (section 18), as a fit whose prevalence are its points."""
+def fit_posterior(
+    evidence: Evidence, prior: SitePrior, labeled: LabeledRows | None = None, known: Known | None = None
+) -> Fit:
+    """The posterior of a site's g (section 18), as a fit whose prevalence are its points.
+
+    `evidence` are all rows as if none had a label, `labeled` those that have one, `known` a known prevalence.
+    """
     template = read_source(evidence, prior.prevalence)
     as_trained = candidates(template, template.factor, template.level)
-    unlabeled, labeled = split_labeled(evidence)
-    n_rows = 0.0 if unlabeled is None else unlabeled.total_weight
+    n_rows = evidence.total_weight
     power = 1.0 / (design_effect(evidence, as_trained) - 1.0 + 1.0 / max(prior.tempering(n_rows), 1e-300))
     power = power if prior.tempering(n_rows) > 0.0 else 0.0
     factor_scale = prior.factor_scale if has_shape(template) else 0.0
     located = locate(template, evidence, prior.level_scale, factor_scale, prior.slope)
-    believed = unlabeled if power else None
-    problem = Problem(template, believed, labeled, located, power, prior.level_error)
-    depends = template.schema is not None and (believed is not None or labeled is not None)
+    believed = evidence if power else None
+    labels = None if labeled is None else read_label_likelihood(labeled, as_trained, prior)
+    problem = Problem(template, evidence, believed, labels, known, located, power, prior.level_error, prior.slope)
+    depends = template.schema is not None and (believed is not None or labels is not None)
     deviation = None
     if depends:  # where level and factor are about is enough to look for what is added to the shape
         few = replace(problem, unlabeled=None if believed is None else subset(believed, ENOUGH_ROWS))
         weighed = few.weigh(None)
         share = torch.softmax(weighed.log_weight, dim=0)
         deviation = fit_deviation(
-            template, evidence, power, share @ weighed.factor, share @ weighed.level, prior.deviation
+            template, evidence, power, share @ weighed.factor, share @ weighed.level, prior.deviation, labels
         )
-    posterior, score = keep_points(problem, problem.weigh(deviation), deviation, evidence, prior.slope)
+    keep = keep_points if labels is None and known is None else keep_told_points
+    posterior, score = keep(problem, problem.weigh(deviation), deviation, evidence, prior.slope)
+    if known is not None:
+        without = fit_posterior(evidence, prior, labeled).posterior
+        assert without is not None
+        against = contradiction(without.points, without.marginals, evidence, prior.slope, known)
+        posterior = replace(posterior, against=against)
     return _as_fit(evidence, posterior, score, deviation)
 
 
@@ -119,14 +141,17 @@ def has_shape(template: Points) -> bool:
 
 @dataclass(frozen=True)
 class Problem:
-    """Whose level and factor are to be weighed: by the rows that are believed, and by known labels."""
+    """Whose level and factor are to be weighed: by the rows that are believed, known labels and a known prevalence."""
 
     template: Points
+    rows: Evidence
     unlabeled: Evidence | None
-    labeled: Evidence | None
+    labels: LabelLikelihood | None
+    known: Known | None
     prior: LevelPrior
     power: float
     error: float
+    slope: float
 
     def weigh(self, deviation: Deviation | None) -> Weighed:
         """Weighted points of level and factor, with what is added to the shape where that is known."""
@@ -139,15 +164,20 @@ class Problem:
             found = self.power * evaluate_points(rows, points(factor, level), means=False).log_likelihood
             return found if deviation is None else found + deviation.log_prior(factor, level)
 
-        def labeled(factor: Tensor, level: Tensor) -> Tensor:
-            if self.labeled is None:
-                return torch.zeros_like(factor)
-            found = evaluate_points(self.labeled, points(factor, level), means=False).log_likelihood
+        def told(factor: Tensor, level: Tensor) -> Tensor:
+            found = torch.zeros_like(factor)
+            if self.labels is None and self.known is None:
+                return found
+            at = points(factor, level)
+            if self.labels is not None:
+                found = found + self.labels(at)
+            if self.known is not None:
+                found = found + self.known.weigh(self.rows, at, self.slope)
             if deviation is not None and self.unlabeled is None:
                 found = found + deviation.log_prior(factor, level)
             return found
 
-        return weigh_levels(self.unlabeled, self.prior, unlabeled, labeled, self.error)
+        return weigh_levels(self.unlabeled, self.prior, unlabeled, told, self.error)
 
 
 def keep_points(
@@ -184,6 +214,60 @@ def keep_points(
     marginals = spread_marginals(sums.mean + shift, weight, extra)
     score = level_score(points, own, problem.power * evidence.total_weight)
     return Posterior(points, marginals, slope, problem.power), score
+
+
+def keep_told_points(
+    problem: Problem, weighed: Weighed, deviation: Deviation | None, evidence: Evidence, slope: float
+) -> tuple[Posterior, Tensor]:
+    """The same at a site with labels or a known prevalence, where P(Y) is the mean of the predictions (section 20)."""
+    labels, known = problem.labels, problem.known
+    fine = candidates(problem.template, weighed.factor, weighed.level)
+    fine = fine if deviation is None else deviation.put_on(fine)
+    weight = torch.softmax(weighed.log_weight, dim=0)
+    some = subset(evidence, ENOUGH_ROWS)
+    at = fine if labels is None else labels.with_slopes(fine, labels.slopes_at(fine, torch.full_like(weight, 0.5)))
+    middle = evaluate_points(some, at, slope=slope).predicted
+    spread, own_weight = (at, weight) if labels is None else spread_slopes(fine, labels, weight)
+    predicted = middle if labels is None else evaluate_points(some, spread, slope=slope).predicted
+    kept, share = choose_points(middle, weight, weighed.factor)
+    points = replace(candidates(problem.template, weighed.factor[kept], weighed.level[kept]), weight=share)
+    if deviation is not None:
+        drawn = _drawn(deviation, points, problem.prior.basis)
+        points = replace(points, level=deviation.without_level(points.level, drawn), deviation=drawn, along=None)
+    points = replace(points, log_marginal=finite(evaluate_points(evidence, points).mean.log()))
+    points = points if labels is None else drawn_slopes(points, labels)
+    own = stratum_means(evidence, points, slope, None if known is None else known.strata)[0]
+    if known is not None:
+        noise = normal_noise(len(points), len(own), problem.prior.basis, share)
+        own = known.pulled(own, noise)
+        if known.strata is not None:
+            points = stepped(points, evidence, slope, known, own)
+            own = stratum_means(evidence, points, slope, None)[0]
+    points = settle(points, evidence, slope, own[0])
+    if known is None:
+        basis = contrasts(evidence.n_classes, evidence.device)
+        exact = tilt(share, own[0] @ basis, own_weight @ predicted @ basis)
+        points = replace(points, weight=share if exact is None else exact)
+    n_classes = points.level.shape[1]
+    one_of_many = (n_classes / (n_classes - 1)) ** 2  # from a centred level to the log-odds of a class
+    level_variance = one_of_many * (weight @ (weighed.level - weight @ weighed.level).square())
+    extra = sampling_variance_of_predictions(points, some, evidence, slope, problem.power, level_variance)
+    if known is not None:
+        extra = extra * (0.0 if known.strata is None else (1.0 - _covered(evidence, known)) ** 2)
+        marginals = spread_marginals(own[0], points.weight, extra)
+    else:
+        marginals = spread_marginals(predicted, own_weight, extra)
+    score = level_score(points, evaluate_points(evidence, points, slope=slope), problem.power * evidence.total_weight)
+    told = 0.0 if labels is None else float(labels.rows.weight.sum())
+    return Posterior(points, marginals, slope, problem.power, told), score
+
+
+def _covered(evidence: Evidence, known: Known) -> float:
+    """The share of the site's rows in some stratum whose prevalence is known."""
+    assert known.strata is not None
+    strata = known.strata
+    (total,) = evidence.total((rows.cell_weight @ strata.holds(rows.codes).sum(1),) for rows in evidence.rows)
+    return float(total) / evidence.total_weight
 
 
 def choose_points(mean: Tensor, weight: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:

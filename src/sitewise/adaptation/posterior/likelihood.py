@@ -68,8 +68,10 @@ def _sums_of_two(
         second = 0.5 * (rows.cell_weight.sum() + rows.cell_weight @ lean.expand(len(rows.codes), -1))
         of_g = torch.stack([rows.cell_weight.sum() - second, second], dim=1)
     if slope is not None:
-        own = slope * (torch.log1p(rows.ratio) - torch.log1p(-rows.ratio)).clamp(-700.0, 700.0)
-        second = weight @ torch.sigmoid(own + (odds if len(odds) == 1 else rows.at_rows(odds)))
+        own = (torch.log1p(rows.ratio) - torch.log1p(-rows.ratio)).clamp(-700.0, 700.0)
+        own = (slope if points.slope is None else points.slope) * own
+        told = odds if points.shift is None else odds + (points.shift[:, 1] - points.shift[:, 0])
+        second = weight @ torch.sigmoid(own + (told if len(told) == 1 else rows.at_rows(told)))
         of_y = torch.stack([weight.sum() - second, second], dim=1)
     return log_likelihood, of_g, of_y
 
@@ -91,7 +93,9 @@ def _sums_of_many(
         of_g = torch.einsum("u,umk->mk", rows.cell_weight, g.expand(len(rows.codes), -1, -1))
     if slope is not None:
         at_rows = (g if len(g) == 1 else rows.at_rows(g)).clamp_min(TINIEST)
-        joint = slope * rows.ratio.clamp_min(TINIEST).log()[:, None, :] + at_rows.log()
+        own = rows.ratio.clamp_min(TINIEST).log()[:, None, :]
+        own = slope * own if points.slope is None else points.slope[:, None] * own
+        joint = own + (at_rows.log() if points.shift is None else at_rows.log() + points.shift)
         of_y = torch.einsum("n,nmk->mk", weight, torch.softmax(joint, dim=2))
     return log_likelihood, of_g, of_y
 
@@ -100,22 +104,6 @@ def subset(evidence: Evidence, at_most: int) -> Evidence:
     """Some of the rows, evenly spread, each with its own weight."""
     step = -(-evidence.n_rows // at_most)
     return evidence if step == 1 else _picked(evidence, lambda rows: _every(rows, step))
-
-
-def split_labeled(evidence: Evidence) -> tuple[Evidence | None, Evidence | None]:
-    """The rows without a known label, and those with one; None where there are none."""
-    if all(rows.known is None for rows in evidence.everything):
-        return evidence, None
-    parts = []
-    for wanted in (False, True):
-
-        def chosen(rows: Rows, wanted: bool = wanted) -> Tensor:
-            known = rows.ratio.new_zeros(len(rows), dtype=torch.bool) if rows.known is None else rows.known
-            return (known == wanted).nonzero().flatten()
-
-        part = _picked(evidence, chosen)
-        parts.append(part if part.total_weight else None)
-    return parts[0], parts[1]
 
 
 def _every(rows: Rows, step: int) -> Tensor:
@@ -146,8 +134,7 @@ def _take(rows: Rows, chosen: Tensor) -> Rows:
         codes = codes[kept]
     elif len(codes) == len(rows) and codes.shape[1]:
         codes = codes[chosen]
-    weight, known = (None if part is None else part[chosen] for part in (rows.weight, rows.known))
-    return Rows(rows.ratio[chosen], weight, codes, cell, None, known)
+    return Rows(rows.ratio[chosen], None if rows.weight is None else rows.weight[chosen], codes, cell, None)
 
 
 def _chunks(rows: Rows, entries_a_row: int) -> Iterator[Rows]:

@@ -16,6 +16,19 @@ ENTRIES = 2**21  # rows times points times classes that are worked on at once
 
 
 @dataclass(frozen=True)
+class Strata:
+    """Parts of z that do not overlap: for each, the range of codes of every variable, its end left out."""
+
+    low: Tensor  # (S, V)
+    high: Tensor  # (S, V)
+
+    def holds(self, codes: Tensor) -> Tensor:
+        """Which stratum each row of codes is in, (n, S) of zeros and ones."""
+        inside = (codes[:, None, :] >= self.low) & (codes[:, None, :] < self.high)
+        return inside.all(dim=2).to(codes.dtype)
+
+
+@dataclass(frozen=True)
 class Points:
     """log g_m(z) = log-softmax of a_m (s(z) - centre) + level_m + deviation_m(z), each with its weight (equation 18f).
 
@@ -32,6 +45,10 @@ class Points:
     log_marginal: Tensor  # (M, K) log P(Y) of every point over the site's rows
     schema: Confounders | None
     along: Tensor | None = None  # (M, R) how far each point goes along the directions, None where each has its own
+    slope: Tensor | None = None  # (M,) on log f in predictions, where labels tell it; None for one of all points
+    strata: Strata | None = None  # parts of z whose prevalence is known
+    step: Tensor | None = None  # (M, S, K) added to log g in each of them
+    shift: Tensor | None = None  # (M, K) added to log g in predictions: the error of f's level here, where it is told
     name: str = "posterior"
 
     def __len__(self) -> int:
@@ -40,7 +57,8 @@ class Points:
     @property
     def depends_on_z(self) -> bool:
         """Whether g differs between values of z."""
-        return self.schema is not None and not (self.deviation is None and is_constant(self.source))
+        flat = self.deviation is None and self.step is None and is_constant(self.source)
+        return self.schema is not None and not flat
 
     def logits(self, codes: Tensor) -> Tensor:
         """Unnormalized log g of every point at rows of codes, (n, M, K); blank rows are not told apart."""
@@ -52,6 +70,8 @@ class Points:
             coefficients = self.deviation.permute(1, 0, 2).reshape(n_features, -1)
             added = (features(codes, self.schema) @ coefficients).reshape(codes.shape[0], n_directions, n_classes)
             found = found + (added if self.along is None else torch.einsum("nrk,mr->nmk", added, self.along))
+        if self.strata is not None and self.step is not None:
+            found = found + torch.einsum("ns,msk->nmk", self.strata.holds(codes), self.step)
         return found
 
     def log_odds(self, codes: Tensor) -> Tensor:
@@ -62,6 +82,8 @@ class Points:
             assert self.schema is not None
             added = features(codes, self.schema) @ (self.deviation[:, :, 1] - self.deviation[:, :, 0]).T
             found = found + (added if self.along is None else added @ self.along.T)
+        if self.strata is not None and self.step is not None:
+            found = found + self.strata.holds(codes) @ (self.step[:, :, 1] - self.step[:, :, 0]).T
         return found
 
     def log_probs(self, codes: Tensor) -> Tensor:
@@ -88,8 +110,9 @@ class Points:
 
     def average(self, log_ratio: Tensor, codes: Tensor, slope: float = 1.0) -> Tensor:
         """P(y|x,z) averaged over the points, (n, K), for log f (n, K): equation 18g."""
-        scaled = slope * normalize(log_ratio)
-        if slope == 0.0:
+        common = slope if self.slope is None else 1.0
+        scaled = common * normalize(log_ratio)
+        if common == 0.0:
             scaled = torch.zeros_like(log_ratio)
         if not self.depends_on_z:
             codes = codes[:, :0]
@@ -103,11 +126,18 @@ class Points:
             assert self.schema is not None
             blank = self.schema.missing(codes).all(dim=1)[:, None]
             odds = torch.where(blank, odds, self.log_odds(codes).clamp(FLOOR, -FLOOR))
-        odds = (scaled[:, 1] - scaled[:, 0])[:, None] + odds
+        if self.shift is not None:
+            odds = odds + (self.shift[:, 1] - self.shift[:, 0])
+        own = (scaled[:, 1] - scaled[:, 0])[:, None]
+        odds = (own if self.slope is None else own * self.slope) + odds
         return torch.stack([torch.sigmoid(-odds) @ self.weight, torch.sigmoid(odds) @ self.weight], dim=1)
 
     def _average_of_many(self, codes: Tensor, scaled: Tensor) -> Tensor:
-        return torch.einsum("nmk,m->nk", torch.softmax(scaled[:, None, :] + self.log_probs(codes), dim=2), self.weight)
+        own, log_g = scaled[:, None, :], self.log_probs(codes)
+        if self.shift is not None:
+            log_g = log_g + self.shift
+        joint = (own if self.slope is None else own * self.slope[:, None]) + log_g
+        return torch.einsum("nmk,m->nk", torch.softmax(joint, dim=2), self.weight)
 
     def _in_chunks(self, codes: Tensor, function: Callable[..., Tensor], *others: Tensor) -> Tensor:
         if torch.jit.is_tracing():  # type: ignore[attr-defined]
@@ -124,6 +154,8 @@ class Posterior:
     marginals: Tensor = field(repr=False)  # (R, K) of the population's P(Y)
     slope: float  # on log f in predictions
     power: float  # of the unlabeled rows' likelihood, at this site
+    n_labels: float = 0.0  # weight of the rows whose label is known
+    against: "Contradiction | None" = None  # between the rows and a known prevalence, where one was given
 
     def interval(self, level: float) -> tuple[Tensor, Tensor]:
         """Quantiles of P(Y), two (K,)."""
@@ -133,6 +165,20 @@ class Posterior:
         """Quantiles of P(Y|z) at rows of codes, two (n, K)."""
         values = self.points.log_probs(codes).exp().expand(len(codes), -1, -1)
         return _bounds(values.transpose(0, 1), self.points.weight, level)
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """What the rows and labels say without the known prevalence, (3, K): mean and 95% interval; and a p-value.
+
+    The p-value is two-sided, of the known prevalence (of the stratum that fits worst, times their number) under the
+    posterior without it.
+    """
+
+    without: Tensor
+    share: Tensor  # (K,) known
+    name: str  # of the site, or of the stratum that fits worst
+    p_value: float
 
 
 def _bounds(values: Tensor, weight: Tensor, level: float) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from sitewise.adaptation.families import quick_model
-from sitewise.samplesize import SamplePlan, plan_sample_size
+from sitewise.samplesize import LabelPlan, SamplePlan, plan_labels, plan_sample_size
 
 if TYPE_CHECKING:
     from sitewise.estimator.model import SiteModel
@@ -15,19 +15,28 @@ NOTHING_HELD_OUT = (
 
 
 def plan_from_held_out(model: "SiteModel", **wanted: Any) -> SamplePlan:
-    """Plan from the held-out rows with all of z, or, where there are none, from all of them with z hidden."""
+    """Plan a number of rows from what was held out."""
+    return plan_sample_size(**_labeled_rows(model), **wanted)
+
+
+def plan_labels_from_held_out(model: "SiteModel", **wanted: Any) -> LabelPlan:
+    """Plan a number of labels from what was held out."""
+    return plan_labels(**_labeled_rows(model), **wanted)
+
+
+def _labeled_rows(model: "SiteModel") -> dict[str, Any]:
+    """The held-out rows with all of z, or, where there are none, all of them with z hidden."""
     complete, hidden = model._held_out
     held, calibration = (complete, model._calibrations[0]) if len(complete.y) else (hidden, model._calibrations[1])
     if not len(held.y):
         raise ValueError(NOTHING_HELD_OUT)
     schema = model.confounders_ if held is complete else None
-    return plan_sample_size(
-        calibration.apply(held.raw_log_ratio),
-        held.y,
-        None if schema is None else schema.decode(held.codes),
-        prior=model._prior,
-        confounders=schema,
-        sample_weight=held.weight,
-        model="auto" if schema is None else quick_model(model.prevalence),
-        **wanted,
-    )
+    return {
+        "log_ratio": calibration.apply(held.raw_log_ratio),
+        "y": held.y,
+        "sample_confounder": None if schema is None else schema.decode(held.codes),
+        "prior": model._prior,
+        "confounders": schema,
+        "sample_weight": held.weight,
+        "model": "auto" if schema is None else quick_model(model.prevalence),
+    }

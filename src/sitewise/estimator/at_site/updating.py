@@ -93,6 +93,7 @@ def estimate_rows(here: "AdaptedClassifier", rows: KeptRows, *, prior: SitePrior
     codes = rows.codes[use]
     knows_z = schema is not None and not bool(schema.missing(codes).all())
     weight, groups, labels = (None if part is None else part[use] for part in (rows.weight, rows.groups, rows.labels))
+    known = None if prior is None else here.known_prevalence  # it is data of a posterior
     return estimate_prevalence(
         rows.log_ratio[use].numpy(),
         schema.decode(codes) if schema is not None and knows_z else None,
@@ -102,6 +103,7 @@ def estimate_rows(here: "AdaptedClassifier", rows: KeptRows, *, prior: SitePrior
         y=None if labels is None else labels.numpy(),
         groups=None if groups is None else groups.numpy(),
         sample_weight=weight,
+        known_prevalence=model._where_supported(known, rows.log_ratio, rows.codes, use, rows.weight),
         random_state=model.random_state,
     )
 
@@ -119,5 +121,5 @@ def update(here: "AdaptedClassifier", X: Any, Z: Any, y: Any, groups: Any, weigh
     together.add(notes)
     settings = (here.policy, here.level_scale, here.confounder_columns)
     again = type(here)(here.model, replace(estimate, notes=together), rows, *settings)
-    again.threshold_, again.joint = here.threshold_, here.joint
+    again.threshold_, again.joint, again.known_prevalence = here.threshold_, here.joint, here.known_prevalence
     return again

@@ -21,7 +21,15 @@ from sitewise.estimator.source.splitting import evenly
 from sitewise.posterior import combine, contrasts, normalize
 from sitewise.prevalence import SitePrior
 from sitewise.prevalence.linear import fit_linear, information
-from sitewise.prevalence.prior import FACTOR_SITES, FREEDOM, USUAL_FACTOR, USUAL_LEVEL, student_scale
+from sitewise.prevalence.prior import (
+    FACTOR_SITES,
+    FREEDOM,
+    USUAL_FACTOR,
+    USUAL_LEVEL,
+    USUAL_SITES,
+    USUAL_SLOPE,
+    student_scale,
+)
 
 ROWS = 1000  # of a unit are enough to learn from, evenly spread
 TRUSTED = (0.0, 10.0, 30.0, 100.0, 300.0, 1000.0, math.inf)  # rows, to choose from
@@ -201,6 +209,7 @@ class Numbers:
     level_scale: float = USUAL_LEVEL
     factor_scale: float = USUAL_FACTOR
     slope: float = 1.0
+    slope_scale: float = USUAL_SLOPE
     level_error: float = 0.0
     trusted_rows: float = math.inf
     wide_trusted_rows: float = math.inf
@@ -309,10 +318,12 @@ def learn_numbers(units: list[Unit]) -> Numbers:
             away = (estimated[0] - level).square().sum() - estimated[1].sum() - covariance.trace()
             errors.append(2.0 * float(away.clamp_min(0.0)) / width)
         factors.append(_factor_excess(unit))
+    slope = _best_slope(torch.stack([unit.slope_losses for unit in units]).mean(0)) if sites else 1.0
     numbers = Numbers(
         level_scale=student_scale(torch.tensor(squares, dtype=torch.float64), USUAL_LEVEL),
         factor_scale=math.sqrt((FACTOR_SITES * USUAL_FACTOR**2 + sum(factors)) / (FACTOR_SITES + len(factors))),
-        slope=_best_slope(torch.stack([unit.slope_losses for unit in units]).mean(0)) if sites else 1.0,
+        slope=slope,
+        slope_scale=_slope_scale(sites, slope),
         level_error=math.sqrt(sum(errors) / len(errors)),
     )
     wide = replace(numbers, level_scale=max(WIDE_LEVEL, numbers.level_scale))
@@ -356,6 +367,22 @@ def _best_slope(losses: Tensor) -> float:
     step = math.log(SLOPES[1] / SLOPES[0])
     bend = before - 2.0 * at + after
     return SLOPES[best] * math.exp(0.5 * step * (before - after) / bend if bend > 0 else 0.0)
+
+
+def _slope_scale(sites: list[Unit], slope: float) -> float:
+    """The spread of the log of the slope between sites around the common one, beyond sampling error."""
+    excess = [_slope_excess(unit, slope) for unit in sites]
+    return math.sqrt((USUAL_SITES * USUAL_SLOPE**2 + sum(excess)) / (USUAL_SITES + len(excess)))
+
+
+def _slope_excess(unit: Unit, slope: float) -> float:
+    """The squared distance of the labels' own log slope from a given one, beyond its sampling error."""
+    best = min(max(int(unit.slope_losses.argmin()), 1), len(SLOPES) - 2)
+    before, at, after = unit.slope_losses[best - 1 : best + 2].tolist()
+    step = math.log(SLOPES[1] / SLOPES[0])
+    information: float = float(unit.weight.sum()) * max(before - 2.0 * at + after, 0.0) / step**2
+    away = math.log(_best_slope(unit.slope_losses) / slope)
+    return float(max(away**2 - 1.0 / max(information, 1e-300), 0.0))
 
 
 def _harmless(harms: Tensor) -> float:

@@ -1,0 +1,276 @@
+"""Reading a known prevalence: a number, numbers by class, an interval, or a table by strata of z."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy.special import logit
+
+from sitewise.adaptation.evidence import Evidence
+from sitewise.adaptation.posterior.known import Known
+from sitewise.adaptation.posterior.points import Contradiction, Strata
+from sitewise.arrays import Problems, did_you_mean
+from sitewise.confounders import Categorical, Confounders, Continuous
+
+__all__ = ["CONTRADICTED", "Known", "contradiction_sentence", "of_rows", "read_band", "read_known"]
+
+Array = np.ndarray[Any, Any]
+CONTRADICTED = 0.01  # p-value below which rows and a known prevalence contradict each other
+NORMAL_95 = 3.919927969080108  # widths of a normal 95% interval, in standard deviations
+PREVALENCE, LOW, HIGH = "prevalence", "low", "high"
+BAND = re.compile(r"^\s*(-?\d+(?:\.\d+)?)\s*(?:-|–|to)\s*(-?\d+(?:\.\d+)?)\s*$")
+BRACKETS = re.compile(r"^\s*([\[(])\s*(-?[\d.]+|-inf)\s*,\s*(-?[\d.]+|inf)\s*([\])])\s*$")
+BELOW = re.compile(r"^\s*(<=?)\s*(-?\d+(?:\.\d+)?)\s*$")
+ABOVE = re.compile(r"^\s*(>=?)?\s*(-?\d+(?:\.\d+)?)\s*(\+)?\s*$")
+
+FORMS = (
+    "known_prevalence must be a probability between 0 and 1 (two classes: of the second), (value, low, high), one "
+    "probability a class that sum to one, a dict of either by class, or a table by strata of z, got {value!r}"
+)
+SENTENCE = (
+    "The known prevalence of {name} ({share}) and its rows contradict each other (p = {p:.2g}): without it they say "
+    "{without}. Either it is that of other patients, or f does not hold here"
+)
+
+
+def contradiction_sentence(against: Contradiction, classes: Any = None) -> str:
+    """What a known prevalence and the rows say of the class on which they differ most."""
+    mean, low, high = against.without
+    k = int((torch.logit(against.share) - torch.logit(mean.clamp(1e-9, 1 - 1e-9))).abs().argmax())
+    k = len(mean) - 1 if len(mean) == 2 else k
+    label = k if classes is None else classes[k]
+    without = f"{float(mean[k]):.3g} ({float(low[k]):.3g} to {float(high[k]):.3g})"
+    share = f"P({label}) = {float(against.share[k]):.3g}"
+    return SENTENCE.format(name=against.name, share=share, p=against.p_value, without=without)
+
+
+def read_known(
+    value: Any, names: Sequence[Any], schema: Confounders | None, problems: Problems, device: torch.device | None = None
+) -> Known | None:
+    """Read a known prevalence of classes by their names, and strata of z by its schema."""
+    if value is None or isinstance(value, Known):
+        return value
+    if isinstance(value, pd.DataFrame):
+        return _read_table(value, list(names), schema, problems, device)
+    found = _read_shares(value, list(names), problems)
+    if found is None:
+        return None
+    share, error = (torch.tensor(part[None], device=device) for part in found)
+    return Known(share, error)
+
+
+def _read_shares(value: Any, names: list[Any], problems: Problems) -> tuple[Array, Array] | None:
+    """P(y) (K,) and the standard deviations of its log-odds."""
+    n_classes = len(names)
+    if isinstance(value, pd.Series):
+        value = value.to_dict()
+    entries: list[Any]
+    if isinstance(value, Mapping):
+        unknown = [key for key in value if key not in names]
+        if unknown:
+            problems.add(
+                f"known_prevalence: no class is {unknown[0]!r}{did_you_mean(unknown[0], names)}; known: {names}"
+            )
+            return None
+        entries = [value.get(name) for name in names]
+        if n_classes == 2 and entries.count(None) == 1:
+            given = entries[1] if entries[0] is None else entries[0]
+            mirrored = _mirrored(given)
+            entries = [given if entry is not None else mirrored for entry in entries]
+    elif n_classes == 2 and (isinstance(value, Real) or (isinstance(value, tuple) and len(value) == 3)):
+        entries = [_mirrored(value), value]
+    else:
+        entries = list(value) if isinstance(value, list | tuple | np.ndarray) or hasattr(value, "tolist") else [value]
+    read = [_entry(entry) for entry in entries]
+    shares = np.array([one[0] for one in read])
+    legal = len(read) == n_classes and bool(np.isfinite(shares).all() and ((shares > 0) & (shares < 1)).all())
+    if not legal or abs(shares.sum() - 1.0) > 1e-6 or not all(one[1] >= 0 for one in read):
+        problems.add(FORMS.format(value=value))
+        return None
+    return shares / shares.sum(), np.array([one[1] for one in read])
+
+
+def _mirrored(value: Any) -> Any:
+    """The same of the other of two classes."""
+    try:
+        return tuple(1.0 - part for part in (value[0], value[2], value[1])) if isinstance(value, tuple) else 1.0 - value
+    except (TypeError, IndexError):
+        return None
+
+
+def _entry(value: Any) -> tuple[float, float]:
+    """A probability and the standard deviation of its log-odds, NaN for what is neither."""
+    wrong = (float("nan"), float("nan"))
+    try:
+        parts = [float(part) for part in value] if isinstance(value, tuple | list) else [float(value)]
+    except (TypeError, ValueError):
+        return wrong
+    if len(parts) == 1:
+        return parts[0], 0.0
+    if len(parts) != 3 or not 0.0 < parts[1] <= parts[0] <= parts[2] < 1.0:
+        return wrong
+    return parts[0], float(logit(parts[2]) - logit(parts[1])) / NORMAL_95
+
+
+def _read_table(
+    table: pd.DataFrame,
+    names: list[Any],
+    schema: Confounders | None,
+    problems: Problems,
+    device: torch.device | None,
+) -> Known | None:
+    """A row for each stratum: columns of z, P(y) and its bounds."""
+    table = table.set_axis([str(column) for column in table.columns], axis=1)
+    columns = _share_columns(table, names)
+    z = [] if schema is None else [variable for variable in schema.variables if variable.name in table]
+    used = {column for columns_of in columns for column in columns_of if column} | {variable.name for variable in z}
+    other = [column for column in table if column not in used]
+    if not columns or not z or other or not len(table):
+        has = () if schema is None else schema.names
+        problems.add(
+            f"a table of known prevalence needs rows, columns of z (of {list(has)}) and {_wanted(names)}, "
+            f"got {list(table.columns)}"
+        )
+        return None
+    rows = [table.iloc[number] for number in range(len(table))]
+    read = []
+    for row in rows:
+        entries = [tuple(row[part] for part in own) if own[1] else row[own[0]] for own in columns]
+        named = {name: entry for name, entry in zip(names[-len(entries) :], entries, strict=True)}
+        read.append(_read_shares(named, names, problems))
+    assert schema is not None
+    strata = _read_strata(table, z, schema, problems)
+    problems.raise_if_any()
+    assert strata is not None
+    titles = [", ".join(f"{variable.name} {row[variable.name]}" for variable in z) for row in rows]
+    share, error = (
+        torch.tensor(np.stack([one[part] for one in read if one is not None]), device=device) for part in (0, 1)
+    )
+    return Known(share, error, Strata(strata.low.to(device), strata.high.to(device)), tuple(titles))
+
+
+def _wanted(names: list[Any]) -> str:
+    if len(names) == 2:
+        return f"'{PREVALENCE}' (of {names[1]!r}), with '{LOW}' and '{HIGH}' where it is uncertain"
+    return f"a column for each class {names}, with '<class>_{LOW}' and '<class>_{HIGH}' where it is uncertain"
+
+
+def _share_columns(table: pd.DataFrame, names: list[Any]) -> list[tuple[str, str, str]]:
+    """The columns of each class: its share, and its bounds or empty names."""
+    if len(names) == 2 and PREVALENCE in table:
+        wanted = [(PREVALENCE, LOW, HIGH)]
+    else:
+        wanted = [(f"{name}", f"{name}_{LOW}", f"{name}_{HIGH}") for name in names]
+    if not all(share in table for share, _, _ in wanted):
+        return []
+    return [own if own[1] in table and own[2] in table else (own[0], "", "") for own in wanted]
+
+
+@dataclass(frozen=True)
+class Band:
+    """A range of a number as it is written, before it is known whether its end belongs to the next one."""
+
+    low: float
+    high: float
+    whole: bool  # two whole numbers with a dash between
+
+    def end(self, starts: set[float]) -> float:
+        """Where it ends, that value left out: "40-59" holds 59, unless another band starts there."""
+        return self.high + 1.0 if self.whole and self.high not in starts else self.high
+
+
+def read_band(value: Any) -> Band | None:
+    """A pandas Interval, or text such as "40-59", "<40", "80+", "[40, 60)"; None for anything else."""
+    if isinstance(value, pd.Interval):
+        low = np.nextafter(float(value.left), np.inf) if value.open_left else float(value.left)
+        high = np.nextafter(float(value.right), np.inf) if value.closed_right else float(value.right)
+        return Band(float(low), float(high), whole=False)
+    text = str(value)
+    if found := BAND.match(text):
+        low, high = float(found[1]), float(found[2])
+        return Band(low, high, low.is_integer() and high.is_integer())
+    if found := BRACKETS.match(text):
+        low, high = float(found[2]), float(found[3])
+        low = float(np.nextafter(low, np.inf)) if found[1] == "(" else low
+        return Band(low, float(np.nextafter(high, np.inf)) if found[4] == "]" else high, whole=False)
+    if found := BELOW.match(text):
+        high = float(found[2])
+        return Band(-np.inf, float(np.nextafter(high, np.inf)) if found[1] == "<=" else high, whole=False)
+    if (found := ABOVE.match(text)) and (found[1] or found[3]):
+        low = float(found[2])
+        return Band(float(np.nextafter(low, np.inf)) if found[1] == ">" else low, np.inf, whole=False)
+    return None
+
+
+def _read_strata(table: pd.DataFrame, z: list[Any], schema: Confounders, problems: Problems) -> Strata | None:
+    """The range of codes of every variable in every row."""
+    low = torch.full((len(table), len(schema.variables)), -torch.inf, dtype=torch.float64)
+    high = torch.full_like(low, torch.inf)
+    for variable in z:
+        j, column = schema.names.index(variable.name), table[variable.name]
+        if isinstance(variable, Categorical):
+            code_of = {_text(level): float(code) for code, level in enumerate(variable.levels)}
+            unknown = [value for value in column.tolist() if _text(value) not in code_of]
+            if unknown:
+                problems.add(
+                    f"known_prevalence: {variable.name!r} has no level {unknown[0]!r}: {list(variable.levels)}"
+                )
+                continue
+            codes = torch.tensor([code_of[_text(value)] for value in column.tolist()], dtype=torch.float64)
+            low[:, j], high[:, j] = codes - 0.5, codes + 0.5
+            continue
+        bands = [read_band(value) for value in column]
+        if None in bands:
+            wrong = column.iloc[bands.index(None)]
+            problems.add(
+                f"known_prevalence: {variable.name!r} is a number, and {wrong!r} is no band of it; write '40-59', "
+                "'<40', '80+', '[40, 60)', or use pandas intervals"
+            )
+            continue
+        starts = {band.low for band in bands if band is not None}
+        for number, band in enumerate(bands):
+            assert band is not None
+            low[number, j], high[number, j] = (_code(variable, at) for at in (band.low, band.end(starts)))
+    return Strata(low, high)
+
+
+def _text(level: Any) -> str:
+    """A level as text: 1, 1.0 and "1" are the same, whatever a file made of them."""
+    return str(int(level)) if isinstance(level, float) and level.is_integer() else str(level)
+
+
+def _code(variable: Continuous, value: float) -> float:
+    """Where a value lies among codes; below the learned range just above "missing", beyond it at infinity."""
+    if value > variable.high:
+        return float("inf")
+    if value <= variable.low:
+        return 0.5 * (1.0 + variable.missing_code)
+    return 1.0 + (value / 2 - variable.low / 2) / (variable.high / 2 - variable.low / 2)
+
+
+def of_rows(known: Known, evidence: Evidence, problems: Problems) -> Known:
+    """Of a table, the strata that have rows here."""
+    if known.strata is None:
+        return known
+    strata = known.strata
+    most, sums = 0.0, torch.zeros_like(known.share[:, 0])
+    for rows in evidence.rows:
+        inside = strata.holds(rows.codes)
+        most = max(most, float(inside.sum(1).max()) if len(inside) else 0.0)
+        sums = sums + rows.cell_weight @ inside
+    if most > 1.0:
+        problems.add("known_prevalence: strata must not overlap, and some rows are in two of them")
+    there = (sums > 0).nonzero().flatten()
+    if not len(there):
+        problems.add("known_prevalence: no row of the site is in any stratum of the table")
+    return Known(
+        known.share[there],
+        known.error[there],
+        Strata(strata.low[there], strata.high[there]),
+        tuple(known.names[number] for number in there.tolist()),
+    )

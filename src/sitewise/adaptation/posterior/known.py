@@ -1,0 +1,103 @@
+"""A known prevalence, of the site or of strata of z: a likelihood of the rows' mean prediction there."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sitewise.adaptation.evidence import Evidence
+from sitewise.adaptation.posterior.likelihood import evaluate_points, subset
+from sitewise.adaptation.posterior.points import ENTRIES, Points, Strata
+from sitewise.adaptation.rows import Rows
+from sitewise.prevalence.prior import USUAL_DEVIATION
+
+RESOLVED = 0.1  # log-odds that the points of a posterior tell apart; what is known better is conditioned on afterwards
+SOME_ROWS = 2**11  # of which the mean prediction is taken while points are weighed
+
+
+@dataclass(frozen=True)
+class Known:
+    """P(y) of the site, or of strata of its z, with the standard deviation of its log-odds; zero for exactly known."""
+
+    share: Tensor  # (S, K)
+    error: Tensor  # (S, K)
+    strata: Strata | None = None  # None: S = 1, the whole site
+    names: tuple[str, ...] = ("the site",)
+
+    @property
+    def freedom(self) -> float:
+        """How far, in log-odds, a stratum may lie from what level, factor and deviation make of it."""
+        return RESOLVED if self.strata is None else USUAL_DEVIATION
+
+    def log_likelihood(self, predicted: Tensor) -> Tensor:
+        """The log-likelihood of mean predictions (S, M, K), (M,)."""
+        n_classes = self.share.shape[1]
+        away = torch.logit(predicted.clamp(1e-12, 1 - 1e-12)) - torch.logit(self.share)[:, None]
+        variance = self.error.square()[:, None] + self.freedom**2
+        return -0.5 * (n_classes - 1) / n_classes * (away.square() / variance).sum((0, 2))
+
+    def weigh(self, evidence: Evidence, points: Points, slope: float) -> Tensor:
+        """The log-likelihood of points, (M,), by some of the rows."""
+        some = subset(evidence, SOME_ROWS)
+        if self.strata is None:
+            return self.log_likelihood(evaluate_points(some, points, slope=slope).predicted[None])
+        return self.log_likelihood(stratum_means(some, points, slope, self.strata)[0])
+
+    def pulled(self, predicted: Tensor, noise: Tensor) -> Tensor:
+        """Where mean predictions (S, M, K) go once this is taken into account, with a normal `noise` of that shape."""
+        known, free = self.error.square()[:, None], self.freedom**2
+        at = torch.logit(predicted.clamp(1e-12, 1 - 1e-12))
+        middle = (known * at + free * torch.logit(self.share)[:, None]) / (known + free)
+        found = torch.sigmoid(middle + (known * free / (known + free)).sqrt() * noise)
+        return found / found.sum(2, keepdim=True)
+
+
+def stratum_means(evidence: Evidence, points: Points, slope: float, strata: Strata | None) -> tuple[Tensor, ...]:
+    """Mean predictions (S, M, K), the means of diag(p) - p pᵀ (S, M, K, K), and the weights of the strata (S,)."""
+    blank = [] if strata is not None else [(rows, True) for rows in evidence.blank]
+    seen = [(rows, False) for rows in (evidence.rows if evidence.seen_weight else ())]
+    if not points.depends_on_z and strata is None:
+        seen, blank = [(rows, True) for rows in evidence.everything], []
+    mean, square, weight = evidence.total(
+        _stratum_sums(rows, points, slope, strata, is_blank) for rows, is_blank in (*seen, *blank)
+    )
+    size = weight.clamp_min(1e-300)[:, None, None]
+    mean, square = mean / size, square / size[..., None]
+    return mean, torch.diag_embed(mean) - square, weight
+
+
+def _stratum_sums(
+    rows: Rows, points: Points, slope: float, strata: Strata | None, is_blank: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    n_points, n_classes = points.level.shape
+    size = max(1, ENTRIES // (n_points * n_classes))
+    total: tuple[Tensor, ...] = ()
+    for start in range(0, len(rows), size):
+        place = torch.arange(start, min(start + size, len(rows)), device=rows.ratio.device)
+        codes = None if is_blank else rows.at_rows(rows.codes)[place]
+        weight = (points.weight.new_ones(len(place)) if rows.weight is None else rows.weight[place])[:, None]
+        if strata is not None and codes is not None:
+            weight = weight * strata.holds(codes)
+        p = _predictions(rows.ratio[place], codes, points, slope)
+        square = torch.einsum("ns,nmk,nml->smkl", weight, p, p)
+        found = (torch.einsum("ns,nmk->smk", weight, p), square, weight.sum(0))
+        total = tuple(a + b for a, b in zip(total, found, strict=True)) if total else found
+    return total[0], total[1], total[2]
+
+
+def log_ratio_of(ratio: Tensor) -> Tensor:
+    """log f (n, K), up to a constant in each row, from f as `Rows` keep it."""
+    ratio = ratio.double()
+    if ratio.shape[1] > 1:
+        return ratio.clamp_min(1e-300).log()
+    odds = (torch.log1p(ratio) - torch.log1p(-ratio)).clamp(-700.0, 700.0)
+    return torch.cat([torch.zeros_like(odds), odds], dim=1)
+
+
+def _predictions(ratio: Tensor, codes: Tensor | None, points: Points, slope: float) -> Tensor:
+    """P(y|x,z) of rows at every point, (n, M, K); without codes, of rows that lack z."""
+    log_g = points.log_marginal[None] if codes is None else points.log_probs(codes)
+    if points.shift is not None:
+        log_g = log_g + points.shift
+    own = log_ratio_of(ratio)[:, None, :]
+    return torch.softmax((slope * own if points.slope is None else points.slope[:, None] * own) + log_g, dim=2)

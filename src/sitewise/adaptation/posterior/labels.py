@@ -1,0 +1,183 @@
+"""What known labels of a site say: how likely they are given x and z, as level, factor and the slope of log f vary.
+
+The slope is integrated over on a few nodes; what a labeled row's x says by itself is left to the unlabeled likelihood.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid, one_hot
+
+from sitewise.adaptation.posterior.points import ENTRIES, Points
+from sitewise.adaptation.rows import Rows, know_labels, to_ratio
+from sitewise.posterior import contrasts, normalize
+from sitewise.prevalence import SitePrior
+from sitewise.prevalence.linear import fit_linear
+from sitewise.prevalence.prior import FREEDOM
+
+SURE = 40.0  # log f below minus this says no more
+NODES = 15  # of the slope
+SEARCHED, REACH = 49, 8.0  # slopes that are tried to see where the nodes belong, in standard deviations of the prior
+ALIVE = 12.0  # fall of the log-density beyond which a slope is left out
+
+
+@dataclass(frozen=True)
+class LabeledRows:
+    """Rows of the site whose class is known: log f (n, K), codes of z (n, V), class, weight and group (n,)."""
+
+    log_ratio: Tensor
+    codes: Tensor
+    y: Tensor
+    weight: Tensor
+    groups: Tensor | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "log_ratio", normalize(self.log_ratio.double()).clamp_min(-SURE))
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def without_confounders(self) -> "LabeledRows":
+        """The same with one and the same z."""
+        return replace(self, codes=self.codes[:, :0])
+
+
+@dataclass(frozen=True)
+class LabelLikelihood:
+    """log P(y|x,z) of labeled rows at points of the posterior, with the slope on log f integrated out.
+
+    Predictions are softmax(T log f + log g + (T_0 - T) pivot): around the pivot another slope moves no level.
+    """
+
+    rows: LabeledRows
+    slope: Tensor  # (J,) nodes of T
+    log_prior: Tensor  # (J,) logs of their prior shares
+    best: float  # the likeliest T
+    usual: float  # T_0
+    pivot: Tensor  # (K,)
+
+    def turned(self, slope: Tensor) -> Tensor:
+        """What is added to log g at slopes (M,), (M, K)."""
+        return (self.usual - slope)[:, None] * self.pivot
+
+    def at_slopes(self, points: Points) -> Tensor:
+        """The log-likelihood at every point and node, (M, J)."""
+        rows, n_classes = self.rows, len(self.pivot)
+        size = max(1, ENTRIES // (len(points) * n_classes))
+        total = points.level.new_zeros(len(points), len(self.slope))
+        for start in range(0, len(rows), size):
+            part = slice(start, start + size)
+            log_g = points.log_probs(rows.codes[part])
+            turned = zip(self.slope, self.turned(self.slope), strict=True)
+            found = [self._of_rows(part, log_g, slope, turn) for slope, turn in turned]
+            total = total + torch.stack(found, dim=1)
+        return total
+
+    def _of_rows(self, part: slice, log_g: Tensor, slope: Tensor, turn: Tensor) -> Tensor:
+        """The log-likelihood of some rows at one slope and g (n or 1, M, K), (M,)."""
+        log_ratio, y, weight = (values[part] for values in (self.rows.log_ratio, self.rows.y, self.rows.weight))
+        own = slope * log_ratio + turn
+        if log_g.shape[2] == 2:
+            odds = (own[:, 1] - own[:, 0])[:, None] + (log_g[:, :, 1] - log_g[:, :, 0])
+            return weight @ logsigmoid(torch.where((y == 1)[:, None], odds, -odds))
+        log_p = torch.log_softmax(own[:, None, :] + log_g, dim=2)
+        return weight @ log_p.gather(2, y[:, None, None].expand(-1, log_p.shape[1], 1))[:, :, 0]
+
+    def __call__(self, points: Points) -> Tensor:
+        """The log-likelihood at every point, (M,)."""
+        return torch.logsumexp(self.at_slopes(points) + self.log_prior, dim=1)
+
+    def slopes_at(self, points: Points, uniform: Tensor) -> Tensor:
+        """Quantiles of T given the labels and each point, (M,), at levels (M,) between zero and one."""
+        if len(self.slope) == 1:
+            return self.slope.expand(len(points)).contiguous()
+        share = torch.softmax(self.at_slopes(points) + self.log_prior, dim=1)
+        upper = torch.cumsum(share, dim=1) - share / 2.0
+        after = (upper < uniform[:, None]).sum(1, keepdim=True).clamp(1, len(self.slope) - 1)
+        first, last = upper.gather(1, after - 1)[:, 0], upper.gather(1, after)[:, 0]
+        part = ((uniform - first) / (last - first).clamp_min(1e-300)).clamp(0.0, 1.0)
+        log_slope = self.slope.log()
+        low, high = log_slope[after[:, 0] - 1], log_slope[after[:, 0]]
+        return (low + part * (high - low)).exp()
+
+    def with_slopes(self, points: Points, slope: Tensor) -> Points:
+        """The same points with a slope of log f each, (M,)."""
+        return replace(points, slope=slope, shift=self.turned(slope))
+
+    def as_evidence(self, chosen: Tensor) -> tuple[Rows, Rows]:
+        """log P(y|x,z) of some rows as a difference of likelihoods: log g_y - log Σ_k f_k g_k, f at the best slope."""
+        rows = self.rows
+        mixed = to_ratio(self.best * rows.log_ratio[chosen] + (self.usual - self.best) * self.pivot)
+        certain = mixed.clone()
+        know_labels(certain, torch.arange(len(certain), device=certain.device), rows.y[chosen])
+        codes, weight = rows.codes[chosen], rows.weight[chosen]
+        return Rows(certain, weight, codes, None, None), Rows(mixed, -weight, codes, None, None)
+
+
+def read_label_likelihood(rows: LabeledRows, as_trained: Points, prior: SitePrior) -> LabelLikelihood:
+    """Where the slope of log f is to be looked at, and what a label counts where rows come in groups.
+
+    `as_trained` is the source's g at this site, around which the level is free.
+    """
+    log_g = as_trained.log_probs(rows.codes)[:, 0].expand(len(rows), -1)
+    n_classes = log_g.shape[1]
+    labels = one_hot(rows.y, n_classes).double()
+    pivot = _pivot(rows, prior.slope, log_g)
+    scale = prior.slope_scale
+    steps = torch.linspace(-REACH, REACH, SEARCHED if scale else 1, dtype=torch.float64, device=log_g.device)
+    slopes = prior.slope * (scale * steps).exp() if scale else log_g.new_full((1,), prior.slope)
+    height, residual = [], []
+    for slope, step in zip(slopes.tolist(), steps, strict=True):
+        offset = slope * rows.log_ratio + log_g + (prior.slope - slope) * pivot
+        log_p, penalty = _with_level(offset, labels, rows.weight, prior.level_scale)
+        height.append(float(rows.weight @ (labels * log_p).sum(1)) - penalty + float(_log_slope_prior(step)))
+        residual.append(labels - log_p.exp())
+    heights = log_g.new_tensor(height)
+    best = int(heights.argmax())
+    weight = rows.weight / _design_effect(residual[best], rows.weight, rows.groups)
+    nodes, log_prior = slopes, torch.zeros_like(slopes)
+    if scale:
+        alive = (heights > heights.max() - ALIVE).nonzero().flatten()
+        low, high = float(steps[max(int(alive.min()) - 1, 0)]), float(steps[min(int(alive.max()) + 1, SEARCHED - 1)])
+        place = torch.linspace(low, high, NODES, dtype=torch.float64, device=log_g.device)
+        nodes = prior.slope * (scale * place).exp()
+        log_prior = torch.log_softmax(_log_slope_prior(place), dim=0)
+    own = replace(rows, weight=weight)
+    return LabelLikelihood(own, nodes, log_prior, float(slopes[best]), prior.slope, pivot)
+
+
+def _log_slope_prior(step: Tensor) -> Tensor:
+    """Student's, of the log of the slope in units of its scale: as heavy-tailed as the level's."""
+    return -0.5 * (FREEDOM + 1.0) * torch.log1p(step.square() / FREEDOM)
+
+
+def _pivot(rows: LabeledRows, slope: float, log_g: Tensor) -> Tensor:
+    """The mean log f of every class, (K,), where its probability is least certain."""
+    probability = torch.softmax(slope * rows.log_ratio + log_g, dim=1)
+    doubt = rows.weight[:, None] * (probability * (1.0 - probability)).clamp_min(1e-12)
+    found = (doubt * (rows.log_ratio - rows.log_ratio.mean(1, keepdim=True))).sum(0) / doubt.sum(0)
+    return found - found.mean()
+
+
+def _with_level(offset: Tensor, labels: Tensor, weight: Tensor, scale: float) -> tuple[Tensor, float]:
+    """log P(y|x,z) with the level that labels ask for, (n, K), and what that level costs by its prior."""
+    penalty = offset.new_full((1,), 2.0 / scale**2)
+    one = torch.ones_like(offset[:, :1])
+    found = fit_linear(labels * weight[:, None], weight, one, penalty, offset).point
+    log_p = torch.log_softmax(offset + found @ contrasts(offset.shape[1], offset.device).T, dim=1)
+    return log_p, float(0.5 * penalty * found.square().sum())
+
+
+def _design_effect(residual: Tensor, weight: Tensor, groups: Tensor | None) -> float:
+    """How much more the level's score varies than for independent rows, where rows come in groups; at least one."""
+    if groups is None:
+        return 1.0
+    names, place = torch.unique(groups, return_inverse=True)
+    if len(names) < 2:
+        return max(1.0, float(weight.sum()))
+    weighted = weight[:, None] * residual
+    sums = residual.new_zeros(len(names), residual.shape[1]).index_add_(0, place, weighted)
+    alone = float((weighted * residual).sum())
+    together = float(sums.square().sum()) * len(names) / (len(names) - 1)
+    return max(1.0, together / max(alone, 1e-300))

@@ -1,0 +1,182 @@
+"""How many labels a new site needs: sites simulated from labeled source rows, with an f that errs as rehearsal says."""
+
+import math
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from sklearn.utils import check_random_state
+
+from sitewise.adaptation import estimate_prevalence
+from sitewise.arrays import Problems
+from sitewise.confounders import Confounders
+from sitewise.posterior import combine
+from sitewise.prevalence import SitePrior
+from sitewise.samplesize.plan import interval_width, size_for_loss
+from sitewise.samplesize.population import Population, read_population
+
+LABELS = (25, 50, 100, 200, 400)
+ROWS = 1000
+LABEL_TARGETS = ("width", "log_loss")
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class LabelPoint:
+    """What so many labels give, as means over simulated sites with their standard errors.
+
+    `log_loss` is by how much the log loss is above that of the right f and g.
+    """
+
+    n: int
+    width: float
+    width_error: float
+    log_loss: float
+    log_loss_error: float
+
+
+@dataclass(frozen=True)
+class LabelPlan:
+    """How many labels are enough.
+
+    Attributes
+    ----------
+    answer : the number of labels, zero where none is needed, None where the largest number tried is not enough.
+    target, wanted : what was asked for ("width" or "log_loss"), and how much of it.
+    points : `LabelPoint` for each number of labels, zero first.
+    rows : rows of the site, labeled or not.
+    prevalence : P(y) that is assumed, (K,).
+    level : of the intervals.
+    n_simulations : simulated sites.
+    """
+
+    answer: int | None
+    target: str
+    wanted: float
+    points: tuple[LabelPoint, ...]
+    rows: int
+    prevalence: tuple[float, ...]
+    level: float
+    n_simulations: int
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row for each number of labels."""
+        return pd.DataFrame([asdict(point) for point in self.points])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, ready for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        wanted = f"{self.target} {self.wanted:g}"
+        if self.answer is None:
+            return f"{wanted} is out of reach with up to {self.points[-1].n:,} labels among {self.rows:,} rows"
+        return f"{self.answer:,} labels among {self.rows:,} rows are enough for {wanted}"
+
+
+def plan_labels(
+    log_ratio: Any,
+    y: Any,
+    sample_confounder: Any = None,
+    *,
+    width: float | None = None,
+    log_loss: float | None = None,
+    prior: SitePrior,
+    rows: int = ROWS,
+    prevalence: Any = None,
+    model: str = "auto",
+    confounders: Confounders | None = None,
+    sample_weight: Any = None,
+    level: float = 0.95,
+    labels: Iterable[int] | None = None,
+    n_simulations: int = 20,
+    random_state: Any = 0,
+    say: Callable[[str], None] = lambda text: None,
+) -> LabelPlan:
+    """Say how many of a new site's rows to label, from labeled held-out source rows.
+
+    Parameters
+    ----------
+    log_ratio, y, sample_confounder, prevalence, model, confounders, sample_weight : as in `plan_sample_size`.
+    width, log_loss : what is wanted, one of them: the width of the interval of P(Y) (the widest class's), or by how
+        much the log loss may be above that of the right f and g.
+    prior : what rehearsal says of a new site, a model's `_prior`; its slope and level error make the simulated f wrong.
+    rows : how many rows the site has.
+    labels : numbers of labels to try.
+    n_simulations : simulated sites; each is asked with every number of labels.
+
+    Examples
+    --------
+    >>> plan = plan_labels(log_ratio, y, Z, log_loss=0.01, prior=prior)
+    >>> plan.answer, plan.table
+    """
+    problems = Problems("plan_labels")
+    wanted = {name: value for name, value in (("width", width), ("log_loss", log_loss)) if value is not None}
+    if len(wanted) != 1 or not all(0 < value < math.inf for value in wanted.values()):
+        problems.add(f"give one of {', '.join(LABEL_TARGETS)}, a number above 0, got {wanted or 'none of them'}")
+    numbers = sorted({int(number) for number in (LABELS if labels is None else labels)})
+    numbers = [number for number in numbers if number < rows] if labels is None else numbers
+    if not numbers or numbers[0] < 1 or numbers[-1] > rows:
+        problems.add(f"labels must be numbers from 1 to rows={rows}, got {numbers}")
+    if n_simulations < 2:
+        problems.add(f"n_simulations must be at least 2, got {n_simulations}")
+    if not 0 < level < 1:
+        problems.add(f"level must lie between 0 and 1, got {level}")
+    population = read_population(
+        log_ratio, y, sample_confounder, prevalence, model, confounders, sample_weight, problems, prior
+    )
+    target, amount = next(iter(wanted.items()))
+    rng = np.random.default_rng(check_random_state(random_state).randint(2**31))
+    found = np.empty((n_simulations, len(numbers) + 1, 2))
+    for number in range(n_simulations):
+        say(f"site {number + 1} of {n_simulations}")
+        found[number] = look_at_site(population, prior, rows, [0, *numbers], level, rng)
+    means, errors = found.mean(axis=0), found.std(axis=0, ddof=1) / math.sqrt(n_simulations)
+    points = tuple(
+        LabelPoint(n, *(float(value) for pair in zip(mean, error, strict=True) for value in pair))
+        for n, mean, error in zip([0, *numbers], means, errors, strict=True)
+    )
+    answer = 0 if getattr(points[0], target) <= amount else size_for_loss(points[1:], target, amount)
+    shares = np.bincount(population.y, population.weight, population.log_ratio.shape[1])
+    return LabelPlan(answer, target, amount, points, rows, tuple(shares.tolist()), level, n_simulations)
+
+
+def look_at_site(
+    population: Population, prior: SitePrior, rows: int, numbers: list[int], level: float, rng: np.random.Generator
+) -> Array:
+    """One simulated site: width and log loss above the right one's, (numbers, 2), for numbers of its rows labeled.
+
+    The f that is handed over is the right one with another slope and level, as far off as unseen sites show.
+    """
+    drawn = rng.choice(len(population.y), rows, p=population.weight)
+    right, log_g, y = population.log_ratio[drawn], population.log_prevalence[drawn], population.y[drawn]
+    slope = prior.slope * math.exp(prior.slope_scale * rng.standard_normal())
+    off = np.asarray(rng.normal(scale=prior.level_error / math.sqrt(2.0), size=right.shape[1]))
+    handed = right / slope + (off - off.mean())
+    truth = combine(torch.tensor(right), torch.tensor(log_g)).exp().numpy()
+    Z = None if population.z is None else population.z.iloc[drawn].reset_index(drop=True)
+    labeled = rng.permutation(rows)
+    found = []
+    for number in numbers:
+        known = np.full(rows, np.nan)
+        known[labeled[:number]] = y[labeled[:number]]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a simulated site nobody needs to be warned
+            estimate = estimate_prevalence(
+                handed,
+                Z,
+                model=population.model,
+                prior=prior,
+                confounders=population.schema,
+                y=known if number else None,
+            )
+        predicted = np.asarray(estimate.predict_proba(handed, Z)).clip(1e-12)
+        lost = (truth * (np.log(truth.clip(1e-300)) - np.log(predicted))).sum(axis=1).mean()
+        found.append([interval_width(estimate, level), float(lost)])
+    return np.array(found)
