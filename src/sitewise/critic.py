@@ -141,9 +141,8 @@ class Critic:
 
     def network(self, like: Tensor) -> CriticNetwork:
         """The network behind it, where and as precise as some tensor is."""
-        with torch.device("meta"):  # takes no memory for weights that are there already
-            network = CriticNetwork(self.n_features, self.n_inputs)
-        network.load_state_dict(self.state, assign=True)
+        network = CriticNetwork(self.n_features, self.n_inputs)
+        network.load_state_dict(self.state)
         return network.to(like.device, like.dtype).eval()
 
     def of_pairs(self, features: Tensor, inputs: Tensor) -> Tensor:

@@ -13,20 +13,23 @@ def hints_of(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
+@cache
+def _init_fields(kind: type) -> tuple[tuple[str, Any], ...]:
+    hints = hints_of(kind)
+    return tuple((field.name, hints[field.name]) for field in fields(kind) if field.init)
+
+
 def odd_fields(value: Any) -> list[str]:
     """The fields of a dataclass' object that hold something else than they are annotated with."""
-    if not is_dataclass(value):
-        return []
     kind: type = type(value)
-    hints = hints_of(kind)
-    return [
-        field.name for field in fields(value) if field.init and not fits(getattr(value, field.name), hints[field.name])
-    ]
+    if not is_dataclass(kind):
+        return []
+    return [name for name, hint in _init_fields(kind) if not fits(getattr(value, name), hint)]
 
 
 def fits(value: Any, hint: Any) -> bool:
     """Whether a value is of an annotated type: containers with all they hold, protocols by their members' names."""
-    if hint is Any:
+    if hint is Any or hint is type(value):
         return True
     if hint is None or hint is type(None):
         return value is None

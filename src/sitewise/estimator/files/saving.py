@@ -7,7 +7,6 @@ of g bring their own.
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -331,13 +330,12 @@ def _read_backbone(saved: Any, given: nn.Module | None) -> Any:
 def _build_network(model: GPAClassifier, state: dict[str, Tensor]) -> nn.Module:
     """Build the network as at fit, for inputs of the same shape, and give it the saved weights."""
     shape = model.input_shape_ or (model.n_features_in_,)
-    if math.prod(shape) > MOST_INPUTS:
-        raise ValueError(f"inputs of shape {shape}")
+    small = isinstance(model.backbone, str) and model.backbone in SMALL  # has a weight for each input, and more
+    if math.prod(shape) > (sum(value.numel() for value in state.values()) if small else MOST_INPUTS):
+        raise ValueError(f"inputs of shape {shape}, for which there are too few weights")
+    like = torch.zeros(1, *shape, dtype=torch.uint8 if model.input_shape_ else torch.float32)
     schema, n_classes = model.confounders_, len(model.classes_)
-    # Our own networks are built without memory, so that a file that claims huge ones does not get it.
-    with torch.device("meta") if model.backbone in SMALL else nullcontext():
-        like = torch.zeros(1, *shape, dtype=torch.uint8 if model.input_shape_ else torch.float32)
-        network = build_ratio(model.backbone, like, schema, n_classes, seed=0, normalize=model.normalize).eval()
+    network = build_ratio(model.backbone, like, schema, n_classes, seed=0, normalize=model.normalize).eval()
     problems = Problems("load")
     try:
         network.load_state_dict(state, assign=True)
@@ -374,7 +372,9 @@ def _check_shapes(model: SiteModel, prevalences: Mapping[Any, Prevalence]) -> No
 
 def _make_critic(parts: Values) -> Critic:
     critic = Critic(**parts)
-    critic.network(torch.zeros(()))  # which says where its sizes and its weights differ
+    sizes = tuple(critic.state[name].shape for name in ("x_mean", "z_mean"))
+    if sizes != ((critic.n_features,), (critic.n_inputs,)):
+        raise ValueError(f"a critic of {critic.n_features} and {critic.n_inputs} inputs with weights for {sizes}")
     return critic
 
 
