@@ -78,7 +78,7 @@ class JointEstimate:
                 lowest, highest = torch.minimum(lowest, plain_low[label]), torch.maximum(highest, plain_high[label])
             low[label], high[label] = lowest, highest
         low, high = mirror(low, high)
-        return self._container.classes(low), self._container.classes(high)
+        return self._container.classes(low.clamp_min(0.0)), self._container.classes(high.clamp_max(1.0))
 
     def _fall(self, label: int, level: float) -> tuple[Tensor, Tensor]:
         """The shares of a class that the likelihood does not rule out, mixing it in (as in the prior) and out."""
