@@ -141,4 +141,6 @@ def read_ratios(value: object, problems: Problems, device: torch.device | None =
 def _farthest(left: Callable[[float], float]) -> float:
     """The largest amount in [0, 1) for which something is left."""
     most = 1 - 1e-12
-    return most if left(most) >= 0 else float(brentq(left, 0.0, most, xtol=1e-12, rtol=1e-9))
+    if left(most) >= 0:
+        return most
+    return 0.0 if left(0.0) <= 0 else float(brentq(left, 0.0, most, xtol=1e-12, rtol=1e-9))
