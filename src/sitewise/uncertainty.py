@@ -194,6 +194,8 @@ class Fall:
 
         if left(1.0) >= 0.0:
             return 1.0
+        if left(0.0) <= 0.0:  # weights so heavy that rounding alone is more than the likelihood may fall
+            return 0.0
         return float(brentq(left, 0.0, 1.0, xtol=1e-12, rtol=1e-9))
 
 

@@ -76,7 +76,7 @@ def test_a_bank_of_one_point_is_the_constant_prevalence(n_classes):
     log_ratio, _ = rows(n_points=1, n_classes=n_classes)
     joint = sw.estimate_joint(log_ratio, strength=0.0)
     constant = sw.estimate_prevalence(log_ratio[:, 0], model="constant")
-    np.testing.assert_allclose(joint.marginal, constant.marginal, atol=1e-6)
+    np.testing.assert_allclose(joint.marginal, constant.marginal, atol=1e-4)
     np.testing.assert_allclose(joint.interval(), constant.interval(), atol=0.002 if n_classes == 2 else 0.02)
     expected = sw.adjust(log_ratio[:, 0], np.log(joint.marginal))
     np.testing.assert_allclose(joint.posterior(log_ratio), expected, atol=1e-9)
@@ -95,7 +95,7 @@ def test_a_row_of_weight_two_is_two_rows_and_a_constant_of_a_row_is_none():
     weight = np.where(np.arange(100) < 30, 2.0, 1.0)
     twice = np.concatenate([log_ratio, log_ratio[:30] + 7.0])
     one, two = sw.estimate_joint(log_ratio, sample_weight=weight), sw.estimate_joint(twice)
-    np.testing.assert_allclose(one.joint, two.joint, atol=1e-6)
+    np.testing.assert_allclose(one.joint, two.joint, atol=1e-4)
     np.testing.assert_allclose(one.interval(), two.interval(), atol=1e-5)
     assert one.strength == two.strength
     assert two.log_likelihood - one.log_likelihood == pytest.approx(30 * 7.0, abs=1e-4)
@@ -118,7 +118,7 @@ def test_rows_that_say_nothing_change_nothing():
     log_ratio, _ = rows(n=100)
     silent = np.concatenate([log_ratio, np.full((20, 4, 2), -np.inf)])
     plain, more = sw.estimate_joint(log_ratio, strength=0.0), sw.estimate_joint(silent, strength=0.0)
-    np.testing.assert_allclose(plain.joint, more.joint, atol=1e-6)
+    np.testing.assert_allclose(plain.joint, more.joint, atol=1e-4)
     np.testing.assert_allclose(more.posterior(silent[-1:])[0], more.marginal, atol=1e-12)
 
 
@@ -185,7 +185,7 @@ def test_where_a_sample_steers_badly_all_rows_do(monkeypatch):
     assert slow.converged
     assert quick.converged
     assert exact.n_iter <= quick.n_iter < slow.n_iter
-    np.testing.assert_allclose(quick.joint, exact.joint, atol=1e-6)
+    np.testing.assert_allclose(quick.joint, exact.joint, atol=1e-4)
 
 
 def test_intervals_hold_the_truth_most_of_the_time():

@@ -28,7 +28,7 @@ def holed(value):
         ({"X": holed(np.inf)}, "infinity"),
         ({"y": Y[:50]}, r"y has 50 row\(s\), X has 60"),
         ({"sample_confounder": Z[:50]}, r"sample_confounder has 50 row\(s\), X has 60"),
-        ({"sample_domain": DOMAIN[:50]}, r"sample_domain has 50 row\(s\), X has 60"),
+        ({"sample_domain": DOMAIN[:50]}, r"sample_domain must have one entry a row \(60\), got 50"),
         ({"sample_domain": [None, *DOMAIN[1:]]}, "sample_domain is missing in 1 row"),
         ({"sample_weight": -np.ones(60)}, "must not be negative"),
         ({"groups": ["p"] * 3}, "groups must have one entry a row"),

@@ -150,9 +150,10 @@ class PrevalenceEstimate:
             return low, high
         if Z is None:
             low, high = self._marginal_interval(level)
-            return self._container.classes(low), self._container.classes(high)
+            return self._container.classes(low.clamp_min(0.0)), self._container.classes(high.clamp_max(1.0))
         distinct, inverse = distinct_rows(self._encode(Z))
         low, high = self._conditional_interval(distinct, level)
+        low, high = low.clamp_min(0.0), high.clamp_max(1.0)
         return self._container.rows(low[inverse], index_of(Z)), self._container.rows(high[inverse], index_of(Z))
 
     def bootstrap(

@@ -78,7 +78,7 @@ class JointEstimate:
                 lowest, highest = torch.minimum(lowest, plain_low[label]), torch.maximum(highest, plain_high[label])
             low[label], high[label] = lowest, highest
         low, high = mirror(low, high)
-        return self._container.classes(low), self._container.classes(high)
+        return self._container.classes(low.clamp_min(0.0)), self._container.classes(high.clamp_max(1.0))
 
     def _fall(self, label: int, level: float) -> tuple[Tensor, Tensor]:
         """The shares of a class that the likelihood does not rule out, mixing it in (as in the prior) and out."""
@@ -141,4 +141,6 @@ def read_ratios(value: object, problems: Problems, device: torch.device | None =
 def _farthest(left: Callable[[float], float]) -> float:
     """The largest amount in [0, 1) for which something is left."""
     most = 1 - 1e-12
-    return most if left(most) >= 0 else float(brentq(left, 0.0, most, xtol=1e-12, rtol=1e-9))
+    if left(most) >= 0:
+        return most
+    return 0.0 if left(0.0) <= 0 else float(brentq(left, 0.0, most, xtol=1e-12, rtol=1e-9))
