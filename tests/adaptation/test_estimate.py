@@ -296,9 +296,9 @@ def test_rivals_count_by_what_they_give_to_left_out_rows():
     def made_up(left_out):
         return Fit(None, left_out + 2.0, True, 0.0, 0.0, 1, [], 1.0, lambda: Hindsight(None, 2.0))
 
-    found = rivals([made_up(-50.0), made_up(-51.0), made_up(-70.0)], lambda fit: fit)
+    found = rivals([made_up(-50.0), made_up(-51.0), made_up(-70.0)], None, lambda fit, _: fit)
     np.testing.assert_allclose([r.weight for r in found], np.exp([0.0, -1.0]) / np.exp([0.0, -1.0]).sum(), atol=1e-6)
-    assert rivals([made_up(-50.0)], lambda fit: fit) == ()
+    assert rivals([made_up(-50.0)], None, lambda fit, _: fit) == ()
 
 
 def test_an_interval_at_z_allows_for_the_models_that_were_not_chosen():

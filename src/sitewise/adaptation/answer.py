@@ -15,7 +15,7 @@ from sitewise.adaptation.bootstrap import NO_REFIT, NOT_IN_MEMORY, bootstrap_fit
 from sitewise.adaptation.draws import Drawn, PrevalenceDraws, draw_fits
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.families import FAMILIES, Family
-from sitewise.adaptation.fit import Fit
+from sitewise.adaptation.fit import Fit, no_curvature
 from sitewise.adaptation.resamples import DrawnPrevalence, Resamples
 from sitewise.arrays import Container, Problems, distinct_rows, index_of, read_matrix
 from sitewise.calibration import Calibration
@@ -223,6 +223,11 @@ class PrevalenceEstimate:
     def allows_for_ratio_error(self) -> bool:
         """Whether the draws of g hold what an error of f does to it: a posterior's likelihood is tempered for that."""
         return self._fit.posterior is not None
+
+    @property
+    def has_curvature(self) -> bool:
+        """Whether there are intervals without drawing rows again: a posterior's points, or a maximum's curvature."""
+        return self._fit.posterior is not None or self._fit.look_back is not no_curvature
 
     @property
     def slope(self) -> float:

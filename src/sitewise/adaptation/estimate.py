@@ -115,7 +115,7 @@ def estimate_prevalence(
     schema = confounders if isinstance(confounders, Confounders) else None
     if Z is not None:
         schema = shared_schema(schema, prior_belief, start_belief, problems)
-    takes_prior = model == "auto" or FAMILIES[model].takes_prior
+    takes_prior = model not in FAMILIES or FAMILIES[model].takes_prior
     by_posterior = prior_belief is not None and strength == "auto" and not isinstance(solver, EM) and takes_prior
     if known_prevalence is not None and not by_posterior:
         problems.add("known_prevalence needs a prior (and strength='auto'): it is data of the posterior")
@@ -133,7 +133,7 @@ def estimate_prevalence(
         return read_chunks(source, Z is not None, matrix.shape[1], matrix.device, problems, **details)
 
     evidence, notes = read(**details)
-    if Z is not None and schema is None and model != "table":
+    if Z is not None and schema is None and model not in ("constant", "table"):
         found = without_rare_levels(evidence, judged=strength == "auto")
         if found.schema is not evidence.schema:
             evidence, notes = read(**details | {"schema": found.schema, "categorical": None})

@@ -57,7 +57,7 @@ class Fit:
 
     def __getstate__(self) -> dict[str, Any]:
         """What pickle keeps: the look back itself instead of the problem that it would be computed from."""
-        return vars(self) if self.posterior is not None else {**vars(self), "look_back": self._hindsight}
+        return vars(self) if self.look_back is no_curvature else {**vars(self), "look_back": self._hindsight}
 
     @cached_property
     def _hindsight(self) -> Hindsight:

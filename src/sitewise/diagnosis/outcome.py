@@ -4,94 +4,14 @@ The thresholds of the outcome and of the verdict are here and nowhere else; docs
 """
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
 
-from sitewise.diagnosis.result import Finding
+from sitewise.diagnosis.result import Finding, Grounds
 
 ENOUGH_BELIEVED = 0.8  # of the change that the rows ask for: from here on the site counts as adapted
 UNCHANGED = 0.1  # log-odds: a smaller mean change of the predictions is none
 PRECISE = 0.1  # half the interval of P(Y) from the rows alone: a narrower one would have shown a change
 ASSUMPTION = ("stability", "representation", "mixture")  # the checks that speak against believing the rows
 SIZES = {"stability": "gap", "representation": "auc", "mixture": "shortfall"}  # how large a breach each of them finds
-
-
-@dataclass(frozen=True)
-class Grounds:
-    """What an outcome is computed from.
-
-    Attributes
-    ----------
-    policy : str
-        "auto", "as trained" or "rows", as `adapt` was told.
-    as_trained, rows_alone, here : tuple of float
-        P(Y) by the model as trained, by maximum likelihood from the rows, and as it is predicted here; (K,) each.
-    believed : float
-        The share, from 0 to 1, of the change asked for by the rows alone that predictions here make.
-    change : float
-        Mean change of the predictions, in log-odds, that the rows alone ask for.
-    half_width : float
-        Half the 95% interval of P(Y) from the rows alone, the widest class's.
-    by_chance : bool
-        Whether that interval holds the prevalence as trained.
-    without_rehearsal : float
-        The share that would be believed had the rehearsal not lowered it.
-    slope : float
-        Factor on log f in predictions, from the rehearsal; below one probabilities are less extreme.
-    failed : str or None
-        The check of the assumption that failed beyond what rehearsed sites show, where one did.
-    """
-
-    policy: str
-    as_trained: tuple[float, ...]
-    rows_alone: tuple[float, ...]
-    here: tuple[float, ...]
-    believed: float = 1.0
-    change: float = 0.0
-    half_width: float = 0.0
-    by_chance: bool = False
-    without_rehearsal: float = 1.0
-    slope: float = 1.0
-    failed: str | None = None
-
-
-class Outcome(str):
-    """ "adapted", "partly adapted" or "as trained", with why, what it risks, and the numbers behind it.
-
-    Attributes
-    ----------
-    reason : str
-        One of `REASONS`.
-    sentence : str
-        What was done and why, in plain words.
-    risk : str
-        What to expect of it: harm, no gain, or a gain.
-    grounds : Grounds
-        What it was computed from.
-    """
-
-    reason: str
-    sentence: str
-    risk: str
-    grounds: Grounds
-
-    def __new__(cls, word: str, reason: str, sentence: str, risk: str, grounds: Grounds) -> "Outcome":
-        """Put the parts together."""
-        assert word in WORDS, word
-        assert reason in REASONS, reason
-        made = super().__new__(cls, word)
-        made.reason, made.sentence, made.risk, made.grounds = reason, sentence, risk, grounds
-        return made
-
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        return str(self), self.reason, self.sentence, self.risk, self.grounds
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and text, for JSON."""
-        numbers = {
-            name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self.grounds).items()
-        }
-        return {"word": str(self), "reason": self.reason, "sentence": self.sentence, "risk": self.risk, **numbers}
 
 
 WORDS = ("adapted", "partly adapted", "as trained")
