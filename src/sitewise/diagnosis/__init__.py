@@ -2,8 +2,8 @@
 
 from sitewise.diagnosis.coverage import TrainingTable
 from sitewise.diagnosis.diagnose import diagnose_site
-from sitewise.diagnosis.outcome import Grounds, Outcome, decide, failed_check, follows
-from sitewise.diagnosis.result import Diagnosis, Finding, conclude
+from sitewise.diagnosis.outcome import decide, failed_check, follows
+from sitewise.diagnosis.result import Diagnosis, Finding, Grounds, Outcome, conclude
 from sitewise.diagnosis.samples import SourceSample, TargetSample
 
 __all__ = [

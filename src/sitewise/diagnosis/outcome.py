@@ -14,18 +14,6 @@ ASSUMPTION = ("stability", "representation", "mixture")  # the checks that speak
 SIZES = {"stability": "gap", "representation": "auc", "mixture": "shortfall"}  # how large a breach each of them finds
 
 
-WORDS = ("adapted", "partly adapted", "as trained")
-REASONS = (
-    "the rows",  # adapted: the change that the rows ask for is believed
-    "asked",  # the policy says so
-    "few rows",  # partly adapted: the rows leave more open
-    "rehearsal",  # partly adapted or as trained: estimates at unseen sites were off
-    "check",  # as trained: the assumption fails here
-    "nothing changed",
-    "cannot tell",
-)
-
-
 def decide(found: Grounds) -> tuple[str, str]:
     """The word and the reason."""
     if found.policy != "auto":

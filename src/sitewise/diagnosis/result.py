@@ -12,6 +12,16 @@ SENTENCES = {
     "care": "Look at the marked findings before relying on adapted numbers.",
     "do not adapt": "Adapting here is not supported by the data.",
 }
+WORDS = ("adapted", "partly adapted", "as trained")
+REASONS = (
+    "the rows",  # adapted: the change that the rows ask for is believed
+    "asked",  # the policy says so
+    "few rows",  # partly adapted: the rows leave more open
+    "rehearsal",  # partly adapted or as trained: estimates at unseen sites were off
+    "check",  # as trained: the assumption fails here
+    "nothing changed",
+    "cannot tell",
+)
 MARKS = {"good": "ok", "unknown": "?", "care": "!", "stop": "STOP"}
 
 
