@@ -101,8 +101,9 @@ def test_columns_named_after_classes_may_come_in_any_order(two):
     expected = by_place.adapt(proba_new).predict_proba(proba_new)
     swapped = pd.DataFrame(proba_new, columns=["no", "yes"])[["yes", "no"]]
     np.testing.assert_array_equal(by_name.adapt(swapped).predict_proba(swapped), expected)
-    unnamed = pd.DataFrame(proba_new, columns=["p0", "p1"])
-    np.testing.assert_array_equal(by_name.adapt(unnamed).predict_proba(unnamed), expected)
+    np.testing.assert_array_equal(by_name.adapt(proba_new).predict_proba(proba_new), expected)
+    with pytest.raises(ValueError, match=r"have the columns \['p0', 'p1'\], at fit they had"):
+        by_name.adapt(pd.DataFrame(proba_new, columns=["p0", "p1"]))
 
 
 def test_a_row_is_predicted_by_itself_however_many_come_along(two, case):

@@ -102,7 +102,7 @@ RECORDS = {
     "JointEstimate": Record(JointEstimate),
     "Container": Record(Container, _take_container, _make_container),
     "Evidence": Record(Evidence, _take_evidence, _make_evidence),
-    "Rows": Record(Rows),
+    "Rows": Record(Rows, dropped=("known",)),
     "Groups": Record(Groups),
     "Fit": Record(Fit, _take_fit, _make_fit),
     "Hindsight": Record(Hindsight),

@@ -41,13 +41,15 @@ class OddEntryError(ValueError):
 class Record:
     """A class that may be saved: by its fields, or by what `take_apart` makes of it and `put_together` takes back.
 
-    `methods` are those that may be saved as functions, bound to their object.
+    `methods` are those that may be saved as functions, bound to their object; `dropped` are fields of earlier versions
+    that nothing needs any more.
     """
 
     kind: type | Callable[..., Any]
     take_apart: Callable[[Any], dict[str, Any]] | None = None
     put_together: Callable[[dict[str, Any]], Any] | None = None
     methods: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
 
 Records = Mapping[str, Record]
@@ -213,6 +215,7 @@ class _Unpacker:
     def _record(self, tree: dict[str, Any], place: str) -> Any:
         record = self.records[tree["of"]]
         parts = {key: self.unpack(part, f"{place}/{_escape(key)}") for key, part in tree["fields"].items()}
+        parts = {key: part for key, part in parts.items() if key not in record.dropped}
         value = (record.put_together or _from_fields(record.kind))(parts)
         for name in odd_fields(value):
             raise odd_entry(f"{place}/{name}", TypeError(f"got {type(getattr(value, name)).__name__}"))

@@ -57,18 +57,15 @@ def test_a_prevalence_where_f_is_known_is_found(model):
 
 
 @pytest.mark.filterwarnings("ignore:.*never occurs")
-@pytest.mark.parametrize("fallback", [None, "marginal", "pooled"])
-def test_a_row_of_weight_w_is_w_rows_also_where_a_class_cannot_occur(model, fallback):
+@pytest.mark.parametrize("policy", ["auto", "as trained", "rows"])
+def test_a_row_of_weight_w_is_w_rows_also_where_a_class_cannot_occur(model, policy):
     X, _, Z = site(300, 0.2, 9)
     times = np.where(Z["z"] == "a", 3, 1)  # more where the training prevalence is kept
     times[::7] = 2
     again = np.repeat(np.arange(300), times)
-    weighted = model.adapt(X, sample_confounder=Z, sample_weight=times, fallback=fallback)
-    repeated = model.adapt(X[again], sample_confounder=Z.iloc[again], fallback=fallback)
-    plain = model.adapt(X, sample_confounder=Z, fallback=fallback)
-    if fallback is not None:  # whatever the verdict, which here is not asked for
-        for here in (weighted, repeated, plain):
-            here._diagnosis = replace(here.diagnose(), in_use=fallback)
+    weighted = model.adapt(X, sample_confounder=Z, sample_weight=times, policy=policy)
+    repeated = model.adapt(X[again], sample_confounder=Z.iloc[again], policy=policy)
+    plain = model.adapt(X, sample_confounder=Z, policy=policy)
     assert weighted.prevalence()[1] < plain.prevalence()[1] - 0.01
     np.testing.assert_allclose(weighted.prevalence(), repeated.prevalence(), atol=1e-6)
     np.testing.assert_allclose(weighted.prevalence_interval(), repeated.prevalence_interval(), atol=1e-5)

@@ -422,7 +422,7 @@ RECORDS: dict[str, Record] = {
     "Calibration": Record(Calibration),
     "Critic": Record(Critic, put_together=_make_critic),
     "JointModel": Record(JointModel),
-    "Diagnosis": Record(Diagnosis),
+    "Diagnosis": Record(Diagnosis, dropped=("fallback", "in_use")),
     "Finding": Record(Finding),
     "Grounds": Record(Grounds),
     "HeldOut": Record(HeldOut),
