@@ -51,9 +51,9 @@ def parts_of(model, X):
 
 def test_a_pipeline_adapts_as_its_last_step_does(fitted):
     model, new, Z, y = fitted
-    here = sw.adapt(model, new, sample_confounder=Z, fallback="pooled")
+    here = sw.adapt(model, new, sample_confounder=Z, policy="rows")
     last, X = parts_of(model, new)
-    expected = last.adapt(X, sample_confounder=Z, fallback="pooled")
+    expected = last.adapt(X, sample_confounder=Z, policy="rows")
     assert type(here) is type(model) or isinstance(here, sw.AdaptedClassifier)
     np.testing.assert_array_equal(
         here.predict_proba(new, sample_confounder=Z), expected.predict_proba(X, sample_confounder=Z)
@@ -63,7 +63,7 @@ def test_a_pipeline_adapts_as_its_last_step_does(fitted):
     adapted = here[-1] if isinstance(here, Pipeline) else here
     assert isinstance(adapted, sw.AdaptedClassifier)
     np.testing.assert_array_equal(adapted.prevalence(), expected.prevalence())
-    assert adapted.fallback == "pooled"
+    assert adapted.policy == "rows"
     if isinstance(model, Pipeline):
         assert isinstance(model[-1], sw.GPAClassifier)  # as it was
         assert here.steps[:-1] == model.steps[:-1]

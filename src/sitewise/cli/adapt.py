@@ -8,8 +8,8 @@ import typer
 from rich.table import Table
 
 from sitewise.cli.options import AsJson, Data, Encoding, Force, Packed, Quiet, Separator
+from sitewise.cli.outcome import outcome_text
 from sitewise.cli.output import Output, check_out, finite
-from sitewise.cli.printing import outcome_text
 
 LABELS_THERE = "column {name!r} holds labels, which are not used; --use-labels takes those there are"
 SHOWN_METRICS = ("positive_f1", "macro_f1", "recall", "specificity", "precision", "auroc", "accuracy", "nll", "brier")

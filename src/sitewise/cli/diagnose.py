@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from sitewise.cli.options import AsJson, Quiet
+from sitewise.cli.outcome import outcome_text
 from sitewise.cli.output import Output
-from sitewise.cli.printing import outcome_text
 
 
 def diagnose(
