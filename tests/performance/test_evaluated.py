@@ -87,7 +87,7 @@ def test_groups_widen_intervals(here, site, evaluation):
 
 
 def test_bad_input_is_refused(here, site):
-    with pytest.raises(ValueError, match=r"y has 3 row\(s\), X has 400"):
+    with pytest.raises(ValueError, match=r"y must have one entry a row \(400\), got 3"):
         here.evaluate(outputs(site), [0, 1, 0], site.Z)
     with pytest.raises(ValueError, match="at least two rows with labels are needed, got 0"):
         here.evaluate(outputs(site), np.full(400, np.nan), site.Z)
