@@ -159,7 +159,7 @@ def test_the_findings_say_that_they_are_by_groups(draw_samples):
     assert found["stability"].details["groups"] == found["identification"].details["groups"] == 300
     assert "by groups" in found["stability"].sentence
     assert "by groups" in found["representation"].sentence
-    assert "from 900 rows of 300 groups" in found["identification"].sentence
+    assert "900 rows of 300 groups" in found["identification"].sentence
     assert "On 1000 held-out rows of 500 groups" in found["calibration"].sentence
     plain = diagnose_site(held, site, estimate)
     assert "groups" not in str(plain) + str(plain.to_dict())

@@ -42,4 +42,4 @@ def test_heart_disease_in_switzerland(real_data):
     low, high = (bound[1] for bound in here.prevalence_interval(level=0.99))
     assert low <= y.mean() <= high
     assert high - low > 0.3
-    assert here.diagnose().verdict == "do not adapt"
+    assert here.diagnose().verdict != "adapt"  # scores differ, no more than they do between the other hospitals

@@ -60,10 +60,11 @@ sys.modules["lightning_fabric"] = sys.modules["lightning"] = None
 import numpy as np, sitewise as sw
 X = np.random.default_rng(0).normal(size=(80, 3))
 y = (X[:, 0] > 0).astype(int)
-model = sw.GPAClassifier(epochs=1, device="cpu").fit(X, y)
+site = np.repeat(["a", "b"], 40)
+model = sw.GPAClassifier(epochs=1, device="cpu").fit(X, y, sample_domain=site)
 print(model.adapt(X).prevalence().sum().round(6))
 try:
-    sw.GPAClassifier(epochs=1, device="cpu", devices=2).fit(X, y)
+    sw.GPAClassifier(epochs=1, device="cpu", devices=2).fit(X, y, sample_domain=site)
 except ImportError as error:
     print(error)
 """

@@ -133,8 +133,8 @@ def estimate_prevalence(
         return read_chunks(source, Z is not None, matrix.shape[1], matrix.device, problems, **details)
 
     evidence, notes = read(**details)
-    if Z is not None and schema is None and model not in ("constant", "table"):
-        found = without_rare_levels(evidence, judged=strength == "auto")
+    if Z is not None and model not in ("constant", "table"):
+        found = without_rare_levels(evidence, judged=strength == "auto", fixed=schema is not None)
         if found.schema is not evidence.schema:
             evidence, notes = read(**details | {"schema": found.schema, "categorical": None})
         evidence = replace(evidence, weakest_ridge=found.weakest_ridge)

@@ -38,11 +38,12 @@ class Verdict:
     weakest_ridge: float
 
 
-def without_rare_levels(evidence: Evidence, *, judged: bool = True) -> Verdict:
+def without_rare_levels(evidence: Evidence, *, judged: bool = True, fixed: bool = False) -> Verdict:
     """The schema without levels that do not help to predict left-out rows, and with no more than can be solved for.
 
     Such levels then count as missing; a variable all of whose levels are rare has none left. Where they are not to be
-    judged (the caller has said how strongly to shrink), only their number counts.
+    judged (the caller has said how strongly to shrink), only their number counts. A `fixed` schema, which the caller has
+    given, keeps its levels.
     """
     schema = evidence.schema
     assert schema is not None
@@ -57,6 +58,8 @@ def without_rare_levels(evidence: Evidence, *, judged: bool = True) -> Verdict:
         useful = gain > MARGIN
         kept[j] = ~rare | ((count > 1) & useful)
         weakest = max(weakest, ridge) if useful else weakest
+    if fixed:
+        return Verdict(schema, weakest)
     _limit(kept, counts, MOST_COEFFICIENTS // (evidence.n_classes - 1))
     if all(bool(keep.all()) for keep in kept.values()):
         return Verdict(schema, weakest)

@@ -112,7 +112,7 @@ def test_seeds_repeat(name):
         first, again, other = (
             adapt(make(name, random_state=seed).fit(**data), new).predict_proba(new[0], new[2]) for seed in (1, 1, 2)
         )
-    np.testing.assert_allclose(first, again, rtol=0, atol=1e-12)  # sums depend on how memory is aligned, in the last bit
+    np.testing.assert_allclose(first, again, rtol=0, atol=1e-12)  # the last bit depends on how memory is aligned
     assert np.abs(first - other).max() > 1e-6
 
 

@@ -201,7 +201,7 @@ def test_everything_is_reached_and_opened_by_keyboard(show, make_content):
     body = driver.find_element("css selector", "body")
     body.send_keys(TAB)
     skip = driver.switch_to.active_element
-    assert skip.text == "Skip to the verdict"
+    assert skip.text == "Skip to the outcome"
     assert skip.rect["x"] >= 0
     skip.send_keys(ENTER)
     assert driver.execute_script("return document.activeElement.id") == "verdict"

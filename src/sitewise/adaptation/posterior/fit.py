@@ -317,7 +317,7 @@ def tilt(weight: Tensor, values: Tensor, wanted: Tensor) -> Tensor | None:
         if float(off.abs().max()) < 1e-14:
             break
         spread = (away * share[:, None]).T @ away - off[:, None] * off
-        step = torch.linalg.lstsq(spread + 1e-14 * torch.eye(len(at)).to(spread), -off[:, None]).solution[:, 0]
+        step = torch.linalg.solve(spread + 1e-14 * torch.eye(len(at)).to(spread), -off)
         at = at + step.clamp(-2.0, 2.0)
     return share if bool(torch.isfinite(share).all()) and float(at.abs().max()) < 30.0 else None
 
