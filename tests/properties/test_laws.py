@@ -86,12 +86,10 @@ def test_permuting_classes_permutes_g(site, seed):
 @given(sites())
 def test_a_row_of_weight_two_is_two_rows(site):
     log_ratio, Z, weight = site
-    repeat = np.repeat(np.arange(len(weight)), weight.astype(int))
+    repeat, schema = np.repeat(np.arange(len(weight)), weight.astype(int)), sw.Confounders.learn(Z)
     for model in (*ANY_Z, "auto"):
-        weighted = sw.estimate_prevalence(log_ratio, Z, model=model, sample_weight=weight)
-        repeated = sw.estimate_prevalence(
-            log_ratio[repeat], Z.iloc[repeat], model=model, confounders=weighted.confounders
-        )
+        weighted = sw.estimate_prevalence(log_ratio, Z, model=model, sample_weight=weight, confounders=schema)
+        repeated = sw.estimate_prevalence(log_ratio[repeat], Z.iloc[repeat], model=model, confounders=schema)
         assert weighted.strength == repeated.strength
         np.testing.assert_allclose(weighted.marginal, repeated.marginal, atol=1e-6)
         np.testing.assert_allclose(weighted.log_prevalence(Z), repeated.log_prevalence(Z), atol=1e-4)

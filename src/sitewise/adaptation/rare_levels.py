@@ -42,8 +42,8 @@ def without_rare_levels(evidence: Evidence, *, judged: bool = True, fixed: bool 
     """The schema without levels that do not help to predict left-out rows, and with no more than can be solved for.
 
     Such levels then count as missing; a variable all of whose levels are rare has none left. Where they are not to be
-    judged (the caller has said how strongly to shrink), only their number counts. A `fixed` schema, which the caller has
-    given, keeps its levels.
+    judged (the caller has said how strongly to shrink), only their number counts. A `fixed` schema, which came from the
+    caller, keeps its levels.
     """
     schema = evidence.schema
     assert schema is not None
