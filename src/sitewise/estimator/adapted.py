@@ -2,6 +2,7 @@
 
 import copy
 import os
+import warnings
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -193,7 +194,9 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """The posterior without this site's unlabeled rows, whose predictions have the mean of the model as trained."""
         prior = replace(self.model._prior_of("auto", self.level_scale), trusted_rows=0.0)
         rows = self.rows if self.rows.without_z is None else replace(self.rows, log_ratio=self.rows.without_z)
-        return estimate_rows(self, rows, prior=prior)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what there is to say of the rows, `adapt` has said
+            return estimate_rows(self, rows, prior=prior)
 
     @property
     def _in_use(self) -> PrevalenceEstimate:

@@ -1,5 +1,6 @@
 """What was done at a site and why, computed from its posterior, the rehearsal and the checks."""
 
+import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,11 @@ from sitewise.adaptation import PrevalenceEstimate
 from sitewise.arrays import in_stretches
 from sitewise.diagnosis import Grounds, Outcome, decide
 from sitewise.diagnosis.outcome import ENOUGH_BELIEVED, UNCHANGED
+from sitewise.estimator.at_site.kept import KeptRows
 from sitewise.estimator.at_site.naming import class_names
 from sitewise.estimator.at_site.updating import estimate_rows
 from sitewise.posterior import combine
+from sitewise.prevalence import SitePrior
 from sitewise.report.wording import outcome_sentence, risk_sentence
 
 if TYPE_CHECKING:
@@ -51,7 +54,7 @@ def site_grounds(here: "AdaptedClassifier", failed: str | None) -> Grounds:
     rows, use = here.rows, here.rows.supported
     weight = torch.ones(len(rows), dtype=torch.float64) if rows.weight is None else rows.weight.double()
     share = (weight * use)[:, None] / (weight * use).sum()
-    alone = here.estimate if here.policy == "rows" else estimate_rows(here, rows, prior=None)
+    alone = here.estimate if here.policy == "rows" else _estimated_again(here, rows, None)
     trained = combine(rows.log_ratio, here.model._pooled_prevalence.log_prob(rows.codes)).exp()
     asked = in_stretches(alone.average, rows.log_ratio, rows.codes) - trained
     p_trained = (share * trained).sum(0)
@@ -84,10 +87,16 @@ def site_grounds(here: "AdaptedClassifier", failed: str | None) -> Grounds:
         by_chance=bool(((low <= held) & (held <= high)).all()),
         without_rehearsal=as_told
         if as_told >= ENOUGH_BELIEVED or here.policy != "auto"
-        else believed(estimate_rows(here, rows, prior=undiscounted)),
+        else believed(_estimated_again(here, rows, undiscounted)),
         slope=float(prior.slope),
         failed=failed,
     )
+
+
+def _estimated_again(here: "AdaptedClassifier", rows: KeptRows, prior: SitePrior | None) -> PrevalenceEstimate:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what there is to say of the rows, `adapt` has said
+        return estimate_rows(here, rows, prior=prior)
 
 
 def along(made: Tensor, asked: Tensor) -> float:
