@@ -295,7 +295,7 @@ def _without_codes(stretches: list[Rows]) -> list[Rows]:
 
 
 def _sample(everything: list[Rows]) -> Rows:
-    """Every so-manieth row."""
+    """Every n-th row."""
     n_rows = sum(map(len, everything))
     step = -(-n_rows // wanted_sample(n_rows, everything[0].n_classes))
     return join([part.take(0, len(part), step) for part in everything])

@@ -24,7 +24,7 @@ TIE = 1e-3  # log-likelihood units: more than the solvers' tolerance leaves open
 
 @dataclass(frozen=True)
 class Hindsight:
-    """What a look back at a fit tells: its curvature, and by how much it flatters its own rows (equation 10)."""
+    """Post-fit diagnostics: the curvature, and the optimism of the likelihood on its own rows (equation 10)."""
 
     curvature: Curvature
     optimism: float
@@ -56,7 +56,7 @@ class Fit:
     posterior: Posterior | None = field(default=None, repr=False)  # where g is a posterior's and not a maximum's
 
     def __getstate__(self) -> dict[str, Any]:
-        """What pickle keeps: the look back itself instead of the problem that it would be computed from."""
+        """What pickle keeps: the post-fit diagnostics instead of the problem that they would be computed from."""
         return vars(self) if self.look_back is no_curvature else {**vars(self), "look_back": self._hindsight}
 
     @cached_property
@@ -96,7 +96,7 @@ def best(fits: list[Fit]) -> Fit:
 
 @dataclass(frozen=True)
 class Finisher:
-    """A fit that is finished when somebody asks, and once."""
+    """A fit that is finished lazily, once."""
 
     fit: Fit
     evidence: Evidence

@@ -311,7 +311,7 @@ class RefitFinished:
 
 
 def aggregate_rows(evidence: Evidence, model: Prevalence) -> Aggregate:
-    """Soft labels (responsibilities) of the distinct z, or of every so-manieth where these are more than enough."""
+    """Soft labels (responsibilities) of the distinct z, or of every n-th where these are more than enough."""
     step = 1 + evidence.n_rows // ENOUGH
     codes, weights, totals = [], [], []
     for rows in evidence.rows:

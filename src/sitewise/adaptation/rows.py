@@ -73,7 +73,7 @@ class Rows:
         return Rows(self.ratio[index], weight, self.codes, None, groups)
 
     def take(self, start: int, stop: int, step: int = 1) -> "Rows":
-        """Every so-manieth of them between two places."""
+        """Every n-th of them between two places."""
         return self.pick(slice(start, stop, step))
 
     def without_codes(self) -> "Rows":

@@ -70,7 +70,7 @@ class ChunkReader:
 
 
 class Sampler:
-    """Keeps every so-manieth of the rows that come by, fewer and fewer."""
+    """Keeps every n-th of the rows that come by, fewer and fewer."""
 
     def __init__(self) -> None:
         self.step, self.parts, self.n_rows = 1, [], 0  # type: int, list[Rows], int

@@ -154,7 +154,7 @@ Variable = Continuous | Categorical
 
 
 def knot_stride(n_values: int) -> int:
-    """Which share of a long column decides its knots: every so-manieth value, by powers of two."""
+    """Which share of a long column decides its knots: every n-th value, by powers of two."""
     return 1 << max(0, (n_values - 1) // MANY_VALUES).bit_length()
 
 
