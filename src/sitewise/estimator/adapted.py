@@ -281,6 +281,9 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> ExpectedPerformance:
         """Performance to expect on the rows adapted on, without labels: metric -> (estimate, low, high).
 
+        Of `predict`, or of another model where `y_pred` or `proba` is given; with `y_pred` alone, metrics of
+        probabilities are undefined (None).
+
         Parameters
         ----------
         y_pred : array-like of shape (n,), optional
@@ -292,9 +295,6 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         threshold : float, optional
             P of the second class from which a row is called so. For our own predictions None is the threshold chosen
             here, if any; otherwise the most probable class is decided.
-
-        With neither `y_pred` nor `proba` it is the performance of `predict`. With `y_pred` alone, what is about
-        probabilities is undefined (None).
         """
         classes = tuple(self.classes_.tolist())
         ours = y_pred is None and proba is None
