@@ -92,12 +92,20 @@ def _sums_of_many(
     if means:
         of_g = torch.einsum("u,umk->mk", rows.cell_weight, g.expand(len(rows.codes), -1, -1))
     if slope is not None:
-        at_rows = (g if len(g) == 1 else rows.at_rows(g)).clamp_min(TINIEST)
-        own = rows.ratio.clamp_min(TINIEST).log()[:, None, :]
-        own = slope * own if points.slope is None else points.slope[:, None] * own
-        joint = own + (at_rows.log() if points.shift is None else at_rows.log() + points.shift)
-        of_y = torch.einsum("n,nmk->mk", weight, torch.softmax(joint, dim=2))
+        slopes = points.weight.new_tensor([slope]) if points.slope is None else points.slope
+        told = g if points.shift is None else g * points.shift.exp()
+        sharp = rows.ratio.clamp_min(TINIEST)[:, None, :] ** slopes[:, None]  # (n, 1 or M, K)
+        of_y = _mean_predictions(weight, sharp, told if len(told) == 1 else rows.at_rows(told))
     return log_likelihood, of_g, of_y
+
+
+def _mean_predictions(weight: Tensor, ratio: Tensor, g: Tensor) -> Tensor:
+    """The weighted sum over rows of f g / Σ_y f g, (M, K), for f (n, 1 or M, K) and g (1 or n, M, K)."""
+    if len(g) > 1 or ratio.shape[1] > 1:
+        joint = ratio * g
+        return torch.einsum("n,nmk->mk", weight, joint / joint.sum(2, keepdim=True).clamp_min(TINIEST))
+    mixed = (ratio[:, 0] @ g[0].T).clamp_min(TINIEST)
+    return g[0] * ((weight[:, None] / mixed).T @ ratio[:, 0])
 
 
 def subset(evidence: Evidence, at_most: int) -> Evidence:
