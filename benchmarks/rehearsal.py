@@ -3,7 +3,7 @@
     python benchmarks/rehearsal.py --device cuda --out benchmarks/rehearsal.json
 
 network: a CNN on 64-pixel images of four sites, fitted with and without a rehearsal over sites. table: an unfitted
-logistic regression in `PrevalenceAdjuster`, likewise. adapt: 100,000 rows with three mixed confounders, by the posterior
+gradient boosting in `PrevalenceAdjuster`, likewise. adapt: 100,000 rows with three mixed confounders, by the posterior
 and by maximum likelihood.
 """
 
