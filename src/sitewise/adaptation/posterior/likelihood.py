@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from sitewise.adaptation.evidence import Evidence
-from sitewise.adaptation.posterior.points import ENTRIES, Points
+from sitewise.adaptation.posterior.points import Points
 from sitewise.adaptation.rows import Rows, Stream
 
 TINIEST = 1e-300
+ENTRIES = 2**18  # rows times points times classes that are summed at once: what fits into a cache
 
 Choose = Callable[[Rows], Tensor]  # which of a stretch's rows
 
@@ -60,9 +61,9 @@ def _sums_of_two(
         odds = points.log_odds(rows.codes)
     else:
         odds = (points.log_marginal[:, 1] - points.log_marginal[:, 0])[None]
-    lean = torch.tanh(0.5 * odds)  # g_1 - g_0
+    lean = torch.sigmoid(odds).mul_(2.0).sub_(1.0)  # g_1 - g_0; several times faster than tanh
     at_rows = lean if len(lean) == 1 else rows.at_rows(lean)
-    log_likelihood = weight @ torch.log((0.5 * rows.ratio * at_rows).add_(0.5).clamp_min(TINIEST))
+    log_likelihood = weight @ (0.5 * rows.ratio * at_rows).add_(0.5).clamp_min_(TINIEST).log_()
     of_g = of_y = 0.0 * points.level
     if means:
         second = 0.5 * (rows.cell_weight.sum() + rows.cell_weight @ lean.expand(len(rows.codes), -1))
