@@ -144,11 +144,20 @@ PYTHON_PAGES = [
 ]
 
 
-@pytest.mark.parametrize("page", PYTHON_PAGES, ids=name)
+GUIDES = [page for page in PYTHON_PAGES if page == DOCS / "start.md" or page.parent == DOCS / "guides"]
+
+
+@pytest.mark.parametrize("page", [page for page in PYTHON_PAGES if page not in GUIDES], ids=name)
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SITEWISE_DATA", raising=False)
     with patch.dict(METHODS), patch.dict(KINDS), patch.dict(COLLECTIONS):
+        run_page(page)
+
+
+def test_start_and_the_guides_run_one_after_another_in_one_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for page in sorted(GUIDES, key=lambda page: page.parent == DOCS / "guides"):
         run_page(page)
 
 
