@@ -253,7 +253,7 @@ LINK = re.compile(r"(!?)\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
 
 
 def anchors(page):
-    """What can be linked to in a page: its headings as mkdocs names them, and the objects of a reference."""
+    """What can be linked to in a page: its headings as the site names them, and the objects of a reference."""
     toc = pytest.importorskip("markdown.extensions.toc")
     text = PIECE.sub("", page.read_text())
     headings = re.findall(r"^#+ (.*?)\s*$", text, re.MULTILINE)
@@ -287,7 +287,7 @@ def test_a_broken_link_is_found():
 
 
 def test_links_of_the_site_stay_in_it():
-    """mkdocs serves docs/ only."""
+    """The site has docs/ only."""
     for page in PAGES:
         for _, target in LINK.findall(PIECE.sub("", page.read_text())):
             if not re.match(r"[a-z]+:|#", target):
@@ -301,6 +301,15 @@ def test_links_of_the_site_stay_in_it():
 def test_every_page_is_in_the_menu():
     menu = re.findall(r"[\w/]+\.md", (ROOT / "mkdocs.yml").read_text())
     assert sorted(menu) == [str(page.relative_to(DOCS)) for page in PAGES]
+
+
+def test_the_gallery_shows_every_figure_with_its_command():
+    text = (DOCS / "gallery.md").read_text()
+    entries = re.findall(r"!\[[^\]]+\]\(images/([^)]+)\)\n\n[^\n]+\n\n```sh\n([^\n]+)\n```", text)
+    assert sorted(figure for figure, _ in entries) == sorted(path.name for path in (DOCS / "images").iterdir())
+    for _, command in entries:
+        assert command.split()[0] in ("sitewise", "make", "python")
+        assert all((ROOT / word).exists() for word in re.findall(r"(?:benchmarks|experiments)/\S+", command)), command
 
 
 def test_the_reference_has_every_public_name():
