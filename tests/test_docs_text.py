@@ -191,3 +191,44 @@ def test_equations_that_the_code_cites_exist():
     cited = {number for group in groups for number in re.findall(r"\d+[a-h]?", group)}
     assert len(cited) > 15
     assert cited - numbers == set()
+
+
+# Language.
+
+AVOIDED = {  # words that readers stumbled over, and what to write instead
+    r"not a hope": "convergence diagnostics",
+    r"told as they are": "including the failures",
+    r"sp(?:eaks?|oke) (?:against|for)\b": "the evidence is against, or insufficient",
+    r"look(?:s|ed|ing)? back": "post-fit covariance",
+    r"until somebody asks": "computed lazily",
+    r"rivals?\b": "candidates",
+    r"doubted\b": "rejected",
+    r"stands? twice": "duplicate",
+    r"dear(?:er|est)?\b": "expensive",
+    r"mend(?:s|ed|ing)?\b": "fix, correct",
+    r"rooms?\b": "modules, layers",
+    r"house\b": "package",
+    r"lest\b": "so that ... not",
+    r"so-manieth": "every so many",
+    r"nobody'?s concern": "irrelevant",
+}
+
+
+def avoided(text):
+    """The words of a text that are on the list."""
+    prose = re.sub(r"`[^`\n]*`", "", FENCES.sub("", text))
+    return [found[0] for word in AVOIDED for found in re.finditer(rf"\b{word}", prose, re.IGNORECASE)]
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=name)
+def test_the_language_is_plain(page):
+    assert avoided(page.read_text()) == []
+
+
+def test_a_word_on_the_list_is_found():
+    assert avoided("The rooms are dear; `rooms` and ward rooms.\n```\nrooms\n```\n") == ["dear", "rooms", "rooms"]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "reliability.md"], ids=name)
+def test_a_page_says_at_its_top_whom_it_is_for(page):
+    assert re.match(r"# [^\n]+\n\n\*For [^*]+\*\n", page.read_text())

@@ -19,3 +19,9 @@ def test_the_example_prints_what_the_readme_says():
     assert re.sub(NUMBER, "#", run.stdout).split() == re.sub(NUMBER, "#", printed).split()
     found, expected = ([float(n) for n in re.findall(NUMBER, text)] for text in (run.stdout, printed))
     assert found == pytest.approx(expected, abs=0.05)
+
+
+def test_it_fits_on_two_screens():
+    """Of about fifty lines each; what is folded does not count."""
+    shown = re.sub(r"<details>.*?</details>", "", README.read_text(), flags=re.DOTALL)
+    assert len(shown.splitlines()) <= 100

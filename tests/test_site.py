@@ -30,6 +30,16 @@ LOADED = {  # attributes that make a browser load something when it shows the pa
 }
 
 
+TOO_WIDE = """
+return [...document.querySelectorAll(".katex-display")].filter((formula) => {
+  const tag = formula.querySelector(".katex-tag") || formula.closest(".arithmatex").lastElementChild;
+  const limit = tag.matches(".katex-tag") ? tag.getBoundingClientRect().left : tag.getBoundingClientRect().right;
+  const parts = [...formula.querySelectorAll(".katex-html > .katex-base")];
+  return Math.max(...parts.map((part) => part.getBoundingClientRect().right)) > limit;
+}).map((formula) => formula.querySelector("annotation").textContent);
+"""
+
+
 def build(folder):
     """Build the site of a folder strictly; return the finished process."""
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
@@ -144,7 +154,13 @@ def test_a_page_in_a_browser_sets_its_formulas_and_loads_files_only(site, tmp_pa
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium")
-    for switch in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking"):
+    for switch in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--window-size=1280,900",
+    ):
         options.add_argument(switch)
     options.add_argument(f"--user-data-dir={tmp_path / 'chromium'}")
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
@@ -157,6 +173,7 @@ def test_a_page_in_a_browser_sets_its_formulas_and_loads_files_only(site, tmp_pa
                 " [...document.querySelectorAll('.katex-error')].map((e) => e.title)];"
             )
             assert (formulas > 0, unset, wrong) == (True, 0, []), page.name
+            assert driver.execute_script(TOO_WIDE) == [], page.name
             loaded = driver.execute_script("return performance.getEntriesByType('resource').map((e) => e.name)")
             assert [address for address in loaded if not address.startswith(("file:", "blob:", "data:"))] == []
     finally:
