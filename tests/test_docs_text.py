@@ -100,7 +100,9 @@ def starts(first):
 def missing_names(text):
     """The names in backticks that lead nowhere."""
     missing = []
-    for code in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", FENCES.sub("", text)):
+    plain = "\n".join(re.findall(r"^```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
+    in_blocks = re.findall(r"(?<![\w/.])\w+(?:/\w+)+\.py\b", plain)
+    for code in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", FENCES.sub("", text)) + in_blocks:
         bare = code.split("(")[0].strip()
         if IN_REPOSITORY.fullmatch(bare):
             known = any(f"{path}/".endswith(f"/{bare.rstrip('/')}/") for path in files())
@@ -134,6 +136,7 @@ def test_a_name_that_does_not_exist_is_found():
     right = ["sw.GPAClassifier", "posterior.normalize", "here.prevalence()", "model.rehearsal_.table", "Moments.slope"]
     text = " ".join(f"`{code}`" for code in [*wrong, *right, "numpy.nowhere", "a = b"])
     assert missing_names(text) == wrong
+    assert missing_names("```\nfit  estimator/nowhere.py\n     estimator/gpa.py\n```\n") == ["estimator/nowhere.py"]
 
 
 # Symbols of the mathematics.
