@@ -12,8 +12,6 @@ import pandas as pd
 from sklearn.compose import ColumnTransformer
 
 from sitewise.arrays import Problems, did_you_mean
-from sitewise.datasets.images import read_image
-from sitewise.datasets.manifest import add_unreadable, available_cores
 from sitewise.tables.classes import learn_classes
 from sitewise.tables.features import (
     Feature,
@@ -24,12 +22,15 @@ from sitewise.tables.features import (
     read_values,
     refuse_decimal_commas,
 )
+from sitewise.tables.images import read_image
+from sitewise.tables.manifest import add_unreadable, available_cores
 from sitewise.tables.roles import Roles
 from sitewise.tables.values import (
     Array,
     Place,
     Rows,
     as_rows,
+    find_columns,
     labels,
     levels,
     names,
@@ -39,7 +40,6 @@ from sitewise.tables.values import (
     text,
 )
 
-NO_COLUMN = "{source} has no column {name!r} ({role}){meant}; its columns are {columns}"
 NO_CONFOUNDER = "confounder {name!r} is not among the columns and counts as missing in every row"
 OTHER_ORDER = (
     "the columns of probabilities, {proba}, seem to be in another order than the classes, {classes}: put them in that "
@@ -227,15 +227,6 @@ class TableReader:
         if which == "none" or self.roles.target is None:
             return None
         return labels(rows, self.roles.target, self.classes, place, problems, partly=which == "some")
-
-
-def find_columns(available: Sequence[str], asked: Sequence[tuple[str, str]], place: Place, problems: Problems) -> None:
-    """Note every column with a role that a table does not have, with the spelling that may be meant."""
-    for role, name in asked:
-        if name not in available:
-            meant = did_you_mean(name, available)
-            columns = ", ".join(available[:30])
-            problems.add(NO_COLUMN.format(source=place.source, name=name, role=role, meant=meant, columns=columns))
 
 
 def _order_of(roles: Roles, classes: tuple[Any, ...], problems: Problems) -> tuple[str, ...]:
