@@ -18,7 +18,7 @@ help:
 	@echo "make format  let ruff format and fix"
 	@echo "make bench   speed against peers, and the table of the accuracy study; about ten minutes"
 	@echo "make accuracy   the accuracy study itself, over an hour on two cores"
-	@echo "make docs    the documentation site, into site/"
+	@echo "make docs    the documentation site, into site/; a broken link, docstring or address stops it"
 	@echo "make results the tables and figures of docs/results.md from the records of experiments/gpa2024"
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -68,7 +68,8 @@ accuracy: $(INSTALLED)
 	$(BIN)/python benchmarks/accuracy.py table results/accuracy.jsonl
 
 docs: $(INSTALLED)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/zensical build --clean --strict
+	$(BIN)/python -m pytest tests/test_site.py
 
 demo: $(INSTALLED)
 	$(BIN)/sitewise demo
@@ -77,4 +78,4 @@ results: $(INSTALLED)
 	$(BIN)/python experiments/update_results.py
 
 clean:
-	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .cache build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -2,7 +2,7 @@
 
     python benchmarks/accuracy.py run --out benchmarks/accuracy.jsonl --jobs 2
     python benchmarks/accuracy.py table benchmarks/accuracy.jsonl
-    python benchmarks/accuracy.py figure benchmarks/accuracy.jsonl --out docs/assets/accuracy.png
+    python benchmarks/accuracy.py figure benchmarks/accuracy.jsonl.gz --out docs/images/accuracy.png
 
 Three parts. kl: KL(g || estimate) of the default, of a constant g, of the paper's network EM with a line search, and
 of that EM as the paper describes it (peers_em.py). coverage: 95% intervals of the default, for the marginal and at
@@ -504,7 +504,7 @@ def main() -> None:
         showing = commands.add_parser(name, help=help_)
         showing.add_argument("file", type=Path)
         if name == "figure":
-            showing.add_argument("--out", type=Path, default=Path("docs/assets/accuracy.png"))
+            showing.add_argument("--out", type=Path, default=Path("docs/images/accuracy.png"))
     arguments = parser.parse_args()
     if arguments.command == "run":
         run(plan(arguments.part or PARTS, arguments.sites, arguments.only_n), arguments.out, arguments.jobs)

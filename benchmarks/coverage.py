@@ -4,9 +4,9 @@
     python benchmarks/coverage.py table benchmarks/coverage.jsonl.gz
 
 Three source sites of 600 rows whose levels differ; a logistic regression or a forest of x and z, cross-fitted, in
-`PrevalenceAdjuster` with its defaults; eight new sites of 500 rows for each relation of y and z: as at the source,
-none, or turned around; each adapted to with z and without it. Grouped: rows come from patients of one to five rows that
-share most of x. A source is drawn and learned anew for every seed.
+`PrevalenceAdjuster` with its defaults, or the network of `GPAClassifier` with its defaults; eight new sites of 500 rows
+for each relation of y and z: as at the source, none, or turned around; each adapted to with z and without it. Grouped:
+rows come from patients of one to five rows that share most of x. A source is drawn and learned anew for every seed.
 """
 
 import argparse
@@ -31,6 +31,7 @@ from sitewise.bench.experiments.records import append_record, done_ids, read_rec
 CLASSIFIERS = {
     "logistic regression": LogisticRegression,
     "forest": lambda: RandomForestClassifier(200, min_samples_leaf=10, random_state=0),
+    "network": None,
 }
 SOURCES = (-1.2, -0.8, -0.4)
 RELATIONS = {"kept": 1.0, "none": 0.0, "turned around": -1.0}
@@ -63,26 +64,40 @@ def inputs(X, Z):
     return np.column_stack([X, Z["age"], Z["sex"] == "f"])
 
 
-def study(case):
-    rng, grouped = np.random.default_rng(case["seed"]), case["grouped"]
-    parts = [draw(rng, N_SOURCE, level, 1.0, grouped) for level in SOURCES]
-    X, y = (
-        inputs(np.concatenate([p[0] for p in parts]), Z := pd.concat([p[1] for p in parts])),
-        np.concatenate([p[2] for p in parts]),
-    )
-    site = np.repeat(["a", "b", "c"], N_SOURCE)
-    patient = np.concatenate([p[3] + 10_000 * number for number, p in enumerate(parts)])
-    classifier = CLASSIFIERS[case["classifier"]]()
-    proba = cross_val_predict(classifier, X, y, groups=patient, cv=GroupKFold(5), method="predict_proba")
-    classifier.fit(X, y)
+def fit_adjuster(classifier, X, y, site, Z, patient, grouped):
+    """`adapt` of an adjuster around a classifier of x and z."""
+    known = inputs(X, Z)
+    proba = cross_val_predict(classifier, known, y, groups=patient, cv=GroupKFold(5), method="predict_proba")
+    classifier.fit(known, y)
     adjuster = sw.PrevalenceAdjuster().fit(proba, y, site, Z, groups=patient if grouped else None)
+
+    def adapt(X, Z, seen, groups):
+        return adjuster.adapt(classifier.predict_proba(inputs(X, Z)), sample_confounder=seen, groups=groups)
+
+    return adapt
+
+
+def fit_network(seed, X, y, site, Z, patient, grouped):
+    """`adapt` of the network of x and z."""
+    model = sw.GPAClassifier(random_state=seed, verbose=False, device="cpu")
+    model.fit(X, y, sample_domain=site, sample_confounder=Z, groups=patient if grouped else None)
+    return lambda X, Z, seen, groups: model.adapt(X, sample_confounder=seen, groups=groups)
+
+
+def study(case):
+    rng, grouped, make = np.random.default_rng(case["seed"]), case["grouped"], CLASSIFIERS[case["classifier"]]
+    parts = [draw(rng, N_SOURCE, level, 1.0, grouped) for level in SOURCES]
+    X, y = (np.concatenate([part[at] for part in parts]) for at in (0, 2))
+    Z, site = pd.concat([part[1] for part in parts]), np.repeat(["a", "b", "c"], N_SOURCE)
+    patient = np.concatenate([part[3] + 10_000 * number for number, part in enumerate(parts)])
+    source = (X, y, site, Z, patient, grouped)
+    adapt = fit_network(case["seed"], *source) if make is None else fit_adjuster(make(), *source)
     found = []
     for relation, _ in itertools.product(RELATIONS, range(N_SITES)):
         truth = prevalence(NEW_LEVEL, RELATIONS[relation])
         X, Z, y, patient = draw(rng, N_NEW, NEW_LEVEL, RELATIONS[relation], grouped)
-        p = classifier.predict_proba(inputs(X, Z))
-        for name, z in (("with z", Z), ("without z", None)):
-            here = adjuster.adapt(p, sample_confounder=z, groups=patient if grouped else None)
+        for name, seen in (("with z", Z), ("without z", None)):
+            here = adapt(X, Z, seen, patient if grouped else None)
             low, high = here.prevalence_interval()
             line = {"relation": relation, "z": name, "held": bool(low[1] <= truth <= high[1])}
             found.append({**line, "width": float(high[1] - low[1]), "error": float(here.prevalence()[1] - truth)})
@@ -100,7 +115,8 @@ def run(options):
     done = done_ids(options.out)
     cases = {
         f"{name}{', grouped' if grouped else ''} {seed}": {"classifier": name, "grouped": grouped, "seed": seed}
-        for seed, name, grouped in itertools.product(range(options.seeds), CLASSIFIERS, (False, True))
+        for name, grouped in itertools.product(options.classifiers, (False, True))
+        for seed in range(options.seeds)
     }
     left = {name: case for name, case in cases.items() if name not in done}
     with ProcessPoolExecutor(options.jobs) as pool:
@@ -128,6 +144,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     running = commands.add_parser("run")
+    running.add_argument("classifiers", nargs="*", choices=CLASSIFIERS, default=list(CLASSIFIERS))
     running.add_argument("--seeds", type=int, default=125)
     running.add_argument("--jobs", type=int, default=2)
     running.add_argument("--out", type=Path, default=Path("results/coverage.jsonl"))

@@ -1,13 +1,15 @@
 """The default answer at a new site beside the model as trained.
 
-    python benchmarks/posterior.py run simulated --out benchmarks/posterior.jsonl
-    python benchmarks/posterior.py run ham halves tables --data-dir DIR --out benchmarks/posterior.jsonl
+    python benchmarks/posterior.py run simulated classes arrays --out benchmarks/posterior.jsonl
+    python benchmarks/posterior.py run ham halves tables demo --data-dir DIR --out benchmarks/posterior.jsonl
     python benchmarks/posterior.py table benchmarks/posterior.jsonl.gz
 
 simulated: three normal features, the first shifted by y; logistic regression on source sites of 1,000 rows, then
-`PrevalenceAdjuster` with its defaults ("trial": the posterior of the level alone). ham: centres of HAM10000 left out in
-turn, NY3 and BCN2, from the log f that networks of other centres gave (`ham_rehearsal`). halves: two random halves of
-one population (`employment_ma`). tables: heart disease and GUSTO, also drawn again by outcome.
+`PrevalenceAdjuster` with its defaults ("trial": the posterior of the level alone). classes: the same with four classes,
+each with a feature of its own. arrays: `estimate_prevalence` without a prior, true f, g of age and sex. ham: centres of
+HAM10000 left out in turn, NY3 and BCN2, from the log f that networks of other centres gave (`ham_rehearsal`). halves:
+two random halves of one population (`employment_ma`). tables: heart disease and GUSTO, also drawn again by outcome.
+demo: `sitewise demo`, ten seeds of its two new sites.
 """
 
 import argparse
@@ -23,10 +25,13 @@ import torch
 from real_tables import CLASSIFIERS, LOADERS, preparation
 from records import provenance
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
+from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 
 import sitewise as sw
+from sitewise.bench.demo import run_demo
 from sitewise.bench.experiments.records import append_record, done_ids, read_records
 from sitewise.estimator.source.rehearsal import Unit, learn_numbers
 from sitewise.prevalence import ConstantPrevalence, SitePrior
@@ -39,6 +44,11 @@ SHIFTS = {
 }
 SIZES = (30, 100, 300, 1000)
 DRAWN = (0.03, 0.1, 0.5, 0.75)
+TABLE_CLASSIFIERS = {
+    **{name: make for name, make in CLASSIFIERS.items() if make is not None},
+    "network": lambda seed: MLPClassifier((32,), alpha=1e-2, early_stopping=True, random_state=seed),
+}
+INFORMATIVE = 0.75  # AUROC from which a classifier counts where rows are drawn by outcome
 CENTRES = ("HAM_rosendahl", "HAM_vidir_modern", "HAM_vidir_molemax", "HAM_vienna_dias")
 
 
@@ -113,6 +123,72 @@ def simulated(case):
     return {"sites": found, "numbers": vars(adjuster.rehearsal_.numbers)}
 
 
+FOUR = {
+    "as at the source": (0.4, 0.3, 0.2, 0.1),
+    "reversed": (0.1, 0.2, 0.3, 0.4),
+    "one class": (0.85, 0.05, 0.05, 0.05),
+}
+
+
+def four_classes(rng, n, shares, signal):
+    y = rng.choice(4, size=n, p=np.asarray(shares) / np.sum(shares))
+    X = rng.normal(size=(n, 4))
+    X[np.arange(n), y] += signal
+    return X, y
+
+
+def classes(case):
+    rng, signal = np.random.default_rng(case["seed"]), case["signal"]
+    base = np.array(FOUR["as at the source"])
+    tilt = np.array([0.1, 0.05, -0.1, -0.05]) if case["sites"] == 2 else np.zeros(4)
+    sites = [four_classes(rng, 1000, base + tilt * side, signal) for side in np.linspace(-1, 1, case["sites"])]
+    X, y = (np.concatenate(parts) for parts in zip(*sites, strict=True))
+    classifier = LogisticRegression()
+    proba = cross_val_predict(classifier, X, y, method="predict_proba")
+    classifier.fit(X, y)
+    adjuster = sw.PrevalenceAdjuster().fit(proba, y, np.repeat(np.arange(case["sites"]), 1000).astype(str))
+    found = []
+    for n, _ in itertools.product(SIZES, range(case["draws"])):
+        X_new, y_new = four_classes(rng, n, FOUR[case["new"]], signal)
+        p = classifier.predict_proba(X_new)
+        here = adjuster.adapt(p).unchecked()
+        low, high = here.prevalence_interval()
+        held = np.mean([low[k] <= share <= high[k] for k, share in enumerate(FOUR[case["new"]])])
+        losses = {"as trained": nll(y_new, p), "adapted": nll(y_new, here.predict_proba(p))}
+        found.append({"n": n, "nll": losses, "held": float(held)})
+    return {"sites": found, "numbers": vars(adjuster.rehearsal_.numbers)}
+
+
+def arrays(case):
+    """The mean KL from the true g(z) to the one estimated at fresh z, beside that of a constant g."""
+    rng, found = np.random.default_rng(case["seed"]), []
+
+    def draw(n):
+        Z = pd.DataFrame({"age": rng.normal(size=n), "sex": rng.choice(["f", "m"], n)})
+        odds = -0.5 + case["relation"] * (Z["age"] + 0.8 * (Z["sex"] == "f") - 0.4)
+        return Z, 1 / (1 + np.exp(-odds.to_numpy()))
+
+    fresh, truth = draw(2000)
+    for n in (100, 200, 500, 1000):
+        Z, g = draw(n)
+        y = rng.random(n) < g
+        x = rng.normal(size=n) + 1.5 * y
+        log_ratio = np.column_stack([-0.5 * x**2, -0.5 * (x - 1.5) ** 2])
+        line = {"n": n}
+        for model in ("auto", "constant"):
+            log_g = sw.estimate_prevalence(log_ratio, Z, model=model).log_prevalence(fresh)
+            p = np.clip(np.exp(log_g[:, 1]), 1e-12, 1 - 1e-12)
+            line[model] = float(np.mean(truth * np.log(truth / p) + (1 - truth) * np.log((1 - truth) / (1 - p))))
+        found.append(line)
+    return {"sites": found}
+
+
+def demo(case):
+    kept = ("true_prevalence", "methods", "prevalence_given_z")
+    sites = run_demo(seed=case["seed"], n_jobs=1).record["sites"]
+    return {"sites": {name: {key: site[key] for key in kept} for name, site in sites.items()}}
+
+
 def read_ham(folder, centres, seed):
     with np.load(folder / "ham_rehearsal" / f"{'+'.join(sorted(centres))}_{seed}.npz") as file:
         names = sorted({key.split("|")[0] for key in file.files})
@@ -169,7 +245,8 @@ def tables(case):
             .head(500)
             .reset_index(drop=True)
         )
-    pipeline = make_pipeline(preparation(data, [*data.features, *data.confounders]), CLASSIFIERS[case["classifier"]](0))
+    made = TABLE_CLASSIFIERS[case["classifier"]]
+    pipeline = make_pipeline(preparation(data, [*data.features, *data.confounders]), made(0))
     z = list(data.confounders)
     folds = StratifiedKFold(5, shuffle=True, random_state=0)
     known = cross_val_predict(pipeline, source, source["y"], cv=folds, method="predict_proba")
@@ -191,6 +268,7 @@ def tables(case):
         p, y = pipeline.predict_proba(rows), rows["y"].to_numpy()
         own = score(adjuster.adapt(p, sample_confounder=rows[z]), adjuster, p, y, rows[z])
         own["nll"]["unadjusted"] = nll(y, p)
+        own["auroc"] = float(roc_auc_score(y, p[:, 1]))
         own["nll"]["wide prior"] = nll(
             y, adjuster.adapt(p, sample_confounder=rows[z], level_scale=3.0).unchecked().predict_proba(p, rows[z])
         )
@@ -201,7 +279,15 @@ def tables(case):
     return found
 
 
-PARTS = {"simulated": simulated, "ham": ham, "halves": halves, "tables": tables}
+PARTS = {
+    "simulated": simulated,
+    "classes": classes,
+    "arrays": arrays,
+    "ham": ham,
+    "halves": halves,
+    "tables": tables,
+    "demo": demo,
+}
 
 
 def cases(part, folder, seeds):
@@ -217,6 +303,16 @@ def cases(part, folder, seeds):
                         "seed": seed,
                         "draws": 5,
                     }
+    elif part == "classes":
+        for signal, new, seed in itertools.product((2.0, 1.2), FOUR, range(seeds)):
+            for n_sites in (2, 4) if new == "as at the source" else (2,):
+                yield {"signal": signal, "new": new, "sites": n_sites, "seed": seed, "draws": 5}
+    elif part == "arrays":
+        for relation, seed in itertools.product((1.0, 0.0), range(10 * seeds)):
+            yield {"relation": relation, "seed": seed}
+    elif part == "demo":
+        for seed in range(10):
+            yield {"seed": seed}
     elif part == "ham":
         for seed, centres in itertools.product((0, 1), [CENTRES, *itertools.combinations(CENTRES, 3)]):
             for site in read_ham(folder, centres, seed):
@@ -225,11 +321,8 @@ def cases(part, folder, seeds):
         for z, seed in itertools.product((["AGEP"], ["AGEP", "SEX"]), range(10)):
             yield {"z": z, "seed": seed, "folder": str(folder)}
     else:
-        for name, classifiers in (
-            ("heart", ("logistic regression", "gradient boosting")),
-            ("gusto", ("logistic regression",)),
-        ):
-            for site, classifier in itertools.product(LOADERS[name](folder).table["site"].unique(), classifiers):
+        for name in ("heart", "gusto"):
+            for site, classifier in itertools.product(LOADERS[name](folder).table["site"].unique(), TABLE_CLASSIFIERS):
                 yield {"data": name, "site": str(site), "classifier": classifier, "folder": str(folder)}
 
 
@@ -295,10 +388,39 @@ def tables_lines(record):
     name = f"{record['case']['data']}, {record['case']['classifier']}"
     yield {"data": name, "drawn": "as it is", **record["nll"]}
     for drawn in record["drawn"]:
-        yield {"data": name, "drawn": "by outcome", **drawn["nll"]}
+        if record["auroc"] >= INFORMATIVE:
+            yield {"data": name, "drawn": "by outcome", **drawn["nll"]}
 
 
-TABLES = {"simulated": simulated_lines, "ham": ham_lines, "halves": halves_lines, "tables": tables_lines}
+def classes_lines(record):
+    case = record["case"]
+    name = f"signal {case['signal']}, {case['new']}, {case['sites']} sites"
+    for site in record["sites"]:
+        yield {"sites": name, "n": str(site["n"]), **site["nll"], "interval holds": site["held"]}
+
+
+def arrays_lines(record):
+    g = "of age and sex" if record["case"]["relation"] else "flat"
+    for site in record["sites"]:
+        yield {"g": g, "n": str(site["n"]), "estimated": site["auto"], "constant": site["constant"]}
+
+
+def demo_lines(record):
+    for name, site in record["sites"].items():
+        methods, found = site["methods"], site["methods"]["GPA"]["prevalence"]
+        held = float(found["low"] <= site["true_prevalence"] <= found["high"])
+        yield {"site": name, "interval holds": held, **{arm: methods[arm]["positive_f1"]["value"] for arm in methods}}
+
+
+TABLES = {
+    "simulated": simulated_lines,
+    "classes": classes_lines,
+    "arrays": arrays_lines,
+    "ham": ham_lines,
+    "halves": halves_lines,
+    "tables": tables_lines,
+    "demo": demo_lines,
+}
 
 
 def main():

@@ -19,3 +19,16 @@ def test_the_example_prints_what_the_readme_says():
     assert re.sub(NUMBER, "#", run.stdout).split() == re.sub(NUMBER, "#", printed).split()
     found, expected = ([float(n) for n in re.findall(NUMBER, text)] for text in (run.stdout, printed))
     assert found == pytest.approx(expected, abs=0.05)
+
+
+def test_it_fits_on_two_screens():
+    """Of about fifty lines each; what is folded does not count."""
+    shown = re.sub(r"<details>.*?</details>", "", README.read_text(), flags=re.DOTALL)
+    assert len(shown.splitlines()) <= 100
+
+
+def test_its_summary_of_the_demo_is_what_the_demo_prints():
+    text = README.read_text()
+    (printed,) = re.findall(r"<details>.*?</details>", text, re.DOTALL)
+    rows = {name: re.findall(rf"│ {name} +│ +(\S+)", printed) for name in ("ERM", "GPA")}
+    assert re.findall(r"from (0\.\d+) to (0\.\d+)", text) == list(zip(rows["ERM"], rows["GPA"], strict=True))

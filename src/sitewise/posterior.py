@@ -88,7 +88,7 @@ class Moments:
 
     @property
     def logit_slope(self) -> Tensor:
-        """Σ w (r - g) along the contrasts, (U, K-1): the derivative in the logits of g (equation 7a)."""
+        """Σ w (p - g) along the contrasts, (U, K-1): the derivative in the logits of g (equation 7a)."""
         assert self.first is not None
         if self.first.shape[1] == 1:
             return 2**0.5 * self.prevalence.prod(1, keepdim=True) * self.first
@@ -111,7 +111,7 @@ class Moments:
 
     @property
     def logit_gram(self) -> Tensor:
-        """Σ w (r - g)(r - g)ᵀ along the contrasts, (U, K-1, K-1): the outer products of the rows' scores."""
+        """Σ w (p - g)(p - g)ᵀ along the contrasts, (U, K-1, K-1): the outer products of the rows' scores."""
         assert self.first is not None
         assert self.second is not None
         g = self.prevalence

@@ -13,7 +13,7 @@ from sitewise.cli.output import Output, finite
 if TYPE_CHECKING:
     import pandas as pd
 
-SHOWN = {"nll_as_trained": "log loss as trained", "nll_adapted": "adapted", "nll_told": "P(y) told", "auroc": "AUROC"}
+LOSSES = {"nll_as_trained": "as trained", "nll_adapted": "adapted", "nll_told": "told P(y)"}
 
 
 def rehearse(
@@ -37,15 +37,18 @@ def rehearse(
                 for line in lines
             ],
         }
-    output.tell(record, rehearsal.sentence, *([_site_table(rehearsal.table)] if lines else []))
+    output.tell(record, rehearsal.sentence, *(_site_tables(rehearsal.table) if lines else ()))
 
 
-def _site_table(frame: "pd.DataFrame") -> Table:
-    table = Table(title="each site left out in turn", title_justify="left")
-    shares = [str(name) for name in frame if str(name).startswith(("prevalence", "as_trained", "adapted"))]
-    for name in ("site", "rows", *(share.replace("_", " ") for share in shares), *SHOWN.values()):
-        table.add_column(name, justify="left" if name == "site" else "right")
+def _site_tables(frame: "pd.DataFrame") -> tuple[Table, Table]:
+    """The log losses of every site with its AUROC, and the prevalence: that of the labels, as trained and adapted."""
+    losses = Table(title="log loss at each site, left out in turn", title_justify="left")
+    shares = Table(title="prevalence there: by the labels, as trained, adapted", title_justify="left")
+    classes = [str(name) for name in frame if str(name).startswith(("prevalence", "as_trained", "adapted"))]
+    for table, names in ((losses, [*LOSSES.values(), "AUROC"]), (shares, [name.replace("_", " ") for name in classes])):
+        for name in ("site", "rows", *names):
+            table.add_column(name, justify="left" if name == "site" else "right")
     for site, line in frame.iterrows():
-        numbers = [f"{line[name]:.3f}" for name in (*shares, *SHOWN)]
-        table.add_row(str(site), f"{line['rows']:,.0f}", *numbers)
-    return table
+        for table, columns in ((losses, [*LOSSES, "auroc"]), (shares, classes)):
+            table.add_row(str(site), f"{line['rows']:,.0f}", *(f"{line[name]:.3f}" for name in columns))
+    return losses, shares

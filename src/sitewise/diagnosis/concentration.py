@@ -2,7 +2,7 @@
 
 With the training sites' shape of g and a level of its own, a site's rows have the score s_n = P(y|x_n,z_n) - g(z_n) in
 the level at z_n. Where the shape is right too, scores have no relation to any column; a column along which g differs
-here from the training sites is one that they go with (equation 22).
+here from the training sites is one that they go with (equation 22b).
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Sets of classes with a wanted coverage, from labeled rows weighted to another site (weighted conformal prediction).
 
 A row scores one less the probability of its class. Of labeled rows whose weights bring them to the site's P(y, z), the
-weighted quantile of the scores is the threshold below which a class belongs to a row's set (equation 20).
+weighted quantile of the scores is the threshold below which a class belongs to a row's set (equation 21).
 """
 
 from dataclasses import dataclass, field

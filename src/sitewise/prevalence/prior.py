@@ -85,7 +85,7 @@ class SitePrior:
 
 
 def missing_information(log_ratio: Tensor, log_prevalence: Tensor, weight: Tensor) -> float:
-    """The share of a label's information that f does not carry: E[1 - Σ r²] / E[1 - Σ g²], at most 1 (18b)."""
+    """The share of a label's information that f does not carry: E[1 - Σ p²] / E[1 - Σ g²], at most 1 (18b)."""
     unexplained, whole = (
         weight @ (1.0 - at.exp().square().sum(dim=1)) for at in (combine(log_ratio, log_prevalence), log_prevalence)
     )

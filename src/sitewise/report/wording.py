@@ -41,13 +41,19 @@ OUTCOMES = {
     ),
 }
 NOTABLE_SLOPE = 0.05  # from one: a smaller change of log f is not worth a sentence
-LESS_EXTREME = "Probabilities are less extreme than as trained: rehearsed sites ask for log f times {slope:.2f}."
-MORE_EXTREME = "Probabilities are more extreme than as trained: rehearsed sites ask for log f times {slope:.2f}."
+LESS_EXTREME = (
+    "Probabilities are less extreme than as trained: at rehearsed sites the model was too sure "
+    "(log f times {slope:.2f})."
+)
+MORE_EXTREME = (
+    "Probabilities are more extreme than as trained: at rehearsed sites the model was not sure enough "
+    "(log f times {slope:.2f})."
+)
 RISKS = {
     "check": "Harm is likely if the rows were believed: this site differs from training in more than prevalence.",
     "rehearsal": "Harm is likely if the rows were believed: at rehearsed sites that did not lower the log loss.",
     "rows": "Harm is possible: the rows are believed as if the model were right here.",
-    "no gain": "No gain is expected: predictions are about those of the model as trained.",
+    "no gain": "No gain is expected: the prevalence stays as trained.",
     "gain": "A gain is expected: log loss about −{gain:.3f} (rehearsal: {better} of {count} sites better).",
     "loss": "No gain is expected: log loss about +{loss:.3f} (rehearsal: {better} of {count} sites better).",
     "not rehearsed": "Whether a gain can be expected is not known: adapting was not rehearsed at other sites.",

@@ -92,13 +92,18 @@ def locate(template: Points, evidence: Evidence, scale: float, factor_scale: flo
     nodes = _prior_nodes(prior)
     weight = torch.softmax(nodes.log_weight, dim=0)
 
-    def shares(move: Tensor) -> tuple[Tensor, Tensor]:
-        found = evaluate_points(few, candidates(template, nodes.factor, nodes.level + basis @ move), slope=slope)
-        return weight @ found.mean, weight @ found.predicted
+    def moved(move: Tensor) -> Points:
+        return candidates(template, nodes.factor, nodes.level + basis @ move)
+
+    def mean_of_g(move: Tensor) -> Tensor:
+        return weight @ evaluate_points(few, moved(move)).mean
+
+    def mean_prediction(move: Tensor) -> Tensor:
+        return weight @ evaluate_points(few, moved(move), means=False, slope=slope).predicted
 
     start = basis.new_zeros(basis.shape[1])
-    by_g = _solve_shares(lambda move: shares(move)[0], as_trained.mean[0], basis, start)
-    by_predictions = _solve_shares(lambda move: shares(move)[1], as_trained.predicted[0], basis, by_g)
+    by_g = _solve_shares(mean_of_g, as_trained.mean[0], basis, start)
+    by_predictions = _solve_shares(mean_prediction, as_trained.predicted[0], basis, by_g)
     move = by_g + (by_predictions - by_g).clamp(-NEAR, NEAR)
     return replace(prior, centre=template.centre + basis @ move)
 

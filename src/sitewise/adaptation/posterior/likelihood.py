@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from sitewise.adaptation.evidence import Evidence
-from sitewise.adaptation.posterior.points import ENTRIES, Points
+from sitewise.adaptation.posterior.points import Points
 from sitewise.adaptation.rows import Rows, Stream
 
 TINIEST = 1e-300
+ENTRIES = 2**18  # rows times points times classes that are summed at once: what fits into a cache
 
 Choose = Callable[[Rows], Tensor]  # which of a stretch's rows
 
@@ -60,9 +61,9 @@ def _sums_of_two(
         odds = points.log_odds(rows.codes)
     else:
         odds = (points.log_marginal[:, 1] - points.log_marginal[:, 0])[None]
-    lean = torch.tanh(0.5 * odds)  # g_1 - g_0
+    lean = torch.sigmoid(odds).mul_(2.0).sub_(1.0)  # g_1 - g_0; several times faster than tanh
     at_rows = lean if len(lean) == 1 else rows.at_rows(lean)
-    log_likelihood = weight @ torch.log((0.5 * rows.ratio * at_rows).add_(0.5).clamp_min(TINIEST))
+    log_likelihood = weight @ (0.5 * rows.ratio * at_rows).add_(0.5).clamp_min_(TINIEST).log_()
     of_g = of_y = 0.0 * points.level
     if means:
         second = 0.5 * (rows.cell_weight.sum() + rows.cell_weight @ lean.expand(len(rows.codes), -1))
@@ -92,12 +93,20 @@ def _sums_of_many(
     if means:
         of_g = torch.einsum("u,umk->mk", rows.cell_weight, g.expand(len(rows.codes), -1, -1))
     if slope is not None:
-        at_rows = (g if len(g) == 1 else rows.at_rows(g)).clamp_min(TINIEST)
-        own = rows.ratio.clamp_min(TINIEST).log()[:, None, :]
-        own = slope * own if points.slope is None else points.slope[:, None] * own
-        joint = own + (at_rows.log() if points.shift is None else at_rows.log() + points.shift)
-        of_y = torch.einsum("n,nmk->mk", weight, torch.softmax(joint, dim=2))
+        slopes = points.weight.new_tensor([slope]) if points.slope is None else points.slope
+        told = g if points.shift is None else g * points.shift.exp()
+        sharp = rows.ratio.clamp_min(TINIEST)[:, None, :] ** slopes[:, None]  # (n, 1 or M, K)
+        of_y = _mean_predictions(weight, sharp, told if len(told) == 1 else rows.at_rows(told))
     return log_likelihood, of_g, of_y
+
+
+def _mean_predictions(weight: Tensor, ratio: Tensor, g: Tensor) -> Tensor:
+    """The weighted sum over rows of f g / Σ_y f g, (M, K), for f (n, 1 or M, K) and g (1 or n, M, K)."""
+    if len(g) > 1 or ratio.shape[1] > 1:
+        joint = ratio * g
+        return torch.einsum("n,nmk->mk", weight, joint / joint.sum(2, keepdim=True).clamp_min(TINIEST))
+    mixed = (ratio[:, 0] @ g[0].T).clamp_min(TINIEST)
+    return g[0] * ((weight[:, None] / mixed).T @ ratio[:, 0])
 
 
 def subset(evidence: Evidence, at_most: int) -> Evidence:

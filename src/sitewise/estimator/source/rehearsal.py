@@ -175,12 +175,11 @@ class Unit:
         log_prior = self.nodes.located(numbers, mean, share @ combine(self.log_ratio, self.log_prevalence).exp())
         log_likelihood = weight @ self.row_log_likelihood
         n_rows = float(weight.sum())
-        powers = [1.0 / (1.0 / self.tempering + n_rows / rows) if rows else 0.0 for rows in trusted]
-        log_weight = [
-            log_prior + self.nodes.convolved(power * log_likelihood, numbers.level_error) if power else log_prior
-            for power in powers
-        ]
-        averaged = chosen @ torch.softmax(torch.stack(log_weight, dim=1), dim=0)
+        powers = torch.tensor(
+            [1.0 / (1.0 / self.tempering + n_rows / rows) if rows else 0.0 for rows in trusted], dtype=torch.float64
+        )
+        believed = self.nodes.convolved(log_likelihood[:, None] * powers, numbers.level_error)
+        averaged = chosen @ torch.softmax(log_prior[:, None] + believed, dim=0)
         return -averaged.clamp_min(1e-12).log(), share
 
     def losses(self, numbers: "Numbers") -> tuple[Tensor, Tensor]:
@@ -271,12 +270,25 @@ class Nodes:
         return self.log_prior(numbers, centre)
 
     def convolved(self, log_likelihood: Tensor, error: float) -> Tensor:
-        """The log-likelihood (M,) of levels that are those of the rows give or take a normal error."""
+        """Log-likelihoods (M, choices) of levels that are those of the rows give or take a normal error."""
         if error < 0.02:
             return log_likelihood
-        level, by_factor = self.level[: self.n_levels], log_likelihood.reshape(-1, 1, self.n_levels)
-        kernel = self.log_volume[: self.n_levels] - (level[:, None, :] - level).square().sum(2) / error**2
-        return (torch.logsumexp(kernel + by_factor, dim=2) - torch.logsumexp(kernel, dim=1)).reshape(-1)
+        by_factor = log_likelihood.reshape(-1, self.n_levels, log_likelihood.shape[1])
+        highest = by_factor.amax(1, keepdim=True)
+        mixed = self._kernel(error) @ (by_factor - highest).exp()
+        return (mixed.clamp_min(torch.finfo(mixed.dtype).tiny).log() + highest).reshape(log_likelihood.shape)
+
+    def _kernel(self, error: float) -> Tensor:
+        """The shares (n_levels, n_levels) with which levels stand for one that was estimated with a normal error."""
+        if error not in self._kernels:
+            level = self.level[: self.n_levels]
+            apart = torch.cdist(level, level, compute_mode="donot_use_mm_for_euclid_dist")
+            self._kernels[error] = torch.softmax(self.log_volume[: self.n_levels] - (apart / error) ** 2, dim=1)
+        return self._kernels[error]
+
+    @cached_property
+    def _kernels(self) -> dict[float, Tensor]:
+        return {}
 
 
 def _grid_nodes(unit: Unit) -> Nodes:
@@ -330,7 +342,7 @@ def learn_numbers(units: list[Unit]) -> Numbers:
     return replace(
         numbers,
         trusted_rows=_learn_trust(units, numbers),
-        wide_trusted_rows=_learn_trust(units, wide) if sites else math.inf,
+        wide_trusted_rows=_expected_trust(sites, wide) if sites else math.inf,
     )
 
 
@@ -340,6 +352,12 @@ def _learn_trust(units: list[Unit], numbers: Numbers) -> float:
     sites = [unit.losses(numbers) for unit in units if unit.shifted]
     trusted = _best_trust(*(torch.stack(part) for part in zip(*sites, strict=True))) if sites else math.inf
     return min([trusted, *harmless])
+
+
+def _expected_trust(sites: list[Unit], numbers: Numbers) -> float:
+    """How many rows to trust where the prior is taken at its word: the least loss expected at a site drawn from it."""
+    averages = torch.stack([unit.losses(numbers)[0] for unit in sites]).mean(0)
+    return TRUSTED[int(averages.argmin())]
 
 
 def _factor_excess(unit: Unit) -> float:

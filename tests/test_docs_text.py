@@ -1,0 +1,238 @@
+"""The text of the documents: names that they cite exist, symbols have one meaning, the language is plain."""
+
+import functools
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import sitewise
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+TEXTS = [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")), *PAGES]
+TEXTS += sorted((ROOT / "experiments").rglob("*.md"))
+FENCES = re.compile(r"^```.*?^```$|<!--.*?-->", re.DOTALL | re.MULTILINE)
+
+
+def name(page):
+    return str(page.relative_to(ROOT))
+
+
+# Names.
+
+CALLED = {  # what a page calls an object, and its class
+    "here": "AdaptedClassifier",
+    "model": "GPAClassifier",
+    "adjuster": "PrevalenceAdjuster",
+    "estimate": "PrevalenceEstimate",
+    "rehearsal_": "Rehearsal",
+    "plan": "LabelPlan",
+}
+OF_OTHERS = {"GridSearchCV", "copyright_license"}  # of scikit-learn; a column of ISIC's tables
+IN_REPOSITORY = re.compile(r"(?:benchmarks|docs|experiments|src|tests)/[\w./-]+|[\w/]+\.py")
+OF_USERS = re.compile(r".*\.(?:csv|html|json|md|parquet|png|toml|yaml)")
+DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
+IDENTIFIER = re.compile(r"[A-Za-z]\w*")
+
+
+@functools.cache
+def modules():
+    """Every module of the package that can be imported here, by its dotted name."""
+    names = [info.name for info in pkgutil.walk_packages(sitewise.__path__, "sitewise.") if "__main__" not in info.name]
+    return {name: importlib.import_module(name) for name in ["sitewise", *names]}
+
+
+@functools.cache
+def words():
+    """Every identifier that the code and its settings use."""
+    kinds = (".py", ".yaml", ".jinja", ".toml")
+    texts = [path.read_text() for path in files() if path.suffix in kinds and path != Path(__file__)]
+    return set(re.findall(r"\w+", "\n".join(texts)))
+
+
+@functools.cache
+def files():
+    """Every file and folder of the repository that documents may name."""
+    folders = [ROOT / name for name in ("benchmarks", "docs", "experiments", "src", "tests")]
+    return [*ROOT.glob("*.toml"), *(path for folder in folders for path in folder.rglob("*"))]
+
+
+def classes(name):
+    return [kind for module in modules().values() if isinstance(kind := vars(module).get(name), type)]
+
+
+def follow(start, attribute):
+    """What an attribute may be: its value or class, None where that is not known; an empty list where there is none."""
+    if attribute in CALLED:
+        return classes(CALLED[attribute])
+    value = getattr(start, attribute, None)
+    if isinstance(value, property):
+        kinds = classes(str(value.fget.__annotations__.get("return")).split("[")[0])
+        return kinds or [None]
+    if hasattr(start, attribute):
+        return [value]
+    bases = getattr(start, "__mro__", ())
+    sources = [modules()[kind.__module__].__file__ for kind in bases if kind.__module__ in modules()]
+    declared = any(attribute in getattr(kind, "__annotations__", ()) for kind in bases)
+    assigned = any(re.search(rf"\b\w+\.{attribute}\b", Path(file).read_text()) for file in sources)
+    return [None] if declared or assigned or (attribute.endswith("_") and attribute in words()) else []
+
+
+def resolves(start, attributes):
+    """Whether there is such an attribute, and one of it, and so on, as far as types are known."""
+    if not attributes or start is None:
+        return True
+    return any(resolves(value, attributes[1:]) for value in follow(start, attributes[0]))
+
+
+def starts(first):
+    """What the first part of a dotted name may mean in this package."""
+    if first == "sw":
+        return [sitewise]
+    found = [module for path, module in modules().items() if path.rpartition(".")[2] == first]
+    return classes(CALLED.get(first, first)) + found
+
+
+def missing_names(text):
+    """The names in backticks that lead nowhere."""
+    missing = []
+    plain = "\n".join(re.findall(r"^```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
+    in_blocks = re.findall(r"(?<![\w/.])\w+(?:/\w+)+\.py\b", plain)
+    for code in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", FENCES.sub("", text)) + in_blocks:
+        bare = code.split("(")[0].strip()
+        if IN_REPOSITORY.fullmatch(bare):
+            known = any(f"{path}/".endswith(f"/{bare.rstrip('/')}/") for path in files())
+        elif OF_USERS.fullmatch(bare):
+            continue
+        elif DOTTED.fullmatch(bare) and starts(bare.split(".")[0]):
+            known = any(resolves(start, bare.split(".")[1:]) for start in starts(bare.split(".")[0]))
+        elif IDENTIFIER.fullmatch(bare) and ("_" in bare or re.search(r"[a-z][A-Z]", bare)):
+            known = bare in words() | OF_OTHERS
+        else:
+            continue
+        if not known:
+            missing.append(code)
+    return missing
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=name)
+def test_names_that_a_page_cites_exist(page):
+    assert missing_names(page.read_text()) == []
+
+
+def test_a_name_that_does_not_exist_is_found():
+    wrong = [
+        "sw.GPAClasifier",
+        "posterior.normalise",
+        "here.prevalense()",
+        "LinearProblem.no",
+        "adaptation/no.py",
+        "no_such_name",
+    ]
+    right = ["sw.GPAClassifier", "posterior.normalize", "here.prevalence()", "model.rehearsal_.table", "Moments.slope"]
+    text = " ".join(f"`{code}`" for code in [*wrong, *right, "numpy.nowhere", "a = b"])
+    assert missing_names(text) == wrong
+    assert missing_names("```\nfit  estimator/nowhere.py\n     estimator/gpa.py\n```\n") == ["estimator/nowhere.py"]
+
+
+# Symbols of the mathematics.
+
+GREEK = "alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau phi chi psi omega"
+SYMBOL = re.compile(r"\\(?:mathcal\s*\{?\s*[A-Z]\}?|ell\b|[A-Za-z]+)|[A-Za-z]")
+MATHS = [DOCS / "maths.md", *sorted((DOCS / "maths").glob("*.md"))]
+
+
+def formulas(text):
+    text = FENCES.sub("", text)
+    shown = re.findall(r"\$\$(.*?)\$\$", text, re.DOTALL)
+    return shown + re.findall(r"\$([^$\n]+)\$", re.sub(r"\$\$.*?\$\$", "", text, flags=re.DOTALL))
+
+
+def symbols(formula):
+    """The letters of a formula: Latin, Greek and calligraphic, without words and commands."""
+    formula = re.sub(r"\\(?:text|operatorname|mathrm|tag|mathbb)\s*\{[^}]*\}", " ", formula)
+    formula = re.sub(r"\\mathbb\s*[A-Z]|\\(?:begin|end)\{\w+\}|\\mathcal\s*N\b", " ", formula)
+    greek = {f"\\{letter}" for word in GREEK.split() for letter in (word, word.capitalize())}
+    found = {re.sub(r"[\s{}]", "", symbol) for symbol in SYMBOL.findall(formula)}
+    return {s for s in found if len(s) == 1 or s in greek or s == "\\ell" or s.startswith("\\mathcal")}
+
+
+def table():
+    """The rows of the table of symbols: the symbols of a row, and their meaning."""
+    text = (DOCS / "maths.md").read_text().partition("## Symbols")[2]
+    rows = re.findall(r"^\| (\$[^|]*?) \| ([^|]*(?:\\\|[^|]*)*) \|", text, re.MULTILINE)
+    return [(set().union(*map(symbols, re.findall(r"\$([^$]+)\$", cell))), meaning) for cell, meaning in rows]
+
+
+def test_each_symbol_has_one_meaning():
+    listed = [symbol for row, _ in table() for symbol in row]
+    assert len(listed) > 50
+    assert sorted(listed) == sorted(set(listed))
+
+
+@pytest.mark.parametrize("page", MATHS, ids=name)
+def test_symbols_of_a_page_are_in_the_table(page):
+    listed = set().union(*(row for row, _ in table()), {"e"})  # e is also the base of the exponential
+    used = set().union(*map(symbols, formulas(page.read_text())))
+    assert used - listed == set()
+
+
+def test_equation_numbers_are_unique():
+    tags = [tag for page in MATHS for tag in re.findall(r"\\tag\{(\w+)\}", page.read_text())]
+    sections = [number for page in MATHS for number in re.findall(r"^## (\d+)\. ", page.read_text(), re.MULTILINE)]
+    assert sorted(tags) == sorted(set(tags))
+    assert sorted(map(int, sections)) == list(range(1, 23))
+
+
+def test_equations_that_the_code_cites_exist():
+    numbers = {tag for page in MATHS for tag in re.findall(r"\\tag\{(\w+)\}", page.read_text())}
+    code = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    groups = re.findall(r"[Ee]quations? ((?:\d+[a-h]?(?:, | and )?)+)", code)
+    cited = {number for group in groups for number in re.findall(r"\d+[a-h]?", group)}
+    assert len(cited) > 15
+    assert cited - numbers == set()
+
+
+# Language.
+
+AVOIDED = {  # words that readers stumbled over, and what to write instead
+    r"not a hope": "convergence diagnostics",
+    r"told as they are": "including the failures",
+    r"sp(?:eaks?|oke) (?:against|for)\b": "the evidence is against, or insufficient",
+    r"look(?:s|ed|ing)? back": "post-fit covariance",
+    r"until somebody asks": "computed lazily",
+    r"rivals?\b": "candidates",
+    r"doubted\b": "rejected",
+    r"stands? twice": "duplicate",
+    r"dear(?:er|est)?\b": "expensive",
+    r"mend(?:s|ed|ing)?\b": "fix, correct",
+    r"rooms?\b": "modules, layers",
+    r"house\b": "package",
+    r"lest\b": "so that ... not",
+    r"so-manieth": "every so many",
+    r"nobody'?s concern": "irrelevant",
+}
+
+
+def avoided(text):
+    """The words of a text that are on the list."""
+    prose = re.sub(r"`[^`\n]*`", "", FENCES.sub("", text))
+    return [found[0] for word in AVOIDED for found in re.finditer(rf"\b{word}", prose, re.IGNORECASE)]
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=name)
+def test_the_language_is_plain(page):
+    assert avoided(page.read_text()) == []
+
+
+def test_a_word_on_the_list_is_found():
+    assert avoided("The rooms are dear; `rooms` and ward rooms.\n```\nrooms\n```\n") == ["dear", "rooms", "rooms"]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "reliability.md"], ids=name)
+def test_a_page_says_at_its_top_whom_it_is_for(page):
+    assert re.match(r"# [^\n]+\n\n\*For [^*]+\*\n", page.read_text())
