@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import sklearn
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -100,6 +101,15 @@ def test_names_that_meet_do_not_mix_columns():
     found = read(reader, frame)
     assert found[:, 1].tolist() == [0, 1, 0, 0]
     assert (np.diff(found[:, 2]) < 0).tolist() == [True, False, True]
+
+
+def test_columns_are_an_array_whatever_scikit_learn_is_told():
+    frame = pd.DataFrame({"x": [1.0, None, 3.0], "c": ["u", "v", "v"]})
+    expected = read(reader_of(frame), frame)
+    with sklearn.config_context(transform_output="pandas"):
+        found = read(reader_of(frame), frame)
+    assert isinstance(found, np.ndarray)
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("gap", [False, True])

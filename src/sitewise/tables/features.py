@@ -151,7 +151,8 @@ def _unfitted(features: Sequence[Feature]) -> ColumnTransformer:
         ("gaps", MissingIndicator(error_on_new=False), own),
         ("categories", OneHotEncoder(categories=codes, handle_unknown="ignore", sparse_output=False), [*categories]),
     )
-    return ColumnTransformer([step for step in steps if step[-1]], sparse_threshold=0)
+    transformer = ColumnTransformer([step for step in steps if step[-1]], sparse_threshold=0)
+    return transformer.set_output(transform="default")  # arrays, whatever scikit-learn is told for all others
 
 
 def _kind(rows: Rows, name: str, categorical: bool, place: Place, problems: Problems) -> Feature | None:
