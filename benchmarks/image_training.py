@@ -31,11 +31,11 @@ from sitewise.artifacts import versions
 from sitewise.bench.methods.erm import ERM
 from sitewise.bench.methods.objective import MethodObjective, Prepared
 from sitewise.confounders import Confounders
-from sitewise.datasets.manifest import Manifest
 from sitewise.datasets.packed import PackedImages, pack
 from sitewise.estimator.source.prevalences import fit_prevalence
 from sitewise.inputs import DEVICE_SHARE, StoredImages
 from sitewise.ratio import LabeledRows, RatioObjective, build_ratio
+from sitewise.tables.manifest import Manifest
 from sitewise.training import Recipe, train
 
 N_SITES, DISTINCT, SYNTHETIC, SEED = 4, 512, 4, 0

@@ -15,11 +15,11 @@ from PIL import Image
 import sitewise as sw
 from sitewise import inputs
 from sitewise.bench.methods import METHODS
-from sitewise.datasets.manifest import Manifest
 from sitewise.datasets.packed import PackedImages, pack
 from sitewise.inputs import BATCHES_AHEAD, READERS, ReadAhead, StoredImages, is_stored, read_ahead
 from sitewise.ratio import RatioObjective
 from sitewise.sites import Site
+from sitewise.tables.manifest import Manifest
 
 N, SIZE = 60, 8
 CPU = torch.device("cpu")

@@ -32,28 +32,72 @@ print(len(found))
 """
 
 
-@pytest.mark.parametrize(
-    "absent",
-    [
-        ["fcntl", "pwd", "grp", "resource", "termios", "pty"],
-        [
-            "lightning_fabric",
-            "lightning",
-            "polars",
-            "monai",
-            "onnx",
-            "onnxruntime",
-            "quapy",
-            "abstention",
-            "mlxtend",
-        ],
-    ],
-    ids=["of POSIX systems", "of the extras"],
-)
+POSIX = ("fcntl", "pwd", "grp", "resource", "termios", "pty")
+EXTRAS = ("lightning_fabric", "lightning", "monai", "onnx", "onnxruntime", "quapy", "abstention", "mlxtend", "polars")
+
+
+@pytest.mark.parametrize("absent", [POSIX, EXTRAS], ids=["of POSIX systems", "of the extras"])
 def test_every_module_is_imported_without_modules(absent):
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", IMPORT_ALL, *absent], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert int(run.stdout.splitlines()[-1]) > 200
+
+
+WORK = """
+import sys
+
+
+class Without:  # finders that do not find some packages, as where these are not installed
+    def __init__(self, finder, names):
+        self.finder, self.names = finder, names
+
+    def find_spec(self, name, path=None, target=None):
+        return None if name.partition(".")[0] in self.names else self.finder.find_spec(name, path, target)
+
+
+sys.meta_path[:] = [Without(finder, sys.argv[2:]) for finder in sys.meta_path]
+import numpy as np, pandas as pd, sitewise as sw
+from sklearn.linear_model import LogisticRegression
+from sitewise.cli import main
+from sitewise.tables import Roles, TableReader
+
+rng = np.random.default_rng(0)
+frame = pd.DataFrame({"x": rng.normal(size=200), "w": rng.choice(["u", "v"], 200), "age": rng.normal(60, 9, 200)})
+frame["y"] = (frame["x"] + rng.normal(size=200) > 0).astype(int)
+reader = TableReader.learn(frame, Roles(target="y", confounders=("age",), features=("x", "w")))
+rows = reader.read(frame)
+network = sw.GPAClassifier(epochs=1, device="cpu", rehearsal=None)
+adjuster = sw.PrevalenceAdjuster(LogisticRegression(), rehearsal=None)
+for name, model in {"network": network, "adjuster": adjuster}.items():
+    model.fit(rows.X, rows.y, sample_confounder=rows.Z).table_reader_ = reader
+    here = model.adapt(rows.X, sample_confounder=rows.Z)
+    here.save(sys.argv[1] + name)
+    here.report(sys.argv[1] + name + ".html")
+    again = sw.load(sys.argv[1] + name).predict_proba(rows.X, sample_confounder=rows.Z)
+    assert (again == here.predict_proba(rows.X, sample_confounder=rows.Z)).all()
+frame.to_csv(sys.argv[1] + "rows.csv", index=False)
+sys.argv = ["sitewise", "predict", sys.argv[1] + "network", sys.argv[1] + "rows.csv", "--out", sys.argv[1] + "p.csv"]
+main()
+"""
+
+
+def test_a_plain_install_fits_adapts_saves_reports_and_predicts(tmp_path):
+    """Without any extra: from a table to predictions, by Python and by the command line."""
+    command = [sys.executable, "-W", "ignore", "-c", WORK, f"{tmp_path}/", *EXTRAS]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert len((tmp_path / "p.csv").read_text().splitlines()) == 201
+
+
+def test_the_plain_install_is_tested_with_what_the_tests_need():
+    """Its job installs no extra: what `tests/conftest.py` and the files it names import has to be named with pytest."""
+    root = Path(__file__).parents[1]
+    workflow = yaml.safe_load((root / ".github/workflows/checks.yml").read_text(encoding="utf-8"))
+    install, run = (step["run"] for step in workflow["jobs"]["plain-install"]["steps"] if "run" in step)
+    assert {"pytest", "hypothesis"} <= set(install.split())
+    named = [root / word for word in run.split() if word.startswith("tests")]
+    assert named
+    assert [path for path in named if not path.exists()] == []
 
 
 def test_importing_sitewise_takes_no_time():

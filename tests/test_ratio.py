@@ -3,7 +3,7 @@ import torch
 
 import sitewise as sw
 from sitewise.prevalence import ConstantPrevalence
-from sitewise.ratio import LabeledRows, RatioObjective, build_ratio, network_inputs, score, weighted_nll
+from sitewise.ratio import LabeledRows, RatioObjective, Scorer, build_ratio, network_inputs, score, weighted_nll
 
 
 def rows_with_z(n_rows=60):
@@ -91,3 +91,28 @@ def test_weights_and_scores():
     module.train()
     assert score(module, torch.ones(2, 1), torch.zeros(2, 0)).tolist() == [[1.0], [1.0]]
     assert module.training
+
+
+def test_a_part_in_training_mode_is_scored_in_evaluation_mode():
+    """Whatever mode the whole is in: dropout would make every score another one."""
+    module = torch.nn.Sequential(torch.nn.Dropout(0.5))
+    module.forward = lambda x, z: module[0](x)
+    module.eval()
+    module[0].train()
+    assert score(module, torch.ones(50, 1), torch.zeros(50, 0)).unique().tolist() == [1.0]
+    assert not module.training
+
+
+def test_a_scorer_takes_the_precision_of_the_rows_and_keeps_it():
+    rows, schema = rows_with_z()
+    module = build_ratio("mlp", rows.X, schema, 2, seed=0).eval()
+    next(iter(module.parameters())).data = next(iter(module.parameters())).data.double()  # one part alone is there
+    scorer, z = Scorer(module, "cpu"), network_inputs(schema, rows.codes)
+    wide = scorer(rows.X.double(), z)
+    assert {value.dtype for value in module.parameters()} == {torch.float64}
+    storage = [value.data_ptr() for value in module.parameters()]
+    assert torch.equal(scorer(rows.X.double(), z), wide)
+    assert [value.data_ptr() for value in module.parameters()] == storage
+    narrow = scorer(rows.X, z)
+    assert {value.dtype for value in module.parameters()} == {torch.float32}
+    torch.testing.assert_close(narrow, wide, rtol=1e-4, atol=1e-4)

@@ -10,6 +10,8 @@ MOVED = {
     "sitewise.methods": "sitewise.bench.methods",
     "sitewise.benchmark": "sitewise.bench.experiments",
     "sitewise.demo": "sitewise.bench.demo",
+    "sitewise.datasets.images": "sitewise.tables.images",
+    "sitewise.datasets.manifest": "sitewise.tables.manifest",
     **{
         f"sitewise.{package}.{module}": f"sitewise.bench.{package}.{module}"
         for package, modules in {

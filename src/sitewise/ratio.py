@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -215,13 +216,15 @@ def network_inputs(schema: Confounders | None, codes: Tensor) -> Tensor:
 def score(module: nn.Module, X: Inputs, z: Tensor, device: torch.device | None = None) -> Tensor:
     """log f of rows in evaluation mode, batch by batch: no row's score depends on another row."""
     was_training = module.training
-    module.eval()
+    if any(part.training for part in module.modules()):
+        module.eval()
     size = min(SCORING_BATCH, max(1, SCORED_VALUES // max(1, X.shape[1:].numel())))
     places = [slice(start, start + size) for start in range(0, len(X), size)]
     own = [share_of(module).within(place, len(X)) for place in places]
     with torch.no_grad(), read_ahead(X, own, device) as read:
         parts = [module(read(part).to(device), z[place].to(device)) for part, place in zip(own, places, strict=True)]
-    module.train(was_training)
+    if was_training:
+        module.train()
     return torch.cat(parts)
 
 
@@ -238,10 +241,18 @@ class Scorer:
     def __call__(self, X: Inputs, z: Tensor) -> Tensor:
         """The network's output for every row, (n, m) in float64 on the CPU."""
         device = scoring_device(self.device)
-        module = self.module.to(device, torch.float64 if X.dtype == torch.float64 else torch.float32)
+        dtype = torch.float64 if X.dtype == torch.float64 else torch.float32
+        module = self.module if _is_ready(self.module, device, dtype) else self.module.to(device, dtype)
         outputs = score(module, X, z.to(X.dtype) if X.is_floating_point() else z, device).double().cpu()
-        self.module.to("cpu")
+        if device.type != "cpu":
+            self.module.to("cpu")
         return outputs
+
+
+def _is_ready(module: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether all of a module is there in this precision: to look costs one row less than to move nothing."""
+    values = chain(module.parameters(), module.buffers())
+    return all(value.device == device and value.dtype in (dtype, torch.int64) for value in values)
 
 
 def scoring_device(device: str) -> torch.device:

@@ -15,10 +15,11 @@ import pytest
 import torch
 from PIL import Image
 
-from sitewise.datasets.images import read_image
-from sitewise.datasets.manifest import Manifest, to_site, to_sites
+from sitewise.datasets.image_sites import to_site, to_sites
 from sitewise.datasets.packed import Change, PackedImages, pack
 from sitewise.estimator.source.reading import read_inputs
+from sitewise.tables.images import read_image
+from sitewise.tables.manifest import Manifest
 
 N, SIZE = 11, 8
 THREE_ROWS = 3 * 3 * SIZE * SIZE  # bytes
@@ -182,7 +183,7 @@ def test_a_killed_packing_resumes(manifest, folder):
 import os, signal
 import numpy as np, pandas as pd
 from pathlib import Path
-from sitewise.datasets.manifest import Manifest
+from sitewise.tables.manifest import Manifest
 from sitewise.datasets.packed import pack
 save, calls = np.save, []
 def stalling(file, pixels):

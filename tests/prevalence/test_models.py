@@ -14,7 +14,7 @@ from sitewise.prevalence.additive import features, logits, missing_features
 from sitewise.prevalence.base import aggregate, on_device
 from sitewise.prevalence.linear import assemble
 from sitewise.prevalence.network import fit_missing_inputs
-from sitewise.prevalence.splines import spline_basis
+from sitewise.prevalence.splines import nonzero_splines, spline_basis
 
 
 def labeled_site(n_rows=600, n_classes=2, n_continuous=1, seed=0, missing=0.0):
@@ -41,7 +41,7 @@ def test_the_spline_basis_is_scikit_learns(n_knots, degree):
     knots = np.sort(np.r_[1.0, rng.uniform(1.05, 1.95, n_knots - 2), 2.0])
     values = np.r_[1.0, knots, rng.uniform(1, 2, 200), 2.0]
     theirs = SplineTransformer(degree=degree, knots=knots[:, None]).fit_transform(values[:, None])
-    ours = spline_basis(torch.tensor(values), knots.tolist(), degree)
+    ours = spline_basis(nonzero_splines(torch.tensor(values), knots.tolist(), degree), len(knots))
     np.testing.assert_allclose(ours, theirs, atol=1e-12)
     np.testing.assert_allclose(ours.sum(1), 1, atol=1e-12)
 
@@ -247,5 +247,12 @@ def test_features_that_are_kept_are_those_of_the_rows():
     torch.testing.assert_close(features(whole, schema)[:3], first, rtol=0, atol=0)
     torch.testing.assert_close(features(whole[3:6], schema), features(whole, schema)[3:6], rtol=0, atol=0)
     assert features(codes, other) is not first
+    coefficients = torch.ones(first.shape[1], 2, dtype=torch.float64).cumsum(0)
+    before = logits(codes, schema, coefficients)
+    torch.testing.assert_close(before, logits(whole, schema, coefficients)[:3], rtol=0, atol=0)
     codes[0, 0] = 2.0
     assert not torch.equal(features(codes, schema), first)
+    assert not torch.equal(logits(codes, schema, coefficients), before)
+    torch.testing.assert_close(
+        logits(codes, schema, coefficients), logits(codes.clone(), schema, coefficients), rtol=0, atol=0
+    )

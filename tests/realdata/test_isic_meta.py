@@ -11,7 +11,7 @@ from sitewise.bench.datasets.isic import build_isic
 from sitewise.bench.datasets.isic_tables import DIAGNOSES
 from sitewise.bench.datasets.paper_sites import AGREES, ISIC, compare
 from sitewise.cli import app
-from sitewise.datasets.manifest import assign_roles
+from sitewise.tables.manifest import assign_sites
 
 # MA's rows are 0 by assumption where no table labels them, so its prevalence agrees by itself.
 REPRODUCED = ("BCN1", "BCN2", "NY1", "QLD", "SYD", "WIE1", "WIE2")
@@ -97,6 +97,6 @@ def test_data_check_prints_the_rows_beside_the_papers(real_data):
 def test_no_lesion_is_in_two_roles_of_the_papers_experiment(manifest):
     """NY2, which validates, is in the archive's export only."""
     training = ("BCN1", "BCN2", "MA", "NY1", "QLD", "WIE1", "WIE2")
-    roles = assign_roles(manifest, training=training, tests=("NY3", "SYD"))
+    roles = assign_sites(manifest, training=training, tests=("NY3", "SYD"))
     assert len(roles.training) == sum(ISIC[site].samples for site in training)
     assert roles.unused == ()

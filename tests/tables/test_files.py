@@ -105,6 +105,15 @@ def test_another_separator_is_read_when_named(tmp_path):
     assert open_table(write(tmp_path / "t.tsv", "a\tb\n1\t2\n")).columns == ("a", "b")
 
 
+def test_with_a_separator_the_name_may_end_in_anything(tmp_path):
+    path = write(tmp_path / "HAM10000_metadata", "a,b\n1,2\n")
+    with pytest.raises(ValueError, match="got no suffix"):
+        open_table(path)
+    assert open_table(path, separator=",").read().to_pydict() == {"a": ["1"], "b": ["2"]}
+    with pytest.raises(ValueError, match="save the sheet as CSV"):
+        open_table(write(tmp_path / "t.xlsx", "PK"), separator=",")
+
+
 def test_files_that_are_not_there_or_of_another_kind_are_refused(tmp_path):
     write(tmp_path / "heart.csv", "a,b\n1,2\n")
     with pytest.raises(FileNotFoundError, match=r"did you mean 'heart\.csv'"):

@@ -1,7 +1,11 @@
 """From a table to X, Z, y and sites: as scikit-learn would do it, the same whatever file it came from."""
 
+import copy
+import pickle
+
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from sklearn.compose import ColumnTransformer
 from sklearn.impute import MissingIndicator, SimpleImputer
@@ -269,3 +273,76 @@ def test_a_file_of_roles_that_is_wrong_is_refused(tmp_path, content, said):
     path.write_text(content)
     with pytest.raises(ValueError, match=said):
         read_roles(path)
+
+
+def test_a_table_of_any_kind_is_read_the_same():
+    """Arrow's tables and batches, frames of pandas and polars, columns in any order."""
+    polars = pytest.importorskip("polars")
+    frame = make_frame()
+    reader = TableReader.learn(frame, ROLES)
+    expected = reader.read(frame)
+    arrow = pa.Table.from_pandas(frame[list(reversed(frame.columns))])
+    for table in (
+        arrow,
+        arrow.combine_chunks().to_batches()[0],
+        polars.from_arrow(arrow),
+        frame.set_index("hospital", drop=False),
+    ):
+        rows = reader.read(table)
+        np.testing.assert_array_equal(rows.X, expected.X)
+        np.testing.assert_array_equal(rows.y, expected.y)
+        assert rows.site.tolist() == expected.site.tolist()
+        pd.testing.assert_frame_equal(rows.Z, expected.Z)
+
+
+def test_rows_without_a_group_stay_by_themselves():
+    frame = make_frame(n=6).assign(patient=[1, 1, None, 2, None, 2])
+    roles = Roles(target="y", site="hospital", features=("code",), group="patient")
+    reader = TableReader.learn(frame, roles)
+    assert reader.read(frame).groups.tolist() == ["1", "1", None, "2", None, "2"]
+    assert reader.read(frame.drop(columns="patient")).groups is None
+
+
+def test_only_the_columns_that_are_needed_are_asked_for():
+    reader = TableReader.learn(make_frame(), ROLES)
+    there = ["bp", "pain", "code", "age", "note", "y", "hospital"]
+    assert reader.columns(there, labels=False) == ["hospital", "age", "bp", "pain", "code"]
+    assert set(reader.columns(there, labels=True)) == {"y", "hospital", "age", "bp", "pain", "code"}
+    assert set(reader.columns([], labels=False)) == {"bp", "pain", "code"}
+
+
+def test_labels_are_left_alone_where_nobody_asks_for_them():
+    frame = make_frame().assign(y="?", hospital=None)
+    reader = TableReader.learn(make_frame(), ROLES)
+    rows = reader.read(frame, labels="none")
+    assert (rows.y, rows.site) == (None, None)
+    with pytest.raises(ValueError, match=r"2 problems(.|\n)*column 'y'(.|\n)*column 'hospital' is empty"):
+        reader.read(frame)
+
+
+def test_all_that_is_wrong_with_the_rows_is_one_error():
+    reader = TableReader.learn(make_frame(), ROLES)
+    bad = make_frame().astype({"bp": object, "age": object, "y": object})
+    bad.loc[2, "bp"], bad.loc[3, "age"], bad.loc[4, "y"] = "high", np.inf, 7
+    with pytest.raises(ValueError, match="3 problems") as error:
+        reader.read(bad)
+    for said in ("'bp': expected a number, got 'high' in row 2", "'age' is infinite in row 3", "got '7' in row 4"):
+        assert said in str(error.value)
+    with pytest.raises(ValueError, match=r"2 problems(.|\n)*no column 'bp' \(features\)(.|\n)*no column 'code'"):
+        reader.read(make_frame().drop(columns=["bp", "code"]), labels="none")
+
+
+def test_a_slip_in_the_name_of_a_confounder_is_said():
+    reader = TableReader.learn(make_frame(), ROLES)
+    said = reader.notes(["bp", "pain", "code", "Age", "sex"])
+    assert said[0].endswith("did you mean 'Age'?")
+
+
+def test_a_reader_can_be_copied_and_sent():
+    """To processes that predict side by side, also once it was used."""
+    frame = make_frame()
+    reader = TableReader.learn(frame, ROLES)
+    expected = reader.read(frame).X
+    for other in (pickle.loads(pickle.dumps(reader)), copy.deepcopy(reader)):
+        assert other == reader
+        np.testing.assert_array_equal(other.read(frame).X, expected)

@@ -1,1 +1,1 @@
-"""Data to try the method on, and image collections: manifests, packs, one way to read an image."""
+"""Data to try the method on, and images of many sites: simulated sites, packs, sites from a manifest."""

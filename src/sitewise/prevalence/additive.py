@@ -1,7 +1,9 @@
 """g as an additive logistic model: splines of numbers, a column for each level, and columns for what is missing."""
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,10 +21,10 @@ from sitewise.prevalence.base import (
     smooth,
 )
 from sitewise.prevalence.linear import NEWTON_LIMIT, fit_linear, information
-from sitewise.prevalence.splines import DEGREE, spline_basis, spline_sum
+from sitewise.prevalence.splines import DEGREE, Nonzero, nonzero_splines, spline_basis, spline_sum
 
 STRENGTHS = (10.0, 1.0, 0.1, 0.01)  # of the ridge, to choose from
-FEW = 16  # rows whose features are kept
+FEW = 16  # rows of which features and splines are kept
 _latest = threading.local()
 MISSING_PENALTY = 0.01  # keeps a missing column finite where nothing speaks about it
 
@@ -30,16 +32,12 @@ MISSING_PENALTY = 0.01  # keeps a missing column finite where nothing speaks abo
 def features(codes: Tensor, schema: Confounders) -> Tensor:
     """The (n, D) features of z: 1, then each variable's splines or levels followed by its missing column.
 
-    They are to be read only: those of a few rows are kept until others are asked for, since a prediction needs the ones
-    of its rows several times.
+    They are to be read only: a prediction needs those of its rows several times, and `_computed` keeps them.
     """
-    if len(codes) > FEW or torch.jit.is_tracing() or codes.is_inference():  # type: ignore[attr-defined]
-        return _features(codes, schema)
-    rows, version, of, found = getattr(_latest, "entry", (None, 0, None, codes))
-    if rows is codes and version == codes._version and of == schema:
-        return found
-    found = _features(codes, schema)
-    _latest.entry = codes, codes._version, schema, found
+    computed = _computed(codes, schema)
+    if "features" not in computed:
+        computed["features"] = _features(codes, schema)
+    found: Tensor = computed["features"]
     return found
 
 
@@ -52,10 +50,29 @@ def _features(codes: Tensor, schema: Confounders) -> Tensor:
             levels = torch.arange(len(variable.levels), dtype=codes.dtype, device=codes.device)
             blocks.append((column[:, None] == levels).to(codes.dtype))
         elif variable.knots:
-            basis = spline_basis(column.clamp(1.0, 2.0), variable.knots)
+            basis = spline_basis(_splines(codes, schema, j, variable.knots), len(variable.knots))
             blocks.append(basis.masked_fill(missing[:, None], 0.0))
         blocks.append(missing.to(codes.dtype)[:, None])
     return torch.cat(blocks, dim=1)
+
+
+def _splines(codes: Tensor, schema: Confounders, j: int, knots: Sequence[float]) -> Nonzero:
+    computed = _computed(codes, schema)
+    if j not in computed:
+        computed[j] = nonzero_splines(codes[:, j].clamp(1.0, 2.0), knots)
+    found: Nonzero = computed[j]
+    return found
+
+
+def _computed(codes: Tensor, schema: Confounders) -> dict[Any, Any]:
+    """What was computed of these rows, where they are few and the latest; else an empty dictionary."""
+    if len(codes) > FEW or torch.jit.is_tracing() or codes.is_inference():  # type: ignore[attr-defined]
+        return {}
+    rows, version, of, found = getattr(_latest, "entry", (None, 0, None, {}))
+    if rows is not codes or version != codes._version or of != schema:
+        found = {}
+        _latest.entry = codes, codes._version, schema, found
+    return found
 
 
 def logits(codes: Tensor, schema: Confounders, coefficients: Tensor) -> Tensor:
@@ -68,7 +85,7 @@ def logits(codes: Tensor, schema: Confounders, coefficients: Tensor) -> Tensor:
             total = total + own.index_select(0, column.long())
         else:
             missing = (column == variable.missing_code)[:, None]
-            known = spline_sum(column.clamp(1.0, 2.0), variable.knots, own[:-1]) if variable.knots else 0.0
+            known = spline_sum(_splines(codes, schema, j, variable.knots), own[:-1]) if variable.knots else 0.0
             total = total + torch.where(missing, own[-1], known)
         start = end + 1
     return total

@@ -7,24 +7,22 @@ import torch
 from torch import Tensor
 
 DEGREE = 3
+Nonzero = tuple[Tensor, list[Tensor]]
 
 
-def spline_basis(values: Tensor, knots: Sequence[float], degree: int = DEGREE) -> Tensor:
-    """Evaluate the (n, len(knots) + degree - 1) basis at values within the knots; it sums to one.
-
-    The knots are continued beyond both ends at the spacing of the outermost pair.
-    """
-    place, found = _not_zero(values, knots, degree)
-    basis = values.new_zeros(values.shape[0], len(knots) + degree - 1)
-    columns = place[:, None] + torch.arange(degree + 1, device=values.device)
+def spline_basis(nonzero: Nonzero, n_knots: int) -> Tensor:
+    """The whole basis (n, n_knots + degree - 1), which sums to one, of what `nonzero_splines` gives."""
+    place, found = nonzero
+    basis = found[0].new_zeros(place.shape[0], n_knots + len(found) - 2)
+    columns = place[:, None] + torch.arange(len(found), device=place.device)
     return basis.scatter(1, columns, torch.stack(found, dim=1))
 
 
-def spline_sum(values: Tensor, knots: Sequence[float], coefficients: Tensor, degree: int = DEGREE) -> Tensor:
-    """The product (n, K) of the basis with coefficients (len(knots) + degree - 1, K), without its zeros."""
-    place, found = _not_zero(values, knots, degree)
+def spline_sum(nonzero: Nonzero, coefficients: Tensor) -> Tensor:
+    """The product (n, K) of the basis with coefficients (n_knots + degree - 1, K), without its zeros."""
+    place, found = nonzero
     total = found[0][:, None] * coefficients.index_select(0, place)
-    for r in range(1, degree + 1):
+    for r in range(1, len(found)):
         total = total + found[r][:, None] * coefficients[r:].index_select(0, place)
     return total
 
@@ -40,10 +38,11 @@ def _windows(knots: tuple[float, ...], degree: int, dtype: torch.dtype, device: 
     return base[1:-1, None], grid[1:-1].unfold(0, 2 * degree, 1).contiguous()
 
 
-def _not_zero(values: Tensor, knots: Sequence[float], degree: int) -> tuple[Tensor, list[Tensor]]:
-    """The degree + 1 functions that are not zero at a value, by Cox and de Boor's recursion, and which is the first.
+def nonzero_splines(values: Tensor, knots: Sequence[float], degree: int = DEGREE) -> Nonzero:
+    """Which is the first of the degree + 1 functions that are not zero at values within the knots, and all of them.
 
-    They are those that reach between the two knots around it.
+    They are those that reach between the two knots around a value, by Cox and de Boor's recursion. The knots are
+    continued beyond both ends at the spacing of the outermost pair.
     """
     inner, windows = _windows(tuple(knots), degree, values.dtype, values.device)
     # How many inner knots a value has reached; the last interval is closed, so that the maximum has a value.

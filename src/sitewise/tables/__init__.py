@@ -1,4 +1,7 @@
-"""Tables as they come: CSV and Parquet in chunks, the roles of columns, and what makes X, Z, y and sites of them."""
+"""Tables as they come: CSV and Parquet in chunks, the roles of columns, and what makes X, Z, y and sites of them.
+
+A table whose rows are images is a manifest (`sitewise.tables.manifest`).
+"""
 
 from sitewise.tables.files import TableFile, open_table
 from sitewise.tables.proposing import Proposal, propose_roles

@@ -1,20 +1,30 @@
-"""Features as a network reads them, the scikit-learn way: missing values, categories, scaling, in plain numbers.
+"""Features as a network reads them, prepared by scikit-learn: gaps, categories, scales.
 
-A number is imputed by its median and scaled to mean 0 and spread 1 (`SimpleImputer`, `StandardScaler`); a category
-becomes a column for each level, all zero for a level not seen before (`OneHotEncoder`). A column that had gaps in
-training has one more, which tells where (`MissingIndicator`).
+A number is imputed by its median and scaled to mean 0 and standard deviation 1 (`SimpleImputer`, `StandardScaler`); a
+category becomes a column for each level, all zero for a level not seen before (`OneHotEncoder`). A column that had
+gaps in training has one more, which says where (`MissingIndicator`).
+
+The `ColumnTransformer` is saved as the numbers it learned, and built from them again: a folder is JSON, in which no
+type has to be trusted, and it does not depend on the private state of scikit-learn's classes.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import count
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyarrow import compute as pc
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import MissingIndicator, SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from sitewise.arrays import Problems
-from sitewise.tables.values import Array, Place, Rows, known_text, levels, numbers, plain
+from sitewise.tables.values import LARGEST, Array, Place, Rows, known_text, levels, numbers, plain
 
+NUMBERS = "numbers"
 MOST_LEVELS = 100  # of a feature; more look like names
 MOSTLY = 0.5  # from this share of numbers on, text among them is a slip
 
@@ -26,7 +36,7 @@ TOO_MANY = "{where} has {count} different values of text, which looks like names
 
 @dataclass(frozen=True)
 class NumberFeature:
-    """A number: what stands for a missing one, mean and spread after that, and whether a column tells of gaps."""
+    """A number by what was learned of it: its median, mean and spread once imputed, and whether it had gaps."""
 
     name: str
     median: float
@@ -34,26 +44,19 @@ class NumberFeature:
     spread: float
     gaps: bool
 
-    @classmethod
-    def learn(cls, name: str, values: Array) -> "NumberFeature":
-        """Take them from values (n,) of which some are known."""
-        missing = np.isnan(values)
-        median = float(np.median(values[~missing]))
-        filled = np.where(missing, median, values)
-        spread = float(filled.std())
-        return cls(name, median, float(filled.mean()), spread if spread > 0 else 1.0, bool(missing.any()))
+    def __post_init__(self) -> None:
+        learned = (self.median, self.mean, self.spread)
+        if not all(abs(number) <= LARGEST for number in learned) or not self.spread > 0:
+            raise ValueError(f"median, mean and spread of {self.name!r} cannot be {learned}")
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of what `encode` gives."""
+        """The names of its columns of X."""
         return (self.name, f"{self.name} missing") if self.gaps else (self.name,)
 
-    def encode(self, rows: Rows, place: Place, problems: Problems) -> Array:
-        """(n, 1), or (n, 2) with the column of gaps."""
-        values = numbers(rows, self.name, place, problems)
-        missing = np.isnan(values)
-        scaled = (np.where(missing, self.median, values) - self.mean) / self.spread
-        return np.stack([scaled, missing], axis=1) if self.gaps else scaled[:, None]
+    def read(self, rows: Rows, place: Place, problems: Problems) -> Array:
+        """Its values (n,), NaN where missing."""
+        return numbers(rows, self.name, place, problems)
 
 
 @dataclass(frozen=True)
@@ -66,25 +69,94 @@ class CategoryFeature:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of what `encode` gives."""
+        """The names of its columns of X."""
         known = tuple(f"{self.name}={level}" for level in self.levels)
         return (*known, f"{self.name} missing") if self.gaps else known
 
-    def encode(self, rows: Rows, place: Place, problems: Problems) -> Array:
-        """(n, L), or (n, L + 1) with the column of gaps; all zero for a level not seen before."""
+    def read(self, rows: Rows, place: Place, problems: Problems) -> Array:
+        """Its levels by number (n,): the number of levels where it is missing, one more for a level not seen before."""
         found = levels(rows, self.name, place, problems)
         missing, unseen = len(self.levels), len(self.levels) + 1
         code_of = {level: code for code, level in enumerate(self.levels)}
-        translate = np.array([*(code_of.get(value, unseen) for value in found.categories), missing])
-        hot: Array = np.eye(len(self.levels) + 2)[translate[found.codes]]
-        return hot[:, : len(self.columns)]
+        translate = np.array([*(code_of.get(value, unseen) for value in found.categories), missing], dtype=np.float64)
+        codes: Array = translate[found.codes]
+        return codes
 
 
 Feature = NumberFeature | CategoryFeature
 
 
-def learn_feature(rows: Rows, name: str, categorical: bool, place: Place, problems: Problems) -> Feature | None:
-    """A column's kind, then what is needed of it; None after noting what is wrong."""
+def learn_features(
+    rows: Rows, names: Sequence[str], categorical: Sequence[str], place: Place, problems: Problems
+) -> tuple[Feature, ...]:
+    """What is needed of each column; none after noting what is wrong with some."""
+    before = len(problems.found)
+    kinds = [_kind(rows, name, name in categorical, place, problems) for name in names]
+    features = tuple(feature for feature in kinds if feature is not None)
+    if not features or len(problems.found) > before:
+        return ()
+    values = read_values(features, rows, place, problems)
+    transformer = _unfitted(features).fit(values)
+    if NUMBERS not in transformer.named_transformers_:
+        return features
+    imputer, scaler = transformer.named_transformers_[NUMBERS]
+    learned = iter(np.stack([imputer.statistics_, scaler.mean_, scaler.scale_], axis=1).tolist())
+
+    def known(feature: Feature) -> Feature:
+        if isinstance(feature, CategoryFeature):
+            return feature
+        median, mean, spread = next(learned)
+        return replace(feature, median=median, mean=mean, spread=spread)
+
+    return tuple(known(feature) for feature in features)
+
+
+def fitted_transformer(features: Sequence[Feature]) -> ColumnTransformer:
+    """The transformer that learned these features, for what `read_values` gives."""
+    own = [feature for feature in features if isinstance(feature, NumberFeature)]
+    full = np.array([feature.median if isinstance(feature, NumberFeature) else 0.0 for feature in features])
+    with_gaps = [np.nan if isinstance(f, NumberFeature) and f.gaps else v for f, v in zip(features, full, strict=True)]
+    transformer = _unfitted(features).fit(np.stack([full, with_gaps]))  # two rows with these medians and these gaps
+    if own:
+        scaler = transformer.named_transformers_[NUMBERS][-1]
+        scaler.mean_, scaler.scale_ = np.array([(feature.mean, feature.spread) for feature in own]).T
+        scaler.var_ = scaler.scale_**2
+    return transformer
+
+
+def column_order(features: Sequence[Feature]) -> list[int]:
+    """Where the columns of each feature are among those that the transformer gives: numbers, gaps, categories."""
+    own = [feature for feature in features if isinstance(feature, NumberFeature)]
+    value, gap, level = count(), count(len(own)), count(sum(len(feature.columns) for feature in own))
+    order: list[int] = []
+    for feature in features:
+        if isinstance(feature, NumberFeature):
+            order += [next(value), *([next(gap)] if feature.gaps else [])]
+        else:
+            order += [next(level) for _ in feature.columns]
+    return order
+
+
+def read_values(features: Sequence[Feature], rows: Rows, place: Place, problems: Problems) -> Array:
+    """The features' cells (n, F): numbers, and levels by number."""
+    return np.stack([feature.read(rows, place, problems) for feature in features], axis=1)
+
+
+def _unfitted(features: Sequence[Feature]) -> ColumnTransformer:
+    own = [place for place, feature in enumerate(features) if isinstance(feature, NumberFeature)]
+    categories = {place: feature for place, feature in enumerate(features) if isinstance(feature, CategoryFeature)}
+    codes = [np.arange(len(feature.columns), dtype=np.float64) for feature in categories.values()]
+    steps = (
+        (NUMBERS, make_pipeline(SimpleImputer(strategy="median"), StandardScaler()), own),
+        ("gaps", MissingIndicator(error_on_new=False), own),
+        ("categories", OneHotEncoder(categories=codes, handle_unknown="ignore", sparse_output=False), [*categories]),
+    )
+    transformer = ColumnTransformer([step for step in steps if step[-1]], sparse_threshold=0)
+    return transformer.set_output(transform="default")  # arrays, whatever scikit-learn is told for all others
+
+
+def _kind(rows: Rows, name: str, categorical: bool, place: Place, problems: Problems) -> Feature | None:
+    """A column's kind, levels and whether it has gaps, of a number nothing else yet; None after noting a problem."""
     if refuse_decimal_commas(rows, name, place, problems):
         return None
     if categorical or not holds_numbers(rows, name):
@@ -97,13 +169,13 @@ def learn_feature(rows: Rows, name: str, categorical: bool, place: Place, proble
             return None
         return CategoryFeature(name, tuple(found.categories), bool((found.codes < 0).any()))
     before = len(problems.found)
-    values = numbers(rows, name, place, problems)
+    missing = np.isnan(numbers(rows, name, place, problems))
     if len(problems.found) > before:
         return None
-    if np.isnan(values).all():
+    if missing.all():
         problems.add(NO_VALUES.format(where=place.column(name)))
         return None
-    return NumberFeature.learn(name, values)
+    return NumberFeature(name, median=0.0, mean=0.0, spread=1.0, gaps=bool(missing.any()))
 
 
 def refuse_decimal_commas(rows: Rows, name: str, place: Place, problems: Problems) -> bool:

@@ -18,10 +18,11 @@ from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
 from sitewise.arrays import Problems, did_you_mean
-from sitewise.tables.values import Place, refuse_kinds
+from sitewise.tables.values import MOST_COLUMNS, Place, find_columns, refuse_kinds, shown
 
 SEPARATORS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
 PARQUET = (".parquet", ".pq")
+SHEETS = (".xls", ".ods")
 OTHER_SEPARATORS = (";", "\t", "|", ",")
 CHUNK_ROWS = 2**18
 BLOCK_BYTES = 2**24  # of a CSV, read at once
@@ -42,7 +43,6 @@ NOT_UTF8 = (
     "{path} is not UTF-8 text (first in line {line}): save it as UTF-8, or name its encoding, by --encoding {encoding}"
 )
 UNREADABLE = "{path} cannot be read as {kind} ({error})"
-ABSENT = "{path} has no column {name!r}{meant}; its columns are {columns}"
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,13 @@ class TableFile:
             if "UTF8" in str(error):
                 raise ValueError(self._not_text()) from error
             if "Empty CSV" in str(error):  # a header without the end of its line
-                raise ValueError(HEADER_ONLY.format(path=self.path, columns=_listed(self.columns))) from error
+                raise ValueError(
+                    HEADER_ONLY.format(path=self.path, columns=shown(self.columns, MOST_COLUMNS))
+                ) from error
             kind = "Parquet" if self.separator is None else "CSV"
             raise ValueError(UNREADABLE.format(path=self.path, kind=kind, error=_short(error))) from error
         if not some:
-            raise ValueError(HEADER_ONLY.format(path=self.path, columns=_listed(self.columns)))
+            raise ValueError(HEADER_ONLY.format(path=self.path, columns=shown(self.columns, MOST_COLUMNS)))
 
     def read(self, columns: Sequence[str] | None = None, *, at_most: int | None = None) -> pa.Table:
         """Some columns of all rows, or of the first ones, in memory."""
@@ -115,10 +117,7 @@ class TableFile:
     def find(self, columns: Sequence[str]) -> None:
         """Raise one ValueError that names every column that is not there, with the spelling that may be meant."""
         problems = Problems("table")
-        for name in columns:
-            if name not in self.columns:
-                meant = did_you_mean(name, self.columns)
-                problems.add(ABSENT.format(path=self.path, name=name, meant=meant, columns=_listed(self.columns)))
+        find_columns(self.columns, [("", name) for name in columns], Place(str(self.path)), problems)
         problems.raise_if_any()
 
     def _parquet_chunks(self, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
@@ -153,7 +152,7 @@ def open_table(path: str | os.PathLike[str], *, separator: str | None = None, en
     """Look at a CSV or Parquet file: its kind, its header, its separator; what is wrong is a ValueError that says so.
 
     `separator` and `encoding` of a CSV are a comma (a tab for .tsv) and UTF-8, with or without its byte order mark,
-    unless they are given.
+    unless they are given. With a separator the name may end in anything.
     """
     place = Path(path)
     check_name(place)
@@ -164,8 +163,8 @@ def open_table(path: str | os.PathLike[str], *, separator: str | None = None, en
     suffix = Path(place.name.lower().removesuffix(".gz")).suffix
     if suffix in PARQUET:
         return _open_parquet(place)
-    if suffix not in SEPARATORS:
-        hint = ": save the sheet as CSV first" if suffix.startswith((".xls", ".ods")) else ""
+    if suffix not in SEPARATORS and (separator is None or suffix.startswith(SHEETS)):
+        hint = ": save the sheet as CSV first" if suffix.startswith(SHEETS) else ""
         raise ValueError(OTHER_KIND.format(path=place, suffix=suffix or "no suffix", hint=hint))
     if encoding is not None:
         _check_encoding(encoding)
@@ -259,11 +258,6 @@ def _decodes(text: bytes, encoding: str) -> bool:
 
 def _text(encoding: str) -> str:
     return f"{encoding.upper()} text"
-
-
-def _listed(columns: Sequence[str]) -> str:
-    shown = ", ".join(columns[:30])
-    return shown if len(columns) <= 30 else f"{shown} and {len(columns) - 30} more"
 
 
 def _short(error: BaseException) -> str:

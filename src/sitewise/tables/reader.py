@@ -3,23 +3,34 @@
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from sklearn.compose import ColumnTransformer
 
 from sitewise.arrays import Problems, did_you_mean
-from sitewise.datasets.images import read_image
-from sitewise.datasets.manifest import add_unreadable, available_cores
 from sitewise.tables.classes import learn_classes
-from sitewise.tables.features import Feature, holds_numbers, learn_feature, refuse_decimal_commas
+from sitewise.tables.features import (
+    Feature,
+    column_order,
+    fitted_transformer,
+    holds_numbers,
+    learn_features,
+    read_values,
+    refuse_decimal_commas,
+)
+from sitewise.tables.images import read_image
+from sitewise.tables.manifest import add_unreadable, available_cores
 from sitewise.tables.roles import Roles
 from sitewise.tables.values import (
     Array,
     Place,
     Rows,
     as_rows,
+    find_columns,
     labels,
     levels,
     names,
@@ -29,7 +40,6 @@ from sitewise.tables.values import (
     text,
 )
 
-NO_COLUMN = "{source} has no column {name!r} ({role}){meant}; its columns are {columns}"
 NO_CONFOUNDER = "confounder {name!r} is not among the columns and counts as missing in every row"
 OTHER_ORDER = (
     "the columns of probabilities, {proba}, seem to be in another order than the classes, {classes}: put them in that "
@@ -97,7 +107,7 @@ class TableReader:
         assert roles.target is not None
         classes = learn_classes(rows, roles.target, roles.classes, place, problems)
         order = _order_of(roles, classes, problems)
-        found = [learn_feature(rows, name, name in roles.categorical, place, problems) for name in roles.features]
+        features = learn_features(rows, roles.features, roles.categorical, place, problems)
         for name in roles.confounders:
             refuse_decimal_commas(rows, name, place, problems)
         numeric = [n for n in roles.confounders if n not in roles.categorical and holds_numbers(rows, n)]
@@ -105,7 +115,7 @@ class TableReader:
         return cls(
             replace(roles, proba=order),
             classes,
-            tuple(feature for feature in found if feature is not None),
+            features,
             tuple(numeric),
             (image or ImageInput()) if roles.image else None,
         )
@@ -114,6 +124,11 @@ class TableReader:
     def input_kind(self) -> str:
         """What the model reads: "features", "image" or "proba"."""
         return "image" if self.image else "proba" if self.roles.proba else "features"
+
+    @cached_property
+    def transformer(self) -> ColumnTransformer:
+        """What prepares the features' values, fitted."""
+        return fitted_transformer(self.features)
 
     @property
     def feature_columns(self) -> tuple[str, ...]:
@@ -179,13 +194,20 @@ class TableReader:
         if self.roles.proba:
             return probabilities(rows, self.roles.proba, place, problems)
         if self.roles.image is None:
-            return np.concatenate([feature.encode(rows, place, problems) for feature in self.features], axis=1)
+            return self._features(rows, place, problems)
         paths = text(rows, self.roles.image, place, problems)
         assert self.image is not None
         if packed is not None:
             id = self.roles.id if self.roles.id in rows.column_names else None
             return packed.by_id(paths if id is None else text(rows, id))
         return _read_images(paths, root or Path(), self.image, place, problems)
+
+    def _features(self, rows: Rows, place: Place, problems: Problems) -> Array:
+        values = read_values(self.features, rows, place, problems)
+        if problems.found:
+            return values
+        prepared: Array = self.transformer.transform(values).take(column_order(self.features), axis=1)
+        return prepared
 
     def _confounders(self, rows: Rows, place: Place, problems: Problems) -> pd.DataFrame | None:
         """Z with every confounder, missing where the table has it not; None where it has none of them."""
@@ -205,15 +227,6 @@ class TableReader:
         if which == "none" or self.roles.target is None:
             return None
         return labels(rows, self.roles.target, self.classes, place, problems, partly=which == "some")
-
-
-def find_columns(available: Sequence[str], asked: Sequence[tuple[str, str]], place: Place, problems: Problems) -> None:
-    """Note every column with a role that a table does not have, with the spelling that may be meant."""
-    for role, name in asked:
-        if name not in available:
-            meant = did_you_mean(name, available)
-            columns = ", ".join(available[:30])
-            problems.add(NO_COLUMN.format(source=place.source, name=name, role=role, meant=meant, columns=columns))
 
 
 def _order_of(roles: Roles, classes: tuple[Any, ...], problems: Problems) -> tuple[str, ...]:

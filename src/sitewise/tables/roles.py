@@ -124,8 +124,9 @@ def split_names(text: str | None) -> tuple[str, ...]:
 
 def _toml(value: str | Sequence[str]) -> str:
     if isinstance(value, str):
-        return json.dumps(value)  # TOML's basic strings have JSON's escapes
-    return "[" + ", ".join(json.dumps(name) for name in value) + "]"
+        # TOML's basic strings have JSON's escapes, but none for half a letter; of control signs JSON leaves one.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return "[" + ", ".join(_toml(name) for name in value) + "]"
 
 
 def _one_line(text: str) -> str:

@@ -15,9 +15,11 @@ Array = np.ndarray[Any, Any]
 Rows = Any  # pa.Table or pa.RecordBatch
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "None", "null", "NULL", "<NA>")  # of cells with text
 PROBABILITY_TOLERANCE = 1e-3  # by how much probabilities of a row may miss one: stored ones are rounded
-MOST_SHOWN = 8
+MOST_SHOWN, MOST_COLUMNS = 8, 30  # of values and columns in a message
+TRUTH = ("0", "1"), ("False", "True")
 LARGEST = float(np.finfo(np.float32).max)  # networks read single precision
 
+NO_COLUMN = "{source} has no column {name!r}{role}{meant}; its columns are {columns}"
 DATES = "{where} holds dates: turn them into a number (an age, days since a start) first"
 NO_NUMBER = (
     "{where}: expected a number, got {value!r} in {row}{more}: mend it, leave it empty where it is missing, or fit "
@@ -61,6 +63,15 @@ class Place:
     def number(self, row: int) -> int:
         """The number of a row in its file."""
         return self.start + (row if self.kept is None else int(self.kept[row]))
+
+
+def find_columns(available: Sequence[str], asked: Iterable[tuple[str, str]], place: Place, problems: Problems) -> None:
+    """Note every column that a table does not have, of (role, name) asked for, with the spelling that may be meant."""
+    columns = shown(available, MOST_COLUMNS)
+    for role, name in asked:
+        if name not in available:
+            said = {"role": f" ({role})" if role else "", "meant": did_you_mean(name, available)}
+            problems.add(NO_COLUMN.format(source=place.source, name=name, columns=columns, **said))
 
 
 def as_rows(table: Any) -> Rows:
@@ -140,8 +151,8 @@ def text(rows: Rows, name: str, place: Place | None = None, problems: Problems |
     return found
 
 
-def names(rows: Rows, name: str, place: Place, problems: Problems) -> Array:
-    """A column of names, of sites say, without blanks around; every row has one."""
+def names(rows: Rows, name: str, place: Place | None = None, problems: Problems | None = None) -> Array:
+    """A column of names, of sites say, without blanks around; where `problems` are gathered every row needs one."""
     found = text(rows, name, place, problems)
     distinct, index = np.unique(found, return_inverse=True)
     return np.array([spell_name(value) for value in distinct], dtype=object)[index]
@@ -152,7 +163,7 @@ def labels(
 ) -> Array:
     """The class of every row (n,); where labels are known `partly`, None for the others."""
     found = levels(rows, name, place, problems)
-    spelled = {spelling(label): label for label in classes}
+    spelled = labels_by_text(classes)
     missing = np.flatnonzero(found.codes < 0)
     if len(missing) and not partly:
         problems.add(NO_LABEL.format(where=place.column(name), **place.row(missing)))
@@ -167,6 +178,15 @@ def labels(
     meant[:-1] = [spelled.get(value) for value in found.categories]
     chosen = meant[found.codes]
     return chosen if partly or len(missing) or len(strange) else np.array(chosen.tolist())
+
+
+def labels_by_text(classes: Sequence[Any]) -> dict[str | None, Any]:
+    """The classes by the text of a cell; of 0 and 1 also False and True, and the other way round."""
+    found = {spelling(label): label for label in classes}
+    for one, other in (TRUTH, TRUTH[::-1]):
+        if set(found) == set(one):
+            return found | {text: found[meant] for text, meant in zip(other, one, strict=True)}
+    return found
 
 
 def probabilities(rows: Rows, columns: Sequence[str], place: Place, problems: Problems) -> Array:
@@ -231,10 +251,10 @@ def as_label(written: str) -> Any:
     return int(written) if written.lstrip("-").isdigit() and str(int(written)) == written else written
 
 
-def shown(values: Sequence[str]) -> str:
+def shown(values: Sequence[str], most: int = MOST_SHOWN) -> str:
     """Some values, with how many more there are."""
-    more = f" and {len(values) - MOST_SHOWN} more" if len(values) > MOST_SHOWN else ""
-    return ", ".join(values[:MOST_SHOWN]) + more
+    more = f" and {len(values) - most} more" if len(values) > most else ""
+    return ", ".join(values[:most]) + more
 
 
 def _to_numbers(column: Any) -> Array | None:
@@ -256,7 +276,7 @@ def _spelled(column: Any) -> Any:
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         return column
     if pa.types.is_floating(column.type) or pa.types.is_boolean(column.type):
-        values = [None if value is None else spell_name(value) for value in column.to_pylist()]
+        values = [None if value is None or value != value else spell_name(value) for value in column.to_pylist()]
         return pa.array(values, type=pa.string())
     try:
         return column.cast(pa.string())

@@ -8,8 +8,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from sitewise.cli import app, main
-from sitewise.datasets.images import read_image
 from sitewise.datasets.packed import PackedImages
+from sitewise.tables.images import read_image
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_wrong_table_ends_with_two_and_every_problem(table, tmp_path, monkeypa
 
 def test_a_missing_manifest_images_elsewhere_and_another_size(table, tmp_path, monkeypatch, capsys):
     out = tmp_path / "packed"
-    assert "there is no manifest" in failure(monkeypatch, capsys, tmp_path / "tabel.csv", "--out", out)
+    assert "there is no file" in failure(monkeypatch, capsys, tmp_path / "tabel.csv", "--out", out)
     assert "there is no file for 4 row(s): row 0 ('0.png')" in failure(monkeypatch, capsys, table, "--out", out)
     options = ("--out", tmp_path / "other", "--root", tmp_path / "images")
     assert run(table, "--size", 8, *options).exit_code == 0

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from sitewise.bench.datasets.catalogue import COLLECTIONS
 from sitewise.bench.datasets.paper_sites import PaperSite, compare
 from sitewise.cli import app, main
-from sitewise.datasets.manifest import read_manifest
+from sitewise.tables.manifest import read_manifest
 
 NIH = """Image Index,Finding Labels,Follow-up #,Patient ID,Patient Age,Patient Gender,View Position,I[W,H],P[x,y]
 00000001_000.png,No Finding,0,1,57,M,PA,2682,2749,0.143,0.143

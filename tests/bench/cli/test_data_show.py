@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from sitewise.bench.datasets.examples import Examples, choose_rows, load_examples
 from sitewise.bench.report.examples import POSITIVE, caption_of, example_figure
 from sitewise.cli import app, main
-from sitewise.datasets.images import read_image
-from sitewise.datasets.manifest import read_manifest
 from sitewise.datasets.packed import pack
+from sitewise.tables.images import read_image
+from sitewise.tables.manifest import read_manifest
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_show_writes_a_picture(table, tmp_path):
 def test_what_cannot_be_shown_is_said(table, tmp_path, monkeypatch, capsys):
     assert "did you mean 'isic64'" in failure(monkeypatch, capsys, "isic46")
     assert "isic64 does not come with the package" in failure(monkeypatch, capsys, "isic64")
-    assert "there is no manifest" in failure(monkeypatch, capsys, tmp_path / "tabel.csv")
+    assert "there is no file" in failure(monkeypatch, capsys, tmp_path / "tabel.csv")
     assert "must end in .png or .pdf" in failure(monkeypatch, capsys, table, "--out", tmp_path / "grid.jpg")
     assert "no column 'agee'" in failure(monkeypatch, capsys, table, "--confounder", "agee")
     (table.parent / "north0.png").write_bytes(b"")

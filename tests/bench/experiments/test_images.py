@@ -11,9 +11,9 @@ from PIL import Image
 from sitewise.bench.experiments import final_runs, read_experiment, run_experiment, run_one, sites
 from sitewise.bench.experiments.images import ImageCollection, join_images, load_manifest
 from sitewise.datasets import packed
-from sitewise.datasets.images import read_image
 from sitewise.datasets.packed import PackedImages
 from sitewise.datasets.packed import writing as packing
+from sitewise.tables.images import read_image
 
 YAML = """
 data:
@@ -237,7 +237,7 @@ def test_without_a_folder_the_table_lies_where_it_says(folder, monkeypatch, tmp_
     found = load_manifest(plan(folder).data | {"manifest": str(folder / "table.csv")}, None)
     assert found.manifest.root == folder
     assert found.packs == folder / "packed"
-    with pytest.raises(FileNotFoundError, match=r"there is no manifest table.csv"):
+    with pytest.raises(FileNotFoundError, match=r"there is no file table.csv"):
         load_manifest(plan(folder).data, None)
 
 

@@ -26,6 +26,7 @@ from sklearn.ensemble import (
     StackingClassifier,
     VotingClassifier,
 )
+from sklearn.exceptions import InconsistentVersionWarning
 from sklearn.frozen import FrozenEstimator
 from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.impute import SimpleImputer
@@ -39,6 +40,7 @@ from sklearn.svm import SVC
 from sklearn.tree import DecisionTreeClassifier
 
 import sitewise as sw
+from sitewise.artifacts import read_folder, write_folder
 from sitewise.estimator.files.classifiers import KNOWN, read_classifier, unknown_types, write_classifier
 
 LR = LogisticRegression()
@@ -144,6 +146,56 @@ def test_damaged_and_newer_files_are_one_clear_error(rows):
     for damaged in damages(content):
         with pytest.raises(ValueError, match=r"load: the classifier in this folder is damaged, or .* another version"):
             read_classifier(damaged, ())
+
+
+def by_scikit_learn(version):
+    """A change of a skops file's schema: another scikit-learn wrote it."""
+
+    def change(schema):
+        schema["content"]["content"]["_sklearn_version"]["content"] = json.dumps(version)
+
+    return change
+
+
+def test_a_classifier_of_a_newer_scikit_learn_is_refused_and_of_an_older_one_noted(rows):
+    content = write_classifier(LogisticRegression().fit(*rows))
+    with pytest.raises(ValueError, match=r"scikit-learn 99\.0, and this is .*pip install -U scikit-learn"):
+        read_classifier(changed(content, by_scikit_learn("99.0")), ())
+    with pytest.warns(InconsistentVersionWarning, match=r"from version 0\.24\.0"):
+        read_classifier(changed(content, by_scikit_learn("0.24.0")), ())
+
+
+@pytest.mark.parametrize("kind", ["site", "pipeline"])
+def test_a_folder_whose_skops_file_went_wrong_is_one_error_and_stays_as_it_is(two, tmp_path, kind):
+    """Whatever is wrong with it; and a good one takes its place as ever."""
+    if kind == "site":
+        model = sw.PrevalenceAdjuster(LogisticRegression(), rehearsal=None).fit(two.X, two.y)
+        made, place = model.adapt(two.X), "classifier"
+    else:
+        network = sw.GPAClassifier(epochs=1, device="cpu", rehearsal=None)
+        made, place = make_pipeline(StandardScaler(), network).fit(two.X, two.y), "steps"
+    sw.save(made, tmp_path / "good")
+    good = read_folder(tmp_path / "good")
+    holder = good.inside["model"] if kind == "site" else good
+    content = holder.tensors[place]
+    untrusted = write_classifier(Own().fit(two.X, two.y))
+    wrong = [*damages(content), untrusted]
+    if kind == "pipeline":
+        del wrong[-2]  # without its content it is a list of no steps
+    for damaged in wrong:
+        holder.tensors[place] = damaged
+        holder.content[place]["shape"] = [len(damaged)]
+        write_folder(good, tmp_path / "bad")
+        before = files_of(tmp_path)
+        with pytest.raises(ValueError, match=r"^load: the classifier in this folder [^\n]*$"):
+            sw.load(tmp_path / "bad")
+        assert files_of(tmp_path) == before
+    sw.save(made, tmp_path / "bad")
+    np.testing.assert_array_equal(sw.load(tmp_path / "bad").predict_proba(two.X), made.predict_proba(two.X))
+
+
+def files_of(folder):
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 def test_a_system_call_is_refused_by_name():

@@ -1,7 +1,7 @@
 """Folders that an earlier version of the code saved are loaded and answer as they did then.
 
 `tests/fixtures/saved` was written at commit c9c241d: two sites with their models inside, and beside each a JSON file
-with rows and the answers of that code.
+with rows and the answers of that code. The site that reads tables was written at commit 93a8125.
 """
 
 import json
@@ -52,3 +52,16 @@ def test_it_can_be_saved_again(earlier, tmp_path):
     X, Z = np.array(then["X"]), pd.DataFrame(**then["Z"])
     expected = here.predict_proba(X, sample_confounder=Z)
     np.testing.assert_array_equal(again.predict_proba(X, sample_confounder=Z), expected)
+
+
+def test_a_table_is_prepared_to_the_bit_as_it_was():
+    """Medians, scales and levels were prepared by code of our own then, and are by scikit-learn now."""
+    then = json.loads((SAVED / "table_site.json").read_text(encoding="utf-8"))
+    here = sw.load(SAVED / "table_site", backbone=torch.nn.Linear(13, 4))
+    reader = here.model.table_reader_
+    rows = reader.read(pd.DataFrame(**then["table"]), labels="none")
+    assert list(reader.feature_columns) == then["columns"]
+    np.testing.assert_array_equal(rows.X, np.array(then["X"]))
+    np.testing.assert_allclose(
+        here.predict_proba(rows.X, sample_confounder=rows.Z), np.array(then["predict_proba"]), **CLOSE
+    )

@@ -9,11 +9,11 @@ import torch
 from PIL import Image
 
 import sitewise as sw
-from sitewise.datasets.manifest import Manifest
 from sitewise.datasets.packed import pack
 from sitewise.estimator.scoring import cached
 from sitewise.estimator.scoring.cached import ScoreFolder, score_key
 from sitewise.ratio import RatioNetwork
+from sitewise.tables.manifest import Manifest
 
 N = 120
 

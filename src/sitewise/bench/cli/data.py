@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from sitewise.bench.datasets.catalogue import Collection
-    from sitewise.datasets.manifest import Manifest
+    from sitewise.tables.manifest import Manifest
 
 app = typer.Typer(help="Check data and make it ready.", no_args_is_help=True)
 
@@ -41,8 +41,8 @@ def pack(
     id: Annotated[str | None, typer.Option(help="Column of the id; id or else the path otherwise.")] = None,
 ) -> None:
     """Decode and resize images once, into shards that training reads without waiting; run again it resumes."""
-    from sitewise.datasets.manifest import read_manifest
     from sitewise.datasets.packed import pack as pack_images
+    from sitewise.tables.manifest import read_manifest
 
     read = read_manifest(
         manifest, root=root, image=image, site=site, target=None if unlabeled else target, id=id, classes=label
@@ -98,8 +98,8 @@ def check(
 ) -> None:
     """Read a collection's own tables, print its sites beside the paper's and say which rows agree."""
     from sitewise.bench.datasets.catalogue import COLLECTIONS
-    from sitewise.datasets.manifest import check as check_manifest
-    from sitewise.datasets.manifest import write_manifest
+    from sitewise.tables.manifest import check as check_manifest
+    from sitewise.tables.manifest import write_manifest
 
     _check_name(name)
     collection = COLLECTIONS[name]

@@ -14,7 +14,7 @@ from sitewise.bench.datasets.mnist import load_digits
 from sitewise.bench.datasets.paper_sites import PaperSite
 from sitewise.bench.datasets.real_tables import GUSTO_WHERE, HEART_WHERE, load_gusto, load_heart
 from sitewise.bench.datasets.small_images import load_cxr64, load_isic64
-from sitewise.datasets.manifest import Manifest
+from sitewise.tables.manifest import Manifest
 
 NOT_FOUND = "how the paper chose its images was not found; the rule used is in docs/data.md"
 UNTRIED = "the rule used could not be tried on the true tables; it is in docs/data.md"

@@ -30,7 +30,7 @@ import pandas as pd
 
 from sitewise.arrays import Problems, did_you_mean
 from sitewise.bench.datasets.tables import Folder, as_ages, as_levels, as_numbers, as_sexes, read_table, scan
-from sitewise.datasets.manifest import Manifest
+from sitewise.tables.manifest import Manifest
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from sitewise.bench.datasets.catalogue import COLLECTIONS
 from sitewise.bench.datasets.digits import colored_site
 from sitewise.bench.datasets.mnist import load_digits
 from sitewise.bench.datasets.small_images import SmallImages, load_cxr64, load_isic64
-from sitewise.datasets.images import read_image
-from sitewise.datasets.manifest import Manifest, read_manifest
 from sitewise.datasets.packed import PackedImages
 from sitewise.datasets.packed.index import INDEX
+from sitewise.tables.images import read_image
+from sitewise.tables.manifest import Manifest, read_manifest
 
 Array = np.ndarray[Any, Any]
 Folder = str | os.PathLike[str] | None

@@ -47,7 +47,7 @@ from sitewise.bench.datasets.isic_tables import (
     read_sites,
 )
 from sitewise.bench.datasets.tables import scan
-from sitewise.datasets.manifest import Manifest
+from sitewise.tables.manifest import Manifest
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,16 @@ import pandas as pd
 
 from sitewise.arrays import Problems, did_you_mean
 from sitewise.bench.datasets import paper_sites
-from sitewise.bench.datasets.tables import SHRUNK, Folder, as_ages, as_levels, as_numbers, as_sexes, read_table
+from sitewise.bench.datasets.tables import (
+    SHRUNK,
+    Folder,
+    as_ages,
+    as_levels,
+    as_numbers,
+    as_sexes,
+    open_collection,
+    read_table,
+)
 
 SITES = tuple(paper_sites.ISIC)
 LONG_NAMES = {
@@ -254,4 +263,4 @@ def _facts(rows: pd.DataFrame, **columns: pd.Series) -> pd.DataFrame:
 
 
 def _has(file: Path, column: str) -> bool:
-    return column in pd.read_csv(file, nrows=0, encoding="utf-8-sig").columns
+    return column in open_collection(file).columns

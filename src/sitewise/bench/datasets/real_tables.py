@@ -8,7 +8,9 @@ from pathlib import Path
 import pandas as pd
 
 from sitewise.arrays import Problems
-from sitewise.bench.datasets.tables import MISSING, as_ages, as_levels, as_numbers, as_sexes, read_table
+from sitewise.bench.datasets.tables import as_ages, as_levels, as_numbers, as_sexes, read_table
+from sitewise.tables.files import open_table
+from sitewise.tables.values import MISSING
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 # The published order; the files have no header.
@@ -108,7 +110,7 @@ def load_gusto(folder: str | os.PathLike[str] | None = None) -> PatientTable:
     """
     (path,) = _find("gusto", folder, ["gusto.csv"], "gusto", GUSTO_WHERE)
     problems = Problems("gusto")
-    header = pd.read_csv(path, nrows=0).columns
+    header = open_table(path).columns
     given = {new: old for old, new in GUSTO_NAMES.items() if old in header}  # predtools' own names where they are used
     columns = ["region", "y", "age", "sex", "Killip", *GUSTO_NUMBERS, *GUSTO_CODES, *GUSTO_WORDS]
     rows = read_table(path, [given.get(name, name) for name in columns], problems)

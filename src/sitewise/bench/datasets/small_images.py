@@ -16,8 +16,8 @@ import pandas as pd
 from sitewise.arrays import Problems
 from sitewise.bench.datasets.isic_tables import PLACES
 from sitewise.bench.datasets.tables import as_ages, as_levels, as_numbers, as_sexes, read_table
-from sitewise.datasets.images import decode_image
 from sitewise.sites import Site, Sites
+from sitewise.tables.images import decode_image
 
 Array = np.ndarray[Any, Any]
 Folder = str | os.PathLike[str]

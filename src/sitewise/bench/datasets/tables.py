@@ -10,11 +10,12 @@ from pathlib import Path
 import pandas as pd
 
 from sitewise.arrays import Problems, did_you_mean
+from sitewise.tables.files import TableFile, open_table
+from sitewise.tables.values import Place, find_columns, known_text, plain
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".dcm", ".dicom")
 DICOM_SUFFIXES = (".dcm", ".dicom")
 SHRUNK = "_downsampled"  # how the ISIC challenge marks an id whose image it made smaller
-MISSING = ("", "NA", "N/A", "NaN", "nan", "None", "none", "NULL", "null", "<NA>")
 SEXES = {"f": "female", "female": "female", "m": "male", "male": "male"}
 NO_SEX = ("o", "u", "unknown", "other")
 OLDEST = 120  # years; a higher age is a slip of the pen (the first NIH release has 414)
@@ -75,30 +76,18 @@ def read_table(path: Path, columns: Sequence[str], problems: Problems, *, option
     A required column that is not there is noted, with the spelling that may be meant, and comes back all missing; an
     optional one comes back all missing.
     """
-    separator = "\t" if path.name.lower().removesuffix(".gz").endswith((".tab", ".tsv")) else ","
-    try:
-        header = pd.read_csv(path, sep=separator, nrows=0, dtype=str, encoding="utf-8-sig").columns
-        wanted = [name for name in (*columns, *optional) if name in header]
-        frame = pd.read_csv(
-            path,
-            sep=separator,
-            usecols=wanted,
-            dtype=str,
-            keep_default_na=False,
-            na_values=list(MISSING),
-            index_col=False,
-            encoding="utf-8-sig",
-        )
-    except (ValueError, OSError) as error:  # pandas' own are kinds of ValueError
-        raise ValueError(f"{path} cannot be read as a table ({error}): fetch it again") from error
-    if not len(frame):
-        problems.add(f"{path} has no rows: fetch it again")
-    for name in columns:
-        if name not in header:
-            problems.add(
-                f"{path} has no column {name!r}{did_you_mean(name, header)}; its columns are {', '.join(header)}"
-            )
-    return frame.reindex(columns=[*columns, *optional]).astype(object)
+    table = open_collection(path)
+    there = [name for name in (*columns, *optional) if name in table.columns]
+    find_columns(table.columns, [("", name) for name in columns], Place(str(path)), problems)
+    rows = table.read(there)
+    cells = {name: known_text(plain(rows.column(name))).to_pandas() for name in there}
+    frame = pd.DataFrame(cells, index=range(rows.num_rows), dtype=object)
+    return frame.where(frame.notna() & (frame != "none"), None).reindex(columns=[*columns, *optional]).astype(object)
+
+
+def open_collection(path: Path) -> TableFile:
+    """A table of a collection: some come without a suffix, separated by commas."""
+    return open_table(path, separator=None if Path(path.name.removesuffix(".gz")).suffix else ",")
 
 
 def as_numbers(column: pd.Series, path: Path, problems: Problems) -> pd.Series:

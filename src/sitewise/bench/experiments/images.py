@@ -18,15 +18,16 @@ from sitewise.bench.datasets.cxr import BUILDERS, build_cxr
 from sitewise.bench.datasets.isic import build_isic
 from sitewise.bench.experiments.experiment import TEST, TRAINING, VALIDATION, Experiment, SiteSpec
 from sitewise.bench.experiments.populations import Folder, Kind, Options, Population, no_faults
-from sitewise.datasets.manifest import Manifest, assign_roles, read_manifest, to_site
+from sitewise.datasets.image_sites import to_site
 from sitewise.datasets.packed import PackedImages, pack
 from sitewise.sites import Site
+from sitewise.tables.manifest import Manifest, assign_sites, read_manifest
 
 SIZE = 224  # pixels of a side, as in the paper
 PACKED = "packed"  # the folder of packs, beside the data
 CACHE = "SITEWISE_CACHE"  # names another folder for them
 COMMON = ("size", "channels", "at_most")
-COLUMNS = ("image", "site", "target", "confounders", "group", "id", "classes")
+COLUMNS = ("image", "site", "target", "confounders", "group", "id", "classes", "categorical")
 NO_VALIDATION = "validation: name its site, as in {site: NY2}"
 
 
@@ -111,7 +112,7 @@ def prepare_images(collection: ImageCollection, experiment: Experiment) -> None:
         if name not in sites:
             problems.add(_absent(collection, name))
     problems.raise_if_any()
-    assign_roles(
+    assign_sites(
         collection.manifest,
         training=[site_name(spec) for spec in experiment.training],
         validation=site_name(experiment.validation),
@@ -154,7 +155,7 @@ def manifest_faults(data: Options) -> list[str]:
     for name in ("image", "site", "target", "group", "id"):
         if not isinstance(data.get(name, ""), str):
             found.append(f"{name} must name a column, got {data[name]!r}")
-    for name in ("confounders", "classes"):
+    for name in ("confounders", "classes", "categorical"):
         if not isinstance(data.get(name, []), list):
             found.append(f"{name} must be a list, as in [age, sex], got {data[name]!r}")
         elif any(isinstance(value, bool) for value in data.get(name, [])):

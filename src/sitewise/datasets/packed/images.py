@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 
 from sitewise.arrays import Problems
-from sitewise.datasets.manifest import SHOWN, Manifest, available_cores
 from sitewise.datasets.packed.index import (
     FORMAT,
     INDEX,
@@ -28,6 +27,7 @@ from sitewise.datasets.packed.index import (
     shard_name,
     what_changed,
 )
+from sitewise.tables.manifest import SHOWN, Manifest, available_cores
 
 
 class ShardMaps:

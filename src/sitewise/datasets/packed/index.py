@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sitewise.datasets.images import READING
+from sitewise.tables.images import READING
 
 Array = np.ndarray[Any, Any]
 Folder = str | os.PathLike[str]

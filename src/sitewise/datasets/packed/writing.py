@@ -14,8 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from sitewise.arrays import Problems
-from sitewise.datasets.images import NO_PILLOW, decode_image
-from sitewise.datasets.manifest import ROWS_FROM, Manifest, add_unreadable, available_cores, check_files
 from sitewise.datasets.packed.images import PackedImages
 from sitewise.datasets.packed.index import (
     INDEX,
@@ -32,6 +30,8 @@ from sitewise.datasets.packed.index import (
     what_changed,
     write_json,
 )
+from sitewise.tables.images import NO_PILLOW, decode_image
+from sitewise.tables.manifest import ROWS_FROM, Manifest, add_unreadable, available_cores, check_files
 from sitewise.version import __version__
 
 SHARD_BYTES = 256 * 2**20

@@ -4,6 +4,7 @@ Types of scikit-learn that only hold numbers are known here by name, one by one:
 through what they import. Trees hold places of nodes that scikit-learn follows blindly, so these are checked.
 """
 
+import re
 import warnings
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ import torch
 from sklearn.ensemble._forest import BaseForest
 from sklearn.ensemble._gb import BaseGradientBoosting
 from sklearn.ensemble._hist_gradient_boosting.gradient_boosting import BaseHistGradientBoosting
+from sklearn.exceptions import InconsistentVersionWarning
 from sklearn.tree import BaseDecisionTree
 from torch import Tensor
 
@@ -85,13 +87,31 @@ def read_classifier(content: Tensor, trusted: Sequence[str]) -> Any:
     try:
         refused = [name for name in unknown_types(content) if name not in trusted]
         if not refused:
-            estimator = io.loads(content.numpy().tobytes(), trusted=[*KNOWN, *trusted])
+            with warnings.catch_warnings(record=True) as noted:
+                warnings.simplefilter("always")
+                estimator = io.loads(content.numpy().tobytes(), trusted=[*KNOWN, *trusted])
+            _refuse_newer(noted)
             _check_trees(estimator)
     except ODD as error:
         raise ValueError(DAMAGED.format(error=f"{type(error).__name__}: {error}")) from error
     if refused:
         raise ValueError(UNKNOWN.format(names=refused))
     return estimator
+
+
+def _refuse_newer(noted: Sequence[warnings.WarningMessage]) -> None:
+    """Raise ValueError for an estimator of a newer scikit-learn; for an older one its own warning is enough."""
+    for note in noted:
+        if isinstance(note.message, InconsistentVersionWarning):
+            made, here = note.message.original_sklearn_version, note.message.current_sklearn_version
+            if _release(made) > _release(here):
+                raise ValueError(f"it was made by scikit-learn {made}, and this is {here}: pip install -U scikit-learn")
+        warnings.warn_explicit(note.message, note.category, note.filename, note.lineno)
+
+
+def _release(version: str) -> list[int]:
+    """The first two numbers of a version, which say what its estimators are made of."""
+    return [int(number) for number in re.findall(r"\d+", version)[:2]]
 
 
 def _check_trees(estimator: Any) -> None:

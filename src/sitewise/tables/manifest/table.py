@@ -10,9 +10,10 @@ import numpy as np
 import pandas as pd
 
 from sitewise.arrays import Problems, did_you_mean, read_groups
-from sitewise.datasets.manifest.wording import ROWS_FROM, name_rows
 
 Array = np.ndarray[Any, Any]
+SHOWN = 10  # of a long list of rows
+ROWS_FROM = "(rows count from 0)"
 BINARY = (0, 1)
 OWN_COLUMNS = ("path", "site", "y", "group", "id")
 
@@ -152,3 +153,15 @@ def check_sites(sites: Iterable[str], manifest: Manifest, problems: Problems) ->
             problems.add(
                 f"there is no site {site!r} in the table{did_you_mean(site, manifest.sites)}; the sites are {known}"
             )
+
+
+def name_rows(chosen: Any, table: pd.DataFrame, column: str = "path") -> str:
+    """Rows by number with what stands there: the first ones and how many."""
+    rows = np.flatnonzero(np.asarray(chosen))
+    shown = ", ".join(f"row {row} ({table[column].iloc[row]!r})" for row in rows[:SHOWN])
+    return f"{len(rows)} row(s): {shown}{and_more(len(rows))}"
+
+
+def and_more(count: int, before: str = ", ") -> str:
+    """What stands after the first ones of a long list."""
+    return f"{before}and {count - SHOWN} more" if count > SHOWN else ""

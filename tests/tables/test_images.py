@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image, ImageFile
 
-from sitewise.datasets.images import TURNS, read_image
+from sitewise.tables.images import TURNS, read_image
 
 NOISE = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
 

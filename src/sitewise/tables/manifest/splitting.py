@@ -1,17 +1,14 @@
 """What a manifest's rows are for: parts by shares, roles of whole sites, and sites with their images."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
 
 from sitewise.arrays import Problems
-from sitewise.datasets.manifest.table import BINARY, Manifest, check_sites
-from sitewise.datasets.manifest.wording import SHOWN, and_more
-from sitewise.sites import Site, Sites
+from sitewise.tables.manifest.table import SHOWN, Manifest, and_more, check_sites
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +44,8 @@ def split_manifest(manifest: Manifest, shares: Mapping[str, float], seed: int = 
 
 
 @dataclass(frozen=True)
-class Roles:
-    """A manifest's rows by what they are for; `unused` names the sites that have no role."""
+class AssignedSites:
+    """A manifest's rows by what their sites are for; `unused` names the sites that have no role."""
 
     training: Manifest
     validation: Manifest | None
@@ -56,20 +53,20 @@ class Roles:
     unused: tuple[str, ...]
 
 
-def assign_roles(
+def assign_sites(
     manifest: Manifest,
     *,
     training: Sequence[str],
     validation: str | Sequence[str] | None = None,
     tests: Sequence[str] = (),
-) -> Roles:
+) -> AssignedSites:
     """Give whole sites their roles; an absent site, a site in two roles and a group across roles are one error.
 
     Two test sites may share a group: neither has been trained on. A site without a role is left out and noted.
     """
     held = () if validation is None else (validation,) if isinstance(validation, str) else tuple(validation)
     roles = {"training": tuple(training), "validation": held, "tests": tuple(tests)}
-    problems = Problems("assign_roles")
+    problems = Problems("assign_sites")
     if not roles["training"]:
         problems.add("training names no site")
     named = [site for sites in roles.values() for site in sites]
@@ -92,47 +89,11 @@ def assign_roles(
     unused = tuple(site for site in manifest.sites if site not in named)
     if unused:
         logger.info("sites without a role: %s", ", ".join(unused))
-    return Roles(
+    return AssignedSites(
         training=manifest.at(*roles["training"]),
         validation=manifest.at(*held) if held else None,
         tests={site: manifest.at(site) for site in roles["tests"]},
         unused=unused,
-    )
-
-
-@runtime_checkable
-class ImagesById(Protocol):
-    """Images that know their ids, as packed ones do."""
-
-    def by_id(self, ids: Iterable[str]) -> Any:
-        """The images of some ids, in their order."""
-        ...
-
-
-def to_sites(manifest: Manifest, images: Any) -> Sites:
-    """Turn rows and their images into sites: labels, confounders and groups from the table.
-
-    `images` are packed ones, found by id (those of other rows do not matter) and left on the disk, or an array with an
-    image for each row.
-    """
-    return Sites(tuple(to_site(manifest, images, name) for name in manifest.sites))
-
-
-def to_site(manifest: Manifest, images: Any, name: str | None = None) -> Site:
-    """One of the sites; `name` may be left out where there is one."""
-    if name is None and len(manifest.sites) > 1:
-        raise ValueError(f"name one of the {len(manifest.sites)} sites: {', '.join(manifest.sites)}")
-    if not isinstance(images, ImagesById) and len(images) != len(manifest):
-        raise ValueError(f"images must be one for each of {len(manifest)} row(s), got {len(images)}")
-    chosen = manifest.at(name or manifest.sites[0])
-    rows = np.flatnonzero((manifest.table["site"] == chosen.sites[0]).to_numpy())
-    labels = chosen.table["y"].to_numpy() if chosen.labeled else None
-    return Site(
-        chosen.sites[0],
-        X=images.by_id(chosen.table["id"]) if isinstance(images, ImagesById) else images[rows],
-        y=labels.astype(np.int64) if labels is not None and chosen.classes == BINARY else labels,
-        Z=chosen.table[list(chosen.confounders)] if chosen.confounders else None,
-        groups=chosen.table["group"].to_numpy() if "group" in chosen.table else None,
     )
 
 

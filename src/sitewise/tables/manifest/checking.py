@@ -10,9 +10,8 @@ import numpy as np
 import pandas as pd
 
 from sitewise.arrays import Problems
-from sitewise.datasets.images import read_image
-from sitewise.datasets.manifest.table import Array, Manifest, leaves
-from sitewise.datasets.manifest.wording import ROWS_FROM, SHOWN, and_more, name_rows
+from sitewise.tables.images import read_image
+from sitewise.tables.manifest.table import ROWS_FROM, SHOWN, Array, Manifest, and_more, leaves, name_rows
 
 logger = logging.getLogger(__name__)
 

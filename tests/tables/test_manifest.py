@@ -11,15 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from sitewise.datasets.manifest import (
+from sitewise.datasets.image_sites import to_site, to_sites
+from sitewise.tables.manifest import (
     Manifest,
-    assign_roles,
+    assign_sites,
     check,
     notes,
     read_manifest,
     split_manifest,
-    to_site,
-    to_sites,
     write_manifest,
 )
 
@@ -92,7 +91,7 @@ def test_columns_may_have_other_names(folder):
 def test_renamed_columns_are_named_at_once_with_the_spelling_meant(folder):
     with pytest.raises(ValueError, match="3 problems") as error:
         read(folder, ROWS.replace("site", "Site").replace("age", "age_approx"), confounders=("age",), group="patiant")
-    assert "no column 'site' (site); did you mean 'Site'?; the columns are path, Site, y, age_approx" in said(error)
+    assert "no column 'site' (site); did you mean 'Site'?; its columns are path, Site, y, age_approx" in said(error)
     assert "no column 'age' (confounders)" in said(error)
     assert "no column 'patiant' (group); did you mean 'patient'?" in said(error)
 
@@ -240,20 +239,37 @@ def test_what_is_written_is_read_again(folder, name):
 
 
 def test_files_that_are_no_table(folder):
-    with pytest.raises(FileNotFoundError, match=r"there is no manifest .*tabel.csv; did you mean 'table.csv'\?"):
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*tabel.csv; did you mean 'table.csv'\?"):
         read_manifest(folder / "tabel.csv")
-    with pytest.raises(ValueError, match=r"a manifest is a \.csv"):
+    (folder / "table.xlsx").write_bytes(b"PK")
+    with pytest.raises(ValueError, match="save the sheet as CSV first"):
         read_manifest(folder / "table.xlsx")
     (folder / "table.parquet").write_bytes(b"path,site,y\n")
-    with pytest.raises(ValueError, match=r"table\.parquet cannot be read as parquet"):
+    with pytest.raises(ValueError, match=r"table\.parquet cannot be read as Parquet"):
         read_manifest(folder / "table.parquet")
     (folder / "table.csv").write_bytes(b"path,site,y\na\xff.png,s,1\n")
-    with pytest.raises(ValueError, match=r"table\.csv cannot be read as csv"):
+    with pytest.raises(ValueError, match=r"table\.csv is not UTF-8 text \(first in line 2\)"):
         read_manifest(folder / "table.csv")
-    with pytest.raises(ValueError, match="the table has no rows"):
+    with pytest.raises(ValueError, match=r"has a header \(path, site, y\) and no rows"):
         read(folder, "path,site,y\n")
     with pytest.raises(ValueError, match="is no folder"):
         read(folder, ROWS, root=folder / "nowhere")
+
+
+def test_confounders_are_numbers_or_levels_as_in_any_table(folder):
+    text = "path,site,y,ward,age\na.png,s,0,1,40\nb.png,s,1,2,NA\nc.png,s,1,2,x\n"
+    with pytest.raises(ValueError, match="column 'age': expected a number, got 'x' in row 2"):
+        read(folder, text.replace("NA", "50"), confounders=("ward", "age"))
+    found = read(folder, text.replace("x", " 61 "), confounders=("ward", "age"), categorical=("ward",)).table
+    assert found["ward"].tolist() == ["1", "2", "2"]
+    assert found["age"].tolist()[::2] == [40.0, 61.0]
+    assert found["age"].isna().tolist() == [False, True, False]
+
+
+def test_a_column_in_two_roles_is_refused_and_a_path_may_be_an_id(folder):
+    with pytest.raises(ValueError, match=r"column 'age' has two roles \(confounders, group\)"):
+        read(folder, confounders=("age",), group="age")
+    assert read(folder, id="path").table["id"].tolist() == read(folder).table["path"].tolist()
 
 
 def test_integers_with_a_gap_in_parquet_are_no_fractions(folder):
@@ -356,31 +372,31 @@ def test_shares_that_cannot_be_met():
 
 def test_roles_are_whole_sites(folder):
     manifest = read(folder, ROWS.replace("Oslo,1", "Rome,1"))
-    roles = assign_roles(manifest, training=["Bern"], tests=["Oslo"])
+    roles = assign_sites(manifest, training=["Bern"], tests=["Oslo"])
     assert roles.training.sites == ("Bern",)
     assert roles.validation is None
     assert {name: part.sites for name, part in roles.tests.items()} == {"Oslo": ("Oslo",)}
     assert roles.unused == ("Rome",)
-    assert assign_roles(manifest, training=["Bern"], validation="Rome").validation.sites == ("Rome",)
+    assert assign_sites(manifest, training=["Bern"], validation="Rome").validation.sites == ("Rome",)
 
 
 def test_absent_sites_sites_in_two_roles_and_groups_across_roles_are_one_error(folder):
     text = ROWS.replace("F,p1", "F,p0").replace("Bern,0,55", "Rome,0,55")
     manifest = read(folder, text, group="patient")
     with pytest.raises(ValueError, match="3 problems") as error:
-        assign_roles(manifest, training=["Bern", "Osloo"], validation="Oslo", tests=["Rome", "Bern"])
+        assign_sites(manifest, training=["Bern", "Osloo"], validation="Oslo", tests=["Rome", "Bern"])
     assert "there is no site 'Osloo' in the table; did you mean 'Oslo'?; the sites are Bern, Oslo, Rome" in said(error)
     assert "the site 'Bern' has more than one role (training, tests)" in said(error)
     assert "1 group(s) are in more than one role: 'p0' (" in said(error)
     with pytest.raises(ValueError, match=r"1 group\(s\) .*'p0' \(tests and training\); leave their rows out"):
-        assign_roles(manifest, training=["Bern"], tests=["Oslo"])
+        assign_sites(manifest, training=["Bern"], tests=["Oslo"])
     with pytest.raises(ValueError, match="training names no site"):
-        assign_roles(manifest, training=[])
+        assign_sites(manifest, training=[])
 
 
 def test_two_test_sites_may_share_a_group_and_a_missing_group_is_none(folder):
     text = ROWS.replace("F,p1", "F,p0").replace("Bern,0,55", "Rome,0,55").replace("M,p0", "M,")
-    roles = assign_roles(read(folder, text, group="patient"), training=["Rome"], tests=["Oslo", "Bern"])
+    roles = assign_sites(read(folder, text, group="patient"), training=["Rome"], tests=["Oslo", "Bern"])
     assert list(roles.tests) == ["Oslo", "Bern"]
 
 

@@ -1,0 +1,109 @@
+"""Manifests from CSV or Parquet files and into them: columns by name, text and labels as they are meant."""
+
+import gzip
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sitewise.arrays import Problems
+from sitewise.tables.features import holds_numbers
+from sitewise.tables.files import PARQUET, SEPARATORS, open_table
+from sitewise.tables.manifest.checking import check_links
+from sitewise.tables.manifest.table import BINARY, OWN_COLUMNS, ROWS_FROM, Manifest, check_table
+from sitewise.tables.roles import Roles
+from sitewise.tables.values import Place, Rows, find_columns, labels_by_text, levels, names, numbers, refuse_kinds, text
+from sitewise.tables.writing import whole_file
+
+Table = str | os.PathLike[str]
+
+
+def read_manifest(
+    file: Table,
+    *,
+    root: Table | None = None,
+    image: str = "path",
+    site: str = "site",
+    target: str | None = "y",
+    confounders: Sequence[str] = (),
+    group: str | None = None,
+    id: str | None = None,
+    classes: Sequence[Any] | None = None,
+    categorical: Sequence[str] = (),
+) -> Manifest:
+    """Read a manifest from CSV or Parquet; one error names everything that is wrong with it.
+
+    `image`, `site`, `target`, `confounders`, `group` and `id` are the table's own column names. `root` is the folder
+    that paths start from and may not leave, the table's own where it is not given. Without `group` and `id` the columns
+    of these names are taken where there are any, else every row is a group and its path its id. `target` None reads a
+    site without labels; `classes` names the labels where they are not 0 and 1, `categorical` the confounders whose
+    numbers are categories.
+    """
+    file = Path(file)
+    base = file.parent if root is None else Path(root)
+    problems = Problems(f"manifest {file} {ROWS_FROM}")
+    if not base.is_dir():
+        problems.add(f"the root {base} is no folder")
+    table, place = open_table(file), Place(str(file))
+    group = group if group is not None or "group" not in table.columns else "group"
+    id = id if id is not None or "id" not in table.columns else "id"
+    roles = Roles(target, site, tuple(confounders), image=image, group=group, id=id, categorical=tuple(categorical))
+    roles.check(problems)
+    find_columns(table.columns, roles.columns(), place, problems)
+    problems.raise_if_any()
+    rows = table.read([name for _, name in roles.columns()])
+    refuse_kinds(rows, rows.column_names, place, problems)
+    problems.raise_if_any()
+    labels = BINARY if classes is None else tuple(classes)
+    found = pd.DataFrame({"path": [_inside(path.strip(), base) for path in text(rows, image)]}, dtype=object)
+    found["site"] = names(rows, site)
+    if target is not None:
+        found["y"] = _labels(rows, target, labels, place, problems)
+    for name in (name for name in confounders if name not in OWN_COLUMNS):
+        categories = name in categorical or not holds_numbers(rows, name)
+        found[name] = (_levels if categories else numbers)(rows, name, place, problems)
+    if group is not None:
+        found["group"] = pd.Series(names(rows, group), dtype=object).replace("", None)
+    found["id"] = found["path"] if id is None else names(rows, id)
+    check_table(found, base, tuple(confounders), labels, problems)
+    check_links(found, base, problems)
+    problems.raise_if_any()
+    return Manifest(found, base, tuple(confounders), labels)
+
+
+def write_manifest(manifest: Manifest, file: Table) -> Path:
+    """Write the table as CSV or Parquet (by the file's suffix); `read_manifest` reads it with the same root."""
+    file = Path(file)
+    name, suffix = file.name.lower(), Path(file.name.lower().removesuffix(".gz")).suffix
+    if suffix not in (*SEPARATORS, *PARQUET):
+        raise ValueError(f"a manifest is written as .csv, .csv.gz, .tsv or .parquet, got {file}")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(file) as part:
+        if suffix in PARQUET:
+            manifest.table.to_parquet(part, index=False)
+        else:
+            with gzip.open(part, "wb") if name.endswith(".gz") else part.open("wb") as out:
+                manifest.table.to_csv(out, sep=SEPARATORS[suffix], index=False)
+    return file
+
+
+def _labels(rows: Rows, name: str, classes: tuple[Any, ...], place: Place, problems: Problems) -> pd.Series:
+    """Each value as the class it means; what means none stays as it is, missing where missing."""
+    class_of = labels_by_text(classes)
+    found = _levels(rows, name, place, problems)
+    meant = found.map(lambda value: class_of.get(value, value), na_action="ignore")
+    return meant.astype(np.int64) if all(isinstance(value, int) for value in meant) else meant
+
+
+def _levels(rows: Rows, name: str, place: Place, problems: Problems) -> pd.Series:
+    return pd.Series(levels(rows, name, place, problems)).astype(object)
+
+
+def _inside(path: str, root: Path) -> str:
+    """A path relative to the root, also where the table has it absolute or with steps to the side."""
+    if os.path.isabs(path):
+        path = os.path.relpath(path, os.path.abspath(root))
+    return os.path.normpath(path) if path else path
