@@ -287,5 +287,6 @@ def _warn_if_alike(evidence: Evidence, constant: Fit) -> None:
 
 def _not_converged(fit: Fit, *, by_em: bool) -> str:
     name = fit.prevalence.name
-    advice = "use solver='auto'" if by_em and FAMILIES[name].concave else FAMILIES[name].advice
+    family = FAMILIES["additive" if fit.posterior is not None else name]  # a posterior's deviation is additive
+    advice = "use solver='auto'" if by_em and family.concave else family.advice
     return NOT_CONVERGED.format(model=name, n_iter=fit.n_iter, gap=fit.gap, wanted=fit.tolerance, advice=advice)
