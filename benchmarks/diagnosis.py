@@ -284,9 +284,16 @@ def run_case(case):
         warnings.simplefilter("ignore")  # what is odd about a site is for the diagnosis to say
         calibration = sw.calibrate_log_ratio(raw, y, log_prevalence, method="vector")
         held = SourceSample(
-            raw, calibration, log_prevalence, torch.tensor(y), codes, torch.ones(len(y)).double(), features,
-            torch.arange(len(y)), groups=own_groups,
-        )  # fmt: skip
+            raw_log_ratio=raw,
+            calibration=calibration,
+            log_prevalence=log_prevalence,
+            y=torch.tensor(y),
+            codes=codes,
+            weight=torch.ones(len(y)).double(),
+            features=features,
+            feature_rows=torch.arange(len(y)),
+            groups=own_groups,
+        )
         f1 = {}
         sites = {"here": target} if case.part != "broken" else {"unchanged": unchanged, "here": target}
         for name, (site_raw, _, labels, site_codes, _) in sites.items():
@@ -301,7 +308,14 @@ def run_case(case):
         if case.part == "groups":
             rows = evenly(torch.arange(len(log_ratio)), FEATURE_ROWS)
         here = TargetSample(
-            log_ratio, target[3], everything.double(), everything, everything, target[4][rows], rows, site_groups
+            log_ratio=log_ratio,
+            codes=target[3],
+            weight=everything.double(),
+            tested=everything,
+            supported=everything,
+            features=target[4][rows],
+            feature_rows=rows,
+            groups=site_groups,
         )
         start = time.process_time()
         found = diagnose_site(held, here, estimate, random_state=case.seed)

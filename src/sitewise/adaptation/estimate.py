@@ -20,7 +20,7 @@ from sitewise.adaptation.known import CONTRADICTED, contradiction_sentence, of_r
 from sitewise.adaptation.labeled import read_labeled
 from sitewise.adaptation.posterior.fit import fit_posterior
 from sitewise.adaptation.posterior.known import Known
-from sitewise.adaptation.posterior.labels import LabeledRows
+from sitewise.adaptation.posterior.labels import KnownLabels
 from sitewise.adaptation.rare_levels import without_rare_levels
 from sitewise.adaptation.selection import fit_any_model
 from sitewise.adaptation.streaming import read_chunks
@@ -197,7 +197,7 @@ def adjust(log_ratio: Any, log_prevalence: Any) -> Any:
 
 
 def _fit_posterior(
-    evidence: Evidence, prior: Belief, constant: bool, labeled: LabeledRows | None, known: Known | None
+    evidence: Evidence, prior: Belief, constant: bool, labeled: KnownLabels | None, known: Known | None
 ) -> Fit:
     if labeled is None and known is None and evidence.says_nothing():
         warnings.warn(NOT_IDENTIFIED.format(answer="the prior"), stacklevel=3)

@@ -6,14 +6,14 @@ from typing import Any
 import torch
 
 from sitewise.adaptation.evidence import Evidence
-from sitewise.adaptation.posterior.labels import LabeledRows
+from sitewise.adaptation.posterior.labels import KnownLabels
 from sitewise.arrays import Problems, read_groups, read_labels, read_weight, view_matrix
 from sitewise.sites import take_rows
 
 
 def read_labeled(
     chunks: Iterable[Any], y: Any, weight: Any, groups: Any, evidence: Evidence, problems: Problems
-) -> LabeledRows | None:
+) -> KnownLabels | None:
     """The labeled rows of positive weight among chunks of (log_ratio, Z); None where there are none."""
     if y is None:
         return None
@@ -40,10 +40,10 @@ def read_labeled(
         return None
     if not len(found := labels[picked].long()):
         return None
-    return LabeledRows(
-        torch.cat(ratios),
-        torch.cat(codes),
-        found,
-        weights[picked],
-        None if names is None else names[picked],
+    return KnownLabels(
+        log_ratio=torch.cat(ratios),
+        codes=torch.cat(codes),
+        y=found,
+        weight=weights[picked],
+        groups=None if names is None else names[picked],
     )

@@ -25,7 +25,6 @@ from sitewise.diagnosis import Diagnosis, Outcome, conclude, failed_check, follo
 from sitewise.estimator.at_site.believing import believed_rows
 from sitewise.estimator.at_site.diagnosing import diagnose
 from sitewise.estimator.at_site.evaluating import evaluate_site
-from sitewise.estimator.at_site.kept import KeptRows
 from sitewise.estimator.at_site.outcome import rehearsed_breaches, site_outcome
 from sitewise.estimator.at_site.reporting import report_content
 from sitewise.estimator.at_site.sets import predict_sets
@@ -59,6 +58,7 @@ from sitewise.performance import (
 from sitewise.posterior import combine
 from sitewise.prevalence import SitePrior
 from sitewise.report.page import write_report
+from sitewise.rows import ScoredRows
 from sitewise.uncertainty import stretched
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Attributes
     ----------
     estimate : the `PrevalenceEstimate` of the site.
-    rows : what is kept of the site's rows, `KeptRows`.
+    rows : what is kept of the site's rows, `ScoredRows`.
     classes_ : the classes, in order.
     policy : "auto", "as trained" or "rows": how far the site's rows are believed, see `adapt`.
     level_scale : how far the level of g may lie from the training sites', see `adapt`; None for what these show.
@@ -115,7 +115,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self,
         model: "SiteModel",
         estimate: PrevalenceEstimate,
-        rows: KeptRows,
+        rows: ScoredRows,
         policy: str = "auto",
         level_scale: float | None = None,
         confounder_columns: Any = None,
@@ -193,10 +193,9 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _unbelieving(self) -> PrevalenceEstimate:
         """The posterior without this site's unlabeled rows, whose predictions have the mean of the model as trained."""
         prior = replace(self.model._prior_of("auto", self.level_scale), trusted_rows=0.0)
-        rows = self.rows if self.rows.without_z is None else replace(self.rows, log_ratio=self.rows.without_z)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what there is to say of the rows, `adapt` has said
-            return estimate_rows(self, rows, prior=prior)
+            return estimate_rows(self, self.rows.by_knockout(), prior=prior)
 
     @property
     def _in_use(self) -> PrevalenceEstimate:
@@ -204,10 +203,9 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._unbelieving if self._stays else self.estimate
 
     @property
-    def _rows(self) -> KeptRows:
+    def _rows(self) -> ScoredRows:
         """The rows as they are predicted: by the joint of z and y where that speaks for some of them."""
-        rows = self.rows
-        return replace(rows, log_ratio=rows.without_z) if self._stays and rows.without_z is not None else rows
+        return self.rows.by_knockout() if self._stays else self.rows
 
     def __repr__(self) -> str:
         return site_text(self)
@@ -572,11 +570,9 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _mix(self, outside: Any) -> Any:
         """Average over the whole site: estimated outside the kept regions, training prevalence inside."""
-        kept = self.rows.codes[~self.rows.supported]
+        kept = self.rows.take(~self.rows.supported)
         if not len(kept):
             return outside
-        weight = torch.ones(len(self.rows), dtype=torch.float64) if self.rows.weight is None else self.rows.weight
-        own = weight[~self.rows.supported]
-        share = float(own.sum() / weight.sum())
-        inside = (own @ self.model._pooled_prevalence.log_prob(kept).exp() / own.sum()).numpy()
+        share = float(kept.weights.sum() / self.rows.weights.sum())
+        inside = kept.weighted_mean(self.model._pooled_prevalence.log_prob(kept.codes).exp()).numpy()
         return (1 - share) * outside + share * inside

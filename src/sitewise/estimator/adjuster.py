@@ -30,7 +30,7 @@ from sitewise.estimator.scoring.probabilities import (
     is_ready,
     warn_separated,
 )
-from sitewise.estimator.scoring.ratios import ScoredRows, fit_ratio
+from sitewise.estimator.scoring.ratios import ProbabilityRows, fit_ratio
 from sitewise.estimator.source.columns import split_confounders
 from sitewise.estimator.source.held_out import score_held_out
 from sitewise.estimator.source.prevalences import RowPrevalence, cross_fit, fit_prevalence
@@ -50,7 +50,7 @@ from sitewise.estimator.without_z.pairs import (
     read_points,
 )
 from sitewise.estimator.without_z.predicting import with_joint
-from sitewise.ratio import LabeledRows
+from sitewise.rows import LabeledRows
 
 KNOCKOUT = 0.5  # of a variable of z, where f and g learn what to say without it
 SEES = ("x", "xz", "auto")
@@ -188,7 +188,7 @@ class PrevalenceAdjuster(SiteModel):
         rows = part.data.rows
         weight = None if bool((rows.weight == 1).all()) else rows.weight.double().numpy()
         y, some = classes[rows.y.numpy()], _safe_indexing(indexable(X)[0], part.rows.numpy())
-        return cross_fit_classifier(self.estimator, some, y, classes, part.data.groups, weight, seed)
+        return cross_fit_classifier(self.estimator, some, y, classes, rows.groups, weight, seed)
 
     def _learn(self, data: TrainingData, seed: int) -> None:
         """From checked rows, whose X is log p, everything but the classifier."""
@@ -201,7 +201,7 @@ class PrevalenceAdjuster(SiteModel):
             for name, place in places.items()
             if len(place)
         }
-        own = cross_fit(self.prevalence, rows, data.groups, *options)
+        own = cross_fit(self.prevalence, rows, *options)
         self.classes_, self.sites_, self.confounders_ = data.classes, data.site_names, schema
         self.training_summary_ = summarize_training(data)
         self._site_prevalences, self._pooled_prevalence = sites, pooled
@@ -210,7 +210,7 @@ class PrevalenceAdjuster(SiteModel):
         names = tuple(map(str, data.site_names))
         self._training_table = TrainingTable.of(rows.codes, rows.y, rows.site, names, n_classes, schema)
         if self.joint is not None:
-            self._learn_pairs(rows, own, data.groups)
+            self._learn_pairs(rows, own)
             return
         masked = rows.codes
         if schema is not None:
@@ -218,28 +218,35 @@ class PrevalenceAdjuster(SiteModel):
             masked = schema.knock_out(rows.codes, hidden)
         at_full, at_masked = own.log_prob(rows.codes), own.log_prob(masked)
         assert isinstance(rows.X, Tensor)
-        scored = ScoredRows(rows.X, rows.y, rows.weight.double(), rows.codes, at_full, masked, at_masked)
+        scored = rows.extended(
+            ProbabilityRows,
+            weight=rows.weight.double(),
+            log_proba=rows.X,
+            log_prevalence=at_full,
+            masked_codes=masked,
+            masked_log_prevalence=at_masked,
+        )
         chosen = fit_ratio(
             scored,
             schema,
             pooled,
             sees=self.classifier_sees,
             calibration=self.calibration,
-            folds=folds(len(rows), data.groups, seed),
+            folds=folds(rows, seed),
         )
         self._ratio, self.classifier_sees_, self.held_out_nll_ = chosen.ratio, chosen.sees, chosen.nll
         numbered = replace(rows, X=torch.arange(len(rows))[:, None])
-        self._hold_out(score_held_out(numbered, own, schema, chosen.cross_fitted.score, data.groups))
+        self._hold_out(score_held_out(numbered, own, schema, chosen.cross_fitted.score))
         self._joint = None
 
-    def _learn_pairs(self, rows: LabeledRows, own: RowPrevalence, groups: Tensor | None) -> None:
+    def _learn_pairs(self, rows: LabeledRows, own: RowPrevalence) -> None:
         """From log P(y, z|x) of checked rows: log f, which needs no fit, and r over the z-points."""
         points = read_points(self.joint, self.confounders_)
         assert self.confounders_ is not None
         bank, prior = fit_pairs(rows, points, self.confounders_, len(self.classes_))
         self._ratio = PairRatio(bank, self._pooled_prevalence)
         self.classifier_sees_, self.held_out_nll_ = "xz", {}
-        self._hold_out(score_held_out(rows, own, self.confounders_, self._score, groups))  # type: ignore[arg-type]
+        self._hold_out(score_held_out(rows, own, self.confounders_, self._score))  # type: ignore[arg-type]
         self._joint = fit_pair_model(rows, bank, prior, self._unsupported, self.calibration)
         self._joint = judged(self, rows)  # type: ignore[assignment]
 

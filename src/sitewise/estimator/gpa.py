@@ -35,7 +35,8 @@ from sitewise.estimator.without_z.joint import JointModel, calibrate_critic, fit
 from sitewise.estimator.without_z.predicting import with_joint
 from sitewise.inputs import Inputs
 from sitewise.prevalence import Prevalence
-from sitewise.ratio import LabeledRows, RatioObjective, Scorer, build_ratio, for_network, network_inputs
+from sitewise.ratio import RatioObjective, Scorer, build_ratio, for_network, network_inputs
+from sitewise.rows import LabeledRows
 from sitewise.training import AUGMENTATIONS, Recipe, train
 from sitewise.training.side_by_side import count_rooms, run_side_by_side
 
@@ -228,8 +229,7 @@ class GPAClassifier(SiteModel):
         self._training_table = TrainingTable.of(
             data.rows.codes, data.rows.y, data.rows.site, names, len(data.classes), data.schema
         )
-        held_groups = None if data.groups is None else data.groups[held]
-        validation_prevalence = self._validation_prevalence(validation, held_groups, seed)
+        validation_prevalence = self._validation_prevalence(validation, seed)
         objective = self._objective(training, validation, validation_prevalence, recipe)
         module = build_ratio(
             self.backbone,
@@ -256,7 +256,7 @@ class GPAClassifier(SiteModel):
         )
         self._scorer = Scorer(trained.module, self.device)
         self.training_history_, self.best_epoch_ = trained.history, trained.best_epoch
-        self._hold_out(score_held_out(validation, validation_prevalence, self.confounders_, self._score, held_groups))
+        self._hold_out(score_held_out(validation, validation_prevalence, self.confounders_, self._score))
         learns = self.missing != "knockout" and self.confounders_ is not None
         self._joint = fit_joint_model(self, training, validation, seed) if learns else None
         self._joint = judged(self, validation)
@@ -288,25 +288,22 @@ class GPAClassifier(SiteModel):
     def _fit_sites(self, training: LabeledRows, data: TrainingData, seed: int) -> dict[Any, Prevalence]:
         """g of every site that has training rows (all but a validation site)."""
         sites = torch.unique(training.site).tolist()
-        return {
-            data.site_names[s]: self._fit_prevalence(training.take((training.site == s).nonzero().flatten()), seed)
-            for s in sites
-        }
+        return {data.site_names[s]: self._fit_prevalence(training.take(training.site == s), seed) for s in sites}
 
-    def _validation_prevalence(self, validation: LabeledRows, groups: Tensor | None, seed: int) -> RowPrevalence:
+    def _validation_prevalence(self, validation: LabeledRows, seed: int) -> RowPrevalence:
         """g for the held-out rows by models that saw none of their labels."""
         models = {s: self._site_prevalences[n] for s, n in enumerate(self.sites_) if n in self._site_prevalences}
         if all(s in models for s in torch.unique(validation.site).tolist()):
             return by_site(validation.site, models)
         n_classes = len(self.classes_)
-        return cross_fit(self.prevalence, validation, groups, n_classes, self.confounders_, self.knockout, seed)
+        return cross_fit(self.prevalence, validation, n_classes, self.confounders_, self.knockout, seed)
 
     def _objective(
         self, training: LabeledRows, validation: LabeledRows, prevalence: RowPrevalence, recipe: Recipe
     ) -> RatioObjective:
         number_of = {s: i for i, s in enumerate(torch.unique(training.site).tolist())}
         sites = torch.tensor([number_of[s] for s in training.site.tolist()], dtype=torch.int64)
-        rows = LabeledRows(for_network(training.X), training.y, training.weight, sites, training.codes)
+        rows = replace(training, X=for_network(training.X), site=sites)
         held = replace(validation, X=for_network(validation.X))
         if recipe.balance_validation:
             held = held.balanced()
@@ -332,11 +329,12 @@ class GPAClassifier(SiteModel):
         number_of = torch.tensor(np.searchsorted(self.classes_, labels))
         weight = torch.ones(len(inputs))
         codes = self._codes(sample_confounder, len(inputs))
-        rows = LabeledRows(inputs, number_of[torch.tensor(target)], weight, site, codes)
+        numbers = number_of[torch.tensor(target)]
+        rows = LabeledRows(X=inputs, y=numbers, weight=weight, site=site, codes=codes, groups=group)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         n_classes = len(self.classes_)
-        own = cross_fit(self.prevalence, rows, group, n_classes, self.confounders_, self.knockout, seed)
-        self._hold_out(score_held_out(rows, own, self.confounders_, self._score, group))
+        own = cross_fit(self.prevalence, rows, n_classes, self.confounders_, self.knockout, seed)
+        self._hold_out(score_held_out(rows, own, self.confounders_, self._score))
         self._joint = None if self._joint is None else calibrate_critic(self, self._joint, rows, seed)
         self._joint = judged(self, rows)
         return self

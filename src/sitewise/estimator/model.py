@@ -24,11 +24,10 @@ from sitewise.calibration import METHODS, Calibration
 from sitewise.confounders import Confounders
 from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
-from sitewise.estimator.at_site.kept import KeptRows
 from sitewise.estimator.at_site.planning import plan_from_held_out, plan_labels_from_held_out
 from sitewise.estimator.at_site.policies import read_policy
 from sitewise.estimator.source.balance import Balance, fit_balance
-from sitewise.estimator.source.held_out import HeldOut
+from sitewise.estimator.source.held_out import calibrate
 from sitewise.estimator.source.prevalences import by_site
 from sitewise.estimator.source.prior import describe_source
 from sitewise.estimator.source.reading import Array, read_domain, read_partial_labels
@@ -37,6 +36,7 @@ from sitewise.estimator.source.splitting import folds
 from sitewise.estimator.source.summary import TrainingSummary
 from sitewise.posterior import combine
 from sitewise.prevalence import Prevalence, SitePrior
+from sitewise.rows import HeldOut, ScoredRows
 from sitewise.samplesize import LabelPlan, SamplePlan
 from sitewise.sites import take_rows
 
@@ -140,10 +140,10 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         """Calibrate f on the rows held out, and note what they say of its error."""
         self._calibrations = self._fit_calibrations()
         telling = self._telling_rows()
-        which = not len(telling[0].y)
+        which = not len(telling[0])
         rows = telling[which]
         self._prior = SitePrior(self._pooled_prevalence, deviation=self._deviation)
-        if len(rows.y):
+        if len(rows):
             calibrated = self._calibrations[which].apply(rows.raw_log_ratio)
             self._prior = describe_source(rows, calibrated, self._pooled_prevalence, self._deviation)
 
@@ -153,16 +153,16 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
             return held.raw_log_ratio
         raw = held if self._balance is None else held.shifted(self._balance.log_mean)
         found = torch.empty_like(raw.raw_log_ratio)
-        for fold in folds(len(raw.y), raw.groups, CROSS_SEED):
-            others = torch.ones(len(raw.y), dtype=torch.bool)
+        for fold in folds(raw, CROSS_SEED):
+            others = torch.ones(len(raw), dtype=torch.bool)
             others[fold] = False
-            apart, own = raw.take(others.nonzero().flatten()), raw.take(fold)
+            apart, own = raw.take(others), raw.take(fold)
             balance = None if self._balance is None else fit_balance(apart, self.confounders_, len(self.classes_))
             if balance is not None:
                 apart, own = apart.balanced(balance.log_mean), own.balanced(balance.log_mean)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of a part of the rows: that of all of them has said what there is
-                calibration = apart.calibrate(self.calibration, len(self.classes_))
+                calibration = calibrate(apart, self.calibration, len(self.classes_))
             found[fold] = calibration.apply(own.raw_log_ratio)
         return found
 
@@ -170,14 +170,14 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         """Calibrations for rows with all of z and for rows that lack some of it."""
         complete, hidden = self._telling_rows()
         n_classes = len(self.classes_)
-        first = complete.calibrate(self.calibration, n_classes)
-        return first, first if hidden is complete else hidden.calibrate(self.calibration, n_classes)
+        first = calibrate(complete, self.calibration, n_classes)
+        return first, first if hidden is complete else calibrate(hidden, self.calibration, n_classes)
 
     def _telling_rows(self) -> tuple[HeldOut, HeldOut]:
         """The held-out rows that tell about f: where a class cannot occur, its rows would push f away from it."""
         complete, hidden = self._held_out
         pushing = in_regions(complete.codes, self._unsupported)
-        return (complete.take((~pushing).nonzero().flatten()) if bool(pushing.any()) else complete), hidden
+        return (complete.take(~pushing) if bool(pushing.any()) else complete), hidden
 
     def with_calibration(self, calibration: str) -> Self:
         """The same f in a model of its own, calibrated otherwise on the same held-out rows."""
@@ -250,6 +250,15 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         known = self._read_known(known_prevalence, policy)
         problems = Problems("adapt")
         weight = None if sample_weight is None else read_weight(sample_weight, n_rows, problems)
+        told = None if labels is None else torch.tensor(labels)
+        own = ScoredRows(
+            log_ratio=ratios,
+            codes=codes,
+            supported=~kept,
+            weight=weight,
+            groups=read_groups(groups, n_rows, problems),
+            y=told,
+        )
         estimate = estimate_prevalence(
             ratios[use].numpy(),
             take_rows(sample_confounder, rows),
@@ -259,11 +268,9 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
             y=take_rows(labels, rows),
             groups=take_rows(groups, rows),
             sample_weight=take_rows(sample_weight, rows),
-            known_prevalence=self._where_supported(known, ratios, codes, ~kept, weight),
+            known_prevalence=self._where_supported(known, own),
             random_state=self.random_state,
         )
-        told = None if labels is None else torch.tensor(labels)
-        own = KeptRows(ratios, codes, ~kept, weight, read_groups(groups, n_rows, problems), told)
         here = AdaptedClassifier(self, estimate, own, policy, level_scale)
         here.known_prevalence = known
         return here
@@ -279,15 +286,12 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         problems.raise_if_any()
         return known
 
-    def _where_supported(
-        self, known: Known | None, log_ratio: Tensor, codes: Tensor, supported: Tensor, weight: Tensor | None
-    ) -> Known | None:
+    def _where_supported(self, known: Known | None, rows: ScoredRows) -> Known | None:
         """A known prevalence of the site as that of its rows outside of the regions where the training g is kept."""
-        if known is None or known.strata is not None or bool(supported.all()):
+        if known is None or known.strata is not None or bool(rows.supported.all()):
             return known
-        own = torch.ones(len(codes), dtype=torch.float64) if weight is None else weight
-        share, inside = own / own.sum(), ~supported
-        kept = combine(log_ratio[inside], self._pooled_prevalence.log_prob(codes[inside])).exp()
+        share, inside = rows.weights / rows.weights.sum(), ~rows.supported
+        kept = combine(rows.log_ratio[inside], self._pooled_prevalence.log_prob(rows.codes[inside])).exp()
         left = (known.share - share[inside] @ kept).clamp_min(1e-6)
         return replace(known, share=left / left.sum(1, keepdim=True))
 

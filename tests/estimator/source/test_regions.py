@@ -10,7 +10,7 @@ import torch
 from sitewise import Confounders, GPAClassifier
 from sitewise.estimator.source.regions import find_unsupported
 from sitewise.estimator.without_z.choosing import share_unseen
-from sitewise.ratio import LabeledRows
+from sitewise.rows import LabeledRows
 
 
 def site(n, share, seed):
@@ -93,7 +93,8 @@ def test_a_level_too_small_to_tell_is_no_such_region():
     codes = torch.tensor([[0.0]] * 200 + [[1.0]] * 5)
     schema = Confounders.learn(pd.DataFrame({"z": ["a"] * 200 + ["b"] * 5}))
     y = torch.tensor([0, 1] * 100 + [0] * 5)
-    rows = LabeledRows(torch.zeros(205, 1), y, torch.ones(205), torch.zeros(205).long(), codes)
+    site = torch.zeros(205).long()
+    rows = LabeledRows(X=torch.zeros(205, 1), y=y, weight=torch.ones(205), site=site, codes=codes)
     assert find_unsupported(rows, 2, schema) == ()
-    more = LabeledRows(rows.X.repeat(10, 1), y.repeat(10), torch.ones(2050), rows.site.repeat(10), codes.repeat(10, 1))
+    more = rows.take(torch.arange(205).repeat(10))
     assert [(r.code, r.label) for r in find_unsupported(more, 2, schema)] == [(1.0, 1)]

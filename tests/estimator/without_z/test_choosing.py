@@ -13,7 +13,7 @@ import sitewise as sw
 from sitewise.bench.datasets.known_densities import TARGETS, TRAINING
 from sitewise.estimator.without_z.choosing import judged
 from sitewise.estimator.without_z.predicting import joint_log_ratio
-from sitewise.ratio import LabeledRows
+from sitewise.rows import LabeledRows
 
 QUICK = {"device": "cpu", "verbose": False, "epochs": 30, "batch_size": 128, "rehearsal": None}
 
@@ -189,7 +189,8 @@ def test_auto_trusts_the_joint_model_only_where_held_out_labels_do(model, site):
     assert model._joint.trusted
     held = TRAINING[1].draw(400, 11)
     codes = model.confounders_.encode(held.Z)[0]
-    rows = LabeledRows(torch.tensor(held.X), torch.tensor(held.y), torch.ones(400), torch.zeros(400).long(), codes)
+    X, y, site = torch.tensor(held.X), torch.tensor(held.y), torch.zeros(400).long()
+    rows = LabeledRows(X=X, y=y, weight=torch.ones(400), site=site, codes=codes)
     ruined = by(model, "auto")
     impossible = model._joint.possible.clone()
     impossible[1:, 1] = False

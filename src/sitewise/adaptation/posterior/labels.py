@@ -3,7 +3,7 @@
 The slope is integrated over on a few nodes; what a labeled row's x says by itself is left to the unlabeled likelihood.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from sitewise.posterior import contrasts, normalize
 from sitewise.prevalence import SitePrior
 from sitewise.prevalence.linear import fit_linear
 from sitewise.prevalence.prior import FREEDOM
+from sitewise.rows import SiteRows
 
 SURE = 40.0  # log f below minus this says no more
 NODES = 15  # of the slope
@@ -22,23 +23,18 @@ SEARCHED, REACH = 49, 8.0  # slopes that are tried to see where the nodes belong
 ALIVE = 12.0  # fall of the log-density beyond which a slope is left out
 
 
-@dataclass(frozen=True)
-class LabeledRows:
-    """Rows of the site whose class is known: log f (n, K), codes of z (n, V), class, weight and group (n,)."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class KnownLabels(SiteRows):
+    """Rows of the site whose class is known."""
 
-    log_ratio: Tensor
-    codes: Tensor
+    log_ratio: Tensor  # (n, K)
     y: Tensor
     weight: Tensor
-    groups: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "log_ratio", normalize(self.log_ratio.double()).clamp_min(-SURE))
 
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def without_confounders(self) -> "LabeledRows":
+    def without_confounders(self) -> "KnownLabels":
         """The same with one and the same z."""
         return replace(self, codes=self.codes[:, :0])
 
@@ -50,7 +46,7 @@ class LabelLikelihood:
     Predictions are softmax(T log f + log g + (T_0 - T) pivot): around the pivot another slope moves no level.
     """
 
-    rows: LabeledRows
+    rows: KnownLabels
     slope: Tensor  # (J,) nodes of T
     log_prior: Tensor  # (J,) logs of their prior shares
     best: float  # the likeliest T
@@ -115,7 +111,7 @@ class LabelLikelihood:
         return Rows(certain, weight, codes, None, None), Rows(mixed, -weight, codes, None, None)
 
 
-def read_label_likelihood(rows: LabeledRows, as_trained: Points, prior: SitePrior) -> LabelLikelihood:
+def read_label_likelihood(rows: KnownLabels, as_trained: Points, prior: SitePrior) -> LabelLikelihood:
     """Where the slope of log f is to be looked at, and what a label counts where rows come in groups.
 
     `as_trained` is the source's g at this site, around which the level is free.
@@ -152,7 +148,7 @@ def _log_slope_prior(step: Tensor) -> Tensor:
     return -0.5 * (FREEDOM + 1.0) * torch.log1p(step.square() / FREEDOM)
 
 
-def _pivot(rows: LabeledRows, slope: float, log_g: Tensor) -> Tensor:
+def _pivot(rows: KnownLabels, slope: float, log_g: Tensor) -> Tensor:
     """The mean log f of every class, (K,), where its probability is least certain."""
     probability = torch.softmax(slope * rows.log_ratio + log_g, dim=1)
     doubt = rows.weight[:, None] * (probability * (1.0 - probability)).clamp_min(1e-12)

@@ -1,5 +1,6 @@
 """What a fitted model and one of its sites hand to the checks of `sitewise.diagnosis`."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -73,22 +74,12 @@ def samples_of(here: "AdaptedClassifier") -> tuple[SourceSample, TargetSample]:
             model._joint.bank, here.joint.weights.cpu(), held.known_codes, held.y, held.weight, held.groups
         )
         log_ratio = rows.without_z
-    source = SourceSample(
-        held.raw_log_ratio if len(held.y) else held.raw_log_ratio.reshape(0, len(model.classes_)),
-        calibration,
-        held.log_prevalence if len(held.y) else held.log_prevalence.reshape(0, len(model.classes_)),
-        held.y,
-        held.codes,
-        held.weight,
-        held.features if len(held.y) else None,
-        held.feature_rows,
-        tilt,
-        held.groups,
-    )
-    weight = torch.ones(n_rows, dtype=torch.float64) if rows.weight is None else rows.weight.double()
-    tested = hidden if which else tested
-    own = (rows.features, rows.feature_rows, rows.groups)
-    target = TargetSample(log_ratio, rows.codes, weight, tested, rows.supported, *own)
+    if not len(held):
+        nothing = held.raw_log_ratio.reshape(0, len(model.classes_))
+        held = replace(held, raw_log_ratio=nothing, log_prevalence=nothing, features=None)
+    source = held.extended(SourceSample, calibration=calibration, tilt=tilt)
+    own = {"log_ratio": log_ratio, "weight": rows.weights, "tested": hidden if which else tested}
+    target = rows.extended(TargetSample, **own)
     return source, target
 
 

@@ -7,13 +7,13 @@ import torch
 
 from sitewise.arrays import Problems, read_groups, read_weight
 from sitewise.estimator.at_site.believing import believed_rows
-from sitewise.estimator.at_site.kept import KeptRows
 from sitewise.estimator.source.reading import read_partial_labels
 from sitewise.estimator.source.regions import in_regions
 from sitewise.estimator.without_z.predicting import with_joint
 from sitewise.inputs import take_inputs
 from sitewise.performance import RECALIBRATIONS, Evaluation, compare_models, recalibrate, summarize
 from sitewise.posterior import combine
+from sitewise.rows import ScoredRows
 
 if TYPE_CHECKING:
     from sitewise.estimator.adapted import AdaptedClassifier
@@ -54,7 +54,8 @@ def evaluate_site(
     joint = None if here._stays else here.joint
     log_ratio = with_joint(model, joint, inputs, codes, plain)
     as_trained = combine(plain, model._pooled_prevalence.log_prob(codes)).exp().numpy()
-    kept = KeptRows(log_ratio, codes, ~in_regions(codes, model._unsupported), weight, units)
+    supported = ~in_regions(codes, model._unsupported)
+    kept = ScoredRows(log_ratio=log_ratio, codes=codes, supported=supported, weight=weight, groups=units)
     expected = summarize(believed_rows(here, kept), tuple(here.classes_.tolist()), here.threshold_, level)
     numbers = np.arange(len(rows)) if units is None else units.numpy()
     weights = weight.numpy()

@@ -5,19 +5,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from sitewise.adaptation import PrevalenceEstimate
 from sitewise.arrays import in_stretches
 from sitewise.diagnosis import Grounds, Outcome, decide
 from sitewise.diagnosis.outcome import ENOUGH_BELIEVED, UNCHANGED
-from sitewise.estimator.at_site.kept import KeptRows
 from sitewise.estimator.at_site.naming import class_names
 from sitewise.estimator.at_site.updating import estimate_rows
 from sitewise.posterior import combine
 from sitewise.prevalence import SitePrior
 from sitewise.report.wording import outcome_sentence, risk_sentence
+from sitewise.rows import ScoredRows
 
 if TYPE_CHECKING:
     from sitewise.estimator.adapted import AdaptedClassifier
@@ -52,8 +51,7 @@ def site_grounds(here: "AdaptedClassifier", failed: str | None) -> Grounds:
     change from the prior's to the posterior's, log f as it is.
     """
     rows, use = here.rows, here.rows.supported
-    weight = torch.ones(len(rows), dtype=torch.float64) if rows.weight is None else rows.weight.double()
-    share = (weight * use)[:, None] / (weight * use).sum()
+    share = (rows.weights * use)[:, None] / (rows.weights * use).sum()
     alone = here.estimate if here.policy == "rows" else _estimated_again(here, rows, None)
     trained = combine(rows.log_ratio, here.model._pooled_prevalence.log_prob(rows.codes)).exp()
     asked = in_stretches(alone.average, rows.log_ratio, rows.codes) - trained
@@ -93,7 +91,7 @@ def site_grounds(here: "AdaptedClassifier", failed: str | None) -> Grounds:
     )
 
 
-def _estimated_again(here: "AdaptedClassifier", rows: KeptRows, prior: SitePrior | None) -> PrevalenceEstimate:
+def _estimated_again(here: "AdaptedClassifier", rows: ScoredRows, prior: SitePrior | None) -> PrevalenceEstimate:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what there is to say of the rows, `adapt` has said
         return estimate_rows(here, rows, prior=prior)

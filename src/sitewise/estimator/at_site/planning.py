@@ -27,8 +27,8 @@ def plan_labels_from_held_out(model: "SiteModel", **wanted: Any) -> LabelPlan:
 def _labeled_rows(model: "SiteModel") -> dict[str, Any]:
     """The held-out rows with all of z, or, where there are none, all of them with z hidden."""
     complete, hidden = model._held_out
-    held, calibration = (complete, model._calibrations[0]) if len(complete.y) else (hidden, model._calibrations[1])
-    if not len(held.y):
+    held, calibration = (complete, model._calibrations[0]) if len(complete) else (hidden, model._calibrations[1])
+    if not len(held):
         raise ValueError(NOTHING_HELD_OUT)
     schema = model.confounders_ if held is complete else None
     return {

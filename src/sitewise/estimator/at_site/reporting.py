@@ -245,7 +245,7 @@ def _done(here: "AdaptedClassifier") -> dict[str, dict[str, Any]]:
     """What was done, by heading."""
     model, rows, estimate = here.model, here.rows, here.estimate
     names = () if model.confounders_ is None else model.confounders_.names
-    known = 0 if rows.labels is None else int((~rows.labels.isnan()).sum())
+    known = 0 if rows.y is None else int((~rows.y.isnan()).sum())
     return {
         "This site": {
             "rows": len(rows),

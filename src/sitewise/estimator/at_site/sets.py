@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from sitewise.diagnosis.matching import balance, z_features
-from sitewise.estimator.source.held_out import HeldOut
 from sitewise.estimator.without_z.predicting import lacking
 from sitewise.performance import PredictionSets, score_thresholds
+from sitewise.rows import HeldOut
 
 if TYPE_CHECKING:
     from sitewise.estimator.adapted import AdaptedClassifier
@@ -30,7 +30,7 @@ def predict_sets(
     for held, rows in ((complete, ~lacks), (hidden, lacks)):
         if not bool(rows.any()):
             continue
-        if not len(held.y):
+        if not len(held):
             raise ValueError(NO_ROWS)
         log_ratio = here.model._cross_calibrated(held)
         scored = here._probability(log_ratio, held.codes).numpy()
@@ -50,7 +50,6 @@ def site_weights(here: "AdaptedClassifier", held: HeldOut, *, lacks: bool = Fals
     ratio = (here._log_prevalence(held.codes) - held.log_prevalence).gather(1, held.y[:, None])[:, 0].exp()
     if lacks or schema is None:  # codes hide z: only the classes are brought to the site
         return held.weight * ratio
-    site_weight = torch.ones(len(rows), dtype=torch.float64) if rows.weight is None else rows.weight.double()
-    goal = site_weight @ z_features(rows.codes, rows.codes, schema) / site_weight.sum()
+    goal = rows.weighted_mean(z_features(rows.codes, rows.codes, schema))
     source = z_features(held.codes, rows.codes, schema)
     return balance(source, held.weight / held.weight.sum(), goal) * ratio

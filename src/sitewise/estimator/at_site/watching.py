@@ -1,5 +1,6 @@
 """An adapted site over time: windows of new rows, each with its prevalence and the stability check's word on it."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -8,7 +9,6 @@ import torch
 
 from sitewise.adaptation import PrevalenceEstimate
 from sitewise.arrays import Problems, read_column
-from sitewise.estimator.at_site.kept import KeptRows
 from sitewise.estimator.at_site.updating import read_rows
 from sitewise.monitoring import monitor
 from sitewise.sites import take_rows
@@ -28,20 +28,13 @@ def watch(
     problems = Problems("monitor")
     times = read_column(time, "time", len(rows), problems)
     problems.raise_if_any()
-    use = rows.supported.nonzero().flatten()
-    schema = model.confounders_
-    kept = KeptRows(
-        rows.log_ratio[use],
-        rows.codes[use],
-        rows.supported[use],
-        None if rows.weight is None else rows.weight[use],
-        None if rows.groups is None else rows.groups[use],
-    )
+    use, schema = rows.supported, model.confounders_
+    kept = rows.take(use)
     knows_z = schema is not None and not bool(schema.missing(kept.codes).all())
 
     def stability(numbers: Array, estimate: PrevalenceEstimate) -> float | None:
         place = torch.tensor(numbers)  # a copy: pandas hands out arrays that may not be written to
-        part = KeptRows(kept.log_ratio[place], kept.codes[place], kept.supported[place])
+        part = replace(kept.take(place), weight=None, groups=None)
         return type(here)(model, estimate, part)._checks["stability"].p_value
 
     return monitor(

@@ -11,7 +11,6 @@ from sitewise.artifacts import versions
 from sitewise.confounders import Categorical, Confounders
 from sitewise.estimator.files.classifiers import unknown_types
 from sitewise.estimator.settings import CHANGES
-from sitewise.estimator.source.held_out import HeldOut
 from sitewise.evaluation import evaluate
 from sitewise.posterior import combine
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from sitewise.estimator.adjuster import PrevalenceAdjuster
     from sitewise.estimator.gpa import GPAClassifier
     from sitewise.estimator.model import SiteModel
+    from sitewise.rows import HeldOut
 
 LONGEST = 60  # characters of a name that are shown
 SHOWN = 50  # rows of a table that are shown
@@ -215,19 +215,19 @@ def _recipe(model: "GPAClassifier") -> str:
     )
 
 
-def _held_out(held_out: HeldOut, model: "SiteModel") -> str:
-    if not len(held_out.y):
+def _held_out(held_out: "HeldOut", model: "SiteModel") -> str:
+    if not len(held_out):
         return "None were held out: nothing is known of how good it is, and it is not calibrated."
     metrics = held_out_metrics(model)
     rows = [[name, "not defined" if value is None else f"{value:.4f}"] for name, value in metrics.items()]
-    count = f"{len(held_out.y)} row(s) with all of z; the calibration was fitted on these very rows."
+    count = f"{len(held_out)} row(s) with all of z; the calibration was fitted on these very rows."
     return f"{_table(['metric', 'value'], rows)}\n\n{count}"
 
 
 def held_out_metrics(model: "SiteModel") -> dict[str, float | None]:
     """How good the calibrated model is on its held-out rows with all of z; nothing where none were held out."""
     held_out = model._held_out[0]
-    if not len(held_out.y):
+    if not len(held_out):
         return {}
     calibrated_log_ratio = model._calibrations[0].apply(held_out.raw_log_ratio)
     probability = combine(calibrated_log_ratio, held_out.log_prevalence).exp().numpy()

@@ -7,7 +7,7 @@ of g bring their own.
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -43,7 +43,6 @@ from sitewise.diagnosis import Diagnosis, Finding, Grounds, Outcome
 from sitewise.diagnosis.coverage import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.adjuster import PrevalenceAdjuster
-from sitewise.estimator.at_site.kept import KeptRows
 from sitewise.estimator.files.card import adjuster_card, held_out_metrics, model_card, pipeline_card, site_card
 from sitewise.estimator.files.classifiers import read_classifier, unknown_types, write_classifier
 from sitewise.estimator.gpa import GPAClassifier
@@ -52,7 +51,6 @@ from sitewise.estimator.rehearsing import Rehearsal
 from sitewise.estimator.scoring.probabilities import is_ready
 from sitewise.estimator.scoring.ratios import AdditiveRatio, PooledRatio
 from sitewise.estimator.source.balance import Balance
-from sitewise.estimator.source.held_out import HeldOut
 from sitewise.estimator.source.regions import Region
 from sitewise.estimator.source.rehearsal import Numbers
 from sitewise.estimator.source.summary import SiteSummary, TrainingSummary
@@ -60,6 +58,7 @@ from sitewise.estimator.without_z.joint import JointModel
 from sitewise.estimator.without_z.pairs import PairModel, PairRatio, pair_reader
 from sitewise.prevalence import Prevalence
 from sitewise.ratio import Scorer, build_ratio
+from sitewise.rows import HeldOut, ScoredRows
 from sitewise.tables.records import RECORDS as TABLE_RECORDS
 from sitewise.training import Recipe
 
@@ -293,7 +292,7 @@ def _take_adapted(here: AdaptedClassifier) -> Parts:
 def _make_adapted(values: Values, inside: dict[str, Any], attached: Mapping[str, Any]) -> AdaptedClassifier:
     (site,) = _parts(values, site=Values)
     (model,) = _parts(inside, model=SiteModel)
-    _parts(site, "site/", estimate=PrevalenceEstimate, rows=KeptRows, classes_=np.ndarray)
+    _parts(site, "site/", estimate=PrevalenceEstimate, rows=ScoredRows, classes_=np.ndarray)
     _check_attributes(site, "site/", AdaptedClassifier, SITE)
     here = AdaptedClassifier.__new__(AdaptedClassifier)
     here.__dict__.update(site, model=model)
@@ -378,6 +377,15 @@ def _make_critic(parts: Values) -> Critic:
     return critic
 
 
+def _take_scored(rows: ScoredRows) -> Values:
+    """A site's rows; folders have called their labels so from the first version on."""
+    return {"labels" if f.name == "y" else f.name: getattr(rows, f.name) for f in fields(rows)}
+
+
+def _make_scored(parts: Values) -> ScoredRows:
+    return ScoredRows(**{"y" if name == "labels" else name: value for name, value in parts.items()})
+
+
 def _take_rehearsal(rehearsal: Rehearsal) -> Values:
     return {"kind": rehearsal.kind, "table": rehearsal.table.reset_index(), "numbers": rehearsal.numbers}
 
@@ -426,7 +434,7 @@ RECORDS: dict[str, Record] = {
     "Finding": Record(Finding),
     "Grounds": Record(Grounds),
     "HeldOut": Record(HeldOut),
-    "KeptRows": Record(KeptRows),
+    "KeptRows": Record(ScoredRows, _take_scored, _make_scored),
     "PairModel": Record(PairModel),
     "PairRatio": Record(PairRatio),
     "PooledRatio": Record(PooledRatio),

@@ -10,7 +10,7 @@ from sitewise.adaptation.families import FAMILIES
 from sitewise.confounders import Confounders
 from sitewise.estimator.source.splitting import folds
 from sitewise.prevalence import Prevalence, fit_constant
-from sitewise.ratio import LabeledRows
+from sitewise.rows import LabeledRows
 
 
 def fit_prevalence(
@@ -42,7 +42,6 @@ class RowPrevalence:
 def cross_fit(
     model: str,
     rows: LabeledRows,
-    groups: Tensor | None,
     n_classes: int,
     schema: Confounders | None,
     knockout: float,
@@ -52,12 +51,13 @@ def cross_fit(
     held_rows, models = [], []
     for site in torch.unique(rows.site):
         inside = (rows.site == site).nonzero().flatten()
-        for fold in folds(len(inside), None if groups is None else groups[inside], seed):
-            others = torch.ones(len(inside), dtype=torch.bool)
+        own = rows.take(inside)
+        for fold in folds(own, seed):
+            others = torch.ones(len(own), dtype=torch.bool)
             others[fold] = False
-            source = inside[others] if others.any() else inside
             held_rows.append(inside[fold])
-            models.append(fit_prevalence(model, rows.take(source), n_classes, schema, knockout, seed))
+            source = own.take(others) if others.any() else own
+            models.append(fit_prevalence(model, source, n_classes, schema, knockout, seed))
     return RowPrevalence(held_rows, models)
 
 

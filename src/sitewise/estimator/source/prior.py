@@ -5,11 +5,10 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from sitewise.confounders import Confounders
-from sitewise.estimator.source.held_out import HeldOut
 from sitewise.prevalence import Prevalence, SitePrior, missing_information, pool_sites
 from sitewise.prevalence.linear import NEWTON_LIMIT
 from sitewise.prevalence.pooled import owners
-from sitewise.ratio import LabeledRows
+from sitewise.rows import HeldOut, LabeledRows
 
 ROWS = 100_000  # are enough
 
@@ -22,7 +21,7 @@ def describe_source(held: HeldOut, log_ratio: Tensor, pooled: Prevalence, deviat
 
 def effective_rows(held: HeldOut) -> float:
     """How many independent rows the held-out ones are worth: groups, not rows, where there are groups."""
-    unit = torch.arange(len(held.y)) if held.groups is None else torch.unique(held.groups, return_inverse=True)[1]
+    unit = torch.arange(len(held)) if held.groups is None else torch.unique(held.groups, return_inverse=True)[1]
     mass = torch.zeros(int(unit.max()) + 1, dtype=torch.float64).index_add_(0, unit, held.weight)
     return float(mass.sum() ** 2 / mass.square().sum())
 

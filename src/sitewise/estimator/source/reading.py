@@ -23,8 +23,8 @@ from sitewise.arrays import (
 )
 from sitewise.confounders import Confounders
 from sitewise.inputs import Inputs, StoredImages, is_stored
-from sitewise.ratio import LabeledRows
 from sitewise.report.wording import NO_SITES
+from sitewise.rows import LabeledRows
 
 Array = np.ndarray[Any, Any]
 
@@ -37,13 +37,12 @@ NOT_NUMBERS = (
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Checked training data: rows in order, the names behind their site numbers, classes, schema of z, groups."""
+    """Checked training data: rows in order, the names behind their site numbers, classes, schema of z."""
 
     rows: LabeledRows
     site_names: list[Any]
     classes: Array
     schema: Confounders | None
-    groups: Tensor | None
     named: bool = True  # whether the caller named the sites
 
     def in_order(self, classes: Array) -> "TrainingData":
@@ -147,15 +146,14 @@ def read_training_data(
     weight = read_weight(sample_weight, len(X), problems)
     group = read_groups(groups, len(X), problems)
     problems.raise_if_any()
-    kept = (weight > 0).nonzero().flatten()
-    rows = LabeledRows(X, torch.tensor(target), weight.float(), site, codes).take(kept)
+    y = torch.tensor(target)
+    rows = LabeledRows(X=X, y=y, weight=weight.float(), site=site, codes=codes, groups=group).take(weight > 0)
     if len(torch.unique(rows.y)) < 2:
         problems.add("the rows of positive weight hold one class only: training needs at least two classes")
         problems.raise_if_any()
     if sample_domain is None:
         warnings.warn(NO_SITES, UserWarning, stacklevel=4)
-    named = sample_domain is not None
-    return TrainingData(rows, names, classes, schema, None if group is None else group[kept], named)
+    return TrainingData(rows, names, classes, schema, named=sample_domain is not None)
 
 
 def read_classes(y: Any, problems: Problems) -> tuple[Array, Array]:

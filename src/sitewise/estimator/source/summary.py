@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from sitewise.estimator.source.reading import TrainingData
+from sitewise.ratio import digest_rows
 
 
 @dataclass(frozen=True)
@@ -37,4 +38,4 @@ def summarize_training(data: TrainingData) -> TrainingSummary:
     counts = [torch.bincount(rows.y[rows.site == s], minlength=n_classes) for s in range(len(data.site_names))]
     sites = zip(data.site_names, counts, strict=True)
     summaries = (SiteSummary(name, int(count.sum()), tuple(count.tolist())) for name, count in sites)
-    return TrainingSummary(tuple(summaries), rows.digest(), data.named)
+    return TrainingSummary(tuple(summaries), digest_rows(rows), data.named)

@@ -16,7 +16,7 @@ from sitewise.estimator.without_z.joint import ENOUGH_ROWS, JointModel
 from sitewise.estimator.without_z.predicting import joint_log_ratio, lacking
 from sitewise.inputs import Inputs, take_inputs
 from sitewise.posterior import combine
-from sitewise.ratio import LabeledRows
+from sitewise.rows import LabeledRows
 
 if TYPE_CHECKING:
     from sitewise.estimator.gpa import GPAClassifier

@@ -16,7 +16,8 @@ from sitewise.estimator.source.splitting import evenly
 from sitewise.estimator.without_z.layers import layer_features
 from sitewise.inputs import Inputs
 from sitewise.prevalence import Prevalence
-from sitewise.ratio import LabeledRows, RatioNetwork, Scorer, scoring_device
+from sitewise.ratio import RatioNetwork, Scorer, scoring_device
+from sitewise.rows import LabeledRows
 
 if TYPE_CHECKING:
     from sitewise.estimator.gpa import GPAClassifier
@@ -152,7 +153,7 @@ def balance_critic(model: "GPAClassifier", joint: JointModel, pairs: Pairs, poin
 
 def with_all_of_z(rows: LabeledRows, schema: Confounders) -> LabeledRows:
     """The rows that lack no part of z."""
-    return rows.take((~schema.missing(rows.codes).any(dim=1)).nonzero().flatten())
+    return rows.take(~schema.missing(rows.codes).any(dim=1))
 
 
 def _pairs(scorer: Scorer, rows: LabeledRows, inputs: Tensor) -> Pairs:
