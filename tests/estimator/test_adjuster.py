@@ -17,6 +17,7 @@ from torch import nn
 
 import sitewise as sw
 from sitewise.arrays import STRETCH
+from sitewise.confounders import Confounders, Encoded
 from sitewise.posterior import combine
 
 
@@ -51,6 +52,22 @@ def test_a_classifier_that_gives_back_what_it_was_given(two):
     np.testing.assert_allclose(again, proba, atol=1e-12)
     expected = np.log(proba) - adjuster._pooled_prevalence.log_prob(adjuster._codes(two.Z, len(proba))).numpy()
     np.testing.assert_allclose(adjuster.log_ratio(proba, sample_confounder=two.Z), expected, atol=1e-12)
+
+
+def test_z_is_read_once_by_each_call(two, sees_x, monkeypatch):
+    """Whatever is asked of a site's rows later, their z is not encoded again."""
+    tables, encode = [], Confounders.encode
+
+    def noting(schema, Z, *args, **options):
+        tables.append(Z)
+        return encode(schema, Z, *args, **options)
+
+    monkeypatch.setattr(Confounders, "encode", noting)
+    here = sees_x.adjuster.adapt(sees_x.proba_new, sample_confounder=two.new.Z)
+    more = here.update(sees_x.proba_new[:50], two.new.Z.iloc[:50])
+    assert more.outcome.sentence
+    read = [Z for Z in tables if not isinstance(Z, Encoded)]
+    assert [len(Z) for Z in read] == [len(two.new.Z), 50]
 
 
 def test_adjusted_probabilities_come_near_the_truth(two, case):

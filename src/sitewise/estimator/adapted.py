@@ -119,6 +119,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         policy: str = "auto",
         level_scale: float | None = None,
         confounder_columns: Any = None,
+        known_prevalence: Known | None = None,
+        joint: JointEstimate | None = None,
     ) -> None:
         self.model = model
         self.estimate = estimate
@@ -128,6 +130,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.policy = policy
         self.level_scale = level_scale
         self.confounder_columns = confounder_columns
+        self.known_prevalence = known_prevalence
+        self.joint = joint
         self._diagnosis: Diagnosis | None = None  # of the rows alone: what `diagnose` says has the outcome too
 
     @property
@@ -195,7 +199,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         prior = replace(self.model._prior_of("auto", self.level_scale), trusted_rows=0.0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what there is to say of the rows, `adapt` has said
-            return estimate_rows(self, self.rows.by_knockout(), prior=prior)
+            rows = self.rows.by_knockout()
+            return estimate_rows(self.model, rows, prior=prior, known=self.known_prevalence)
 
     @property
     def _in_use(self) -> PrevalenceEstimate:
@@ -435,9 +440,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     @property
     def _mean_probability(self) -> Tensor:
         """The weighted mean of what is predicted for the rows adapted on, (K,)."""
-        rows = self._rows
-        weight = torch.ones(len(rows), dtype=torch.float64) if rows.weight is None else rows.weight
-        return weight @ self._probability(rows.log_ratio, rows.codes) / weight.sum()
+        return self._rows.weighted_mean(self._probability(self._rows.log_ratio, self._rows.codes))
 
     def prevalence_interval(self, Z: Any = None, level: float = 0.95) -> tuple[Any, Any]:
         """Interval of the population's P(Y), two (K,), or of P(Y|Z), two (n, K); no width where the training g is kept.
@@ -530,12 +533,6 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         export_onnx(self, path, dtype)
         return Path(path)
-
-    def take_joint(self, joint: JointEstimate | None, without_joint: Tensor) -> None:
-        """Let a joint predict rows that lack z; `without_joint` is the log f (n, K) that it replaces."""
-        self.joint = joint
-        if joint is not None:
-            self.rows = replace(self.rows, without_z=without_joint)
 
     def __sklearn_is_fitted__(self) -> bool:
         return True

@@ -10,14 +10,12 @@ import pandas as pd
 import torch
 from sklearn.base import clone
 from sklearn.utils import Tags, _safe_indexing, check_random_state, get_tags, indexable
-from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from sitewise.adaptation.families import FAMILIES
 from sitewise.arrays import Problems, did_you_mean, in_stretches, read_groups, read_weight, shortened
 from sitewise.calibration import METHODS as CALIBRATIONS
 from sitewise.diagnosis import TrainingTable
-from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.model import SiteModel
 from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, Fold, Part, rehearse
 from sitewise.estimator.scoring.probabilities import (
@@ -31,7 +29,6 @@ from sitewise.estimator.scoring.probabilities import (
     warn_separated,
 )
 from sitewise.estimator.scoring.ratios import ProbabilityRows, fit_ratio
-from sitewise.estimator.source.columns import split_confounders
 from sitewise.estimator.source.held_out import score_held_out
 from sitewise.estimator.source.prevalences import RowPrevalence, cross_fit, fit_prevalence
 from sitewise.estimator.source.prior import between_sites
@@ -39,7 +36,7 @@ from sitewise.estimator.source.reading import Array, TrainingData, read_classes,
 from sitewise.estimator.source.regions import find_unsupported
 from sitewise.estimator.source.splitting import folds
 from sitewise.estimator.source.summary import summarize_training
-from sitewise.estimator.without_z.choosing import MISSING, fit_site_joint, judged
+from sitewise.estimator.without_z.choosing import MISSING, judged
 from sitewise.estimator.without_z.pairs import (
     PairModel,
     PairRatio,
@@ -49,7 +46,6 @@ from sitewise.estimator.without_z.pairs import (
     pair_reader,
     read_points,
 )
-from sitewise.estimator.without_z.predicting import with_joint
 from sitewise.rows import LabeledRows
 
 KNOCKOUT = 0.5  # of a variable of z, where f and g learn what to say without it
@@ -250,49 +246,6 @@ class PrevalenceAdjuster(SiteModel):
         self._joint = fit_pair_model(rows, bank, prior, self._unsupported, self.calibration)
         self._joint = judged(self, rows)  # type: ignore[assignment]
 
-    def adapt(
-        self,
-        X: Any,
-        sample_confounder: Any = None,
-        y: Any = None,
-        groups: Any = None,
-        sample_weight: Any = None,
-        fallback: str | None = None,
-        policy: str = "auto",
-        level_scale: float | None = None,
-        confounder_columns: Any = None,
-        known_prevalence: Any = None,
-    ) -> AdaptedClassifier:
-        """Adapt to a new site from unlabeled rows (and a few labels, where there are any); this object is unchanged.
-
-        X is probabilities, or inputs of the estimator.
-        `groups` (patients): intervals and the diagnosis allow for rows of one being alike.
-        `policy`: "auto" believes the rows as far as the rehearsal allows, and not where a check of the assumption fails
-        (`outcome` says what was done and why); "as trained" not at all: predictions are those of the model itself;
-        "rows" wholly, by maximum likelihood, for research. `fallback` is its old name and warns.
-        `level_scale` is how far the level of g may lie from that of the training sites, in log-odds; None takes what
-        these show, 3 is a very different site.
-        `confounder_columns` are the columns of X that hold z, instead of `sample_confounder`; predictions at the site
-        then read z from there too.
-        `known_prevalence` is P(y) here where it is known from elsewhere: of two classes that of the last one,
-        `(value, low, high)` with a 95% interval, a dict by class, or a table by strata of z with a column "prevalence"
-        (and "low", "high"). Predictions then have that mean, and a warning says where the rows speak against it. Rows
-        that lack z are then predicted by knockout.
-        """
-        check_is_fitted(self)
-        X, sample_confounder = split_confounders(X, sample_confounder, confounder_columns, self)
-        scores = self._read(X)
-        codes = self._quiet_codes(sample_confounder, len(scores))
-        joint = None if known_prevalence is not None else fit_site_joint(self, scores, codes, y, sample_weight)
-        without_joint = self._log_ratio(scores, codes)
-        log_ratio = with_joint(self, joint, scores, codes, without_joint)
-        here = self.adapt_log_ratio(
-            log_ratio, sample_confounder, y, groups, sample_weight, fallback, policy, level_scale, known_prevalence
-        )
-        here.take_joint(joint, without_joint)
-        here.confounder_columns = None if confounder_columns is None else list(confounder_columns)
-        return here
-
     def _check_settings(self) -> None:
         problems = Problems("PrevalenceAdjuster")
         problem = estimator_problem(self.estimator)
@@ -393,6 +346,9 @@ class PrevalenceAdjuster(SiteModel):
 
     def _score(self, X: Tensor, codes: Tensor) -> tuple[Tensor, None, None]:
         return self._raw_log_ratio(X, codes), None, None
+
+    def _scored(self, X: Tensor, codes: Tensor) -> tuple[Tensor, None, None]:
+        return self._log_ratio(X, codes), None, None
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

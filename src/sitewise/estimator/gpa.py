@@ -17,12 +17,10 @@ from sitewise.adaptation.families import FAMILIES
 from sitewise.arrays import Problems, did_you_mean, read_groups
 from sitewise.calibration import METHODS as CALIBRATIONS
 from sitewise.diagnosis import TrainingTable
-from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.model import SiteModel
 from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, Fold, Part, rehearse
 from sitewise.estimator.scoring.cached import cached_log_ratio, cached_score
 from sitewise.estimator.settings import read_network_settings
-from sitewise.estimator.source.columns import split_confounders
 from sitewise.estimator.source.held_out import score_held_out
 from sitewise.estimator.source.prevalences import RowPrevalence, by_site, cross_fit, fit_prevalence
 from sitewise.estimator.source.prior import between_sites
@@ -30,9 +28,8 @@ from sitewise.estimator.source.reading import TrainingData, read_classes, read_d
 from sitewise.estimator.source.regions import find_unsupported
 from sitewise.estimator.source.splitting import split_validation
 from sitewise.estimator.source.summary import summarize_training
-from sitewise.estimator.without_z.choosing import MISSING, fit_site_joint, judged
+from sitewise.estimator.without_z.choosing import MISSING, judged
 from sitewise.estimator.without_z.joint import JointModel, calibrate_critic, fit_joint_model
-from sitewise.estimator.without_z.predicting import with_joint
 from sitewise.inputs import Inputs
 from sitewise.prevalence import Prevalence
 from sitewise.ratio import RatioObjective, Scorer, build_ratio, for_network, network_inputs
@@ -338,50 +335,6 @@ class GPAClassifier(SiteModel):
         self._joint = None if self._joint is None else calibrate_critic(self, self._joint, rows, seed)
         self._joint = judged(self, rows)
         return self
-
-    def adapt(
-        self,
-        X: Any,
-        sample_confounder: Any = None,
-        y: Any = None,
-        groups: Any = None,
-        sample_weight: Any = None,
-        fallback: str | None = None,
-        policy: str = "auto",
-        level_scale: float | None = None,
-        confounder_columns: Any = None,
-        known_prevalence: Any = None,
-    ) -> AdaptedClassifier:
-        """Adapt to a new site from unlabeled rows (and a few labels, where there are any); the model is unchanged.
-
-        `groups` (patients): intervals and the diagnosis allow for rows of one being alike.
-        `policy`: "auto" believes the rows as far as the rehearsal allows, and not where a check of the assumption fails
-        (`outcome` says what was done and why); "as trained" not at all: predictions are those of the model itself;
-        "rows" wholly, by maximum likelihood, for research. `fallback` is its old name and warns.
-        `level_scale` is how far the level of g may lie from that of the training sites, in log-odds; None takes what
-        these show, 3 is a very different site.
-        `confounder_columns` are the columns of X that hold z, instead of `sample_confounder`; predictions at the site
-        then read z from there too.
-        `known_prevalence` is P(y) here where it is known from elsewhere: of two classes that of the last one,
-        `(value, low, high)` with a 95% interval, a dict by class, or a table by strata of z with a column "prevalence"
-        (and "low", "high"). Predictions then have that mean, and a warning says where the rows speak against it. Rows
-        that lack z are then predicted by knockout.
-        """
-        check_is_fitted(self)
-        X, sample_confounder = split_confounders(X, sample_confounder, confounder_columns, self)
-        inputs = read_inputs(self, X, reset=False)
-        codes = self._quiet_codes(sample_confounder, len(inputs))
-        raw_log_ratio, features, feature_rows = self._score(inputs, codes)
-        joint = None if known_prevalence is not None else fit_site_joint(self, inputs, codes, y, sample_weight)
-        without_joint = self._calibrated(raw_log_ratio, codes)
-        log_ratio = with_joint(self, joint, inputs, codes, without_joint)
-        here = self.adapt_log_ratio(
-            log_ratio, sample_confounder, y, groups, sample_weight, fallback, policy, level_scale, known_prevalence
-        )
-        here.rows = replace(here.rows, features=features, feature_rows=feature_rows)
-        here.take_joint(joint, without_joint)
-        here.confounder_columns = None if confounder_columns is None else list(confounder_columns)
-        return here
 
     def _facts(self) -> dict[str, Any]:
         return {

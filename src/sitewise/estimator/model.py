@@ -17,16 +17,17 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from sitewise.adaptation import estimate_prevalence
 from sitewise.adaptation.known import Known, read_known
 from sitewise.arrays import Problems, did_you_mean, read_groups, read_weight
 from sitewise.calibration import METHODS, Calibration
-from sitewise.confounders import Confounders
+from sitewise.confounders import Confounders, Notes
 from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.at_site.planning import plan_from_held_out, plan_labels_from_held_out
 from sitewise.estimator.at_site.policies import read_policy
+from sitewise.estimator.at_site.updating import estimate_rows
 from sitewise.estimator.source.balance import Balance, fit_balance
+from sitewise.estimator.source.columns import split_confounders
 from sitewise.estimator.source.held_out import calibrate
 from sitewise.estimator.source.prevalences import by_site
 from sitewise.estimator.source.prior import describe_source
@@ -34,11 +35,12 @@ from sitewise.estimator.source.reading import Array, read_domain, read_partial_l
 from sitewise.estimator.source.regions import Region, in_regions, warn_kept
 from sitewise.estimator.source.splitting import folds
 from sitewise.estimator.source.summary import TrainingSummary
+from sitewise.estimator.without_z.choosing import fit_site_joint
+from sitewise.estimator.without_z.predicting import rows_with_joint
 from sitewise.posterior import combine
 from sitewise.prevalence import Prevalence, SitePrior
-from sitewise.rows import HeldOut, ScoredRows
+from sitewise.rows import HeldOut, ScoredRows, SiteRows
 from sitewise.samplesize import LabelPlan, SamplePlan
-from sitewise.sites import take_rows
 
 CROSS_SEED = 0  # of the folds in which held-out rows are calibrated by others
 
@@ -52,6 +54,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
 
     prevalence: str
     calibration: str
+    missing: str
     rehearsal: str | None
     random_state: Any
     about_: Mapping[str, str] = MappingProxyType(
@@ -69,15 +72,12 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
     _calibrations: tuple[Calibration, Calibration]
     _balance: Balance | None = None  # the mean of f at z, which is divided out
     _deviation: Tensor | None = None  # (D,) how far the training sites' g differ, feature by feature
+    _joint: Any = None  # r over points of z, for rows that lack z
     _prior: SitePrior  # what the training sites say about a new one
 
     @abstractmethod
     def _check_settings(self) -> Any:
         """Raise a ValueError that names every setting that is wrong."""
-
-    @abstractmethod
-    def adapt(self, X: Any, sample_confounder: Any = None) -> AdaptedClassifier:
-        """Adapt to a new site from unlabeled rows; the model is unchanged."""
 
     @abstractmethod
     def _read(self, X: Any) -> Any:
@@ -221,6 +221,45 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         check_is_fitted(self)
         return plan_labels_from_held_out(self, **wanted)
 
+    def adapt(
+        self,
+        X: Any,
+        sample_confounder: Any = None,
+        y: Any = None,
+        groups: Any = None,
+        sample_weight: Any = None,
+        fallback: str | None = None,
+        policy: str = "auto",
+        level_scale: float | None = None,
+        confounder_columns: Any = None,
+        known_prevalence: Any = None,
+    ) -> AdaptedClassifier:
+        """Adapt to a new site from unlabeled rows (and a few labels, where there are any); the model is unchanged.
+
+        X is as at `fit`: inputs, or probabilities where a `PrevalenceAdjuster` was fitted to probabilities.
+        `groups` (patients): intervals and the diagnosis allow for rows of one being alike.
+        `policy`: "auto" believes the rows as far as the rehearsal allows, and not where a check of the assumption fails
+        (`outcome` says what was done and why); "as trained" not at all: predictions are those of the model itself;
+        "rows" wholly, by maximum likelihood, for research. `fallback` is its old name and warns.
+        `level_scale` is how far the level of g may lie from that of the training sites, in log-odds; None takes what
+        these show, 3 is a very different site.
+        `confounder_columns` are the columns of X that hold z, instead of `sample_confounder`; predictions at the site
+        then read z from there too.
+        `known_prevalence` is P(y) here where it is known from elsewhere: of two classes that of the last one,
+        `(value, low, high)` with a 95% interval, a dict by class, or a table by strata of z with a column "prevalence"
+        (and "low", "high"). Predictions then have that mean, and a warning says where the rows speak against it. Rows
+        that lack z are then predicted by knockout.
+        """
+        check_is_fitted(self)
+        policy = read_policy(policy, fallback)
+        X, Z = split_confounders(X, sample_confounder, confounder_columns, self)
+        inputs, rows, notes = self._read_site(X, Z, y, groups, sample_weight, "adapt")
+        joint = None if known_prevalence is not None else fit_site_joint(self, inputs, rows)
+        rows = rows_with_joint(self, joint, inputs, rows)
+        known, columns = self._read_known(known_prevalence, policy), confounder_columns
+        own = {"joint": joint, "confounder_columns": None if columns is None else list(columns)}
+        return self._at_site(rows, notes if Z is not None else None, policy, level_scale, known, **own)
+
     def adapt_log_ratio(
         self,
         log_ratio: Any,
@@ -235,45 +274,57 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
     ) -> AdaptedClassifier:
         """Adapt as `adapt` does, given what `log_ratio` said of the rows with this very z: f is computed once."""
         check_is_fitted(self)
-        policy = read_policy(policy, fallback)
+        policy, Z = read_policy(policy, fallback), sample_confounder
         ratios = torch.as_tensor(log_ratio).double().cpu()
-        n_rows = len(ratios)
-        codes = self._quiet_codes(sample_confounder, n_rows)  # what is odd about Z is said by the estimation below
-        labels = None if y is None else read_partial_labels(y, self.classes_, n_rows)
-        kept = in_regions(codes, self._unsupported)
-        if self.confounders_ is not None:
-            warn_kept(codes, self._unsupported, self.confounders_, self.classes_.tolist())
-        use = (~kept).nonzero().flatten()
-        if not len(use):
-            raise ValueError("adapt: every row lies where some class never occurs in training; nothing can be learned")
-        rows = use.numpy()
+        given, notes = self._read_rows(len(ratios), Z, y, groups, sample_weight, "adapt")
         known = self._read_known(known_prevalence, policy)
-        problems = Problems("adapt")
-        weight = None if sample_weight is None else read_weight(sample_weight, n_rows, problems)
-        told = None if labels is None else torch.tensor(labels)
-        own = ScoredRows(
-            log_ratio=ratios,
+        return self._at_site(
+            self._with_log_ratio(given, ratios), notes if Z is not None else None, policy, level_scale, known
+        )
+
+    def _at_site(
+        self,
+        rows: ScoredRows,
+        notes: Notes | None,
+        policy: str,
+        level_scale: float | None,
+        known: Known | None,
+        **own: Any,
+    ) -> AdaptedClassifier:
+        """The model at the site of these rows; `notes` are None where they came without z."""
+        if not bool(rows.supported.any()):
+            raise ValueError("adapt: every row lies where some class never occurs in training; nothing can be learned")
+        prior = None if policy == "rows" else self._prior_of(policy, level_scale)
+        estimate = estimate_rows(self, rows, prior=prior, known=known, notes=notes)
+        return AdaptedClassifier(self, estimate, rows, policy, level_scale, known_prevalence=known, **own)
+
+    def _read_site(self, X: Any, Z: Any, y: Any, groups: Any, weight: Any, call: str) -> tuple[Any, ScoredRows, Notes]:
+        """A site's inputs and rows, read, encoded and scored once, and what is odd about z."""
+        inputs = self._read(X)
+        given, notes = self._read_rows(len(inputs), Z, y, groups, weight, call)
+        log_ratio, features, feature_rows = self._scored(inputs, given.codes)
+        return inputs, self._with_log_ratio(given, log_ratio, features=features, feature_rows=feature_rows), notes
+
+    def _read_rows(self, n_rows: int, Z: Any, y: Any, groups: Any, weight: Any, call: str) -> tuple[SiteRows, Notes]:
+        """What comes beside the inputs of rows, checked; and what is odd about z, of which it warns."""
+        problems = Problems(call)
+        codes, notes = self._encode(Z, n_rows)
+        rows = SiteRows(
             codes=codes,
-            supported=~kept,
-            weight=weight,
+            weight=None if weight is None else read_weight(weight, n_rows, problems),
             groups=read_groups(groups, n_rows, problems),
-            y=told,
+            y=read_partial_labels(y, self.classes_, n_rows, problems),
         )
-        estimate = estimate_prevalence(
-            ratios[use].numpy(),
-            take_rows(sample_confounder, rows),
-            model="constant" if sample_confounder is None else self.prevalence,
-            prior=None if policy == "rows" else self._prior_of(policy, level_scale),
-            confounders=self.confounders_,
-            y=take_rows(labels, rows),
-            groups=take_rows(groups, rows),
-            sample_weight=take_rows(sample_weight, rows),
-            known_prevalence=self._where_supported(known, own),
-            random_state=self.random_state,
-        )
-        here = AdaptedClassifier(self, estimate, own, policy, level_scale)
-        here.known_prevalence = known
-        return here
+        problems.raise_if_any()
+        notes.warn(stacklevel=5)
+        return rows, notes
+
+    def _with_log_ratio(self, rows: SiteRows, log_ratio: Tensor, **features: Tensor | None) -> ScoredRows:
+        """The rows with log f; a warning says where it is not identified."""
+        if self.confounders_ is not None:
+            warn_kept(rows.codes, self._unsupported, self.confounders_, self.classes_.tolist())
+        supported = ~in_regions(rows.codes, self._unsupported)
+        return rows.extended(ScoredRows, log_ratio=log_ratio, supported=supported, **features)
 
     def _read_known(self, value: Any, policy: str) -> Known | None:
         """A known prevalence by class labels, or by strata of z."""
@@ -306,12 +357,6 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
             return prior
         return replace(prior, slope=1.0, level_error=0.0, trusted_rows=float("inf"))
 
-    def _quiet_codes(self, Z: Any, n_rows: int) -> Tensor:
-        """Codes of z, without a word about what is odd in it."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return self._codes(Z, n_rows)
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the model as a folder that `sitewise.load` reads: JSON, safetensors and a card, nothing that runs code.
 
@@ -332,16 +377,28 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         return by_site(site, {s: self._site_prevalences[name] for s, name in enumerate(names)}).log_prob(codes)
 
     def _codes(self, Z: Any, n_rows: int) -> Tensor:
+        """z of rows to predict, encoded; a warning says what is odd about it."""
+        codes, notes = self._encode(Z, n_rows)
+        notes.warn(stacklevel=4)
+        return codes
+
+    def _encode(self, Z: Any, n_rows: int) -> tuple[Tensor, Notes]:
+        """Codes of z, and what is odd about it."""
         if self.confounders_ is None:
             if Z is not None:
                 raise ValueError("sample_confounder is given, but the model was trained without confounders")
-            return torch.zeros(n_rows, 0, dtype=torch.float64)
+            return torch.zeros(n_rows, 0, dtype=torch.float64), Notes()
         if Z is None:
-            return self.confounders_.missing_codes().expand(n_rows, -1)
-        codes, _ = self.confounders_.encode(Z)
+            return self.confounders_.missing_codes().expand(n_rows, -1), Notes()
+        codes, notes = self.confounders_.encode(Z, quiet=True)
         if len(codes) != n_rows:
             raise ValueError(f"sample_confounder has {len(codes)} row(s), X has {n_rows}")
-        return codes
+        return codes, notes
+
+    def _scored(self, X: Any, codes: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Calibrated log f, and features as in `_score`."""
+        raw_log_ratio, features, feature_rows = self._score(X, codes)
+        return self._calibrated(raw_log_ratio, codes), features, feature_rows
 
     def _log_ratio(self, X: Any, codes: Tensor) -> Tensor:
         return self._calibrated(self._raw_log_ratio(X, codes), codes)

@@ -189,8 +189,8 @@ def test_auto_trusts_the_joint_model_only_where_held_out_labels_do(model, site):
     assert model._joint.trusted
     held = TRAINING[1].draw(400, 11)
     codes = model.confounders_.encode(held.Z)[0]
-    X, y, site = torch.tensor(held.X), torch.tensor(held.y), torch.zeros(400).long()
-    rows = LabeledRows(X=X, y=y, weight=torch.ones(400), site=site, codes=codes)
+    X, y, one_site = torch.tensor(held.X), torch.tensor(held.y), torch.zeros(400).long()
+    rows = LabeledRows(X=X, y=y, weight=torch.ones(400), site=one_site, codes=codes)
     ruined = by(model, "auto")
     impossible = model._joint.possible.clone()
     impossible[1:, 1] = False

@@ -94,7 +94,7 @@ def site_grounds(here: "AdaptedClassifier", failed: str | None) -> Grounds:
 def _estimated_again(here: "AdaptedClassifier", rows: ScoredRows, prior: SitePrior | None) -> PrevalenceEstimate:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what there is to say of the rows, `adapt` has said
-        return estimate_rows(here, rows, prior=prior)
+        return estimate_rows(here.model, rows, prior=prior, known=here.known_prevalence)
 
 
 def along(made: Tensor, asked: Tensor) -> float:

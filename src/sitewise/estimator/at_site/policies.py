@@ -25,5 +25,5 @@ def read_policy(policy: str, fallback: str | None = None) -> str:
         problems.add(f"fallback must be None or 'pooled', got {fallback!r}{did_you_mean(fallback, ['pooled'])}")
     problems.raise_if_any()
     if fallback is not None:
-        warnings.warn(OLD_NAME.format(value=fallback), DeprecationWarning, stacklevel=4)
+        warnings.warn(OLD_NAME.format(value=fallback), DeprecationWarning, stacklevel=3)
     return policy

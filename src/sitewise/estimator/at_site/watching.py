@@ -9,7 +9,6 @@ import torch
 
 from sitewise.adaptation import PrevalenceEstimate
 from sitewise.arrays import Problems, read_column
-from sitewise.estimator.at_site.updating import read_rows
 from sitewise.monitoring import monitor
 from sitewise.sites import take_rows
 
@@ -24,7 +23,7 @@ def watch(
 ) -> pd.DataFrame:
     """What `monitor` finds in rows that the site's model scores, the site's own g being the first shape over z."""
     model = here.model
-    rows, _ = read_rows(model, X, Z, None, groups, weight)
+    _, rows, _ = model._read_site(X, Z, None, groups, weight, "monitor")
     problems = Problems("monitor")
     times = read_column(time, "time", len(rows), problems)
     problems.raise_if_any()

@@ -194,19 +194,18 @@ def read_domain(sample_domain: Any, n_rows: int, problems: Problems) -> tuple[li
     return list(names), torch.tensor(codes, dtype=torch.int64)
 
 
-def read_partial_labels(y: Any, classes: Array, n_rows: int) -> Array:
-    """Class numbers as floats, NaN where a label is missing."""
-    problems = Problems("adapt")
-    column = read_column(y, "y", n_rows, problems)
-    problems.raise_if_any()
-    assert column is not None
+def read_partial_labels(y: Any, classes: Array, n_rows: int, problems: Problems) -> Tensor | None:
+    """Class numbers as floats, NaN where a label is missing; None where there are no labels."""
+    column = None if y is None else read_column(y, "y", n_rows, problems)
+    if column is None:
+        return None
     number_of = {label: float(number) for number, label in enumerate(classes.tolist())}
     numbers = column.map(number_of).to_numpy(dtype=np.float64)
     strange = np.isnan(numbers) & column.notna().to_numpy()
     if strange.any():
         first = int(np.flatnonzero(strange)[0])
-        raise ValueError(
+        problems.add(
             f"y must hold the classes {classes.tolist()} and NaN or None where unknown, "
             f"got {column.tolist()[first]!r} at row {first}"
         )
-    return numbers
+    return torch.tensor(numbers)

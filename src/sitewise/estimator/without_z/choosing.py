@@ -2,21 +2,20 @@
 
 import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from sitewise.adaptation import estimate_prevalence
 from sitewise.adaptation.joint import JointEstimate, estimate_joint
-from sitewise.estimator.source.reading import read_partial_labels
 from sitewise.estimator.source.regions import EXPECTED_ROWS
 from sitewise.estimator.source.splitting import evenly
 from sitewise.estimator.without_z.joint import ENOUGH_ROWS, JointModel
 from sitewise.estimator.without_z.predicting import joint_log_ratio, lacking
 from sitewise.inputs import Inputs, take_inputs
 from sitewise.posterior import combine
-from sitewise.rows import LabeledRows
+from sitewise.rows import LabeledRows, SiteRows
 
 if TYPE_CHECKING:
     from sitewise.estimator.gpa import GPAClassifier
@@ -29,9 +28,7 @@ MARGIN = 1.0  # of left-out log-likelihood by which the joint model must be bett
 NO_JOINT = "missing='joint' needs confounders in training, and some rows that have all of them: use missing='auto'"
 
 
-def fit_site_joint(
-    model: "GPAClassifier", X: Inputs, codes: Tensor, labels: Any = None, weight: Any = None
-) -> JointEstimate | None:
+def fit_site_joint(model: "GPAClassifier", X: Inputs, given: SiteRows) -> JointEstimate | None:
     """The site's joint of (z, y) from all its rows, known labels and known parts of z counted in.
 
     None where the model is to go without: `missing="knockout"`; or, for "auto", some rows have all of z and g(z) is
@@ -39,24 +36,23 @@ def fit_site_joint(
     """
     if model.missing == "joint" and model._joint is None:
         raise ValueError(NO_JOINT)
-    short = lacking(model, codes)
+    short = lacking(model, given.codes)
     if model._joint is None or model.missing == "knockout":
         return None
     if model.missing == "auto" and not (model._joint.trusted and short.all()):
         return None
-    log_ratio = joint_log_ratio(model, X, codes)
-    if labels is not None:
-        known = torch.tensor(read_partial_labels(labels, model.classes_, len(X)))
-        other = torch.arange(len(model.classes_)) != known[:, None]
-        log_ratio = log_ratio.masked_fill((other & ~known.isnan()[:, None])[:, None], -torch.inf)
-    estimate = estimate_joint(log_ratio, prior=model._joint.prior, sample_weight=weight)
+    log_ratio = joint_log_ratio(model, X, given.codes)
+    if given.y is not None:
+        other = torch.arange(len(model.classes_)) != given.y[:, None]
+        log_ratio = log_ratio.masked_fill((other & ~given.y.isnan()[:, None])[:, None], -torch.inf)
+    estimate = estimate_joint(log_ratio, prior=model._joint.prior, sample_weight=given.weight)
     if model.missing == "joint":
         return estimate
     rows = short.nonzero().flatten()
-    row_weight = None if weight is None else torch.as_tensor(weight)[rows]
+    row_weight = None if given.weight is None else given.weight[rows]
     blank = model.confounders_.missing_codes().expand(len(rows), -1)  # type: ignore[union-attr]
     hidden = estimate
-    if labels is not None or not torch.equal(blank, codes):
+    if given.y is not None or not torch.equal(blank, given.codes):
         hidden_ratio = joint_log_ratio(model, take_inputs(X, rows), blank)
         hidden = estimate_joint(hidden_ratio, prior=model._joint.prior, sample_weight=row_weight)
     return (

@@ -1,5 +1,6 @@
 """Predictions for rows that lack z, from the joint model and a site's joint of (z, y)."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from sitewise.adaptation.joint import JointEstimate, joint_posterior
 from sitewise.inputs import Inputs, take_inputs
+from sitewise.rows import ScoredRows
 
 if TYPE_CHECKING:
     from sitewise.estimator.gpa import GPAClassifier
@@ -53,6 +55,13 @@ def with_joint(
     log_posterior = joint_log_posterior(model, site, take_inputs(X, rows), codes[rows])
     marginal = site.weights.sum(0).cpu().clamp_min(1e-300).log()
     return log_ratio.index_copy(0, rows, log_posterior - marginal)
+
+
+def rows_with_joint(model: "GPAClassifier", site: JointEstimate | None, X: Inputs, rows: ScoredRows) -> ScoredRows:
+    """The same for a site's rows, which keep the log f that is replaced."""
+    if site is None:
+        return rows
+    return replace(rows, log_ratio=with_joint(model, site, X, rows.codes, rows.log_ratio), without_z=rows.log_ratio)
 
 
 def with_joint_marginal(
