@@ -199,14 +199,14 @@ def scores(number, change, size):
     for z in (0, 1):
         X = color(changed_digits(images, change, size, rng), np.full(len(images), z))
         X = changed_colours(X, change, size, rng)
-        codes = model._codes(colour_names(np.full(len(images), z)), len(images))
+        codes = model.codes_of(colour_names(np.full(len(images), z)), len(images))
         inputs = torch.tensor(X)
         features = []
         raw = []
         for start in range(0, len(X), FEATURE_ROWS):  # features of all rows, a few at a time
             place = slice(start, start + FEATURE_ROWS)
             one, some, _ = score_keeping_features(
-                model._scorer, inputs[place], network_inputs(model.confounders_, codes[place]), 2
+                model.scorer_, inputs[place], network_inputs(model.confounders_, codes[place]), 2
             )
             raw.append(one)
             features.append(some)
@@ -264,7 +264,7 @@ def colored(case):
         y, z = from_table(n, mix, rng)
         chosen = rows[draw(labels[rows], y, rng)]
         log_prevalence = torch.tensor(np.log(mix / mix.sum(0)).T[z])
-        codes = model._codes(colour_names(z), n)
+        codes = model.codes_of(colour_names(z), n)
         for change, size in [(case.change, case.size), ("none", 0.0)] if which else [("none", 0.0)]:
             raw, features = scores(number, change, size)
             parts.append((raw[z, chosen], log_prevalence, y, codes, features[z, chosen]))

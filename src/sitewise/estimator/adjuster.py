@@ -111,7 +111,7 @@ class PrevalenceAdjuster(SiteModel):
     >>> here = pairs.adapt(proba_of_pairs_new)
     """
 
-    _joint: PairModel | None = None
+    joint_: PairModel | None = None
     _column_names: tuple[str, ...] | None = None  # of a frame of probabilities at fit
 
     def __init__(
@@ -160,10 +160,10 @@ class PrevalenceAdjuster(SiteModel):
             raise ValueError("PrevalenceAdjuster: " + NO_SITES.format(count=len(data.site_names)))
         warn_separated(classifier.by_class(data.rows.X), data.rows.y)  # type: ignore[arg-type]
         self._learn(data, seed)
-        self._classifier, self.estimator_ = classifier, classifier.estimator
+        self.classifier_, self.estimator_ = classifier, classifier.estimator
         self._note_inputs(X)
         self.rehearsal_ = rehearse(self, data, lambda parts: self._fit_folds(parts, data, X, seed))
-        self._prior = self.rehearsal_.numbers.put_into(self._prior)
+        self.prior_ = self.rehearsal_.numbers.put_into(self.prior_)
         return self
 
     def _fit_folds(self, parts: list[Part], data: TrainingData, X: Any, seed: int) -> Iterator[Fold]:
@@ -200,11 +200,11 @@ class PrevalenceAdjuster(SiteModel):
         own = cross_fit(self.prevalence, rows, *options)
         self.classes_, self.sites_, self.confounders_ = data.classes, data.site_names, schema
         self.training_summary_ = summarize_training(data)
-        self._site_prevalences, self._pooled_prevalence = sites, pooled
-        self._unsupported = find_unsupported(rows, n_classes, schema)
-        self._deviation = between_sites(rows, n_classes, schema)
+        self.site_prevalences_, self.pooled_prevalence_ = sites, pooled
+        self.unsupported_ = find_unsupported(rows, n_classes, schema)
+        self.deviation_ = between_sites(rows, n_classes, schema)
         names = tuple(map(str, data.site_names))
-        self._training_table = TrainingTable.of(rows.codes, rows.y, rows.site, names, n_classes, schema)
+        self.training_table_ = TrainingTable.of(rows.codes, rows.y, rows.site, names, n_classes, schema)
         if self.joint is not None:
             self._learn_pairs(rows, own)
             return
@@ -230,21 +230,21 @@ class PrevalenceAdjuster(SiteModel):
             calibration=self.calibration,
             folds=folds(rows, seed),
         )
-        self._ratio, self.classifier_sees_, self.held_out_nll_ = chosen.ratio, chosen.sees, chosen.nll
+        self.ratio_, self.classifier_sees_, self.held_out_nll_ = chosen.ratio, chosen.sees, chosen.nll
         numbered = replace(rows, X=torch.arange(len(rows))[:, None])
         self._hold_out(score_held_out(numbered, own, schema, chosen.cross_fitted.score))
-        self._joint = None
+        self.joint_ = None
 
     def _learn_pairs(self, rows: LabeledRows, own: RowPrevalence) -> None:
         """From log P(y, z|x) of checked rows: log f, which needs no fit, and r over the z-points."""
         points = read_points(self.joint, self.confounders_)
         assert self.confounders_ is not None
         bank, prior = fit_pairs(rows, points, self.confounders_, len(self.classes_))
-        self._ratio = PairRatio(bank, self._pooled_prevalence)
+        self.ratio_ = PairRatio(bank, self.pooled_prevalence_)
         self.classifier_sees_, self.held_out_nll_ = "xz", {}
-        self._hold_out(score_held_out(rows, own, self.confounders_, self._score))  # type: ignore[arg-type]
-        self._joint = fit_pair_model(rows, bank, prior, self._unsupported, self.calibration)
-        self._joint = judged(self, rows)  # type: ignore[assignment]
+        self._hold_out(score_held_out(rows, own, self.confounders_, self.score_raw))  # type: ignore[arg-type]
+        self.joint_ = fit_pair_model(rows, bank, prior, self.unsupported_, self.calibration)
+        self.joint_ = judged(self, rows)  # type: ignore[assignment]
 
     def _check_settings(self) -> None:
         problems = Problems("PrevalenceAdjuster")
@@ -310,18 +310,20 @@ class PrevalenceAdjuster(SiteModel):
             if hasattr(source, name) and not isinstance(source, nn.Module):
                 setattr(self, name, getattr(source, name))
         if source is None:
-            self.n_features_in_ = len(self._classifier.columns)
+            self.n_features_in_ = len(self.classifier_.columns)
         self._column_names = column_names(X) if source is None and isinstance(X, pd.DataFrame) else None
 
-    def _facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
+        """The classifier, and what it was taken to see."""
         name = "probabilities handed over" if self.estimator_ is None else type(self.estimator_).__name__
         facts = {"classifier": name, "classifier sees": self.classifier_sees_}
         if self.joint is not None:
             facts["classifier gives"] = f"P(y, z|x) over {len(self.joint)} values of z"
         return facts | {f"held-out NLL if it sees {sees}": nll for sees, nll in self.held_out_nll_.items()}
 
-    def _read(self, X: Any) -> Tensor:
-        return self._classifier.log_proba(self._in_fitted_order(X))
+    def inputs_of(self, X: Any) -> Tensor:
+        """log p of rows."""
+        return self.classifier_.log_proba(self._in_fitted_order(X))
 
     def _in_fitted_order(self, X: Any) -> Any:
         """A frame of probabilities with its columns as at fit, or as the classes; ValueError where they differ."""
@@ -338,17 +340,21 @@ class PrevalenceAdjuster(SiteModel):
             )
         return X.iloc[:, [names.index(name) for name in fitted]]
 
-    def _log_ratio(self, X: Tensor, codes: Tensor) -> Tensor:
-        return in_stretches(super()._log_ratio, X, codes)
+    def calibrated_log_ratio(self, X: Tensor, codes: Tensor) -> Tensor:
+        """Calibrated log f, some rows at a time."""
+        return in_stretches(super().calibrated_log_ratio, X, codes)
 
-    def _raw_log_ratio(self, X: Tensor, codes: Tensor) -> Tensor:
-        return self._ratio.log_ratio(X, codes)
+    def raw_log_ratio(self, X: Tensor, codes: Tensor) -> Tensor:
+        """log f before calibration, from log p."""
+        return self.ratio_.log_ratio(X, codes)
 
-    def _score(self, X: Tensor, codes: Tensor) -> tuple[Tensor, None, None]:
-        return self._raw_log_ratio(X, codes), None, None
+    def score_raw(self, X: Tensor, codes: Tensor) -> tuple[Tensor, None, None]:
+        """log f before calibration; there are no features."""
+        return self.raw_log_ratio(X, codes), None, None
 
-    def _scored(self, X: Tensor, codes: Tensor) -> tuple[Tensor, None, None]:
-        return self._log_ratio(X, codes), None, None
+    def score_calibrated(self, X: Tensor, codes: Tensor) -> tuple[Tensor, None, None]:
+        """Calibrated log f; there are no features."""
+        return self.calibrated_log_ratio(X, codes), None, None
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

@@ -101,7 +101,7 @@ class GPAClassifier(SiteModel):
     input_shape_: tuple[int, ...] | None
     training_history_: list[dict[str, Any]]
     best_epoch_: int
-    _joint: JointModel | None = None
+    joint_: JointModel | None = None
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class GPAClassifier(SiteModel):
                 yield Fold(fold, lambda rows: data.rows.take(rows).X)
 
         self.rehearsal_ = rehearse(self, data, fit_folds)
-        self._prior = self.rehearsal_.numbers.put_into(self._prior)
+        self.prior_ = self.rehearsal_.numbers.put_into(self.prior_)
         for path in checkpoints:
             path.unlink(missing_ok=True)
 
@@ -218,12 +218,12 @@ class GPAClassifier(SiteModel):
         self.training_summary_ = summarize_training(data)
         kept, held = split_validation(data, self.validation, seed)
         training, validation = data.rows.take(kept), data.rows.take(held)
-        self._site_prevalences = self._fit_sites(training, data, seed)
-        self._pooled_prevalence = self._fit_prevalence(data.rows, seed)
-        self._unsupported = find_unsupported(data.rows, len(data.classes), data.schema)
-        self._deviation = between_sites(data.rows, len(data.classes), data.schema)
+        self.site_prevalences_ = self._fit_sites(training, data, seed)
+        self.pooled_prevalence_ = self.fit_prevalence(data.rows, seed)
+        self.unsupported_ = find_unsupported(data.rows, len(data.classes), data.schema)
+        self.deviation_ = between_sites(data.rows, len(data.classes), data.schema)
         names = tuple(map(str, data.site_names))
-        self._training_table = TrainingTable.of(
+        self.training_table_ = TrainingTable.of(
             data.rows.codes, data.rows.y, data.rows.site, names, len(data.classes), data.schema
         )
         validation_prevalence = self._validation_prevalence(validation, seed)
@@ -251,12 +251,12 @@ class GPAClassifier(SiteModel):
             checkpoint=_checkpoint_of(self.checkpoint, label),
             keep_checkpoint=True,
         )
-        self._scorer = Scorer(trained.module, self.device)
+        self.scorer_ = Scorer(trained.module, self.device)
         self.training_history_, self.best_epoch_ = trained.history, trained.best_epoch
-        self._hold_out(score_held_out(validation, validation_prevalence, self.confounders_, self._score))
+        self._hold_out(score_held_out(validation, validation_prevalence, self.confounders_, self.score_raw))
         learns = self.missing != "knockout" and self.confounders_ is not None
-        self._joint = fit_joint_model(self, training, validation, seed) if learns else None
-        self._joint = judged(self, validation)
+        self.joint_ = fit_joint_model(self, training, validation, seed) if learns else None
+        self.joint_ = judged(self, validation)
         return [] if trained.checkpoint is None else [trained.checkpoint]
 
     def _check_settings(self) -> Recipe:
@@ -279,17 +279,18 @@ class GPAClassifier(SiteModel):
         problems.raise_if_any()
         return recipe
 
-    def _fit_prevalence(self, rows: LabeledRows, seed: int) -> Prevalence:
+    def fit_prevalence(self, rows: LabeledRows, seed: int) -> Prevalence:
+        """g of labeled rows, by the model of g that was asked for."""
         return fit_prevalence(self.prevalence, rows, len(self.classes_), self.confounders_, self.knockout, seed)
 
     def _fit_sites(self, training: LabeledRows, data: TrainingData, seed: int) -> dict[Any, Prevalence]:
         """g of every site that has training rows (all but a validation site)."""
         sites = torch.unique(training.site).tolist()
-        return {data.site_names[s]: self._fit_prevalence(training.take(training.site == s), seed) for s in sites}
+        return {data.site_names[s]: self.fit_prevalence(training.take(training.site == s), seed) for s in sites}
 
     def _validation_prevalence(self, validation: LabeledRows, seed: int) -> RowPrevalence:
         """g for the held-out rows by models that saw none of their labels."""
-        models = {s: self._site_prevalences[n] for s, n in enumerate(self.sites_) if n in self._site_prevalences}
+        models = {s: self.site_prevalences_[n] for s, n in enumerate(self.sites_) if n in self.site_prevalences_}
         if all(s in models for s in torch.unique(validation.site).tolist()):
             return by_site(validation.site, models)
         n_classes = len(self.classes_)
@@ -306,7 +307,7 @@ class GPAClassifier(SiteModel):
             held = held.balanced()
         log_prevalence = prevalence.log_prob(validation.codes) if len(validation) else None
         augment = AUGMENTATIONS[recipe.augment] if recipe.augment else None
-        models = list(self._site_prevalences.values())
+        models = list(self.site_prevalences_.values())
         return RatioObjective(rows, held, self.confounders_, models, log_prevalence, self.knockout, augment)
 
     def calibrate(
@@ -325,18 +326,19 @@ class GPAClassifier(SiteModel):
         problems.raise_if_any()
         number_of = torch.tensor(np.searchsorted(self.classes_, labels))
         weight = torch.ones(len(inputs))
-        codes = self._codes(sample_confounder, len(inputs))
+        codes = self.codes_of(sample_confounder, len(inputs))
         numbers = number_of[torch.tensor(target)]
         rows = LabeledRows(X=inputs, y=numbers, weight=weight, site=site, codes=codes, groups=group)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         n_classes = len(self.classes_)
         own = cross_fit(self.prevalence, rows, n_classes, self.confounders_, self.knockout, seed)
-        self._hold_out(score_held_out(rows, own, self.confounders_, self._score))
-        self._joint = None if self._joint is None else calibrate_critic(self, self._joint, rows, seed)
-        self._joint = judged(self, rows)
+        self._hold_out(score_held_out(rows, own, self.confounders_, self.score_raw))
+        self.joint_ = None if self.joint_ is None else calibrate_critic(self, self.joint_, rows, seed)
+        self.joint_ = judged(self, rows)
         return self
 
-    def _facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
+        """The network and its training."""
         return {
             "network": self.backbone if isinstance(self.backbone, str) else type(self.backbone).__name__,
             "knockout": float(self.knockout),
@@ -344,17 +346,18 @@ class GPAClassifier(SiteModel):
             "epochs, of which kept": f"{len(self.training_history_)}, {self.best_epoch_ + 1}",
         }
 
-    def _read(self, X: Any) -> Inputs:
+    def inputs_of(self, X: Any) -> Inputs:
+        """X as at fit, checked."""
         return read_inputs(self, X, reset=False)
 
-    def _raw_log_ratio(self, X: Inputs, codes: Tensor) -> Tensor:
+    def raw_log_ratio(self, X: Inputs, codes: Tensor) -> Tensor:
         """log f before calibration."""
-        return cached_log_ratio(self.cache, self._scorer, X, network_inputs(self.confounders_, codes))
+        return cached_log_ratio(self.cache, self.scorer_, X, network_inputs(self.confounders_, codes))
 
-    def _score(self, X: Inputs, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def score_raw(self, X: Inputs, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """log f before calibration, and the features of some of the rows."""
         z = network_inputs(self.confounders_, codes)
-        return cached_score(self.cache, self._scorer, X, z, len(self.classes_))
+        return cached_score(self.cache, self.scorer_, X, z, len(self.classes_))
 
 
 def _learn_fold(

@@ -48,8 +48,15 @@ CROSS_SEED = 0  # of the folds in which held-out rows are calibrated by others
 class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type: ignore[misc]
     """A fitted f with the g of its training sites; where f comes from is a subclass's business.
 
-    A subclass reads inputs (`_read`) and scores them (`_raw_log_ratio`, `_score`); its `fit` sets all that is declared
-    here.
+    A subclass reads inputs (`inputs_of`) and scores them (`raw_log_ratio`, `score_raw`); its `fit` sets all that is
+    declared here. The other modules of the package ask a model for
+
+    - what it learned: `pooled_prevalence_` and `site_prevalences_` (g), `unsupported_` (regions where f is not
+      identified), `held_out_` rows with `balance_` and `calibrations_`, `prior_` of a new site, `joint_` for rows
+      without z;
+    - rows, read once: `read_site` (inputs too), `read_rows`, `codes_of`;
+    - log f of inputs and codes: `calibrated_log_ratio`, and in steps `raw_log_ratio`, `balanced`, `calibrated`;
+    - held-out rows as they serve: `telling_rows`, `cross_calibrated`; and `prior_of` a policy.
     """
 
     prevalence: str
@@ -64,42 +71,42 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
     sites_: list[Any]
     confounders_: Confounders | None
     training_summary_: TrainingSummary
-    _site_prevalences: dict[Any, Prevalence]
-    _pooled_prevalence: Prevalence
-    _unsupported: tuple[Region, ...]
-    _training_table: TrainingTable
-    _held_out: tuple[HeldOut, HeldOut]  # with all of z, and with z hidden
-    _calibrations: tuple[Calibration, Calibration]
-    _balance: Balance | None = None  # the mean of f at z, which is divided out
-    _deviation: Tensor | None = None  # (D,) how far the training sites' g differ, feature by feature
-    _joint: Any = None  # r over points of z, for rows that lack z
-    _prior: SitePrior  # what the training sites say about a new one
+    site_prevalences_: dict[Any, Prevalence]
+    pooled_prevalence_: Prevalence
+    unsupported_: tuple[Region, ...]
+    training_table_: TrainingTable
+    held_out_: tuple[HeldOut, HeldOut]  # with all of z, and with z hidden
+    calibrations_: tuple[Calibration, Calibration]
+    balance_: Balance | None = None  # the mean of f at z, which is divided out
+    deviation_: Tensor | None = None  # (D,) how far the training sites' g differ, feature by feature
+    joint_: Any = None  # r over points of z, for rows that lack z
+    prior_: SitePrior  # what the training sites say about a new one
 
     @abstractmethod
     def _check_settings(self) -> Any:
         """Raise a ValueError that names every setting that is wrong."""
 
     @abstractmethod
-    def _read(self, X: Any) -> Any:
+    def inputs_of(self, X: Any) -> Any:
         """X as scoring wants it, checked; it has a length."""
 
     @abstractmethod
-    def _raw_log_ratio(self, X: Any, codes: Tensor) -> Tensor:
+    def raw_log_ratio(self, X: Any, codes: Tensor) -> Tensor:
         """log f before calibration, (n, K)."""
 
     @abstractmethod
-    def _score(self, X: Any, codes: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def score_raw(self, X: Any, codes: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """log f before calibration, and the features of some of the rows with their numbers, if there are features."""
 
     @abstractmethod
-    def _facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """How f came about, by heading, for reports."""
 
     def log_ratio(self, X: Any, sample_confounder: Any = None) -> Any:
         """Calibrated log f(x,z), (n, K), for the array-level functions; z missing in part or whole is averaged out."""
         check_is_fitted(self)
-        inputs = self._read(X)
-        return _like(X, self._log_ratio(inputs, self._codes(sample_confounder, len(inputs))))
+        inputs = self.inputs_of(X)
+        return _like(X, self.calibrated_log_ratio(inputs, self.codes_of(sample_confounder, len(inputs))))
 
     def transform(self, X: Any, sample_confounder: Any = None) -> Any:
         """What is stable from site to site, the same as `log_ratio`; a frame after `set_output(transform="pandas")`."""
@@ -113,13 +120,13 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
     def predict_proba(self, X: Any, sample_domain: Any = None, sample_confounder: Any = None) -> Any:
         """P(y|x,z) with the g of each row's training site; without `sample_domain`, of all training rows together."""
         check_is_fitted(self)
-        inputs = self._read(X)
-        codes = self._codes(sample_confounder, len(inputs))
+        inputs = self.inputs_of(X)
+        codes = self.codes_of(sample_confounder, len(inputs))
         if sample_domain is None:
-            log_prevalence = self._pooled_prevalence.log_prob(codes)
+            log_prevalence = self.pooled_prevalence_.log_prob(codes)
         else:
             log_prevalence = self._training_prevalence(sample_domain, codes)
-        return _like(X, combine(self._log_ratio(inputs, codes), log_prevalence).exp())
+        return _like(X, combine(self.calibrated_log_ratio(inputs, codes), log_prevalence).exp())
 
     def predict(self, X: Any, sample_domain: Any = None, sample_confounder: Any = None) -> Any:
         """The most probable class of every row."""
@@ -128,36 +135,36 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
 
     def _hold_out(self, held: tuple[HeldOut, HeldOut]) -> None:
         """Keep held-out rows: f is balanced on them, then calibrated; without calibration it stays as it is."""
-        self._balance = None
+        self.balance_ = None
         if self.calibration != "none":
-            self._balance = fit_balance(held[0], self.confounders_, len(self.classes_))
-        if self._balance is not None:
-            held = held[0].balanced(self._balance.log_mean), held[1].balanced(self._balance.log_mean)
-        self._held_out = held
+            self.balance_ = fit_balance(held[0], self.confounders_, len(self.classes_))
+        if self.balance_ is not None:
+            held = held[0].balanced(self.balance_.log_mean), held[1].balanced(self.balance_.log_mean)
+        self.held_out_ = held
         self._calibrate_held_out()
 
     def _calibrate_held_out(self) -> None:
         """Calibrate f on the rows held out, and note what they say of its error."""
-        self._calibrations = self._fit_calibrations()
-        telling = self._telling_rows()
+        self.calibrations_ = self._fit_calibrations()
+        telling = self.telling_rows()
         which = not len(telling[0])
         rows = telling[which]
-        self._prior = SitePrior(self._pooled_prevalence, deviation=self._deviation)
+        self.prior_ = SitePrior(self.pooled_prevalence_, deviation=self.deviation_)
         if len(rows):
-            calibrated = self._calibrations[which].apply(rows.raw_log_ratio)
-            self._prior = describe_source(rows, calibrated, self._pooled_prevalence, self._deviation)
+            calibrated = self.calibrations_[which].apply(rows.raw_log_ratio)
+            self.prior_ = describe_source(rows, calibrated, self.pooled_prevalence_, self.deviation_)
 
-    def _cross_calibrated(self, held: HeldOut) -> Tensor:
+    def cross_calibrated(self, held: HeldOut) -> Tensor:
         """log f (n, K) of held-out rows, each balanced and calibrated by other ones."""
         if self.calibration == "none":
             return held.raw_log_ratio
-        raw = held if self._balance is None else held.shifted(self._balance.log_mean)
+        raw = held if self.balance_ is None else held.shifted(self.balance_.log_mean)
         found = torch.empty_like(raw.raw_log_ratio)
         for fold in folds(raw, CROSS_SEED):
             others = torch.ones(len(raw), dtype=torch.bool)
             others[fold] = False
             apart, own = raw.take(others), raw.take(fold)
-            balance = None if self._balance is None else fit_balance(apart, self.confounders_, len(self.classes_))
+            balance = None if self.balance_ is None else fit_balance(apart, self.confounders_, len(self.classes_))
             if balance is not None:
                 apart, own = apart.balanced(balance.log_mean), own.balanced(balance.log_mean)
             with warnings.catch_warnings():
@@ -168,15 +175,15 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
 
     def _fit_calibrations(self) -> tuple[Calibration, Calibration]:
         """Calibrations for rows with all of z and for rows that lack some of it."""
-        complete, hidden = self._telling_rows()
+        complete, hidden = self.telling_rows()
         n_classes = len(self.classes_)
         first = calibrate(complete, self.calibration, n_classes)
         return first, first if hidden is complete else calibrate(hidden, self.calibration, n_classes)
 
-    def _telling_rows(self) -> tuple[HeldOut, HeldOut]:
+    def telling_rows(self) -> tuple[HeldOut, HeldOut]:
         """The held-out rows that tell about f: where a class cannot occur, its rows would push f away from it."""
-        complete, hidden = self._held_out
-        pushing = in_regions(complete.codes, self._unsupported)
+        complete, hidden = self.held_out_
+        pushing = in_regions(complete.codes, self.unsupported_)
         return (complete.take(~pushing) if bool(pushing.any()) else complete), hidden
 
     def with_calibration(self, calibration: str) -> Self:
@@ -190,9 +197,9 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         if (calibration == "none") == (self.calibration == "none"):  # the same balance
             other._calibrate_held_out()
             return other
-        complete, hidden = self._held_out
-        if self._balance is not None:
-            complete, hidden = complete.shifted(self._balance.log_mean), hidden.shifted(self._balance.log_mean)
+        complete, hidden = self.held_out_
+        if self.balance_ is not None:
+            complete, hidden = complete.shifted(self.balance_.log_mean), hidden.shifted(self.balance_.log_mean)
         other._hold_out((complete, hidden))
         return other
 
@@ -253,7 +260,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         check_is_fitted(self)
         policy = read_policy(policy, fallback)
         X, Z = split_confounders(X, sample_confounder, confounder_columns, self)
-        inputs, rows, notes = self._read_site(X, Z, y, groups, sample_weight, "adapt")
+        inputs, rows, notes = self.read_site(X, Z, y, groups, sample_weight, "adapt")
         joint = None if known_prevalence is not None else fit_site_joint(self, inputs, rows)
         rows = rows_with_joint(self, joint, inputs, rows)
         known, columns = self._read_known(known_prevalence, policy), confounder_columns
@@ -276,7 +283,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         check_is_fitted(self)
         policy, Z = read_policy(policy, fallback), sample_confounder
         ratios = torch.as_tensor(log_ratio).double().cpu()
-        given, notes = self._read_rows(len(ratios), Z, y, groups, sample_weight, "adapt")
+        given, notes = self.read_rows(len(ratios), Z, y, groups, sample_weight, "adapt")
         known = self._read_known(known_prevalence, policy)
         return self._at_site(
             self._with_log_ratio(given, ratios), notes if Z is not None else None, policy, level_scale, known
@@ -294,18 +301,18 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         """The model at the site of these rows; `notes` are None where they came without z."""
         if not bool(rows.supported.any()):
             raise ValueError("adapt: every row lies where some class never occurs in training; nothing can be learned")
-        prior = None if policy == "rows" else self._prior_of(policy, level_scale)
+        prior = None if policy == "rows" else self.prior_of(policy, level_scale)
         estimate = estimate_rows(self, rows, prior=prior, known=known, notes=notes)
         return AdaptedClassifier(self, estimate, rows, policy, level_scale, known_prevalence=known, **own)
 
-    def _read_site(self, X: Any, Z: Any, y: Any, groups: Any, weight: Any, call: str) -> tuple[Any, ScoredRows, Notes]:
+    def read_site(self, X: Any, Z: Any, y: Any, groups: Any, weight: Any, call: str) -> tuple[Any, ScoredRows, Notes]:
         """A site's inputs and rows, read, encoded and scored once, and what is odd about z."""
-        inputs = self._read(X)
-        given, notes = self._read_rows(len(inputs), Z, y, groups, weight, call)
-        log_ratio, features, feature_rows = self._scored(inputs, given.codes)
+        inputs = self.inputs_of(X)
+        given, notes = self.read_rows(len(inputs), Z, y, groups, weight, call)
+        log_ratio, features, feature_rows = self.score_calibrated(inputs, given.codes)
         return inputs, self._with_log_ratio(given, log_ratio, features=features, feature_rows=feature_rows), notes
 
-    def _read_rows(self, n_rows: int, Z: Any, y: Any, groups: Any, weight: Any, call: str) -> tuple[SiteRows, Notes]:
+    def read_rows(self, n_rows: int, Z: Any, y: Any, groups: Any, weight: Any, call: str) -> tuple[SiteRows, Notes]:
         """What comes beside the inputs of rows, checked; and what is odd about z, of which it warns."""
         problems = Problems(call)
         codes, notes = self._encode(Z, n_rows)
@@ -322,8 +329,8 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
     def _with_log_ratio(self, rows: SiteRows, log_ratio: Tensor, **features: Tensor | None) -> ScoredRows:
         """The rows with log f; a warning says where it is not identified."""
         if self.confounders_ is not None:
-            warn_kept(rows.codes, self._unsupported, self.confounders_, self.classes_.tolist())
-        supported = ~in_regions(rows.codes, self._unsupported)
+            warn_kept(rows.codes, self.unsupported_, self.confounders_, self.classes_.tolist())
+        supported = ~in_regions(rows.codes, self.unsupported_)
         return rows.extended(ScoredRows, log_ratio=log_ratio, supported=supported, **features)
 
     def _read_known(self, value: Any, policy: str) -> Known | None:
@@ -337,22 +344,22 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         problems.raise_if_any()
         return known
 
-    def _where_supported(self, known: Known | None, rows: ScoredRows) -> Known | None:
+    def where_supported(self, known: Known | None, rows: ScoredRows) -> Known | None:
         """A known prevalence of the site as that of its rows outside of the regions where the training g is kept."""
         if known is None or known.strata is not None or bool(rows.supported.all()):
             return known
         share, inside = rows.weights / rows.weights.sum(), ~rows.supported
-        kept = combine(rows.log_ratio[inside], self._pooled_prevalence.log_prob(rows.codes[inside])).exp()
+        kept = combine(rows.log_ratio[inside], self.pooled_prevalence_.log_prob(rows.codes[inside])).exp()
         left = (known.share - share[inside] @ kept).clamp_min(1e-6)
         return replace(known, share=left / left.sum(1, keepdim=True))
 
-    def _prior_of(self, policy: str, level_scale: float | None = None) -> SitePrior:
+    def prior_of(self, policy: str, level_scale: float | None = None) -> SitePrior:
         """What is expected of a new site: as rehearsed, or with its rows believed as if f were right there."""
         problems = Problems("adapt")
         if level_scale is not None and not (isinstance(level_scale, Real) and 0 < level_scale < float("inf")):
             problems.add(f"level_scale must be a number above 0 (log-odds), got {level_scale!r}")
         problems.raise_if_any()
-        prior = self._prior if level_scale is None else self._prior.widened(float(level_scale))
+        prior = self.prior_ if level_scale is None else self.prior_.widened(float(level_scale))
         if policy != "rows":
             return prior
         return replace(prior, slope=1.0, level_error=0.0, trusted_rows=float("inf"))
@@ -369,14 +376,14 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
     def _training_prevalence(self, sample_domain: Any, codes: Tensor) -> Tensor:
         problems = Problems("predict")
         names, site = read_domain(sample_domain, len(codes), problems)
-        unknown = [name for name in names if name not in self._site_prevalences]
+        unknown = [name for name in names if name not in self.site_prevalences_]
         if unknown:
-            known = list(self._site_prevalences)
+            known = list(self.site_prevalences_)
             problems.add(f"unknown sample_domain {unknown}; f was trained at {known}. Use adapt() for a new site")
         problems.raise_if_any()
-        return by_site(site, {s: self._site_prevalences[name] for s, name in enumerate(names)}).log_prob(codes)
+        return by_site(site, {s: self.site_prevalences_[name] for s, name in enumerate(names)}).log_prob(codes)
 
-    def _codes(self, Z: Any, n_rows: int) -> Tensor:
+    def codes_of(self, Z: Any, n_rows: int) -> Tensor:
         """z of rows to predict, encoded; a warning says what is odd about it."""
         codes, notes = self._encode(Z, n_rows)
         notes.warn(stacklevel=4)
@@ -395,21 +402,23 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
             raise ValueError(f"sample_confounder has {len(codes)} row(s), X has {n_rows}")
         return codes, notes
 
-    def _scored(self, X: Any, codes: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def score_calibrated(self, X: Any, codes: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Calibrated log f, and features as in `_score`."""
-        raw_log_ratio, features, feature_rows = self._score(X, codes)
-        return self._calibrated(raw_log_ratio, codes), features, feature_rows
+        raw_log_ratio, features, feature_rows = self.score_raw(X, codes)
+        return self.calibrated(raw_log_ratio, codes), features, feature_rows
 
-    def _log_ratio(self, X: Any, codes: Tensor) -> Tensor:
-        return self._calibrated(self._raw_log_ratio(X, codes), codes)
+    def calibrated_log_ratio(self, X: Any, codes: Tensor) -> Tensor:
+        """Calibrated log f, (n, K)."""
+        return self.calibrated(self.raw_log_ratio(X, codes), codes)
 
-    def _balanced(self, raw_log_ratio: Tensor, codes: Tensor) -> Tensor:
+    def balanced(self, raw_log_ratio: Tensor, codes: Tensor) -> Tensor:
         """log f (..., n, K) with its mean at each row's z divided out (equation 18a)."""
-        return raw_log_ratio if self._balance is None else raw_log_ratio - self._balance.log_mean(codes)
+        return raw_log_ratio if self.balance_ is None else raw_log_ratio - self.balance_.log_mean(codes)
 
-    def _calibrated(self, raw_log_ratio: Tensor, codes: Tensor) -> Tensor:
-        balanced = self._balanced(raw_log_ratio, codes)
-        complete, incomplete = (calibration.apply(balanced) for calibration in self._calibrations)
+    def calibrated(self, raw_log_ratio: Tensor, codes: Tensor) -> Tensor:
+        """log f balanced and calibrated, rows that lack some of z by the calibration for these (equation 6)."""
+        balanced = self.balanced(raw_log_ratio, codes)
+        complete, incomplete = (calibration.apply(balanced) for calibration in self.calibrations_)
         if self.confounders_ is None:
             return complete
         lacking = self.confounders_.missing(codes).any(dim=1, keepdim=True)

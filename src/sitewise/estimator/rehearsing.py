@@ -159,19 +159,19 @@ class _Rehearsed:
         """The same as something to learn from."""
         log_g, shifted, rows = self.log_prevalence, self.log_prevalence is None, self.rows
         if log_g is None:
-            log_g = self.model._pooled_prevalence.log_prob(rows.codes)
-        return Unit.of(self.name, rows.log_ratio, log_g, self.y, rows.weights, self.model._prior, shifted=shifted)
+            log_g = self.model.pooled_prevalence_.log_prob(rows.codes)
+        return Unit.of(self.name, rows.log_ratio, log_g, self.y, rows.weights, self.model.prior_, shifted=shifted)
 
 
 def _scored(fold: Fold, number: int, name: str, data: TrainingData, rows: Tensor) -> _Rehearsed:
     part, fitted = data.rows.take(rows), fold.model
-    raw_log_ratio, features, feature_rows = fitted._score(fold.inputs(rows), part.codes)
+    raw_log_ratio, features, feature_rows = fitted.score_raw(fold.inputs(rows), part.codes)
     scored = part.extended(
         ScoredRows,
         y=None,  # as at a new site
         weight=part.weight.double(),
-        log_ratio=fitted._calibrated(raw_log_ratio, part.codes),
-        supported=~in_regions(part.codes, fitted._unsupported),
+        log_ratio=fitted.calibrated(raw_log_ratio, part.codes),
+        supported=~in_regions(part.codes, fitted.unsupported_),
         features=features,
         feature_rows=feature_rows,
     )
@@ -186,12 +186,12 @@ def row_units(model: "SiteModel") -> list[Unit]:
 
 def held_rows(model: "SiteModel") -> _Rehearsed | None:
     """Held-out rows with all of z, or, where there are none, with z hidden; each calibrated by the other ones."""
-    complete, hidden = model._telling_rows()
+    complete, hidden = model.telling_rows()
     held = complete if len(complete) else hidden
     if not len(held):
         return None
     everywhere = torch.ones(len(held), dtype=torch.bool)
-    rows = held.extended(ScoredRows, y=None, log_ratio=model._cross_calibrated(held), supported=everywhere)
+    rows = held.extended(ScoredRows, y=None, log_ratio=model.cross_calibrated(held), supported=everywhere)
     return _Rehearsed(0, "held-out rows", model, rows, held.y, held.log_prevalence)
 
 
@@ -205,13 +205,13 @@ def _line(site: _Rehearsed, numbers: Numbers) -> dict[str, Any]:
             rows.log_ratio.numpy(),
             Z,
             model="constant" if Z is None else quick_model(model.prevalence),
-            prior=numbers.put_into(model._prior),
+            prior=numbers.put_into(model.prior_),
             confounders=schema,
             sample_weight=rows.weights.numpy(),
             groups=None if rows.groups is None else rows.groups.numpy(),
         )
     share = rows.weights / rows.weights.sum()
-    as_trained = combine(rows.log_ratio, model._pooled_prevalence.log_prob(rows.codes)).exp()
+    as_trained = combine(rows.log_ratio, model.pooled_prevalence_.log_prob(rows.codes)).exp()
     adapted = estimate.average(rows.log_ratio, rows.codes)
     low, high = (np.asarray(bound) for bound in estimate.interval())
     truth = torch.zeros(len(model.classes_), dtype=torch.float64).index_add_(0, y, share)

@@ -35,7 +35,7 @@ def diagnose(here: "AdaptedClassifier") -> Diagnosis:
     found = diagnose_site(
         *samples_of(here),
         here.estimate,
-        table=model._training_table,
+        table=model.training_table_,
         random_state=int(check_random_state(model.random_state).randint(2**31 - 1)),
     )
     return found if model.training_summary_.named else conclude((*found.findings, NO_SITES))
@@ -67,11 +67,11 @@ def samples_of(here: "AdaptedClassifier") -> tuple[SourceSample, TargetSample]:
         missing = model.confounders_.missing(rows.codes)
         hidden, tested = missing.all(dim=1), ~missing.any(dim=1)
     which = int(hidden.sum()) > int(tested.sum())
-    held, calibration = model._held_out[which], model._calibrations[which]
+    held, calibration = model.held_out_[which], model.calibrations_[which]
     tilt, log_ratio = None, rows.log_ratio
     if which and here.joint is not None and rows.without_z is not None and held.known_codes is not None:
         tilt = site_tilt(
-            model._joint.bank, here.joint.weights.cpu(), held.known_codes, held.y, held.weight, held.groups
+            model.joint_.bank, here.joint.weights.cpu(), held.known_codes, held.y, held.weight, held.groups
         )
         log_ratio = rows.without_z
     if not len(held):

@@ -32,8 +32,8 @@ def evaluate_site(
 ) -> Evaluation:
     """Judge what predicts here, the model as trained, and the latter recalibrated by the labels."""
     model = here.model
-    inputs = model._read(X)
-    given, _ = model._read_rows(len(inputs), sample_confounder, y, groups, sample_weight, "evaluate")
+    inputs = model.inputs_of(X)
+    given, _ = model.read_rows(len(inputs), sample_confounder, y, groups, sample_weight, "evaluate")
     if not 0 < level < 1:
         raise ValueError(f"evaluate: level must lie between 0 and 1, got {level}")
     labels = torch.full((len(given),), torch.nan) if given.y is None else given.y
@@ -42,19 +42,19 @@ def evaluate_site(
         raise ValueError(NO_LABELS.format(count=len(labeled)))
     inputs, rows, known = take_inputs(inputs, labeled), given.take(labeled), labels[labeled].long().numpy()
     units = None if rows.groups is None else torch.unique(rows.groups, return_inverse=True)[1]
-    plain = model._log_ratio(inputs, rows.codes)
+    plain = model.calibrated_log_ratio(inputs, rows.codes)
     kept = rows.extended(
         ScoredRows,
         y=None,
-        log_ratio=with_joint(model, None if here._stays else here.joint, inputs, rows.codes, plain),
-        supported=~in_regions(rows.codes, model._unsupported),
+        log_ratio=with_joint(model, None if here.stays_as_trained else here.joint, inputs, rows.codes, plain),
+        supported=~in_regions(rows.codes, model.unsupported_),
         weight=rows.weights,
         groups=units,
     )
     expected = summarize(believed_rows(here, kept), tuple(here.classes_.tolist()), here.threshold_, level)
     numbers, weights = np.arange(len(rows)) if units is None else units.numpy(), rows.weights.numpy()
-    as_trained = combine(plain, model._pooled_prevalence.log_prob(rows.codes)).exp().numpy()
-    probabilities = {"adapted": here._probability(kept.log_ratio, kept.codes).numpy(), "as trained": as_trained}
+    as_trained = combine(plain, model.pooled_prevalence_.log_prob(rows.codes)).exp().numpy()
+    probabilities = {"adapted": here.probability_of(kept.log_ratio, kept.codes).numpy(), "as trained": as_trained}
     for how in RECALIBRATIONS:
         probabilities[f"recalibrated: {how}"] = recalibrate(as_trained, known, how, weight=weights, units=numbers)
     return compare_models(

@@ -53,7 +53,7 @@ def site_grounds(here: "AdaptedClassifier", failed: str | None) -> Grounds:
     rows, use = here.rows, here.rows.supported
     share = (rows.weights * use)[:, None] / (rows.weights * use).sum()
     alone = here.estimate if here.policy == "rows" else _estimated_again(here, rows, None)
-    trained = combine(rows.log_ratio, here.model._pooled_prevalence.log_prob(rows.codes)).exp()
+    trained = combine(rows.log_ratio, here.model.pooled_prevalence_.log_prob(rows.codes)).exp()
     asked = in_stretches(alone.average, rows.log_ratio, rows.codes) - trained
     p_trained = (share * trained).sum(0)
     bounds = alone.interval() if alone.has_curvature else alone.interval(method="bootstrap")
@@ -65,11 +65,11 @@ def site_grounds(here: "AdaptedClassifier", failed: str | None) -> Grounds:
         if by_level:
             made = (share * in_stretches(estimate.average, rows.log_ratio, rows.codes)).sum(0) - p_trained
             return along(made, p_asked)
-        before = in_stretches(_unscaled(here._unbelieving), rows.log_ratio, rows.codes)
+        before = in_stretches(_unscaled(here.estimate_without_rows), rows.log_ratio, rows.codes)
         made = in_stretches(_unscaled(estimate), rows.log_ratio, rows.codes) - before
         return along(share.sqrt() * made, share.sqrt() * asked)
 
-    prior = here.model._prior_of(here.policy, here.level_scale)
+    prior = here.model.prior_of(here.policy, here.level_scale)
     as_told = believed(here.estimate) if here.joint is None else 1.0
     undiscounted = replace(prior, level_error=0.0, trusted_rows=float("inf"))
     spread = (share * (trained * (1.0 - trained))).sum(0)

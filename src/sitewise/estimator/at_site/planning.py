@@ -26,8 +26,8 @@ def plan_labels_from_held_out(model: "SiteModel", **wanted: Any) -> LabelPlan:
 
 def _labeled_rows(model: "SiteModel") -> dict[str, Any]:
     """The held-out rows with all of z, or, where there are none, all of them with z hidden."""
-    complete, hidden = model._held_out
-    held, calibration = (complete, model._calibrations[0]) if len(complete) else (hidden, model._calibrations[1])
+    complete, hidden = model.held_out_
+    held, calibration = (complete, model.calibrations_[0]) if len(complete) else (hidden, model.calibrations_[1])
     if not len(held):
         raise ValueError(NOTHING_HELD_OUT)
     schema = model.confounders_ if held is complete else None
@@ -35,7 +35,7 @@ def _labeled_rows(model: "SiteModel") -> dict[str, Any]:
         "log_ratio": calibration.apply(held.raw_log_ratio),
         "y": held.y,
         "sample_confounder": None if schema is None else schema.decode(held.codes),
-        "prior": model._prior,
+        "prior": model.prior_,
         "confounders": schema,
         "sample_weight": held.weight,
         "model": "auto" if schema is None else quick_model(model.prevalence),

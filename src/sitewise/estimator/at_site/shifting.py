@@ -23,6 +23,6 @@ def shift_by_column(here: "AdaptedClassifier", columns: pd.DataFrame | None) -> 
     use = rows.supported
     features = [column_features(columns[name].reset_index(drop=True))[1][use] for name in columns]
     rows = rows.take(use)
-    tests = shift_concentration(rows.log_ratio, model._pooled_prevalence.log_prob(rows.codes), features, rows.weights)
+    tests = shift_concentration(rows.log_ratio, model.pooled_prevalence_.log_prob(rows.codes), features, rows.weights)
     table = pd.DataFrame([vars(test) for test in tests], index=pd.Index([str(name) for name in columns], name="column"))
     return table.sort_values(["p_value", "statistic"], ascending=[True, False], kind="stable")

@@ -50,7 +50,7 @@ def estimate_rows(
         y=None if own.y is None else own.y.numpy(),
         groups=None if own.groups is None else own.groups.numpy(),
         sample_weight=own.weight,
-        known_prevalence=None if prior is None else model._where_supported(known, rows),
+        known_prevalence=None if prior is None else model.where_supported(known, rows),
         random_state=model.random_state,
     )
 
@@ -58,9 +58,9 @@ def estimate_rows(
 def update(here: "AdaptedClassifier", X: Any, Z: Any, y: Any, groups: Any, weight: Any) -> "AdaptedClassifier":
     """The model adapted to the rows of `here` and to these."""
     model, known = here.model, here.known_prevalence
-    inputs, more, notes = model._read_site(X, Z, y, groups, weight, "update")
+    inputs, more, notes = model.read_site(X, Z, y, groups, weight, "update")
     rows = join_rows(here.rows, rows_with_joint(model, here.joint, inputs, more))
-    prior = None if here.policy == "rows" else model._prior_of(here.policy, here.level_scale)
+    prior = None if here.policy == "rows" else model.prior_of(here.policy, here.level_scale)
     estimate = estimate_rows(model, rows, prior=prior, known=known)
     together = copy.deepcopy(here.estimate.notes)
     together.add(notes)

@@ -23,7 +23,7 @@ def watch(
 ) -> pd.DataFrame:
     """What `monitor` finds in rows that the site's model scores, the site's own g being the first shape over z."""
     model = here.model
-    _, rows, _ = model._read_site(X, Z, None, groups, weight, "monitor")
+    _, rows, _ = model.read_site(X, Z, None, groups, weight, "monitor")
     problems = Problems("monitor")
     times = read_column(time, "time", len(rows), problems)
     problems.raise_if_any()
@@ -34,7 +34,7 @@ def watch(
     def stability(numbers: Array, estimate: PrevalenceEstimate) -> float | None:
         place = torch.tensor(numbers)  # a copy: pandas hands out arrays that may not be written to
         part = replace(kept.take(place), weight=None, groups=None)
-        return type(here)(model, estimate, part)._checks["stability"].p_value
+        return type(here)(model, estimate, part).checks["stability"].p_value
 
     return monitor(
         kept.log_ratio.numpy(),
@@ -42,7 +42,7 @@ def watch(
         schema.decode(kept.codes) if schema is not None and knows_z else None,
         window=window,
         check=stability,
-        prior=here._site_prior,
+        prior=here.site_prior,
         classes=here.classes_.tolist(),
         model=model.prevalence if knows_z else "constant",
         confounders=schema,

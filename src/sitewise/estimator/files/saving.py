@@ -6,7 +6,7 @@ of g bring their own.
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
@@ -171,12 +171,26 @@ def _from_folder(folder: Folder, attached: Mapping[str, Any]) -> Any:
 def _take_classifier(model: GPAClassifier) -> Parts:
     check_is_fitted(model)
     settings = {**model.get_params(deep=False), **dict.fromkeys(PLACES)}
-    fitted = {name: value for name, value in vars(model).items() if name not in settings and name != "_scorer"}
+    fitted = _fitted(model, {*settings, "scorer_"})
     if isinstance(model.backbone, nn.Module):
         settings["backbone"] = {"own": type(model.backbone).__qualname__}
-    network = {name: _narrow(value) for name, value in model._scorer.module.state_dict().items()}
+    network = {name: _narrow(value) for name, value in model.scorer_.module.state_dict().items()}
     values = {"settings": settings, "metrics": held_out_metrics(model), "fitted": fitted, "network": network}
     return Parts(values, model_card(model))
+
+
+def _fitted(model: SiteModel, others: Container[str]) -> Values:
+    """What was learned, by the names that folders have for it from the first version on."""
+    return {_on_disk(name): value for name, value in vars(model).items() if name not in others}
+
+
+def _on_disk(name: str) -> str:
+    return f"_{name[:-1]}" if name in LEARNED else name
+
+
+def _in_memory(fitted: Values) -> Values:
+    names = {_on_disk(name): name for name in LEARNED}
+    return {names.get(name, name): value for name, value in fitted.items()}
 
 
 def _make_classifier(values: Values, inside: dict[str, Any], attached: Mapping[str, Any]) -> GPAClassifier:
@@ -188,23 +202,22 @@ def _make_classifier(values: Values, inside: dict[str, Any], attached: Mapping[s
     _check_settings(settings, GPAClassifier())
     _check_fitted(fitted, settings, GPAClassifier)
     model = GPAClassifier(**settings)
-    model.__dict__.update(fitted)
-    model._scorer = Scorer(_build_network(model, values["network"]), model.device)
-    _check_shapes(model, {"all sites": model._pooled_prevalence, **model._site_prevalences})
+    model.__dict__.update(_in_memory(fitted))
+    model.scorer_ = Scorer(_build_network(model, values["network"]), model.device)
+    _check_shapes(model, {"all sites": model.pooled_prevalence_, **model.site_prevalences_})
     return model
 
 
 def _take_adjuster(model: PrevalenceAdjuster) -> Parts:
     check_is_fitted(model)
     settings = model.get_params(deep=False)
-    outside = {"estimator_", "_classifier"}
-    fitted = {name: value for name, value in vars(model).items() if name not in settings and name not in outside}
+    fitted = _fitted(model, {*settings, "estimator_", "classifier_"})
     if model.estimator_ is not None:
         settings["estimator"] = {"own": type(model.estimator_).__qualname__}
     values = {"settings": settings, "metrics": held_out_metrics(model), "fitted": fitted}
     if model.estimator_ is not None and not isinstance(model.estimator_, nn.Module):
         values["classifier"] = write_classifier(model.estimator_)
-    return Parts({**values, "floor": model._classifier.floor}, adjuster_card(model, values.get("classifier")))
+    return Parts({**values, "floor": model.classifier_.floor}, adjuster_card(model, values.get("classifier")))
 
 
 def _make_adjuster(values: Values, inside: dict[str, Any], attached: Mapping[str, Any]) -> PrevalenceAdjuster:
@@ -218,10 +231,10 @@ def _make_adjuster(values: Values, inside: dict[str, Any], attached: Mapping[str
     _check_settings(settings, PrevalenceAdjuster())
     _check_fitted(fitted, settings, PrevalenceAdjuster)
     model = PrevalenceAdjuster(**settings)
-    model.__dict__.update(fitted, estimator_=estimator)
-    model._classifier = pair_reader(estimator, model.classes_, model.joint, floor)
+    model.__dict__.update(_in_memory(fitted), estimator_=estimator)
+    model.classifier_ = pair_reader(estimator, model.classes_, model.joint, floor)
     _check_estimator(model)
-    _check_shapes(model, {"all sites": model._pooled_prevalence, **model._site_prevalences})
+    _check_shapes(model, {"all sites": model.pooled_prevalence_, **model.site_prevalences_})
     return model
 
 
@@ -256,9 +269,9 @@ def _check_settings(settings: Mapping[str, Any], model: Any) -> None:
 def _check_fitted(fitted: Values, settings: Values, kind: type[SiteModel]) -> None:
     """See that there is all that a fitted model declares, of the type it declares."""
     hints = hints_of(kind)
-    needed = {name: hints[name] for name in hints if name not in settings and not hasattr(kind, name)}
+    needed = {_on_disk(name): hints[name] for name in hints if name not in settings and not hasattr(kind, name)}
     _parts(fitted, "fitted/", **needed)
-    _check_attributes(fitted, "fitted/", kind, hints)
+    _check_attributes(fitted, "fitted/", kind, {_on_disk(name): hint for name, hint in hints.items()})
 
 
 def _check_attributes(values: Values, place: str, kind: type, hints: Mapping[str, Any]) -> None:
@@ -363,7 +376,7 @@ def _check_shapes(model: SiteModel, prevalences: Mapping[Any, Prevalence]) -> No
             continue
         if shape != (1, n_classes):
             problems.add(f"the prevalence of {name!r} is for {shape[1]} classes, the model has {n_classes}")
-    for calibration in model._calibrations:
+    for calibration in model.calibrations_:
         if calibration.slope.shape != (n_classes,) or calibration.bias.shape != (n_classes,):
             problems.add(f"a calibration is for {len(calibration.slope)} classes, the model has {n_classes}")
     problems.raise_if_any()
@@ -449,6 +462,20 @@ RECORDS: dict[str, Record] = {
     "TrainingSummary": Record(TrainingSummary),
     "TrainingTable": Record(TrainingTable),
 }
+
+LEARNED = (
+    "site_prevalences_",
+    "pooled_prevalence_",
+    "unsupported_",
+    "training_table_",
+    "held_out_",
+    "calibrations_",
+    "balance_",
+    "deviation_",
+    "prior_",
+    "joint_",
+    "ratio_",
+)  # attributes that begin with an underscore in a folder instead of ending with one
 
 SITE = {  # what a model at a site keeps
     "threshold_": float | None,

@@ -34,18 +34,18 @@ def fit_site_joint(model: "GPAClassifier", X: Inputs, given: SiteRows) -> JointE
     None where the model is to go without: `missing="knockout"`; or, for "auto", some rows have all of z and g(z) is
     the better known from them, or held-out labels or left-out rows without z speak for knockout.
     """
-    if model.missing == "joint" and model._joint is None:
+    if model.missing == "joint" and model.joint_ is None:
         raise ValueError(NO_JOINT)
     short = lacking(model, given.codes)
-    if model._joint is None or model.missing == "knockout":
+    if model.joint_ is None or model.missing == "knockout":
         return None
-    if model.missing == "auto" and not (model._joint.trusted and short.all()):
+    if model.missing == "auto" and not (model.joint_.trusted and short.all()):
         return None
     log_ratio = joint_log_ratio(model, X, given.codes)
     if given.y is not None:
         other = torch.arange(len(model.classes_)) != given.y[:, None]
         log_ratio = log_ratio.masked_fill((other & ~given.y.isnan()[:, None])[:, None], -torch.inf)
-    estimate = estimate_joint(log_ratio, prior=model._joint.prior, sample_weight=given.weight)
+    estimate = estimate_joint(log_ratio, prior=model.joint_.prior, sample_weight=given.weight)
     if model.missing == "joint":
         return estimate
     rows = short.nonzero().flatten()
@@ -54,7 +54,7 @@ def fit_site_joint(model: "GPAClassifier", X: Inputs, given: SiteRows) -> JointE
     hidden = estimate
     if given.y is not None or not torch.equal(blank, given.codes):
         hidden_ratio = joint_log_ratio(model, take_inputs(X, rows), blank)
-        hidden = estimate_joint(hidden_ratio, prior=model._joint.prior, sample_weight=row_weight)
+        hidden = estimate_joint(hidden_ratio, prior=model.joint_.prior, sample_weight=row_weight)
     return (
         estimate if hidden.left_out > _left_out_by_knockout(model, take_inputs(X, rows), row_weight) + MARGIN else None
     )
@@ -67,7 +67,7 @@ def judged(model: "GPAClassifier", held: LabeledRows) -> JointModel | None:
     estimate from the held-out x alone, as at a new site. Nor is it trusted where some class is absent at much of z: f
     is a guess there, which held-out rows of the same sites don't show.
     """
-    joint = model._joint
+    joint = model.joint_
     if joint is None:
         return joint
     if share_unseen(joint.prior, joint.possible, model.training_summary_.n_rows) > UNSEEN:
@@ -81,7 +81,7 @@ def judged(model: "GPAClassifier", held: LabeledRows) -> JointModel | None:
         warnings.simplefilter("ignore")  # what is not identified among held-out rows is nobody's concern
         ratios = joint_log_ratio(model, few.X, blank)
         site = estimate_joint(ratios, prior=joint.prior, sample_weight=weight)
-        log_f = model._log_ratio(few.X, blank)
+        log_f = model.calibrated_log_ratio(few.X, blank)
         constant = estimate_prevalence(log_f.numpy(), model="constant", sample_weight=weight).marginal
     by_joint = -torch.as_tensor(site.posterior(ratios)).double().clamp_min(1e-12).log()
     by_knockout = -combine(log_f, torch.tensor(constant).clamp_min(1e-12).log())
@@ -108,8 +108,8 @@ def _left_out_by_knockout(model: "GPAClassifier", X: Inputs, weight: Tensor | No
     """The left-out log-likelihood of f(x, missing) and one P(Y), scaled so that its mean is one as r's is."""
     assert model.confounders_ is not None
     blank = model.confounders_.missing_codes().expand(len(X), -1)
-    log_f = model._log_ratio(X, blank)
-    scaled = log_f - torch.logsumexp(log_f + model._pooled_prevalence.log_prob(blank), dim=1, keepdim=True)
+    log_f = model.calibrated_log_ratio(X, blank)
+    scaled = log_f - torch.logsumexp(log_f + model.pooled_prevalence_.log_prob(blank), dim=1, keepdim=True)
     estimate = estimate_prevalence(log_f.numpy(), model="constant", sample_weight=weight)
     marginal = torch.tensor(estimate.marginal).clamp_min(1e-300).log()
     weights = torch.ones(len(X), dtype=torch.float64) if weight is None else weight.double()

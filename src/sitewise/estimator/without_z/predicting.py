@@ -23,7 +23,7 @@ def lacking(model: "GPAClassifier", codes: Tensor) -> Tensor:
 
 def joint_log_ratio(model: "GPAClassifier", X: Inputs, codes: Tensor) -> Tensor:
     """log r(x,y,z_m) of rows over the bank (n, M, K), -inf at points that contradict what is known of a row's z."""
-    joint = model._joint
+    joint = model.joint_
     assert joint is not None
     found = torch.empty(len(X), *joint.prior.shape, dtype=torch.float32)
     for part, ratios in joint.ratios(model, X):
@@ -33,7 +33,7 @@ def joint_log_ratio(model: "GPAClassifier", X: Inputs, codes: Tensor) -> Tensor:
 
 def joint_log_posterior(model: "GPAClassifier", site: JointEstimate, X: Inputs, codes: Tensor) -> Tensor:
     """log P(y|x, what is known of z) of rows at a site, (n, K), each row by itself."""
-    joint = model._joint
+    joint = model.joint_
     assert joint is not None
     log_weights = site.weights.cpu().log()
     parts = [
