@@ -35,7 +35,7 @@ from sitewise.bench.datasets.digits import color, from_table, load_digits
 from sitewise.confounders import Confounders
 from sitewise.diagnosis import SourceSample, TargetSample, diagnose_site
 from sitewise.diagnosis.samples import evenly
-from sitewise.estimator.scoring.features import score_keeping_features
+from sitewise.estimator.scoring.cached import score_keeping_features
 from sitewise.ratio import network_inputs
 
 PARTS = ("null", "uninformative", "broken", "groups")

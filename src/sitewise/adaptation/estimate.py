@@ -14,15 +14,13 @@ from sitewise.adaptation.belief import Belief, read_belief, shared_schema
 from sitewise.adaptation.cell_problem import inside
 from sitewise.adaptation.cells import fit_constant_cell, variance_per_row
 from sitewise.adaptation.evidence import Evidence, read_evidence
-from sitewise.adaptation.families import FAMILIES, Request, constant_level
-from sitewise.adaptation.fit import Fit
+from sitewise.adaptation.families import FAMILIES, Request, constant_level, finish
+from sitewise.adaptation.fit import Fit, best, rivals
 from sitewise.adaptation.known import CONTRADICTED, contradiction_sentence, of_rows, read_known
-from sitewise.adaptation.labeled import read_labeled
 from sitewise.adaptation.posterior.fit import fit_posterior
 from sitewise.adaptation.posterior.known import Known
-from sitewise.adaptation.posterior.labels import KnownLabels
+from sitewise.adaptation.posterior.labels import KnownLabels, read_labeled
 from sitewise.adaptation.rare_levels import without_rare_levels
-from sitewise.adaptation.selection import fit_any_model
 from sitewise.adaptation.streaming import read_chunks
 from sitewise.arrays import (
     Container,
@@ -36,7 +34,7 @@ from sitewise.arrays import (
 from sitewise.confounders import Confounders, Notes
 from sitewise.posterior import combine, normalize
 from sitewise.prevalence import ConstantPrevalence, Prevalence
-from sitewise.prevalence.base import finite
+from sitewise.prevalence.base import finite, is_constant
 from sitewise.solvers import EM
 from sitewise.sources import as_chunks, first_chunk
 
@@ -50,6 +48,8 @@ NOT_IDENTIFIED = (
 )
 ALIKE = "the log-ratios hardly tell some classes apart here: how they share their prevalence is not identified"
 NOT_CONVERGED = "{model} g did not converge in {n_iter} iterations (gap {gap:.1e}, wanted {wanted:.0e}): {advice}"
+PRICE = 2.0  # of the optimism, where it is decided whether g depends on z at all
+MARGIN = 1.0  # log-likelihood units that a g(z) must be better by than the constant
 
 
 def estimate_prevalence(
@@ -290,3 +290,25 @@ def _not_converged(fit: Fit, *, by_em: bool) -> str:
     family = FAMILIES["additive" if fit.posterior is not None else name]  # a posterior's deviation is additive
     advice = "use solver='auto'" if by_em and family.concave else family.advice
     return NOT_CONVERGED.format(model=name, n_iter=fit.n_iter, gap=fit.gap, wanted=fit.tolerance, advice=advice)
+
+
+def fit_any_model(request: Request) -> Fit:
+    """Choose between the constant g and the candidates of every family: additive and, where rows fill it, the table.
+
+    Whether g depends on z is decided by the stricter criterion, L - 2 O; how strongly and in which form, once it does,
+    by the left-out likelihood.
+    """
+    constant = request.constant
+    assert constant is not None
+    has_shape = request.centre is not None and not is_constant(request.centre)
+    candidates = [fit for family in FAMILIES.values() for fit in family.candidates(request)]
+
+    everyone = rivals([*candidates, constant], request.evidence, finish)
+    if not has_shape and max(map(score, candidates)) < score(constant) + MARGIN:
+        return replace(constant, rivals=everyone)
+    return replace(finish(best(candidates), request.evidence), rivals=everyone)
+
+
+def score(fit: Fit) -> float:
+    """Left-out log-likelihood, the optimism charged once for the fit and once for the choice among many."""
+    return fit.log_likelihood - PRICE * fit.optimism

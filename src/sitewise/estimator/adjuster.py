@@ -30,12 +30,10 @@ from sitewise.estimator.scoring.probabilities import (
 )
 from sitewise.estimator.scoring.ratios import ProbabilityRows, fit_ratio
 from sitewise.estimator.source.held_out import score_held_out
-from sitewise.estimator.source.prevalences import RowPrevalence, cross_fit, fit_prevalence
-from sitewise.estimator.source.prior import between_sites
-from sitewise.estimator.source.reading import Array, TrainingData, read_classes, read_training_data
+from sitewise.estimator.source.prevalences import RowPrevalence, between_sites, cross_fit, fit_prevalence
+from sitewise.estimator.source.reading import Array, TrainingData, read_classes, read_training_data, summarize_training
 from sitewise.estimator.source.regions import find_unsupported
 from sitewise.estimator.source.splitting import folds
-from sitewise.estimator.source.summary import summarize_training
 from sitewise.estimator.without_z.choosing import MISSING, judged
 from sitewise.estimator.without_z.pairs import (
     PairModel,

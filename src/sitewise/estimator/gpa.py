@@ -22,12 +22,17 @@ from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, Fold, Part, rehe
 from sitewise.estimator.scoring.cached import cached_log_ratio, cached_score
 from sitewise.estimator.settings import read_network_settings
 from sitewise.estimator.source.held_out import score_held_out
-from sitewise.estimator.source.prevalences import RowPrevalence, by_site, cross_fit, fit_prevalence
-from sitewise.estimator.source.prior import between_sites
-from sitewise.estimator.source.reading import TrainingData, read_classes, read_domain, read_inputs, read_training_data
+from sitewise.estimator.source.prevalences import RowPrevalence, between_sites, by_site, cross_fit, fit_prevalence
+from sitewise.estimator.source.reading import (
+    TrainingData,
+    read_classes,
+    read_domain,
+    read_inputs,
+    read_training_data,
+    summarize_training,
+)
 from sitewise.estimator.source.regions import find_unsupported
 from sitewise.estimator.source.splitting import split_validation
-from sitewise.estimator.source.summary import summarize_training
 from sitewise.estimator.without_z.choosing import MISSING, judged
 from sitewise.estimator.without_z.joint import JointModel, calibrate_critic, fit_joint_model
 from sitewise.inputs import Inputs

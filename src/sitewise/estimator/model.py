@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from numbers import Real
 from types import MappingProxyType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -17,32 +17,41 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from sitewise.adaptation.families import quick_model
 from sitewise.adaptation.known import Known, read_known
 from sitewise.arrays import Problems, did_you_mean, read_groups, read_weight
 from sitewise.calibration import METHODS, Calibration
 from sitewise.confounders import Confounders, Notes
 from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
-from sitewise.estimator.at_site.planning import plan_from_held_out, plan_labels_from_held_out
-from sitewise.estimator.at_site.policies import read_policy
 from sitewise.estimator.at_site.updating import estimate_rows
 from sitewise.estimator.source.balance import Balance, fit_balance
 from sitewise.estimator.source.columns import split_confounders
 from sitewise.estimator.source.held_out import calibrate
-from sitewise.estimator.source.prevalences import by_site
-from sitewise.estimator.source.prior import describe_source
-from sitewise.estimator.source.reading import Array, read_domain, read_partial_labels
+from sitewise.estimator.source.prevalences import by_site, describe_source
+from sitewise.estimator.source.reading import Array, TrainingSummary, read_domain, read_partial_labels
 from sitewise.estimator.source.regions import Region, in_regions, warn_kept
 from sitewise.estimator.source.splitting import folds
-from sitewise.estimator.source.summary import TrainingSummary
 from sitewise.estimator.without_z.choosing import fit_site_joint
 from sitewise.estimator.without_z.predicting import rows_with_joint
 from sitewise.posterior import combine
 from sitewise.prevalence import Prevalence, SitePrior
 from sitewise.rows import HeldOut, ScoredRows, SiteRows
-from sitewise.samplesize import LabelPlan, SamplePlan
+from sitewise.samplesize import LabelPlan, SamplePlan, plan_labels, plan_sample_size
 
 CROSS_SEED = 0  # of the folds in which held-out rows are calibrated by others
+POLICIES = ("auto", "as trained", "rows")
+OLD_NAME = (
+    "fallback={value!r} is what policy='auto' does: where a check fails predictions are as trained. Leave fallback out"
+)
+GONE = (
+    "fallback='marginal' is gone: it believed the rows where the checks had rejected them. Leave it out for "
+    "policy='auto', which is as trained there, or take policy='rows'"
+)
+NOTHING_HELD_OUT = (
+    "plan: the model has no held-out rows (validation=None): train with validation=0.2, "
+    "or calibrate it on a site of its own"
+)
 
 
 class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type: ignore[misc]
@@ -428,3 +437,50 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
 def _like(X: Any, values: Tensor) -> Any:
     """A tensor for a caller who came with one, numpy for everybody else."""
     return values.to(X.device) if isinstance(X, Tensor) else values.numpy()
+
+
+def read_policy(policy: str, fallback: str | None = None) -> str:
+    """The policy, checked; `fallback`, its old name, is accepted with a warning."""
+    problems = Problems("adapt")
+    if policy not in POLICIES:
+        problems.add(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}{did_you_mean(policy, POLICIES)}")
+    if fallback == "marginal":
+        problems.add(GONE)
+    elif fallback not in (None, "pooled"):
+        problems.add(f"fallback must be None or 'pooled', got {fallback!r}{did_you_mean(fallback, ['pooled'])}")
+    problems.raise_if_any()
+    if fallback is not None:
+        warnings.warn(OLD_NAME.format(value=fallback), DeprecationWarning, stacklevel=3)
+    return policy
+
+
+if TYPE_CHECKING:
+    from sitewise.estimator.model import SiteModel
+
+
+def plan_from_held_out(model: "SiteModel", **wanted: Any) -> SamplePlan:
+    """Plan a number of rows from what was held out."""
+    return plan_sample_size(**_labeled_rows(model), **wanted)
+
+
+def plan_labels_from_held_out(model: "SiteModel", **wanted: Any) -> LabelPlan:
+    """Plan a number of labels from what was held out."""
+    return plan_labels(**_labeled_rows(model), **wanted)
+
+
+def _labeled_rows(model: "SiteModel") -> dict[str, Any]:
+    """The held-out rows with all of z, or, where there are none, all of them with z hidden."""
+    complete, hidden = model.held_out_
+    held, calibration = (complete, model.calibrations_[0]) if len(complete) else (hidden, model.calibrations_[1])
+    if not len(held):
+        raise ValueError(NOTHING_HELD_OUT)
+    schema = model.confounders_ if held is complete else None
+    return {
+        "log_ratio": calibration.apply(held.raw_log_ratio),
+        "y": held.y,
+        "sample_confounder": None if schema is None else schema.decode(held.codes),
+        "prior": model.prior_,
+        "confounders": schema,
+        "sample_weight": held.weight,
+        "model": "auto" if schema is None else quick_model(model.prevalence),
+    }

@@ -3,19 +3,24 @@
 The slope is integrated over on a few nodes; what a labeled row's x says by itself is left to the unlabeled likelihood.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, one_hot
 
+from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.posterior.points import ENTRIES, Points
 from sitewise.adaptation.rows import Rows, know_labels, to_ratio
+from sitewise.arrays import Problems, read_groups, read_labels, read_weight, view_matrix
 from sitewise.posterior import contrasts, normalize
 from sitewise.prevalence import SitePrior
 from sitewise.prevalence.linear import fit_linear
 from sitewise.prevalence.prior import FREEDOM
 from sitewise.rows import SiteRows
+from sitewise.sites import take_rows
 
 SURE = 40.0  # log f below minus this says no more
 NODES = 15  # of the slope
@@ -177,3 +182,41 @@ def _design_effect(residual: Tensor, weight: Tensor, groups: Tensor | None) -> f
     alone = float((weighted * residual).sum())
     together = float(sums.square().sum()) * len(names) / (len(names) - 1)
     return max(1.0, together / max(alone, 1e-300))
+
+
+def read_labeled(
+    chunks: Iterable[Any], y: Any, weight: Any, groups: Any, evidence: Evidence, problems: Problems
+) -> KnownLabels | None:
+    """The labeled rows of positive weight among chunks of (log_ratio, Z); None where there are none."""
+    if y is None:
+        return None
+    device, schema = evidence.device, evidence.schema
+    n_rows = len(y)
+    labels = torch.tensor(read_labels(y, n_rows, evidence.n_classes, problems), device=device)
+    weights, names = read_weight(weight, n_rows, problems, device), read_groups(groups, n_rows, problems, device)
+    ratios, codes, start = [], [], 0
+    picked = ~labels.isnan() & (weights > 0)
+    for chunk in chunks:
+        matrix = view_matrix(chunk[0], "log_ratio", problems, device)
+        if matrix is None:
+            return None
+        own = picked[start : start + len(matrix)].nonzero().flatten()
+        start += len(matrix)
+        ratios.append(matrix[own].double())
+        blank = ratios[-1].new_zeros(0) if schema is None else schema.missing_codes(device)
+        at = blank.expand(len(own), -1)
+        if schema is not None and chunk[1] is not None and len(own):
+            at = schema.encode(take_rows(chunk[1], own.cpu().numpy()), device, quiet=True)[0]
+        codes.append(at)
+    if start != n_rows:
+        problems.add(f"y must have one entry a row ({start}), got {n_rows}")
+        return None
+    if not len(found := labels[picked].long()):
+        return None
+    return KnownLabels(
+        log_ratio=torch.cat(ratios),
+        codes=torch.cat(codes),
+        y=found,
+        weight=weights[picked],
+        groups=None if names is None else names[picked],
+    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
 from sitewise.adaptation.known import Known
 from sitewise.confounders import Encoded, Notes
-from sitewise.estimator.scoring.features import FEATURE_ROWS
+from sitewise.estimator.scoring.cached import FEATURE_ROWS
 from sitewise.estimator.source.splitting import evenly
 from sitewise.estimator.without_z.predicting import rows_with_joint
 from sitewise.prevalence import SitePrior

@@ -51,9 +51,9 @@ from sitewise.estimator.rehearsing import Rehearsal
 from sitewise.estimator.scoring.probabilities import is_ready
 from sitewise.estimator.scoring.ratios import AdditiveRatio, PooledRatio
 from sitewise.estimator.source.balance import Balance
+from sitewise.estimator.source.reading import SiteSummary, TrainingSummary
 from sitewise.estimator.source.regions import Region
 from sitewise.estimator.source.rehearsal import Numbers
-from sitewise.estimator.source.summary import SiteSummary, TrainingSummary
 from sitewise.estimator.without_z.joint import JointModel
 from sitewise.estimator.without_z.pairs import PairModel, PairRatio, pair_reader
 from sitewise.prevalence import Prevalence

@@ -23,6 +23,7 @@ from sitewise.arrays import (
 )
 from sitewise.confounders import Confounders
 from sitewise.inputs import Inputs, StoredImages, is_stored
+from sitewise.ratio import digest_rows
 from sitewise.report.wording import NO_SITES
 from sitewise.rows import LabeledRows
 
@@ -209,3 +210,35 @@ def read_partial_labels(y: Any, classes: Array, n_rows: int, problems: Problems)
             f"got {column.tolist()[first]!r} at row {first}"
         )
     return torch.tensor(numbers)
+
+
+@dataclass(frozen=True)
+class SiteSummary:
+    """A training site: its rows, and how many of them are of each class."""
+
+    name: Any
+    n_rows: int
+    class_counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TrainingSummary:
+    """The training data: its sites, and a hash by which the same data is known again."""
+
+    sites: tuple[SiteSummary, ...]
+    fingerprint: str
+    named: bool = True  # whether the caller named the sites
+
+    @property
+    def n_rows(self) -> int:
+        """The rows of all sites."""
+        return sum(site.n_rows for site in self.sites)
+
+
+def summarize_training(data: TrainingData) -> TrainingSummary:
+    """Count rows and classes of every site."""
+    rows, n_classes = data.rows, len(data.classes)
+    counts = [torch.bincount(rows.y[rows.site == s], minlength=n_classes) for s in range(len(data.site_names))]
+    sites = zip(data.site_names, counts, strict=True)
+    summaries = (SiteSummary(name, int(count.sum()), tuple(count.tolist())) for name, count in sites)
+    return TrainingSummary(tuple(summaries), digest_rows(rows), data.named)
