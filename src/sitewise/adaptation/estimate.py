@@ -119,36 +119,28 @@ def estimate_prevalence(
     by_posterior = prior_belief is not None and strength == "auto" and not isinstance(solver, EM) and takes_prior
     if known_prevalence is not None and not by_posterior:
         problems.add("known_prevalence needs a prior (and strength='auto'): it is data of the posterior")
-    details = {
-        "schema": schema,
-        "categorical": categorical,
-        "y": None if by_posterior else y,
-        "sample_weight": sample_weight,
-        "groups": groups,
-    }
+    details = {"y": None if by_posterior else y, "sample_weight": sample_weight, "groups": groups}
 
-    def read(**details: Any) -> tuple[Evidence, Notes]:
+    def read(schema: Confounders | None, categorical: Any) -> tuple[Evidence, Notes]:
+        own = {"schema": schema, "categorical": categorical, **details}
         if source is None:
-            return read_evidence(matrix, Z, problems, **details)
-        return read_chunks(source, Z is not None, matrix.shape[1], matrix.device, problems, **details)
+            return read_evidence(matrix, Z, problems, **own)
+        return read_chunks(source, Z is not None, matrix.shape[1], matrix.device, problems, **own)
 
-    evidence, notes = read(**details)
+    evidence, notes = read(schema, categorical)
     if Z is not None and model not in ("constant", "table"):
         found = without_rare_levels(evidence, judged=strength == "auto", fixed=schema is not None)
         if found.schema is not evidence.schema:
-            evidence, notes = read(**details | {"schema": found.schema, "categorical": None})
+            evidence, notes = read(found.schema, None)
         evidence = replace(evidence, weakest_ridge=found.weakest_ridge)
     seed = int(check_random_state(random_state).randint(2**31))
     if by_posterior:
         assert prior_belief is not None
-        chunks = [(rows, Z)] if source is None else source
-        labeled = read_labeled(chunks, y, sample_weight, groups, evidence, problems)
+        labeled = read_labeled([(rows, Z)] if source is None else source, y, sample_weight, groups, evidence, problems)
         names = range(evidence.n_classes) if container.columns is None else container.columns
         known = read_known(known_prevalence, list(names), evidence.schema, problems, evidence.device)
         problems.raise_if_any()
-        known = None if known is None else of_rows(known, evidence, problems)
-        problems.raise_if_any()
-        fit = _fit_posterior(evidence, prior_belief, model == "constant", labeled, known)
+        fit = _fit_posterior(evidence, prior_belief, model == "constant", labeled, known, problems)
     else:
         fit = _fit(evidence, model, solver, strength, prior_belief, start_belief, seed)
     if not fit.converged:
@@ -197,8 +189,15 @@ def adjust(log_ratio: Any, log_prevalence: Any) -> Any:
 
 
 def _fit_posterior(
-    evidence: Evidence, prior: Belief, constant: bool, labeled: KnownLabels | None, known: Known | None
+    evidence: Evidence,
+    prior: Belief,
+    constant: bool,
+    labeled: KnownLabels | None,
+    known: Known | None,
+    problems: Problems,
 ) -> Fit:
+    known = None if known is None else of_rows(known, evidence, problems)
+    problems.raise_if_any()
     if labeled is None and known is None and evidence.says_nothing():
         warnings.warn(NOT_IDENTIFIED.format(answer="the prior"), stacklevel=3)
     if constant:

@@ -106,7 +106,7 @@ def plan_labels(
     log_ratio, y, sample_confounder, prevalence, model, confounders, sample_weight : as in `plan_sample_size`.
     width, log_loss : what is wanted, one of them: the width of the interval of P(Y) (the widest class's), or by how
         much the log loss may be above that of the right f and g.
-    prior : what rehearsal says of a new site, a model's `_prior`; its slope and level error make the simulated f wrong.
+    prior : what rehearsal says of a new site, a model's `prior_`; its slope and level error make the simulated f wrong.
     rows : how many rows the site has.
     labels : numbers of labels to try.
     n_simulations : simulated sites; each is asked with every number of labels.
