@@ -1,6 +1,7 @@
 """The public door: a new site's prevalence from unlabeled rows, and the adjustment of their scores by it."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -129,10 +130,7 @@ def estimate_prevalence(
 
     evidence, notes = read(schema, categorical)
     if Z is not None and model not in ("constant", "table"):
-        found = without_rare_levels(evidence, judged=strength == "auto", fixed=schema is not None)
-        if found.schema is not evidence.schema:
-            evidence, notes = read(found.schema, None)
-        evidence = replace(evidence, weakest_ridge=found.weakest_ridge)
+        evidence, notes = _without_rare_levels(evidence, notes, read, strength == "auto", schema is not None)
     seed = int(check_random_state(random_state).randint(2**31))
     if by_posterior:
         assert prior_belief is not None
@@ -160,6 +158,16 @@ def estimate_prevalence(
         _evidence=evidence,
         _container=container,
     )
+
+
+def _without_rare_levels(
+    evidence: Evidence, notes: Notes, read: Callable[..., tuple[Evidence, Notes]], judged: bool, fixed: bool
+) -> tuple[Evidence, Notes]:
+    """The same rows, read again where levels of z have too few of them to learn from."""
+    found = without_rare_levels(evidence, judged=judged, fixed=fixed)
+    if found.schema is not evidence.schema:
+        evidence, notes = read(found.schema, None)
+    return replace(evidence, weakest_ridge=found.weakest_ridge), notes
 
 
 def adjust(log_ratio: Any, log_prevalence: Any) -> Any:

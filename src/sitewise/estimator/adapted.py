@@ -221,13 +221,16 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict_proba(self, X: Any, sample_confounder: Any = None) -> Any:
         """P(y|x,z) at this site, (n, K), each row by itself; z may be missing in part or whole."""
-        X, sample_confounder = split_confounders(X, sample_confounder, self.confounder_columns, self.model)
-        inputs = self.model.inputs_of(X)
-        codes = self.model.codes_of(sample_confounder, len(inputs))
-        joint = None if self.stays_as_trained else self.joint
-        log_ratio = with_joint(self.model, joint, inputs, codes, self.model.calibrated_log_ratio(inputs, codes))
-        probability = self.probability_of(log_ratio, codes)
+        probability = self.probability_of(*self._scored(X, sample_confounder))
         return probability.to(X.device) if isinstance(X, Tensor) else probability.numpy()
+
+    def _scored(self, X: Any, Z: Any) -> tuple[Tensor, Tensor]:
+        """log f of rows to predict (with the joint's word where there is one), and their codes of z."""
+        X, Z = split_confounders(X, Z, self.confounder_columns, self.model)
+        inputs = self.model.inputs_of(X)
+        codes = self.model.codes_of(Z, len(inputs))
+        joint = None if self.stays_as_trained else self.joint
+        return with_joint(self.model, joint, inputs, codes, self.model.calibrated_log_ratio(inputs, codes)), codes
 
     def probability_of(self, log_ratio: Tensor, codes: Tensor) -> Tensor:
         """P(y|x,z) of rows by what predicts here, (n, K), given log f (with the joint's word where there is one)."""
@@ -273,11 +276,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         improbable a class may be and still belong to a set. `by_class` asks for the coverage in every class by itself.
         Like all predictions here, it stands on P(x|y,z) being what it was in training.
         """
-        X, sample_confounder = split_confounders(X, sample_confounder, self.confounder_columns, self.model)
-        inputs = self.model.inputs_of(X)
-        codes = self.model.codes_of(sample_confounder, len(inputs))
-        joint = None if self.stays_as_trained else self.joint
-        log_ratio = with_joint(self.model, joint, inputs, codes, self.model.calibrated_log_ratio(inputs, codes))
+        log_ratio, codes = self._scored(X, sample_confounder)
         return predict_sets(self, self.probability_of(log_ratio, codes), codes, coverage, by_class)
 
     def expected_performance(

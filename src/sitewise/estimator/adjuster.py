@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from sitewise.adaptation.families import FAMILIES
 from sitewise.arrays import Problems, did_you_mean, in_stretches, read_groups, read_weight, shortened
 from sitewise.calibration import METHODS as CALIBRATIONS
-from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.model import SiteModel
 from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, Fold, Part, rehearse
 from sitewise.estimator.scoring.probabilities import (
@@ -30,9 +29,8 @@ from sitewise.estimator.scoring.probabilities import (
 )
 from sitewise.estimator.scoring.ratios import ProbabilityRows, fit_ratio
 from sitewise.estimator.source.held_out import score_held_out
-from sitewise.estimator.source.prevalences import RowPrevalence, between_sites, cross_fit, fit_prevalence
-from sitewise.estimator.source.reading import Array, TrainingData, read_classes, read_training_data, summarize_training
-from sitewise.estimator.source.regions import find_unsupported
+from sitewise.estimator.source.prevalences import RowPrevalence
+from sitewise.estimator.source.reading import Array, TrainingData, read_classes, read_training_data
 from sitewise.estimator.source.splitting import folds
 from sitewise.estimator.without_z.choosing import MISSING, judged
 from sitewise.estimator.without_z.pairs import (
@@ -46,7 +44,6 @@ from sitewise.estimator.without_z.pairs import (
 )
 from sitewise.rows import LabeledRows
 
-KNOCKOUT = 0.5  # of a variable of z, where f and g learn what to say without it
 SEES = ("x", "xz", "auto")
 
 
@@ -110,6 +107,7 @@ class PrevalenceAdjuster(SiteModel):
     """
 
     joint_: PairModel | None = None
+    knockout = 0.5  # of a variable of z, where f and g learn what to say without it
     _column_names: tuple[str, ...] | None = None  # of a frame of probabilities at fit
 
     def __init__(
@@ -186,29 +184,15 @@ class PrevalenceAdjuster(SiteModel):
 
     def _learn(self, data: TrainingData, seed: int) -> None:
         """From checked rows, whose X is log p, everything but the classifier."""
-        rows, schema, n_classes = data.rows, data.schema, len(data.classes)
-        options = (n_classes, schema, KNOCKOUT, seed)
-        pooled = fit_prevalence(self.prevalence, rows, *options)
-        places = {name: (rows.site == s).nonzero().flatten() for s, name in enumerate(data.site_names)}
-        sites = {
-            name: fit_prevalence(self.prevalence, rows.take(place), *options)
-            for name, place in places.items()
-            if len(place)
-        }
-        own = cross_fit(self.prevalence, rows, *options)
-        self.classes_, self.sites_, self.confounders_ = data.classes, data.site_names, schema
-        self.training_summary_ = summarize_training(data)
-        self.site_prevalences_, self.pooled_prevalence_ = sites, pooled
-        self.unsupported_ = find_unsupported(rows, n_classes, schema)
-        self.deviation_ = between_sites(rows, n_classes, schema)
-        names = tuple(map(str, data.site_names))
-        self.training_table_ = TrainingTable.of(rows.codes, rows.y, rows.site, names, n_classes, schema)
+        rows, schema = data.rows, data.schema
+        self._learn_sites(data, rows, seed)
+        own = self._cross_fit(rows, seed)
         if self.joint is not None:
             self._learn_pairs(rows, own)
             return
         masked = rows.codes
         if schema is not None:
-            hidden = torch.rand(rows.codes.shape, generator=torch.Generator().manual_seed(seed)) < KNOCKOUT
+            hidden = torch.rand(rows.codes.shape, generator=torch.Generator().manual_seed(seed)) < self.knockout
             masked = schema.knock_out(rows.codes, hidden)
         at_full, at_masked = own.log_prob(rows.codes), own.log_prob(masked)
         assert isinstance(rows.X, Tensor)
@@ -223,7 +207,7 @@ class PrevalenceAdjuster(SiteModel):
         chosen = fit_ratio(
             scored,
             schema,
-            pooled,
+            self.pooled_prevalence_,
             sees=self.classifier_sees,
             calibration=self.calibration,
             folds=folds(rows, seed),

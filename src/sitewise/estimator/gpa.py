@@ -16,27 +16,23 @@ from torch import Tensor, nn
 from sitewise.adaptation.families import FAMILIES
 from sitewise.arrays import Problems, did_you_mean, read_groups
 from sitewise.calibration import METHODS as CALIBRATIONS
-from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.model import SiteModel
 from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, Fold, Part, rehearse
 from sitewise.estimator.scoring.cached import cached_log_ratio, cached_score
 from sitewise.estimator.settings import read_network_settings
 from sitewise.estimator.source.held_out import score_held_out
-from sitewise.estimator.source.prevalences import RowPrevalence, between_sites, by_site, cross_fit, fit_prevalence
+from sitewise.estimator.source.prevalences import RowPrevalence, by_site
 from sitewise.estimator.source.reading import (
     TrainingData,
     read_classes,
     read_domain,
     read_inputs,
     read_training_data,
-    summarize_training,
 )
-from sitewise.estimator.source.regions import find_unsupported
 from sitewise.estimator.source.splitting import split_validation
 from sitewise.estimator.without_z.choosing import MISSING, judged
 from sitewise.estimator.without_z.joint import JointModel, calibrate_critic, fit_joint_model
 from sitewise.inputs import Inputs
-from sitewise.prevalence import Prevalence
 from sitewise.ratio import RatioObjective, Scorer, build_ratio, for_network, network_inputs
 from sitewise.rows import LabeledRows
 from sitewise.training import AUGMENTATIONS, Recipe, train
@@ -219,18 +215,9 @@ class GPAClassifier(SiteModel):
 
     def _learn(self, data: TrainingData, recipe: Recipe, seed: int, label: str = "training f") -> list[Path]:
         """Everything but the rehearsal, from checked rows; the checkpoint that is left, if any, to be removed."""
-        self.classes_, self.sites_, self.confounders_ = data.classes, data.site_names, data.schema
-        self.training_summary_ = summarize_training(data)
         kept, held = split_validation(data, self.validation, seed)
         training, validation = data.rows.take(kept), data.rows.take(held)
-        self.site_prevalences_ = self._fit_sites(training, data, seed)
-        self.pooled_prevalence_ = self.fit_prevalence(data.rows, seed)
-        self.unsupported_ = find_unsupported(data.rows, len(data.classes), data.schema)
-        self.deviation_ = between_sites(data.rows, len(data.classes), data.schema)
-        names = tuple(map(str, data.site_names))
-        self.training_table_ = TrainingTable.of(
-            data.rows.codes, data.rows.y, data.rows.site, names, len(data.classes), data.schema
-        )
+        self._learn_sites(data, training, seed)
         validation_prevalence = self._validation_prevalence(validation, seed)
         objective = self._objective(training, validation, validation_prevalence, recipe)
         module = build_ratio(
@@ -284,22 +271,12 @@ class GPAClassifier(SiteModel):
         problems.raise_if_any()
         return recipe
 
-    def fit_prevalence(self, rows: LabeledRows, seed: int) -> Prevalence:
-        """g of labeled rows, by the model of g that was asked for."""
-        return fit_prevalence(self.prevalence, rows, len(self.classes_), self.confounders_, self.knockout, seed)
-
-    def _fit_sites(self, training: LabeledRows, data: TrainingData, seed: int) -> dict[Any, Prevalence]:
-        """g of every site that has training rows (all but a validation site)."""
-        sites = torch.unique(training.site).tolist()
-        return {data.site_names[s]: self.fit_prevalence(training.take(training.site == s), seed) for s in sites}
-
     def _validation_prevalence(self, validation: LabeledRows, seed: int) -> RowPrevalence:
         """g for the held-out rows by models that saw none of their labels."""
         models = {s: self.site_prevalences_[n] for s, n in enumerate(self.sites_) if n in self.site_prevalences_}
         if all(s in models for s in torch.unique(validation.site).tolist()):
             return by_site(validation.site, models)
-        n_classes = len(self.classes_)
-        return cross_fit(self.prevalence, validation, n_classes, self.confounders_, self.knockout, seed)
+        return self._cross_fit(validation, seed)
 
     def _objective(
         self, training: LabeledRows, validation: LabeledRows, prevalence: RowPrevalence, recipe: Recipe
@@ -335,9 +312,7 @@ class GPAClassifier(SiteModel):
         numbers = number_of[torch.tensor(target)]
         rows = LabeledRows(X=inputs, y=numbers, weight=weight, site=site, codes=codes, groups=group)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        n_classes = len(self.classes_)
-        own = cross_fit(self.prevalence, rows, n_classes, self.confounders_, self.knockout, seed)
-        self._hold_out(score_held_out(rows, own, self.confounders_, self.score_raw))
+        self._hold_out(score_held_out(rows, self._cross_fit(rows, seed), self.confounders_, self.score_raw))
         self.joint_ = None if self.joint_ is None else calibrate_critic(self, self.joint_, rows, seed)
         self.joint_ = judged(self, rows)
         return self

@@ -28,15 +28,29 @@ from sitewise.estimator.at_site.updating import estimate_rows
 from sitewise.estimator.source.balance import Balance, fit_balance
 from sitewise.estimator.source.columns import split_confounders
 from sitewise.estimator.source.held_out import calibrate
-from sitewise.estimator.source.prevalences import by_site, describe_source
-from sitewise.estimator.source.reading import Array, TrainingSummary, read_domain, read_partial_labels
-from sitewise.estimator.source.regions import Region, in_regions, warn_kept
+from sitewise.estimator.source.prevalences import (
+    RowPrevalence,
+    between_sites,
+    by_site,
+    cross_fit,
+    describe_source,
+    fit_prevalence,
+)
+from sitewise.estimator.source.reading import (
+    Array,
+    TrainingData,
+    TrainingSummary,
+    read_domain,
+    read_partial_labels,
+    summarize_training,
+)
+from sitewise.estimator.source.regions import Region, find_unsupported, in_regions, warn_kept
 from sitewise.estimator.source.splitting import folds
 from sitewise.estimator.without_z.choosing import fit_site_joint
 from sitewise.estimator.without_z.predicting import rows_with_joint
 from sitewise.posterior import combine
 from sitewise.prevalence import Prevalence, SitePrior
-from sitewise.rows import HeldOut, ScoredRows, SiteRows
+from sitewise.rows import HeldOut, LabeledRows, ScoredRows, SiteRows
 from sitewise.samplesize import LabelPlan, SamplePlan, plan_labels, plan_sample_size
 
 CROSS_SEED = 0  # of the folds in which held-out rows are calibrated by others
@@ -71,6 +85,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
     prevalence: str
     calibration: str
     missing: str
+    knockout: float
     rehearsal: str | None
     random_state: Any
     about_: Mapping[str, str] = MappingProxyType(
@@ -141,6 +156,29 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         """The most probable class of every row."""
         probability = self.predict_proba(X, sample_domain=sample_domain, sample_confounder=sample_confounder)
         return self.classes_[np.asarray(probability).argmax(axis=1)]
+
+    def _learn_sites(self, data: TrainingData, training: LabeledRows, seed: int) -> None:
+        """What labels say of the sites: g of each by its training rows, of all, and where f cannot be known."""
+        rows, schema, n_classes = data.rows, data.schema, len(data.classes)
+        self.classes_, self.sites_, self.confounders_ = data.classes, data.site_names, schema
+        self.training_summary_ = summarize_training(data)
+        self.site_prevalences_ = {
+            data.site_names[s]: self.fit_prevalence(training.take(training.site == s), seed)
+            for s in torch.unique(training.site).tolist()
+        }
+        self.pooled_prevalence_ = self.fit_prevalence(rows, seed)
+        self.unsupported_ = find_unsupported(rows, n_classes, schema)
+        self.deviation_ = between_sites(rows, n_classes, schema)
+        names = tuple(map(str, data.site_names))
+        self.training_table_ = TrainingTable.of(rows.codes, rows.y, rows.site, names, n_classes, schema)
+
+    def fit_prevalence(self, rows: LabeledRows, seed: int) -> Prevalence:
+        """g of labeled rows, by the model of g that was asked for."""
+        return fit_prevalence(self.prevalence, rows, len(self.classes_), self.confounders_, self.knockout, seed)
+
+    def _cross_fit(self, rows: LabeledRows, seed: int) -> RowPrevalence:
+        """g of held-out rows, each by models that did not see it."""
+        return cross_fit(self.prevalence, rows, len(self.classes_), self.confounders_, self.knockout, seed)
 
     def _hold_out(self, held: tuple[HeldOut, HeldOut]) -> None:
         """Keep held-out rows: f is balanced on them, then calibrated; without calibration it stays as it is."""
