@@ -5,6 +5,9 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
+from sitewise.adaptation.posterior.labels import KnownLabels
+from sitewise.diagnosis import SourceSample, TargetSample
+from sitewise.estimator.scoring.ratios import ProbabilityRows
 from sitewise.rows import HeldOut, LabeledRows, ScoredRows, SiteRows
 
 N = 12
@@ -72,6 +75,16 @@ def test_a_row_of_weight_two_counts_as_two_in_a_mean():
     rows = scored(weight=torch.ones(N, dtype=torch.float64) + (torch.arange(N) % 2))
     again = scored().take(torch.arange(N).repeat_interleave(rows.weight.long()))
     torch.testing.assert_close(rows.weighted_mean(rows.log_ratio), again.weighted_mean(again.log_ratio))
+
+
+def test_rows_are_shown_by_their_number():
+    assert repr(scored()) == f"ScoredRows({N} rows)"
+
+
+@pytest.mark.parametrize("kind", [LabeledRows, HeldOut, SourceSample, TargetSample, ProbabilityRows, KnownLabels])
+def test_columns_that_a_stage_needs_are_required(kind):
+    with pytest.raises(TypeError, match="weight"):
+        kind(codes=torch.zeros(N, 0))
 
 
 def test_rows_are_frozen():

@@ -1,7 +1,8 @@
 """Rows of sites as the method sees them: one frozen record, read and encoded at the door of fit and adapt.
 
 Each stage adds columns to those before it: inputs to train on (`LabeledRows`), log f of a site's rows (`ScoredRows`) or
-of labeled ones that were held out (`HeldOut`). Taking, joining and averaging are the same for all of them.
+of labeled ones that were held out (`HeldOut`). Taking, joining and averaging are the same for all of them. `field()`
+makes a column required that others may lack: without it the default is inherited.
 """
 
 from collections.abc import Callable
@@ -17,18 +18,21 @@ OF_SOME = {"of_some": True}  # columns that not every row has
 Kind = TypeVar("Kind", bound="SiteRows")
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class SiteRows:
     """Rows in the order they came, with a column for whatever is known of them, None where nothing is."""
 
-    codes: Tensor = field(repr=False)  # (n, V) of z; V = 0 without confounders
-    weight: Tensor | None = field(default=None, repr=False)  # (n,)
-    y: Tensor | None = field(default=None, repr=False)  # (n,) class numbers, NaN where one is not known
-    groups: Tensor | None = field(default=None, repr=False)  # (n,) numbers of patients, say
-    site: Tensor | None = field(default=None, repr=False)  # (n,) numbers
+    codes: Tensor  # (n, V) of z; V = 0 without confounders
+    weight: Tensor | None = None  # (n,)
+    y: Tensor | None = None  # (n,) class numbers, NaN where one is not known
+    groups: Tensor | None = None  # (n,) numbers of patients, say
+    site: Tensor | None = None  # (n,) numbers
 
     def __len__(self) -> int:
         return len(self.codes)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} rows)"
 
     @property
     def weights(self) -> Tensor:
@@ -86,14 +90,14 @@ class SiteRows:
         return replace(self, **{f.name: change(f.name, bool(f.metadata)) for f in fields(self)})
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class LabeledRows(SiteRows):
     """Rows to train or validate on."""
 
-    X: Inputs = field(repr=False)
-    y: Tensor = field(repr=False)
-    weight: Tensor = field(repr=False)
-    site: Tensor = field(repr=False)
+    X: Inputs
+    y: Tensor = field()
+    weight: Tensor = field()
+    site: Tensor = field()
 
     def balanced(self) -> "LabeledRows":
         """The same rows, weighted so that every class counts alike in a mean."""
@@ -106,7 +110,7 @@ class LabeledRows(SiteRows):
         return replace(self, X=self.X.to(device), y=y, weight=weight, site=site)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ScoredRows(SiteRows):
     """A site's rows once f has seen them: scores, never the inputs.
 
@@ -114,28 +118,28 @@ class ScoredRows(SiteRows):
     last layer reads of the rows `feature_rows`, None where there is no network.
     """
 
-    log_ratio: Tensor = field(repr=False)  # (n, K) calibrated
-    supported: Tensor = field(repr=False)  # (n,) bool
-    features: Tensor | None = field(default=None, repr=False, metadata=OF_SOME)  # (m, D) float32
-    feature_rows: Tensor | None = field(default=None, repr=False, metadata=OF_SOME)  # (m,)
-    without_z: Tensor | None = field(default=None, repr=False)  # (n, K) log f(x, missing), if replaced
+    log_ratio: Tensor  # (n, K) calibrated
+    supported: Tensor  # (n,) bool
+    features: Tensor | None = field(default=None, metadata=OF_SOME)  # (m, D) float32
+    feature_rows: Tensor | None = field(default=None, metadata=OF_SOME)  # (m,)
+    without_z: Tensor | None = None  # (n, K) log f(x, missing), if replaced
 
     def by_knockout(self) -> "ScoredRows":
         """The rows as they are without the joint model: log f(x, missing) where z is missing."""
         return self if self.without_z is None else replace(self, log_ratio=self.without_z)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class HeldOut(SiteRows):
     """Labeled rows that were held out: log f before calibration, and log g by models that saw none of their labels."""
 
-    raw_log_ratio: Tensor = field(repr=False)  # (n, K)
-    log_prevalence: Tensor = field(repr=False)  # (n, K)
-    y: Tensor = field(repr=False)
-    weight: Tensor = field(repr=False)
-    features: Tensor | None = field(default=None, repr=False, metadata=OF_SOME)  # (m, D) float32
-    feature_rows: Tensor | None = field(default=None, repr=False, metadata=OF_SOME)  # (m,)
-    known_codes: Tensor | None = field(default=None, repr=False)  # of z where some of it is hidden in `codes`
+    raw_log_ratio: Tensor  # (n, K)
+    log_prevalence: Tensor  # (n, K)
+    y: Tensor = field()
+    weight: Tensor = field()
+    features: Tensor | None = field(default=None, metadata=OF_SOME)  # (m, D) float32
+    feature_rows: Tensor | None = field(default=None, metadata=OF_SOME)  # (m,)
+    known_codes: Tensor | None = None  # of z where some of it is hidden in `codes`
 
     def shifted(self, shift: Callable[[Tensor], Tensor]) -> Self:
         """The same rows with something of their codes, (n, K), added to log f."""

@@ -10,7 +10,7 @@ from sitewise.diagnosis.groups import count
 from sitewise.rows import HeldOut, ScoredRows
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class SourceSample(HeldOut):
     """Held-out labeled rows with the calibration that was fitted to them.
 
@@ -19,7 +19,7 @@ class SourceSample(HeldOut):
     """
 
     calibration: Calibration
-    tilt: Tensor | None = field(default=None, repr=False)  # (m,)
+    tilt: Tensor | None = None  # (m,)
 
     @property
     def mixed_weight(self) -> Tensor:
@@ -50,15 +50,15 @@ class SourceSample(HeldOut):
         return {} if self.groups is None else {"held_out_groups": len(torch.unique(self.groups))}
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class TargetSample(ScoredRows):
     """The new site's rows.
 
     `tested` marks those that the tests compare with the source: rows of which as much of z is known as there.
     """
 
-    weight: Tensor = field(repr=False)
-    tested: Tensor = field(repr=False)  # (n,) bool
+    weight: Tensor = field()
+    tested: Tensor  # (n,) bool
 
     @property
     def n_units(self) -> int:

@@ -4,7 +4,7 @@ The slope is integrated over on a few nodes; what a labeled row's x says by itse
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,13 +28,13 @@ SEARCHED, REACH = 49, 8.0  # slopes that are tried to see where the nodes belong
 ALIVE = 12.0  # fall of the log-density beyond which a slope is left out
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class KnownLabels(SiteRows):
     """Rows of the site whose class is known."""
 
     log_ratio: Tensor  # (n, K)
-    y: Tensor
-    weight: Tensor
+    y: Tensor = field()
+    weight: Tensor = field()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "log_ratio", normalize(self.log_ratio.double()).clamp_min(-SURE))

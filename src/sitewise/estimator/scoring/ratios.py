@@ -5,7 +5,7 @@ not see z gives a statistic of x, and log f(log p, z) is fitted to labeled rows 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -65,13 +65,13 @@ def to_scores(log_proba: Tensor) -> Tensor:
     return centre(log_proba) @ contrasts(log_proba.shape[1])
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ProbabilityRows(SiteRows):
     """Labeled rows as a ratio is fitted to them; `masked_` is z with some of it hidden, and g there."""
 
     log_proba: Tensor  # (n, K)
-    y: Tensor
-    weight: Tensor
+    y: Tensor = field()
+    weight: Tensor = field()
     log_prevalence: Tensor  # (n, K), by a g that saw none of these labels
     masked_codes: Tensor
     masked_log_prevalence: Tensor
