@@ -35,7 +35,7 @@ from sitewise.bench.datasets.digits import color, from_table, load_digits
 from sitewise.confounders import Confounders
 from sitewise.diagnosis import SourceSample, TargetSample, diagnose_site
 from sitewise.diagnosis.samples import evenly
-from sitewise.estimator.scoring.features import score_keeping_features
+from sitewise.estimator.scoring.cached import score_keeping_features
 from sitewise.ratio import network_inputs
 
 PARTS = ("null", "uninformative", "broken", "groups")
@@ -199,14 +199,14 @@ def scores(number, change, size):
     for z in (0, 1):
         X = color(changed_digits(images, change, size, rng), np.full(len(images), z))
         X = changed_colours(X, change, size, rng)
-        codes = model._codes(colour_names(np.full(len(images), z)), len(images))
+        codes = model.codes_of(colour_names(np.full(len(images), z)), len(images))
         inputs = torch.tensor(X)
         features = []
         raw = []
         for start in range(0, len(X), FEATURE_ROWS):  # features of all rows, a few at a time
             place = slice(start, start + FEATURE_ROWS)
             one, some, _ = score_keeping_features(
-                model._scorer, inputs[place], network_inputs(model.confounders_, codes[place]), 2
+                model.scorer_, inputs[place], network_inputs(model.confounders_, codes[place]), 2
             )
             raw.append(one)
             features.append(some)
@@ -264,7 +264,7 @@ def colored(case):
         y, z = from_table(n, mix, rng)
         chosen = rows[draw(labels[rows], y, rng)]
         log_prevalence = torch.tensor(np.log(mix / mix.sum(0)).T[z])
-        codes = model._codes(colour_names(z), n)
+        codes = model.codes_of(colour_names(z), n)
         for change, size in [(case.change, case.size), ("none", 0.0)] if which else [("none", 0.0)]:
             raw, features = scores(number, change, size)
             parts.append((raw[z, chosen], log_prevalence, y, codes, features[z, chosen]))
@@ -284,9 +284,16 @@ def run_case(case):
         warnings.simplefilter("ignore")  # what is odd about a site is for the diagnosis to say
         calibration = sw.calibrate_log_ratio(raw, y, log_prevalence, method="vector")
         held = SourceSample(
-            raw, calibration, log_prevalence, torch.tensor(y), codes, torch.ones(len(y)).double(), features,
-            torch.arange(len(y)), groups=own_groups,
-        )  # fmt: skip
+            raw_log_ratio=raw,
+            calibration=calibration,
+            log_prevalence=log_prevalence,
+            y=torch.tensor(y),
+            codes=codes,
+            weight=torch.ones(len(y)).double(),
+            features=features,
+            feature_rows=torch.arange(len(y)),
+            groups=own_groups,
+        )
         f1 = {}
         sites = {"here": target} if case.part != "broken" else {"unchanged": unchanged, "here": target}
         for name, (site_raw, _, labels, site_codes, _) in sites.items():
@@ -301,7 +308,14 @@ def run_case(case):
         if case.part == "groups":
             rows = evenly(torch.arange(len(log_ratio)), FEATURE_ROWS)
         here = TargetSample(
-            log_ratio, target[3], everything.double(), everything, everything, target[4][rows], rows, site_groups
+            log_ratio=log_ratio,
+            codes=target[3],
+            weight=everything.double(),
+            tested=everything,
+            supported=everything,
+            features=target[4][rows],
+            feature_rows=rows,
+            groups=site_groups,
         )
         start = time.process_time()
         found = diagnose_site(held, here, estimate, random_state=case.seed)

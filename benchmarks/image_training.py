@@ -11,12 +11,11 @@ Every run begins with an epoch that is not counted. Written a moment before, the
 """
 
 import argparse
-import copy
 import json
 import os
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 
@@ -34,7 +33,8 @@ from sitewise.confounders import Confounders
 from sitewise.datasets.packed import PackedImages, pack
 from sitewise.estimator.source.prevalences import fit_prevalence
 from sitewise.inputs import DEVICE_SHARE, StoredImages
-from sitewise.ratio import LabeledRows, RatioObjective, build_ratio
+from sitewise.ratio import RatioObjective, build_ratio
+from sitewise.rows import LabeledRows
 from sitewise.tables.manifest import Manifest
 from sitewise.training import Recipe, train
 
@@ -75,11 +75,8 @@ class Data:
     prevalences: list
 
     def labeled(self, share):
-        """Rows anew, for training moves what it is given; `share` is what images may take of the device's memory."""
-        return LabeledRows(StoredImages(self.images, share), *(copy.copy(part) for part in self.columns()))
-
-    def columns(self):
-        return self.rows.y, self.rows.weight, self.rows.site, self.rows.codes
+        """The rows; `share` is what images may take of the device's memory."""
+        return replace(self.rows, X=StoredImages(self.images, share))
 
 
 @dataclass
@@ -137,8 +134,9 @@ def make_data(images):
         }
     )
     schema = Confounders.learn(Z)
-    rows = LabeledRows(StoredImages(images), y, torch.ones(n), site, schema.encode(Z)[0])
-    parts = [rows.take((site == s).nonzero().flatten()) for s in range(N_SITES)]
+    codes = schema.encode(Z)[0]
+    rows = LabeledRows(X=StoredImages(images), y=y, weight=torch.ones(n), site=site, codes=codes)
+    parts = [rows.take(site == s) for s in range(N_SITES)]
     return Data(images, rows, schema, [fit_prevalence("additive", part, 2, schema, 0.5, SEED) for part in parts])
 
 

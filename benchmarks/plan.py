@@ -33,7 +33,7 @@ SIMULATIONS = 20
 
 def held_out_joint(model, prevalence):
     """P(y, z) at a site of this prevalence with the P(z|y) of the held-out rows, (2, 2)."""
-    held = model._held_out[0]
+    held = model.held_out_[0]
     given_y = np.stack([np.bincount(held.codes[held.y == k, 0].long(), minlength=2)[:2] for k in range(2)])
     return np.array([[1 - prevalence], [prevalence]]) * given_y / given_y.sum(axis=1, keepdims=True)
 

@@ -110,7 +110,7 @@ def simulated(case):
         p = classifier.predict_proba(X_new)
         log_ratio = adjuster.log_ratio(p)
         trial = sw.estimate_prevalence(
-            log_ratio, prior=SitePrior(adjuster._pooled_prevalence, n_source=1000.0 * n_sites, missing=0.6)
+            log_ratio, prior=SitePrior(adjuster.pooled_prevalence_, n_source=1000.0 * n_sites, missing=0.6)
         )
         here = adjuster.adapt(p).unchecked()
         low, high = here.prevalence_interval()

@@ -88,8 +88,8 @@ def judged(here, site, foreign):
             for name, value in expected.items()
             if value.estimate is not None and np.isfinite(seen[name])
         }
-    held = here.model._telling_rows()[0]
-    even = here._probability(here.model._cross_calibrated(held), held.codes).numpy()
+    held = here.model.telling_rows()[0]
+    even = here.probability_of(here.model.cross_calibrated(held), held.codes).numpy()
     for coverage in COVERAGES:
         for by_class in (False, True):
             sets = here.predict_set(site.X, site.Z, coverage=coverage, by_class=by_class)

@@ -5,9 +5,9 @@ import torch
 
 import sitewise as sw
 from sitewise.adaptation.cells import fit_constant_cell
+from sitewise.adaptation.estimate import MARGIN, PRICE
 from sitewise.adaptation.evidence import read_evidence
 from sitewise.adaptation.families import FAMILIES, Request
-from sitewise.adaptation.selection import MARGIN, PRICE
 from sitewise.arrays import Problems
 
 N_SITES = 30

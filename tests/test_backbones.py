@@ -245,7 +245,7 @@ def test_the_classifier_hands_its_settings_on(tmp_path):
     model = sw.GPAClassifier(
         trained, weights=tmp_path / "w.pt", normalize="data", epochs=1, learning_rate=1e-12, device="cpu"
     ).fit(X, y)
-    backbone = model._scorer.module.backbone
+    backbone = model.scorer_.module.backbone
     torch.testing.assert_close(backbone[2][1].weight, trained[1].weight)
     assert isinstance(backbone[1], Normalize)
     with pytest.raises(ValueError, match="2 problems"):

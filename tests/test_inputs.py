@@ -79,7 +79,7 @@ def watched(packed):
 
 
 def weights(model):
-    return model._scorer.module.state_dict()
+    return model.scorer_.module.state_dict()
 
 
 def same(first, second):
@@ -180,7 +180,7 @@ def test_large_images_are_scored_fewer_at_a_time(packed, labels, monkeypatch):
     monkeypatch.setattr("sitewise.ratio.SCORED_VALUES", 10 * 3 * SIZE**2)
     model = sw.GPAClassifier(**SETTINGS).fit(packed, **labels)
     sizes = []
-    handle = model._scorer.module.register_forward_hook(lambda module, x, out: sizes.append(len(out)))
+    handle = model.scorer_.module.register_forward_hook(lambda module, x, out: sizes.append(len(out)))
     model.log_ratio(packed[:], labels["sample_confounder"])
     handle.remove()
     assert sizes == [10] * 6

@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import pandas as pd
 import torch
 
 import sitewise as sw
 from sitewise.prevalence import ConstantPrevalence
-from sitewise.ratio import LabeledRows, RatioObjective, Scorer, build_ratio, network_inputs, score, weighted_nll
+from sitewise.ratio import RatioObjective, Scorer, build_ratio, network_inputs, score, weighted_nll
+from sitewise.rows import LabeledRows
 
 
 def rows_with_z(n_rows=60):
@@ -15,7 +18,7 @@ def rows_with_z(n_rows=60):
     codes, _ = schema.encode(Z)
     X = torch.randn(n_rows, 3, generator=generator)
     y = (torch.arange(n_rows) % 3 == 0).long()
-    return LabeledRows(X, y, torch.ones(n_rows), torch.arange(n_rows) % 2, codes), schema
+    return LabeledRows(X=X, y=y, weight=torch.ones(n_rows), site=torch.arange(n_rows) % 2, codes=codes), schema
 
 
 class Spy:
@@ -51,7 +54,7 @@ def test_f_and_g_see_the_same_mask():
 def test_masks_change_from_epoch_to_epoch_at_the_rate_asked_for():
     rows, schema = rows_with_z(2000)
     spy = Spy()
-    rows.site = torch.zeros(2000, dtype=torch.int64)
+    rows = replace(rows, site=torch.zeros(2000, dtype=torch.int64))
     objective = RatioObjective(rows, None, schema, [spy], None, knockout=0.3)
     generator = torch.Generator().manual_seed(1)
     objective.begin_epoch(generator, 0.0)

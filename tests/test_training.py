@@ -9,7 +9,8 @@ from torch import nn
 
 import sitewise as sw
 from sitewise.bench.methods import METHODS
-from sitewise.ratio import LabeledRows, weighted_nll
+from sitewise.ratio import weighted_nll
+from sitewise.rows import LabeledRows
 from sitewise.training import RECIPES, Recipe, affine, batches, count_batches, flips, resolve_recipe, train
 
 
@@ -231,7 +232,8 @@ def test_a_rare_class_counts_as_much_as_a_frequent_one():
     logits = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
     y = torch.tensor([0] * 45 + [2] * 5)
     weight = torch.rand(50, generator=torch.Generator().manual_seed(1)) + 0.1
-    rows = LabeledRows(logits, y, weight, torch.zeros(50, dtype=torch.int64), torch.zeros(50, 0)).balanced()
+    site = torch.zeros(50, dtype=torch.int64)
+    rows = LabeledRows(X=logits, y=y, weight=weight, site=site, codes=torch.zeros(50, 0)).balanced()
     means = [weighted_nll(logits[y == label], y[y == label], weight[y == label]) for label in (0, 2)]
     torch.testing.assert_close(weighted_nll(logits, y, rows.weight), torch.stack(means).mean())
     assert len(rows.take(torch.arange(0)).balanced()) == 0

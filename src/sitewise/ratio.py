@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from sitewise.backbones import build_backbone
 from sitewise.confounders import Confounders
-from sitewise.inputs import Inputs, fingerprint, read_ahead, take_inputs
+from sitewise.inputs import Inputs, fingerprint, read_ahead
 from sitewise.prevalence import Prevalence
+from sitewise.rows import LabeledRows
 from sitewise.training import digest, share_of
 
 FUSION_WIDTH = 100
@@ -62,47 +63,29 @@ def build_ratio(
         return RatioNetwork(module, width, n_inputs, n_classes)
 
 
-@dataclass
-class LabeledRows:
-    """Rows to train or validate on: inputs, classes, weights, the site of each, and its codes of z."""
+def digest_rows(rows: LabeledRows) -> str:
+    """A short hash of rows to train on."""
+    return digest(fingerprint(rows.X), rows.y, rows.weight, rows.site, rows.codes)
 
-    X: Inputs
-    y: Tensor
-    weight: Tensor
-    site: Tensor
-    codes: Tensor  # (n, V), V = 0 without confounders
-    _read: Callable[[Tensor], Tensor] | None = field(default=None, init=False, repr=False, compare=False)
 
-    def take(self, rows: Tensor) -> "LabeledRows":
-        """Some of the rows; stored images stay on the disk."""
-        inputs = take_inputs(self.X, rows)
-        return LabeledRows(inputs, self.y[rows], self.weight[rows], self.site[rows], self.codes[rows])
+class RowReader:
+    """The inputs of rows as training asks for them: stored images are read ahead."""
+
+    def __init__(self) -> None:
+        self._read: Callable[[Tensor], Tensor] | None = None
 
     @contextmanager
-    def reading(self, upcoming: Sequence[Tensor], device: torch.device) -> Iterator[None]:
-        """A block in which `inputs` is asked of these rows in this order: stored images are read ahead."""
-        with read_ahead(self.X, upcoming, device) as read:
-            self._read = read
+    def reading(self, X: Inputs, upcoming: Sequence[Tensor], device: torch.device) -> Iterator[None]:
+        """A block in which these rows are asked for in this order."""
+        with read_ahead(X, upcoming, device) as self._read:
             try:
                 yield
             finally:
                 self._read = None
 
-    def inputs(self, rows: Tensor) -> Tensor:
+    def __call__(self, X: Inputs, rows: Tensor) -> Tensor:
         """The inputs of some rows, where the row numbers are."""
-        return self.X[rows].to(rows.device) if self._read is None else self._read(rows)
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def balanced(self) -> "LabeledRows":
-        """The same rows, weighted so that every class counts alike in a mean."""
-        mass = torch.zeros(int(self.y.max()) + 1 if len(self) else 0).index_add_(0, self.y, self.weight.float())
-        return replace(self, weight=self.weight / mass[self.y].clamp_min(1e-30))
-
-    def digest(self) -> str:
-        """A short hash."""
-        return digest(fingerprint(self.X), self.y, self.weight, self.site, self.codes)
+        return X[rows].to(rows.device) if self._read is None else self._read(rows)
 
 
 @dataclass
@@ -125,13 +108,12 @@ class RatioObjective:
     def __post_init__(self) -> None:
         self.sites = self.training.site
         self._device = torch.device("cpu")
+        self._read = RowReader()
 
     def to(self, device: torch.device) -> None:
         """Keep inputs (where they fit) and labels on the device; codes stay where g is."""
-        self._device = device
-        for rows in (self.training, self.validation):
-            if rows is not None:
-                rows.X, rows.y, rows.weight = rows.X.to(device), rows.y.to(device), rows.weight.to(device)
+        self._device, self.training = device, self.training.to(device)
+        self.validation = None if self.validation is None else self.validation.to(device)
 
     def begin_epoch(self, generator: torch.Generator, progress: float) -> None:
         """Knock variables of z out, for f and g alike."""
@@ -144,11 +126,11 @@ class RatioObjective:
 
     def reading(self, upcoming: Sequence[Tensor]) -> AbstractContextManager[None]:
         """Read images that stay on the disk ahead of `loss`."""
-        return self.training.reading(upcoming, self._device)
+        return self._read.reading(self.training.X, upcoming, self._device)
 
     def loss(self, module: nn.Module, rows: Tensor) -> Tensor:
         """The weighted mean NLL of some rows."""
-        x = self.training.inputs(share_of(module)(rows))
+        x = self._read(self.training.X, share_of(module)(rows))
         if self.augment is not None:
             x = self.augment(x)
         logits = module(x, self._inputs[rows]) + self._log_prevalence[rows]
@@ -169,8 +151,8 @@ class RatioObjective:
         return {
             "knockout": str(self.knockout),
             "g": "none" if self.prevalences is None else ", ".join(g.name for g in self.prevalences),
-            "training rows": self.training.digest(),
-            "validation rows": "none" if self.validation is None else self.validation.digest(),
+            "training rows": digest_rows(self.training),
+            "validation rows": "none" if self.validation is None else digest_rows(self.validation),
             "validation g": "none" if given is None else digest(given),
         }
 
@@ -186,7 +168,7 @@ class RatioObjective:
             return torch.zeros(len(codes), 1)
         log_prevalence: Tensor | None = None
         for site, prevalence in enumerate(self.prevalences):
-            rows = self.training.site == site
+            rows = self.sites == site
             if not rows.any():
                 continue
             part = prevalence.log_prob(codes[rows])

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 import sitewise as sw
 from campaign import oracles
-from sitewise.adaptation.joint.climb import climb
+from sitewise.adaptation.joint.estimate import climb
 from sitewise.adaptation.joint.mixture import make_mixture
 from sitewise.solvers import interior
 

@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import minimize
 
 import sitewise as sw
-from sitewise.adaptation import selection
+from sitewise.adaptation.estimate import fit_any_model
 from sitewise.adaptation.families import Request, additive, table
 from sitewise.adaptation.families.table import can_fill_a_table
 from sitewise.adaptation.fit import Fit, Hindsight, best, rivals
@@ -284,7 +284,7 @@ def test_once_g_depends_on_z_the_plain_left_out_likelihood_chooses(monkeypatch):
     even = torch.full((2,), 0.5)
     for constant, strength in ((made_up(0.0, -54.0, 0.5), 1.0), (made_up(0.0, -51.0, 0.5), 0.0)):
         request = Request(None, "auto", "auto", even, None, even, None, 0, constant)
-        assert selection.fit_any_model(request).strength == strength
+        assert fit_any_model(request).strength == strength
 
 
 def test_of_equals_the_one_most_strongly_shrunk_is_chosen():

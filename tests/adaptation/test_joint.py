@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 
 import sitewise as sw
 from sitewise.adaptation.joint import balance, log_balance
-from sitewise.adaptation.joint.climb import climb
-from sitewise.adaptation.joint.curvature import look_back
-from sitewise.adaptation.joint.estimate import OPEN
+from sitewise.adaptation.joint.estimate import OPEN, climb, look_back
 from sitewise.adaptation.joint.mixture import make_mixture
 from sitewise.bench.datasets.known_densities import TARGETS, log_density, training_joint
 
@@ -167,7 +165,7 @@ def test_many_rows_are_climbed_with_the_curvature_of_some(monkeypatch):
     log_ratio, _ = rows(n=6000, seed=3)
     exact = sw.estimate_joint(log_ratio, strength=3.0)
     for name in ("STEERING_ENTRIES", "STEERING_ROWS", "CURVED_ENTRIES"):
-        monkeypatch.setattr(f"sitewise.adaptation.joint.climb.{name}", 1)
+        monkeypatch.setattr(f"sitewise.adaptation.joint.estimate.{name}", 1)
     monkeypatch.setattr("sitewise.adaptation.joint.mixture.PRECISE", 1)
     sampled = sw.estimate_joint(log_ratio, strength=3.0)
     assert sampled.converged
@@ -177,10 +175,10 @@ def test_many_rows_are_climbed_with_the_curvature_of_some(monkeypatch):
 def test_where_a_sample_steers_badly_all_rows_do(monkeypatch):
     log_ratio, _ = rows(n=6000, seed=3)
     exact = sw.estimate_joint(log_ratio, strength=3.0)
-    monkeypatch.setattr("sitewise.adaptation.joint.climb.STEERING_ENTRIES", 1)
-    monkeypatch.setattr("sitewise.adaptation.joint.climb.STEERING_ROWS", 0)
+    monkeypatch.setattr("sitewise.adaptation.joint.estimate.STEERING_ENTRIES", 1)
+    monkeypatch.setattr("sitewise.adaptation.joint.estimate.STEERING_ROWS", 0)
     slow = sw.estimate_joint(log_ratio, strength=3.0)
-    monkeypatch.setattr("sitewise.adaptation.joint.climb.PATIENCE", 3)
+    monkeypatch.setattr("sitewise.adaptation.joint.estimate.PATIENCE", 3)
     quick = sw.estimate_joint(log_ratio, strength=3.0)
     assert slow.converged
     assert quick.converged

@@ -76,6 +76,18 @@ def test_no_label_is_as_no_labels(n_classes, with_z):
     assert found == pytest.approx(without, abs=1e-11)  # the last bits hang on where arrays lie in memory
 
 
+@pytest.mark.parametrize("n_known", [10, 40])
+def test_labels_beside_rows_without_z(n_known):
+    """The deviation of g is certified where some rows lack z and some labels are known."""
+    drawn = site(2)
+    Z = drawn.Z.copy()
+    Z.iloc[::2] = np.nan
+    given = {"prior": prior_of(2, True), "confounders": source(2).schema, "y": partial(drawn.y, n_known)}
+    found = estimate_prevalence(drawn.log_ratio, Z, **given)
+    assert found.converged
+    assert found.n_iter < 50
+
+
 @every
 def test_p_of_y_is_one_number_with_labels(n_classes, with_z):
     ratios, Z = own(n_classes, with_z)

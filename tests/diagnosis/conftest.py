@@ -50,23 +50,23 @@ def samples(seed, n=600, m=800, *, move=0.0, n_classes=2, signal=2.0, positive=N
         warnings.simplefilter("ignore")
         estimate = sw.estimate_prevalence(here, target.Z, confounders=schema)
     held = SourceSample(
-        torch.tensor(raw),
-        calibration,
-        torch.tensor(source.log_prevalence),
-        torch.tensor(source.y),
-        codes,
-        torch.ones(m).double(),
-        torch.tensor(source.X).float(),
-        torch.arange(m),
+        raw_log_ratio=torch.tensor(raw),
+        calibration=calibration,
+        log_prevalence=torch.tensor(source.log_prevalence),
+        y=torch.tensor(source.y),
+        codes=codes,
+        weight=torch.ones(m).double(),
+        features=torch.tensor(source.X).float(),
+        feature_rows=torch.arange(m),
     )
     everything = torch.ones(n, dtype=torch.bool)
     site = TargetSample(
-        torch.tensor(here),
-        own,
-        torch.ones(n).double(),
-        everything,
-        everything,
-        torch.tensor(X).float(),
-        torch.arange(n),
+        log_ratio=torch.tensor(here),
+        codes=own,
+        weight=torch.ones(n).double(),
+        tested=everything,
+        supported=everything,
+        features=torch.tensor(X).float(),
+        feature_rows=torch.arange(n),
     )
     return held, site, estimate

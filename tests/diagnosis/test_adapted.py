@@ -121,7 +121,7 @@ def of_patients(data):
 
 
 def test_groups_of_training_rows_reach_the_diagnosis(of_patients, site):
-    complete, hidden = of_patients._held_out
+    complete, hidden = of_patients.held_out_
     assert len(complete.groups) == len(complete.y)
     assert len(hidden.groups) == len(hidden.y)
     found = of_patients.adapt(site.X, sample_confounder=site.Z, groups=np.arange(800) // 2).diagnose()
@@ -142,7 +142,7 @@ def test_groups_are_saved_and_a_folder_without_them_loads(of_patients, site, tmp
     again = sw.load(tmp_path / "site")
     again._diagnosis = None
     assert again.diagnose() == here.diagnose()
-    tree, tensors = pack({"held": of_patients._held_out[0]}, RECORDS)
+    tree, tensors = pack({"held": of_patients.held_out_[0]}, RECORDS)
     del tree["held"]["fields"]["groups"], tensors["held/groups"]
     assert unpack(tree, tensors, RECORDS)["held"].groups is None
 
@@ -153,7 +153,7 @@ def test_calibrating_with_patients_of_ones_own(data, family):
     patients = np.array([f"patient {i // 4}" for i in range(400)], dtype=object)
     patients[:8] = None  # each by itself
     model.calibrate(own.X, own.y, sample_confounder=own.Z, groups=patients)
-    assert len(model._held_out[1].groups.unique()) == 98 + 8
+    assert len(model.held_out_[1].groups.unique()) == 98 + 8
     with pytest.raises(ValueError, match="groups must have one entry a row"):
         model.calibrate(own.X, own.y, sample_confounder=own.Z, groups=patients[:7])
 
@@ -164,4 +164,4 @@ def test_an_adjuster_keeps_its_groups(family):
     adjuster = sw.PrevalenceAdjuster().fit(
         p / p.sum(1, keepdims=True), source.y, sample_confounder=source.Z, groups=np.arange(600) // 3
     )
-    assert len(adjuster._held_out[0].groups.unique()) == 200
+    assert len(adjuster.held_out_[0].groups.unique()) == 200

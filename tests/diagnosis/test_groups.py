@@ -190,9 +190,24 @@ def patient_samples(seed, likeness=0.8):
     ones, everything = (torch.ones(len(part[2])).double() for part in (source, target))
     every = everything.bool()
     raw, prior, y, features = (torch.tensor(source[i]) for i in (1, 4, 2, 0))
-    held = SourceSample(raw, calibration, prior, y, codes, ones, features, torch.arange(len(y)))
+    held = SourceSample(
+        raw_log_ratio=raw,
+        calibration=calibration,
+        log_prevalence=prior,
+        y=y,
+        codes=codes,
+        weight=ones,
+        features=features,
+        feature_rows=torch.arange(len(y)),
+    )
     site = TargetSample(
-        torch.tensor(here), own, everything, every, every, torch.tensor(target[0]), torch.arange(len(here))
+        log_ratio=torch.tensor(here),
+        codes=own,
+        weight=everything,
+        tested=every,
+        supported=every,
+        features=torch.tensor(target[0]),
+        feature_rows=torch.arange(len(here)),
     )
     return replace(held, groups=torch.tensor(source[5])), replace(site, groups=torch.tensor(target[5])), estimate
 

@@ -23,14 +23,17 @@ def held_out(centres, n, rng):
     ratio = log_ratio(rng.normal(size=len(y)) + np.asarray(centres)[y], centres)
     nothing = sw.calibrate_log_ratio(ratio.numpy(), y, even.numpy(), method="none")
     codes, weight = torch.zeros(len(y), 0, dtype=torch.float64), torch.ones(len(y), dtype=torch.float64)
-    return SourceSample(ratio, nothing, even, torch.tensor(y), codes, weight)
+    return SourceSample(
+        raw_log_ratio=ratio, calibration=nothing, log_prevalence=even, y=torch.tensor(y), codes=codes, weight=weight
+    )
 
 
 def at_site(x, centres):
     """A site's rows and its estimate."""
     ratio, everything = log_ratio(x, centres), torch.ones(len(x), dtype=torch.bool)
     codes, weight = torch.zeros(len(x), 0, dtype=torch.float64), torch.ones(len(x), dtype=torch.float64)
-    return TargetSample(ratio, codes, weight, everything, everything), sw.estimate_prevalence(ratio, model="constant")
+    rows = TargetSample(log_ratio=ratio, codes=codes, weight=weight, tested=everything, supported=everything)
+    return rows, sw.estimate_prevalence(ratio, model="constant")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.03])

@@ -17,6 +17,7 @@ from torch import nn
 
 import sitewise as sw
 from sitewise.arrays import STRETCH
+from sitewise.confounders import Confounders, Encoded
 from sitewise.posterior import combine
 
 
@@ -49,8 +50,24 @@ def test_a_classifier_that_gives_back_what_it_was_given(two):
     adjuster.fit(proba, two.y, sample_confounder=two.Z)
     again = adjuster.predict_proba(proba, sample_domain=["site"] * len(proba), sample_confounder=two.Z)
     np.testing.assert_allclose(again, proba, atol=1e-12)
-    expected = np.log(proba) - adjuster._pooled_prevalence.log_prob(adjuster._codes(two.Z, len(proba))).numpy()
+    expected = np.log(proba) - adjuster.pooled_prevalence_.log_prob(adjuster.codes_of(two.Z, len(proba))).numpy()
     np.testing.assert_allclose(adjuster.log_ratio(proba, sample_confounder=two.Z), expected, atol=1e-12)
+
+
+def test_z_is_read_once_by_each_call(two, sees_x, monkeypatch):
+    """Whatever is asked of a site's rows later, their z is not encoded again."""
+    tables, encode = [], Confounders.encode
+
+    def noting(schema, Z, *args, **options):
+        tables.append(Z)
+        return encode(schema, Z, *args, **options)
+
+    monkeypatch.setattr(Confounders, "encode", noting)
+    here = sees_x.adjuster.adapt(sees_x.proba_new, sample_confounder=two.new.Z)
+    more = here.update(sees_x.proba_new[:50], two.new.Z.iloc[:50])
+    assert more.outcome.sentence
+    read = [Z for Z in tables if not isinstance(Z, Encoded)]
+    assert [len(Z) for Z in read] == [len(two.new.Z), 50]
 
 
 def test_adjusted_probabilities_come_near_the_truth(two, case):
@@ -203,10 +220,10 @@ def test_zeros_count_as_half_the_smallest_that_is_none(two):
     assert two.nll(found) < two.nll(forest.fit(two.X, two.y).predict_proba(two.new.X).clip(1e-3)) - 0.03
     proba = np.array([[0.0, 1.0], [0.02, 0.98], [0.5, 0.5], [1.0, 0.0]] * 20)
     stored = sw.PrevalenceAdjuster().fit(proba, np.array([1, 0, 1, 0] * 20))
-    assert stored._classifier.floor == 0.01
-    np.testing.assert_allclose(stored._read(proba[:1]).numpy(), np.log([[0.01, 1.0]]))
+    assert stored.classifier_.floor == 0.01
+    np.testing.assert_allclose(stored.inputs_of(proba[:1]).numpy(), np.log([[0.01, 1.0]]))
     smooth = sw.PrevalenceAdjuster().fit(proba.clip(0.02, 0.98), np.array([1, 0, 1, 0] * 20))
-    assert smooth._classifier.floor == 1e-12
+    assert smooth.classifier_.floor == 1e-12
 
 
 class TestEstimators:
@@ -234,7 +251,7 @@ class TestEstimators:
         adjuster = sw.PrevalenceAdjuster(nearest).fit(two.X, two.y)
         assert not hasattr(nearest, "classes_")
         assert adjuster.estimator_.score(two.X, two.y) == 1.0  # so does it see itself
-        held = adjuster._held_out[0]
+        held = adjuster.held_out_[0]
         assert 0.5 < float((held.raw_log_ratio.argmax(1) == held.y).double().mean()) < 0.95
 
     def test_groups_are_kept_whole(self, two):

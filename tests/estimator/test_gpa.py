@@ -128,7 +128,7 @@ def test_calibrating_on_a_site_of_its_own_replaces_the_calibration(family, model
     mine = copy.deepcopy(model)
     overconfident = copy.deepcopy(model)
     with torch.no_grad():
-        for layer in (overconfident._scorer.module.fusion[-1],):
+        for layer in (overconfident.scorer_.module.fusion[-1],):
             layer.weight.mul_(4)
             layer.bias.mul_(4)
     new = family.site(3000, prevalence=[0.9, 0.1], seed=13)
@@ -146,10 +146,10 @@ def test_calibration_is_of_log_f_and_is_used_for_the_target(model, family):
     """Trap: calibration applied after adding the prior, or computed and then not used."""
     new = family.site(200, seed=14)
     codes = model.confounders_.encode(new.Z)[0]
-    raw = model._balanced(model._raw_log_ratio(torch.tensor(new.X), codes), codes)
-    complete, incomplete = model._calibrations
+    raw = model.balanced(model.raw_log_ratio(torch.tensor(new.X), codes), codes)
+    complete, incomplete = model.calibrations_
     np.testing.assert_allclose(model.log_ratio(new.X, new.Z), complete.apply(raw))
-    blank = model._raw_log_ratio(torch.tensor(new.X), model.confounders_.missing_codes().expand(200, -1))
+    blank = model.raw_log_ratio(torch.tensor(new.X), model.confounders_.missing_codes().expand(200, -1))
     np.testing.assert_allclose(model.log_ratio(new.X), incomplete.apply(blank))
     assert complete.method == incomplete.method == "vector"
 
@@ -211,13 +211,13 @@ def test_a_seed_repeats_to_the_bit(family):
 def test_a_validation_site_serves_the_snapshot_and_calibration_but_not_training(family, training):
     data = pool([*training, family.site(1000, prevalence=[0.7, 0.3], name="held", seed=4)])
     fitted = sw.GPAClassifier(**FAST, validation="held").fit(**data)
-    assert fitted._calibrations[0].method == "vector"
+    assert fitted.calibrations_[0].method == "vector"
     held = data["sample_domain"] == "held"
-    seen, hidden = fitted._held_out
+    seen, hidden = fitted.held_out_
     for rows, Z in ((seen, data["sample_confounder"][held]), (hidden, None)):
-        codes = fitted._codes(Z, int(held.sum()))
-        raw = fitted._raw_log_ratio(torch.tensor(data["X"][held]), codes)
-        np.testing.assert_allclose(rows.raw_log_ratio, fitted._balanced(raw, codes))
+        codes = fitted.codes_of(Z, int(held.sum()))
+        raw = fitted.raw_log_ratio(torch.tensor(data["X"][held]), codes)
+        np.testing.assert_allclose(rows.raw_log_ratio, fitted.balanced(raw, codes))
     with pytest.raises(ValueError, match=r"unknown sample_domain \['held'\].*Use adapt"):
         fitted.predict_proba(data["X"][:2], sample_domain=["held", "held"])
     with pytest.raises(ValueError, match="names the site 'hold'"):
@@ -253,7 +253,7 @@ def test_where_a_class_never_occurs_in_training_the_training_g_is_kept(family):
     given_z = here.prevalence({"color": ["green", "red"]})
     assert given_z[0, 1] < 0.01
     assert given_z[1, 1] == pytest.approx(0.2, abs=0.07)
-    kept = fitted._pooled_prevalence.log_prob(fitted.confounders_.encode({"color": ["green"]})[0]).exp()[0]
+    kept = fitted.pooled_prevalence_.log_prob(fitted.confounders_.encode({"color": ["green"]})[0]).exp()[0]
     np.testing.assert_array_equal(given_z[0], kept)
     low, high = here.prevalence_interval({"color": ["green", "red"]})
     assert low[0, 1] == high[0, 1] == given_z[0, 1]

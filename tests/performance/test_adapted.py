@@ -43,7 +43,7 @@ def test_what_is_expected_is_near_what_labels_show(here, site):
 
 def test_the_calibration_of_f_is_part_of_the_doubt(here, monkeypatch):
     whole = here.expected_performance()["brier"]
-    del here._believed_rows
+    del here.believed_rows
     monkeypatch.setattr("sitewise.estimator.at_site.believing.calibration_parts", lambda model, codes, joint: [])
     given_f = here.expected_performance()["brier"]
     assert whole.high - whole.low > given_f.high - given_f.low
@@ -82,7 +82,7 @@ def test_a_saved_site_expects_the_same(here, tmp_path):
 
 def test_a_model_plans_from_its_held_out_rows(model):
     plan = model.plan(width=0.1, prevalence=0.2, n_simulations=0)
-    assert plan.n_source == len(model._held_out[0].y)
+    assert plan.n_source == len(model.held_out_[0].y)
     assert plan.prevalence == pytest.approx((0.8, 0.2))
     assert 50 < plan.answer < 5000
     with pytest.raises(ValueError, match="give one of width, kl, f1_loss, got none of them"):

@@ -111,7 +111,7 @@ def test_columns_named_after_the_classes_come_in_any_order():
 
 def test_labels_are_drawn_as_sharp_as_predictions_are(here):
     # What is believed is what is predicted, and draws average to it: otherwise f's slope looks like miscalibration.
-    believed = here._believed_rows
+    believed = here.believed_rows
     np.testing.assert_array_equal(believed.belief, believed.probability)
     share = believed.labels.mean(axis=0)
     assert abs(share.mean() - believed.belief[:, 1].mean()) < 0.02

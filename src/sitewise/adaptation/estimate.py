@@ -1,6 +1,7 @@
 """The public door: a new site's prevalence from unlabeled rows, and the adjustment of their scores by it."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -14,15 +15,13 @@ from sitewise.adaptation.belief import Belief, read_belief, shared_schema
 from sitewise.adaptation.cell_problem import inside
 from sitewise.adaptation.cells import fit_constant_cell, variance_per_row
 from sitewise.adaptation.evidence import Evidence, read_evidence
-from sitewise.adaptation.families import FAMILIES, Request, constant_level
-from sitewise.adaptation.fit import Fit
+from sitewise.adaptation.families import FAMILIES, Request, constant_level, finish
+from sitewise.adaptation.fit import Fit, best, rivals
 from sitewise.adaptation.known import CONTRADICTED, contradiction_sentence, of_rows, read_known
-from sitewise.adaptation.labeled import read_labeled
 from sitewise.adaptation.posterior.fit import fit_posterior
 from sitewise.adaptation.posterior.known import Known
-from sitewise.adaptation.posterior.labels import LabeledRows
+from sitewise.adaptation.posterior.labels import KnownLabels, read_labeled
 from sitewise.adaptation.rare_levels import without_rare_levels
-from sitewise.adaptation.selection import fit_any_model
 from sitewise.adaptation.streaming import read_chunks
 from sitewise.arrays import (
     Container,
@@ -36,7 +35,7 @@ from sitewise.arrays import (
 from sitewise.confounders import Confounders, Notes
 from sitewise.posterior import combine, normalize
 from sitewise.prevalence import ConstantPrevalence, Prevalence
-from sitewise.prevalence.base import finite
+from sitewise.prevalence.base import finite, is_constant
 from sitewise.solvers import EM
 from sitewise.sources import as_chunks, first_chunk
 
@@ -50,6 +49,8 @@ NOT_IDENTIFIED = (
 )
 ALIKE = "the log-ratios hardly tell some classes apart here: how they share their prevalence is not identified"
 NOT_CONVERGED = "{model} g did not converge in {n_iter} iterations (gap {gap:.1e}, wanted {wanted:.0e}): {advice}"
+PRICE = 2.0  # of the optimism, where it is decided whether g depends on z at all
+MARGIN = 1.0  # log-likelihood units that a g(z) must be better by than the constant
 
 
 def estimate_prevalence(
@@ -119,36 +120,25 @@ def estimate_prevalence(
     by_posterior = prior_belief is not None and strength == "auto" and not isinstance(solver, EM) and takes_prior
     if known_prevalence is not None and not by_posterior:
         problems.add("known_prevalence needs a prior (and strength='auto'): it is data of the posterior")
-    details = {
-        "schema": schema,
-        "categorical": categorical,
-        "y": None if by_posterior else y,
-        "sample_weight": sample_weight,
-        "groups": groups,
-    }
+    details = {"y": None if by_posterior else y, "sample_weight": sample_weight, "groups": groups}
 
-    def read(**details: Any) -> tuple[Evidence, Notes]:
+    def read(schema: Confounders | None, categorical: Any) -> tuple[Evidence, Notes]:
+        own = {"schema": schema, "categorical": categorical, **details}
         if source is None:
-            return read_evidence(matrix, Z, problems, **details)
-        return read_chunks(source, Z is not None, matrix.shape[1], matrix.device, problems, **details)
+            return read_evidence(matrix, Z, problems, **own)
+        return read_chunks(source, Z is not None, matrix.shape[1], matrix.device, problems, **own)
 
-    evidence, notes = read(**details)
+    evidence, notes = read(schema, categorical)
     if Z is not None and model not in ("constant", "table"):
-        found = without_rare_levels(evidence, judged=strength == "auto", fixed=schema is not None)
-        if found.schema is not evidence.schema:
-            evidence, notes = read(**details | {"schema": found.schema, "categorical": None})
-        evidence = replace(evidence, weakest_ridge=found.weakest_ridge)
+        evidence, notes = _without_rare_levels(evidence, notes, read, strength == "auto", schema is not None)
     seed = int(check_random_state(random_state).randint(2**31))
     if by_posterior:
         assert prior_belief is not None
-        chunks = [(rows, Z)] if source is None else source
-        labeled = read_labeled(chunks, y, sample_weight, groups, evidence, problems)
+        labeled = read_labeled([(rows, Z)] if source is None else source, y, sample_weight, groups, evidence, problems)
         names = range(evidence.n_classes) if container.columns is None else container.columns
         known = read_known(known_prevalence, list(names), evidence.schema, problems, evidence.device)
         problems.raise_if_any()
-        known = None if known is None else of_rows(known, evidence, problems)
-        problems.raise_if_any()
-        fit = _fit_posterior(evidence, prior_belief, model == "constant", labeled, known)
+        fit = _fit_posterior(evidence, prior_belief, model == "constant", labeled, known, problems)
     else:
         fit = _fit(evidence, model, solver, strength, prior_belief, start_belief, seed)
     if not fit.converged:
@@ -168,6 +158,16 @@ def estimate_prevalence(
         _evidence=evidence,
         _container=container,
     )
+
+
+def _without_rare_levels(
+    evidence: Evidence, notes: Notes, read: Callable[..., tuple[Evidence, Notes]], judged: bool, fixed: bool
+) -> tuple[Evidence, Notes]:
+    """The same rows, read again where levels of z have too few of them to learn from."""
+    found = without_rare_levels(evidence, judged=judged, fixed=fixed)
+    if found.schema is not evidence.schema:
+        evidence, notes = read(found.schema, None)
+    return replace(evidence, weakest_ridge=found.weakest_ridge), notes
 
 
 def adjust(log_ratio: Any, log_prevalence: Any) -> Any:
@@ -197,8 +197,15 @@ def adjust(log_ratio: Any, log_prevalence: Any) -> Any:
 
 
 def _fit_posterior(
-    evidence: Evidence, prior: Belief, constant: bool, labeled: LabeledRows | None, known: Known | None
+    evidence: Evidence,
+    prior: Belief,
+    constant: bool,
+    labeled: KnownLabels | None,
+    known: Known | None,
+    problems: Problems,
 ) -> Fit:
+    known = None if known is None else of_rows(known, evidence, problems)
+    problems.raise_if_any()
     if labeled is None and known is None and evidence.says_nothing():
         warnings.warn(NOT_IDENTIFIED.format(answer="the prior"), stacklevel=3)
     if constant:
@@ -287,5 +294,28 @@ def _warn_if_alike(evidence: Evidence, constant: Fit) -> None:
 
 def _not_converged(fit: Fit, *, by_em: bool) -> str:
     name = fit.prevalence.name
-    advice = "use solver='auto'" if by_em and FAMILIES[name].concave else FAMILIES[name].advice
+    family = FAMILIES["additive" if fit.posterior is not None else name]  # a posterior's deviation is additive
+    advice = "use solver='auto'" if by_em and family.concave else family.advice
     return NOT_CONVERGED.format(model=name, n_iter=fit.n_iter, gap=fit.gap, wanted=fit.tolerance, advice=advice)
+
+
+def fit_any_model(request: Request) -> Fit:
+    """Choose between the constant g and the candidates of every family: additive and, where rows fill it, the table.
+
+    Whether g depends on z is decided by the stricter criterion, L - 2 O; how strongly and in which form, once it does,
+    by the left-out likelihood.
+    """
+    constant = request.constant
+    assert constant is not None
+    has_shape = request.centre is not None and not is_constant(request.centre)
+    candidates = [fit for family in FAMILIES.values() for fit in family.candidates(request)]
+
+    everyone = rivals([*candidates, constant], request.evidence, finish)
+    if not has_shape and max(map(score, candidates)) < score(constant) + MARGIN:
+        return replace(constant, rivals=everyone)
+    return replace(finish(best(candidates), request.evidence), rivals=everyone)
+
+
+def score(fit: Fit) -> float:
+    """Left-out log-likelihood, the optimism charged once for the fit and once for the choice among many."""
+    return fit.log_likelihood - PRICE * fit.optimism

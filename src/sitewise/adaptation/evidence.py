@@ -55,6 +55,7 @@ class Evidence:
     schema: Confounders | None
     device: torch.device
     weakest_ridge: float = 0.0  # on coefficients of z, where levels of few rows are kept
+    label_weight: float = 0.0  # of known labels, whose stretches are differences of likelihoods: they add up to nothing
 
     @property
     def in_memory(self) -> bool:
@@ -63,8 +64,8 @@ class Evidence:
 
     @property
     def total_weight(self) -> float:
-        """The weight of all rows."""
-        return self.seen_weight + self.blank_weight
+        """The weight of all rows and labels."""
+        return self.seen_weight + self.label_weight + self.blank_weight
 
     def total(self, *parts: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """Add up what was computed for every stretch of rows."""

@@ -66,33 +66,29 @@ def read_known(
 
 def _read_shares(value: Any, names: list[Any], problems: Problems) -> tuple[Array, Array] | None:
     """P(y) (K,) and the standard deviations of its log-odds."""
-    n_classes = len(names)
-    if isinstance(value, pd.Series):
-        value = value.to_dict()
-    entries: list[Any]
-    if isinstance(value, Mapping):
-        unknown = [key for key in value if key not in names]
-        if unknown:
-            problems.add(
-                f"known_prevalence: no class is {unknown[0]!r}{did_you_mean(unknown[0], names)}; known: {names}"
-            )
-            return None
-        entries = [value.get(name) for name in names]
-        if n_classes == 2 and entries.count(None) == 1:
-            given = entries[1] if entries[0] is None else entries[0]
-            mirrored = _mirrored(given)
-            entries = [given if entry is not None else mirrored for entry in entries]
-    elif n_classes == 2 and (isinstance(value, Real) or (isinstance(value, tuple) and len(value) == 3)):
-        entries = [_mirrored(value), value]
-    else:
-        entries = list(value) if isinstance(value, list | tuple | np.ndarray) or hasattr(value, "tolist") else [value]
-    read = [_entry(entry) for entry in entries]
-    shares = np.array([one[0] for one in read])
-    legal = len(read) == n_classes and bool(np.isfinite(shares).all() and ((shares > 0) & (shares < 1)).all())
-    if not legal or abs(shares.sum() - 1.0) > 1e-6 or not all(one[1] >= 0 for one in read):
+    value = value.to_dict() if isinstance(value, pd.Series) else value
+    unknown = [key for key in value if key not in names] if isinstance(value, Mapping) else []
+    if unknown:
+        problems.add(f"known_prevalence: no class is {unknown[0]!r}{did_you_mean(unknown[0], names)}; known: {names}")
+        return None
+    shares, errors = np.array([_entry(entry) for entry in _entries(value, names)]).reshape(-1, 2).T
+    legal = len(shares) == len(names) and bool(((shares > 0) & (shares < 1) & (errors >= 0)).all())
+    if not legal or abs(shares.sum() - 1.0) > 1e-6:
         problems.add(FORMS.format(value=value))
         return None
-    return shares / shares.sum(), np.array([one[1] for one in read])
+    return shares / shares.sum(), errors
+
+
+def _entries(value: Any, names: list[Any]) -> list[Any]:
+    """What is said of each class; of two classes the other one's follows."""
+    if isinstance(value, Mapping):
+        entries = [value.get(name) for name in names]
+        if len(names) == 2 and entries.count(None) == 1:
+            return [_mirrored(other) if own is None else own for own, other in (entries, entries[::-1])]
+        return entries
+    if len(names) == 2 and (isinstance(value, Real) or (isinstance(value, tuple) and len(value) == 3)):
+        return [_mirrored(value), value]
+    return list(value) if isinstance(value, list | tuple | np.ndarray) or hasattr(value, "tolist") else [value]
 
 
 def _mirrored(value: Any) -> Any:
@@ -128,30 +124,28 @@ def _read_table(
     table = table.set_axis([str(column) for column in table.columns], axis=1)
     columns = _share_columns(table, names)
     z = [] if schema is None else [variable for variable in schema.variables if variable.name in table]
-    used = {column for columns_of in columns for column in columns_of if column} | {variable.name for variable in z}
-    other = [column for column in table if column not in used]
-    if not columns or not z or other or not len(table):
+    used = {"", *(variable.name for variable in z)}.union(*columns)
+    if schema is None or not columns or not z or not used.issuperset(table.columns) or not len(table):
         has = () if schema is None else schema.names
         problems.add(
             f"a table of known prevalence needs rows, columns of z (of {list(has)}) and {_wanted(names)}, "
             f"got {list(table.columns)}"
         )
         return None
-    rows = [table.iloc[number] for number in range(len(table))]
-    read = []
-    for row in rows:
-        entries = [tuple(row[part] for part in own) if own[1] else row[own[0]] for own in columns]
-        named = {name: entry for name, entry in zip(names[-len(entries) :], entries, strict=True)}
-        read.append(_read_shares(named, names, problems))
-    assert schema is not None
+    rows = [row for _, row in table.iterrows()]
+    read = [_read_shares(_by_class(row, columns, names), names, problems) for row in rows]
     strata = _read_strata(table, z, schema, problems)
     problems.raise_if_any()
     assert strata is not None
-    titles = [", ".join(f"{variable.name} {row[variable.name]}" for variable in z) for row in rows]
-    share, error = (
-        torch.tensor(np.stack([one[part] for one in read if one is not None]), device=device) for part in (0, 1)
-    )
-    return Known(share, error, Strata(strata.low.to(device), strata.high.to(device)), tuple(titles))
+    titles = tuple(", ".join(f"{variable.name} {row[variable.name]}" for variable in z) for row in rows)
+    share, error = (torch.tensor(np.stack(part), device=device) for part in zip(*filter(None, read), strict=True))
+    return Known(share, error, Strata(strata.low.to(device), strata.high.to(device)), titles)
+
+
+def _by_class(row: pd.Series, columns: list[tuple[str, str, str]], names: list[Any]) -> dict[Any, Any]:
+    """What a row of a table says of its classes, the last ones where it does not speak of all."""
+    entries = [tuple(row[part] for part in own) if own[1] else row[own[0]] for own in columns]
+    return dict(zip(names[-len(entries) :], entries, strict=True))
 
 
 def _wanted(names: list[Any]) -> str:

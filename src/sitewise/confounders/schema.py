@@ -1,7 +1,7 @@
 """The schema of Z: which variables there are, tables as codes and back, and codes as a network reads them."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,10 @@ class Confounders:
         A DataFrame is matched by column name, an array by position and exact width. `quiet` leaves the warnings to the
         caller, who has the notes.
         """
+        if isinstance(Z, Encoded):
+            if Z.schema == self:
+                return Z.codes if device is None else Z.codes.to(device), Z.notes
+            Z = Z.schema.decode(Z.codes)
         few = self._encode_few(Z)
         if few is not None:
             return torch.tensor(few, dtype=torch.float64, device=device), Notes()
@@ -187,6 +191,22 @@ class Confounders:
             problems.add(f"Z has none of the confounders {list(self.names)}; its columns are {list(frame.columns)}")
             return frame, absent, extra
         return frame, absent, extra
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """Z that was read before: `Confounders.encode` takes it for a table and hands its codes back."""
+
+    schema: Confounders
+    codes: Tensor  # (n, V)
+    notes: Notes = field(default_factory=Notes)
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __getitem__(self, rows: Any) -> "Encoded":
+        """Some of the rows, with what is noted of all of them."""
+        return Encoded(self.schema, self.codes[rows], self.notes)
 
 
 def mask_patterns(n_variables: int, knockout: float) -> list[tuple[Tensor, float]]:

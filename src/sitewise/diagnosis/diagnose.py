@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 
 from sitewise.adaptation import PrevalenceEstimate
+from sitewise.adaptation.known import CONTRADICTED, contradiction_sentence
 from sitewise.calibration import centre
 from sitewise.confounders import Categorical, Confounders
 from sitewise.diagnosis.coverage import TrainingTable, check_coverage, check_positivity
 from sitewise.diagnosis.groups import count
 from sitewise.diagnosis.identification import check_identification, draw_calibrations, slope_in_errors
-from sitewise.diagnosis.known import check_known
 from sitewise.diagnosis.matching import EFFECTIVE, FEWEST, Matched, match
 from sitewise.diagnosis.mixture import check_mixture
 from sitewise.diagnosis.optimization import check_optimization
@@ -29,6 +29,8 @@ MORE_ROWS = "Hold more rows out (validation=), or call model.calibrate with labe
 SHIFTED = (
     "Do not rely on adapted numbers: look for a change of equipment, protocol or patients, or label some rows here."
 )
+AGREE = "The rows do not speak against the known prevalence (p = {p:.2g})."
+ADVICE = "Check whose prevalence it is, or label some rows here: labels tell which of the two is wrong."
 
 
 def diagnose_site(
@@ -198,3 +200,17 @@ def grade(adjusted: float, large: bool) -> str:
     if adjusted < STOP_LEVEL and large:
         return "stop"
     return "care" if adjusted < CARE_LEVEL else "good"
+
+
+def check_known(estimate: PrevalenceEstimate) -> tuple[Finding, ...]:
+    """The finding, where a prevalence was told."""
+    posterior = estimate._fit.posterior
+    if posterior is None or posterior.against is None:
+        return ()
+    against = posterior.against
+    details = {"without": against.without[0].tolist(), "known": against.share.tolist(), "of": against.name}
+    contradicted = against.p_value < CONTRADICTED
+    sentence = f"{contradiction_sentence(against)}." if contradicted else AGREE.format(p=against.p_value)
+    severity = "care" if contradicted else "good"
+    p_value = against.p_value
+    return (Finding("known prevalence", severity, p_value, CONTRADICTED, sentence, ADVICE, p_value, details),)

@@ -1,33 +1,25 @@
 """The two samples that a diagnosis compares: held-out labeled rows of the source, and the new site's rows."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from sitewise.calibration import Calibration
 from sitewise.diagnosis.groups import count
+from sitewise.rows import HeldOut, ScoredRows
 
 
-@dataclass(frozen=True)
-class SourceSample:
-    """Held-out labeled rows: raw log f with the calibration fitted to it, log g of their own sites, classes, codes.
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class SourceSample(HeldOut):
+    """Held-out labeled rows with the calibration that was fitted to them.
 
-    `features` (k, D) are the representation of the rows `feature_rows` (k,), None where there is none. `tilt` brings
-    the rows' mix of z within each class to the new site's where codes hide z from the tests, None leaves it. Rows of
-    one of the `groups` (patients) are not independent; None takes all rows for independent.
+    `tilt` brings the rows' mix of z within each class to the new site's where codes hide z from the tests, None leaves
+    it. Rows of one of the `groups` (patients) are not independent; None takes all rows for independent.
     """
 
-    raw_log_ratio: Tensor  # (m, K)
     calibration: Calibration
-    log_prevalence: Tensor  # (m, K)
-    y: Tensor  # (m,)
-    codes: Tensor  # (m, V)
-    weight: Tensor  # (m,)
-    features: Tensor | None = field(default=None, repr=False)
-    feature_rows: Tensor | None = field(default=None, repr=False)
-    tilt: Tensor | None = field(default=None, repr=False)  # (m,)
-    groups: Tensor | None = field(default=None, repr=False)  # (m,) numbers
+    tilt: Tensor | None = None  # (m,)
 
     @property
     def mixed_weight(self) -> Tensor:
@@ -57,30 +49,16 @@ class SourceSample:
         """The number of groups as a detail of a finding; nothing where there are none."""
         return {} if self.groups is None else {"held_out_groups": len(torch.unique(self.groups))}
 
-    def take(self, rows: Tensor) -> "SourceSample":
-        """Some rows; their features are left behind."""
-        parts = (self.raw_log_ratio, self.log_prevalence, self.y, self.codes, self.weight)
-        raw, prior, y, codes, weight = (part[rows] for part in parts)
-        tilt, groups = (None if part is None else part[rows] for part in (self.tilt, self.groups))
-        return SourceSample(raw, self.calibration, prior, y, codes, weight, tilt=tilt, groups=groups)
 
-
-@dataclass(frozen=True)
-class TargetSample:
-    """The new site's rows: calibrated log f, codes of z, weights.
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class TargetSample(ScoredRows):
+    """The new site's rows.
 
     `tested` marks those that the tests compare with the source: rows of which as much of z is known as there.
-    `supported` marks those where f is identified. `groups` are as in `SourceSample`.
     """
 
-    log_ratio: Tensor  # (n, K)
-    codes: Tensor  # (n, V)
-    weight: Tensor  # (n,)
+    weight: Tensor = field()
     tested: Tensor  # (n,) bool
-    supported: Tensor  # (n,) bool
-    features: Tensor | None = field(default=None, repr=False)
-    feature_rows: Tensor | None = field(default=None, repr=False)
-    groups: Tensor | None = field(default=None, repr=False)  # (n,) numbers
 
     @property
     def n_units(self) -> int:
@@ -91,17 +69,6 @@ class TargetSample:
     def group_counts(self) -> dict[str, int]:
         """The number of groups as a detail of a finding; nothing where there are none."""
         return {} if self.groups is None else {"groups": self.n_units}
-
-    def take(self, rows: Tensor) -> "TargetSample":
-        """Some rows; their features are left behind."""
-        parts = (self.log_ratio, self.codes, self.weight, self.tested, self.supported)
-        log_ratio, codes, weight, tested, supported = (part[rows] for part in parts)
-        groups = None if self.groups is None else self.groups[rows]
-        return TargetSample(log_ratio, codes, weight, tested, supported, groups=groups)
-
-    def without_features(self) -> "TargetSample":
-        """The same rows, scores only."""
-        return replace(self, features=None, feature_rows=None)
 
 
 def by_groups(source: SourceSample, target: TargetSample) -> str:

@@ -25,7 +25,6 @@ from sitewise.diagnosis import Diagnosis, Outcome, conclude, failed_check, follo
 from sitewise.estimator.at_site.believing import believed_rows
 from sitewise.estimator.at_site.diagnosing import diagnose
 from sitewise.estimator.at_site.evaluating import evaluate_site
-from sitewise.estimator.at_site.kept import KeptRows
 from sitewise.estimator.at_site.outcome import rehearsed_breaches, site_outcome
 from sitewise.estimator.at_site.reporting import report_content
 from sitewise.estimator.at_site.sets import predict_sets
@@ -59,6 +58,7 @@ from sitewise.performance import (
 from sitewise.posterior import combine
 from sitewise.prevalence import SitePrior
 from sitewise.report.page import write_report
+from sitewise.rows import ScoredRows
 from sitewise.uncertainty import stretched
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Attributes
     ----------
     estimate : the `PrevalenceEstimate` of the site.
-    rows : what is kept of the site's rows, `KeptRows`.
+    rows : what is kept of the site's rows, `ScoredRows`.
     classes_ : the classes, in order.
     policy : "auto", "as trained" or "rows": how far the site's rows are believed, see `adapt`.
     level_scale : how far the level of g may lie from the training sites', see `adapt`; None for what these show.
@@ -115,10 +115,12 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self,
         model: "SiteModel",
         estimate: PrevalenceEstimate,
-        rows: KeptRows,
+        rows: ScoredRows,
         policy: str = "auto",
         level_scale: float | None = None,
         confounder_columns: Any = None,
+        known_prevalence: Known | None = None,
+        joint: JointEstimate | None = None,
     ) -> None:
         self.model = model
         self.estimate = estimate
@@ -128,6 +130,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.policy = policy
         self.level_scale = level_scale
         self.confounder_columns = confounder_columns
+        self.known_prevalence = known_prevalence
+        self.joint = joint
         self._diagnosis: Diagnosis | None = None  # of the rows alone: what `diagnose` says has the outcome too
 
     @property
@@ -144,7 +148,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def diagnose(self) -> Diagnosis:
         """The outcome, the verdict that follows from it, and every check with its number and advice (kept)."""
-        outcome, findings = self.outcome, self._checks.findings
+        outcome, findings = self.outcome, self.checks.findings
         return Diagnosis(follows(outcome, outcome.reason, self._failed_check, findings), findings, outcome)
 
     def rename(self, names: dict[str, str]) -> None:
@@ -161,7 +165,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return other
 
     @property
-    def _checks(self) -> Diagnosis:
+    def checks(self) -> Diagnosis:
+        """The checks of the rows, made once: what `diagnose` says without the outcome."""
         if self._diagnosis is None:
             self._diagnosis = diagnose(self)
         return self._diagnosis
@@ -174,40 +179,39 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         if self.joint is not None:
             return None
-        return failed_check(self._checks.findings, rehearsed_breaches(self.model))
+        return failed_check(self.checks.findings, rehearsed_breaches(self.model))
 
     @property
-    def _stays(self) -> bool:
+    def stays_as_trained(self) -> bool:
         """Whether the rows are not believed at all: the policy says so, or a check of the assumption failed."""
         return self.policy == "as trained" or (self.policy == "auto" and self._failed_check is not None)
 
     @property
-    def _site_prior(self) -> SitePrior | None:
+    def site_prior(self) -> SitePrior | None:
         """What is expected of rows here and how far they are believed; None where they alone are."""
         if self.policy == "rows":
             return None
-        prior = self.model._prior_of(self.policy, self.level_scale)
-        return replace(prior, trusted_rows=0.0) if self._stays else prior
+        prior = self.model.prior_of(self.policy, self.level_scale)
+        return replace(prior, trusted_rows=0.0) if self.stays_as_trained else prior
 
     @cached_property
-    def _unbelieving(self) -> PrevalenceEstimate:
+    def estimate_without_rows(self) -> PrevalenceEstimate:
         """The posterior without this site's unlabeled rows, whose predictions have the mean of the model as trained."""
-        prior = replace(self.model._prior_of("auto", self.level_scale), trusted_rows=0.0)
-        rows = self.rows if self.rows.without_z is None else replace(self.rows, log_ratio=self.rows.without_z)
+        prior = replace(self.model.prior_of("auto", self.level_scale), trusted_rows=0.0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what there is to say of the rows, `adapt` has said
-            return estimate_rows(self, rows, prior=prior)
+            rows = self.rows.by_knockout()
+            return estimate_rows(self.model, rows, prior=prior, known=self.known_prevalence)
 
     @property
-    def _in_use(self) -> PrevalenceEstimate:
+    def estimate_in_use(self) -> PrevalenceEstimate:
         """The posterior that everything said of the site comes from."""
-        return self._unbelieving if self._stays else self.estimate
+        return self.estimate_without_rows if self.stays_as_trained else self.estimate
 
     @property
-    def _rows(self) -> KeptRows:
+    def rows_in_use(self) -> ScoredRows:
         """The rows as they are predicted: by the joint of z and y where that speaks for some of them."""
-        rows = self.rows
-        return replace(rows, log_ratio=rows.without_z) if self._stays and rows.without_z is not None else rows
+        return self.rows.by_knockout() if self.stays_as_trained else self.rows
 
     def __repr__(self) -> str:
         return site_text(self)
@@ -217,21 +221,24 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict_proba(self, X: Any, sample_confounder: Any = None) -> Any:
         """P(y|x,z) at this site, (n, K), each row by itself; z may be missing in part or whole."""
-        X, sample_confounder = split_confounders(X, sample_confounder, self.confounder_columns, self.model)
-        inputs = self.model._read(X)
-        codes = self.model._codes(sample_confounder, len(inputs))
-        joint = None if self._stays else self.joint
-        log_ratio = with_joint(self.model, joint, inputs, codes, self.model._log_ratio(inputs, codes))
-        probability = self._probability(log_ratio, codes)
+        probability = self.probability_of(*self._scored(X, sample_confounder))
         return probability.to(X.device) if isinstance(X, Tensor) else probability.numpy()
 
-    def _probability(self, log_ratio: Tensor, codes: Tensor) -> Tensor:
+    def _scored(self, X: Any, Z: Any) -> tuple[Tensor, Tensor]:
+        """log f of rows to predict (with the joint's word where there is one), and their codes of z."""
+        X, Z = split_confounders(X, Z, self.confounder_columns, self.model)
+        inputs = self.model.inputs_of(X)
+        codes = self.model.codes_of(Z, len(inputs))
+        joint = None if self.stays_as_trained else self.joint
+        return with_joint(self.model, joint, inputs, codes, self.model.calibrated_log_ratio(inputs, codes)), codes
+
+    def probability_of(self, log_ratio: Tensor, codes: Tensor) -> Tensor:
         """P(y|x,z) of rows by what predicts here, (n, K), given log f (with the joint's word where there is one)."""
         if self.policy == "as trained":
-            return combine(log_ratio, self.model._pooled_prevalence.log_prob(codes)).exp()
-        found = in_stretches(self._in_use.average, log_ratio, codes)
-        kept = in_regions(codes, self.model._unsupported)
-        if self.joint is not None and not self._stays:
+            return combine(log_ratio, self.model.pooled_prevalence_.log_prob(codes)).exp()
+        found = in_stretches(self.estimate_in_use.average, log_ratio, codes)
+        kept = in_regions(codes, self.model.unsupported_)
+        if self.joint is not None and not self.stays_as_trained:
             own = lacking(self.model, codes)
             marginal = self.joint.weights.sum(0).cpu().clamp_min(1e-300).log()
             found = torch.where(own[:, None], combine(log_ratio, marginal).exp(), found)
@@ -239,14 +246,14 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not kept.any():
             return found
         return torch.where(
-            kept[:, None], combine(log_ratio, self.model._pooled_prevalence.log_prob(codes)).exp(), found
+            kept[:, None], combine(log_ratio, self.model.pooled_prevalence_.log_prob(codes)).exp(), found
         )
 
     def adjust(self, log_ratio: Any, sample_confounder: Any = None) -> Any:
         """P(y|x,z) at this site, (n, K), given what the model's `log_ratio` said of the rows with this very z."""
         ratios = torch.as_tensor(log_ratio).double().cpu()
-        codes = self.model._codes(sample_confounder, len(ratios))
-        return self._probability(ratios, codes).numpy()
+        codes = self.model.codes_of(sample_confounder, len(ratios))
+        return self.probability_of(ratios, codes).numpy()
 
     def predict(self, X: Any, sample_confounder: Any = None) -> Any:
         """The most probable class of every row; with a threshold, the second class where P(y|x,z) of it reaches it."""
@@ -269,12 +276,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         improbable a class may be and still belong to a set. `by_class` asks for the coverage in every class by itself.
         Like all predictions here, it stands on P(x|y,z) being what it was in training.
         """
-        X, sample_confounder = split_confounders(X, sample_confounder, self.confounder_columns, self.model)
-        inputs = self.model._read(X)
-        codes = self.model._codes(sample_confounder, len(inputs))
-        joint = None if self._stays else self.joint
-        log_ratio = with_joint(self.model, joint, inputs, codes, self.model._log_ratio(inputs, codes))
-        return predict_sets(self, self._probability(log_ratio, codes), codes, coverage, by_class)
+        log_ratio, codes = self._scored(X, sample_confounder)
+        return predict_sets(self, self.probability_of(log_ratio, codes), codes, coverage, by_class)
 
     def expected_performance(
         self, y_pred: Any = None, proba: Any = None, *, level: float = 0.95, threshold: float | None = None
@@ -298,7 +301,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         classes = tuple(self.classes_.tolist())
         ours = y_pred is None and proba is None
-        rows = judged_instead(self._believed_rows, classes, y_pred, proba)
+        rows = judged_instead(self.believed_rows, classes, y_pred, proba)
         return summarize(rows, classes, self.threshold_ if ours and threshold is None else threshold, level)
 
     def clinical_performance(
@@ -315,7 +318,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Expected on the rows adapted on, without labels, of two classes; of our predictions or of others', as in
         `expected_performance`. See `sitewise.performance.clinical_performance`.
         """
-        rows = judged_instead(self._believed_rows, tuple(self.classes_.tolist()), y_pred, proba)
+        rows = judged_instead(self.believed_rows, tuple(self.classes_.tolist()), y_pred, proba)
         ours = y_pred is None and proba is None
         chosen = self.threshold_ if ours and threshold is None else threshold
         return clinical_performance(rows, threshold=chosen, specificity=specificity, level=level)
@@ -324,7 +327,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self, y_pred: Any = None, proba: Any = None, *, thresholds: Any = None, level: float = 0.95
     ) -> pd.DataFrame:
         """Expected net benefit at every threshold: of treating by the predictions (ours or others'), all, or nobody."""
-        rows = judged_instead(self._believed_rows, tuple(self.classes_.tolist()), y_pred, proba)
+        rows = judged_instead(self.believed_rows, tuple(self.classes_.tolist()), y_pred, proba)
         return decision_curve(rows, THRESHOLDS if thresholds is None else thresholds, level=level)
 
     def subgroups(
@@ -349,7 +352,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             As in `expected_performance`.
         """
         classes = tuple(self.classes_.tolist())
-        rows = judged_instead(self._believed_rows, classes, y_pred, proba)
+        rows = judged_instead(self.believed_rows, classes, y_pred, proba)
         ours = y_pred is None and proba is None
         chosen = self.threshold_ if ours and threshold is None else threshold
         if isinstance(by, str):
@@ -381,7 +384,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         schema = self.model.confounders_
         z = pd.DataFrame(index=range(len(self.rows))) if schema is None else schema.decode(self.rows.codes)
-        probability = self._probability(self.rows.log_ratio, self.rows.codes).numpy()
+        probability = self.probability_of(self.rows.log_ratio, self.rows.codes).numpy()
         return draw_sample(probability, z, n, seed=random_state)
 
     def choose_threshold(
@@ -395,7 +398,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         classes = tuple(self.classes_.tolist())
         choice = choose_threshold(
-            self._believed_rows, classes, sensitivity=sensitivity, harm_to_benefit=harm_to_benefit, level=level
+            self.believed_rows, classes, sensitivity=sensitivity, harm_to_benefit=harm_to_benefit, level=level
         )
         self.threshold_ = choice.threshold
         return choice
@@ -432,14 +435,12 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Estimate of P(Y) here, (K,), or of P(Y|Z), (n, K)."""
         if Z is None:
             return self._mean_probability.numpy()
-        return self._log_prevalence(self._codes(Z)).exp().numpy()
+        return self.log_prevalence_at(self._codes(Z)).exp().numpy()
 
     @property
     def _mean_probability(self) -> Tensor:
         """The weighted mean of what is predicted for the rows adapted on, (K,)."""
-        rows = self._rows
-        weight = torch.ones(len(rows), dtype=torch.float64) if rows.weight is None else rows.weight
-        return weight @ self._probability(rows.log_ratio, rows.codes) / weight.sum()
+        return self.rows_in_use.weighted_mean(self.probability_of(self.rows_in_use.log_ratio, self.rows_in_use.codes))
 
     def prevalence_interval(self, Z: Any = None, level: float = 0.95) -> tuple[Any, Any]:
         """Interval of the population's P(Y), two (K,), or of P(Y|Z), two (n, K); no width where the training g is kept.
@@ -447,20 +448,20 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         That of P(Y) is widened, where needed, to hold `prevalence()`.
         """
         if Z is None:
-            joint = None if self._stays else self.joint
-            low, high = (np.asarray(bound) for bound in (joint or self._in_use).interval(level=level))
+            joint = None if self.stays_as_trained else self.joint
+            low, high = (np.asarray(bound) for bound in (joint or self.estimate_in_use).interval(level=level))
             low, high = (self._mix(b) if joint is None else self._stretched(b, level) for b in (low, high))
             reported = self.prevalence()
             return np.minimum(low, reported), np.maximum(high, reported)
-        low, high = (np.array(bound) for bound in self._in_use.interval(Z, level=level))
+        low, high = (np.array(bound) for bound in self.estimate_in_use.interval(Z, level=level))
         codes = self._codes(Z)
-        kept = in_regions(codes, self.model._unsupported).numpy()
-        low[kept] = high[kept] = self._log_prevalence(codes).exp().numpy()[kept]
+        kept = in_regions(codes, self.model.unsupported_).numpy()
+        low[kept] = high[kept] = self.log_prevalence_at(codes).exp().numpy()[kept]
         return low, high
 
     def _stretched(self, bound: Any, level: float) -> Any:
         """A bound of the joint's P(Y), which takes r as given: stretched by r's error, rehearsed errors and groups."""
-        rows, prior = self.rows, self.model._prior_of(self.policy)
+        rows, prior = self.rows, self.model.prior_of(self.policy)
         n_rows = float(len(rows) if rows.weight is None else rows.weight.sum())
         alike = 1.0
         if rows.groups is not None:
@@ -533,12 +534,6 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         export_onnx(self, path, dtype)
         return Path(path)
 
-    def take_joint(self, joint: JointEstimate | None, without_joint: Tensor) -> None:
-        """Let a joint predict rows that lack z; `without_joint` is the log f (n, K) that it replaces."""
-        self.joint = joint
-        if joint is not None:
-            self.rows = replace(self.rows, without_z=without_joint)
-
     def __sklearn_is_fitted__(self) -> bool:
         return True
 
@@ -556,27 +551,25 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self.model.confounders_.encode(Z)[0]
 
     @cached_property
-    def _believed_rows(self) -> BelievedRows:
+    def believed_rows(self) -> BelievedRows:
         """What is believed of the rows' labels."""
         return believed_rows(self)
 
-    def _log_prevalence(self, codes: Tensor) -> Tensor:
+    def log_prevalence_at(self, codes: Tensor) -> Tensor:
         """log g here; in regions where f is not identified, the training prevalence (equation 12)."""
         if self.policy == "as trained":
-            return self.model._pooled_prevalence.log_prob(codes)
-        here = in_stretches(self._in_use.prevalence.log_prob, codes)
-        kept = in_regions(codes, self.model._unsupported)
+            return self.model.pooled_prevalence_.log_prob(codes)
+        here = in_stretches(self.estimate_in_use.prevalence.log_prob, codes)
+        kept = in_regions(codes, self.model.unsupported_)
         if not kept.any():
             return here
-        return torch.where(kept[:, None], self.model._pooled_prevalence.log_prob(codes), here)
+        return torch.where(kept[:, None], self.model.pooled_prevalence_.log_prob(codes), here)
 
     def _mix(self, outside: Any) -> Any:
         """Average over the whole site: estimated outside the kept regions, training prevalence inside."""
-        kept = self.rows.codes[~self.rows.supported]
+        kept = self.rows.take(~self.rows.supported)
         if not len(kept):
             return outside
-        weight = torch.ones(len(self.rows), dtype=torch.float64) if self.rows.weight is None else self.rows.weight
-        own = weight[~self.rows.supported]
-        share = float(own.sum() / weight.sum())
-        inside = (own @ self.model._pooled_prevalence.log_prob(kept).exp() / own.sum()).numpy()
+        share = float(kept.weights.sum() / self.rows.weights.sum())
+        inside = kept.weighted_mean(self.model.pooled_prevalence_.log_prob(kept.codes).exp()).numpy()
         return (1 - share) * outside + share * inside

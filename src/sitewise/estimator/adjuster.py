@@ -10,14 +10,11 @@ import pandas as pd
 import torch
 from sklearn.base import clone
 from sklearn.utils import Tags, _safe_indexing, check_random_state, get_tags, indexable
-from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from sitewise.adaptation.families import FAMILIES
 from sitewise.arrays import Problems, did_you_mean, in_stretches, read_groups, read_weight, shortened
 from sitewise.calibration import METHODS as CALIBRATIONS
-from sitewise.diagnosis import TrainingTable
-from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.model import SiteModel
 from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, Fold, Part, rehearse
 from sitewise.estimator.scoring.probabilities import (
@@ -30,16 +27,12 @@ from sitewise.estimator.scoring.probabilities import (
     is_ready,
     warn_separated,
 )
-from sitewise.estimator.scoring.ratios import ScoredRows, fit_ratio
-from sitewise.estimator.source.columns import split_confounders
+from sitewise.estimator.scoring.ratios import ProbabilityRows, fit_ratio
 from sitewise.estimator.source.held_out import score_held_out
-from sitewise.estimator.source.prevalences import RowPrevalence, cross_fit, fit_prevalence
-from sitewise.estimator.source.prior import between_sites
+from sitewise.estimator.source.prevalences import RowPrevalence
 from sitewise.estimator.source.reading import Array, TrainingData, read_classes, read_training_data
-from sitewise.estimator.source.regions import find_unsupported
 from sitewise.estimator.source.splitting import folds
-from sitewise.estimator.source.summary import summarize_training
-from sitewise.estimator.without_z.choosing import MISSING, fit_site_joint, judged
+from sitewise.estimator.without_z.choosing import MISSING, judged
 from sitewise.estimator.without_z.pairs import (
     PairModel,
     PairRatio,
@@ -49,10 +42,8 @@ from sitewise.estimator.without_z.pairs import (
     pair_reader,
     read_points,
 )
-from sitewise.estimator.without_z.predicting import with_joint
-from sitewise.ratio import LabeledRows
+from sitewise.rows import LabeledRows
 
-KNOCKOUT = 0.5  # of a variable of z, where f and g learn what to say without it
 SEES = ("x", "xz", "auto")
 
 
@@ -115,7 +106,8 @@ class PrevalenceAdjuster(SiteModel):
     >>> here = pairs.adapt(proba_of_pairs_new)
     """
 
-    _joint: PairModel | None = None
+    joint_: PairModel | None = None
+    knockout = 0.5  # of a variable of z, where f and g learn what to say without it
     _column_names: tuple[str, ...] | None = None  # of a frame of probabilities at fit
 
     def __init__(
@@ -164,10 +156,10 @@ class PrevalenceAdjuster(SiteModel):
             raise ValueError("PrevalenceAdjuster: " + NO_SITES.format(count=len(data.site_names)))
         warn_separated(classifier.by_class(data.rows.X), data.rows.y)  # type: ignore[arg-type]
         self._learn(data, seed)
-        self._classifier, self.estimator_ = classifier, classifier.estimator
+        self.classifier_, self.estimator_ = classifier, classifier.estimator
         self._note_inputs(X)
         self.rehearsal_ = rehearse(self, data, lambda parts: self._fit_folds(parts, data, X, seed))
-        self._prior = self.rehearsal_.numbers.put_into(self._prior)
+        self.prior_ = self.rehearsal_.numbers.put_into(self.prior_)
         return self
 
     def _fit_folds(self, parts: list[Part], data: TrainingData, X: Any, seed: int) -> Iterator[Fold]:
@@ -188,103 +180,53 @@ class PrevalenceAdjuster(SiteModel):
         rows = part.data.rows
         weight = None if bool((rows.weight == 1).all()) else rows.weight.double().numpy()
         y, some = classes[rows.y.numpy()], _safe_indexing(indexable(X)[0], part.rows.numpy())
-        return cross_fit_classifier(self.estimator, some, y, classes, part.data.groups, weight, seed)
+        return cross_fit_classifier(self.estimator, some, y, classes, rows.groups, weight, seed)
 
     def _learn(self, data: TrainingData, seed: int) -> None:
         """From checked rows, whose X is log p, everything but the classifier."""
-        rows, schema, n_classes = data.rows, data.schema, len(data.classes)
-        options = (n_classes, schema, KNOCKOUT, seed)
-        pooled = fit_prevalence(self.prevalence, rows, *options)
-        places = {name: (rows.site == s).nonzero().flatten() for s, name in enumerate(data.site_names)}
-        sites = {
-            name: fit_prevalence(self.prevalence, rows.take(place), *options)
-            for name, place in places.items()
-            if len(place)
-        }
-        own = cross_fit(self.prevalence, rows, data.groups, *options)
-        self.classes_, self.sites_, self.confounders_ = data.classes, data.site_names, schema
-        self.training_summary_ = summarize_training(data)
-        self._site_prevalences, self._pooled_prevalence = sites, pooled
-        self._unsupported = find_unsupported(rows, n_classes, schema)
-        self._deviation = between_sites(rows, n_classes, schema)
-        names = tuple(map(str, data.site_names))
-        self._training_table = TrainingTable.of(rows.codes, rows.y, rows.site, names, n_classes, schema)
+        rows, schema = data.rows, data.schema
+        self._learn_sites(data, rows, seed)
+        own = self._cross_fit(rows, seed)
         if self.joint is not None:
-            self._learn_pairs(rows, own, data.groups)
+            self._learn_pairs(rows, own)
             return
         masked = rows.codes
         if schema is not None:
-            hidden = torch.rand(rows.codes.shape, generator=torch.Generator().manual_seed(seed)) < KNOCKOUT
+            hidden = torch.rand(rows.codes.shape, generator=torch.Generator().manual_seed(seed)) < self.knockout
             masked = schema.knock_out(rows.codes, hidden)
         at_full, at_masked = own.log_prob(rows.codes), own.log_prob(masked)
         assert isinstance(rows.X, Tensor)
-        scored = ScoredRows(rows.X, rows.y, rows.weight.double(), rows.codes, at_full, masked, at_masked)
+        scored = rows.extended(
+            ProbabilityRows,
+            weight=rows.weight.double(),
+            log_proba=rows.X,
+            log_prevalence=at_full,
+            masked_codes=masked,
+            masked_log_prevalence=at_masked,
+        )
         chosen = fit_ratio(
             scored,
             schema,
-            pooled,
+            self.pooled_prevalence_,
             sees=self.classifier_sees,
             calibration=self.calibration,
-            folds=folds(len(rows), data.groups, seed),
+            folds=folds(rows, seed),
         )
-        self._ratio, self.classifier_sees_, self.held_out_nll_ = chosen.ratio, chosen.sees, chosen.nll
+        self.ratio_, self.classifier_sees_, self.held_out_nll_ = chosen.ratio, chosen.sees, chosen.nll
         numbered = replace(rows, X=torch.arange(len(rows))[:, None])
-        self._hold_out(score_held_out(numbered, own, schema, chosen.cross_fitted.score, data.groups))
-        self._joint = None
+        self._hold_out(score_held_out(numbered, own, schema, chosen.cross_fitted.score))
+        self.joint_ = None
 
-    def _learn_pairs(self, rows: LabeledRows, own: RowPrevalence, groups: Tensor | None) -> None:
+    def _learn_pairs(self, rows: LabeledRows, own: RowPrevalence) -> None:
         """From log P(y, z|x) of checked rows: log f, which needs no fit, and r over the z-points."""
         points = read_points(self.joint, self.confounders_)
         assert self.confounders_ is not None
         bank, prior = fit_pairs(rows, points, self.confounders_, len(self.classes_))
-        self._ratio = PairRatio(bank, self._pooled_prevalence)
+        self.ratio_ = PairRatio(bank, self.pooled_prevalence_)
         self.classifier_sees_, self.held_out_nll_ = "xz", {}
-        self._hold_out(score_held_out(rows, own, self.confounders_, self._score, groups))  # type: ignore[arg-type]
-        self._joint = fit_pair_model(rows, bank, prior, self._unsupported, self.calibration)
-        self._joint = judged(self, rows)  # type: ignore[assignment]
-
-    def adapt(
-        self,
-        X: Any,
-        sample_confounder: Any = None,
-        y: Any = None,
-        groups: Any = None,
-        sample_weight: Any = None,
-        fallback: str | None = None,
-        policy: str = "auto",
-        level_scale: float | None = None,
-        confounder_columns: Any = None,
-        known_prevalence: Any = None,
-    ) -> AdaptedClassifier:
-        """Adapt to a new site from unlabeled rows (and a few labels, where there are any); this object is unchanged.
-
-        X is probabilities, or inputs of the estimator.
-        `groups` (patients): intervals and the diagnosis allow for rows of one being alike.
-        `policy`: "auto" believes the rows as far as the rehearsal allows, and not where a check of the assumption fails
-        (`outcome` says what was done and why); "as trained" not at all: predictions are those of the model itself;
-        "rows" wholly, by maximum likelihood, for research. `fallback` is its old name and warns.
-        `level_scale` is how far the level of g may lie from that of the training sites, in log-odds; None takes what
-        these show, 3 is a very different site.
-        `confounder_columns` are the columns of X that hold z, instead of `sample_confounder`; predictions at the site
-        then read z from there too.
-        `known_prevalence` is P(y) here where it is known from elsewhere: of two classes that of the last one,
-        `(value, low, high)` with a 95% interval, a dict by class, or a table by strata of z with a column "prevalence"
-        (and "low", "high"). Predictions then have that mean, and a warning says where the rows speak against it. Rows
-        that lack z are then predicted by knockout.
-        """
-        check_is_fitted(self)
-        X, sample_confounder = split_confounders(X, sample_confounder, confounder_columns, self)
-        scores = self._read(X)
-        codes = self._quiet_codes(sample_confounder, len(scores))
-        joint = None if known_prevalence is not None else fit_site_joint(self, scores, codes, y, sample_weight)
-        without_joint = self._log_ratio(scores, codes)
-        log_ratio = with_joint(self, joint, scores, codes, without_joint)
-        here = self.adapt_log_ratio(
-            log_ratio, sample_confounder, y, groups, sample_weight, fallback, policy, level_scale, known_prevalence
-        )
-        here.take_joint(joint, without_joint)
-        here.confounder_columns = None if confounder_columns is None else list(confounder_columns)
-        return here
+        self._hold_out(score_held_out(rows, own, self.confounders_, self.score_raw))  # type: ignore[arg-type]
+        self.joint_ = fit_pair_model(rows, bank, prior, self.unsupported_, self.calibration)
+        self.joint_ = judged(self, rows)  # type: ignore[assignment]
 
     def _check_settings(self) -> None:
         problems = Problems("PrevalenceAdjuster")
@@ -350,18 +292,20 @@ class PrevalenceAdjuster(SiteModel):
             if hasattr(source, name) and not isinstance(source, nn.Module):
                 setattr(self, name, getattr(source, name))
         if source is None:
-            self.n_features_in_ = len(self._classifier.columns)
+            self.n_features_in_ = len(self.classifier_.columns)
         self._column_names = column_names(X) if source is None and isinstance(X, pd.DataFrame) else None
 
-    def _facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
+        """The classifier, and what it was taken to see."""
         name = "probabilities handed over" if self.estimator_ is None else type(self.estimator_).__name__
         facts = {"classifier": name, "classifier sees": self.classifier_sees_}
         if self.joint is not None:
             facts["classifier gives"] = f"P(y, z|x) over {len(self.joint)} values of z"
         return facts | {f"held-out NLL if it sees {sees}": nll for sees, nll in self.held_out_nll_.items()}
 
-    def _read(self, X: Any) -> Tensor:
-        return self._classifier.log_proba(self._in_fitted_order(X))
+    def inputs_of(self, X: Any) -> Tensor:
+        """log p of rows."""
+        return self.classifier_.log_proba(self._in_fitted_order(X))
 
     def _in_fitted_order(self, X: Any) -> Any:
         """A frame of probabilities with its columns as at fit, or as the classes; ValueError where they differ."""
@@ -378,14 +322,21 @@ class PrevalenceAdjuster(SiteModel):
             )
         return X.iloc[:, [names.index(name) for name in fitted]]
 
-    def _log_ratio(self, X: Tensor, codes: Tensor) -> Tensor:
-        return in_stretches(super()._log_ratio, X, codes)
+    def calibrated_log_ratio(self, X: Tensor, codes: Tensor) -> Tensor:
+        """Calibrated log f, some rows at a time."""
+        return in_stretches(super().calibrated_log_ratio, X, codes)
 
-    def _raw_log_ratio(self, X: Tensor, codes: Tensor) -> Tensor:
-        return self._ratio.log_ratio(X, codes)
+    def raw_log_ratio(self, X: Tensor, codes: Tensor) -> Tensor:
+        """log f before calibration, from log p."""
+        return self.ratio_.log_ratio(X, codes)
 
-    def _score(self, X: Tensor, codes: Tensor) -> tuple[Tensor, None, None]:
-        return self._raw_log_ratio(X, codes), None, None
+    def score_raw(self, X: Tensor, codes: Tensor) -> tuple[Tensor, None, None]:
+        """log f before calibration; there are no features."""
+        return self.raw_log_ratio(X, codes), None, None
+
+    def score_calibrated(self, X: Tensor, codes: Tensor) -> tuple[Tensor, None, None]:
+        """Calibrated log f; there are no features."""
+        return self.calibrated_log_ratio(X, codes), None, None
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

@@ -16,26 +16,25 @@ from torch import Tensor, nn
 from sitewise.adaptation.families import FAMILIES
 from sitewise.arrays import Problems, did_you_mean, read_groups
 from sitewise.calibration import METHODS as CALIBRATIONS
-from sitewise.diagnosis import TrainingTable
-from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.model import SiteModel
 from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, Fold, Part, rehearse
 from sitewise.estimator.scoring.cached import cached_log_ratio, cached_score
 from sitewise.estimator.settings import read_network_settings
-from sitewise.estimator.source.columns import split_confounders
 from sitewise.estimator.source.held_out import score_held_out
-from sitewise.estimator.source.prevalences import RowPrevalence, by_site, cross_fit, fit_prevalence
-from sitewise.estimator.source.prior import between_sites
-from sitewise.estimator.source.reading import TrainingData, read_classes, read_domain, read_inputs, read_training_data
-from sitewise.estimator.source.regions import find_unsupported
+from sitewise.estimator.source.prevalences import RowPrevalence, by_site
+from sitewise.estimator.source.reading import (
+    TrainingData,
+    read_classes,
+    read_domain,
+    read_inputs,
+    read_training_data,
+)
 from sitewise.estimator.source.splitting import split_validation
-from sitewise.estimator.source.summary import summarize_training
-from sitewise.estimator.without_z.choosing import MISSING, fit_site_joint, judged
+from sitewise.estimator.without_z.choosing import MISSING, judged
 from sitewise.estimator.without_z.joint import JointModel, calibrate_critic, fit_joint_model
-from sitewise.estimator.without_z.predicting import with_joint
 from sitewise.inputs import Inputs
-from sitewise.prevalence import Prevalence
-from sitewise.ratio import LabeledRows, RatioObjective, Scorer, build_ratio, for_network, network_inputs
+from sitewise.ratio import RatioObjective, Scorer, build_ratio, for_network, network_inputs
+from sitewise.rows import LabeledRows
 from sitewise.training import AUGMENTATIONS, Recipe, train
 from sitewise.training.side_by_side import count_rooms, run_side_by_side
 
@@ -103,7 +102,7 @@ class GPAClassifier(SiteModel):
     input_shape_: tuple[int, ...] | None
     training_history_: list[dict[str, Any]]
     best_epoch_: int
-    _joint: JointModel | None = None
+    joint_: JointModel | None = None
 
     def __init__(
         self,
@@ -190,7 +189,7 @@ class GPAClassifier(SiteModel):
                 yield Fold(fold, lambda rows: data.rows.take(rows).X)
 
         self.rehearsal_ = rehearse(self, data, fit_folds)
-        self._prior = self.rehearsal_.numbers.put_into(self._prior)
+        self.prior_ = self.rehearsal_.numbers.put_into(self.prior_)
         for path in checkpoints:
             path.unlink(missing_ok=True)
 
@@ -216,20 +215,10 @@ class GPAClassifier(SiteModel):
 
     def _learn(self, data: TrainingData, recipe: Recipe, seed: int, label: str = "training f") -> list[Path]:
         """Everything but the rehearsal, from checked rows; the checkpoint that is left, if any, to be removed."""
-        self.classes_, self.sites_, self.confounders_ = data.classes, data.site_names, data.schema
-        self.training_summary_ = summarize_training(data)
         kept, held = split_validation(data, self.validation, seed)
         training, validation = data.rows.take(kept), data.rows.take(held)
-        self._site_prevalences = self._fit_sites(training, data, seed)
-        self._pooled_prevalence = self._fit_prevalence(data.rows, seed)
-        self._unsupported = find_unsupported(data.rows, len(data.classes), data.schema)
-        self._deviation = between_sites(data.rows, len(data.classes), data.schema)
-        names = tuple(map(str, data.site_names))
-        self._training_table = TrainingTable.of(
-            data.rows.codes, data.rows.y, data.rows.site, names, len(data.classes), data.schema
-        )
-        held_groups = None if data.groups is None else data.groups[held]
-        validation_prevalence = self._validation_prevalence(validation, held_groups, seed)
+        self._learn_sites(data, training, seed)
+        validation_prevalence = self._validation_prevalence(validation, seed)
         objective = self._objective(training, validation, validation_prevalence, recipe)
         module = build_ratio(
             self.backbone,
@@ -254,12 +243,12 @@ class GPAClassifier(SiteModel):
             checkpoint=_checkpoint_of(self.checkpoint, label),
             keep_checkpoint=True,
         )
-        self._scorer = Scorer(trained.module, self.device)
+        self.scorer_ = Scorer(trained.module, self.device)
         self.training_history_, self.best_epoch_ = trained.history, trained.best_epoch
-        self._hold_out(score_held_out(validation, validation_prevalence, self.confounders_, self._score, held_groups))
+        self._hold_out(score_held_out(validation, validation_prevalence, self.confounders_, self.score_raw))
         learns = self.missing != "knockout" and self.confounders_ is not None
-        self._joint = fit_joint_model(self, training, validation, seed) if learns else None
-        self._joint = judged(self, validation)
+        self.joint_ = fit_joint_model(self, training, validation, seed) if learns else None
+        self.joint_ = judged(self, validation)
         return [] if trained.checkpoint is None else [trained.checkpoint]
 
     def _check_settings(self) -> Recipe:
@@ -282,37 +271,25 @@ class GPAClassifier(SiteModel):
         problems.raise_if_any()
         return recipe
 
-    def _fit_prevalence(self, rows: LabeledRows, seed: int) -> Prevalence:
-        return fit_prevalence(self.prevalence, rows, len(self.classes_), self.confounders_, self.knockout, seed)
-
-    def _fit_sites(self, training: LabeledRows, data: TrainingData, seed: int) -> dict[Any, Prevalence]:
-        """g of every site that has training rows (all but a validation site)."""
-        sites = torch.unique(training.site).tolist()
-        return {
-            data.site_names[s]: self._fit_prevalence(training.take((training.site == s).nonzero().flatten()), seed)
-            for s in sites
-        }
-
-    def _validation_prevalence(self, validation: LabeledRows, groups: Tensor | None, seed: int) -> RowPrevalence:
+    def _validation_prevalence(self, validation: LabeledRows, seed: int) -> RowPrevalence:
         """g for the held-out rows by models that saw none of their labels."""
-        models = {s: self._site_prevalences[n] for s, n in enumerate(self.sites_) if n in self._site_prevalences}
+        models = {s: self.site_prevalences_[n] for s, n in enumerate(self.sites_) if n in self.site_prevalences_}
         if all(s in models for s in torch.unique(validation.site).tolist()):
             return by_site(validation.site, models)
-        n_classes = len(self.classes_)
-        return cross_fit(self.prevalence, validation, groups, n_classes, self.confounders_, self.knockout, seed)
+        return self._cross_fit(validation, seed)
 
     def _objective(
         self, training: LabeledRows, validation: LabeledRows, prevalence: RowPrevalence, recipe: Recipe
     ) -> RatioObjective:
         number_of = {s: i for i, s in enumerate(torch.unique(training.site).tolist())}
         sites = torch.tensor([number_of[s] for s in training.site.tolist()], dtype=torch.int64)
-        rows = LabeledRows(for_network(training.X), training.y, training.weight, sites, training.codes)
+        rows = replace(training, X=for_network(training.X), site=sites)
         held = replace(validation, X=for_network(validation.X))
         if recipe.balance_validation:
             held = held.balanced()
         log_prevalence = prevalence.log_prob(validation.codes) if len(validation) else None
         augment = AUGMENTATIONS[recipe.augment] if recipe.augment else None
-        models = list(self._site_prevalences.values())
+        models = list(self.site_prevalences_.values())
         return RatioObjective(rows, held, self.confounders_, models, log_prevalence, self.knockout, augment)
 
     def calibrate(
@@ -331,61 +308,17 @@ class GPAClassifier(SiteModel):
         problems.raise_if_any()
         number_of = torch.tensor(np.searchsorted(self.classes_, labels))
         weight = torch.ones(len(inputs))
-        codes = self._codes(sample_confounder, len(inputs))
-        rows = LabeledRows(inputs, number_of[torch.tensor(target)], weight, site, codes)
+        codes = self.codes_of(sample_confounder, len(inputs))
+        numbers = number_of[torch.tensor(target)]
+        rows = LabeledRows(X=inputs, y=numbers, weight=weight, site=site, codes=codes, groups=group)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        n_classes = len(self.classes_)
-        own = cross_fit(self.prevalence, rows, group, n_classes, self.confounders_, self.knockout, seed)
-        self._hold_out(score_held_out(rows, own, self.confounders_, self._score, group))
-        self._joint = None if self._joint is None else calibrate_critic(self, self._joint, rows, seed)
-        self._joint = judged(self, rows)
+        self._hold_out(score_held_out(rows, self._cross_fit(rows, seed), self.confounders_, self.score_raw))
+        self.joint_ = None if self.joint_ is None else calibrate_critic(self, self.joint_, rows, seed)
+        self.joint_ = judged(self, rows)
         return self
 
-    def adapt(
-        self,
-        X: Any,
-        sample_confounder: Any = None,
-        y: Any = None,
-        groups: Any = None,
-        sample_weight: Any = None,
-        fallback: str | None = None,
-        policy: str = "auto",
-        level_scale: float | None = None,
-        confounder_columns: Any = None,
-        known_prevalence: Any = None,
-    ) -> AdaptedClassifier:
-        """Adapt to a new site from unlabeled rows (and a few labels, where there are any); the model is unchanged.
-
-        `groups` (patients): intervals and the diagnosis allow for rows of one being alike.
-        `policy`: "auto" believes the rows as far as the rehearsal allows, and not where a check of the assumption fails
-        (`outcome` says what was done and why); "as trained" not at all: predictions are those of the model itself;
-        "rows" wholly, by maximum likelihood, for research. `fallback` is its old name and warns.
-        `level_scale` is how far the level of g may lie from that of the training sites, in log-odds; None takes what
-        these show, 3 is a very different site.
-        `confounder_columns` are the columns of X that hold z, instead of `sample_confounder`; predictions at the site
-        then read z from there too.
-        `known_prevalence` is P(y) here where it is known from elsewhere: of two classes that of the last one,
-        `(value, low, high)` with a 95% interval, a dict by class, or a table by strata of z with a column "prevalence"
-        (and "low", "high"). Predictions then have that mean, and a warning says where the rows speak against it. Rows
-        that lack z are then predicted by knockout.
-        """
-        check_is_fitted(self)
-        X, sample_confounder = split_confounders(X, sample_confounder, confounder_columns, self)
-        inputs = read_inputs(self, X, reset=False)
-        codes = self._quiet_codes(sample_confounder, len(inputs))
-        raw_log_ratio, features, feature_rows = self._score(inputs, codes)
-        joint = None if known_prevalence is not None else fit_site_joint(self, inputs, codes, y, sample_weight)
-        without_joint = self._calibrated(raw_log_ratio, codes)
-        log_ratio = with_joint(self, joint, inputs, codes, without_joint)
-        here = self.adapt_log_ratio(
-            log_ratio, sample_confounder, y, groups, sample_weight, fallback, policy, level_scale, known_prevalence
-        )
-        here.rows = replace(here.rows, features=features, feature_rows=feature_rows)
-        here.take_joint(joint, without_joint)
-        here.confounder_columns = None if confounder_columns is None else list(confounder_columns)
-        return here
-
-    def _facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
+        """The network and its training."""
         return {
             "network": self.backbone if isinstance(self.backbone, str) else type(self.backbone).__name__,
             "knockout": float(self.knockout),
@@ -393,17 +326,18 @@ class GPAClassifier(SiteModel):
             "epochs, of which kept": f"{len(self.training_history_)}, {self.best_epoch_ + 1}",
         }
 
-    def _read(self, X: Any) -> Inputs:
+    def inputs_of(self, X: Any) -> Inputs:
+        """X as at fit, checked."""
         return read_inputs(self, X, reset=False)
 
-    def _raw_log_ratio(self, X: Inputs, codes: Tensor) -> Tensor:
+    def raw_log_ratio(self, X: Inputs, codes: Tensor) -> Tensor:
         """log f before calibration."""
-        return cached_log_ratio(self.cache, self._scorer, X, network_inputs(self.confounders_, codes))
+        return cached_log_ratio(self.cache, self.scorer_, X, network_inputs(self.confounders_, codes))
 
-    def _score(self, X: Inputs, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def score_raw(self, X: Inputs, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """log f before calibration, and the features of some of the rows."""
         z = network_inputs(self.confounders_, codes)
-        return cached_score(self.cache, self._scorer, X, z, len(self.classes_))
+        return cached_score(self.cache, self.scorer_, X, z, len(self.classes_))
 
 
 def _learn_fold(

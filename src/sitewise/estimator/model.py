@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from numbers import Real
 from types import MappingProxyType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -17,41 +17,75 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from sitewise.adaptation import estimate_prevalence
+from sitewise.adaptation.families import quick_model
 from sitewise.adaptation.known import Known, read_known
 from sitewise.arrays import Problems, did_you_mean, read_groups, read_weight
 from sitewise.calibration import METHODS, Calibration
-from sitewise.confounders import Confounders
+from sitewise.confounders import Confounders, Notes
 from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
-from sitewise.estimator.at_site.kept import KeptRows
-from sitewise.estimator.at_site.planning import plan_from_held_out, plan_labels_from_held_out
-from sitewise.estimator.at_site.policies import read_policy
+from sitewise.estimator.at_site.updating import estimate_rows
 from sitewise.estimator.source.balance import Balance, fit_balance
-from sitewise.estimator.source.held_out import HeldOut
-from sitewise.estimator.source.prevalences import by_site
-from sitewise.estimator.source.prior import describe_source
-from sitewise.estimator.source.reading import Array, read_domain, read_partial_labels
-from sitewise.estimator.source.regions import Region, in_regions, warn_kept
+from sitewise.estimator.source.columns import split_confounders
+from sitewise.estimator.source.held_out import calibrate
+from sitewise.estimator.source.prevalences import (
+    RowPrevalence,
+    between_sites,
+    by_site,
+    cross_fit,
+    describe_source,
+    fit_prevalence,
+)
+from sitewise.estimator.source.reading import (
+    Array,
+    TrainingData,
+    TrainingSummary,
+    read_domain,
+    read_partial_labels,
+    summarize_training,
+)
+from sitewise.estimator.source.regions import Region, find_unsupported, in_regions, warn_kept
 from sitewise.estimator.source.splitting import folds
-from sitewise.estimator.source.summary import TrainingSummary
+from sitewise.estimator.without_z.choosing import fit_site_joint
+from sitewise.estimator.without_z.predicting import rows_with_joint
 from sitewise.posterior import combine
 from sitewise.prevalence import Prevalence, SitePrior
-from sitewise.samplesize import LabelPlan, SamplePlan
-from sitewise.sites import take_rows
+from sitewise.rows import HeldOut, LabeledRows, ScoredRows, SiteRows
+from sitewise.samplesize import LabelPlan, SamplePlan, plan_labels, plan_sample_size
 
 CROSS_SEED = 0  # of the folds in which held-out rows are calibrated by others
+POLICIES = ("auto", "as trained", "rows")
+OLD_NAME = (
+    "fallback={value!r} is what policy='auto' does: where a check fails predictions are as trained. Leave fallback out"
+)
+GONE = (
+    "fallback='marginal' is gone: it believed the rows where the checks had rejected them. Leave it out for "
+    "policy='auto', which is as trained there, or take policy='rows'"
+)
+NOTHING_HELD_OUT = (
+    "plan: the model has no held-out rows (validation=None): train with validation=0.2, "
+    "or calibrate it on a site of its own"
+)
 
 
 class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type: ignore[misc]
     """A fitted f with the g of its training sites; where f comes from is a subclass's business.
 
-    A subclass reads inputs (`_read`) and scores them (`_raw_log_ratio`, `_score`); its `fit` sets all that is declared
-    here.
+    A subclass reads inputs (`inputs_of`) and scores them (`raw_log_ratio`, `score_raw`); its `fit` sets all that is
+    declared here. The other modules of the package ask a model for
+
+    - what it learned: `pooled_prevalence_` and `site_prevalences_` (g), `unsupported_` (regions where f is not
+      identified), `held_out_` rows with `balance_` and `calibrations_`, `prior_` of a new site, `joint_` for rows
+      without z;
+    - rows, read once: `read_site` (inputs too), `read_rows`, `codes_of`;
+    - log f of inputs and codes: `calibrated_log_ratio`, and in steps `raw_log_ratio`, `balanced`, `calibrated`;
+    - held-out rows as they serve: `telling_rows`, `cross_calibrated`; and `prior_of` a policy.
     """
 
     prevalence: str
     calibration: str
+    missing: str
+    knockout: float
     rehearsal: str | None
     random_state: Any
     about_: Mapping[str, str] = MappingProxyType(
@@ -61,45 +95,42 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
     sites_: list[Any]
     confounders_: Confounders | None
     training_summary_: TrainingSummary
-    _site_prevalences: dict[Any, Prevalence]
-    _pooled_prevalence: Prevalence
-    _unsupported: tuple[Region, ...]
-    _training_table: TrainingTable
-    _held_out: tuple[HeldOut, HeldOut]  # with all of z, and with z hidden
-    _calibrations: tuple[Calibration, Calibration]
-    _balance: Balance | None = None  # the mean of f at z, which is divided out
-    _deviation: Tensor | None = None  # (D,) how far the training sites' g differ, feature by feature
-    _prior: SitePrior  # what the training sites say about a new one
+    site_prevalences_: dict[Any, Prevalence]
+    pooled_prevalence_: Prevalence
+    unsupported_: tuple[Region, ...]
+    training_table_: TrainingTable
+    held_out_: tuple[HeldOut, HeldOut]  # with all of z, and with z hidden
+    calibrations_: tuple[Calibration, Calibration]
+    balance_: Balance | None = None  # the mean of f at z, which is divided out
+    deviation_: Tensor | None = None  # (D,) how far the training sites' g differ, feature by feature
+    joint_: Any = None  # r over points of z, for rows that lack z
+    prior_: SitePrior  # what the training sites say about a new one
 
     @abstractmethod
     def _check_settings(self) -> Any:
         """Raise a ValueError that names every setting that is wrong."""
 
     @abstractmethod
-    def adapt(self, X: Any, sample_confounder: Any = None) -> AdaptedClassifier:
-        """Adapt to a new site from unlabeled rows; the model is unchanged."""
-
-    @abstractmethod
-    def _read(self, X: Any) -> Any:
+    def inputs_of(self, X: Any) -> Any:
         """X as scoring wants it, checked; it has a length."""
 
     @abstractmethod
-    def _raw_log_ratio(self, X: Any, codes: Tensor) -> Tensor:
+    def raw_log_ratio(self, X: Any, codes: Tensor) -> Tensor:
         """log f before calibration, (n, K)."""
 
     @abstractmethod
-    def _score(self, X: Any, codes: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def score_raw(self, X: Any, codes: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """log f before calibration, and the features of some of the rows with their numbers, if there are features."""
 
     @abstractmethod
-    def _facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """How f came about, by heading, for reports."""
 
     def log_ratio(self, X: Any, sample_confounder: Any = None) -> Any:
         """Calibrated log f(x,z), (n, K), for the array-level functions; z missing in part or whole is averaged out."""
         check_is_fitted(self)
-        inputs = self._read(X)
-        return _like(X, self._log_ratio(inputs, self._codes(sample_confounder, len(inputs))))
+        inputs = self.inputs_of(X)
+        return _like(X, self.calibrated_log_ratio(inputs, self.codes_of(sample_confounder, len(inputs))))
 
     def transform(self, X: Any, sample_confounder: Any = None) -> Any:
         """What is stable from site to site, the same as `log_ratio`; a frame after `set_output(transform="pandas")`."""
@@ -113,71 +144,94 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
     def predict_proba(self, X: Any, sample_domain: Any = None, sample_confounder: Any = None) -> Any:
         """P(y|x,z) with the g of each row's training site; without `sample_domain`, of all training rows together."""
         check_is_fitted(self)
-        inputs = self._read(X)
-        codes = self._codes(sample_confounder, len(inputs))
+        inputs = self.inputs_of(X)
+        codes = self.codes_of(sample_confounder, len(inputs))
         if sample_domain is None:
-            log_prevalence = self._pooled_prevalence.log_prob(codes)
+            log_prevalence = self.pooled_prevalence_.log_prob(codes)
         else:
             log_prevalence = self._training_prevalence(sample_domain, codes)
-        return _like(X, combine(self._log_ratio(inputs, codes), log_prevalence).exp())
+        return _like(X, combine(self.calibrated_log_ratio(inputs, codes), log_prevalence).exp())
 
     def predict(self, X: Any, sample_domain: Any = None, sample_confounder: Any = None) -> Any:
         """The most probable class of every row."""
         probability = self.predict_proba(X, sample_domain=sample_domain, sample_confounder=sample_confounder)
         return self.classes_[np.asarray(probability).argmax(axis=1)]
 
+    def _learn_sites(self, data: TrainingData, training: LabeledRows, seed: int) -> None:
+        """What labels say of the sites: g of each by its training rows, of all, and where f cannot be known."""
+        rows, schema, n_classes = data.rows, data.schema, len(data.classes)
+        self.classes_, self.sites_, self.confounders_ = data.classes, data.site_names, schema
+        self.training_summary_ = summarize_training(data)
+        self.site_prevalences_ = {
+            data.site_names[s]: self.fit_prevalence(training.take(training.site == s), seed)
+            for s in torch.unique(training.site).tolist()
+        }
+        self.pooled_prevalence_ = self.fit_prevalence(rows, seed)
+        self.unsupported_ = find_unsupported(rows, n_classes, schema)
+        self.deviation_ = between_sites(rows, n_classes, schema)
+        names = tuple(map(str, data.site_names))
+        self.training_table_ = TrainingTable.of(rows.codes, rows.y, rows.site, names, n_classes, schema)
+
+    def fit_prevalence(self, rows: LabeledRows, seed: int) -> Prevalence:
+        """g of labeled rows, by the model of g that was asked for."""
+        return fit_prevalence(self.prevalence, rows, len(self.classes_), self.confounders_, self.knockout, seed)
+
+    def _cross_fit(self, rows: LabeledRows, seed: int) -> RowPrevalence:
+        """g of held-out rows, each by models that did not see it."""
+        return cross_fit(self.prevalence, rows, len(self.classes_), self.confounders_, self.knockout, seed)
+
     def _hold_out(self, held: tuple[HeldOut, HeldOut]) -> None:
         """Keep held-out rows: f is balanced on them, then calibrated; without calibration it stays as it is."""
-        self._balance = None
+        self.balance_ = None
         if self.calibration != "none":
-            self._balance = fit_balance(held[0], self.confounders_, len(self.classes_))
-        if self._balance is not None:
-            held = held[0].balanced(self._balance.log_mean), held[1].balanced(self._balance.log_mean)
-        self._held_out = held
+            self.balance_ = fit_balance(held[0], self.confounders_, len(self.classes_))
+        if self.balance_ is not None:
+            held = held[0].balanced(self.balance_.log_mean), held[1].balanced(self.balance_.log_mean)
+        self.held_out_ = held
         self._calibrate_held_out()
 
     def _calibrate_held_out(self) -> None:
         """Calibrate f on the rows held out, and note what they say of its error."""
-        self._calibrations = self._fit_calibrations()
-        telling = self._telling_rows()
-        which = not len(telling[0].y)
+        self.calibrations_ = self._fit_calibrations()
+        telling = self.telling_rows()
+        which = not len(telling[0])
         rows = telling[which]
-        self._prior = SitePrior(self._pooled_prevalence, deviation=self._deviation)
-        if len(rows.y):
-            calibrated = self._calibrations[which].apply(rows.raw_log_ratio)
-            self._prior = describe_source(rows, calibrated, self._pooled_prevalence, self._deviation)
+        self.prior_ = SitePrior(self.pooled_prevalence_, deviation=self.deviation_)
+        if len(rows):
+            calibrated = self.calibrations_[which].apply(rows.raw_log_ratio)
+            self.prior_ = describe_source(rows, calibrated, self.pooled_prevalence_, self.deviation_)
 
-    def _cross_calibrated(self, held: HeldOut) -> Tensor:
+    def cross_calibrated(self, held: HeldOut) -> Tensor:
         """log f (n, K) of held-out rows, each balanced and calibrated by other ones."""
         if self.calibration == "none":
             return held.raw_log_ratio
-        raw = held if self._balance is None else held.shifted(self._balance.log_mean)
+        raw = held if self.balance_ is None else held.shifted(self.balance_.log_mean)
         found = torch.empty_like(raw.raw_log_ratio)
-        for fold in folds(len(raw.y), raw.groups, CROSS_SEED):
-            others = torch.ones(len(raw.y), dtype=torch.bool)
+        for fold in folds(raw, CROSS_SEED):
+            others = torch.ones(len(raw), dtype=torch.bool)
             others[fold] = False
-            apart, own = raw.take(others.nonzero().flatten()), raw.take(fold)
-            balance = None if self._balance is None else fit_balance(apart, self.confounders_, len(self.classes_))
+            apart, own = raw.take(others), raw.take(fold)
+            balance = None if self.balance_ is None else fit_balance(apart, self.confounders_, len(self.classes_))
             if balance is not None:
                 apart, own = apart.balanced(balance.log_mean), own.balanced(balance.log_mean)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of a part of the rows: that of all of them has said what there is
-                calibration = apart.calibrate(self.calibration, len(self.classes_))
+                calibration = calibrate(apart, self.calibration, len(self.classes_))
             found[fold] = calibration.apply(own.raw_log_ratio)
         return found
 
     def _fit_calibrations(self) -> tuple[Calibration, Calibration]:
         """Calibrations for rows with all of z and for rows that lack some of it."""
-        complete, hidden = self._telling_rows()
+        complete, hidden = self.telling_rows()
         n_classes = len(self.classes_)
-        first = complete.calibrate(self.calibration, n_classes)
-        return first, first if hidden is complete else hidden.calibrate(self.calibration, n_classes)
+        first = calibrate(complete, self.calibration, n_classes)
+        return first, first if hidden is complete else calibrate(hidden, self.calibration, n_classes)
 
-    def _telling_rows(self) -> tuple[HeldOut, HeldOut]:
+    def telling_rows(self) -> tuple[HeldOut, HeldOut]:
         """The held-out rows that tell about f: where a class cannot occur, its rows would push f away from it."""
-        complete, hidden = self._held_out
-        pushing = in_regions(complete.codes, self._unsupported)
-        return (complete.take((~pushing).nonzero().flatten()) if bool(pushing.any()) else complete), hidden
+        complete, hidden = self.held_out_
+        pushing = in_regions(complete.codes, self.unsupported_)
+        return (complete.take(~pushing) if bool(pushing.any()) else complete), hidden
 
     def with_calibration(self, calibration: str) -> Self:
         """The same f in a model of its own, calibrated otherwise on the same held-out rows."""
@@ -190,9 +244,9 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         if (calibration == "none") == (self.calibration == "none"):  # the same balance
             other._calibrate_held_out()
             return other
-        complete, hidden = self._held_out
-        if self._balance is not None:
-            complete, hidden = complete.shifted(self._balance.log_mean), hidden.shifted(self._balance.log_mean)
+        complete, hidden = self.held_out_
+        if self.balance_ is not None:
+            complete, hidden = complete.shifted(self.balance_.log_mean), hidden.shifted(self.balance_.log_mean)
         other._hold_out((complete, hidden))
         return other
 
@@ -221,6 +275,45 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         check_is_fitted(self)
         return plan_labels_from_held_out(self, **wanted)
 
+    def adapt(
+        self,
+        X: Any,
+        sample_confounder: Any = None,
+        y: Any = None,
+        groups: Any = None,
+        sample_weight: Any = None,
+        fallback: str | None = None,
+        policy: str = "auto",
+        level_scale: float | None = None,
+        confounder_columns: Any = None,
+        known_prevalence: Any = None,
+    ) -> AdaptedClassifier:
+        """Adapt to a new site from unlabeled rows (and a few labels, where there are any); the model is unchanged.
+
+        X is as at `fit`: inputs, or probabilities where a `PrevalenceAdjuster` was fitted to probabilities.
+        `groups` (patients): intervals and the diagnosis allow for rows of one being alike.
+        `policy`: "auto" believes the rows as far as the rehearsal allows, and not where a check of the assumption fails
+        (`outcome` says what was done and why); "as trained" not at all: predictions are those of the model itself;
+        "rows" wholly, by maximum likelihood, for research. `fallback` is its old name and warns.
+        `level_scale` is how far the level of g may lie from that of the training sites, in log-odds; None takes what
+        these show, 3 is a very different site.
+        `confounder_columns` are the columns of X that hold z, instead of `sample_confounder`; predictions at the site
+        then read z from there too.
+        `known_prevalence` is P(y) here where it is known from elsewhere: of two classes that of the last one,
+        `(value, low, high)` with a 95% interval, a dict by class, or a table by strata of z with a column "prevalence"
+        (and "low", "high"). Predictions then have that mean, and a warning says where the rows speak against it. Rows
+        that lack z are then predicted by knockout.
+        """
+        check_is_fitted(self)
+        policy = read_policy(policy, fallback)
+        X, Z = split_confounders(X, sample_confounder, confounder_columns, self)
+        inputs, rows, notes = self.read_site(X, Z, y, groups, sample_weight, "adapt")
+        joint = None if known_prevalence is not None else fit_site_joint(self, inputs, rows)
+        rows = rows_with_joint(self, joint, inputs, rows)
+        known, columns = self._read_known(known_prevalence, policy), confounder_columns
+        own = {"joint": joint, "confounder_columns": None if columns is None else list(columns)}
+        return self._at_site(rows, notes if Z is not None else None, policy, level_scale, known, **own)
+
     def adapt_log_ratio(
         self,
         log_ratio: Any,
@@ -235,38 +328,57 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
     ) -> AdaptedClassifier:
         """Adapt as `adapt` does, given what `log_ratio` said of the rows with this very z: f is computed once."""
         check_is_fitted(self)
-        policy = read_policy(policy, fallback)
+        policy, Z = read_policy(policy, fallback), sample_confounder
         ratios = torch.as_tensor(log_ratio).double().cpu()
-        n_rows = len(ratios)
-        codes = self._quiet_codes(sample_confounder, n_rows)  # what is odd about Z is said by the estimation below
-        labels = None if y is None else read_partial_labels(y, self.classes_, n_rows)
-        kept = in_regions(codes, self._unsupported)
-        if self.confounders_ is not None:
-            warn_kept(codes, self._unsupported, self.confounders_, self.classes_.tolist())
-        use = (~kept).nonzero().flatten()
-        if not len(use):
-            raise ValueError("adapt: every row lies where some class never occurs in training; nothing can be learned")
-        rows = use.numpy()
+        given, notes = self.read_rows(len(ratios), Z, y, groups, sample_weight, "adapt")
         known = self._read_known(known_prevalence, policy)
-        problems = Problems("adapt")
-        weight = None if sample_weight is None else read_weight(sample_weight, n_rows, problems)
-        estimate = estimate_prevalence(
-            ratios[use].numpy(),
-            take_rows(sample_confounder, rows),
-            model="constant" if sample_confounder is None else self.prevalence,
-            prior=None if policy == "rows" else self._prior_of(policy, level_scale),
-            confounders=self.confounders_,
-            y=take_rows(labels, rows),
-            groups=take_rows(groups, rows),
-            sample_weight=take_rows(sample_weight, rows),
-            known_prevalence=self._where_supported(known, ratios, codes, ~kept, weight),
-            random_state=self.random_state,
+        return self._at_site(
+            self._with_log_ratio(given, ratios), notes if Z is not None else None, policy, level_scale, known
         )
-        told = None if labels is None else torch.tensor(labels)
-        own = KeptRows(ratios, codes, ~kept, weight, read_groups(groups, n_rows, problems), told)
-        here = AdaptedClassifier(self, estimate, own, policy, level_scale)
-        here.known_prevalence = known
-        return here
+
+    def _at_site(
+        self,
+        rows: ScoredRows,
+        notes: Notes | None,
+        policy: str,
+        level_scale: float | None,
+        known: Known | None,
+        **own: Any,
+    ) -> AdaptedClassifier:
+        """The model at the site of these rows; `notes` are None where they came without z."""
+        if not bool(rows.supported.any()):
+            raise ValueError("adapt: every row lies where some class never occurs in training; nothing can be learned")
+        prior = None if policy == "rows" else self.prior_of(policy, level_scale)
+        estimate = estimate_rows(self, rows, prior=prior, known=known, notes=notes)
+        return AdaptedClassifier(self, estimate, rows, policy, level_scale, known_prevalence=known, **own)
+
+    def read_site(self, X: Any, Z: Any, y: Any, groups: Any, weight: Any, call: str) -> tuple[Any, ScoredRows, Notes]:
+        """A site's inputs and rows, read, encoded and scored once, and what is odd about z."""
+        inputs = self.inputs_of(X)
+        given, notes = self.read_rows(len(inputs), Z, y, groups, weight, call)
+        log_ratio, features, feature_rows = self.score_calibrated(inputs, given.codes)
+        return inputs, self._with_log_ratio(given, log_ratio, features=features, feature_rows=feature_rows), notes
+
+    def read_rows(self, n_rows: int, Z: Any, y: Any, groups: Any, weight: Any, call: str) -> tuple[SiteRows, Notes]:
+        """What comes beside the inputs of rows, checked; and what is odd about z, of which it warns."""
+        problems = Problems(call)
+        codes, notes = self._encode(Z, n_rows)
+        rows = SiteRows(
+            codes=codes,
+            weight=None if weight is None else read_weight(weight, n_rows, problems),
+            groups=read_groups(groups, n_rows, problems),
+            y=read_partial_labels(y, self.classes_, n_rows, problems),
+        )
+        problems.raise_if_any()
+        notes.warn(stacklevel=5)
+        return rows, notes
+
+    def _with_log_ratio(self, rows: SiteRows, log_ratio: Tensor, **features: Tensor | None) -> ScoredRows:
+        """The rows with log f; a warning says where it is not identified."""
+        if self.confounders_ is not None:
+            warn_kept(rows.codes, self.unsupported_, self.confounders_, self.classes_.tolist())
+        supported = ~in_regions(rows.codes, self.unsupported_)
+        return rows.extended(ScoredRows, log_ratio=log_ratio, supported=supported, **features)
 
     def _read_known(self, value: Any, policy: str) -> Known | None:
         """A known prevalence by class labels, or by strata of z."""
@@ -279,34 +391,25 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         problems.raise_if_any()
         return known
 
-    def _where_supported(
-        self, known: Known | None, log_ratio: Tensor, codes: Tensor, supported: Tensor, weight: Tensor | None
-    ) -> Known | None:
+    def where_supported(self, known: Known | None, rows: ScoredRows) -> Known | None:
         """A known prevalence of the site as that of its rows outside of the regions where the training g is kept."""
-        if known is None or known.strata is not None or bool(supported.all()):
+        if known is None or known.strata is not None or bool(rows.supported.all()):
             return known
-        own = torch.ones(len(codes), dtype=torch.float64) if weight is None else weight
-        share, inside = own / own.sum(), ~supported
-        kept = combine(log_ratio[inside], self._pooled_prevalence.log_prob(codes[inside])).exp()
+        share, inside = rows.weights / rows.weights.sum(), ~rows.supported
+        kept = combine(rows.log_ratio[inside], self.pooled_prevalence_.log_prob(rows.codes[inside])).exp()
         left = (known.share - share[inside] @ kept).clamp_min(1e-6)
         return replace(known, share=left / left.sum(1, keepdim=True))
 
-    def _prior_of(self, policy: str, level_scale: float | None = None) -> SitePrior:
+    def prior_of(self, policy: str, level_scale: float | None = None) -> SitePrior:
         """What is expected of a new site: as rehearsed, or with its rows believed as if f were right there."""
         problems = Problems("adapt")
         if level_scale is not None and not (isinstance(level_scale, Real) and 0 < level_scale < float("inf")):
             problems.add(f"level_scale must be a number above 0 (log-odds), got {level_scale!r}")
         problems.raise_if_any()
-        prior = self._prior if level_scale is None else self._prior.widened(float(level_scale))
+        prior = self.prior_ if level_scale is None else self.prior_.widened(float(level_scale))
         if policy != "rows":
             return prior
         return replace(prior, slope=1.0, level_error=0.0, trusted_rows=float("inf"))
-
-    def _quiet_codes(self, Z: Any, n_rows: int) -> Tensor:
-        """Codes of z, without a word about what is odd in it."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return self._codes(Z, n_rows)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the model as a folder that `sitewise.load` reads: JSON, safetensors and a card, nothing that runs code.
@@ -320,35 +423,49 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
     def _training_prevalence(self, sample_domain: Any, codes: Tensor) -> Tensor:
         problems = Problems("predict")
         names, site = read_domain(sample_domain, len(codes), problems)
-        unknown = [name for name in names if name not in self._site_prevalences]
+        unknown = [name for name in names if name not in self.site_prevalences_]
         if unknown:
-            known = list(self._site_prevalences)
+            known = list(self.site_prevalences_)
             problems.add(f"unknown sample_domain {unknown}; f was trained at {known}. Use adapt() for a new site")
         problems.raise_if_any()
-        return by_site(site, {s: self._site_prevalences[name] for s, name in enumerate(names)}).log_prob(codes)
+        return by_site(site, {s: self.site_prevalences_[name] for s, name in enumerate(names)}).log_prob(codes)
 
-    def _codes(self, Z: Any, n_rows: int) -> Tensor:
+    def codes_of(self, Z: Any, n_rows: int) -> Tensor:
+        """z of rows to predict, encoded; a warning says what is odd about it."""
+        codes, notes = self._encode(Z, n_rows)
+        notes.warn(stacklevel=4)
+        return codes
+
+    def _encode(self, Z: Any, n_rows: int) -> tuple[Tensor, Notes]:
+        """Codes of z, and what is odd about it."""
         if self.confounders_ is None:
             if Z is not None:
                 raise ValueError("sample_confounder is given, but the model was trained without confounders")
-            return torch.zeros(n_rows, 0, dtype=torch.float64)
+            return torch.zeros(n_rows, 0, dtype=torch.float64), Notes()
         if Z is None:
-            return self.confounders_.missing_codes().expand(n_rows, -1)
-        codes, _ = self.confounders_.encode(Z)
+            return self.confounders_.missing_codes().expand(n_rows, -1), Notes()
+        codes, notes = self.confounders_.encode(Z, quiet=True)
         if len(codes) != n_rows:
             raise ValueError(f"sample_confounder has {len(codes)} row(s), X has {n_rows}")
-        return codes
+        return codes, notes
 
-    def _log_ratio(self, X: Any, codes: Tensor) -> Tensor:
-        return self._calibrated(self._raw_log_ratio(X, codes), codes)
+    def score_calibrated(self, X: Any, codes: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Calibrated log f, and features as in `_score`."""
+        raw_log_ratio, features, feature_rows = self.score_raw(X, codes)
+        return self.calibrated(raw_log_ratio, codes), features, feature_rows
 
-    def _balanced(self, raw_log_ratio: Tensor, codes: Tensor) -> Tensor:
+    def calibrated_log_ratio(self, X: Any, codes: Tensor) -> Tensor:
+        """Calibrated log f, (n, K)."""
+        return self.calibrated(self.raw_log_ratio(X, codes), codes)
+
+    def balanced(self, raw_log_ratio: Tensor, codes: Tensor) -> Tensor:
         """log f (..., n, K) with its mean at each row's z divided out (equation 18a)."""
-        return raw_log_ratio if self._balance is None else raw_log_ratio - self._balance.log_mean(codes)
+        return raw_log_ratio if self.balance_ is None else raw_log_ratio - self.balance_.log_mean(codes)
 
-    def _calibrated(self, raw_log_ratio: Tensor, codes: Tensor) -> Tensor:
-        balanced = self._balanced(raw_log_ratio, codes)
-        complete, incomplete = (calibration.apply(balanced) for calibration in self._calibrations)
+    def calibrated(self, raw_log_ratio: Tensor, codes: Tensor) -> Tensor:
+        """log f balanced and calibrated, rows that lack some of z by the calibration for these (equation 6)."""
+        balanced = self.balanced(raw_log_ratio, codes)
+        complete, incomplete = (calibration.apply(balanced) for calibration in self.calibrations_)
         if self.confounders_ is None:
             return complete
         lacking = self.confounders_.missing(codes).any(dim=1, keepdim=True)
@@ -358,3 +475,50 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
 def _like(X: Any, values: Tensor) -> Any:
     """A tensor for a caller who came with one, numpy for everybody else."""
     return values.to(X.device) if isinstance(X, Tensor) else values.numpy()
+
+
+def read_policy(policy: str, fallback: str | None = None) -> str:
+    """The policy, checked; `fallback`, its old name, is accepted with a warning."""
+    problems = Problems("adapt")
+    if policy not in POLICIES:
+        problems.add(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}{did_you_mean(policy, POLICIES)}")
+    if fallback == "marginal":
+        problems.add(GONE)
+    elif fallback not in (None, "pooled"):
+        problems.add(f"fallback must be None or 'pooled', got {fallback!r}{did_you_mean(fallback, ['pooled'])}")
+    problems.raise_if_any()
+    if fallback is not None:
+        warnings.warn(OLD_NAME.format(value=fallback), DeprecationWarning, stacklevel=3)
+    return policy
+
+
+if TYPE_CHECKING:
+    from sitewise.estimator.model import SiteModel
+
+
+def plan_from_held_out(model: "SiteModel", **wanted: Any) -> SamplePlan:
+    """Plan a number of rows from what was held out."""
+    return plan_sample_size(**_labeled_rows(model), **wanted)
+
+
+def plan_labels_from_held_out(model: "SiteModel", **wanted: Any) -> LabelPlan:
+    """Plan a number of labels from what was held out."""
+    return plan_labels(**_labeled_rows(model), **wanted)
+
+
+def _labeled_rows(model: "SiteModel") -> dict[str, Any]:
+    """The held-out rows with all of z, or, where there are none, all of them with z hidden."""
+    complete, hidden = model.held_out_
+    held, calibration = (complete, model.calibrations_[0]) if len(complete) else (hidden, model.calibrations_[1])
+    if not len(held):
+        raise ValueError(NOTHING_HELD_OUT)
+    schema = model.confounders_ if held is complete else None
+    return {
+        "log_ratio": calibration.apply(held.raw_log_ratio),
+        "y": held.y,
+        "sample_confounder": None if schema is None else schema.decode(held.codes),
+        "prior": model.prior_,
+        "confounders": schema,
+        "sample_weight": held.weight,
+        "model": "auto" if schema is None else quick_model(model.prevalence),
+    }

@@ -16,13 +16,13 @@ from sitewise.adaptation import estimate_prevalence
 from sitewise.adaptation.families import quick_model
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.at_site.diagnosing import breaches
-from sitewise.estimator.at_site.kept import KeptRows
 from sitewise.estimator.source.reading import TrainingData
 from sitewise.estimator.source.regions import in_regions
 from sitewise.estimator.source.rehearsal import Numbers, Unit, learn_numbers
 from sitewise.inputs import Inputs
 from sitewise.posterior import combine
 from sitewise.report.wording import rehearsal_sentence
+from sitewise.rows import ScoredRows
 
 if TYPE_CHECKING:
     from sitewise.estimator.model import SiteModel
@@ -140,9 +140,8 @@ def _can_train(data: TrainingData, site: int) -> bool:
 def _without(data: TrainingData, sites: Sequence[int]) -> Part:
     """The rows of all other sites."""
     left = (~torch.isin(data.rows.site, torch.tensor(sites))).nonzero().flatten()
-    groups = None if data.groups is None else data.groups[left]
     name = ", ".join(str(data.site_names[s]) for s in sites)
-    return Part(name, left, replace(data, rows=data.rows.take(left), groups=groups))
+    return Part(name, left, replace(data, rows=data.rows.take(left)))
 
 
 @dataclass(frozen=True)
@@ -152,29 +151,31 @@ class _Rehearsed:
     fold: int
     name: str
     model: "SiteModel"
-    log_ratio: Tensor
-    codes: Tensor
+    rows: ScoredRows
     y: Tensor
-    weight: Tensor
-    groups: Tensor | None
-    features: Tensor | None = None  # of the rows `feature_rows`, where the model has features
-    feature_rows: Tensor | None = None
     log_prevalence: Tensor | None = None  # their own g, where these are rows without a shift
 
     def unit(self) -> Unit:
         """The same as something to learn from."""
-        log_g, shifted = self.log_prevalence, self.log_prevalence is None
+        log_g, shifted, rows = self.log_prevalence, self.log_prevalence is None, self.rows
         if log_g is None:
-            log_g = self.model._pooled_prevalence.log_prob(self.codes)
-        return Unit.of(self.name, self.log_ratio, log_g, self.y, self.weight, self.model._prior, shifted=shifted)
+            log_g = self.model.pooled_prevalence_.log_prob(rows.codes)
+        return Unit.of(self.name, rows.log_ratio, log_g, self.y, rows.weights, self.model.prior_, shifted=shifted)
 
 
 def _scored(fold: Fold, number: int, name: str, data: TrainingData, rows: Tensor) -> _Rehearsed:
     part, fitted = data.rows.take(rows), fold.model
-    raw_log_ratio, *features = fitted._score(fold.inputs(rows), part.codes)
-    groups = None if data.groups is None else data.groups[rows]
-    log_ratio = fitted._calibrated(raw_log_ratio, part.codes)
-    return _Rehearsed(number, name, fitted, log_ratio, part.codes, part.y, part.weight.double(), groups, *features)
+    raw_log_ratio, features, feature_rows = fitted.score_raw(fold.inputs(rows), part.codes)
+    scored = part.extended(
+        ScoredRows,
+        y=None,  # as at a new site
+        weight=part.weight.double(),
+        log_ratio=fitted.calibrated(raw_log_ratio, part.codes),
+        supported=~in_regions(part.codes, fitted.unsupported_),
+        features=features,
+        feature_rows=feature_rows,
+    )
+    return _Rehearsed(number, name, fitted, scored, part.y)
 
 
 def row_units(model: "SiteModel") -> list[Unit]:
@@ -185,18 +186,18 @@ def row_units(model: "SiteModel") -> list[Unit]:
 
 def held_rows(model: "SiteModel") -> _Rehearsed | None:
     """Held-out rows with all of z, or, where there are none, with z hidden; each calibrated by the other ones."""
-    complete, hidden = model._telling_rows()
-    held = complete if len(complete.y) else hidden
-    if not len(held.y):
+    complete, hidden = model.telling_rows()
+    held = complete if len(complete) else hidden
+    if not len(held):
         return None
-    log_ratio = model._cross_calibrated(held)
-    own = (held.codes, held.y, held.weight, held.groups)
-    return _Rehearsed(0, "held-out rows", model, log_ratio, *own, log_prevalence=held.log_prevalence)
+    everywhere = torch.ones(len(held), dtype=torch.bool)
+    rows = held.extended(ScoredRows, y=None, log_ratio=model.cross_calibrated(held), supported=everywhere)
+    return _Rehearsed(0, "held-out rows", model, rows, held.y, held.log_prevalence)
 
 
-def _line(rows: _Rehearsed, numbers: Numbers) -> dict[str, Any]:
+def _line(site: _Rehearsed, numbers: Numbers) -> dict[str, Any]:
     """A row of the table: the site adapted to without its labels, then scored by them."""
-    model, schema = rows.model, rows.model.confounders_
+    rows, y, model, schema = site.rows, site.y, site.model, site.model.confounders_
     Z = None if schema is None or bool(schema.missing(rows.codes).all()) else schema.decode(rows.codes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is odd about a rehearsed site's z is odd about training rows
@@ -204,18 +205,18 @@ def _line(rows: _Rehearsed, numbers: Numbers) -> dict[str, Any]:
             rows.log_ratio.numpy(),
             Z,
             model="constant" if Z is None else quick_model(model.prevalence),
-            prior=numbers.put_into(model._prior),
+            prior=numbers.put_into(model.prior_),
             confounders=schema,
-            sample_weight=rows.weight.numpy(),
+            sample_weight=rows.weights.numpy(),
             groups=None if rows.groups is None else rows.groups.numpy(),
         )
-    share = rows.weight / rows.weight.sum()
-    as_trained = combine(rows.log_ratio, model._pooled_prevalence.log_prob(rows.codes)).exp()
+    share = rows.weights / rows.weights.sum()
+    as_trained = combine(rows.log_ratio, model.pooled_prevalence_.log_prob(rows.codes)).exp()
     adapted = estimate.average(rows.log_ratio, rows.codes)
     low, high = (np.asarray(bound) for bound in estimate.interval())
-    truth = torch.zeros(len(model.classes_), dtype=torch.float64).index_add_(0, rows.y, share)
+    truth = torch.zeros(len(model.classes_), dtype=torch.float64).index_add_(0, y, share)
     mean = share @ adapted
-    line: dict[str, Any] = {"site": rows.name, "rows": len(rows.y)}
+    line: dict[str, Any] = {"site": site.name, "rows": len(rows)}
     shares = {
         "prevalence": truth,
         "as_trained": share @ as_trained,
@@ -229,22 +230,12 @@ def _line(rows: _Rehearsed, numbers: Numbers) -> dict[str, Any]:
         line |= {f"{column}{suffix}": float(values[k]) for column, values in shares.items()}
 
     def nll(probability: Tensor) -> float:
-        return float(-(share @ probability.gather(1, rows.y[:, None])[:, 0].clamp_min(1e-12).log()))
+        return float(-(share @ probability.gather(1, y[:, None])[:, 0].clamp_min(1e-12).log()))
 
-    line |= {"nll_as_trained": nll(as_trained), "nll_adapted": nll(adapted), "nll_told": rows.unit().labeled_level[2]}
-    line["auroc"] = _auroc(rows.y.numpy(), as_trained.numpy(), rows.weight.numpy())
-    if rows.log_prevalence is None:  # another site: how far it breaks the assumption
-        kept = KeptRows(
-            rows.log_ratio,
-            rows.codes,
-            ~in_regions(rows.codes, model._unsupported),
-            rows.weight,
-            rows.groups,
-            None,
-            rows.features,
-            rows.feature_rows,
-        )
-        line |= {f"breach_{name}": size for name, size in breaches(AdaptedClassifier(model, estimate, kept)).items()}
+    line |= {"nll_as_trained": nll(as_trained), "nll_adapted": nll(adapted), "nll_told": site.unit().labeled_level[2]}
+    line["auroc"] = _auroc(y.numpy(), as_trained.numpy(), rows.weights.numpy())
+    if site.log_prevalence is None:  # another site: how far it breaks the assumption
+        line |= {f"breach_{name}": size for name, size in breaches(AdaptedClassifier(model, estimate, rows)).items()}
     return line
 
 

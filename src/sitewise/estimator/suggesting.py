@@ -20,7 +20,7 @@ from sitewise.estimator.source.reading import read_classes, read_domain
 from sitewise.posterior import combine, contrasts
 from sitewise.prevalence import SitePrior
 from sitewise.prevalence.linear import fit_linear
-from sitewise.ratio import LabeledRows
+from sitewise.rows import LabeledRows
 
 MOST_CHOSEN = 5
 RIDGE = 1.0  # on main effects of f in rehearsals, in rows
@@ -192,8 +192,8 @@ def _left_out(rows: _Rows, frame: pd.DataFrame, choice: list[Any], site: int) ->
         schema = Confounders.learn(frame[choice].iloc[others.numpy()]) if choice else None
         codes = rows.main.new_zeros(len(rows.y), 0) if schema is None else schema.encode(frame[choice])[0]
         labeled = LabeledRows(
-            torch.zeros(len(others), 1), rows.y[others], rows.weight[others], rows.site[others], codes[others]
-        )
+            X=torch.zeros(len(rows.y), 1), y=rows.y, weight=rows.weight, site=rows.site, codes=codes
+        ).take(others)
         options = (rows.n_classes, schema, 0.5, 0)
         models = {
             s: fit_prevalence("auto", labeled.take((labeled.site == s).nonzero().flatten()), *options)

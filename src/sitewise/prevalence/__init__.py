@@ -6,8 +6,7 @@ training sites say about the next.
 """
 
 from sitewise.prevalence.additive import AdditivePrevalence, fit_additive
-from sitewise.prevalence.base import Prevalence
-from sitewise.prevalence.constant import ConstantPrevalence, fit_constant
+from sitewise.prevalence.base import ConstantPrevalence, Prevalence, fit_constant
 from sitewise.prevalence.network import NetworkPrevalence, fit_network
 from sitewise.prevalence.pooled import pool_sites
 from sitewise.prevalence.prior import SitePrior, missing_information

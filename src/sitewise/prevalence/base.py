@@ -3,7 +3,7 @@
 import copy
 import math
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -93,3 +93,22 @@ def finite(log_prob: Tensor) -> Tensor:
 def mean_log_prob(log_prob: Tensor, weight: Tensor) -> Tensor:
     """The log of the weighted mean of probabilities over rows, (K,)."""
     return torch.logsumexp(log_prob + torch.log(weight / weight.sum())[:, None], dim=0)
+
+
+@dataclass(frozen=True)
+class ConstantPrevalence:
+    """log g(z) = log P(y) for every z."""
+
+    log_marginal: Tensor  # (K,)
+    name: str = "constant"
+    is_constant: ClassVar[bool] = True
+
+    def log_prob(self, codes: Tensor) -> Tensor:
+        """Return the marginal for every row."""
+        return self.log_marginal.expand(codes.shape[0], -1)  # a number of rows that a trace can follow
+
+
+def fit_constant(targets: Tensor, weight: Tensor, *, smoothing: float = SMOOTHING) -> ConstantPrevalence:
+    """Fit to soft labels (n, K): their weighted mean."""
+    mean = weight @ smooth(targets, weight, smoothing) / weight.sum()
+    return ConstantPrevalence(finite(mean.log()))

@@ -16,7 +16,7 @@ from sitewise.arrays import Problems
 from sitewise.confounders import Confounders
 from sitewise.posterior import combine
 from sitewise.prevalence import SitePrior
-from sitewise.samplesize.plan import interval_width, size_for_loss
+from sitewise.samplesize.plan import check_numbers, interval_width, size_for_loss
 from sitewise.samplesize.population import Population, read_population
 
 LABELS = (25, 50, 100, 200, 400)
@@ -106,7 +106,7 @@ def plan_labels(
     log_ratio, y, sample_confounder, prevalence, model, confounders, sample_weight : as in `plan_sample_size`.
     width, log_loss : what is wanted, one of them: the width of the interval of P(Y) (the widest class's), or by how
         much the log loss may be above that of the right f and g.
-    prior : what rehearsal says of a new site, a model's `_prior`; its slope and level error make the simulated f wrong.
+    prior : what rehearsal says of a new site, a model's `prior_`; its slope and level error make the simulated f wrong.
     rows : how many rows the site has.
     labels : numbers of labels to try.
     n_simulations : simulated sites; each is asked with every number of labels.
@@ -124,10 +124,7 @@ def plan_labels(
     numbers = [number for number in numbers if number < rows] if labels is None else numbers
     if not numbers or numbers[0] < 1 or numbers[-1] > rows:
         problems.add(f"labels must be numbers from 1 to rows={rows}, got {numbers}")
-    if n_simulations < 2:
-        problems.add(f"n_simulations must be at least 2, got {n_simulations}")
-    if not 0 < level < 1:
-        problems.add(f"level must lie between 0 and 1, got {level}")
+    check_numbers(level, n_simulations, 2, problems)
     population = read_population(
         log_ratio, y, sample_confounder, prevalence, model, confounders, sample_weight, problems, prior
     )

@@ -153,10 +153,7 @@ def plan_sample_size(
     target, amount = _check_target(wanted, problems)
     if model not in MODELS_OF_G:
         problems.add(f"model must be one of {', '.join(MODELS_OF_G)}, got {model!r}")
-    if not 0 < level < 1:
-        problems.add(f"level must lie between 0 and 1, got {level}")
-    if n_simulations < 0 or (target != "width" and n_simulations < 2):
-        problems.add(f"n_simulations must be at least {0 if target == 'width' else 2}, got {n_simulations}")
+    check_numbers(level, n_simulations, 0 if target == "width" else 2, problems)
     given = None if sizes is None else sorted({int(size) for size in sizes})
     if given is not None and (not given or given[0] < SMALLEST):
         problems.add(f"sizes must be numbers of rows from {SMALLEST} up, got {given}")
@@ -264,6 +261,14 @@ def round_up(size: float) -> int:
     """To two digits, upwards, within what can be asked for."""
     step = 10 ** max(0, math.floor(math.log10(max(size, 1))) - 1)
     return int(min(LARGEST, max(SMALLEST, math.ceil(size / step) * step)))
+
+
+def check_numbers(level: float, n_simulations: int, fewest: int, problems: Problems) -> None:
+    """Note a level that is none, and too few simulations."""
+    if not 0 < level < 1:
+        problems.add(f"level must lie between 0 and 1, got {level}")
+    if n_simulations < fewest:
+        problems.add(f"n_simulations must be at least {fewest}, got {n_simulations}")
 
 
 def _check_target(wanted: dict[str, float], problems: Problems) -> tuple[str, float]:

@@ -13,7 +13,7 @@ from torch.nn.functional import one_hot
 from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
 from sitewise.adaptation.families import FAMILIES
 from sitewise.arrays import Problems, read_labels, read_matrix, read_weight
-from sitewise.confounders import Confounders
+from sitewise.confounders import Confounders, Encoded
 from sitewise.performance import Predictions, confusion_metrics
 from sitewise.posterior import combine, normalize
 from sitewise.prevalence import fit_additive, fit_constant
@@ -96,17 +96,9 @@ def read_population(
     if np.isnan(labels).any():
         problems.add(f"y has {int(np.isnan(labels).sum())} unknown label(s): planning needs labeled rows only")
     weight = read_weight(sample_weight, n_rows, problems).cpu().numpy()
-    codes = None
-    if Z is not None:
-        try:
-            schema = Confounders.learn(Z) if schema is None else schema
-            codes = schema.encode(Z, quiet=True)[0]
-        except ValueError as error:
-            problems.add(str(error))
-        if codes is not None and len(codes) != n_rows:
-            problems.add(f"sample_confounder has {len(codes)} row(s), log_ratio has {n_rows}")
-    elif model in FAMILIES and FAMILIES[model].quick and FAMILIES[model].needs_z:
+    if Z is None and model in FAMILIES and FAMILIES[model].quick and FAMILIES[model].needs_z:
         problems.add(f"model={model!r} needs sample_confounder; without confounders use model='constant'")
+    z = None if Z is None else _read_confounders(Z, schema, n_rows, problems)
     problems.raise_if_any()
     known = labels.astype(np.int64)
     source = np.bincount(known, weight, n_classes) / weight.sum()
@@ -116,27 +108,40 @@ def read_population(
         if count < FEW and assumed[label] > 0:
             warnings.warn(RARE.format(label=label, count=count), stacklevel=4)
     targets = one_hot(torch.tensor(known), n_classes).double()
-    if codes is None or schema is None:
-        schema, own = None, fit_constant(targets, torch.tensor(weight)).log_prob(torch.zeros(n_rows, 0))
+    if z is None:
+        own = fit_constant(targets, torch.tensor(weight)).log_prob(torch.zeros(n_rows, 0))
     else:
-        own = fit_additive(targets, codes, torch.tensor(weight), schema).log_prob(codes)
+        own = fit_additive(targets, z.codes, torch.tensor(weight), z.schema).log_prob(z.codes)
     tilt = np.divide(assumed, source, out=np.zeros(n_classes), where=source > 0)
     tilted = torch.log_softmax(own + torch.tensor(np.log(np.maximum(tilt, 1e-12))), dim=1).numpy()
     kept = np.flatnonzero(tilt[known] * weight > 0)
     if len(kept) > ENOUGH_ROWS:
         kept = kept[np.arange(ENOUGH_ROWS) * len(kept) // ENOUGH_ROWS]
-    share = (tilt[known] * weight)[kept]
+    share, z = (tilt[known] * weight)[kept], None if z is None else z[torch.tensor(kept)]
     return Population(
         normalize(matrix).cpu().numpy()[kept],
         known[kept],
         share / share.sum(),
-        torch.zeros(len(kept), 0) if codes is None else codes[torch.tensor(kept)],
-        None if codes is None or schema is None else schema.decode(codes[torch.tensor(kept)]),
-        schema,
+        torch.zeros(len(kept), 0) if z is None else z.codes,
+        None if z is None else z.schema.decode(z.codes),
+        None if z is None else z.schema,
         tilted[kept],
-        "constant" if schema is None else model,
+        "constant" if z is None else model,
         prior,
     )
+
+
+def _read_confounders(Z: Any, schema: Confounders | None, n_rows: int, problems: Problems) -> Encoded | None:
+    """z encoded by the schema given, or by its own; None after noting what is wrong."""
+    try:
+        schema = Confounders.learn(Z) if schema is None else schema
+        codes = schema.encode(Z, quiet=True)[0]
+    except ValueError as error:
+        problems.add(str(error))
+        return None
+    if len(codes) != n_rows:
+        problems.add(f"sample_confounder has {len(codes)} row(s), log_ratio has {n_rows}")
+    return Encoded(schema, codes)
 
 
 def _read_prevalence(prevalence: Any, source: Array, problems: Problems) -> Array:

@@ -129,7 +129,7 @@ def here(sites):
     model = sw.GPAClassifier(missing="knockout", epochs=10, rehearsal=None)
     model.fit(sites.X, sites.y, sample_domain=sites.names, sample_confounder=sites.Z)
     slope, bias = torch.tensor([0.7, 1.3]).double(), torch.tensor([0.4, -0.4]).double()
-    model._calibrations = (Calibration("vector", slope, bias), Calibration("vector", slope.flip(0), -bias))
+    model.calibrations_ = (Calibration("vector", slope, bias), Calibration("vector", slope.flip(0), -bias))
     return model.adapt(sites.new.X, sample_confounder=sites.new.Z)
 
 
@@ -207,7 +207,7 @@ def test_adjustment_of_probabilities(sites, tmp_path, sees, prevalence):
 @pytest.mark.filterwarnings("ignore:at group")
 def test_policies_and_regions_where_the_training_g_is_kept(sites, here, tmp_path):
     model = copy.copy(here.model)
-    model._unsupported = (Region(1, 0.0, 0), Region(2, 2.0, 1))
+    model.unsupported_ = (Region(1, 0.0, 0), Region(2, 2.0, 1))
     here = model.adapt_log_ratio(model.log_ratio(sites.new.X, sites.new.Z), sites.new.Z)
     here = here.unchecked()
     here.estimate = estimates(model.confounders_, here.rows.codes)["additive"]

@@ -238,14 +238,14 @@ def test_unseen_levels_and_regions_without_a_class_are_kept(tmp_path):
     X, y, site, Z = data(n=300)
     Z["level"] = np.where(y == 1, "a", np.where(np.arange(len(y)) % 2, "a", "b"))  # never class 1 at b
     model = sw.GPAClassifier(**FAST).fit(X, y, sample_domain=site, sample_confounder=Z)
-    assert model._unsupported
+    assert model.unsupported_
     X, _, _, new = data(5, 60)
     new["level"] = np.resize(["a", "b", "new"], 60)
     other = check_both(model, tmp_path, (X, None, np.resize(["north", "south"], 60), new))
     here = reloaded(model.adapt(X, sample_confounder=new), tmp_path)
     with pytest.warns(UserWarning, match="'new'"):
         here.predict_proba(X, new)
-    assert other._unsupported == model._unsupported
+    assert other.unsupported_ == model.unsupported_
     assert "never occurred in training" in (tmp_path / "saved" / "model" / "model.md").read_text()
 
 
@@ -426,7 +426,7 @@ def test_a_model_saved_twice_or_loaded_and_saved_has_the_same_bytes(tmp_path):
 def test_a_small_cnn_takes_little_more_than_its_weights(tmp_path):
     model = fitted(inputs=(3, "bytes"))
     model.save(tmp_path / "model")
-    weights = sum(v.numel() * v.element_size() for v in model._scorer.module.state_dict().values())
+    weights = sum(v.numel() * v.element_size() for v in model.scorer_.module.state_dict().values())
     assert sum(file.stat().st_size for file in (tmp_path / "model").iterdir()) < weights + 2**20
 
 

@@ -126,7 +126,7 @@ def test_anything_else_is_computed_anew(model, data, rows_scored):
 def test_another_model_is_computed_anew(model, data, rows_scored):
     X, _, Z = data
     before = model.log_ratio(X, Z)
-    weight = model._scorer.module.fusion[0].weight
+    weight = model.scorer_.module.fusion[0].weight
     with torch.no_grad():
         kept = float(weight[0, 0])
         weight[0, 0] += 1.0

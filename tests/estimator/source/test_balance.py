@@ -11,11 +11,12 @@ from sklearn.model_selection import cross_val_predict
 
 import sitewise as sw
 from sitewise.estimator.source.balance import fit_balance
-from sitewise.estimator.source.held_out import HeldOut, calibrate_rows
-from sitewise.estimator.source.prior import describe_source
+from sitewise.estimator.source.held_out import calibrate_rows
+from sitewise.estimator.source.prevalences import describe_source
 from sitewise.posterior import combine
 from sitewise.prevalence import fit_additive
 from sitewise.prevalence.additive import features
+from sitewise.rows import HeldOut
 
 
 def patients(n_rows, seed, rare=-3.5):
@@ -37,7 +38,9 @@ def held():
     score = torch.tensor(0.5 * X[:, 0] + 0.3 * X[:, 4])
     raw = torch.stack([-score / 2, score / 2], dim=1)
     ones = torch.ones(len(y), dtype=torch.float64)
-    return schema, HeldOut(raw, torch.zeros_like(raw), torch.tensor(y), ones, codes, None, None, codes)
+    return schema, HeldOut(
+        raw_log_ratio=raw, log_prevalence=torch.zeros_like(raw), y=torch.tensor(y), weight=ones, codes=codes
+    )
 
 
 def unbalance(held, schema, raw, ridge=0.01):

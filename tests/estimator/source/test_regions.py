@@ -10,7 +10,7 @@ import torch
 from sitewise import Confounders, GPAClassifier
 from sitewise.estimator.source.regions import find_unsupported
 from sitewise.estimator.without_z.choosing import share_unseen
-from sitewise.ratio import LabeledRows
+from sitewise.rows import LabeledRows
 
 
 def site(n, share, seed):
@@ -32,20 +32,20 @@ def model():
 
 
 def test_rows_where_a_class_cannot_occur_do_not_calibrate(model):
-    held, hidden = model._held_out
+    held, hidden = model.held_out_
     at_a = held.codes[:, 0] == 0
-    assert model._unsupported
+    assert model.unsupported_
     assert 20 < int(at_a.sum()) < len(at_a)
     other = model.with_calibration(model.calibration)
-    other._held_out = (replace(held, raw_log_ratio=torch.where(at_a[:, None], 9.0, 0.0) + held.raw_log_ratio), hidden)
-    torch.testing.assert_close(other._fit_calibrations()[0].bias, model._calibrations[0].bias, rtol=0, atol=0)
+    other.held_out_ = (replace(held, raw_log_ratio=torch.where(at_a[:, None], 9.0, 0.0) + held.raw_log_ratio), hidden)
+    torch.testing.assert_close(other._fit_calibrations()[0].bias, model.calibrations_[0].bias, rtol=0, atol=0)
     shifted = held.raw_log_ratio + torch.tensor([0.0, 1.0])
-    other._held_out = (replace(held, raw_log_ratio=torch.where(at_a[:, None], held.raw_log_ratio, shifted)), hidden)
-    assert not torch.equal(other._fit_calibrations()[0].bias, model._calibrations[0].bias)
+    other.held_out_ = (replace(held, raw_log_ratio=torch.where(at_a[:, None], held.raw_log_ratio, shifted)), hidden)
+    assert not torch.equal(other._fit_calibrations()[0].bias, model.calibrations_[0].bias)
 
 
 def test_all_rows_calibrate_what_is_said_without_z(model):
-    assert len(model._telling_rows()[1].y) == len(model._held_out[1].y)
+    assert len(model.telling_rows()[1].y) == len(model.held_out_[1].y)
 
 
 def test_a_prevalence_where_f_is_known_is_found(model):
@@ -74,7 +74,7 @@ def test_a_row_of_weight_w_is_w_rows_also_where_a_class_cannot_occur(model, poli
 
 def test_auto_keeps_knockout_where_f_is_a_guess_at_much_of_z(model):
     X, _, _ = site(300, 0.3, 8)
-    assert not model._joint.trusted
+    assert not model.joint_.trusted
     assert model.adapt(X).missing == "knockout"
 
 
@@ -93,7 +93,8 @@ def test_a_level_too_small_to_tell_is_no_such_region():
     codes = torch.tensor([[0.0]] * 200 + [[1.0]] * 5)
     schema = Confounders.learn(pd.DataFrame({"z": ["a"] * 200 + ["b"] * 5}))
     y = torch.tensor([0, 1] * 100 + [0] * 5)
-    rows = LabeledRows(torch.zeros(205, 1), y, torch.ones(205), torch.zeros(205).long(), codes)
+    site = torch.zeros(205).long()
+    rows = LabeledRows(X=torch.zeros(205, 1), y=y, weight=torch.ones(205), site=site, codes=codes)
     assert find_unsupported(rows, 2, schema) == ()
-    more = LabeledRows(rows.X.repeat(10, 1), y.repeat(10), torch.ones(2050), rows.site.repeat(10), codes.repeat(10, 1))
+    more = rows.take(torch.arange(205).repeat(10))
     assert [(r.code, r.label) for r in find_unsupported(more, 2, schema)] == [(1.0, 1)]

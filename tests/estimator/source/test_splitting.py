@@ -6,26 +6,27 @@ import torch
 
 from sitewise.estimator.source.reading import TrainingData
 from sitewise.estimator.source.splitting import evenly, folds, split_validation
-from sitewise.ratio import LabeledRows
+from sitewise.rows import LabeledRows, SiteRows
 
 
 def data_with_groups():
     n_rows = 200
     y = torch.arange(n_rows) % 5 == 0
     rows = LabeledRows(
-        torch.zeros(n_rows, 1),
-        y.long(),
-        torch.ones(n_rows),
-        (torch.arange(n_rows) >= 120).long(),
-        torch.zeros(n_rows, 0),
+        X=torch.zeros(n_rows, 1),
+        y=y.long(),
+        weight=torch.ones(n_rows),
+        site=(torch.arange(n_rows) >= 120).long(),
+        codes=torch.zeros(n_rows, 0),
+        groups=torch.arange(n_rows) // 4,
     )
-    return TrainingData(rows, ["a", "b"], np.array([0, 1]), None, torch.arange(n_rows) // 4)
+    return TrainingData(rows, ["a", "b"], np.array([0, 1]), None)
 
 
 def test_validation_keeps_groups_whole_and_takes_its_share_of_each_site():
     data = data_with_groups()
     kept, held = split_validation(data, 0.25, seed=0)
-    assert not set(data.groups[kept].tolist()) & set(data.groups[held].tolist())
+    assert not set(data.rows.groups[kept].tolist()) & set(data.rows.groups[held].tolist())
     assert sorted(torch.cat([kept, held]).tolist()) == list(range(200))
     assert torch.bincount(data.rows.site[held]).tolist() == [28, 20]
     alone = TrainingData(data.rows, data.site_names, data.classes, None, None)
@@ -35,7 +36,7 @@ def test_validation_keeps_groups_whole_and_takes_its_share_of_each_site():
 
 def test_folds_cover_every_row_once_and_keep_groups_whole():
     groups = torch.arange(40) // 4
-    parts = folds(40, groups, seed=0)
+    parts = folds(SiteRows(codes=torch.zeros(40, 0), groups=groups), seed=0)
     assert sorted(torch.cat(parts).tolist()) == list(range(40))
     for part in parts:
         others = torch.ones(40, dtype=torch.bool)

@@ -13,7 +13,7 @@ import sitewise as sw
 from sitewise.bench.datasets.known_densities import TARGETS, TRAINING
 from sitewise.estimator.without_z.choosing import judged
 from sitewise.estimator.without_z.predicting import joint_log_ratio
-from sitewise.ratio import LabeledRows
+from sitewise.rows import LabeledRows
 
 QUICK = {"device": "cpu", "verbose": False, "epochs": 30, "batch_size": 128, "rehearsal": None}
 
@@ -56,16 +56,16 @@ def nll(probability, y):
 def test_f_is_the_same_to_the_bit_whatever_is_missing(model):
     X, y, data = training()
     plain = sw.GPAClassifier(missing="knockout", **QUICK).fit(X, y, **data)
-    mine, theirs = model._scorer.module.state_dict(), plain._scorer.module.state_dict()
+    mine, theirs = model.scorer_.module.state_dict(), plain.scorer_.module.state_dict()
     assert all(torch.equal(mine[name].double(), theirs[name].double()) for name in theirs)
-    assert plain._joint is None
+    assert plain.joint_ is None
     assert plain.adapt(X[:50]).missing == "knockout"
 
 
 def test_the_mean_of_r_over_the_training_population_is_one_for_every_x(model, site):
     blank = model.confounders_.missing_codes().expand(800, -1)
     log_ratio = joint_log_ratio(model, torch.tensor(site.X), blank).double()
-    np.testing.assert_allclose((log_ratio.exp() * model._joint.prior).sum((1, 2)), 1, atol=1e-4)
+    np.testing.assert_allclose((log_ratio.exp() * model.joint_.prior).sum((1, 2)), 1, atol=1e-4)
 
 
 def test_training_rows_give_the_training_joint_back(model):
@@ -73,10 +73,10 @@ def test_training_rows_give_the_training_joint_back(model):
     X, _, _ = training()
     blank = model.confounders_.missing_codes().expand(len(X), -1)
     unbalanced = by(model, "joint")
-    unbalanced._joint = replace(model._joint, log_balance=torch.zeros_like(model._joint.log_balance))
+    unbalanced.joint_ = replace(model.joint_, log_balance=torch.zeros_like(model.joint_.log_balance))
     gained = {}
     for name, made in (("balanced", model), ("unbalanced", unbalanced)):
-        estimate = sw.estimate_joint(joint_log_ratio(made, torch.tensor(X), blank), prior=made._joint.prior, strength=1)
+        estimate = sw.estimate_joint(joint_log_ratio(made, torch.tensor(X), blank), prior=made.joint_.prior, strength=1)
         gained[name] = estimate.log_likelihood  # that of the training joint is zero
     assert gained["balanced"] < 15  # the held-out rows are among them, on which r was not balanced
     assert gained["unbalanced"] > 60
@@ -107,11 +107,11 @@ def test_auto_says_which_it_took(model, site):
 
 def test_auto_keeps_knockout_where_the_critic_knows_nothing(model, site):
     ignorant = by(model, "auto")
-    joint = model._joint
+    joint = model.joint_
     nothing = joint.bank.codes[:1].expand(len(joint.bank.codes), -1)
     bank, even = replace(joint.bank, codes=nothing), torch.zeros_like(joint.log_balance)
-    ignorant._joint = replace(joint, temperature=0.0, bank=bank, log_balance=even)
-    ignorant._balance = None  # which knows one z from another
+    ignorant.joint_ = replace(joint, temperature=0.0, bank=bank, log_balance=even)
+    ignorant.balance_ = None  # which knows one z from another
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert ignorant.adapt(site.X).missing == "knockout"
@@ -181,20 +181,21 @@ def test_more_rows_and_another_calibration(model, here, site):
     other = copy.copy(model)
     labeled = TRAINING[0].draw(300, 9)
     other.calibrate(labeled.X, labeled.y, sample_confounder=labeled.Z)
-    assert other._joint.temperature != model._joint.temperature
-    assert other._joint.critic is model._joint.critic
+    assert other.joint_.temperature != model.joint_.temperature
+    assert other.joint_.critic is model.joint_.critic
 
 
 def test_auto_trusts_the_joint_model_only_where_held_out_labels_do(model, site):
-    assert model._joint.trusted
+    assert model.joint_.trusted
     held = TRAINING[1].draw(400, 11)
     codes = model.confounders_.encode(held.Z)[0]
-    rows = LabeledRows(torch.tensor(held.X), torch.tensor(held.y), torch.ones(400), torch.zeros(400).long(), codes)
+    X, y, one_site = torch.tensor(held.X), torch.tensor(held.y), torch.zeros(400).long()
+    rows = LabeledRows(X=X, y=y, weight=torch.ones(400), site=one_site, codes=codes)
     ruined = by(model, "auto")
-    impossible = model._joint.possible.clone()
+    impossible = model.joint_.possible.clone()
     impossible[1:, 1] = False
-    ruined._joint = replace(model._joint, possible=impossible)
-    ruined._joint = judged(ruined, rows)
-    assert not ruined._joint.trusted
+    ruined.joint_ = replace(model.joint_, possible=impossible)
+    ruined.joint_ = judged(ruined, rows)
+    assert not ruined.joint_.trusted
     assert ruined.adapt(site.X).missing == "knockout"
     assert judged(model, rows).trusted

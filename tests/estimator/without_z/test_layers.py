@@ -102,7 +102,7 @@ def test_the_critic_finds_z_that_the_features_forgot():
     model = GPAClassifier(backbone=Blind(), missing="joint", recipe=QUICK, device="cpu", verbose=False, rehearsal=None)
     model.fit(X, y, sample_confounder=Z)
     log_ratio = joint_log_ratio(model, torch.tensor(X), model.confounders_.missing_codes().expand(1500, -1)).double()
-    likelier = (log_ratio + model._joint.prior.log()).logsumexp(2).argmax(1)
-    right = model._joint.bank.codes[likelier, 0].numpy() == z
+    likelier = (log_ratio + model.joint_.prior.log()).logsumexp(2).argmax(1)
+    right = model.joint_.bank.codes[likelier, 0].numpy() == z
     assert right[y == z].mean() > 0.98
     assert right[y != z].mean() > 0.9

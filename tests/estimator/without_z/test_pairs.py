@@ -93,11 +93,11 @@ def test_rows_with_a_part_of_z_use_it_and_rows_with_all_of_it_go_by_g(fitted):
 
 def test_log_r_is_that_of_the_densities_and_has_mean_one_over_the_training_joint(fitted):
     X = TRAINING[0].draw(500, 9).X
-    ((_, found),) = fitted._joint.ratios(fitted, torch.tensor(np.log(pairs_of(X)).reshape(500, -1)))
+    ((_, found),) = fitted.joint_.ratios(fitted, torch.tensor(np.log(pairs_of(X)).reshape(500, -1)))
     exact = torch.tensor(np.log(pairs_of(X)) - np.log(training_joint(N_AGES)))
     weight = torch.tensor(pairs_of(X))
     assert float((weight * (found - exact).abs()).sum((1, 2)).mean()) < 0.1
-    mean = torch.logsumexp(found + fitted._joint.prior.log(), dim=(1, 2))
+    mean = torch.logsumexp(found + fitted.joint_.prior.log(), dim=(1, 2))
     torch.testing.assert_close(mean, torch.zeros_like(mean), atol=1e-9, rtol=0)
 
 
@@ -106,8 +106,8 @@ def test_an_overconfident_classifier_is_cooled(fitted):
     sharp = data["X"] ** 2
     data["X"] = sharp / sharp.sum((1, 2), keepdims=True)
     hot = sw.PrevalenceAdjuster(joint=POINTS, missing="joint", rehearsal=None).fit(**data)
-    assert hot._joint.calibration.slope[0] == pytest.approx(0.5, abs=0.1)
-    assert fitted._joint.calibration.slope[0] == pytest.approx(1.0, abs=0.1)
+    assert hot.joint_.calibration.slope[0] == pytest.approx(0.5, abs=0.1)
+    assert fitted.joint_.calibration.slope[0] == pytest.approx(1.0, abs=0.1)
 
 
 @pytest.mark.parametrize("name", list(TARGETS))

@@ -11,7 +11,7 @@ from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import Fit, no_curvature
 from sitewise.adaptation.posterior.deviation import Deviation, fit_deviation
 from sitewise.adaptation.posterior.known import Known, stratum_means
-from sitewise.adaptation.posterior.labels import LabeledRows, LabelLikelihood, read_label_likelihood
+from sitewise.adaptation.posterior.labels import KnownLabels, LabelLikelihood, read_label_likelihood
 from sitewise.adaptation.posterior.levels import LevelPrior, Weighed, candidates, locate, weigh_levels
 from sitewise.adaptation.posterior.likelihood import Sums, evaluate_points, subset
 from sitewise.adaptation.posterior.points import Points, Posterior, shape_of
@@ -84,7 +84,7 @@ def design_effect(evidence: Evidence, g: Prevalence) -> float:
 
 
 def fit_posterior(
-    evidence: Evidence, prior: SitePrior, labeled: LabeledRows | None = None, known: Known | None = None
+    evidence: Evidence, prior: SitePrior, labeled: KnownLabels | None = None, known: Known | None = None
 ) -> Fit:
     """The posterior of a site's g (section 18), as a fit whose prevalence are its points.
 

@@ -3,18 +3,24 @@
 The slope is integrated over on a few nodes; what a labeled row's x says by itself is left to the unlabeled likelihood.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, one_hot
 
+from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.posterior.points import ENTRIES, Points
 from sitewise.adaptation.rows import Rows, know_labels, to_ratio
+from sitewise.arrays import Problems, read_groups, read_labels, read_weight, view_matrix
 from sitewise.posterior import contrasts, normalize
 from sitewise.prevalence import SitePrior
 from sitewise.prevalence.linear import fit_linear
 from sitewise.prevalence.prior import FREEDOM
+from sitewise.rows import SiteRows
+from sitewise.sites import take_rows
 
 SURE = 40.0  # log f below minus this says no more
 NODES = 15  # of the slope
@@ -22,23 +28,18 @@ SEARCHED, REACH = 49, 8.0  # slopes that are tried to see where the nodes belong
 ALIVE = 12.0  # fall of the log-density beyond which a slope is left out
 
 
-@dataclass(frozen=True)
-class LabeledRows:
-    """Rows of the site whose class is known: log f (n, K), codes of z (n, V), class, weight and group (n,)."""
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class KnownLabels(SiteRows):
+    """Rows of the site whose class is known."""
 
-    log_ratio: Tensor
-    codes: Tensor
-    y: Tensor
-    weight: Tensor
-    groups: Tensor | None = field(default=None, repr=False)
+    log_ratio: Tensor  # (n, K)
+    y: Tensor = field()
+    weight: Tensor = field()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "log_ratio", normalize(self.log_ratio.double()).clamp_min(-SURE))
 
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def without_confounders(self) -> "LabeledRows":
+    def without_confounders(self) -> "KnownLabels":
         """The same with one and the same z."""
         return replace(self, codes=self.codes[:, :0])
 
@@ -50,7 +51,7 @@ class LabelLikelihood:
     Predictions are softmax(T log f + log g + (T_0 - T) pivot): around the pivot another slope moves no level.
     """
 
-    rows: LabeledRows
+    rows: KnownLabels
     slope: Tensor  # (J,) nodes of T
     log_prior: Tensor  # (J,) logs of their prior shares
     best: float  # the likeliest T
@@ -115,7 +116,7 @@ class LabelLikelihood:
         return Rows(certain, weight, codes, None, None), Rows(mixed, -weight, codes, None, None)
 
 
-def read_label_likelihood(rows: LabeledRows, as_trained: Points, prior: SitePrior) -> LabelLikelihood:
+def read_label_likelihood(rows: KnownLabels, as_trained: Points, prior: SitePrior) -> LabelLikelihood:
     """Where the slope of log f is to be looked at, and what a label counts where rows come in groups.
 
     `as_trained` is the source's g at this site, around which the level is free.
@@ -152,7 +153,7 @@ def _log_slope_prior(step: Tensor) -> Tensor:
     return -0.5 * (FREEDOM + 1.0) * torch.log1p(step.square() / FREEDOM)
 
 
-def _pivot(rows: LabeledRows, slope: float, log_g: Tensor) -> Tensor:
+def _pivot(rows: KnownLabels, slope: float, log_g: Tensor) -> Tensor:
     """The mean log f of every class, (K,), where its probability is least certain."""
     probability = torch.softmax(slope * rows.log_ratio + log_g, dim=1)
     doubt = rows.weight[:, None] * (probability * (1.0 - probability)).clamp_min(1e-12)
@@ -181,3 +182,41 @@ def _design_effect(residual: Tensor, weight: Tensor, groups: Tensor | None) -> f
     alone = float((weighted * residual).sum())
     together = float(sums.square().sum()) * len(names) / (len(names) - 1)
     return max(1.0, together / max(alone, 1e-300))
+
+
+def read_labeled(
+    chunks: Iterable[Any], y: Any, weight: Any, groups: Any, evidence: Evidence, problems: Problems
+) -> KnownLabels | None:
+    """The labeled rows of positive weight among chunks of (log_ratio, Z); None where there are none."""
+    if y is None:
+        return None
+    device, schema = evidence.device, evidence.schema
+    n_rows = len(y)
+    labels = torch.tensor(read_labels(y, n_rows, evidence.n_classes, problems), device=device)
+    weights, names = read_weight(weight, n_rows, problems, device), read_groups(groups, n_rows, problems, device)
+    ratios, codes, start = [], [], 0
+    picked = ~labels.isnan() & (weights > 0)
+    for chunk in chunks:
+        matrix = view_matrix(chunk[0], "log_ratio", problems, device)
+        if matrix is None:
+            return None
+        own = picked[start : start + len(matrix)].nonzero().flatten()
+        start += len(matrix)
+        ratios.append(matrix[own].double())
+        blank = ratios[-1].new_zeros(0) if schema is None else schema.missing_codes(device)
+        at = blank.expand(len(own), -1)
+        if schema is not None and chunk[1] is not None and len(own):
+            at = schema.encode(take_rows(chunk[1], own.cpu().numpy()), device, quiet=True)[0]
+        codes.append(at)
+    if start != n_rows:
+        problems.add(f"y must have one entry a row ({start}), got {n_rows}")
+        return None
+    if not len(found := labels[picked].long()):
+        return None
+    return KnownLabels(
+        log_ratio=torch.cat(ratios),
+        codes=torch.cat(codes),
+        y=found,
+        weight=weights[picked],
+        groups=None if names is None else names[picked],
+    )

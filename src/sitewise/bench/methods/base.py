@@ -19,7 +19,8 @@ from sitewise.bench.methods.objective import Batch, Prepared, mean_nll
 from sitewise.confounders import Confounders
 from sitewise.estimator.settings import read_network_settings
 from sitewise.estimator.source.reading import read_inputs
-from sitewise.ratio import LabeledRows, RatioNetwork, network_inputs
+from sitewise.ratio import RatioNetwork, network_inputs
+from sitewise.rows import LabeledRows
 from sitewise.training import Recipe
 
 Rule = Callable[[Any, Any], Tensor]  # X, Z -> log P(y|x,z), (n, K)

@@ -12,6 +12,7 @@ from scipy.stats import qmc
 from torch import Tensor
 
 from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
+from sitewise.arrays import Problems
 from sitewise.bench.methods.base import Method, Rule, cross_fitted
 from sitewise.bench.methods.card import Card
 from sitewise.bench.methods.gpa import GPA, log_of
@@ -89,7 +90,10 @@ class CoPA(GPA):
     def _labels(self, y: Any, n_rows: int) -> Array:
         if y is None:
             raise ValueError(f"{self.card.name} needs the site's labels: give adapt y=")
-        return read_partial_labels(y, self.classes_, n_rows)
+        problems = Problems("adapt")
+        labels = read_partial_labels(y, self.classes_, n_rows, problems)
+        problems.raise_if_any()
+        return np.asarray(labels)
 
     def _fit_g(self, Z: Any, labels: Array, n_rows: int) -> PrevalenceEstimate:
         """g from labels alone: where they are known f says nothing more."""

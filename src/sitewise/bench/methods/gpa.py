@@ -155,7 +155,7 @@ class GPAJoint(GPAStar):
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
         """Estimate the joint of (z, y) without z; as GPA* where training had no z."""
-        if self.model_._joint is None:
+        if self.model_.joint_ is None:
             return super().rule_at(X, Z, y, prevalence)
         model = copy.copy(self.model_)
         model.missing = self.missing

@@ -12,7 +12,7 @@ from sitewise.bench.methods.card import Card, refuse
 from sitewise.bench.methods.cells import Cells
 from sitewise.bench.methods.objective import Batch, Prepared
 from sitewise.confounders import Confounders
-from sitewise.ratio import LabeledRows
+from sitewise.rows import LabeledRows
 
 
 def reweight(share: Tensor, losses: Tensor, step: float) -> Tensor:

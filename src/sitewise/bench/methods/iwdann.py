@@ -12,7 +12,8 @@ from sitewise.bench.methods.dann import DANN, AdversarialNetwork, reversal_sched
 from sitewise.bench.methods.objective import Batch, Prepared
 from sitewise.bench.methods.weights import bbse
 from sitewise.confounders import Confounders
-from sitewise.ratio import LabeledRows, RatioNetwork, weighted_nll
+from sitewise.ratio import RatioNetwork, weighted_nll
+from sitewise.rows import LabeledRows
 
 MEMORY = 0.5  # how much of the old class weights stays after an epoch
 

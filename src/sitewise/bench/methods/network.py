@@ -14,7 +14,8 @@ from sitewise.bench.methods.objective import MethodObjective
 from sitewise.confounders import Confounders
 from sitewise.estimator.source.reading import read_inputs, read_training_data
 from sitewise.estimator.source.splitting import split_validation
-from sitewise.ratio import LabeledRows, Scorer, build_ratio, for_network, network_inputs
+from sitewise.ratio import Scorer, build_ratio, for_network, network_inputs
+from sitewise.rows import LabeledRows
 from sitewise.training import AUGMENTATIONS, Recipe, train
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def train_network(
         module = method.build(network, int(numbers.max()) + 1 + len(pools), prepared)
     objective = MethodObjective(
         method,
-        LabeledRows(for_network(training.X), training.y, training.weight, numbers, training.codes),
+        replace(training, X=for_network(training.X), site=numbers),
         _for_validation(held_out, recipe),
         schema,
         prepared,
@@ -108,7 +109,7 @@ def train_network(
         classes=data.classes,
         schema=data.schema,
         shares=shares / shares.sum(),
-        held_out=LabeledRows(inputs[:0], held_out.y, held_out.weight, held_out.site, held_out.codes),
+        held_out=replace(held_out, X=inputs[:0]),
         held_out_outputs=scorer(held_out.X, network_inputs(schema, held_out.codes)) if len(held) else shares[:0],
         memory=prepared.memory,
         history=result.history,

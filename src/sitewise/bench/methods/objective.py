@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from sitewise.confounders import Confounders
 from sitewise.inputs import Inputs, fingerprint
-from sitewise.ratio import LabeledRows, RatioNetwork, network_inputs, score, weighted_nll
+from sitewise.ratio import RatioNetwork, RowReader, digest_rows, network_inputs, score, weighted_nll
+from sitewise.rows import LabeledRows
 from sitewise.training import Share, digest, share_of
 
 
@@ -104,6 +105,7 @@ class MethodObjective:
         self.sites = self.training.site
         self._device = torch.device("cpu")
         self._progress = torch.zeros(())
+        self._read = RowReader()
         self._n_sites = int(self.sites.max()) + 1
         self._z = network_inputs(self.schema, self.training.codes)
         self._held_z = network_inputs(self.schema, self.validation.codes)
@@ -111,9 +113,7 @@ class MethodObjective:
     def to(self, device: torch.device) -> None:
         """Keep everything a batch is made of on the device, but for images that do not fit."""
         self._device = device
-        for rows in (self.training, self.validation):
-            rows.X = rows.X.to(device)
-            rows.y, rows.weight, rows.site = (part.to(device) for part in (rows.y, rows.weight, rows.site))
+        self.training, self.validation = self.training.to(device), self.validation.to(device)
         self._z, self._held_z, self._progress = (part.to(device) for part in (self._z, self._held_z, self._progress))
         self.unlabeled = [x.to(device) for x in self.unlabeled]
         self.prepared.columns = {name: column.to(device) for name, column in self.prepared.columns.items()}
@@ -125,7 +125,7 @@ class MethodObjective:
 
     def reading(self, upcoming: Sequence[Tensor]) -> AbstractContextManager[None]:
         """Read images that stay on the disk ahead of `loss`; unlabeled ones are read as they are drawn."""
-        return self.training.reading(upcoming, self._device)
+        return self._read.reading(self.training.X, upcoming, self._device)
 
     def loss(self, module: nn.Module, rows: Tensor) -> Tensor:
         """The method's loss of some rows."""
@@ -142,8 +142,8 @@ class MethodObjective:
         """The method's settings, and the data."""
         return {
             **{f"method.{name}": value for name, value in self.settings.items()},
-            "training rows": self.training.digest(),
-            "validation rows": self.validation.digest(),
+            "training rows": digest_rows(self.training),
+            "validation rows": digest_rows(self.validation),
             "unlabeled rows": digest(*map(fingerprint, self.unlabeled)),
             "columns": digest(*self.prepared.columns.values()),
         }
@@ -160,7 +160,7 @@ class MethodObjective:
             setattr(self.prepared.memory, name, value.to(getattr(self.prepared.memory, name).device))
 
     def _batch(self, rows: Tensor, share: Share) -> Batch:
-        x, site = self.training.inputs(share(rows)), self.training.site[rows]
+        x, site = self._read(self.training.X, share(rows)), self.training.site[rows]
         unlabeled = unlabeled_site = None
         if self.unlabeled:
             n_each = math.ceil(len(rows) / self._n_sites)

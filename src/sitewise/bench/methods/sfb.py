@@ -15,7 +15,8 @@ from sitewise.bench.methods.network import Trained
 from sitewise.bench.methods.objective import Batch, Prepared, mean_nll
 from sitewise.bench.methods.weights import correct_pseudo_labels, hard
 from sitewise.estimator.source.held_out import calibrate_rows
-from sitewise.ratio import FUSION_WIDTH, LabeledRows, RatioNetwork, weighted_nll
+from sitewise.ratio import FUSION_WIDTH, RatioNetwork, weighted_nll
+from sitewise.rows import LabeledRows
 
 UNSTABLE_WIDTH = 32
 FLOOR = 1e-6

@@ -17,7 +17,7 @@ from sitewise.bench.methods.objective import Batch, Prepared
 from sitewise.calibration import Calibration, fit_calibration
 from sitewise.confounders import Confounders
 from sitewise.posterior import combine
-from sitewise.ratio import LabeledRows
+from sitewise.rows import LabeledRows
 
 PSEUDO_ROWS = 1.0  # of the even spread over all pairs, so that none has probability zero
 

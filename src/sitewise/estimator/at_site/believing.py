@@ -6,9 +6,10 @@ import torch
 from sklearn.utils import check_random_state
 from torch import Tensor
 
-from sitewise.estimator.at_site.kept import KeptRows
+from sitewise.estimator.source.held_out import resample
 from sitewise.estimator.without_z.predicting import lacking, with_joint_marginal
 from sitewise.performance import BelievedRows, Part, believe
+from sitewise.rows import ScoredRows
 
 if TYPE_CHECKING:
     from sitewise.estimator.adapted import AdaptedClassifier
@@ -17,22 +18,22 @@ if TYPE_CHECKING:
 N_RESAMPLES = 100  # of the held-out rows behind a calibration
 
 
-def believed_rows(here: "AdaptedClassifier", rows: KeptRows | None = None) -> BelievedRows:
+def believed_rows(here: "AdaptedClassifier", rows: ScoredRows | None = None) -> BelievedRows:
     """Rows of a site, those it was adapted on where none are given, as `sitewise.performance` wants them."""
     model = here.model
-    rows = here._rows if rows is None else rows
-    joint = None if here._stays else here.joint
+    rows = here.rows_in_use if rows is None else rows
+    joint = None if here.stays_as_trained else here.joint
     schema = model.confounders_
     return believe(
         rows.log_ratio,
         rows.codes,
-        here._in_use,
-        log_prevalence=with_joint_marginal(model, joint, rows.codes, here._log_prevalence(rows.codes)),
+        here.estimate_in_use,
+        log_prevalence=with_joint_marginal(model, joint, rows.codes, here.log_prevalence_at(rows.codes)),
         supported=rows.supported,
         by_marginal=None if joint is None else lacking(model, rows.codes),
-        probability=here._probability(rows.log_ratio, rows.codes).numpy(),
+        probability=here.probability_of(rows.log_ratio, rows.codes).numpy(),
         parts=calibration_parts(model, rows.codes, joint=joint is not None),
-        known=None if rows.labels is None else rows.labels.numpy(),
+        known=None if rows.y is None else rows.y.numpy(),
         weight=rows.weight,
         z=None if schema is None else schema.decode(rows.codes),
         random_state=model.random_state,
@@ -45,7 +46,7 @@ def calibration_parts(model: "SiteModel", codes: Tensor, *, joint: bool = False)
     Rows that lack z go through the second one, unless the joint model speaks for them.
     """
     seed = int(check_random_state(model.random_state).randint(2**31 - 1))
-    schema, (complete, hidden) = model.confounders_, model._telling_rows()
+    schema, (complete, hidden) = model.confounders_, model.telling_rows()
 
     def lacks_some(codes: Tensor) -> Tensor:
         if schema is None:
@@ -57,9 +58,9 @@ def calibration_parts(model: "SiteModel", codes: Tensor, *, joint: bool = False)
     def has_all(codes: Tensor) -> Tensor:
         return ~lacks_some(codes)
 
-    pairs = zip(model._calibrations, (complete, hidden), (has_all, lacks_some), strict=True)
+    pairs = zip(model.calibrations_, (complete, hidden), (has_all, lacks_some), strict=True)
     return [
-        Part(held_out.resample(calibration, N_RESAMPLES, seed), applies)
+        Part(resample(held_out, calibration, N_RESAMPLES, seed), applies)
         for calibration, held_out, applies in pairs
         if calibration.method != "none" and bool(applies(codes).any()) and not (joint and applies is lacks_some)
     ]

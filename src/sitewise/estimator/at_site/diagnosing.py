@@ -1,5 +1,6 @@
 """What a fitted model and one of its sites hand to the checks of `sitewise.diagnosis`."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,7 +35,7 @@ def diagnose(here: "AdaptedClassifier") -> Diagnosis:
     found = diagnose_site(
         *samples_of(here),
         here.estimate,
-        table=model._training_table,
+        table=model.training_table_,
         random_state=int(check_random_state(model.random_state).randint(2**31 - 1)),
     )
     return found if model.training_summary_.named else conclude((*found.findings, NO_SITES))
@@ -66,29 +67,19 @@ def samples_of(here: "AdaptedClassifier") -> tuple[SourceSample, TargetSample]:
         missing = model.confounders_.missing(rows.codes)
         hidden, tested = missing.all(dim=1), ~missing.any(dim=1)
     which = int(hidden.sum()) > int(tested.sum())
-    held, calibration = model._held_out[which], model._calibrations[which]
+    held, calibration = model.held_out_[which], model.calibrations_[which]
     tilt, log_ratio = None, rows.log_ratio
     if which and here.joint is not None and rows.without_z is not None and held.known_codes is not None:
         tilt = site_tilt(
-            model._joint.bank, here.joint.weights.cpu(), held.known_codes, held.y, held.weight, held.groups
+            model.joint_.bank, here.joint.weights.cpu(), held.known_codes, held.y, held.weight, held.groups
         )
         log_ratio = rows.without_z
-    source = SourceSample(
-        held.raw_log_ratio if len(held.y) else held.raw_log_ratio.reshape(0, len(model.classes_)),
-        calibration,
-        held.log_prevalence if len(held.y) else held.log_prevalence.reshape(0, len(model.classes_)),
-        held.y,
-        held.codes,
-        held.weight,
-        held.features if len(held.y) else None,
-        held.feature_rows,
-        tilt,
-        held.groups,
-    )
-    weight = torch.ones(n_rows, dtype=torch.float64) if rows.weight is None else rows.weight.double()
-    tested = hidden if which else tested
-    own = (rows.features, rows.feature_rows, rows.groups)
-    target = TargetSample(log_ratio, rows.codes, weight, tested, rows.supported, *own)
+    if not len(held):
+        nothing = held.raw_log_ratio.reshape(0, len(model.classes_))
+        held = replace(held, raw_log_ratio=nothing, log_prevalence=nothing, features=None)
+    source = held.extended(SourceSample, calibration=calibration, tilt=tilt)
+    own = {"log_ratio": log_ratio, "weight": rows.weights, "tested": hidden if which else tested}
+    target = rows.extended(TargetSample, **own)
     return source, target
 
 

@@ -5,15 +5,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from sitewise.arrays import Problems, read_groups, read_weight
 from sitewise.estimator.at_site.believing import believed_rows
-from sitewise.estimator.at_site.kept import KeptRows
-from sitewise.estimator.source.reading import read_partial_labels
 from sitewise.estimator.source.regions import in_regions
 from sitewise.estimator.without_z.predicting import with_joint
 from sitewise.inputs import take_inputs
 from sitewise.performance import RECALIBRATIONS, Evaluation, compare_models, recalibrate, summarize
 from sitewise.posterior import combine
+from sitewise.rows import ScoredRows
 
 if TYPE_CHECKING:
     from sitewise.estimator.adapted import AdaptedClassifier
@@ -34,31 +32,29 @@ def evaluate_site(
 ) -> Evaluation:
     """Judge what predicts here, the model as trained, and the latter recalibrated by the labels."""
     model = here.model
-    inputs = model._read(X)
-    n_rows = len(inputs)
-    problems = Problems("evaluate")
-    labels = read_partial_labels(y, here.classes_, n_rows)
-    weight = read_weight(sample_weight, n_rows, problems)
-    units = read_groups(groups, n_rows, problems)
+    inputs = model.inputs_of(X)
+    given, _ = model.read_rows(len(inputs), sample_confounder, y, groups, sample_weight, "evaluate")
     if not 0 < level < 1:
-        problems.add(f"level must lie between 0 and 1, got {level}")
-    problems.raise_if_any()
-    codes = model._codes(sample_confounder, n_rows)
-    rows = torch.tensor(np.flatnonzero(~np.isnan(labels)))
-    if len(rows) < FEWEST:
-        raise ValueError(NO_LABELS.format(count=len(rows)))
-    inputs, codes, weight = take_inputs(inputs, rows), codes[rows], weight[rows]
-    units = None if units is None else torch.unique(units[rows], return_inverse=True)[1]
-    known = labels[rows.numpy()].astype(np.int64)
-    plain = model._log_ratio(inputs, codes)
-    joint = None if here._stays else here.joint
-    log_ratio = with_joint(model, joint, inputs, codes, plain)
-    as_trained = combine(plain, model._pooled_prevalence.log_prob(codes)).exp().numpy()
-    kept = KeptRows(log_ratio, codes, ~in_regions(codes, model._unsupported), weight, units)
+        raise ValueError(f"evaluate: level must lie between 0 and 1, got {level}")
+    labels = torch.full((len(given),), torch.nan) if given.y is None else given.y
+    labeled = (~labels.isnan()).nonzero().flatten()
+    if len(labeled) < FEWEST:
+        raise ValueError(NO_LABELS.format(count=len(labeled)))
+    inputs, rows, known = take_inputs(inputs, labeled), given.take(labeled), labels[labeled].long().numpy()
+    units = None if rows.groups is None else torch.unique(rows.groups, return_inverse=True)[1]
+    plain = model.calibrated_log_ratio(inputs, rows.codes)
+    kept = rows.extended(
+        ScoredRows,
+        y=None,
+        log_ratio=with_joint(model, None if here.stays_as_trained else here.joint, inputs, rows.codes, plain),
+        supported=~in_regions(rows.codes, model.unsupported_),
+        weight=rows.weights,
+        groups=units,
+    )
     expected = summarize(believed_rows(here, kept), tuple(here.classes_.tolist()), here.threshold_, level)
-    numbers = np.arange(len(rows)) if units is None else units.numpy()
-    weights = weight.numpy()
-    probabilities = {"adapted": here._probability(log_ratio, codes).numpy(), "as trained": as_trained}
+    numbers, weights = np.arange(len(rows)) if units is None else units.numpy(), rows.weights.numpy()
+    as_trained = combine(plain, model.pooled_prevalence_.log_prob(rows.codes)).exp().numpy()
+    probabilities = {"adapted": here.probability_of(kept.log_ratio, kept.codes).numpy(), "as trained": as_trained}
     for how in RECALIBRATIONS:
         probabilities[f"recalibrated: {how}"] = recalibrate(as_trained, known, how, weight=weights, units=numbers)
     return compare_models(

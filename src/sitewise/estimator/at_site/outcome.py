@@ -5,19 +5,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from sitewise.adaptation import PrevalenceEstimate
 from sitewise.arrays import in_stretches
 from sitewise.diagnosis import Grounds, Outcome, decide
 from sitewise.diagnosis.outcome import ENOUGH_BELIEVED, UNCHANGED
-from sitewise.estimator.at_site.kept import KeptRows
 from sitewise.estimator.at_site.naming import class_names
 from sitewise.estimator.at_site.updating import estimate_rows
 from sitewise.posterior import combine
 from sitewise.prevalence import SitePrior
 from sitewise.report.wording import outcome_sentence, risk_sentence
+from sitewise.rows import ScoredRows
 
 if TYPE_CHECKING:
     from sitewise.estimator.adapted import AdaptedClassifier
@@ -52,10 +51,9 @@ def site_grounds(here: "AdaptedClassifier", failed: str | None) -> Grounds:
     change from the prior's to the posterior's, log f as it is.
     """
     rows, use = here.rows, here.rows.supported
-    weight = torch.ones(len(rows), dtype=torch.float64) if rows.weight is None else rows.weight.double()
-    share = (weight * use)[:, None] / (weight * use).sum()
+    share = (rows.weights * use)[:, None] / (rows.weights * use).sum()
     alone = here.estimate if here.policy == "rows" else _estimated_again(here, rows, None)
-    trained = combine(rows.log_ratio, here.model._pooled_prevalence.log_prob(rows.codes)).exp()
+    trained = combine(rows.log_ratio, here.model.pooled_prevalence_.log_prob(rows.codes)).exp()
     asked = in_stretches(alone.average, rows.log_ratio, rows.codes) - trained
     p_trained = (share * trained).sum(0)
     bounds = alone.interval() if alone.has_curvature else alone.interval(method="bootstrap")
@@ -67,11 +65,11 @@ def site_grounds(here: "AdaptedClassifier", failed: str | None) -> Grounds:
         if by_level:
             made = (share * in_stretches(estimate.average, rows.log_ratio, rows.codes)).sum(0) - p_trained
             return along(made, p_asked)
-        before = in_stretches(_unscaled(here._unbelieving), rows.log_ratio, rows.codes)
+        before = in_stretches(_unscaled(here.estimate_without_rows), rows.log_ratio, rows.codes)
         made = in_stretches(_unscaled(estimate), rows.log_ratio, rows.codes) - before
         return along(share.sqrt() * made, share.sqrt() * asked)
 
-    prior = here.model._prior_of(here.policy, here.level_scale)
+    prior = here.model.prior_of(here.policy, here.level_scale)
     as_told = believed(here.estimate) if here.joint is None else 1.0
     undiscounted = replace(prior, level_error=0.0, trusted_rows=float("inf"))
     spread = (share * (trained * (1.0 - trained))).sum(0)
@@ -93,10 +91,10 @@ def site_grounds(here: "AdaptedClassifier", failed: str | None) -> Grounds:
     )
 
 
-def _estimated_again(here: "AdaptedClassifier", rows: KeptRows, prior: SitePrior | None) -> PrevalenceEstimate:
+def _estimated_again(here: "AdaptedClassifier", rows: ScoredRows, prior: SitePrior | None) -> PrevalenceEstimate:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what there is to say of the rows, `adapt` has said
-        return estimate_rows(here, rows, prior=prior)
+        return estimate_rows(here.model, rows, prior=prior, known=here.known_prevalence)
 
 
 def along(made: Tensor, asked: Tensor) -> float:

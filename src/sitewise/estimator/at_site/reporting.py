@@ -69,14 +69,14 @@ def report_content(here: "AdaptedClassifier", site: str, level: float, made: str
 
 def _as_trained(here: "AdaptedClassifier") -> Tensor:
     """P(y|x,z) of the rows adapted on, (n, K), by the model as trained."""
-    rows = here._rows
-    return combine(rows.log_ratio, here.model._pooled_prevalence.log_prob(rows.codes)).exp()
+    rows = here.rows_in_use
+    return combine(rows.log_ratio, here.model.pooled_prevalence_.log_prob(rows.codes)).exp()
 
 
 def _probability(here: "AdaptedClassifier") -> Array:
     """P(y|x,z) of the rows adapted on, (n, K), as `predict_proba` says it."""
-    rows = here._rows
-    return np.asarray(here._probability(rows.log_ratio, rows.codes))
+    rows = here.rows_in_use
+    return np.asarray(here.probability_of(rows.log_ratio, rows.codes))
 
 
 def _rehearsed(table: pd.DataFrame) -> list[dict[str, Any]]:
@@ -109,7 +109,7 @@ def _profiles(here: "AdaptedClassifier", level: float) -> Iterator[Profile]:
     if schema is None:
         return
     before, after = _as_trained(here), torch.as_tensor(_probability(here))
-    draws = here._in_use.draws(N_DRAWS, random_state=here.model.random_state)
+    draws = here.estimate_in_use.draws(N_DRAWS, random_state=here.model.random_state)
     weight = torch.ones(len(rows), dtype=torch.float64) if rows.weight is None else rows.weight
     missing = schema.missing(rows.codes)
     for j, variable in enumerate(schema.variables):
@@ -144,8 +144,8 @@ def _band(
     places = [row.nonzero().flatten() for row in near]
     some = torch.unique(torch.cat([place[evenly(len(place), ROWS_NEAR)] for place in places]))
     codes = here.rows.codes[some]
-    kept = in_regions(codes, here.model._unsupported)[:, None]  # where the training g is kept there is nothing to draw
-    at_training = here.model._pooled_prevalence.log_prob(codes)
+    kept = in_regions(codes, here.model.unsupported_)[:, None]  # where the training g is kept there is nothing to draw
+    at_training = here.model.pooled_prevalence_.log_prob(codes)
     drawn = (torch.where(kept, at_training, log_g).exp() for log_g in draws.log_prob(codes))
     averages = torch.stack([_average(near[:, some], g) for g in drawn])
     low, high = torch.quantile(averages, averages.new_tensor([0.5 - level / 2, 0.5 + level / 2]), dim=0)
@@ -202,8 +202,8 @@ def _notes(notes: Notes, variable: Variable) -> Iterator[str]:
 
 def _held_out(model: "SiteModel") -> tuple[Array, Array] | None:
     """Classes and calibrated probabilities of the held-out rows that have all of z; of all of them where none has."""
-    complete, hidden = model._held_out
-    held, calibration = (complete, model._calibrations[0]) if len(complete.y) else (hidden, model._calibrations[1])
+    complete, hidden = model.held_out_
+    held, calibration = (complete, model.calibrations_[0]) if len(complete.y) else (hidden, model.calibrations_[1])
     if not len(held.y):
         return None
     return held.y.numpy(), combine(calibration.apply(held.raw_log_ratio), held.log_prevalence).exp().numpy()
@@ -235,7 +235,7 @@ def _clinical(here: "AdaptedClassifier", level: float) -> dict[str, Any]:
     if len(here.classes_) != 2:
         return {}
     threshold = here.threshold_ if here.threshold_ is not None and 0 < here.threshold_ < 1 else None
-    found = clinical_performance(here._believed_rows, threshold=threshold, level=level)
+    found = clinical_performance(here.believed_rows, threshold=threshold, level=level)
     curve = here.decision_curve(level=level)[["threshold", "net_benefit", "treat_all", "treat_none"]]
     named = curve.set_axis(["threshold", "predictions", "treat all", "treat none"], axis=1)
     return {"clinical": {name: v._asdict() for name, v in found.items()}, "decision_curve": named.to_dict("records")}
@@ -245,7 +245,7 @@ def _done(here: "AdaptedClassifier") -> dict[str, dict[str, Any]]:
     """What was done, by heading."""
     model, rows, estimate = here.model, here.rows, here.estimate
     names = () if model.confounders_ is None else model.confounders_.names
-    known = 0 if rows.labels is None else int((~rows.labels.isnan()).sum())
+    known = 0 if rows.y is None else int((~rows.y.isnan()).sum())
     return {
         "This site": {
             "rows": len(rows),
@@ -269,9 +269,9 @@ def _done(here: "AdaptedClassifier") -> dict[str, dict[str, Any]]:
         "Training": {
             "sites": len(model.training_summary_.sites),
             "rows": model.training_summary_.n_rows,
-            "held-out rows": len(model._held_out[1].y),
-            **model._facts(),
-            "calibration": model._calibrations[0].method,
+            "held-out rows": len(model.held_out_[1].y),
+            **model.facts(),
+            "calibration": model.calibrations_[0].method,
             "seed": str(model.random_state),
             "fingerprint of the data": model.training_summary_.fingerprint,
         },

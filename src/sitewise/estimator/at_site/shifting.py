@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 import pandas as pd
-import torch
 
 from sitewise.diagnosis.concentration import shift_concentration
 from sitewise.diagnosis.heterogeneity import column_features
@@ -22,9 +21,8 @@ def shift_by_column(here: "AdaptedClassifier", columns: pd.DataFrame | None) -> 
     if len(columns) != len(rows):
         raise ValueError(f"shift_by_column: columns has {len(columns)} row(s), the site was adapted on {len(rows)}")
     use = rows.supported
-    weight = torch.ones(len(rows), dtype=torch.float64) if rows.weight is None else rows.weight.double()
     features = [column_features(columns[name].reset_index(drop=True))[1][use] for name in columns]
-    log_g = model._pooled_prevalence.log_prob(rows.codes[use])
-    tests = shift_concentration(rows.log_ratio[use], log_g, features, weight[use])
+    rows = rows.take(use)
+    tests = shift_concentration(rows.log_ratio, model.pooled_prevalence_.log_prob(rows.codes), features, rows.weights)
     table = pd.DataFrame([vars(test) for test in tests], index=pd.Index([str(name) for name in columns], name="column"))
     return table.sort_values(["p_value", "statistic"], ascending=[True, False], kind="stable")

@@ -1,5 +1,6 @@
 """An adapted site over time: windows of new rows, each with its prevalence and the stability check's word on it."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -8,8 +9,6 @@ import torch
 
 from sitewise.adaptation import PrevalenceEstimate
 from sitewise.arrays import Problems, read_column
-from sitewise.estimator.at_site.kept import KeptRows
-from sitewise.estimator.at_site.updating import read_rows
 from sitewise.monitoring import monitor
 from sitewise.sites import take_rows
 
@@ -24,25 +23,18 @@ def watch(
 ) -> pd.DataFrame:
     """What `monitor` finds in rows that the site's model scores, the site's own g being the first shape over z."""
     model = here.model
-    rows, _ = read_rows(model, X, Z, None, groups, weight)
+    _, rows, _ = model.read_site(X, Z, None, groups, weight, "monitor")
     problems = Problems("monitor")
     times = read_column(time, "time", len(rows), problems)
     problems.raise_if_any()
-    use = rows.supported.nonzero().flatten()
-    schema = model.confounders_
-    kept = KeptRows(
-        rows.log_ratio[use],
-        rows.codes[use],
-        rows.supported[use],
-        None if rows.weight is None else rows.weight[use],
-        None if rows.groups is None else rows.groups[use],
-    )
+    use, schema = rows.supported, model.confounders_
+    kept = rows.take(use)
     knows_z = schema is not None and not bool(schema.missing(kept.codes).all())
 
     def stability(numbers: Array, estimate: PrevalenceEstimate) -> float | None:
         place = torch.tensor(numbers)  # a copy: pandas hands out arrays that may not be written to
-        part = KeptRows(kept.log_ratio[place], kept.codes[place], kept.supported[place])
-        return type(here)(model, estimate, part)._checks["stability"].p_value
+        part = replace(kept.take(place), weight=None, groups=None)
+        return type(here)(model, estimate, part).checks["stability"].p_value
 
     return monitor(
         kept.log_ratio.numpy(),
@@ -50,7 +42,7 @@ def watch(
         schema.decode(kept.codes) if schema is not None and knows_z else None,
         window=window,
         check=stability,
-        prior=here._site_prior,
+        prior=here.site_prior,
         classes=here.classes_.tolist(),
         model=model.prevalence if knows_z else "constant",
         confounders=schema,

@@ -11,7 +11,6 @@ from sitewise.artifacts import versions
 from sitewise.confounders import Categorical, Confounders
 from sitewise.estimator.files.classifiers import unknown_types
 from sitewise.estimator.settings import CHANGES
-from sitewise.estimator.source.held_out import HeldOut
 from sitewise.evaluation import evaluate
 from sitewise.posterior import combine
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from sitewise.estimator.adjuster import PrevalenceAdjuster
     from sitewise.estimator.gpa import GPAClassifier
     from sitewise.estimator.model import SiteModel
+    from sitewise.rows import HeldOut
 
 LONGEST = 60  # characters of a name that are shown
 SHOWN = 50  # rows of a table that are shown
@@ -56,7 +56,7 @@ def model_card(model: "GPAClassifier") -> str:
         "## Rehearsal",
         model.rehearsal_.sentence,
         "## On held-out rows of the training sites",
-        _held_out(model._held_out[0], model),
+        _held_out(model.held_out_[0], model),
         "## Known limits",
         "\n".join([LIMITS, *_regions(model)]),
         "## Use",
@@ -77,7 +77,7 @@ def adjuster_card(model: "PrevalenceAdjuster", classifier: Tensor | None) -> str
         around = f"a classifier ({_name(type(model.estimator_).__name__)}) that is not in this folder"
         load = 'model = sw.load("FOLDER", estimator=YOUR_CLASSIFIER)'
     sees = "P(y | x, z): z is among its inputs" if model.classifier_sees_ == "xz" else "P(y | x): z is not its input"
-    complete, incomplete = model._calibrations
+    complete, incomplete = model.calibrations_
     parts = [
         "# An adjustment of a classifier by sitewise",
         f"It turns {around} into P(y | x, z) at each site, by a ratio that is the same at all sites, times the "
@@ -96,7 +96,7 @@ def adjuster_card(model: "PrevalenceAdjuster", classifier: Tensor | None) -> str
         "## Rehearsal",
         model.rehearsal_.sentence,
         "## On the labeled rows",
-        _held_out(model._held_out[0], model),
+        _held_out(model.held_out_[0], model),
         "## Known limits",
         "\n".join([LIMITS, NOT_IN_SAMPLE, *_regions(model)]),
         "## Use",
@@ -205,7 +205,7 @@ def _recipe(model: "GPAClassifier") -> str:
     recipe = model.recipe if isinstance(model.recipe, str) else "of its own"
     changes = [f"{name} {getattr(model, name)}" for name in CHANGES if getattr(model, name) is not None]
     trained = [f"backbone {backbone}", f"recipe {recipe}", *changes, f"knockout of z {model.knockout:g}"]
-    complete, incomplete = model._calibrations
+    complete, incomplete = model.calibrations_
     calibration = f"{complete.method} for rows with all of z, {incomplete.method} for others"
     libraries = ", ".join(f"{name} {version}" for name, version in versions().items())
     return (
@@ -215,21 +215,21 @@ def _recipe(model: "GPAClassifier") -> str:
     )
 
 
-def _held_out(held_out: HeldOut, model: "SiteModel") -> str:
-    if not len(held_out.y):
+def _held_out(held_out: "HeldOut", model: "SiteModel") -> str:
+    if not len(held_out):
         return "None were held out: nothing is known of how good it is, and it is not calibrated."
     metrics = held_out_metrics(model)
     rows = [[name, "not defined" if value is None else f"{value:.4f}"] for name, value in metrics.items()]
-    count = f"{len(held_out.y)} row(s) with all of z; the calibration was fitted on these very rows."
+    count = f"{len(held_out)} row(s) with all of z; the calibration was fitted on these very rows."
     return f"{_table(['metric', 'value'], rows)}\n\n{count}"
 
 
 def held_out_metrics(model: "SiteModel") -> dict[str, float | None]:
     """How good the calibrated model is on its held-out rows with all of z; nothing where none were held out."""
-    held_out = model._held_out[0]
-    if not len(held_out.y):
+    held_out = model.held_out_[0]
+    if not len(held_out):
         return {}
-    calibrated_log_ratio = model._calibrations[0].apply(held_out.raw_log_ratio)
+    calibrated_log_ratio = model.calibrations_[0].apply(held_out.raw_log_ratio)
     probability = combine(calibrated_log_ratio, held_out.log_prevalence).exp().numpy()
     found = evaluate(held_out.y.numpy(), probability, sample_weight=held_out.weight.numpy())
     return {name: found[name].value for name in METRICS}
@@ -237,7 +237,7 @@ def held_out_metrics(model: "SiteModel") -> dict[str, float | None]:
 
 def _regions(model: "SiteModel") -> list[str]:
     lines = []
-    for region in model._unsupported:
+    for region in model.unsupported_:
         assert model.confounders_ is not None
         variable = model.confounders_.variables[region.variable]
         assert isinstance(variable, Categorical)

@@ -145,7 +145,7 @@ def _trial_inputs(here: AdaptedClassifier, dtype: torch.dtype, n_rows: int) -> t
     elif dtype == torch.uint8:
         x = torch.randint(256, x.shape, generator=generator)
     else:
-        for layer in model._scorer.module.modules():
+        for layer in model.scorer_.module.modules():
             if isinstance(layer, Standardize):
                 x = layer.mean.double() + layer.scale.double() * x.flatten(1)
                 x = x.reshape(n_rows, *shape)

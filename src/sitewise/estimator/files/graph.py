@@ -39,25 +39,25 @@ class AdaptedGraph(nn.Module):
 
     def __init__(self, here: AdaptedClassifier, dtype: torch.dtype) -> None:
         super().__init__()
-        if here.joint is not None and not here._stays:
+        if here.joint is not None and not here.stays_as_trained:
             raise ValueError(JOINT)
         self.model = here.model
         self.schema = here.model.confounders_
         self.score = _score_part(here.model, torch.float64 if dtype == torch.float64 else torch.float32)
-        self.pooled = traceable(here.model._pooled_prevalence)
+        self.pooled = traceable(here.model.pooled_prevalence_)
         told = here.policy == "as trained"
-        self.posterior = None if told else here._in_use._fit.posterior
-        self.prevalence = traceable(here.model._pooled_prevalence if told else here._in_use.prevalence)
+        self.posterior = None if told else here.estimate_in_use._fit.posterior
+        self.prevalence = traceable(here.model.pooled_prevalence_ if told else here.estimate_in_use.prevalence)
 
     def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
         """Rows by themselves."""
         codes = x.new_zeros(x.shape[0], 0).double() if z is None or self.schema is None else encode(self.schema, z)
-        log_ratio = self.model._calibrated(self.score(x, codes).double(), codes)
+        log_ratio = self.model.calibrated(self.score(x, codes).double(), codes)
         if self.posterior is None:
             found = combine(log_ratio, self.prevalence.log_prob(codes)).exp()
         else:
             found = self.prevalence.average(log_ratio, codes, self.posterior.slope)
-        for region in self.model._unsupported:  # there f is not identified: the training prevalence (equation 12)
+        for region in self.model.unsupported_:  # there f is not identified: the training prevalence (equation 12)
             inside = codes[:, region.variable] == region.code
             found = torch.where(inside[:, None], combine(log_ratio, self.pooled.log_prob(codes)).exp(), found)
         return found
@@ -138,11 +138,11 @@ def traceable(part: Any) -> Any:
 
 def _score_part(model: Any, dtype: torch.dtype) -> nn.Module:
     if isinstance(model, GPAClassifier):
-        assert isinstance(model._scorer.module, RatioNetwork)
-        return NetworkScore(model._scorer.module, model.confounders_, dtype)
+        assert isinstance(model.scorer_.module, RatioNetwork)
+        return NetworkScore(model.scorer_.module, model.confounders_, dtype)
     assert isinstance(model, PrevalenceAdjuster)
     if model.estimator_ is not None:
         raise ValueError(OWN_ESTIMATOR.format(name=type(model.estimator_).__name__))
-    if not isinstance(model._ratio, PooledRatio | AdditiveRatio):
+    if not isinstance(model.ratio_, PooledRatio | AdditiveRatio):
         raise ValueError(OTHER_RATIO)
-    return ProbabilityScore(traceable(model._ratio), model._classifier.floor)
+    return ProbabilityScore(traceable(model.ratio_), model.classifier_.floor)

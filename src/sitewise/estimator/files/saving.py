@@ -6,8 +6,8 @@ of g bring their own.
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -43,7 +43,6 @@ from sitewise.diagnosis import Diagnosis, Finding, Grounds, Outcome
 from sitewise.diagnosis.coverage import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.adjuster import PrevalenceAdjuster
-from sitewise.estimator.at_site.kept import KeptRows
 from sitewise.estimator.files.card import adjuster_card, held_out_metrics, model_card, pipeline_card, site_card
 from sitewise.estimator.files.classifiers import read_classifier, unknown_types, write_classifier
 from sitewise.estimator.gpa import GPAClassifier
@@ -52,14 +51,14 @@ from sitewise.estimator.rehearsing import Rehearsal
 from sitewise.estimator.scoring.probabilities import is_ready
 from sitewise.estimator.scoring.ratios import AdditiveRatio, PooledRatio
 from sitewise.estimator.source.balance import Balance
-from sitewise.estimator.source.held_out import HeldOut
+from sitewise.estimator.source.reading import SiteSummary, TrainingSummary
 from sitewise.estimator.source.regions import Region
 from sitewise.estimator.source.rehearsal import Numbers
-from sitewise.estimator.source.summary import SiteSummary, TrainingSummary
 from sitewise.estimator.without_z.joint import JointModel
 from sitewise.estimator.without_z.pairs import PairModel, PairRatio, pair_reader
 from sitewise.prevalence import Prevalence
 from sitewise.ratio import Scorer, build_ratio
+from sitewise.rows import HeldOut, ScoredRows
 from sitewise.tables.records import RECORDS as TABLE_RECORDS
 from sitewise.training import Recipe
 
@@ -172,12 +171,26 @@ def _from_folder(folder: Folder, attached: Mapping[str, Any]) -> Any:
 def _take_classifier(model: GPAClassifier) -> Parts:
     check_is_fitted(model)
     settings = {**model.get_params(deep=False), **dict.fromkeys(PLACES)}
-    fitted = {name: value for name, value in vars(model).items() if name not in settings and name != "_scorer"}
+    fitted = _fitted(model, {*settings, "scorer_"})
     if isinstance(model.backbone, nn.Module):
         settings["backbone"] = {"own": type(model.backbone).__qualname__}
-    network = {name: _narrow(value) for name, value in model._scorer.module.state_dict().items()}
+    network = {name: _narrow(value) for name, value in model.scorer_.module.state_dict().items()}
     values = {"settings": settings, "metrics": held_out_metrics(model), "fitted": fitted, "network": network}
     return Parts(values, model_card(model))
+
+
+def _fitted(model: SiteModel, others: Container[str]) -> Values:
+    """What was learned, by the names that folders have for it from the first version on."""
+    return {_on_disk(name): value for name, value in vars(model).items() if name not in others}
+
+
+def _on_disk(name: str) -> str:
+    return f"_{name[:-1]}" if name in LEARNED else name
+
+
+def _in_memory(fitted: Values) -> Values:
+    names = {_on_disk(name): name for name in LEARNED}
+    return {names.get(name, name): value for name, value in fitted.items()}
 
 
 def _make_classifier(values: Values, inside: dict[str, Any], attached: Mapping[str, Any]) -> GPAClassifier:
@@ -189,23 +202,22 @@ def _make_classifier(values: Values, inside: dict[str, Any], attached: Mapping[s
     _check_settings(settings, GPAClassifier())
     _check_fitted(fitted, settings, GPAClassifier)
     model = GPAClassifier(**settings)
-    model.__dict__.update(fitted)
-    model._scorer = Scorer(_build_network(model, values["network"]), model.device)
-    _check_shapes(model, {"all sites": model._pooled_prevalence, **model._site_prevalences})
+    model.__dict__.update(_in_memory(fitted))
+    model.scorer_ = Scorer(_build_network(model, values["network"]), model.device)
+    _check_shapes(model, {"all sites": model.pooled_prevalence_, **model.site_prevalences_})
     return model
 
 
 def _take_adjuster(model: PrevalenceAdjuster) -> Parts:
     check_is_fitted(model)
     settings = model.get_params(deep=False)
-    outside = {"estimator_", "_classifier"}
-    fitted = {name: value for name, value in vars(model).items() if name not in settings and name not in outside}
+    fitted = _fitted(model, {*settings, "estimator_", "classifier_"})
     if model.estimator_ is not None:
         settings["estimator"] = {"own": type(model.estimator_).__qualname__}
     values = {"settings": settings, "metrics": held_out_metrics(model), "fitted": fitted}
     if model.estimator_ is not None and not isinstance(model.estimator_, nn.Module):
         values["classifier"] = write_classifier(model.estimator_)
-    return Parts({**values, "floor": model._classifier.floor}, adjuster_card(model, values.get("classifier")))
+    return Parts({**values, "floor": model.classifier_.floor}, adjuster_card(model, values.get("classifier")))
 
 
 def _make_adjuster(values: Values, inside: dict[str, Any], attached: Mapping[str, Any]) -> PrevalenceAdjuster:
@@ -219,10 +231,10 @@ def _make_adjuster(values: Values, inside: dict[str, Any], attached: Mapping[str
     _check_settings(settings, PrevalenceAdjuster())
     _check_fitted(fitted, settings, PrevalenceAdjuster)
     model = PrevalenceAdjuster(**settings)
-    model.__dict__.update(fitted, estimator_=estimator)
-    model._classifier = pair_reader(estimator, model.classes_, model.joint, floor)
+    model.__dict__.update(_in_memory(fitted), estimator_=estimator)
+    model.classifier_ = pair_reader(estimator, model.classes_, model.joint, floor)
     _check_estimator(model)
-    _check_shapes(model, {"all sites": model._pooled_prevalence, **model._site_prevalences})
+    _check_shapes(model, {"all sites": model.pooled_prevalence_, **model.site_prevalences_})
     return model
 
 
@@ -257,9 +269,9 @@ def _check_settings(settings: Mapping[str, Any], model: Any) -> None:
 def _check_fitted(fitted: Values, settings: Values, kind: type[SiteModel]) -> None:
     """See that there is all that a fitted model declares, of the type it declares."""
     hints = hints_of(kind)
-    needed = {name: hints[name] for name in hints if name not in settings and not hasattr(kind, name)}
+    needed = {_on_disk(name): hints[name] for name in hints if name not in settings and not hasattr(kind, name)}
     _parts(fitted, "fitted/", **needed)
-    _check_attributes(fitted, "fitted/", kind, hints)
+    _check_attributes(fitted, "fitted/", kind, {_on_disk(name): hint for name, hint in hints.items()})
 
 
 def _check_attributes(values: Values, place: str, kind: type, hints: Mapping[str, Any]) -> None:
@@ -293,7 +305,7 @@ def _take_adapted(here: AdaptedClassifier) -> Parts:
 def _make_adapted(values: Values, inside: dict[str, Any], attached: Mapping[str, Any]) -> AdaptedClassifier:
     (site,) = _parts(values, site=Values)
     (model,) = _parts(inside, model=SiteModel)
-    _parts(site, "site/", estimate=PrevalenceEstimate, rows=KeptRows, classes_=np.ndarray)
+    _parts(site, "site/", estimate=PrevalenceEstimate, rows=ScoredRows, classes_=np.ndarray)
     _check_attributes(site, "site/", AdaptedClassifier, SITE)
     here = AdaptedClassifier.__new__(AdaptedClassifier)
     here.__dict__.update(site, model=model)
@@ -364,7 +376,7 @@ def _check_shapes(model: SiteModel, prevalences: Mapping[Any, Prevalence]) -> No
             continue
         if shape != (1, n_classes):
             problems.add(f"the prevalence of {name!r} is for {shape[1]} classes, the model has {n_classes}")
-    for calibration in model._calibrations:
+    for calibration in model.calibrations_:
         if calibration.slope.shape != (n_classes,) or calibration.bias.shape != (n_classes,):
             problems.add(f"a calibration is for {len(calibration.slope)} classes, the model has {n_classes}")
     problems.raise_if_any()
@@ -376,6 +388,15 @@ def _make_critic(parts: Values) -> Critic:
     if sizes != ((critic.n_features,), (critic.n_inputs,)):
         raise ValueError(f"a critic of {critic.n_features} and {critic.n_inputs} inputs with weights for {sizes}")
     return critic
+
+
+def _take_scored(rows: ScoredRows) -> Values:
+    """A site's rows; folders have called their labels so from the first version on."""
+    return {"labels" if f.name == "y" else f.name: getattr(rows, f.name) for f in fields(rows)}
+
+
+def _make_scored(parts: Values) -> ScoredRows:
+    return ScoredRows(**{"y" if name == "labels" else name: value for name, value in parts.items()})
 
 
 def _take_rehearsal(rehearsal: Rehearsal) -> Values:
@@ -426,7 +447,7 @@ RECORDS: dict[str, Record] = {
     "Finding": Record(Finding),
     "Grounds": Record(Grounds),
     "HeldOut": Record(HeldOut),
-    "KeptRows": Record(KeptRows),
+    "KeptRows": Record(ScoredRows, _take_scored, _make_scored),
     "PairModel": Record(PairModel),
     "PairRatio": Record(PairRatio),
     "PooledRatio": Record(PooledRatio),
@@ -441,6 +462,20 @@ RECORDS: dict[str, Record] = {
     "TrainingSummary": Record(TrainingSummary),
     "TrainingTable": Record(TrainingTable),
 }
+
+LEARNED = (
+    "site_prevalences_",
+    "pooled_prevalence_",
+    "unsupported_",
+    "training_table_",
+    "held_out_",
+    "calibrations_",
+    "balance_",
+    "deviation_",
+    "prior_",
+    "joint_",
+    "ratio_",
+)  # attributes that begin with an underscore in a folder instead of ending with one
 
 SITE = {  # what a model at a site keeps
     "threshold_": float | None,

@@ -5,7 +5,7 @@ not see z gives a statistic of x, and log f(log p, z) is fitted to labeled rows 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +18,7 @@ from sitewise.posterior import combine, contrasts
 from sitewise.prevalence import Prevalence
 from sitewise.prevalence.additive import features, missing_features
 from sitewise.prevalence.linear import fit_linear
+from sitewise.rows import SiteRows
 
 STRENGTHS = (0.3, 3.0, 30.0, 300.0, 1e4)  # ridge on all that depends on z; the last leaves next to nothing of it
 LEAST_PENALTY = 1e-3  # on the scores' own slopes, so that separable rows keep them finite
@@ -64,27 +65,21 @@ def to_scores(log_proba: Tensor) -> Tensor:
     return centre(log_proba) @ contrasts(log_proba.shape[1])
 
 
-@dataclass(frozen=True)
-class ScoredRows:
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class ProbabilityRows(SiteRows):
     """Labeled rows as a ratio is fitted to them; `masked_` is z with some of it hidden, and g there."""
 
     log_proba: Tensor  # (n, K)
-    y: Tensor  # (n,)
-    weight: Tensor  # (n,)
-    codes: Tensor  # (n, V)
+    y: Tensor = field()
+    weight: Tensor = field()
     log_prevalence: Tensor  # (n, K), by a g that saw none of these labels
     masked_codes: Tensor
     masked_log_prevalence: Tensor
 
-    def __len__(self) -> int:
-        return len(self.y)
 
-    def take(self, rows: Tensor) -> "ScoredRows":
-        """Some of the rows."""
-        return ScoredRows(*(getattr(self, field.name)[rows] for field in fields(self)))
-
-
-def fit_additive_ratio(rows: ScoredRows, schema: Confounders, strength: float, *, hidden: bool = True) -> AdditiveRatio:
+def fit_additive_ratio(
+    rows: ProbabilityRows, schema: Confounders, strength: float, *, hidden: bool = True
+) -> AdditiveRatio:
     """Fit b and W by penalized maximum likelihood of equation 3: convex, by Newton.
 
     The rows as they are decide all terms they speak of; the missing columns of variables that are never missing are
@@ -153,7 +148,7 @@ class ChosenRatio:
 
 
 def fit_ratio(
-    rows: ScoredRows,
+    rows: ProbabilityRows,
     schema: Confounders | None,
     pooled: Prevalence,
     *,
@@ -183,19 +178,16 @@ def fit_ratio(
     strength, nll["x"] = choose_strength(few, few_fold, schema)
     if sees == "auto" and nll["xz"] <= nll["x"]:
         return ChosenRatio("xz", subtracted, simple, nll)
-    ratios = [
-        fit_additive_ratio(rows.take((fold != number).nonzero().flatten()), schema, strength)
-        for number in range(len(folds))
-    ]
+    ratios = [fit_additive_ratio(rows.take(fold != number), schema, strength) for number in range(len(folds))]
     whole = fit_additive_ratio(rows, schema, strength)
     return ChosenRatio("x", whole, CrossFitted(rows.log_proba, fold, ratios), nll)
 
 
-def choose_strength(rows: ScoredRows, fold: Tensor, schema: Confounders) -> tuple[float, float]:
+def choose_strength(rows: ProbabilityRows, fold: Tensor, schema: Confounders) -> tuple[float, float]:
     """The strength with the smallest held-out NLL, and that NLL."""
     losses = {strength: 0.0 for strength in STRENGTHS}
     for number in torch.unique(fold).tolist():
-        fitted, held = (rows.take(part.nonzero().flatten()) for part in (fold != number, fold == number))
+        fitted, held = (rows.take(part) for part in (fold != number, fold == number))
         for strength in STRENGTHS:
             ratio = fit_additive_ratio(fitted, schema, strength, hidden=False)
             losses[strength] += total_nll(held, ratio.log_ratio(held.log_proba, held.codes))
@@ -203,7 +195,7 @@ def choose_strength(rows: ScoredRows, fold: Tensor, schema: Confounders) -> tupl
     return best, losses[best] / float(rows.weight.sum())
 
 
-def calibrated_nll(rows: ScoredRows, fold: Tensor, raw_log_ratio: Tensor, calibration: str) -> float:
+def calibrated_nll(rows: ProbabilityRows, fold: Tensor, raw_log_ratio: Tensor, calibration: str) -> float:
     """The mean NLL of rows by log-ratios calibrated on the other folds."""
     total, n_classes = 0.0, raw_log_ratio.shape[1]
     for number in torch.unique(fold).tolist():
@@ -212,10 +204,10 @@ def calibrated_nll(rows: ScoredRows, fold: Tensor, raw_log_ratio: Tensor, calibr
         fitted = calibrate_rows(
             raw_log_ratio[others], known.log_prevalence, known.y, known.weight, calibration, n_classes
         )
-        total += total_nll(rows.take(inside.nonzero().flatten()), fitted.apply(raw_log_ratio[inside]))
+        total += total_nll(rows.take(inside), fitted.apply(raw_log_ratio[inside]))
     return total / float(rows.weight.sum())
 
 
-def total_nll(rows: ScoredRows, log_ratio: Tensor) -> float:
+def total_nll(rows: ProbabilityRows, log_ratio: Tensor) -> float:
     """The sum of weighted -log P(y|x,z) by equation 3."""
     return -float(rows.weight @ combine(log_ratio, rows.log_prevalence).gather(1, rows.y[:, None])[:, 0])

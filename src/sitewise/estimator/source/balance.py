@@ -12,11 +12,12 @@ from torch.nn.functional import one_hot
 
 from sitewise.calibration import centre
 from sitewise.confounders import Confounders
-from sitewise.estimator.source.held_out import ENOUGH_TO_CALIBRATE, HeldOut, calibrate_rows
+from sitewise.estimator.source.held_out import ENOUGH_TO_CALIBRATE, calibrate_rows
 from sitewise.estimator.source.splitting import evenly
 from sitewise.posterior import contrasts
 from sitewise.prevalence.additive import features, ridge
 from sitewise.prevalence.linear import fit_linear
+from sitewise.rows import HeldOut
 
 RIDGE = 0.01
 LEAST_SLOPE = 0.1  # of log f, below which there is nothing to balance
@@ -43,7 +44,7 @@ def fit_balance(held: HeldOut, schema: Confounders | None, n_classes: int) -> Ba
     g and h are fitted to the very same labels, so that their noise, which is much more than f says where f is weak,
     does not count.
     """
-    if schema is None or not len(held.y):
+    if schema is None or not len(held):
         return None
     finite = torch.isfinite(held.raw_log_ratio).all(dim=1).nonzero().flatten()
     rows = finite[evenly(len(finite), ROWS)]

@@ -1,7 +1,7 @@
 """Held-out labeled rows as calibration sees them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,8 +10,8 @@ from torch.nn.functional import one_hot
 from sitewise.calibration import Calibration, fit_calibration, resample_calibration
 from sitewise.confounders import Confounders
 from sitewise.estimator.source.prevalences import RowPrevalence
-from sitewise.inputs import Inputs, take_inputs
-from sitewise.ratio import LabeledRows
+from sitewise.inputs import Inputs
+from sitewise.rows import HeldOut, LabeledRows
 
 ENOUGH_TO_CALIBRATE = 10  # rows of each class
 
@@ -20,47 +20,16 @@ Score = Callable[
 ]  # raw log f, features of some rows, their numbers
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """Held-out rows as calibration sees them: raw log f, log g by models that saw none of their labels, y, weights.
+def calibrate(held: HeldOut, method: str, n_classes: int) -> Calibration:
+    """Fit the calibration asked for to held-out rows, or as much of it as their labels can bear."""
+    return calibrate_rows(held.raw_log_ratio, held.log_prevalence, held.y, held.weight, method, n_classes)
 
-    Codes of z, and the features of some of the rows, are kept for the diagnosis of other sites.
-    """
 
-    raw_log_ratio: Tensor
-    log_prevalence: Tensor
-    y: Tensor
-    weight: Tensor
-    codes: Tensor = field(repr=False)
-    features: Tensor | None = field(repr=False)  # (m, D) float32, None where f has none
-    feature_rows: Tensor | None = field(repr=False)  # (m,)
-    known_codes: Tensor | None = field(default=None, repr=False)  # of z where some is hidden in `codes`
-    site: Tensor | None = field(default=None, repr=False)  # (n,) numbers of the sites
-    groups: Tensor | None = field(default=None, repr=False)  # (n,) numbers of the groups (patients)
-
-    def shifted(self, shift: Callable[[Tensor], Tensor]) -> "HeldOut":
-        """The same rows with something of their codes, (n, K), added to log f."""
-        return replace(self, raw_log_ratio=self.raw_log_ratio + shift(self.codes)) if len(self.y) else self
-
-    def balanced(self, log_mean: Callable[[Tensor], Tensor]) -> "HeldOut":
-        """The same rows with the mean of f at their codes divided out (equation 18a)."""
-        return self.shifted(lambda codes: -log_mean(codes))
-
-    def take(self, rows: Tensor) -> "HeldOut":
-        """Some of the rows, as calibration sees them."""
-        raw, log_prevalence, y = self.raw_log_ratio[rows], self.log_prevalence[rows], self.y[rows]
-        own = (None if part is None else part[rows] for part in (self.known_codes, self.site, self.groups))
-        return HeldOut(raw, log_prevalence, y, self.weight[rows], self.codes[rows], None, None, *own)
-
-    def calibrate(self, method: str, n_classes: int) -> Calibration:
-        """Fit the calibration asked for, or as much of it as the labels can bear."""
-        return calibrate_rows(self.raw_log_ratio, self.log_prevalence, self.y, self.weight, method, n_classes)
-
-    def resample(self, calibration: Calibration, n_resamples: int, seed: int) -> Calibration:
-        """The calibration with refits to resamples of these rows (equation 6a)."""
-        targets = smoothed_targets(self.y, torch.bincount(self.y, minlength=len(calibration.slope)))
-        rows = (self.raw_log_ratio, targets, self.log_prevalence, self.weight)
-        return resample_calibration(calibration, *rows, n_resamples=n_resamples, random_state=seed)
+def resample(held: HeldOut, calibration: Calibration, n_resamples: int, seed: int) -> Calibration:
+    """The calibration with refits to resamples of held-out rows (equation 6a)."""
+    targets = smoothed_targets(held.y, torch.bincount(held.y, minlength=len(calibration.slope)))
+    rows = (held.raw_log_ratio, targets, held.log_prevalence, held.weight)
+    return resample_calibration(calibration, *rows, n_resamples=n_resamples, random_state=seed)
 
 
 def calibrate_rows(
@@ -79,11 +48,7 @@ def calibrate_rows(
 
 
 def score_held_out(
-    rows: LabeledRows,
-    prevalence: RowPrevalence,
-    schema: Confounders | None,
-    score: Score,
-    groups: Tensor | None = None,
+    rows: LabeledRows, prevalence: RowPrevalence, schema: Confounders | None, score: Score
 ) -> tuple[HeldOut, HeldOut]:
     """What calibration needs of held-out rows: those with all of z, and all of them with z hidden (equation 6).
 
@@ -91,13 +56,16 @@ def score_held_out(
     """
 
     def scored(codes: Tensor, chosen: Tensor) -> HeldOut:
-        y, weight = rows.y[chosen], rows.weight[chosen].double()
+        part, at = rows.take(chosen), codes[chosen]
+        own = replace(part, weight=part.weight.double(), codes=at)
         if not len(chosen):
-            return HeldOut(weight, weight, y, weight, codes[chosen], weight[:, None].float(), chosen)
-        raw, features, feature_rows = score(take_inputs(rows.X, chosen), codes[chosen])
+            nothing = dict.fromkeys(("raw_log_ratio", "log_prevalence"), own.weight)
+            blank = {"features": own.weight[:, None].float(), "feature_rows": chosen, "site": None, "groups": None}
+            return own.extended(HeldOut, **nothing, **blank)
+        raw, features, feature_rows = score(part.X, at)
         log_prevalence = prevalence.log_prob(codes)[chosen]
-        own = (rows.codes[chosen], rows.site[chosen], None if groups is None else groups[chosen])
-        return HeldOut(raw, log_prevalence, y, weight, codes[chosen], features, feature_rows, *own)
+        scores = {"raw_log_ratio": raw, "log_prevalence": log_prevalence, "features": features}
+        return own.extended(HeldOut, **scores, feature_rows=feature_rows, known_codes=part.codes)
 
     everything = torch.arange(len(rows))
     if schema is None or not len(rows):

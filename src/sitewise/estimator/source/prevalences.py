@@ -9,8 +9,12 @@ from torch.nn.functional import one_hot
 from sitewise.adaptation.families import FAMILIES
 from sitewise.confounders import Confounders
 from sitewise.estimator.source.splitting import folds
-from sitewise.prevalence import Prevalence, fit_constant
-from sitewise.ratio import LabeledRows
+from sitewise.prevalence import Prevalence, SitePrior, fit_constant, missing_information, pool_sites
+from sitewise.prevalence.linear import NEWTON_LIMIT
+from sitewise.prevalence.pooled import owners
+from sitewise.rows import HeldOut, LabeledRows
+
+ROWS = 100_000  # are enough
 
 
 def fit_prevalence(
@@ -42,7 +46,6 @@ class RowPrevalence:
 def cross_fit(
     model: str,
     rows: LabeledRows,
-    groups: Tensor | None,
     n_classes: int,
     schema: Confounders | None,
     knockout: float,
@@ -52,12 +55,13 @@ def cross_fit(
     held_rows, models = [], []
     for site in torch.unique(rows.site):
         inside = (rows.site == site).nonzero().flatten()
-        for fold in folds(len(inside), None if groups is None else groups[inside], seed):
-            others = torch.ones(len(inside), dtype=torch.bool)
+        own = rows.take(inside)
+        for fold in folds(own, seed):
+            others = torch.ones(len(own), dtype=torch.bool)
             others[fold] = False
-            source = inside[others] if others.any() else inside
             held_rows.append(inside[fold])
-            models.append(fit_prevalence(model, rows.take(source), n_classes, schema, knockout, seed))
+            source = own.take(others) if others.any() else own
+            models.append(fit_prevalence(model, source, n_classes, schema, knockout, seed))
     return RowPrevalence(held_rows, models)
 
 
@@ -65,3 +69,25 @@ def by_site(site: Tensor, models: dict[int, Prevalence]) -> RowPrevalence:
     """Let every row have its own site's g."""
     numbers = torch.unique(site).tolist()
     return RowPrevalence([(site == s).nonzero().flatten() for s in numbers], [models[s] for s in numbers])
+
+
+def describe_source(held: HeldOut, log_ratio: Tensor, pooled: Prevalence, deviation: Tensor | None) -> SitePrior:
+    """The source's g with the error of f: held-out groups count as groups, and labels that f does not explain (18b)."""
+    missing = missing_information(log_ratio, pooled.log_prob(held.codes), held.weight)
+    return SitePrior(pooled, deviation=deviation, n_source=min(effective_rows(held), ROWS), missing=missing)
+
+
+def effective_rows(held: HeldOut) -> float:
+    """How many independent rows the held-out ones are worth: groups, not rows, where there are groups."""
+    unit = torch.arange(len(held)) if held.groups is None else torch.unique(held.groups, return_inverse=True)[1]
+    mass = torch.zeros(int(unit.max()) + 1, dtype=torch.float64).index_add_(0, unit, held.weight)
+    return float(mass.sum() ** 2 / mass.square().sum())
+
+
+def between_sites(rows: LabeledRows, n_classes: int, schema: Confounders | None) -> Tensor | None:
+    """How far sites differ in the coefficients of g(z), (D,) variances; None where one site cannot tell."""
+    if schema is None or len(torch.unique(rows.site)) < 2 or len(owners(schema)) * (n_classes - 1) > NEWTON_LIMIT:
+        return None
+    return pool_sites(
+        one_hot(rows.y, n_classes).double(), rows.codes, rows.weight.double(), rows.site, schema
+    ).deviation

@@ -23,8 +23,9 @@ from sitewise.arrays import (
 )
 from sitewise.confounders import Confounders
 from sitewise.inputs import Inputs, StoredImages, is_stored
-from sitewise.ratio import LabeledRows
+from sitewise.ratio import digest_rows
 from sitewise.report.wording import NO_SITES
+from sitewise.rows import LabeledRows
 
 Array = np.ndarray[Any, Any]
 
@@ -37,13 +38,12 @@ NOT_NUMBERS = (
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Checked training data: rows in order, the names behind their site numbers, classes, schema of z, groups."""
+    """Checked training data: rows in order, the names behind their site numbers, classes, schema of z."""
 
     rows: LabeledRows
     site_names: list[Any]
     classes: Array
     schema: Confounders | None
-    groups: Tensor | None
     named: bool = True  # whether the caller named the sites
 
     def in_order(self, classes: Array) -> "TrainingData":
@@ -147,15 +147,14 @@ def read_training_data(
     weight = read_weight(sample_weight, len(X), problems)
     group = read_groups(groups, len(X), problems)
     problems.raise_if_any()
-    kept = (weight > 0).nonzero().flatten()
-    rows = LabeledRows(X, torch.tensor(target), weight.float(), site, codes).take(kept)
+    y = torch.tensor(target)
+    rows = LabeledRows(X=X, y=y, weight=weight.float(), site=site, codes=codes, groups=group).take(weight > 0)
     if len(torch.unique(rows.y)) < 2:
         problems.add("the rows of positive weight hold one class only: training needs at least two classes")
         problems.raise_if_any()
     if sample_domain is None:
         warnings.warn(NO_SITES, UserWarning, stacklevel=4)
-    named = sample_domain is not None
-    return TrainingData(rows, names, classes, schema, None if group is None else group[kept], named)
+    return TrainingData(rows, names, classes, schema, named=sample_domain is not None)
 
 
 def read_classes(y: Any, problems: Problems) -> tuple[Array, Array]:
@@ -196,19 +195,50 @@ def read_domain(sample_domain: Any, n_rows: int, problems: Problems) -> tuple[li
     return list(names), torch.tensor(codes, dtype=torch.int64)
 
 
-def read_partial_labels(y: Any, classes: Array, n_rows: int) -> Array:
-    """Class numbers as floats, NaN where a label is missing."""
-    problems = Problems("adapt")
-    column = read_column(y, "y", n_rows, problems)
-    problems.raise_if_any()
-    assert column is not None
+def read_partial_labels(y: Any, classes: Array, n_rows: int, problems: Problems) -> Tensor | None:
+    """Class numbers as floats, NaN where a label is missing; None where there are no labels."""
+    column = None if y is None else read_column(y, "y", n_rows, problems)
+    if column is None:
+        return None
     number_of = {label: float(number) for number, label in enumerate(classes.tolist())}
     numbers = column.map(number_of).to_numpy(dtype=np.float64)
     strange = np.isnan(numbers) & column.notna().to_numpy()
     if strange.any():
         first = int(np.flatnonzero(strange)[0])
-        raise ValueError(
+        problems.add(
             f"y must hold the classes {classes.tolist()} and NaN or None where unknown, "
             f"got {column.tolist()[first]!r} at row {first}"
         )
-    return numbers
+    return torch.tensor(numbers)
+
+
+@dataclass(frozen=True)
+class SiteSummary:
+    """A training site: its rows, and how many of them are of each class."""
+
+    name: Any
+    n_rows: int
+    class_counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TrainingSummary:
+    """The training data: its sites, and a hash by which the same data is known again."""
+
+    sites: tuple[SiteSummary, ...]
+    fingerprint: str
+    named: bool = True  # whether the caller named the sites
+
+    @property
+    def n_rows(self) -> int:
+        """The rows of all sites."""
+        return sum(site.n_rows for site in self.sites)
+
+
+def summarize_training(data: TrainingData) -> TrainingSummary:
+    """Count rows and classes of every site."""
+    rows, n_classes = data.rows, len(data.classes)
+    counts = [torch.bincount(rows.y[rows.site == s], minlength=n_classes) for s in range(len(data.site_names))]
+    sites = zip(data.site_names, counts, strict=True)
+    summaries = (SiteSummary(name, int(count.sum()), tuple(count.tolist())) for name, count in sites)
+    return TrainingSummary(tuple(summaries), digest_rows(rows), data.named)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sitewise.confounders import Categorical, Confounders
-from sitewise.ratio import LabeledRows
+from sitewise.rows import LabeledRows
 
 EXPECTED_ROWS = 10.0  # that many of a class were to be expected in a level before their absence means anything
 KEPT = (

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from sitewise.estimator.source.reading import TrainingData
+from sitewise.rows import SiteRows
 
 CROSS_FIT_FOLDS = 5
 
@@ -27,22 +28,24 @@ def split_validation(data: TrainingData, validation: Any, seed: int) -> tuple[Te
         raise ValueError(f"validation must be a share between 0 and 1, a site's name or None, got {validation}")
     rng = np.random.default_rng(seed)
     stratum = data.rows.site * (int(data.rows.y.max()) + 1) + data.rows.y
-    units = everything if data.groups is None else data.groups
+    groups = data.rows.groups
+    units = everything if groups is None else groups
     held = torch.zeros(len(everything), dtype=torch.bool)
-    for value in torch.unique(stratum if data.groups is None else data.rows.site):
-        inside = (stratum if data.groups is None else data.rows.site) == value
+    apart = stratum if groups is None else data.rows.site
+    for value in torch.unique(apart):
+        inside = apart == value
         names = torch.unique(units[inside]).numpy()
         chosen = rng.permutation(names)[: int(validation * len(names))]
         held |= inside & torch.isin(units, torch.tensor(chosen, dtype=units.dtype))
     # A group at several sites goes where its first site sent it.
-    if data.groups is not None:
-        held = torch.isin(data.groups, torch.unique(data.groups[held]))
+    if groups is not None:
+        held = torch.isin(groups, torch.unique(groups[held]))
     return everything[~held], everything[held]
 
 
-def folds(n_rows: int, groups: Tensor | None, seed: int) -> list[Tensor]:
+def folds(rows: SiteRows, seed: int) -> list[Tensor]:
     """Rows of each fold to fit without: groups kept whole, every row in one fold."""
-    units = torch.arange(n_rows) if groups is None else torch.unique(groups, return_inverse=True)[1]
+    units = torch.arange(len(rows)) if rows.groups is None else torch.unique(rows.groups, return_inverse=True)[1]
     n_units = int(units.max()) + 1
     order = torch.tensor(np.random.default_rng(seed).permutation(n_units))
     fold_of_unit = order % min(CROSS_FIT_FOLDS, n_units)

@@ -2,21 +2,20 @@
 
 import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from sitewise.adaptation import estimate_prevalence
 from sitewise.adaptation.joint import JointEstimate, estimate_joint
-from sitewise.estimator.source.reading import read_partial_labels
 from sitewise.estimator.source.regions import EXPECTED_ROWS
 from sitewise.estimator.source.splitting import evenly
 from sitewise.estimator.without_z.joint import ENOUGH_ROWS, JointModel
 from sitewise.estimator.without_z.predicting import joint_log_ratio, lacking
 from sitewise.inputs import Inputs, take_inputs
 from sitewise.posterior import combine
-from sitewise.ratio import LabeledRows
+from sitewise.rows import LabeledRows, SiteRows
 
 if TYPE_CHECKING:
     from sitewise.estimator.gpa import GPAClassifier
@@ -29,36 +28,33 @@ MARGIN = 1.0  # of left-out log-likelihood by which the joint model must be bett
 NO_JOINT = "missing='joint' needs confounders in training, and some rows that have all of them: use missing='auto'"
 
 
-def fit_site_joint(
-    model: "GPAClassifier", X: Inputs, codes: Tensor, labels: Any = None, weight: Any = None
-) -> JointEstimate | None:
+def fit_site_joint(model: "GPAClassifier", X: Inputs, given: SiteRows) -> JointEstimate | None:
     """The site's joint of (z, y) from all its rows, known labels and known parts of z counted in.
 
     None where the model is to go without: `missing="knockout"`; or, for "auto", some rows have all of z and g(z) is
     the better known from them, or held-out labels or left-out rows without z speak for knockout.
     """
-    if model.missing == "joint" and model._joint is None:
+    if model.missing == "joint" and model.joint_ is None:
         raise ValueError(NO_JOINT)
-    short = lacking(model, codes)
-    if model._joint is None or model.missing == "knockout":
+    short = lacking(model, given.codes)
+    if model.joint_ is None or model.missing == "knockout":
         return None
-    if model.missing == "auto" and not (model._joint.trusted and short.all()):
+    if model.missing == "auto" and not (model.joint_.trusted and short.all()):
         return None
-    log_ratio = joint_log_ratio(model, X, codes)
-    if labels is not None:
-        known = torch.tensor(read_partial_labels(labels, model.classes_, len(X)))
-        other = torch.arange(len(model.classes_)) != known[:, None]
-        log_ratio = log_ratio.masked_fill((other & ~known.isnan()[:, None])[:, None], -torch.inf)
-    estimate = estimate_joint(log_ratio, prior=model._joint.prior, sample_weight=weight)
+    log_ratio = joint_log_ratio(model, X, given.codes)
+    if given.y is not None:
+        other = torch.arange(len(model.classes_)) != given.y[:, None]
+        log_ratio = log_ratio.masked_fill((other & ~given.y.isnan()[:, None])[:, None], -torch.inf)
+    estimate = estimate_joint(log_ratio, prior=model.joint_.prior, sample_weight=given.weight)
     if model.missing == "joint":
         return estimate
     rows = short.nonzero().flatten()
-    row_weight = None if weight is None else torch.as_tensor(weight)[rows]
+    row_weight = None if given.weight is None else given.weight[rows]
     blank = model.confounders_.missing_codes().expand(len(rows), -1)  # type: ignore[union-attr]
     hidden = estimate
-    if labels is not None or not torch.equal(blank, codes):
+    if given.y is not None or not torch.equal(blank, given.codes):
         hidden_ratio = joint_log_ratio(model, take_inputs(X, rows), blank)
-        hidden = estimate_joint(hidden_ratio, prior=model._joint.prior, sample_weight=row_weight)
+        hidden = estimate_joint(hidden_ratio, prior=model.joint_.prior, sample_weight=row_weight)
     return (
         estimate if hidden.left_out > _left_out_by_knockout(model, take_inputs(X, rows), row_weight) + MARGIN else None
     )
@@ -71,7 +67,7 @@ def judged(model: "GPAClassifier", held: LabeledRows) -> JointModel | None:
     estimate from the held-out x alone, as at a new site. Nor is it trusted where some class is absent at much of z: f
     is a guess there, which held-out rows of the same sites don't show.
     """
-    joint = model._joint
+    joint = model.joint_
     if joint is None:
         return joint
     if share_unseen(joint.prior, joint.possible, model.training_summary_.n_rows) > UNSEEN:
@@ -85,7 +81,7 @@ def judged(model: "GPAClassifier", held: LabeledRows) -> JointModel | None:
         warnings.simplefilter("ignore")  # what is not identified among held-out rows is nobody's concern
         ratios = joint_log_ratio(model, few.X, blank)
         site = estimate_joint(ratios, prior=joint.prior, sample_weight=weight)
-        log_f = model._log_ratio(few.X, blank)
+        log_f = model.calibrated_log_ratio(few.X, blank)
         constant = estimate_prevalence(log_f.numpy(), model="constant", sample_weight=weight).marginal
     by_joint = -torch.as_tensor(site.posterior(ratios)).double().clamp_min(1e-12).log()
     by_knockout = -combine(log_f, torch.tensor(constant).clamp_min(1e-12).log())
@@ -112,8 +108,8 @@ def _left_out_by_knockout(model: "GPAClassifier", X: Inputs, weight: Tensor | No
     """The left-out log-likelihood of f(x, missing) and one P(Y), scaled so that its mean is one as r's is."""
     assert model.confounders_ is not None
     blank = model.confounders_.missing_codes().expand(len(X), -1)
-    log_f = model._log_ratio(X, blank)
-    scaled = log_f - torch.logsumexp(log_f + model._pooled_prevalence.log_prob(blank), dim=1, keepdim=True)
+    log_f = model.calibrated_log_ratio(X, blank)
+    scaled = log_f - torch.logsumexp(log_f + model.pooled_prevalence_.log_prob(blank), dim=1, keepdim=True)
     estimate = estimate_prevalence(log_f.numpy(), model="constant", sample_weight=weight)
     marginal = torch.tensor(estimate.marginal).clamp_min(1e-300).log()
     weights = torch.ones(len(X), dtype=torch.float64) if weight is None else weight.double()

@@ -16,7 +16,8 @@ from sitewise.estimator.source.splitting import evenly
 from sitewise.estimator.without_z.layers import layer_features
 from sitewise.inputs import Inputs
 from sitewise.prevalence import Prevalence
-from sitewise.ratio import LabeledRows, RatioNetwork, Scorer, scoring_device
+from sitewise.ratio import RatioNetwork, Scorer, scoring_device
+from sitewise.rows import LabeledRows
 
 if TYPE_CHECKING:
     from sitewise.estimator.gpa import GPAClassifier
@@ -59,7 +60,7 @@ class JointModel:
 
     def ratios(self, model: "GPAClassifier", X: Inputs) -> Iterator[tuple[slice, Tensor]]:
         """log r (c, M, K) of some rows after others."""
-        return self.ratios_of(model, layer_features(model._scorer, X))
+        return self.ratios_of(model, layer_features(model.scorer_, X))
 
     def ratios_of(self, model: "GPAClassifier", features: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """The same for rows whose layers have been read."""
@@ -89,7 +90,7 @@ def over_points(
     model: "GPAClassifier", critic: Critic, features: Tensor, bank: Bank
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Some rows after others: calibrated log f (c, M, K) at a bank's points, and the critic's scores (c, M)."""
-    scorer, calibration = model._scorer, model._calibrations[0]
+    scorer, calibration = model.scorer_, model.calibrations_[0]
     assert isinstance(scorer.module, RatioNetwork)
     device = scoring_device(scorer.device)
     dtype = next(scorer.module.parameters()).dtype
@@ -101,7 +102,7 @@ def over_points(
             part = slice(first, first + size)
             x = features[part].to(device, dtype)
             raw_log_f, scores = (
-                model._balanced(at_points(network, x, inputs).double().cpu(), bank.codes),
+                model.balanced(at_points(network, x, inputs).double().cpu(), bank.codes),
                 judge(x, inputs),
             )
             shape = raw_log_f.shape
@@ -122,11 +123,11 @@ def fit_joint_model(
     rows, held = with_all_of_z(training, schema), with_all_of_z(validation, schema)
     if len(rows) < ENOUGH_ROWS:
         return None
-    pairs, held_pairs = (_pairs(model._scorer, part, schema.inputs(part.codes)) for part in (rows, held))
+    pairs, held_pairs = (_pairs(model.scorer_, part, schema.inputs(part.codes)) for part in (rows, held))
     critic = train_critic(pairs, held_pairs, device=model.device, seed=seed)
     bank, point_of = make_bank(schema, rows.codes, rows.weight, n_points(len(model.classes_)))
-    possible = ~unseen_classes(bank.codes, len(model.classes_), model._unsupported)
-    found = JointModel(bank, model._fit_prevalence(rows, seed), possible, torch.zeros(possible.shape), critic)
+    possible = ~unseen_classes(bank.codes, len(model.classes_), model.unsupported_)
+    found = JointModel(bank, model.fit_prevalence(rows, seed), possible, torch.zeros(possible.shape), critic)
     return balance_critic(model, calibrate_critic(model, found, held, seed), pairs, point_of, rows.y)
 
 
@@ -152,7 +153,7 @@ def balance_critic(model: "GPAClassifier", joint: JointModel, pairs: Pairs, poin
 
 def with_all_of_z(rows: LabeledRows, schema: Confounders) -> LabeledRows:
     """The rows that lack no part of z."""
-    return rows.take((~schema.missing(rows.codes).any(dim=1)).nonzero().flatten())
+    return rows.take(~schema.missing(rows.codes).any(dim=1))
 
 
 def _pairs(scorer: Scorer, rows: LabeledRows, inputs: Tensor) -> Pairs:
@@ -178,9 +179,9 @@ def calibrate_critic(model: "GPAClassifier", joint: JointModel, held: LabeledRow
     if len(held) < ENOUGH_ROWS:
         return joint
     few = held.take(evenly(len(held), TEMPERATURE_ROWS))
-    features = layer_features(model._scorer, few.X)
+    features = layer_features(model.scorer_, few.X)
     bank, _ = make_bank(schema, few.codes, few.weight, n_points(len(model.classes_)))
-    log_own, log_source = model._fit_prevalence(held, seed).log_prob(bank.codes), joint.source.log_prob(bank.codes)
+    log_own, log_source = model.fit_prevalence(held, seed).log_prob(bank.codes), joint.source.log_prob(bank.codes)
     offsets, scores = [], []
     for _, log_f, score in over_points(model, joint.critic, features, bank):
         offsets.append(bank.share.log() + torch.logsumexp(stable_part(log_f, log_source) + log_own, dim=2))

@@ -23,7 +23,7 @@ from sitewise.estimator.source.regions import Region
 from sitewise.estimator.source.splitting import evenly
 from sitewise.estimator.without_z.joint import ENOUGH_ROWS, unseen_classes, with_all_of_z
 from sitewise.prevalence import Prevalence
-from sitewise.ratio import LabeledRows
+from sitewise.rows import LabeledRows
 
 if TYPE_CHECKING:
     from sitewise.estimator.adjuster import PrevalenceAdjuster

@@ -1,5 +1,6 @@
 """Predictions for rows that lack z, from the joint model and a site's joint of (z, y)."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from sitewise.adaptation.joint import JointEstimate, joint_posterior
 from sitewise.inputs import Inputs, take_inputs
+from sitewise.rows import ScoredRows
 
 if TYPE_CHECKING:
     from sitewise.estimator.gpa import GPAClassifier
@@ -21,7 +23,7 @@ def lacking(model: "GPAClassifier", codes: Tensor) -> Tensor:
 
 def joint_log_ratio(model: "GPAClassifier", X: Inputs, codes: Tensor) -> Tensor:
     """log r(x,y,z_m) of rows over the bank (n, M, K), -inf at points that contradict what is known of a row's z."""
-    joint = model._joint
+    joint = model.joint_
     assert joint is not None
     found = torch.empty(len(X), *joint.prior.shape, dtype=torch.float32)
     for part, ratios in joint.ratios(model, X):
@@ -31,7 +33,7 @@ def joint_log_ratio(model: "GPAClassifier", X: Inputs, codes: Tensor) -> Tensor:
 
 def joint_log_posterior(model: "GPAClassifier", site: JointEstimate, X: Inputs, codes: Tensor) -> Tensor:
     """log P(y|x, what is known of z) of rows at a site, (n, K), each row by itself."""
-    joint = model._joint
+    joint = model.joint_
     assert joint is not None
     log_weights = site.weights.cpu().log()
     parts = [
@@ -53,6 +55,13 @@ def with_joint(
     log_posterior = joint_log_posterior(model, site, take_inputs(X, rows), codes[rows])
     marginal = site.weights.sum(0).cpu().clamp_min(1e-300).log()
     return log_ratio.index_copy(0, rows, log_posterior - marginal)
+
+
+def rows_with_joint(model: "GPAClassifier", site: JointEstimate | None, X: Inputs, rows: ScoredRows) -> ScoredRows:
+    """The same for a site's rows, which keep the log f that is replaced."""
+    if site is None:
+        return rows
+    return replace(rows, log_ratio=with_joint(model, site, X, rows.codes, rows.log_ratio), without_z=rows.log_ratio)
 
 
 def with_joint_marginal(
