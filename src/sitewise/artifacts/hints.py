@@ -6,7 +6,6 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-
 Check = Callable[[Any], bool]
 
 
