@@ -51,6 +51,7 @@ TOO_DEEP = "{path} is nested more than {most} deep, which no saved model is"
 ODD = "load: {path} was made by another program or is damaged ({error}): copy the folder again, or save the model again"
 INTERRUPTED = "load: {path} is not there, since saving it was interrupted; loaded what was there before, from {source}"
 OTHER = "load: {path} is not a model of sitewise: its format is {format}, expected {expected!r}"
+NOT_READ = "load: {path} could not be read ({reason})"
 AGAIN = "copy the folder again, or save the model again"
 IN_THE_WAY = "save: {path} {what}: choose another path, or move it away; nothing was written"
 NOT_WRITTEN = "save: {path} could not be written ({reason}); nothing was changed there"
@@ -92,7 +93,13 @@ def read_folder(path: str | os.PathLike[str]) -> Folder:
     One that is replaced while it is read is read again, and gives the old or the new, whole.
     """
     place = Path(path)
-    folder, source = read_unchanged(place, _read)
+    try:
+        folder, source = read_unchanged(place, _read)
+    except OSError as error:
+        if error.errno is None:  # what `_check_readable` says
+            raise
+        reason = error.strerror or error
+        raise OSError(error.errno, NOT_READ.format(path=error.filename or place, reason=reason)) from error
     if source != place:
         warnings.warn(INTERRUPTED.format(path=place, source=source), stacklevel=3)
     return folder
