@@ -3,11 +3,13 @@ import pandas as pd
 import pytest
 import torch
 from scipy.optimize import minimize
+from scipy.special import log_softmax
 from sklearn.utils import check_random_state
 
 import sitewise as sw
 from sitewise.calibration import Calibration, centre, fit_calibration, resample_calibration
 from sitewise.calibration import fit as room
+from sitewise.estimator.source.held_out import calibrate_rows, smoothed_targets
 
 
 def labeled(n_classes, n_rows=3000, seed=0, prevalence=None, slope=1.0):
@@ -387,3 +389,43 @@ def test_a_slope_of_zero_cannot_be_undone():
     calibration = Calibration("vector", slope, torch.zeros_like(slope))
     with pytest.raises(ValueError, match=r"slope of class 1 is zero.*Keep the raw log-ratios"):
         calibration.undo(torch.zeros(2, 3, dtype=torch.float64))
+
+
+def few_rows(seed):
+    """A part of few rows: classes that are separated by much or not at all, in any unit, and a prior that says much."""
+    rng = np.random.default_rng(seed)
+    n_classes = int(rng.integers(2, 5))
+    y = np.concatenate([np.arange(10 * n_classes) % n_classes, rng.integers(0, n_classes, rng.integers(0, 60))])
+    log_ratio = rng.normal(size=(len(y), n_classes))
+    log_ratio[np.arange(len(y)), y] += rng.choice([0, 1, 3, 10, 100])
+    log_ratio *= 10 ** rng.uniform(-3, 3)
+    g = rng.dirichlet(np.full(n_classes, rng.choice([0.05, 0.5, 5])), len(y) if rng.random() < 0.5 else 1)
+    method = str(rng.choice(["vector", "bias_corrected", "temperature"]))
+    return log_ratio, np.broadcast_to(np.log(g + 1e-12), log_ratio.shape), y, method
+
+
+@pytest.mark.parametrize("first", range(0, 300, 100))
+def test_a_part_of_few_rows_is_calibrated_to_its_optimum(first):
+    """Where all posteriors are 0 or 1 the loss does not bend, and beside a bound a step is cut: Newton goes on."""
+    for seed in range(first, first + 100):
+        log_ratio, log_prevalence, y, method = few_rows(seed)
+        n_classes = log_ratio.shape[1]
+        tensors = [torch.tensor(part) for part in (log_ratio, log_prevalence, y)]
+        weight = torch.ones(len(y), dtype=torch.float64)
+        found = calibrate_rows(*tensors, weight, method, n_classes)  # a warning is an error
+        counts = torch.bincount(tensors[2], minlength=n_classes)
+        targets = smoothed_targets(tensors[2], counts).numpy()
+        centred = log_ratio - log_ratio.mean(axis=1, keepdims=True)
+
+        def loss(slope, bias, rows=centred, prior=log_prevalence, soft=targets):
+            return -float(np.mean((soft * log_softmax(slope * rows + bias + prior, axis=1)).sum(axis=1)))
+
+        slope, bias = found.slope.numpy(), found.bias.numpy()
+        best = loss(slope, bias)
+        for factor in (0.0, 0.9, 1.1, 2.0):  # the loss is convex: where no neighbour is better, nothing is
+            assert loss(factor * slope, bias) >= best - 1e-9, seed
+            if found.method != "temperature":
+                assert loss(factor * slope, factor * bias) >= best - 1e-9, seed
+                for k in range(n_classes):
+                    assert loss(slope, bias + factor * np.eye(n_classes)[k]) >= best - 1e-9, seed
+                    assert loss(slope, bias - factor * np.eye(n_classes)[k]) >= best - 1e-9, seed

@@ -98,6 +98,8 @@ def test_everything_wrong_is_told_at_once():
         assert words in str(caught.value)
     with pytest.raises(ValueError, match="time holds numbers: give a number of rows"):
         monitor(log_ratio, [1, 2, 3], window="30D")
+    with pytest.raises(ValueError, match="above zero"):
+        monitor(log_ratio, pd.date_range("2020", periods=len(log_ratio)), window="0D")
     with pytest.raises(ValueError, match="not a length of time"):
         monitor(log_ratio, pd.to_datetime(["2025-01-01"] * 3), window="fortnight")
 

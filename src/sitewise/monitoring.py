@@ -150,6 +150,9 @@ def _check_offset(window: str, dated: bool, problems: Problems) -> None:
     if not dated:
         problems.add(f"window={window!r} is a length of time, but time holds numbers: give a number of rows")
     try:
-        pd.tseries.frequencies.to_offset(window)
+        length = pd.tseries.frequencies.to_offset(window)
     except ValueError:
         problems.add(f"window={window!r} is not a length of time that pandas knows, such as '30D', 'W' or 'MS'")
+        return
+    if length is None or length.n < 1:
+        problems.add(f"window={window!r} must be a length of time above zero, such as '30D', 'W' or 'MS'")

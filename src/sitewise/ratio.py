@@ -58,7 +58,7 @@ def build_ratio(
     """Build f for inputs like X, its weights drawn from a seed; the backbone's come from a file where there is one."""
     n_inputs = 0 if schema is None else schema.missing_columns()[-1] + 1
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # of the CPU, which draws the weights; no other generator is touched
         module, width = build_backbone(backbone, X, weights=weights, normalize=normalize)
         return RatioNetwork(module, width, n_inputs, n_classes)
 

@@ -95,6 +95,7 @@ def newton(
     lower: Tensor | None = None,
     upper: Tensor | None = None,
     retract: Callable[[Tensor], Tensor] | None = None,
+    damping: Callable[[Tensor], Tensor] | None = None,
     tolerance: float = 1e-9,
     max_iter: int = 100,
     rounding: float = ROUNDING,
@@ -105,7 +106,8 @@ def newton(
     bounded; a coordinate at its bound that wants to cross it is held there (Bertsekas' two-metric rule).
     `retract` pulls a trial point back onto the feasible set (a simplex, say) without raising its value. `gap` maps
     points and gradients to (B,); by default it is the largest entry of the projected gradient. A relative rise of the
-    objective below `rounding` is none.
+    objective below `rounding` is none. `damping` maps directions (B, P) to the share of each (B,) that is tried where
+    all of it is too much: for an objective that is flat far from its optimum, where a step may be 10¹⁰⁰ times too long.
     """
     box = Box(lower, upper, retract)
     point, current = start, value(start)
@@ -118,7 +120,9 @@ def newton(
         if done.all() or n_iter == max_iter:
             break
         direction = _descent_direction(gradient, hessian, held)
-        point, current, moved = _line_search(value, point, current, gradient, direction, box, done, rounding)
+        if retract is None:
+            direction = _kept_inside(direction, point, gradient, hessian, held, box)
+        point, current, moved = _line_search(value, point, current, gradient, direction, box, done, rounding, damping)
         trace.append(current)
         if not moved:  # rounding leaves nothing to gain
             break
@@ -137,10 +141,34 @@ def _descent_direction(gradient: Tensor, hessian: Tensor, held: Tensor) -> Tenso
     if weak.any():
         eigenvalues, vectors = torch.linalg.eigh(hessian[weak])
         size = eigenvalues.abs()
-        size = torch.maximum(size, FLAT * size.amax(-1, keepdim=True)).clamp_min(torch.finfo(size.dtype).tiny)
+        size = torch.maximum(size, FLAT * size.amax(-1, keepdim=True)).clamp_min(torch.finfo(size.dtype).tiny ** 0.5)
         along = torch.linalg.vecdot(vectors, rhs[weak][..., :, None], dim=-2) / size
         direction[weak] = (vectors @ along[..., None])[..., 0]
     return direction
+
+
+def _kept_inside(direction: Tensor, point: Tensor, gradient: Tensor, hessian: Tensor, held: Tensor, box: Box) -> Tensor:
+    """Newton's direction within bounds: the bound that a problem's step crosses first is gone to and kept.
+
+    The other coordinates then take the step that is best with it, and so on until none crosses. The quadratic model
+    falls at each turn, so that the objective falls along the direction. Without this, a step that is cut at a bound
+    which it crosses at once is hardly one, and a point beside a bound would stay there.
+    """
+    infinite = torch.full_like(point, torch.inf)
+    below = (-infinite if box.lower is None else box.lower) - point
+    above = (infinite if box.upper is None else box.upper) - point
+    kept, move = held.clone(), torch.zeros_like(point)
+    while True:
+        room = torch.where(direction < 0, below, above)
+        share = torch.where(kept | (direction == 0), torch.inf, room / direction)
+        first = share.argmin(-1, keepdim=True)
+        crossing = share.gather(-1, first) < 1
+        if not crossing.any():
+            return torch.where(kept & ~held, move, direction)
+        move.scatter_(-1, first, torch.where(crossing, room.gather(-1, first), move.gather(-1, first)))
+        kept.scatter_(-1, first, kept.gather(-1, first) | crossing)
+        bent = gradient + (hessian @ move[..., None])[..., 0]
+        direction = _descent_direction(bent, hessian, kept)
 
 
 def _line_search(
@@ -152,11 +180,13 @@ def _line_search(
     box: "Box",
     done: Tensor,
     rounding: float,
+    damping: Callable[[Tensor], Tensor] | None,
 ) -> tuple[Tensor, Tensor, bool]:
     """Halve each problem's step until its objective falls enough (Armijo along the projection arc)."""
     open_ = ~done
     step = torch.ones_like(current)
     best_point, best = point.clone(), current.clone()
+    safe = None
     for _ in range(HALVINGS):
         trial, promised = box.step(point, gradient, step[:, None] * direction)
         reached = value(trial)
@@ -166,7 +196,11 @@ def _line_search(
         open_ = open_ & ~accept
         if not open_.any():
             break
-        step = torch.where(open_, step / 2, step)
+        shorter = step / 2
+        if damping is not None:
+            safe = damping(direction) if safe is None else safe
+            shorter = torch.where(safe < shorter, (step * safe).sqrt(), shorter)  # more orders of magnitude than one
+        step = torch.where(open_, shorter, step)
     return best_point, best, bool((best_point != point).any())
 
 

@@ -211,7 +211,7 @@ class ConstantFall:
     def intervals(self, labels: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
         """The values of the share of each of some classes (B,) that the likelihood does not rule out, two (B,).
 
-        As `likelihood_interval` has it: by mixing a class in and out, and along the direction of least loss.
+        As `likelihood_ends` has it: by mixing each class in and out, and along its direction of least loss.
         """
         own = torch.arange(len(labels), device=labels.device)
         directions = covariance[labels]
@@ -235,9 +235,11 @@ class ConstantFall:
         taken, added = self._farthest(out, len(labels)), self._farthest(into, len(labels))
         down = self._farthest(lambda amount: self.log_likelihoods(along(-amount)), len(labels))
         up = self._farthest(lambda amount: self.log_likelihoods(along(amount)), len(labels))
-        lowest = share * (1.0 - taken) / (1.0 - taken * share).clamp_min(1e-300)
-        highest = share + added * (1.0 - share)
-        return torch.minimum(lowest, along(-down)[own, labels]), torch.maximum(highest, along(up)[own, labels])
+        chosen = torch.eye(len(self.estimate), dtype=share.dtype, device=share.device)[labels]
+        without = (self.estimate - (taken * share)[:, None] * chosen) / (1.0 - taken * share).clamp_min(1e-300)[:, None]
+        mixed = torch.lerp(self.estimate.expand_as(chosen), chosen, added[:, None])
+        ends = torch.cat([without, mixed, along(-down), along(up)])[:, labels]
+        return ends.amin(0), ends.amax(0)
 
     def _farthest(self, log_likelihood: Callable[[Tensor], Tensor], count: int) -> Tensor:
         """The largest amounts in [0, 1] (B,) that the likelihood of paths of g allows: false position in brackets."""
@@ -301,30 +303,29 @@ def _mixed(
     return lambda codes: move(at(codes), label, amount if where is None else amount * where(codes))
 
 
-def likelihood_interval(
+def likelihood_ends(
     fall: Fall, mean: Callable[[At], Tensor], label: int, where: At | None = None, direction: At | None = None
-) -> tuple[Tensor, Tensor]:
-    """The values of a mean of class `label` that the likelihood does not rule out.
+) -> Tensor:
+    """The means (E, K) of those g, moved as far as the likelihood allows, in which class `label` has less or more.
 
     g is moved by mixing the class in and out, at all z or those that `where` marks (n, 1); and, where classes may be
-    swapped for each other, along the `direction` (n, K) of least loss that curvature knows.
+    swapped for each other, along the `direction` (n, K) of least loss that curvature knows. All of them are possible,
+    so that the interval of every class holds its share in each.
     """
 
     out, into = mixing(fall, label, where)
-    low = mean(_mixed(fall.at, take_out, label, out, where))[label]
-    high = mean(_mixed(fall.at, mix_in, label, into, where))[label]
-    if direction is None:
-        return low, high
-    reach = float(mean(direction)[label])  # a unit of it moves the mean from bound to bound
+    ends = [_mixed(fall.at, take_out, label, out, where), _mixed(fall.at, mix_in, label, into, where)]
+    if direction is not None:
+        reach = float(mean(direction)[label])  # a unit of it moves the mean from bound to bound
 
-    def path(amount: float) -> At:
-        def at(codes: Tensor) -> Tensor:
-            estimate = fall.at(codes)
-            point = (estimate + amount / reach * direction(codes)).clamp_min(0.0)
-            total = point.sum(1, keepdim=True)
-            return torch.where(total > 0, point / total, estimate)
+        def path(amount: float) -> At:
+            def at(codes: Tensor) -> Tensor:
+                estimate = fall.at(codes)
+                point = (estimate + amount / reach * direction(codes)).clamp_min(0.0)
+                total = point.sum(1, keepdim=True)
+                return torch.where(total > 0, point / total, estimate)
 
-        return at
+            return at
 
-    down, up = fall.farthest(lambda amount: path(-amount)), fall.farthest(path)
-    return torch.minimum(low, mean(path(-down))[label]), torch.maximum(high, mean(path(up))[label])
+        ends += [path(-fall.farthest(lambda amount: path(-amount))), path(fall.farthest(path))]
+    return torch.stack([mean(end) for end in ends])

@@ -1,5 +1,7 @@
 """Every concave problem ends with its certificate, whatever the rows; oracles in plain numpy."""
 
+from itertools import pairwise
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -112,3 +114,22 @@ def test_a_posterior_of_several_classes_goes_where_the_rows_are():
     assert (high - low > 0.01).all()
     assert ((low <= likeliest) & (likeliest <= high)).all()
     assert ((low <= estimate.marginal) & (estimate.marginal <= high)).all()
+
+
+@pytest.mark.parametrize("model", ["constant", "table", "joint"])
+def test_at_a_corner_what_one_class_may_have_the_others_may_lack(model):
+    """Three classes, all rows for the first: where another may have a fifth, the first may have four fifths only."""
+    rng = np.random.default_rng(0)
+    log_ratio = rng.normal(0, 1, (12, 3)) + np.array([6.0, 0.0, 0.0])
+    Z = pd.DataFrame({"z": np.array(["a", "b"])[np.arange(12) % 2]})
+    if model == "joint":
+        estimate = sw.estimate_joint(log_ratio[:, None, :], strength=0.0)
+    else:
+        estimate = sw.estimate_prevalence(log_ratio, None if model == "constant" else Z, model=model, strength=0.0)
+    bounds = [tuple(map(np.asarray, estimate.interval(level=level))) for level in (0.5, 0.8, 0.95)]
+    for low, high in bounds:
+        assert high[1:].max() > 0.01
+        assert low[0] <= 1 - high[1:].max() + 1e-9
+    for (inner_low, inner_high), (outer_low, outer_high) in pairwise(bounds):
+        assert (outer_low <= inner_low + 1e-9).all()
+        assert (outer_high >= inner_high - 1e-9).all()

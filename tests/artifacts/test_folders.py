@@ -237,3 +237,9 @@ def test_a_full_disk_and_a_forbidden_folder_say_so(tmp_path, monkeypatch):
         with pytest.raises(PermissionError, match=r"could not be written.*Permission denied"):
             write_folder(make(), tmp_path / "site")
     assert os.listdir(tmp_path) == []
+
+
+def test_a_file_that_the_system_cannot_read_is_named(tmp_path):
+    (tmp_path / "model.json").symlink_to("/proc/self/mem")  # whose first page nobody can read
+    with pytest.raises(OSError, match=r"load: .* could not be read \(Input/output error\)"):
+        read_folder(tmp_path)

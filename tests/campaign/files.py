@@ -127,8 +127,8 @@ def refused(call: Callable[[], Any]) -> tuple[Any, str]:
     """What a call gives, and the one message with which it refuses; any other error goes on."""
     try:
         return call(), ""
-    except (ValueError, FileNotFoundError, FileExistsError) as error:
-        message = str(error)
+    except (ValueError, OSError) as error:
+        message = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
         assert message
         assert len(message) < SHORT, len(message)
         return None, message

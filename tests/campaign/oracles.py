@@ -52,6 +52,16 @@ def em(f: Array, weight: Array, pseudo: Array | None = None, n_iter: int = 3000)
     return np.asarray(g)
 
 
+def attempt(call: Callable[[], object]) -> Any:
+    """What a call gives; None where it ends in one error that is neither empty nor endless."""
+    try:
+        return call()
+    except (ValueError, TypeError) as error:
+        text = str(error)
+    assert 10 < len(text) < 4000, f"an error should say what is wrong, briefly: {text[:200]!r}"
+    return None
+
+
 def refused(call: Callable[[], object]) -> bool:
     """Whether a call ends in one clear error of the library: ValueError or TypeError with a text of its own."""
     try:

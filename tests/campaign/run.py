@@ -18,6 +18,10 @@ from campaign.registry import FAMILIES, Result, make_attack
 
 MODULES: tuple[str, ...] = (
     "campaign.containers",
+    "campaign.contract_arrays",
+    "campaign.contract_commands",
+    "campaign.contract_files",
+    "campaign.contract_models",
     "campaign.estimates",
     "campaign.files",
 )  # whose functions are the families

@@ -48,3 +48,14 @@ def test_forty_thousand_columns_are_opened_in_no_time(tmp_path):
     path.write_text("a,b,a\n1,2,3\n")
     with pytest.raises(ValueError, match="of one name: 'a'"):
         open_table(path)
+
+
+def test_a_network_of_many_classes_and_few_rows_is_fitted_in_seconds():
+    rng = np.random.default_rng(0)
+    y = np.arange(120) % 60
+    Z = pd.DataFrame({"age": rng.normal(60, 10, 120), "sex": rng.choice(["f", "m"], 120)})
+    start = time.process_time()
+    model = sw.GPAClassifier(epochs=1, rehearsal=None, device="cpu", missing="joint")
+    model.fit(rng.normal(size=(120, 3)) + y[:, None], y, sample_confounder=Z)
+    assert time.process_time() - start < CPU_S
+    assert len(model._joint.bank.codes) * 60 <= 2048  # cells, for each pair of which there is a number: 2.6 GB once

@@ -30,7 +30,7 @@ from sitewise.uncertainty import (
     Fall,
     allowed_drop,
     at_least,
-    likelihood_interval,
+    likelihood_ends,
     logit_interval,
     mirror,
     mix_in,
@@ -346,14 +346,16 @@ class PrevalenceEstimate:
             fall = ConstantFall(site.log_likelihoods, site.log_mixings, probability, self._fall(level).drop)
             low[near], high[near] = fall.intervals(near, self._fit.curvature.covariance[0])
             return low, high
+        ends = []
         for label in near.tolist():
             direction = average.direction_of(label) if len(probability) > 2 else None
             # With two classes mixing is all that can happen; among more, some may stand in for each other.
             if direction is not None and not float(average.mean(direction)[label]) > 0:
                 direction = None
-            low[label], high[label] = likelihood_interval(
-                self._fall(level), average.mean, label, average.where, direction
-            )
+            ends.append(likelihood_ends(self._fall(level), average.mean, label, average.where, direction))
+        if ends:
+            possible = torch.cat(ends)[:, near]
+            low[near], high[near] = possible.amin(0), possible.amax(0)
         return mirror(low, high)
 
     def _mix_near_bounds(self, low: Tensor, high: Tensor, probability: Tensor, variance: Tensor, level: float) -> None:
@@ -363,13 +365,12 @@ class PrevalenceEstimate:
         and the normal interval on the scale of probabilities.
         """
         close = near_a_bound(probability, variance) & near_a_bound(self._mean, self._mean_variance)
-        plain_low, plain_high = normal_interval(probability, variance, level)
+        lowest, highest = normal_interval(probability, variance, level)
         for label in close.any(dim=0).nonzero().flatten().tolist():
-            rows = close[:, label]
             out, into = mixing(self._fall(level), label)
-            lowest = torch.minimum(take_out(probability, label, out), plain_low)
-            highest = torch.maximum(mix_in(probability, label, into), plain_high)
-            low[rows, label], high[rows, label] = lowest[rows, label], highest[rows, label]
+            for end in (take_out(probability, label, out), mix_in(probability, label, into)):
+                lowest, highest = torch.minimum(lowest, end), torch.maximum(highest, end)
+        low[close], high[close] = lowest[close], highest[close]
 
 
 def _draw(evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator) -> Drawn:

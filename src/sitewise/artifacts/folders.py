@@ -30,7 +30,10 @@ ENTRIES = {"kind": str, "versions": dict, "files": dict, "inside": list, "card":
 OWN_CHECKSUM = '"sha256": "{}"'
 FILE = {"bytes": int, "sha256": str}
 BEGINNING = f'{{\n "format": {json.dumps(FORMAT)}'.encode()  # of every document that was saved
-TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)  # of JSON, whose brackets nest nothing
+ESCAPED = re.compile(rb"\\.", re.DOTALL)  # a character of JSON's text, perhaps a quote that ends nothing
+UNNESTED = bytes(set(range(256)) - set(b'"[]{}'))
+NESTING = np.zeros(256, dtype=np.int64)  # by how much a character changes the depth
+NESTING[list(b"[{")], NESTING[list(b"]}")] = 1, -1
 MOST_BYTES, DEEPEST = 2**26, 64  # of a document; a model of many sites has some 100 kB, nested 17 deep
 MOST_INSIDE = 4  # folders, each inside another; a site's model is one
 
@@ -48,6 +51,7 @@ TOO_DEEP = "{path} is nested more than {most} deep, which no saved model is"
 ODD = "load: {path} was made by another program or is damaged ({error}): copy the folder again, or save the model again"
 INTERRUPTED = "load: {path} is not there, since saving it was interrupted; loaded what was there before, from {source}"
 OTHER = "load: {path} is not a model of sitewise: its format is {format}, expected {expected!r}"
+NOT_READ = "load: {path} could not be read ({reason})"
 AGAIN = "copy the folder again, or save the model again"
 IN_THE_WAY = "save: {path} {what}: choose another path, or move it away; nothing was written"
 NOT_WRITTEN = "save: {path} could not be written ({reason}); nothing was changed there"
@@ -89,7 +93,13 @@ def read_folder(path: str | os.PathLike[str]) -> Folder:
     One that is replaced while it is read is read again, and gives the old or the new, whole.
     """
     place = Path(path)
-    folder, source = read_unchanged(place, _read)
+    try:
+        folder, source = read_unchanged(place, _read)
+    except OSError as error:
+        if error.errno is None:  # what `_check_readable` says
+            raise
+        reason = error.strerror or error
+        raise OSError(error.errno, NOT_READ.format(path=error.filename or place, reason=reason)) from error
     if source != place:
         warnings.warn(INTERRUPTED.format(path=place, source=source), stacklevel=3)
     return folder
@@ -210,10 +220,9 @@ def _check_length(path: Path, count: int, call: str) -> None:
 
 def _check_depth(path: Path, content: bytes, call: str) -> None:
     """Count brackets, before a parser follows them down."""
-    bare = np.frombuffer(TEXT.sub(b"", content), dtype=np.uint8)
-    opening, closing = ((bare == ord(one)) | (bare == ord(other)) for one, other in ("[{", "]}"))
-    depth = np.cumsum(opening.astype(np.int8) - closing.astype(np.int8), dtype=np.int64)
-    if depth.max(initial=0) > DEEPEST:
+    characters = np.frombuffer(ESCAPED.sub(b"", content).translate(None, UNNESTED), dtype=np.uint8)
+    within_text = np.logical_xor.accumulate(characters == ord('"'))
+    if NESTING[characters[~within_text]].cumsum().max(initial=0) > DEEPEST:
         raise ValueError(f"{call}: " + TOO_DEEP.format(path=path, most=DEEPEST))
 
 

@@ -6,6 +6,8 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+Check = Callable[[Any], bool]
+
 
 @cache
 def hints_of(kind: type) -> dict[str, Any]:
@@ -14,9 +16,9 @@ def hints_of(kind: type) -> dict[str, Any]:
 
 
 @cache
-def _init_fields(kind: type) -> tuple[tuple[str, Any], ...]:
+def _field_checks(kind: type) -> tuple[tuple[str, Check], ...]:
     hints = hints_of(kind)
-    return tuple((field.name, hints[field.name]) for field in fields(kind) if field.init)
+    return tuple((field.name, _check_of(hints[field.name])) for field in fields(kind) if field.init)
 
 
 def odd_fields(value: Any) -> list[str]:
@@ -24,41 +26,56 @@ def odd_fields(value: Any) -> list[str]:
     kind: type = type(value)
     if not is_dataclass(kind):
         return []
-    return [name for name, hint in _init_fields(kind) if not fits(getattr(value, name), hint)]
+    return [name for name, check in _field_checks(kind) if not check(getattr(value, name))]
 
 
 def fits(value: Any, hint: Any) -> bool:
     """Whether a value is of an annotated type: containers with all they hold, protocols by their members' names."""
-    if hint is Any or hint is type(value):
-        return True
+    return _check_of(hint)(value)
+
+
+@cache
+def _check_of(hint: Any) -> Check:
+    """An annotation as a function of a value: it is taken apart once, and asked of every entry of every file."""
+    if hint is Any:
+        return lambda value: True
     if hint is None or hint is type(None):
-        return value is None
+        return lambda value: value is None
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return any(fits(value, one) for one in arguments)
+        checks = [_check_of(one) for one in arguments]
+        return lambda value: any(check(value) for check in checks)
     if origin is Literal:
-        return any(value is one or (type(value) is type(one) and value == one) for one in arguments)
+        return lambda value: any(value is one or (type(value) is type(one) and value == one) for one in arguments)
     if origin is not None:
-        return _fits_container(value, origin, arguments)
+        return _container_check(origin, arguments)
     if hint is float:
-        return type(value) in (int, float)
+        return lambda value: type(value) in (int, float)
     if hint in (int, bool):
-        return type(value) is hint
+        return lambda value: type(value) is hint
     if getattr(hint, "_is_protocol", False):
         members = [*vars(hint), *getattr(hint, "__annotations__", {})]
-        return all(hasattr(value, name) for name in members if not name.startswith("_"))
-    return isinstance(value, hint)
+        names = [name for name in members if not name.startswith("_")]
+        return lambda value: all(hasattr(value, name) for name in names)
+    return lambda value: isinstance(value, hint)
 
 
-def _fits_container(value: Any, origin: Any, arguments: tuple[Any, ...]) -> bool:
+def _container_check(origin: Any, arguments: tuple[Any, ...]) -> Check:
     if origin is Callable:
-        return callable(value)
-    if not isinstance(value, origin):
-        return False
+        return callable
     if issubclass(origin, Mapping):
-        return all(fits(key, arguments[0]) and fits(entry, arguments[1]) for key, entry in value.items())
+        key_fits, entry_fits = map(_check_of, arguments)
+        return lambda value: (
+            isinstance(value, origin) and all(key_fits(key) and entry_fits(entry) for key, entry in value.items())
+        )
     if origin is tuple and arguments[-1] is not Ellipsis:
-        return len(value) == len(arguments) and all(map(fits, value, arguments))
+        checks = [_check_of(one) for one in arguments]
+        return lambda value: (
+            isinstance(value, tuple)
+            and len(value) == len(checks)
+            and all(check(entry) for check, entry in zip(checks, value, strict=True))
+        )
     if issubclass(origin, Sequence | set | frozenset):
-        return all(fits(entry, arguments[0]) for entry in value)
-    return True  # an array's or a stream's own business
+        entry_fits = _check_of(arguments[0])
+        return lambda value: isinstance(value, origin) and all(map(entry_fits, value))
+    return lambda value: isinstance(value, origin)  # what it holds is an array's or a stream's own business

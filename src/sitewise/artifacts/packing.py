@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
+from functools import cache
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -244,6 +245,7 @@ def _fields(value: Any) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in fields(value) if field.init}
 
 
+@cache
 def _from_fields(kind: Any) -> Callable[[dict[str, Any]], Any]:
     """A dataclass from its fields; those with a default may be absent."""
     known = {field.name: field for field in fields(kind) if field.init}

@@ -136,8 +136,10 @@ def _leftovers(place: Path, what: str, own: str = "") -> list[Path]:
 
 def _whereabouts(place: Path) -> Path:
     """Where a folder is: in its place, or set aside by a writer that did not come to its second rename."""
+    if place.exists():
+        return place
     home = place.resolve()
-    if home.exists() or not home.parent.is_dir() or not _leftovers(home, "old"):
+    if not home.parent.is_dir() or not _leftovers(home, "old"):
         return place
     time.sleep(PAUSE)  # for a writer that is alive
     asides = _leftovers(home, "old")

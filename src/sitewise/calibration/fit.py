@@ -115,6 +115,7 @@ class _Scaling:
             lambda points: self.derivatives(points, share),
             torch.maximum(start, lower),
             lower=lower,
+            damping=self.damping,
             tolerance=1e-10,
             max_iter=200,
         )
@@ -122,6 +123,18 @@ class _Scaling:
             warnings.warn(NOT_CONVERGED.format(n_iter=found.n_iter, gap=float(found.gap.max())), stacklevel=4)
         slope, bias = (found.point @ self.expand.T).chunk(2, dim=1)
         return slope / self.spread, bias
+
+    def damping(self, directions: Tensor) -> Tensor:
+        """The share (B,) of Newton steps (B, P) that lowers the loss wherever it starts: log(1 + d) / d.
+
+        Here d is the most by which a step changes the difference of two logits of a row. The loss is generalized
+        self-concordant with it (Sun and Tran-Dinh, 2019): the share is all of a short step, and a long one, from where
+        all posteriors are 0 or 1 and nothing bends, is cut to its logarithm.
+        """
+        slope, bias = (directions @ self.expand.T).chunk(2, dim=1)
+        change = slope[:, None] * self.centred + bias[:, None]
+        most = (change.amax(2) - change.amin(2)).amax(1).clamp_min(torch.finfo(change.dtype).tiny)
+        return torch.log1p(most) / most
 
     def parameters(self, calibration: Calibration) -> Tensor:
         """The parameters (P,) of a calibration fitted by the same method."""

@@ -214,9 +214,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
             balance = None if self.balance_ is None else fit_balance(apart, self.confounders_, len(self.classes_))
             if balance is not None:
                 apart, own = apart.balanced(balance.log_mean), own.balanced(balance.log_mean)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of a part of the rows: that of all of them has said what there is
-                calibration = calibrate(apart, self.calibration, len(self.classes_))
+            calibration = calibrate(apart, self.calibration, len(self.classes_))
             found[fold] = calibration.apply(own.raw_log_ratio)
         return found
 

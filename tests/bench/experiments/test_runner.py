@@ -270,12 +270,13 @@ def test_an_interrupt_of_the_parent_ends_its_processes_at_once(tiny, write, tmp_
     _, said = process.communicate(timeout=60)
     took = time.monotonic() - sent
     assert process.returncode == 130, said
-    assert took < 30  # 5 s on a machine that is not shared; all runs would take minutes
+    assert took < 5  # most of it the interpreter's own end; all runs would take minutes
     assert "Traceback" not in said
     wait_for(lambda: not any(map(is_running, children)))
-    done = read_records(records) if started else []
-    assert len({record["id"] for record in done}) == len(done)
-    assert len(done) < 100
+    lines = records.read_bytes().splitlines() if started else []
+    assert len({json.loads(line)["id"] for line in lines[:-1]}) == max(len(lines) - 1, 0)  # every line but the last
+    done = done_ids(records)
+    assert len(lines) - 1 <= len(done) <= len(lines) < 100
 
 
 def test_progress_is_shown_where_asked(tiny, tmp_path, capsys):

@@ -72,16 +72,17 @@ class JointEstimate:
         variance, n_classes = self._variance, len(marginal)
         low, high = logit_interval(marginal, variance, level)
         plain_low, plain_high = normal_interval(marginal, variance, level)
-        for label in near_a_bound(marginal, variance).nonzero().flatten().tolist():
-            lowest, highest = self._fall(label, level)
+        near = near_a_bound(marginal, variance).nonzero().flatten()
+        if len(near):
+            ends = torch.cat([self._ends(label, level) for label in near.tolist()])
             if n_classes > 2:  # classes may stand in for each other, which mixing one in and out does not see
-                lowest, highest = torch.minimum(lowest, plain_low[label]), torch.maximum(highest, plain_high[label])
-            low[label], high[label] = lowest, highest
+                ends = torch.cat([ends, plain_low[None], plain_high[None]])
+            low[near], high[near] = ends.amin(0)[near], ends.amax(0)[near]
         low, high = mirror(low, high)
         return self._container.classes(low.clamp_min(0.0)), self._container.classes(high.clamp_max(1.0))
 
-    def _fall(self, label: int, level: float) -> tuple[Tensor, Tensor]:
-        """The shares of a class that the likelihood does not rule out, mixing it in (as in the prior) and out."""
+    def _ends(self, label: int, level: float) -> Tensor:
+        """The P(Y) (2, K) that the likelihood just allows, with a class taken out and mixed in (as in the prior)."""
         with_all, with_own, with_typical = self._densities[:, [0, 1 + label, 1 + len(self._variance) + label]].T
         share, weight, drop = self.weights[:, label].sum(), self._row_weight, allowed_drop(level, 1.0)
 
@@ -90,7 +91,11 @@ class JointEstimate:
 
         out = _farthest(left(lambda t: ((with_all - t * with_own) / (1 - t * share)).clamp_min(1e-300)))
         into = _farthest(left(lambda t: ((1 - t) * with_all + t * with_typical).clamp_min(1e-300)))
-        return share * (1 - out) / (1 - out * share), share + into * (1 - share)
+        marginal, chosen = (
+            self.weights.sum(0),
+            torch.eye(len(self._variance), dtype=share.dtype, device=share.device)[label],
+        )
+        return torch.stack([(marginal - out * share * chosen) / (1 - out * share), torch.lerp(marginal, chosen, into)])
 
 
 def class_profiles(weights: Tensor, prior: Tensor) -> Tensor:
