@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 from records import provenance
 from scipy.special import expit
-from sitewise.benchmark.records import append_record, done_ids, read_records
+from sitewise.bench.experiments.records import append_record, done_ids, read_records
 from sklearn.linear_model import LogisticRegression
 
 import sitewise as sw

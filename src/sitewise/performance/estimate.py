@@ -159,6 +159,7 @@ def believe(
         pd.DataFrame(index=range(n_rows)) if z is None else z,
         kept.numpy(),
         n_site,
+        told=None if supported is None else supported.cpu().numpy(),
     )
 
 
