@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sitewise.cli.options import AsJson, Encoding, Force, OutcomeName, Positive, Quiet, Separator
 from sitewise.cli.output import Output, check_out
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NO_SUBGROUPS = "name the columns by --subgroups age,sex: --bands and --data are about these"
 
@@ -53,7 +56,7 @@ def report(
             raise ValueError(NO_SUBGROUPS)
         by: Any = None if subgroups is None else list(split_names(subgroups))
         if data is not None:
-            by = read_columns(here, site, data, by, only_site, separator, encoding)
+            by = read_columns(here, site, data, by, only_site, separator, encoding).apply(as_numbers)
         said = {"outcome_name": outcome_name, "positive": positive}
         here.rename({name: value for name, value in said.items() if value is not None})
         name = site_name or here.site_name or site.resolve().name
@@ -61,6 +64,17 @@ def report(
         with whole_file(out) as part:
             part.write_text(render(content), encoding="utf-8")
     output.tell(json.loads(json.dumps(content)), here.outcome.sentence, f"wrote {out}")
+
+
+def as_numbers(column: "pd.Series") -> "pd.Series":
+    """A column of a file as numbers, where all that it holds are, and empty cells as missing."""
+    import pandas as pd
+
+    from sitewise.tables.values import MISSING
+
+    known = column.mask(column.isin(MISSING))
+    numbers = pd.to_numeric(known, errors="coerce")
+    return numbers if bool((numbers.notna() == known.notna()).all()) else known
 
 
 def read_bands(given: list[str]) -> dict[str, list[float]]:

@@ -1,5 +1,6 @@
 """From log-ratios and an estimated g to what is believed of the labels, and the performance to expect."""
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from sitewise.arrays import Problems, read_labels, read_matrix, read_weight
 from sitewise.calibration import Calibration
 from sitewise.performance.expected import BelievedRows, ExpectedPerformance, summarize
 from sitewise.performance.labels import Direction, Part, calibration_directions, draw_labels
+from sitewise.performance.unlearned import Learned
 from sitewise.posterior import normalize
 
 Array = np.ndarray[Any, Any]
@@ -108,6 +110,7 @@ def believe(
     weight: Tensor | None = None,
     z: pd.DataFrame | None = None,
     n_draws: int | None = None,
+    source: tuple[float, Array] | None = None,
     random_state: Any = None,
 ) -> BelievedRows:
     """What is believed of the labels of rows with log f (n, K) and codes of z (n, V), and draws of them.
@@ -115,7 +118,8 @@ def believe(
     `log_prevalence` (n, K) is g where it is not the estimate's, `supported` (n,) tells where the estimate's draws hold
     at all, `by_marginal` (n,) which rows have one P(y) for their g, whose draws move as the estimate's mean does, and
     `probability` (n, K) is P(y|x,z), which decides and is believed, where that is not the estimate's. Labels are drawn
-    with the slope on log f that predictions have.
+    with the slope on log f that predictions have. `source` is how many rows f was learned from and P(y|x,z) (n, K) as
+    at the training sites, for judging predictions that are not ours.
     """
     n_site = len(log_ratio)
     kept = evenly(n_site, MOST_ROWS)
@@ -126,6 +130,7 @@ def believe(
         weight = None if weight is None else weight[kept]
         chosen = kept.numpy()
         probability, known = (None if part is None else part[chosen] for part in (probability, known))
+        source = None if source is None else (source[0], source[1][chosen])
         z = None if z is None else z.iloc[kept.numpy()].reset_index(drop=True)
     n_rows = len(log_ratio)
     n_draws = number_of_draws(n_rows) if n_draws is None else n_draws
@@ -133,33 +138,36 @@ def believe(
     here = estimate.prevalence.log_prob(codes) if log_prevalence is None else log_prevalence
     adjusted = estimate.average(log_ratio, codes).cpu().numpy() if probability is None else probability
     drawn_g = estimate.draws(n_draws, random_state=int(rng.integers(2**31)))
-    draws = drawn_g.added(log_ratio, codes, estimate.slope)
-    if by_marginal is not None and bool(by_marginal.any()):
-        moves = torch.tensor(np.log(drawn_g.marginal / np.asarray(estimate.marginal)))
-        pairs = zip(draws, moves, strict=True)
-        draws = (torch.where(by_marginal[:, None], here + move, drawn) for drawn, move in pairs)
-    if supported is not None and not bool(supported.all()):
-        draws = (torch.where(supported[:, None], drawn, here) for drawn in draws)
     slope = _slopes(log_ratio, estimate.slope, supported, by_marginal)
-    labels = draw_labels(
-        slope * log_ratio.cpu().numpy(),
-        (drawn.cpu().numpy() for drawn in draws),
-        rng,
-        [
-            replace(moved, log_ratio=slope * moved.log_ratio)
-            for moved in _directions(log_ratio, codes, estimate, parts, supported)
-        ],
-        known,
-    )
+    directions = [
+        replace(moved, log_ratio=slope * moved.log_ratio)
+        for moved in _directions(log_ratio, codes, estimate, parts, supported)
+    ]
+
+    def draw(more: Sequence[Direction] = ()) -> Array:
+        """Labels from every draw of g."""
+        draws = drawn_g.added(log_ratio, codes, estimate.slope)
+        if by_marginal is not None and bool(by_marginal.any()):
+            moves = torch.tensor(np.log(drawn_g.marginal / np.asarray(estimate.marginal)))
+            pairs = zip(draws, moves, strict=True)
+            draws = (torch.where(by_marginal[:, None], here + move, drawn) for drawn, move in pairs)
+        if supported is not None and not bool(supported.all()):
+            draws = (torch.where(supported[:, None], drawn, here) for drawn in draws)
+        log_prevalences = (drawn.cpu().numpy() for drawn in draws)
+        return draw_labels(
+            slope * log_ratio.cpu().numpy(), log_prevalences, copy.deepcopy(rng), [*directions, *more], known
+        )
+
     return BelievedRows(
         adjusted,
         _knowing(adjusted, known),
-        labels,
+        draw(),
         np.ones(n_rows) if weight is None else weight.cpu().numpy(),
         pd.DataFrame(index=range(n_rows)) if z is None else z,
         kept.numpy(),
         n_site,
         told=None if supported is None else supported.cpu().numpy(),
+        learned=None if source is None else Learned(*source, draw),
     )
 
 

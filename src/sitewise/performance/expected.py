@@ -12,6 +12,7 @@ import pandas as pd
 
 from sitewise.arrays import Problems, did_you_mean
 from sitewise.performance.metrics import EXPECTED_METRICS, Predictions
+from sitewise.performance.unlearned import Learned
 
 Array = np.ndarray[Any, Any]
 CHUNK = 2**20  # entries of drawn truths held at a time
@@ -48,6 +49,7 @@ class BelievedRows:
     n_site: int | None = None  # how many rows the site has
     decided: Array | None = None  # (n,) predicted classes where they do not follow from the probability
     told: Array | None = None  # (n,) whether the site's rows tell g at this z, None for all of them
+    learned: Learned | None = None  # what other predictions leave open, None where that is not known
 
     def __len__(self) -> int:
         return len(self.weight)

@@ -127,8 +127,8 @@ def columns_of(rows: BelievedRows, by: Any) -> pd.DataFrame:
             return rows.z[list(names)]
         if isinstance(by, str) or len(names) not in (len(rows), rows.n_site):
             raise ValueError(
-                f"subgroups: there is no confounder {unknown[0]!r}{did_you_mean(unknown[0], known)}; there are {known}; "
-                "hand over the values of other columns"
+                f"subgroups: there is no confounder {unknown[0]!r}{did_you_mean(unknown[0], known)}; "
+                f"there are {known}; hand over the values of other columns"
             )
     return pd.Series(by).to_frame(getattr(by, "name", None) or "group")
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from sitewise.estimator.at_site.kept import KeptRows
 from sitewise.estimator.without_z.predicting import lacking, with_joint_marginal
 from sitewise.performance import BelievedRows, Part, believe
+from sitewise.posterior import combine
 
 if TYPE_CHECKING:
     from sitewise.estimator.adapted import AdaptedClassifier
@@ -23,6 +24,7 @@ def believed_rows(here: "AdaptedClassifier", rows: KeptRows | None = None) -> Be
     rows = here._rows if rows is None else rows
     joint = None if here._stays else here.joint
     schema = model.confounders_
+    as_trained = combine(rows.log_ratio, model._pooled_prevalence.log_prob(rows.codes)).exp()
     return believe(
         rows.log_ratio,
         rows.codes,
@@ -35,6 +37,7 @@ def believed_rows(here: "AdaptedClassifier", rows: KeptRows | None = None) -> Be
         known=None if rows.labels is None else rows.labels.numpy(),
         weight=rows.weight,
         z=None if schema is None else schema.decode(rows.codes),
+        source=(model.training_summary_.n_rows, as_trained.numpy()),
         random_state=model.random_state,
     )
 

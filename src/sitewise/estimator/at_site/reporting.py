@@ -219,7 +219,7 @@ def _held_out(model: "SiteModel") -> tuple[Array, Array] | None:
 
 
 def _subgroups(here: "AdaptedClassifier", by: Any, bands: Any, level: float) -> list[dict[str, Any]]:
-    """Prevalence, a few metrics and calibration of each subgroup; by confounders with few groups where none is named."""
+    """Prevalence, a few metrics and calibration of each subgroup; by confounders with few groups if none is named."""
     if by is None:
         z = here._believed_rows.z
         # Numbers are cut at quartiles.
@@ -236,7 +236,9 @@ def _subgroups(here: "AdaptedClassifier", by: Any, bands: Any, level: float) -> 
             "metrics": {}
             if group.performance is None
             else {name: group.performance[name]._asdict() for name in (main, *GROUP_METRICS)},
-            "calibration": {name: value._asdict() for name, value in group.calibration.items()},
+            "calibration": {
+                name: group.calibration[name]._asdict() for name in group.calibration if name == "oe_ratio"
+            },
         }
         for group in here.subgroups(by, bands=bands, level=level)
     ]
