@@ -49,10 +49,6 @@ def unlearned_directions(
 
 
 def logits_of(probability: Array | None, decided: Array | None, n_classes: int) -> list[Array]:
-    """The directions that predictions have: log p of each class, and each class's decisions."""
-    found = []
-    if probability is not None:
-        found.append(np.log(np.clip(probability, SMALLEST_PROBABILITY, 1)))
-    if decided is not None:
-        found.append(np.eye(n_classes)[decided])
-    return [np.eye(n_classes)[k] * logits for logits in found for k in range(n_classes)]
+    """The directions that predictions have, (n, K) each: log p, and decisions as one for the class decided."""
+    found = [] if probability is None else [np.log(np.clip(probability, SMALLEST_PROBABILITY, 1))]
+    return found if decided is None else [*found, np.eye(n_classes)[decided]]
