@@ -97,6 +97,26 @@ def test_evaluate_needs_labels(place, capsys):
     assert "ill" in err
 
 
+def test_evaluate_refuses_labels_of_other_rows(place, capsys):
+    new = pd.read_csv(place / "new.csv")
+    new.assign(ill=np.where(new["ill"] == "yes", "sick", "well")).to_csv(place / "renamed.csv", index=False)
+    code, _, err = run(capsys, "evaluate", place / "site", place / "renamed.csv")
+    assert code == 2
+    assert "expected one of no, yes" in " ".join(err.split())
+    new.drop(columns=["p0", "p1"]).to_csv(place / "unscored.csv", index=False)
+    code, _, err = run(capsys, "evaluate", place / "site", place / "unscored.csv")
+    assert code == 2
+    assert "p0" in err
+    new.head(0).to_csv(place / "empty.csv", index=False)
+    code, _, err = run(capsys, "evaluate", place / "site", place / "empty.csv")
+    assert code == 2
+    both = pd.concat([new, new.assign(hospital="d")])
+    both.to_csv(place / "two.csv", index=False)
+    code, _, err = run(capsys, "evaluate", place / "site", place / "two.csv")
+    assert code == 2
+    assert "--site" in err
+
+
 def test_a_sample_is_drawn_labeled_and_judged_with_its_weights(place, capsys):
     out = place / "to_label.csv"
     code, said, err = run(capsys, "sample", place / "site", place / "new.csv", "--rows", 40, "--out", out, "--json")
