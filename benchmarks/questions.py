@@ -4,10 +4,10 @@
     python benchmarks/questions.py table benchmarks/questions.jsonl.gz
 
 sites: simulated sites that share P(x|y,z) and differ in P(y), in P(z) and in how P(y|z) depends on z. f is a logistic
-regression learned at four sites of 300 rows (it sees z in every other world), adapting is rehearsed there, and three
+regression learned at three sites of 400 rows (it sees z in every other world), adapting is rehearsed there, and five
 sites to come are judged by labels that nobody used. "own" are the adapted model's predictions, "foreign" those of a
 logistic regression trained at the first site, with a threshold of 0.3. Every world has other shapes.
-subgroups: a fourth site of the same world, of 4,000 rows, in groups of 100 to 2,000 rows by bands of a confounder, of
+subgroups: one more site of the same world, of 4,000 rows, in groups of 100 to 2,000 rows by bands of a confounder, of
 an input of f, of the adapted score, and by a column that has nothing to do with anything.
 confounders: three sites of 2,000 rows and 20 columns, of which none, one or two have another effect at each site.
 shift: a fourth site of the same kind without labels, at which the effect of one of ten confounders is another one.
@@ -38,8 +38,8 @@ from sitewise.datasets.simulated import SimulatedFamily
 from sitewise.evaluation import Ranking
 from sitewise.performance import Predictions, clinical, score_thresholds
 
-COUNTS = {"sites": 334, "confounders": 300, "shift": 200, "speed": 1}  # worlds of several sites, tables, tables, one
-SITES, SOURCES, SOURCE_ROWS = 3, 4, 300
+COUNTS = {"sites": 200, "confounders": 300, "shift": 200, "speed": 1}  # worlds of several sites, tables, tables, one
+SITES, SOURCES, SOURCE_ROWS = 5, 3, 400
 FOREIGN_THRESHOLD, SPECIFICITY = 0.3, 0.9
 COVERAGES = (0.8, 0.9)
 GROUP_ROWS = np.array([100, 300, 600, 1000, 2000])
@@ -47,7 +47,7 @@ GROUP_METRICS = ("accuracy", "positive_f1", "recall", "specificity", "brier", "n
 
 
 class World:
-    """A model learned at four sites, another one learned at the first, and further sites."""
+    """A model learned at some sites, another one learned at the first, and further sites."""
 
     def __init__(self, seed):
         self.seed, self.rng = seed, np.random.default_rng([5, seed])
@@ -57,7 +57,8 @@ class World:
         source = [self.site(SOURCE_ROWS, number) for number in range(SOURCES)]
         X, y = np.concatenate([self.inputs(s) for s in source]), np.concatenate([s.y for s in source])
         Z = pd.concat([s.Z for s in source], ignore_index=True)
-        self.model = sw.PrevalenceAdjuster(LogisticRegression(), random_state=0)
+        sees = "xz" if self.sees_z else "x"
+        self.model = sw.PrevalenceAdjuster(LogisticRegression(), classifier_sees=sees, random_state=0)
         self.model.fit(X, y, sample_domain=np.repeat(np.arange(SOURCES), SOURCE_ROWS), sample_confounder=Z)
         self.foreign = LogisticRegression().fit(self.inputs(source[0]), source[0].y)
 
@@ -117,14 +118,14 @@ def judged(world, site):
         expected = dict(here.expected_performance(**given, threshold=threshold))
         expected |= here.clinical_performance(**given, threshold=threshold, specificity=SPECIFICITY)
         record[who] = beside(expected, observed(site.y, probability, threshold))
-    held = here.model._telling_rows()[0]
-    even = here._probability(here.model._cross_calibrated(held), held.codes).numpy()
+    held, _ = here._weighted_rows
     rows = np.arange(len(site.y))
     for coverage in COVERAGES:
         for by_class in (False, True):
             sets = here.predict_set(inputs, site.Z, coverage=coverage, by_class=by_class)
             inside = sets.member[rows, site.y]
-            thresholds, _ = score_thresholds(even, held.y.numpy(), held.weight.numpy(), coverage, by_class=by_class)
+            even = np.ones(len(held.y))
+            thresholds, _ = score_thresholds(held.probability, held.y, even, coverage, by_class=by_class)
             plain = 1 - own <= thresholds
             record[f"sets_{coverage}_{'class' if by_class else 'all'}"] = {
                 "inside": [int(inside[site.y == k].sum()) for k in (0, 1)],
@@ -218,7 +219,7 @@ def shift(seed):
     source = [rows(2000, level) for level in rng.normal(-0.5, 0.5, 3)]
     X, y = (np.concatenate([part[i] for part in source]) for i in (0, 1))
     Z = pd.concat([part[2] for part in source], ignore_index=True)
-    model = sw.PrevalenceAdjuster(LogisticRegression(), rehearsal=None)
+    model = sw.PrevalenceAdjuster(LogisticRegression(), classifier_sees="xz", rehearsal=None)
     model.fit(np.column_stack([X, Z]), y, sample_domain=np.repeat([0, 1, 2], 2000), sample_confounder=Z)
     new, _, Z_new = rows(2000, rng.normal(-0.5, 0.5), moved=float(rng.choice([-1.0, 1.0])))
     table = model.adapt(np.column_stack([new, Z_new]), Z_new).shift_by_column()

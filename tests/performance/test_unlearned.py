@@ -5,9 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy.special import expit
 
-from sitewise.performance import BelievedRows, judged_instead, summarize
+from sitewise.confounders import Confounders
+from sitewise.performance import BelievedRows, OpenShape, judged_instead, summarize
 from sitewise.performance.labels import draw_labels
 from sitewise.performance.unlearned import Learned, logits_of, unlearned_directions
 
@@ -108,3 +110,27 @@ def test_three_classes_and_decisions_alone():
     for direction in found:  # one standard deviation: the information of all training rows along it is one
         u = direction.log_ratio
         assert N_SOURCE * ((own * u**2).sum(1) - (own * u).sum(1) ** 2).mean() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("n_rows", [200.0, 5000.0])
+def test_a_shape_is_open_as_a_logistic_regression_on_z_leaves_it(n_rows):
+    rng = np.random.default_rng(3)
+    Z = pd.DataFrame({"sex": rng.choice(["f", "m"], 1000, p=[0.3, 0.7])})
+    schema = Confounders.learn(Z)
+    codes = schema.encode(Z)[0]
+    g = torch.tensor([0.8, 0.2], dtype=torch.float64).log().expand(1000, -1)
+    moved = torch.stack(list(OpenShape(schema, n_rows).moves(g, codes, torch.ones(1000).double(), 4000, 0)))
+    log_odds = (moved[:, :, 1] - moved[:, :, 0]).numpy()
+    female = (Z["sex"] == "f").to_numpy()
+    gap = log_odds[:, female][:, 0] - log_odds[:, ~female][:, 0]
+    error = 1 / (n_rows * 0.16 * female.mean() * (1 - female.mean()))
+    assert np.var(gap) == pytest.approx(1 / (1 / error + 1 / 4), rel=0.1)  # the ridge: each effect's variance is one
+    np.testing.assert_allclose(log_odds.mean(axis=1), 0, atol=1e-9)  # the level is not touched
+
+
+def test_without_features_nothing_moves():
+    nothing = torch.zeros(5, 2, dtype=torch.float64)
+    schema = Confounders.learn(pd.DataFrame({"clinic": [f"c{i}" for i in range(400)]}))
+    codes = schema.encode(pd.DataFrame({"clinic": ["c1"] * 5}))[0]
+    (moved,) = OpenShape(schema, 10.0).moves(nothing, codes, torch.ones(5).double(), 1, 0)
+    assert not moved.any()  # more levels than a covariance is taken of

@@ -28,7 +28,7 @@ from sitewise.estimator.at_site.evaluating import evaluate_site
 from sitewise.estimator.at_site.kept import KeptRows
 from sitewise.estimator.at_site.outcome import rehearsed_breaches, site_outcome
 from sitewise.estimator.at_site.reporting import report_content
-from sitewise.estimator.at_site.sets import predict_sets
+from sitewise.estimator.at_site.sets import WeightedRows, predict_sets, weighted_rows
 from sitewise.estimator.at_site.shifting import shift_by_column
 from sitewise.estimator.at_site.showing import site_html, site_text
 from sitewise.estimator.at_site.updating import estimate_rows, update
@@ -574,6 +574,11 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _believed_rows(self) -> BelievedRows:
         """What is believed of the rows' labels."""
         return believed_rows(self)
+
+    @cached_property
+    def _weighted_rows(self) -> tuple[WeightedRows, WeightedRows]:
+        """Labeled rows that stand for those of this site, for prediction sets."""
+        return weighted_rows(self)
 
     def _log_prevalence(self, codes: Tensor) -> Tensor:
         """log g here; in regions where f is not identified, the training prevalence (equation 12)."""

@@ -15,7 +15,7 @@ from sitewise.adaptation import PrevalenceEstimate
 from sitewise.arrays import Problems, read_labels, read_matrix, read_weight
 from sitewise.calibration import Calibration
 from sitewise.performance.expected import BelievedRows, ExpectedPerformance, summarize
-from sitewise.performance.labels import Direction, Part, calibration_directions, draw_labels
+from sitewise.performance.labels import Direction, OpenShape, Part, calibration_directions, draw_labels
 from sitewise.performance.unlearned import Learned
 from sitewise.posterior import normalize
 
@@ -111,6 +111,7 @@ def believe(
     z: pd.DataFrame | None = None,
     n_draws: int | None = None,
     source: tuple[float, Array] | None = None,
+    shape: OpenShape | None = None,
     random_state: Any = None,
 ) -> BelievedRows:
     """What is believed of the labels of rows with log f (n, K) and codes of z (n, V), and draws of them.
@@ -119,7 +120,8 @@ def believe(
     at all, `by_marginal` (n,) which rows have one P(y) for their g, whose draws move as the estimate's mean does, and
     `probability` (n, K) is P(y|x,z), which decides and is believed, where that is not the estimate's. Labels are drawn
     with the slope on log f that predictions have. `source` is how many rows f was learned from and P(y|x,z) (n, K) as
-    at the training sites, for judging predictions that are not ours.
+    at the training sites, for judging predictions that are not ours. `shape` is what is open about g's shape over z
+    beyond the estimate's draws, whose shape is that of the training sites.
     """
     n_site = len(log_ratio)
     kept = evenly(n_site, MOST_ROWS)
@@ -138,6 +140,8 @@ def believe(
     here = estimate.prevalence.log_prob(codes) if log_prevalence is None else log_prevalence
     adjusted = estimate.average(log_ratio, codes).cpu().numpy() if probability is None else probability
     drawn_g = estimate.draws(n_draws, random_state=int(rng.integers(2**31)))
+    shape_seed = 0 if shape is None else int(rng.integers(2**31))
+    row_weight = log_ratio.new_ones(n_rows) if weight is None else weight.to(log_ratio)
     slope = _slopes(log_ratio, estimate.slope, supported, by_marginal)
     directions = [
         replace(moved, log_ratio=slope * moved.log_ratio)
@@ -147,6 +151,9 @@ def believe(
     def draw(more: Sequence[Direction] = ()) -> Array:
         """Labels from every draw of g."""
         draws = drawn_g.added(log_ratio, codes, estimate.slope)
+        if shape is not None:
+            moved = shape.moves(here, codes, row_weight, n_draws, shape_seed)
+            draws = (drawn + move for drawn, move in zip(draws, moved, strict=True))
         if by_marginal is not None and bool(by_marginal.any()):
             moves = torch.tensor(np.log(drawn_g.marginal / np.asarray(estimate.marginal)))
             pairs = zip(draws, moves, strict=True)
@@ -162,7 +169,7 @@ def believe(
         adjusted,
         _knowing(adjusted, known),
         draw(),
-        np.ones(n_rows) if weight is None else weight.cpu().numpy(),
+        row_weight.cpu().numpy(),
         pd.DataFrame(index=range(n_rows)) if z is None else z,
         kept.numpy(),
         n_site,
