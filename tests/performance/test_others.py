@@ -1,5 +1,6 @@
 """Expected performance of predictions that are not ours: the same rows, the same beliefs."""
 
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -149,3 +150,10 @@ def test_columns_are_ranked_by_the_shift_along_them(here):
     assert list(other.index) == ["noise"]
     with pytest.raises(ValueError, match=r"columns has 3 row\(s\), the site was adapted on 500"):
         here.shift_by_column(pd.DataFrame({"noise": [1, 2, 3]}))
+
+
+def test_a_site_and_its_expectations_go_through_pickle(here):
+    score = np.linspace(0, 1, 500)
+    found = here.expected_performance(proba=score)
+    for copy in (pickle.loads(pickle.dumps(here)).expected_performance(proba=score), pickle.loads(pickle.dumps(found))):
+        assert copy.to_dict() == found.to_dict()
