@@ -1,18 +1,28 @@
-"""Do the intervals of expected metrics hold, do prediction sets cover, and is z found?
+"""Do the intervals of expected metrics hold, overall and in subgroups; do prediction sets cover; is z found?
 
-    python benchmarks/questions.py run --out benchmarks/questions.jsonl
+    python benchmarks/questions.py run --out benchmarks/questions.jsonl --jobs 16
     python benchmarks/questions.py table benchmarks/questions.jsonl.gz
 
-sites: simulated sites that share P(x|y,z); f is a logistic regression learned at four sites of 300 rows, adapting is
-rehearsed there, and each of the sites to come is judged by labels that nobody used. "own" are the adapted model's
-predictions, "foreign" those of a logistic regression trained at the first site, with a threshold of 0.3.
+sites: simulated sites that share P(x|y,z) and differ in P(y), in P(z) and in how P(y|z) depends on z. f is a logistic
+regression learned at three sites of 400 rows (it sees z in every other world), adapting is rehearsed there, and five
+sites to come are judged by labels that nobody used. "own" are the adapted model's predictions, "foreign" those of a
+logistic regression trained at the first site, with a threshold of 0.3. Every world has other shapes.
+subgroups: one more site of the same world, of 4,000 rows, in groups of 100 to 2,000 rows by bands of a confounder, of
+an input of f, of the adapted score, and by a column that has nothing to do with anything.
 confounders: three sites of 2,000 rows and 20 columns, of which none, one or two have another effect at each site.
+shift: a fourth site of the same kind without labels, at which the effect of one of ten confounders is another one.
+speed: seconds of what people wait for, in one thread.
 """
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # a process for each core
 
 import argparse
 import sys
 import time
 import warnings
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 import numpy as np
@@ -20,38 +30,52 @@ import pandas as pd
 import torch
 from records import provenance
 from scipy.special import expit
-from sitewise.benchmark.records import append_record, done_ids, read_records
 from sklearn.linear_model import LogisticRegression
 
 import sitewise as sw
+from sitewise.bench.experiments.records import append_record, done_ids, read_records
 from sitewise.datasets.simulated import SimulatedFamily
 from sitewise.evaluation import Ranking
 from sitewise.performance import Predictions, clinical, score_thresholds
 
-WORLDS, SITES, TABLES = 170, 6, 100
+COUNTS = {"sites": 200, "confounders": 300, "shift": 200, "speed": 1}  # worlds of several sites, tables, tables, one
+SITES, SOURCES, SOURCE_ROWS = 5, 3, 400
 FOREIGN_THRESHOLD, SPECIFICITY = 0.3, 0.9
 COVERAGES = (0.8, 0.9)
+GROUP_ROWS = np.array([100, 300, 600, 1000, 2000])
+GROUP_METRICS = ("accuracy", "positive_f1", "recall", "specificity", "brier", "nll", "auroc", "ece")
 
 
-def world(seed):
-    """A model learned at four sites, another one learned at the first, and a function that draws further sites."""
-    rng = np.random.default_rng([5, seed])
-    family = SimulatedFamily(signal=float(rng.choice([1.0, 1.5, 2.0])), levels=(2,), seed=seed % 50)
-    mean, spread = rng.uniform(-2, 0), rng.uniform(0.3, 1.0)
+class World:
+    """A model learned at some sites, another one learned at the first, and further sites."""
 
-    def site(n, number):
-        share = expit(np.clip(rng.normal(mean, spread), -3.5, 1.5))
-        moved = {"dependence": float(rng.normal(1, 0.6)), "z_shift": float(rng.normal(0, 0.3))}
-        return family.site(n, prevalence=[1 - share, share], seed=1000 * seed + number, **moved)
+    def __init__(self, seed):
+        self.seed, self.rng = seed, np.random.default_rng([5, seed])
+        self.sees_z = bool(seed % 2)
+        self.family = SimulatedFamily(signal=float(self.rng.choice([1.0, 1.5, 2.0])), levels=(2,), seed=seed)
+        self.mean, self.spread = self.rng.uniform(-2, 0), self.rng.uniform(0.3, 1.0)
+        source = [self.site(SOURCE_ROWS, number) for number in range(SOURCES)]
+        X, y = np.concatenate([self.inputs(s) for s in source]), np.concatenate([s.y for s in source])
+        Z = pd.concat([s.Z for s in source], ignore_index=True)
+        sees = "xz" if self.sees_z else "x"
+        self.model = sw.PrevalenceAdjuster(LogisticRegression(), classifier_sees=sees, random_state=0)
+        self.model.fit(X, y, sample_domain=np.repeat(np.arange(SOURCES), SOURCE_ROWS), sample_confounder=Z)
+        self.foreign = LogisticRegression().fit(self.inputs(source[0]), source[0].y)
 
-    source = [site(300, number) for number in range(4)]
-    X, y = np.concatenate([s.X for s in source]), np.concatenate([s.y for s in source])
-    Z = pd.concat([s.Z for s in source], ignore_index=True)
-    model = sw.PrevalenceAdjuster(LogisticRegression(), random_state=0)
-    model.fit(X, y, sample_domain=np.repeat(np.arange(4), 300), sample_confounder=Z)
-    foreign = LogisticRegression().fit(source[0].X, source[0].y)
-    sizes = np.exp(rng.uniform(np.log(300), np.log(1500), SITES)).astype(int)
-    return model, foreign, (site(int(n), 100 + number) for number, n in enumerate(sizes))
+    def site(self, n, number):
+        share = expit(np.clip(self.rng.normal(self.mean, self.spread), -3.5, 1.5))
+        moved = {"dependence": float(self.rng.normal(1, 0.6)), "z_shift": float(self.rng.normal(0, 0.3))}
+        return self.family.site(n, prevalence=[1 - share, share], seed=1000 * self.seed + number, **moved)
+
+    def inputs(self, site):
+        """What the classifiers read of a site's rows."""
+        if not self.sees_z:
+            return site.X
+        age, level = (site.Z["age0"].to_numpy(float) - 55) / 20, site.Z["group0"] == "level 1"
+        return np.column_stack([site.X, age, level])
+
+    def adapted(self, site):
+        return self.model.adapt(self.inputs(site), site.Z).unchecked()
 
 
 def observed(y, probability, threshold):
@@ -62,6 +86,7 @@ def observed(y, probability, threshold):
     score, at = probability[:, 1], np.array([0.5 if threshold is None else threshold])
     called = score >= at[0]
     return values | {
+        "prevalence": float(event.mean()),
         "net_benefit": float(clinical.net_benefit(event, called[:, None], weight, at)[0, 0]),
         "net_benefit_treat_all": float(clinical.treat_all(event, weight, at)[0, 0]),
         "calibration_in_the_large": float(clinical.calibration_in_the_large(event, score, weight)[0]),
@@ -72,151 +97,283 @@ def observed(y, probability, threshold):
     }
 
 
-def judged(here, site, foreign):
-    """Expected and observed metrics of both models, [estimate, low, high, observed] each, and what the sets hold."""
-    own, other = here.predict_proba(site.X, site.Z), foreign.predict_proba(site.X)
-    record = {"n": len(site.y), "prevalence": float(site.y.mean())}
+def beside(expected, seen):
+    """[estimate, low, high, observed] of every metric that is defined on both sides."""
+    return {
+        name: [round(float(v), 5) for v in (*value, seen[name])]
+        for name, value in expected.items()
+        if value.estimate is not None and np.isfinite(seen[name])
+    }
+
+
+def judged(world, site):
+    """Expected and observed metrics of both models, and what the sets hold."""
+    here, inputs = world.adapted(site), world.inputs(site)
+    own, other = here.predict_proba(inputs, site.Z), world.foreign.predict_proba(inputs)
+    record = {"n": len(site.y), "sees_z": world.sees_z, "slope": here.estimate.slope}
     for who, probability, given, threshold in (
         ("own", own, {}, None),
         ("foreign", other, {"proba": other}, FOREIGN_THRESHOLD),
     ):
-        seen = observed(site.y, probability, threshold)
         expected = dict(here.expected_performance(**given, threshold=threshold))
         expected |= here.clinical_performance(**given, threshold=threshold, specificity=SPECIFICITY)
-        record[who] = {
-            name: [round(float(v), 5) for v in (*value, seen[name])]
-            for name, value in expected.items()
-            if value.estimate is not None and np.isfinite(seen[name])
-        }
-    held = here.model.telling_rows()[0]
-    even = here.probability_of(here.model.cross_calibrated(held), held.codes).numpy()
+        record[who] = beside(expected, observed(site.y, probability, threshold))
+    held, _ = here.weighted_rows
+    rows = np.arange(len(site.y))
     for coverage in COVERAGES:
         for by_class in (False, True):
-            sets = here.predict_set(site.X, site.Z, coverage=coverage, by_class=by_class)
-            inside = sets.member[np.arange(len(site.y)), site.y]
-            thresholds, _ = score_thresholds(even, held.y.numpy(), held.weight.numpy(), coverage, by_class=by_class)
+            sets = here.predict_set(inputs, site.Z, coverage=coverage, by_class=by_class)
+            inside = sets.member[rows, site.y]
+            even = np.ones(len(held.y))
+            thresholds, _ = score_thresholds(held.probability, held.y, even, coverage, by_class=by_class)
             plain = 1 - own <= thresholds
             record[f"sets_{coverage}_{'class' if by_class else 'all'}"] = {
-                "covered": float(inside.mean()),
-                "covered_by_class": [
-                    float(inside[site.y == k].mean()) if (site.y == k).any() else None for k in (0, 1)
-                ],
+                "inside": [int(inside[site.y == k].sum()) for k in (0, 1)],
+                "rows": [int((site.y == k).sum()) for k in (0, 1)],
                 "size": float(sets.size.mean()),
-                "unweighted_covered": float(plain[np.arange(len(site.y)), site.y].mean()),
+                "unweighted_inside": [int(plain[rows, site.y][site.y == k].sum()) for k in (0, 1)],
                 "unweighted_size": float(plain.sum(axis=1).mean()),
             }
     return record
 
 
-def confounder_table(seed, n_true):
-    """Labeled sites with 20 columns, `n_true` of which have another effect at each site (a log-odd between sites)."""
-    rng = np.random.default_rng([6, seed])
-    X = rng.normal(size=(6000, 20))
+def in_groups(world, site):
+    """Expected and observed metrics of the adapted model in groups of rows."""
+    here, inputs = world.adapted(site), world.inputs(site)
+    own = here.predict_proba(inputs, site.Z)
+    columns = {
+        "confounder": site.Z["age0"],
+        "input": site.X[:, 0],
+        "score": own[:, 1],
+        "noise": world.rng.random(len(own)),
+    }
+    frame = pd.DataFrame({name: banded(np.asarray(value), world.rng) for name, value in columns.items()})
+    groups = []
+    for group in here.subgroups(frame):
+        index = np.flatnonzero(frame[group.column] == group.name)
+        line = {"column": group.column, "n": len(index), "note": group.note}
+        if group.performance is not None:
+            expected = {name: group.performance[name] for name in GROUP_METRICS} | group.calibration
+            expected["prevalence"] = group.prevalence[1]
+            line["metrics"] = beside(expected, observed(site.y[index], own[index], None))
+        groups.append(line)
+    return {"n": len(site.y), "sees_z": world.sees_z, "groups": groups}
+
+
+def banded(values, rng):
+    """Names of five bands of a number that hold 100 to 2,000 rows, in any order."""
+    sizes = rng.permutation(GROUP_ROWS)
+    place = np.empty(len(values), dtype=np.int64)
+    place[np.argsort(values, kind="stable")] = np.repeat(np.arange(len(sizes)), sizes)
+    return np.array([f"band {k}" for k in range(len(sizes))])[place]
+
+
+def sites(seed):
+    world = World(seed)
+    sizes = np.exp(world.rng.uniform(np.log(300), np.log(1500), SITES)).astype(int)
+    for number, n in enumerate(sizes):
+        yield (
+            f"sites-{seed}-{number}",
+            {"part": "sites", "world": seed, **judged(world, world.site(int(n), 100 + number))},
+        )
+    site = world.site(int(GROUP_ROWS.sum()), 200)
+    yield f"subgroups-{seed}", {"part": "subgroups", "world": seed, **in_groups(world, site)}
+
+
+def draw_columns(rng, n):
+    """Columns that hang together, some of them of two values."""
+    X = rng.normal(size=(n, 20))
     X[:, 10:15] = X[:, 10:15] > 0
     X[:, 1:5] = 0.6 * X[:, :1] + 0.8 * X[:, 1:5]
-    site = np.repeat(np.arange(3), 2000)
+    return X
+
+
+def confounders(seed):
+    """Labeled sites with 20 columns, some of which have another effect at each site (a log-odd between sites)."""
+    rng, n_true = np.random.default_rng([6, seed]), seed % 3
+    X, site = draw_columns(rng, 6000), np.repeat(np.arange(3), 2000)
     true = rng.choice([0, 1, 5, 10, 12], n_true, replace=False)
     logit = X @ rng.normal(0, 0.4, 20) + rng.normal(0, 0.7, 3)[site]
     for column in true:
         logit = logit + (rng.permutation([-0.5, 0.0, 0.5]))[site] * X[:, column]
     y = (rng.random(6000) < expit(logit)).astype(int)
     frame = pd.DataFrame(X, columns=[f"c{j}" for j in range(20)])
-    start = time.perf_counter()
     found = sw.suggest_confounders(frame, y, site, rehearse=False)
-    seconds = time.perf_counter() - start
     wanted = sorted(f"c{j}" for j in true)
-    return {"true": wanted, "suggested": found.confounders, "seconds": seconds}
+    yield f"confounders-{seed}", {"part": "confounders", "true": wanted, "suggested": found.confounders}
 
 
-def run(out, parts, worlds, tables, first=0):
-    """Do what has no record yet."""
-    made, done = provenance(), done_ids(out)
+def shift(seed):
+    """A site without labels, at which one of ten confounders has another effect than at the training sites."""
+    rng = np.random.default_rng([7, seed])
+    names, effect = [f"c{j}" for j in range(10)], rng.normal(0, 0.4, 10)
+    true = int(rng.integers(10))
+
+    def rows(n, level, moved=0.0):
+        Z = draw_columns(rng, n)[:, 5:15]
+        own = effect.copy()
+        own[true] += moved
+        y = (rng.random(n) < expit(level + Z @ own)).astype(int)
+        return rng.normal(0, 1, (n, 3)) + [1.5, 0, 0] * y[:, None] + 0.5 * Z[:, :3], y, pd.DataFrame(Z, columns=names)
+
+    source = [rows(2000, level) for level in rng.normal(-0.5, 0.5, 3)]
+    X, y = (np.concatenate([part[i] for part in source]) for i in (0, 1))
+    Z = pd.concat([part[2] for part in source], ignore_index=True)
+    model = sw.PrevalenceAdjuster(LogisticRegression(), classifier_sees="xz", rehearsal=None)
+    model.fit(np.column_stack([X, Z]), y, sample_domain=np.repeat([0, 1, 2], 2000), sample_confounder=Z)
+    new, _, Z_new = rows(2000, rng.normal(-0.5, 0.5), moved=float(rng.choice([-1.0, 1.0])))
+    table = model.adapt(np.column_stack([new, Z_new]), Z_new).shift_by_column()
+    ranked = list(table.index)
+    yield f"shift-{seed}", {"part": "shift", "true": f"c{true}", "first": ranked[0], "rank": ranked.index(f"c{true}")}
+
+
+def speed(seed):
+    """Seconds: everything expected of 100,000 rows with five subgroups; z among 40 columns of 20,000 rows."""
+    rng = np.random.default_rng(seed)
+    family = SimulatedFamily(levels=(2,))
+    source = [family.site(1000, prevalence=[1 - p, p], seed=k) for k, p in enumerate((0.2, 0.3, 0.4))]
+    X, y = np.concatenate([s.X for s in source]), np.concatenate([s.y for s in source])
+    Z = pd.concat([s.Z for s in source], ignore_index=True)
+    model = sw.PrevalenceAdjuster(LogisticRegression(), rehearsal=None)
+    model.fit(X, y, sample_domain=np.repeat([0, 1, 2], 1000), sample_confounder=Z)
+    new = family.site(100_000, prevalence=[0.85, 0.15], seed=9)
+    here = model.adapt(new.X, new.Z).unchecked()
+    start, cpu = time.perf_counter(), time.process_time()
+    here.expected_performance()
+    here.clinical_performance()
+    here.decision_curve()
+    here.subgroups(pd.Series(rng.integers(0, 5, 100_000), name="ward").astype(str))
+    record = {"expected_seconds": time.perf_counter() - start, "expected_cpu_seconds": time.process_time() - cpu}
+    frame = pd.DataFrame(rng.normal(size=(20_000, 40)), columns=[f"c{j}" for j in range(40)])
+    site = np.repeat(np.arange(5), 4000)
+    logit = frame.to_numpy() @ rng.normal(0, 0.3, 40) + 0.3 * (site - 2) * frame["c3"].to_numpy()
+    start, cpu = time.perf_counter(), time.process_time()
+    found = sw.suggest_confounders(frame, (rng.random(20_000) < expit(logit)).astype(int), site)
+    record |= {"suggest_seconds": time.perf_counter() - start, "suggest_cpu_seconds": time.process_time() - cpu}
+    yield f"speed-{seed}", {"part": "speed", **record, "suggested": found.confounders}
+
+
+PARTS = {"sites": sites, "confounders": confounders, "shift": shift, "speed": speed}
+LAST = {"sites": "subgroups-{}", "confounders": "confounders-{}", "shift": "shift-{}", "speed": "speed-{}"}
+
+
+def do(part, seed):
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    for seed in range(tables if "confounders" in parts else 0):
-        for n_true in (0, 1, 2):
-            name = f"confounders-{n_true}-{seed}"
-            if name not in done:
-                append_record(
-                    out, {"id": name, "part": "confounders", **confounder_table(3 * seed + n_true, n_true), **made}
-                )
-    for seed in range(first, worlds) if "sites" in parts else ():
-        if f"sites-{seed}-{SITES - 1}" in done:
-            continue
-        model, foreign, sites = world(seed)
-        for number, site in enumerate(sites):
-            name = f"sites-{seed}-{number}"
-            if name not in done:
-                record = judged(model.adapt(site.X, site.Z).unchecked(), site, foreign)
-                append_record(out, {"id": name, "part": "sites", "world": seed, **record, **made})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return list(PARTS[part](seed))
 
 
-def table(records):
-    """The tables in Markdown."""
-    sites = [r for r in records if r["part"] == "sites"]
-    lines = []
-    for who in ("own", "foreign"):
-        lines += [
-            f"{who}",
-            "",
-            "| metric | sites | bias | 95% interval holds | its mean width |",
-            "|---|---|---|---|---|",
-        ]
-        for name in sites[0][who] if sites else ():
-            found = np.array([r[who][name] for r in sites if name in r[who]])
-            estimate, low, high, seen = found.T
-            held = np.mean((low - 1e-5 <= seen) & (seen <= high + 1e-5))
-            width = f"{np.mean(high - low):.3f}"
-            lines.append(f"| {name} | {len(found)} | {np.mean(estimate - seen):+.4f} | {held:.1%} | {width} |")
-        lines.append("")
-    head = "| sets | sites | covered | class 0 | class 1 | size | unweighted: covered | size |"
-    lines += [head, "|---|---|---|---|---|---|---|---|"]
-    for name in [key for key in sites[0] if key.startswith("sets_")] if sites else ():
-        found = [r[name] for r in sites]
-        each = [
-            np.mean([f["covered_by_class"][k] for f in found if f["covered_by_class"][k] is not None]) for k in (0, 1)
-        ]
-        cells = [np.mean([f["covered"] for f in found]), *each, np.mean([f["size"] for f in found])]
-        cells += [np.mean([f[f"unweighted_{key}"] for f in found]) for key in ("covered", "size")]
-        lines.append(f"| {name} | {len(found)} | {' | '.join(f'{cell:.3f}' for cell in cells)} |")
-    lines += [
-        "",
-        "| true z | tables | found, nothing else | found | anything wrong | seconds |",
-        "|---|---|---|---|---|---|",
+def run(options):
+    """Do what has no record yet."""
+    made, done = provenance(), done_ids(options.out)
+    cases = [
+        (part, seed)
+        for part in options.part or COUNTS
+        for seed in range(COUNTS[part] if options.count is None else options.count)
+        if LAST[part].format(seed) not in done
     ]
-    for n_true in (0, 1, 2):
-        found = [r for r in records if r["part"] == "confounders" and len(r["true"]) == n_true]
-        if found:
+    start = time.perf_counter()
+    with ProcessPoolExecutor(options.jobs) as pool:
+        futures = {pool.submit(do, *case): case for case in cases}
+        for number, future in enumerate(as_completed(futures), start=1):
+            for name, record in future.result():
+                if name not in done:
+                    append_record(options.out, {"id": name, **record, **made})
+            print(*futures[future], f"{number}/{len(cases)}, {time.perf_counter() - start:.0f} s", file=sys.stderr)
+
+
+def held_table(lines):
+    """How often the intervals of each metric hold, in Markdown, from lines of metric -> [estimate, low, high, seen]."""
+    text = ["| metric | number | bias | 95% interval holds | its mean width |", "|---|---|---|---|---|"]
+    for name in dict.fromkeys(name for line in lines for name in line):
+        estimate, low, high, seen = np.array([line[name] for line in lines if name in line]).T
+        held = np.mean((low - 1e-5 <= seen) & (seen <= high + 1e-5))
+        width = f"{np.mean(high - low):.3f}"
+        text.append(f"| {name} | {len(seen)} | {np.mean(estimate - seen):+.4f} | {held:.1%} | {width} |")
+    return [*text, ""]
+
+
+def sets_table(records):
+    text = [
+        "| sets | sites | covered | class 0 | class 1 | size | unweighted: covered | class 0 | class 1 | size |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name in [key for key in records[0] if key.startswith("sets_")]:
+        cells = []
+        for key in ("", "unweighted_"):
+            inside, rows = (np.array([r[name][k] for r in records], dtype=float) for k in (f"{key}inside", "rows"))
+            each = [np.mean((inside[:, k] / rows[:, k])[rows[:, k] > 0]) for k in (0, 1)]
+            cells += [np.mean(inside.sum(1) / rows.sum(1)), *each, np.mean([r[name][f"{key}size"] for r in records])]
+        text.append(f"| {name} | {len(records)} | {' | '.join(f'{cell:.3f}' for cell in cells)} |")
+    return [*text, ""]
+
+
+def subgroup_tables(records):
+    groups = [group for r in records for group in r["groups"]]
+    text = [
+        "| groups by | rows | groups | nothing claimed | all metrics | prevalence | O:E |",
+        "|---|---|---|---|---|---|---|",
+    ]
+
+    def holds(told, names=None):
+        lines = [v for g in told for name, v in g["metrics"].items() if names is None or name in names]
+        return np.mean([low - 1e-5 <= seen <= high + 1e-5 for _, low, high, seen in lines])
+
+    for column in dict.fromkeys(group["column"] for group in groups):
+        for n in GROUP_ROWS:
+            own = [group for group in groups if group["column"] == column and group["n"] == n]
+            told = [group for group in own if "metrics" in group]
+            cells = [holds(told), holds(told, {"prevalence"}), holds(told, {"oe_ratio"})]
+            quiet = f"{1 - len(told) / len(own):.1%}"
+            text.append(f"| {column} | {n} | {len(own)} | {quiet} | {' | '.join(f'{c:.1%}' for c in cells)} |")
+    return [*text, "", *held_table([group["metrics"] for group in groups if "metrics" in group])]
+
+
+def table(options):
+    """The tables in Markdown."""
+    records = read_records(Path(str(options.file).removesuffix(".gz")))
+    by_part = {part: [r for r in records if r["part"] == part] for part in (*COUNTS, "subgroups")}
+    text = []
+    if by_part["sites"]:
+        for who in ("own", "foreign"):
+            text += [who, "", *held_table([r[who] for r in by_part["sites"]])]
+        text += sets_table(by_part["sites"])
+    if by_part["subgroups"]:
+        text += subgroup_tables(by_part["subgroups"])
+    if by_part["confounders"]:
+        head = "| true z | tables | found, nothing else | found | anything wrong |"
+        text += [head, "|---|---|---|---|---|"]
+        for n_true in (0, 1, 2):
+            found = [r for r in by_part["confounders"] if len(r["true"]) == n_true]
             exact = np.mean([sorted(r["suggested"]) == r["true"] for r in found])
             all_ = np.mean([set(r["true"]) <= set(r["suggested"]) for r in found])
             wrong = np.mean([bool(set(r["suggested"]) - set(r["true"])) for r in found])
-            seconds = np.mean([r["seconds"] for r in found])
-            lines.append(f"| {n_true} | {len(found)} | {exact:.1%} | {all_:.1%} | {wrong:.1%} | {seconds:.1f} |")
-    return "\n".join(lines) + "\n"
+            text.append(f"| {n_true} | {len(found)} | {exact:.1%} | {all_:.1%} | {wrong:.1%} |")
+        text.append("")
+    if by_part["shift"]:
+        first = np.mean([r["rank"] == 0 for r in by_part["shift"]])
+        text.append(f"shift_by_column: the true column is first in {first:.1%} of {len(by_part['shift'])} sites")
+    for r in by_part["speed"]:
+        for name in ("expected", "suggest"):
+            text.append(f"{name}: {r[f'{name}_seconds']:.1f} s, {r[f'{name}_cpu_seconds']:.1f} s of CPU")
+    print("\n".join(text))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(required=True)
     running = commands.add_parser("run", help="do what is not in the file yet")
     running.add_argument("--out", type=Path, default=Path("benchmarks/questions.jsonl"))
-    running.add_argument("--part", action="append", choices=("sites", "confounders"))
-    running.add_argument("--worlds", type=int, default=WORLDS)
-    running.add_argument("--tables", type=int, default=TABLES)
-    running.add_argument("--first", type=int, default=0, help="world to begin with, for several processes")
+    running.add_argument("--part", action="append", choices=COUNTS)
+    running.add_argument("--count", type=int, help="worlds or tables of each part, instead of all of them")
+    running.add_argument("--jobs", type=int, default=2)
+    running.set_defaults(function=run)
     showing = commands.add_parser("table", help="print the tables")
     showing.add_argument("file", type=Path)
-    arguments = parser.parse_args()
-    if arguments.command == "run":
-        run(
-            arguments.out,
-            arguments.part or ("sites", "confounders"),
-            arguments.worlds,
-            arguments.tables,
-            arguments.first,
-        )
-    else:
-        sys.stdout.write(table(read_records(arguments.file)))
+    showing.set_defaults(function=table)
+    options = parser.parse_args()
+    options.function(options)
 
 
 if __name__ == "__main__":

@@ -97,6 +97,26 @@ def test_evaluate_needs_labels(place, capsys):
     assert "ill" in err
 
 
+def test_evaluate_refuses_labels_of_other_rows(place, capsys):
+    new = pd.read_csv(place / "new.csv")
+    new.assign(ill=np.where(new["ill"] == "yes", "sick", "well")).to_csv(place / "renamed.csv", index=False)
+    code, _, err = run(capsys, "evaluate", place / "site", place / "renamed.csv")
+    assert code == 2
+    assert "expected one of no, yes" in " ".join(err.split())
+    new.drop(columns=["p0", "p1"]).to_csv(place / "unscored.csv", index=False)
+    code, _, err = run(capsys, "evaluate", place / "site", place / "unscored.csv")
+    assert code == 2
+    assert "p0" in err
+    new.head(0).to_csv(place / "empty.csv", index=False)
+    code, _, err = run(capsys, "evaluate", place / "site", place / "empty.csv")
+    assert code == 2
+    both = pd.concat([new, new.assign(hospital="d")])
+    both.to_csv(place / "two.csv", index=False)
+    code, _, err = run(capsys, "evaluate", place / "site", place / "two.csv")
+    assert code == 2
+    assert "--site" in err
+
+
 def test_a_sample_is_drawn_labeled_and_judged_with_its_weights(place, capsys):
     out = place / "to_label.csv"
     code, said, err = run(capsys, "sample", place / "site", place / "new.csv", "--rows", 40, "--out", out, "--json")
@@ -140,3 +160,34 @@ def test_the_card_and_the_checklist_are_written(place, capsys):
     code, _, err = run(capsys, "card", place / "site", "--out", place / "other.xml", "--author", place / "author.toml")
     assert code == 2
     assert "is not TOML" in err
+
+
+def test_report_has_the_subgroups_that_are_named(place, capsys):
+    words = ("report", place / "site", "--out", place / "report.html", "--force", "--json")
+    named = ("--subgroups", "age,rule", "--bands", "age=50,65", "--data", place / "new.csv")
+    code, out, _ = run(capsys, *words, *named)
+    assert code == 0
+    found = [(group["column"], group["name"]) for group in json.loads(out)["subgroups"]]
+    assert found == [("age", n) for n in ("below 50", "50 to below 65", "65 and above")] + [
+        ("rule", "no"),
+        ("rule", "yes"),
+    ]
+    code, out, _ = run(capsys, *words, "--subgroups", "age", "--bands", "age=60")
+    assert [group["name"] for group in json.loads(out)["subgroups"]] == ["below 60", "60 and above"]
+    assert "below 60" in (place / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--bands", "age=50"], "name the columns by --subgroups"),
+        (["--subgroups", "age", "--bands", "age:50"], "--bands must be a column and numbers, such as age=50,65"),
+        (["--subgroups", "rule"], "there is no confounder 'rule'; there are ['age']; hand over the values"),
+        (["--subgroups", "age", "--bands", "ages=50"], "bands of 'ages'; did you mean 'age'"),
+    ],
+)
+def test_report_refuses_subgroups_it_does_not_know(place, capsys, words, told):
+    code, _, err = run(capsys, "report", place / "site", "--out", place / "none.html", *words)
+    assert code == 2
+    assert told in " ".join(err.split())
+    assert not (place / "none.html").exists()

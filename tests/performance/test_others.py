@@ -1,5 +1,8 @@
 """Expected performance of predictions that are not ours: the same rows, the same beliefs."""
 
+import pickle
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -47,6 +50,26 @@ def test_our_own_predictions_passed_in_are_the_call_without_arguments_to_the_bit
     assert dict(given) == dict(ours)
     for name, counts in ours.confusion._asdict().items():
         np.testing.assert_array_equal(getattr(given.confusion, name), counts)
+
+
+def test_our_own_clinical_units_curve_and_subgroups_passed_in_are_ours_to_the_bit(here, site):
+    here.threshold_ = None
+    given = {"proba": here.predict_proba(sw.adjust(site.log_ratio, np.log([0.6, 0.4])), site.Z)}
+    assert here.clinical_performance(**given) == here.clinical_performance()
+    pd.testing.assert_frame_equal(here.decision_curve(**given), here.decision_curve())
+    ours, theirs = ([group.to_dict() for group in here.subgroups("group0", **more)] for more in ({}, given))
+    assert theirs == ours
+
+
+def test_another_score_is_judged_with_more_doubt_than_its_beliefs_alone(here, site):
+    score = np.random.default_rng(0).random(500)
+    rows = here.believed_rows
+    wide, narrow = (
+        summarize(judged_instead(one, (0, 1), proba=score), (0, 1))["auroc"]
+        for one in (rows, replace(rows, learned=None))
+    )
+    assert wide.estimate == narrow.estimate
+    assert wide.high - wide.low > narrow.high - narrow.low
 
 
 def test_certain_beliefs_give_the_metrics_of_scikit_learn():
@@ -127,3 +150,10 @@ def test_columns_are_ranked_by_the_shift_along_them(here):
     assert list(other.index) == ["noise"]
     with pytest.raises(ValueError, match=r"columns has 3 row\(s\), the site was adapted on 500"):
         here.shift_by_column(pd.DataFrame({"noise": [1, 2, 3]}))
+
+
+def test_a_site_and_its_expectations_go_through_pickle(here):
+    score = np.linspace(0, 1, 500)
+    found = here.expected_performance(proba=score)
+    for copy in (pickle.loads(pickle.dumps(here)).expected_performance(proba=score), pickle.loads(pickle.dumps(found))):
+        assert copy.to_dict() == found.to_dict()

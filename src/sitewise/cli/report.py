@@ -2,12 +2,17 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sitewise.cli.options import AsJson, Force, OutcomeName, Positive, Quiet
+from sitewise.cli.options import AsJson, Encoding, Force, OutcomeName, Positive, Quiet, Separator
 from sitewise.cli.output import Output, check_out
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NO_SUBGROUPS = "name the columns by --subgroups age,sex: --bands and --data are about these"
 
 
 def report(
@@ -17,6 +22,21 @@ def report(
     outcome_name: OutcomeName = None,
     positive: Positive = None,
     level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
+    subgroups: Annotated[
+        str | None, typer.Option(help="Columns of the page's subgroups, age,sex: confounders, or columns of --data.")
+    ] = None,
+    bands: Annotated[
+        list[str] | None,
+        typer.Option(help="Edges between bands of a number among them, age=50,65; quartiles otherwise. Repeatable."),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The rows adapted on, in that order, with the columns of --subgroups.")
+    ] = None,
+    only_site: Annotated[
+        str | None, typer.Option("--site", help="Take this site's rows only, where --data holds several.")
+    ] = None,
+    separator: Separator = None,
+    encoding: Encoding = None,
     force: Force = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -25,15 +45,45 @@ def report(
     output = Output(quiet, as_json)
     check_out(out, force, suffixes=(".html", ".htm"))
     with output.working(f"reading {site}"):
+        from sitewise.cli.expect import read_columns
         from sitewise.cli.loading import load_site
         from sitewise.estimator.at_site.reporting import report_content
         from sitewise.report.page import render
-        from sitewise.tables import whole_file
+        from sitewise.tables import split_names, whole_file
 
-        here = load_site(site)
+        here, edges = load_site(site), read_bands(bands or [])
+        if subgroups is None and (edges or data is not None):
+            raise ValueError(NO_SUBGROUPS)
+        by: Any = None if subgroups is None else list(split_names(subgroups))
+        if data is not None:
+            by = read_columns(here, site, data, by, only_site, separator, encoding).apply(as_numbers)
         said = {"outcome_name": outcome_name, "positive": positive}
         here.rename({name: value for name, value in said.items() if value is not None})
-        content = report_content(here, site_name or here.site_name or site.resolve().name, level)
+        name = site_name or here.site_name or site.resolve().name
+        content = report_content(here, name, level, subgroups=by, bands=edges or None)
         with whole_file(out) as part:
             part.write_text(render(content), encoding="utf-8")
     output.tell(json.loads(json.dumps(content)), here.outcome.sentence, f"wrote {out}")
+
+
+def as_numbers(column: "pd.Series") -> "pd.Series":
+    """A column of a file as numbers, where all that it holds are, and empty cells as missing."""
+    import pandas as pd
+
+    from sitewise.tables.values import MISSING
+
+    known = column.mask(column.isin(MISSING))
+    numbers = pd.to_numeric(known, errors="coerce")
+    return numbers if bool((numbers.notna() == known.notna()).all()) else known
+
+
+def read_bands(given: list[str]) -> dict[str, list[float]]:
+    """`age=50,65` as the edges of a column's bands."""
+    found = {}
+    for text in given:
+        name, _, edges = text.partition("=")
+        try:
+            found[name.strip()] = [float(edge) for edge in edges.split(",")]
+        except ValueError:
+            raise ValueError(f"--bands must be a column and numbers, such as age=50,65, got {text!r}") from None
+    return found

@@ -27,7 +27,7 @@ from sitewise.estimator.at_site.diagnosing import diagnose
 from sitewise.estimator.at_site.evaluating import evaluate_site
 from sitewise.estimator.at_site.outcome import rehearsed_breaches, site_outcome
 from sitewise.estimator.at_site.reporting import report_content
-from sitewise.estimator.at_site.sets import predict_sets
+from sitewise.estimator.at_site.sets import WeightedRows, predict_sets, weighted_rows
 from sitewise.estimator.at_site.shifting import shift_by_column
 from sitewise.estimator.at_site.showing import site_html, site_text
 from sitewise.estimator.at_site.updating import estimate_rows, update
@@ -344,9 +344,9 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
-        by : str, Series, DataFrame or array-like of shape (n,)
-            A confounder's name, or values of any column, in the order of the rows; a frame is taken column by column.
-        bands : sequence of float, optional
+        by : str, list of str, Series, DataFrame or array-like of shape (n,)
+            Names of confounders, or values of any column in the order of the rows; a frame is taken column by column.
+        bands : sequence of float, or dict of them by column, optional
             Edges between bands of a number; its quartiles otherwise.
         y_pred, proba, threshold, level
             As in `expected_performance`.
@@ -355,11 +355,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows = judged_instead(self.believed_rows, classes, y_pred, proba)
         ours = y_pred is None and proba is None
         chosen = self.threshold_ if ours and threshold is None else threshold
-        if isinstance(by, str):
-            by = summarize(rows, classes, chosen, level)._column(by).rename(by)
-        frame = by if isinstance(by, pd.DataFrame) else pd.Series(by).to_frame(getattr(by, "name", None) or "group")
-        own = {"bands": bands, "threshold": chosen, "level": level}
-        return [group for name in frame for group in subgroups(rows, classes, str(name), frame[name], **own)]
+        return subgroups(rows, classes, by, bands=bands, threshold=chosen, level=level)
 
     def shift_by_column(self, columns: pd.DataFrame | None = None) -> pd.DataFrame:
         """Which columns the shift of P(y|z) from the training sites to this one is concentrated in, without labels.
@@ -505,13 +501,32 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         settings = {"level": level, "alarm_level": alarm_level}
         return watch(self, X, time, sample_confounder, groups, sample_weight, window, **settings)
 
-    def report(self, path: str | os.PathLike[str], *, site: str | None = None, level: float = 0.95) -> Path:
+    def report(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        site: str | None = None,
+        level: float = 0.95,
+        subgroups: Any = None,
+        bands: Any = None,
+    ) -> Path:
         """Write the site's report and return its path: one HTML page that needs nothing else, to read, print or send.
 
-        The same content is written beside it as JSON, with every number unrounded. `site` is the name on the page,
-        `site_name` where none is given.
+        The same content is written beside it as JSON, with every number unrounded.
+
+        Parameters
+        ----------
+        path : path
+            Of the page, .html.
+        site : str, optional
+            The name on the page; `site_name` where none is given.
+        level : float
+            Of the intervals.
+        subgroups, bands
+            What the page's subgroups are by, as `by` and `bands` of `subgroups`; the confounders otherwise.
         """
-        return write_report(report_content(self, site or self.site_name or "New site", level), path)
+        content = report_content(self, site or self.site_name or "New site", level, subgroups=subgroups, bands=bands)
+        return write_report(content, path)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save this site as a folder that `sitewise.load` reads, its model inside; scores of rows, but no inputs.
@@ -554,6 +569,11 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def believed_rows(self) -> BelievedRows:
         """What is believed of the rows' labels."""
         return believed_rows(self)
+
+    @cached_property
+    def weighted_rows(self) -> tuple[WeightedRows, WeightedRows]:
+        """Labeled rows that stand for those of this site, for prediction sets."""
+        return weighted_rows(self)
 
     def log_prevalence_at(self, codes: Tensor) -> Tensor:
         """log g here; in regions where f is not identified, the training prevalence (equation 12)."""

@@ -6,7 +6,7 @@ from sitewise.performance.conformal import PredictionSets, score_thresholds
 from sitewise.performance.estimate import believe, expected_performance
 from sitewise.performance.evaluated import Evaluation, compare_models
 from sitewise.performance.expected import BelievedRows, Expected, ExpectedCounts, ExpectedPerformance, summarize
-from sitewise.performance.labels import Direction, Part, calibration_directions, draw_labels
+from sitewise.performance.labels import Direction, OpenShape, Part, calibration_directions, draw_labels
 from sitewise.performance.metrics import EXPECTED_METRICS, Predictions, confusion_metrics, decide
 from sitewise.performance.others import judged_instead
 from sitewise.performance.recalibration import RECALIBRATIONS, recalibrate
@@ -26,6 +26,7 @@ __all__ = [
     "ExpectedCounts",
     "ExpectedPerformance",
     "LabelSample",
+    "OpenShape",
     "Part",
     "PredictionSets",
     "Predictions",

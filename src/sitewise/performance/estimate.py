@@ -1,7 +1,8 @@
 """From log-ratios and an estimated g to what is believed of the labels, and the performance to expect."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,12 @@ from sklearn.utils import check_random_state
 from torch import Tensor
 
 from sitewise.adaptation import PrevalenceEstimate
+from sitewise.adaptation.draws import PrevalenceDraws
 from sitewise.arrays import Problems, read_labels, read_matrix, read_weight
 from sitewise.calibration import Calibration
 from sitewise.performance.expected import BelievedRows, ExpectedPerformance, summarize
-from sitewise.performance.labels import Direction, Part, calibration_directions, draw_labels
+from sitewise.performance.labels import Direction, OpenShape, Part, calibration_directions, draw_labels
+from sitewise.performance.unlearned import Learned
 from sitewise.posterior import normalize
 
 Array = np.ndarray[Any, Any]
@@ -108,6 +111,8 @@ def believe(
     weight: Tensor | None = None,
     z: pd.DataFrame | None = None,
     n_draws: int | None = None,
+    source: tuple[float, Array] | None = None,
+    shape: OpenShape | None = None,
     random_state: Any = None,
 ) -> BelievedRows:
     """What is believed of the labels of rows with log f (n, K) and codes of z (n, V), and draws of them.
@@ -115,7 +120,9 @@ def believe(
     `log_prevalence` (n, K) is g where it is not the estimate's, `supported` (n,) tells where the estimate's draws hold
     at all, `by_marginal` (n,) which rows have one P(y) for their g, whose draws move as the estimate's mean does, and
     `probability` (n, K) is P(y|x,z), which decides and is believed, where that is not the estimate's. Labels are drawn
-    with the slope on log f that predictions have.
+    with the slope on log f that predictions have. `source` is how many rows f was learned from and P(y|x,z) (n, K) as
+    at the training sites, for judging predictions that are not ours. `shape` is what is open about g's shape over z
+    beyond the estimate's draws, whose shape is that of the training sites.
     """
     n_site = len(log_ratio)
     kept = evenly(n_site, MOST_ROWS)
@@ -126,6 +133,7 @@ def believe(
         weight = None if weight is None else weight[kept]
         chosen = kept.numpy()
         probability, known = (None if part is None else part[chosen] for part in (probability, known))
+        source = None if source is None else (source[0], source[1][chosen])
         z = None if z is None else z.iloc[kept.numpy()].reset_index(drop=True)
     n_rows = len(log_ratio)
     n_draws = number_of_draws(n_rows) if n_draws is None else n_draws
@@ -133,33 +141,82 @@ def believe(
     here = estimate.prevalence.log_prob(codes) if log_prevalence is None else log_prevalence
     adjusted = estimate.average(log_ratio, codes).cpu().numpy() if probability is None else probability
     drawn_g = estimate.draws(n_draws, random_state=int(rng.integers(2**31)))
-    draws = drawn_g.added(log_ratio, codes, estimate.slope)
+    row_weight = log_ratio.new_ones(n_rows) if weight is None else weight.to(log_ratio)
+    slope = _slopes(log_ratio, estimate.slope, supported, by_marginal)
+    moves = None
     if by_marginal is not None and bool(by_marginal.any()):
         moves = torch.tensor(np.log(drawn_g.marginal / np.asarray(estimate.marginal)))
-        pairs = zip(draws, moves, strict=True)
-        draws = (torch.where(by_marginal[:, None], here + move, drawn) for drawn, move in pairs)
-    if supported is not None and not bool(supported.all()):
-        draws = (torch.where(supported[:, None], drawn, here) for drawn in draws)
-    slope = _slopes(log_ratio, estimate.slope, supported, by_marginal)
-    labels = draw_labels(
-        slope * log_ratio.cpu().numpy(),
-        (drawn.cpu().numpy() for drawn in draws),
-        rng,
-        [
+    draw = LabelDraws(
+        log_ratio=log_ratio,
+        codes=codes,
+        log_prevalence=here,
+        weight=row_weight,
+        slope=slope,
+        drawn=drawn_g,
+        applied=estimate.slope,
+        directions=tuple(
             replace(moved, log_ratio=slope * moved.log_ratio)
             for moved in _directions(log_ratio, codes, estimate, parts, supported)
-        ],
-        known,
+        ),
+        shape=shape,
+        by_marginal=by_marginal,
+        moves=moves,
+        supported=None if supported is None or bool(supported.all()) else supported,
+        known=known,
+        seed=None if shape is None else int(rng.integers(2**31)),
+        rng=rng,
     )
     return BelievedRows(
         adjusted,
         _knowing(adjusted, known),
-        labels,
-        np.ones(n_rows) if weight is None else weight.cpu().numpy(),
+        draw(),
+        row_weight.cpu().numpy(),
         pd.DataFrame(index=range(n_rows)) if z is None else z,
         kept.numpy(),
         n_site,
+        told=None if supported is None else supported.cpu().numpy(),
+        learned=None if source is None else Learned(*source, draw),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class LabelDraws:
+    """Labels (B, n) drawn from every draw of g: the same whenever it is called, but for what more is open."""
+
+    log_ratio: Tensor  # (n, K)
+    codes: Tensor
+    log_prevalence: Tensor  # (n, K) as estimated
+    weight: Tensor  # (n,)
+    slope: Array  # (n, 1) on log f
+    drawn: PrevalenceDraws
+    applied: float
+    directions: tuple[Direction, ...]
+    shape: OpenShape | None
+    by_marginal: Tensor | None  # (n,) rows with one P(y), which moves by `moves`
+    moves: Tensor | None  # (B, K)
+    supported: Tensor | None  # (n,) rows whose g is drawn, None for all of them
+    known: Array | None
+    seed: int | None  # of the shape
+    rng: np.random.Generator
+
+    def __call__(self, more: Sequence[Direction] = ()) -> Array:
+        """Draw them, with `more` directions in which the logits are open."""
+        log_ratio = self.slope * self.log_ratio.cpu().numpy()
+        log_prevalences = (drawn.cpu().numpy() for drawn in self._log_prevalences())
+        return draw_labels(log_ratio, log_prevalences, copy.deepcopy(self.rng), [*self.directions, *more], self.known)
+
+    def _log_prevalences(self) -> Iterator[Tensor]:
+        draws = self.drawn.added(self.log_ratio, self.codes, self.applied)
+        if self.shape is not None and self.seed is not None:
+            moved = self.shape.moves(self.log_prevalence, self.codes, self.weight, len(self.drawn), self.seed)
+            draws = (drawn + move for drawn, move in zip(draws, moved, strict=True))
+        if self.by_marginal is not None and self.moves is not None:
+            own, pairs = self.by_marginal[:, None], zip(draws, self.moves, strict=True)
+            draws = (torch.where(own, self.log_prevalence + move, drawn) for drawn, move in pairs)
+        if self.supported is not None:
+            told, kept = self.supported[:, None], self.log_prevalence
+            draws = (torch.where(told, drawn, kept) for drawn in draws)
+        return draws
 
 
 def _slopes(log_ratio: Tensor, slope: float, supported: Tensor | None, by_marginal: Tensor | None) -> Array:

@@ -12,6 +12,7 @@ import pandas as pd
 
 from sitewise.arrays import Problems, did_you_mean
 from sitewise.performance.metrics import EXPECTED_METRICS, Predictions
+from sitewise.performance.unlearned import Learned
 
 Array = np.ndarray[Any, Any]
 CHUNK = 2**20  # entries of drawn truths held at a time
@@ -47,18 +48,20 @@ class BelievedRows:
     place: Array | None = None  # (n,) which of the site's rows these are, None for all of them
     n_site: int | None = None  # how many rows the site has
     decided: Array | None = None  # (n,) predicted classes where they do not follow from the probability
+    told: Array | None = None  # (n,) whether the site's rows tell g at this z, None for all of them
+    learned: Learned | None = None  # what other predictions leave open, None where that is not known
 
     def __len__(self) -> int:
         return len(self.weight)
 
     def take(self, index: Array) -> "BelievedRows":
         """Some of the rows."""
-        probability, place, decided = (
-            None if part is None else part[index] for part in (self.probability, self.place, self.decided)
+        probability, place, decided, told = (
+            None if part is None else part[index] for part in (self.probability, self.place, self.decided, self.told)
         )
         z = self.z.iloc[index].reset_index(drop=True)
         own = (self.belief[index], self.labels[:, index], self.weight[index], z)
-        return BelievedRows(probability, *own, place, self.n_site, decided)
+        return BelievedRows(probability, *own, place, self.n_site, decided, told)
 
     def of_site(self, values: Any, name: str) -> Any:
         """Of one value for each row of the site, (N, ...), those of these rows, (n, ...)."""

@@ -4,7 +4,7 @@ Three things are not known: g, which has draws; the calibration of f, which move
 and, given both, the label of each row.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,11 @@ import torch
 from torch import Tensor
 
 from sitewise.calibration import Calibration
+from sitewise.confounders import Confounders
+from sitewise.posterior import contrasts
+from sitewise.prevalence.additive import features
+from sitewise.prevalence.linear import NEWTON_LIMIT, information
+from sitewise.prevalence.pooled import RIDGE
 
 Array = np.ndarray[Any, Any]
 NO_DIRECTION = 1e-8  # a standard deviation below this moves nothing
@@ -95,6 +100,31 @@ def calibration_directions(
             (low_ratio, low_g), (high_ratio, high_g) = moved
             found.append(Direction(_half(high_ratio, low_ratio), _half(high_g, low_g)))
     return found
+
+
+@dataclass(frozen=True)
+class OpenShape:
+    """The shape of g over z as labels left it open: features of z, and how many labels tell their coefficients."""
+
+    schema: Confounders
+    n_rows: float
+
+    def moves(self, log_prevalence: Tensor, codes: Tensor, weight: Tensor, n_draws: int, seed: int) -> Iterator[Tensor]:
+        """What each draw adds to log g (n, K) of the rows, (n, K): normal coefficients, level apart (equation 16e)."""
+        basis = contrasts(log_prevalence.shape[1], log_prevalence.device)
+        design = features(codes, self.schema)[:, 1:]
+        width = design.shape[1] * basis.shape[1]
+        if not 0 < width <= NEWTON_LIMIT:
+            yield from (torch.zeros_like(log_prevalence) for _ in range(n_draws))
+            return
+        share = weight / weight.sum()
+        design = design - share @ design
+        known = self.n_rows * information(design, share, log_prevalence.exp()) + RIDGE * torch.eye(width).to(design)
+        values, vectors = torch.linalg.eigh(known)
+        noise = torch.randn(n_draws, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        drawn = (noise.to(values) / values.sqrt()) @ vectors.T
+        for coefficients in drawn.reshape(n_draws, design.shape[1], -1):
+            yield design @ coefficients @ basis.T
 
 
 def _half(high: Tensor, low: Tensor) -> Array:

@@ -9,6 +9,8 @@ import pandas as pd
 from sitewise.arrays import Problems, did_you_mean, read_matrix
 from sitewise.evaluation import SUM_TOLERANCE
 from sitewise.performance.expected import BelievedRows
+from sitewise.performance.metrics import decide
+from sitewise.performance.unlearned import logits_of, unlearned_directions
 
 Array = np.ndarray[Any, Any]
 
@@ -35,7 +37,26 @@ def judged_instead(rows: BelievedRows, classes: tuple[Any, ...], y_pred: Any = N
     decided = None if y_pred is None else read_decisions(y_pred, classes, n_rows, problems)
     problems.raise_if_any()
     probability, decided = (None if part is None else rows.of_site(part, "rows") for part in (probability, decided))
-    return replace(rows, probability=probability, decided=decided)
+    return replace(rows, probability=probability, decided=decided, labels=_labels(rows, probability, decided))
+
+
+def _labels(rows: BelievedRows, probability: Array | None, decided: Array | None) -> Array:
+    """Drawn labels, with what is open about f along these predictions beyond our own."""
+    if rows.learned is None or rows.probability is None:
+        return rows.labels
+    n_classes = rows.belief.shape[1]
+    known = [np.tile(row, (len(rows), 1)) for row in np.eye(n_classes)]
+    known += logits_of(rows.probability, None if decided is None else _as_many(rows.probability, decided), n_classes)
+    more = unlearned_directions(logits_of(probability, decided, n_classes), known, rows.learned, rows.weight)
+    return rows.learned.draw(more) if more else rows.labels
+
+
+def _as_many(probability: Array, decided: Array) -> Array:
+    """What our own probabilities (n, K) decide: of two classes, the second for as many rows as are decided so."""
+    count = int((decided == 1).sum())
+    if probability.shape[1] > 2 or not count:
+        return decide(probability, None if probability.shape[1] > 2 else np.inf)
+    return decide(probability, float(np.sort(probability[:, 1])[-count]))
 
 
 def read_decisions(y_pred: Any, classes: tuple[Any, ...], n_rows: int, problems: Problems) -> Array | None:

@@ -1,6 +1,6 @@
 """Subgroups of a site's rows: how common the classes are, how good predictions, how well calibrated, without labels."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sitewise.performance.believed_clinical import clinical_performance
+from sitewise.arrays import did_you_mean
+from sitewise.performance.clinical import calibration_in_the_large, observed_to_expected
 from sitewise.performance.expected import (
     MISSING,
     BelievedRows,
     Expected,
     ExpectedPerformance,
+    drawn_truths,
     expected_value,
     group_rows,
     summarize,
@@ -23,7 +25,10 @@ Array = np.ndarray[Any, Any]
 FEWEST = 20  # rows of a subgroup below which nothing is claimed about it
 TOO_FEW = "{n} row(s) are too few to say anything: at least {fewest} are needed"
 UNTOLD = "the rows do not tell the prevalence of this group: its interval spans {low:.0%} to {high:.0%}"
-WIDE = 0.5  # an interval of a prevalence as wide as this tells next to nothing
+WIDE = 0.5  # an interval of a prevalence as wide as this tells next to nothing, and nothing else is claimed
+CALIBRATION = {"calibration_in_the_large": calibration_in_the_large, "oe_ratio": observed_to_expected}
+
+Bands = Sequence[float] | Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +42,10 @@ class Subgroup:
     n_rows : int
         How many rows.
     prevalence : dict
-        For each class its share among these rows, expected with its interval; empty where rows are too few.
+        For each class its share among these rows, expected with its interval; empty where rows are too few. Rows whose
+        g the site's rows do not tell (f is not identified there) may be of any class at the ends of the interval.
     performance : ExpectedPerformance or None
-        What to expect of predictions in this group.
+        What to expect of predictions in this group; None where rows are too few or do not tell the prevalence.
     calibration : dict
         `calibration_in_the_large` and `oe_ratio` to expect, for two classes and probabilities.
     note : str or None
@@ -70,29 +76,78 @@ class Subgroup:
 def subgroups(
     rows: BelievedRows,
     classes: tuple[Any, ...],
-    column: str,
-    values: pd.Series,
+    by: Any,
     *,
-    bands: Sequence[float] | None = None,
+    bands: Bands | None = None,
     threshold: float | None = None,
     level: float = 0.95,
 ) -> list[Subgroup]:
-    """Every group of rows by the values of a column (n,): its levels, bands of a number, and "missing".
+    """Every group of rows by the values of columns: levels, bands of a number, and "missing".
 
-    `bands` are the edges between bands of a number; its quartiles otherwise.
+    Parameters
+    ----------
+    rows : BelievedRows
+        With the predictions that are judged.
+    classes : tuple
+        The classes, in order.
+    by : str, list of str, Series, DataFrame or array-like of shape (n,)
+        Names of confounders, or values of any column in the order of the rows; a frame is taken column by column.
+    bands : sequence of float, or dict of them by column, optional
+        Edges between bands of a number; its quartiles otherwise.
+    threshold, level
+        As in `expected_performance`.
     """
-    values = pd.Series(rows.of_site(values.reset_index(drop=True), "subgroups")).reset_index(drop=True)
+    frame = columns_of(rows, by)
+    edges = dict.fromkeys(frame, bands) if not isinstance(bands, Mapping) else _known_bands(bands, frame)
+    found = []
+    for column in frame:
+        values = pd.Series(rows.of_site(frame[column].reset_index(drop=True), "subgroups")).reset_index(drop=True)
+        groups = _groups(values, edges.get(column), str(column))
+        if len(rows) > 1 and all(len(index) == 1 for index in groups.values()):
+            raise ValueError(
+                f"subgroups: every group of {str(column)!r} has one row: give a column with fewer values, "
+                "or bands of a number"
+            )
+        found += [
+            _describe(rows.take(index), classes, str(column), str(name), threshold, level)
+            for name, index in groups.items()
+        ]
+    return found
+
+
+def columns_of(rows: BelievedRows, by: Any) -> pd.DataFrame:
+    """What rows are grouped by, as a frame with a value for each row: confounders by name, or values as given."""
+    if isinstance(by, pd.DataFrame):
+        return by
+    known = [str(name) for name in rows.z.columns]
+    names = [by] if isinstance(by, str) else by
+    if isinstance(names, list | tuple) and len(names) and all(isinstance(name, str) for name in names):
+        unknown = [name for name in names if name not in known]
+        if not unknown:
+            return rows.z[list(names)]
+        if isinstance(by, str) or len(names) not in (len(rows), rows.n_site):
+            raise ValueError(
+                f"subgroups: there is no confounder {unknown[0]!r}{did_you_mean(unknown[0], known)}; "
+                f"there are {known}; hand over the values of other columns"
+            )
+    return pd.Series(by).to_frame(getattr(by, "name", None) or "group")
+
+
+def _known_bands(bands: Mapping[str, Sequence[float]], frame: pd.DataFrame) -> dict[Any, Sequence[float] | None]:
+    names = [str(name) for name in frame]
+    for name in bands:
+        if name not in names:
+            raise ValueError(f"subgroups: bands of {name!r}{did_you_mean(name, names)}; groups are by {names}")
+    return {column: bands.get(str(column)) for column in frame}
+
+
+def _groups(values: pd.Series, bands: Sequence[float] | None, column: str) -> dict[Any, Array]:
+    """Row numbers of each group."""
     if bands is None:
-        groups = group_rows(values)
-    else:
-        named, order = in_bands(values, bands, column)
-        found = group_rows(named)
-        groups = {name: found[name] for name in (*order, MISSING) if name in found}
-    if len(rows) > 1 and all(len(index) == 1 for index in groups.values()):
-        raise ValueError(
-            f"subgroups: every group of {column!r} has one row: give a column with fewer values, or bands of a number"
-        )
-    return [_describe(rows.take(index), classes, column, str(name), threshold, level) for name, index in groups.items()]
+        return group_rows(values)
+    named, order = in_bands(values, bands, column)
+    found = group_rows(named)
+    return {name: found[name] for name in (*order, MISSING) if name in found}
 
 
 def in_bands(values: pd.Series, bands: Sequence[float], column: str) -> tuple[pd.Series, list[str]]:
@@ -115,18 +170,37 @@ def _describe(
 ) -> Subgroup:
     if len(rows) < FEWEST:
         return Subgroup(column, name, len(rows), {}, None, {}, TOO_FEW.format(n=len(rows), fewest=FEWEST))
-    share = rows.weight / rows.weight.sum()
-    prevalence = {
-        label: expected_value(float(share @ rows.belief[:, k]), (rows.labels == k) @ share, level)
-        for k, label in enumerate(classes)
-    }
+    prevalence = {label: _share(rows, k, level) for k, label in enumerate(classes)}
     widest = max(prevalence.values(), key=lambda value: (value.high or 0.0) - (value.low or 0.0))
-    note: str | None = None
-    if widest.low is not None and widest.high is not None and widest.high - widest.low > WIDE:
+    assert widest.low is not None
+    assert widest.high is not None
+    if widest.high - widest.low > WIDE:
         note = UNTOLD.format(low=widest.low, high=widest.high)
-    calibration = {}
-    if len(classes) == 2 and rows.probability is not None:
-        at = None if threshold is None or not 0 < threshold < 1 else threshold
-        found = clinical_performance(rows, threshold=at, level=level)
-        calibration = {key: found[key] for key in ("calibration_in_the_large", "oe_ratio")}
-    return Subgroup(column, name, len(rows), prevalence, summarize(rows, classes, threshold, level), calibration, note)
+        return Subgroup(column, name, len(rows), prevalence, None, {}, note)
+    performance = summarize(rows, classes, threshold, level)
+    return Subgroup(column, name, len(rows), prevalence, performance, _calibration(rows, level), None)
+
+
+def _share(rows: BelievedRows, k: int, level: float) -> Expected:
+    """How common a class is among these rows; where g is not told, it may be nobody's or everybody's class."""
+    share = rows.weight / rows.weight.sum()
+    told = np.ones(len(rows), dtype=bool) if rows.told is None else rows.told
+    drawn = (rows.labels[:, told] == k) @ share[told]
+    value = expected_value(float(share @ rows.belief[:, k]), drawn, level)
+    if told.all() or value.low is None or value.high is None:
+        return value
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    return Expected(value.estimate, float(low), float(high + share[~told].sum()))
+
+
+def _calibration(rows: BelievedRows, level: float) -> dict[str, Expected]:
+    """Calibration of probabilities of two classes, as the draws of the labels have it."""
+    if rows.probability is None or rows.belief.shape[1] != 2:
+        return {}
+    score = rows.probability[:, 1]
+    found = {}
+    for name, measure in CALIBRATION.items():
+        drawn = [measure(truth[:, 1], score, rows.weight) for truth in drawn_truths(rows.labels, 2)]
+        value = measure(rows.belief[None, :, 1], score, rows.weight)[0]
+        found[name] = expected_value(float(value), np.concatenate(drawn), level)
+    return found

@@ -56,7 +56,6 @@ def applied_model_card(content: Content, author: Mapping[str, str] | None = None
         return own.get(name, TO_FILL_IN)
 
     metrics = (content["performance"] or {}).get("metrics", {})
-    groups = (content["performance"] or {}).get("groups", [])
     findings = (content["diagnosis"] or {}).get("findings", [])
     prevalence = content["prevalence"]
     here = [
@@ -126,8 +125,8 @@ def applied_model_card(content: Content, author: Mapping[str, str] | None = None
             "FairnessEquity": _key_metric(
                 "Like performance in all groups of rows",
                 [
-                    (f"{metric_name(name)}, {group['confounder']} = {group['group']}", value)
-                    for group in groups
+                    (f"{metric_name(name)}, {group['column']} = {group['name']}", value)
+                    for group in content["subgroups"]
                     for name, value in group["metrics"].items()
                 ],
                 testing,

@@ -213,7 +213,7 @@ def compact(value: Any) -> str:
 
 def fixed(value: float | None) -> str:
     """A metric, to three digits."""
-    return NOTHING if value is None else f"{value:.3f}"
+    return NOTHING if value is None else f"{round(value, 3) + 0.0:.3f}"  # never -0.000
 
 
 def whole(count: float | None) -> str:

@@ -249,3 +249,18 @@ def test_the_numbers_replace_a_report_s_and_nothing_else(usual, tmp_path):
     here.report(tmp_path / "site.html")
     here.report(tmp_path / "site.html", site="again")
     assert json.loads((tmp_path / "site.json").read_text(encoding="utf-8"))["site"] == "again"
+
+
+def test_subgroups_are_those_of_the_model(usual, tmp_path):
+    here = usual[2]
+    assert {group["column"] for group in report_content(here, "x", 0.95)["subgroups"]} == {"age0", "group0"}
+    ward = pd.Series(np.where(np.arange(300) < 290, "north", "south"), name="ward")
+    here.report(tmp_path / "page.html", subgroups=ward)
+    north, south = json.loads((tmp_path / "page.json").read_text(encoding="utf-8"))["subgroups"]
+    own, _ = here.subgroups(ward)
+    assert north["prevalence"][1] == own.prevalence[here.classes_[1]]._asdict()
+    assert north["metrics"]["recall"] == own.performance["recall"]._asdict()
+    assert north["calibration"]["oe_ratio"] == own.calibration["oe_ratio"]._asdict()
+    assert "10 row(s) are too few" in south["note"]
+    assert not south["metrics"]
+    assert south["note"] in (tmp_path / "page.html").read_text(encoding="utf-8")

@@ -35,16 +35,20 @@ def performance(n_rows, n_classes, rng):
         "level": 0.95,
         "metrics": {name: metric(0.5 + 0.07 * i) for i, name in enumerate(names)},
         "confusion": {"estimate": counts, "low": 0.9 * counts, "high": 1.1 * counts},
-        "groups": [
-            {
-                "confounder": "sex",
-                "group": group,
-                "rows": n_rows // 2,
-                "metrics": {"macro_f1": metric(0.6), "recall": metric(value)},
-            }
-            for group, value in (("female", 0.7), ("male", 0.55))
-        ],
     }
+
+
+def subgroups(n_rows, n_classes):
+    """Two groups with numbers, one that is too small, and one whose prevalence is not told."""
+    shares = [metric(1 / n_classes) for _ in range(n_classes)]
+    numbers = {"metrics": {"macro_f1": metric(0.6), "recall": metric(0.7)}, "calibration": {"oe_ratio": metric(1.1)}}
+    nothing = {"metrics": {}, "calibration": {}}
+    return [
+        {"column": "sex", "name": "female", "rows": n_rows // 2, "note": None, "prevalence": shares, **numbers},
+        {"column": "sex", "name": "male", "rows": n_rows // 3, "note": None, "prevalence": shares, **numbers},
+        {"column": "ward", "name": "A <1>", "rows": 3, "note": "3 row(s) are too few", "prevalence": [], **nothing},
+        {"column": "ward", "name": "B", "rows": 99, "note": "it spans 2% to 90%", "prevalence": shares, **nothing},
+    ]
 
 
 def profile(rng, name, values, n_rows, n_classes, *, is_number=False, **others):
@@ -92,6 +96,7 @@ def make_content():
             "held_out": (y, held),
             "diagnosis": diagnosis(),
             "performance": performance(n_rows, n_classes, rng),
+            "subgroups": subgroups(n_rows, n_classes),
             "done": {"Data": {"rows here": n_rows, "confounders": "age, sex"}, "Software": {"sitewise": "0.1.0"}},
             "made": "2026-01-02 03:04 UTC",
         }

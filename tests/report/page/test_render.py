@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from sitewise.report import wording
 from sitewise.report.page import Profile, TrainingSite, render, write_report
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
@@ -257,3 +258,20 @@ def test_the_rehearsal_is_a_table(make_content):
 def test_sites_that_are_numbers_have_a_page(make_content):
     sites = [TrainingSite(number, 10, np.array([0.5, 0.5])) for number in (7, 8)]
     assert ">7</" in render(make_content(training_sites=sites))
+
+
+def test_subgroups_have_a_table_for_each_column_and_notes_instead_of_numbers(make_content):
+    html = render(make_content())
+    section = re.search(r'<section id="subgroups".*?</section>', html, re.DOTALL).group()
+    assert section.count("<table") == 2
+    assert "3 row(s) are too few" in section
+    assert "A &lt;1&gt;" in section
+    small, untold = re.findall(
+        r"<tr>(?:(?!</tr>).)*too few(?:(?!</tr>).)*|<tr>(?:(?!</tr>).)*spans(?:(?!</tr>).)*", section
+    )
+    assert "0.6" not in small + untold
+    assert '<section id="subgroups"' not in render(make_content(subgroups=[]))
+
+
+def test_nothing_is_minus_zero():
+    assert wording.fixed(-0.0001) == "0.000"

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from sitewise.estimator.source.held_out import resample
 from sitewise.estimator.without_z.predicting import lacking, with_joint_marginal
-from sitewise.performance import BelievedRows, Part, believe
+from sitewise.performance import BelievedRows, OpenShape, Part, believe
+from sitewise.posterior import combine
 from sitewise.rows import ScoredRows
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def believed_rows(here: "AdaptedClassifier", rows: ScoredRows | None = None) -> 
     rows = here.rows_in_use if rows is None else rows
     joint = None if here.stays_as_trained else here.joint
     schema = model.confounders_
+    as_trained = combine(rows.log_ratio, model.pooled_prevalence_.log_prob(rows.codes)).exp()
     return believe(
         rows.log_ratio,
         rows.codes,
@@ -36,8 +38,22 @@ def believed_rows(here: "AdaptedClassifier", rows: ScoredRows | None = None) -> 
         known=None if rows.y is None else rows.y.numpy(),
         weight=rows.weight,
         z=None if schema is None else schema.decode(rows.codes),
+        source=(model.training_summary_.n_rows, as_trained.numpy()),
+        shape=open_shape(here, len(rows)),
         random_state=model.random_state,
     )
+
+
+def open_shape(here: "AdaptedClassifier", n_rows: int) -> OpenShape | None:
+    """What labels leave open about the shape of g: those of the training rows, and what unlabeled rows are worth.
+
+    None where g has no shape, or where the site's rows alone tell it.
+    """
+    schema, prior = here.model.confounders_, here.site_prior
+    if schema is None or prior is None:
+        return None
+    told = n_rows * prior.tempering(n_rows) * (1.0 - prior.missing)
+    return OpenShape(schema, here.model.training_summary_.n_rows + told)
 
 
 def calibration_parts(model: "SiteModel", codes: Tensor, *, joint: bool = False) -> list[Part]:

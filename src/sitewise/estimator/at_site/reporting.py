@@ -16,7 +16,7 @@ from sitewise.confounders import Categorical, Continuous, Notes, Variable
 from sitewise.estimator.at_site.naming import ABOUT, about, class_names
 from sitewise.estimator.source.regions import in_regions
 from sitewise.estimator.source.splitting import evenly
-from sitewise.performance import ExpectedPerformance, clinical_performance
+from sitewise.performance import clinical_performance
 from sitewise.posterior import combine
 from sitewise.report.page import Content, Profile, TrainingSite, build_content
 from sitewise.report.page.binning import most_frequent
@@ -30,12 +30,20 @@ Array = np.ndarray[Any, Any]
 STEPS = 32  # of a curve over a number
 REACH = 3  # steps, within which rows count for a point of it
 N_DRAWS, ROWS_NEAR = 200, 100  # draws of g behind a band, and the rows near each of its points at which they are taken
-MOST_GROUPS = 12  # of a confounder with a line each for expected performance
-MOST_CONFOUNDERS = 6  # whose groups have such lines
+MOST_GROUPS = 12  # of a confounder whose groups are shown where no subgroups are named
+MOST_CONFOUNDERS = 6  # whose groups are shown then
 GROUP_METRICS = ("recall", "specificity", "precision")
 
 
-def report_content(here: "AdaptedClassifier", site: str, level: float, made: str | None = None) -> Content:
+def report_content(
+    here: "AdaptedClassifier",
+    site: str,
+    level: float,
+    made: str | None = None,
+    *,
+    subgroups: Any = None,
+    bands: Any = None,
+) -> Content:
     """Everything the report of a site says."""
     rows, model = here.rows, here.model
     with warnings.catch_warnings():
@@ -54,7 +62,8 @@ def report_content(here: "AdaptedClassifier", site: str, level: float, made: str
             training_sites=_training_sites(model),
             profiles=list(_profiles(here, level)),
             held_out=_held_out(model),
-            performance=expected.to_dict() | {"groups": _groups(expected), **_clinical(here, level)},
+            performance=expected.to_dict() | _clinical(here, level),
+            subgroups=_subgroups(here, subgroups, bands, level),
             diagnosis=here.diagnose().to_dict(),
             rehearsal={"sentence": rehearsal.sentence, "sites": _rehearsed(rehearsal.table)},
             about={name: about(model, name) for name in ABOUT},
@@ -209,25 +218,30 @@ def _held_out(model: "SiteModel") -> tuple[Array, Array] | None:
     return held.y.numpy(), combine(calibration.apply(held.raw_log_ratio), held.log_prevalence).exp().numpy()
 
 
-def _groups(expected: ExpectedPerformance) -> list[dict[str, Any]]:
-    """A few metrics for each group of rows, by confounders with few groups."""
-    found = []
-    for name in list(expected.rows.z.columns)[:MOST_CONFOUNDERS]:
-        column = expected.rows.z[name]
-        if not pd.api.types.is_numeric_dtype(column) and column.nunique() > MOST_GROUPS:  # numbers are cut at quartiles
-            continue
-        for group, own in expected.by(name).items():
-            metrics = {metric: own[metric]._asdict() for metric in ("f1", *GROUP_METRICS)}
-            main = "positive_f1" if len(expected.classes) == 2 else "macro_f1"
-            found.append(
-                {
-                    "confounder": name,
-                    "group": group,
-                    "rows": own.n_rows,
-                    "metrics": {main: metrics.pop("f1"), **metrics},
-                }
-            )
-    return found
+def _subgroups(here: "AdaptedClassifier", by: Any, bands: Any, level: float) -> list[dict[str, Any]]:
+    """Prevalence, a few metrics and calibration of each subgroup; by confounders with few groups if none is named."""
+    if by is None:
+        z = here.believed_rows.z
+        # Numbers are cut at quartiles.
+        few = [name for name in z if pd.api.types.is_numeric_dtype(z[name]) or z[name].nunique() <= MOST_GROUPS]
+        by = z[few[:MOST_CONFOUNDERS]]
+    main = "positive_f1" if len(here.classes_) == 2 else "macro_f1"
+    return [
+        {
+            "column": group.column,
+            "name": group.name,
+            "rows": group.n_rows,
+            "note": group.note,
+            "prevalence": [value._asdict() for value in group.prevalence.values()],
+            "metrics": {}
+            if group.performance is None
+            else {name: group.performance[name]._asdict() for name in (main, *GROUP_METRICS)},
+            "calibration": {
+                name: group.calibration[name]._asdict() for name in group.calibration if name == "oe_ratio"
+            },
+        }
+        for group in here.subgroups(by, bands=bands, level=level)
+    ]
 
 
 def _clinical(here: "AdaptedClassifier", level: float) -> dict[str, Any]:

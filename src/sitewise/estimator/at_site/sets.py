@@ -1,6 +1,7 @@
 """Prediction sets at a site: held-out source rows weighted to its P(y, z)."""
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from sitewise.rows import HeldOut
 if TYPE_CHECKING:
     from sitewise.estimator.adapted import AdaptedClassifier
 
+Array = np.ndarray[Any, Any]
 NO_ROWS = "predict_set: no labeled rows were held out in training; fit with validation, or calibrate by a site's rows"
 
 
@@ -23,22 +25,43 @@ def predict_sets(
     """The sets of rows with these probabilities (n, K) and codes of z, those that lack z by rows that lack it too."""
     if not 0 < coverage < 1:
         raise ValueError(f"predict_set: coverage must lie between 0 and 1, got {coverage!r}")
-    complete, hidden = here.model.telling_rows()
     lacks = lacking(here.model, codes)
     member = torch.zeros(len(codes), len(here.classes_), dtype=torch.bool)
     worth = np.inf
-    for held, rows in ((complete, ~lacks), (hidden, lacks)):
+    for without_z, rows in ((False, ~lacks), (True, lacks)):
         if not bool(rows.any()):
             continue
-        if not len(held):
+        held = here.weighted_rows[without_z]
+        if not len(held.y):
             raise ValueError(NO_ROWS)
-        log_ratio = here.model.cross_calibrated(held)
-        scored = here.probability_of(log_ratio, held.codes).numpy()
-        weight = site_weights(here, held, lacks=held is hidden and held is not complete).numpy()
-        thresholds, own = score_thresholds(scored, held.y.numpy(), weight, coverage, by_class=by_class)
+        thresholds, own = score_thresholds(held.probability, held.y, held.weight, coverage, by_class=by_class)
         member[rows] = 1 - probability[rows] <= torch.tensor(thresholds)
         worth = min(worth, own)
     return PredictionSets(member.numpy(), tuple(here.classes_.tolist()), coverage, by_class, worth)
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedRows:
+    """Labeled rows as the site predicts them, calibrated by others of them, with weights that make them the site's."""
+
+    probability: Array  # (m, K)
+    y: Array  # (m,)
+    weight: Array  # (m,)
+
+
+def weighted_rows(here: "AdaptedClassifier") -> tuple[WeightedRows, WeightedRows]:
+    """The held-out rows that have all of z, and those that lack some, weighted to the site's P(y, z)."""
+    complete, hidden = here.model.telling_rows()
+
+    def weighted(held: HeldOut) -> WeightedRows:
+        if not len(held.y):
+            return WeightedRows(np.zeros((0, len(here.classes_))), np.zeros(0, dtype=np.int64), np.zeros(0))
+        probability = here.probability_of(here.model.cross_calibrated(held), held.codes)
+        weight = site_weights(here, held, lacks=held is hidden and held is not complete)
+        return WeightedRows(probability.numpy(), held.y.numpy(), weight.numpy())
+
+    first = weighted(complete)
+    return first, first if hidden is complete else weighted(hidden)
 
 
 def site_weights(here: "AdaptedClassifier", held: HeldOut, *, lacks: bool = False) -> Tensor:

@@ -63,6 +63,7 @@ def build_content(
     profiles: Sequence[Profile] = (),
     held_out: tuple[Any, Any] | None = None,
     performance: Mapping[str, Any] | None = None,
+    subgroups: Sequence[Mapping[str, Any]] = (),
     diagnosis: Mapping[str, Any] | None = None,
     rehearsal: Mapping[str, Any] | None = None,
     about: Mapping[str, str | None] | None = None,
@@ -82,8 +83,9 @@ def build_content(
     before, after : (n, K) probabilities of the site's rows with the training prevalence and with the adapted one.
     training_sites, profiles : see `TrainingSite` and `Profile`.
     held_out : class indices (m,) and probabilities (m, K) of held-out training rows, for the reliability.
-    performance, diagnosis : what `ExpectedPerformance.to_dict()` and `Diagnosis.to_dict()` say; the former may have
-        "groups" too, each with its confounder, group, rows and metrics.
+    performance, diagnosis : what `ExpectedPerformance.to_dict()` and `Diagnosis.to_dict()` say.
+    subgroups : groups of rows, each with its column, name, rows and note, and with the expected "prevalence" of every
+        class, "metrics" and "calibration", empty where nothing is claimed.
     rehearsal : its "sentence", and "sites" with the log loss "before", "after" and "told" P(y) of each.
     about : what was said of the model: outcome_name, positive, intended_use, contact.
     kind : "images" or "tables", for the words that differ.
@@ -119,6 +121,7 @@ def build_content(
         "probabilities": _probabilities({"before": before, "after": after}, sample_weight, threshold),
         "reliability": None if held_out is None or not len(held_out[0]) else _reliability(*held_out, level),
         "performance": None if performance is None else dict(performance),
+        "subgroups": [dict(group) for group in subgroups],
         "done": [
             {"heading": heading, "entries": [{"name": name, "value": value} for name, value in entries.items()]}
             for heading, entries in (done or {}).items()

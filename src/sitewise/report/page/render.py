@@ -6,6 +6,8 @@ import json
 import os
 from functools import cache
 from importlib.resources import files
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,10 @@ def render(content: Content) -> str:
             probability_figures=figures.probability_figures(content),
             reliability_figure=figures.reliability_figure(content),
             decision_figure=figures.decision_figure(content),
+            subgroups=[(name, list(groups)) for name, groups in groupby(content["subgroups"], itemgetter("column"))],
+            subgroup_columns=list(
+                dict.fromkeys(n for g in content["subgroups"] for n in (*g["metrics"], *g["calibration"]))
+            ),
             glossary=wording.glossary(content["kind"]),
             severity_words=wording.SEVERITY_WORDS,
         )
