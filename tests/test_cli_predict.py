@@ -214,7 +214,7 @@ def test_known_labels_are_used_when_asked_for(run, saved, labeled, tmp_path):
     some.loc[50:, "y"] = np.nan
     some.to_csv(tmp_path / "b.csv", index=False)
     assert run("adapt", saved / "proba", tmp_path / "b.csv", "--out", tmp_path / "s", "--use-labels", "--quiet")[0] == 0
-    labels = sw.load(tmp_path / "s").rows.labels
+    labels = sw.load(tmp_path / "s").rows.y
     assert int((~labels.isnan()).sum()) == 50
     some["y"] = some["y"].astype(object)
     some.loc[2, "y"] = "yes"

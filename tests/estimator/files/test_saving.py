@@ -212,7 +212,7 @@ def test_calibrating_and_adapting_go_on_after_loading(tmp_path):
     back = reloaded(here, tmp_path)
     same_site(here, back, X, Z)
     assert (back.policy, back.outcome, vars(back.outcome)) == ("rows", here.outcome, vars(here.outcome))
-    for name in ("log_ratio", "codes", "supported", "weight", "groups", "labels", "features", "feature_rows"):
+    for name in ("log_ratio", "codes", "supported", "weight", "groups", "y", "features", "feature_rows"):
         assert torch.equal(getattr(back.rows, name).nan_to_num(-9), getattr(here.rows, name).nan_to_num(-9))
 
 
