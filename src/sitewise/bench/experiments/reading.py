@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from sitewise.arrays import Problems, did_you_mean
 from sitewise.bench.experiments.experiment import (
@@ -253,7 +253,7 @@ def _instead(word: Any, known: Iterable[str]) -> str:
     return did_you_mean(word, names) or f"; there are {', '.join(names)}" if names else "; there are none"
 
 
-def _among(value: Any, names: Iterable[str]) -> bool:
+def _among(value: Any, names: Iterable[str]) -> TypeGuard[str]:
     """Whether a value is one of some names; a list or a mapping is none."""
     return isinstance(value, str) and value in names
 
