@@ -133,3 +133,14 @@ def test_at_a_corner_what_one_class_may_have_the_others_may_lack(model):
     for (inner_low, inner_high), (outer_low, outer_high) in pairwise(bounds):
         assert (outer_low <= inner_low + 1e-9).all()
         assert (outer_high >= inner_high - 1e-9).all()
+
+
+def test_at_rows_of_z_an_interval_holds_its_estimate_where_the_posterior_is_skew():
+    """A prior that is all but certain, and rows that say nothing against it."""
+    rng = np.random.default_rng(0)
+    Z = pd.DataFrame({"z": rng.integers(0, 9, 12)})
+    estimate = sw.estimate_prevalence(rng.normal(0, 1, (12, 2)), Z, model="additive", prior=[4e-4, 1 - 4e-4])
+    low, high = (np.asarray(bound) for bound in estimate.interval(Z))
+    g = np.exp(np.asarray(estimate.log_prevalence(Z)))
+    assert (low <= g + 1e-12).all()
+    assert (high >= g - 1e-12).all()

@@ -96,7 +96,7 @@ def spoil_text(rng: Rng, text: str) -> bytes:
         lambda: text,
         lambda: with_cell(str(rng.choice(odd))),
         lambda: with_cell(str(rng.choice(odd))),
-        lambda: with_cell(f"{10.0 ** rng.uniform(-330, 330):g}"),
+        lambda: with_cell(f"{rng.uniform(1, 10):g}e{rng.integers(-330, 330)}"),
         lambda: "\n".join([*lines[:row], lines[row] + ",extra", *lines[row + 1 :]]),
         lambda: "\n".join([*lines[:row], ",".join(cells[:-1]), *lines[row + 1 :]]),
         lambda: "\n".join([*lines[:row], "", *lines[row:]]),

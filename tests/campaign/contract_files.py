@@ -18,7 +18,7 @@ import yaml
 
 import sitewise as sw
 from campaign.contract_models import fitted
-from campaign.files import place, refused, rows, scratch
+from campaign.files import parts_of, place, refused, rows, scratch
 from campaign.registry import family
 
 Rng = np.random.Generator
@@ -197,12 +197,7 @@ def killed_trainings(rng: Rng) -> str:
     return "the same bits"
 
 
-EXPERIMENT = {
-    "name": "tiny",
-    "title": "Tiny",
-    "data": {"family": "simulated", "seed": 1},
-    "methods": {"ERM": "erm"},
-}
+EXPERIMENT = Path(__file__).parents[2] / "experiments" / "simulated" / "mixed_z.yaml"
 
 
 @family(short=10, limit_s=60)
@@ -225,12 +220,17 @@ def odd_experiments(rng: Rng) -> str:
         {"a": {"b": 1}},
         "../..",
     ]
-    tree: dict[str, Any] = dict(EXPERIMENT)
-    for _ in range(int(rng.integers(1, 4))):
-        key = str(rng.choice([*EXPERIMENT, "seeds", "sites", "tuning", "recipe", "train", "test", "nonsense"]))
-        tree[key] = leaves[rng.integers(len(leaves))]
-        if rng.random() < 0.2:
-            tree.pop(key)
+    tree: Any = yaml.safe_load(EXPERIMENT.read_text(encoding="utf-8"))
+    for _ in range(int(rng.integers(0, 3))):
+        paths = [*parts_of(tree), ("nonsense",)]
+        *above, last = paths[rng.integers(len(paths))]
+        holder = tree
+        for key in above:
+            holder = holder[key]
+        if rng.random() < 0.3 and last != "nonsense":
+            del holder[last]
+        else:
+            holder[last] = leaves[rng.integers(len(leaves))]
     text = yaml.safe_dump(tree, allow_unicode=True)
     spoil = rng.random()
     if spoil < 0.2:

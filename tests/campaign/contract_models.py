@@ -158,8 +158,8 @@ def sites_told_and_asked(rng: Rng) -> str:
         assert np.asarray(wide.size).shape == (len(rows),)
         assert set(np.asarray(wide.size).tolist()) <= {0, 1, 2}
     elif asked == "evaluate":
-        found, _ = quiet(lambda: here.evaluate(P, y[rows], own))
-        assert found.to_dict()
+        found = oracles.attempt(lambda: quiet(lambda: here.evaluate(P, y[rows], own)))
+        assert len(rows) < 2 if found is None else found[0].to_dict()
     elif asked == "prevalence":
         at_rows = check_distribution(here.prevalence(own))
         low, high = (np.asarray(bound) for bound in here.prevalence_interval(own))

@@ -308,9 +308,10 @@ class PrevalenceEstimate:
         return total / sum(rival.weight for rival in self._fit.rivals)
 
     def _conditional_interval(self, codes: Tensor, level: float) -> tuple[Tensor, Tensor]:
-        if self._fit.posterior is not None:
-            return self._fit.posterior.interval_at(codes, level)
         probability = self._at(codes)
+        if self._fit.posterior is not None:  # of a skew posterior the mean may lie beyond a quantile
+            low, high = self._fit.posterior.interval_at(codes, level)
+            return torch.minimum(low, probability), torch.maximum(high, probability)
         if not self._fit.identified:
             return torch.zeros_like(probability), torch.ones_like(probability)
         variance = self._variance_at(codes, probability)

@@ -203,3 +203,22 @@ def test_numbers_and_anchors_mean_what_people_mean(write, tiny):
     experiment = read_experiment(path)
     assert experiment.methods[1].settings == {"share": 0.001}
     assert experiment.tests[1].options["z_shift"] == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"variants": {"one": "two"}}, "variants.one must be a mapping"),
+        ({"data": {"kind": ["a"]}}, r"data.kind must be one of .* got \['a'\]"),
+        ({"recipe": {"name": {"a": 1}}}, "recipe must be one of"),
+        ({"methods": {"G": {"method": ["erm"]}}}, r"methods.G: the methods are .* got \['erm'\]"),
+    ],
+)
+def test_lists_and_text_in_the_place_of_others_are_mistakes_too(write, changes, said):
+    with pytest.raises(ValueError, match=said):
+        read_experiment(write(changes))
+
+
+def test_a_quick_section_that_is_no_mapping_is_refused(write):
+    with pytest.raises(ValueError, match="quick must be a mapping"):
+        read_experiment(write({"quick": ["seeds"]}), quick=True)

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from sitewise.arrays import Problems, did_you_mean
 from sitewise.bench.experiments.experiment import (
@@ -53,11 +53,12 @@ def read_experiment(path: str | os.PathLike[str], *, quick: bool = False) -> Exp
     problems.raise_if_any()
     reduced = raw.pop("quick", None)
     raw = _spelled_out(raw)
-    if quick and reduced:
-        raw = merge(raw, _spelled_out(reduced))
     reader = _Reader(problems)
+    if quick and reduced:
+        raw = merge(raw, _spelled_out(reader.mapping(reduced, "quick")))
     variants = reader.mapping(raw.pop("variants", {}), "variants")
-    parts = tuple(reader.experiment(merge(raw, _spelled_out(part)), path.stem, quick) for part in variants.values())
+    changes = [reader.mapping(part, f"variants.{name}") for name, part in variants.items()]
+    parts = tuple(reader.experiment(merge(raw, _spelled_out(part)), path.stem, quick) for part in changes)
     if not parts:
         return reader.experiment(raw, path.stem, quick)
     tests = tuple(site for part in parts for site in part.tests)
@@ -88,7 +89,7 @@ class _Reader:
             if key not in raw:
                 self.problems.add(f"{key} is missing")
         data = self.mapping(raw.get("data", {}), "data")
-        kind = KINDS.get(data.get("kind", ""))
+        kind = KINDS[data["kind"]] if _among(data.get("kind"), KINDS) else None
         if "data" in raw and kind is None:
             came = data.get("kind")
             self.problems.add(f"data.kind must be one of {', '.join(KINDS)}, got {came!r}{did_you_mean(came, KINDS)}")
@@ -174,7 +175,7 @@ class _Reader:
         method = spec.get("method")
         grid = self.mapping(spec.get("grid", {}), f"{place}.grid")
         settings = {key: value for key, value in spec.items() if key not in ("method", "grid")}
-        if method not in METHODS:
+        if not _among(method, METHODS):
             self.problems.add(
                 f"{place}: the methods are {', '.join(METHODS)}, got {method!r}{did_you_mean(method, METHODS)}"
             )
@@ -201,7 +202,7 @@ class _Reader:
         spec = {"name": "default"} | self.mapping(raw, "recipe")
         known = [field.name for field in fields(Recipe)]
         self.known(spec, ("name", *known), "recipe.")
-        if spec["name"] not in RECIPES:
+        if not _among(spec["name"], RECIPES):
             meant = did_you_mean(spec["name"], RECIPES)
             self.problems.add(f"recipe must be one of {', '.join(RECIPES)}, got {spec['name']!r}{meant}")
         return spec
@@ -250,6 +251,11 @@ def _instead(word: Any, known: Iterable[str]) -> str:
     """The spelling that was probably meant, else all there are."""
     names = list(known)
     return did_you_mean(word, names) or f"; there are {', '.join(names)}" if names else "; there are none"
+
+
+def _among(value: Any, names: Iterable[str]) -> TypeGuard[str]:
+    """Whether a value is one of some names; a list or a mapping is none."""
+    return isinstance(value, str) and value in names
 
 
 def _spelled_out(raw: Any) -> Any:
