@@ -267,7 +267,7 @@ def _done(here: "AdaptedClassifier") -> dict[str, dict[str, Any]]:
             "groups": None if rows.groups is None else len(torch.unique(rows.groups)),
             "weighted": rows.weight is not None,
             "confounders": ", ".join(names) or "none",
-            "rows where the training prevalence is kept": int((~rows.supported).sum()),
+            "rows at z where a class never occurred in training": int((~rows.supported).sum()),
         },
         "Estimate": {
             "model of the prevalence": estimate.model,
