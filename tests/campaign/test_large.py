@@ -58,4 +58,4 @@ def test_a_network_of_many_classes_and_few_rows_is_fitted_in_seconds():
     model = sw.GPAClassifier(epochs=1, rehearsal=None, device="cpu", missing="joint")
     model.fit(rng.normal(size=(120, 3)) + y[:, None], y, sample_confounder=Z)
     assert time.process_time() - start < CPU_S
-    assert len(model._joint.bank.codes) * 60 <= 2048  # cells, for each pair of which there is a number: 2.6 GB once
+    assert len(model.joint_.bank.codes) * 60 <= 2048  # cells, for each pair of which there is a number: 2.6 GB once

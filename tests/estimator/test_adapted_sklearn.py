@@ -103,7 +103,7 @@ def test_it_is_a_fitted_classifier(case):
     assert params["model"] is here.model
     assert params["model__estimator__C"] == 1.0
     assert here.get_params(deep=False).keys() == {
-        *("model", "estimate", "rows", "policy", "level_scale", "confounder_columns")
+        *("model", "estimate", "rows", "joint", "known_prevalence", "policy", "level_scale", "confounder_columns")
     }
     assert clone(here) is here
     assert not hasattr(clone(here.model), "classes_")

@@ -91,8 +91,7 @@ def test_adaptation_prediction_and_calibration_share_what_is_kept(model, fitted,
 def test_features_are_added_to_what_is_kept(model, fitted, data, rows_scored, monkeypatch):
     """Only of the rows whose features are kept, fewer than all here."""
     X, _, Z = data
-    for module in ("cached", "features"):
-        monkeypatch.setattr(f"sitewise.estimator.scoring.{module}.FEATURE_ROWS", 30)
+    monkeypatch.setattr(cached, "FEATURE_ROWS", 30)
     model.log_ratio(X, Z)
     rows_scored.clear()
     here = model.adapt(X, Z)
