@@ -281,6 +281,23 @@ def test_an_interrupt_of_the_parent_ends_its_processes_at_once(tiny, write, tmp_
     assert len(lines) - 1 <= len(done) <= len(lines) < 100
 
 
+def test_an_interrupt_while_processes_start_is_heard_when_they_have():
+    seen = []
+
+    def start():
+        with runner._interrupts_wait():
+            signal.raise_signal(signal.SIGINT)
+            seen.append("started")
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen == ["started"]
+
+
 def test_progress_is_shown_where_asked(tiny, tmp_path, capsys):
     run_experiment(tiny(), tmp_path, jobs=1, verbose=True)
     shown = capsys.readouterr().err
