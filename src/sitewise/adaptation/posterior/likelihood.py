@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from sitewise.adaptation.evidence import Evidence
-from sitewise.adaptation.posterior.points import Points
+from sitewise.adaptation.posterior.points import ENTRIES, Points
 from sitewise.adaptation.rows import Rows, Stream
 
 TINIEST = 1e-300
-ENTRIES = 2**18  # rows times points times classes that are summed at once: what fits into a cache
 
 Choose = Callable[[Rows], Tensor]  # which of a stretch's rows
 
