@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from records import provenance
-from sitewise.benchmark.records import append_record, done_ids, read_records
 from sklearn.linear_model import LogisticRegression
 
 import sitewise as sw
+from sitewise.bench.experiments.records import append_record, done_ids, read_records
 
 KINDS = ("holds", "moved", "weaker", "noisy")
 SIZES = (100, 300, 1000, 3000)

@@ -1,12 +1,16 @@
 """Old import paths of the comparison suite: an error that names the new path, and the new path is there."""
 
+import ast
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from sitewise.moved import MOVED
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("old", MOVED)
@@ -39,3 +43,14 @@ def test_the_method_works_without_the_suite():
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert loaded.strip() == "[]"
+
+
+SCRIPTS = sorted(path for folder in ("benchmarks", "experiments") for path in (ROOT / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_what_a_script_imports_of_the_package_exists(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "sitewise":
+            module = importlib.import_module(node.module)
+            assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []

@@ -29,7 +29,7 @@ MORE_ROWS = "Hold more rows out (validation=), or call model.calibrate with labe
 SHIFTED = (
     "Do not rely on adapted numbers: look for a change of equipment, protocol or patients, or label some rows here."
 )
-AGREE = "The rows do not speak against the known prevalence (p = {p:.2g})."
+AGREE = "The rows do not contradict the known prevalence (p = {p:.2g})."
 ADVICE = "Check whose prevalence it is, or label some rows here: labels tell which of the two is wrong."
 
 

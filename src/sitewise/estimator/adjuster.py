@@ -57,7 +57,7 @@ class PrevalenceAdjuster(SiteModel):
     The probabilities of source rows must be out-of-sample: of rows that the classifier was not trained on, or by
     `cross_val_predict`. On its training rows a classifier is over-confident, and nothing here can tell for sure.
     Name the sites (`sample_domain`), if there are several: how far f differs between them says how far to trust it
-    at the next. Where a new site's rows do not speak against it, the source's prevalence stands.
+    at the next. Where the evidence of a new site's rows is insufficient, the source's prevalence is kept.
 
     Parameters
     ----------

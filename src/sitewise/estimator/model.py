@@ -299,7 +299,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         then read z from there too.
         `known_prevalence` is P(y) here where it is known from elsewhere: of two classes that of the last one,
         `(value, low, high)` with a 95% interval, a dict by class, or a table by strata of z with a column "prevalence"
-        (and "low", "high"). Predictions then have that mean, and a warning says where the rows speak against it. Rows
+        (and "low", "high"). Predictions then have that mean, and a warning says where the rows contradict it. Rows
         that lack z are then predicted by knockout.
         """
         check_is_fitted(self)

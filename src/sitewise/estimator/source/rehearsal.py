@@ -355,7 +355,7 @@ def _learn_trust(units: list[Unit], numbers: Numbers) -> float:
 
 
 def _expected_trust(sites: list[Unit], numbers: Numbers) -> float:
-    """How many rows to trust where the prior is taken at its word: the least loss expected at a site drawn from it."""
+    """How many rows to trust at a site that is drawn from the prior: the choice with the least expected loss."""
     averages = torch.stack([unit.losses(numbers)[0] for unit in sites]).mean(0)
     return TRUSTED[int(averages.argmin())]
 
