@@ -188,9 +188,10 @@ def test_rare_positives_absent_from_resamples_leave_no_nan():
     y = np.zeros(40, dtype=int)
     y[0] = 1
     p = np.random.default_rng(0).dirichlet([5, 1], 40)
-    for metric in evaluate(y, p, n_resamples=100).values():
-        assert metric.low is not None
-        assert np.isfinite([metric.value, metric.low, metric.high]).all()
+    found = evaluate(y, p, n_resamples=100)
+    assert all(metric.low <= metric.value <= metric.high for metric in found.values())
+    assert found["auroc"].value == pytest.approx(sk.roc_auc_score(y, p[:, 1]))
+    assert found["auroc"].low < found["auroc"].high
 
 
 # Intervals
