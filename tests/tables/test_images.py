@@ -180,7 +180,7 @@ def test_what_has_no_known_range_or_several_pages_is_refused():
     with pytest.raises(ValueError, match="32-bit or signed integers"):
         read_image(encoded(np.ones((2, 2), dtype=np.int32), "TIFF"))
     page = Image.fromarray(NOISE)
-    with pytest.raises(ValueError, match="a TIFF of 2 pages: save the one that is meant"):
+    with pytest.raises(ValueError, match="a TIFF of 2 pages: save the page you need"):
         read_image(encoded(page, "TIFF", save_all=True, append_images=[page]))
     with pytest.raises(ValueError, match="CIELAB"):
         read_image(encoded(Image.new("LAB", (2, 2)), "TIFF"))

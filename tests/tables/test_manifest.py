@@ -110,8 +110,8 @@ def test_every_problem_of_the_rows_is_listed_at_once(folder):
     assert "id is empty in 1 row(s): row 7 ('a/9.png')" in said(error)
     outside = re.search(r"path leads outside the root .* in 2 row\(s\): row 2 \('../b.png'\), row 3", said(error))
     assert outside, said(error)
-    assert "id stands more than once in 2 row(s): row 0 ('i0'), row 1 ('i0')" in said(error)
-    assert "path stands more than once in 2 row(s): row 5 ('b/4.png'), row 6 ('b/4.png')" in said(error)
+    assert "duplicate id in 2 row(s): row 0 ('i0'), row 1 ('i0')" in said(error)
+    assert "duplicate path in 2 row(s): row 5 ('b/4.png'), row 6 ('b/4.png')" in said(error)
     assert "y must be one of 0, 1, and is not in 3 row(s): row 1 ('2'), row 6 (nan), row 7 ('benign')" in said(error)
 
 
@@ -222,7 +222,7 @@ def test_check_shows_ten_unreadable_images_and_counts_the_rest(folder):
 def test_a_site_with_one_class_is_read_refused_by_check_and_a_note_where_allowed(folder, caplog):
     manifest = read(folder, ROWS.replace("Oslo,0", "Oslo,1"))
     assert len(notes(manifest)) == 1
-    with pytest.raises(ValueError, match=r"site 'Oslo' has rows of the class 1 only \(2\): mend the table"):
+    with pytest.raises(ValueError, match=r"site 'Oslo' has rows of the class 1 only \(2\): correct the table"):
         check(manifest)
     with caplog.at_level(logging.WARNING):
         check(manifest, allow_one_class=True)

@@ -219,7 +219,7 @@ def test_every_training_site_is_drawn_and_listed(make_content):
 
 
 def test_a_page_may_not_take_the_place_of_its_numbers(make_content, tmp_path):
-    with pytest.raises(ValueError, match=r"name the page, such as report\.html"):
+    with pytest.raises(ValueError, match=r"choose a page name such as report\.html"):
         write_report(make_content(), tmp_path / "report.json")
     with pytest.raises(ValueError, match=r"is a folder; name the page in it"):
         write_report(make_content(), tmp_path)
