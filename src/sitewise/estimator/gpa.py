@@ -36,7 +36,7 @@ from sitewise.inputs import Inputs
 from sitewise.ratio import RatioObjective, Scorer, build_ratio, for_network, network_inputs
 from sitewise.rows import LabeledRows
 from sitewise.training import AUGMENTATIONS, Recipe, train
-from sitewise.training.side_by_side import count_rooms, run_side_by_side
+from sitewise.training.side_by_side import count_parallel, run_side_by_side
 
 EXPECTED_FAILED_CHECKS = {
     "check_sample_weight_equivalence_on_dense_data": (
@@ -253,13 +253,13 @@ class GPAClassifier(SiteModel):
     ) -> Iterator[tuple["GPAClassifier", list[Path]]]:
         """Models that are trained without some sites, several at a time if the GPU memory allows it."""
         in_memory = all(isinstance(part.data.rows.X, Tensor) for part in parts)
-        n_rooms = count_rooms(len(parts), self.device, self.devices, self.nodes) if in_memory else 1
-        verbose = self.verbose if n_rooms == 1 else False
+        n_parallel = count_parallel(len(parts), self.device, self.devices, self.nodes) if in_memory else 1
+        verbose = self.verbose if n_parallel == 1 else False
         tasks = [
             (self._fold(verbose), part.data, recipe, seed, f"rehearsal {number} of {len(parts)}, without {part.name}")
             for number, part in enumerate(parts, start=1)
         ]
-        return run_side_by_side(_learn_fold, tasks, n_rooms, f"{len(parts)} rehearsals", self.verbose)
+        return run_side_by_side(_learn_fold, tasks, n_parallel, f"{len(parts)} rehearsals", self.verbose)
 
     def _fold(self, verbose: bool | None) -> "GPAClassifier":
         """A model with the same settings, to be trained without some sites; missing z is handled by knockout."""
