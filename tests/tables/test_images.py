@@ -187,7 +187,7 @@ def test_what_has_no_known_range_or_several_pages_is_refused():
 
 
 def test_other_files_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"is no JPEG, PNG or TIFF image \(it begins with b'GIF87a"):
+    with pytest.raises(ValueError, match=r"is not a JPEG, PNG or TIFF image \(it begins with b'GIF87a"):
         read_image(encoded(NOISE, "GIF"))
     with pytest.raises(ValueError, match=r"is empty \(0 bytes\)"):
         read_image(b"")

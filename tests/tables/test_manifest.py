@@ -202,7 +202,7 @@ def test_check_lists_missing_broken_truncated_and_dicom_files_with_row_and_path(
     assert "there is no file for 1 row(s): row 0 ('a/0.png')" in said(error)
     assert "3 image(s) cannot be read" in said(error)
     assert f"row 1: {folder / 'a/1.png'} is truncated or damaged" in said(error)
-    assert f"row 2: {folder / 'b/2.png'} is no JPEG, PNG or TIFF image" in said(error)
+    assert f"row 2: {folder / 'b/2.png'} is not a JPEG, PNG or TIFF image" in said(error)
     assert f"row 3: {folder / 'b/3.png'} is a DICOM file" in said(error)
     with pytest.raises(ValueError, match="there is no file") as error:
         check(manifest, images=False)
