@@ -36,8 +36,8 @@ def test_what_is_known_stays():
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        (lambda y: np.where(y == 1, "ill", "well"), "tells outcome exactly"),
-        (lambda y: np.where(y == 1, 7.0, np.where(np.arange(N) % 2, 3.0, 4.0)), "tells outcome exactly"),
+        (lambda y: np.where(y == 1, "ill", "well"), "determines outcome exactly"),
+        (lambda y: np.where(y == 1, 7.0, np.where(np.arange(N) % 2, 3.0, 4.0)), "determines outcome exactly"),
         (lambda y: [f"note {i}" for i in range(N)], "too many different values"),
         (lambda y: [None] * N, "it is empty"),
         (lambda y: [3] * N, "it is constant"),
