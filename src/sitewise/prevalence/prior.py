@@ -43,6 +43,9 @@ class SitePrior:
         The number of rows beyond which more of them tell nothing new; zero where rows are not believed at all.
     wide_trusted_rows : float
         The same where a site is said to differ more than the training sites do (`widened`).
+    averaged : bool
+        Whether predictions are averaged over the prior where rows are not believed at all; otherwise they are those of
+        the model as trained.
     n_source : float
         Labelled rows (or groups) that calibrated f; infinite where f is taken as given.
     missing : float
@@ -58,6 +61,7 @@ class SitePrior:
     level_error: float = 0.0
     trusted_rows: float = float("inf")
     wide_trusted_rows: float = float("inf")
+    averaged: bool = True
     n_source: float = float("inf")
     missing: float = 1.0
     name: str = "prior"
