@@ -12,9 +12,7 @@ from sklearn.base import clone
 from sklearn.utils import Tags, _safe_indexing, check_random_state, get_tags, indexable
 from torch import Tensor, nn
 
-from sitewise.adaptation.families import FAMILIES
 from sitewise.arrays import Problems, did_you_mean, in_stretches, read_groups, read_weight, shortened
-from sitewise.calibration import METHODS as CALIBRATIONS
 from sitewise.estimator.model import SiteModel
 from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, Fold, Part, rehearse
 from sitewise.estimator.scoring.probabilities import (
@@ -43,6 +41,7 @@ from sitewise.estimator.without_z.pairs import (
     read_points,
 )
 from sitewise.rows import LabeledRows
+from sitewise.solvers import EM
 
 SEES = ("x", "xz", "auto")
 
@@ -66,7 +65,7 @@ class PrevalenceAdjuster(SiteModel):
         their probabilities come from copies that did not see them. One with `decision_function` only gives scores
         that calibration turns into probabilities. A torch module gives logits, (n, K), or (n, 1) for two classes.
     calibration : of log f on the source rows: "vector", "bias_corrected", "temperature" or "none".
-    prevalence : the model of g: "auto", "constant", "table", "additive" or "network" (the paper's).
+    prevalence, balance, solver, prevalence_dropout : as for `GPAClassifier`.
     classifier_sees : "xz" if z (the confounders) is among the classifier's inputs: log f = log p - log g_s(z), with g_s
         of all source rows, which must be like those it was trained on. "x" if not: log f is fitted as a function of
         log p and z. "auto" takes what predicts held-out labels better (`classifier_sees_`, `held_out_nll_`).
@@ -122,6 +121,9 @@ class PrevalenceAdjuster(SiteModel):
         joint: Any = None,
         missing: str = "auto",
         rehearsal: str | None = "auto",
+        balance: bool | str = "auto",
+        solver: str | EM = "auto",
+        prevalence_dropout: float = 0.0,
     ) -> None:
         self.estimator = estimator
         self.calibration = calibration
@@ -132,6 +134,9 @@ class PrevalenceAdjuster(SiteModel):
         self.joint = joint
         self.missing = missing
         self.rehearsal = rehearsal
+        self.balance = balance
+        self.solver = solver
+        self.prevalence_dropout = prevalence_dropout
 
     def fit(
         self,
@@ -230,12 +235,12 @@ class PrevalenceAdjuster(SiteModel):
 
     def _check_settings(self) -> None:
         problems = Problems("PrevalenceAdjuster")
+        self._check_scaling(problems)
+        self._check_prevalence(problems)
         problem = estimator_problem(self.estimator)
         if problem is not None:
             problems.add(problem)
         for name, known in (
-            ("calibration", CALIBRATIONS),
-            ("prevalence", ("auto", *FAMILIES)),
             ("classifier_sees", SEES),
             ("missing", MISSING),
             ("rehearsal", REHEARSALS),

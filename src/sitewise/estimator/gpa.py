@@ -13,9 +13,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from sitewise.adaptation.families import FAMILIES
-from sitewise.arrays import Problems, did_you_mean, read_groups
-from sitewise.calibration import METHODS as CALIBRATIONS
+from sitewise.arrays import Problems, read_groups
 from sitewise.estimator.model import SiteModel
 from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, Fold, Part, rehearse
 from sitewise.estimator.scoring.cached import cached_log_ratio, cached_score
@@ -35,6 +33,7 @@ from sitewise.estimator.without_z.joint import JointModel, calibrate_critic, fit
 from sitewise.inputs import Inputs
 from sitewise.ratio import RatioObjective, Scorer, build_ratio, for_network, network_inputs
 from sitewise.rows import LabeledRows
+from sitewise.solvers import EM
 from sitewise.training import AUGMENTATIONS, Recipe, train
 from sitewise.training.side_by_side import count_rooms, run_side_by_side
 
@@ -58,16 +57,23 @@ class GPAClassifier(SiteModel):
     ----------
     backbone : "auto" (by the shape of X), "mlp", "cnn" (the paper's for digits), "monai:resnet18", "monai:resnet50",
         "timm:NAME", "torchvision:NAME", or a torch module that gives features.
-    prevalence : the model of g: "auto", "constant", "table", "additive" or "network" (the paper's).
+    prevalence : the model of g: "auto", "constant", "table", "additive" or "network" (the paper's network; at a new
+        site by its EM where `solver` says so, else by a climb of the likelihood).
     knockout : the probability with which each confounder is hidden in training, so that it may be missing later.
     missing : how rows that lack z are predicted: "knockout" (the paper's way), "joint" (exactly, from an estimate of
         the site's joint of z and y), or "auto" (knockout; the joint model where no row of a site has all
         of z and left-out likelihood speaks for it).
     calibration : of log f on held-out rows: "vector", "bias_corrected", "temperature" or "none".
+    balance : whether f is first balanced on held-out rows, its mean at each z made the same for all classes (equation
+        18a): True, False, or "auto" (where it is calibrated). The paper does not.
+    solver : of a new site's g, as for `estimate_prevalence`. `EM(iterations=5)` is the paper's; EM takes no prior, and
+        what the rehearsal learned of one is then not used.
+    prevalence_dropout : the share of hidden units dropped while the network g is fitted (the paper: 0.5 for its two
+        image collections).
     weights : a local file with weights for the backbone, .safetensors, .pt or .pth; its classifier is left out.
     normalize : of images: None (bytes / 255), "imagenet", or "data" (by mean and spread of the training images).
-    recipe : how f is trained: "default", "augmented" (images), "gpa2024", "gpa2024_resnet" (the paper's) or a
-        `Recipe`.
+    recipe : how f is trained: "default", "augmented" (images), "gpa2024", "gpa2024_resnet" (the paper's; see `Recipe`
+        for what it leaves open), "gpa2024_release" (its published code's) or a `Recipe`.
     epochs, batch_size, learning_rate : changes to the recipe.
     validation : the share of each site held out for the choice of the snapshot and for calibration (groups kept
         whole), the name of a site held out for it, or None.
@@ -128,6 +134,9 @@ class GPAClassifier(SiteModel):
         verbose: bool | None = None,
         random_state: Any = 0,
         rehearsal: str | None = "auto",
+        balance: bool | str = "auto",
+        solver: str | EM = "auto",
+        prevalence_dropout: float = 0.0,
     ) -> None:
         self.backbone = backbone
         self.prevalence = prevalence
@@ -150,6 +159,9 @@ class GPAClassifier(SiteModel):
         self.verbose = verbose
         self.random_state = random_state
         self.rehearsal = rehearsal
+        self.balance = balance
+        self.solver = solver
+        self.prevalence_dropout = prevalence_dropout
 
     def fit(
         self,
@@ -256,9 +268,7 @@ class GPAClassifier(SiteModel):
         recipe = read_network_settings(self, problems)
         if self.cache is not None and (not isinstance(self.cache, str | os.PathLike) or os.path.isfile(self.cache)):
             problems.add(f"cache must be the path of a folder, got {self.cache!r}")
-        if self.prevalence not in ("auto", *FAMILIES):
-            meant = did_you_mean(self.prevalence, FAMILIES)
-            problems.add(f"prevalence must be one of auto, {', '.join(FAMILIES)}, got {self.prevalence!r}{meant}")
+        self._check_prevalence(problems)
         if not 0 <= self.knockout < 1:
             problems.add(f"knockout must be a probability below one, got {self.knockout!r}")
         if self.rehearsal not in REHEARSALS:
@@ -266,8 +276,7 @@ class GPAClassifier(SiteModel):
             problems.add(f"rehearsal must be one of {known}, got {self.rehearsal!r}")
         if self.missing not in MISSING:
             problems.add(f"missing must be one of {', '.join(MISSING)}, got {self.missing!r}")
-        if self.calibration not in CALIBRATIONS:
-            problems.add(f"calibration must be one of {', '.join(CALIBRATIONS)}, got {self.calibration!r}")
+        self._check_scaling(problems)
         problems.raise_if_any()
         return recipe
 

@@ -59,6 +59,7 @@ from sitewise.estimator.without_z.pairs import PairModel, PairRatio, pair_reader
 from sitewise.prevalence import Prevalence
 from sitewise.ratio import Scorer, build_ratio
 from sitewise.rows import HeldOut, ScoredRows
+from sitewise.solvers import EM
 from sitewise.tables.records import RECORDS as TABLE_RECORDS
 from sitewise.training import Recipe
 
@@ -443,6 +444,7 @@ RECORDS: dict[str, Record] = {
     "Calibration": Record(Calibration),
     "Critic": Record(Critic, put_together=_make_critic),
     "JointModel": Record(JointModel),
+    "EM": Record(EM),
     "Diagnosis": Record(Diagnosis, dropped=("fallback", "in_use")),
     "Finding": Record(Finding),
     "Grounds": Record(Grounds),
