@@ -31,7 +31,7 @@ def changed(row, values):
         (np.c_[PROBA, np.zeros(80)], r"a column for each class of \[0, 1\], got \(80, 3\)"),
         (PROBA[:0], r"are empty"),
         (np.full((80, 2), "half"), r"must be numbers"),
-        (pd.DataFrame(PROBA, columns=["0", "p"]), r"name all after a class, or none"),
+        (pd.DataFrame(PROBA, columns=["0", "p"]), r"name all columns after classes, or none"),
         (PROBA[:70], r"y has 80 row\(s\), X has 70"),
     ],
 )

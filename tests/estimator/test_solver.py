@@ -20,7 +20,8 @@ def adjusted(two):
     return fit, proba, proba_new
 
 
-def test_a_solver_reaches_the_new_sites_g(two, adjusted, tmp_path):
+def test_a_solver_reaches_the_new_sites_g(two, adjusted, tmp_path, monkeypatch):
+    monkeypatch.setattr("sitewise.prevalence.network.STEPS", 20)
     fit, _, new = adjusted
     solver = sw.EM(iterations=3)
     adjuster = fit(prevalence="network", solver=solver, prevalence_dropout=0.5, random_state=4)
