@@ -290,7 +290,8 @@ def _check_settings(settings: Mapping[str, Any], model: Any) -> None:
 def _check_fitted(fitted: Values, settings: Values, kind: type[SiteModel]) -> None:
     """Check that all declared attributes of a fitted model exist and have their declared types."""
     hints = hints_of(kind)
-    needed = {_on_disk(name): hints[name] for name in hints if name not in settings and not hasattr(kind, name)}
+    known = {*settings, *kind().get_params(deep=False)}  # settings of later versions have their defaults
+    needed = {_on_disk(name): hints[name] for name in hints if name not in known and not hasattr(kind, name)}
     _parts(fitted, "fitted/", **needed)
     _check_attributes(fitted, "fitted/", kind, {_on_disk(name): hint for name, hint in hints.items()})
 
