@@ -191,7 +191,7 @@ def _performing(path: Path, jobs: int, do: Do, fabric: Any = None) -> Iterator[P
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_start_worker)
 
     def perform(runs: Iterable[Run]) -> Iterator[tuple[Run, Outcome]]:
-        with _one_thread_each(), _interrupts_wait():
+        with _one_thread_each(), interrupts_wait():
             futures = {pool.submit(perform_run, run, path, do): run for run in runs}
         try:
             for future in as_completed(futures):
@@ -226,7 +226,7 @@ def _one_thread_each() -> Iterator[None]:
 
 
 @contextmanager
-def _interrupts_wait() -> Iterator[None]:
+def interrupts_wait() -> Iterator[None]:
     """An interrupt is heard at the end of the block: a process whose start is cut short would write a traceback."""
     if threading.current_thread() is not threading.main_thread():
         yield
