@@ -36,6 +36,7 @@ from sitewise.estimator.source.columns import split_confounders
 from sitewise.estimator.source.regions import in_regions
 from sitewise.estimator.without_z.predicting import lacking, with_joint
 from sitewise.monitoring import ALARM_LEVEL
+from sitewise.partitions import is_dask, map_rows
 from sitewise.performance import (
     THRESHOLDS,
     BelievedRows,
@@ -69,6 +70,10 @@ NOT_FITTED = (
     "fit: an adapted classifier is made by adapt() and not fitted to labels; where scikit-learn fits what it is given "
     "(cross-validation, voting), give it FrozenEstimator(here)"
 )
+SAMPLE_ONLY = (
+    "{call} needs every row adapted on; of this site's {total} rows, which were in Dask partitions, {kept} are kept: "
+    "adapt again with all of them"
+)
 LEAST_TRUST = 1e-4  # rows that are not believed at all leave an interval next to [0, 1]
 
 
@@ -82,7 +87,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Attributes
     ----------
     estimate : the `PrevalenceEstimate` of the site.
-    rows : what is kept of the site's rows, `ScoredRows`.
+    rows : what is kept of the site's rows, `ScoredRows`: all of them, or a sample where they were in Dask partitions.
     classes_ : the classes, in order.
     policy : "auto", "as trained" or "rows": how far the site's rows are believed, see `adapt`.
     level_scale : how far the level of g may lie from the training sites', see `adapt`; None for what these show.
@@ -105,6 +110,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     __metadata_request__score: ClassVar = {"sample_confounder": True}
 
     site_name: str | None = None
+    n_rows_: int | None = None  # of a site in partitions, which keeps a sample of them
+    mean_probability_: Tensor | None = None  # (K,) of all its rows
     joint: JointEstimate | None = None
     confounder_columns: Any = None  # of sites that were saved before there were any
     level_scale: float | None = None
@@ -220,7 +227,12 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return site_html(self)
 
     def predict_proba(self, X: Any, sample_confounder: Any = None) -> Any:
-        """P(y|x,z) at this site, (n, K), each row by itself; z may be missing in part or whole."""
+        """P(y|x,z) at this site, (n, K), each row by itself; z may be missing in part or whole.
+
+        Dask collections are predicted partition by partition, when they are computed.
+        """
+        if is_dask(X):
+            return map_rows(self.predict_proba, X, sample_confounder, columns=self.classes_.tolist())
         probability = self.probability_of(*self._scored(X, sample_confounder))
         return probability.to(X.device) if isinstance(X, Tensor) else probability.numpy()
 
@@ -251,12 +263,18 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def adjust(self, log_ratio: Any, sample_confounder: Any = None) -> Any:
         """P(y|x,z) at this site, (n, K), given what the model's `log_ratio` said of the rows with this very z."""
-        ratios = torch.as_tensor(log_ratio).double().cpu()
+        if is_dask(log_ratio):
+            return map_rows(self.adjust, log_ratio, sample_confounder, columns=self.classes_.tolist())
+        ratios = (
+            torch.as_tensor(log_ratio.to_numpy() if isinstance(log_ratio, pd.DataFrame) else log_ratio).double().cpu()
+        )
         codes = self.model.codes_of(sample_confounder, len(ratios))
         return self.probability_of(ratios, codes).numpy()
 
     def predict(self, X: Any, sample_confounder: Any = None) -> Any:
         """The most probable class of every row; with a threshold, the second class where P(y|x,z) of it reaches it."""
+        if is_dask(X):
+            return map_rows(self.predict, X, sample_confounder, columns=None, dtype=self.classes_.dtype)
         return self.classes_[decide(np.asarray(self.predict_proba(X, sample_confounder)), self.threshold_)]
 
     def fit(self, X: Any, y: Any = None) -> NoReturn:
@@ -378,6 +396,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         Evaluate with `evaluate(X[sample.rows], y, Z.iloc[sample.rows], sample_weight=sample.weight)`.
         """
+        if self.n_rows_ is not None:
+            raise ValueError(SAMPLE_ONLY.format(call="sample", total=self.n_rows_, kept=len(self.rows)))
         schema = self.model.confounders_
         z = pd.DataFrame(index=range(len(self.rows))) if schema is None else schema.decode(self.rows.codes)
         probability = self.probability_of(self.rows.log_ratio, self.rows.codes).numpy()
@@ -435,7 +455,12 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def _mean_probability(self) -> Tensor:
-        """The weighted mean of what is predicted for the rows adapted on, (K,)."""
+        """The weighted mean of what is predicted for the rows adapted on, (K,).
+
+        Of a site in partitions all rows where they were predicted when it was adapted to, else its sample.
+        """
+        if self.mean_probability_ is not None and (self.policy == "as trained" or not self.stays_as_trained):
+            return self.mean_probability_
         return self.rows_in_use.weighted_mean(self.probability_of(self.rows_in_use.log_ratio, self.rows_in_use.codes))
 
     def prevalence_interval(self, Z: Any = None, level: float = 0.95) -> tuple[Any, Any]:
@@ -477,6 +502,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         of these rows are taken to be others than those of earlier rows. A joint of (z, y) stays as it was, for its
         estimation needs inputs, which are not kept: `adapt` with all rows refines it.
         """
+        if self.n_rows_ is not None:
+            raise ValueError(SAMPLE_ONLY.format(call="update", total=self.n_rows_, kept=len(self.rows)))
         X, sample_confounder = split_confounders(X, sample_confounder, self.confounder_columns, self.model)
         return update(self, X, sample_confounder, y, groups, sample_weight)
 

@@ -482,6 +482,8 @@ SITE = {  # what a model at a site keeps
     "policy": str,
     "site_name": str | None,
     "joint": JointEstimate | None,
+    "n_rows_": int | None,
+    "mean_probability_": Tensor | None,
     "_fallback": str | None,
     "_diagnosis": Diagnosis | None,
 }
