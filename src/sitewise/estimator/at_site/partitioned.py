@@ -152,6 +152,8 @@ def adapt_partitions(
     prior = None if policy == "rows" else model.prior_of(policy, level_scale)
     estimate = _estimate(model, partitions.changed(reader.readied), prior)
     fit, as_trained = estimate._fit, policy == "as trained"
+    if policy == "auto" and given["y"] is None and level_scale is None and prior is not None:
+        as_trained = not prior.trusted_rows and not prior.averaged  # as `predicts_as_trained` of the site
     predict = Predictor(fit.posterior, fit.prevalence, model.pooled_prevalence_, model.unsupported_, as_trained)
     step = -(-estimate._evidence.n_rows // SAMPLE_ROWS)
     found = compute(partitions.tasks(partial(_visit, reader, predict, step)))
