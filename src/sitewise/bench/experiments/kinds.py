@@ -85,7 +85,7 @@ def hide_some(site: Site, share: float, seed: int) -> Site:
     if not share:
         return site
     hidden = np.random.default_rng([seed, 1]).random(len(site)) < share
-    return replace(site, Z=site.Z.mask(hidden))
+    return replace(site, Z=site.Z.mask(np.broadcast_to(hidden[:, None], site.Z.shape)))
 
 
 def digits_faults(data: Options, options: Options) -> list[str]:
