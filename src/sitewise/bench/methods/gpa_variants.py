@@ -23,8 +23,7 @@ class GPAPooled(GPA):
 
     def trainer(self) -> Method:
         """The same f with and without z at the new site."""
-        settings = {name: value for name, value in self.get_params(deep=False).items() if name in GPA().get_params()}
-        return GPAPooled(**settings | {"calibration": "vector"})
+        return self.with_network_of(GPAPooled)
 
     def train(self, X: Any, y: Any, domain: Any, Z: Any, groups: Any, weight: Any, unlabeled: Any) -> Any:
         """Fit a `GPAClassifier` that is told of one training site."""
