@@ -102,7 +102,7 @@ def estimate_prevalence(
         collections, none for digits).
     known_prevalence : P(y) of the site where it is known, as data beside the rows; it needs a prior. K probabilities,
         or of two classes that of the second; `(value, low, high)` with a 95% interval; a dict of either by class (its
-        index, or its column of log_ratio); or a frame by strata of z (see docs/told.md).
+        index, or its column of log_ratio); or a frame by strata of z (see docs/known_labels.md).
 
     Examples
     --------
