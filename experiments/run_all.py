@@ -69,6 +69,7 @@ DONE, FAILED, TIME_IS_UP = 0, 1, 3
 def main():
     """Check the machine, then do what is not done yet."""
     options = read_options()
+    deadline = time.monotonic() + 60 * options.minutes - RESERVE
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         print(f"cannot be imported: {', '.join(missing)}; put them into {LOCAL / 'site-packages'}")
@@ -82,7 +83,6 @@ def main():
     if commit() == UNKNOWN:
         print("git does not work here: set SITEWISE_COMMIT to the commit that these files are")
         return FAILED
-    deadline = time.monotonic() + 60 * options.minutes - RESERVE
     options.out.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as work, sharing_gpu(options.device), contextlib.suppress(KeyboardInterrupt):
@@ -287,6 +287,8 @@ def sharing_gpu(device):
         return
     with tempfile.TemporaryDirectory() as folder:
         places = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log"}
+        for place in places.values():
+            Path(place).mkdir()
         os.environ.update(places)
         started = subprocess.run([command, "-d"], check=False).returncode == 0
         print("MPS started" if started else "MPS does not start: processes take turns on the GPU", flush=True)
