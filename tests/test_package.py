@@ -153,7 +153,7 @@ def test_signatures_are_the_contracts():
     assert str(estimate).startswith("(log_ratio: Any, sample_confounder: Any = None, *, model: str = 'auto'")
     assert list(estimate.parameters) == [
         *("log_ratio", "sample_confounder", "model", "solver", "strength", "prior", "confounders", "categorical"),
-        *("y", "sample_weight", "groups", "start", "random_state", "known_prevalence"),
+        *("y", "sample_weight", "groups", "start", "random_state", "known_prevalence", "dropout"),
     ]
     assert list(inspect.signature(sw.adjust).parameters) == ["log_ratio", "log_prevalence"]
     calibrate = inspect.signature(sw.calibrate_log_ratio).parameters
