@@ -372,7 +372,7 @@ def test_the_old_name_of_the_policy_is_noted(run, saved, tmp_path):
     assert "--fallback is the old name of --policy" in out
     code, _, err = run(*call, "--force", "--fallback", "marginal")
     assert code == 2
-    assert "is gone" in err
+    assert "was removed" in err
 
 
 def test_a_rehearsal_is_shown(run, saved):

@@ -19,7 +19,7 @@ from sitewise.prevalence import ConstantPrevalence, SitePrior
 from sitewise.prevalence.prior import FREEDOM, USUAL_FACTOR, USUAL_LEVEL, USUAL_SITES, student_scale
 from sitewise.report.wording import REHEARSALS
 from sitewise.training.loop import _Loop
-from sitewise.training.side_by_side import CONTEXT, count_rooms
+from sitewise.training.side_by_side import CONTEXT, count_parallel
 
 N_ROWS = 300  # a site
 SHARES = (0.2, 0.35, 0.6)
@@ -442,24 +442,24 @@ def tiny_classifier(checkpoint=None):
 
 def test_rehearsals_side_by_side_give_what_they_give_one_after_the_other(monkeypatch):
     straight, X = tiny_classifier()
-    monkeypatch.setattr(gpa, "count_rooms", lambda *_: 2)
+    monkeypatch.setattr(gpa, "count_parallel", lambda *_: 2)
     beside, _ = tiny_classifier()
     pd.testing.assert_frame_equal(beside.rehearsal_.table, straight.rehearsal_.table, check_exact=False, rtol=1e-4)
     assert np.allclose(beside.adapt(X).predict_proba(X), straight.adapt(X).predict_proba(X), atol=1e-4)
 
 
 def test_trainings_are_side_by_side_where_a_gpu_has_room(monkeypatch):
-    assert count_rooms(4, "cpu") == 1
+    assert count_parallel(4, "cpu") == 1
     gigabyte = 2**30
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 2 * gigabyte - CONTEXT)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    for free, rooms in ((1, 1), (5, 2), (100, 4)):
+    for free, n_parallel in ((1, 1), (5, 2), (100, 4)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free * gigabyte, 141 * gigabyte))
-        assert count_rooms(4, "cuda") == rooms
-    assert count_rooms(4, "cuda", devices=2) == 1
+        assert count_parallel(4, "cuda") == n_parallel
+    assert count_parallel(4, "cuda", devices=2) == 1
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: multiprocessing.current_process())
-    assert count_rooms(4, "cuda") == 1
+    assert count_parallel(4, "cuda") == 1
 
 
 @pytest.mark.parametrize("name", ["runs", "run.pt"], ids=["folder", "file"])

@@ -83,7 +83,7 @@ def test_logging_writes_parameters_rehearsal_outcome_and_report(table, store):
     low, middle, high = (logged.metrics[f"prevalence_ill{end}"] for end in ("_low", "", "_high"))
     assert low <= middle <= high
     assert middle == pytest.approx(table.here.prevalence()[0], abs=1e-12)
-    assert 0 < logged.metrics["held_out_nll"]
+    assert logged.metrics["held_out_nll"] > 0
     assert logged.tags["sitewise.outcome"] == str(table.here.outcome)
     assert logged.tags["sitewise.rehearsal"] == table.here.model.rehearsal_.sentence
     files = {file.path for file in client.list_artifacts(run.info.run_id, "about_site")}
@@ -186,8 +186,10 @@ def test_a_model_that_a_folder_cannot_hold_is_refused_at_once(table, tmp_path):
 
 
 def test_mlflow_is_imported_by_nothing_but_a_call():
-    code = "import sys, sitewise.cli, sitewise.integrations.mlflow, sitewise.integrations.serving; " \
+    code = (
+        "import sys, sitewise.cli, sitewise.integrations.mlflow, sitewise.integrations.serving; "
         "print([name for name in ('mlflow', 'fastapi', 'uvicorn', 'sqlalchemy') if name in sys.modules])"
+    )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
 

@@ -1,8 +1,10 @@
 """Servers that are really started: by `mlflow models serve` and by `sitewise serve`."""
 
+import io
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,6 +12,7 @@ import pytest
 
 from integrations.conftest import post, served
 from sitewise.integrations import mlflow as ours
+from sitewise.integrations.frames import FrameModel
 
 pytest.importorskip("mlflow.pyfunc", reason="the extra `mlflow` is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ImportWarning")
@@ -38,8 +41,8 @@ def by_mlflow(table, tmp_path_factory):
     for name in ("sitecustomize.py", "sitewise.py", "data/sitewise_model/__init__.py", "code/sitewise/__init__.py"):
         (place / "model" / name).parent.mkdir(parents=True, exist_ok=True)
         (place / "model" / name).write_text(MARK.format(place=str(mark)))
-    command = ["mlflow", "models", "serve", "--model-uri", place / "model", "--env-manager", "local", "--port"]
-    command[0] = shutil.which("mlflow", path=str(sys.executable).rpartition("/")[0]) or "mlflow"
+    mlflow = shutil.which("mlflow", path=Path(sys.executable).parent)
+    command = [mlflow, "models", "serve", "--model-uri", place / "model", "--env-manager", "local", "--port"]
     with served(command, place / "log", cwd=place) as address:
         yield address, mark
 
@@ -64,15 +67,19 @@ def test_sitewise_serves_what_the_site_says(table, by_us):
 
 
 def check_answers(table, address):
-    gaps = table.frame.assign(age0=None)
-    records = json.dumps({"dataframe_records": json.loads(table.frame.to_json(orient="records", double_precision=15))})
-    for data in (as_split(table.frame), as_split(table.frame[::-1])[::1]):
-        expected = table.proba if data == as_split(table.frame) else table.proba[::-1]
-        assert np.abs(probabilities(post(address, data)) - expected).max() <= 1e-12
-    one = probabilities(post(address, as_split(table.frame[:1])))
-    assert np.abs(one - table.proba[:1]).max() <= 1e-12
-    assert np.abs(probabilities(post(address, records.encode())) - table.proba).max() <= 1e-9
-    assert np.abs(probabilities(post(address, as_split(gaps))) - table.proba).max() > 1e-6
+    for frame, expected in ((table.frame, table.proba), (table.frame[::-1], table.proba[::-1])):
+        assert np.abs(probabilities(post(address, as_split(frame))) - expected).max() <= 1e-12
+    assert np.abs(probabilities(post(address, as_split(table.frame[:1]))) - table.proba[:1]).max() <= 1e-12
+    records = {"dataframe_records": table.frame.astype(object).to_dict(orient="records")}
+    assert np.abs(probabilities(post(address, json.dumps(records).encode())) - table.proba).max() <= 1e-12
+    packed = io.BytesIO()
+    table.frame.to_parquet(packed)
+    answer = post(address, packed.getvalue(), "application/vnd.apache.parquet")
+    assert np.abs(probabilities(answer) - table.proba).max() <= 1e-12
+    without = FrameModel(table.here).predict_proba(table.frame.drop(columns="age0"))
+    for gaps in (table.frame.drop(columns="age0"), table.frame.assign(age0=None)):
+        assert np.abs(probabilities(post(address, as_split(gaps))) - without).max() <= 1e-12
+    assert np.abs(without - table.proba).max() > 1e-6
 
 
 WRONG = {
@@ -88,10 +95,8 @@ WRONG = {
 @pytest.mark.parametrize("server", ["by_mlflow", "by_us"])
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_bad_request_gets_our_sentence(table, server, wrong, request):
-    from sitewise.integrations.frames import FrameModel
-
     frame = WRONG[wrong](table.frame[:3])
-    with pytest.raises(ValueError, match=".") as ours:
+    with pytest.raises(ValueError, match="table: ") as ours:
         FrameModel(table.here).predict(frame)
     status, text = post(request.getfixturevalue(server)[0], as_split(frame))
     assert status == 400

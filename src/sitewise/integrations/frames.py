@@ -23,9 +23,7 @@ DECISION = "decision"
 INPUT, CONFOUNDER = "input", "confounder"
 ANYWHERE = Place()
 
-NO_MODEL = (
-    "expected a fitted GPAClassifier, PrevalenceAdjuster or AdaptedClassifier, or a Pipeline that ends in one, got {kind}"
-)
+NO_MODEL = "expected a fitted model or a site, or a Pipeline that ends in one, got {kind}"
 NO_BYTES = (
     "{where}: expected the bytes of an image file (base64 in JSON), got {kind} in row {row}: a service reads no files "
     "by their names"
@@ -108,7 +106,7 @@ class FrameModel:
         if not len(frame):
             problems.add(NO_ROWS)
         frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
-        find_columns(list(frame), [(c.role, c.name) for c in self.columns if c.needed], ANYWHERE, problems)
+        find_columns(frame.columns.tolist(), [(c.role, c.name) for c in self.columns if c.needed], ANYWHERE, problems)
         problems.raise_if_any()
         if self.reader is not None:
             if self.reader.roles.image is not None:
@@ -185,6 +183,10 @@ def _stacked(cells: pd.Series, shape: tuple[int, ...]) -> Array:
         images = np.stack([np.asarray(cell) for cell in cells])
         if images.shape[1:] != shape:
             raise ValueError(f"got {images.shape[1:]}")
-        return images.astype(np.uint8) if images.dtype.kind in "iu" and 0 <= images.min() <= images.max() <= 255 else images
+        return (
+            images.astype(np.uint8)
+            if images.dtype.kind in "iu" and 0 <= images.min() <= images.max() <= 255
+            else images
+        )
     except ValueError as error:
         raise ValueError(NO_SHAPE.format(where=ANYWHERE.column(str(cells.name)), shape=shape, error=error)) from error

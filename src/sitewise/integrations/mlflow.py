@@ -139,8 +139,8 @@ def log_model(
     -----
     Without an active run one is started and ended. Metrics: `prevalence_<class>` with `_low` and `_high` of a site, and
     the model's metrics on held-out rows. Tags: `sitewise.outcome`, `sitewise.verdict`, `sitewise.rehearsal`. Artifacts,
-    in the folder `about_<name>`: `outcome.json`, `rehearsal.json` (a table), `report.html`, `report.json`. No inputs of the site are
-    logged, but the model's scores of its rows are in the saved folder: treat the store as one with patient data.
+    in the folder `about_<name>`: `outcome.json`, `rehearsal.json` (a table), `report.html`, `report.json`. No
+    inputs of the site are logged, but the model's scores of its rows are: treat the store as one with patient data.
 
     Examples
     --------
@@ -190,8 +190,7 @@ def signature_of(frames: FrameModel) -> Any:
     models = importlib.import_module("mlflow.models")
     kinds = {"image": types.DataType.binary}
     inputs = [
-        types.ColSpec(kinds.get(column.kind, types.AnyType()), column.name, required=False)
-        for column in frames.columns
+        types.ColSpec(kinds.get(column.kind, types.AnyType()), column.name, required=False) for column in frames.columns
     ]
     kind_of = {int: types.DataType.long, float: types.DataType.double, bool: types.DataType.boolean}
     label = kind_of.get(type(frames.labels[0]), types.DataType.string)
@@ -202,7 +201,10 @@ def signature_of(frames: FrameModel) -> Any:
 def requirements() -> list[str]:
     """What an environment for the model installs, in the versions of this one."""
     own = {name: version for name, version in versions().items() if name not in ("sitewise", "python")}
-    return [f"sitewise[mlflow]=={__version__}", *(f"{name}=={version.partition('+')[0]}" for name, version in own.items())]
+    return [
+        f"sitewise[mlflow]=={__version__}",
+        *(f"{name}=={version.partition('+')[0]}" for name, version in own.items()),
+    ]
 
 
 def _log_facts(mlflow: Any, frames: FrameModel, name: str, report: bool) -> None:

@@ -13,8 +13,8 @@ SERVED = "SITEWISE_SERVED"  # the environment variable that tells a worker what 
 def scoring_app(pyfunc: PyFunc) -> Any:
     """MLflow's scoring server (an ASGI application) around a model: `/invocations`, `/ping`, `/version`.
 
-    MLflow gets no schema of the inputs here, so that JSON, CSV and Parquet reach the model's own reader, which says what
-    cannot be read.
+    MLflow gets no schema of the inputs here: JSON, CSV and Parquet reach the model's own reader as they are, which
+    says what cannot be read.
     """
     models, server = _libraries("mlflow.models", "mlflow.pyfunc.scoring_server")
     outputs = signature_of(pyfunc.frames).outputs

@@ -260,9 +260,7 @@ def _order_of(roles: Roles, classes: tuple[Any, ...], problems: Problems) -> tup
     return tuple(column_of[str(label)] for label in classes)
 
 
-def _read_images(
-    files: Sequence[Any], root: Path | None, how: ImageInput, place: Place, problems: Problems
-) -> Array:
+def _read_images(files: Any, root: Path | None, how: ImageInput, place: Place, problems: Problems) -> Array:
     """Decode files, by their paths below a root or as bytes, by several threads: one array (n, C, size, size)."""
     images = np.zeros((len(files), how.channels, how.size, how.size), dtype=np.uint8)
 

@@ -143,7 +143,7 @@ def test_what_was_odd_about_z_is_told(usual):
     here = quietly(lambda: model.adapt(new.X, sample_confounder=Z))
     age, group = report_content(here, "x", 0.95)["confounders"]
     assert age["notes"][0].startswith("5 value(s) lie outside the training range")
-    assert group["notes"] == ["3 row(s) have a level not seen in training ('never seen') and count as not known."]
+    assert group["notes"] == ["3 row(s) have a level not seen in training ('never seen') and count as missing."]
 
 
 def test_one_row(usual, tmp_path):

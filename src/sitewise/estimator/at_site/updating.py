@@ -1,4 +1,4 @@
-"""More rows of a site that was adapted to: joined with those kept of it, and its prevalence estimated anew."""
+"""Join new rows of a site with the rows kept of it, and estimate its prevalence again."""
 
 import copy
 from dataclasses import replace
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def join_rows(first: ScoredRows, second: ScoredRows) -> ScoredRows:
-    """The rows of both, the earlier ones first, with the features of no more than are kept of one site."""
+    """The rows of both, earlier ones first, with features for at most as many rows as one site keeps."""
     both = first.join(second)
     if both.features is None or both.feature_rows is None:
         return both
@@ -35,9 +35,9 @@ def estimate_rows(
     known: Known | None = None,
     notes: Notes | None = None,
 ) -> PrevalenceEstimate:
-    """Estimate g from a site's rows with this prior; by maximum likelihood where there is none.
+    """Estimate g from a site's rows with this prior; by maximum likelihood if there is none.
 
-    A `known` prevalence is data of the posterior. `notes` are what was odd about z when it was read.
+    A `known` prevalence enters the posterior as data. `notes` list what was unusual about z when it was read.
     """
     own, schema = rows.take(rows.supported), model.confounders_
     knows_z = notes is not None or (schema is not None and not bool(schema.missing(own.codes).all()))
@@ -56,7 +56,7 @@ def estimate_rows(
 
 
 def update(here: "AdaptedClassifier", X: Any, Z: Any, y: Any, groups: Any, weight: Any) -> "AdaptedClassifier":
-    """The model adapted to the rows of `here` and to these."""
+    """The model adapted to the rows of `here` and to these rows."""
     model, known = here.model, here.known_prevalence
     inputs, more, notes = model.read_site(X, Z, y, groups, weight, "update")
     rows = join_rows(here.rows, rows_with_joint(model, here.joint, inputs, more))
