@@ -12,6 +12,7 @@ from sitewise.bench.methods import METHODS
 from sitewise.ratio import weighted_nll
 from sitewise.rows import LabeledRows
 from sitewise.training import RECIPES, Recipe, affine, batches, count_batches, flips, resolve_recipe, train
+from sitewise.training.batches import plan_training
 
 
 class Line:
@@ -295,3 +296,12 @@ def test_the_table_of_recipes_is_right():
             str(recipe.min_steps),
             f"{recipe.augment or 'none'} |",
         ]
+
+
+def test_the_releases_recipe_has_its_batches_and_steps():
+    sites = torch.arange(20_000) % 2
+    plan = plan_training(sites, RECIPES["gpa2024_release"])
+    assert plan.step_size == 512
+    assert 20_000 <= plan.steps_per_epoch * plan.epochs < 20_000 + plan.steps_per_epoch
+    rows = batches(sites, plan.step_size, True, torch.Generator().manual_seed(0))
+    assert sites[rows[0]].bincount().tolist() == [512, 512]
