@@ -283,7 +283,7 @@ def test_the_papers_recipe_for_resnets():
 
 
 def test_the_table_of_recipes_is_right():
-    page = (Path(__file__).parents[1] / "docs" / "training.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
     assert [row[0].strip("| `") for row in rows] == list(RECIPES)
     for row, recipe in zip(rows, RECIPES.values(), strict=True):
