@@ -336,7 +336,8 @@ def do(job):
 
 def run(options):
     folder = None if options.data_dir is None else Path(options.data_dir)
-    done = done_ids(options.out)
+    made = provenance(__file__)
+    done = done_ids(options.out, made["fingerprint"])
     jobs = []
     for part in options.parts:
         for case in cases(part, folder, options.seeds):
@@ -348,7 +349,7 @@ def run(options):
         for (name, part, case), result in zip(jobs, found, strict=True):
             plain = {key: value for key, value in case.items() if key != "folder"}
             result["numbers"] = {k: (v if np.isfinite(v) else None) for k, v in result.get("numbers", {}).items()}
-            append_record(options.out, {"id": name, "part": part, "case": plain, **result, **provenance()})
+            append_record(options.out, {"id": name, "part": part, "case": plain, **result, **made})
             print(name, file=sys.stderr)
 
 

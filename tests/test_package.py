@@ -34,7 +34,20 @@ print(len(found))
 
 
 POSIX = ("fcntl", "pwd", "grp", "resource", "termios", "pty")
-EXTRAS = ("lightning_fabric", "lightning", "monai", "onnx", "onnxruntime", "quapy", "abstention", "mlxtend", "polars")
+EXTRAS = (
+    "lightning_fabric",
+    "lightning",
+    "monai",
+    "onnx",
+    "onnxruntime",
+    "quapy",
+    "abstention",
+    "mlxtend",
+    "polars",
+    "mlflow",
+    "fastapi",
+    "uvicorn",
+)
 
 
 @pytest.mark.parametrize("absent", [POSIX, EXTRAS], ids=["of POSIX systems", "of the extras"])
