@@ -250,7 +250,7 @@ def test_nothing_to_read_says_what_is_needed_and_where_it_is(tmp_path):
 
 def test_half_of_challenge_2019_is_refused(challenge_2019):
     (challenge_2019 / "ISIC_2019_Training_GroundTruth.csv").unlink()
-    with pytest.raises(ValueError, match=r"GroundTruth\.csv is missing .* needs both"):
+    with pytest.raises(ValueError, match=r"GroundTruth\.csv is missing: .* needs both"):
         build_isic(challenge_2019)
 
 
