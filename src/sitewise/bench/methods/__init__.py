@@ -1,7 +1,7 @@
-"""GPA and everything it is compared with, on one footing: one face, one training loop, one registry.
+"""GPA and all methods it is compared with: one interface, one training loop, one registry.
 
-`METHODS` maps names to classes; each docstring has its formula, its reference and what it assumes, each `card` the
-paper's tables of methods.
+`METHODS` maps names to classes; each docstring has the formula, the reference and the assumptions, each `card` the
+entries of the paper's tables of methods.
 """
 
 from sitewise.bench.methods.base import AdaptedMethod, Method, fit_together, remembering, training_key
@@ -12,6 +12,7 @@ from sitewise.bench.methods.dann import DANN
 from sitewise.bench.methods.erm import ERM, ERMWithoutColor, ERMWithZ
 from sitewise.bench.methods.gpa import GPA, GPAConstant, GPAGuarded, GPAJoint, GPAOracle, GPAStar
 from sitewise.bench.methods.gpa_paper import GPAPaper, GPAPaperStar
+from sitewise.bench.methods.gpa_variants import GPAAsTrained, GPAPooled, GPAPooledStar
 from sitewise.bench.methods.group_dro import GroupDRO
 from sitewise.bench.methods.irm import IRM
 from sitewise.bench.methods.iwdann import IWDANN
@@ -43,6 +44,9 @@ METHODS: dict[str, type[Method]] = {
     "gpa_constant": GPAConstant,
     "gpa_guarded": GPAGuarded,
     "gpa_oracle": GPAOracle,
+    "gpa_as_trained": GPAAsTrained,
+    "gpa_pooled": GPAPooled,
+    "gpa_pooled_star": GPAPooledStar,
 }
 
 __all__ = [
