@@ -34,7 +34,7 @@ def evaluate(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Judge an adapted site by labels: beside the model as trained and recalibrations; did the expectations hold?"""
+    """Evaluate an adapted site on labels, next to the model as trained, recalibrations, and the expectations."""
     output = Output(quiet, as_json)
     if out is not None:
         check_out(out, force, reading=[labeled], suffixes=(".html", ".htm"))
