@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+from patience import LONG
 from sitewise.datasets.image_sites import to_site, to_sites
 from sitewise.datasets.packed import Change, PackedImages, pack
 from sitewise.estimator.source.reading import read_inputs
@@ -198,7 +199,7 @@ table = pd.read_json({str(folder.parent / "table.json")!r})
 pack(Manifest(table, Path({str(manifest.root)!r})), {str(folder)!r}, {SIZE}, shard_bytes={THREE_ROWS}, jobs=1)
 """
     manifest.table.to_json(folder.parent / "table.json")
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=100)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=LONG)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     before = written_at(folder)
     assert list(before) == ["shard-00000.npy", "shard-00001.npy"]

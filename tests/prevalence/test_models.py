@@ -198,15 +198,20 @@ def test_the_network_has_the_papers_layers_and_repeats_itself():
     assert torch.equal(model.log_prob(codes), again.log_prob(codes))
 
 
-def test_a_thousand_levels():
+def test_a_thousand_levels_are_told_apart_and_shrunk_to_the_mean():
     rng = np.random.default_rng(0)
     Z = pd.DataFrame({"ward": [f"w{i}" for i in rng.integers(0, 1000, 5000)]})
     schema = sw.Confounders.learn(Z)
     codes, _ = schema.encode(Z)
     targets = torch.nn.functional.one_hot(torch.tensor(rng.integers(0, 2, 5000)), 2).double()
     weight = torch.ones(5000, dtype=torch.float64)
+    level = codes[:, 0].long()
+    share = (torch.bincount(level, weights=targets[:, 1]) / torch.bincount(level))[level]
     for fit in (fit_additive, fit_table):
-        assert fit(targets, codes, weight, schema).log_prob(codes).isfinite().all()
+        fitted = fit(targets, codes, weight, schema).log_prob(codes).exp()[:, 1]
+        assert float(fitted.mean()) == pytest.approx(float(share.mean()), abs=0.01)
+        assert np.corrcoef(fitted, share)[0, 1] > 0.95
+        assert fitted.std() < share.std()
 
 
 def test_without_knockout_no_missing_column_is_fitted():

@@ -235,6 +235,20 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self.policy == "as trained" or (self.policy == "auto" and self._failed_check is not None)
 
     @property
+    def predicts_as_trained(self) -> bool:
+        """Whether predictions are those of the model itself.
+
+        So they are where that was asked for, and where neither rows nor labels nor a known prevalence are there to be
+        believed and averaging over the prior has not been better than the model itself at rehearsed sites.
+        """
+        if self.policy != "auto":
+            return self.policy == "as trained"
+        if self.rows.y is not None or self.known_prevalence is not None or self.level_scale is not None:
+            return False
+        prior = self.site_prior
+        return prior is not None and not prior.trusted_rows and not prior.averaged
+
+    @property
     def site_prior(self) -> SitePrior | None:
         """The prior of this site with the trust in its rows; None for policy "rows"."""
         if self.policy == "rows":
@@ -295,7 +309,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def probability_of(self, log_ratio: Tensor, codes: Tensor) -> Tensor:
         """P(y|x,z) of rows at this site, (n, K), from log f as `_scored` returns it."""
-        if self.policy == "as trained":
+        if self.predicts_as_trained:
             return combine(log_ratio, self.model.pooled_prevalence_.log_prob(codes)).exp()
         found = in_stretches(self.estimate_in_use.average, log_ratio, codes)
         kept = in_regions(codes, self.model.unsupported_)
@@ -886,7 +900,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def log_prevalence_at(self, codes: Tensor) -> Tensor:
         """log g at this site; the training prevalence in regions where f is not identified (equation 12)."""
-        if self.policy == "as trained":
+        if self.predicts_as_trained:
             return self.model.pooled_prevalence_.log_prob(codes)
         here = in_stretches(self.estimate_in_use.prevalence.log_prob, codes)
         kept = in_regions(codes, self.model.unsupported_)

@@ -387,6 +387,7 @@ class GPAClassifier(SiteModel):
         rows = LabeledRows(X=inputs, y=numbers, weight=weight, site=site, codes=codes, groups=group)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self._hold_out(score_held_out(rows, self._cross_fit(rows, seed), self.confounders_, self.score_raw))
+        self._keep_rehearsed()
         self.joint_ = None if self.joint_ is None else calibrate_critic(self, self.joint_, rows, seed)
         self.joint_ = judged(self, rows)
         return self

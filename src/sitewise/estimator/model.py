@@ -308,12 +308,19 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         other.calibration = calibration
         if (calibration == "none") == (self.calibration == "none"):  # the balance is the same
             other._calibrate_held_out()
+            other._keep_rehearsed()
             return other
         complete, hidden = self.held_out_
         if self.balance_ is not None:
             complete, hidden = complete.shifted(self.balance_.log_mean), hidden.shifted(self.balance_.log_mean)
         other._hold_out((complete, hidden))
+        other._keep_rehearsed()
         return other
+
+    def _keep_rehearsed(self) -> None:
+        """Give the prior the numbers of the rehearsal again, after held-out rows have described the source anew."""
+        if (rehearsal := getattr(self, "rehearsal_", None)) is not None:  # None in folders of early versions
+            self.prior_ = rehearsal.numbers.put_into(self.prior_)
 
     def score(
         self, X: Any, y: Any, sample_domain: Any = None, sample_confounder: Any = None, sample_weight: Any = None

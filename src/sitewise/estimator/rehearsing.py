@@ -12,7 +12,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from sitewise.adaptation import estimate_prevalence
+from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
 from sitewise.adaptation.families import quick_model
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.at_site.diagnosing import breaches
@@ -156,11 +156,14 @@ class _Rehearsed:
     log_prevalence: Tensor | None = None  # their own g, for rows without a shift
 
     def unit(self) -> Unit:
-        """The same, as a unit to learn from."""
-        log_g, shifted, rows = self.log_prevalence, self.log_prevalence is None, self.rows
+        """The rows at which f is identified, as something to learn from."""
+        log_g, shifted, use = self.log_prevalence, self.log_prevalence is None, self.rows.supported
         if log_g is None:
-            log_g = self.model.pooled_prevalence_.log_prob(rows.codes)
-        return Unit.of(self.name, rows.log_ratio, log_g, self.y, rows.weights, self.model.prior_, shifted=shifted)
+            log_g = self.model.pooled_prevalence_.log_prob(self.rows.codes)
+        rows = self.rows.take(use)
+        return Unit.of(
+            self.name, rows.log_ratio, log_g[use], self.y[use], rows.weights, self.model.prior_, shifted=shifted
+        )
 
 
 def _scored(fold: Fold, number: int, name: str, data: TrainingData, rows: Tensor) -> _Rehearsed:
@@ -197,22 +200,14 @@ def held_rows(model: "SiteModel") -> _Rehearsed | None:
 
 def _line(site: _Rehearsed, numbers: Numbers) -> dict[str, Any]:
     """A row of the table: the site adapted to without its labels, then scored by them."""
-    rows, y, model, schema = site.rows, site.y, site.model, site.model.confounders_
-    Z = None if schema is None or bool(schema.missing(rows.codes).all()) else schema.decode(rows.codes)
+    rows, y, model = site.rows, site.y, site.model
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # training has already warned about these rows
-        estimate = estimate_prevalence(
-            rows.log_ratio.numpy(),
-            Z,
-            model="constant" if Z is None else quick_model(model.prevalence),
-            prior=numbers.put_into(model.prior_),
-            confounders=schema,
-            sample_weight=rows.weights.numpy(),
-            groups=None if rows.groups is None else rows.groups.numpy(),
-        )
+        estimate = _adapted(site, numbers)
     share = rows.weights / rows.weights.sum()
     as_trained = combine(rows.log_ratio, model.pooled_prevalence_.log_prob(rows.codes)).exp()
-    adapted = estimate.average(rows.log_ratio, rows.codes)
+    stays = ~rows.supported | (not numbers.trusted_rows and not numbers.averaged)
+    adapted = torch.where(stays[:, None], as_trained, estimate.average(rows.log_ratio, rows.codes))
     low, high = (np.asarray(bound) for bound in estimate.interval())
     truth = torch.zeros(len(model.classes_), dtype=torch.float64).index_add_(0, y, share)
     mean = share @ adapted
@@ -237,6 +232,22 @@ def _line(site: _Rehearsed, numbers: Numbers) -> dict[str, Any]:
     if site.log_prevalence is None:  # another site, where the assumption may be violated
         line |= {f"breach_{name}": size for name, size in breaches(AdaptedClassifier(model, estimate, rows)).items()}
     return line
+
+
+def _adapted(site: _Rehearsed, numbers: Numbers) -> PrevalenceEstimate:
+    """The posterior of g from the rows at which f is identified, without their labels."""
+    model, schema = site.model, site.model.confounders_
+    rows = site.rows.take(site.rows.supported)
+    Z = None if schema is None or bool(schema.missing(rows.codes).all()) else schema.decode(rows.codes)
+    return estimate_prevalence(
+        rows.log_ratio.numpy(),
+        Z,
+        model="constant" if Z is None else quick_model(model.prevalence),
+        prior=numbers.put_into(model.prior_),
+        confounders=schema,
+        sample_weight=rows.weights.numpy(),
+        groups=None if rows.groups is None else rows.groups.numpy(),
+    )
 
 
 def _auroc(y: Any, probability: Any, weight: Any) -> float:

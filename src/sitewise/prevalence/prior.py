@@ -43,6 +43,9 @@ class SitePrior:
         The number of rows beyond which further rows add no information; zero if rows are not used at all.
     wide_trusted_rows : float
         The same for a site that may differ more than the training sites do (`widened`).
+    averaged : bool
+        Whether predictions are averaged over the prior if rows are not used at all; otherwise they are those of the
+        model as trained.
     n_source : float
         The number of labeled rows (or groups) that f was calibrated on; infinite if f is taken as given.
     missing : float
@@ -65,6 +68,7 @@ class SitePrior:
     level_error: float = 0.0
     trusted_rows: float = float("inf")
     wide_trusted_rows: float = float("inf")
+    averaged: bool = True
     n_source: float = float("inf")
     missing: float = 1.0
     name: str = "prior"

@@ -97,18 +97,19 @@ def test_a_claim_of_a_failed_run_is_free_again(tmp_path):
 
 
 HOLD = """
-import sys, time
+import sys
 from pathlib import Path
 from sitewise.bench.experiments.records import claim
 with claim(Path(sys.argv[1]), "a") as mine:
     print(mine, flush=True)
-    time.sleep(60)
+    sys.stdin.read()
 """
 
 
 def test_a_claim_ends_with_the_process_that_holds_it(tmp_path):
     path = tmp_path / "x.jsonl"
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True) as holder:
+    command = [sys.executable, "-c", HOLD, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline().strip() == "True"
         with claim(path, "a") as mine:
             assert not mine

@@ -86,7 +86,7 @@ def site_grounds(here: "AdaptedClassifier", failed: str | None) -> Grounds:
         without_rehearsal=as_told
         if as_told >= ENOUGH_BELIEVED or here.policy != "auto"
         else believed(_estimated_again(here, rows, undiscounted)),
-        slope=float(prior.slope),
+        slope=1.0 if here.predicts_as_trained else float(prior.slope),
         failed=failed,
     )
 

@@ -45,7 +45,7 @@ class AdaptedGraph(nn.Module):
         self.schema = here.model.confounders_
         self.score = _score_part(here.model, torch.float64 if dtype == torch.float64 else torch.float32)
         self.pooled = traceable(here.model.pooled_prevalence_)
-        told = here.policy == "as trained"
+        told = here.predicts_as_trained
         self.posterior = None if told else here.estimate_in_use._fit.posterior
         self.prevalence = traceable(here.model.pooled_prevalence_ if told else here.estimate_in_use.prevalence)
 

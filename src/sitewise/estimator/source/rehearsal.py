@@ -160,8 +160,16 @@ class Unit:
         mean = weight @ level
         return mean, weight @ (level - mean) ** 2
 
+    @cached_property
+    def loss_as_trained(self) -> float:
+        """The NLL of the model as trained."""
+        log_p = combine(self.log_ratio, self.log_prevalence)
+        return float(-(self.share @ (self.labels * log_p).sum(1)))
+
     def loss(self, numbers: "Numbers") -> float:
-        """The NLL of this unit by posterior predictions."""
+        """The NLL of what is predicted at this unit as it is."""
+        if not numbers.trusted_rows and not numbers.averaged:
+            return self.loss_as_trained
         return float(self.share @ self._row_losses(numbers, (numbers.trusted_rows,), None)[0][:, 0])
 
     def _row_losses(self, numbers: "Numbers", trusted: tuple[float, ...], tilt: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -214,6 +222,7 @@ class Numbers:
     level_error: float = 0.0
     trusted_rows: float = math.inf
     wide_trusted_rows: float = math.inf
+    averaged: bool = False  # over the prior, where no rows are trusted; otherwise the model stays as trained
 
     def put_into(self, prior: SitePrior) -> SitePrior:
         """The prior with these numbers."""
@@ -345,7 +354,17 @@ def learn_numbers(units: list[Unit]) -> Numbers:
         numbers,
         trusted_rows=_learn_trust(units, numbers),
         wide_trusted_rows=_expected_trust(sites, wide) if sites else math.inf,
+        averaged=_averaging_helps(sites, numbers),
     )
+
+
+def _averaging_helps(sites: list[Unit], numbers: Numbers) -> bool:
+    """Whether predictions averaged over the prior, without any rows, are better than the model as trained on average.
+
+    Only sites can tell: rows of the same population have no level of their own.
+    """
+    without = replace(numbers, trusted_rows=0.0, averaged=True)
+    return sum(unit.loss(without) - unit.loss_as_trained for unit in sites) < 0.0
 
 
 def _learn_trust(units: list[Unit], numbers: Numbers) -> float:
