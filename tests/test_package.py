@@ -1,6 +1,7 @@
 """The package as a whole: lazy, typed, and the contract's names and signatures."""
 
 import inspect
+import re
 import subprocess
 import sys
 import tomllib
@@ -98,6 +99,13 @@ def test_the_plain_install_is_tested_with_what_the_tests_need():
     named = [root / word for word in run.split() if word.startswith("tests")]
     assert named
     assert [path for path in named if not path.exists()] == []
+
+
+def test_tests_that_the_makefile_names_are_there():
+    root = Path(__file__).parents[1]
+    named = re.findall(r"\btests/[\w/]+(?:\.py)?", (root / "Makefile").read_text(encoding="utf-8"))
+    assert len(named) > 5
+    assert [path for path in named if not (root / path).exists()] == []
 
 
 def test_a_wheel_holds_every_file_of_the_package():

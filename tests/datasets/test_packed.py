@@ -216,7 +216,7 @@ def test_unreadable_images_are_listed_together_and_the_other_shards_are_kept(man
     manifest.files[10].write_bytes(data[: len(data) // 2])
     with pytest.raises(ValueError, match=r"2 image\(s\) cannot be read") as error:
         pack_small(manifest, folder)
-    assert "row 1: 1.jpg is no JPEG, PNG or TIFF image" in str(error.value)
+    assert "row 1: 1.jpg is not a JPEG, PNG or TIFF image" in str(error.value)
     assert "row 10: 10.png is truncated or damaged" in str(error.value)
     assert "fix these files or drop their rows, and pack again" in str(error.value)
     assert list(written_at(folder)) == ["shard-00001.npy", "shard-00002.npy"]

@@ -261,3 +261,18 @@ def test_features_that_are_kept_are_those_of_the_rows():
     torch.testing.assert_close(
         logits(codes, schema, coefficients), logits(codes.clone(), schema, coefficients), rtol=0, atol=0
     )
+
+
+def test_a_network_of_few_cells_learns_their_shares_and_those_of_every_mask():
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(2, size=(2, 3000))
+    y = torch.tensor(rng.random(3000) < np.array([[0.1, 0.4], [0.7, 0.2]])[a, b]).long()
+    Z = pd.DataFrame({"a": np.array(["0", "1"])[a], "b": np.array(["0", "1"])[b]})
+    schema = sw.Confounders.learn(Z)
+    codes, weight = schema.encode(Z)[0], torch.ones(3000, dtype=torch.float64)
+    model = fit_network(torch.nn.functional.one_hot(y, 2).double(), codes, weight, schema)
+    for hidden in ([], ["a"], ["b"]):
+        shown = Z.assign(**dict.fromkeys(hidden))
+        by = [name for name in Z if name not in hidden]
+        share = pd.Series(y.double().numpy()).groupby([Z[name] for name in by]).transform("mean").to_numpy()
+        np.testing.assert_allclose(model.log_prob(schema.encode(shown)[0]).exp()[:, 1], share, atol=0.005)

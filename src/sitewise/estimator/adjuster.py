@@ -12,9 +12,7 @@ from sklearn.base import clone
 from sklearn.utils import Tags, _safe_indexing, check_random_state, get_tags, indexable
 from torch import Tensor, nn
 
-from sitewise.adaptation.families import FAMILIES
 from sitewise.arrays import Problems, did_you_mean, in_stretches, read_groups, read_weight, shortened
-from sitewise.calibration import METHODS as CALIBRATIONS
 from sitewise.estimator.model import SiteModel
 from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, Fold, Part, rehearse
 from sitewise.estimator.scoring.probabilities import (
@@ -43,6 +41,7 @@ from sitewise.estimator.without_z.pairs import (
     read_points,
 )
 from sitewise.rows import LabeledRows
+from sitewise.solvers import EM
 
 SEES = ("x", "xz", "auto")
 
@@ -69,7 +68,7 @@ class PrevalenceAdjuster(SiteModel):
     calibration : {"vector", "bias_corrected", "temperature", "none"}
         The calibration of log f on the source rows.
     prevalence : {"auto", "constant", "table", "additive", "network"}
-        The model of g; "network" is the paper's.
+        The model of g, as for `GPAClassifier`.
     classifier_sees : {"auto", "x", "xz"}
         "xz": z is among the classifier's inputs. Then log f = log p - log g_s(z), where g_s is the prevalence of all
         source rows; they must be like the rows it was trained on. "x": z is not among them. Then log f is fitted as a
@@ -89,6 +88,12 @@ class PrevalenceAdjuster(SiteModel):
         P(y|x) and one prevalence. "auto": as for `GPAClassifier`.
     rehearsal : {"auto", "sites", "rows", None}
         What `fit` rehearses adaptation with, as for `GPAClassifier`.
+    balance : bool or "auto"
+        Whether f is balanced before it is calibrated, as for `GPAClassifier`.
+    solver : str or EM
+        The solver of g at a new site, as for `GPAClassifier`.
+    prevalence_dropout : float
+        The dropout of a network g, as for `GPAClassifier`.
 
     Attributes
     ----------
@@ -144,6 +149,9 @@ class PrevalenceAdjuster(SiteModel):
         joint: Any = None,
         missing: str = "auto",
         rehearsal: str | None = "auto",
+        balance: bool | str = "auto",
+        solver: str | EM = "auto",
+        prevalence_dropout: float = 0.0,
     ) -> None:
         self.estimator = estimator
         self.calibration = calibration
@@ -154,6 +162,9 @@ class PrevalenceAdjuster(SiteModel):
         self.joint = joint
         self.missing = missing
         self.rehearsal = rehearsal
+        self.balance = balance
+        self.solver = solver
+        self.prevalence_dropout = prevalence_dropout
 
     def fit(
         self,
@@ -269,12 +280,12 @@ class PrevalenceAdjuster(SiteModel):
 
     def _check_settings(self) -> None:
         problems = Problems("PrevalenceAdjuster")
+        self._check_scaling(problems)
+        self._check_prevalence(problems)
         problem = estimator_problem(self.estimator)
         if problem is not None:
             problems.add(problem)
         for name, known in (
-            ("calibration", CALIBRATIONS),
-            ("prevalence", ("auto", *FAMILIES)),
             ("classifier_sees", SEES),
             ("missing", MISSING),
             ("rehearsal", REHEARSALS),

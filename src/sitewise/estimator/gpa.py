@@ -13,9 +13,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from sitewise.adaptation.families import FAMILIES
-from sitewise.arrays import Problems, did_you_mean, read_groups
-from sitewise.calibration import METHODS as CALIBRATIONS
+from sitewise.arrays import Problems, read_groups
 from sitewise.estimator.model import SiteModel
 from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, Fold, Part, rehearse
 from sitewise.estimator.scoring.cached import cached_log_ratio, cached_score
@@ -35,6 +33,7 @@ from sitewise.estimator.without_z.joint import JointModel, calibrate_critic, fit
 from sitewise.inputs import Inputs
 from sitewise.ratio import RatioObjective, Scorer, build_ratio, for_network, network_inputs
 from sitewise.rows import LabeledRows
+from sitewise.solvers import EM
 from sitewise.training import AUGMENTATIONS, Recipe, train
 from sitewise.training.side_by_side import count_parallel, run_side_by_side
 
@@ -61,7 +60,8 @@ class GPAClassifier(SiteModel):
         The network for x: "auto" (chosen by the shape of X), "mlp", "cnn" (the paper's network for digits),
         "monai:resnet18", "monai:resnet50", "timm:NAME", "torchvision:NAME", or a torch module that returns features.
     prevalence : {"auto", "constant", "table", "additive", "network"}
-        The model of g; "network" is the paper's.
+        The model of g. "network" is the paper's network; at a new site it is fitted by the paper's EM if `solver` says
+        so, otherwise by direct maximization of the likelihood.
     knockout : float
         The probability with which each confounder is hidden in training. It may then be missing at prediction.
     missing : {"auto", "knockout", "joint"}
@@ -77,8 +77,8 @@ class GPAClassifier(SiteModel):
         How images are normalized. None: bytes are divided by 255. "data": by mean and standard deviation of the
         training images.
     recipe : str or Recipe
-        How f is trained: "default", "augmented" (for images), "gpa2024" or "gpa2024_resnet" (the paper's), or a
-        `Recipe`.
+        How f is trained: "default", "augmented" (for images), "gpa2024" or "gpa2024_resnet" (the paper's; `Recipe`
+        says what the paper leaves open), "gpa2024_release" (that of its published code), or a `Recipe`.
     epochs : int, optional
         Replaces the number of epochs of the recipe.
     batch_size : int, optional
@@ -112,6 +112,15 @@ class GPAClassifier(SiteModel):
         What `fit` rehearses adaptation with. "sites": each training site is left out in turn, adapted to without its
         labels, and then scored by them. "rows": only held-out rows are used, without training again. "auto": "sites" if
         there are several sites, otherwise "rows". None: no rehearsal.
+    balance : bool or "auto"
+        Whether f is balanced on held-out rows before it is calibrated: its mean at each z is made the same for all
+        classes (equation 18a). "auto": if it is calibrated. The paper does not balance f.
+    solver : str or EM
+        The solver of g at a new site, as for `estimate_prevalence`. `EM(iterations=5)` is the paper's. EM takes no
+        prior: what rehearsal learned for one is not used then.
+    prevalence_dropout : float
+        The share of hidden units that are dropped while a network g is fitted. The paper has 0.5 for ISIC and CXR, and
+        none for digits.
 
     Attributes
     ----------
@@ -165,6 +174,9 @@ class GPAClassifier(SiteModel):
         verbose: bool | None = None,
         random_state: Any = 0,
         rehearsal: str | None = "auto",
+        balance: bool | str = "auto",
+        solver: str | EM = "auto",
+        prevalence_dropout: float = 0.0,
     ) -> None:
         self.backbone = backbone
         self.prevalence = prevalence
@@ -187,6 +199,9 @@ class GPAClassifier(SiteModel):
         self.verbose = verbose
         self.random_state = random_state
         self.rehearsal = rehearsal
+        self.balance = balance
+        self.solver = solver
+        self.prevalence_dropout = prevalence_dropout
 
     def fit(
         self,
@@ -311,9 +326,7 @@ class GPAClassifier(SiteModel):
         recipe = read_network_settings(self, problems)
         if self.cache is not None and (not isinstance(self.cache, str | os.PathLike) or os.path.isfile(self.cache)):
             problems.add(f"cache must be the path of a folder, got {self.cache!r}")
-        if self.prevalence not in ("auto", *FAMILIES):
-            meant = did_you_mean(self.prevalence, FAMILIES)
-            problems.add(f"prevalence must be one of auto, {', '.join(FAMILIES)}, got {self.prevalence!r}{meant}")
+        self._check_prevalence(problems)
         if not 0 <= self.knockout < 1:
             problems.add(f"knockout must be a probability below one, got {self.knockout!r}")
         if self.rehearsal not in REHEARSALS:
@@ -321,8 +334,7 @@ class GPAClassifier(SiteModel):
             problems.add(f"rehearsal must be one of {known}, got {self.rehearsal!r}")
         if self.missing not in MISSING:
             problems.add(f"missing must be one of {', '.join(MISSING)}, got {self.missing!r}")
-        if self.calibration not in CALIBRATIONS:
-            problems.add(f"calibration must be one of {', '.join(CALIBRATIONS)}, got {self.calibration!r}")
+        self._check_scaling(problems)
         problems.raise_if_any()
         return recipe
 

@@ -17,7 +17,7 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from sitewise.adaptation.families import quick_model
+from sitewise.adaptation.families import FAMILIES, dropout_problem, quick_model, solver_problem
 from sitewise.adaptation.known import Known, read_known
 from sitewise.arrays import Problems, did_you_mean, read_groups, read_weight
 from sitewise.calibration import METHODS, Calibration
@@ -52,6 +52,7 @@ from sitewise.posterior import combine
 from sitewise.prevalence import Prevalence, SitePrior
 from sitewise.rows import HeldOut, LabeledRows, ScoredRows, SiteRows
 from sitewise.samplesize import LabelPlan, SamplePlan, plan_labels, plan_sample_size
+from sitewise.solvers import EM
 
 CROSS_SEED = 0  # of the folds for cross-calibration
 POLICIES = ("auto", "as trained", "rows")
@@ -83,7 +84,10 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
     """
 
     prevalence: str
+    prevalence_dropout: float
+    solver: str | EM
     calibration: str
+    balance: bool | str
     missing: str
     knockout: float
     rehearsal: str | None
@@ -230,21 +234,28 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
 
     def fit_prevalence(self, rows: LabeledRows, seed: int) -> Prevalence:
         """g of labeled rows, by the chosen model of g."""
-        return fit_prevalence(self.prevalence, rows, len(self.classes_), self.confounders_, self.knockout, seed)
+        own = (len(self.classes_), self.confounders_, self.knockout, seed, self.prevalence_dropout)
+        return fit_prevalence(self.prevalence, rows, *own)
 
     def _cross_fit(self, rows: LabeledRows, seed: int) -> RowPrevalence:
         """g of held-out rows, each by models that did not see its label."""
-        return cross_fit(self.prevalence, rows, len(self.classes_), self.confounders_, self.knockout, seed)
+        own = (len(self.classes_), self.confounders_, self.knockout, seed, self.prevalence_dropout)
+        return cross_fit(self.prevalence, rows, *own)
 
     def _hold_out(self, held: tuple[HeldOut, HeldOut]) -> None:
-        """Keep the held-out rows; balance and calibrate f on them, unless calibration is "none"."""
+        """Keep the held-out rows; balance f on them, if it is to be, then calibrate it."""
         self.balance_ = None
-        if self.calibration != "none":
+        if self._balances:
             self.balance_ = fit_balance(held[0], self.confounders_, len(self.classes_))
         if self.balance_ is not None:
             held = held[0].balanced(self.balance_.log_mean), held[1].balanced(self.balance_.log_mean)
         self.held_out_ = held
         self._calibrate_held_out()
+
+    @property
+    def _balances(self) -> bool:
+        """Whether the mean of f is divided out: by default where f is calibrated."""
+        return self.calibration != "none" if self.balance == "auto" else bool(self.balance)
 
     def _calibrate_held_out(self) -> None:
         """Calibrate f on the held-out rows, and estimate its error from them."""
@@ -259,7 +270,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
 
     def cross_calibrated(self, held: HeldOut) -> Tensor:
         """log f (n, K) of held-out rows, each balanced and calibrated without its own fold."""
-        if self.calibration == "none":
+        if self.calibration == "none" and self.balance_ is None:
             return held.raw_log_ratio
         raw = held if self.balance_ is None else held.shifted(self.balance_.log_mean)
         found = torch.empty_like(raw.raw_log_ratio)
@@ -287,13 +298,15 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         pushing = in_regions(complete.codes, self.unsupported_)
         return (complete.take(~pushing) if bool(pushing.any()) else complete), hidden
 
-    def with_calibration(self, calibration: str) -> Self:
+    def with_calibration(self, calibration: str, *, balance: bool | str | None = None) -> Self:
         """Return a copy of this model with another calibration, fitted to the same held-out rows.
 
         Parameters
         ----------
         calibration : {"vector", "bias_corrected", "temperature", "none"}
             The calibration.
+        balance : bool or "auto", optional
+            Whether f is balanced first. None: as in this model.
 
         Returns
         -------
@@ -301,12 +314,12 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
             A new model with the same f; this one is unchanged.
         """
         check_is_fitted(self)
-        if calibration not in METHODS:  # other settings are not checked again: their files may no longer exist
-            meant = did_you_mean(calibration, METHODS)
-            raise ValueError(f"calibration must be one of {', '.join(METHODS)}, got {calibration!r}{meant}")
         other = copy.copy(self)
-        other.calibration = calibration
-        if (calibration == "none") == (self.calibration == "none"):  # the balance is the same
+        other.calibration, other.balance = calibration, self.balance if balance is None else balance
+        problems = Problems("with_calibration")  # other settings are not checked again: their files may no longer exist
+        other._check_scaling(problems)
+        problems.raise_if_any()
+        if other._balances == self._balances:
             other._calibrate_held_out()
             other._keep_rehearsed()
             return other
@@ -316,6 +329,26 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         other._hold_out((complete, hidden))
         other._keep_rehearsed()
         return other
+
+    def _check_scaling(self, problems: Problems) -> None:
+        """Note what is wrong with the settings of calibration and balance."""
+        if self.calibration not in METHODS:
+            meant = did_you_mean(self.calibration, METHODS)
+            problems.add(f"calibration must be one of {', '.join(METHODS)}, got {self.calibration!r}{meant}")
+        if not (isinstance(self.balance, bool) or self.balance == "auto"):
+            problems.add(f"balance must be True, False or 'auto', got {self.balance!r}")
+
+    def _check_prevalence(self, problems: Problems) -> None:
+        """Note what is wrong with the settings of g."""
+        if self.prevalence not in ("auto", *FAMILIES):
+            meant = did_you_mean(self.prevalence, FAMILIES)
+            problems.add(f"prevalence must be one of auto, {', '.join(FAMILIES)}, got {self.prevalence!r}{meant}")
+        for wrong in (
+            solver_problem(self.prevalence, self.solver),
+            dropout_problem(self.prevalence, self.prevalence_dropout, "prevalence_dropout"),
+        ):
+            if wrong is not None:
+                problems.add(wrong)
 
     def _keep_rehearsed(self) -> None:
         """Give the prior the numbers of the rehearsal again, after held-out rows have described the source anew."""

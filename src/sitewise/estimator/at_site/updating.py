@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
+from sitewise.adaptation.families import solver_problem
 from sitewise.adaptation.known import Known
 from sitewise.confounders import Encoded, Notes
 from sitewise.estimator.scoring.cached import FEATURE_ROWS
@@ -41,10 +42,13 @@ def estimate_rows(
     """
     own, schema = rows.take(rows.supported), model.confounders_
     knows_z = notes is not None or (schema is not None and not bool(schema.missing(own.codes).all()))
+    g = model.prevalence if knows_z else "constant"
     return estimate_prevalence(
         own.log_ratio.numpy(),
         Encoded(schema, own.codes, notes or Notes()) if schema is not None and knows_z else None,
-        model=model.prevalence if knows_z else "constant",
+        model=g,
+        solver=model.solver if solver_problem(g, model.solver) is None else "auto",
+        dropout=model.prevalence_dropout if g == "network" else 0.0,
         prior=prior,
         confounders=schema,
         y=None if own.y is None else own.y.numpy(),

@@ -59,6 +59,7 @@ from sitewise.estimator.without_z.pairs import PairModel, PairRatio, pair_reader
 from sitewise.prevalence import Prevalence
 from sitewise.ratio import Scorer, build_ratio
 from sitewise.rows import HeldOut, ScoredRows
+from sitewise.solvers import EM
 from sitewise.tables.records import RECORDS as TABLE_RECORDS
 from sitewise.training import Recipe
 
@@ -289,7 +290,8 @@ def _check_settings(settings: Mapping[str, Any], model: Any) -> None:
 def _check_fitted(fitted: Values, settings: Values, kind: type[SiteModel]) -> None:
     """Check that all declared attributes of a fitted model exist and have their declared types."""
     hints = hints_of(kind)
-    needed = {_on_disk(name): hints[name] for name in hints if name not in settings and not hasattr(kind, name)}
+    known = {*settings, *kind().get_params(deep=False)}  # settings of later versions have their defaults
+    needed = {_on_disk(name): hints[name] for name in hints if name not in known and not hasattr(kind, name)}
     _parts(fitted, "fitted/", **needed)
     _check_attributes(fitted, "fitted/", kind, {_on_disk(name): hint for name, hint in hints.items()})
 
@@ -463,6 +465,7 @@ RECORDS: dict[str, Record] = {
     "Calibration": Record(Calibration),
     "Critic": Record(Critic, put_together=_make_critic),
     "JointModel": Record(JointModel),
+    "EM": Record(EM),
     "Diagnosis": Record(Diagnosis, dropped=("fallback", "in_use")),
     "Finding": Record(Finding),
     "Grounds": Record(Grounds),

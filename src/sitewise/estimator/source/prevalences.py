@@ -18,14 +18,20 @@ ROWS = 100_000  # the most rows used
 
 
 def fit_prevalence(
-    model: str, rows: LabeledRows, n_classes: int, schema: Confounders | None, knockout: float, seed: int
+    model: str,
+    rows: LabeledRows,
+    n_classes: int,
+    schema: Confounders | None,
+    knockout: float,
+    seed: int,
+    dropout: float = 0.0,
 ) -> Prevalence:
     """Fit g to labeled rows: the chosen model; "auto" is additive, or constant without z."""
     targets = one_hot(rows.y, n_classes).double()
     weight = rows.weight.double()
     if schema is None:
         return fit_constant(targets, weight)
-    family = FAMILIES["additive" if model == "auto" else model]
+    family = FAMILIES["additive" if model == "auto" else model].with_dropout(dropout)
     return family.fit_labels(targets, rows.codes, weight, schema, knockout=knockout, seed=seed)
 
 
@@ -50,6 +56,7 @@ def cross_fit(
     schema: Confounders | None,
     knockout: float,
     seed: int,
+    dropout: float = 0.0,
 ) -> RowPrevalence:
     """Fit g for each site of held-out rows, without the rows that it will be used on."""
     held_rows, models = [], []
@@ -61,7 +68,7 @@ def cross_fit(
             others[fold] = False
             held_rows.append(inside[fold])
             source = own.take(others) if others.any() else own
-            models.append(fit_prevalence(model, source, n_classes, schema, knockout, seed))
+            models.append(fit_prevalence(model, source, n_classes, schema, knockout, seed, dropout))
     return RowPrevalence(held_rows, models)
 
 

@@ -31,7 +31,7 @@ from sitewise.bench.experiments.kinds import KINDS
 from sitewise.bench.methods import METHODS
 from sitewise.cli import app
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "experiments").rglob("*.md")), *PAGES]

@@ -16,7 +16,7 @@ import pytest
 
 from patience import LONG
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 pytest.importorskip("zensical", reason="zensical is not installed (pip install 'sitewise[docs]')")
 
 LOADED = {  # attributes that make a browser load something when it shows the page
