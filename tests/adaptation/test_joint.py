@@ -133,7 +133,7 @@ def test_where_x_does_not_tell_the_classes_apart_the_prior_decides_and_that_is_s
 
 def test_rows_without_any_information_give_the_prior():
     prior = np.random.default_rng(0).dirichlet(np.ones(6)).reshape(3, 2)
-    with pytest.warns(UserWarning, match="prior decides"):
+    with pytest.warns(UserWarning, match="that of the prior"):
         estimate = sw.estimate_joint(np.zeros((50, 3, 2)), prior=prior)
     np.testing.assert_allclose(estimate.joint, prior, atol=1e-6)
 
