@@ -23,7 +23,7 @@ help:
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs,bench,images,onnx]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dask,dev,docs,bench,images,onnx,mlflow]'
 	touch $@
 
 test: $(INSTALLED)

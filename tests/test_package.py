@@ -34,7 +34,20 @@ print(len(found))
 
 
 POSIX = ("fcntl", "pwd", "grp", "resource", "termios", "pty")
-EXTRAS = ("lightning_fabric", "lightning", "monai", "onnx", "onnxruntime", "quapy", "abstention", "mlxtend", "polars")
+EXTRAS = (
+    "lightning_fabric",
+    "lightning",
+    "monai",
+    "onnx",
+    "onnxruntime",
+    "quapy",
+    "abstention",
+    "mlxtend",
+    "polars",
+    "mlflow",
+    "fastapi",
+    "uvicorn",
+)
 
 
 @pytest.mark.parametrize("absent", [POSIX, EXTRAS], ids=["of POSIX systems", "of the extras"])
@@ -153,7 +166,7 @@ def test_signatures_are_the_contracts():
     assert str(estimate).startswith("(log_ratio: Any, sample_confounder: Any = None, *, model: str = 'auto'")
     assert list(estimate.parameters) == [
         *("log_ratio", "sample_confounder", "model", "solver", "strength", "prior", "confounders", "categorical"),
-        *("y", "sample_weight", "groups", "start", "random_state", "known_prevalence"),
+        *("y", "sample_weight", "groups", "start", "random_state", "known_prevalence", "dropout"),
     ]
     assert list(inspect.signature(sw.adjust).parameters) == ["log_ratio", "log_prevalence"]
     calibrate = inspect.signature(sw.calibrate_log_ratio).parameters

@@ -25,6 +25,7 @@ from sitewise.adaptation.families import (
 )
 from sitewise.adaptation.fit import Fit, best, rivals
 from sitewise.adaptation.known import CONTRADICTED, contradiction_sentence, of_rows, read_known
+from sitewise.adaptation.partitioned import read_labeled_partitions, read_partitions
 from sitewise.adaptation.posterior.fit import fit_posterior
 from sitewise.adaptation.posterior.known import Known
 from sitewise.adaptation.posterior.labels import KnownLabels, read_labeled
@@ -40,6 +41,7 @@ from sitewise.arrays import (
     view_matrix,
 )
 from sitewise.confounders import Confounders, Notes
+from sitewise.partitions import as_partitions
 from sitewise.posterior import combine, normalize
 from sitewise.prevalence import ConstantPrevalence, Prevalence
 from sitewise.prevalence.base import finite, is_constant
@@ -81,7 +83,9 @@ def estimate_prevalence(
     Parameters
     ----------
     log_ratio : (n, K) log f(x,z) of the site's rows, each free up to a constant. Rows beyond memory: a memory-mapped
-        array, `ParquetChunks`, or any re-iterable of (log_ratio, Z or None) chunks.
+        array, `ParquetChunks`, or any re-iterable of (log_ratio, Z or None) chunks. Beyond one machine: a Dask frame
+        or array; then everything else that has an entry a row is a Dask collection with the same partitions, and
+        `confounders` (or a prior) fixes the schema of z.
     sample_confounder : (n, V) array or DataFrame of confounders, NaN where missing; None if there are none.
     model : "auto" (chosen by held-out likelihood), "constant", "table", "additive" or "network" (the paper's).
     solver : "auto", "newton", "lbfgs", "em" (the paper's algorithms 1 and 2), or `EM(...)` with its settings.
@@ -111,8 +115,12 @@ def estimate_prevalence(
     >>> probabilities = adjust(log_ratio, estimate.log_prevalence(Z))
     """
     problems = Problems("estimate_prevalence")
-    source = as_chunks(log_ratio, sample_confounder, problems)
+    beside = {"sample_confounder": sample_confounder, "y": y, "sample_weight": sample_weight, "groups": groups}
+    partitions = as_partitions(log_ratio, problems, **beside)
+    source = None if partitions is not None else as_chunks(log_ratio, sample_confounder, problems)
     rows, Z = (log_ratio, sample_confounder) if source is None else first_chunk(source)
+    if partitions is not None:
+        rows, Z = partitions.example, partitions.given.get("sample_confounder")
     solver = _check_choices(model, solver, strength, dropout, Z, confounders, problems)
     matrix = view_matrix(rows, "log_ratio", problems)
     if matrix is None:
@@ -131,7 +139,11 @@ def estimate_prevalence(
     details = {"y": None if by_posterior else y, "sample_weight": sample_weight, "groups": groups}
 
     def read(schema: Confounders | None, categorical: Any) -> tuple[Evidence, Notes]:
-        own = {"schema": schema, "categorical": categorical, **details}
+        own = {"schema": schema, "categorical": categorical}
+        if partitions is not None:
+            plain = partitions.without("y") if by_posterior else partitions
+            return read_partitions(plain, matrix.shape[1], problems, **own)
+        own = {**own, **details}
         if source is None:
             return read_evidence(matrix, Z, problems, **own)
         return read_chunks(source, Z is not None, matrix.shape[1], matrix.device, problems, **own)
@@ -142,7 +154,11 @@ def estimate_prevalence(
     seed = int(check_random_state(random_state).randint(2**31))
     if by_posterior:
         assert prior_belief is not None
-        labeled = read_labeled([(rows, Z)] if source is None else source, y, sample_weight, groups, evidence, problems)
+        if partitions is not None:
+            labeled = read_labeled_partitions(partitions, evidence)
+        else:
+            chunks = [(rows, Z)] if source is None else source
+            labeled = read_labeled(chunks, y, sample_weight, groups, evidence, problems)
         names = range(evidence.n_classes) if container.columns is None else container.columns
         known = read_known(known_prevalence, list(names), evidence.schema, problems, evidence.device)
         problems.raise_if_any()

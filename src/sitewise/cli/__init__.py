@@ -25,6 +25,7 @@ from sitewise.cli import (
     rehearse,
     report,
     sample,
+    serve,
 )
 
 TRACEBACK = "SITEWISE_TRACEBACK"
@@ -52,6 +53,7 @@ app.command()(evaluate.evaluate)
 app.command()(sample.sample)
 app.command()(card.card)
 app.command()(export.export)
+app.command()(serve.serve)
 app.command()(monitor.monitor)
 app.command()(methods.methods)
 app.command()(plan.plan)

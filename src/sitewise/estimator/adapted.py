@@ -36,6 +36,7 @@ from sitewise.estimator.source.columns import split_confounders
 from sitewise.estimator.source.regions import in_regions
 from sitewise.estimator.without_z.predicting import lacking, with_joint
 from sitewise.monitoring import ALARM_LEVEL
+from sitewise.partitions import is_dask, map_rows
 from sitewise.performance import (
     THRESHOLDS,
     BelievedRows,
@@ -68,6 +69,10 @@ if TYPE_CHECKING:
 NOT_FITTED = (
     "fit: an adapted classifier is made by adapt() and not fitted to labels; for scikit-learn tools that call fit "
     "(cross-validation, voting), wrap it: FrozenEstimator(here)"
+)
+SAMPLE_ONLY = (
+    "{call} needs every row adapted on; of this site's {total} rows, which were in Dask partitions, {kept} are kept: "
+    "adapt again with all of them"
 )
 LEAST_TRUST = 1e-4  # the smallest weight of the rows; with it the interval is almost [0, 1]
 
@@ -122,6 +127,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     __metadata_request__score: ClassVar = {"sample_confounder": True}
 
     site_name: str | None = None
+    n_rows_: int | None = None  # the number of rows in partitions, of which `rows` is a sample
+    mean_probability_: Tensor | None = None  # (K,) the mean of their predictions
     joint: JointEstimate | None = None
     confounder_columns: Any = None  # class-level default, for sites saved before this setting existed
     level_scale: float | None = None
@@ -294,8 +301,10 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Returns
         -------
         ndarray of shape (n, K)
-            Probabilities, a column for each class; a tensor if X is a tensor.
+            Probabilities, a column for each class; a tensor if X is a tensor, a Dask collection if X is one.
         """
+        if is_dask(X):
+            return map_rows(self.predict_proba, X, sample_confounder, columns=self.classes_.tolist())
         probability = self.probability_of(*self._scored(X, sample_confounder))
         return probability.to(X.device) if isinstance(X, Tensor) else probability.numpy()
 
@@ -337,9 +346,12 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Returns
         -------
         ndarray of shape (n, K)
-            Probabilities, a column for each class.
+            Probabilities, a column for each class; a Dask collection if log_ratio is one.
         """
-        ratios = torch.as_tensor(log_ratio).double().cpu()
+        if is_dask(log_ratio):
+            return map_rows(self.adjust, log_ratio, sample_confounder, columns=self.classes_.tolist())
+        values = log_ratio.to_numpy() if isinstance(log_ratio, pd.DataFrame) else log_ratio
+        ratios = torch.as_tensor(values).double().cpu()
         codes = self.model.codes_of(sample_confounder, len(ratios))
         return self.probability_of(ratios, codes).numpy()
 
@@ -357,7 +369,10 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         -------
         ndarray of shape (n,)
             The most probable class. With a `threshold_`: the second class where its probability reaches the threshold.
+            A Dask collection if X is one.
         """
+        if is_dask(X):
+            return map_rows(self.predict, X, sample_confounder, columns=None, dtype=self.classes_.dtype)
         return self.classes_[decide(np.asarray(self.predict_proba(X, sample_confounder)), self.threshold_)]
 
     def fit(self, X: Any, y: Any = None) -> NoReturn:
@@ -592,6 +607,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         >>> sample = here.sample(50)
         >>> here.evaluate(X[sample.rows], y, Z.iloc[sample.rows], sample_weight=sample.weight)
         """
+        if self.n_rows_ is not None:
+            raise ValueError(SAMPLE_ONLY.format(call="sample", total=self.n_rows_, kept=len(self.rows)))
         schema = self.model.confounders_
         z = pd.DataFrame(index=range(len(self.rows))) if schema is None else schema.decode(self.rows.codes)
         probability = self.probability_of(self.rows.log_ratio, self.rows.codes).numpy()
@@ -683,7 +700,13 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def _mean_probability(self) -> Tensor:
-        """The weighted mean of the predictions for the rows adapted on, (K,)."""
+        """The weighted mean of the predictions for the rows adapted on, (K,).
+
+        For rows in partitions, the mean over all rows was computed by `adapt_log_ratio`. If the checks fail afterwards,
+        it is the mean over the sample.
+        """
+        if self.mean_probability_ is not None and (self.policy == "as trained" or not self.stays_as_trained):
+            return self.mean_probability_
         return self.rows_in_use.weighted_mean(self.probability_of(self.rows_in_use.log_ratio, self.rows_in_use.codes))
 
     def prevalence_interval(self, Z: Any = None, level: float = 0.95) -> tuple[Any, Any]:
@@ -756,6 +779,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         AdaptedClassifier
             The model adapted to all rows.
         """
+        if self.n_rows_ is not None:
+            raise ValueError(SAMPLE_ONLY.format(call="update", total=self.n_rows_, kept=len(self.rows)))
         X, sample_confounder = split_confounders(X, sample_confounder, self.confounder_columns, self.model)
         return update(self, X, sample_confounder, y, groups, sample_weight)
 

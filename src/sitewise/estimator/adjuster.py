@@ -345,6 +345,11 @@ class PrevalenceAdjuster(SiteModel):
             self.n_features_in_ = len(self.classifier_.columns)
         self._column_names = column_names(X) if source is None and isinstance(X, pd.DataFrame) else None
 
+    @property
+    def probability_columns(self) -> list[str]:
+        """What the columns of probabilities are called where they are handed over: as at fit, or after the classes."""
+        return list(self._column_names or (f"p_{name}" for name in self.classifier_.columns))
+
     def facts(self) -> dict[str, Any]:
         """The classifier, and whether it sees z, for reports."""
         name = "probabilities handed over" if self.estimator_ is None else type(self.estimator_).__name__

@@ -24,6 +24,7 @@ from sitewise.calibration import METHODS, Calibration
 from sitewise.confounders import Confounders, Notes
 from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
+from sitewise.estimator.at_site.partitioned import adapt_partitions
 from sitewise.estimator.at_site.updating import estimate_rows
 from sitewise.estimator.source.balance import Balance, fit_balance
 from sitewise.estimator.source.columns import split_confounders
@@ -44,10 +45,11 @@ from sitewise.estimator.source.reading import (
     read_partial_labels,
     summarize_training,
 )
-from sitewise.estimator.source.regions import Region, find_unsupported, in_regions, warn_kept
+from sitewise.estimator.source.regions import Region, find_unsupported, in_regions, region_counts, warn_kept
 from sitewise.estimator.source.splitting import folds
 from sitewise.estimator.without_z.choosing import fit_site_joint
 from sitewise.estimator.without_z.predicting import rows_with_joint
+from sitewise.partitions import is_dask, map_rows
 from sitewise.posterior import combine
 from sitewise.prevalence import Prevalence, SitePrior
 from sitewise.rows import HeldOut, LabeledRows, ScoredRows, SiteRows
@@ -143,9 +145,11 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         Returns
         -------
         ndarray of shape (n, K)
-            log f, a column for each class; a tensor if X is a tensor.
+            log f, a column for each class; a tensor if X is a tensor, a Dask collection if X is one.
         """
         check_is_fitted(self)
+        if is_dask(X):
+            return map_rows(self.log_ratio, X, sample_confounder, columns=self.get_feature_names_out().tolist())
         inputs = self.inputs_of(X)
         return _like(X, self.calibrated_log_ratio(inputs, self.codes_of(sample_confounder, len(inputs))))
 
@@ -495,10 +499,14 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
     ) -> AdaptedClassifier:
         """Adapt as `adapt` does, from log f that was computed before.
 
+        With Dask collections, g and the mean of the predictions are computed from all rows; checks and expected
+        performance are computed from a sample of 20,000 rows, which the site keeps.
+
         Parameters
         ----------
-        log_ratio : array-like of shape (n, K)
-            What `log_ratio` returned for the rows of the site and the same z.
+        log_ratio : array-like of shape (n, K), or a Dask DataFrame or array
+            What `log_ratio` returned for the rows of the site and the same z. If it is a Dask collection, so are the
+            other arguments with a row for each row, with the same partitions.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
             The same z.
         y : array-like of shape (n,), optional
@@ -523,6 +531,13 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         """
         check_is_fitted(self)
         policy, Z = read_policy(policy, fallback), sample_confounder
+        if is_dask(log_ratio):
+            beside = {"sample_confounder": Z, "y": y, "groups": groups, "sample_weight": sample_weight}
+            known = self._read_known(known_prevalence, policy)
+            found = adapt_partitions(self, log_ratio, beside, policy, level_scale, known)
+            here = AdaptedClassifier(self, found.estimate, found.rows, policy, level_scale)
+            here.n_rows_, here.mean_probability_ = found.n_rows, found.mean_probability
+            return here
         ratios = torch.as_tensor(log_ratio).double().cpu()
         given, notes = self.read_rows(len(ratios), Z, y, groups, sample_weight, "adapt")
         known = self._read_known(known_prevalence, policy)
@@ -572,7 +587,8 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
     def _with_log_ratio(self, rows: SiteRows, log_ratio: Tensor, **features: Tensor | None) -> ScoredRows:
         """The rows with log f; a warning says where f is not identified."""
         if self.confounders_ is not None:
-            warn_kept(rows.codes, self.unsupported_, self.confounders_, self.classes_.tolist())
+            counts = region_counts(rows.codes, self.unsupported_)
+            warn_kept(counts, self.unsupported_, self.confounders_, self.classes_.tolist())
         supported = ~in_regions(rows.codes, self.unsupported_)
         return rows.extended(ScoredRows, log_ratio=log_ratio, supported=supported, **features)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from sklearn.compose import ColumnTransformer
 
 from sitewise.arrays import Problems, did_you_mean
@@ -208,7 +209,8 @@ class TableReader:
         Parameters
         ----------
         table : DataFrame or Arrow table
-            The rows. A confounder without a column is missing in all rows.
+            The rows. A confounder without a column is missing in all rows. The column of images holds paths, or the
+            bytes of the files.
         labels : {"all", "some", "none"}
             "all": each row needs a label and a site. "some": available labels are read, None elsewhere. "none": target
             and site are not read.
@@ -233,7 +235,8 @@ class TableReader:
         find_columns(rows.column_names, asked, place, problems)
         problems.raise_if_any()
         used = self.columns(rows.column_names, labels=labels != "none")
-        refuse_kinds(rows, [name for name in used if name in rows.column_names], place, problems)
+        held = [name for name in used if name in rows.column_names and not self._holds_images(rows, name)]
+        refuse_kinds(rows, held, place, problems)
         problems.raise_if_any()
         X = self._inputs(rows, place, problems, root, packed)
         Z = self._confounders(rows, place, problems)
@@ -251,12 +254,19 @@ class TableReader:
             return probabilities(rows, self.roles.proba, place, problems)
         if self.roles.image is None:
             return self._features(rows, place, problems)
-        paths = text(rows, self.roles.image, place, problems)
         assert self.image is not None
+        if self._holds_images(rows, self.roles.image):
+            return _read_images(rows.column(self.roles.image).to_pylist(), None, self.image, place, problems)
+        paths = text(rows, self.roles.image, place, problems)
         if packed is not None:
             id = self.roles.id if self.roles.id in rows.column_names else None
             return packed.by_id(paths if id is None else text(rows, id))
         return _read_images(paths, root or Path(), self.image, place, problems)
+
+    def _holds_images(self, rows: Rows, name: str) -> bool:
+        """Whether a column is the one of images, and holds the bytes of their files instead of paths."""
+        kind = rows.schema.field(name).type
+        return name == self.roles.image and bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
     def _features(self, rows: Rows, place: Place, problems: Problems) -> Array:
         values = read_values(self.features, rows, place, problems)
@@ -306,13 +316,14 @@ def _order_of(roles: Roles, classes: tuple[Any, ...], problems: Problems) -> tup
     return tuple(column_of[str(label)] for label in classes)
 
 
-def _read_images(paths: Array, root: Path, how: ImageInput, place: Place, problems: Problems) -> Array:
-    """Decode images in several threads into one array of bytes (n, C, size, size)."""
-    images = np.zeros((len(paths), how.channels, how.size, how.size), dtype=np.uint8)
+def _read_images(files: Any, root: Path | None, how: ImageInput, place: Place, problems: Problems) -> Array:
+    """Decode files, by their paths below a root or as bytes, by several threads: one array (n, C, size, size)."""
+    images = np.zeros((len(files), how.channels, how.size, how.size), dtype=np.uint8)
 
     def read(number: int) -> str | None:
         try:
-            images[number] = read_image(root / paths[number], how.size, how.channels)
+            file = files[number] or b"" if root is None else root / files[number]
+            images[number] = read_image(file, how.size, how.channels)
         except (ValueError, OSError) as error:
             return str(error)
         return None
@@ -320,6 +331,6 @@ def _read_images(paths: Array, root: Path, how: ImageInput, place: Place, proble
     if problems.found:
         return images
     with ThreadPoolExecutor(available_cores()) as pool:
-        found = enumerate(pool.map(read, range(len(paths))))
+        found = enumerate(pool.map(read, range(len(files))))
         add_unreadable(problems, {place.number(row): why for row, why in found if why is not None})
     return images

@@ -262,7 +262,8 @@ def _done(here: "AdaptedClassifier") -> dict[str, dict[str, Any]]:
     known = 0 if rows.y is None else int((~rows.y.isnan()).sum())
     return {
         "This site": {
-            "rows": len(rows),
+            "rows": len(rows) if here.n_rows_ is None else here.n_rows_,
+            **({} if here.n_rows_ is None else {"rows that checks and expected performance are from": len(rows)}),
             "rows with a known label": known,
             "groups": None if rows.groups is None else len(torch.unique(rows.groups)),
             "weighted": rows.weight is not None,

@@ -29,10 +29,17 @@ def site_lines(here: "AdaptedClassifier") -> list[str]:
     return [outcome.sentence, outcome.risk, f"verdict: {verdict}", *lines]
 
 
+def counted_rows(here: "AdaptedClassifier") -> str:
+    """How many rows the site was adapted on, and how many of them checks are made from."""
+    if here.n_rows_ is None:
+        return plural(len(here.rows), "row")
+    return f"{here.n_rows_} rows in partitions; checks and expected performance are from {len(here.rows)} of them"
+
+
 def site_text(here: "AdaptedClassifier") -> str:
     """The representation as text."""
     name = f"{here.site_name}, " if here.site_name else ""
-    head = f"{type(here).__name__} ({name}{plural(len(here.rows), 'row')})"
+    head = f"{type(here).__name__} ({name}{counted_rows(here)})"
     return "\n  ".join([head, *site_lines(here)])
 
 

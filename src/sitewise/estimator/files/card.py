@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from sitewise.artifacts import versions
 from sitewise.confounders import Categorical, Confounders
+from sitewise.estimator.at_site.showing import counted_rows
 from sitewise.estimator.files.classifiers import unknown_types
 from sitewise.estimator.settings import CHANGES
 from sitewise.evaluation import evaluate
@@ -139,7 +140,7 @@ def site_card(here: "AdaptedClassifier") -> str:
         "# A classifier adapted to one site by sitewise",
         _plain(here.outcome.sentence),
         f"{here.outcome.risk} Verdict: {here.diagnose().verdict}.",
-        f"Adapted on {len(here.rows)} row(s) without labels, or with few. The model behind it is in the folder "
+        f"Adapted on {counted_rows(here)} without labels, or with few. The model behind it is in the folder "
         "`model`, with a card of its own.",
         "## Prevalence here",
         _table(["class", "P(class)", "95% interval"], rows),

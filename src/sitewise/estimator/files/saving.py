@@ -505,6 +505,8 @@ SITE = {  # attributes of an adapted site
     "policy": str,
     "site_name": str | None,
     "joint": JointEstimate | None,
+    "n_rows_": int | None,
+    "mean_probability_": Tensor | None,
     "_fallback": str | None,
     "_diagnosis": Diagnosis | None,
 }

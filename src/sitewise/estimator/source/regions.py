@@ -52,10 +52,14 @@ def in_regions(codes: Tensor, regions: tuple[Region, ...]) -> Tensor:
     return inside
 
 
-def warn_kept(codes: Tensor, regions: tuple[Region, ...], schema: Confounders, classes: list[object]) -> None:
+def region_counts(codes: Tensor, regions: tuple[Region, ...]) -> list[int]:
+    """How many rows lie in each region."""
+    return [int((codes[:, region.variable] == region.code).sum()) for region in regions]
+
+
+def warn_kept(counts: list[int], regions: tuple[Region, ...], schema: Confounders, classes: list[object]) -> None:
     """Warn where the training prevalence is kept, with the reason."""
-    for region in regions:
-        count = int((codes[:, region.variable] == region.code).sum())
+    for region, count in zip(regions, counts, strict=True):
         variable = schema.variables[region.variable]
         assert isinstance(variable, Categorical)
         if count:
