@@ -105,19 +105,14 @@ def test_a_known_label_is_certainty():
 
 def test_grams_of_rows_and_of_groups():
     log_ratio, Z = drawn()
-    groups = np.arange(N) // 4
-    evidence = evidence_of(log_ratio, Z[["sex"]].fillna("f"), groups=groups)
-    values = torch.randn(N, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    start, parts = 0, []
-    for rows in evidence.rows:
-        parts.append((rows, values[start : start + len(rows)]))
-        start += len(rows)
-    plain, grouped = evidence.gram(parts)
-    torch.testing.assert_close(plain, values.T @ values)
-    order = torch.cat([rows.groups for rows in evidence.rows])
-    sums = torch.zeros(10, 2, dtype=torch.float64).index_add_(0, order, values)
-    torch.testing.assert_close(grouped, 10 / 9 * sums.T @ sums)  # as many groups as a variance of their sums needs
-    assert evidence_of(log_ratio).gram([(next(iter(evidence_of(log_ratio).everything)), values)])[1] is None
+    evidence = evidence_of(log_ratio, Z[["sex"]].fillna("f"), groups=np.arange(N) // 4)
+    plain, grouped = evidence.gram(evidence.rows, lambda rows: (rows, rows.ratio))
+    f = torch.softmax(log_ratio, dim=1)
+    torch.testing.assert_close(plain, f.T @ f)
+    sums = f.reshape(10, 4, 3).sum(1)
+    torch.testing.assert_close(grouped, 10 / 9 * sums.T @ sums)  # ten sums around a mean of their own
+    alone = evidence_of(log_ratio)
+    assert alone.gram(alone.everything, lambda rows: (rows, rows.ratio))[1] is None
 
 
 def test_the_mean_size_of_a_group_is_that_of_a_rows_group():

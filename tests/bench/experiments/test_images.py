@@ -227,7 +227,7 @@ def test_a_wrong_table_is_refused(folder, change, message):
 
 
 def test_labels_other_than_zero_and_one_are_refused_where_none_are_named(folder):
-    with pytest.raises(ValueError, match="y must be one of 0, 1, and is not in"):
+    with pytest.raises(ValueError, match="y must be one of 0, 1; it is not in"):
         run_experiment(plan(folder, (", classes: ['no', 'yes']", "")), folder / "out", jobs=1, data_dir=folder)
 
 
