@@ -236,7 +236,9 @@ def prose_of(source):
     """The text of a Python file that people read: comments and strings of several words, docstrings included."""
     tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
     comments = [token.string for token in tokens if token.type == tokenize.COMMENT]
-    strings = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
+    nodes = list(ast.walk(ast.parse(source)))
+    types = [getattr(node, field, None) for node in nodes for field in ("annotation", "returns")]
+    strings = [node.value for node in nodes if isinstance(node, ast.Constant) and node not in types]
     return "\n".join([*comments, *(text for text in strings if isinstance(text, str) and " " in text)])
 
 
@@ -252,7 +254,7 @@ def test_the_language_of_the_source_is_plain():
 
 def test_a_word_on_the_list_is_found():
     assert avoided("The rooms are dear; `rooms` and ward rooms.\n```\nrooms\n```\n") == ["dear", "rooms", "rooms"]
-    assert avoided(prose_of('rivals = "rivals"  # rivals\nsay("stands twice", f"{1} is dear")\n')) == [
+    assert avoided(prose_of('x: "Rival | None" = "rivals"  # rivals\nsay("stands twice", f"{1} is dear")\n')) == [
         "rivals",
         "stands twice",
         "dear",
