@@ -252,7 +252,7 @@ def test_every_fault_of_the_data_is_named_once(folder):
             ("confounders: [age, sex]", "confounders: age"),
         )
     assert str(e.value).count("data.size") == 1
-    assert "data.sise is no key here; did you mean 'size'" in str(e.value)
+    assert "data.sise is not a key here; did you mean 'size'" in str(e.value)
     with pytest.raises(ValueError, match=r"data.classes has true or false, as YAML reads yes and no"):
         plan(folder, ("['no', 'yes']", "[no, yes]"))
 
@@ -260,7 +260,7 @@ def test_every_fault_of_the_data_is_named_once(folder):
 def test_a_collection_that_is_not_at_hand_is_asked_for(monkeypatch):
     monkeypatch.delenv("SITEWISE_DATA", raising=False)
     for kind in ("isic", "cxr"):
-        with pytest.raises(ValueError, match=f"{kind} does not come with the package: name its folder"):
+        with pytest.raises(ValueError, match=f"{kind} is not part of the package: give its folder"):
             sites.source_name({"kind": kind})
 
 
