@@ -18,7 +18,8 @@ class Claim:
     """A sentence of the paper, where it can be seen, and against what.
 
     `kind` is "above" (better than every other), "level" (no other is better), "below" (worse than every other) or
-    "falls" (by one to two percent without z: zero is outside the interval, and some of that range inside). `others` None are all competitors: no label at the test site, not GPA.
+    "falls" (by one to two percent without z: zero is outside the interval, and some of that range inside). `others`
+    None are all competitors: no label at the test site, not GPA.
     """
 
     text: str
