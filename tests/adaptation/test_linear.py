@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sitewise.adaptation.evidence import read_evidence
-from sitewise.adaptation.linear import additive_problem, solve_linear
+from sitewise.adaptation.linear import _row_scores, additive_problem, solve_linear
 from sitewise.adaptation.rows import Stream
 from sitewise.arrays import Problems
 from sitewise.solvers import EM
@@ -94,6 +94,6 @@ def test_the_same_rows_with_doubled_weights_are_the_rows_twice():
 def test_scores_of_rows_add_up_to_the_gradient_and_to_the_gram():
     problem = additive_problem(evidence_of(n_classes=2), 2.0, None)
     flat = torch.linspace(-1, 1, problem.n_features, dtype=torch.float64)
-    scores = torch.cat([problem.row_scores(part, flat) for part in problem.parts])
+    scores = torch.cat([_row_scores(part, flat, problem.basis)[1] for part in problem.parts])
     torch.testing.assert_close(scores.sum(0), problem.evaluate(flat, 1).gradient)
     torch.testing.assert_close(problem.score_grams(flat)[0], scores.T @ scores)
