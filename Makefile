@@ -23,7 +23,7 @@ help:
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs,bench,images,onnx]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dask,dev,docs,bench,images,onnx,mlflow]'
 	touch $@
 
 test: $(INSTALLED)
@@ -33,7 +33,7 @@ campaign: $(INSTALLED)
 	PYTHONPATH=tests $(BIN)/python -m campaign.run --out campaign
 
 # What depends on rounding, in the arithmetic of other processors: each reaches its certificate on all of them.
-NUMERIC := tests/test_solvers.py tests/test_posterior.py tests/test_uncertainty.py tests/test_calibration.py tests/golden \
+NUMERIC := tests/test_solvers.py tests/test_posterior.py tests/test_uncertainty.py tests/calibration tests/golden \
 	tests/properties tests/campaign tests/adaptation/test_joint.py tests/adaptation/test_certificates.py tests/adaptation/test_rows.py
 numeric: $(INSTALLED)
 	for capability in default avx2; do \
@@ -69,7 +69,7 @@ accuracy: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/zensical build --clean --strict
-	$(BIN)/python -m pytest tests/test_site.py
+	$(BIN)/python -m pytest tests/docs/test_site.py
 
 demo: $(INSTALLED)
 	$(BIN)/sitewise demo

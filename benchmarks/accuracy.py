@@ -206,9 +206,10 @@ def read_records(path: Path) -> list[Record]:
 
 def run(cases: list[Case], out: Path, n_jobs: int) -> None:
     """Do the cases that are not in the file yet."""
-    done = {known_case(record) for record in read_records(out)} if out.exists() else set()
+    made_by = provenance(__file__)
+    known = read_records(out) if out.exists() else []
+    done = {known_case(record) for record in known if record.get("fingerprint") == made_by["fingerprint"]}
     todo = [case for case in cases if case not in done]
-    made_by = provenance()
     out.parent.mkdir(parents=True, exist_ok=True)
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
     workers = Parallel(n_jobs=n_jobs, return_as="generator_unordered", batch_size=1)

@@ -112,7 +112,8 @@ def do(case):
 
 
 def run(options):
-    done = done_ids(options.out)
+    made = provenance(__file__)
+    done = done_ids(options.out, made["fingerprint"])
     cases = {
         f"{name}{', grouped' if grouped else ''} {seed}": {"classifier": name, "grouped": grouped, "seed": seed}
         for name, grouped in itertools.product(options.classifiers, (False, True))
@@ -121,7 +122,7 @@ def run(options):
     left = {name: case for name, case in cases.items() if name not in done}
     with ProcessPoolExecutor(options.jobs) as pool:
         for (name, case), sites in zip(left.items(), pool.map(do, left.values()), strict=True):
-            append_record(options.out, {"id": name, "case": case, "sites": sites, **provenance()})
+            append_record(options.out, {"id": name, "case": case, "sites": sites, **made})
             print(name, file=sys.stderr)
 
 

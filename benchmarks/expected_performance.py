@@ -119,9 +119,9 @@ def digits_site(model, pool, seed):
 
 def run(out, parts, simulated, digits, models, folder, data_dir):
     """Do the sites that have no record yet."""
-    made = provenance()
+    made = provenance(__file__)
     torch.set_num_threads(1)
-    done = done_ids(out)
+    done = done_ids(out, made["fingerprint"])
     warnings.simplefilter("ignore")
     for seed in range(simulated if "simulated" in parts else 0):
         name = f"simulated-{seed}"

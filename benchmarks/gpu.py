@@ -67,7 +67,7 @@ def main():
         "n_iter": estimate.n_iter,
         "gap": estimate.gap,
         "marginal": float(estimate.marginal[1]),
-        **provenance(),
+        **provenance(__file__),
     }
     text = json.dumps(record, indent=1)
     if arguments.out is not None:

@@ -149,7 +149,8 @@ def do(job):
 
 
 def run(options):
-    folder, done, jobs = Path(options.data_dir), done_ids(options.out), []
+    made = provenance(__file__)
+    folder, done, jobs = Path(options.data_dir), done_ids(options.out, made["fingerprint"]), []
     for part in options.parts:
         for case in cases(part, folder, options.draws):
             name = " ".join(str(value) for key, value in case.items() if key not in ("folder", "draws"))
@@ -160,7 +161,7 @@ def run(options):
         for (name, part, case), result in zip(jobs, found, strict=True):
             plain = {key: value for key, value in case.items() if key != "folder"}
             result["numbers"] = {key: (v if np.isfinite(v) else None) for key, v in result["numbers"].items()}
-            append_record(options.out, {"id": name, "part": part, "case": plain, **result, **provenance()})
+            append_record(options.out, {"id": name, "part": part, "case": plain, **result, **made})
             print(name, file=sys.stderr)
 
 

@@ -82,7 +82,8 @@ def one_model(kind, shown, seed):
 
 
 def run(out, models):
-    done = done_ids(out)
+    made = provenance(__file__)
+    done = done_ids(out, made["fingerprint"])
     for kind in KINDS:
         for seed in range(models):
             for shown in (False,) if kind == "holds" else (False, True):
@@ -94,7 +95,7 @@ def run(out, models):
                     warnings.simplefilter("ignore")
                     sites = one_model(kind, shown, seed)
                 record = {"id": id, "kind": kind, "shown": shown, "seed": seed, "sites": sites}
-                append_record(out, record | {"seconds": time.perf_counter() - start, **provenance()})
+                append_record(out, record | {"seconds": time.perf_counter() - start, **made})
                 print(id, f"{time.perf_counter() - start:.0f} s", file=sys.stderr)
 
 

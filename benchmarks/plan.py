@@ -63,10 +63,10 @@ def achieved(model, pool, n, joint, rng):
 
 def run(out, folder, data_dir, sites):
     """Plan and compare, one line for each prevalence and target."""
-    made = provenance()
+    made = provenance(__file__)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    done = done_ids(out)
+    done = done_ids(out, made["fingerprint"])
     model = trained_model(0, folder, data_dir)
     pool = Pool.of(model, 0, data_dir)
     for prevalence in PREVALENCES:

@@ -266,7 +266,8 @@ def do(part, seed):
 
 def run(options):
     """Do what has no record yet."""
-    made, done = provenance(), done_ids(options.out)
+    made = provenance(__file__)
+    done = done_ids(options.out, made["fingerprint"])
     cases = [
         (part, seed)
         for part in options.part or COUNTS

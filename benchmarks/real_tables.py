@@ -163,7 +163,7 @@ def prevalence_of(marginal, interval):
 
 def run(out, data_dir, names, seeds, at_most, sites, classifiers):
     """Every site of these collections with every classifier, one line each; what is in the file is left out."""
-    made = provenance()
+    made = provenance(__file__)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     for name in names:
@@ -173,7 +173,7 @@ def run(out, data_dir, names, seeds, at_most, sites, classifiers):
             for site in sites or data.sites:
                 for classifier in classifiers:
                     id_ = f"{name}-{site}-{classifier.replace(' ', '_')}-{seed}-{limit or 'all'}"
-                    if id_ not in done_ids(out):
+                    if id_ not in done_ids(out, made["fingerprint"]):
                         append_record(out, {"id": id_, **at_site(data, site, classifier, seed, limit), **made})
 
 

@@ -1,13 +1,15 @@
-"""Where numbers come from: the versions and the commit that made them."""
+"""Where numbers come from: the versions, the commit and the code that made them."""
 
 from sitewise.artifacts import versions
+from sitewise.bench.experiments import script_fingerprint
 from sitewise.bench.experiments.provenance import UNKNOWN
 from sitewise.bench.experiments.provenance import commit as known_commit
 
 
-def provenance():
-    """The versions and the commit."""
-    return {name: versions()[name] for name in ("sitewise", "torch", "numpy")} | {"commit": commit()}
+def provenance(script):
+    """The versions, the commit, and the fingerprint of a script with all it imports."""
+    made_by = {name: versions()[name] for name in ("sitewise", "torch", "numpy")}
+    return made_by | {"commit": commit(), "fingerprint": script_fingerprint(script)}
 
 
 def commit():

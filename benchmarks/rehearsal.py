@@ -121,7 +121,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    found = {"device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu", **provenance()}
+    found = {"device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu", **provenance(__file__)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for part in options.parts:

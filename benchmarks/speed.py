@@ -300,7 +300,7 @@ def main():
             rows += list(part)
     machine = {"cores": os.cpu_count(), "threads": torch.get_num_threads()}
     arguments.out.write_text(
-        json.dumps({"made_by": provenance() | machine, "rows": rows}, indent=1) + "\n", encoding="utf-8"
+        json.dumps({"made_by": provenance(__file__) | machine, "rows": rows}, indent=1) + "\n", encoding="utf-8"
     )
     sys.stdout.write(table(rows) + "\n")
 

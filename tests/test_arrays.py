@@ -130,9 +130,11 @@ def test_a_number_beyond_double_precision_in_z_is_infinite():
 def test_weights_of_any_size_that_can_be_added_up_will_do(weight):
     Z = {"z": list("abababab")}
     for options in ({}, {"strength": 1e-9, "model": "additive"}, {"prior": [0.5, 0.5]}):
-        low, high = sw.estimate_prevalence(SCORES, Z, sample_weight=weight, **options).interval()
-        assert np.isfinite(low).all()
-        assert np.isfinite(high).all()
+        estimate = sw.estimate_prevalence(SCORES, Z, sample_weight=weight, **options)
+        low, high = estimate.interval()
+        assert (low <= estimate.marginal + 1e-9).all()
+        assert (estimate.marginal <= high + 1e-9).all()
+        np.testing.assert_allclose(low + high[::-1], 1, atol=1e-6)  # of two classes
 
 
 @pytest.mark.parametrize(

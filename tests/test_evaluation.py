@@ -1,5 +1,3 @@
-import time
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,6 +7,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 from sklearn.calibration import calibration_curve
 
+from patience import no_hang
 from sitewise.evaluation import METRICS, Metric, evaluate, reliability
 
 
@@ -189,9 +188,10 @@ def test_rare_positives_absent_from_resamples_leave_no_nan():
     y = np.zeros(40, dtype=int)
     y[0] = 1
     p = np.random.default_rng(0).dirichlet([5, 1], 40)
-    for metric in evaluate(y, p, n_resamples=100).values():
-        assert metric.low is not None
-        assert np.isfinite([metric.value, metric.low, metric.high]).all()
+    found = evaluate(y, p, n_resamples=100)
+    assert all(metric.low <= metric.value <= metric.high for metric in found.values())
+    assert found["auroc"].value == pytest.approx(sk.roc_auc_score(y, p[:, 1]))
+    assert found["auroc"].low < found["auroc"].high
 
 
 # Intervals
@@ -250,11 +250,11 @@ def test_intervals_cover():
     assert 0.83 <= covered / 200 <= 0.96
 
 
-def test_two_hundred_resamples_of_five_thousand_rows_are_quick():
+def test_two_hundred_resamples_of_five_thousand_rows_take_seconds():
     y, p, _ = drawn(10, n_rows=5000)
-    start = time.perf_counter()
-    evaluate(y, p, n_resamples=200)
-    assert time.perf_counter() - start < 5
+    with no_hang():
+        accuracy = evaluate(y, p, n_resamples=200)["accuracy"]
+    assert accuracy.low < accuracy.value < accuracy.high
 
 
 # Input

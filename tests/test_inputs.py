@@ -197,7 +197,7 @@ def test_wrong_images_on_the_disk_are_refused(packed, labels, watched):
     with pytest.raises(ValueError, match="X is empty"):
         model.log_ratio(packed.take([]), labels["sample_confounder"][:0])
     watched.dtype = np.dtype(np.float32)
-    with pytest.raises(ValueError, match=r"bytes \(uint8\) to stay on the disk, got float32"):
+    with pytest.raises(ValueError, match=r"bytes \(uint8\) to stay on disk, got float32"):
         model.log_ratio(watched, labels["sample_confounder"])
     watched.dtype = np.dtype(np.uint8)
     other = sw.GPAClassifier(**SETTINGS).fit(np.zeros((N, 1, 9, 9), dtype=np.uint8), **labels)

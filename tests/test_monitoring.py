@@ -112,7 +112,7 @@ def test_the_figure_shows_windows_and_alarms(year):
     lines = {line.get_label(): line for line in figure.axes[0].lines}
     np.testing.assert_allclose(lines["estimate, no labels"].get_ydata(), frame["estimate"])
     assert len(lines["check cannot tell"].get_ydata()) == 1
-    assert len(lines["alarm: the check breaks"].get_ydata()) == frame["alarm"].sum() > 0
+    assert len(lines["alarm: the check fails"].get_ydata()) == frame["alarm"].sum() > 0
     plt.close(figure)
 
 

@@ -29,7 +29,7 @@ def test_what_does_not_fit_together_is_named():
     assert "y has 2 row(s), X has 3" in str(caught.value)
     with pytest.raises(ValueError, match="sample_domain is missing in 1 row"):
         sw.Sites.split(np.zeros((3, 2)), sample_domain=["a", None, "b"])
-    with pytest.raises(ValueError, match="stands twice"):
+    with pytest.raises(ValueError, match="duplicate name"):
         sw.Sites((sw.Site("a", [1]), sw.Site("a", [2])))
     with pytest.raises(KeyError, match="no site 'x'"):
         sw.Sites((sw.Site("a", [1]),))["x"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from sitewise.artifacts import versions
-from sitewise.bench.experiments import read_experiment
+from sitewise.bench.experiments import read_experiment, script_fingerprint
 from sitewise.bench.experiments.plan import final_runs, make_method
 from sitewise.bench.experiments.provenance import commit
 from sitewise.bench.experiments.scoring import device_name
@@ -50,8 +50,14 @@ def diagnose_sites(run, data_dir, device):
             "diagnosis": here.diagnose().to_dict(),
             "versions": versions(),
             "commit": commit(),
+            "fingerprint": diagnosis_fingerprint(run),
             "device": device_name(device),
         }
+
+
+def diagnosis_fingerprint(run):
+    """What a line depends on: the code of this script with all it imports, and the run's settings."""
+    return f"{script_fingerprint(__file__)}-{run.id}"
 
 
 def _scores(y, probability):

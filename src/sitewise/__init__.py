@@ -15,7 +15,7 @@ from sitewise.version import __version__
 
 moved.install()
 
-_ROOM_OF = {
+_MODULE_OF = {
     "adapt": "estimator.pipelines",
     "adjust": "adaptation",
     "estimate_joint": "adaptation.joint",
@@ -45,7 +45,7 @@ _ROOM_OF = {
     "Sites": "sites",
     "SimulatedFamily": "datasets.simulated",
 }
-__all__ = ["__version__", *_ROOM_OF]
+__all__ = ["__version__", *_MODULE_OF]
 
 if TYPE_CHECKING:
     from sitewise.adaptation import PrevalenceEstimate as PrevalenceEstimate
@@ -79,10 +79,10 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name from its room on first use (PEP 562)."""
-    if name not in _ROOM_OF:
+    """Import a public name from its module on first use (PEP 562)."""
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'sitewise' has no attribute {name!r}")
-    value = getattr(import_module(f"sitewise.{_ROOM_OF[name]}"), name)
+    value = getattr(import_module(f"sitewise.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value
 

@@ -1,4 +1,8 @@
-"""Numbers at the border: numpy, pandas, polars, torch in, float64 tensors inside, the same container and device out."""
+"""Read what a caller hands over, and return results in the same container.
+
+Input may be numpy, pandas, polars or torch. Inside the package it is a float64 tensor. Results go back in the caller's
+container and on its device.
+"""
 
 import ctypes
 import warnings
@@ -18,46 +22,46 @@ ONE_SHOT = (
 )
 
 STRETCH = 2**14  # rows
-LIGHTEST, HEAVIEST = 1e-12, 1e15  # what a weight may be beside the heaviest; what that may be
+LIGHTEST, HEAVIEST = 1e-12, 1e15  # smallest weight relative to the largest; largest weight allowed
 SUM_TOLERANCE = 1e-3  # probabilities may be rounded to a few digits
 NOT_NUMBERS = {"m": "spans of time", "M": "dates", "c": "complex numbers", "V": "records"}
-BRIEF = 200  # characters of somebody else's text in a message
-MOST_PROBLEMS, LONGEST_PROBLEM = 20, 2000  # told at once; characters of each
+BRIEF = 200  # characters of quoted text in a message
+MOST_PROBLEMS, LONGEST_PROBLEM = 20, 2000  # problems listed in one error; characters of each
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:
-    """The end of an error about an unknown name: the spelling meant, whatever its case; nothing where none is near."""
+    """Return a suggestion to append to an error about an unknown name, or "" if no known name is similar."""
     names = {str(other).casefold(): str(other) for other in known}
     near = get_close_matches(str(name).casefold(), names, n=1)
     return f"; did you mean {names[near[0]]!r}?" if near else ""
 
 
 def shortened(value: object) -> str:
-    """A value as an error shows it: on one line, and not all of a long one."""
+    """Return the repr of a value on one line, cut after 80 characters."""
     shown = " ".join(repr(value).split())
     return shown if len(shown) <= 80 else shown[:77] + "..."
 
 
 def brief(text: object) -> str:
-    """A text from a file or an argument on one line, at a length that can be read."""
+    """Return a text on one line, cut after `BRIEF` characters."""
     line = str(text)
     line = " ".join(line[: 2 * BRIEF].split())
     return line if len(line) <= BRIEF else f"{line[: BRIEF - 1]}…"
 
 
 class Problems:
-    """Everything wrong with a call's input, gathered and raised in one error."""
+    """Collects all problems of a call's input, to raise them in one error."""
 
     def __init__(self, call: str) -> None:
         self.call = call
         self.found: list[str] = []
 
     def add(self, problem: str) -> None:
-        """Note one problem and go on looking."""
+        """Add one problem to the list."""
         self.found.append(problem)
 
     def raise_if_any(self) -> None:
-        """Raise a ValueError that lists every problem noted."""
+        """Raise a ValueError that lists the collected problems."""
         if not self.found:
             return
         told = [p if len(p) <= LONGEST_PROBLEM else f"{p[:LONGEST_PROBLEM]}…" for p in self.found[:MOST_PROBLEMS]]
@@ -70,7 +74,7 @@ class Problems:
 
 @dataclass(frozen=True)
 class Container:
-    """What the caller handed over, so that answers go back in the same kind and on the same device."""
+    """The container and device of the caller's input, used to return results in the same form."""
 
     kind: Literal["numpy", "pandas", "polars", "torch"]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -79,7 +83,7 @@ class Container:
 
     @classmethod
     def of(cls, value: object) -> "Container":
-        """Remember the container of `value`."""
+        """Describe the container of `value`."""
         if isinstance(value, Tensor):
             return cls("torch", value.device)
         if isinstance(value, pd.DataFrame):
@@ -89,7 +93,7 @@ class Container:
         return cls("numpy")
 
     def rows(self, tensor: Tensor, index: Any = None) -> Any:
-        """Give back an (n, K) tensor; pandas callers get their class names, and `index` or their own row names."""
+        """Convert an (n, K) tensor to the caller's container; pandas gets class names, and `index` or the rows' own."""
         if self.kind == "torch":
             return tensor.to(self.device)
         values = tensor.cpu().numpy()
@@ -105,7 +109,7 @@ class Container:
         )
 
     def classes(self, tensor: Tensor) -> Any:
-        """Give back a (K,) tensor."""
+        """Convert a (K,) tensor to the caller's container."""
         if self.kind == "torch":
             return tensor.to(self.device)
         values = tensor.cpu().numpy()
@@ -113,17 +117,17 @@ class Container:
 
 
 def is_polars(value: object) -> bool:
-    """Whether something is a frame or a column of polars, which need not be installed."""
+    """Return whether a value comes from polars, without importing polars."""
     return type(value).__module__.partition(".")[0] == "polars"
 
 
 def as_pandas(value: Any) -> Any:
-    """A frame or a column of polars as pandas has it; anything else as it is."""
+    """Convert a polars frame or series to pandas; return anything else unchanged."""
     return value.to_pandas() if is_polars(value) else value
 
 
 def plain_tensor(value: Tensor) -> Tensor:
-    """A tensor without its gradient; TypeError for one whose entries cannot be read as they stand."""
+    """Detach a tensor; raise TypeError if it is sparse, nested, quantized or on the meta device."""
     kinds = {
         "on the meta device, without entries": value.is_meta,
         "nested": value.is_nested,
@@ -137,16 +141,16 @@ def plain_tensor(value: Tensor) -> Tensor:
 
 
 def plain_array(value: object) -> np.ndarray[Any, Any]:
-    """An array with its mask, where it has one; the rows of a list may be masked too."""
+    """Convert a value to an array, keeping the mask of a masked array or of a list of masked rows."""
     if isinstance(value, list | tuple) and any(isinstance(row, np.ma.MaskedArray) for row in value):
         return np.ma.stack([np.ma.asarray(row) for row in value])
     return np.asanyarray(value.detach().cpu() if isinstance(value, Tensor) else value)
 
 
 def read_numbers(value: object) -> Tensor | np.ndarray[Any, Any]:
-    """Anything that holds numbers, not copied; TypeError or ValueError where some are masked or are none.
+    """Read numbers without a copy; raise TypeError or ValueError for masked entries and for what is not a number.
 
-    Every number that a caller hands over comes in by this door.
+    All numeric input of the package is read here.
     """
     if isinstance(value, Tensor):
         if value.is_complex():
@@ -162,7 +166,7 @@ def read_numbers(value: object) -> Tensor | np.ndarray[Any, Any]:
 
 
 def refuse_masked(value: object) -> None:
-    """Raise ValueError where entries of a masked array are masked: nobody but the caller knows what they should be."""
+    """Raise ValueError if a masked array has masked entries: only the caller knows how to fill them."""
     if isinstance(value, np.ma.MaskedArray) and np.ma.getmaskarray(value).any():
         rows = np.ma.getmaskarray(value).reshape(len(value), -1).any(axis=1) if value.ndim else [True]
         first = int(np.flatnonzero(rows)[0])
@@ -172,7 +176,7 @@ def refuse_masked(value: object) -> None:
 
 
 def to_tensor(value: object, device: torch.device | None = None) -> Tensor:
-    """Copy numbers into a float64 tensor; raise TypeError or ValueError where they are not numbers."""
+    """Copy numbers into a float64 tensor; raise TypeError or ValueError if they are not numbers."""
     numbers = read_numbers(value)
     if isinstance(numbers, Tensor):
         return numbers.to(device=device, dtype=torch.float64)
@@ -183,7 +187,7 @@ def to_tensor(value: object, device: torch.device | None = None) -> Tensor:
 
 
 def view_tensor(value: object, device: torch.device | None = None) -> Tensor:
-    """Numbers as a float32 or float64 tensor, not copied where that can be helped: to be read only."""
+    """Return numbers as a float32 or float64 tensor, without a copy if possible. Do not write to the result."""
     if isinstance(value, Tensor) and value.dtype in (torch.float32, torch.float64):
         return plain_tensor(value).to(device=device)
     array = value.to_numpy() if isinstance(value, pd.DataFrame) else value
@@ -191,17 +195,17 @@ def view_tensor(value: object, device: torch.device | None = None) -> Tensor:
     if not isinstance(array, np.ndarray) or array.dtype not in (np.float32, np.float64) or min(array.strides) < 0:
         return to_tensor(array, device)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch minds that an array cannot be written to; nobody will
+        warnings.simplefilter("ignore")  # torch warns about read-only arrays; this tensor is never written to
         return torch.from_numpy(array).to(device=device)
 
 
 def read_matrix(value: object, name: str, problems: Problems, device: torch.device | None = None) -> Tensor | None:
-    """Read an (n, K) array of logs with n ≥ 1 rows, K ≥ 2 classes and no NaN; None after noting what is wrong."""
+    """Copy an (n, K) array of logs with n ≥ 1, K ≥ 2 and no NaN; return None if it cannot be read."""
     return check_matrix(value, name, problems, to_tensor, device)
 
 
 def view_matrix(value: object, name: str, problems: Problems, device: torch.device | None = None) -> Tensor | None:
-    """The same without a copy where that can be helped, in its own precision: to be read only."""
+    """Do as `read_matrix`, but in the array's own precision and without a copy if possible."""
     return check_matrix(value, name, problems, view_tensor, device)
 
 
@@ -212,7 +216,7 @@ def check_matrix(
     read: Callable[[object, torch.device | None], Tensor],
     device: torch.device | None,
 ) -> Tensor | None:
-    """Read an array of logs one way or another and note what is wrong with it."""
+    """Read an array of logs with the function `read` and collect its problems."""
     try:
         matrix = read(value, device)
     except (TypeError, ValueError) as error:
@@ -225,16 +229,16 @@ def check_matrix(
         problems.add(f"{name} is empty: at least one row is needed")
     if matrix.shape[1] < 2:
         problems.add(f"{name} must have a column for each class, at least two, got {matrix.shape[1]}")
-    if not matrix.sum().isnan():  # a look at everything at once; infinities of both signs only cost a second look
+    if not matrix.sum().isnan():  # a fast test; infinities of both signs also give NaN and are sorted out below
         return matrix
     bad = torch.isnan(matrix).any(dim=1).nonzero().flatten().tolist()
     if bad:
-        problems.add(f"{name} has NaN in {len(bad)} row(s), first at row {bad[0]}: drop those rows or mend the scores")
+        problems.add(f"{name} has NaN in {len(bad)} row(s), first at row {bad[0]}: drop those rows or fix the scores")
     return matrix
 
 
 def read_weight(value: object, n_rows: int, problems: Problems, device: torch.device | None = None) -> Tensor:
-    """Read one non-negative finite weight a row (None: all ones)."""
+    """Read one finite, non-negative weight for each row; None means ones."""
     ones = torch.ones(n_rows, dtype=torch.float64, device=device)
     if value is None:
         return ones
@@ -258,7 +262,7 @@ def read_weight(value: object, n_rows: int, problems: Problems, device: torch.de
 
 
 def _check_range(weight: Tensor, problems: Problems) -> None:
-    """Note where weights differ by more than sums in double precision can tell."""
+    """Check that the weights' range can be summed in double precision."""
     heaviest, lightest = float(weight.max()), float(weight[weight > 0].min()) if len(weight) else 1.0
     if len(weight) and not LIGHTEST <= heaviest <= HEAVIEST:
         problems.add(
@@ -273,7 +277,7 @@ def _check_range(weight: Tensor, problems: Problems) -> None:
 
 
 def read_labels(value: object, n_rows: int, n_classes: int, problems: Problems) -> np.ndarray[Any, Any]:
-    """Read class indices 0..K-1, NaN where a label is not known, as an (n,) float array."""
+    """Read class indices 0..K-1 as an (n,) float array, NaN where a label is unknown."""
     column = read_column(value, "y", n_rows, problems)
     if column is None:
         return np.full(n_rows, np.nan)
@@ -289,12 +293,12 @@ def read_labels(value: object, n_rows: int, n_classes: int, problems: Problems) 
 
 
 def numbers_of(column: pd.Series) -> np.ndarray[Any, Any]:
-    """A column as numbers, NaN where an entry is none; one beyond double precision is infinite."""
+    """Convert a column to numbers: NaN where an entry is not a number, inf where it exceeds double precision."""
     try:
-        found = pd.to_numeric(column, errors="coerce")
+        numbers = pd.to_numeric(column, errors="coerce")
     except OverflowError:
-        found = column.map(_as_float)
-    return np.asarray(found.to_numpy(dtype=np.float64, na_value=np.nan))
+        numbers = column.map(_as_float)
+    return np.asarray(numbers.to_numpy(dtype=np.float64, na_value=np.nan))
 
 
 def _as_float(value: object) -> float:
@@ -307,20 +311,20 @@ def _as_float(value: object) -> float:
 
 
 def read_groups(value: object, n_rows: int, problems: Problems, device: torch.device | None = None) -> Tensor | None:
-    """Read one group (a patient, say) a row into numbers 0..G-1; a missing name is a group of its own."""
+    """Read one group (for example, a patient) for each row as numbers 0..G-1; a row without a name is its own group."""
     if value is None:
         return None
     column = read_column(value, "groups", n_rows, problems)
     if column is None:
         return None
-    codes, found = pd.factorize(column)
+    codes, names = pd.factorize(column)
     alone = codes < 0
-    codes = np.where(alone, len(found) + np.cumsum(alone) - 1, codes)
+    codes = np.where(alone, len(names) + np.cumsum(alone) - 1, codes)
     return torch.tensor(codes, dtype=torch.int64, device=device)
 
 
 def read_column(value: object, name: str, n_rows: int, problems: Problems) -> pd.Series | None:
-    """Read one value a row; None after noting what is wrong."""
+    """Read one value for each row; return None if that is not possible."""
     try:
         column = pd.Series(plain_tensor(value).cpu().numpy() if isinstance(value, Tensor) else as_pandas(value))
     except (TypeError, ValueError) as error:
@@ -341,7 +345,7 @@ def read_column(value: object, name: str, n_rows: int, problems: Problems) -> pd
 
 
 def read_probability_vector(value: object, n_classes: int, device: torch.device | None = None) -> Tensor:
-    """K probabilities that sum to one, to three digits; ValueError or TypeError where they are none."""
+    """Read K probabilities whose sum is one to three digits; raise ValueError or TypeError otherwise."""
     level = to_tensor(value, device)
     if level.shape != (n_classes,):
         raise ValueError(f"its shape is {tuple(level.shape)}")
@@ -354,12 +358,12 @@ def read_probability_vector(value: object, n_classes: int, device: torch.device 
 
 
 def index_of(value: object) -> Any:
-    """The row names of a pandas object; None for anything else (a list's `index` is a method)."""
+    """Return the index of a pandas object, None for anything else (the `index` of a list is a method)."""
     return value.index if isinstance(value, pd.DataFrame | pd.Series) else None
 
 
 def align_classes(value: Any, columns: Any) -> Any:
-    """Put a Series' entries or a DataFrame's columns into the order of `columns`, where both have the same labels."""
+    """Reorder a Series' entries or a DataFrame's columns as in `columns`, if both have the same labels."""
     labels = value.index if isinstance(value, pd.Series) else getattr(value, "columns", None)
     if columns is None or labels is None or len(labels) != len(columns) or set(labels) != set(columns):
         return value
@@ -367,11 +371,11 @@ def align_classes(value: Any, columns: Any) -> Any:
 
 
 def distinct_rows(codes: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct rows of an (n, V) tensor and each row's index among them, column by column (fast for many rows)."""
+    """Return the distinct rows of an (n, V) tensor and each row's index among them; fast for many rows."""
     index = torch.zeros(len(codes), dtype=torch.int64, device=codes.device)
     for column in codes.T:
-        _, found = torch.unique(column, return_inverse=True)
-        _, index = torch.unique(index * (len(codes) + 1) + found, return_inverse=True)
+        _, value_index = torch.unique(column, return_inverse=True)
+        _, index = torch.unique(index * (len(codes) + 1) + value_index, return_inverse=True)
     n_distinct = int(index.max()) + 1 if len(index) else 0
     first = torch.empty(n_distinct, dtype=torch.int64, device=codes.device)
     first[index] = torch.arange(len(codes), device=codes.device)
@@ -379,7 +383,7 @@ def distinct_rows(codes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def find_rows(rows: Tensor, among: Tensor) -> Tensor:
-    """Where each row of an (n, V) tensor stands in another of distinct rows (C, V), -1 where it does not; by a join."""
+    """Return the position of each row (n, V) in a tensor of distinct rows (C, V), or -1 if it is not there."""
     both, place = distinct_rows(torch.cat([among, rows]))
     position = torch.full((len(both),), -1, dtype=torch.int64, device=rows.device)
     position[place[: len(among)]] = torch.arange(len(among), device=rows.device)
@@ -387,23 +391,23 @@ def find_rows(rows: Tensor, among: Tensor) -> Tensor:
 
 
 def in_stretches(function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
-    """A function of tensors row by row, so many rows at a time that what it makes in between stays in the cache."""
+    """Apply a row-wise function to blocks of rows, so that its intermediate results stay in the processor's cache."""
     if len(rows[0]) <= STRETCH:
         return function(*rows)
-    return torch.cat([function(*part) for part in zip(*(tensor.split(STRETCH) for tensor in rows), strict=True)])
+    return torch.cat([function(*block) for block in zip(*(tensor.split(STRETCH) for tensor in rows), strict=True)])
 
 
 def refuse_one_shot(value: object, name: str) -> None:
-    """Raise TypeError for an iterator that could be read only once."""
+    """Raise TypeError for an iterator that can be read only once."""
     if hasattr(value, "__next__"):
         raise TypeError(ONE_SHOT.format(name=name, kind=type(value).__name__))
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep large buffers of one step for the next (glibc; elsewhere nothing happens).
+    """Let glibc keep large freed buffers for reuse; other C libraries are not changed.
 
-    By default it hands them back to the system after every use, and fetching them anew costs a CPU run a quarter of
-    its time or more.
+    By default glibc returns them to the system after every use. Allocating them again costs a CPU run a quarter of its
+    time or more.
     """
     mmap_threshold, trim_threshold = -3, -1  # their numbers in malloc.h
     try:

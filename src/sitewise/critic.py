@@ -1,7 +1,8 @@
-"""How much likelier z is given x than at large: log P_s(z|x) / P_s(z) by a contrastive critic (equation 15d).
+"""Estimate log P_s(z|x) / P_s(z) by a contrastive critic (equation 15d).
 
-s is the pooled training population. The critic scores pairs of a backbone's features of x with z; for each x a softmax
-over the z of its batch finds the z that belongs to it, so that scores are the log-ratio up to a factor of x alone.
+s is the pooled training population. The critic scores pairs of z and a backbone's features of x. It is trained to find
+the z of each x among those of the batch by a softmax. Its scores are then the log-ratio up to a term that depends on x
+only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ VALIDATION_BATCH = 1024
 
 
 class CriticNetwork(nn.Module):
-    """A perceptron for the features of x, one for z, and the product of what they say."""
+    """A perceptron for the features of x, one for z, and the inner product of their outputs."""
 
     x_mean: Tensor
     x_spread: Tensor
@@ -38,41 +39,41 @@ class CriticNetwork(nn.Module):
             self.register_buffer(f"{name}_spread", torch.ones(size))
 
     def standardize(self, features: Tensor, inputs: Tensor) -> None:
-        """Take the mean and the spread of the training rows for zero and one."""
+        """Set the mean and the standard deviation of the training rows, by which inputs are standardized."""
         for name, values in (("x", features), ("z", inputs)):
-            spread = values.std(0)
+            scale = values.std(0)
             setattr(self, f"{name}_mean", values.mean(0))
-            setattr(self, f"{name}_spread", torch.where(spread > 1e-6 * spread.max().clamp_min(1e-30), spread, 1.0))
+            setattr(self, f"{name}_spread", torch.where(scale > 1e-6 * scale.max().clamp_min(1e-30), scale, 1.0))
 
     def parts(self, features: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """What x says (n, D) and what z says (m, D), whose products are the scores."""
+        """Return the embeddings of x (n, D) and of z (m, D), whose inner products are the scores."""
         x = self.of_x((features - self.x_mean) / self.x_spread) / WIDTH**0.5
         return torch.cat([x, torch.ones_like(x[:, :1])], dim=1), self.of_z((inputs - self.z_mean) / self.z_spread)
 
     def forward(self, features: Tensor, inputs: Tensor) -> Tensor:
-        """Scores of every x with every z, (n, m)."""
+        """Return the scores of every x with every z, (n, m)."""
         x, z = self.parts(features, inputs)
         return x @ z.T
 
 
 def contrastive_nll(scores: Tensor, weight: Tensor) -> Tensor:
-    """The weighted mean of -log softmax over the batch's z (n, n) of each row's own, every z by its row's weight."""
+    """Return the weighted mean of -log softmax of each row's own z among all z of the batch, given scores (n, n)."""
     logits = scores + weight.clamp_min(1e-30).log()
     return (weight * (torch.logsumexp(logits, dim=1) - logits.diagonal())).sum() / weight.sum()
 
 
 @dataclass
 class Pairs:
-    """Rows with their own z: features of x, what networks read of z, weights."""
+    """Rows with their own z: features of x, input columns of z, and weights."""
 
     features: Tensor
     inputs: Tensor
     weight: Tensor
 
     def to(self, device: torch.device) -> None:
-        """Move them."""
+        """Move the tensors to a device, in place."""
         self.features, self.inputs, self.weight = (
-            part.to(device) for part in (self.features, self.inputs, self.weight)
+            column.to(device) for column in (self.features, self.inputs, self.weight)
         )
 
     def __len__(self) -> int:
@@ -81,7 +82,7 @@ class Pairs:
 
 @dataclass
 class CriticObjective:
-    """The contrast of batches; held-out rows are contrasted in batches that stay the same."""
+    """The contrastive loss of batches; the batches of held-out rows are always the same."""
 
     training: Pairs
     validation: Pairs
@@ -91,82 +92,82 @@ class CriticObjective:
         self.sites = torch.zeros(len(self.training), dtype=torch.int64)
 
     def to(self, device: torch.device) -> None:
-        """Keep everything on the device."""
+        """Move the data to the device."""
         self.training.to(device)
         self.validation.to(device)
 
     def begin_epoch(self, generator: torch.Generator, progress: float) -> None:
-        """Nothing changes from epoch to epoch."""
+        """Do nothing: all epochs are alike."""
 
     def reading(self, upcoming: Sequence[Tensor]) -> AbstractContextManager[None]:
-        """Features are in memory."""
+        """Do nothing: features are in memory."""
         return nullcontext()
 
     def loss(self, module: nn.Module, rows: Tensor) -> Tensor:
-        """The contrast among some rows."""
+        """Return the contrastive loss among some rows."""
         pairs = self.training
         return contrastive_nll(module(pairs.features[rows], pairs.inputs[rows]), pairs.weight[rows])
 
     def validation_loss(self, module: nn.Module) -> float | None:
-        """The contrast among held-out rows."""
+        """Return the contrastive loss among held-out rows, None if there are fewer than two."""
         pairs = self.validation
         if len(pairs) < 2:
             return None
         losses, weights = [], []
         for first in range(0, len(pairs), VALIDATION_BATCH):
-            part = slice(first, first + VALIDATION_BATCH)
-            losses.append(contrastive_nll(module(pairs.features[part], pairs.inputs[part]), pairs.weight[part]))
-            weights.append(pairs.weight[part].sum())
+            batch = slice(first, first + VALIDATION_BATCH)
+            losses.append(contrastive_nll(module(pairs.features[batch], pairs.inputs[batch]), pairs.weight[batch]))
+            weights.append(pairs.weight[batch].sum())
         return float(torch.stack(losses) @ torch.stack(weights) / sum(weights))
 
     def identity(self) -> dict[str, str]:
-        """The data."""
+        """Return a hash of the data."""
         return {"critic": digest(self.training.features, self.training.inputs, self.training.weight)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing is learned beside the network."""
+        """Return an empty state: only the network is learned."""
         return {}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """There is nothing to take back."""
+        """Do nothing: there is no state."""
 
 
 @dataclass(frozen=True)
 class Critic:
-    """A trained critic as numbers."""
+    """A trained critic as its sizes and weights."""
 
     n_features: int
     n_inputs: int
     state: dict[str, Tensor] = field(repr=False)
 
     def network(self, like: Tensor) -> CriticNetwork:
-        """The network behind it, where and as precise as some tensor is."""
+        """Build the network with the device and precision of a tensor."""
         network = CriticNetwork(self.n_features, self.n_inputs)
         network.load_state_dict(self.state)
         return network.to(like.device, like.dtype).eval()
 
     def of_pairs(self, features: Tensor, inputs: Tensor) -> Tensor:
-        """Scores of rows with their own z, (n,)."""
+        """Return the scores of rows with their own z, (n,)."""
         with torch.no_grad():
             x, z = self.network(features).parts(features, inputs.to(features))
             return (x * z).sum(1)
 
 
 def train_critic(training: Pairs, validation: Pairs, *, device: str, seed: int) -> Critic:
-    """Train a critic on rows with their z; held-out rows choose the snapshot."""
+    """Train a critic on rows with their z; held-out rows select the snapshot."""
     sizes = training.features.shape[1], training.inputs.shape[1]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = CriticNetwork(*sizes)
     network.standardize(training.features, training.inputs)
-    objective = CriticObjective(replace(training), replace(validation))  # which move to the device, not the caller's
-    found = train(network, objective, RECIPE, device=device, seed=seed, verbose=False, label="training the critic")
-    return Critic(*sizes, {name: value.clone() for name, value in found.module.state_dict().items()})
+    objective = CriticObjective(replace(training), replace(validation))  # copies, which are moved to the device
+    trained = train(network, objective, RECIPE, device=device, seed=seed, verbose=False, label="training the critic")
+    return Critic(*sizes, {name: value.clone() for name, value in trained.module.state_dict().items()})
 
 
 @dataclass(frozen=True)
 class Bank:
-    """z-points that stand for all of z: their codes, and the share of the training rows around each."""
+    """Points that represent the distribution of z: their codes, and the share of training rows around each."""
 
     schema: Confounders
     codes: Tensor  # (M, V)
@@ -174,37 +175,38 @@ class Bank:
 
     @property
     def inputs(self) -> Tensor:
-        """What networks read of the points, (M, D)."""
+        """The input columns of the points, (M, D)."""
         return self.schema.inputs(self.codes)
 
     def log_agreement(self, codes: Tensor) -> Tensor:
-        """How well each point agrees with what is known of a row's z, (n, M): 0 at best, -inf where a level differs.
+        """Return how well each point agrees with the known values of a row's z, (n, M).
 
-        A number is compared by a normal kernel. A row whose levels no point has counts as one without z.
+        It is 0 at best, and -inf if a level differs. Continuous values are compared by a normal kernel. A row with
+        levels that no point has is treated as one without z.
         """
         total = torch.zeros(len(codes), len(self.codes), dtype=torch.float64)
         missing = self.schema.missing(codes)
         for j, variable in enumerate(self.schema.variables):
             own, points = codes[:, j : j + 1], self.codes[:, j]
             if isinstance(variable, Categorical):
-                part = torch.where(own == points, 0.0, -torch.inf)
+                agreement = torch.where(own == points, 0.0, -torch.inf)
             else:
-                part = -0.5 * ((own - points) / self._width(points)) ** 2
-            total += torch.where(missing[:, j : j + 1], 0.0, part)
+                agreement = -0.5 * ((own - points) / self._width(points)) ** 2
+            total += torch.where(missing[:, j : j + 1], 0.0, agreement)
         best = total.amax(1, keepdim=True)
         return torch.where(best == -torch.inf, 0.0, total - best.clamp_min(-1e300))
 
     def _width(self, points: Tensor) -> float:
-        """A kernel's width: about the distance between neighbouring points, for points that have a spread."""
+        """Return the width of the kernel, about the distance between neighbouring points."""
         return max(0.5 * float(points.std()) * len(points) ** -0.2, 1e-6) if len(points) > 1 else 1.0
 
 
 def make_bank(schema: Confounders, codes: Tensor, weight: Tensor, size: int) -> tuple[Bank, Tensor]:
-    """Thin rows of complete z (n, V) out to at most so many points; and the point that stands for each row, (n,).
+    """Reduce rows of complete z (n, V) to at most `size` points; return them and the point of each row, (n,).
 
-    Every combination of levels has points, more where it has more rows; numbers are split at their medians, the widest
-    first, until the points of a combination are used up. A point is the row nearest to the mean of its part. Where
-    there are more combinations than points, rows of the rarest have none (-1).
+    Every combination of levels has points, more if it has more rows. Its rows are split along the continuous variable
+    with the widest range until its number of points is reached. A point is the row nearest to the mean of its rows. If
+    there are more combinations than points, the rows of the rarest ones have no point (-1).
     """
     kinds = [isinstance(variable, Categorical) for variable in schema.variables]
     levels = codes[:, [j for j, kind in enumerate(kinds) if kind]]
@@ -218,21 +220,21 @@ def make_bank(schema: Confounders, codes: Tensor, weight: Tensor, size: int) -> 
     point_of = torch.full((len(codes),), -1)
     for number in kept.tolist():
         rows = (cell == number).nonzero().flatten()
-        for part in _split(rows, numbers, max(1, int(wanted[number]))):
-            away = (numbers[part] - numbers[part].mean(0)).square().sum(1)
-            point_of[part] = len(points)
-            points.append(part[away.argmin()])
-            shares.append(weight[part].double().sum())
+        for near in _split(rows, numbers, max(1, int(wanted[number]))):
+            distance = (numbers[near] - numbers[near].mean(0)).square().sum(1)
+            point_of[near] = len(points)
+            points.append(near[distance.argmin()])
+            shares.append(weight[near].double().sum())
     share = torch.stack(shares)
     return Bank(schema, codes[torch.stack(points)].double(), share / share.sum()), point_of
 
 
 def _split(rows: Tensor, numbers: Tensor, n_parts: int) -> list[Tensor]:
-    """Rows in at most so many parts of like numbers: halves of halves, along the number that varies most."""
-    spread = numbers[rows].amax(0) - numbers[rows].amin(0) if numbers.shape[1] else torch.zeros(1)
-    if n_parts < 2 or float(spread.max()) <= 0:
+    """Split rows into at most `n_parts` parts of similar values, each time along the variable with the widest range."""
+    widths = numbers[rows].amax(0) - numbers[rows].amin(0) if numbers.shape[1] else torch.zeros(1)
+    if n_parts < 2 or float(widths.max()) <= 0:
         return [rows]
-    values = numbers[rows, int(spread.argmax())]
+    values = numbers[rows, int(widths.argmax())]
     first = n_parts // 2
     cut = torch.sort(values).values[len(rows) * first // n_parts]
     below = values < cut if bool((values < cut).any()) else values <= cut
@@ -240,5 +242,5 @@ def _split(rows: Tensor, numbers: Tensor, n_parts: int) -> list[Tensor]:
 
 
 def log_lift(scores: Tensor, share: Tensor) -> Tensor:
-    """log P_s(z_m|x) / P_s(z_m) from a critic's scores (n, M), whose factor of x makes P_s(z_m|x) sum to one."""
+    """log P_s(z_m|x) / P_s(z_m) from a critic's scores (n, M), normalized so that P_s(z_m|x) sums to one."""
     return scores - torch.logsumexp(scores + share.log(), dim=1, keepdim=True)

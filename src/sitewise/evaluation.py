@@ -1,7 +1,7 @@
-"""How good probabilities are where the labels are known: metrics with bootstrap intervals, and reliability.
+"""Metrics of probabilities against known labels, with bootstrap intervals, and reliability diagrams.
 
-Every metric is computed for many weightings of the rows at once, the rows of an (R, n) array: one weighting gives the
-value, and the bootstrap is a weighting by how often each row was drawn.
+Every metric is computed for R weightings of the rows at once, given as an (R, n) array. A bootstrap resample is the
+weighting by how often each row was drawn.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ CLINICAL_NAMES = {
     "sensitivity_at_specificity": "sensitivity at 90% specificity",
 }
 SMALLEST_PROBABILITY = 1e-15  # nll stays finite
-SUM_TOLERANCE = 1e-3  # single and half precision round the sum of a row
+SUM_TOLERANCE = 1e-3  # of a row's sum, which single and half precision round
 ECE_BINS = 15
 CHUNK = 2**22  # weights held at a time
 
@@ -44,7 +44,10 @@ def metric_name(metric: str) -> str:
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric with its interval: all None where it is undefined, low and high None where no interval was asked for."""
+    """The value of a metric with its interval.
+
+    All three are None if the metric is undefined; low and high are None without an interval.
+    """
 
     value: float | None
     low: float | None = None
@@ -62,30 +65,48 @@ def evaluate(
     n_resamples: int = 0,
     random_state: Any = 0,
 ) -> dict[str, Metric]:
-    """Compare probabilities with labels: a dict from the name of each metric in `METRICS` to its `Metric`.
+    """Compute all metrics of probabilities against known labels.
 
     Parameters
     ----------
-    y : class indices 0..K-1, or values of `classes` where that is given.
-    probability : (n, K), rows sum to one.
-    classes : the K values of y in the order of probability's columns.
-    groups : rows of one group (a patient) are resampled together.
-    sample_weight : one weight a row; a weight of two counts as two rows.
-    level : of the percentile intervals.
-    n_resamples : bootstrap resamples; 0 gives no intervals.
-    random_state : seeds the bootstrap.
+    y : array of shape (n,)
+        Class indices 0..K-1, or values of `classes`.
+    probability : array of shape (n, K)
+        Predicted probabilities; each row sums to one.
+    classes : array of shape (K,), optional
+        The values of y in the order of the columns of `probability`.
+    groups : array of shape (n,), optional
+        Rows of one group, for example a patient, are resampled together.
+    sample_weight : array of shape (n,), optional
+        One weight for each row; a weight of two counts as two rows.
+    level : float
+        Level of the percentile intervals.
+    n_resamples : int
+        The number of bootstrap resamples; 0 gives no intervals.
+    random_state : int or Generator
+        Seed of the bootstrap.
+
+    Returns
+    -------
+    dict of str to Metric
+        The value and interval of each metric in `METRICS`.
 
     Notes
     -----
-    `positive_f1` is the F1 of class 1, for K = 2 only; `macro_f1` is the mean F1 over the classes that occur in y or
-    among the predictions. `brier` is the mean of (P(y=1) - y)² for K = 2 and of the sum over classes for K > 2. `auroc`
-    and `auprc` (average precision) are those of class 1 for K = 2 and means over classes against the rest for K > 2.
-    `ece` has 15 bins of equal mass: of P(y=1) for K = 2, of the largest probability for K > 2.
+    `positive_f1` is the F1 of class 1, for K = 2 only. `macro_f1` is the mean F1 over the classes that occur in y or in
+    the predictions. `brier` is the mean of (P(y=1) - y)² for K = 2, and of the sum over classes for K > 2. `auroc` and
+    `auprc` (average precision) are those of class 1 for K = 2, and means over one-against-rest curves for K > 2. `ece`
+    has 15 bins of equal mass: of P(y=1) for K = 2, of the largest probability for K > 2.
 
-    The predicted class is the most probable one, the first of several. What the rows do not define has the value None
-    (auroc where one class occurs), a mean over classes takes those for which it is defined, and an interval the
-    resamples for which it is. One group alone gives no interval. The interval of ece lies high, as resampling adds to
-    the distance it measures.
+    The predicted class is the most probable one, the first in case of ties. A metric that the rows do not define is
+    None, for example `auroc` with one class. Means over classes and intervals use only the classes and resamples for
+    which the metric is defined. A single group gives no interval. The interval of `ece` is biased upwards, because
+    resampling increases the distance that it measures.
+
+    Examples
+    --------
+    >>> metrics = evaluate(y, model.predict_proba(X), n_resamples=1000)
+    >>> metrics["auroc"].value, metrics["auroc"].low, metrics["auroc"].high
     """
     problems = Problems("evaluate")
     if not 0 < level < 1:
@@ -104,7 +125,7 @@ def evaluate(
     result = {}
     for name in METRICS:
         value = float(values[name][0])
-        samples = np.concatenate([part[name] for part in drawn]) if drawn else np.empty(0)
+        samples = np.concatenate([chunk[name] for chunk in drawn]) if drawn else np.empty(0)
         samples = samples[~np.isnan(samples)]
         if np.isnan(value):
             result[name] = Metric(None)
@@ -117,10 +138,24 @@ def evaluate(
 
 
 def reliability(y: Any, probability: Any, n_bins: int = 10) -> pd.DataFrame:
-    """Say how often what was predicted came true, for a reliability diagram: mean_predicted, observed, count.
+    """Compute the points of a reliability diagram.
 
-    The bins have equal mass, as in `ece`; rows of equal probability share a bin and empty bins are left out. For K = 2
-    it is about P(y=1), for K > 2 about the largest probability and whether its class was right.
+    The bins have equal mass, as in `ece`. Rows of equal probability share a bin, and empty bins are left out. For K = 2
+    the diagram compares P(y=1) with y. For K > 2 it compares the largest probability with whether its class is right.
+
+    Parameters
+    ----------
+    y : array of shape (n,)
+        Class indices 0..K-1.
+    probability : array of shape (n, K)
+        Predicted probabilities; each row sums to one.
+    n_bins : int
+        The number of bins.
+
+    Returns
+    -------
+    DataFrame
+        The columns `mean_predicted`, `observed` and `count`, one row for each bin.
     """
     problems = Problems("reliability")
     if n_bins < 1:
@@ -141,10 +176,10 @@ def reliability(y: Any, probability: Any, n_bins: int = 10) -> pd.DataFrame:
 
 
 def _read(y: Any, probability: Any, classes: Any, problems: Problems) -> tuple[Array, Array]:
-    """Read labels as indices (n,) and probabilities (n, K); after a problem the numbers mean nothing."""
+    """Read labels as indices (n,) and probabilities (n, K); the values are not valid if a problem was added."""
     read = read_matrix(probability, "probability", problems)
     if read is None:
-        problems.raise_if_any()  # without its shape nothing else can be checked
+        problems.raise_if_any()  # nothing else can be checked without the shape
     assert read is not None
     matrix = read.cpu().numpy()
     outside = np.flatnonzero(((matrix < 0) | (matrix > 1)).any(axis=1))
@@ -187,7 +222,7 @@ def _read_known_labels(y: Any, classes: Any, shape: tuple[int, ...], problems: P
 
 
 def _resamples(units: Array, n_resamples: int, random_state: Any) -> Iterator[Array]:
-    """How often each row is drawn when whole units are drawn with replacement: (R, n) counts, chunk by chunk."""
+    """Draw whole units with replacement and yield how often each row was drawn, (R, n) counts in chunks."""
     n_units = int(units.max()) + 1
     if n_units < 2:
         return
@@ -202,7 +237,7 @@ def _resamples(units: Array, n_resamples: int, random_state: Any) -> Iterator[Ar
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """Rows in the order of a score, equal scores together: where each run of equal scores starts in that order."""
+    """The order of rows by a score, and where each run of equal scores starts in it."""
 
     order: Array
     starts: Array
@@ -224,11 +259,11 @@ class Ranking:
 
 @dataclass(frozen=True, eq=False)
 class _Scored:
-    """Labels and probabilities with everything that does not depend on the weights."""
+    """Labels, probabilities and all quantities of a metric that do not depend on the weights."""
 
     y: Array
     probability: Array
-    scores: list[tuple[Ranking, Array]]  # a ranking and the rows of the class, for each class that has a curve
+    scores: list[tuple[Ranking, Array]]  # the ranking and the indicator of each class that has a curve
     confidence: tuple[Ranking, Array, Array]
 
     @classmethod
@@ -244,7 +279,7 @@ class _Scored:
         )
 
     def metrics(self, weight: Array) -> dict[str, Array]:
-        """Every metric for each of R weightings of the rows, NaN where undefined."""
+        """Compute every metric for each of R weightings of the rows, NaN where undefined."""
         n_classes = self.probability.shape[1]
         total = weight.sum(axis=1)
         actual, predicted = np.eye(n_classes)[self.y], np.eye(n_classes)[self.probability.argmax(axis=1)]
@@ -268,7 +303,7 @@ class _Scored:
 
 
 def areas_under_curves(ranking: Ranking, event: Array, weight: Array) -> tuple[Array, Array]:
-    """AUROC and average precision for each weighting, equal scores at once, so that the order of rows is free."""
+    """AUROC and average precision for each weighting; the order of rows with equal scores does not matter."""
     positive, negative = ranking.mass(weight * event), ranking.mass(weight * (1 - event))
     n_positive, n_negative = positive.sum(axis=1), negative.sum(axis=1)
     below = np.cumsum(negative, axis=1) - negative / 2
@@ -280,7 +315,7 @@ def areas_under_curves(ranking: Ranking, event: Array, weight: Array) -> tuple[A
 
 
 def _confidence(y: Array, probability: Array) -> tuple[Array, Array]:
-    """What calibration is about: P(y=1) and y for K = 2, else the largest probability and whether it was right."""
+    """Return P(y=1) and y for K = 2, else the largest probability and whether its class is right."""
     if probability.shape[1] == 2:
         return probability[:, 1], y.astype(float)
     return probability.max(axis=1), (probability.argmax(axis=1) == y).astype(float)
@@ -289,34 +324,34 @@ def _confidence(y: Array, probability: Array) -> tuple[Array, Array]:
 def equal_mass_bins(
     ranking: Ranking, score: Array, event: Array, weight: Array, n_bins: int
 ) -> tuple[Array, Array, Array]:
-    """Mass, sum of scores and sum of events in bins of equal mass, each (R, bins).
+    """Return mass, sum of scores and sum of events in bins of equal mass, each (R, bins).
 
-    A run of equal scores goes whole into the bin of its middle: then neither the order of the rows nor writing a row
-    twice instead of weighting it twice changes anything.
+    All rows of equal score go into the bin of the middle of their run. So the result does not depend on the order of
+    the rows, and a repeated row is the same as a row of weight two.
     """
     mass = ranking.mass(weight)
     index = bin_of_runs(mass, n_bins)
     flat = (index + n_bins * np.arange(len(weight))[:, None]).ravel()
-    parts = (mass, mass * score[ranking.order[ranking.starts]], ranking.mass(weight * event))
+    of_runs = (mass, mass * score[ranking.order[ranking.starts]], ranking.mass(weight * event))
     mass, scores, events = (
-        np.bincount(flat, part.ravel(), n_bins * len(weight)).reshape(len(weight), n_bins) for part in parts
+        np.bincount(flat, values.ravel(), n_bins * len(weight)).reshape(len(weight), n_bins) for values in of_runs
     )
     return mass, scores, events
 
 
 def bin_of_runs(mass: Array, n_bins: int) -> Array:
-    """The bin of equal mass that each run of equal scores belongs to, by its middle, (R, runs)."""
+    """Return the bin of equal mass of each run of equal scores, by its middle, (R, runs)."""
     cumulative = np.cumsum(mass, axis=1)
     total = np.maximum(cumulative[:, -1:], np.finfo(float).tiny)
     return np.asarray(np.minimum(n_bins * (cumulative - mass / 2) / total, n_bins - 1), dtype=np.int64)
 
 
 def divide(above: Array, below: Array) -> Array:
-    """The quotient, NaN where there is nothing to divide by."""
+    """Return the quotient, NaN where the divisor is not positive."""
     return np.asarray(np.divide(above, below, out=np.full(np.shape(above), np.nan), where=below > 0))
 
 
 def mean_of_defined(values: Array) -> Array:
-    """The mean over columns that are not NaN, NaN where there is none."""
+    """Return the mean over the columns that are not NaN, NaN if there are none."""
     defined = ~np.isnan(values)
     return divide(np.where(defined, values, 0).sum(axis=1), defined.sum(axis=1))

@@ -1,4 +1,4 @@
-"""Inputs x: a tensor, or images that stay on the disk and are read as they are needed, ahead of whoever needs them."""
+"""Inputs x: a tensor, or images on the disk that threads read ahead of time."""
 
 import hashlib
 import sys
@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 
 Rows = Tensor | slice
-DEVICE_SHARE = 0.5  # of the memory that is free on a GPU: what images may take there, the rest is for training
-STRETCH_BYTES = 2**26  # of those that are read from first to last
+DEVICE_SHARE = 0.5  # of a GPU's free memory may hold images; the rest is for training
+STRETCH_BYTES = 2**26  # bytes read at a time when all images are read in order
 BATCHES_AHEAD = 6
 READERS = 4  # threads
 
 
 @dataclass(frozen=True, eq=False)
 class StoredImages:
-    """Images (n, C, H, W) of bytes on the disk, indexed as a tensor of them would be.
+    """Images (n, C, H, W) of uint8 on the disk, indexed like a tensor.
 
-    `images` is `PackedImages`, or anything else with `shape`, `dtype`, rows by `[...]`, and `take(rows)` for some of
-    them that stay on the disk. `share` is how much of a GPU's free memory they may take.
+    `images` is `PackedImages`, or any object with `shape`, `dtype`, indexing by rows, and `take(rows)`, which selects
+    rows without reading them. `share` is the share of a GPU's free memory that they may take.
     """
 
     images: Any
@@ -34,50 +34,50 @@ class StoredImages:
 
     @property
     def shape(self) -> torch.Size:
-        """The shape of all of them."""
+        """The shape (n, C, H, W)."""
         return torch.Size(self.images.shape)
 
     @property
     def ndim(self) -> int:
-        """Four: rows, channels, height, width."""
+        """The number of axes: rows, channels, height, width."""
         return len(self.shape)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Bytes."""
+        """The type of a pixel."""
         return torch.uint8
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def numel(self) -> int:
-        """How many bytes they are."""
+        """Return the number of bytes of all images."""
         return self.shape.numel()
 
     def is_floating_point(self) -> bool:
-        """They are bytes."""
+        """Return False: pixels are uint8."""
         return False
 
     def __getitem__(self, rows: Any) -> Tensor:
-        """Read some of them into memory."""
+        """Read some rows into memory."""
         return torch.from_numpy(np.require(self.images[_on_host(rows)], np.uint8, ["C", "W"]))
 
     def take(self, rows: Any) -> "StoredImages":
-        """Some of them, still on the disk."""
+        """Select some rows without reading them."""
         return replace(self, images=self.images.take(_on_host(rows)))
 
     def read(self, rows: Rows, device: torch.device) -> Tensor:
-        """Read some into memory from which a GPU copies by itself (page-locked), or plain memory for a CPU."""
+        """Read some rows into page-locked memory for a GPU, or into ordinary memory for a CPU."""
         if device.type != "cuda":
             return self[rows]
-        found = self.images[_on_host(rows)]
-        with torch.cuda.device(device):  # a thread begins at the first one
-            pinned = torch.empty(found.shape, dtype=torch.uint8, pin_memory=True)
-        np.copyto(pinned.numpy(), found)
+        pixels = self.images[_on_host(rows)]
+        with torch.cuda.device(device):  # in a new thread the current device is the first GPU
+            pinned = torch.empty(pixels.shape, dtype=torch.uint8, pin_memory=True)
+        np.copyto(pinned.numpy(), pixels)
         return pinned
 
     def to(self, device: torch.device | None) -> "Inputs":
-        """Put them on a GPU where they fit into their share of its memory; otherwise they stay where they are."""
+        """Copy all images to a GPU if they fit into their share of its memory; otherwise return them unchanged."""
         if device is None or device.type != "cuda" or self.numel() > self.share * _free_memory(device):
             return self
         placed = torch.empty(self.shape, dtype=torch.uint8, device=device)
@@ -88,18 +88,18 @@ class StoredImages:
         return placed
 
     def digest(self) -> str:
-        """A hash of their content: from the checksums that a pack has of itself, else from every byte."""
+        """Return a hash of the content: from the images' own checksums if they have any, else from every byte."""
         if hasattr(self.images, "digest"):
             return str(self.images.digest())
-        found = hashlib.sha256(f"{tuple(self.shape)}".encode())
+        digest = hashlib.sha256(f"{tuple(self.shape)}".encode())
         places = self._stretches()
         with read_ahead(self, places, None) as read:
             for place in places:
-                found.update(read(place).numpy().data)
-        return found.hexdigest()
+                digest.update(read(place).numpy().data)
+        return digest.hexdigest()
 
     def _stretches(self) -> list[slice]:
-        """All rows, so many at a time as are easily held in memory."""
+        """Return all rows as slices of about `STRETCH_BYTES` each."""
         step = max(1, STRETCH_BYTES // max(1, self.shape[1:].numel()))
         return [slice(start, start + step) for start in range(0, len(self), step)]
 
@@ -108,27 +108,27 @@ Inputs = Tensor | StoredImages
 
 
 def is_stored(value: Any) -> bool:
-    """Whether these are images on the disk that can be read by and by."""
+    """Return whether a value holds images on the disk that can be read in parts."""
     if isinstance(value, np.ndarray | Tensor):
         return False
     return getattr(value, "ndim", 0) == 4 and all(hasattr(value, name) for name in ("shape", "dtype", "take"))
 
 
 def fingerprint(X: Inputs) -> Tensor | str:
-    """What tells these inputs from others: themselves, or the checksums of what is stored."""
+    """Return what identifies inputs: the tensor itself, or the hash of stored images."""
     return X if isinstance(X, Tensor) else X.digest()
 
 
 def take_inputs(X: Inputs, rows: Tensor) -> Inputs:
-    """Some rows; of stored images without reading them."""
+    """Select some rows; stored images are not read."""
     return X[rows] if isinstance(X, Tensor) else X.take(rows)
 
 
 class ReadAhead:
-    """Stored images batch by batch, read by threads before they are asked for, in the order that was announced.
+    """Reads batches of stored images in threads before they are needed, in a known order.
 
-    Few batches wait at a time. What a reader raises is raised to whoever asks for its batch; the end of the `with`
-    block stops the readers, whatever brought it about.
+    At most `BATCHES_AHEAD` batches are kept. An error in a thread is raised when its batch is requested. The end of the
+    `with` block stops the threads, also after an exception.
     """
 
     def __init__(self, images: StoredImages, upcoming: Sequence[Rows], device: torch.device) -> None:
@@ -147,7 +147,7 @@ class ReadAhead:
         self._waiting.clear()
 
     def __call__(self, rows: Rows) -> Tensor:
-        """The next batch, on the device; the GPU copies it while it works, nobody waits for that."""
+        """Return the next batch on the device; a GPU copies it without blocking this process."""
         expected, future = self._waiting.popleft()
         assert _alike(rows, expected), "batches are asked for in the order that was announced"
         self._announce()
@@ -161,7 +161,7 @@ class ReadAhead:
 
 @contextmanager
 def read_ahead(X: Inputs, upcoming: Sequence[Rows], device: torch.device | None) -> Iterator[Callable[[Rows], Tensor]]:
-    """A function that gives the announced batches, one after another; a tensor is simply looked up."""
+    """Provide a function that returns the batches in the given order; rows of a tensor are simply indexed."""
     if isinstance(X, Tensor):
         yield X.__getitem__
         return
@@ -174,20 +174,20 @@ def _on_host(rows: Any) -> Any:
 
 
 def _alike(rows: Rows, expected: Rows) -> bool:
-    """Whether these are the rows expected; on a GPU only their number is compared, for a look would be a wait."""
+    """Return whether these are the expected rows; on a GPU only their number is compared, to avoid waiting for it."""
     if isinstance(rows, slice) or isinstance(expected, slice):
         return rows == expected
     return len(rows) == len(expected) if rows.is_cuda else torch.equal(rows, expected)
 
 
 def _free_memory(device: torch.device) -> int:
-    """Bytes that a GPU has left, those included that torch holds and does not use."""
+    """Return the free bytes of a GPU, including those that torch has reserved but does not use."""
     free, _ = torch.cuda.mem_get_info(device)
     return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
 def _with_bar(places: list[slice], label: str, verbose: bool | None) -> Iterator[slice]:
-    """Go through places with a progress bar on a terminal, without one elsewhere."""
+    """Iterate over slices, with a progress bar if `verbose`; None means a bar on a terminal only."""
     if not (sys.stderr.isatty() if verbose is None else verbose):
         yield from places
         return

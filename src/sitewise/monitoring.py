@@ -1,4 +1,4 @@
-"""A site over time: its prevalence in windows of a time column, and alarms where a check breaks."""
+"""A site over time: its prevalence in time windows, with an alarm where a check fails."""
 
 from collections.abc import Callable
 from numbers import Integral
@@ -31,25 +31,39 @@ def monitor(
     classes: Any = None,
     **settings: Any,
 ) -> pd.DataFrame:
-    """Estimate a site's prevalence window by window.
+    """Estimate a site's prevalence in each time window.
 
     Parameters
     ----------
-    log_ratio, sample_confounder : the rows, as `estimate_prevalence` takes them, in any order.
-    time : (n,) dates or numbers.
-    window : how many rows a window has (a last one of less than half joins the one before), or a length of time such
-        as "30D", "W" or "MS" where `time` holds dates; windows without rows are left out.
-    check : given a window's row numbers and estimate, the p-value of whatever must hold; None where it cannot tell.
-    alarm_level : the chance, where all is well, that any of the windows alarms (Holm's rule over their p-values).
-    level : of the intervals, one window at a time.
-    prior : what is expected of the site, as `estimate_prevalence` takes it; the same for every window.
-    classes : names of the K classes.
-    settings : further arguments of `estimate_prevalence`: model, confounders, random_state, sample_weight, groups ...
+    log_ratio : array-like of shape (n, K)
+        log f of the rows, in any order.
+    time : array-like of shape (n,)
+        Dates or numbers.
+    sample_confounder : DataFrame or array-like of shape (n, V), optional
+        Their confounders z.
+    window : int or str
+        The number of rows of a window (a last window of less than half joins the one before), or a length of time such
+        as "30D", "W" or "MS" if `time` holds dates. Windows without rows are left out.
+    check : callable, optional
+        A function of a window's row numbers and estimate that returns the p-value of a check, or None if it is not
+        possible.
+    alarm_level : float
+        The probability of an alarm in any window if nothing changed (Holm's method over all windows).
+    level : float
+        The level of the intervals, for each window alone.
+    prior : Prevalence or SitePrior, optional
+        The prior of the site, as in `estimate_prevalence`; the same for all windows.
+    classes : sequence, optional
+        The names of the K classes.
+    **settings : object
+        Further arguments of `estimate_prevalence`: model, confounders, random_state, sample_weight, groups and others.
 
     Returns
     -------
-    A frame with a row for each window, in order, about the second of two classes; for K > 2 one for each class too:
-    `time` (its middle), `start`, `end`, `n`, `class`, `estimate`, `low`, `high`, `p_value`, `alarm`.
+    DataFrame
+        A row for each window, in order, for the second of two classes; if K > 2, a row for each window and class. The
+        columns are `time` (the middle of the window), `start`, `end`, `n`, `class`, `estimate`, `low`, `high`,
+        `p_value` and `alarm`.
 
     Examples
     --------
@@ -85,21 +99,21 @@ def monitor(
 
 
 def _alarms(frame: pd.DataFrame, alarm_level: float) -> Array:
-    """Which rows of the frame are of a window that alarms: its p-value among those of all windows, by Holm's rule."""
+    """Which rows of the frame belong to a window with an alarm, by Holm's method over the p-values of all windows."""
     found = frame.groupby("start", sort=False)["p_value"].first().dropna()
     alarming = {start for start, p in zip(found.index, holm(found.tolist()), strict=True) if p <= alarm_level}
     return frame["start"].isin(alarming).to_numpy()
 
 
 def _shares(estimate: PrevalenceEstimate, ratios: Array, Z: Any, weight: Any, level: float) -> Array:
-    """P(Y) of a window with its interval, (3, K): the mean of its predictions, as for a site that is adapted to."""
+    """P(Y) of a window with its interval, (3, K): the mean prediction, as for an adapted site."""
     share = np.average(estimate.predict_proba(ratios, Z), axis=0, weights=weight)
     low, high = (np.asarray(bound) for bound in estimate.interval(level=level))
     return np.stack([share, np.minimum(low, share), np.maximum(high, share)])
 
 
 def split_windows(time: pd.Series, window: int | str) -> list[Array]:
-    """Row numbers of each window, the earliest first and in the order of time within it; every row is in one."""
+    """The row numbers of each window, in order of time; each row is in one window."""
     order = np.argsort(time.to_numpy(), kind="stable")
     if isinstance(window, str):
         at = pd.Series(order, index=pd.DatetimeIndex(time.iloc[order]))
@@ -119,7 +133,7 @@ def _read_ratios(log_ratio: Any) -> Array:
 
 
 def _read(ratios: Array, time: Any, window: int | str, alarm_level: float) -> pd.Series:
-    """Check everything that is the monitor's own business; return the times."""
+    """Check the arguments; return the times."""
     problems = Problems("monitor")
     if not 0 < alarm_level < 1:
         problems.add(f"alarm_level must lie between 0 and 1, got {alarm_level}")
@@ -133,7 +147,7 @@ def _read(ratios: Array, time: Any, window: int | str, alarm_level: float) -> pd
         strange = np.flatnonzero(dates.isna() & times.notna())
         if len(strange):
             problems.add(f"time must hold dates or numbers, got {times[strange[0]]!r} at row {strange[0]}")
-        times = dates.where(~dates.isna() | times.isna(), pd.Timestamp(0))  # the strange ones are told already
+        times = dates.where(~dates.isna() | times.isna(), pd.Timestamp(0))  # already reported
     missing = np.flatnonzero(times.isna())
     if len(missing):
         problems.add(f"time is missing in {len(missing)} row(s), first at row {missing[0]}: leave those rows out")

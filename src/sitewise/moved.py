@@ -1,4 +1,4 @@
-"""Import paths that have moved: importing an old one is an error that names the new one."""
+"""Import paths that have moved: importing an old path raises an error that names the new one."""
 
 import sys
 from collections.abc import Sequence
@@ -28,18 +28,21 @@ MOVED = {
 
 
 class MovedFinder(MetaPathFinder):
-    """Refuses old import paths. It comes first, since folders left behind by an update are importable too."""
+    """Refuses old import paths.
+
+    It is asked before all other finders, because folders left over from an earlier version can be imported too.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Raise an error for an old path and find nothing for all others."""
+        """Raise ImportError for an old path; return None for all others."""
         if fullname in MOVED:
             raise ImportError(f"{fullname} has moved: import {MOVED[fullname]} instead", name=fullname)
         return None
 
 
 def install() -> None:
-    """Let Python ask the finder, once for each process."""
+    """Register the finder with Python, once for each process."""
     if not any(isinstance(finder, MovedFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, MovedFinder())

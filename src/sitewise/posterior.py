@@ -1,8 +1,7 @@
-"""The mathematics: equations 1, 3 and 7 of docs/maths.md on plain tensors. No I/O, no randomness, no device.
+"""The mathematics: equations 1, 3 and 7 of docs/maths.md on plain tensors, without I/O and randomness.
 
-Shapes: `log_ratio` and `log_prevalence` are (n, K), or (K,) where they are the same for every row. What solvers and
-intervals ask of the rows are `Moments`, sums over those that share one g; equation 8 is solved with them in
-`adaptation/cell_problem.py`.
+Shapes: `log_ratio` and `log_prevalence` are (n, K), or (K,) if they are the same for every row. Solvers and intervals
+need only sums over the rows that share one g: the `Moments`. `adaptation/cell_problem.py` solves equation 8 with them.
 """
 
 import math
@@ -15,8 +14,8 @@ from torch import Tensor
 def normalize(log_ratio: Tensor) -> Tensor:
     """Fix the free factor of f (equation 1): scale every row so that its ratios sum to one.
 
-    A constant added to a row thus changes nothing. A row with +inf is certain of those classes; a row of -inf
-    only says nothing at all, for it is the row of zeros with -inf added.
+    A constant added to a row of log f then changes nothing. A row with +inf excludes all classes without +inf. A row
+    with -inf everywhere carries no information: it is a row of zeros to which -inf was added.
     """
     certain = log_ratio == torch.inf
     log_ratio = torch.where(certain.any(-1, keepdim=True), torch.where(certain, 0.0, -torch.inf), log_ratio)
@@ -27,7 +26,8 @@ def normalize(log_ratio: Tensor) -> Tensor:
 def combine(log_ratio: Tensor, log_prevalence: Tensor) -> Tensor:
     """Log P(y|x,z), equation 3: log-softmax of log f + log g.
 
-    Where f and g contradict each other (each class impossible to one of them) f decides: g is an estimate.
+    If f and g contradict each other (each class has probability zero in one of them), f is used alone, because g is an
+    estimate.
     """
     joint = log_ratio + log_prevalence
     contradiction = (joint == -torch.inf).all(-1, keepdim=True)
@@ -50,12 +50,12 @@ def spread(probability: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums over rows of one z at some g, with m_n = Σ_y f_ny g_y (equation 7c).
+    """Sums over the rows that share one g, evaluated at that g, with m_n = Σ_y f_ny g_y (equation 7c).
 
-    u_n is f_n / m_n, and of two classes (f_n1 - f_n0) / m_n: then all sums are of numbers, not of vectors.
+    u_n is f_n / m_n. For two classes it is the number (f_n1 - f_n0) / m_n, so that J = 1; otherwise J = K.
     """
 
-    prevalence: Tensor  # (U, K) where they were taken
+    prevalence: Tensor  # (U, K) the g at which the sums were taken
     weight: Tensor  # (U,) Σ w
     log_likelihood: Tensor  # (U,) Σ w log m
     first: Tensor | None = None  # (U, J) Σ w u
@@ -63,8 +63,8 @@ class Moments:
 
     @property
     def sums(self) -> tuple[Tensor, ...]:
-        """Those there are, log-likelihood first."""
-        return tuple(part for part in (self.log_likelihood, self.first, self.second) if part is not None)
+        """The sums that were computed, log-likelihood first."""
+        return tuple(total for total in (self.log_likelihood, self.first, self.second) if total is not None)
 
     @property
     def slope(self) -> Tensor:
@@ -76,7 +76,7 @@ class Moments:
 
     @property
     def curvature(self) -> Tensor:
-        """Σ w f fᵀ / m², (U, K, K): minus its second derivative."""
+        """Σ w f fᵀ / m², (U, K, K): minus the second derivative of the log-likelihood in g."""
         assert self.second is not None
         assert self.first is not None
         if self.first.shape[1] > 1:
@@ -97,7 +97,7 @@ class Moments:
 
     @property
     def logit_information(self) -> Tensor:
-        """Minus the second derivative in the logits of g, along the contrasts, (U, K-1, K-1) (equation 7a)."""
+        """The observed information in the logits of g along the contrasts, (U, K-1, K-1) (equation 7a)."""
         assert self.first is not None
         assert self.second is not None
         g = self.prevalence
@@ -124,14 +124,14 @@ class Moments:
 
 
 def binary_direction(prevalence: Tensor) -> Tensor:
-    """(-g_1, g_0): of two classes f / m = 1 + (-g_1, g_0) (f_1 - f_0) / m."""
+    """(-g_1, g_0): for two classes f / m = 1 + (-g_1, g_0) (f_1 - f_0) / m."""
     return torch.stack([-prevalence[:, 1], prevalence[:, 0]], dim=1)
 
 
 def moments_of(ratio: Tensor, weight: Tensor, prevalence: Tensor) -> Moments:
-    """Sums over rows (equation 7c) for many g (B, K) at once, each with weights (B, n) of its own.
+    """Compute the sums over rows (equation 7c) for many g (B, K) at once, each with its own weights (B, n).
 
-    `ratio` is (n, J) where the rows are the same for all, or (B, n, J).
+    `ratio` is (n, J) if all g share the rows, or (B, n, J).
     """
 
     def add_up(values: Tensor) -> Tensor:

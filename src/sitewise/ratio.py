@@ -1,4 +1,4 @@
-"""f: a backbone, the fusion of its features with z, and its loss when each site's log g is given (equation 4)."""
+"""The ratio f: a network on x and z, and its training loss given each site's log g (equation 4)."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,11 +19,11 @@ from sitewise.training import digest, share_of
 
 FUSION_WIDTH = 100
 SCORING_BATCH = 2048
-SCORED_VALUES = 2**26  # in a batch at most: large images are scored fewer at a time
+SCORED_VALUES = 2**26  # at most in a batch, so that a batch of large images has fewer rows
 
 
 class RatioNetwork(nn.Module):
-    """log f(x,z) up to a constant: backbone(x) joined with z, then Lin(100), ReLU, Lin(100), ReLU, Lin(K)."""
+    """log f(x,z) up to a constant: backbone(x) concatenated with z, then Lin(100), ReLU, Lin(100), ReLU, Lin(K)."""
 
     def __init__(self, backbone: nn.Module, width: int, n_inputs: int, n_classes: int) -> None:
         super().__init__()
@@ -37,11 +37,11 @@ class RatioNetwork(nn.Module):
         )
 
     def forward(self, x: Tensor, z: Tensor) -> Tensor:
-        """The (n, K) log-ratios of inputs x and of z as `Confounders.inputs` gives it."""
+        """Return the log-ratios (n, K) of inputs x and of z as encoded by `Confounders.inputs`."""
         return self.fusion[-1](self.features(x, z))  # type: ignore[no-any-return]
 
     def features(self, x: Tensor, z: Tensor) -> Tensor:
-        """What the last layer reads, (n, 100)."""
+        """Return the inputs of the last layer, (n, 100)."""
         return self.fusion[:-1](torch.cat([self.backbone(x), z], dim=1))  # type: ignore[no-any-return]
 
 
@@ -55,28 +55,28 @@ def build_ratio(
     weights: str | os.PathLike[str] | None = None,
     normalize: str | None = None,
 ) -> RatioNetwork:
-    """Build f for inputs like X, its weights drawn from a seed; the backbone's come from a file where there is one."""
+    """Build f for inputs like X with random weights from a seed; `weights` is a file with those of the backbone."""
     n_inputs = 0 if schema is None else schema.missing_columns()[-1] + 1
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # of the CPU, which draws the weights; no other generator is touched
+        torch.default_generator.manual_seed(seed)  # weights are drawn on the CPU; other generators stay unchanged
         module, width = build_backbone(backbone, X, weights=weights, normalize=normalize)
         return RatioNetwork(module, width, n_inputs, n_classes)
 
 
 def digest_rows(rows: LabeledRows) -> str:
-    """A short hash of rows to train on."""
+    """Return a short hash of training rows."""
     return digest(fingerprint(rows.X), rows.y, rows.weight, rows.site, rows.codes)
 
 
 class RowReader:
-    """The inputs of rows as training asks for them: stored images are read ahead."""
+    """Returns the inputs of rows during training; stored images are read ahead of time."""
 
     def __init__(self) -> None:
         self._read: Callable[[Tensor], Tensor] | None = None
 
     @contextmanager
     def reading(self, X: Inputs, upcoming: Sequence[Tensor], device: torch.device) -> Iterator[None]:
-        """A block in which these rows are asked for in this order."""
+        """Open a block in which these rows are requested in this order."""
         with read_ahead(X, upcoming, device) as self._read:
             try:
                 yield
@@ -84,15 +84,15 @@ class RowReader:
                 self._read = None
 
     def __call__(self, X: Inputs, rows: Tensor) -> Tensor:
-        """The inputs of some rows, where the row numbers are."""
+        """Return the inputs of some rows on the device of the row indices."""
         return X[rows].to(rows.device) if self._read is None else self._read(rows)
 
 
 @dataclass
 class RatioObjective:
-    """The NLL of equation 3 with frozen g; f and g see the same knocked-out z.
+    """The NLL of equation 3 with fixed g; f and g are given the same knocked-out z.
 
-    Without `prevalences` log g is zero and this is plain empirical risk minimization.
+    Without `prevalences` log g is zero, which is plain empirical risk minimization.
     """
 
     training: LabeledRows
@@ -111,12 +111,12 @@ class RatioObjective:
         self._read = RowReader()
 
     def to(self, device: torch.device) -> None:
-        """Keep inputs (where they fit) and labels on the device; codes stay where g is."""
+        """Copy inputs (if they fit) and labels to the device; codes stay on the device of g."""
         self._device, self.training = device, self.training.to(device)
         self.validation = None if self.validation is None else self.validation.to(device)
 
     def begin_epoch(self, generator: torch.Generator, progress: float) -> None:
-        """Knock variables of z out, for f and g alike."""
+        """Draw the knockout masks of z, which are the same for f and g."""
         codes = self.training.codes
         if self.schema is not None:
             mask = torch.rand(codes.shape, generator=generator) < self.knockout
@@ -125,11 +125,11 @@ class RatioObjective:
         self._log_prevalence = self._site_log_prevalence(codes).float().to(self._device)
 
     def reading(self, upcoming: Sequence[Tensor]) -> AbstractContextManager[None]:
-        """Read images that stay on the disk ahead of `loss`."""
+        """Read stored images ahead of `loss`."""
         return self._read.reading(self.training.X, upcoming, self._device)
 
     def loss(self, module: nn.Module, rows: Tensor) -> Tensor:
-        """The weighted mean NLL of some rows."""
+        """Return the weighted mean NLL of some rows."""
         x = self._read(self.training.X, share_of(module)(rows))
         if self.augment is not None:
             x = self.augment(x)
@@ -137,7 +137,7 @@ class RatioObjective:
         return weighted_nll(logits, self.training.y[rows], self.training.weight[rows])
 
     def validation_loss(self, module: nn.Module) -> float | None:
-        """The NLL of held-out rows, as much of their z known as there is."""
+        """Return the NLL of the held-out rows without knockout, None if there are none."""
         if self.validation is None or not len(self.validation):
             return None
         log_ratio = score(module, self.validation.X, network_inputs(self.schema, self.validation.codes), self._device)
@@ -146,7 +146,7 @@ class RatioObjective:
         return float(weighted_nll(logits, self.validation.y, self.validation.weight))
 
     def identity(self) -> dict[str, str]:
-        """Knockout, the models of g, and the data."""
+        """Return the knockout probability, the models of g, and hashes of the data."""
         given = self.validation_log_prevalence
         return {
             "knockout": str(self.knockout),
@@ -157,11 +157,11 @@ class RatioObjective:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: masks are drawn anew in every epoch."""
+        """Return an empty state: masks are drawn again in every epoch."""
         return {}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """There is nothing to take back."""
+        """Do nothing: there is no state."""
 
     def _site_log_prevalence(self, codes: Tensor) -> Tensor:
         if self.prevalences is None:
@@ -171,57 +171,57 @@ class RatioObjective:
             rows = self.sites == site
             if not rows.any():
                 continue
-            part = prevalence.log_prob(codes[rows])
+            own = prevalence.log_prob(codes[rows])
             if log_prevalence is None:
-                log_prevalence = part.new_zeros(len(codes), part.shape[1])
-            log_prevalence[rows] = part
+                log_prevalence = own.new_zeros(len(codes), own.shape[1])
+            log_prevalence[rows] = own
         assert log_prevalence is not None
         return log_prevalence
 
 
 def weighted_nll(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    """The weighted mean of -log softmax(logits)_y."""
+    """Return the weighted mean of -log softmax(logits)_y."""
     losses = nn.functional.cross_entropy(logits, y, reduction="none")
     return (weight * losses).sum() / weight.sum()
 
 
 def for_network(X: Inputs) -> Inputs:
-    """Inputs as training reads them: tables in single precision, images as they are."""
+    """Convert inputs for training: tables to single precision; images are unchanged."""
     return X.float() if isinstance(X, Tensor) and X.dtype == torch.float64 else X
 
 
 def network_inputs(schema: Confounders | None, codes: Tensor) -> Tensor:
-    """What f reads of z, in float32; nothing where there are no confounders."""
+    """Return the input columns of z for f, in float32; without confounders there are none."""
     return codes.new_zeros(len(codes), 0).float() if schema is None else schema.inputs(codes).float()
 
 
 def score(module: nn.Module, X: Inputs, z: Tensor, device: torch.device | None = None) -> Tensor:
-    """log f of rows in evaluation mode, batch by batch: no row's score depends on another row."""
+    """Return log f of rows in evaluation mode, in batches: the score of a row does not depend on other rows."""
     was_training = module.training
-    if any(part.training for part in module.modules()):
+    if any(layer.training for layer in module.modules()):
         module.eval()
     size = min(SCORING_BATCH, max(1, SCORED_VALUES // max(1, X.shape[1:].numel())))
     places = [slice(start, start + size) for start in range(0, len(X), size)]
     own = [share_of(module).within(place, len(X)) for place in places]
     with torch.no_grad(), read_ahead(X, own, device) as read:
-        parts = [module(read(part).to(device), z[place].to(device)) for part, place in zip(own, places, strict=True)]
+        scores = [module(read(share).to(device), z[place].to(device)) for share, place in zip(own, places, strict=True)]
     if was_training:
         module.train()
-    return torch.cat(parts)
+    return torch.cat(scores)
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """A trained network that scores rows where it was trained, and is kept on the CPU in between.
+    """A trained network that scores rows on a GPU if there is one, and stays on the CPU between calls.
 
-    Tables are scored in float64, so that a row scores the same in any batch.
+    Tables are scored in float64, so that the score of a row is the same in any batch.
     """
 
     module: nn.Module
     device: str = "auto"
 
     def __call__(self, X: Inputs, z: Tensor) -> Tensor:
-        """The network's output for every row, (n, m) in float64 on the CPU."""
+        """Return the network's outputs, (n, m) in float64 on the CPU."""
         device = scoring_device(self.device)
         dtype = torch.float64 if X.dtype == torch.float64 else torch.float32
         module = self.module if _is_ready(self.module, device, dtype) else self.module.to(device, dtype)
@@ -232,11 +232,11 @@ class Scorer:
 
 
 def _is_ready(module: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether all of a module is there in this precision: to look costs one row less than to move nothing."""
+    """Return whether a module has this device and precision; for one row, checking is faster than `Module.to`."""
     values = chain(module.parameters(), module.buffers())
     return all(value.device == device and value.dtype in (dtype, torch.int64) for value in values)
 
 
 def scoring_device(device: str) -> torch.device:
-    """The GPU where one is wanted and there, else the CPU."""
+    """Return the GPU if it is requested and available, else the CPU."""
     return torch.device("cuda" if device in ("auto", "cuda", "gpu") and torch.cuda.is_available() else "cpu")

@@ -1,8 +1,8 @@
-"""Rows of sites as the method sees them: one frozen record, read and encoded at the door of fit and adapt.
+"""Rows of sites as frozen records, read and encoded once by `fit` and `adapt`.
 
-Each stage adds columns to those before it: inputs to train on (`LabeledRows`), log f of a site's rows (`ScoredRows`) or
-of labeled ones that were held out (`HeldOut`). Taking, joining and averaging are the same for all of them. `field()`
-makes a column required that others may lack: without it the default is inherited.
+Each stage adds columns: inputs to train on (`LabeledRows`), log f of a site's rows (`ScoredRows`), or log f of held-out
+labeled rows (`HeldOut`). All of them are selected, joined and averaged in the same way. A column that a subclass
+requires is declared with `field()`, because otherwise it would inherit the default None.
 """
 
 from collections.abc import Callable
@@ -14,19 +14,19 @@ from torch import Tensor
 
 from sitewise.inputs import Inputs, StoredImages, take_inputs
 
-OF_SOME = {"of_some": True}  # columns that not every row has
+OF_SOME = {"of_some": True}  # marks columns that only some rows have
 Kind = TypeVar("Kind", bound="SiteRows")
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class SiteRows:
-    """Rows in the order they came, with a column for whatever is known of them, None where nothing is."""
+    """Rows in their original order, with one field for each known column and None for the others."""
 
-    codes: Tensor  # (n, V) of z; V = 0 without confounders
+    codes: Tensor  # (n, V) codes of z; V = 0 without confounders
     weight: Tensor | None = None  # (n,)
-    y: Tensor | None = None  # (n,) class numbers, NaN where one is not known
-    groups: Tensor | None = None  # (n,) numbers of patients, say
-    site: Tensor | None = None  # (n,) numbers
+    y: Tensor | None = None  # (n,) class indices, NaN where unknown
+    groups: Tensor | None = None  # (n,) indices of groups, for example patients
+    site: Tensor | None = None  # (n,) indices of sites
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -36,16 +36,16 @@ class SiteRows:
 
     @property
     def weights(self) -> Tensor:
-        """The weight of every row in double precision: one where none was given."""
+        """The weight of every row in double precision; one if no weights were given."""
         return torch.ones(len(self), dtype=torch.float64) if self.weight is None else self.weight.double()
 
     def weighted_mean(self, values: Tensor) -> Tensor:
-        """The mean over rows of values (n, ...)."""
+        """Return the weighted mean over rows of values (n, ...)."""
         weights = self.weights
         return weights @ values / weights.sum()
 
     def take(self, rows: Tensor) -> Self:
-        """Some of the rows, by number or mask; stored images stay on the disk, features are left behind."""
+        """Select rows by position or mask; stored images stay on the disk, and features are dropped."""
         rows = rows.nonzero().flatten() if rows.dtype == torch.bool else rows
 
         def some(value: Any) -> Any:
@@ -54,10 +54,10 @@ class SiteRows:
         return self._each(lambda name, of_some: None if of_some else some(getattr(self, name)))
 
     def join(self, other: Self) -> Self:
-        """The rows of both, these first.
+        """Append the rows of another record.
 
-        A weight or label that only one of them has is one, or unknown, in the other. Groups are numbers without names:
-        none of the one is a group of the other, and a row without one is its own.
+        If only one of the two has weights or labels, the weights of the other are one and its labels unknown. Groups
+        have no names: no group of one is a group of the other, and a row without a group is its own group.
         """
 
         def both(name: str, _: bool) -> Any:
@@ -74,7 +74,7 @@ class SiteRows:
         return self._each(both)
 
     def _or_default(self, name: str, column: Tensor | None) -> Tensor | None:
-        """A column, or what rows have where only others were given one; None where there is no such thing."""
+        """Return a column, or its default values if only the other record has one; None if it has no default."""
         if column is not None or name not in ("weight", "y", "groups"):
             return column
         if name == "groups":
@@ -82,7 +82,7 @@ class SiteRows:
         return torch.full((len(self),), 1.0 if name == "weight" else torch.nan, dtype=torch.float64)
 
     def extended(self, kind: type[Kind], **more: Any) -> Kind:
-        """The same rows with more columns, as a record of another kind."""
+        """Return the same rows with more columns, as a record of another class."""
         own = {f.name for f in fields(kind)} - set(more)
         return kind(**{f.name: getattr(self, f.name) for f in fields(self) if f.name in own}, **more)
 
@@ -100,38 +100,38 @@ class LabeledRows(SiteRows):
     site: Tensor = field()
 
     def balanced(self) -> "LabeledRows":
-        """The same rows, weighted so that every class counts alike in a mean."""
+        """Return the same rows with weights that give every class the same total."""
         mass = torch.zeros(int(self.y.max()) + 1 if len(self) else 0).index_add_(0, self.y, self.weight.float())
         return replace(self, weight=self.weight / mass[self.y].clamp_min(1e-30))
 
     def to(self, device: torch.device) -> "LabeledRows":
-        """The same on a device, inputs where they fit; codes stay where g is."""
-        y, weight, site = (part.to(device) for part in (self.y, self.weight, self.site))
+        """Copy the rows to a device, inputs only if they fit; codes stay on the device of g."""
+        y, weight, site = (column.to(device) for column in (self.y, self.weight, self.site))
         return replace(self, X=self.X.to(device), y=y, weight=weight, site=site)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ScoredRows(SiteRows):
-    """A site's rows once f has seen them: scores, never the inputs.
+    """A site's rows with their log f, without the inputs.
 
-    Rows where f is not identified (`supported` is false) take no part in an estimate. `features` are what the network's
-    last layer reads of the rows `feature_rows`, None where there is no network.
+    Rows at which f is not identified (`supported` is false) are not used to estimate g. `features` are the inputs of
+    the network's last layer for the rows `feature_rows`, None without a network.
     """
 
     log_ratio: Tensor  # (n, K) calibrated
     supported: Tensor  # (n,) bool
     features: Tensor | None = field(default=None, metadata=OF_SOME)  # (m, D) float32
     feature_rows: Tensor | None = field(default=None, metadata=OF_SOME)  # (m,)
-    without_z: Tensor | None = None  # (n, K) log f(x, missing), if replaced
+    without_z: Tensor | None = None  # (n, K) log f(x, missing), if the joint model replaced it in `log_ratio`
 
     def by_knockout(self) -> "ScoredRows":
-        """The rows as they are without the joint model: log f(x, missing) where z is missing."""
+        """Return the rows without the joint model, that is with log f(x, missing) where z is missing."""
         return self if self.without_z is None else replace(self, log_ratio=self.without_z)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class HeldOut(SiteRows):
-    """Labeled rows that were held out: log f before calibration, and log g by models that saw none of their labels."""
+    """Held-out labeled rows: log f before calibration, and log g of models that were fitted without their labels."""
 
     raw_log_ratio: Tensor  # (n, K)
     log_prevalence: Tensor  # (n, K)
@@ -139,12 +139,12 @@ class HeldOut(SiteRows):
     weight: Tensor = field()
     features: Tensor | None = field(default=None, metadata=OF_SOME)  # (m, D) float32
     feature_rows: Tensor | None = field(default=None, metadata=OF_SOME)  # (m,)
-    known_codes: Tensor | None = None  # of z where some of it is hidden in `codes`
+    known_codes: Tensor | None = None  # the full codes of z, if some are masked in `codes`
 
     def shifted(self, shift: Callable[[Tensor], Tensor]) -> Self:
-        """The same rows with something of their codes, (n, K), added to log f."""
+        """Return the same rows with a function of their codes, (n, K), added to log f."""
         return replace(self, raw_log_ratio=self.raw_log_ratio + shift(self.codes)) if len(self) else self
 
     def balanced(self, log_mean: Callable[[Tensor], Tensor]) -> Self:
-        """The same rows with the mean of f at their codes divided out (equation 18a)."""
+        """Return the same rows with f divided by its mean at their codes (equation 18a)."""
         return self.shifted(lambda codes: -log_mean(codes))

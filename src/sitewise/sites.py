@@ -1,4 +1,4 @@
-"""Sites as frozen records: what was measured where, with labels or without."""
+"""Sites as frozen records: the rows of each site, with or without labels."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,28 @@ from sitewise.inputs import is_stored
 
 @dataclass(frozen=True)
 class Site:
-    """One site's rows: inputs X, labels y (None where there are none), confounders Z, patients (groups), weights."""
+    """The rows of one site.
+
+    Parameters
+    ----------
+    name : str
+        The site's name.
+    X : array, DataFrame or stored images
+        The inputs, one for each row.
+    y : array, optional
+        The labels, one for each row.
+    Z : DataFrame or array, optional
+        The confounders, one row for each row of X.
+    groups : array, optional
+        The group of each row, for example the patient.
+    sample_weight : array, optional
+        The weight of each row.
+
+    Examples
+    --------
+    >>> oslo = Site("Oslo", X, y, Z=pd.DataFrame({"age": age}))
+    >>> new = oslo.without_labels()
+    """
 
     name: str
     X: Any
@@ -35,18 +56,48 @@ class Site:
         return len(self.X)
 
     def take(self, rows: Any) -> "Site":
-        """Some of the rows, by position."""
+        """Select rows by position.
+
+        Parameters
+        ----------
+        rows : array of int
+            Positions of the rows.
+
+        Returns
+        -------
+        Site
+            The same site with these rows only.
+        """
         parts = (self.X, self.y, self.Z, self.groups, self.sample_weight)
         return Site(self.name, *(take_rows(part, rows) for part in parts))
 
     def without_labels(self) -> "Site":
-        """The same rows as a new site would show them."""
+        """Return the same rows without their labels.
+
+        Returns
+        -------
+        Site
+            The same site with `y=None`.
+        """
         return Site(self.name, self.X, None, self.Z, self.groups, self.sample_weight)
 
 
 @dataclass(frozen=True)
 class Sites:
-    """Several sites, in order, each with a name of its own."""
+    """Several sites with distinct names, in order.
+
+    Parameters
+    ----------
+    sites : tuple of Site
+        The sites.
+
+    Examples
+    --------
+    >>> sites = Sites.split(X, y, sample_domain=hospital, Z=Z)
+    >>> sites.names
+    ('Bergen', 'Oslo')
+    >>> oslo = sites["Oslo"]
+    """
 
     sites: tuple[Site, ...]
 
@@ -56,7 +107,7 @@ class Sites:
         if not names:
             problems.add("at least one site is needed")
         for name in sorted({n for n in names if names.count(n) > 1}, key=str):
-            problems.add(f"site {name!r} stands twice")
+            problems.add(f"duplicate name: there are several sites {name!r}")
         problems.raise_if_any()
 
     @classmethod
@@ -70,7 +121,28 @@ class Sites:
         groups: Any = None,
         sample_weight: Any = None,
     ) -> "Sites":
-        """Split rows into sites by their name in `sample_domain`; None makes one site of them."""
+        """Split rows into sites by name.
+
+        Parameters
+        ----------
+        X : array, DataFrame or stored images
+            The inputs of all rows.
+        y : array, optional
+            The labels.
+        sample_domain : array, optional
+            The name of each row's site; None puts all rows into one site.
+        Z : DataFrame or array, optional
+            The confounders.
+        groups : array, optional
+            The group of each row, for example the patient.
+        sample_weight : array, optional
+            The weight of each row.
+
+        Returns
+        -------
+        Sites
+            The sites in the order of their names.
+        """
         whole = Site("site", X, y, Z, groups, sample_weight)
         if sample_domain is None:
             return cls((whole,))
@@ -82,15 +154,15 @@ class Sites:
             first = int(np.flatnonzero(names.isna().to_numpy())[0])
             problems.add(f"sample_domain is missing in {int(names.isna().sum())} row(s), first at row {first}")
         problems.raise_if_any()
-        parts = []
+        sites = []
         for name in sorted(names.unique(), key=lambda value: (str(type(value)), value)):
-            part = whole.take(np.flatnonzero((names == name).to_numpy()))
-            parts.append(Site(name, part.X, part.y, part.Z, part.groups, part.sample_weight))
-        return cls(tuple(parts))
+            site = whole.take(np.flatnonzero((names == name).to_numpy()))
+            sites.append(Site(name, site.X, site.y, site.Z, site.groups, site.sample_weight))
+        return cls(tuple(sites))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The sites' names."""
+        """The names of the sites, in order."""
         return tuple(site.name for site in self.sites)
 
     def __len__(self) -> int:
@@ -107,7 +179,7 @@ class Sites:
 
 
 def take_rows(values: Any, rows: Any) -> Any:
-    """Rows of any container by position; stored images stay on the disk."""
+    """Select rows of any container by position; stored images stay on the disk."""
     if values is None:
         return None
     values = as_pandas(values)

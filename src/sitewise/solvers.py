@@ -1,6 +1,7 @@
-"""Minimizers on functions, not on models: Newton with a certificate, LBFGS with a line search, and EM as it is written.
+"""Minimizers of plain functions: Newton, interior point, quasi-Newton, L-BFGS, EM and SQUAREM.
 
-Each returns its trace, its gap and whether it converged; none calls reaching its iteration limit a success.
+Each returns its point, the objective at every iteration, its optimality gap, and whether the gap is below the
+tolerance. Reaching the iteration limit is never reported as convergence.
 """
 
 from collections.abc import Callable
@@ -17,22 +18,33 @@ State = TypeVar("State")
 M_STEPS = ("lbfgs", "sgd")
 ARMIJO = 1e-4
 HALVINGS = 40
-FEW_HALVINGS = 6  # where the Hessian is nearly right from the start
-FLAT = 1e-10  # curvature below this share of the largest is rounding: no step is taken for its sake
-ROUNDING = 1e-14  # a relative rise of the objective that is only rounding
-TO_THE_BOUND = 0.99  # of the way to it at most
+FEW_HALVINGS = 6  # if the Hessian is nearly right from the start
+FLAT = 1e-10  # curvature below this share of the largest is treated as rounding error
+ROUNDING = 1e-14  # a relative rise of the objective below this is treated as rounding error
+TO_THE_BOUND = 0.99  # a step goes at most this share of the way to a bound
 LONG_STEP = 0.7
-SHRINK = 0.1  # of the barrier after a long step, down to what the pseudo-rows ask for
-BARRIER = 0.01  # at first, of the weights
-RIDGE = 1e-6  # relative, where rounding spoils a Hessian
+SHRINK = 0.1  # factor of the barrier after a long step, down to the level of the pseudo-rows
+BARRIER = 0.01  # at the start, relative to the weights
+RIDGE = 1e-6  # relative; added if a Hessian is not positive definite because of rounding
 
 
 @dataclass(frozen=True)
 class EM:
-    """The paper's EM (algorithms 1 and 2) by its settings.
+    """Settings of the paper's EM (algorithms 1 and 2), for `estimate_prevalence(solver=...)`.
 
-    `iterations` is the paper's T. The M-step of a network is a full LBFGS run or one gradient step (`m_step`); where
-    the M-step has a closed form that is used, and T is only a limit that `iterations=None` lifts.
+    Parameters
+    ----------
+    iterations : int, optional
+        The largest number of iterations, T in the paper. None sets the limit by the family of g.
+    m_step : {"lbfgs", "sgd"}
+        How an additive g or a network is fitted in the M-step: a full optimization, or one gradient step. The constant
+        and the table have an M-step in closed form and ignore it.
+    learning_rate : float
+        The step size of `m_step="sgd"`.
+
+    Examples
+    --------
+    >>> estimate_prevalence(log_ratio, Z, model="network", solver=EM(iterations=5))
     """
 
     iterations: int | None = None
@@ -51,7 +63,7 @@ class EM:
 
 @dataclass(frozen=True)
 class Solution(Generic[State]):
-    """Where a solver ended: the point, its gap, and the objective at every iteration, the point's last."""
+    """The result of a solver: the point, its gap, and the objective at every iteration (the last is the point's)."""
 
     point: State
     gap: Tensor
@@ -62,14 +74,14 @@ class Solution(Generic[State]):
 
 @dataclass(frozen=True)
 class Box:
-    """Where points (B, P) may be: between bounds, and on the set that `retract` pulls them back onto."""
+    """The feasible set of points (B, P): bounds, and a set onto which `retract` maps a point."""
 
     lower: Tensor | None
     upper: Tensor | None
     retract: Callable[[Tensor], Tensor] | None
 
     def held(self, point: Tensor, gradient: Tensor) -> Tensor:
-        """Tell which coordinates are at a bound that they want to cross."""
+        """Return which coordinates are at a bound that a descent step would cross."""
         held = torch.zeros_like(point, dtype=torch.bool)
         if self.lower is not None:
             held |= (point <= self.lower) & (gradient > 0)
@@ -78,7 +90,7 @@ class Box:
         return held
 
     def step(self, point: Tensor, gradient: Tensor, move: Tensor) -> tuple[Tensor, Tensor]:
-        """The legal point that a move leads to, and the change of the objective it has to reach (Armijo's)."""
+        """Return the feasible point after a move, and the decrease of the objective required by Armijo's rule."""
         trial = point + move
         trial = trial if self.lower is None else torch.maximum(trial, self.lower)
         trial = trial if self.upper is None else torch.minimum(trial, self.upper)
@@ -100,14 +112,14 @@ def newton(
     max_iter: int = 100,
     rounding: float = ROUNDING,
 ) -> Solution[Tensor]:
-    """Minimize B independent problems at once by damped Newton steps; none of them ever gets worse.
+    """Minimize B independent problems at once by damped Newton steps; no accepted step raises an objective.
 
-    `value` maps points (B, P) to (B,); `derivatives` to gradients (B, P) and Hessians (B, P, P). Coordinates may be
-    bounded; a coordinate at its bound that wants to cross it is held there (Bertsekas' two-metric rule).
-    `retract` pulls a trial point back onto the feasible set (a simplex, say) without raising its value. `gap` maps
+    `value` maps points (B, P) to objectives (B,), `derivatives` maps them to gradients (B, P) and Hessians (B, P, P).
+    Coordinates may be bounded: one at its bound whose step would cross it is held there (Bertsekas' two-metric rule).
+    `retract` maps a trial point onto the feasible set, for example a simplex, without raising its value. `gap` maps
     points and gradients to (B,); by default it is the largest entry of the projected gradient. A relative rise of the
-    objective below `rounding` is none. `damping` maps directions (B, P) to the share of each (B,) that is tried where
-    all of it is too much: for an objective that is flat far from its optimum, where a step may be 10¹⁰⁰ times too long.
+    objective below `rounding` is ignored. `damping` maps directions (B, P) to a shorter step (B,) to try if the full
+    step fails, for objectives that are flat far from the optimum, where Newton's step may be 10¹⁰⁰ times too long.
     """
     box = Box(lower, upper, retract)
     point, current = start, value(start)
@@ -124,13 +136,13 @@ def newton(
             direction = _kept_inside(direction, point, gradient, hessian, held, box)
         point, current, moved = _line_search(value, point, current, gradient, direction, box, done, rounding, damping)
         trace.append(current)
-        if not moved:  # rounding leaves nothing to gain
+        if not moved:  # no further decrease is possible in this precision
             break
     return Solution(point, gaps, bool(done.all()), n_iter, trace)
 
 
 def _descent_direction(gradient: Tensor, hessian: Tensor, held: Tensor) -> Tensor:
-    """Newton's direction over the coordinates not held, by |eigenvalues| where the Hessian is not positive."""
+    """Newton's direction over the free coordinates; an indefinite Hessian is replaced by its |eigenvalues|."""
     free = ~held
     hessian = hessian * (free[..., :, None] & free[..., None, :]) + torch.diag_embed(held.to(hessian.dtype))
     rhs = -(gradient * free)
@@ -148,11 +160,11 @@ def _descent_direction(gradient: Tensor, hessian: Tensor, held: Tensor) -> Tenso
 
 
 def _kept_inside(direction: Tensor, point: Tensor, gradient: Tensor, hessian: Tensor, held: Tensor, box: Box) -> Tensor:
-    """Newton's direction within bounds: the bound that a problem's step crosses first is gone to and kept.
+    """Newton's direction within bounds.
 
-    The other coordinates then take the step that is best with it, and so on until none crosses. The quadratic model
-    falls at each turn, so that the objective falls along the direction. Without this, a step that is cut at a bound
-    which it crosses at once is hardly one, and a point beside a bound would stay there.
+    The coordinate that reaches a bound first is moved to that bound and fixed there. The best step of the others is
+    computed again, until none crosses a bound. Each round lowers the quadratic model, so the objective falls along the
+    result. If the whole step were only cut at the first bound, a point close to a bound would hardly move.
     """
     infinite = torch.full_like(point, torch.inf)
     below = (-infinite if box.lower is None else box.lower) - point
@@ -199,7 +211,7 @@ def _line_search(
         shorter = step / 2
         if damping is not None:
             safe = damping(direction) if safe is None else safe
-            shorter = torch.where(safe < shorter, (step * safe).sqrt(), shorter)  # more orders of magnitude than one
+            shorter = torch.where(safe < shorter, (step * safe).sqrt(), shorter)  # shrinks faster than halving
         step = torch.where(open_, shorter, step)
     return best_point, best, bool((best_point != point).any())
 
@@ -214,14 +226,14 @@ def interior(
     max_iter: int = 200,
     rounding: float = ROUNDING,
 ) -> Solution[Tensor]:
-    """Find the weights w (B, P) of B mixtures, each summing to one: primal-dual interior steps, certified by KKT gaps.
+    """Estimate the weights w (B, P) of B mixtures by a primal-dual interior-point method, stopped by the KKT gap.
 
-    With l the mean log-likelihood of a mixture's rows and c its pseudo-rows (B, P), both per row of either kind,
-    minimize Σ w - l(w) - Σ c log w over w > 0 (equation 15a), whose optimum sums to one by itself. `look` maps weights
-    to l (B,) and its slope (B, P); `bend` maps them and the number of steps taken to -l'' (B, P, P), or near enough: it
-    steers and the gap decides. Every step lowers the objective with its barrier, so no mixture can stall, however few
-    its rows or alike its parts. Where c is zero a barrier too weak to matter stands in for it, and a slack for c / w:
-    with it steps stay long where weights are all but zero.
+    Minimizes Σ w - l(w) - Σ c log w over w > 0 (equation 15a). l is the log-likelihood of a mixture's rows and c (B, P)
+    its pseudo-rows (`pseudo`), both divided by the number of rows and pseudo-rows. The weights of the optimum sum to
+    one. `look` maps weights to l (B,) and its gradient (B, P). `bend` maps weights and the iteration to -l'' (B, P, P);
+    an approximation suffices, because it only sets the direction and the gap decides when to stop. Each step lowers the
+    objective including its barrier. Where c is zero, a very weak barrier replaces it. A slack variable replaces c / w,
+    so that steps stay long where weights are close to zero.
     """
     target = pseudo.clamp_min(1e-3 * tolerance / start.shape[1])
     weights = start.clamp_min(1e-3 / start.shape[1])
@@ -240,7 +252,7 @@ def interior(
         slack = slack + _reach(slack, slack_move)[:, None] * slack_move
         before = weights.sum(1) - value - (barrier * weights.log()).sum(1)
         promised, step = ARMIJO * (gradient * move).sum(1), _reach(weights, move)
-        taken, found = torch.zeros_like(step), (weights, value, slope)
+        taken, accepted = torch.zeros_like(step), (weights, value, slope)
         open_ = best_gaps > tolerance
         for _ in range(HALVINGS):
             trial = weights + step[:, None] * move
@@ -248,16 +260,16 @@ def interior(
             reached = trial.sum(1) - at - (barrier * trial.log()).sum(1)
             accept = open_ & (reached <= before + step * promised + rounding * before.abs().clamp_min(1.0))
             new = (trial, at, rise)
-            found = tuple(
-                torch.where(accept.reshape(-1, *[1] * (a.ndim - 1)), a, b) for a, b in zip(new, found, strict=True)
+            accepted = tuple(
+                torch.where(accept.reshape(-1, *[1] * (a.ndim - 1)), a, b) for a, b in zip(new, accepted, strict=True)
             )  # type: ignore[assignment]
             taken, open_ = torch.where(accept, step, taken), open_ & ~accept
             if not open_.any():
                 break
             step = step / 2
-        if not (taken > 0).any():  # rounding leaves nothing to gain
+        if not (taken > 0).any():  # no further decrease is possible in this precision
             break
-        weights, value, slope = found
+        weights, value, slope = accepted
         slack = torch.minimum(torch.maximum(slack, 1e-3 * barrier / weights), 1e3 * barrier / weights)
         gaps = _mixture_gap(weights, slope, pseudo)
         better = gaps < best_gaps
@@ -269,19 +281,19 @@ def interior(
 
 
 def _mixture_gap(weights: Tensor, slope: Tensor, pseudo: Tensor) -> Tensor:
-    """The KKT gap (B,) once the weights are scaled to sum to one (equation 15a)."""
+    """The KKT gap (B,) of the weights scaled to sum to one (equation 15a)."""
     return weights.sum(1) * (slope + pseudo / weights).amax(1) - 1.0
 
 
 def _mixture_value(weights: Tensor, value: Tensor, pseudo: Tensor) -> Tensor:
-    """Minus the penalized log-likelihood (B,), likewise scaled."""
+    """Minus the penalized log-likelihood (B,) of the weights scaled to sum to one."""
     size = weights.sum(1)
     scaled = value - (1.0 - pseudo.sum(1)) * size.log()
     return -(scaled + torch.xlogy(pseudo, weights / size[:, None]).sum(1))
 
 
 def _scaled_solve(hessian: Tensor, gradient: Tensor) -> Tensor:
-    """Solve (B, P, P) for (B, P), scaled by the diagonal first: weights differ by many orders of magnitude."""
+    """Solve hessian x = gradient, scaled by the diagonal, because weights differ by many orders of magnitude."""
     scale = torch.diagonal(hessian, dim1=-2, dim2=-1).rsqrt()
     scaled = scale[:, :, None] * hessian * scale[:, None, :]
     factor, failed = torch.linalg.cholesky_ex(scaled)
@@ -292,7 +304,7 @@ def _scaled_solve(hessian: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _reach(values: Tensor, move: Tensor) -> Tensor:
-    """How much of a move keeps all values (B, P) above zero, at most all of it, (B,)."""
+    """The largest share (B,) of a move, at most 1, that keeps all values (B, P) positive."""
     ratios = torch.where(move < 0, -values / move, torch.inf)
     return (TO_THE_BOUND * ratios.amin(1)).clamp_max(1.0)
 
@@ -308,10 +320,10 @@ def quasi_newton(
     tolerance: float = 1e-9,
     max_iter: int = 30,
 ) -> Solution[Tensor]:
-    """Minimize one function of P bounded coordinates from a good guess of its Hessian, mended by BFGS.
+    """Minimize one function of P bounded coordinates, starting from an approximate Hessian that BFGS improves.
 
-    For few coordinates and many rows: a pass for the gradient is cheap where one for the Hessian is dear, and the
-    Hessian of a sample of the rows is nearly right already. Steps, bounds and `gap` are as in `newton`, with B = 1.
+    Use it for few coordinates and many rows: a pass over the rows for the Hessian is expensive, and the Hessian of a
+    sample of the rows is nearly right. Steps, bounds and `gap` are as in `newton`, with B = 1.
     """
     box = Box(lower, None, retract)
     point = start
@@ -327,7 +339,7 @@ def quasi_newton(
             reached, slope = value_and_gradient(trial)
             if bool(reached <= current + promised + ROUNDING * current.abs().clamp_min(1.0)):
                 break
-        else:  # rounding leaves nothing to gain
+        else:  # no further decrease is possible in this precision
             break
         hessian = _bfgs_update(hessian, trial - point, slope - gradient)
         point, current, gradient = trial, reached, slope
@@ -336,7 +348,7 @@ def quasi_newton(
 
 
 def _bfgs_update(hessian: Tensor, step: Tensor, change: Tensor) -> Tensor:
-    """Make a Hessian (1, P, P) map the last step (1, P) to the change of the gradient that it brought."""
+    """Update a Hessian (1, P, P) so that it maps the last step (1, P) to the change of the gradient."""
     bent = (hessian @ step[..., None])[..., 0]
     along, before = (step * change).sum(), (step * bent).sum()
     if not (along > 1e-12 * step.norm() * change.norm() and before > 0):
@@ -353,9 +365,9 @@ def lbfgs(
     max_iter: int = 500,
     memory: int = 20,
 ) -> Solution[Tensor]:
-    """Minimize one function of a vector by scipy's L-BFGS-B (a line search at every step), keeping the best point.
+    """Minimize one function of a vector by scipy's L-BFGS-B, which has a line search, and keep the best point.
 
-    Only the vector travels to scipy; the function runs where its tensors are.
+    Only the vector is copied to scipy. The function is evaluated on the device of its tensors.
     """
     best_value, best_point, best_gap = torch.inf, start, torch.tensor(torch.inf)
 
@@ -368,7 +380,7 @@ def lbfgs(
         return float(value), gradient.cpu().numpy()
 
     trace = [evaluate(start.cpu().numpy())[0]]
-    found = minimize(
+    result = minimize(
         evaluate,
         start.cpu().numpy(),
         jac=True,
@@ -377,7 +389,7 @@ def lbfgs(
         options={"maxiter": max_iter, "maxfun": 5 * max_iter, "maxcor": memory, "gtol": tolerance, "ftol": 0.0},
     )
     values = [torch.tensor(value, dtype=torch.float64) for value in trace]
-    return Solution(best_point, best_gap, bool(best_gap <= tolerance), int(found.nit), values)
+    return Solution(best_point, best_gap, bool(best_gap <= tolerance), int(result.nit), values)
 
 
 def em(
@@ -391,10 +403,10 @@ def em(
     max_iter: int = 10_000,
     check_every: int = 1,
 ) -> Solution[State]:
-    """Expectation-maximization as it is written: responsibilities, then the state that fits them best.
+    """Expectation-maximization: compute the responsibilities, then the state that maximizes their likelihood.
 
-    `objective` (to be minimized) only fills the trace; `gap` decides. The step's size never does: it is small long
-    before a rare class has found its level.
+    It stops when `gap` is below the tolerance; `objective` only fills the trace. The size of a step is not used to
+    stop, because for a rare class steps become small long before the optimum.
     """
     state = start
     trace = [objective(state)]
@@ -419,10 +431,11 @@ def squarem(
     tolerance: float,
     max_iter: int = 5000,
 ) -> Solution[Tensor]:
-    """Speed a monotone multiplicative map (an EM step) up by squared extrapolation (Varadhan and Roland's SqS3).
+    """Accelerate a monotone multiplicative map, such as an EM step, by SQUAREM (Varadhan and Roland's SqS3).
 
-    Two steps show where the map is heading; the extrapolated point is taken only where it is no worse than theirs. No
-    coordinate falls below a hundredth of what the two steps leave of it: from nothing it could not come back.
+    Two steps of the map give an extrapolated point, which is accepted only if its objective is not higher than after
+    the two steps. No coordinate falls below a hundredth of its value after the two steps: a multiplicative map could
+    not raise it from zero again.
     """
     point = start
     trace = [objective(point)]

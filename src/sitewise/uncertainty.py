@@ -1,6 +1,6 @@
-"""Intervals for an estimated g, given f: curvature of the observed likelihood, and its fall where a bound is near.
+"""Intervals of an estimated g, given f: from the curvature of the likelihood, or near 0 and 1 from its decrease.
 
-A curvature knows the covariance of g at rows of z and of its mean over the site; see docs/maths.md, section 11.
+A curvature gives the covariance of g at rows of z, and of its mean over the site; see docs/maths.md, section 11.
 """
 
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from torch import Tensor
 from sitewise.posterior import contrasts, spread
 
 NEAR_A_BOUND = 3.0  # standard errors
-HELD = 2**24  # entries of the derivatives of g at some rows of z
-PRECISE = 1e-8  # relative, of how far along a path of g a bound is found
+HELD = 2**24  # entries of the derivatives of g in memory at a time
+PRECISE = 1e-8  # relative precision of a bound along a path of g
 
 
 @dataclass(frozen=True)
@@ -25,20 +25,20 @@ class LinearCurvature:
     features: Callable[[Tensor], Tensor]
     log_prob: Callable[[Tensor], Tensor]
     coefficient_covariance: Tensor  # (P, P), P = D (K-1)
-    grouped_covariance: Tensor | None  # the same with rows of one group alike
+    grouped_covariance: Tensor | None  # the same by group; None without groups
     mean_jacobian: Tensor  # (K, P) derivative of the site's mean of g
 
     def at(self, codes: Tensor) -> Tensor:
-        """Covariance of g(z), (n, K, K), some rows after others: (n, K, P) would be too much to hold."""
+        """Return the covariance of g(z), (n, K, K), computed in chunks because the derivatives (n, K, P) are large."""
         size = max(1, HELD // max(1, self.mean_jacobian.numel()))
-        return torch.cat([self._carry(self._jacobian(part)) for part in codes.split(size)])
+        return torch.cat([self._carry(self._jacobian(chunk)) for chunk in codes.split(size)])
 
     def of_mean(self) -> Tensor:
         """Covariance of the site's mean of g given its rows, (K, K)."""
         return self._carry(self.mean_jacobian)
 
     def easiest(self, codes: Tensor, label: int) -> Tensor:
-        """How g (n, K) moves where the site's mean of `label` rises at the least loss of likelihood."""
+        """Return the direction of g (n, K) that raises the site's mean of `label` at the least loss of likelihood."""
         design, basis, probability = self._pieces(codes)
         moves = (self.coefficient_covariance @ self.mean_jacobian[label]).reshape(design.shape[1], -1)
         logits = design @ moves @ basis.T
@@ -62,17 +62,18 @@ class LinearCurvature:
 
 @dataclass(frozen=True)
 class CellCurvature:
-    """Covariance of g that is a free distribution in each cell of z (one cell: a constant g).
+    """Covariance of a g that is a free distribution in each cell of z (one cell: a constant g).
 
-    Given the level that cells are shrunk to they are estimated independently; `pull` is how each follows that level.
+    Given the level that cells are shrunk to, their estimates are independent. `pull` is the derivative of a cell's g in
+    that level.
     """
 
     covariance: Tensor  # (C, K, K) given the level
-    inverse_information: Tensor  # (C, K, K) the same with rows of one group taken for rows on their own
+    inverse_information: Tensor  # (C, K, K) the same with all rows independent
     pull: Tensor  # (C, K, K) derivative of a cell's g in the level
     level_covariance: Tensor  # (K, K)
     mean_covariance: Tensor  # (K, K)
-    agreement: Callable[[Tensor], Tensor]  # codes (n, V) -> (n, C) weights of the cells a row is averaged over
+    agreement: Callable[[Tensor], Tensor]  # codes (n, V) -> (n, C) weights of the cells in a row's mean
 
     def at(self, codes: Tensor) -> Tensor:
         """Covariance of g(z), (n, K, K)."""
@@ -86,7 +87,7 @@ class CellCurvature:
         return self.mean_covariance
 
     def easiest(self, share: Tensor, label: int) -> Tensor:
-        """How g in the cells (C, K) moves where their mean of `label` rises at the least loss of likelihood."""
+        """Return the direction of g (C, K) that raises the mean of `label` at the least loss of likelihood."""
         return share[:, None] * self.covariance[:, label]
 
 
@@ -94,7 +95,7 @@ Curvature = LinearCurvature | CellCurvature
 
 
 def simplex_covariance(information: Tensor, free: Tensor) -> Tensor:
-    """Invert information (C, K, K) about probabilities over free classes, along the directions that keep their sum."""
+    """Invert the information (C, K, K) on probabilities of the free classes, along directions that keep their sum."""
     n_classes = information.shape[1]
     covariance = torch.zeros_like(information)
     for pattern in torch.unique(free, dim=0):
@@ -110,7 +111,7 @@ def simplex_covariance(information: Tensor, free: Tensor) -> Tensor:
 
 
 def invert_information(information: Tensor) -> Tensor:
-    """Invert symmetric matrices; a direction the data says nothing about gets a very large variance, never NaN."""
+    """Invert symmetric matrices; a direction without information gets a very large variance, never NaN."""
     values, vectors = torch.linalg.eigh(information)
     floor = 1e-12 * values.abs().amax(-1, keepdim=True).clamp_min(1e-12)
     inverse: Tensor = vectors @ (vectors.transpose(-1, -2) / torch.maximum(values, floor)[..., None])
@@ -125,13 +126,13 @@ def at_least(covariance: Tensor, floor: Tensor) -> Tensor:
 
 
 def normal_interval(probability: Tensor, variance: Tensor, level: float) -> tuple[Tensor, Tensor]:
-    """The normal interval on the scale of probabilities, cut off at 0 and 1."""
+    """Return the normal interval on the probability scale, clipped to [0, 1]."""
     error = NormalDist().inv_cdf(0.5 + level / 2) * variance.clamp_min(0).sqrt()
     return (probability - error).clamp_min(0.0), (probability + error).clamp_max(1.0)
 
 
 def logit_interval(probability: Tensor, variance: Tensor, level: float) -> tuple[Tensor, Tensor]:
-    """The normal interval on the log-odds scale, so that it stays inside [0, 1]."""
+    """Return the normal interval on the log-odds scale, which stays inside [0, 1]."""
     inside = (probability * (1 - probability)).clamp_min(1e-300)
     error = NormalDist().inv_cdf(0.5 + level / 2) * variance.clamp_min(0).sqrt() / inside
     odds = torch.logit(probability)
@@ -141,22 +142,22 @@ def logit_interval(probability: Tensor, variance: Tensor, level: float) -> tuple
 
 
 def stretched(bound: Tensor, middle: Tensor, stretch: float, error: float) -> Tensor:
-    """A bound as many times farther from the middle in log-odds, an error of the log-odds' own added in squares."""
-    odds, centre = (torch.logit(part.clamp(1e-12, 1 - 1e-12)) for part in (bound, middle))
+    """Multiply a bound's distance from the middle in log-odds by `stretch`, and add `error` to it in quadrature."""
+    odds, centre = (torch.logit(share.clamp(1e-12, 1 - 1e-12)) for share in (bound, middle))
     away = odds - centre
     return torch.sigmoid(centre + torch.sign(away) * torch.hypot(stretch * away, torch.full_like(away, error)))
 
 
 def mirror(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """With two classes (..., 2), let what is said of the one be said of the other as well."""
+    """With two classes (..., 2), make the intervals complementary by widening each to cover the other."""
     if low.shape[-1] != 2:
         return low, high
     return torch.minimum(low, 1 - high.flip(-1)), torch.maximum(high, 1 - low.flip(-1))
 
 
 def near_a_bound(probability: Tensor, variance: Tensor) -> Tensor:
-    """Tell where an estimate is so close to 0 or 1 that curvature alone would mislead."""
-    error = variance.clamp_min(0).sqrt().clamp_min(1e-9)  # at the bound itself curvature sees no variance at all
+    """Return where an estimate is so close to 0 or 1 that an interval from curvature alone is misleading."""
+    error = variance.clamp_min(0).sqrt().clamp_min(1e-9)  # at the bound itself the variance by curvature is zero
     return torch.minimum(probability, 1 - probability) < NEAR_A_BOUND * error
 
 
@@ -165,27 +166,27 @@ At = Callable[[Tensor], Tensor]  # g (n, K) at rows of codes (n, V)
 
 @dataclass(frozen=True)
 class Average:
-    """A mean of g that an interval is asked for: at which z it is moved, and how it moves most easily."""
+    """A mean of g for which an interval is computed, where g is moved, and its direction of least loss."""
 
     mean: Callable[[At], Tensor]
     where: At | None
     easiest: Callable[[Tensor, int], Tensor]
 
     def direction_of(self, label: int) -> At:
-        """The easiest direction of g for the mean of one class."""
+        """Return the direction of least loss for the mean of one class."""
         return lambda codes: self.easiest(codes, label)
 
 
 @dataclass(frozen=True)
 class Fall:
-    """How far g may move before the likelihood falls by more than `drop`."""
+    """How far g can move before the log-likelihood falls by more than `drop`."""
 
     log_likelihood: Callable[[At], float]
     at: At
     drop: float
 
     def farthest(self, path: Callable[[float], At]) -> float:
-        """The largest amount in [0, 1] that the likelihood allows along a path of g that starts at the estimate."""
+        """Return the largest allowed amount in [0, 1] along a path of g that starts at the estimate."""
         best = self.log_likelihood(self.at)
 
         def left(amount: float) -> float:
@@ -194,14 +195,14 @@ class Fall:
 
         if left(1.0) >= 0.0:
             return 1.0
-        if left(0.0) <= 0.0:  # weights so heavy that rounding alone is more than the likelihood may fall
+        if left(0.0) <= 0.0:  # with very large weights, rounding alone exceeds `drop`
             return 0.0
         return float(brentq(left, 0.0, 1.0, xtol=1e-12, rtol=1e-9))
 
 
 @dataclass(frozen=True)
 class ConstantFall:
-    """The same for a constant g (K,), and for many classes at once: a pass over the rows serves all of them."""
+    """The same for a constant g (K,), for many classes in one pass over the rows."""
 
     log_likelihoods: Callable[[Tensor], Tensor]  # of many constant g (B, K), (B,)
     log_mixings: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of one g (K,) times (B,) and classes times (B,)
@@ -209,9 +210,9 @@ class ConstantFall:
     drop: float
 
     def intervals(self, labels: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-        """The values of the share of each of some classes (B,) that the likelihood does not rule out, two (B,).
+        """Return the lower and upper bounds (B,) of the shares of some classes (B,) that the likelihood allows.
 
-        As `likelihood_ends` has it: by mixing each class in and out, and along its direction of least loss.
+        As in `likelihood_ends`, each class is mixed in and out, and moved along its direction of least loss.
         """
         own = torch.arange(len(labels), device=labels.device)
         directions = covariance[labels]
@@ -242,7 +243,7 @@ class ConstantFall:
         return ends.amin(0), ends.amax(0)
 
     def _farthest(self, log_likelihood: Callable[[Tensor], Tensor], count: int) -> Tensor:
-        """The largest amounts in [0, 1] (B,) that the likelihood of paths of g allows: false position in brackets."""
+        """Return the largest allowed amounts in [0, 1], (B,), along paths of g, by bracketed false position."""
         best = self.log_likelihoods(self.estimate[None])[0]
 
         def left(amount: Tensor) -> Tensor:
@@ -261,7 +262,7 @@ class ConstantFall:
             at = left(middle)
             above = at >= 0
             at_high, at_low = (
-                torch.where(above, 0.5 * at_high, at),  # Illinois: an end that stays counts half
+                torch.where(above, 0.5 * at_high, at),  # Illinois method: the value at the retained end is halved
                 torch.where(above, at, 0.5 * at_low),
             )
             low, high = torch.where(above, middle, low), torch.where(above, high, middle)
@@ -269,12 +270,12 @@ class ConstantFall:
 
 
 def allowed_drop(level: float, inflation: float) -> float:
-    """By how much the likelihood may fall: half a χ² quantile, more where rows come in groups."""
+    """Return how much the log-likelihood may fall: half a χ² quantile, times the inflation by groups."""
     return float(inflation * NormalDist().inv_cdf(0.5 + level / 2) ** 2 / 2)
 
 
 def take_out(prevalence: Tensor, label: int, amount: float | Tensor) -> Tensor:
-    """Take a share of class `label` out of g (n, K) and scale the rest up."""
+    """Remove a share of class `label` from g (n, K) and renormalize."""
     reduced = prevalence.clone()
     reduced[:, label : label + 1] *= 1 - amount
     total = reduced.sum(1, keepdim=True)
@@ -282,15 +283,14 @@ def take_out(prevalence: Tensor, label: int, amount: float | Tensor) -> Tensor:
 
 
 def mix_in(prevalence: Tensor, label: int, amount: float | Tensor) -> Tensor:
-    """Mix certainty of class `label` into g (n, K)."""
+    """Mix a point mass at class `label` into g (n, K)."""
     certain = torch.zeros_like(prevalence)
     certain[:, label] = 1.0
     return prevalence + amount * (certain - prevalence)
 
 
 def mixing(fall: Fall, label: int, where: At | None = None) -> tuple[float, float]:
-    """How much of class `label` may be taken out, and how much certainty of it mixed in, where `where` marks z."""
-
+    """Return how much of class `label` can be taken out, and how much can be mixed in, at the z that `where` marks."""
     return (
         fall.farthest(lambda amount: _mixed(fall.at, take_out, label, amount, where)),
         fall.farthest(lambda amount: _mixed(fall.at, mix_in, label, amount, where)),
@@ -306,13 +306,12 @@ def _mixed(
 def likelihood_ends(
     fall: Fall, mean: Callable[[At], Tensor], label: int, where: At | None = None, direction: At | None = None
 ) -> Tensor:
-    """The means (E, K) of those g, moved as far as the likelihood allows, in which class `label` has less or more.
+    """Return the means (E, K) of g moved as far as the likelihood allows, with less or more of class `label`.
 
-    g is moved by mixing the class in and out, at all z or those that `where` marks (n, 1); and, where classes may be
-    swapped for each other, along the `direction` (n, K) of least loss that curvature knows. All of them are possible,
-    so that the interval of every class holds its share in each.
+    g is moved by mixing the class in and out, at all z or at those that `where` marks (n, 1). It is also moved along
+    the `direction` (n, K) of least loss by curvature, which exchanges classes. All results are possible, so that the
+    interval of every class must cover its share in each of them.
     """
-
     out, into = mixing(fall, label, where)
     ends = [_mixed(fall.at, take_out, label, out, where), _mixed(fall.at, mix_in, label, into, where)]
     if direction is not None:

@@ -2,12 +2,12 @@
 
 import json
 import os
-import time
 
 import pytest
 import torch
 from writers import make, rewrite
 
+from patience import no_hang
 from sitewise.artifacts import Folder, Record, folders, read_folder, unpack, write_folder
 
 SHORT = 2000  # characters of a message
@@ -20,10 +20,8 @@ def saved(tmp_path):
 
 
 def refuse(path, match):
-    start = time.perf_counter()
-    with pytest.raises(ValueError, match=match) as caught:
+    with no_hang(), pytest.raises(ValueError, match=match) as caught:
         read_folder(path)
-    assert time.perf_counter() - start < 5
     assert len(str(caught.value)) < SHORT
     return str(caught.value)
 

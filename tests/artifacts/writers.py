@@ -1,10 +1,10 @@
 """Folders that tell which writing they are of, and processes that write them; test processes import this."""
 
 import hashlib
+import itertools
 import json
 import os
 import signal
-import time
 
 import torch
 
@@ -29,7 +29,7 @@ def number_of(folder):
 
 
 def rewrite(path, change):
-    """Change `model.json` as somebody would who also mends its checksum."""
+    """Change `model.json` as somebody would who also corrects its checksum."""
     document = json.loads(path.read_text())
     change(document)
     document["sha256"] = ""
@@ -38,12 +38,12 @@ def rewrite(path, change):
     path.write_text(text.replace('"sha256": ""', f'"sha256": "{digest}"', 1))
 
 
-def save_for(path, seconds, numbers):
-    """Save one after another."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        for number in numbers:
-            write_folder(make(number), path)
+def save_until(enough, path, numbers):
+    """Save one after another until it is enough; a slow reader finds a moment in between."""
+    for number in itertools.cycle(numbers):
+        write_folder(make(number), path)
+        if enough.wait(0.01):
+            return
 
 
 def save_and_be_killed(path, number, owner, name, calls, exchanging):

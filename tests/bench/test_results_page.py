@@ -3,6 +3,7 @@
 import gzip
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,17 @@ def test_every_diagnosis_says_where_it_comes_from(path):
     for line in lines:
         assert {"experiment", "versions", "commit", "device", "diagnosis", "adapted", "as_trained"} <= set(line)
         assert len(line["commit"]) >= 12
+
+
+def test_the_overview_names_every_stale_file(update_results):
+    """A stale record is no failure; one that the page does not name is. `make results` writes the list."""
+    page = PAGES[0].read_text(encoding="utf-8")
+    shown = re.findall(r"^- `(\S+)`$", update_results.STALE.search(page)[0], re.MULTILINE)
+    assert shown == [path.relative_to(ROOT).as_posix() for path in update_results.stale_files()]
+
+
+def test_a_record_by_other_code_is_noticed(update_results, tmp_path):
+    path = tmp_path / "study.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"id": "a", "fingerprint": "x"}\n{"id": "b", "fingerprint": "y"}\n{"id": "c"}\n'))
+    assert update_results._made_by_others(path, {"x", "y"}) == {path: "1 lines are of other code"}
+    assert update_results._made_by_others(path, {"y"}) == {path: "2 lines are of other code"}

@@ -7,6 +7,7 @@ import copy
 import hashlib
 import html.parser
 import io
+import itertools
 import json
 import multiprocessing
 import os
@@ -31,10 +32,12 @@ import torch
 
 import sitewise as sw
 from campaign.registry import family
+from patience import LONG, no_hang
 from sitewise.artifacts import Folder, read_folder, write_folder
 from sitewise.cli import main
 
 Rng = np.random.Generator
+FORK = multiprocessing.get_context("fork")
 SAVED = Path(__file__).parents[1] / "estimator" / "files" / "saved_by_0.1.0"
 SHORT = 30_000  # characters of a message
 NAMES = [
@@ -225,12 +228,12 @@ def forged_folders(rng: Rng) -> str:
         return "answered"
 
 
-def _save_again(path: str, seconds: float) -> None:
-    one, two = (sw.load(folder) for folder in originals_at(path).values())
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        for here in (one, two):
-            here.save(path)
+def _save_again(path: str, enough: Any) -> None:
+    """Save two sites in turn until it is enough; a slow reader finds a moment in between."""
+    for here in itertools.cycle([sw.load(folder) for folder in originals_at(path).values()]):
+        here.save(path)
+        if enough.wait(0.02):
+            return
 
 
 def originals_at(path: str) -> dict[str, Path]:
@@ -251,18 +254,19 @@ def reads_during_saves(rng: Rng) -> str:
     with place() as folder:
         path = copy_originals(folder)
         shutil.copytree(folder / "original network", path)
-        writer = multiprocessing.get_context("fork").Process(target=_save_again, args=(str(path), 2.0))
+        enough = FORK.Event()
+        writer = FORK.Process(target=_save_again, args=(str(path), enough))
         writer.start()
-        n_reads = 0
-        while writer.is_alive():
-            here = sw.load(path)
-            name = "network" if isinstance(here.model, sw.GPAClassifier) else "adjusted"
-            assert predictions(here) == answers(name), "parts of two models were joined"
-            n_reads += 1
-        writer.join()
+        try:
+            for _ in range(20):
+                here = sw.load(path)
+                name = "network" if isinstance(here.model, sw.GPAClassifier) else "adjusted"
+                assert predictions(here) == answers(name), "parts of two models were joined"
+        finally:
+            enough.set()
+            writer.join()
         assert writer.exitcode == 0
         assert sorted(os.listdir(folder)) == ["original adjusted", "original network", "site"]
-        assert n_reads
         return "whole"
 
 
@@ -272,7 +276,7 @@ def kills_during_saves(rng: Rng) -> str:
     with place() as folder:
         path = copy_originals(folder)
         shutil.copytree(folder / "original network", path)
-        writer = multiprocessing.get_context("fork").Process(target=_save_again, args=(str(path), 60.0))
+        writer = FORK.Process(target=_save_again, args=(str(path), FORK.Event()))
         writer.start()
         time.sleep(0.3 + float(rng.random()))
         assert writer.pid is not None
@@ -501,7 +505,7 @@ def writers_at_once(rng: Rng) -> str:
         path = copy_originals(folder)
         sources = [folder / f"original {name}" for name in ("network", "adjusted", "network")]
         writers = [subprocess.Popen([sys.executable, "-c", code, source, path]) for source in sources]
-        assert [writer.wait(250) for writer in writers] == [0, 0, 0]
+        assert [writer.wait(LONG) for writer in writers] == [0, 0, 0]
         here = sw.load(path)
         name = "network" if isinstance(here.model, sw.GPAClassifier) else "adjusted"
         assert predictions(here) == answers(name)
@@ -528,11 +532,10 @@ def huge_claims(rng: Rng) -> str:
             inner.content["fitted"]["n_features_in_"] = int(10 ** rng.integers(2, 19))
             write_folder(inner, folder / "other")
             copied = folder / "other"
-        start = time.perf_counter()
-        here, message = refused(lambda: sw.load(copied))
+        with no_hang():
+            here, message = refused(lambda: sw.load(copied))
         assert here is None
         assert len(message) < 3000
-        assert time.perf_counter() - start < 20
         return "refused"
 
 

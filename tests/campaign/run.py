@@ -7,10 +7,13 @@ PYTHONPATH=tests python -m campaign.run --family few_rows --seed 17        # one
 import argparse
 import importlib
 import json
+import math
+import multiprocessing
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -60,32 +63,53 @@ def read(path: Path) -> list[Result]:
     return found
 
 
-def run(out: Path, n_attacks: int, names: list[str]) -> list[Result]:
-    """Make attacks in rounds, one of each family, until there are `n_attacks` in the record of this folder."""
+def run(
+    out: Path, n_attacks: int, names: list[str], *, worker: int = 0, workers: int = 1, minutes: float = math.inf
+) -> list[Result]:
+    """Make attacks in rounds, one of each family, until there are `n_attacks` in the record of this worker.
+
+    Of several workers each has a record and seeds of its own. After so many minutes no further attack begins.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    record = out / "attacks.jsonl"
+    record = out / ("attacks.jsonl" if workers == 1 else f"attacks_{worker}_of_{workers}.jsonl")
     results = read(record)
     done = {(result.family, result.seed) for result in results}
-    shown = time.perf_counter()
+    shown = started = time.perf_counter()
     with record.open("a") as stream:
         if results:
             stream.write("\n")  # ends a line that was cut short
-        seed = 0
+        turn = 0
         while len(results) < n_attacks:
+            seed = worker + workers * turn
             for name in names:
-                if (name, seed) in done or len(results) >= n_attacks or seed % FAMILIES[name].every:
+                if (name, seed) in done or len(results) >= n_attacks or turn % FAMILIES[name].every:
                     continue
+                if time.perf_counter() - started > 60 * minutes:
+                    return results
                 result = make_attack(FAMILIES[name], seed)
                 stream.write(json.dumps(asdict(result)) + "\n")
                 stream.flush()
                 results.append(result)
                 if result.failed:
                     print(f"FAILED {name} seed {seed}: {result.failure.strip().splitlines()[-1]}", flush=True)
-            seed += 1
-            if time.perf_counter() - shown > EVERY_S:
+            turn += 1
+            if workers == 1 and time.perf_counter() - shown > EVERY_S:
                 shown = time.perf_counter()
                 print(counts(results), flush=True)
     return results
+
+
+def run_worker(worker: int, workers: int, out: Path, n_attacks: int, names: list[str], minutes: float) -> list[Result]:
+    """One worker's share of the attacks, in a process of its own."""
+    load_families()
+    return run(out, math.ceil(n_attacks / workers), names, worker=worker, workers=workers, minutes=minutes)
+
+
+def run_side_by_side(out: Path, n_attacks: int, names: list[str], workers: int, minutes: float) -> list[Result]:
+    """The same by several processes."""
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        shares = [pool.submit(run_worker, i, workers, out, n_attacks, names, minutes) for i in range(workers)]
+        return [result for share in shares for result in share.result()]
 
 
 def main() -> int:
@@ -96,13 +120,19 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("campaign"), help="folder of the record")
     parser.add_argument("--family", choices=sorted(FAMILIES), action="append", help="only this one; may be repeated")
     parser.add_argument("--seed", type=int, help="one attack of one family, made again")
+    parser.add_argument("--jobs", type=int, default=1, help="processes, each with a record of its own")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after which no further attack begins")
     arguments = parser.parse_args()
     names = arguments.family or sorted(FAMILIES)
     if arguments.seed is not None:
         results = [make_attack(FAMILIES[name], arguments.seed) for name in names]
         print("\n".join(f"{result.family}: {result.ending}\n{result.failure}" for result in results))
     else:
-        results = run(arguments.out, arguments.attacks, names)
+        out, attacks, jobs, minutes = arguments.out, arguments.attacks, arguments.jobs, arguments.minutes
+        if jobs == 1:
+            results = run(out, attacks, names, minutes=minutes)
+        else:
+            results = run_side_by_side(out, attacks, names, jobs, minutes)
         print(counts(results))
     return int(any(result.failed for result in results))
 

@@ -1,15 +1,12 @@
 """What scaled worse than it must: seconds now, or a limit that is said before the work starts."""
 
-import time
-
 import numpy as np
 import pandas as pd
 import pytest
 
 import sitewise as sw
+from patience import no_hang
 from sitewise.tables.files import TableFile, open_table
-
-CPU_S = 60  # of one core: what took minutes or gigabytes takes a few seconds
 
 
 def classes_site(n_classes, n_rows):
@@ -21,13 +18,12 @@ def classes_site(n_classes, n_rows):
 
 def test_intervals_of_many_classes():
     log_ratio, Z = classes_site(300, 1000)
-    start = time.process_time()
-    low, high = sw.estimate_prevalence(log_ratio).interval()
-    assert time.process_time() - start < CPU_S
+    with no_hang():
+        low, high = sw.estimate_prevalence(log_ratio).interval()
     assert (low < high).all()
     log_ratio, Z = classes_site(30, 400)
-    low, high = sw.estimate_prevalence(log_ratio, Z, model="additive", strength=1.0).interval()
-    assert time.process_time() - start < CPU_S
+    with no_hang():
+        low, high = sw.estimate_prevalence(log_ratio, Z, model="additive", strength=1.0).interval()
     assert (low < high).all()
 
 
@@ -37,16 +33,15 @@ def test_too_many_classes_to_pool_are_refused_at_once():
         sw.pool_prevalence(np.arange(100) % 2, Z, np.arange(100) % 4, n_classes=1000)
 
 
-def test_forty_thousand_columns_are_opened_in_no_time(tmp_path):
+def test_a_hundred_thousand_columns_are_opened_in_seconds(tmp_path):
     path = tmp_path / "wide.csv"
-    names = [f"cg{j:08d}" for j in range(40_000)]
+    names = [f"cg{j:08d}" for j in range(100_000)]
     path.write_text(",".join(names) + "\n" + ",".join("1" for _ in names) + "\n")
-    start = time.process_time()
-    table = open_table(path)
-    assert time.process_time() - start < 10
+    with no_hang():
+        table = open_table(path)
     assert isinstance(table, TableFile)
     path.write_text("a,b,a\n1,2,3\n")
-    with pytest.raises(ValueError, match="of one name: 'a'"):
+    with pytest.raises(ValueError, match=r"duplicate column name\(s\): 'a'"):
         open_table(path)
 
 
@@ -54,8 +49,7 @@ def test_a_network_of_many_classes_and_few_rows_is_fitted_in_seconds():
     rng = np.random.default_rng(0)
     y = np.arange(120) % 60
     Z = pd.DataFrame({"age": rng.normal(60, 10, 120), "sex": rng.choice(["f", "m"], 120)})
-    start = time.process_time()
     model = sw.GPAClassifier(epochs=1, rehearsal=None, device="cpu", missing="joint")
-    model.fit(rng.normal(size=(120, 3)) + y[:, None], y, sample_confounder=Z)
-    assert time.process_time() - start < CPU_S
+    with no_hang():
+        model.fit(rng.normal(size=(120, 3)) + y[:, None], y, sample_confounder=Z)
     assert len(model.joint_.bank.codes) * 60 <= 2048  # cells, for each pair of which there is a number: 2.6 GB once

@@ -43,6 +43,14 @@ def test_a_campaign_goes_on_where_it_was_stopped(tmp_path, monkeypatch) -> None:
     assert json.loads(record.read_text().splitlines()[0])["family"] == "odd"
 
 
+def test_workers_share_the_seeds(tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(FAMILIES, "odd", Family("odd", odd_seeds_fail, 1, 10.0, every=2))
+    shares = [run(tmp_path, 4, ["odd"], worker=worker, workers=3) for worker in range(3)]
+    seeds = [[result.seed for result in share] for share in shares]
+    assert seeds == [[0, 6, 12, 18], [1, 7, 13, 19], [2, 8, 14, 20]]  # every second turn
+    assert run(tmp_path, 9, ["odd"], worker=1, workers=3, minutes=0.0) == shares[1]  # no time for another one
+
+
 def test_an_attack_that_hangs_is_a_failure() -> None:
     result = make_attack(Family("endless", never_ends, 1, 0.2), 0)
     assert result.failed

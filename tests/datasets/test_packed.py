@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+from patience import LONG
 from sitewise.datasets.image_sites import to_site, to_sites
 from sitewise.datasets.packed import Change, PackedImages, pack
 from sitewise.estimator.source.reading import read_inputs
@@ -198,7 +199,7 @@ table = pd.read_json({str(folder.parent / "table.json")!r})
 pack(Manifest(table, Path({str(manifest.root)!r})), {str(folder)!r}, {SIZE}, shard_bytes={THREE_ROWS}, jobs=1)
 """
     manifest.table.to_json(folder.parent / "table.json")
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=100)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=LONG)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     before = written_at(folder)
     assert list(before) == ["shard-00000.npy", "shard-00001.npy"]
@@ -215,9 +216,9 @@ def test_unreadable_images_are_listed_together_and_the_other_shards_are_kept(man
     manifest.files[10].write_bytes(data[: len(data) // 2])
     with pytest.raises(ValueError, match=r"2 image\(s\) cannot be read") as error:
         pack_small(manifest, folder)
-    assert "row 1: 1.jpg is no JPEG, PNG or TIFF image" in str(error.value)
+    assert "row 1: 1.jpg is not a JPEG, PNG or TIFF image" in str(error.value)
     assert "row 10: 10.png is truncated or damaged" in str(error.value)
-    assert "mend these files or drop their rows, and pack again" in str(error.value)
+    assert "fix these files or drop their rows, and pack again" in str(error.value)
     assert list(written_at(folder)) == ["shard-00001.npy", "shard-00002.npy"]
 
 

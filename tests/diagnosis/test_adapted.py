@@ -73,7 +73,7 @@ def test_the_old_name_of_the_policy_warns_and_what_was_unsafe_is_gone(model, sit
     with pytest.warns(DeprecationWarning, match="policy='auto'"):
         old = model.adapt(site.X, sample_confounder=site.Z, fallback="pooled")
     np.testing.assert_array_equal(old.predict_proba(site.X, sample_confounder=site.Z), expected)
-    with pytest.raises(ValueError, match="'marginal' is gone"):
+    with pytest.raises(ValueError, match="'marginal' was removed"):
         model.adapt(site.X, sample_confounder=site.Z, fallback="marginal")
     with pytest.raises(ValueError, match="did you mean 'pooled'"):
         model.adapt(site.X, sample_confounder=site.Z, fallback="poled")

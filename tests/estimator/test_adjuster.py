@@ -257,7 +257,7 @@ class TestEstimators:
     def test_groups_are_kept_whole(self, two):
         """Each row stands eight times: the nearest neighbour knows it, unless all its twins are held out with it."""
         twins, y = np.repeat(two.X[:100], 8, axis=0), np.repeat(two.y[:100], 8)
-        with pytest.warns(UserWarning, match="without one mistake"):
+        with pytest.warns(UserWarning, match="labeled rows correctly"):
             sw.PrevalenceAdjuster(KNeighborsClassifier(1)).fit(twins, y)
         sw.PrevalenceAdjuster(KNeighborsClassifier(1)).fit(twins, y, groups=np.repeat(np.arange(100), 8))
 

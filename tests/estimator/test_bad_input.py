@@ -98,5 +98,10 @@ def test_a_site_of_one_row_and_a_site_with_one_class_are_legal():
     y = Y.copy()
     y[40:59] = 0
     model = sw.GPAClassifier(**FAST).fit(X, y, sample_domain=domain, sample_confounder=Z)
-    for name in ("one class", "one row"):
-        assert np.isfinite(model.predict_proba(X[:5], sample_domain=[name] * 5, sample_confounder=Z[:5])).all()
+    assert y[59] == 1
+    big, one_class, one_row = (
+        model.predict_proba(X[:5], sample_domain=[name] * 5, sample_confounder=Z[:5])[:, 0]
+        for name in ("big", "one class", "one row")
+    )
+    assert (one_row < big).all()  # the one row is of class 1
+    assert (big < one_class).all()

@@ -19,7 +19,7 @@ from sitewise.prevalence import ConstantPrevalence, SitePrior
 from sitewise.prevalence.prior import FREEDOM, USUAL_FACTOR, USUAL_LEVEL, USUAL_SITES, student_scale
 from sitewise.report.wording import REHEARSALS
 from sitewise.training.loop import _Loop
-from sitewise.training.side_by_side import CONTEXT, count_rooms
+from sitewise.training.side_by_side import CONTEXT, count_parallel
 
 N_ROWS = 300  # a site
 SHARES = (0.2, 0.35, 0.6)
@@ -290,6 +290,44 @@ def test_a_site_that_stays_as_trained_is_predicted_by_the_model_itself(adapted, 
     assert not np.array_equal(adapt().predict_proba(proba, Z), here.predict_proba(proba, Z))
 
 
+def of_one_site(monkeypatch, **numbers):
+    """A model of one site, with what its rehearsal is made to say, and rows of a new one."""
+    monkeypatch.setattr(rehearsing, "learn_numbers", lambda units: Numbers(**numbers))
+    proba, y, _, Z = training()
+    return sw.PrevalenceAdjuster().fit(proba, y, sample_confounder=Z)
+
+
+def test_rows_that_are_not_believed_leave_the_model_of_one_site_as_trained(new, monkeypatch):
+    model, proba = of_one_site(monkeypatch, trusted_rows=0.0), probabilities(new)
+    here, as_trained = model.adapt(proba, new.Z), model.predict_proba(proba, sample_confounder=new.Z)
+    assert np.array_equal(here.predict_proba(proba, new.Z), as_trained)
+    assert here.outcome == "as trained"
+    low, high = here.prevalence_interval()
+    assert high[1] - low[1] > 0.5  # nothing is known of the level here
+    assert low[1] < as_trained[:, 1].mean() < high[1]
+    labeled = model.adapt(proba, new.Z, y=np.where(np.arange(len(new.y)) < 50, new.y.astype(float), np.nan))
+    assert not np.allclose(labeled.predict_proba(proba, new.Z), as_trained, atol=1e-3)  # labels are believed
+    wide = model.adapt(proba, new.Z, level_scale=3.0)  # and so is a user who knows the site to be different
+    assert not np.allclose(wide.predict_proba(proba, new.Z), as_trained, atol=1e-3)
+
+
+def test_a_failed_check_leaves_the_model_of_one_site_as_trained(new, monkeypatch):
+    model, proba = of_one_site(monkeypatch), probabilities(new)
+    here = model.adapt(proba, new.Z)
+    before = here.predict_proba(proba, new.Z)
+    monkeypatch.setattr(type(here), "_failed_check", "stability")
+    as_trained = model.predict_proba(proba, sample_confounder=new.Z)
+    assert np.array_equal(here.predict_proba(proba, new.Z), as_trained)
+    assert not np.allclose(before, as_trained, atol=1e-3)
+
+
+def test_another_calibration_keeps_what_was_rehearsed(model):
+    assert model.with_calibration("temperature").prior_.level_scale == model.rehearsal_.numbers.level_scale
+    network, X = tiny_classifier()
+    calibrated = network.calibrate(X, np.arange(len(X)) % 2)
+    assert vars(network.rehearsal_.numbers).items() <= vars(calibrated.prior_).items()
+
+
 @pytest.mark.parametrize("policy", ["auto", "as trained", "rows"])
 def test_the_prevalence_is_the_mean_of_what_is_predicted(adapted, new, policy):
     _, Z, weight, adapt = adapted
@@ -403,6 +441,21 @@ def test_rows_whose_level_is_off_by_anything_are_hardly_believed():
     assert numbers.trusted_rows <= 30
 
 
+def test_predictions_are_averaged_over_the_prior_only_where_that_helped_at_sites():
+    assert learn_numbers(units(spread=2.0, sharpness=-1.0)).averaged  # a sharp f that is wrong: any doubt is a gain
+    assert not learn_numbers(units(spread=0.0)).averaged  # levels do not differ
+    unshifted = [replace(unit, shifted=False) for unit in units(spread=2.0, sharpness=-1.0)]
+    assert not learn_numbers(unshifted).averaged  # one site says nothing of others
+
+
+def test_the_loss_of_a_unit_is_that_of_what_is_predicted():
+    unit = units(1, spread=1.0)[0]
+    as_trained = torch.log_softmax(unit.log_ratio + unit.log_prevalence, dim=1)
+    by_hand = -float(as_trained.gather(1, unit.y[:, None]).mean())
+    assert unit.loss(Numbers(trusted_rows=0.0)) == pytest.approx(by_hand, abs=1e-12)
+    assert unit.loss(Numbers(trusted_rows=0.0, averaged=True)) != pytest.approx(by_hand, abs=1e-3)
+
+
 def test_sites_that_differ_more_have_a_wider_prior():
     alike, unlike = (learn_numbers(units(spread=spread)).level_scale for spread in (0.0, 1.5))
     assert alike < USUAL_LEVEL
@@ -442,24 +495,24 @@ def tiny_classifier(checkpoint=None):
 
 def test_rehearsals_side_by_side_give_what_they_give_one_after_the_other(monkeypatch):
     straight, X = tiny_classifier()
-    monkeypatch.setattr(gpa, "count_rooms", lambda *_: 2)
+    monkeypatch.setattr(gpa, "count_parallel", lambda *_: 2)
     beside, _ = tiny_classifier()
     pd.testing.assert_frame_equal(beside.rehearsal_.table, straight.rehearsal_.table, check_exact=False, rtol=1e-4)
     assert np.allclose(beside.adapt(X).predict_proba(X), straight.adapt(X).predict_proba(X), atol=1e-4)
 
 
 def test_trainings_are_side_by_side_where_a_gpu_has_room(monkeypatch):
-    assert count_rooms(4, "cpu") == 1
+    assert count_parallel(4, "cpu") == 1
     gigabyte = 2**30
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 2 * gigabyte - CONTEXT)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    for free, rooms in ((1, 1), (5, 2), (100, 4)):
+    for free, n_parallel in ((1, 1), (5, 2), (100, 4)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free * gigabyte, 141 * gigabyte))
-        assert count_rooms(4, "cuda") == rooms
-    assert count_rooms(4, "cuda", devices=2) == 1
+        assert count_parallel(4, "cuda") == n_parallel
+    assert count_parallel(4, "cuda", devices=2) == 1
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: multiprocessing.current_process())
-    assert count_rooms(4, "cuda") == 1
+    assert count_parallel(4, "cuda") == 1
 
 
 @pytest.mark.parametrize("name", ["runs", "run.pt"], ids=["folder", "file"])

@@ -80,7 +80,7 @@ def test_bad_input_is_refused_at_once():
     frame, y, site = table(4, {}, n=50)
     with pytest.raises(ValueError, match=r"at least two sites are needed in sample_domain, got 1"):
         sw.suggest_confounders(frame, y, np.zeros(len(y)))
-    with pytest.raises(ValueError, match=r"candidates must be columns of X, not so \['age'\]"):
+    with pytest.raises(ValueError, match=r"candidates must be columns of X; these are not: \['age'\]"):
         sw.suggest_confounders(frame, y, site, candidates=["age"])
     with pytest.raises(ValueError, match=r"y has 3 row\(s\), X has 150"):
         sw.suggest_confounders(frame, [0, 1, 0], site)

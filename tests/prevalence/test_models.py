@@ -198,15 +198,20 @@ def test_the_network_has_the_papers_layers_and_repeats_itself():
     assert torch.equal(model.log_prob(codes), again.log_prob(codes))
 
 
-def test_a_thousand_levels():
+def test_a_thousand_levels_are_told_apart_and_shrunk_to_the_mean():
     rng = np.random.default_rng(0)
     Z = pd.DataFrame({"ward": [f"w{i}" for i in rng.integers(0, 1000, 5000)]})
     schema = sw.Confounders.learn(Z)
     codes, _ = schema.encode(Z)
     targets = torch.nn.functional.one_hot(torch.tensor(rng.integers(0, 2, 5000)), 2).double()
     weight = torch.ones(5000, dtype=torch.float64)
+    level = codes[:, 0].long()
+    share = (torch.bincount(level, weights=targets[:, 1]) / torch.bincount(level))[level]
     for fit in (fit_additive, fit_table):
-        assert fit(targets, codes, weight, schema).log_prob(codes).isfinite().all()
+        fitted = fit(targets, codes, weight, schema).log_prob(codes).exp()[:, 1]
+        assert float(fitted.mean()) == pytest.approx(float(share.mean()), abs=0.01)
+        assert np.corrcoef(fitted, share)[0, 1] > 0.95
+        assert fitted.std() < share.std()
 
 
 def test_without_knockout_no_missing_column_is_fitted():
@@ -256,3 +261,18 @@ def test_features_that_are_kept_are_those_of_the_rows():
     torch.testing.assert_close(
         logits(codes, schema, coefficients), logits(codes.clone(), schema, coefficients), rtol=0, atol=0
     )
+
+
+def test_a_network_of_few_cells_learns_their_shares_and_those_of_every_mask():
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(2, size=(2, 3000))
+    y = torch.tensor(rng.random(3000) < np.array([[0.1, 0.4], [0.7, 0.2]])[a, b]).long()
+    Z = pd.DataFrame({"a": np.array(["0", "1"])[a], "b": np.array(["0", "1"])[b]})
+    schema = sw.Confounders.learn(Z)
+    codes, weight = schema.encode(Z)[0], torch.ones(3000, dtype=torch.float64)
+    model = fit_network(torch.nn.functional.one_hot(y, 2).double(), codes, weight, schema)
+    for hidden in ([], ["a"], ["b"]):
+        shown = Z.assign(**dict.fromkeys(hidden))
+        by = [name for name in Z if name not in hidden]
+        share = pd.Series(y.double().numpy()).groupby([Z[name] for name in by]).transform("mean").to_numpy()
+        np.testing.assert_allclose(model.log_prob(schema.encode(shown)[0]).exp()[:, 1], share, atol=0.005)

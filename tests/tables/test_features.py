@@ -161,7 +161,7 @@ def test_numbers_are_the_same_however_they_are_stored():
         ([b"a", b"b", b"a", b"b"], "column 'odd' holds binary"),
         ([1.0, 2.0, np.inf, 3.0], "column 'odd' is infinite in row 2"),
         ([1.0, 2.0, 1e39, 3.0], r"column 'odd': 1e\+39 in row 2 .* is too large"),
-        ([None] * 4, "column 'odd' has no value at all"),
+        ([None] * 4, "column 'odd' has no values"),
         (["3", "4", "5", "many"], "column 'odd': expected a number, got 'many' in row 3"),
     ],
 )

@@ -89,7 +89,7 @@ def test_a_header_in_another_encoding_is_refused_too(tmp_path):
         (b"a,b\n", r"header \(a, b\) and no rows"),
         (b"a;b;c\n1;2;3\n", "separated by ';', not by ','.*--separator ';'"),
         (b"a\tb\n1\t2\n", "separated by tab"),
-        (b"a,a,b\n1,2,3\n", "column.*of one name: 'a'"),
+        (b"a,a,b\n1,2,3\n", "duplicate column name.*: 'a'"),
         (b"a,b\n1,2\n1,2,3\n", "Expected 2 columns, got 3"),
     ],
 )

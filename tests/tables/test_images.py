@@ -180,14 +180,14 @@ def test_what_has_no_known_range_or_several_pages_is_refused():
     with pytest.raises(ValueError, match="32-bit or signed integers"):
         read_image(encoded(np.ones((2, 2), dtype=np.int32), "TIFF"))
     page = Image.fromarray(NOISE)
-    with pytest.raises(ValueError, match="a TIFF of 2 pages: save the one that is meant"):
+    with pytest.raises(ValueError, match="a TIFF of 2 pages: save the page you need"):
         read_image(encoded(page, "TIFF", save_all=True, append_images=[page]))
     with pytest.raises(ValueError, match="CIELAB"):
         read_image(encoded(Image.new("LAB", (2, 2)), "TIFF"))
 
 
 def test_other_files_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"is no JPEG, PNG or TIFF image \(it begins with b'GIF87a"):
+    with pytest.raises(ValueError, match=r"is not a JPEG, PNG or TIFF image \(it begins with b'GIF87a"):
         read_image(encoded(NOISE, "GIF"))
     with pytest.raises(ValueError, match=r"is empty \(0 bytes\)"):
         read_image(b"")

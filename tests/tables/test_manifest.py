@@ -110,9 +110,9 @@ def test_every_problem_of_the_rows_is_listed_at_once(folder):
     assert "id is empty in 1 row(s): row 7 ('a/9.png')" in said(error)
     outside = re.search(r"path leads outside the root .* in 2 row\(s\): row 2 \('../b.png'\), row 3", said(error))
     assert outside, said(error)
-    assert "id stands more than once in 2 row(s): row 0 ('i0'), row 1 ('i0')" in said(error)
-    assert "path stands more than once in 2 row(s): row 5 ('b/4.png'), row 6 ('b/4.png')" in said(error)
-    assert "y must be one of 0, 1, and is not in 3 row(s): row 1 ('2'), row 6 (nan), row 7 ('benign')" in said(error)
+    assert "duplicate id in 2 row(s): row 0 ('i0'), row 1 ('i0')" in said(error)
+    assert "duplicate path in 2 row(s): row 5 ('b/4.png'), row 6 ('b/4.png')" in said(error)
+    assert "y must be one of 0, 1; it is not in 3 row(s): row 1 ('2'), row 6 (nan), row 7 ('benign')" in said(error)
 
 
 def test_a_long_list_shows_the_first_ten_and_says_how_many(folder):
@@ -137,7 +137,7 @@ def test_other_labels_are_read_where_they_are_named(folder):
     manifest = read(folder, text, classes=("NV", "MEL", "BKL"))
     assert manifest.table["y"].tolist() == ["MEL", "NV", "BKL"]
     assert manifest.site_table().columns.tolist() == ["samples", "prevalence NV", "prevalence MEL", "prevalence BKL"]
-    with pytest.raises(ValueError, match=r"y must be one of NV, MEL, and is not in 1 row\(s\): row 2 \('BKL'\)"):
+    with pytest.raises(ValueError, match=r"y must be one of NV, MEL; it is not in 1 row\(s\): row 2 \('BKL'\)"):
         read(folder, text, classes=("NV", "MEL"))
     with pytest.raises(ValueError, match="name other labels by classes="):
         read(folder, text)
@@ -202,7 +202,7 @@ def test_check_lists_missing_broken_truncated_and_dicom_files_with_row_and_path(
     assert "there is no file for 1 row(s): row 0 ('a/0.png')" in said(error)
     assert "3 image(s) cannot be read" in said(error)
     assert f"row 1: {folder / 'a/1.png'} is truncated or damaged" in said(error)
-    assert f"row 2: {folder / 'b/2.png'} is no JPEG, PNG or TIFF image" in said(error)
+    assert f"row 2: {folder / 'b/2.png'} is not a JPEG, PNG or TIFF image" in said(error)
     assert f"row 3: {folder / 'b/3.png'} is a DICOM file" in said(error)
     with pytest.raises(ValueError, match="there is no file") as error:
         check(manifest, images=False)
@@ -215,14 +215,14 @@ def test_check_shows_ten_unreadable_images_and_counts_the_rest(folder):
     manifest = read(folder, "path,site,y\n" + "".join(f"{row}.png,s,{row % 2}\n" for row in range(13)))
     with pytest.raises(ValueError, match=r"13 image\(s\) cannot be read") as error:
         check(manifest)
-    assert said(error).count("is no JPEG") == 10
+    assert said(error).count("is not a JPEG") == 10
     assert "and 3 more" in said(error)
 
 
 def test_a_site_with_one_class_is_read_refused_by_check_and_a_note_where_allowed(folder, caplog):
     manifest = read(folder, ROWS.replace("Oslo,0", "Oslo,1"))
     assert len(notes(manifest)) == 1
-    with pytest.raises(ValueError, match=r"site 'Oslo' has rows of the class 1 only \(2\): mend the table"):
+    with pytest.raises(ValueError, match=r"site 'Oslo' has rows of the class 1 only \(2\): correct the table"):
         check(manifest)
     with caplog.at_level(logging.WARNING):
         check(manifest, allow_one_class=True)
@@ -252,7 +252,7 @@ def test_files_that_are_no_table(folder):
         read_manifest(folder / "table.csv")
     with pytest.raises(ValueError, match=r"has a header \(path, site, y\) and no rows"):
         read(folder, "path,site,y\n")
-    with pytest.raises(ValueError, match="is no folder"):
+    with pytest.raises(ValueError, match="is not a folder"):
         read(folder, ROWS, root=folder / "nowhere")
 
 

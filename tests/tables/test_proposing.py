@@ -36,11 +36,11 @@ def test_what_is_known_stays():
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        (lambda y: np.where(y == 1, "ill", "well"), "tells outcome exactly"),
-        (lambda y: np.where(y == 1, 7.0, np.where(np.arange(N) % 2, 3.0, 4.0)), "tells outcome exactly"),
+        (lambda y: np.where(y == 1, "ill", "well"), "determines outcome exactly"),
+        (lambda y: np.where(y == 1, 7.0, np.where(np.arange(N) % 2, 3.0, 4.0)), "determines outcome exactly"),
         (lambda y: [f"note {i}" for i in range(N)], "too many different values"),
         (lambda y: [None] * N, "it is empty"),
-        (lambda y: [3] * N, "the same in every row"),
+        (lambda y: [3] * N, "it is constant"),
         (lambda y: pd.date_range("2020-01-01", periods=N), "dates"),
     ],
 )
@@ -84,7 +84,7 @@ def test_sites_are_known_by_their_names(name):
     frame = frame.assign(x=np.arange(n_rows) * 0.37 % 5, y=np.arange(n_rows) % 2)
     found = propose_roles(pa.Table.from_pandas(frame))
     assert (found.roles.site, found.roles.features) == (name, ("x",))
-    assert "the same within every" in found.left_out["beds"]
+    assert "constant within each" in found.left_out["beds"]
     assert found.unsure == ()
 
 
@@ -94,7 +94,7 @@ def test_a_site_without_a_telling_name_is_known_by_what_never_varies_within_it()
     frame = frame.assign(x=np.arange(n_rows) * 0.37 % 5, y=np.arange(n_rows) % 2)
     found = propose_roles(pa.Table.from_pandas(frame))
     assert (found.roles.site, found.roles.features) == ("src", ("x",))
-    assert "no telling name" in found.unsure[0]
+    assert "by its values, not by its name" in found.unsure[0]
     alone = propose_roles(pa.Table.from_pandas(frame.drop(columns=["src", "beds"])))
     assert alone.roles.site is None
     assert "no column looks like the site" in alone.unsure[0]
@@ -104,4 +104,4 @@ def test_a_confounder_that_is_the_same_within_sites_is_asked_about():
     frame = pd.DataFrame({"hospital": np.repeat(["a", "b"], 40), "race": np.repeat(["u", "v"], 40)})
     frame = frame.assign(x=np.arange(80) * 0.37 % 5, y=np.arange(80) % 2)
     found = propose_roles(pa.Table.from_pandas(frame))
-    assert "cannot be told from the site" in found.unsure[0]
+    assert "cannot be separated from the site" in found.unsure[0]

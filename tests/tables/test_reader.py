@@ -156,7 +156,9 @@ def test_cells_that_cannot_be_meant_are_named(column, value, said):
 def test_a_label_that_is_nearly_another_is_taken_for_a_slip():
     frame = make_frame(n=300).assign(y=lambda f: f["y"].map({0: "benign", 1: "malignant"}))
     frame.loc[7, "y"] = "malignent"
-    with pytest.raises(ValueError, match=r"'malignent' in row 7 .*looks like a slip; did you mean 'malignant'\?"):
+    with pytest.raises(
+        ValueError, match=r"'malignent' in row 7 .*looks like a typing error; did you mean 'malignant'\?"
+    ):
         TableReader.learn(frame, ROLES)
     named = Roles(target="y", features=("bp",), classes=("benign", "malignant", "malignent"))
     assert TableReader.learn(frame, named).classes == ("benign", "malignant", "malignent")
@@ -171,7 +173,7 @@ def test_all_that_is_wrong_with_roles_is_one_error():
         TableReader.learn(frame, roles)
     for said in ("no column 'yy'", "did you mean 'hospital'", "'age' has two roles", "categorical names 'pian'"):
         assert said in str(error.value)
-    with pytest.raises(ValueError, match="name what predicts"):
+    with pytest.raises(ValueError, match="name the inputs"):
         TableReader.learn(frame, Roles(target="y"))
     with pytest.raises(ValueError, match="one kind of input"):
         TableReader.learn(frame, Roles(target="y", features=("bp",), proba=("age", "code")))
@@ -262,7 +264,7 @@ def test_roles_as_toml_come_back_equal(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ('targt = "y"', "'targt' is no role; did you mean 'target'"),
+        ('targt = "y"', "'targt' is not a role; did you mean 'target'"),
         ("target = 3", "target must be the name of a column, got 3"),
         ('confounders = "age"', r"confounders must be a list of names, such as \[\"age\", \"sex\"\], got 'age'"),
         ("target = ", "is not TOML"),

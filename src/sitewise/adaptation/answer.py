@@ -17,6 +17,7 @@ from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.families import FAMILIES, Family
 from sitewise.adaptation.fit import Fit, no_curvature
 from sitewise.adaptation.resamples import DrawnPrevalence, Resamples
+from sitewise.adaptation.rows import Rows
 from sitewise.arrays import Container, Problems, distinct_rows, index_of, read_matrix
 from sitewise.calibration import Calibration
 from sitewise.confounders import Confounders, Notes
@@ -241,7 +242,8 @@ class PrevalenceEstimate:
         if is_constant(self.prevalence) or not self._evidence.seen_weight:
             nothing = torch.zeros(1, 0, dtype=torch.float64, device=self._evidence.device)
             return self.prevalence.log_prob(nothing)[0].exp()
-        return self._evidence.mean(self._at)
+        g = self.prevalence
+        return self._evidence.mean(lambda codes: g.log_prob(codes).exp())
 
     def _at(self, codes: Tensor) -> Tensor:
         """The estimated g, (n, K)."""
@@ -273,9 +275,12 @@ class PrevalenceEstimate:
 
     def _sampling_covariance(self) -> Tensor:
         """Covariance (K, K) of the site's mean of g from having seen these z and not others."""
-        plain, grouped = self._evidence.gram(
-            (rows, rows.at_rows(self._at(rows.codes) - self._mean)) for rows in self._evidence.rows
-        )
+        g, mean = self.prevalence, self._mean
+
+        def away(rows: Rows) -> tuple[Rows, Tensor]:
+            return rows, rows.at_rows(g.log_prob(rows.codes).exp() - mean)
+
+        plain, grouped = self._evidence.gram(self._evidence.rows, away)
         return (plain if grouped is None else at_least(grouped, plain)) / self._evidence.seen_weight**2
 
     def _fall(self, level: float) -> Fall:

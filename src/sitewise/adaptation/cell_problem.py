@@ -4,9 +4,9 @@ Concave (equation 8): Newton with its KKT gap, by way of a sample where rows are
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -103,14 +103,15 @@ class CellProblem(Cells):
     @cached_property
     def cell_weight(self) -> Tensor:
         """The weight of the rows in each cell, (C,)."""
-        return self._total((place, (rows.cell_weight,)) for rows, place in self.placed)[0]
+        return self.total_of(_cell_weight)[0]
 
     def _moments(self, prevalence: Tensor, order: int) -> Moments:
-        if self.rough:
-            parts = ((place, rough_moments(rows, prevalence)) for rows, place in self.placed)
-        else:
-            parts = ((place, moments(rows, prevalence[place], order)) for rows, place in self.placed)
-        return Moments(prevalence, self.cell_weight, *self._total((place, m.sums) for place, m in parts))
+        rough = self.rough
+
+        def sums(rows: Rows, place: Tensor) -> tuple[Tensor, ...]:
+            return (rough_moments(rows, prevalence) if rough else moments(rows, prevalence[place], order)).sums
+
+        return Moments(prevalence, self.cell_weight, *self.total_of(sums))
 
     def sampled(self, *, few: bool = False) -> "CellProblem | None":
         """The same problem for a sample of the rows, with its share of the pseudo-counts; None where rows are few."""
@@ -120,18 +121,22 @@ class CellProblem(Cells):
         sample = evidence.of_sample(few=few)
         return constant_problem(sample, self.pseudo[0] * sample.total_weight / evidence.total_weight)
 
-    def _total(self, parts: Iterable[tuple[Tensor, tuple[Tensor, ...]]]) -> tuple[Tensor, ...]:
+    def total_of(self, sums: Callable[[Rows, Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """Add sums over the codes of each stretch up in the cells that these are."""
-        n_cells = len(self.pseudo)
+        return self.placed.total(partial(_into_cells, sums, len(self.pseudo)))
 
-        def into_cells() -> Iterator[tuple[Tensor, ...]]:
-            for place, sums in parts:
-                if n_cells == 1:
-                    yield sums
-                    continue
-                yield tuple(s.new_zeros(n_cells, *s.shape[1:]).index_add_(0, place, s) for s in sums)
 
-        return self.evidence.total(into_cells())
+def _into_cells(
+    sums: Callable[[Rows, Tensor], tuple[Tensor, ...]], n_cells: int, placed: tuple[Rows, Tensor]
+) -> tuple[Tensor, ...]:
+    found, place = sums(*placed), placed[1]
+    if n_cells == 1:
+        return found
+    return tuple(s.new_zeros(n_cells, *s.shape[1:]).index_add_(0, place, s) for s in found)
+
+
+def _cell_weight(rows: Rows, place: Tensor) -> tuple[Tensor, ...]:
+    return (rows.cell_weight,)
 
 
 @dataclass(frozen=True)
@@ -163,7 +168,7 @@ def table_problem(evidence: Evidence, cells: Tensor, pseudo: Tensor) -> CellProb
 
 def find_cells(evidence: Evidence) -> Tensor:
     """The distinct rows of z, (C, V)."""
-    found = torch.cat([distinct_rows(rows.codes)[0] for rows in evidence.rows])
+    found = torch.cat(evidence.rows.collect(lambda rows: distinct_rows(rows.codes)[0]))
     return distinct_rows(found)[0]
 
 

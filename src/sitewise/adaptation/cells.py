@@ -4,8 +4,10 @@ In each cell, with pseudo-counts c_y (rows of known class, the shrinkage), maxim
 `Σ_n w_n log Σ_y f_ny g_y + Σ_y c_y log g_y` (equation 8).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -19,7 +21,7 @@ from sitewise.adaptation.cell_problem import (
 )
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import CONCAVE_TOLERANCE, Fit, Hindsight
-from sitewise.adaptation.rows import Rows, scores
+from sitewise.adaptation.rows import Rows, Stream, scores
 from sitewise.posterior import spread
 from sitewise.prevalence import ConstantPrevalence, Prevalence, TablePrevalence
 from sitewise.prevalence.base import finite
@@ -222,12 +224,11 @@ def _crossed_scores(problem: CellProblem, probability: Tensor, centre: Centre) -
     assert centre.level is not None
     level = centre.level[None]
 
-    def crossed() -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
-        for rows, place in problem.placed:
-            own, whole = rows.weighted(scores(rows, probability[place])), scores(rows.without_codes(), level)
-            yield place, (torch.stack([rows.by_cell(own[:, k : k + 1] * whole) for k in range(own.shape[1])], dim=1),)
+    def crossed(rows: Rows, place: Tensor) -> tuple[Tensor, ...]:
+        own, whole = rows.weighted(scores(rows, probability[place])), scores(rows.without_codes(), level)
+        return (torch.stack([rows.by_cell(own[:, k : k + 1] * whole) for k in range(own.shape[1])], dim=1),)
 
-    return problem._total(crossed())[0]
+    return problem.total_of(crossed)[0]
 
 
 def _mean_covariance(
@@ -245,40 +246,48 @@ def _mean_covariance(
         return as_seen
     towards = share[:, None, None] * inverse
 
-    def own(rows: Rows, place: Tensor) -> Tensor:
+    def own(placed: tuple[Rows, Tensor]) -> tuple[Rows, Tensor]:
+        rows, place = placed
         score = scores(rows, probability[place])
         by_class = (rows.at_rows(towards[place][:, :, k]) for k in range(score.shape[1]))
-        return torch.stack([(score * column).sum(1) for column in by_class], dim=1)
+        return rows, torch.stack([(score * column).sum(1) for column in by_class], dim=1)
 
     if level is None or centre is None or centre.covariance is None:
-        plain, grouped = evidence.gram((rows, own(rows, place)) for rows, place in problem.placed)
+        plain, grouped = evidence.gram(problem.placed, own)
         return at_least(plain if grouped is None else at_least(grouped, plain), as_seen)
     carried = centre.covariance @ torch.einsum("c,ckl->lk", share, pull)
 
-    def by_way_of_the_level(rows: Rows) -> Tensor:
-        return scores(rows.without_codes(), level[None]) @ carried
+    def by_way_of_the_level(placed: tuple[Rows, Tensor | None]) -> tuple[Rows, Tensor]:
+        rows, place = placed
+        moved = scores(rows.without_codes(), level[None]) @ carried
+        return rows, moved if place is None else own((rows, place))[1] + moved
 
-    plain, grouped = evidence.gram(
-        ((rows, own(rows, place) + by_way_of_the_level(rows)) for rows, place in problem.placed),
-        ((rows, by_way_of_the_level(rows)) for rows in evidence.blank),
-    )
+    blank: Stream[tuple[Rows, Tensor | None]] = evidence.blank.map(lambda rows: (rows, None))
+    seen = cast("Stream[tuple[Rows, Tensor | None]]", problem.placed)
+    plain, grouped = evidence.gram(seen.followed_by(blank), by_way_of_the_level)
     return plain if grouped is None else at_least(grouped, plain)
 
 
 def _grouped_gram(problem: CellProblem, probability: Tensor) -> Tensor:
     """Σ_G S_G S_Gᵀ of the scores added up over each group within each cell, (C, K, K), made up for few groups."""
-    groups, n_cells = problem.evidence.groups, len(probability)
+    groups = problem.evidence.groups
     assert groups is not None
-    pairs, sums = [], []
-    for rows, place in problem.placed:
+    return groups.factor * problem.placed.sums(partial(_group_sums, probability))[0]
+
+
+def _group_sums(probability: Tensor, placed: Iterable[tuple[Rows, Tensor]]) -> tuple[Tensor, ...]:
+    n_cells, pairs, sums = len(probability), [], []
+    for rows, place in placed:
         assert rows.groups is not None
         pair, index = torch.unique(rows.groups * n_cells + rows.at_rows(place), return_inverse=True)
         score = rows.weighted(scores(rows, probability[place]))
         pairs.append(pair)
         sums.append(score.new_zeros(len(pair), score.shape[1]).index_add_(0, index, score))
+    if not pairs:
+        return ()
     distinct, index = torch.unique(torch.cat(pairs), return_inverse=True)
     total = torch.cat(sums)
     total = total.new_zeros(len(distinct), total.shape[1]).index_add_(0, index, total)
     empty = total.new_zeros(n_cells, total.shape[1])
     columns = [empty.index_add(0, distinct % n_cells, total[:, k : k + 1] * total) for k in range(total.shape[1])]
-    return groups.factor * torch.stack(columns, dim=1)
+    return (torch.stack(columns, dim=1),)

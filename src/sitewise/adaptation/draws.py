@@ -308,5 +308,6 @@ def _normal(covariance: Tensor, n_draws: int, generator: torch.Generator) -> Ten
 def _some_rows(evidence: Evidence) -> tuple[Tensor, Tensor]:
     """Codes and weights of the rows with z, or of every n-th where these are more than enough."""
     step = 1 + evidence.n_rows // ENOUGH
-    codes = torch.cat([rows.codes[::step] for rows in evidence.rows])
-    return codes, torch.cat([rows.cell_weight[::step] for rows in evidence.rows])
+    found = evidence.rows.collect(lambda rows: (rows.codes[::step], rows.cell_weight[::step]))
+    codes, weight = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return codes, weight

@@ -15,9 +15,17 @@ from sitewise.adaptation.belief import Belief, read_belief, shared_schema
 from sitewise.adaptation.cell_problem import inside
 from sitewise.adaptation.cells import fit_constant_cell, variance_per_row
 from sitewise.adaptation.evidence import Evidence, read_evidence
-from sitewise.adaptation.families import FAMILIES, Request, constant_level, finish
+from sitewise.adaptation.families import (
+    FAMILIES,
+    Request,
+    constant_level,
+    dropout_problem,
+    finish,
+    solver_problem,
+)
 from sitewise.adaptation.fit import Fit, best, rivals
 from sitewise.adaptation.known import CONTRADICTED, contradiction_sentence, of_rows, read_known
+from sitewise.adaptation.partitioned import read_labeled_partitions, read_partitions
 from sitewise.adaptation.posterior.fit import fit_posterior
 from sitewise.adaptation.posterior.known import Known
 from sitewise.adaptation.posterior.labels import KnownLabels, read_labeled
@@ -33,14 +41,13 @@ from sitewise.arrays import (
     view_matrix,
 )
 from sitewise.confounders import Confounders, Notes
+from sitewise.partitions import as_partitions
 from sitewise.posterior import combine, normalize
 from sitewise.prevalence import ConstantPrevalence, Prevalence
 from sitewise.prevalence.base import finite, is_constant
 from sitewise.solvers import EM
 from sitewise.sources import as_chunks, first_chunk
 
-SOLVERS = ("auto", "newton", "lbfgs", "em")
-SOLVERS_OF_AUTO = ("auto", "newton")
 IDENTIFIED = 1e-8  # information per row below which nothing is learned
 
 NOT_IDENTIFIED = (
@@ -69,13 +76,16 @@ def estimate_prevalence(
     start: Any = None,
     random_state: Any = None,
     known_prevalence: Any = None,
+    dropout: float = 0.0,
 ) -> PrevalenceEstimate:
     """Estimate a site's prevalence P(Y|Z) from unlabeled rows.
 
     Parameters
     ----------
     log_ratio : (n, K) log f(x,z) of the site's rows, each free up to a constant. Rows beyond memory: a memory-mapped
-        array, `ParquetChunks`, or any re-iterable of (log_ratio, Z or None) chunks.
+        array, `ParquetChunks`, or any re-iterable of (log_ratio, Z or None) chunks. Beyond one machine: a Dask frame
+        or array; then everything else that has an entry a row is a Dask collection with the same partitions, and
+        `confounders` (or a prior) fixes the schema of z.
     sample_confounder : (n, V) array or DataFrame of confounders, NaN where missing; None if there are none.
     model : "auto" (chosen by held-out likelihood), "constant", "table", "additive" or "network" (the paper's).
     solver : "auto", "newton", "lbfgs", "em" (the paper's algorithms 1 and 2), or `EM(...)` with its settings.
@@ -90,11 +100,13 @@ def estimate_prevalence(
         of log f here (a prior's `slope_scale`).
     sample_weight : (n,) frequency weights: a row of weight two counts as two rows.
     groups : (n,) patients, say; intervals then allow for rows of one group being alike.
-    start : K probabilities or another estimate to start from.
+    start : K probabilities or another estimate to start from; without one EM starts at random, as the paper does.
     random_state : seed of the network's and of EM's random start.
+    dropout : the share of a network's hidden units that EM's M-steps drop (the paper: 0.5 for its two image
+        collections, none for digits).
     known_prevalence : P(y) of the site where it is known, as data beside the rows; it needs a prior. K probabilities,
         or of two classes that of the second; `(value, low, high)` with a 95% interval; a dict of either by class (its
-        index, or its column of log_ratio); or a frame by strata of z (see docs/told.md).
+        index, or its column of log_ratio); or a frame by strata of z (see docs/known_labels.md).
 
     Examples
     --------
@@ -103,9 +115,13 @@ def estimate_prevalence(
     >>> probabilities = adjust(log_ratio, estimate.log_prevalence(Z))
     """
     problems = Problems("estimate_prevalence")
-    source = as_chunks(log_ratio, sample_confounder, problems)
+    beside = {"sample_confounder": sample_confounder, "y": y, "sample_weight": sample_weight, "groups": groups}
+    partitions = as_partitions(log_ratio, problems, **beside)
+    source = None if partitions is not None else as_chunks(log_ratio, sample_confounder, problems)
     rows, Z = (log_ratio, sample_confounder) if source is None else first_chunk(source)
-    solver = _check_choices(model, solver, strength, Z, confounders, problems)
+    if partitions is not None:
+        rows, Z = partitions.example, partitions.given.get("sample_confounder")
+    solver = _check_choices(model, solver, strength, dropout, Z, confounders, problems)
     matrix = view_matrix(rows, "log_ratio", problems)
     if matrix is None:
         problems.raise_if_any()
@@ -123,7 +139,11 @@ def estimate_prevalence(
     details = {"y": None if by_posterior else y, "sample_weight": sample_weight, "groups": groups}
 
     def read(schema: Confounders | None, categorical: Any) -> tuple[Evidence, Notes]:
-        own = {"schema": schema, "categorical": categorical, **details}
+        own = {"schema": schema, "categorical": categorical}
+        if partitions is not None:
+            plain = partitions.without("y") if by_posterior else partitions
+            return read_partitions(plain, matrix.shape[1], problems, **own)
+        own = {**own, **details}
         if source is None:
             return read_evidence(matrix, Z, problems, **own)
         return read_chunks(source, Z is not None, matrix.shape[1], matrix.device, problems, **own)
@@ -134,13 +154,17 @@ def estimate_prevalence(
     seed = int(check_random_state(random_state).randint(2**31))
     if by_posterior:
         assert prior_belief is not None
-        labeled = read_labeled([(rows, Z)] if source is None else source, y, sample_weight, groups, evidence, problems)
+        if partitions is not None:
+            labeled = read_labeled_partitions(partitions, evidence)
+        else:
+            chunks = [(rows, Z)] if source is None else source
+            labeled = read_labeled(chunks, y, sample_weight, groups, evidence, problems)
         names = range(evidence.n_classes) if container.columns is None else container.columns
         known = read_known(known_prevalence, list(names), evidence.schema, problems, evidence.device)
         problems.raise_if_any()
         fit = _fit_posterior(evidence, prior_belief, model == "constant", labeled, known, problems)
     else:
-        fit = _fit(evidence, model, solver, strength, prior_belief, start_belief, seed)
+        fit = _fit(evidence, model, solver, strength, prior_belief, start_belief, seed, dropout)
     if not fit.converged:
         warnings.warn(_not_converged(fit, by_em=isinstance(solver, EM)), stacklevel=2)
     return PrevalenceEstimate(
@@ -227,13 +251,17 @@ def _fit(
     prior: Belief | None,
     start: Belief | None,
     seed: int,
+    dropout: float,
 ) -> Fit:
     n_classes = evidence.n_classes
     even = torch.full((n_classes,), 1.0 / n_classes, dtype=torch.float64, device=evidence.device)
     aim = even if prior is None else prior.level_at(evidence)
     centre = None if prior is None else prior.centre_at(evidence)
     first = aim if start is None else start.level_at(evidence)
-    begin = inside(_random_start(n_classes, seed, even) if isinstance(solver, EM) else first)
+    by_em = isinstance(solver, EM)
+    begin = inside(_random_start(n_classes, seed, even) if by_em and start is None else first)
+    if by_em and start is not None and bool((first > 0).all()):
+        begin = first  # EM leaves every point but those on the faces
     if evidence.says_nothing():
         return _unidentified(evidence, aim, centre)
     start_model = None if start is None else start.model
@@ -245,31 +273,34 @@ def _fit(
     constant = fit_constant_cell(evidence, even, 0.0, "auto", begin)
     _warn_if_alike(evidence, constant)
     request = replace(request, constant=constant)
-    return fit_any_model(request) if model == "auto" else FAMILIES[model].fit_rows(request)
+    return fit_any_model(request) if model == "auto" else FAMILIES[model].with_dropout(dropout).fit_rows(request)
 
 
 def _check_choices(
-    model: str, solver: str | EM, strength: str | float, Z: Any, confounders: Any, problems: Problems
+    model: str,
+    solver: str | EM,
+    strength: str | float,
+    dropout: float,
+    Z: Any,
+    confounders: Any,
+    problems: Problems,
 ) -> str | EM:
     """Note choices that do not exist or do not go together; return the solver with its settings."""
-    solvers = {"auto": SOLVERS_OF_AUTO} | {name: family.solvers for name, family in FAMILIES.items()}
-    if model not in solvers:
-        problems.add(f"model must be one of {', '.join(solvers)}, got {model!r}{did_you_mean(model, solvers)}")
+    models = ("auto", *FAMILIES)
+    if model not in models:
+        problems.add(f"model must be one of {', '.join(models)}, got {model!r}{did_you_mean(model, models)}")
     elif model != "auto" and FAMILIES[model].needs_z and Z is None:
         problems.add(f"model={model!r} needs sample_confounder; without confounders use model='constant'")
-    name = "em" if isinstance(solver, EM) else solver
-    if name not in SOLVERS:
-        problems.add(f"solver must be one of {', '.join(SOLVERS)} or an EM(...), got {solver!r}")
-    elif model in solvers and name not in solvers[model]:
-        fitting = [own for own, known in solvers.items() if name in known]
-        problems.add(f"solver={name!r} goes with model {' or '.join(fitting)}, got {model!r}")
+    for wrong in (solver_problem(model, solver), dropout_problem(model, dropout, "dropout")):
+        if wrong is not None:
+            problems.add(wrong)
     is_number = isinstance(strength, Real) and 0 <= strength < float("inf")
     if strength != "auto" and not is_number:
         problems.add(f"strength must be 'auto' or a number from 0 up, got {strength!r}")
     if confounders is not None and not isinstance(confounders, Confounders):
         came = type(confounders).__name__
         problems.add(f"confounders must be a schema, such as Confounders.learn(Z) or estimate.confounders, got {came}")
-    return EM() if name == "em" and isinstance(solver, str) else solver
+    return EM() if solver == "em" else solver
 
 
 def _random_start(n_classes: int, seed: int, like: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from itertools import chain
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,12 +17,28 @@ SAMPLE = 2**15  # rows, at most, that stand for the whole site where it is only 
 FEATURES = 16  # rows with z come in shorter stretches: each has about as many features as this, or more
 
 At = Callable[[Tensor], Tensor]  # g (U, K) at rows of codes (U, V)
+T = TypeVar("T")
 
 
 def _sum_of_logs(rows: Rows, mixed: Tensor) -> Tensor:
     """Σ_n w_n log m_n of rows with three classes or more, (B,), for m (n, B)."""
     logs = mixed.clamp_min(1e-300).log_()
     return logs.sum(0) if rows.weight is None else rows.weight @ logs
+
+
+def _grams(values: Callable[[T], tuple[Rows, Tensor]], n_names: int, parts: Iterable[T]) -> tuple[Tensor, ...]:
+    """Σ w s sᵀ of the values of rows, (P, P), and the same of their sums over groups where these have names."""
+    plain, sums = torch.zeros(()), torch.zeros(())
+    for rows, own in map(values, parts):
+        weighted = rows.weighted(own)
+        plain = plain + own.T @ weighted
+        if n_names:
+            sums = sums if sums.ndim else own.new_zeros(n_names, own.shape[1])
+            assert rows.groups is not None
+            sums.index_add_(0, rows.groups, weighted)
+    if not plain.ndim:
+        return ()
+    return (plain, sums.T @ sums) if n_names else (plain,)
 
 
 @dataclass(frozen=True)
@@ -60,28 +76,21 @@ class Evidence:
     @property
     def in_memory(self) -> bool:
         """Tell whether all rows are in memory."""
-        return self.everything.rest is tuple
+        return self.everything.in_memory
 
     @property
     def total_weight(self) -> float:
         """The weight of all rows and labels."""
         return self.seen_weight + self.label_weight + self.blank_weight
 
-    def total(self, *parts: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Add up what was computed for every stretch of rows."""
-        sums: list[Tensor] = []
-        for found in chain(*parts):
-            sums = list(found) if not sums else [total + value for total, value in zip(sums, found, strict=True)]
-        return tuple(sums)
-
     def mean(self, at: At) -> Tensor:
         """The site's mean of g over rows with z, (K,)."""
-        (total,) = self.total((rows.cell_weight @ at(rows.codes),) for rows in self.rows)
+        (total,) = self.rows.total(lambda rows: (rows.cell_weight @ at(rows.codes),))
         return total / self.seen_weight
 
     def log_likelihood(self, at: At) -> float:
         """L(g), equation 7; a blank row has the mean of g (equation 9)."""
-        found = self.total((moments(rows, at(rows.codes), 0).log_likelihood.sum(),) for rows in self.rows)
+        found = self.rows.total(lambda rows: (moments(rows, at(rows.codes), 0).log_likelihood.sum(),))
         total = float(found[0]) if found else 0.0
         if self.blank_weight:
             total += float(self.blank_moments(self.mean(at), 0).log_likelihood)
@@ -89,7 +98,7 @@ class Evidence:
 
     def log_likelihoods(self, prevalence: Tensor) -> Tensor:
         """L of many constant g (B, K), (B,), in one pass."""
-        return self.total((_sum_of_logs(rows, rows.ratio.double() @ prevalence.T),) for rows in self.everything)[0]
+        return self.everything.total(lambda rows: (_sum_of_logs(rows, rows.ratio.double() @ prevalence.T),))[0]
 
     def log_mixings(self, prevalence: Tensor, labels: Tensor, keep: Tensor, add: Tensor) -> Tensor:
         """L of mixtures (B,) of a constant g (K,) and certainty of a class each, in one pass."""
@@ -98,38 +107,32 @@ class Evidence:
             ratio = rows.ratio.double()
             return (ratio @ prevalence)[:, None] * keep + ratio[:, labels] * add
 
-        return self.total((_sum_of_logs(rows, mixed(rows)),) for rows in self.everything)[0]
+        return self.everything.total(lambda rows: (_sum_of_logs(rows, mixed(rows)),))[0]
 
     def blank_moments(self, mean: Tensor, order: int) -> Moments:
         """The moments of blank rows at the mean of g (K,)."""
-        return self.one_cell(self.blank, mean, order)
 
-    def one_cell(self, stream: Iterable[Rows], prevalence: Tensor, order: int) -> Moments:
-        """The moments of rows that all have one g, (K,)."""
-        found = (moments(rows, prevalence[None], order) for rows in stream)
-        return Moments(prevalence[None], *self.total((m.weight, *m.sums) for m in found))
+        def sums(rows: Rows) -> tuple[Tensor, ...]:
+            found = moments(rows, mean[None], order)
+            return found.weight, *found.sums
 
-    def gram(self, *parts: Iterable[tuple[Rows, Tensor]]) -> tuple[Tensor, Tensor | None]:
+        return Moments(mean[None], *self.blank.total(sums))
+
+    def gram(self, stream: Stream[T], values: Callable[[T], tuple[Rows, Tensor]]) -> tuple[Tensor, Tensor | None]:
         """Σ w s sᵀ of values s (n, P) of the rows, and the same of their sums over groups, None without groups."""
         factor, n_names = (self.groups.factor, self.groups.n_names) if self.groups else (0.0, 0)
-        plain, sums = torch.zeros(()), torch.zeros(())
-        for rows, values in chain(*parts):
-            weighted = rows.weighted(values)
-            plain = plain + values.T @ weighted
-            if factor:
-                sums = sums if sums.ndim else values.new_zeros(n_names, values.shape[1])
-                assert rows.groups is not None
-                sums.index_add_(0, rows.groups, weighted)
-        return plain, factor * (sums.T @ sums) if factor else None
+        plain, *grouped = stream.sums(partial(_grams, values, n_names if factor else 0)) or (torch.zeros(()),) * 2
+        return plain, factor * grouped[0] if factor else None
 
     def says_nothing(self) -> bool:
         """Tell whether f is the same for all classes in every row."""
 
-        def speaks(ratio: Tensor) -> bool:
+        def speaks(rows: Rows) -> bool:
+            ratio = rows.ratio
             spread = ratio.abs() if ratio.shape[1] == 1 else ratio.amax(1) - ratio.amin(1)
             return bool((spread >= 1e-12).any())
 
-        return not any(speaks(rows.ratio) for rows in self.everything)
+        return not self.everything.any(speaks)
 
     def of_sample(self, *, few: bool = False) -> "Evidence":
         """A sample of the rows instead of all, or a few of it, as a constant g sees them."""

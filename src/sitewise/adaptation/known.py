@@ -10,10 +10,12 @@ import numpy as np
 import pandas as pd
 import torch
 from scipy.special import logit
+from torch import Tensor
 
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.posterior.known import Known
 from sitewise.adaptation.posterior.points import Contradiction, Strata
+from sitewise.adaptation.rows import Rows
 from sitewise.arrays import Problems, did_you_mean
 from sitewise.confounders import Categorical, Confounders, Continuous
 
@@ -252,12 +254,13 @@ def of_rows(known: Known, evidence: Evidence, problems: Problems) -> Known:
     if known.strata is None:
         return known
     strata = known.strata
-    most, sums = 0.0, torch.zeros_like(known.share[:, 0])
-    for rows in evidence.rows:
+
+    def held(rows: Rows) -> tuple[Tensor, ...]:
         inside = strata.holds(rows.codes)
-        most = max(most, float(inside.sum(1).max()) if len(inside) else 0.0)
-        sums = sums + rows.cell_weight @ inside
-    if most > 1.0:
+        return rows.cell_weight @ inside, (inside.sum(1) > 1).sum()
+
+    sums, overlaps = evidence.rows.total(held) or (torch.zeros_like(known.share[:, 0]), torch.zeros(()))
+    if overlaps:
         problems.add("known_prevalence: strata must not overlap, and some rows are in two of them")
     there = (sums > 0).nonzero().flatten()
     if not len(there):

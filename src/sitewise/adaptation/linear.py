@@ -5,6 +5,7 @@ Not concave, so: a good start, Newton steps that never lose ground, and an hones
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -54,6 +55,7 @@ class LinearProblem:
     penalty: Tensor  # (D,)
     centre: Prevalence | None = None  # whose log g is the offset
     _last: dict[str, Evaluation] = field(default_factory=dict, repr=False)
+    _last_total: dict[str, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
     @property
     def n_features(self) -> int:
@@ -72,7 +74,7 @@ class LinearProblem:
 
     def prevalence(self, part: Part, flat: Tensor) -> Tensor:
         """g at the z of a stretch, (U, K)."""
-        return torch.softmax(part.offset + part.design @ flat.reshape(self.n_features, -1) @ self.basis.T, dim=1)
+        return _prevalence(part, flat, self.basis)
 
     def value(self, flat: Tensor, order: int = 1) -> Tensor:
         """The objective; `order` says which derivatives will be wanted at the same place."""
@@ -106,7 +108,7 @@ class LinearProblem:
         if last is not None and torch.equal(last.flat, flat) and (order < 2 or last.information is not None):
             return last
         blank = self.evidence.blank_weight > 0
-        found = self.evidence.total(self._sums(part, flat, order, blank) for part in self.parts)
+        found = self.parts.total(partial(_sums, flat=flat, basis=self.basis, order=order, blank=blank))
         log_likelihood, sums = found[0], list(found[1 : order + 1])
         if blank:
             mean, jacobian = found[-2] / self.evidence.seen_weight, found[-1] / self.evidence.seen_weight
@@ -120,25 +122,6 @@ class LinearProblem:
         self._last["evaluation"] = evaluation
         return evaluation
 
-    def _sums(self, part: Part, flat: Tensor, order: int, blank: bool) -> tuple[Tensor, ...]:
-        """What a stretch adds: likelihood, gradient, information; and where there are blank rows, g and its slope."""
-        prevalence = self.prevalence(part, flat)
-        at = moments(part.rows, prevalence, order)
-        sums = [at.log_likelihood.sum()]
-        if order >= 1:
-            sums.append((part.design.T @ at.logit_slope).reshape(-1))
-        if order >= 2:
-            sums.append(assemble(part.design, at.logit_information))
-        if blank:
-            sums += [at.weight @ prevalence, self.mean_slope(part, prevalence)]
-        return tuple(sums)
-
-    def mean_slope(self, part: Part, prevalence: Tensor) -> Tensor:
-        """The derivative (K, P) of a stretch's sum of g."""
-        weight = part.rows.cell_weight
-        slope = torch.einsum("u,ukl,ud->kdl", weight, spread(prevalence) @ self.basis, part.design)
-        return slope.reshape(len(slope), -1)
-
     def over(self, drawn: Evidence) -> "LinearProblem":
         """The same problem for the same rows with other weights or another f."""
         pairs = zip(drawn.rows, self.parts, strict=True)
@@ -149,20 +132,60 @@ class LinearProblem:
         """Σ_n w_n s_n s_nᵀ of the rows' scores, (P, P), and the same of their sums over groups, where there are any."""
         groups = self.evidence.groups
         if groups is not None and groups.factor:
-            return self.evidence.gram((part.rows, self.row_scores(part, flat)) for part in self.parts)
-        found = self.evidence.total(
-            (assemble(part.design, moments(part.rows, self.prevalence(part, flat), 2).logit_gram),)
-            for part in self.parts
-        )
-        return found[0], None
+            return self.evidence.gram(self.parts, partial(_row_scores, flat=flat, basis=self.basis))
+        return self.parts.total(partial(_score_gram, flat=flat, basis=self.basis))[0], None
 
-    def row_scores(self, part: Part, flat: Tensor) -> Tensor:
-        """The derivative of every row's log-likelihood in the coefficients, (n, P)."""
-        prevalence = self.prevalence(part, flat)
-        relative = scores(part.rows, prevalence) - 1.0
-        narrow = (relative * part.rows.at_rows(prevalence)) @ self.basis
-        design = part.rows.at_rows(part.design).expand(len(narrow), -1)
-        return (design[:, :, None] * narrow[:, None, :]).flatten(1)
+    def total_of_g(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum of g over rows with z, (K,), and its derivative (K, P). The last is remembered."""
+        last = self._last_total.get("of_g")
+        if last is not None and torch.equal(last[0], flat):
+            return last[1], last[2]
+        total, slope = self.parts.total(partial(_total_of_g, flat=flat, basis=self.basis))
+        self._last_total["of_g"] = flat, total, slope
+        return total, slope
+
+
+def _prevalence(part: Part, flat: Tensor, basis: Tensor) -> Tensor:
+    return torch.softmax(part.offset + part.design @ flat.reshape(part.design.shape[1], -1) @ basis.T, dim=1)
+
+
+def _sums(part: Part, flat: Tensor, basis: Tensor, order: int, blank: bool) -> tuple[Tensor, ...]:
+    """What a stretch adds: likelihood, gradient, information; and where there are blank rows, g and its slope."""
+    prevalence = _prevalence(part, flat, basis)
+    at = moments(part.rows, prevalence, order)
+    sums = [at.log_likelihood.sum()]
+    if order >= 1:
+        sums.append((part.design.T @ at.logit_slope).reshape(-1))
+    if order >= 2:
+        sums.append(assemble(part.design, at.logit_information))
+    if blank:
+        sums += [at.weight @ prevalence, _mean_slope(part, prevalence, basis)]
+    return tuple(sums)
+
+
+def _mean_slope(part: Part, prevalence: Tensor, basis: Tensor) -> Tensor:
+    """The derivative (K, P) of a stretch's sum of g."""
+    weight = part.rows.cell_weight
+    slope = torch.einsum("u,ukl,ud->kdl", weight, spread(prevalence) @ basis, part.design)
+    return slope.reshape(len(slope), -1)
+
+
+def _total_of_g(part: Part, flat: Tensor, basis: Tensor) -> tuple[Tensor, ...]:
+    prevalence = _prevalence(part, flat, basis)
+    return part.rows.cell_weight @ prevalence, _mean_slope(part, prevalence, basis)
+
+
+def _score_gram(part: Part, flat: Tensor, basis: Tensor) -> tuple[Tensor, ...]:
+    return (assemble(part.design, moments(part.rows, _prevalence(part, flat, basis), 2).logit_gram),)
+
+
+def _row_scores(part: Part, flat: Tensor, basis: Tensor) -> tuple[Rows, Tensor]:
+    """The derivative of every row's log-likelihood in the coefficients, (n, P)."""
+    prevalence = _prevalence(part, flat, basis)
+    relative = scores(part.rows, prevalence) - 1.0
+    narrow = (relative * part.rows.at_rows(prevalence)) @ basis
+    design = part.rows.at_rows(part.design).expand(len(narrow), -1)
+    return part.rows, (design[:, :, None] * narrow[:, None, :]).flatten(1)
 
 
 def linear_problem(
@@ -170,9 +193,10 @@ def linear_problem(
 ) -> LinearProblem:
     """Set up g whose logits are those of a centre plus something linear in features of z."""
 
+    no_offset = penalty.new_zeros(1, evidence.n_classes)
+
     def with_features(rows: Rows) -> Part:
-        offset = penalty.new_zeros(1, evidence.n_classes) if centre is None else centre.log_prob(rows.codes)
-        return Part(rows, feature_map(rows.codes), offset)
+        return Part(rows, feature_map(rows.codes), no_offset if centre is None else centre.log_prob(rows.codes))
 
     keep = evidence.n_rows * len(penalty) <= KEPT_FEATURES
     return LinearProblem(evidence, evidence.rows.map(with_features, keep=keep), penalty, centre)
@@ -250,10 +274,8 @@ def fit_additive_terms(problem: LinearProblem, strength: float, start: Tensor, s
     assert schema is not None
     found = solve_linear(problem, start, solver)
     coefficients = found.point.reshape(problem.n_features, -1) @ problem.basis.T
-    totals = problem.evidence.total(
-        (part.rows.cell_weight @ problem.prevalence(part, found.point),) for part in problem.parts
-    )
-    marginal = finite((totals[0] / problem.evidence.seen_weight).log())
+    total = problem.total_of_g(found.point)[0]
+    marginal = finite((total / problem.evidence.seen_weight).log())
     model = AdditivePrevalence(schema, coefficients, marginal, problem.centre)
     fit = linear_fit(problem, found, model, model.features, strength)
     return replace(fit, refit=RefitAdditive(model, found.point, problem.penalty, {"first": problem})), found.point
@@ -313,15 +335,14 @@ class RefitFinished:
 def aggregate_rows(evidence: Evidence, model: Prevalence) -> Aggregate:
     """Soft labels (responsibilities) of the distinct z, or of every n-th where these are more than enough."""
     step = 1 + evidence.n_rows // ENOUGH
-    codes, weights, totals = [], [], []
-    for rows in evidence.rows:
+
+    def some(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
         prevalence = model.log_prob(rows.codes).exp()
-        codes.append(rows.codes[::step])
-        weights.append(rows.cell_weight[::step])
-        totals.append((prevalence * moments(rows, prevalence, 1).slope)[::step])
-    every = torch.cat(codes)
-    index = torch.arange(len(every), device=every.device)
-    return Aggregate(every, index, torch.cat(weights), torch.cat(totals))
+        totals = (prevalence * moments(rows, prevalence, 1).slope)[::step]
+        return rows.codes[::step], rows.cell_weight[::step], totals
+
+    codes, weights, totals = (torch.cat(found) for found in zip(*evidence.rows.collect(some), strict=True))
+    return Aggregate(codes, torch.arange(len(codes), device=codes.device), weights, totals)
 
 
 def linear_fit(
@@ -354,9 +375,7 @@ def look_back_at_linear(
     plain, by_group = problem.score_grams(flat)
     grouped = None if by_group is None else inverse @ (by_group + torch.diag(problem.flat_penalty)) @ inverse
     optimism = optimism_of(inverse, plain, by_group)
-    (slope,) = problem.evidence.total(
-        (problem.mean_slope(part, problem.prevalence(part, flat)),) for part in problem.parts
-    )
+    slope = problem.total_of_g(flat)[1]
     curvature = LinearCurvature(feature_map, model.log_prob, inverse, grouped, slope / problem.evidence.seen_weight)
     return Hindsight(curvature, optimism)
 

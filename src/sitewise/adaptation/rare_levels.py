@@ -81,11 +81,10 @@ def level_counts(evidence: Evidence, j: int) -> Tensor:
     """How many rows each level of a variable has, (L,); a row of weight two is two, of less than one still one."""
     assert evidence.schema is not None
     n_levels = int(evidence.schema.variables[j].missing_code)
-    (count,) = evidence.total(
-        (torch.bincount(rows.codes[:, j].long(), rows.by_cell(_row_counts(rows)), n_levels + 1),)
-        for rows in evidence.rows
-    ) or (torch.zeros(n_levels + 1, dtype=torch.float64, device=evidence.device),)
-    return count[:n_levels]
+    found = evidence.rows.total(
+        lambda rows: (torch.bincount(rows.codes[:, j].long(), rows.by_cell(_row_counts(rows)), n_levels + 1),)
+    )
+    return (found[0] if found else torch.zeros(n_levels, dtype=torch.float64, device=evidence.device))[:n_levels]
 
 
 def _row_counts(rows: Rows) -> Tensor:
@@ -133,20 +132,18 @@ def gain_of_levels(evidence: Evidence, j: int, rare: Tensor) -> tuple[float, flo
 def _rows_of(evidence: Evidence, j: int, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """f (n, K), weights and levels of the rows of chosen levels."""
     marked = torch.cat([chosen, chosen.new_zeros(1)])
-    ratios, weights, levels = (
-        [evidence.sample.ratio[:0].double()],
-        [evidence.sample.codes.new_zeros(0)],
-        [marked[:0].long()],
-    )
-    for rows in evidence.rows:
+    nothing = evidence.sample.ratio[:0].double(), evidence.sample.codes.new_zeros(0), marked[:0].long()
+
+    def of_levels(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
         level = rows.at_rows(rows.codes[:, j]).long()
         place = marked[level].nonzero().flatten()
-        ratios.append(rows.ratio[place].double())
-        weights.append(rows.codes.new_ones(len(place)) if rows.weight is None else rows.weight[place])
-        levels.append(level[place])
-    ratio = torch.cat(ratios)
+        weight = rows.codes.new_ones(len(place)) if rows.weight is None else rows.weight[place]
+        return rows.ratio[place].double(), weight, level[place]
+
+    found = [nothing, *evidence.rows.collect(of_levels)]
+    ratio, weights, levels = (torch.cat(parts) for parts in zip(*found, strict=True))
     ratio = torch.cat([0.5 * (1.0 - ratio), 0.5 * (1.0 + ratio)], dim=1) if ratio.shape[1] == 1 else ratio
-    return ratio, torch.cat(weights), torch.cat(levels)
+    return ratio, weights, levels
 
 
 def _constant_level(evidence: Evidence) -> Tensor:

@@ -6,7 +6,8 @@ time, so that no pass over the data leaves anything of its size behind.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
+from itertools import chain
 from typing import Generic, TypeVar
 
 import torch
@@ -101,11 +102,55 @@ class Stream(Generic[T]):
         yield from self.kept
         yield from self.rest()
 
+    @property
+    def in_memory(self) -> bool:
+        """Tell whether all of it is kept."""
+        return self.rest is tuple
+
     def map(self, function: Callable[[T], S], *, keep: bool = True) -> "Stream[S]":
         """Apply a function: once to what is kept (unless told not to keep its values), each time to the rest."""
         if keep:
-            return Stream(map(function, self.kept), lambda: map(function, self.rest()))
+            rest = tuple if self.in_memory else lambda: map(function, self.rest())
+            return Stream(map(function, self.kept), rest)
         return Stream((), lambda: map(function, self))
+
+    def followed_by(self, other: "Stream[T]") -> "Stream[T]":
+        """The things of both."""
+        if self.in_memory and other.in_memory:
+            return Stream([*self.kept, *other.kept])
+        return Stream((), lambda: chain(self, other))
+
+    def sums(self, function: Callable[[Iterable[T]], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """What a function adds up over all things: rows of one group are among those that it sees together.
+
+        Estimators read rows by this and by what is made of it: a stream whose things lie elsewhere adds up what the
+        function says of each part of them.
+        """
+        return function(self)
+
+    def total(self, function: Callable[[T], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """The sums of what a function makes of each thing; nothing where there are none."""
+        return self.sums(partial(_sum_each, function))
+
+    def collect(self, function: Callable[[T], S]) -> list[S]:
+        """What a function makes of each thing, in order: something small."""
+        return [function(thing) for thing in self]
+
+    def any(self, function: Callable[[T], bool]) -> bool:
+        """Tell whether something holds of any of them."""
+        return any(map(function, self))
+
+
+def _sum_each(function: Callable[[T], tuple[Tensor, ...]], things: Iterable[T]) -> tuple[Tensor, ...]:
+    return add_up(map(function, things))
+
+
+def add_up(found: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """Add up tuples of sums, one by one; those without any are left out."""
+    sums: tuple[Tensor, ...] = ()
+    for more in found:
+        sums = tuple(total + value for total, value in zip(sums, more, strict=True)) if sums and more else sums or more
+    return sums
 
 
 def to_ratio(log_ratio: Tensor) -> Tensor:

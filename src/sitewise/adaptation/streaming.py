@@ -41,11 +41,18 @@ class ChunkReader:
     device: torch.device
 
     def read(
-        self, chunk: Any, position: int, offset: int, *, with_codes: bool, notes: Notes | None = None
+        self,
+        chunk: Any,
+        position: int,
+        offset: int,
+        *,
+        with_codes: bool,
+        notes: Notes | None = None,
+        name: str = "chunk",
     ) -> dict[Kind, list[Rows]]:
         """The stretches that a chunk holds, whose first row is row `offset` of the source."""
         problems = Problems("estimate_prevalence")
-        matrix = view_matrix(chunk[0], f"chunk {position} of log_ratio", problems, self.device)
+        matrix = view_matrix(chunk[0], f"{name} {position} of log_ratio", problems, self.device)
         problems.raise_if_any()
         assert matrix is not None
         place = slice(offset, offset + len(matrix))

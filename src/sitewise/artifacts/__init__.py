@@ -1,6 +1,6 @@
-"""Saved models as folders of JSON and safetensors: values taken apart, files written whole and checked when read.
+"""Saved models as folders of JSON and safetensors, written atomically and checked when they are read.
 
-This room knows dicts and tensors only; which classes a file may hold is said by the caller (`Record`).
+This package works on dicts and tensors. The caller says which classes a file may hold (`Record`).
 """
 
 from sitewise.artifacts.folders import SCHEMA, Folder, read_folder, write_folder

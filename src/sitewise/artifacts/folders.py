@@ -1,8 +1,8 @@
-"""Folders of a saved model: `model.json` with checksums of everything, tensors, a card, and other models inside.
+"""The folder of a saved model: `model.json` with checksums of all files, tensors, a model card, and nested models.
 
-A folder is written whole beside its place, made durable, and only then put there. It is read once: every file is
-checked, and what was checked is what is parsed, folders inside included. No file can run code: JSON and safetensors
-hold data only, and both are limited before they are parsed.
+A folder is written under a temporary name, flushed to the disk and then renamed. Each file is read once, and the bytes
+that were checked are the bytes that are parsed, also in nested folders. No file can run code: JSON and safetensors hold
+data only, and the size and depth of the JSON document are checked before it is parsed.
 """
 
 import hashlib
@@ -24,18 +24,18 @@ from sitewise.arrays import Problems, brief, did_you_mean
 from sitewise.artifacts.places import make_durable, put_in_place, read_unchanged, sole_writer
 
 FORMAT = "sitewise model"
-SCHEMA = 1  # raise it when a folder of today could no longer be read
+SCHEMA = 1  # to be raised when the format changes so that older versions cannot read it
 DOCUMENT, TENSORS, CARD = "model.json", "tensors.safetensors", "model.md"
 ENTRIES = {"kind": str, "versions": dict, "files": dict, "inside": list, "card": str, "content": dict}
 OWN_CHECKSUM = '"sha256": "{}"'
 FILE = {"bytes": int, "sha256": str}
-BEGINNING = f'{{\n "format": {json.dumps(FORMAT)}'.encode()  # of every document that was saved
-ESCAPED = re.compile(rb"\\.", re.DOTALL)  # a character of JSON's text, perhaps a quote that ends nothing
+BEGINNING = f'{{\n "format": {json.dumps(FORMAT)}'.encode()  # of every saved document
+ESCAPED = re.compile(rb"\\.", re.DOTALL)  # an escaped character of a JSON string, perhaps a quote
 UNNESTED = bytes(set(range(256)) - set(b'"[]{}'))
-NESTING = np.zeros(256, dtype=np.int64)  # by how much a character changes the depth
+NESTING = np.zeros(256, dtype=np.int64)  # the change of depth by each character
 NESTING[list(b"[{")], NESTING[list(b"]}")] = 1, -1
-MOST_BYTES, DEEPEST = 2**26, 64  # of a document; a model of many sites has some 100 kB, nested 17 deep
-MOST_INSIDE = 4  # folders, each inside another; a site's model is one
+MOST_BYTES, DEEPEST = 2**26, 64  # of a document; a model of many sites has about 100 kB and 17 levels
+MOST_INSIDE = 4  # levels of nested folders; an adapted site has one: its model
 
 NO_PATH = "load: there is no folder {path}{meant}"
 NO_FOLDER = "load: {path} is a file, expected the folder that save() made{hint}"
@@ -59,7 +59,7 @@ NOT_WRITTEN = "save: {path} could not be written ({reason}); nothing was changed
 
 @dataclass(frozen=True)
 class Folder:
-    """What a folder holds: its kind, JSON content, tensors by name, card, versions of libraries, folders inside."""
+    """The content of a folder: its kind, JSON content, tensors by name, card, library versions and nested folders."""
 
     kind: str
     content: dict[str, Any]
@@ -70,33 +70,33 @@ class Folder:
 
 
 def write_folder(folder: Folder, path: str | os.PathLike[str]) -> None:
-    """Write a folder, or leave everything as it was; another saved model at its place is replaced, nothing else is.
+    """Write a folder completely, or change nothing. Only a saved model is overwritten.
 
-    Of several that write to one place at a time one does, and the others get a BlockingIOError.
+    If several processes write to one path at the same time, one succeeds and the others raise BlockingIOError.
     """
     place = Path(path).resolve()
     try:
-        with sole_writer(place) as part:
+        with sole_writer(place) as temporary:
             _check_place(place)
-            part.mkdir()
-            _write_files(folder, part)
-            put_in_place(part, place)
+            temporary.mkdir()
+            _write_files(folder, temporary)
+            put_in_place(temporary, place)
     except OSError as error:
-        if error.errno is None:  # what `_check_place` says
+        if error.errno is None:  # raised by `_check_place`
             raise
         raise OSError(error.errno, NOT_WRITTEN.format(path=place, reason=error.strerror or error)) from error
 
 
 def read_folder(path: str | os.PathLike[str]) -> Folder:
-    """Read a folder; whatever is wrong with it is one error that says what to do.
+    """Read and check a folder; an error names all problems and says what to do.
 
-    One that is replaced while it is read is read again, and gives the old or the new, whole.
+    If the folder is replaced meanwhile, it is read again, so that the result is the old or the new one, never a mix.
     """
     place = Path(path)
     try:
         folder, source = read_unchanged(place, _read)
     except OSError as error:
-        if error.errno is None:  # what `_check_readable` says
+        if error.errno is None:  # raised by `_check_readable`
             raise
         reason = error.strerror or error
         raise OSError(error.errno, NOT_READ.format(path=error.filename or place, reason=reason)) from error
@@ -113,7 +113,7 @@ def _read(place: Path) -> Folder:
 
 
 def _parse(place: Path, content: bytes, depth: int = 0) -> Folder:
-    """A folder by the bytes of its document, everything else of it read once and checked against that."""
+    """Parse a folder given the bytes of its document; all other files are read and checked against it."""
     document = _parse_document(place / DOCUMENT, content)
     if depth > MOST_INSIDE:
         raise ValueError(ODD.format(path=place, error=f"more than {MOST_INSIDE} folders inside each other"))
@@ -128,7 +128,7 @@ def _parse(place: Path, content: bytes, depth: int = 0) -> Folder:
 
 
 def _check_place(place: Path) -> None:
-    """Refuse to replace what is not a saved model, or holds something else beside."""
+    """Raise FileExistsError if the path is not a saved model, or holds other files too."""
     if not place.exists():
         return
     if not place.is_dir():
@@ -140,7 +140,7 @@ def _check_place(place: Path) -> None:
 
 
 def _strange_files(folder: Path) -> Iterator[str]:
-    """What in a folder does not belong to a saved model; an empty folder has nothing strange."""
+    """Yield the files of a folder that do not belong to a saved model."""
     ours = {DOCUMENT, TENSORS, CARD} if _is_ours(folder) else set()
     for name in sorted(os.listdir(folder)):
         entry = folder / name
@@ -151,7 +151,7 @@ def _strange_files(folder: Path) -> Iterator[str]:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether a folder's document begins as ours do, be it damaged further down; other programs use its name, too."""
+    """Return whether a folder's document begins like a saved model's; other programs use the name `model.json` too."""
     document = folder / DOCUMENT
     if not document.is_file():
         return False
@@ -160,7 +160,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _write_files(folder: Folder, place: Path, depth: int = 0) -> bytes:
-    """Write everything and give back the content of `model.json`."""
+    """Write all files and return the bytes of `model.json`."""
     if depth > MOST_INSIDE:
         raise ValueError(f"save: more than {MOST_INSIDE} folders inside each other")
     files = {TENSORS: safetensors.torch.save(folder.tensors), CARD: folder.card.encode()}
@@ -219,7 +219,7 @@ def _check_length(path: Path, count: int, call: str) -> None:
 
 
 def _check_depth(path: Path, content: bytes, call: str) -> None:
-    """Count brackets, before a parser follows them down."""
+    """Check the nesting by counting brackets, before the document is parsed."""
     characters = np.frombuffer(ESCAPED.sub(b"", content).translate(None, UNNESTED), dtype=np.uint8)
     within_text = np.logical_xor.accumulate(characters == ord('"'))
     if NESTING[characters[~within_text]].cumsum().max(initial=0) > DEEPEST:
@@ -227,7 +227,7 @@ def _check_depth(path: Path, content: bytes, call: str) -> None:
 
 
 def _parse_document(path: Path, content: bytes) -> dict[str, Any]:
-    """Parse `model.json`: its format and schema first, then its own checksum, then what every one must have."""
+    """Parse `model.json`: check its format and schema, then its own checksum, then its entries."""
     _check_depth(path, content, "load")
     try:
         text = content.decode()
@@ -252,7 +252,7 @@ def _parse_document(path: Path, content: bytes) -> dict[str, Any]:
 
 
 def _check_entries(path: Path, document: dict[str, Any]) -> None:
-    """See that a document has all entries, and names the files that belong to it and no others."""
+    """Check that a document has all entries and lists exactly the files that belong to it."""
     for name, kind in ENTRIES.items():
         if not isinstance(document.get(name), kind):
             came = type(document[name]).__name__ if name in document else "nothing"
@@ -263,15 +263,15 @@ def _check_entries(path: Path, document: dict[str, Any]) -> None:
         raise ValueError(ODD.format(path=path, error="it names other files than expected"))
     for name, expected in document["files"].items():
         if not isinstance(expected, dict) or {key: type(value) for key, value in expected.items()} != FILE:
-            raise ValueError(ODD.format(path=path, error=f"of {name} it must say the bytes and the sha256"))
+            raise ValueError(ODD.format(path=path, error=f"it must give the bytes and the sha256 of {name}"))
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _read_files(place: Path, files: dict[str, dict[str, Any]]) -> dict[str, bytes]:
-    """The bytes of every file, all of them checked; what is parsed is what was checked."""
+    """Return the bytes of every file, checked against their sizes and checksums."""
     problems = Problems("load")
     contents = {}
     for name, expected in files.items():

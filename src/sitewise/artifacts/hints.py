@@ -1,4 +1,4 @@
-"""Whether a value is what an annotation says: what was read from a file is checked against the class it is for."""
+"""Check values read from a file against the type annotations of the classes that they are for."""
 
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ Check = Callable[[Any], bool]
 
 @cache
 def hints_of(kind: type) -> dict[str, Any]:
-    """The annotations of a class and its parents."""
+    """Return the annotations of a class and its parents."""
     return get_type_hints(kind)
 
 
@@ -22,7 +22,7 @@ def _field_checks(kind: type) -> tuple[tuple[str, Check], ...]:
 
 
 def odd_fields(value: Any) -> list[str]:
-    """The fields of a dataclass' object that hold something else than they are annotated with."""
+    """Return the names of a dataclass instance's fields whose values do not match their annotation."""
     kind: type = type(value)
     if not is_dataclass(kind):
         return []
@@ -30,13 +30,13 @@ def odd_fields(value: Any) -> list[str]:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of an annotated type: containers with all they hold, protocols by their members' names."""
+    """Return whether a value matches an annotation; containers by all entries, protocols by their members' names."""
     return _check_of(hint)(value)
 
 
 @cache
 def _check_of(hint: Any) -> Check:
-    """An annotation as a function of a value: it is taken apart once, and asked of every entry of every file."""
+    """Compile an annotation to a function of a value, once for all entries of all files."""
     if hint is Any:
         return lambda value: True
     if hint is None or hint is type(None):
@@ -78,4 +78,4 @@ def _container_check(origin: Any, arguments: tuple[Any, ...]) -> Check:
     if issubclass(origin, Sequence | set | frozenset):
         entry_fits = _check_of(arguments[0])
         return lambda value: isinstance(value, origin) and all(map(entry_fits, value))
-    return lambda value: isinstance(value, origin)  # what it holds is an array's or a stream's own business
+    return lambda value: isinstance(value, origin)  # entries of arrays and streams are not checked

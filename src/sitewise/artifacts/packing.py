@@ -1,7 +1,7 @@
-"""Values as JSON and tensors, and back: exact numbers, shared parts stay shared, known classes only.
+"""Convert values to JSON and tensors, and back: numbers are exact, shared objects stay shared, classes must be known.
 
-What JSON has no word for is an object with a key "$" that says what it is. A tensor is named by its place, and so is
-what stands in two places: "fitted/_calibrations/0".
+A value that JSON cannot hold becomes an object with a key "$" that names its type. A tensor is named by its path in the
+JSON tree, for example "fitted/_calibrations/0"; an object that occurs again refers to the path of its first occurrence.
 """
 
 import math
@@ -20,9 +20,9 @@ from sitewise.arrays import Problems, brief
 from sitewise.artifacts.hints import odd_fields
 
 MARK = "$"
-ODD = (LookupError, TypeError, AttributeError, RuntimeError, ValueError, ArithmeticError)  # what odd entries lead to
-ARRAYS, MOST_BYTES = "biufUO", 2**26  # kinds of arrays that are written out, and how much memory one may take
-FEW = 64  # numbers of an array that are written out in JSON; more are kept with the tensors
+ODD = (LookupError, TypeError, AttributeError, RuntimeError, ValueError, ArithmeticError)  # raised by invalid entries
+ARRAYS, MOST_BYTES = "biufUO", 2**26  # kinds of arrays that JSON may hold, and the memory that one may take
+FEW = 64  # larger arrays of numbers are saved with the tensors
 
 NOT_KEPT = (
     "save: {place} holds a {kind}, which a saved model cannot hold: use text, numbers, arrays, or a class that is "
@@ -35,15 +35,15 @@ ODD_ENTRY = (
 
 
 class OddEntryError(ValueError):
-    """An entry of a file that cannot be understood."""
+    """An entry of a file is invalid."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A class that may be saved: by its fields, or by what `take_apart` makes of it and `put_together` takes back.
+    """A class that may be saved: by its fields, or by the functions `take_apart` and `put_together`.
 
-    `methods` are those that may be saved as functions, bound to their object; `dropped` are fields of earlier versions
-    that nothing needs any more.
+    `methods` are the methods that may be saved as functions bound to their object. `dropped` are fields of earlier
+    versions that are ignored when a file is read.
     """
 
     kind: type | Callable[..., Any]
@@ -57,14 +57,14 @@ Records = Mapping[str, Record]
 
 
 def pack(values: Mapping[str, Any], records: Records) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Take values apart: what goes into JSON, and tensors by name."""
+    """Convert values to a JSON tree and tensors by name."""
     packer = _Packer({record.kind: name for name, record in records.items()}, records)
     tree = {key: packer.pack(value, _escape(key)) for key, value in values.items()}
     return tree, packer.tensors
 
 
 def unpack(tree: Mapping[str, Any], tensors: Mapping[str, Tensor], records: Records) -> dict[str, Any]:
-    """Put values together again; raise ValueError that lists tensors of other shapes, or names what is odd."""
+    """Convert a JSON tree and tensors back to values; raise ValueError for tensors or entries that do not fit."""
     unpacker = _Unpacker(records, tensors)
     values = {key: unpacker.unpack(value, _escape(key)) for key, value in tree.items()}
     for name in sorted(set(tensors) - unpacker.used):
@@ -77,7 +77,7 @@ class _Packer:
     def __init__(self, names: Mapping[Any, str], records: Records) -> None:
         self.names, self.records = names, records
         self.tensors: dict[str, Tensor] = {}
-        self.seen: dict[int, tuple[str, Any]] = {}  # the value too, so that no other gets its id
+        self.seen: dict[int, tuple[str, Any]] = {}  # holds the value too, so that its id is not used again
 
     def pack(self, value: Any, place: str) -> Any:
         if isinstance(value, np.generic):
@@ -135,7 +135,7 @@ class _Packer:
         return self.records[self.names[type(value)]]
 
     def _tensor(self, value: Tensor, place: str) -> dict[str, Any]:
-        """A tensor with its layout in memory: strides decide how products with it are rounded, even of axes of one."""
+        """Save a tensor with its strides, because they decide how products with it are rounded."""
         entry = {MARK: "tensor", "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
         own = value.clone(memory_format=torch.contiguous_format)
         if value.stride() != own.stride() and (moved := value.permute(_order(value.stride()))).is_contiguous():
@@ -173,7 +173,7 @@ class _Unpacker:
         except OddEntryError:
             raise
         except ODD as error:
-            self.problems.raise_if_any()  # a tensor that does not fit is what is behind it
+            self.problems.raise_if_any()  # a tensor that does not fit is the cause
             raise odd_entry(place, error) from error
         self.seen[place] = value
         return value
@@ -182,30 +182,30 @@ class _Unpacker:
         return [self.unpack(part, f"{place}/{number}") for number, part in enumerate(items)]
 
     def _marked(self, tree: dict[str, Any], place: str) -> Any:
-        sort = tree[MARK]
-        if sort == "tensor":
+        kind = tree[MARK]
+        if kind == "tensor":
             return self._tensor(tree, place)
-        if sort == "float":
+        if kind == "float":
             return float(tree["value"])
-        if sort == "same":
+        if kind == "same":
             return self.seen[tree["as"]]
-        if sort == "array":
+        if kind == "array":
             return self._array(tree, place)
-        if sort == "numpy":
+        if kind == "numpy":
             return self.unpack(tree["tensor"], f"{place}/tensor").numpy()
-        if sort in ("tuple", "set"):
-            return (tuple if sort == "tuple" else set)(self._items(tree["items"], place))
-        if sort == "pairs":
+        if kind in ("tuple", "set"):
+            return (tuple if kind == "tuple" else set)(self._items(tree["items"], place))
+        if kind == "pairs":
             return {key: value for key, value in self._items(tree["items"], place)}
-        if sort == "method":
+        if kind == "method":
             owner = self.unpack(tree["of"], f"{place}/of")
             allowed = self.methods[type(owner)]
             return getattr(owner, allowed[allowed.index(tree["name"])])
-        if sort == "function":
+        if kind == "function":
             return self.records[tree["name"]].kind
-        if sort == "record":
+        if kind == "record":
             return self._record(tree, place)
-        raise KeyError(sort)
+        raise KeyError(kind)
 
     def _array(self, tree: dict[str, Any], place: str) -> Any:
         dtype, items = np.dtype(tree["dtype"]), tree["items"]
@@ -225,18 +225,18 @@ class _Unpacker:
     def _tensor(self, tree: dict[str, Any], place: str) -> Tensor:
         self.used.add(place)
         shape, dtype, stride = tuple(tree["shape"]), getattr(torch, tree["dtype"]), tree.get("stride")
-        found = self.tensors.get(place)
+        saved = self.tensors.get(place)
         stored = shape if stride is None else tuple(shape[axis] for axis in _order(stride))
-        if found is None or tuple(found.shape) != stored or found.dtype != dtype:
-            came = "is not there" if found is None else f"has shape {tuple(found.shape)} of {found.dtype}"
+        if saved is None or tuple(saved.shape) != stored or saved.dtype != dtype:
+            came = "is not there" if saved is None else f"has shape {tuple(saved.shape)} of {saved.dtype}"
             self.problems.add(f"tensor {place!r} {came}, expected {stored} of {dtype}")
-            return torch.empty(shape, dtype=dtype, device="meta")  # whatever is asked for, it takes no memory
-        own = found.clone()  # in memory of its own, aligned as torch's own results are
+            return torch.empty(shape, dtype=dtype, device="meta")  # takes no memory, whatever the shape
+        own = saved.clone()  # in its own memory, aligned like torch's results
         return own if stride is None else own.as_strided(shape, stride)
 
 
 def odd_entry(place: str, error: BaseException) -> OddEntryError:
-    """What to say of a part of a file that leads to an error."""
+    """Return the error that names an invalid entry of a file and its cause."""
     reason = brief(f"{type(error).__name__}: {error}")
     return OddEntryError("load: " + ODD_ENTRY.format(place=brief(place), error=reason))
 
@@ -247,7 +247,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 @cache
 def _from_fields(kind: Any) -> Callable[[dict[str, Any]], Any]:
-    """A dataclass from its fields; those with a default may be absent."""
+    """Return a function that makes a dataclass instance from its fields; fields with a default may be absent."""
     known = {field.name: field for field in fields(kind) if field.init}
     needed = {name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING}
 
@@ -261,10 +261,10 @@ def _from_fields(kind: Any) -> Callable[[dict[str, Any]], Any]:
 
 
 def _order(stride: Sequence[int]) -> list[int]:
-    """The axes in the order in which they lie in memory."""
+    """Return the axes in their order in memory, slowest first."""
     return sorted(range(len(stride)), key=stride.__getitem__, reverse=True)
 
 
 def _escape(key: str) -> str:
-    """A key as a part of a place, in which "/" separates (as in JSON pointers)."""
+    """Escape a key for a path separated by "/", as in JSON pointers."""
     return key.replace("~", "~0").replace("/", "~1")

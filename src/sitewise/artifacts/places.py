@@ -1,7 +1,7 @@
-"""Places on the disk: one writer at a time, and what it writes takes its place at once.
+"""Write files and folders atomically, one writer at a time.
 
-A writer holds a lock beside its place, which the system takes back when the process dies. Whoever holds it knows that
-everything unfinished at the place was left by a dead writer, and removes it.
+A writer holds a lock file beside its path, which the system releases when the process ends. All unfinished files that
+the holder of the lock finds there were left by a writer that was killed, and it removes them.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # their numbers in fcntl.h and stdio.h of Linux
-MOST_READS, PAUSE = 100, 0.01  # of a place that is replaced in the meantime, and seconds between them
+MOST_READS, PAUSE = 100, 0.01  # attempts to read a folder that is replaced meanwhile; seconds between them
 
 BUSY = "another program is writing there at this moment: try again when it has finished"
 REPLACED = "{path} is being replaced again and again by another program: load it again when that has finished"
@@ -32,10 +32,10 @@ Read = TypeVar("Read")
 
 @contextmanager
 def sole_writer(place: Path) -> Iterator[Path]:
-    """A block in which nobody else writes at a place: the name to write under, a file or a folder.
+    """Lock a path for writing and provide the temporary name to write under, for a file or a folder.
 
-    `put_in_place` moves it there; what is not moved is removed in the end, and so is what dead writers left. Raises
-    BlockingIOError where another writer is at work.
+    `put_in_place` moves the result to the path. What was not moved is removed at the end, and so are the leftovers of
+    killed writers. Raises BlockingIOError if another process is writing there.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
     lock = _take_lock(place)
@@ -52,9 +52,11 @@ def sole_writer(place: Path) -> Iterator[Path]:
 
 
 def put_in_place(part: Path, place: Path) -> None:
-    """Let what was written take its place: at once, but for a folder where the system cannot exchange two folders.
+    """Move a file or folder from its temporary name to its path.
 
-    There a kill between two renames leaves the old folder set aside: `read_unchanged` and the next writer find it.
+    That is atomic, except for a folder that replaces another one on a system that cannot exchange two folders. There, a
+    process killed between two renames leaves the old folder under another name; `read_unchanged` and the next writer
+    find it.
     """
     if not part.is_dir() or not place.exists():
         part.replace(place)
@@ -65,9 +67,9 @@ def put_in_place(part: Path, place: Path) -> None:
 
 
 def read_unchanged(place: Path, read: Callable[[Path], Read]) -> tuple[Read, Path]:
-    """Read a folder, again where it was replaced while it was read; what was read, and where it was.
+    """Read a folder, again if it was replaced meanwhile; return the result and the path that was read.
 
-    Where a writer was killed between the two renames of `put_in_place`, that is the folder it had set aside.
+    If a writer was killed between the two renames of `put_in_place`, that is the path of the renamed old folder.
     """
     for _ in range(MOST_READS):
         source = _whereabouts(place)
@@ -82,7 +84,7 @@ def read_unchanged(place: Path, read: Callable[[Path], Read]) -> tuple[Read, Pat
 
 
 def make_durable(folder: Path) -> None:
-    """Wait until the entries of a folder are on the disk."""
+    """Flush the entries of a folder to the disk."""
     if os.name != "posix":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -93,7 +95,7 @@ def make_durable(folder: Path) -> None:
 
 
 def _take_lock(place: Path) -> int | None:
-    """Open and lock a file beside the place; None where the system or its disk has no locks."""
+    """Open and lock a file beside the path; return None if the system or its disk does not support locks."""
     if fcntl is None:
         return None
     path = _hidden(place, "lock")
@@ -103,7 +105,7 @@ def _take_lock(place: Path) -> int | None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(lock).st_ino == _number(path):
                 return lock
-            os.close(lock)  # of a writer that has just finished and removed it
+            os.close(lock)  # another writer has just finished and removed the file
         except OSError as error:
             os.close(lock)
             if error.errno in (errno.EAGAIN, errno.EACCES):
@@ -113,7 +115,7 @@ def _take_lock(place: Path) -> int | None:
 
 
 def _tidy(place: Path, own: str = "") -> None:
-    """Put back what was set aside where nothing is in its place, and remove everything unfinished."""
+    """Restore an old folder if nothing is at its path, and remove all unfinished files."""
     asides = _leftovers(place, "old", own)
     if asides and not place.exists():
         asides.pop().rename(place)
@@ -125,30 +127,30 @@ def _tidy(place: Path, own: str = "") -> None:
 
 
 def _leftovers(place: Path, what: str, own: str = "") -> list[Path]:
-    """What unfinished writers, or one of them, have at a place; the latest last."""
+    """Return the temporary files of unfinished writers, or of one of them, the latest last."""
     if own:
         entry = _beside(place, what, own)
         return [entry] if entry.exists() else []
     name = re.compile(rf"(?s)\.{re.escape(place.name)}\.{what}-[0-9a-f]{{8}}")
-    found = [place.parent / entry for entry in os.listdir(place.parent) if name.fullmatch(entry)]
-    return sorted(found, key=lambda entry: entry.lstat().st_mtime_ns)
+    entries = [place.parent / entry for entry in os.listdir(place.parent) if name.fullmatch(entry)]
+    return sorted(entries, key=lambda entry: entry.lstat().st_mtime_ns)
 
 
 def _whereabouts(place: Path) -> Path:
-    """Where a folder is: in its place, or set aside by a writer that did not come to its second rename."""
+    """Return where a folder is: at its path, or renamed by a writer that was killed before its second rename."""
     if place.exists():
         return place
     home = place.resolve()
     if not home.parent.is_dir() or not _leftovers(home, "old"):
         return place
-    time.sleep(PAUSE)  # for a writer that is alive
+    time.sleep(PAUSE)  # a running writer may be about to rename it
     asides = _leftovers(home, "old")
     return place if home.exists() or not asides else asides[-1]
 
 
 @contextmanager
 def _pinned(folder: Path) -> Iterator[int | None]:
-    """The number of a folder, which no other gets while it is held; None where there is no folder."""
+    """Hold a folder open and provide its inode number, which is not used again meanwhile; None without a folder."""
     if os.name != "posix":
         yield _number(folder)
         return
@@ -179,7 +181,7 @@ def _hidden(place: Path, what: str) -> Path:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two entries at once (Linux); False where that does not work."""
+    """Exchange two paths atomically (Linux); return False if that is not supported."""
     try:
         rename = ctypes.CDLL(None).renameat2
     except (OSError, AttributeError, TypeError):

@@ -1,4 +1,4 @@
-"""The versions of what computed."""
+"""Versions of the libraries in use."""
 
 import platform
 
@@ -10,7 +10,7 @@ from sitewise.version import __version__
 
 
 def versions() -> dict[str, str]:
-    """Of sitewise and of the libraries that decide its numbers."""
+    """Return the versions of sitewise and of the libraries that its results depend on."""
     return {
         "sitewise": __version__,
         "torch": torch.__version__,

@@ -1,4 +1,4 @@
-"""Networks that turn an input x into features: a perceptron, the paper's CNN, ResNets and others by name, your own."""
+"""Networks that map an input x to features: a perceptron, the paper's CNN, networks of other libraries, or your own."""
 
 from sitewise.backbones.build import BACKBONES, backbone_problems, build_backbone
 from sitewise.backbones.named import NamedNetwork, build_named

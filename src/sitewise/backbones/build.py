@@ -1,4 +1,4 @@
-"""A backbone from its name or from somebody's module: bytes to floats, normalization, network, features."""
+"""Build a backbone from its name or from a torch module: bytes to floats, normalization, network, features."""
 
 import copy
 import os
@@ -17,11 +17,11 @@ from sitewise.inputs import Inputs
 
 SMALL = ("auto", "mlp", "cnn")
 BACKBONES = (*SMALL, *(f"monai:{name}" for name in MONAI_NETWORKS), "timm:NAME", "torchvision:NAME")
-FEATURES = 256  # what the paper's fusion reads of a ResNet
+FEATURES = 256  # features of a named network, as the paper has for its ResNet
 
 
 def backbone_problems(backbone: Any, weights: Any = None, normalize: Any = None) -> list[str]:
-    """What is wrong with these settings, before any data are seen."""
+    """Return the problems of these settings that can be found without data."""
     problems = []
     known = isinstance(backbone, nn.Module) or (isinstance(backbone, str) and _is_known(backbone))
     if not known:
@@ -44,12 +44,28 @@ def build_backbone(
     weights: str | os.PathLike[str] | None = None,
     normalize: str | None = None,
 ) -> tuple[nn.Module, int]:
-    """Build a backbone for inputs like X (n, ...) and say how many features it gives.
+    """Build a backbone for inputs like X (n, ...) and return it with its number of features.
 
-    "mlp": two layers of 128. "cnn": the paper's, Conv(32), ReLU, Pool(2), Conv(32), ReLU, Pool(2), Conv(64), ReLU,
-    Pool(2), Flatten, Lin(256). "auto": one of them by the shape of X. "monai:resnet50", "timm:NAME" and so on: that
-    network without its classifier, then Lin(256). A module of your own is copied and used as it is. `weights` is a
-    local file for the network; `normalize` is None (bytes / 255), "imagenet" or "data".
+    Parameters
+    ----------
+    backbone : str or nn.Module
+        "mlp" has two layers of 128. "cnn" is the paper's network: Conv(32), ReLU, Pool(2), Conv(32), ReLU, Pool(2),
+        Conv(64), ReLU, Pool(2), Flatten, Lin(256). "auto" is one of these two by the shape of X. "monai:resnet50",
+        "timm:NAME" or "torchvision:NAME" is that network without its classifier, then Lin(256). A module of your own is
+        copied and used unchanged.
+    X : Tensor or StoredImages
+        Inputs, for their shape and scale.
+    weights : path, optional
+        A local file with weights for the network.
+    normalize : {"imagenet", "data"}, optional
+        How images are normalized; None only divides bytes by 255.
+
+    Returns
+    -------
+    network : nn.Module
+        The backbone.
+    width : int
+        The number of its features.
     """
     problems = backbone_problems(backbone, weights, normalize)
     if problems:
@@ -102,7 +118,7 @@ def _channels(backbone: str, X: Inputs) -> int:
 
 
 def _measure(layers: list[nn.Module], X: Inputs) -> int:
-    """How many features the last of the layers gives for inputs like X."""
+    """Return how many features the layers give for inputs like X."""
     network = layers[-1]
     training = {module: module.training for module in network.modules()}
     network.eval()

@@ -1,4 +1,4 @@
-"""Networks of other libraries by name, without their classifier; a library is imported when it is asked for."""
+"""Networks of other libraries by name, without their classifier; a library is imported when it is needed."""
 
 import importlib
 from collections.abc import Callable
@@ -13,20 +13,20 @@ MONAI_NETWORKS = ("resnet18", "resnet50")
 
 @dataclass(frozen=True)
 class NamedNetwork:
-    """A network that gives features, and the names of the layers it lost: a file's weights for them are left out."""
+    """A network that returns features, and the names of its removed layers, whose weights in a file are ignored."""
 
     network: nn.Module
     classifier: tuple[str, ...]
 
 
 def build_named(backbone: str, n_channels: int) -> NamedNetwork:
-    """Build "monai:NAME", "timm:NAME" or "torchvision:NAME" for images of 1 or 3 channels, nothing downloaded."""
+    """Build "monai:NAME", "timm:NAME" or "torchvision:NAME" for images of 1 or 3 channels, without a download."""
     library, name = backbone.split(":", 1)
     return LIBRARIES[library](name, n_channels)
 
 
 def import_library(name: str, library: str) -> Any:
-    """Import a part of a library that may not be there, or may not fit the torch that is."""
+    """Import a module of a library that may be missing, or may not fit the installed torch."""
     try:
         return importlib.import_module(name)
     except (ImportError, RuntimeError, OSError) as error:
@@ -37,7 +37,7 @@ def import_library(name: str, library: str) -> Any:
 
 
 def _build_monai(name: str, n_channels: int) -> NamedNetwork:
-    """MONAI's 2-d ResNet as it is for ImageNet (stride 2 at the start, no bias beside a norm), whose weights fit."""
+    """Build MONAI's 2-d ResNet with the layers of ImageNet's (stride 2 at the start), so that its weights fit."""
     build: Callable[..., nn.Module] = getattr(import_library("monai.networks.nets", "monai"), name)
     network = build(
         pretrained=False,
@@ -81,7 +81,7 @@ def _replace(network: nn.Module, path: str, layer: nn.Module) -> None:
 
 
 def _with_channels(conv: nn.Conv2d, n_channels: int) -> nn.Conv2d:
-    """A first layer like this one, for another number of channels."""
+    """Return a layer like this one for another number of input channels."""
     return nn.Conv2d(
         n_channels,
         conv.out_channels,

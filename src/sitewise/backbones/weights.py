@@ -1,4 +1,4 @@
-"""Weights of a network from a local file, its classifier left out; nothing is downloaded, nothing is unpickled."""
+"""Load the weights of a network from a local file, without its classifier; files with other objects are refused."""
 
 import importlib
 import os
@@ -16,7 +16,7 @@ SHOWN = 10
 
 
 def read_weights(file: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """Read tensors by name from .safetensors, or from .pt and .pth that hold nothing but tensors."""
+    """Read tensors by name from a .safetensors file, or from a .pt or .pth file that holds tensors only."""
     path = Path(file)
     if path.suffix == ".safetensors":
         try:
@@ -25,27 +25,27 @@ def read_weights(file: str | os.PathLike[str]) -> dict[str, Tensor]:
             raise ImportError(f"{path} needs safetensors: pip install safetensors") from error
         try:
             return dict(library.load_file(path))
-        except Exception as error:  # the library's own kind, which is not importable everywhere
+        except Exception as error:  # the library's own class, which cannot be imported everywhere
             raise ValueError(f"{path} is no safetensors file: {error}") from error
     try:
-        found: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a file of another kind fails in whatever way its bytes lead to
+        saved: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a file of another format may raise any error
         raise ValueError(
             f"{path} does not hold tensors alone and is not read: save network.state_dict() with torch.save"
         ) from error
     for wrapper in WRAPPERS:
-        if isinstance(found, Mapping) and isinstance(found.get(wrapper), Mapping):
-            found = found[wrapper]
-    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+        if isinstance(saved, Mapping) and isinstance(saved.get(wrapper), Mapping):
+            saved = saved[wrapper]
+    if not isinstance(saved, Mapping) or not all(isinstance(value, Tensor) for value in saved.values()):
         raise ValueError(f"{path} must hold a mapping of names to tensors, as network.state_dict() gives")
-    return dict(found)
+    return dict(saved)
 
 
 def load_weights(network: nn.Module, file: str | os.PathLike[str], classifier: Iterable[str] = ()) -> None:
-    """Put a file's weights into a network; whatever does not match is one error that lists it.
+    """Load a file's weights into a network; raise one ValueError that lists all mismatches.
 
-    A first layer for three channels is added up over them where the network has one channel, which is as if the gray
-    image were shown in all three.
+    If the file's first layer has three channels and the network's has one, the channels are summed. This is the same as
+    showing the gray image in all three.
     """
     wanted = network.state_dict()
     left_out = tuple(f"{name}." for name in classifier)
@@ -55,7 +55,7 @@ def load_weights(network: nn.Module, file: str | os.PathLike[str], classifier: I
         if name in wanted and value.ndim == 4 and value.shape[1] == 3 and wanted[name].shape[1] == 1:
             tensors[name] = value.sum(1, keepdim=True)
     for name, value in wanted.items():
-        if name.endswith("num_batches_tracked"):  # old files have none
+        if name.endswith("num_batches_tracked"):  # absent in old files
             tensors.setdefault(name, value)
     problems = list(_mismatches(wanted, tensors))
     if problems:
@@ -64,19 +64,19 @@ def load_weights(network: nn.Module, file: str | os.PathLike[str], classifier: I
 
 
 def _bare_name(name: str, wanted: Mapping[str, Tensor]) -> str:
-    """A name without what training scripts put before it."""
+    """Remove the prefixes that training scripts add to a name."""
     while name not in wanted and name.startswith(PREFIXES):
         name = name.split(".", 1)[1]
     return name
 
 
-def _mismatches(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> Iterable[str]:
-    missing = [name for name in wanted if name not in found]
-    unknown = [name for name in found if name not in wanted]
+def _mismatches(wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Iterable[str]:
+    missing = [name for name in wanted if name not in tensors]
+    unknown = [name for name in tensors if name not in wanted]
     shapes = [
-        f"{name} has shape {tuple(found[name].shape)} instead of {tuple(value.shape)}"
+        f"{name} has shape {tuple(tensors[name].shape)} instead of {tuple(value.shape)}"
         for name, value in wanted.items()
-        if name in found and found[name].shape != value.shape
+        if name in tensors and tensors[name].shape != value.shape
     ]
     if missing:
         yield f"not in the file: {_some(missing)}"

@@ -1,6 +1,6 @@
 """Calibration of log f on held-out labeled data, given that data's g (equation 6), and its resamples (6a).
 
-The scaled quantity is log f, never log f + log g: the prior of the calibration data must not leak into f.
+Only log f is scaled, never log f + log g, so that f does not depend on the prior of the calibration data.
 """
 
 from sitewise.calibration.calibrate import calibrate_log_ratio

@@ -1,4 +1,4 @@
-"""The call from outside: read arrays, say everything that is wrong with them, and fit."""
+"""`calibrate_log_ratio`: read and check arrays, then fit a calibration."""
 
 from numbers import Integral
 from typing import Any
@@ -22,25 +22,38 @@ def calibrate_log_ratio(
     n_resamples: int = 0,
     random_state: Any = None,
 ) -> Calibration:
-    """Fit a calibration of log f by minimum NLL of equation 3.
+    """Fit a calibration of log f on held-out labeled rows, by minimum NLL of equation 3.
 
     Parameters
     ----------
-    log_ratio : (n, K) log f of held-out labeled rows.
-    y : (n,) class indices 0..K-1.
-    log_prevalence : (n, K) or (K,) log g of those rows' own site, not fitted on these very labels (cross-fit it).
-    method : "temperature" (one slope), "bias_corrected" (one slope, a bias for each class), "vector" (a slope and a
-        bias for each class; for two classes the same as "bias_corrected") or "none".
-    sample_weight : (n,) optional.
-    groups : (n,) optional; rows of one group (a patient, say) are resampled together.
-    n_resamples : how many bootstrap resamples of the rows to refit, given log g; see `resample_calibration`.
-    random_state : seed of the resamples, as in scikit-learn.
+    log_ratio : array of shape (n, K)
+        log f of held-out labeled rows.
+    y : array of shape (n,)
+        Class indices 0..K-1.
+    log_prevalence : array of shape (n, K) or (K,)
+        log g of the rows' own site. It must not be fitted on the same labels; cross-fit it.
+    method : {"vector", "bias_corrected", "temperature", "none"}
+        "temperature" has one slope, "bias_corrected" one slope and a bias for each class, "vector" a slope and a bias
+        for each class. For two classes "vector" is the same as "bias_corrected".
+    sample_weight : array of shape (n,), optional
+        One weight for each row.
+    groups : array of shape (n,), optional
+        Rows of one group, for example a patient, are resampled together.
+    n_resamples : int
+        The number of bootstrap resamples of the rows to refit, given log g.
+    random_state : int, RandomState or None
+        Seed of the resamples, as in scikit-learn.
+
+    Returns
+    -------
+    Calibration
+        A function of log f, to be called on the log-ratios of any site.
 
     Examples
     --------
     >>> calibration = calibrate_log_ratio(log_ratio, y, log_prevalence, method="vector", n_resamples=100)
     >>> log_ratio_here = calibration(log_ratio_of_another_site)
-    >>> others = [other(log_ratio_of_another_site) for other in calibration.resamples()]
+    >>> resampled = [refit(log_ratio_of_another_site) for refit in calibration.resamples()]
     """
     problems = Problems("calibrate_log_ratio")
     if method not in METHODS:

@@ -1,4 +1,4 @@
-"""The fit of a calibration: a convex problem, solved by Newton for one weighting of the rows or for many at once."""
+"""Fit a calibration: a convex problem, solved by Newton for one weighting of the rows or for many at once."""
 
 import warnings
 from dataclasses import dataclass, replace
@@ -12,8 +12,8 @@ from torch import Tensor
 from sitewise.calibration.scaling import Calibration, centre
 from sitewise.solvers import newton
 
-INFINITE = 50.0  # what ±inf counts as while fitting, in units of the spread; more decides nothing that 50 does not
-HUGE = 1e6  # a centred log-ratio beyond this is a certainty written as a number
+INFINITE = 50.0  # replaces ±inf while fitting, in units of the root mean square
+HUGE = 1e6  # a centred log-ratio beyond this is treated as infinite
 SLICE = 400_000  # resamples × rows × classes solved at once: at most about 64 MB of temporaries
 
 NOT_CONVERGED = (
@@ -29,10 +29,10 @@ ONE_UNIT = (
 def fit_calibration(
     log_ratio: Tensor, targets: Tensor, log_prevalence: Tensor, weight: Tensor, method: str
 ) -> Calibration:
-    """Fit to soft labels (n, K), rows of which sum to one; a class that log g calls impossible gets none of them.
+    """Fit to soft labels (n, K), whose rows sum to one; labels of a class with log g = -inf are ignored.
 
-    Rows are brought to a spread of one before Newton and the slopes back after it, so that overconfident log-ratios
-    are no harder than others.
+    Log-ratios are divided by their root mean square before Newton, and the slopes are rescaled afterwards. So the
+    solver converges for overconfident log-ratios as well as for others.
     """
     if method == "none":
         return Calibration(method, torch.ones_like(log_ratio[0]), torch.zeros_like(log_ratio[0]))
@@ -52,14 +52,13 @@ def resample_calibration(
     n_resamples: int,
     random_state: Any = None,
 ) -> Calibration:
-    """Give a calibration R refits to bootstrap resamples of the rows, or groups of rows, it was fitted to (6a).
+    """Refit a calibration to R bootstrap resamples of its rows, or groups of rows (equation 6a).
 
-    Each row counts as often as it is drawn, plus 1/n: one row's worth of the whole data in each resample, so that
-    a class that was not drawn keeps a finite bias and a resample that is easy to separate a finite slope. "none" was
-    not fitted and has no uncertainty: all its resamples are the identity.
+    The weight of a row is the number of times it was drawn, plus 1/n. So a class that was not drawn has a finite bias,
+    and a separable resample a finite slope. Resamples of "none", which is not fitted, are the identity.
     """
     if calibration.method == "none":
-        slope, bias = (part.repeat(n_resamples, 1) for part in (calibration.slope, calibration.bias))
+        slope, bias = (value.repeat(n_resamples, 1) for value in (calibration.slope, calibration.bias))
         return replace(calibration, resampled_slope=slope, resampled_bias=bias)
     rng = check_random_state(random_state)
     scaling = _Scaling.of(log_ratio, targets, log_prevalence, weight, calibration.method)
@@ -69,12 +68,12 @@ def resample_calibration(
     for first in range(0, n_resamples, at_once):
         resampled_weight = resample_weight(weight, groups, min(at_once, n_resamples - first), rng)
         fits.append(scaling.fit(resampled_weight, start.expand(len(resampled_weight), -1)))
-    slope, bias = (torch.cat(part) for part in zip(*fits, strict=True))
+    slope, bias = (torch.cat(values) for values in zip(*fits, strict=True))
     return replace(calibration, resampled_slope=slope, resampled_bias=bias)
 
 
 def resample_weight(weight: Tensor, groups: Tensor | None, n_resamples: int, rng: np.random.RandomState) -> Tensor:
-    """Weights (R, n) of bootstrap resamples: (times drawn + 1/n) × weight; rows of weight zero take no part."""
+    """Return weights (R, n) of bootstrap resamples: (times drawn + 1/n) × weight; rows of weight zero are ignored."""
     kept = (weight > 0).cpu().numpy()
     rows = np.arange(len(kept)) if groups is None else groups.cpu().numpy()
     distinct, unit = np.unique(rows[kept], return_inverse=True)
@@ -92,25 +91,25 @@ def resample_weight(weight: Tensor, groups: Tensor | None, n_resamples: int, rng
 class _Scaling:
     """The convex NLL over (slope, bias) = expand @ parameters, for B weightings of the same rows at once."""
 
-    centred: Tensor  # (n, K), of unit spread
-    spread: Tensor  # what centred was divided by
+    centred: Tensor  # (n, K), with root mean square one
+    scale: Tensor  # the root mean square before
     targets: Tensor  # (n, K)
     prior: Tensor  # (n, K)
     expand: Tensor  # (2K, P)
-    start: Tensor  # (P,), one for a slope, zero for a bias
+    start: Tensor  # (P,) one for a slope, zero for a bias
 
     @classmethod
     def of(cls, log_ratio: Tensor, targets: Tensor, prior: Tensor, weight: Tensor, method: str) -> "_Scaling":
         possible = torch.where(prior == -torch.inf, 0.0, targets)
         possible = possible / possible.sum(1, keepdim=True)
-        centred, spread = _to_unit_spread(centre(log_ratio), weight)
-        return cls(centred, spread, possible, prior, *_expansion(log_ratio.shape[1], method, log_ratio))
+        centred, scale = _to_unit_scale(centre(log_ratio), weight)
+        return cls(centred, scale, possible, prior, *_expansion(log_ratio.shape[1], method, log_ratio))
 
     def fit(self, weight: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
-        """Slopes and biases (B, K) at the optima for weights (B, n), by Newton from (B, P), no slope below zero."""
+        """Return the optimal slopes (not negative) and biases (B, K) for weights (B, n), by Newton from (B, P)."""
         share = weight / weight.sum(1, keepdim=True)
         lower = torch.where(self.start == 1, 0.0, -torch.inf).expand_as(start)
-        found = newton(
+        solution = newton(
             lambda points: self.loss(points, share),
             lambda points: self.derivatives(points, share),
             torch.maximum(start, lower),
@@ -119,17 +118,17 @@ class _Scaling:
             tolerance=1e-10,
             max_iter=200,
         )
-        if not found.converged:
-            warnings.warn(NOT_CONVERGED.format(n_iter=found.n_iter, gap=float(found.gap.max())), stacklevel=4)
-        slope, bias = (found.point @ self.expand.T).chunk(2, dim=1)
-        return slope / self.spread, bias
+        if not solution.converged:
+            warnings.warn(NOT_CONVERGED.format(n_iter=solution.n_iter, gap=float(solution.gap.max())), stacklevel=4)
+        slope, bias = (solution.point @ self.expand.T).chunk(2, dim=1)
+        return slope / self.scale, bias
 
     def damping(self, directions: Tensor) -> Tensor:
-        """The share (B,) of Newton steps (B, P) that lowers the loss wherever it starts: log(1 + d) / d.
+        """Return the share (B,) of Newton steps (B, P) that lowers the loss from any point: log(1 + d) / d.
 
-        Here d is the most by which a step changes the difference of two logits of a row. The loss is generalized
-        self-concordant with it (Sun and Tran-Dinh, 2019): the share is all of a short step, and a long one, from where
-        all posteriors are 0 or 1 and nothing bends, is cut to its logarithm.
+        d is the largest change of the difference of two logits of a row. The loss is generalized self-concordant (Sun
+        and Tran-Dinh, 2019). The share is nearly one for a short step. A long step, from a point where all posteriors
+        are 0 or 1 and the loss is flat, is reduced to its logarithm.
         """
         slope, bias = (directions @ self.expand.T).chunk(2, dim=1)
         change = slope[:, None] * self.centred + bias[:, None]
@@ -137,12 +136,12 @@ class _Scaling:
         return torch.log1p(most) / most
 
     def parameters(self, calibration: Calibration) -> Tensor:
-        """The parameters (P,) of a calibration fitted by the same method."""
+        """Return the parameters (P,) of a calibration fitted by the same method."""
         inverse: Tensor = torch.linalg.pinv(self.expand)
-        return inverse @ torch.cat([calibration.slope * self.spread, calibration.bias])
+        return inverse @ torch.cat([calibration.slope * self.scale, calibration.bias])
 
     def log_posterior(self, points: Tensor) -> Tensor:
-        """Equation 3, (B, n, K)."""
+        """log P(y|x,z) of every row by equation 3, (B, n, K)."""
         slope, bias = (points @ self.expand.T).chunk(2, dim=1)
         return torch.log_softmax(slope[:, None] * self.centred + bias[:, None] + self.prior, dim=2)
 
@@ -154,7 +153,7 @@ class _Scaling:
     def derivatives(self, points: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients (B, P) and Hessians (B, P, P) of the loss: Σ s (p - t) a, and Σ s a aᵀ ∘ (diag(p) - p pᵀ).
 
-        Here a = (centred, 1) is what multiplies a class's slope and bias.
+        a = (centred, 1) are the factors of a class's slope and bias.
         """
         n_classes = self.centred.shape[1]
         posterior = self.log_posterior(points).exp()
@@ -169,17 +168,17 @@ class _Scaling:
         return gradient @ self.expand, self.expand.T @ hessian @ self.expand
 
 
-def _to_unit_spread(centred: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Divide centred rows by their root mean square; certainties take no part in it and count as ±INFINITE."""
+def _to_unit_scale(centred: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Divide centred rows by their root mean square without entries beyond HUGE, which become ±INFINITE."""
     ordinary = centred.abs() <= HUGE
     squares = weight[:, None] * torch.where(ordinary, centred, 0.0) ** 2
     mean_square = squares.sum() / (weight[:, None] * ordinary).sum().clamp_min(1e-300)
-    spread = torch.where(mean_square > 0, mean_square.sqrt(), 1.0)
-    return torch.where(ordinary, centred / spread, centred.clamp(-INFINITE, INFINITE)), spread
+    scale = torch.where(mean_square > 0, mean_square.sqrt(), 1.0)
+    return torch.where(ordinary, centred / scale, centred.clamp(-INFINITE, INFINITE)), scale
 
 
 def _expansion(n_classes: int, method: str, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The (2K, P) matrix from free parameters to all slopes and biases, and the parameters to start from."""
+    """Return the (2K, P) matrix from free parameters to all slopes and biases, and the initial parameters."""
     shared = torch.ones(n_classes, 1, dtype=like.dtype, device=like.device)
     own = torch.eye(n_classes, dtype=like.dtype, device=like.device)
     # With two classes only the sum of both slopes matters: vector scaling is the bias-corrected temperature.

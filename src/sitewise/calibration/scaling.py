@@ -1,4 +1,4 @@
-"""A calibration once it is fitted: how it scales log f, how that is undone, and its resamples."""
+"""A fitted calibration: apply it to log f, invert it, and its bootstrap resamples."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,23 +11,53 @@ from sitewise.arrays import Container, Problems, read_matrix
 METHODS = ("none", "temperature", "bias_corrected", "vector")
 
 NOT_UNDONE = (
-    "the calibration cannot be undone: the slope of class {classes} is zero, so the raw log-ratio left no trace. "
+    "the calibration cannot be inverted: the slope of class {classes} is zero, so the raw log-ratio is lost. "
     "Keep the raw log-ratios beside the calibrated ones, or use method='none'"
 )
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A fitted `slope ∘ centred log f + bias`; call it on the log-ratios of any site."""
+    """A fitted calibration of log f: `slope ∘ centred log f + bias`. Call it on the log-ratios of any site.
+
+    Parameters
+    ----------
+    method : {"vector", "bias_corrected", "temperature", "none"}
+        How it was fitted; "none" leaves log f unchanged.
+    slope : Tensor of shape (K,)
+        The slope of each class.
+    bias : Tensor of shape (K,)
+        The bias of each class; they sum to zero.
+    resampled_slope : Tensor of shape (R, K), optional
+        The slopes of R bootstrap resamples.
+    resampled_bias : Tensor of shape (R, K), optional
+        Their biases.
+
+    Examples
+    --------
+    >>> calibration = calibrate_log_ratio(log_ratio, y, log_prevalence)
+    >>> calibrated_log_ratio = calibration(log_ratio_of_another_site)
+    """
 
     method: str
-    slope: Tensor  # (K,)
-    bias: Tensor  # (K,), sums to zero
-    resampled_slope: Tensor | None = field(default=None, repr=False)  # (R, K), None where none were asked for
-    resampled_bias: Tensor | None = field(default=None, repr=False)  # (R, K)
+    slope: Tensor
+    bias: Tensor
+    resampled_slope: Tensor | None = field(default=None, repr=False)
+    resampled_bias: Tensor | None = field(default=None, repr=False)
 
     def __call__(self, log_ratio: Any) -> Any:
-        """Calibrate rows of log f, in the container they come in."""
+        """Calibrate rows of log f.
+
+        Parameters
+        ----------
+        log_ratio : array of shape (n, K)
+            Raw log f.
+
+        Returns
+        -------
+        array of shape (n, K)
+            Calibrated log f, in the container and on the device of `log_ratio`.
+        """
         problems = Problems("calibration")
         raw_log_ratio = read_matrix(log_ratio, "log_ratio", problems)
         if raw_log_ratio is not None and raw_log_ratio.shape[1] != len(self.slope):
@@ -39,7 +69,18 @@ class Calibration:
         return Container.of(log_ratio).rows(self.apply(raw_log_ratio))
 
     def apply(self, raw_log_ratio: Tensor) -> Tensor:
-        """Calibrate an (n, K) tensor; infinite entries stay infinite."""
+        """Calibrate a tensor; infinite entries stay infinite.
+
+        Parameters
+        ----------
+        raw_log_ratio : Tensor of shape (n, K)
+            Raw log f.
+
+        Returns
+        -------
+        Tensor of shape (n, K)
+            Calibrated log f.
+        """
         if self.method == "none":
             return raw_log_ratio
         device = raw_log_ratio.device
@@ -47,9 +88,20 @@ class Calibration:
         return torch.where(raw_log_ratio.isinf(), raw_log_ratio, calibrated)
 
     def undo(self, calibrated_log_ratio: Tensor) -> Tensor:
-        """The centred raw (n, K) log-ratio behind a calibrated one that may be off by a constant in each row.
+        """Recover the centred raw log-ratio from a calibrated one; infinite entries stay infinite.
 
-        The constant c with l + c = slope ∘ raw + bias is the one that centres raw; infinite entries stay infinite.
+        A constant may have been added to each row of the calibrated log-ratio l. The constant c with
+        l + c = slope ∘ raw + bias is found by centring raw.
+
+        Parameters
+        ----------
+        calibrated_log_ratio : Tensor of shape (n, K)
+            Calibrated log f, up to a constant in each row.
+
+        Returns
+        -------
+        Tensor of shape (n, K)
+            Raw log f; the mean of each row is zero.
         """
         flat = (self.slope == 0).nonzero().flatten().tolist()
         if flat:
@@ -62,7 +114,13 @@ class Calibration:
         return unscaled - inverse * constant
 
     def resamples(self) -> list["Calibration"]:
-        """The R resampled calibrations, each to be called like any other; an empty list where none were asked for."""
+        """Return the calibrations of the bootstrap resamples.
+
+        Returns
+        -------
+        list of Calibration
+            R calibrations; empty if `n_resamples` was 0.
+        """
         if self.resampled_slope is None or self.resampled_bias is None:
             return []
         pairs = zip(self.resampled_slope, self.resampled_bias, strict=True)
@@ -70,7 +128,7 @@ class Calibration:
 
 
 def centre(log_ratio: Tensor) -> Tensor:
-    """Subtract each row's mean over its finite entries, which takes out f's free factor before anything scales it."""
+    """Subtract each row's mean over its finite entries, so that scaling does not depend on the free factor of f."""
     finite = torch.isfinite(log_ratio)
     total = torch.where(finite, log_ratio, 0.0).sum(1, keepdim=True)
     return log_ratio - total / finite.sum(1, keepdim=True).clamp_min(1)

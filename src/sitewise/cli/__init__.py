@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. Whatever takes long to import is imported by the command that needs it."""
+"""The command line: parse, call, print. Slow imports are made by the command that needs them."""
 
 import os
 import traceback
@@ -25,12 +25,13 @@ from sitewise.cli import (
     rehearse,
     report,
     sample,
+    serve,
 )
 
 TRACEBACK = "SITEWISE_TRACEBACK"
 MOST_LETTERS = 500
 OURS = (
-    "this is a failure of sitewise, not of your data ({error}). Please report it as an issue of the project, with the "
+    "this is an error in sitewise, not in your data ({error}). Please report it as an issue of the project, with the "
     "command and what it prints with {variable}=1, without patients' data"
 )
 
@@ -52,6 +53,7 @@ app.command()(evaluate.evaluate)
 app.command()(sample.sample)
 app.command()(card.card)
 app.command()(export.export)
+app.command()(serve.serve)
 app.command()(monitor.monitor)
 app.command()(methods.methods)
 app.command()(plan.plan)
@@ -60,13 +62,13 @@ app.add_typer(data.app, name="data")
 
 
 def main() -> None:
-    """Run the command line; wrong input ends with exit code 2 and one sentence, a failure of ours with 1."""
+    """Run the command line. Exit code 2 with one sentence for wrong input, 1 for an error in sitewise."""
     try:
         app()
     except (ValueError, OSError, ImportError) as error:
         _say(_words(error))
         raise SystemExit(2) from error
-    except Exception as error:  # whatever else: a failure of ours
+    except Exception as error:  # anything else is an error in sitewise
         if os.environ.get(TRACEBACK):
             traceback.print_exc()
         said = " ".join(f"{type(error).__name__}: {error}".split())[:MOST_LETTERS]
@@ -75,13 +77,13 @@ def main() -> None:
 
 
 def _say(words: str) -> None:
-    """One message on the error stream, whatever is in it."""
+    """Print one message on the error stream; any text is safe."""
     written = words.encode("utf-8", "backslashreplace").decode()
     Console(stderr=True).print(Text.assemble(("sitewise: ", "bold"), written), soft_wrap=True)
 
 
 def _words(error: Exception) -> str:
-    """An error's words, without the number that the system gives it."""
+    """The message of an error, without its system number."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error)

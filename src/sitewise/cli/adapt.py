@@ -1,4 +1,4 @@
-"""`sitewise adapt`: a saved model and a new site's unlabeled rows to an adapted one, with what is to be known of it."""
+"""`sitewise adapt`: adapt a saved model to a new site's unlabeled rows, and print a summary."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -11,17 +11,17 @@ from sitewise.cli.options import AsJson, Data, Encoding, Force, Packed, Quiet, S
 from sitewise.cli.outcome import outcome_text
 from sitewise.cli.output import Output, check_out, finite
 
-LABELS_THERE = "column {name!r} holds labels, which are not used; --use-labels takes those there are"
+LABELS_THERE = "column {name!r} holds labels, which are not used; add --use-labels to use them"
 SHOWN_METRICS = ("positive_f1", "macro_f1", "recall", "specificity", "precision", "auroc", "accuracy", "nll", "brier")
 
 
 OLD_FALLBACK = (
-    "--fallback is the old name of --policy: leave it out for --policy auto, which is as trained where a check fails"
+    "--fallback is the old name of --policy: leave it out for --policy auto, which predicts as trained if a check fails"
 )
 
 
 class Policy(StrEnum):
-    """How far the rows are believed."""
+    """How far the rows are trusted."""
 
     AUTO = "auto"
     AS_TRAINED = "as-trained"
@@ -38,7 +38,9 @@ def adapt(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder made by `sitewise fit`.")],
     data: Data,
     out: Annotated[Path, typer.Option(help="Folder for the adapted site.", show_default=False)],
-    site: Annotated[str | None, typer.Option(help="Take this site's rows only, where DATA holds several.")] = None,
+    site: Annotated[
+        str | None, typer.Option(help="Use only the rows of this site, if DATA holds several sites.")
+    ] = None,
     site_name: Annotated[str | None, typer.Option(help="What reports call the site.")] = None,
     sensitivity: Annotated[
         float | None, typer.Option(min=0, max=1, help="Choose the highest threshold with this expected sensitivity.")
@@ -47,8 +49,8 @@ def adapt(
     policy: Annotated[
         Policy,
         typer.Option(
-            help="How far the rows are believed: as rehearsal and checks allow (auto), not at all (as-trained), or "
-            "wholly, by maximum likelihood (rows, for research)."
+            help="How far the rows are trusted: as rehearsal and checks allow (auto), not at all (as-trained), or "
+            "completely, by maximum likelihood (rows, for research)."
         ),
     ] = Policy.AUTO,
     fallback: Annotated[str | None, typer.Option(hidden=True)] = None,
@@ -56,14 +58,14 @@ def adapt(
         str | None,
         typer.Option(
             "--prevalence",
-            help="P(y) here, known from elsewhere: 0.12 (of the second class), 0.12,0.1,0.14 with a 95% interval.",
+            help="Known P(y) of the site: 0.12 (of the second class), or 0.12,0.1,0.14 with a 95% interval.",
         ),
     ] = None,
     prevalence_table: Annotated[
         Path | None,
-        typer.Option(help="The same by strata of the confounders: a CSV with columns of z, prevalence (low, high)."),
+        typer.Option(help="Known P(y) by strata of the confounders: a CSV with columns of z, prevalence (low, high)."),
     ] = None,
-    use_labels: Annotated[bool, typer.Option("--use-labels", help="Take known labels of DATA into account.")] = False,
+    use_labels: Annotated[bool, typer.Option("--use-labels", help="Use the known labels of DATA.")] = False,
     level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
     packed: Packed = None,
     separator: Separator = None,
@@ -134,7 +136,7 @@ def adapt(
 
 
 def _read_known(text: str | None, table: Path | None) -> Any:
-    """What --prevalence or --prevalence-table says, as `adapt` takes it."""
+    """The value of --prevalence or --prevalence-table, in the form that `adapt` reads."""
     if text is not None and table is not None:
         raise ValueError("give --prevalence or --prevalence-table, not both")
     if table is not None:

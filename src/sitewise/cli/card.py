@@ -13,14 +13,14 @@ from sitewise.cli.output import Output, check_out
 def card(
     site: Annotated[Path, typer.Argument(metavar="SITE", help="Folder made by `sitewise adapt`.")],
     out: Annotated[Path, typer.Option(help="The CHAI applied model card, .xml.", show_default=False)],
-    checklist: Annotated[Path | None, typer.Option(help="Write the TRIPOD+AI checklist there, .md.")] = None,
+    checklist: Annotated[Path | None, typer.Option(help="Write the TRIPOD+AI checklist to this file, .md.")] = None,
     author: Annotated[
-        Path | None, typer.Option(help="TOML with what only people know (developer, funding, ...).")
+        Path | None, typer.Option(help="TOML with the author's fields (developer, funding, ...).")
     ] = None,
-    site_name: Annotated[str | None, typer.Option(help="What the card calls the site.")] = None,
+    site_name: Annotated[str | None, typer.Option(help="Name of the site on the card.")] = None,
     level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
     alarm_level: Annotated[
-        float, typer.Option(min=1e-6, max=0.5, help="Of `monitor`: the share of windows that may alarm.")
+        float, typer.Option(min=1e-6, max=0.5, help="Of `monitor`: the probability of any alarm if nothing changed.")
     ] = 0.01,
     force: Force = False,
     as_json: AsJson = False,
@@ -55,7 +55,7 @@ def card(
     filled = sum(item["filled"] is not None for item in items)
     record = {"out": str(out), "checklist": items, "change_control": changes}
     said = [f"wrote {path}" for path in texts]
-    said.append(f"TRIPOD+AI: {filled} of {len(items)} items filled in, the others are the author's")
+    said.append(f"TRIPOD+AI: {filled} of {len(items)} items filled in, the author fills in the others")
     said += [f"{line['trigger']}: {line['rule']} -> {line['action']}" for line in changes]
     output.tell(record, *said)
 

@@ -1,4 +1,4 @@
-"""`sitewise diagnose`: what was done at an adapted site and why, with every check."""
+"""`sitewise diagnose`: the outcome at an adapted site with its reason, and all checks."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +15,7 @@ def diagnose(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """What was done at a site and why, what it risks, the verdict, and every check with its number and advice."""
+    """Show the outcome at a site with its reason and risk, the verdict, and all checks with numbers and advice."""
     output = Output(quiet, as_json)
     with output.working(f"reading {site}"):
         from sitewise.cli.loading import load_site

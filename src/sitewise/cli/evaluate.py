@@ -1,4 +1,4 @@
-"""`sitewise evaluate`: an adapted site judged by labels, as a table and a page."""
+"""`sitewise evaluate`: an adapted site evaluated on labels, as a table and a page."""
 
 import json
 from pathlib import Path
@@ -19,12 +19,12 @@ SHOWN = ("accuracy", "positive_f1", "macro_f1", "auroc", "nll", "brier", "ece", 
 def evaluate(
     site: Annotated[Path, typer.Argument(metavar="SITE", help="Folder made by `sitewise adapt`.")],
     labeled: Annotated[Path, typer.Argument(metavar="LABELED", help="Rows of the site with labels, CSV or Parquet.")],
-    out: Annotated[Path | None, typer.Option(help="Write a page there, .html.")] = None,
-    weight: Annotated[str | None, typer.Option(help="Column of weights, such as `sitewise sample` writes.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write a page to this file, .html.")] = None,
+    weight: Annotated[str | None, typer.Option(help="Column of weights, for example from `sitewise sample`.")] = None,
     only_site: Annotated[
-        str | None, typer.Option("--site", help="Take this site's rows only, where LABELED holds several.")
+        str | None, typer.Option("--site", help="Use only the rows of this site, if LABELED holds several sites.")
     ] = None,
-    site_name: Annotated[str | None, typer.Option(help="What the page calls the site.")] = None,
+    site_name: Annotated[str | None, typer.Option(help="Name of the site on the page.")] = None,
     level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
     resamples: Annotated[int, typer.Option(min=0, help="Bootstrap resamples of rows, or of whole groups.")] = 200,
     packed: Packed = None,
@@ -34,7 +34,7 @@ def evaluate(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Judge an adapted site by labels: beside the model as trained and recalibrations; did the expectations hold?"""
+    """Evaluate an adapted site on labels, next to the model as trained, recalibrations, and the expectations."""
     output = Output(quiet, as_json)
     if out is not None:
         check_out(out, force, reading=[labeled], suffixes=(".html", ".htm"))
@@ -54,7 +54,7 @@ def evaluate(
         rows, place = take_site(rows, reader.roles.site, only_site, place)
         read = reader.read(rows, labels="some", place=place, root=labeled.parent, packed=open_pack(packed))
         weights = None if weight is None else rows.column(weight).to_pandas().to_numpy(dtype=float)
-    with output.working(f"judging by {len(read):,} rows"):
+    with output.working(f"evaluating on {len(read):,} rows"):
         evaluation = here.evaluate(
             read.X,
             read.y,
@@ -73,7 +73,7 @@ def evaluate(
                 name = site_name or here.site_name or site.resolve().name
                 part.write_text(render_evaluation(record, name), encoding="utf-8")
     inside = int(evaluation.held["held"].sum())
-    said = f"{inside} of {len(evaluation.held)} intervals that were expected without labels hold what the labels show"
+    said = f"{inside} of {len(evaluation.held)} expected intervals contain the value from the labels"
     output.tell(record, evaluation_table(evaluation), said, *([] if out is None else [f"wrote {out}"]))
 
 

@@ -1,4 +1,4 @@
-"""`sitewise expect`: the performance to expect, without labels, of our model or of the one already in use."""
+"""`sitewise expect`: the performance to expect without labels, of our model or of another one."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,25 +14,29 @@ if TYPE_CHECKING:
 
     from sitewise.performance import Expected, ExpectedPerformance
 
-NEEDED = "name what is to be judged in DATA: --proba p0,p1, or --decision COLUMN; leave DATA out for our own model"
+NEEDED = (
+    "name the predictions to evaluate in DATA: --proba p0,p1, or --decision COLUMN; leave DATA out for our own model"
+)
 
 
 def expect(
     site: Annotated[Path, typer.Argument(metavar="SITE", help="Folder made by `sitewise adapt`.")],
     data: Annotated[
         Path | None,
-        typer.Argument(metavar="[DATA]", help="The rows adapted on, in that order, with the predictions to judge."),
+        typer.Argument(
+            metavar="[DATA]", help="The rows adapted on, in the same order, with the predictions to evaluate."
+        ),
     ] = None,
     proba: Annotated[
         str | None,
         typer.Option(help="Columns of probabilities, p0,p1 in the classes' order, or P of the second class."),
     ] = None,
-    decision: Annotated[str | None, typer.Option(help="Column of decided classes.")] = None,
+    decision: Annotated[str | None, typer.Option(help="Column of predicted classes.")] = None,
     threshold: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="P of the second class from which a row is called so.")
+        float | None, typer.Option(min=0.0, max=1.0, help="Probability of the second class from which it is predicted.")
     ] = None,
     only_site: Annotated[
-        str | None, typer.Option("--site", help="Take this site's rows only, where DATA holds several.")
+        str | None, typer.Option("--site", help="Use only the rows of this site, if DATA holds several sites.")
     ] = None,
     level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
     separator: Separator = None,
@@ -40,7 +44,7 @@ def expect(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Performance to expect at an adapted site without labels: of our model, or of the predictions in DATA."""
+    """Estimate the performance at an adapted site without labels: of our model, or of the predictions in DATA."""
     output = Output(quiet, as_json)
     if (data is None) != (proba is None and decision is None):
         raise ValueError(NEEDED)
@@ -68,7 +72,7 @@ def expected_table(expected: "ExpectedPerformance") -> Table:
 
 
 def shown(value: "Expected") -> tuple[str, str]:
-    """A value and its interval, as they are printed."""
+    """A value and its interval, as printed."""
     if value.estimate is None:
         return "undefined", ""
     return f"{value.estimate:.3f}", f"{value.low:.3f} to {value.high:.3f}"
@@ -83,7 +87,7 @@ def read_columns(
     separator: str | None,
     encoding: str | None,
 ) -> "pd.DataFrame":
-    """Columns of the very rows that a site was adapted on."""
+    """Columns of the rows that a site was adapted on."""
     from sitewise.cli.loading import check_site, reader_of, sites_of, take_site
     from sitewise.tables import Place, open_table
 
@@ -107,7 +111,7 @@ def read_columns(
 def _predictions(
     here: Any, rows: "pd.DataFrame", data: Path, proba: tuple[str, ...], decision: str | None
 ) -> dict[str, Any]:
-    """The columns to judge, as `expected_performance` wants them."""
+    """The predictions in the form that `expected_performance` reads."""
     import numpy as np
 
     found: dict[str, Any] = {}
@@ -128,5 +132,5 @@ def _numbers(column: Any, data: Path, name: str) -> Any:
     bad = np.flatnonzero(np.isnan(numbers))
     if len(bad):
         where = f"row {bad[0]}: {column.iloc[bad[0]]!r}"
-        raise ValueError(f"{data}: column {name!r} must hold a number in every row, not so at {where}")
+        raise ValueError(f"{data}: column {name!r} must hold a number in every row; it does not at {where}")
     return numbers

@@ -13,13 +13,16 @@ def export(
     site: Annotated[Path, typer.Argument(metavar="SITE", help="Folder made by `sitewise adapt`.")],
     out: Annotated[Path, typer.Option(help="The graph, .onnx.", show_default=False)],
     dtype: Annotated[
-        str, typer.Option(help="Of the input x: uint8, float32 or float64; auto is uint8 for images, else float32.")
+        str,
+        typer.Option(
+            help="Type of the input x: uint8, float32 or float64; auto is uint8 for images, otherwise float32."
+        ),
     ] = "auto",
     force: Force = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write P(class) at an adapted site as an ONNX graph that other programs run; it is tried out first."""
+    """Write the probabilities at an adapted site as an ONNX graph, after a check against the model."""
     output = Output(quiet, as_json)
     check_out(out, force, suffixes=(".onnx",))
     with output.working(f"reading {site}"):

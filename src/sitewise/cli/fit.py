@@ -1,4 +1,4 @@
-"""`sitewise fit`: from a labeled table of several sites to a saved model."""
+"""`sitewise fit`: train a model on a labeled table of several sites, and save it."""
 
 import time
 from enum import StrEnum
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from sitewise.tables import Place, ReadRows, Roles, TableFile, TableReader
 
 NO_TARGET = "name the column of the label by --target; `sitewise init {data}` proposes roles for all columns"
-MOST_SITES = 20  # of a summary's table
+MOST_SITES = 20  # in the table of a summary
 
 
 class Sees(StrEnum):
-    """What a classifier that is there already was given."""
+    """The inputs of an existing classifier."""
 
     X = "x"
     XZ = "xz"
@@ -35,45 +35,47 @@ def fit(
         list[str] | None, typer.Option(help="Column that P(y) may depend on: age, sex; repeated.")
     ] = None,
     features: Annotated[
-        str | None, typer.Option(help="Columns that predict: a,b; all without a role otherwise.")
+        str | None, typer.Option(help="Columns that predict: a,b; otherwise all columns without a role.")
     ] = None,
-    image: Annotated[str | None, typer.Option(help="Column of an image's path, instead of features.")] = None,
+    image: Annotated[str | None, typer.Option(help="Column with the path of an image, instead of features.")] = None,
     proba: Annotated[
         str | None,
-        typer.Option(help="Columns of a classifier's probabilities, p0,p1 in the classes' order, or P of the second."),
+        typer.Option(
+            help="Columns of a classifier's probabilities: p0,p1 in the order of the classes, or of the second one."
+        ),
     ] = None,
     classes: Annotated[str | None, typer.Option(help="The labels in the order of --proba; sorted otherwise.")] = None,
     classifier_sees: Annotated[
         Sees, typer.Option(help="Whether z is among the inputs of the classifier behind --proba: xz, or x alone.")
     ] = Sees.AUTO,
-    group: Annotated[str | None, typer.Option(help="Column of what is never split: the patient.")] = None,
-    id: Annotated[str | None, typer.Option(help="Column of a row's name, kept in predictions.")] = None,
+    group: Annotated[str | None, typer.Option(help="Column of groups that are never split: the patient.")] = None,
+    id: Annotated[str | None, typer.Option(help="Column that identifies a row, kept in predictions.")] = None,
     categorical: Annotated[
         list[str] | None, typer.Option(help="Column whose numbers are categories; repeated.")
     ] = None,
-    roles: Annotated[Path | None, typer.Option(help="TOML file with these roles, by `sitewise init`.")] = None,
-    leave_out: Annotated[list[str] | None, typer.Option(help="Site whose rows are not trained on; repeated.")] = None,
+    roles: Annotated[Path | None, typer.Option(help="TOML file with these roles, from `sitewise init`.")] = None,
+    leave_out: Annotated[list[str] | None, typer.Option(help="Site to leave out of training; repeated.")] = None,
     validation_site: Annotated[
-        str | None, typer.Option(help="Site held out to calibrate; a share of each else.")
+        str | None, typer.Option(help="Site held out for calibration; otherwise a share of each site.")
     ] = None,
     backbone: Annotated[str, typer.Option(help="Network: auto, mlp, cnn, monai:resnet50 ...")] = "auto",
-    epochs: Annotated[int | None, typer.Option(min=1, help="How long the network is trained.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Number of training epochs.")] = None,
     size: Annotated[int, typer.Option(min=1, help="Pixels of an image's side.")] = 224,
     channels: Annotated[int, typer.Option(help="3 for RGB, 1 for gray.")] = 3,
     packed: Packed = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of splits and training.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of splits and training.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
     outcome_name: OutcomeName = None,
     positive: Positive = None,
-    intended_use: Annotated[str | None, typer.Option(help="What the model is for, on its card and reports.")] = None,
-    contact: Annotated[str | None, typer.Option(help="Whom to ask about it, on its card and reports.")] = None,
+    intended_use: Annotated[str | None, typer.Option(help="Intended use, for its card and reports.")] = None,
+    contact: Annotated[str | None, typer.Option(help="Contact, for its card and reports.")] = None,
     separator: Separator = None,
     encoding: Encoding = None,
     force: Force = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a model on a labeled table of several sites, and save it with how it reads tables."""
+    """Train a model on a labeled table of several sites, and save it together with the way tables are read."""
     start = time.perf_counter()
     output = Output(quiet, as_json)
     check_out(out, force, reading=[data])
@@ -124,7 +126,7 @@ def fit(
 
 
 def _with_inputs(roles: "Roles", table: "TableFile", output: Output) -> "Roles":
-    """Roles with inputs: where none are given, whatever has no role and may be a feature."""
+    """Roles with inputs: if none are given, all columns without a role that can be features."""
     from sitewise.tables import propose_roles
 
     table.find([name for _, name in roles.columns()])
@@ -133,18 +135,18 @@ def _with_inputs(roles: "Roles", table: "TableFile", output: Output) -> "Roles":
     proposal = propose_roles(table.read(at_most=100_000), roles)
     found = proposal.roles
     if found.image or found.proba:
-        output.note(f"inputs are {found.image or ', '.join(found.proba)}, as it seems; --features names others")
+        output.note(f"inputs are {found.image or ', '.join(found.proba)} (guessed); --features names others")
         return roles.updated(image=found.image, proba=found.proba)
     named = {name for _, name in roles.columns()}
     features = [name for name in table.columns if name in found.features or name in found.confounders]
     chosen = [name for name in features if name not in named]
     for name, why in proposal.left_out.items():
-        output.note(f"column {name!r} is no feature: {why}; name it in --features where it is one")
+        output.note(f"column {name!r} is not used as a feature: {why}; name it in --features to use it")
     return roles.updated(features=chosen)
 
 
 def _rows(table: "TableFile", roles: "Roles", leave_out: list[str]) -> "tuple[Any, Place]":
-    """The rows to train on, and where they are in the file."""
+    """The rows to train on, and their place in the file."""
     from dataclasses import replace
 
     import numpy as np
@@ -169,7 +171,7 @@ def _rows(table: "TableFile", roles: "Roles", leave_out: list[str]) -> "tuple[An
 def _refuse(**needless: Any) -> None:
     given = [name for name, value in needless.items() if value]
     if given:
-        raise ValueError(f"{', '.join(given)} is for features and images: probabilities need no network of ours")
+        raise ValueError(f"{', '.join(given)} is for features and images: probabilities need no network")
 
 
 def _record(model: Any, reader: "TableReader", read: "ReadRows", out: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`sitewise init`: look at a table and propose what its columns are for."""
+"""`sitewise init`: read a table and propose the roles of its columns."""
 
 import sys
 from dataclasses import asdict
@@ -16,17 +16,22 @@ if TYPE_CHECKING:
     from sitewise.tables import Proposal
 
 ASKED = {"target": "Column of the label", "site": "Column of the site"}
-SHOWN = 15  # columns of the table of a suggestion
-CHECK = "look at each line: whoever knows the data decides"
+SHOWN = 15  # columns in the table of a suggestion
+CHECK = "check each line before use"
 
 
 def init(
     data: Data,
-    out: Annotated[Path | None, typer.Option(help="Write the roles there, as TOML; print them otherwise.")] = None,
-    target: Annotated[str | None, typer.Option(help="Column of the label, where it is known.")] = None,
-    site: Annotated[str | None, typer.Option(help="Column of the site, where it is known.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the roles to this file, as TOML; print them otherwise.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="Column of the label, if known.")] = None,
+    site: Annotated[str | None, typer.Option(help="Column of the site, if known.")] = None,
     suggest: Annotated[
-        bool, typer.Option("--suggest", help="Test which columns' relation to the label differs between sites: z.")
+        bool,
+        typer.Option(
+            "--suggest", help="Test which columns to use as z: those whose relation to the label differs between sites."
+        ),
     ] = False,
     separator: Separator = None,
     encoding: Encoding = None,
@@ -34,7 +39,7 @@ def init(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Look at a table and propose roles for its columns, with reasons; `sitewise fit --roles` takes them."""
+    """Read a table and propose roles for its columns, with reasons; `sitewise fit --roles` uses them."""
     output = Output(quiet, as_json)
     if out is not None:
         check_out(out, force, reading=[data], suffixes=(".toml",))
@@ -83,7 +88,7 @@ def init(
 
 
 def suggest_roles(rows: Any, proposal: "Proposal") -> "tuple[Proposal, Suggestion]":
-    """The proposal with the confounders that differences between its sites suggest, and what they stand on."""
+    """The proposal with the confounders that differences between its sites suggest, and the tests."""
     from dataclasses import replace
 
     import pandas as pd
@@ -108,7 +113,7 @@ def suggest_roles(rows: Any, proposal: "Proposal") -> "tuple[Proposal, Suggestio
 
 
 def _as_numbers(column: Any) -> Any:
-    """A column of numbers written as text as numbers, anything else as it is; empty text is missing."""
+    """A text column of numbers as numbers, other columns unchanged; empty text is missing."""
     import pandas as pd
 
     known = column.mask(column.astype(str).str.strip() == "")
@@ -117,7 +122,7 @@ def _as_numbers(column: Any) -> Any:
 
 
 def _suggestion_tables(suggestion: "Suggestion") -> list[Table]:
-    """The columns by how clearly their relation to the label differs between sites, and what each choice gains."""
+    """The columns, the clearest difference between sites first, and the gain of each choice."""
     columns = Table(title=f"relation to the label, between sites (Holm, {suggestion.level:g})", title_justify="left")
     for heading in ("column", "p", "adjusted", "suggested"):
         columns.add_column(heading)
@@ -134,7 +139,7 @@ def _suggestion_tables(suggestion: "Suggestion") -> list[Table]:
 
 
 def _ask(role: str, proposed: str | None, columns: list[str]) -> str | None:
-    """Ask for a column, on a terminal; an empty answer stands for none."""
+    """Ask for a column on a terminal; an empty answer means none."""
     from sitewise.arrays import did_you_mean
 
     while True:

@@ -1,4 +1,4 @@
-"""Saved models and the rows of a table that go into them."""
+"""Load saved models, and the rows of a table for them."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -11,21 +11,19 @@ if TYPE_CHECKING:
 
 NO_ROLES = (
     "{path} does not know the columns of a table (it was saved from Python): set model.table_reader_ = "
-    "TableReader.learn(frame, Roles(...)) and save it again, or train it by `sitewise fit`"
+    "TableReader.learn(frame, Roles(...)) and save it again, or train it with `sitewise fit`"
 )
 NO_SITE = "{source} has no rows of the site {name!r}{meant}; its sites are {known}"
-SEVERAL_SITES = (
-    "{source} holds {count} sites in column {column!r} ({known}): one site is taken at a time, choose it by --site NAME"
-)
+SEVERAL_SITES = "{source} holds {count} sites in column {column!r} ({known}): choose one site with --site NAME"
 
 
 def load_model(path: Path) -> Any:
-    """A trained model, no adapted one."""
+    """A trained model; an adapted site is an error."""
     import sitewise as sw
 
     model = sw.load(path)
     if isinstance(model, sw.AdaptedClassifier):
-        raise ValueError(f"{path} is a site that was adapted already: give the model's folder, {path / 'model'} is one")
+        raise ValueError(f"{path} is an adapted site: give the folder of a model, such as {path / 'model'}")
     return model
 
 
@@ -35,12 +33,12 @@ def load_site(path: Path) -> Any:
 
     here = sw.load(path)
     if not isinstance(here, sw.AdaptedClassifier):
-        raise ValueError(f"{path} is a model that no site was adapted yet: run sitewise adapt {path} DATA --out site/")
+        raise ValueError(f"{path} is a trained model, not an adapted site: run sitewise adapt {path} DATA --out site/")
     return here
 
 
 def reader_of(model: Any, path: Path) -> "TableReader":
-    """How the model reads tables."""
+    """The model's reader of tables."""
     reader: TableReader | None = getattr(model, "table_reader_", None)
     if reader is None:
         raise ValueError(NO_ROLES.format(path=path))
@@ -48,7 +46,7 @@ def reader_of(model: Any, path: Path) -> "TableReader":
 
 
 def open_pack(folder: Path | None) -> Any:
-    """Packed images, where a folder of them is given."""
+    """Packed images, if a folder of them is given."""
     if folder is None:
         return None
     from sitewise.datasets.packed import PackedImages
@@ -57,7 +55,7 @@ def open_pack(folder: Path | None) -> Any:
 
 
 def sites_of(rows: Any, column: str | None, place: "Place") -> "Array | None":
-    """The site of every row; None where the table has no column for it."""
+    """The site of each row; None if the table has no column for it."""
     from sitewise.arrays import Problems
     from sitewise.tables.values import names
 
@@ -70,7 +68,7 @@ def sites_of(rows: Any, column: str | None, place: "Place") -> "Array | None":
 
 
 def take_site(rows: Any, column: str | None, wanted: str | None, place: "Place") -> "tuple[Any, Place]":
-    """The rows of the site that is wanted, and where they are; all of them where none is named."""
+    """The rows of the wanted site, and their place; all rows if no site is named."""
     import numpy as np
 
     if wanted is None:
@@ -84,7 +82,7 @@ def take_site(rows: Any, column: str | None, wanted: str | None, place: "Place")
 
 
 def check_site(known: "Iterable[str]", wanted: str | None, column: str | None, source: str) -> None:
-    """Refuse several sites where none is chosen, and the name of one that is not there."""
+    """Raise an error for several sites if none is chosen, and for an unknown site."""
     from sitewise.arrays import did_you_mean
 
     names = sorted(known)

@@ -1,4 +1,4 @@
-"""`sitewise monitor`: an adapted site over time, window by window."""
+"""`sitewise monitor`: an adapted site over time, in windows."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +10,7 @@ from rich.text import Text
 from sitewise.cli.options import AsJson, Data, Encoding, Force, Packed, Quiet, Separator
 from sitewise.cli.output import Output, check_out, finite
 
-SHOWN = 40  # windows of the table on a terminal
+SHOWN = 40  # windows in the table on a terminal
 PICTURES = (".png", ".svg", ".pdf")
 
 
@@ -21,13 +21,13 @@ def monitor(
     window: Annotated[
         str, typer.Option(help="Rows in a window (500), or a length of time (30D, W, MS).", show_default=False)
     ],
-    out: Annotated[Path, typer.Option(help="The picture, .png, .svg or .pdf.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The figure, .png, .svg or .pdf.", show_default=False)],
     only_site: Annotated[
-        str | None, typer.Option("--site", help="Take this site's rows only, where DATA holds several.")
+        str | None, typer.Option("--site", help="Use only the rows of this site, if DATA holds several sites.")
     ] = None,
     level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
     alarm_level: Annotated[
-        float, typer.Option(min=1e-6, max=0.5, help="The chance that any window alarms where all is well.")
+        float, typer.Option(min=1e-6, max=0.5, help="Probability of an alarm in any window if nothing changed.")
     ] = 0.05,
     packed: Packed = None,
     separator: Separator = None,
@@ -36,7 +36,7 @@ def monitor(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Prevalence of an adapted site over time, with alarms where the stability check breaks."""
+    """Show the prevalence of an adapted site over time, with alarms where the stability check fails."""
     output = Output(quiet, as_json)
     check_out(out, force, reading=[data], suffixes=PICTURES)
     with output.working(f"reading {site} and {data}"):
@@ -54,7 +54,7 @@ def monitor(
         check_site(set() if found is None else set(found.tolist()), only_site, reader.roles.site, str(data))
         rows, place = take_site(rows, reader.roles.site, only_site, place)
         read = reader.read(rows, labels="none", place=place, root=data.parent, packed=open_pack(packed))
-    with output.working(f"looking at {len(read):,} rows"):
+    with output.working(f"checking {len(read):,} rows"):
         from sitewise.report.timeline import timeline_figure
         from sitewise.tables import whole_file
 
@@ -86,7 +86,7 @@ def monitor(
 
 
 def read_times(column: Any) -> Any:
-    """A column of numbers written as text as numbers; anything else as it is."""
+    """A text column of numbers as numbers; other columns unchanged."""
     import pandas as pd
 
     numbers = pd.to_numeric(column, errors="coerce")

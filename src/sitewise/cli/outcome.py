@@ -1,4 +1,4 @@
-"""The outcome at a site as it reaches the terminal."""
+"""The outcome at a site, as text for the terminal."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ VERDICT_STYLES = {"adapt": "bold green", "care": "bold yellow", "do not adapt": 
 
 
 def outcome_text(diagnosis: "Diagnosis", *, all_findings: bool = False) -> Text:
-    """What was done at a site and why, the risk, the verdict, and the findings that are not good, with advice."""
+    """The outcome at a site with its reason and risk, the verdict, and findings that need care, with advice."""
     assert diagnosis.outcome is not None
     said = Text.assemble((diagnosis.outcome.sentence, "bold"), f"\n{diagnosis.outcome.risk}\nverdict: ")
     said.append(diagnosis.verdict, VERDICT_STYLES[diagnosis.verdict])

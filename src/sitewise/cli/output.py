@@ -1,4 +1,4 @@
-"""Where a command may write, and how it tells what it did: a summary, JSON or nothing, with notes gathered once."""
+"""Check where a command may write, and print its result: a summary, JSON or nothing, with notes."""
 
 import json
 import os
@@ -14,13 +14,13 @@ import typer
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-THERE = "{path} is there already: choose another --out, or replace it by --force"
+THERE = "{path} exists already: choose another --out, or replace it with --force"
 NO_PLACE = "{path} cannot be written: the folder {folder} is read-only for you; choose another --out"
-SAME = "--out {path} is the table that is read: choose another place"
+SAME = "--out {path} is the input table: choose another file"
 
 
 def check_out(out: Path, force: bool, *, reading: Iterable[Path] = (), suffixes: tuple[str, ...] = ()) -> None:
-    """Refuse a place that must not or cannot be written to, before anything long begins."""
+    """Raise an error for a path that must not or cannot be written, before long work begins."""
     from sitewise.tables.files import check_name
 
     check_name(out)
@@ -41,7 +41,7 @@ def check_out(out: Path, force: bool, *, reading: Iterable[Path] = (), suffixes:
 
 @dataclass
 class Output:
-    """What a command tells: its summary on a terminal, JSON for machines, or nothing; notes come with either."""
+    """The output of a command: a summary on a terminal, JSON, or nothing; notes are printed with either."""
 
     quiet: bool = False
     as_json: bool = False
@@ -49,25 +49,25 @@ class Output:
 
     @property
     def bars(self) -> bool | None:
-        """Whether progress is shown: None leaves it to whether there is a terminal."""
+        """Whether progress is shown; None: only on a terminal."""
         return False if self.quiet else None
 
     def note(self, *texts: str) -> None:
-        """Remember what is to be said, each thing once."""
+        """Keep a note to print; duplicates are dropped."""
         self.notes += [text for text in texts if text not in self.notes]
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
-        """Let warnings become notes."""
+        """Collect warnings as notes."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield
-        kinds = (DeprecationWarning, PendingDeprecationWarning, ResourceWarning)  # of libraries, not for users
+        kinds = (DeprecationWarning, PendingDeprecationWarning, ResourceWarning)  # warnings of libraries, not for users
         self.note(*(str(warning.message) for warning in caught if not issubclass(warning.category, kinds)))
 
     @contextmanager
     def working(self, text: str) -> Iterator[None]:
-        """Show on a terminal what is being done, and let warnings become notes."""
+        """Show the current step on a terminal, and collect warnings as notes."""
         console = Console(stderr=True)
         with self.gathering():
             if self.quiet or not console.is_terminal:
@@ -77,7 +77,7 @@ class Output:
                 yield
 
     def tell(self, record: dict[str, Any], *parts: RenderableType) -> None:
-        """Print the record as JSON or its parts, then the notes."""
+        """Print the record as JSON, or its parts; then the notes."""
         if self.as_json:
             typer.echo(json.dumps(record | {"notes": self.notes}, indent=1, allow_nan=False, default=str))
             return
@@ -91,6 +91,6 @@ class Output:
 
 
 def finite(value: Any) -> float | None:
-    """A number for JSON; None where it is not defined."""
+    """A number for JSON; None if it is not finite."""
     number = None if value is None else float(value)
     return number if number is not None and number == number and abs(number) != float("inf") else None

@@ -1,4 +1,4 @@
-"""`sitewise plan`: how many unlabeled samples are enough, from labeled source data."""
+"""`sitewise plan`: how many unlabeled rows, or labels, are enough, from labeled source data."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sitewise.estimator.model import SiteModel
     from sitewise.samplesize import LabelPlan, SamplePlan
 
-NEEDED = "name the column of the label by --target and a classifier's probabilities by --proba p0,p1"
+NEEDED = "name the column of the label with --target and a classifier's probabilities with --proba p0,p1"
 
 
 def plan(
@@ -27,7 +27,9 @@ def plan(
     target: Annotated[str | None, typer.Option(help="Column of the label.")] = None,
     proba: Annotated[
         str | None,
-        typer.Option(help="Columns of a classifier's probabilities, p0,p1 in the classes' order, or P of the second."),
+        typer.Option(
+            help="Columns of a classifier's probabilities: p0,p1 in the order of the classes, or of the second one."
+        ),
     ] = None,
     classes: Annotated[str | None, typer.Option(help="The labels in the order of --proba; sorted otherwise.")] = None,
     confounder: Annotated[list[str] | None, typer.Option(help="Column that P(y) may depend on; repeated.")] = None,
@@ -36,27 +38,28 @@ def plan(
     ] = None,
     width: Annotated[float | None, typer.Option(help="Wanted width of the prevalence interval.")] = None,
     kl: Annotated[float | None, typer.Option(help="Wanted KL(g, estimate).")] = None,
-    f1_loss: Annotated[float | None, typer.Option(help="Wanted loss of F1 against knowing g.")] = None,
+    f1_loss: Annotated[float | None, typer.Option(help="Wanted loss of F1 compared with the true g.")] = None,
     labels: Annotated[
-        bool, typer.Option("--labels", help="Say how many of the site's rows to label, for --width or --log-loss.")
+        bool, typer.Option("--labels", help="Plan how many rows of the site to label, for --width or --log-loss.")
     ] = False,
     log_loss: Annotated[
-        float | None, typer.Option(help="With --labels: wanted log loss above that of the right f and P(y).")
+        float | None, typer.Option(help="With --labels: wanted log loss above that of the true f and P(y).")
     ] = None,
     rows: Annotated[int, typer.Option(min=20, help="With --labels: rows of the site.")] = 1000,
     prevalence: Annotated[
-        str | None, typer.Option(help="Assumed P(y) at the new site: P of the second class, or all with commas.")
+        str | None,
+        typer.Option(help="Assumed P(y) at the new site: of the second class, or of all classes, with commas."),
     ] = None,
     level: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
     simulations: Annotated[int, typer.Option(min=0, help="Simulated sites of each size.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the simulated sites.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Draw the curve there, PNG or PDF.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Draw the curve to this file, PNG or PDF.")] = None,
     separator: Separator = None,
     encoding: Encoding = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """How many unlabeled samples are enough for a wanted interval or loss, from labeled source data alone."""
+    """Plan how many unlabeled rows, or labels, are enough for a wanted interval or loss, from labeled source data."""
     output = Output(quiet, as_json)
     if out is not None:
         check_out(out, True, reading=[data], suffixes=(".png", ".pdf"))
@@ -74,7 +77,7 @@ def plan(
         wanted = {name: wanted[name] for name in ("width", "prevalence", "level", "n_simulations", "random_state")}
         wanted |= {"log_loss": log_loss, "rows": rows}
     elif log_loss is not None:
-        raise ValueError("--log-loss is wanted of labels: add --labels")
+        raise ValueError("--log-loss is a target for labels: add --labels")
     roles = {
         "target": target,
         "proba": proba,
@@ -100,7 +103,7 @@ def plan(
 
 
 def plan_table(found: "SamplePlan") -> Table:
-    """A line for each size, the answer's in bold."""
+    """A line for each size, the answer in bold."""
     shares = ", ".join(f"{share:.3g}" for share in found.prevalence)
     title = f"P(y) = {shares}; {found.level:.0%} intervals; {found.n_source:,} labeled rows"
     table = Table(title=title, title_justify="left")
@@ -119,7 +122,7 @@ def plan_table(found: "SamplePlan") -> Table:
 
 
 def check_no_rows_wanted(kl: float | None, f1_loss: float | None, out: Path | None) -> None:
-    """Refuse what is said of unlabeled rows only."""
+    """Raise an error for options that are for unlabeled rows only."""
     given = [name for name, value in (("--kl", kl), ("--f1-loss", f1_loss), ("--out", out)) if value is not None]
     if given:
         raise ValueError(f"--labels goes with --width or --log-loss: leave {', '.join(given)} out")
@@ -130,7 +133,7 @@ def labels_table(found: "LabelPlan") -> Table:
     shares = ", ".join(f"{share:.3g}" for share in found.prevalence)
     title = f"P(y) = {shares}; {found.rows:,} rows; {found.n_simulations} simulated sites"
     table = Table(title=title, title_justify="left")
-    for name in ("labels", f"width of the {found.level:.0%} interval", "log loss above the right one"):
+    for name in ("labels", f"width of the {found.level:.0%} interval", "log loss above the true one's"):
         table.add_column(name, justify="right")
     for point in found.points:
         means = ((point.width, point.width_error), (point.log_loss, point.log_loss_error))
@@ -140,7 +143,7 @@ def labels_table(found: "LabelPlan") -> Table:
 
 def _sentence(found: "SamplePlan") -> str:
     return (
-        f"however many rows: width {found.floor_width:.4f}, KL {found.floor_kl:.4f}, F1 lost {found.floor_f1_loss:.4f}"
+        f"any number of rows: width {found.floor_width:.4f}, KL {found.floor_kl:.4f}, F1 lost {found.floor_f1_loss:.4f}"
     )
 
 
@@ -160,13 +163,13 @@ def _saved_model(path: Path, roles: dict[str, Any]) -> "SiteModel":
 
     given = [f"--{name.removesuffix('s') if name == 'confounders' else name}" for name, value in roles.items() if value]
     if given:
-        raise ValueError(f"a saved model brings its own labeled rows: leave {', '.join(given)} out")
+        raise ValueError(f"a saved model has its own labeled rows: leave {', '.join(given)} out")
     model: SiteModel = load_model(path)
     return model
 
 
 def _model_of_table(path: Path, roles: dict[str, Any], separator: str | None, encoding: str | None) -> "SiteModel":
-    """What the classifier's probabilities in a table say of its rows, as a model that can plan."""
+    """A model for planning, made from the classifier's probabilities in a table."""
     from sitewise.estimator import PrevalenceAdjuster
     from sitewise.tables import Place, Roles, TableReader, open_table, split_names
 

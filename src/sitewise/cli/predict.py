@@ -1,4 +1,4 @@
-"""`sitewise predict`: a table in, the adapted probabilities of its rows out, a chunk at a time."""
+"""`sitewise predict`: adapted probabilities of the rows of a table, in chunks."""
 
 import time
 from collections import deque
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from sitewise.tables import TableFile, TableReader
 
 DECISION, AS_TRAINED = "decision", "as_trained"
-IMAGE_ROWS = 512  # of images at a time
-WORKERS = 2  # chunks predicted side by side
+IMAGE_ROWS = 512  # images of a chunk
+WORKERS = 2  # chunks predicted at the same time
 
 
 def predict(
@@ -29,13 +29,13 @@ def predict(
     data: Data,
     out: Annotated[Path, typer.Option(help="Predictions, .csv or .parquet.", show_default=False)],
     id: Annotated[
-        str | None, typer.Option(help="Column that names a row; the model's own, or the row's number.")
+        str | None, typer.Option(help="Column that identifies a row; by default that of the model, or the row number.")
     ] = None,
     only_site: Annotated[
-        str | None, typer.Option("--site", help="Take this site's rows only, where DATA holds several.")
+        str | None, typer.Option("--site", help="Use only the rows of this site, if DATA holds several sites.")
     ] = None,
     as_trained: Annotated[
-        bool, typer.Option("--as-trained", help="Write the probabilities of the model as trained beside them.")
+        bool, typer.Option("--as-trained", help="Also write the probabilities of the model as trained.")
     ] = False,
     packed: Packed = None,
     separator: Separator = None,
@@ -44,7 +44,7 @@ def predict(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """P(class) of every row at an adapted site, and the decision by its threshold; tables of any length."""
+    """Predict P(class) of each row at an adapted site, and the class by its threshold; tables of any length."""
     start = time.perf_counter()
     output = Output(quiet, as_json)
     check_out(out, force, reading=[data], suffixes=(".csv", ".parquet"))
@@ -77,7 +77,7 @@ def predict(
 
 
 class Predictions:
-    """The rows of a table with their probabilities: read ahead, predicted and written side by side."""
+    """The rows of a table with their probabilities: reading, predicting and writing run at the same time."""
 
     def __init__(
         self,
@@ -99,14 +99,14 @@ class Predictions:
         columns = [f"p_{label}" for label in labels]
         columns += [f"{name}_{AS_TRAINED}" for name in columns] if as_trained else []
         if id in (DECISION, *columns):
-            raise ValueError(f"--id {id} has the name of a column of the predictions: rename it in {table.path}")
+            raise ValueError(f"--id {id} is also a column name of the predictions: rename it in {table.path}")
         name = pa.field("row", pa.int64()) if id is None else pa.field(id, table.type_of(id))
         shares = [pa.field(column, pa.float64()) for column in columns]
         self.labels = pa.array(labels, type=label_type)
         self.schema = pa.schema([name, *shares, pa.field(DECISION, label_type)])
 
     def write(self, out: Path, advance: Callable[[int], None]) -> int:
-        """Write all of them, whole or not at all; the number of rows."""
+        """Write all of them, completely or not at all; return the number of rows."""
         from sitewise.cli.loading import check_site
         from sitewise.tables import table_writer
 
@@ -129,7 +129,7 @@ class Predictions:
             start += chunk.num_rows
 
     def _predict(self, chunk: "pa.RecordBatch", start: int) -> "tuple[pa.Table, int]":
-        """The predictions of a chunk, and how many rows were read for them."""
+        """The predictions of a chunk, and the number of rows read for them."""
         import numpy as np
         import pyarrow as pa
 
@@ -159,7 +159,7 @@ class Predictions:
 
 
 def _in_order(work: Callable[..., Any], items: Iterator[Any], pool: ThreadPoolExecutor) -> Iterator[Any]:
-    """Results in the order of the items: one thread reads ahead, few work side by side, as few results wait."""
+    """Results in the order of the items: one thread reads ahead, a few compute, and few results wait."""
     waiting: deque[Future[Any]] = deque()
     coming: Future[Any] = pool.submit(next, items, None)
     try:
@@ -177,7 +177,7 @@ def _in_order(work: Callable[..., Any], items: Iterator[Any], pool: ThreadPoolEx
 
 @contextmanager
 def _progress(total: int | None, shown: bool | None) -> Iterator[Callable[[int], None]]:
-    """A bar over rows on a terminal; without a total where nobody has counted them."""
+    """A progress bar over rows on a terminal; without a total if it is unknown."""
     console = Console(stderr=True)
     if shown is False or not console.is_terminal:
         yield lambda count: None

@@ -1,4 +1,4 @@
-"""`sitewise rehearse`: what adapting to each training site, left out in turn, did."""
+"""`sitewise rehearse`: the results of adapting to each training site, left out in turn."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -41,7 +41,7 @@ def rehearse(
 
 
 def _site_tables(frame: "pd.DataFrame") -> tuple[Table, Table]:
-    """The log losses of every site with its AUROC, and the prevalence: that of the labels, as trained and adapted."""
+    """Log losses and AUROC of each site, and its prevalence: by the labels, as trained and adapted."""
     losses = Table(title="log loss at each site, left out in turn", title_justify="left")
     shares = Table(title="prevalence there: by the labels, as trained, adapted", title_justify="left")
     classes = [str(name) for name in frame if str(name).startswith(("prevalence", "as_trained", "adapted"))]

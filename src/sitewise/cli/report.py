@@ -12,28 +12,30 @@ from sitewise.cli.output import Output, check_out
 if TYPE_CHECKING:
     import pandas as pd
 
-NO_SUBGROUPS = "name the columns by --subgroups age,sex: --bands and --data are about these"
+NO_SUBGROUPS = "name the columns with --subgroups age,sex: --bands and --data need them"
 
 
 def report(
     site: Annotated[Path, typer.Argument(metavar="SITE", help="Folder made by `sitewise adapt`.")],
     out: Annotated[Path, typer.Option(help="The page, .html.", show_default=False)],
-    site_name: Annotated[str | None, typer.Option(help="What the page calls the site.")] = None,
+    site_name: Annotated[str | None, typer.Option(help="Name of the site on the page.")] = None,
     outcome_name: OutcomeName = None,
     positive: Positive = None,
     level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
     subgroups: Annotated[
-        str | None, typer.Option(help="Columns of the page's subgroups, age,sex: confounders, or columns of --data.")
+        str | None, typer.Option(help="Columns for subgroups, such as age,sex: confounders, or columns of --data.")
     ] = None,
     bands: Annotated[
         list[str] | None,
-        typer.Option(help="Edges between bands of a number among them, age=50,65; quartiles otherwise. Repeatable."),
+        typer.Option(
+            help="Edges between the groups of a numeric column, such as age=50,65; otherwise quartiles. Repeated."
+        ),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="The rows adapted on, in that order, with the columns of --subgroups.")
+        Path | None, typer.Option(help="The rows adapted on, in the same order, with the columns of --subgroups.")
     ] = None,
     only_site: Annotated[
-        str | None, typer.Option("--site", help="Take this site's rows only, where --data holds several.")
+        str | None, typer.Option("--site", help="Use only the rows of this site, if --data holds several sites.")
     ] = None,
     separator: Separator = None,
     encoding: Encoding = None,
@@ -41,7 +43,7 @@ def report(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a site's report: one HTML file that needs nothing else. --json prints its numbers, unrounded."""
+    """Write a site's report: one HTML file without external files. --json prints its numbers, unrounded."""
     output = Output(quiet, as_json)
     check_out(out, force, suffixes=(".html", ".htm"))
     with output.working(f"reading {site}"):
@@ -67,7 +69,7 @@ def report(
 
 
 def as_numbers(column: "pd.Series") -> "pd.Series":
-    """A column of a file as numbers, where all that it holds are, and empty cells as missing."""
+    """A column of a file as numbers, if all its values are numbers; empty cells are missing."""
     import pandas as pd
 
     from sitewise.tables.values import MISSING
@@ -78,7 +80,7 @@ def as_numbers(column: "pd.Series") -> "pd.Series":
 
 
 def read_bands(given: list[str]) -> dict[str, list[float]]:
-    """`age=50,65` as the edges of a column's bands."""
+    """`age=50,65` as the edges of a column's groups."""
     found = {}
     for text in given:
         name, _, edges = text.partition("=")

@@ -1,4 +1,4 @@
-"""`sitewise sample`: which rows of a site to label, with weights that keep estimates unbiased."""
+"""`sitewise sample`: choose rows of a site to label, with weights that keep estimates unbiased."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +18,7 @@ def sample(
     n: Annotated[int, typer.Option("--rows", min=2, help="How many rows to draw.", show_default=False)],
     out: Annotated[Path, typer.Option(help="The rows to label, .csv or .parquet.", show_default=False)],
     only_site: Annotated[
-        str | None, typer.Option("--site", help="Take this site's rows only, where DATA holds several.")
+        str | None, typer.Option("--site", help="Use only the rows of this site, if DATA holds several sites.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the draw.")] = 0,
     separator: Separator = None,
@@ -27,7 +27,7 @@ def sample(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Draw rows of an adapted site to be labeled; `sitewise evaluate --weight sample_weight` judges by them."""
+    """Draw rows of an adapted site to be labeled; then use `sitewise evaluate --weight sample_weight`."""
     output = Output(quiet, as_json)
     check_out(out, force, reading=[data], suffixes=(".csv", ".parquet"))
     with output.working(f"reading {site} and {data}"):
@@ -52,5 +52,5 @@ def sample(
                 chosen.to_csv(part, index=False)
     strata = len(set(drawn.stratum.tolist()))
     record = {"rows": len(drawn), "of": len(rows), "strata": strata, "weight": WEIGHT, "seed": seed, "out": str(out)}
-    said = f"wrote {len(drawn):,} of {len(rows):,} rows of {strata} strata to {out}; each stands for {WEIGHT} rows"
+    said = f"wrote {len(drawn):,} of {len(rows):,} rows of {strata} strata to {out}; each represents {WEIGHT} rows"
     output.tell(record, said)

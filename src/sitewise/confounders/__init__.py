@@ -1,4 +1,4 @@
-"""Z: its variables, how a table of it becomes codes, and what missing looks like."""
+"""The confounders z: the schema of their variables, and their values as codes."""
 
 from sitewise.confounders.schema import Confounders, Encoded, mask_patterns
 from sitewise.confounders.variables import Categorical, Continuous, Notes, Variable

@@ -1,4 +1,4 @@
-"""What a table says of its columns: which kind of variable each is, with its levels or its range."""
+"""Learn variables from the columns of a table: the kind of each, with its levels or its range."""
 
 from collections.abc import Iterable
 from numbers import Integral
@@ -22,7 +22,7 @@ from sitewise.confounders.variables import (
 
 
 def as_frame(Z: object) -> pd.DataFrame:
-    """Read Z as a table of columns; one-dimensional input is one column."""
+    """Convert Z to a DataFrame; one-dimensional input is one column."""
     refuse_one_shot(Z, "sample_confounder")
     Z = as_pandas(Z)
     if isinstance(Z, pd.DataFrame):
@@ -50,7 +50,7 @@ def _tensor_values(Z: Tensor) -> Any:
 
 
 def _infer_kinds(frame: pd.DataFrame) -> pd.DataFrame:
-    """Let object columns that hold numbers be numbers; pd.NA among them would hide that, None does not."""
+    """Convert object columns of numbers to numeric ones; pd.NA would prevent that, so it becomes None."""
     frame = frame.copy()
     for name in [c for c in frame.columns if frame[c].dtype == object]:
         frame[name] = frame[name].mask(frame[name].isna(), None)
@@ -60,7 +60,7 @@ def _infer_kinds(frame: pd.DataFrame) -> pd.DataFrame:
 def resolve_columns(
     categorical: str | int | Iterable[str | int] | None, columns: pd.Index, problems: Problems
 ) -> set[Any]:
-    """Resolve the names or positions of columns to take as categorical; one of them may stand alone."""
+    """Resolve the names or positions of columns to treat as categorical; a single one need not be in a list."""
     forced = set()
     names: Any = () if categorical is None else categorical
     for name in [names] if isinstance(names, str | Integral) else names:
@@ -99,7 +99,7 @@ def learn_variable(name: str, column: pd.Series, forced: bool, problems: Problem
 
 
 def refuse_infinite(column: pd.Series, name: str, problems: Problems) -> None:
-    """Note where a column is infinite."""
+    """Add a problem if a column has infinite values."""
     if pd.api.types.is_complex_dtype(column.dtype):
         return
     numbers = pd.Series(numbers_of(column)) if column.dtype == object else column
@@ -113,7 +113,7 @@ def refuse_infinite(column: pd.Series, name: str, problems: Problems) -> None:
 
 
 class ColumnDigest:
-    """What is to be known of a long column to learn its variable: its range, and some of its values or all levels."""
+    """A summary of a long column, enough to learn its variable: its range, and a sample of values or all levels."""
 
     def __init__(self) -> None:
         self.n_known = 0
@@ -122,7 +122,7 @@ class ColumnDigest:
         self.low, self.high = np.inf, -np.inf
 
     def add(self, column: pd.Series) -> None:
-        """Take more of the column in: of numbers every `stride`-th known one, of anything else the distinct ones."""
+        """Add more rows of the column: every `stride`-th known number, or the distinct values of other kinds."""
         known = column.dropna()
         if not pd.api.types.is_numeric_dtype(column.dtype) or pd.api.types.is_bool_dtype(column.dtype):
             self.parts.append(known.drop_duplicates())
@@ -138,12 +138,12 @@ class ColumnDigest:
             self.stride = wanted
 
     def column(self) -> pd.Series:
-        """The values taken in."""
+        """Return the values that were kept."""
         filled = [part for part in self.parts if len(part)]
         return pd.concat(filled) if filled else self.parts[0]
 
     def with_range(self, variable: Variable) -> Variable:
-        """The variable learned from them, with the range of all values."""
+        """Return the variable learned from the kept values, with the range of all values."""
         if isinstance(variable, Categorical):
             return variable
         values = self.column().to_numpy(dtype=np.float64)

@@ -1,4 +1,4 @@
-"""The schema of Z: which variables there are, tables as codes and back, and codes as a network reads them."""
+"""The schema of Z: its variables, the conversion of tables to codes and back, and codes as inputs of a network."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,21 +13,49 @@ from sitewise.arrays import Problems, as_pandas
 from sitewise.confounders.learning import ColumnDigest, as_frame, learn_variable, refuse_infinite, resolve_columns
 from sitewise.confounders.variables import Categorical, Notes, Variable
 
-FEW = 16  # rows
+FEW = 16  # rows that are encoded value by value
 
 
 @dataclass(frozen=True)
 class Confounders:
-    """The frozen schema of Z. `learn` it once; it travels to every other site."""
+    """The schema of the confounders Z: their kinds, levels, ranges and knots.
+
+    Learn it once on the training data with `learn`. It does not change afterwards, and all other sites are encoded
+    with it.
+
+    Parameters
+    ----------
+    variables : tuple of variables
+        One `Continuous` or `Categorical` variable for each column, in order.
+
+    Examples
+    --------
+    >>> confounders = Confounders.learn(pd.DataFrame({"age": [41.0, 68.5, None], "sex": ["f", "m", "f"]}))
+    >>> confounders.names
+    ('age', 'sex')
+    >>> codes, notes = confounders.encode(pd.DataFrame({"age": [41.0], "sex": ["m"]}))
+    """
 
     variables: tuple[Variable, ...]
 
     @classmethod
     def learn(cls, Z: object, categorical: str | int | Iterable[str | int] | None = None) -> "Confounders":
-        """Infer kinds, levels, ranges and knots from Z.
+        """Learn kinds, levels, ranges and knots from Z.
 
-        Strings, objects, categories, booleans and at most two distinct integers are categorical, every other number is
-        continuous; `categorical` names (or numbers) further columns to take as categorical.
+        Strings, objects, categories, booleans and at most two distinct integers are categorical. All other numbers are
+        continuous.
+
+        Parameters
+        ----------
+        Z : DataFrame, dict or array of shape (n, V)
+            The confounders of the training rows; NaN, None and pd.NA mean missing.
+        categorical : str, int or iterable of these, optional
+            Names or positions of further columns to treat as categorical.
+
+        Returns
+        -------
+        Confounders
+            The schema.
         """
         problems = Problems("confounders")
         frame = as_frame(Z)
@@ -35,7 +63,7 @@ class Confounders:
             problems.add(f"Z needs at least one row and one column, got shape {frame.shape}")
         forced = resolve_columns(categorical, frame.columns, problems)
         for name in frame.columns[frame.columns.duplicated()]:
-            problems.add(f"column {name!r} stands twice in Z")
+            problems.add(f"column {name!r} is duplicated in Z: keep one of them")
         problems.raise_if_any()
         variables = [learn_variable(str(c), frame[c], c in forced, problems) for c in frame.columns]
         problems.raise_if_any()
@@ -45,7 +73,20 @@ class Confounders:
     def learn_in_chunks(
         cls, chunks: Iterable[object], categorical: str | int | Iterable[str | int] | None = None
     ) -> "Confounders":
-        """Learn the same from rows that come in chunks, with bounded memory."""
+        """Learn the schema from rows in chunks, with bounded memory.
+
+        Parameters
+        ----------
+        chunks : iterable of DataFrames, dicts or arrays
+            The confounders of the training rows, a chunk at a time.
+        categorical : str, int or iterable of these, optional
+            Names or positions of further columns to treat as categorical.
+
+        Returns
+        -------
+        Confounders
+            The schema.
+        """
         problems = Problems("confounders")
         digests: dict[Any, ColumnDigest] = {}
         for Z in chunks:
@@ -68,14 +109,30 @@ class Confounders:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The variables' names, in order."""
+        """The names of the variables, in order."""
         return tuple(v.name for v in self.variables)
 
     def encode(self, Z: object, device: torch.device | None = None, *, quiet: bool = False) -> tuple[Tensor, Notes]:
-        """Turn Z into an (n, V) tensor of codes, and say what was clipped, unseen, absent or ignored.
+        """Convert Z to codes.
 
-        A DataFrame is matched by column name, an array by position and exact width. `quiet` leaves the warnings to the
-        caller, who has the notes.
+        A DataFrame is matched by column name, an array by position and exact width. A value outside the learned range
+        is clipped. An unseen level and an absent column count as missing.
+
+        Parameters
+        ----------
+        Z : DataFrame, dict or array of shape (n, V)
+            The confounders of the rows.
+        device : torch.device, optional
+            Where to put the codes; the CPU by default.
+        quiet : bool
+            Do not warn about unseen levels and absent or extra columns.
+
+        Returns
+        -------
+        codes : Tensor of shape (n, V)
+            The code of every value.
+        notes : Notes
+            How many values were clipped or unseen, and which columns were absent or ignored.
         """
         if isinstance(Z, Encoded):
             if Z.schema == self:
@@ -102,9 +159,9 @@ class Confounders:
         return torch.tensor(codes, device=device), notes
 
     def _encode_few(self, Z: object) -> list[list[Any]] | None:
-        """Codes of a few rows with nothing odd about them, value by value: a table of pandas costs a service more.
+        """Encode a few ordinary rows value by value: for a service this is faster than a pandas table.
 
-        None where there are more rows, or something that has to be looked at.
+        Return None if there are more rows, or a value that needs the full checks.
         """
         if not isinstance(Z, pd.DataFrame | np.ndarray) or Z.ndim != 2 or not 0 < len(Z) <= FEW:
             return None
@@ -121,7 +178,18 @@ class Confounders:
         return None if any(None in row for row in codes) else codes
 
     def decode(self, codes: Tensor) -> pd.DataFrame:
-        """The values behind codes (n, V): numbers (within the learned range), levels, missing where missing."""
+        """Convert codes back to values.
+
+        Parameters
+        ----------
+        codes : Tensor of shape (n, V)
+            Codes as `encode` returns them.
+
+        Returns
+        -------
+        DataFrame
+            Numbers within the learned range, and levels; NaN or None where a value is missing.
+        """
         columns: dict[str, Any] = {}
         for column, variable in zip(codes.cpu().numpy().T, self.variables, strict=True):
             if isinstance(variable, Categorical):
@@ -135,21 +203,67 @@ class Confounders:
         return pd.DataFrame(columns, index=range(len(codes)))
 
     def missing_codes(self, device: torch.device | None = None) -> Tensor:
-        """The (V,) codes of a row of which nothing is known."""
+        """Return the codes of a row with all values missing.
+
+        Parameters
+        ----------
+        device : torch.device, optional
+            Where to put the codes; the CPU by default.
+
+        Returns
+        -------
+        Tensor of shape (V,)
+            The missing code of each variable.
+        """
         return torch.tensor([v.missing_code for v in self.variables], dtype=torch.float64, device=device)
 
     def missing(self, codes: Tensor) -> Tensor:
-        """Tell which entries are missing, (n, V)."""
+        """Return which entries are missing.
+
+        Parameters
+        ----------
+        codes : Tensor of shape (n, V)
+            Codes as `encode` returns them.
+
+        Returns
+        -------
+        Tensor of shape (n, V)
+            True where a value is missing.
+        """
         return codes == self.missing_codes(codes.device)
 
     def knock_out(self, codes: Tensor, mask: Tensor) -> Tensor:
-        """Replace the entries where `mask` is true by "missing"; whoever sees the result sees the same mask."""
+        """Replace entries by "missing" (equation 5). f and g must be given the same result.
+
+        Parameters
+        ----------
+        codes : Tensor of shape (n, V)
+            Codes as `encode` returns them.
+        mask : Tensor of bool, shape (n, V)
+            True for the entries to replace.
+
+        Returns
+        -------
+        Tensor of shape (n, V)
+            The codes with the masked entries missing.
+        """
         return torch.where(mask, self.missing_codes(codes.device).to(codes.dtype), codes)
 
     def inputs(self, codes: Tensor) -> Tensor:
-        """What a network reads: a value and a missing flag for a number, one column a level and one for missing else.
+        """Convert codes to the input columns of a network.
 
-        The last column of a variable's block is its missing column: zero wherever the variable is known.
+        A continuous variable has two columns: its code and a flag for missing. A categorical variable has one column
+        for each level and one for missing. The last column of a variable is zero wherever its value is known.
+
+        Parameters
+        ----------
+        codes : Tensor of shape (n, V)
+            Codes as `encode` returns them.
+
+        Returns
+        -------
+        Tensor of shape (n, D)
+            The columns of all variables, side by side.
         """
         blocks = []
         for j, variable in enumerate(self.variables):
@@ -161,7 +275,13 @@ class Confounders:
         return torch.cat(blocks, dim=1)
 
     def missing_columns(self) -> list[int]:
-        """Where `inputs` keeps the missing column of each variable."""
+        """Return the position in `inputs` of each variable's missing column.
+
+        Returns
+        -------
+        list of int
+            One position for each variable.
+        """
         widths = [len(v.levels) + 1 if isinstance(v, Categorical) else 2 for v in self.variables]
         return (np.cumsum(widths) - 1).tolist()  # type: ignore[no-any-return]
 
@@ -178,7 +298,7 @@ class Confounders:
             return frame.set_axis(list(self.names), axis=1), (), ()
         frame = frame.set_axis([str(c) for c in frame.columns], axis=1)
         for name in frame.columns[frame.columns.duplicated()]:
-            problems.add(f"column {name!r} stands twice in Z")
+            problems.add(f"column {name!r} is duplicated in Z: keep one of them")
         absent = tuple(n for n in self.names if n not in frame.columns)
         extra = tuple(c for c in frame.columns if c not in self.names)
         if len(absent) == len(self.names):
@@ -189,7 +309,7 @@ class Confounders:
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Z that was read before: `Confounders.encode` takes it for a table and hands its codes back."""
+    """Z that is already encoded: `Confounders.encode` accepts it in place of a table and returns its codes."""
 
     schema: Confounders
     codes: Tensor  # (n, V)
@@ -199,15 +319,15 @@ class Encoded:
         return len(self.codes)
 
     def __getitem__(self, rows: Any) -> "Encoded":
-        """Some of the rows, with what is noted of all of them."""
+        """Return some of the rows, with the notes of all rows."""
         return Encoded(self.schema, self.codes[rows], self.notes)
 
 
 def mask_patterns(n_variables: int, knockout: float) -> list[tuple[Tensor, float]]:
-    """Proper, non-empty sets of knocked-out variables with their probabilities (equation 5).
+    """List sets of knocked-out variables with their probabilities, without the empty and the full set (equation 5).
 
-    Up to six variables every set is listed; beyond, a fixed draw of 64 stands for them. The empty set leaves a row as
-    it is and the full set is the marginal: both are treated exactly elsewhere.
+    Up to six variables all sets are listed, beyond that a fixed sample of 64. The empty set changes nothing and the
+    full set is the marginal; both are treated exactly elsewhere.
     """
     if n_variables > 6:
         drawn = np.random.default_rng(0).random((64, n_variables)) < knockout

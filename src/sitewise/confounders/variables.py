@@ -1,7 +1,7 @@
-"""One variable of Z: how its values become codes, and what was odd about them.
+"""One variable of Z: its values as codes, with notes on values that needed a correction.
 
-A continuous variable is mapped to [1, 2] and missing is 0; a categorical variable with L levels has the codes 0..L-1
-and missing is L. The code of missing is thus outside the range of every value (equation 5).
+A continuous variable is mapped to [1, 2], and missing is 0. A categorical variable with L levels has the codes 0..L-1,
+and missing is L. So the code of missing is never the code of a value (equation 5).
 """
 
 import warnings
@@ -15,7 +15,7 @@ from sitewise.arrays import Problems, numbers_of
 
 Level = str | int | float | bool
 N_KNOTS = 5
-MANY_VALUES = 2**20  # of one column; its knots need no more
+MANY_VALUES = 2**20  # of one column: enough to place its knots
 
 UNSEEN = "confounder {name!r}: {count} row(s) have level(s) not seen before ({levels}); they count as missing"
 ABSENT = "confounder(s) {names} are absent and count as missing"
@@ -27,7 +27,7 @@ EXTRA = "column(s) {names} are not confounders of this model and are ignored"
 
 @dataclass(frozen=True)
 class Notes:
-    """What happened while encoding: rows clipped and with unseen levels by variable, columns absent and ignored."""
+    """What encoding changed: rows clipped and rows with unseen levels for each variable, columns absent or ignored."""
 
     clipped: dict[str, int] = field(default_factory=dict)
     unseen: dict[str, int] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Notes:
     extra: tuple[str, ...] = ()
 
     def add(self, other: "Notes") -> None:
-        """Count what happened to further rows with the same columns."""
+        """Add the counts of further rows with the same columns."""
         for mine, theirs in ((self.clipped, other.clipped), (self.unseen, other.unseen)):
             for name, count in theirs.items():
                 mine[name] = mine.get(name, 0) + count
@@ -44,7 +44,7 @@ class Notes:
             self.levels[name] = self.levels.get(name, set()) | levels
 
     def warn(self, stacklevel: int) -> None:
-        """Warn of columns absent and ignored, and of levels not seen before."""
+        """Warn about absent columns, ignored columns and unseen levels."""
         if self.absent:
             warnings.warn(ABSENT.format(names=list(self.absent)), stacklevel=stacklevel)
         if self.extra:
@@ -57,7 +57,7 @@ class Notes:
 
 @dataclass(frozen=True)
 class Continuous:
-    """A number, with the range it was learned on and the knots of its splines (in code units, from 1 to 2)."""
+    """A continuous variable: its learned range, and the knots of its splines in code units (1 to 2)."""
 
     name: str
     low: float
@@ -66,25 +66,25 @@ class Continuous:
 
     @property
     def missing_code(self) -> float:
-        """Zero, outside [1, 2]."""
+        """The code of a missing value: 0, which is outside [1, 2]."""
         return 0.0
 
     @classmethod
     def learn(cls, name: str, values: np.ndarray[Any, Any]) -> "Continuous":
-        """Take the range and quantile knots of finite values; a variable that never varies has no knots."""
+        """Learn the range and the quantile knots from finite values; a constant variable has no knots."""
         low, high = float(values.min()), float(values.max())
         return cls.within(name, low, high, values[:: knot_stride(len(values))])
 
     @classmethod
     def within(cls, name: str, low: float, high: float, values: np.ndarray[Any, Any]) -> "Continuous":
-        """Take a range as it is, and the knots of some of the values in it."""
+        """Use the given range, and place the knots at quantiles of the given values."""
         quantiles = np.quantile(_to_unit(values, low, high), np.linspace(0, 1, N_KNOTS))
         knots = [1.0, *quantiles[1:-1].tolist(), 2.0] if high > low else []
         distinct = [k for i, k in enumerate(knots) if i == 0 or k - knots[i - 1] > 1e-6]
         return cls(name, low, high, tuple(distinct))
 
     def code(self, value: Any) -> float | None:
-        """The code of a number, or of a missing one; None for anything that `encode` has to look at."""
+        """Return the code of a number within the range or of a missing value; None if `encode` has to check it."""
         if value is None or (type(value) is float and value != value):
             return self.missing_code
         if type(value) not in (int, float) or not self.low <= value <= self.high:
@@ -92,7 +92,7 @@ class Continuous:
         return float(_to_unit(np.array([value], dtype=np.float64), self.low, self.high)[0])
 
     def encode(self, column: pd.Series, problems: Problems, notes: Notes) -> np.ndarray[Any, Any]:
-        """Map values to [1, 2], counting those clipped at the learned range."""
+        """Map values to [1, 2], clip them to the learned range and count the clipped ones."""
         if holds_dates(column):
             problems.add(f"confounder {self.name!r} is continuous, but holds dates here: {DATES}")
             return np.full(len(column), np.nan)
@@ -111,7 +111,10 @@ class Continuous:
 
 @dataclass(frozen=True)
 class Categorical:
-    """One of a frozen tuple of levels; others count as missing, without a warning where that is on purpose."""
+    """A categorical variable with fixed levels.
+
+    All other levels count as missing; with `others_missing` that is intended, and `encode` does not warn.
+    """
 
     name: str
     levels: tuple[Level, ...]
@@ -119,30 +122,30 @@ class Categorical:
 
     @property
     def missing_code(self) -> float:
-        """One past the last level's code."""
+        """The code of a missing value: the number of levels."""
         return float(len(self.levels))
 
     @classmethod
     def learn(cls, name: str, column: pd.Series) -> "Categorical":
-        """Take the distinct values, in order."""
+        """Learn the distinct values as levels, in sorted order."""
         levels = [_plain(v) for v in pd.unique(column.dropna())]
         return cls(name, tuple(sorted(set(levels), key=lambda v: (isinstance(v, str), v))))
 
     def code(self, value: Any) -> float | None:
-        """The code of a level that was seen, or of a missing one; None for anything that `encode` has to look at."""
+        """Return the code of a known level or of a missing value; None if `encode` has to check it."""
         if value is None or (type(value) is float and value != value):
             return self.missing_code
         level = _plain(value) if type(value) in (str, int, float, bool) else None
         return float(self.levels.index(level)) if level in self.levels else None
 
     def encode(self, column: pd.Series, problems: Problems, notes: Notes) -> np.ndarray[Any, Any]:
-        """Map levels to 0..L-1; a level not seen before counts as missing."""
+        """Map levels to 0..L-1; an unseen level counts as missing."""
         if holds_strange_objects(column.dropna()):
             problems.add(f"confounder {self.name!r} {STRANGE}")
             return np.full(len(column), np.nan)
         code_of = {level: code for code, level in enumerate(self.levels)}
-        found, distinct = pd.factorize(column)
-        codes = np.array([code_of.get(_plain(v), -1) for v in distinct] + [self.missing_code])[found]
+        positions, distinct = pd.factorize(column)
+        codes = np.array([code_of.get(_plain(v), -1) for v in distinct] + [self.missing_code])[positions]
         unseen = codes < 0
         if unseen.any() and not self.others_missing:
             notes.unseen[self.name] = int(unseen.sum())
@@ -154,31 +157,31 @@ Variable = Continuous | Categorical
 
 
 def knot_stride(n_values: int) -> int:
-    """Which share of a long column decides its knots: every n-th value, by powers of two."""
+    """Return the stride, a power of two, at which the values of a long column are sampled to place its knots."""
     return 1 << max(0, (n_values - 1) // MANY_VALUES).bit_length()
 
 
 def holds_dates(column: pd.Series) -> bool:
-    """Whether its known values are dates, times or spans of time."""
+    """Return whether the known values of a column are dates, times or time spans."""
     return pd.api.types.infer_dtype(column, skipna=True) in DATE_KINDS
 
 
 def holds_strange_objects(known: pd.Series) -> bool:
-    """Whether some of its values are neither numbers nor text."""
+    """Return whether some values of a column are neither numbers nor text."""
     return known.dtype == object and not all(isinstance(v, Level | np.generic) for v in known)
 
 
 def _to_unit(values: np.ndarray[Any, Any], low: float, high: float) -> np.ndarray[Any, Any]:
-    """Map [low, high] to [1, 2]; halves keep the largest floats from overflowing. A single point maps to 1.5."""
+    """Map [low, high] to [1, 2], or to 1.5 if the range is one point. Halving first avoids overflow."""
     if high <= low:
         return np.full_like(values, 1.5)
     return 1.0 + (values / 2 - low / 2) / (high / 2 - low / 2)
 
 
 def _plain(value: Any) -> Level:
-    """A level as plain Python: 1, 1.0, True and numpy's versions of them are the same level.
+    """Convert a level to plain Python, so that 1, 1.0, True and their numpy versions are one level.
 
-    A category that is none of these (an interval of pd.cut, say) goes by its text.
+    A category of another type (for example, an interval of pd.cut) is represented by its text.
     """
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, float) and value.is_integer():

@@ -1,1 +1,1 @@
-"""Data to try the method on, and images of many sites: simulated sites, packs, sites from a manifest."""
+"""Simulated sites, and images of many sites from a manifest, in memory or packed on the disk."""

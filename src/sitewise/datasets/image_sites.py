@@ -12,24 +12,23 @@ from sitewise.tables.manifest.table import BINARY
 
 @runtime_checkable
 class ImagesById(Protocol):
-    """Images that know their ids, as packed ones do."""
+    """Images that can be selected by id, such as `PackedImages`."""
 
     def by_id(self, ids: Iterable[str]) -> Any:
-        """The images of some ids, in their order."""
+        """Return the images of some ids, in their order."""
         ...
 
 
 def to_sites(manifest: Manifest, images: Any) -> Sites:
-    """Turn rows and their images into sites: labels, confounders and groups from the table.
+    """Combine a manifest and its images to sites; labels, confounders and groups come from the manifest.
 
-    `images` are packed ones, found by id (those of other rows do not matter) and left on the disk, or an array with an
-    image for each row.
+    `images` are packed images, which are selected by id and stay on the disk, or an array with one image for each row.
     """
     return Sites(tuple(to_site(manifest, images, name) for name in manifest.sites))
 
 
 def to_site(manifest: Manifest, images: Any, name: str | None = None) -> Site:
-    """One of the sites; `name` may be left out where there is one."""
+    """Return one of the sites; `name` may be omitted if there is only one."""
     if name is None and len(manifest.sites) > 1:
         raise ValueError(f"name one of the {len(manifest.sites)} sites: {', '.join(manifest.sites)}")
     if not isinstance(images, ImagesById) and len(images) != len(manifest):

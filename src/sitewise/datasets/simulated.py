@@ -1,6 +1,7 @@
 """Simulated sites with known f and g, for tests, benchmarks and documentation.
 
-A family fixes P(x|y,z), the same at all its sites; a site chooses P(y), how P(y|z) depends on z, P(z), what is missing.
+A family fixes P(x|y,z), which is the same at all its sites. A site has its own P(y), dependence of P(y|z) on z, P(z)
+and share of missing values.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ AGE_RANGE = (20.0, 90.0)
 
 @dataclass(frozen=True)
 class SimulatedSite:
-    """A site with its truth: log f of every row, log g at every row's full z, and its marginal."""
+    """A simulated site with the true log f of every row, the true log g at its full z, and the marginal P(y)."""
 
     site: Site
     log_ratio: Array  # (n, K)
@@ -37,28 +38,41 @@ class SimulatedSite:
 
     @property
     def Z(self) -> pd.DataFrame:
-        """The confounders as the site shows them, NaN where missing."""
+        """The confounders as observed, NaN or None where missing."""
         return self.site.Z  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
 class SimulatedFamily:
-    """Sites that share P(x|y,z).
+    """Simulated sites that share P(x|y,z), with known f and g.
 
     Parameters
     ----------
-    n_classes : K.
-    n_continuous : how many continuous confounders (z ranges like an age, 20 to 90).
-    levels : the number of levels of each categorical confounder.
-    signal : strength of f, the distance between the classes' means of x in standard deviations.
-    coupling : how far a confounder moves the feature of x that is its own, in standard deviations.
-    effect : how much P(y|z) depends on z, in log-odds.
-    seed : draws the shapes of these dependencies.
+    n_classes : int
+        The number of classes K.
+    n_continuous : int
+        The number of continuous confounders, with values from 20 to 90.
+    levels : tuple of int
+        The number of levels of each categorical confounder.
+    signal : float
+        Strength of f: the distance between the classes' means of x, in standard deviations.
+    coupling : float
+        How far a confounder shifts its own feature of x, in standard deviations.
+    effect : float
+        How much P(y|z) depends on z, in log-odds.
+    seed : int
+        Seed of the random shapes of these dependencies.
 
     Notes
     -----
-    The first K features of x depend on y alone; then each confounder has one feature, which depends on it and on y. A
-    row that lacks a confounder has the log f of the other features: stable too, and exact.
+    The first K features of x depend on y only. Each confounder has one further feature, which depends on it and on y.
+    The log f of a row with a missing confounder is exact too: it is the one of the other features.
+
+    Examples
+    --------
+    >>> family = SimulatedFamily(n_continuous=1, levels=(2,))
+    >>> hospital = family.site(500, prevalence=[0.9, 0.1], seed=1)
+    >>> estimate = estimate_prevalence(hospital.log_ratio, hospital.Z)
     """
 
     n_classes: int = 2
@@ -88,12 +102,12 @@ class SimulatedFamily:
 
     @property
     def n_variables(self) -> int:
-        """How many confounders there are."""
+        """The number of confounders."""
         return self.n_continuous + len(self.levels)
 
     @property
     def names(self) -> list[str]:
-        """The confounders' names."""
+        """The names of the confounders."""
         return [f"age{j}" for j in range(self.n_continuous)] + [f"group{j}" for j in range(len(self.levels))]
 
     def site(
@@ -111,11 +125,25 @@ class SimulatedFamily:
 
         Parameters
         ----------
-        n_rows : its size.
-        prevalence : P(y) at the site (even where None).
-        dependence : multiplies the family's effect of z on y: 0 is none, -1 turns every correlation around.
-        z_shift : moves P(z) towards higher values and levels.
-        missing : the probability that a value of z is missing, each independently.
+        n_rows : int
+            The number of rows.
+        prevalence : array of shape (K,), optional
+            P(y) at the site; uniform by default.
+        dependence : float
+            Factor on the family's effect of z on y: 0 removes the effect, -1 reverses it.
+        z_shift : float
+            Shifts P(z) to higher values and levels.
+        missing : float
+            The probability that a value of z is missing, independently for each value.
+        name : str
+            The site's name.
+        seed : int
+            Seed of the draw.
+
+        Returns
+        -------
+        SimulatedSite
+            The rows with their true log f and log g.
         """
         rng = np.random.default_rng(seed)
         target = (
@@ -135,7 +163,7 @@ class SimulatedFamily:
         return SimulatedSite(record, self._log_ratio(x, z, hidden), log_prevalence, target)
 
     def _draw_z(self, n_rows: int, z_shift: float, rng: np.random.Generator) -> Array:
-        """Continuous variables in [0, 1], then levels as numbers."""
+        """Draw z (n, V): continuous variables in [0, 1], then levels as numbers."""
         columns = [
             rng.beta(2 * np.exp(z_shift / 2), 2 * np.exp(-z_shift / 2), n_rows) for _ in range(self.n_continuous)
         ]
@@ -145,7 +173,7 @@ class SimulatedFamily:
         return np.stack(columns, axis=1)
 
     def _effect(self, z: Array) -> Array:
-        """The log-odds that z adds to each class, (n, K)."""
+        """Return the log-odds that z adds to each class, (n, K)."""
         total = np.zeros((len(z), self.n_classes))
         for j in range(self.n_continuous):
             total += np.outer(2 * z[:, j] - 1, self._shapes["slope"][j])
@@ -155,7 +183,7 @@ class SimulatedFamily:
         return self.effect * total
 
     def _level(self, target: Array, dependence: float, z_shift: float) -> Array:
-        """The intercepts that give the site its marginal prevalence."""
+        """Return the intercepts (K,) at which the site has the given marginal prevalence."""
         effect = dependence * self._effect(self._draw_z(REFERENCE, z_shift, np.random.default_rng(self.seed)))
         level = np.log(target)
         for _ in range(200):
@@ -167,12 +195,12 @@ class SimulatedFamily:
         own = self.signal / 2 * self._shapes["own_signal"]
         means = np.zeros((len(z), self.n_classes, self.n_classes + self.n_variables))
         means[:, :, : self.n_classes] = self.signal / np.sqrt(2) * np.eye(self.n_classes)
-        spread = np.array([1.0] * self.n_continuous + [n - 1.0 for n in self.levels])
-        means[:, :, self.n_classes :] = self.coupling * (2 * z / spread - 1)[:, None, :] + own.T
+        largest = np.array([1.0] * self.n_continuous + [n - 1.0 for n in self.levels])
+        means[:, :, self.n_classes :] = self.coupling * (2 * z / largest - 1)[:, None, :] + own.T
         return means
 
     def _log_ratio(self, x: Array, z: Array, hidden: Array) -> Array:
-        """log P(x|y,z), up to a constant for each row, from the features that no missing confounder touches."""
+        """log P(x|y,z) up to a constant for each row, without the features of missing confounders."""
         squares = (x[:, None, :] - self._means(z)) ** 2
         kept = np.concatenate([np.ones((len(x), self.n_classes), dtype=bool), ~hidden], axis=1)
         return np.asarray(-0.5 * (squares * kept[:, None, :]).sum(axis=2))

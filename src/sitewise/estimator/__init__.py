@@ -1,4 +1,4 @@
-"""The whole method: `GPAClassifier` trains, `PrevalenceAdjuster` takes any classifier, both adapt to sites."""
+"""The estimators: `GPAClassifier` trains a network, `PrevalenceAdjuster` wraps any classifier; both adapt to sites."""
 
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.adjuster import PrevalenceAdjuster

@@ -1,4 +1,4 @@
-"""A model adapted to one site: predictions row by row, and the site's prevalence with its interval."""
+"""A model adapted to one site: predictions for each row, and the site's prevalence with its interval."""
 
 import copy
 import os
@@ -36,6 +36,7 @@ from sitewise.estimator.source.columns import split_confounders
 from sitewise.estimator.source.regions import in_regions
 from sitewise.estimator.without_z.predicting import lacking, with_joint
 from sitewise.monitoring import ALARM_LEVEL
+from sitewise.partitions import is_dask, map_rows
 from sitewise.performance import (
     THRESHOLDS,
     BelievedRows,
@@ -66,32 +67,53 @@ if TYPE_CHECKING:
 
 
 NOT_FITTED = (
-    "fit: an adapted classifier is made by adapt() and not fitted to labels; where scikit-learn fits what it is given "
-    "(cross-validation, voting), give it FrozenEstimator(here)"
+    "fit: an adapted classifier is made by adapt() and not fitted to labels; for scikit-learn tools that call fit "
+    "(cross-validation, voting), wrap it: FrozenEstimator(here)"
 )
-LEAST_TRUST = 1e-4  # rows that are not believed at all leave an interval next to [0, 1]
+SAMPLE_ONLY = (
+    "{call} needs every row adapted on; of this site's {total} rows, which were in Dask partitions, {kept} are kept: "
+    "adapt again with all of them"
+)
+LEAST_TRUST = 1e-4  # the smallest weight of the rows; with it the interval is almost [0, 1]
 
 
 class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """What `GPAClassifier.adapt` or `PrevalenceAdjuster.adapt` gives back; the model behind it serves other sites too.
+    """A model adapted to one site, returned by `GPAClassifier.adapt` and `PrevalenceAdjuster.adapt`.
 
-    It is a scikit-learn classifier that is always fitted: displays, `permutation_importance` and `FrozenEstimator` take
-    it as it is, and `clone` gives it back unchanged. Confounders come as `sample_confounder`, which metadata routing
-    passes on, or stand among the columns of X, which `confounder_columns` names.
+    It is a fitted scikit-learn classifier. Displays, `permutation_importance` and `FrozenEstimator` accept it, and
+    `clone` returns it unchanged. Confounders z are given as `sample_confounder`, which metadata routing passes on, or
+    as columns of X that `confounder_columns` names. The model itself is unchanged and can be adapted to other sites.
+
+    Parameters
+    ----------
+    model : GPAClassifier or PrevalenceAdjuster
+        The fitted model.
+    estimate : PrevalenceEstimate
+        The estimated prevalence g of the site.
+    rows : ScoredRows
+        What is kept of the site's rows: log f, codes of z, weights, groups and known labels, but no inputs.
+    policy : {"auto", "as trained", "rows"}
+        How far the site's rows are trusted, see `GPAClassifier.adapt`.
+    level_scale : float, optional
+        The prior scale of the site's shift in log-odds, see `GPAClassifier.adapt`.
+    confounder_columns : list, optional
+        The columns of X that hold z, used when `sample_confounder` is not given: column names of a frame, or column
+        numbers of an array. None: X holds no z.
+    known_prevalence : Known, optional
+        The known prevalence that was given to `adapt`.
+    joint : JointEstimate, optional
+        The joint distribution P(z, y) of the site, which predicts rows that lack z. None: these rows are predicted by
+        knockout.
 
     Attributes
     ----------
-    estimate : the `PrevalenceEstimate` of the site.
-    rows : what is kept of the site's rows, `ScoredRows`.
-    classes_ : the classes, in order.
-    policy : "auto", "as trained" or "rows": how far the site's rows are believed, see `adapt`.
-    level_scale : how far the level of g may lie from the training sites', see `adapt`; None for what these show.
-    threshold_ : P(y|x,z) of the second of two classes from which `predict` says it; None for the most probable class.
-    site_name : what reports call the site; None for "New site".
-    joint : the `JointEstimate` that predicts rows without all of z; None where knockout does (see `missing`).
-    confounder_columns : the columns of X that are z where no `sample_confounder` is given: names of a frame's columns,
-        numbers of an array's. The model gets the columns that it was fitted with. None: X holds no z.
-    known_prevalence : the prevalence that `adapt` was told, None where it was not.
+    classes_ : ndarray of shape (K,)
+        The classes, in order.
+    threshold_ : float or None
+        For two classes: `predict` returns the second class if its probability reaches this threshold. None: the most
+        probable class.
+    site_name : str or None
+        The name of the site in reports. None: "New site".
 
     Examples
     --------
@@ -99,14 +121,16 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     >>> RocCurveDisplay.from_estimator(here, frame_test, y_test)
     """
 
-    # What scikit-learn passes on to these methods where it is given.
+    # Metadata that scikit-learn passes on to these methods.
     __metadata_request__predict: ClassVar = {"sample_confounder": True}
     __metadata_request__predict_proba: ClassVar = {"sample_confounder": True}
     __metadata_request__score: ClassVar = {"sample_confounder": True}
 
     site_name: str | None = None
+    n_rows_: int | None = None  # the number of rows in partitions, of which `rows` is a sample
+    mean_probability_: Tensor | None = None  # (K,) the mean of their predictions
     joint: JointEstimate | None = None
-    confounder_columns: Any = None  # of sites that were saved before there were any
+    confounder_columns: Any = None  # class-level default, for sites saved before this setting existed
     level_scale: float | None = None
     known_prevalence: Known | None = None
     _outcome: Outcome | None = None
@@ -132,50 +156,81 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.confounder_columns = confounder_columns
         self.known_prevalence = known_prevalence
         self.joint = joint
-        self._diagnosis: Diagnosis | None = None  # of the rows alone: what `diagnose` says has the outcome too
+        self._diagnosis: Diagnosis | None = None  # the checks of the rows; `diagnose` adds the outcome
 
     @property
     def missing(self) -> str:
-        """How rows that lack z are predicted here: "joint", from the site's joint of z and y, or "knockout"."""
+        """How rows that lack z are predicted at this site.
+
+        Returns
+        -------
+        str
+            "joint": from the site's joint distribution P(z, y). "knockout": from log f with z missing.
+        """
         return "knockout" if self.joint is None else "joint"
 
     @property
     def outcome(self) -> Outcome:
-        """What was done here: "adapted", "partly adapted" or "as trained", with `sentence`, `reason` and `risk`."""
+        """What was done at this site, and why.
+
+        Returns
+        -------
+        Outcome
+            Equal to "adapted", "partly adapted" or "as trained". `sentence`, `reason` and `risk` explain it.
+        """
         if self._outcome is None:
             self._outcome = site_outcome(self, self._failed_check)
         return self._outcome
 
     def diagnose(self) -> Diagnosis:
-        """The outcome, the verdict that follows from it, and every check with its number and advice (kept)."""
+        """Check whether adapting is safe at this site. The checks are computed once and kept.
+
+        Returns
+        -------
+        Diagnosis
+            The outcome, the verdict that follows from it, and all checks with their numbers and advice.
+        """
         outcome, findings = self.outcome, self.checks.findings
         return Diagnosis(follows(outcome, outcome.reason, self._failed_check, findings), findings, outcome)
 
     def rename(self, names: dict[str, str]) -> None:
-        """Take other names for the outcome or the positive class, as `about_` of the model has them."""
+        """Change how the outcome or the positive class is called in reports.
+
+        Parameters
+        ----------
+        names : dict of str to str
+            New entries of the model's `about_`, for example `{"outcome_name": "sepsis"}`. The model is unchanged.
+        """
         if names:
             self.model = copy.copy(self.model)
             self.model.about_ = {**self.model.about_, **names}
             self._outcome = None
 
     def unchecked(self) -> "AdaptedClassifier":
-        """The same site without checks of the assumption: its rows are believed as far as the rehearsal allows."""
+        """Return the same site without the checks of the assumption.
+
+        Returns
+        -------
+        AdaptedClassifier
+            A copy that trusts its rows as far as the rehearsal allows, without looking at the checks.
+        """
         other = copy.copy(self)
         other._diagnosis, other._outcome = conclude(()), None
         return other
 
     @property
     def checks(self) -> Diagnosis:
-        """The checks of the rows, made once: what `diagnose` says without the outcome."""
+        """The checks of the rows, computed once: `diagnose` without the outcome."""
         if self._diagnosis is None:
             self._diagnosis = diagnose(self)
         return self._diagnosis
 
     @property
     def _failed_check(self) -> str | None:
-        """The check of the assumption that fails here beyond what rehearsed sites show, if any.
+        """The check of the assumption that fails here and is worse than at all rehearsed sites; None if there is none.
 
-        It is about x given y and z: where z itself is estimated, by the joint, a difference may be z's.
+        The checks compare P(x|y,z). They do not count where z is estimated (`joint`): a difference may then be one of
+        z.
         """
         if self.joint is not None:
             return None
@@ -183,12 +238,26 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def stays_as_trained(self) -> bool:
-        """Whether the rows are not believed at all: the policy says so, or a check of the assumption failed."""
+        """Whether the rows are not used at all: because of the policy, or because a check of the assumption failed."""
         return self.policy == "as trained" or (self.policy == "auto" and self._failed_check is not None)
 
     @property
+    def predicts_as_trained(self) -> bool:
+        """Whether predictions are those of the model itself.
+
+        So they are where that was asked for, and where neither rows nor labels nor a known prevalence are there to be
+        believed and averaging over the prior has not been better than the model itself at rehearsed sites.
+        """
+        if self.policy != "auto":
+            return self.policy == "as trained"
+        if self.rows.y is not None or self.known_prevalence is not None or self.level_scale is not None:
+            return False
+        prior = self.site_prior
+        return prior is not None and not prior.trusted_rows and not prior.averaged
+
+    @property
     def site_prior(self) -> SitePrior | None:
-        """What is expected of rows here and how far they are believed; None where they alone are."""
+        """The prior of this site with the trust in its rows; None for policy "rows"."""
         if self.policy == "rows":
             return None
         prior = self.model.prior_of(self.policy, self.level_scale)
@@ -196,21 +265,21 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @cached_property
     def estimate_without_rows(self) -> PrevalenceEstimate:
-        """The posterior without this site's unlabeled rows, whose predictions have the mean of the model as trained."""
+        """The posterior without this site's unlabeled rows: its mean prediction is that of the model as trained."""
         prior = replace(self.model.prior_of("auto", self.level_scale), trusted_rows=0.0)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what there is to say of the rows, `adapt` has said
+            warnings.simplefilter("ignore")  # `adapt` has already warned about these rows
             rows = self.rows.by_knockout()
             return estimate_rows(self.model, rows, prior=prior, known=self.known_prevalence)
 
     @property
     def estimate_in_use(self) -> PrevalenceEstimate:
-        """The posterior that everything said of the site comes from."""
+        """The posterior that all answers about the site come from."""
         return self.estimate_without_rows if self.stays_as_trained else self.estimate
 
     @property
     def rows_in_use(self) -> ScoredRows:
-        """The rows as they are predicted: by the joint of z and y where that speaks for some of them."""
+        """The rows as they are predicted: with the joint model for rows that lack z, where it is in use."""
         return self.rows.by_knockout() if self.stays_as_trained else self.rows
 
     def __repr__(self) -> str:
@@ -220,12 +289,27 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return site_html(self)
 
     def predict_proba(self, X: Any, sample_confounder: Any = None) -> Any:
-        """P(y|x,z) at this site, (n, K), each row by itself; z may be missing in part or whole."""
+        """Predict P(y|x,z) at this site. Each row is predicted independently of the other rows.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d) or (n, C, H, W)
+            Rows, as at `fit` of the model.
+        sample_confounder : DataFrame or array-like of shape (n, V), optional
+            Their confounders z; missing values are allowed.
+
+        Returns
+        -------
+        ndarray of shape (n, K)
+            Probabilities, a column for each class; a tensor if X is a tensor, a Dask collection if X is one.
+        """
+        if is_dask(X):
+            return map_rows(self.predict_proba, X, sample_confounder, columns=self.classes_.tolist())
         probability = self.probability_of(*self._scored(X, sample_confounder))
         return probability.to(X.device) if isinstance(X, Tensor) else probability.numpy()
 
     def _scored(self, X: Any, Z: Any) -> tuple[Tensor, Tensor]:
-        """log f of rows to predict (with the joint's word where there is one), and their codes of z."""
+        """log f of rows (by the joint model for rows that lack z, where it is in use), and their codes of z."""
         X, Z = split_confounders(X, Z, self.confounder_columns, self.model)
         inputs = self.model.inputs_of(X)
         codes = self.model.codes_of(Z, len(inputs))
@@ -233,8 +317,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return with_joint(self.model, joint, inputs, codes, self.model.calibrated_log_ratio(inputs, codes)), codes
 
     def probability_of(self, log_ratio: Tensor, codes: Tensor) -> Tensor:
-        """P(y|x,z) of rows by what predicts here, (n, K), given log f (with the joint's word where there is one)."""
-        if self.policy == "as trained":
+        """P(y|x,z) of rows at this site, (n, K), from log f as `_scored` returns it."""
+        if self.predicts_as_trained:
             return combine(log_ratio, self.model.pooled_prevalence_.log_prob(codes)).exp()
         found = in_stretches(self.estimate_in_use.average, log_ratio, codes)
         kept = in_regions(codes, self.model.unsupported_)
@@ -250,31 +334,104 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     def adjust(self, log_ratio: Any, sample_confounder: Any = None) -> Any:
-        """P(y|x,z) at this site, (n, K), given what the model's `log_ratio` said of the rows with this very z."""
-        ratios = torch.as_tensor(log_ratio).double().cpu()
+        """Compute P(y|x,z) at this site from log f, without running the model again.
+
+        Parameters
+        ----------
+        log_ratio : array-like of shape (n, K)
+            What `log_ratio` of the model returned for the rows and the same z.
+        sample_confounder : DataFrame or array-like of shape (n, V), optional
+            The same z.
+
+        Returns
+        -------
+        ndarray of shape (n, K)
+            Probabilities, a column for each class; a Dask collection if log_ratio is one.
+        """
+        if is_dask(log_ratio):
+            return map_rows(self.adjust, log_ratio, sample_confounder, columns=self.classes_.tolist())
+        values = log_ratio.to_numpy() if isinstance(log_ratio, pd.DataFrame) else log_ratio
+        ratios = torch.as_tensor(values).double().cpu()
         codes = self.model.codes_of(sample_confounder, len(ratios))
         return self.probability_of(ratios, codes).numpy()
 
     def predict(self, X: Any, sample_confounder: Any = None) -> Any:
-        """The most probable class of every row; with a threshold, the second class where P(y|x,z) of it reaches it."""
+        """Predict the class of each row.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d) or (n, C, H, W)
+            Rows, as at `fit` of the model.
+        sample_confounder : DataFrame or array-like of shape (n, V), optional
+            Their confounders z; missing values are allowed.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            The most probable class. With a `threshold_`: the second class where its probability reaches the threshold.
+            A Dask collection if X is one.
+        """
+        if is_dask(X):
+            return map_rows(self.predict, X, sample_confounder, columns=None, dtype=self.classes_.dtype)
         return self.classes_[decide(np.asarray(self.predict_proba(X, sample_confounder)), self.threshold_)]
 
     def fit(self, X: Any, y: Any = None) -> NoReturn:
-        """Refuse: `adapt` made this, and scikit-learn asks every estimator for the method."""
+        """Raise TypeError: an adapted classifier is made by `adapt`. scikit-learn requires that the method exists.
+
+        Parameters
+        ----------
+        X : object
+            Not used.
+        y : object
+            Not used.
+        """
         raise TypeError(NOT_FITTED)
 
     def score(self, X: Any, y: Any, sample_confounder: Any = None, sample_weight: Any = None) -> float:
-        """The accuracy of `predict`, for scikit-learn's model selection."""
+        """Return the accuracy of `predict`, for scikit-learn's model selection.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d) or (n, C, H, W)
+            Rows, as at `fit` of the model.
+        y : array-like of shape (n,)
+            Their labels.
+        sample_confounder : DataFrame or array-like of shape (n, V), optional
+            Their confounders z.
+        sample_weight : array-like of shape (n,), optional
+            Weights of the rows.
+
+        Returns
+        -------
+        float
+            The share of correct predictions.
+        """
         return float(accuracy_score(y, self.predict(X, sample_confounder), sample_weight=sample_weight))
 
     def predict_set(
         self, X: Any, sample_confounder: Any = None, *, coverage: float = 0.9, by_class: bool = False
     ) -> PredictionSets:
-        """Sets of classes that hold the class of a row of this site with probability `coverage`.
+        """Predict a set of classes for each row that contains its true class with probability `coverage`.
 
-        Weighted conformal prediction: labeled rows held out in training, weighted to this site's P(y, z), say how
-        improbable a class may be and still belong to a set. `by_class` asks for the coverage in every class by itself.
-        Like all predictions here, it stands on P(x|y,z) being what it was in training.
+        This is weighted conformal prediction. Labeled rows that were held out in training are weighted to this site's
+        P(y, z); they decide how improbable a class of a set may be. Like all predictions here, the coverage requires
+        that P(x|y,z) is the same as in training.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d) or (n, C, H, W)
+            Rows, as at `fit` of the model.
+        sample_confounder : DataFrame or array-like of shape (n, V), optional
+            Their confounders z.
+        coverage : float
+            The wanted probability, between 0 and 1.
+        by_class : bool
+            Whether the coverage must hold within each class, and not only on average.
+
+        Returns
+        -------
+        PredictionSets
+            The sets, with the effective number of held-out rows behind them.
         """
         log_ratio, codes = self._scored(X, sample_confounder)
         return predict_sets(self, self.probability_of(log_ratio, codes), codes, coverage, by_class)
@@ -282,9 +439,9 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def expected_performance(
         self, y_pred: Any = None, proba: Any = None, *, level: float = 0.95, threshold: float | None = None
     ) -> ExpectedPerformance:
-        """Performance to expect on the rows adapted on, without labels: metric -> (estimate, low, high).
+        """Estimate the performance on the rows adapted on, without labels.
 
-        Of `predict`, or of another model where `y_pred` or `proba` is given; with `y_pred` alone, metrics of
+        By default of `predict`; of another model if `y_pred` or `proba` is given. With `y_pred` alone, metrics of
         probabilities are undefined (None).
 
         Parameters
@@ -292,12 +449,21 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         y_pred : array-like of shape (n,), optional
             Decisions of another model or rule, in the order of the rows adapted on.
         proba : array-like of shape (n, K) or (n,), optional
-            Probabilities of another model; one column is P of the second of two classes.
+            Probabilities of another model; one column is the probability of the second of two classes.
         level : float
-            Of the intervals. What they hold: see `ExpectedPerformance`.
+            The level of the intervals.
         threshold : float, optional
-            P of the second class from which a row is called so. For our own predictions None is the threshold chosen
-            here, if any; otherwise the most probable class is decided.
+            The probability of the second class from which a row is classified as that class. None: for our own
+            predictions `threshold_`, if one was chosen; otherwise the most probable class.
+
+        Returns
+        -------
+        ExpectedPerformance
+            For each metric the estimate with its interval: (estimate, low, high).
+
+        Examples
+        --------
+        >>> here.expected_performance()["auroc"]
         """
         classes = tuple(self.classes_.tolist())
         ours = y_pred is None and proba is None
@@ -313,10 +479,28 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         specificity: float = 0.9,
         level: float = 0.95,
     ) -> dict[str, Expected]:
-        """Net benefit, calibration in the large, slope, O:E, sensitivity at a specificity, number needed to evaluate.
+        """Estimate clinical metrics on the rows adapted on, without labels; for two classes.
 
-        Expected on the rows adapted on, without labels, of two classes; of our predictions or of others', as in
-        `expected_performance`. See `sitewise.performance.clinical_performance`.
+        These are net benefit, calibration in the large, calibration slope, the O:E ratio, the sensitivity at a given
+        specificity, and the number needed to evaluate. See `sitewise.performance.clinical_performance`.
+
+        Parameters
+        ----------
+        y_pred : array-like of shape (n,), optional
+            Decisions of another model, as in `expected_performance`.
+        proba : array-like of shape (n, K) or (n,), optional
+            Probabilities of another model, as in `expected_performance`.
+        threshold : float, optional
+            The probability from which a row is classified as positive. None: for our own predictions `threshold_`.
+        specificity : float
+            The specificity at which the sensitivity is given.
+        level : float
+            The level of the intervals.
+
+        Returns
+        -------
+        dict of str to Expected
+            For each metric (estimate, low, high).
         """
         rows = judged_instead(self.believed_rows, tuple(self.classes_.tolist()), y_pred, proba)
         ours = y_pred is None and proba is None
@@ -326,7 +510,25 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def decision_curve(
         self, y_pred: Any = None, proba: Any = None, *, thresholds: Any = None, level: float = 0.95
     ) -> pd.DataFrame:
-        """Expected net benefit at every threshold: of treating by the predictions (ours or others'), all, or nobody."""
+        """Estimate the net benefit at each threshold, without labels: decision curve analysis.
+
+        Parameters
+        ----------
+        y_pred : array-like of shape (n,), optional
+            Decisions of another model, as in `expected_performance`.
+        proba : array-like of shape (n, K) or (n,), optional
+            Probabilities of another model, as in `expected_performance`.
+        thresholds : array-like, optional
+            The thresholds; a default grid otherwise.
+        level : float
+            The level of the intervals.
+
+        Returns
+        -------
+        DataFrame
+            A row for each threshold: the net benefit of treating by the predictions, of treating all, and of treating
+            none.
+        """
         rows = judged_instead(self.believed_rows, tuple(self.classes_.tolist()), y_pred, proba)
         return decision_curve(rows, THRESHOLDS if thresholds is None else thresholds, level=level)
 
@@ -340,16 +542,28 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         threshold: float | None = None,
         level: float = 0.95,
     ) -> list[Subgroup]:
-        """Prevalence, performance and calibration to expect in each subgroup of the rows adapted on, without labels.
+        """Estimate prevalence, performance and calibration in each subgroup of the rows adapted on, without labels.
 
         Parameters
         ----------
         by : str, list of str, Series, DataFrame or array-like of shape (n,)
-            Names of confounders, or values of any column in the order of the rows; a frame is taken column by column.
+            Names of confounders, or the values of any column in the order of the rows. Each column of a frame gives
+            subgroups of its own.
         bands : sequence of float, or dict of them by column, optional
-            Edges between bands of a number; its quartiles otherwise.
-        y_pred, proba, threshold, level
-            As in `expected_performance`.
+            Edges between the groups of a numeric column; its quartiles otherwise.
+        y_pred : array-like of shape (n,), optional
+            Decisions of another model, as in `expected_performance`.
+        proba : array-like of shape (n, K) or (n,), optional
+            Probabilities of another model, as in `expected_performance`.
+        threshold : float, optional
+            The probability from which a row is classified as positive, as in `expected_performance`.
+        level : float
+            The level of the intervals.
+
+        Returns
+        -------
+        list of Subgroup
+            One for each group of each column.
         """
         classes = tuple(self.classes_.tolist())
         rows = judged_instead(self.believed_rows, classes, y_pred, proba)
@@ -358,26 +572,43 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return subgroups(rows, classes, by, bands=bands, threshold=chosen, level=level)
 
     def shift_by_column(self, columns: pd.DataFrame | None = None) -> pd.DataFrame:
-        """Which columns the shift of P(y|z) from the training sites to this one is concentrated in, without labels.
+        """Test along which columns P(y|z) differs between the training sites and this site, without labels.
 
         Parameters
         ----------
         columns : DataFrame, optional
-            Values of columns in the order of the rows adapted on; the confounders otherwise.
+            Columns in the order of the rows adapted on; the confounders otherwise.
 
         Returns
         -------
         DataFrame
-            A row for each column, the clearest first: the score test that g has the training sites' shape along it
-            (`statistic`, `freedom`, `p_value`). A shift of the level alone is none along any column.
+            A row for each column, the smallest p-value first: the score test that g depends on this column as at the
+            training sites (`statistic`, `freedom`, `p_value`). A shift of the overall level alone does not count.
         """
         return shift_by_column(self, columns)
 
     def sample(self, n: int, *, random_state: int = 0) -> LabelSample:
-        """Draw n of the rows adapted on to be labeled: stratified by score and z, with weights that keep means right.
+        """Draw rows to be labeled from the rows adapted on, stratified by score and z.
 
-        Evaluate with `evaluate(X[sample.rows], y, Z.iloc[sample.rows], sample_weight=sample.weight)`.
+        Parameters
+        ----------
+        n : int
+            The number of rows to draw.
+        random_state : int
+            Seed.
+
+        Returns
+        -------
+        LabelSample
+            The row numbers, and weights with which means over the sample estimate means over all rows.
+
+        Examples
+        --------
+        >>> sample = here.sample(50)
+        >>> here.evaluate(X[sample.rows], y, Z.iloc[sample.rows], sample_weight=sample.weight)
         """
+        if self.n_rows_ is not None:
+            raise ValueError(SAMPLE_ONLY.format(call="sample", total=self.n_rows_, kept=len(self.rows)))
         schema = self.model.confounders_
         z = pd.DataFrame(index=range(len(self.rows))) if schema is None else schema.decode(self.rows.codes)
         probability = self.probability_of(self.rows.log_ratio, self.rows.codes).numpy()
@@ -386,11 +617,25 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def choose_threshold(
         self, *, sensitivity: float | None = None, harm_to_benefit: float | None = None, level: float = 0.95
     ) -> ThresholdChoice:
-        """Choose a threshold for two classes: the highest expected F1, a wanted sensitivity, or the most net benefit.
+        """Choose a threshold for two classes. `predict` uses it from now on; set `threshold_ = None` to undo this.
 
-        `harm_to_benefit` is how many true positives one false positive costs: 0.25 where treating four people in vain
-        for each one treated rightly is just acceptable, which calls people from P = 0.2 on.
-        It is kept as `threshold_`, and `predict` uses it from now on; set it to None to go back.
+        Without an argument the threshold has the highest expected F1.
+
+        Parameters
+        ----------
+        sensitivity : float, optional
+            The wanted sensitivity.
+        harm_to_benefit : float, optional
+            The harm of one false positive in units of the benefit of one true positive; the threshold with the highest
+            expected net benefit is then chosen. 0.25 means that four false positives for each true positive are just
+            acceptable. This corresponds to a threshold of 0.2.
+        level : float
+            The level of the intervals.
+
+        Returns
+        -------
+        ThresholdChoice
+            The threshold with the performance to expect there.
         """
         classes = tuple(self.classes_.tolist())
         choice = choose_threshold(
@@ -410,38 +655,77 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         level: float = 0.95,
         n_resamples: int = 200,
     ) -> Evaluation:
-        """Judge this model by labeled rows of the site, beside the model as trained and recalibrations of that.
+        """Evaluate this model on labeled rows of the site, next to the model as trained and its recalibrations.
 
         Parameters
         ----------
-        X, sample_confounder
-            Rows of the site, those adapted on or others.
+        X : array-like of shape (n, d) or (n, C, H, W)
+            Rows of the site: those adapted on, or others.
         y : array-like of shape (n,)
-            Labels; rows without one (NaN, None) are left out.
-        groups : array-like, optional
-            Patients: intervals resample whole ones, and no patient recalibrates itself.
-        sample_weight : array-like, optional
-            Weights, such as those that `sitewise sample` gives.
-        level, n_resamples
-            Of the bootstrap intervals.
+            Labels; rows without a label (NaN, None) are left out.
+        sample_confounder : DataFrame or array-like of shape (n, V), optional
+            Their confounders z.
+        groups : array-like of shape (n,), optional
+            Patients. Bootstrap intervals resample whole patients, and no patient is recalibrated by its own labels.
+        sample_weight : array-like of shape (n,), optional
+            Weights, such as those of `sample`.
+        level : float
+            The level of the bootstrap intervals.
+        n_resamples : int
+            The number of bootstrap resamples.
+
+        Returns
+        -------
+        Evaluation
+            The metrics of each of these models, with intervals.
         """
         return evaluate_site(self, X, y, sample_confounder, groups, sample_weight, level, n_resamples)
 
     def prevalence(self, Z: Any = None) -> Any:
-        """Estimate of P(Y) here, (K,), or of P(Y|Z), (n, K)."""
+        """Return the estimated prevalence of each class.
+
+        Parameters
+        ----------
+        Z : DataFrame or array-like of shape (n, V), optional
+            Values of the confounders.
+
+        Returns
+        -------
+        ndarray of shape (K,) or (n, K)
+            P(Y) of the site; with `Z`, P(Y|Z) for each row of `Z`.
+        """
         if Z is None:
             return self._mean_probability.numpy()
         return self.log_prevalence_at(self._codes(Z)).exp().numpy()
 
     @property
     def _mean_probability(self) -> Tensor:
-        """The weighted mean of what is predicted for the rows adapted on, (K,)."""
+        """The weighted mean of the predictions for the rows adapted on, (K,).
+
+        For rows in partitions, the mean over all rows was computed by `adapt_log_ratio`. If the checks fail afterwards,
+        it is the mean over the sample.
+        """
+        if self.mean_probability_ is not None and (self.policy == "as trained" or not self.stays_as_trained):
+            return self.mean_probability_
         return self.rows_in_use.weighted_mean(self.probability_of(self.rows_in_use.log_ratio, self.rows_in_use.codes))
 
     def prevalence_interval(self, Z: Any = None, level: float = 0.95) -> tuple[Any, Any]:
-        """Interval of the population's P(Y), two (K,), or of P(Y|Z), two (n, K); no width where the training g is kept.
+        """Return an interval for the prevalence of each class in the site's population.
 
-        That of P(Y) is widened, where needed, to hold `prevalence()`.
+        The interval of P(Y) always contains `prevalence()`. The interval of P(Y|Z) has width zero where f is not
+        identified, because the training prevalence is kept there.
+
+        Parameters
+        ----------
+        Z : DataFrame or array-like of shape (n, V), optional
+            Values of the confounders.
+        level : float
+            The level of the interval.
+
+        Returns
+        -------
+        low, high : ndarray of shape (K,) or (n, K)
+            The bounds for P(Y); with `Z`, those for P(Y|Z).
         """
         if Z is None:
             joint = None if self.stays_as_trained else self.joint
@@ -456,7 +740,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return low, high
 
     def _stretched(self, bound: Any, level: float) -> Any:
-        """A bound of the joint's P(Y), which takes r as given: stretched by r's error, rehearsed errors and groups."""
+        """A bound of the joint model's P(Y), widened for the error of r, the errors seen in rehearsal, and groups."""
         rows, prior = self.rows, self.model.prior_of(self.policy)
         n_rows = float(len(rows) if rows.weight is None else rows.weight.sum())
         alike = 1.0
@@ -471,12 +755,32 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def update(
         self, X: Any, sample_confounder: Any = None, y: Any = None, groups: Any = None, sample_weight: Any = None
     ) -> "AdaptedClassifier":
-        """Refine the site with more of its rows: a new object, adapted to all rows as if they had come at once.
+        """Adapt again with more rows of the site. This object is unchanged.
 
-        Estimation starts where it stood. A chosen threshold and the policy stay; the diagnosis is made anew. Groups
-        of these rows are taken to be others than those of earlier rows. A joint of (z, y) stays as it was, for its
-        estimation needs inputs, which are not kept: `adapt` with all rows refines it.
+        The result is as if all rows had been given to `adapt` at once. The threshold and the policy are kept, and the
+        checks are computed anew. The joint distribution P(z, y) is kept too, because estimating it needs the inputs,
+        which are not stored: call `adapt` with all rows to estimate it again.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d) or (n, C, H, W)
+            The additional rows.
+        sample_confounder : DataFrame or array-like of shape (n, V), optional
+            Their confounders z.
+        y : array-like of shape (n,), optional
+            Known labels, NaN or None elsewhere.
+        groups : array-like of shape (n,), optional
+            Patients. They count as different from the patients of earlier rows.
+        sample_weight : array-like of shape (n,), optional
+            Weights of the rows.
+
+        Returns
+        -------
+        AdaptedClassifier
+            The model adapted to all rows.
         """
+        if self.n_rows_ is not None:
+            raise ValueError(SAMPLE_ONLY.format(call="update", total=self.n_rows_, kept=len(self.rows)))
         X, sample_confounder = split_confounders(X, sample_confounder, self.confounder_columns, self.model)
         return update(self, X, sample_confounder, y, groups, sample_weight)
 
@@ -492,10 +796,31 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         level: float = 0.95,
         alarm_level: float = ALARM_LEVEL,
     ) -> pd.DataFrame:
-        """Prevalence of new rows of this site in windows of time, with alarms where the stability check breaks.
+        """Estimate the prevalence of new rows of this site in time windows; alarm where the stability check fails.
 
-        `window` is a number of rows or a length of time such as "30D"; see `sitewise.monitoring.monitor` for the rest
-        and for the columns of the frame, and `sitewise.report.timeline` for its figure.
+        Parameters
+        ----------
+        X : array-like of shape (n, d) or (n, C, H, W)
+            New rows, in any order.
+        time : array-like of shape (n,)
+            Their dates or numbers.
+        sample_confounder : DataFrame or array-like of shape (n, V), optional
+            Their confounders z.
+        window : int or str
+            A number of rows, or a length of time such as "30D".
+        groups : array-like of shape (n,), optional
+            Patients.
+        sample_weight : array-like of shape (n,), optional
+            Weights of the rows.
+        level : float
+            The level of the intervals.
+        alarm_level : float
+            The probability of any alarm if nothing changed.
+
+        Returns
+        -------
+        DataFrame
+            A row for each window, see `sitewise.monitoring.monitor`. `sitewise.report.timeline` draws it.
         """
         X, sample_confounder = split_confounders(X, sample_confounder, self.confounder_columns, self.model)
         settings = {"level": level, "alarm_level": alarm_level}
@@ -510,39 +835,62 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         subgroups: Any = None,
         bands: Any = None,
     ) -> Path:
-        """Write the site's report and return its path: one HTML page that needs nothing else, to read, print or send.
-
-        The same content is written beside it as JSON, with every number unrounded.
+        """Write the site's report: one HTML page without external files, and the same content as JSON next to it.
 
         Parameters
         ----------
         path : path
-            Of the page, .html.
+            The page, .html.
         site : str, optional
-            The name on the page; `site_name` where none is given.
+            The name of the site on the page; `site_name` otherwise.
         level : float
-            Of the intervals.
-        subgroups, bands
-            What the page's subgroups are by, as `by` and `bands` of `subgroups`; the confounders otherwise.
+            The level of the intervals.
+        subgroups : str, list of str, Series, DataFrame or array-like, optional
+            The subgroups of the page, as `by` of `subgroups`; the confounders otherwise.
+        bands : sequence of float, or dict of them by column, optional
+            Edges between the groups of a numeric column, as in `subgroups`.
+
+        Returns
+        -------
+        Path
+            The path of the page.
         """
         content = report_content(self, site or self.site_name or "New site", level, subgroups=subgroups, bands=bands)
         return write_report(content, path)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Save this site as a folder that `sitewise.load` reads, its model inside; scores of rows, but no inputs.
+        """Save this site as a folder, with its model inside. `sitewise.load` reads it.
 
-        The folder is written whole or not at all; another saved model at that place is replaced, nothing else is.
+        The folder contains scores of the rows, but no inputs. It is written completely or not at all. An earlier saved
+        model at the same path is replaced; any other existing file or folder raises an error.
+
+        Parameters
+        ----------
+        path : path
+            The folder.
         """
         from sitewise.estimator.files.saving import save
 
         save(self, path)
 
     def export_onnx(self, path: str | os.PathLike[str], *, dtype: str = "auto") -> Path:
-        """Write `predict_proba` as an ONNX graph, checked with onnxruntime; its path. Needs `sitewise[onnx]`.
+        """Write `predict_proba` as an ONNX graph, and check it with onnxruntime. Needs `sitewise[onnx]`.
 
-        Inputs are "x" (bytes for images, float32 otherwise, or what `dtype` says: float32, float64, uint8) and, where
-        there are confounders, "z" in float64: numbers as they are, the place of a category among its levels, NaN for
-        missing. The output is "probability", (rows, K). Levels, classes and threshold are in the graph's metadata.
+        The inputs of the graph are "x" and, if there are confounders, "z" in float64: numbers as they are, a category
+        as the index of its level, NaN for missing. The output is "probability", (n, K). The levels, the classes and the
+        threshold are in the metadata of the graph.
+
+        Parameters
+        ----------
+        path : path
+            The file, .onnx.
+        dtype : {"auto", "float32", "float64", "uint8"}
+            The type of "x". "auto": bytes (uint8) for images, float32 otherwise.
+
+        Returns
+        -------
+        Path
+            The path of the file.
         """
         from sitewise.estimator.files.exporting import export_onnx
 
@@ -567,17 +915,17 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @cached_property
     def believed_rows(self) -> BelievedRows:
-        """What is believed of the rows' labels."""
+        """The distribution of the unknown labels of the rows adapted on, which expected performance comes from."""
         return believed_rows(self)
 
     @cached_property
     def weighted_rows(self) -> tuple[WeightedRows, WeightedRows]:
-        """Labeled rows that stand for those of this site, for prediction sets."""
+        """Held-out labeled rows weighted to this site, for prediction sets."""
         return weighted_rows(self)
 
     def log_prevalence_at(self, codes: Tensor) -> Tensor:
-        """log g here; in regions where f is not identified, the training prevalence (equation 12)."""
-        if self.policy == "as trained":
+        """log g at this site; the training prevalence in regions where f is not identified (equation 12)."""
+        if self.predicts_as_trained:
             return self.model.pooled_prevalence_.log_prob(codes)
         here = in_stretches(self.estimate_in_use.prevalence.log_prob, codes)
         kept = in_regions(codes, self.model.unsupported_)
@@ -586,7 +934,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return torch.where(kept[:, None], self.model.pooled_prevalence_.log_prob(codes), here)
 
     def _mix(self, outside: Any) -> Any:
-        """Average over the whole site: estimated outside the kept regions, training prevalence inside."""
+        """The average over all rows: the estimate where f is identified, the training prevalence elsewhere."""
         kept = self.rows.take(~self.rows.supported)
         if not len(kept):
             return outside

@@ -1,4 +1,4 @@
-"""PrevalenceAdjuster: any classifier's probabilities, adjusted to new sites without training it again."""
+"""PrevalenceAdjuster: adjust the probabilities of any classifier to new sites, without training it again."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,9 +12,7 @@ from sklearn.base import clone
 from sklearn.utils import Tags, _safe_indexing, check_random_state, get_tags, indexable
 from torch import Tensor, nn
 
-from sitewise.adaptation.families import FAMILIES
 from sitewise.arrays import Problems, did_you_mean, in_stretches, read_groups, read_weight, shortened
-from sitewise.calibration import METHODS as CALIBRATIONS
 from sitewise.estimator.model import SiteModel
 from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, Fold, Part, rehearse
 from sitewise.estimator.scoring.probabilities import (
@@ -43,54 +41,83 @@ from sitewise.estimator.without_z.pairs import (
     read_points,
 )
 from sitewise.rows import LabeledRows
+from sitewise.solvers import EM
 
 SEES = ("x", "xz", "auto")
 
 
 class PrevalenceAdjuster(SiteModel):
-    """Adjust the probabilities of a classifier that exists already to the prevalence of each site.
+    """Adjust the probabilities of an existing classifier to the prevalence of each site.
 
-    From its probabilities on labeled source rows this learns log f, a score from which the prevalence where it was
-    trained is taken out; at a new site the prevalence is estimated from unlabeled rows and put in (equation 3).
-    The classifier itself is left as it is. Without z this is calibrated label-shift EM (Saerens; Alexandari).
+    The adjuster learns log f from the classifier's probabilities on labeled source rows: the prevalence at the source
+    is divided out. At a new site the prevalence is estimated from unlabeled rows and multiplied in (equation 3). The
+    classifier itself is not changed. Without z this is calibrated label-shift EM (Saerens; Alexandari).
 
-    The probabilities of source rows must be out-of-sample: of rows that the classifier was not trained on, or by
-    `cross_val_predict`. On its training rows a classifier is over-confident, and nothing here can tell for sure.
-    Name the sites (`sample_domain`), if there are several: how far f differs between them says how far to trust it
-    at the next. Where the evidence of a new site's rows is insufficient, the source's prevalence is kept.
+    The probabilities of the source rows must be out-of-sample: from rows that the classifier was not trained on, or
+    from `cross_val_predict`. A classifier is over-confident on its training rows, and this cannot always be detected.
+    Name the sites (`sample_domain`) if there are several: how much f differs between them shows how far it can be
+    trusted at a new site. The source prevalence is kept where the evidence of a new site's rows is insufficient.
 
     Parameters
     ----------
-    estimator : what turns X into probabilities. None: X is the probabilities, (n, K). A fitted scikit-learn classifier
-        or pipeline, or a `FrozenEstimator`, is used as it is; one that is not fitted is fitted to the source rows, and
-        their probabilities come from copies that did not see them. One with `decision_function` only gives scores
-        that calibration turns into probabilities. A torch module gives logits, (n, K), or (n, 1) for two classes.
-    calibration : of log f on the source rows: "vector", "bias_corrected", "temperature" or "none".
-    prevalence : the model of g: "auto", "constant", "table", "additive" or "network" (the paper's).
-    classifier_sees : "xz" if z (the confounders) is among the classifier's inputs: log f = log p - log g_s(z), with g_s
-        of all source rows, which must be like those it was trained on. "x" if not: log f is fitted as a function of
-        log p and z. "auto" takes what predicts held-out labels better (`classifier_sees_`, `held_out_nll_`).
-    classes : the classes in the order of the probabilities' columns. None: the estimator's own order, else that of
-        sorted labels. Columns of a DataFrame may come in any order where they are named after the classes, and at a
-        new site where they are named as at `fit`; other names are refused there.
-    random_state : seed of the folds.
-    joint : for a classifier that gives P(y, z|x): the z of its columns, a table of M z-points with all variables of z.
-        X is then (n, M, K), or (n, M·K) with the columns of the first point first; the probabilities of a row sum to
-        one over all of them. A new site's rows need no z: its joint of z and y is estimated from x alone.
-    missing : how rows that lack z are predicted, where there is `joint`: "joint" (exactly), "knockout" (from P(y|x) and
-        one prevalence), or "auto", as for `GPAClassifier`.
-
-    Notes
-    -----
-    A probability of zero counts as half the smallest positive one among the source rows; none counts as less
-    than 1e-12. Rows that do not sum to one (to three digits) are refused.
+    estimator : estimator, torch module or None
+        The classifier that turns X into probabilities. None: X is the probabilities, (n, K). A fitted scikit-learn
+        classifier or pipeline, or a `FrozenEstimator`, is used as it is. An unfitted one is fitted to the source rows,
+        and the probabilities of these rows are cross-fitted. If it only has `decision_function`, its scores are
+        calibrated to probabilities. A torch module must return logits, (n, K), or (n, 1) for two classes.
+    calibration : {"vector", "bias_corrected", "temperature", "none"}
+        The calibration of log f on the source rows.
+    prevalence : {"auto", "constant", "table", "additive", "network"}
+        The model of g, as for `GPAClassifier`.
+    classifier_sees : {"auto", "x", "xz"}
+        "xz": z is among the classifier's inputs. Then log f = log p - log g_s(z), where g_s is the prevalence of all
+        source rows; they must be like the rows it was trained on. "x": z is not among them. Then log f is fitted as a
+        function of log p and z. "auto": the one that predicts held-out labels better.
+    classes : array-like of shape (K,), optional
+        The classes in the order of the columns of probabilities. None: the order of the estimator, otherwise sorted
+        labels. The columns of a DataFrame may come in any order if they are named after the classes, or at a new site
+        if they have the names they had at `fit`; other names are an error there.
+    random_state : int, RandomState or None
+        Seed of the folds.
+    joint : DataFrame or array-like of shape (M, V), optional
+        For a classifier that gives P(y, z|x): the M values of z that its columns are for. X is then (n, M, K), or
+        (n, M·K) with the columns of the first value first; the probabilities of a row sum to one over all columns. Rows
+        of a new site need no z then: the joint distribution P(z, y) is estimated from x alone.
+    missing : {"auto", "joint", "knockout"}
+        How rows that lack z are predicted, if `joint` is given. "joint": from the site's P(z, y). "knockout": from
+        P(y|x) and one prevalence. "auto": as for `GPAClassifier`.
+    rehearsal : {"auto", "sites", "rows", None}
+        What `fit` rehearses adaptation with, as for `GPAClassifier`.
+    balance : bool or "auto"
+        Whether f is balanced before it is calibrated, as for `GPAClassifier`.
+    solver : str or EM
+        The solver of g at a new site, as for `GPAClassifier`.
+    prevalence_dropout : float
+        The dropout of a network g, as for `GPAClassifier`.
 
     Attributes
     ----------
-    classes_, sites_, confounders_, training_summary_ : as for `GPAClassifier`.
-    classifier_sees_ : "x" or "xz", what was taken.
-    held_out_nll_ : the NLL of held-out labels under each choice that was tried.
-    estimator_ : the fitted estimator, None if X is the probabilities.
+    classes_ : ndarray of shape (K,)
+        The classes, in order.
+    sites_ : list
+        The names of the source sites.
+    confounders_ : Confounders or None
+        The frozen schema of z; None if there is no z.
+    training_summary_ : TrainingSummary
+        Rows and classes of each source site, and a fingerprint of the data.
+    classifier_sees_ : str
+        "x" or "xz", as chosen.
+    held_out_nll_ : dict
+        The NLL of held-out labels for each choice that was tried.
+    estimator_ : estimator or None
+        The fitted estimator; None if X is the probabilities.
+    rehearsal_ : Rehearsal
+        The result of adapting to each source site, left out in turn.
+
+    Notes
+    -----
+    A probability of zero counts as half the smallest positive probability of the source rows, and at least 1e-12. Rows
+    whose probabilities do not sum to one (within 0.001) are an error.
 
     Examples
     --------
@@ -99,7 +126,7 @@ class PrevalenceAdjuster(SiteModel):
     >>> here = post.adapt(forest.predict_proba(X_new), sample_confounder=Z_new)
     >>> here.prevalence(), here.predict_proba(forest.predict_proba(X_new), sample_confounder=Z_new)
 
-    A classifier of pairs of sex and diagnosis, at a site that does not tell sex:
+    A classifier of pairs (sex, diagnosis), at a site that does not record sex:
 
     >>> pairs = PrevalenceAdjuster(joint=pd.DataFrame({"sex": ["f", "m"]}))
     >>> pairs.fit(proba_of_pairs, y, sample_confounder=Z, sample_domain=hospital)
@@ -107,8 +134,8 @@ class PrevalenceAdjuster(SiteModel):
     """
 
     joint_: PairModel | None = None
-    knockout = 0.5  # of a variable of z, where f and g learn what to say without it
-    _column_names: tuple[str, ...] | None = None  # of a frame of probabilities at fit
+    knockout = 0.5  # probability of hiding a variable of z, so that f and g also learn the case without it
+    _column_names: tuple[str, ...] | None = None  # column names of the frame of probabilities at fit
 
     def __init__(
         self,
@@ -122,6 +149,9 @@ class PrevalenceAdjuster(SiteModel):
         joint: Any = None,
         missing: str = "auto",
         rehearsal: str | None = "auto",
+        balance: bool | str = "auto",
+        solver: str | EM = "auto",
+        prevalence_dropout: float = 0.0,
     ) -> None:
         self.estimator = estimator
         self.calibration = calibration
@@ -132,6 +162,9 @@ class PrevalenceAdjuster(SiteModel):
         self.joint = joint
         self.missing = missing
         self.rehearsal = rehearsal
+        self.balance = balance
+        self.solver = solver
+        self.prevalence_dropout = prevalence_dropout
 
     def fit(
         self,
@@ -142,10 +175,27 @@ class PrevalenceAdjuster(SiteModel):
         groups: Any = None,
         sample_weight: Any = None,
     ) -> Self:
-        """Learn log f from labeled source rows: probabilities (n, K), of pairs (n, M, K), or inputs of the estimator.
+        """Learn log f from labeled source rows.
 
-        `sample_domain` names the site of each row (None: one site), `sample_confounder` is Z with NaN where missing,
-        `groups` (patients) are never split between folds; where sites are diagnosed, patients count.
+        Parameters
+        ----------
+        X : array-like of shape (n, K), (n, M, K) or (n, d)
+            Probabilities, probabilities of pairs (if `joint` is given), or inputs of the estimator.
+        y : array-like of shape (n,)
+            Labels.
+        sample_domain : array-like of shape (n,), optional
+            The site of each row; one site otherwise.
+        sample_confounder : DataFrame or array-like of shape (n, V), optional
+            The confounders z, NaN where missing.
+        groups : array-like of shape (n,), optional
+            Patients. A patient is never split between folds, and checks count patients instead of rows.
+        sample_weight : array-like of shape (n,), optional
+            Weights of the rows.
+
+        Returns
+        -------
+        PrevalenceAdjuster
+            Itself, fitted.
         """
         self._check_settings()
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -163,11 +213,11 @@ class PrevalenceAdjuster(SiteModel):
         return self
 
     def _fit_folds(self, parts: list[Part], data: TrainingData, X: Any, seed: int) -> Iterator[Fold]:
-        """Adjusters learned without some sites: g, log f and its calibration; an estimator that came unfitted too."""
+        """Adjusters fitted without some sites: g, log f, calibration, and the estimator if it was given unfitted."""
         refits = self.estimator is not None and not is_ready(self.estimator)
         for part in parts:
             fold, own = clone(self), part.data
-            inputs: Callable[[Tensor], Any] = data.rows.X.__getitem__  # log p, the same in every fold
+            inputs: Callable[[Tensor], Any] = data.rows.X.__getitem__  # log p, the same in all folds
             if refits:
                 classifier, log_proba = self._refit(part, data.classes, X, seed)
                 own = replace(own, rows=replace(own.rows, X=log_proba))
@@ -176,14 +226,14 @@ class PrevalenceAdjuster(SiteModel):
             yield Fold(fold, inputs)
 
     def _refit(self, part: Part, classes: Array, X: Any, seed: int) -> tuple[Classifier, Tensor]:
-        """The estimator fitted to a part of the rows, and their cross-fitted log p."""
+        """The estimator fitted to some of the rows, and their cross-fitted log p."""
         rows = part.data.rows
         weight = None if bool((rows.weight == 1).all()) else rows.weight.double().numpy()
         y, some = classes[rows.y.numpy()], _safe_indexing(indexable(X)[0], part.rows.numpy())
         return cross_fit_classifier(self.estimator, some, y, classes, rows.groups, weight, seed)
 
     def _learn(self, data: TrainingData, seed: int) -> None:
-        """From checked rows, whose X is log p, everything but the classifier."""
+        """Learn everything except the classifier, from checked rows whose X is log p."""
         rows, schema = data.rows, data.schema
         self._learn_sites(data, rows, seed)
         own = self._cross_fit(rows, seed)
@@ -218,7 +268,7 @@ class PrevalenceAdjuster(SiteModel):
         self.joint_ = None
 
     def _learn_pairs(self, rows: LabeledRows, own: RowPrevalence) -> None:
-        """From log P(y, z|x) of checked rows: log f, which needs no fit, and r over the z-points."""
+        """Learn r over the z-points from log P(y, z|x) of checked rows; log f needs no fit."""
         points = read_points(self.joint, self.confounders_)
         assert self.confounders_ is not None
         bank, prior = fit_pairs(rows, points, self.confounders_, len(self.classes_))
@@ -230,12 +280,12 @@ class PrevalenceAdjuster(SiteModel):
 
     def _check_settings(self) -> None:
         problems = Problems("PrevalenceAdjuster")
+        self._check_scaling(problems)
+        self._check_prevalence(problems)
         problem = estimator_problem(self.estimator)
         if problem is not None:
             problems.add(problem)
         for name, known in (
-            ("calibration", CALIBRATIONS),
-            ("prevalence", ("auto", *FAMILIES)),
             ("classifier_sees", SEES),
             ("missing", MISSING),
             ("rehearsal", REHEARSALS),
@@ -251,7 +301,7 @@ class PrevalenceAdjuster(SiteModel):
         problems.raise_if_any()
 
     def _score_source(self, X: Any, y: Any, groups: Any, weight: Any, seed: int) -> tuple[Classifier, Tensor]:
-        """The classifier, and its log p of the source rows."""
+        """The classifier, and log p of the source rows."""
         problems = Problems("fit")
         labels, target = read_classes(y, problems)
         problems.raise_if_any()
@@ -269,7 +319,7 @@ class PrevalenceAdjuster(SiteModel):
         return classifier, probabilities.clamp_min(classifier.floor).log()
 
     def _class_order(self, labels: Array, problems: Problems) -> Array:
-        """The classes in the order of the columns; labels that are not among them are noted."""
+        """The classes in the order of the columns; unknown labels are added to `problems`."""
         fitted = self.joint is None and is_ready(self.estimator) and hasattr(self.estimator, "classes_")
         classes = np.asarray(self.estimator.classes_) if fitted else labels
         if self.classes is not None:
@@ -284,7 +334,7 @@ class PrevalenceAdjuster(SiteModel):
         return classes
 
     def _note_inputs(self, X: Any) -> None:
-        """How many features there are and what they are called, where that can be said."""
+        """Set the number and the names of the features, if they are known."""
         source = self.estimator_ if self.estimator_ is not None else None
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(self, name):
@@ -295,8 +345,13 @@ class PrevalenceAdjuster(SiteModel):
             self.n_features_in_ = len(self.classifier_.columns)
         self._column_names = column_names(X) if source is None and isinstance(X, pd.DataFrame) else None
 
+    @property
+    def probability_columns(self) -> list[str]:
+        """What the columns of probabilities are called where they are handed over: as at fit, or after the classes."""
+        return list(self._column_names or (f"p_{name}" for name in self.classifier_.columns))
+
     def facts(self) -> dict[str, Any]:
-        """The classifier, and what it was taken to see."""
+        """The classifier, and whether it sees z, for reports."""
         name = "probabilities handed over" if self.estimator_ is None else type(self.estimator_).__name__
         facts = {"classifier": name, "classifier sees": self.classifier_sees_}
         if self.joint is not None:
@@ -308,7 +363,7 @@ class PrevalenceAdjuster(SiteModel):
         return self.classifier_.log_proba(self._in_fitted_order(X))
 
     def _in_fitted_order(self, X: Any) -> Any:
-        """A frame of probabilities with its columns as at fit, or as the classes; ValueError where they differ."""
+        """A frame of probabilities with the columns of `fit`, or of the classes; ValueError if they differ."""
         fitted = self._column_names
         if fitted is None or not isinstance(X, pd.DataFrame):
             return X
@@ -318,12 +373,12 @@ class PrevalenceAdjuster(SiteModel):
         if sorted(names) != sorted(fitted):
             raise ValueError(
                 f"PrevalenceAdjuster: probabilities have the columns {shortened(list(names))}, at fit they had "
-                f"{shortened(list(fitted))}: name them so, or hand over an array in that order"
+                f"{shortened(list(fitted))}: give them the same names, or pass an array in that order"
             )
         return X.iloc[:, [names.index(name) for name in fitted]]
 
     def calibrated_log_ratio(self, X: Tensor, codes: Tensor) -> Tensor:
-        """Calibrated log f, some rows at a time."""
+        """Calibrated log f, computed in chunks of rows."""
         return in_stretches(super().calibrated_log_ratio, X, codes)
 
     def raw_log_ratio(self, X: Tensor, codes: Tensor) -> Tensor:
@@ -346,5 +401,5 @@ class PrevalenceAdjuster(SiteModel):
 
 
 def _log_proba_of(classifier: Classifier, X: Any, rows: Tensor) -> Tensor:
-    """log p of some of the rows of X, by their numbers."""
+    """log p of some rows of X, given by their numbers."""
     return classifier.log_proba(_safe_indexing(indexable(X)[0], rows.numpy()))

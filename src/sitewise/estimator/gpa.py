@@ -1,4 +1,4 @@
-"""GPAClassifier: the paper's algorithm 3, train, calibrate, adapt, predict."""
+"""GPAClassifier, algorithm 3 of the paper: train, calibrate, adapt, predict."""
 
 import os
 import re
@@ -13,9 +13,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from sitewise.adaptation.families import FAMILIES
-from sitewise.arrays import Problems, did_you_mean, read_groups
-from sitewise.calibration import METHODS as CALIBRATIONS
+from sitewise.arrays import Problems, read_groups
 from sitewise.estimator.model import SiteModel
 from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, Fold, Part, rehearse
 from sitewise.estimator.scoring.cached import cached_log_ratio, cached_score
@@ -35,8 +33,9 @@ from sitewise.estimator.without_z.joint import JointModel, calibrate_critic, fit
 from sitewise.inputs import Inputs
 from sitewise.ratio import RatioObjective, Scorer, build_ratio, for_network, network_inputs
 from sitewise.rows import LabeledRows
+from sitewise.solvers import EM
 from sitewise.training import AUGMENTATIONS, Recipe, train
-from sitewise.training.side_by_side import count_rooms, run_side_by_side
+from sitewise.training.side_by_side import count_parallel, run_side_by_side
 
 EXPECTED_FAILED_CHECKS = {
     "check_sample_weight_equivalence_on_dense_data": (
@@ -45,51 +44,98 @@ EXPECTED_FAILED_CHECKS = {
 }
 
 
-FOLD_VALIDATION = 0.2  # the share held out in a rehearsal's training, where a whole site is otherwise
+FOLD_VALIDATION = 0.2  # share held out in the trainings of a rehearsal, if a whole site is held out otherwise
 
 
 class GPAClassifier(SiteModel):
-    """Generalized Prevalence Adjustment: a classifier that adapts to new sites with unlabeled data.
+    """Generalized Prevalence Adjustment (GPA): a classifier that adapts to new sites with unlabeled data.
 
-    P_e(y|x,z) = softmax(log f(x,z) + log g_e(z)) at site e, where f is a network trained on all sites with their g_e
-    given, and g_e(z) = P_e(y|z) is fitted to the site's labels, or at a new site estimated from unlabeled rows.
+    At site e, P_e(y|x,z) = softmax(log f(x,z) + log g_e(z)). The network f is trained on all sites together, given
+    their g_e. The prevalence g_e(z) = P_e(y|z) is fitted to the labels of a training site, and estimated from unlabeled
+    rows at a new site.
 
     Parameters
     ----------
-    backbone : "auto" (by the shape of X), "mlp", "cnn" (the paper's for digits), "monai:resnet18", "monai:resnet50",
-        "timm:NAME", "torchvision:NAME", or a torch module that gives features.
-    prevalence : the model of g: "auto", "constant", "table", "additive" or "network" (the paper's).
-    knockout : the probability with which each confounder is hidden in training, so that it may be missing later.
-    missing : how rows that lack z are predicted: "knockout" (the paper's way), "joint" (exactly, from an estimate of
-        the site's joint of z and y), or "auto" (knockout; the joint model where no row of a site has all
-        of z and left-out likelihood speaks for it).
-    calibration : of log f on held-out rows: "vector", "bias_corrected", "temperature" or "none".
-    weights : a local file with weights for the backbone, .safetensors, .pt or .pth; its classifier is left out.
-    normalize : of images: None (bytes / 255), "imagenet", or "data" (by mean and spread of the training images).
-    recipe : how f is trained: "default", "augmented" (images), "gpa2024", "gpa2024_resnet" (the paper's) or a
-        `Recipe`.
-    epochs, batch_size, learning_rate : changes to the recipe.
-    validation : the share of each site held out for the choice of the snapshot and for calibration (groups kept
-        whole), the name of a site held out for it, or None.
-    device : "auto" (a GPU where there is one), "cpu", "cuda" or "mps".
-    devices, nodes : how many of them train f together ("auto": all), on how many machines; the result is that of one to
-        rounding. They need `sitewise[gpu]`. Several machines are started by torchrun.
-    strategy : "auto" (the processes of torchrun where it started us, otherwise new ones), "ddp" or "ddp_spawn": only
-        the one or the other.
-    checkpoint : a file, or a folder, in which training is saved after every epoch: a fit that was killed goes on from
-        there when it is called again with the same data and settings. It is removed when training ends.
-    cache : a folder in which log f is kept by the content of the network and of the rows: every adaptation, prediction
-        or calibration on rows that were scored before, also by another process, leaves the network alone.
-    verbose : True or False for the progress bar; None shows it on a terminal.
-    random_state : seed; a CPU run repeats to the bit.
+    backbone : str or torch module
+        The network for x: "auto" (chosen by the shape of X), "mlp", "cnn" (the paper's network for digits),
+        "monai:resnet18", "monai:resnet50", "timm:NAME", "torchvision:NAME", or a torch module that returns features.
+    prevalence : {"auto", "constant", "table", "additive", "network"}
+        The model of g. "network" is the paper's network; at a new site it is fitted by the paper's EM if `solver` says
+        so, otherwise by direct maximization of the likelihood.
+    knockout : float
+        The probability with which each confounder is hidden in training. It may then be missing at prediction.
+    missing : {"auto", "knockout", "joint"}
+        How rows that lack z are predicted. "knockout": from f with z missing, as in the paper. "joint": from the site's
+        joint distribution P(z, y), which is estimated from x. "auto": "joint" if no row of a site has all of z and the
+        joint model has the higher left-out likelihood; "knockout" otherwise.
+    calibration : {"vector", "bias_corrected", "temperature", "none"}
+        The calibration of log f on held-out rows.
+    weights : path, optional
+        A local file with weights of the backbone: .safetensors, .pt or .pth. Weights of its last, classifying layer are
+        not used.
+    normalize : {None, "imagenet", "data"}
+        How images are normalized. None: bytes are divided by 255. "data": by mean and standard deviation of the
+        training images.
+    recipe : str or Recipe
+        How f is trained: "default", "augmented" (for images), "gpa2024" or "gpa2024_resnet" (the paper's; `Recipe`
+        says what the paper leaves open), "gpa2024_release" (that of its published code), or a `Recipe`.
+    epochs : int, optional
+        Replaces the number of epochs of the recipe.
+    batch_size : int, optional
+        Replaces the batch size of the recipe.
+    learning_rate : float, optional
+        Replaces the learning rate of the recipe.
+    validation : float, str or None
+        The held-out rows, which are used to choose the best epoch and to calibrate: a share of each site (groups are
+        kept whole), or the name of a site. None: no rows are held out.
+    device : {"auto", "cpu", "cuda", "mps"}
+        The device; "auto" uses a GPU if there is one.
+    devices : int or "auto"
+        The number of devices that train f together; "auto": all. The result is that of one device, up to rounding.
+        Several devices need `sitewise[gpu]`.
+    nodes : int
+        The number of machines; several are started by torchrun.
+    strategy : {"auto", "ddp", "ddp_spawn"}
+        "ddp": use the processes that torchrun started. "ddp_spawn": start new processes. "auto": the first, if torchrun
+        started this process, otherwise the second.
+    checkpoint : path, optional
+        A file or folder in which training is saved after each epoch. If `fit` was interrupted, call it again with the
+        same data and settings to continue from there. It is removed when training ends.
+    cache : path, optional
+        A folder in which computed values of log f are kept. They are looked up by the content of network and rows, so
+        rows that were scored before, also by another process, are not scored again.
+    verbose : bool, optional
+        Whether to show the progress bar. None: only on a terminal.
+    random_state : int, RandomState or None
+        Seed. Runs on a CPU are reproducible to the bit.
+    rehearsal : {"auto", "sites", "rows", None}
+        What `fit` rehearses adaptation with. "sites": each training site is left out in turn, adapted to without its
+        labels, and then scored by them. "rows": only held-out rows are used, without training again. "auto": "sites" if
+        there are several sites, otherwise "rows". None: no rehearsal.
+    balance : bool or "auto"
+        Whether f is balanced on held-out rows before it is calibrated: its mean at each z is made the same for all
+        classes (equation 18a). "auto": if it is calibrated. The paper does not balance f.
+    solver : str or EM
+        The solver of g at a new site, as for `estimate_prevalence`. `EM(iterations=5)` is the paper's. EM takes no
+        prior: what rehearsal learned for one is not used then.
+    prevalence_dropout : float
+        The share of hidden units that are dropped while a network g is fitted. The paper has 0.5 for ISIC and CXR, and
+        none for digits.
 
     Attributes
     ----------
-    classes_ : the classes, in order.
-    sites_ : the names of the training sites.
-    confounders_ : the frozen schema of z, None if trained without.
-    training_history_ : loss and validation loss of every epoch.
-    training_summary_ : rows and classes of every training site, and a fingerprint of the data.
+    classes_ : ndarray of shape (K,)
+        The classes, in order.
+    sites_ : list
+        The names of the training sites.
+    confounders_ : Confounders or None
+        The frozen schema of z; None if trained without z.
+    training_history_ : list of dict
+        Training and validation loss of each epoch.
+    training_summary_ : TrainingSummary
+        Rows and classes of each training site, and a fingerprint of the data.
+    rehearsal_ : Rehearsal
+        The result of adapting to each training site, left out in turn.
 
     Examples
     --------
@@ -128,6 +174,9 @@ class GPAClassifier(SiteModel):
         verbose: bool | None = None,
         random_state: Any = 0,
         rehearsal: str | None = "auto",
+        balance: bool | str = "auto",
+        solver: str | EM = "auto",
+        prevalence_dropout: float = 0.0,
     ) -> None:
         self.backbone = backbone
         self.prevalence = prevalence
@@ -150,6 +199,9 @@ class GPAClassifier(SiteModel):
         self.verbose = verbose
         self.random_state = random_state
         self.rehearsal = rehearsal
+        self.balance = balance
+        self.solver = solver
+        self.prevalence_dropout = prevalence_dropout
 
     def fit(
         self,
@@ -160,15 +212,33 @@ class GPAClassifier(SiteModel):
         groups: Any = None,
         sample_weight: Any = None,
     ) -> Self:
-        """Train f on all sites with each site's g given, then calibrate it on held-out rows.
+        """Train f on all sites, given the g of each site, then calibrate it on held-out rows.
 
-        `sample_domain` names the site of each row (None: one site), `sample_confounder` is Z with NaN where missing,
-        `groups` (patients) are never split between training and validation; where sites are diagnosed, patients count.
+        Parameters
+        ----------
+        X : array-like of shape (n, d), (n, H, W) or (n, C, H, W)
+            A table, or images as uint8 or floats.
+        y : array-like of shape (n,)
+            Labels.
+        sample_domain : array-like of shape (n,), optional
+            The site of each row; one site otherwise.
+        sample_confounder : DataFrame or array-like of shape (n, V), optional
+            The confounders z, NaN where missing.
+        groups : array-like of shape (n,), optional
+            Patients. A patient is never split between training and validation, and checks count patients instead of
+            rows.
+        sample_weight : array-like of shape (n,), optional
+            Weights of the rows.
+
+        Returns
+        -------
+        GPAClassifier
+            Itself, fitted.
         """
         before = dict(vars(self))
         try:
             self._fit(X, y, sample_domain, sample_confounder, groups, sample_weight)
-        except BaseException:  # leave nothing half-fitted, whatever went wrong
+        except BaseException:  # do not leave a half-fitted model
             self.__dict__.clear()
             self.__dict__.update(before)
             raise
@@ -196,25 +266,25 @@ class GPAClassifier(SiteModel):
     def _learn_folds(
         self, parts: list[Part], recipe: Recipe, seed: int
     ) -> Iterator[tuple["GPAClassifier", list[Path]]]:
-        """Models without some sites each, at the same time where a GPU has room for them."""
+        """Models that are trained without some sites, several at a time if the GPU memory allows it."""
         in_memory = all(isinstance(part.data.rows.X, Tensor) for part in parts)
-        n_rooms = count_rooms(len(parts), self.device, self.devices, self.nodes) if in_memory else 1
-        verbose = self.verbose if n_rooms == 1 else False
+        n_parallel = count_parallel(len(parts), self.device, self.devices, self.nodes) if in_memory else 1
+        verbose = self.verbose if n_parallel == 1 else False
         tasks = [
             (self._fold(verbose), part.data, recipe, seed, f"rehearsal {number} of {len(parts)}, without {part.name}")
             for number, part in enumerate(parts, start=1)
         ]
-        return run_side_by_side(_learn_fold, tasks, n_rooms, f"{len(parts)} rehearsals", self.verbose)
+        return run_side_by_side(_learn_fold, tasks, n_parallel, f"{len(parts)} rehearsals", self.verbose)
 
     def _fold(self, verbose: bool | None) -> "GPAClassifier":
-        """A model like this one, to be trained without some sites: z that is missing stays knocked out."""
+        """A model with the same settings, to be trained without some sites; missing z is handled by knockout."""
         changes: dict[str, Any] = {"missing": "knockout", "rehearsal": None, "verbose": verbose}
-        if isinstance(self.validation, str):  # that site may be the one left out
+        if isinstance(self.validation, str):  # that site may be among those left out
             changes["validation"] = FOLD_VALIDATION
         return GPAClassifier(**{**self.get_params(deep=False), **changes})
 
     def _learn(self, data: TrainingData, recipe: Recipe, seed: int, label: str = "training f") -> list[Path]:
-        """Everything but the rehearsal, from checked rows; the checkpoint that is left, if any, to be removed."""
+        """Train, calibrate and fit all else but the rehearsal; return the checkpoints to remove."""
         kept, held = split_validation(data, self.validation, seed)
         training, validation = data.rows.take(kept), data.rows.take(held)
         self._learn_sites(data, training, seed)
@@ -256,9 +326,7 @@ class GPAClassifier(SiteModel):
         recipe = read_network_settings(self, problems)
         if self.cache is not None and (not isinstance(self.cache, str | os.PathLike) or os.path.isfile(self.cache)):
             problems.add(f"cache must be the path of a folder, got {self.cache!r}")
-        if self.prevalence not in ("auto", *FAMILIES):
-            meant = did_you_mean(self.prevalence, FAMILIES)
-            problems.add(f"prevalence must be one of auto, {', '.join(FAMILIES)}, got {self.prevalence!r}{meant}")
+        self._check_prevalence(problems)
         if not 0 <= self.knockout < 1:
             problems.add(f"knockout must be a probability below one, got {self.knockout!r}")
         if self.rehearsal not in REHEARSALS:
@@ -266,13 +334,12 @@ class GPAClassifier(SiteModel):
             problems.add(f"rehearsal must be one of {known}, got {self.rehearsal!r}")
         if self.missing not in MISSING:
             problems.add(f"missing must be one of {', '.join(MISSING)}, got {self.missing!r}")
-        if self.calibration not in CALIBRATIONS:
-            problems.add(f"calibration must be one of {', '.join(CALIBRATIONS)}, got {self.calibration!r}")
+        self._check_scaling(problems)
         problems.raise_if_any()
         return recipe
 
     def _validation_prevalence(self, validation: LabeledRows, seed: int) -> RowPrevalence:
-        """g for the held-out rows by models that saw none of their labels."""
+        """g of the held-out rows, by models that did not see their labels."""
         models = {s: self.site_prevalences_[n] for s, n in enumerate(self.sites_) if n in self.site_prevalences_}
         if all(s in models for s in torch.unique(validation.site).tolist()):
             return by_site(validation.site, models)
@@ -295,7 +362,26 @@ class GPAClassifier(SiteModel):
     def calibrate(
         self, X: Any, y: Any, sample_domain: Any = None, sample_confounder: Any = None, groups: Any = None
     ) -> Self:
-        """Replace the calibration by one fitted on labeled rows of a site of its own; f and g stay as they are."""
+        """Calibrate again, on labeled rows of a separate site. f and g are not changed.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d), (n, H, W) or (n, C, H, W)
+            Labeled rows.
+        y : array-like of shape (n,)
+            Labels.
+        sample_domain : array-like of shape (n,), optional
+            The site of each row; one site otherwise.
+        sample_confounder : DataFrame or array-like of shape (n, V), optional
+            The confounders z, NaN where missing.
+        groups : array-like of shape (n,), optional
+            Patients.
+
+        Returns
+        -------
+        GPAClassifier
+            Itself, with the new calibration.
+        """
         check_is_fitted(self)
         inputs = read_inputs(self, X, reset=False)
         problems = Problems("calibrate")
@@ -313,12 +399,13 @@ class GPAClassifier(SiteModel):
         rows = LabeledRows(X=inputs, y=numbers, weight=weight, site=site, codes=codes, groups=group)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self._hold_out(score_held_out(rows, self._cross_fit(rows, seed), self.confounders_, self.score_raw))
+        self._keep_rehearsed()
         self.joint_ = None if self.joint_ is None else calibrate_critic(self, self.joint_, rows, seed)
         self.joint_ = judged(self, rows)
         return self
 
     def facts(self) -> dict[str, Any]:
-        """The network and its training."""
+        """The network and its training, for reports."""
         return {
             "network": self.backbone if isinstance(self.backbone, str) else type(self.backbone).__name__,
             "knockout": float(self.knockout),
@@ -327,7 +414,7 @@ class GPAClassifier(SiteModel):
         }
 
     def inputs_of(self, X: Any) -> Inputs:
-        """X as at fit, checked."""
+        """X in the format of `fit`, checked."""
         return read_inputs(self, X, reset=False)
 
     def raw_log_ratio(self, X: Inputs, codes: Tensor) -> Tensor:
@@ -347,7 +434,7 @@ def _learn_fold(
 
 
 def _checkpoint_of(where: str | os.PathLike[str] | None, label: str) -> str | os.PathLike[str] | None:
-    """Where a training is saved: a folder gives each a name of its own, beside a file the rehearsals have theirs."""
+    """The path of a checkpoint: a given folder as it is; for a given file, rehearsals get files next to it."""
     if where is None or label == "training f" or not Path(where).suffix or Path(where).is_dir():
         return where
     name = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")

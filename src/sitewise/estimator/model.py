@@ -1,4 +1,4 @@
-"""What every model of this package does once it is fitted: predict at its own sites, adapt to others, plan, save."""
+"""What all fitted models share: predict at training sites, adapt to new sites, plan, save."""
 
 import copy
 import os
@@ -17,13 +17,14 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from sitewise.adaptation.families import quick_model
+from sitewise.adaptation.families import FAMILIES, dropout_problem, quick_model, solver_problem
 from sitewise.adaptation.known import Known, read_known
 from sitewise.arrays import Problems, did_you_mean, read_groups, read_weight
 from sitewise.calibration import METHODS, Calibration
 from sitewise.confounders import Confounders, Notes
 from sitewise.diagnosis import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
+from sitewise.estimator.at_site.partitioned import adapt_partitions
 from sitewise.estimator.at_site.updating import estimate_rows
 from sitewise.estimator.source.balance import Balance, fit_balance
 from sitewise.estimator.source.columns import split_confounders
@@ -44,53 +45,58 @@ from sitewise.estimator.source.reading import (
     read_partial_labels,
     summarize_training,
 )
-from sitewise.estimator.source.regions import Region, find_unsupported, in_regions, warn_kept
+from sitewise.estimator.source.regions import Region, find_unsupported, in_regions, region_counts, warn_kept
 from sitewise.estimator.source.splitting import folds
 from sitewise.estimator.without_z.choosing import fit_site_joint
 from sitewise.estimator.without_z.predicting import rows_with_joint
+from sitewise.partitions import is_dask, map_rows
 from sitewise.posterior import combine
 from sitewise.prevalence import Prevalence, SitePrior
 from sitewise.rows import HeldOut, LabeledRows, ScoredRows, SiteRows
 from sitewise.samplesize import LabelPlan, SamplePlan, plan_labels, plan_sample_size
+from sitewise.solvers import EM
 
-CROSS_SEED = 0  # of the folds in which held-out rows are calibrated by others
+CROSS_SEED = 0  # of the folds for cross-calibration
 POLICIES = ("auto", "as trained", "rows")
 OLD_NAME = (
-    "fallback={value!r} is what policy='auto' does: where a check fails predictions are as trained. Leave fallback out"
+    "fallback={value!r} is what policy='auto' does: if a check fails, predictions are as trained. Leave fallback out"
 )
 GONE = (
-    "fallback='marginal' is gone: it believed the rows where the checks had rejected them. Leave it out for "
-    "policy='auto', which is as trained there, or take policy='rows'"
+    "fallback='marginal' was removed: it trusted rows that the checks had rejected. Leave it out for "
+    "policy='auto', which predicts as trained there, or use policy='rows'"
 )
 NOTHING_HELD_OUT = (
     "plan: the model has no held-out rows (validation=None): train with validation=0.2, "
-    "or calibrate it on a site of its own"
+    "or call calibrate with a separate site"
 )
 
 
 class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type: ignore[misc]
-    """A fitted f with the g of its training sites; where f comes from is a subclass's business.
+    """A fitted f with the g of its training sites; subclasses define how f is computed.
 
-    A subclass reads inputs (`inputs_of`) and scores them (`raw_log_ratio`, `score_raw`); its `fit` sets all that is
-    declared here. The other modules of the package ask a model for
+    A subclass reads inputs (`inputs_of`) and scores them (`raw_log_ratio`, `score_raw`); its `fit` sets all attributes
+    that are declared here. Other modules of the package use only
 
-    - what it learned: `pooled_prevalence_` and `site_prevalences_` (g), `unsupported_` (regions where f is not
+    - learned attributes: `pooled_prevalence_` and `site_prevalences_` (g), `unsupported_` (regions where f is not
       identified), `held_out_` rows with `balance_` and `calibrations_`, `prior_` of a new site, `joint_` for rows
       without z;
-    - rows, read once: `read_site` (inputs too), `read_rows`, `codes_of`;
-    - log f of inputs and codes: `calibrated_log_ratio`, and in steps `raw_log_ratio`, `balanced`, `calibrated`;
-    - held-out rows as they serve: `telling_rows`, `cross_calibrated`; and `prior_of` a policy.
+    - methods that read rows: `read_site` (with inputs), `read_rows`, `codes_of`;
+    - methods that compute log f: `calibrated_log_ratio`, or in steps `raw_log_ratio`, `balanced`, `calibrated`;
+    - held-out rows for tests and calibration (`telling_rows`, `cross_calibrated`), and `prior_of` a policy.
     """
 
     prevalence: str
+    prevalence_dropout: float
+    solver: str | EM
     calibration: str
+    balance: bool | str
     missing: str
     knockout: float
     rehearsal: str | None
     random_state: Any
     about_: Mapping[str, str] = MappingProxyType(
         {}
-    )  # what people call the outcome and its positive class, intended use, contact
+    )  # names of the outcome and its positive class, intended use, contact
     classes_: Array
     sites_: list[Any]
     confounders_: Confounders | None
@@ -102,17 +108,17 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
     held_out_: tuple[HeldOut, HeldOut]  # with all of z, and with z hidden
     calibrations_: tuple[Calibration, Calibration]
     balance_: Balance | None = None  # the mean of f at z, which is divided out
-    deviation_: Tensor | None = None  # (D,) how far the training sites' g differ, feature by feature
+    deviation_: Tensor | None = None  # (D,) variances between the training sites' g, for each feature of z
     joint_: Any = None  # r over points of z, for rows that lack z
-    prior_: SitePrior  # what the training sites say about a new one
+    prior_: SitePrior  # prior of a new site, from the training sites
 
     @abstractmethod
     def _check_settings(self) -> Any:
-        """Raise a ValueError that names every setting that is wrong."""
+        """Raise a ValueError that names all wrong settings."""
 
     @abstractmethod
     def inputs_of(self, X: Any) -> Any:
-        """X as scoring wants it, checked; it has a length."""
+        """X checked, in the form that scoring reads; it has a length."""
 
     @abstractmethod
     def raw_log_ratio(self, X: Any, codes: Tensor) -> Tensor:
@@ -120,29 +126,72 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
 
     @abstractmethod
     def score_raw(self, X: Any, codes: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """log f before calibration, and the features of some of the rows with their numbers, if there are features."""
+        """log f before calibration, and, if there are features, those of some rows with the numbers of these rows."""
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """How f came about, by heading, for reports."""
+        """How f was made, by heading, for reports."""
 
     def log_ratio(self, X: Any, sample_confounder: Any = None) -> Any:
-        """Calibrated log f(x,z), (n, K), for the array-level functions; z missing in part or whole is averaged out."""
+        """Compute calibrated log f(x,z), for the functions that work on arrays (`estimate_prevalence`, `adjust`).
+
+        Parameters
+        ----------
+        X : array-like
+            Rows, as at `fit`.
+        sample_confounder : DataFrame or array-like of shape (n, V), optional
+            Their confounders z; missing values are allowed.
+
+        Returns
+        -------
+        ndarray of shape (n, K)
+            log f, a column for each class; a tensor if X is a tensor, a Dask collection if X is one.
+        """
         check_is_fitted(self)
+        if is_dask(X):
+            return map_rows(self.log_ratio, X, sample_confounder, columns=self.get_feature_names_out().tolist())
         inputs = self.inputs_of(X)
         return _like(X, self.calibrated_log_ratio(inputs, self.codes_of(sample_confounder, len(inputs))))
 
     def transform(self, X: Any, sample_confounder: Any = None) -> Any:
-        """What is stable from site to site, the same as `log_ratio`; a frame after `set_output(transform="pandas")`."""
+        """Return `log_ratio`, the part of the prediction that is stable from site to site.
+
+        Parameters
+        ----------
+        X : array-like
+            Rows, as at `fit`.
+        sample_confounder : DataFrame or array-like of shape (n, V), optional
+            Their confounders z; missing values are allowed.
+
+        Returns
+        -------
+        ndarray or DataFrame of shape (n, K)
+            log f; a frame after `set_output(transform="pandas")`.
+        """
         return self.log_ratio(X, sample_confounder)
 
     def get_feature_names_out(self, input_features: Any = None) -> Array:
-        """The names of the columns that `transform` gives."""
+        """The names of the columns of `transform`."""
         check_is_fitted(self)
         return np.array([f"log_ratio_{label}" for label in self.classes_.tolist()], dtype=object)
 
     def predict_proba(self, X: Any, sample_domain: Any = None, sample_confounder: Any = None) -> Any:
-        """P(y|x,z) with the g of each row's training site; without `sample_domain`, of all training rows together."""
+        """Predict P(y|x,z) at training sites. For a new site, use `adapt`.
+
+        Parameters
+        ----------
+        X : array-like
+            Rows, as at `fit`.
+        sample_domain : array-like of shape (n,), optional
+            The training site of each row, whose g is used. None: the g of all training rows together.
+        sample_confounder : DataFrame or array-like of shape (n, V), optional
+            Their confounders z; missing values are allowed.
+
+        Returns
+        -------
+        ndarray of shape (n, K)
+            Probabilities, a column for each class; a tensor if X is a tensor.
+        """
         check_is_fitted(self)
         inputs = self.inputs_of(X)
         codes = self.codes_of(sample_confounder, len(inputs))
@@ -153,12 +202,27 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         return _like(X, combine(self.calibrated_log_ratio(inputs, codes), log_prevalence).exp())
 
     def predict(self, X: Any, sample_domain: Any = None, sample_confounder: Any = None) -> Any:
-        """The most probable class of every row."""
+        """Predict the most probable class of each row at training sites.
+
+        Parameters
+        ----------
+        X : array-like
+            Rows, as at `fit`.
+        sample_domain : array-like of shape (n,), optional
+            The training site of each row, as in `predict_proba`.
+        sample_confounder : DataFrame or array-like of shape (n, V), optional
+            Their confounders z; missing values are allowed.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            Classes.
+        """
         probability = self.predict_proba(X, sample_domain=sample_domain, sample_confounder=sample_confounder)
         return self.classes_[np.asarray(probability).argmax(axis=1)]
 
     def _learn_sites(self, data: TrainingData, training: LabeledRows, seed: int) -> None:
-        """What labels say of the sites: g of each by its training rows, of all, and where f cannot be known."""
+        """Fit g of each training site and of all rows together, and find the regions where f is not identified."""
         rows, schema, n_classes = data.rows, data.schema, len(data.classes)
         self.classes_, self.sites_, self.confounders_ = data.classes, data.site_names, schema
         self.training_summary_ = summarize_training(data)
@@ -173,25 +237,32 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         self.training_table_ = TrainingTable.of(rows.codes, rows.y, rows.site, names, n_classes, schema)
 
     def fit_prevalence(self, rows: LabeledRows, seed: int) -> Prevalence:
-        """g of labeled rows, by the model of g that was asked for."""
-        return fit_prevalence(self.prevalence, rows, len(self.classes_), self.confounders_, self.knockout, seed)
+        """g of labeled rows, by the chosen model of g."""
+        own = (len(self.classes_), self.confounders_, self.knockout, seed, self.prevalence_dropout)
+        return fit_prevalence(self.prevalence, rows, *own)
 
     def _cross_fit(self, rows: LabeledRows, seed: int) -> RowPrevalence:
-        """g of held-out rows, each by models that did not see it."""
-        return cross_fit(self.prevalence, rows, len(self.classes_), self.confounders_, self.knockout, seed)
+        """g of held-out rows, each by models that did not see its label."""
+        own = (len(self.classes_), self.confounders_, self.knockout, seed, self.prevalence_dropout)
+        return cross_fit(self.prevalence, rows, *own)
 
     def _hold_out(self, held: tuple[HeldOut, HeldOut]) -> None:
-        """Keep held-out rows: f is balanced on them, then calibrated; without calibration it stays as it is."""
+        """Keep the held-out rows; balance f on them, if it is to be, then calibrate it."""
         self.balance_ = None
-        if self.calibration != "none":
+        if self._balances:
             self.balance_ = fit_balance(held[0], self.confounders_, len(self.classes_))
         if self.balance_ is not None:
             held = held[0].balanced(self.balance_.log_mean), held[1].balanced(self.balance_.log_mean)
         self.held_out_ = held
         self._calibrate_held_out()
 
+    @property
+    def _balances(self) -> bool:
+        """Whether the mean of f is divided out: by default where f is calibrated."""
+        return self.calibration != "none" if self.balance == "auto" else bool(self.balance)
+
     def _calibrate_held_out(self) -> None:
-        """Calibrate f on the rows held out, and note what they say of its error."""
+        """Calibrate f on the held-out rows, and estimate its error from them."""
         self.calibrations_ = self._fit_calibrations()
         telling = self.telling_rows()
         which = not len(telling[0])
@@ -202,8 +273,8 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
             self.prior_ = describe_source(rows, calibrated, self.pooled_prevalence_, self.deviation_)
 
     def cross_calibrated(self, held: HeldOut) -> Tensor:
-        """log f (n, K) of held-out rows, each balanced and calibrated by other ones."""
-        if self.calibration == "none":
+        """log f (n, K) of held-out rows, each balanced and calibrated without its own fold."""
+        if self.calibration == "none" and self.balance_ is None:
             return held.raw_log_ratio
         raw = held if self.balance_ is None else held.shifted(self.balance_.log_mean)
         found = torch.empty_like(raw.raw_log_ratio)
@@ -219,56 +290,131 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         return found
 
     def _fit_calibrations(self) -> tuple[Calibration, Calibration]:
-        """Calibrations for rows with all of z and for rows that lack some of it."""
+        """Calibrations for rows with all of z, and for rows that lack some of it."""
         complete, hidden = self.telling_rows()
         n_classes = len(self.classes_)
         first = calibrate(complete, self.calibration, n_classes)
         return first, first if hidden is complete else calibrate(hidden, self.calibration, n_classes)
 
     def telling_rows(self) -> tuple[HeldOut, HeldOut]:
-        """The held-out rows that tell about f: where a class cannot occur, its rows would push f away from it."""
+        """The held-out rows for calibration: without rows at z where a class never occurs, which would bias f."""
         complete, hidden = self.held_out_
         pushing = in_regions(complete.codes, self.unsupported_)
         return (complete.take(~pushing) if bool(pushing.any()) else complete), hidden
 
-    def with_calibration(self, calibration: str) -> Self:
-        """The same f in a model of its own, calibrated otherwise on the same held-out rows."""
+    def with_calibration(self, calibration: str, *, balance: bool | str | None = None) -> Self:
+        """Return a copy of this model with another calibration, fitted to the same held-out rows.
+
+        Parameters
+        ----------
+        calibration : {"vector", "bias_corrected", "temperature", "none"}
+            The calibration.
+        balance : bool or "auto", optional
+            Whether f is balanced first. None: as in this model.
+
+        Returns
+        -------
+        GPAClassifier or PrevalenceAdjuster
+            A new model with the same f; this one is unchanged.
+        """
         check_is_fitted(self)
-        if calibration not in METHODS:  # other settings served their purpose, their files may be gone
-            meant = did_you_mean(calibration, METHODS)
-            raise ValueError(f"calibration must be one of {', '.join(METHODS)}, got {calibration!r}{meant}")
         other = copy.copy(self)
-        other.calibration = calibration
-        if (calibration == "none") == (self.calibration == "none"):  # the same balance
+        other.calibration, other.balance = calibration, self.balance if balance is None else balance
+        problems = Problems("with_calibration")  # other settings are not checked again: their files may no longer exist
+        other._check_scaling(problems)
+        problems.raise_if_any()
+        if other._balances == self._balances:
             other._calibrate_held_out()
+            other._keep_rehearsed()
             return other
         complete, hidden = self.held_out_
         if self.balance_ is not None:
             complete, hidden = complete.shifted(self.balance_.log_mean), hidden.shifted(self.balance_.log_mean)
         other._hold_out((complete, hidden))
+        other._keep_rehearsed()
         return other
+
+    def _check_scaling(self, problems: Problems) -> None:
+        """Note what is wrong with the settings of calibration and balance."""
+        if self.calibration not in METHODS:
+            meant = did_you_mean(self.calibration, METHODS)
+            problems.add(f"calibration must be one of {', '.join(METHODS)}, got {self.calibration!r}{meant}")
+        if not (isinstance(self.balance, bool) or self.balance == "auto"):
+            problems.add(f"balance must be True, False or 'auto', got {self.balance!r}")
+
+    def _check_prevalence(self, problems: Problems) -> None:
+        """Note what is wrong with the settings of g."""
+        if self.prevalence not in ("auto", *FAMILIES):
+            meant = did_you_mean(self.prevalence, FAMILIES)
+            problems.add(f"prevalence must be one of auto, {', '.join(FAMILIES)}, got {self.prevalence!r}{meant}")
+        for wrong in (
+            solver_problem(self.prevalence, self.solver),
+            dropout_problem(self.prevalence, self.prevalence_dropout, "prevalence_dropout"),
+        ):
+            if wrong is not None:
+                problems.add(wrong)
+
+    def _keep_rehearsed(self) -> None:
+        """Give the prior the numbers of the rehearsal again, after held-out rows have described the source anew."""
+        if (rehearsal := getattr(self, "rehearsal_", None)) is not None:  # None in folders of early versions
+            self.prior_ = rehearsal.numbers.put_into(self.prior_)
 
     def score(
         self, X: Any, y: Any, sample_domain: Any = None, sample_confounder: Any = None, sample_weight: Any = None
     ) -> float:
-        """The accuracy of `predict`, for scikit-learn's cross-validation."""
+        """Return the accuracy of `predict`, for scikit-learn's cross-validation.
+
+        Parameters
+        ----------
+        X : array-like
+            Rows, as at `fit`.
+        y : array-like of shape (n,)
+            Their labels.
+        sample_domain : array-like of shape (n,), optional
+            The training site of each row, as in `predict_proba`.
+        sample_confounder : DataFrame or array-like of shape (n, V), optional
+            Their confounders z.
+        sample_weight : array-like of shape (n,), optional
+            Weights of the rows.
+
+        Returns
+        -------
+        float
+            The share of correct predictions.
+        """
         predicted = self.predict(X, sample_domain=sample_domain, sample_confounder=sample_confounder)
         return float(accuracy_score(y, predicted, sample_weight=sample_weight))
 
     def plan(self, **wanted: Any) -> SamplePlan:
-        """Say how many unlabeled rows a new site needs, from the labeled rows that were held out.
+        """Plan how many unlabeled rows a new site needs, from the held-out labeled rows.
 
-        `width=`, `kl=` or `f1_loss=` says what is wanted, `prevalence=` what is assumed of the site; these and
-        `level=`, `sizes=`, `n_simulations=`, `random_state=` are those of `plan_sample_size`.
+        Parameters
+        ----------
+        **wanted : object
+            One target, `width=`, `kl=` or `f1_loss=`, and further arguments of `plan_sample_size`: `prevalence=`,
+            `level=`, `sizes=`, `n_simulations=`, `random_state=`.
+
+        Returns
+        -------
+        SamplePlan
+            The number of rows, with a table of sizes.
         """
         check_is_fitted(self)
         return plan_from_held_out(self, **wanted)
 
     def plan_labels(self, **wanted: Any) -> LabelPlan:
-        """Say how many of a new site's rows to label, from the labeled rows that were held out.
+        """Plan how many rows of a new site to label, from the held-out labeled rows.
 
-        `width=` or `log_loss=` says what is wanted, `rows=` how many rows the site has, `prevalence=` what is assumed
-        of it; these and `level=`, `labels=`, `n_simulations=`, `random_state=` are those of `plan_labels`.
+        Parameters
+        ----------
+        **wanted : object
+            One target, `width=` or `log_loss=`, and further arguments of `plan_labels`: `rows=`, `prevalence=`,
+            `level=`, `labels=`, `n_simulations=`, `random_state=`.
+
+        Returns
+        -------
+        LabelPlan
+            The number of labels, with a table of numbers tried.
         """
         check_is_fitted(self)
         return plan_labels_from_held_out(self, **wanted)
@@ -286,21 +432,48 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         confounder_columns: Any = None,
         known_prevalence: Any = None,
     ) -> AdaptedClassifier:
-        """Adapt to a new site from unlabeled rows (and a few labels, where there are any); the model is unchanged.
+        """Adapt to a new site from unlabeled rows, and a few labels if there are any. The model is unchanged.
 
-        X is as at `fit`: inputs, or probabilities where a `PrevalenceAdjuster` was fitted to probabilities.
-        `groups` (patients): intervals and the diagnosis allow for rows of one being alike.
-        `policy`: "auto" believes the rows as far as the rehearsal allows, and not where a check of the assumption fails
-        (`outcome` says what was done and why); "as trained" not at all: predictions are those of the model itself;
-        "rows" wholly, by maximum likelihood, for research. `fallback` is its old name and warns.
-        `level_scale` is how far the level of g may lie from that of the training sites, in log-odds; None takes what
-        these show, 3 is a very different site.
-        `confounder_columns` are the columns of X that hold z, instead of `sample_confounder`; predictions at the site
-        then read z from there too.
-        `known_prevalence` is P(y) here where it is known from elsewhere: of two classes that of the last one,
-        `(value, low, high)` with a 95% interval, a dict by class, or a table by strata of z with a column "prevalence"
-        (and "low", "high"). Predictions then have that mean, and a warning says where the rows contradict it. Rows
-        that lack z are then predicted by knockout.
+        Parameters
+        ----------
+        X : array-like
+            Rows of the site, as at `fit`: inputs, or probabilities if a `PrevalenceAdjuster` was fitted to
+            probabilities.
+        sample_confounder : DataFrame or array-like of shape (n, V), optional
+            Their confounders z; missing values are allowed.
+        y : array-like of shape (n,), optional
+            Known labels, NaN or None elsewhere.
+        groups : array-like of shape (n,), optional
+            Patients. Intervals and checks allow for similar rows of one patient.
+        sample_weight : array-like of shape (n,), optional
+            Weights of the rows.
+        fallback : str, optional
+            Deprecated; use `policy`.
+        policy : {"auto", "as trained", "rows"}
+            How far the rows are trusted. "auto": as far as the rehearsal allows, and not at all if a check of the
+            assumption fails; `outcome` says what was done and why. "as trained": not at all, predictions are those of
+            the model itself. "rows": completely, by maximum likelihood, for research.
+        level_scale : float, optional
+            The prior scale of the shift between the training sites' prevalence and this site's, in log-odds. None: as
+            large as the differences between training sites. 3 means a very different site.
+        confounder_columns : list, optional
+            The columns of X that hold z, instead of `sample_confounder`. Predictions at the site then read z from these
+            columns too.
+        known_prevalence : float, tuple, dict or DataFrame, optional
+            P(y) of the site, if it is known from another source: a number, the share of the second of two classes;
+            `(value, low, high)` with a 95% interval; a dict by class; or a table with a row for each stratum of z and a
+            column "prevalence" (and "low", "high"). The mean prediction is then this prevalence, and a warning says if
+            the rows contradict it. Rows that lack z are then predicted by knockout.
+
+        Returns
+        -------
+        AdaptedClassifier
+            The model at this site.
+
+        Examples
+        --------
+        >>> here = model.adapt(X_new, sample_confounder=Z_new)
+        >>> here.outcome, here.predict_proba(X_new, sample_confounder=Z_new)
         """
         check_is_fitted(self)
         policy = read_policy(policy, fallback)
@@ -324,9 +497,47 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         level_scale: float | None = None,
         known_prevalence: Any = None,
     ) -> AdaptedClassifier:
-        """Adapt as `adapt` does, given what `log_ratio` said of the rows with this very z: f is computed once."""
+        """Adapt as `adapt` does, from log f that was computed before.
+
+        With Dask collections, g and the mean of the predictions are computed from all rows; checks and expected
+        performance are computed from a sample of 20,000 rows, which the site keeps.
+
+        Parameters
+        ----------
+        log_ratio : array-like of shape (n, K), or a Dask DataFrame or array
+            What `log_ratio` returned for the rows of the site and the same z. If it is a Dask collection, so are the
+            other arguments with a row for each row, with the same partitions.
+        sample_confounder : DataFrame or array-like of shape (n, V), optional
+            The same z.
+        y : array-like of shape (n,), optional
+            Known labels, NaN or None elsewhere.
+        groups : array-like of shape (n,), optional
+            Patients.
+        sample_weight : array-like of shape (n,), optional
+            Weights of the rows.
+        fallback : str, optional
+            Deprecated; use `policy`.
+        policy : {"auto", "as trained", "rows"}
+            How far the rows are trusted, as in `adapt`.
+        level_scale : float, optional
+            The prior scale of the shift, as in `adapt`.
+        known_prevalence : float, tuple, dict or DataFrame, optional
+            P(y) of the site, as in `adapt`.
+
+        Returns
+        -------
+        AdaptedClassifier
+            The model at this site.
+        """
         check_is_fitted(self)
         policy, Z = read_policy(policy, fallback), sample_confounder
+        if is_dask(log_ratio):
+            beside = {"sample_confounder": Z, "y": y, "groups": groups, "sample_weight": sample_weight}
+            known = self._read_known(known_prevalence, policy)
+            found = adapt_partitions(self, log_ratio, beside, policy, level_scale, known)
+            here = AdaptedClassifier(self, found.estimate, found.rows, policy, level_scale)
+            here.n_rows_, here.mean_probability_ = found.n_rows, found.mean_probability
+            return here
         ratios = torch.as_tensor(log_ratio).double().cpu()
         given, notes = self.read_rows(len(ratios), Z, y, groups, sample_weight, "adapt")
         known = self._read_known(known_prevalence, policy)
@@ -343,22 +554,24 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         known: Known | None,
         **own: Any,
     ) -> AdaptedClassifier:
-        """The model at the site of these rows; `notes` are None where they came without z."""
+        """The model at the site of these rows; `notes` is None if they came without z."""
         if not bool(rows.supported.any()):
-            raise ValueError("adapt: every row lies where some class never occurs in training; nothing can be learned")
+            raise ValueError(
+                "adapt: all rows have values of z where some class never occurs in training; nothing can be estimated"
+            )
         prior = None if policy == "rows" else self.prior_of(policy, level_scale)
         estimate = estimate_rows(self, rows, prior=prior, known=known, notes=notes)
         return AdaptedClassifier(self, estimate, rows, policy, level_scale, known_prevalence=known, **own)
 
     def read_site(self, X: Any, Z: Any, y: Any, groups: Any, weight: Any, call: str) -> tuple[Any, ScoredRows, Notes]:
-        """A site's inputs and rows, read, encoded and scored once, and what is odd about z."""
+        """A site's inputs and rows, read, encoded and scored once, and notes about z."""
         inputs = self.inputs_of(X)
         given, notes = self.read_rows(len(inputs), Z, y, groups, weight, call)
         log_ratio, features, feature_rows = self.score_calibrated(inputs, given.codes)
         return inputs, self._with_log_ratio(given, log_ratio, features=features, feature_rows=feature_rows), notes
 
     def read_rows(self, n_rows: int, Z: Any, y: Any, groups: Any, weight: Any, call: str) -> tuple[SiteRows, Notes]:
-        """What comes beside the inputs of rows, checked; and what is odd about z, of which it warns."""
+        """Z, labels, groups and weights of rows, checked, and notes about z; unusual values of z give a warning."""
         problems = Problems(call)
         codes, notes = self._encode(Z, n_rows)
         rows = SiteRows(
@@ -372,25 +585,26 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         return rows, notes
 
     def _with_log_ratio(self, rows: SiteRows, log_ratio: Tensor, **features: Tensor | None) -> ScoredRows:
-        """The rows with log f; a warning says where it is not identified."""
+        """The rows with log f; a warning says where f is not identified."""
         if self.confounders_ is not None:
-            warn_kept(rows.codes, self.unsupported_, self.confounders_, self.classes_.tolist())
+            counts = region_counts(rows.codes, self.unsupported_)
+            warn_kept(counts, self.unsupported_, self.confounders_, self.classes_.tolist())
         supported = ~in_regions(rows.codes, self.unsupported_)
         return rows.extended(ScoredRows, log_ratio=log_ratio, supported=supported, **features)
 
     def _read_known(self, value: Any, policy: str) -> Known | None:
-        """A known prevalence by class labels, or by strata of z."""
+        """A known prevalence, by class labels or by strata of z."""
         problems = Problems("adapt")
         known = read_known(value, self.classes_.tolist(), self.confounders_, problems)
         if known is not None and policy != "auto":
             problems.add(
-                f"known_prevalence is data of the posterior, which policy={policy!r} leaves out: give one of them"
+                f"known_prevalence is data of the posterior, which policy={policy!r} does not use: give one of them"
             )
         problems.raise_if_any()
         return known
 
     def where_supported(self, known: Known | None, rows: ScoredRows) -> Known | None:
-        """A known prevalence of the site as that of its rows outside of the regions where the training g is kept."""
+        """A known prevalence of the site, as that of its rows where f is identified."""
         if known is None or known.strata is not None or bool(rows.supported.all()):
             return known
         share, inside = rows.weights / rows.weights.sum(), ~rows.supported
@@ -399,7 +613,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         return replace(known, share=left / left.sum(1, keepdim=True))
 
     def prior_of(self, policy: str, level_scale: float | None = None) -> SitePrior:
-        """What is expected of a new site: as rehearsed, or with its rows believed as if f were right there."""
+        """The prior of a new site: as rehearsed; for policy "rows", as if f were exact there."""
         problems = Problems("adapt")
         if level_scale is not None and not (isinstance(level_scale, Real) and 0 < level_scale < float("inf")):
             problems.add(f"level_scale must be a number above 0 (log-odds), got {level_scale!r}")
@@ -410,9 +624,15 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         return replace(prior, slope=1.0, level_error=0.0, trusted_rows=float("inf"))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Save the model as a folder that `sitewise.load` reads: JSON, safetensors and a card, nothing that runs code.
+        """Save the model as a folder that `sitewise.load` reads: JSON, safetensors and a model card, no code.
 
-        The folder is written whole or not at all; another saved model at that place is replaced, nothing else is.
+        The folder is written completely or not at all. An earlier saved model at the same path is replaced; any other
+        existing file or folder is an error.
+
+        Parameters
+        ----------
+        path : path
+            The folder.
         """
         from sitewise.estimator.files.saving import save
 
@@ -424,18 +644,18 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         unknown = [name for name in names if name not in self.site_prevalences_]
         if unknown:
             known = list(self.site_prevalences_)
-            problems.add(f"unknown sample_domain {unknown}; f was trained at {known}. Use adapt() for a new site")
+            problems.add(f"unknown sample_domain {unknown}; the training sites are {known}. Use adapt() for a new site")
         problems.raise_if_any()
         return by_site(site, {s: self.site_prevalences_[name] for s, name in enumerate(names)}).log_prob(codes)
 
     def codes_of(self, Z: Any, n_rows: int) -> Tensor:
-        """z of rows to predict, encoded; a warning says what is odd about it."""
+        """z of rows to predict, encoded; unusual values give a warning."""
         codes, notes = self._encode(Z, n_rows)
         notes.warn(stacklevel=4)
         return codes
 
     def _encode(self, Z: Any, n_rows: int) -> tuple[Tensor, Notes]:
-        """Codes of z, and what is odd about it."""
+        """Codes of z, and notes about unusual values."""
         if self.confounders_ is None:
             if Z is not None:
                 raise ValueError("sample_confounder is given, but the model was trained without confounders")
@@ -448,7 +668,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         return codes, notes
 
     def score_calibrated(self, X: Any, codes: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Calibrated log f, and features as in `_score`."""
+        """Calibrated log f, and features as in `score_raw`."""
         raw_log_ratio, features, feature_rows = self.score_raw(X, codes)
         return self.calibrated(raw_log_ratio, codes), features, feature_rows
 
@@ -457,11 +677,11 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         return self.calibrated(self.raw_log_ratio(X, codes), codes)
 
     def balanced(self, raw_log_ratio: Tensor, codes: Tensor) -> Tensor:
-        """log f (..., n, K) with its mean at each row's z divided out (equation 18a)."""
+        """log f (..., n, K), divided by the mean of f at each row's z (equation 18a)."""
         return raw_log_ratio if self.balance_ is None else raw_log_ratio - self.balance_.log_mean(codes)
 
     def calibrated(self, raw_log_ratio: Tensor, codes: Tensor) -> Tensor:
-        """log f balanced and calibrated, rows that lack some of z by the calibration for these (equation 6)."""
+        """log f balanced and calibrated; rows that lack some of z use the calibration for such rows (equation 6)."""
         balanced = self.balanced(raw_log_ratio, codes)
         complete, incomplete = (calibration.apply(balanced) for calibration in self.calibrations_)
         if self.confounders_ is None:
@@ -471,7 +691,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
 
 
 def _like(X: Any, values: Tensor) -> Any:
-    """A tensor for a caller who came with one, numpy for everybody else."""
+    """A tensor if X is one, otherwise numpy."""
     return values.to(X.device) if isinstance(X, Tensor) else values.numpy()
 
 
@@ -495,17 +715,17 @@ if TYPE_CHECKING:
 
 
 def plan_from_held_out(model: "SiteModel", **wanted: Any) -> SamplePlan:
-    """Plan a number of rows from what was held out."""
+    """`plan_sample_size` on the held-out rows."""
     return plan_sample_size(**_labeled_rows(model), **wanted)
 
 
 def plan_labels_from_held_out(model: "SiteModel", **wanted: Any) -> LabelPlan:
-    """Plan a number of labels from what was held out."""
+    """`plan_labels` on the held-out rows."""
     return plan_labels(**_labeled_rows(model), **wanted)
 
 
 def _labeled_rows(model: "SiteModel") -> dict[str, Any]:
-    """The held-out rows with all of z, or, where there are none, all of them with z hidden."""
+    """The held-out rows with all of z; if there are none, all held-out rows with z hidden."""
     complete, hidden = model.held_out_
     held, calibration = (complete, model.calibrations_[0]) if len(complete) else (hidden, model.calibrations_[1])
     if not len(held):

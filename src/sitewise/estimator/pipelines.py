@@ -1,4 +1,4 @@
-"""Pipelines that end in a model: adapted to a new site as a whole."""
+"""Adapt a pipeline that ends in a model to a new site."""
 
 from typing import Any
 
@@ -10,31 +10,31 @@ from sitewise.estimator.model import SiteModel
 
 NO_MODEL = (
     "adapt: expected a fitted GPAClassifier or PrevalenceAdjuster, or a Pipeline that ends in one, got {kind}: put the "
-    "classifier into PrevalenceAdjuster(classifier) and fit that (of a search, adapt best_estimator_)"
+    "classifier into PrevalenceAdjuster(classifier) and fit that (after a search, adapt best_estimator_)"
 )
 
 
 def adapt(
     model: SiteModel | Pipeline, X: Any, sample_confounder: Any = None, **settings: Any
 ) -> AdaptedClassifier | Pipeline:
-    """Adapt a model, or a pipeline that ends in one, to a new site from unlabeled rows; the model is unchanged.
+    """Adapt a model, or a pipeline that ends in one, to a new site from unlabeled rows. The model is unchanged.
 
     Parameters
     ----------
     model : GPAClassifier, PrevalenceAdjuster or Pipeline
-        Fitted. The steps before the last one are used as they are.
-    X : frame or array
-        The site's rows, as the model or the pipeline reads them.
-    sample_confounder : frame or array, optional
+        Fitted. The steps of a pipeline before the last one are used as they are.
+    X : DataFrame or array-like
+        Rows of the site, as the model or the pipeline reads them.
+    sample_confounder : DataFrame or array-like of shape (n, V), optional
         Their confounders z.
-    **settings
-        Those of the model's own `adapt`: y, groups, sample_weight, fallback, policy. `confounder_columns` names
-        columns of what reaches the last step.
+    **settings : object
+        Further arguments of the model's `adapt`, such as y, groups, sample_weight, policy and known_prevalence.
+        `confounder_columns` names columns of what the last step reads.
 
     Returns
     -------
     AdaptedClassifier or Pipeline
-        What `adapt` of the model gives; of a pipeline, one with the same fitted steps that ends in it.
+        The model at this site; for a pipeline, the same fitted steps with it as the last one.
 
     Examples
     --------

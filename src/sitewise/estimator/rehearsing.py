@@ -1,4 +1,4 @@
-"""Rehearsal: adapt to training sites that were left out of training, then look at their labels."""
+"""Rehearsal: adapt to training sites that were left out of training, then score by their labels."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from sitewise.adaptation import estimate_prevalence
+from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
 from sitewise.adaptation.families import quick_model
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.at_site.diagnosing import breaches
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 REHEARSALS = ("auto", "sites", "rows", None)
 MOST_FOLDS = 8
-FEWEST_ROWS = 20  # of a site, to learn from it
+FEWEST_ROWS = 20  # the smallest site that is rehearsed
 
 NO_SITES = "rehearsal='sites' needs at least two sites in sample_domain, got {count}: use 'auto' or 'rows'"
 
@@ -39,13 +39,13 @@ class Part:
     """Training data without some sites."""
 
     name: str  # of the sites left out
-    rows: Tensor  # the numbers of the rows that are left
+    rows: Tensor  # numbers of the remaining rows
     data: TrainingData
 
 
 @dataclass(frozen=True)
 class Fold:
-    """A model fitted to a part, and its inputs for any rows by their numbers."""
+    """A model fitted to a part, and a function from row numbers to its inputs."""
 
     model: "SiteModel"
     inputs: Callable[[Tensor], Inputs]
@@ -56,18 +56,18 @@ MakeFolds = Callable[[list[Part]], Iterator[Fold]]
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What adapting to each training site, left out in turn, did.
+    """The result of adapting to each training site, left out in turn.
 
     Attributes
     ----------
     kind : str or None
-        "sites", "rows", or None where nothing was rehearsed.
+        "sites", "rows", or None if nothing was rehearsed.
     table : DataFrame
-        A row for each site: `rows`, its true P(y), P(y) as trained and as adapted with the interval's bounds, the log
-        loss as trained, as adapted and as it is where P(y) is told, the AUROC, and how far the checks of the assumption
-        find it broken there.
+        A row for each site: `rows`; its true P(y); P(y) as trained and as adapted, with the bounds of the interval; the
+        log loss as trained, as adapted, and adapted with the true P(y) given (`nll_told`); the AUROC; and how strongly
+        each check of the assumption finds it violated there.
     numbers : Numbers
-        What was learned: the sizes of a new site's prior, and how far its rows are believed.
+        What was learned: the scales of a new site's prior, and how many of its rows to trust.
     """
 
     kind: str | None
@@ -95,7 +95,7 @@ class Rehearsal:
 
 
 def rehearse(model: "SiteModel", data: TrainingData, make_folds: MakeFolds) -> Rehearsal:
-    """Rehearse as `model.rehearsal` says, and give the model's prior the numbers that were learned."""
+    """Rehearse as `model.rehearsal` says; the result holds the numbers of the model's prior."""
     kind = model.rehearsal
     if kind == "auto":
         kind = "sites" if len(data.site_names) > 1 else "rows"
@@ -115,7 +115,7 @@ def rehearse(model: "SiteModel", data: TrainingData, make_folds: MakeFolds) -> R
             rehearsed.append(_scored(fold, number, str(data.site_names[site]), data, rows))
     units = [one.unit() for one in rehearsed]
     lines = []
-    for one in rehearsed:  # its numbers come from the other folds, and from held-out rows of its own fold's training
+    for one in rehearsed:  # its numbers come from the other folds, and from held-out rows of its own fold
         others = [unit for unit, other in zip(units, rehearsed, strict=True) if other.fold != one.fold]
         numbers = learn_numbers([*others, *row_units(one.model)])
         lines.append(_line(one, numbers))
@@ -123,7 +123,7 @@ def rehearse(model: "SiteModel", data: TrainingData, make_folds: MakeFolds) -> R
 
 
 def site_folds(data: TrainingData) -> list[list[int]]:
-    """Which sites are left out together: each by itself, or, of many, in at most eight folds of about equal rows."""
+    """The sites that are left out together: each alone, or at most eight folds of similar size."""
     counts = torch.bincount(data.rows.site, minlength=len(data.site_names))
     able = [s for s in range(len(counts)) if int(counts[s]) >= FEWEST_ROWS and _can_train(data, s)]
     folds: list[list[int]] = [[] for _ in range(min(MOST_FOLDS, len(able)))]
@@ -133,7 +133,7 @@ def site_folds(data: TrainingData) -> list[list[int]]:
 
 
 def _can_train(data: TrainingData, site: int) -> bool:
-    """Whether every class occurs outside of a site."""
+    """Whether all classes occur at the other sites."""
     return len(torch.unique(data.rows.y[data.rows.site != site])) == len(data.classes)
 
 
@@ -146,21 +146,24 @@ def _without(data: TrainingData, sites: Sequence[int]) -> Part:
 
 @dataclass(frozen=True)
 class _Rehearsed:
-    """A site's rows as the model that did not see it scores them."""
+    """A site's rows, scored by the model that did not see it."""
 
     fold: int
     name: str
     model: "SiteModel"
     rows: ScoredRows
     y: Tensor
-    log_prevalence: Tensor | None = None  # their own g, where these are rows without a shift
+    log_prevalence: Tensor | None = None  # their own g, for rows without a shift
 
     def unit(self) -> Unit:
-        """The same as something to learn from."""
-        log_g, shifted, rows = self.log_prevalence, self.log_prevalence is None, self.rows
+        """The rows at which f is identified, as something to learn from."""
+        log_g, shifted, use = self.log_prevalence, self.log_prevalence is None, self.rows.supported
         if log_g is None:
-            log_g = self.model.pooled_prevalence_.log_prob(rows.codes)
-        return Unit.of(self.name, rows.log_ratio, log_g, self.y, rows.weights, self.model.prior_, shifted=shifted)
+            log_g = self.model.pooled_prevalence_.log_prob(self.rows.codes)
+        rows = self.rows.take(use)
+        return Unit.of(
+            self.name, rows.log_ratio, log_g[use], self.y[use], rows.weights, self.model.prior_, shifted=shifted
+        )
 
 
 def _scored(fold: Fold, number: int, name: str, data: TrainingData, rows: Tensor) -> _Rehearsed:
@@ -179,13 +182,13 @@ def _scored(fold: Fold, number: int, name: str, data: TrainingData, rows: Tensor
 
 
 def row_units(model: "SiteModel") -> list[Unit]:
-    """Held-out rows, each calibrated by others, as a rehearsal without a shift; none where nothing was held out."""
+    """Held-out rows, cross-calibrated, as a rehearsal without a shift; empty if no rows were held out."""
     held = held_rows(model)
     return [] if held is None else [held.unit()]
 
 
 def held_rows(model: "SiteModel") -> _Rehearsed | None:
-    """Held-out rows with all of z, or, where there are none, with z hidden; each calibrated by the other ones."""
+    """Held-out rows with all of z, or, if there are none, with z hidden; cross-calibrated."""
     complete, hidden = model.telling_rows()
     held = complete if len(complete) else hidden
     if not len(held):
@@ -197,22 +200,14 @@ def held_rows(model: "SiteModel") -> _Rehearsed | None:
 
 def _line(site: _Rehearsed, numbers: Numbers) -> dict[str, Any]:
     """A row of the table: the site adapted to without its labels, then scored by them."""
-    rows, y, model, schema = site.rows, site.y, site.model, site.model.confounders_
-    Z = None if schema is None or bool(schema.missing(rows.codes).all()) else schema.decode(rows.codes)
+    rows, y, model = site.rows, site.y, site.model
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is odd about a rehearsed site's z is odd about training rows
-        estimate = estimate_prevalence(
-            rows.log_ratio.numpy(),
-            Z,
-            model="constant" if Z is None else quick_model(model.prevalence),
-            prior=numbers.put_into(model.prior_),
-            confounders=schema,
-            sample_weight=rows.weights.numpy(),
-            groups=None if rows.groups is None else rows.groups.numpy(),
-        )
+        warnings.simplefilter("ignore")  # training has already warned about these rows
+        estimate = _adapted(site, numbers)
     share = rows.weights / rows.weights.sum()
     as_trained = combine(rows.log_ratio, model.pooled_prevalence_.log_prob(rows.codes)).exp()
-    adapted = estimate.average(rows.log_ratio, rows.codes)
+    stays = ~rows.supported | (not numbers.trusted_rows and not numbers.averaged)
+    adapted = torch.where(stays[:, None], as_trained, estimate.average(rows.log_ratio, rows.codes))
     low, high = (np.asarray(bound) for bound in estimate.interval())
     truth = torch.zeros(len(model.classes_), dtype=torch.float64).index_add_(0, y, share)
     mean = share @ adapted
@@ -234,13 +229,29 @@ def _line(site: _Rehearsed, numbers: Numbers) -> dict[str, Any]:
 
     line |= {"nll_as_trained": nll(as_trained), "nll_adapted": nll(adapted), "nll_told": site.unit().labeled_level[2]}
     line["auroc"] = _auroc(y.numpy(), as_trained.numpy(), rows.weights.numpy())
-    if site.log_prevalence is None:  # another site: how far it breaks the assumption
+    if site.log_prevalence is None:  # another site, where the assumption may be violated
         line |= {f"breach_{name}": size for name, size in breaches(AdaptedClassifier(model, estimate, rows)).items()}
     return line
 
 
+def _adapted(site: _Rehearsed, numbers: Numbers) -> PrevalenceEstimate:
+    """The posterior of g from the rows at which f is identified, without their labels."""
+    model, schema = site.model, site.model.confounders_
+    rows = site.rows.take(site.rows.supported)
+    Z = None if schema is None or bool(schema.missing(rows.codes).all()) else schema.decode(rows.codes)
+    return estimate_prevalence(
+        rows.log_ratio.numpy(),
+        Z,
+        model="constant" if Z is None else quick_model(model.prevalence),
+        prior=numbers.put_into(model.prior_),
+        confounders=schema,
+        sample_weight=rows.weights.numpy(),
+        groups=None if rows.groups is None else rows.groups.numpy(),
+    )
+
+
 def _auroc(y: Any, probability: Any, weight: Any) -> float:
-    """Of two classes, or the mean of each class against the others; NaN where some class is absent."""
+    """For two classes, or the mean of each class against the others; NaN if a class is absent."""
     if len(np.unique(y)) < probability.shape[1]:
         return float("nan")
     scores = [roc_auc_score(y == k, probability[:, k], sample_weight=weight) for k in range(probability.shape[1])]

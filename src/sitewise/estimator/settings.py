@@ -1,4 +1,4 @@
-"""Settings that everything with a network has: backbone, weights, normalization, devices, recipe and changes to it."""
+"""Settings of all estimators with a network: backbone, weights, normalization, devices, recipe."""
 
 import os
 from typing import Any
@@ -11,7 +11,7 @@ CHANGES = ("epochs", "batch_size", "learning_rate")
 
 
 def read_network_settings(estimator: Any, problems: Problems) -> Recipe:
-    """The recipe with the estimator's changes to it; what is wrong with it or with the backbone is noted."""
+    """The recipe with the estimator's changes; wrong settings are added to `problems`."""
     for problem in backbone_problems(estimator.backbone, estimator.weights, estimator.normalize):
         problems.add(problem)
     for problem in device_problems(estimator.devices, estimator.nodes, estimator.strategy):

@@ -1,4 +1,4 @@
-"""Which columns to take for z: those whose relation to the classes differs between labeled sites."""
+"""Suggest columns for z: those whose relation to the classes differs between labeled sites."""
 
 import warnings
 from collections.abc import Sequence
@@ -23,26 +23,26 @@ from sitewise.prevalence.linear import fit_linear
 from sitewise.rows import LabeledRows
 
 MOST_CHOSEN = 5
-RIDGE = 1.0  # on main effects of f in rehearsals, in rows
+RIDGE = 1.0  # ridge penalty on main effects of f in rehearsals, in rows
 NOTHING = "none"
 
 
 @dataclass(frozen=True, eq=False)
 class Suggestion:
-    """Which columns to take for z, and why.
+    """The columns that are suggested for z, with the tests behind the suggestion.
 
     Attributes
     ----------
     confounders : list of str
-        The columns suggested, the clearest first; empty where no relation differs between sites beyond chance.
+        The suggested columns, the clearest first; empty if no relation differs between sites beyond chance.
     table : DataFrame
-        A row for each column: the score test of its interaction with the site given the columns suggested before it
+        A row for each column: the score test of its interaction with the site, given the columns suggested before it
         (`statistic`, `freedom`, `p_value`), Holm's `adjusted` p-value, and whether it is `suggested`.
     rehearsal : DataFrame
-        A row for each choice of z, from none to all that are suggested: the mean log loss over sites left out in turn,
-        `as_trained` and `adapted` without labels, and the `gain` of adapting with this z over none.
+        A row for each choice of z, from none to all suggested columns: the mean log loss over sites left out in turn,
+        `as_trained` and `adapted` without labels, and the `gain` of adapting with this z over adapting without z.
     level : float
-        The chance of any suggestion where nothing differs.
+        The probability of any suggestion if nothing differs between sites.
     """
 
     confounders: list[str]
@@ -65,29 +65,34 @@ def suggest_confounders(
     level: float = 0.05,
     rehearse: bool = True,
 ) -> Suggestion:
-    """Suggest the columns to take for z from labeled rows of several sites.
+    """Suggest columns for z from labeled rows of several sites.
 
     Parameters
     ----------
-    X : DataFrame or array of shape (n, d)
-        All columns that are known of a row, z among them; missing values are allowed.
+    X : DataFrame or array-like of shape (n, d)
+        All known columns of the rows, with the candidates for z; missing values are allowed.
     y : array-like of shape (n,)
         Labels.
     sample_domain : array-like of shape (n,)
-        The site of every row; at least two sites.
+        The site of each row; at least two sites.
     candidates : sequence of str, optional
-        Columns that may be suggested; all of them otherwise.
+        Columns that may be suggested; all columns otherwise.
     sample_weight : array-like of shape (n,), optional
-        A weight for each row.
+        Weights of the rows.
     level : float
-        The chance that anything is suggested where no relation differs between sites.
+        The probability of any suggestion if no relation differs between sites.
     rehearse : bool
-        Whether to score the choices by the log loss of sites left out.
+        Whether to compare the choices of z by the log loss at sites left out in turn.
+
+    Returns
+    -------
+    Suggestion
+        The suggested columns, the tests, and the log loss of each choice.
 
     Examples
     --------
-    >>> found = sw.suggest_confounders(frame[columns], frame["ill"], frame["hospital"])
-    >>> found.confounders
+    >>> suggestion = sw.suggest_confounders(frame[columns], frame["ill"], frame["hospital"])
+    >>> suggestion.confounders
     ['age']
     """
     problems = Problems("suggest_confounders")
@@ -106,7 +111,7 @@ def suggest_confounders(
     wanted = list(frame.columns) if candidates is None else list(candidates)
     unknown = [name for name in wanted if name not in frame.columns]
     if unknown:
-        problems.add(f"candidates must be columns of X, not so {unknown}")
+        problems.add(f"candidates must be columns of X; these are not: {unknown}")
     problems.raise_if_any()
     labels = torch.as_tensor(target, dtype=torch.int64)
     parts = [column_features(frame[name]) for name in frame.columns]
@@ -142,7 +147,7 @@ class _Rows:
 
 
 def _select(rows: _Rows, columns: list[Tensor], level: float) -> tuple[list[int], list[ScoreTest], list[float]]:
-    """Take the column with the clearest interaction, then the next one given that, until none is left beyond chance."""
+    """Take the column with the clearest interaction, then the next one given that, until none is significant."""
     chosen: list[int] = []
     tests: dict[int, ScoreTest] = {}
     adjusted: dict[int, float] = {}
@@ -169,7 +174,7 @@ def _as_frame(X: Any, problems: Problems) -> pd.DataFrame:
 
 
 def _rehearsal(rows: _Rows, frame: pd.DataFrame, choices: list[list[Any]]) -> pd.DataFrame:
-    """The log loss of every choice of z, each site left out in turn and adapted to without its labels."""
+    """The log loss of each choice of z, with each site left out in turn and adapted to without its labels."""
     lines = []
     for choice in choices:
         losses = [_left_out(rows, frame, choice, site) for site in torch.unique(rows.site).tolist()]
@@ -182,13 +187,13 @@ def _rehearsal(rows: _Rows, frame: pd.DataFrame, choices: list[list[Any]]) -> pd
 
 
 def _left_out(rows: _Rows, frame: pd.DataFrame, choice: list[Any], site: int) -> tuple[float, float] | None:
-    """Log loss of one site as trained at the others and as adapted; None where the others lack a class."""
+    """The log loss of one site, as trained at the others and as adapted; None if the others lack a class."""
     inside = rows.site == site
     others, own = (~inside).nonzero().flatten(), inside.nonzero().flatten()
     if len(torch.unique(rows.y[others])) < rows.n_classes:
         return None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is odd about a left-out site's z
+        warnings.simplefilter("ignore")  # about z of the left-out site
         schema = Confounders.learn(frame[choice].iloc[others.numpy()]) if choice else None
         codes = rows.main.new_zeros(len(rows.y), 0) if schema is None else schema.encode(frame[choice])[0]
         labeled = LabeledRows(
@@ -220,7 +225,7 @@ def _left_out(rows: _Rows, frame: pd.DataFrame, choice: list[Any], site: int) ->
 
 
 def _fit_ratio(rows: _Rows, others: Tensor, offset: Tensor) -> Any:
-    """log f that is linear in the main effects, by the likelihood of equation 3 with each site's own log g."""
+    """log f, linear in the main effects, by the likelihood of equation 3 with each site's own log g."""
     weight = rows.weight[others]
     design = torch.cat([torch.ones(len(rows.y), 1, dtype=torch.float64), rows.main], dim=1)
     penalty = torch.full((design.shape[1],), RIDGE, dtype=torch.float64)

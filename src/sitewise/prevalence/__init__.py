@@ -1,8 +1,8 @@
-"""Models of g, the prevalence P(y|z) of a site, behind one protocol.
+"""Models of g, the prevalence P(y|z) of a site, with one protocol (`Prevalence`).
 
-Each has a fit function from soft labels (labels are one-hot, responsibilities are EM's) and a frozen result. How it is
-fitted to unlabeled rows, saved and drawn is its family's part (`adaptation.families`); `SitePrior` is what several
-training sites say about the next.
+Each model has a function that fits it to soft labels (one-hot labels, or EM's responsibilities), and a frozen result.
+`adaptation.families` fits them to unlabeled rows, saves them and draws from them. `SitePrior` is the prior of a new
+site's g, learned from the training sites.
 """
 
 from sitewise.prevalence.additive import AdditivePrevalence, fit_additive

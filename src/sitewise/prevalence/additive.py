@@ -1,4 +1,4 @@
-"""g as an additive logistic model: splines of numbers, a column for each level, and columns for what is missing."""
+"""g as an additive logistic model: splines of continuous z, a column for each level, and columns for missing values."""
 
 import threading
 from collections.abc import Sequence
@@ -23,22 +23,22 @@ from sitewise.prevalence.base import (
 from sitewise.prevalence.linear import NEWTON_LIMIT, fit_linear, information
 from sitewise.prevalence.splines import DEGREE, Nonzero, nonzero_splines, spline_basis, spline_sum
 
-STRENGTHS = (10.0, 1.0, 0.1, 0.01)  # of the ridge, to choose from
-FEW = 16  # rows of which features and splines are kept
+STRENGTHS = (10.0, 1.0, 0.1, 0.01)  # candidates for the ridge penalty
+FEW = 16  # features and splines of at most so many rows are cached
 _latest = threading.local()
-MISSING_PENALTY = 0.01  # keeps a missing column finite where nothing speaks about it
+MISSING_PENALTY = 0.01  # keeps the coefficient of a missing column finite if no row determines it
 
 
 def features(codes: Tensor, schema: Confounders) -> Tensor:
-    """The (n, D) features of z: 1, then each variable's splines or levels followed by its missing column.
+    """Return the features of z, (n, D): 1, then each variable's splines or levels followed by its missing column.
 
-    They are to be read only: a prediction needs those of its rows several times, and `_computed` keeps them.
+    Do not write to the result: it may be cached, because a prediction needs the features of its rows several times.
     """
     computed = _computed(codes, schema)
     if "features" not in computed:
         computed["features"] = _features(codes, schema)
-    found: Tensor = computed["features"]
-    return found
+    columns: Tensor = computed["features"]
+    return columns
 
 
 def _features(codes: Tensor, schema: Confounders) -> Tensor:
@@ -60,23 +60,23 @@ def _splines(codes: Tensor, schema: Confounders, j: int, knots: Sequence[float])
     computed = _computed(codes, schema)
     if j not in computed:
         computed[j] = nonzero_splines(codes[:, j].clamp(1.0, 2.0), knots)
-    found: Nonzero = computed[j]
-    return found
+    splines: Nonzero = computed[j]
+    return splines
 
 
 def _computed(codes: Tensor, schema: Confounders) -> dict[Any, Any]:
-    """What was computed of these rows, where they are few and the latest; else an empty dictionary."""
+    """Return the cache of these rows if they are few and the latest ones, else an empty dictionary."""
     if len(codes) > FEW or torch.jit.is_tracing() or codes.is_inference():  # type: ignore[attr-defined]
         return {}
-    rows, version, of, found = getattr(_latest, "entry", (None, 0, None, {}))
+    rows, version, of, computed = getattr(_latest, "entry", (None, 0, None, {}))
     if rows is not codes or version != codes._version or of != schema:
-        found = {}
-        _latest.entry = codes, codes._version, schema, found
-    return found
+        computed = {}
+        _latest.entry = codes, codes._version, schema, computed
+    return computed
 
 
 def logits(codes: Tensor, schema: Confounders, coefficients: Tensor) -> Tensor:
-    """The product (n, K) of the features of z with coefficients (D, K), looked up instead of multiplied out."""
+    """Return features @ coefficients, (n, K), by looking up the nonzero features of each row."""
     total = coefficients[0].expand(codes.shape[0], -1)
     start = 1
     for j, (variable, end) in enumerate(zip(schema.variables, missing_features(schema), strict=True)):
@@ -92,7 +92,7 @@ def logits(codes: Tensor, schema: Confounders, coefficients: Tensor) -> Tensor:
 
 
 def missing_features(schema: Confounders) -> list[int]:
-    """Where `features` keeps the missing column of each variable."""
+    """Return the position in `features` of each variable's missing column."""
     positions, end = [], 1
     for variable in schema.variables:
         if isinstance(variable, Categorical):
@@ -105,9 +105,9 @@ def missing_features(schema: Confounders) -> list[int]:
 
 @dataclass(frozen=True)
 class AdditivePrevalence:
-    """log g(z) = log-softmax of the centre's log g plus the sum of one term for each variable.
+    """log g(z) = log-softmax of the sum of one term for each variable, plus log g of `centre` if there is one.
 
-    A row with everything missing gets exactly the site's marginal.
+    A row with all values missing has exactly the site's marginal.
     """
 
     schema: Confounders
@@ -117,20 +117,20 @@ class AdditivePrevalence:
     name: str = "additive"
 
     def features(self, codes: Tensor) -> Tensor:
-        """What the log-odds are linear in, (n, D)."""
+        """Return the features that the log-odds are linear in, (n, D)."""
         return features(codes, self.schema)
 
     def log_prob(self, codes: Tensor) -> Tensor:
-        """Evaluate rows of codes."""
-        found = logits(codes, self.schema, self.coefficients)
+        """Return log g at rows of codes, (n, K)."""
+        log_odds = logits(codes, self.schema, self.coefficients)
         if self.centre is not None:
-            found = found + self.centre.log_prob(codes)
-        blank = self.schema.missing(codes).all(dim=1, keepdim=True)
-        return torch.where(blank, self.log_marginal, torch.log_softmax(found, dim=1).clamp_min(FLOOR))
+            log_odds = log_odds + self.centre.log_prob(codes)
+        all_missing = self.schema.missing(codes).all(dim=1, keepdim=True)
+        return torch.where(all_missing, self.log_marginal, torch.log_softmax(log_odds, dim=1).clamp_min(FLOOR))
 
 
 def ridge(strength: float, n_features: int, device: torch.device | None = None, *, free_level: bool = True) -> Tensor:
-    """The penalty (D,) on each feature: `strength` on all that bends the level, and none on the level if it is free."""
+    """Return the penalty (D,) of each feature: `strength`, but zero for the intercept with `free_level`."""
     penalty = torch.full((n_features,), float(strength), dtype=torch.float64, device=device)
     if free_level:
         penalty[0] = 0.0
@@ -148,10 +148,10 @@ def fit_additive(
     smoothing: float = SMOOTHING,
     centre: Prevalence | None = None,
 ) -> AdditivePrevalence:
-    """Fit to soft labels (n, K) by penalized maximum likelihood, `strength` None by the labels themselves.
+    """Fit to soft labels (n, K) by penalized maximum likelihood; `strength=None` chooses it by empirical Bayes.
 
-    The rows as they are decide all terms they speak of; the missing columns of variables that are never missing here
-    are then fitted on knocked-out copies (equation 9).
+    All terms are fitted to the rows first. The missing columns of variables that are never missing in them are then
+    fitted to knocked-out copies of the rows (equation 9).
     """
     data = aggregate(smooth(targets, weight, smoothing), codes, weight)
     design = features(data.codes, schema)
@@ -164,22 +164,22 @@ def fit_additive(
 
 
 def _fit_coefficients(data: Aggregate, design: Tensor, offset: Tensor, strengths: tuple[float, ...]) -> Tensor:
-    """Coefficients (P,) at the strength under which the labels are likeliest (empirical Bayes)."""
+    """Return the coefficients (P,) at the strength with the largest marginal likelihood (empirical Bayes)."""
     n_features, n_classes = design.shape[1], data.totals.shape[1]
     if n_features * (n_classes - 1) > NEWTON_LIMIT:
         strengths = strengths[len(strengths) // 2 :][:1]
-    flat, found = None, []
+    flat, fits = None, []
     for strength in strengths:
         penalty = ridge(strength, n_features, design.device)
         flat = fit_linear(data.totals, data.weight, design, penalty, offset, start=flat).point
         if len(strengths) > 1:
-            found.append((_log_evidence(data, design, offset, penalty, flat), flat))
+            fits.append((_log_evidence(data, design, offset, penalty, flat), flat))
     assert flat is not None
-    return max(found, key=lambda pair: pair[0])[1] if found else flat
+    return max(fits, key=lambda pair: pair[0])[1] if fits else flat
 
 
 def _log_evidence(data: Aggregate, design: Tensor, offset: Tensor, penalty: Tensor, flat: Tensor) -> float:
-    """The log-likelihood of labels averaged over the ridge's normal prior, by Laplace's approximation at (P,)."""
+    """Return the log marginal likelihood of the labels under the ridge's normal prior, by Laplace's approximation."""
     basis = contrasts(data.totals.shape[1], flat.device)
     log_g = torch.log_softmax(offset + design @ flat.reshape(design.shape[1], -1) @ basis.T, dim=1)
     wide = penalty[:, None].expand(-1, basis.shape[1]).reshape(-1)
@@ -193,7 +193,7 @@ def fit_missing_columns(model: AdditivePrevalence, data: Aggregate, knockout: fl
     never = ~model.schema.missing(data.codes[data.weight > 0]).any(dim=0)
     columns = [c for c, unseen in zip(missing_features(model.schema), never.tolist(), strict=True) if unseen]
     copies = masked_copies(data, model.schema, knockout)
-    kept = ~model.schema.missing(copies.codes).all(dim=1) & (copies.weight > 0)  # none of them without knockout
+    kept = ~model.schema.missing(copies.codes).all(dim=1) & (copies.weight > 0)  # none if knockout is zero
     if not columns or not kept.any():
         return model
     codes, weight, totals = copies.codes[kept], copies.weight[kept], copies.totals[kept]

@@ -1,4 +1,4 @@
-"""What every model of g shares: the protocol, the floor that keeps it finite, and rows of z counted once."""
+"""What all models of g share: the protocol, the floor that keeps log g finite, and rows added up over equal z."""
 
 import copy
 import math
@@ -12,16 +12,16 @@ from sitewise.arrays import distinct_rows
 from sitewise.confounders import Confounders, mask_patterns
 
 FLOOR = math.log(1e-12)
-SMOOTHING = 1.0  # rows' worth of evenly spread labels, so that a site with one class only keeps a finite g
+SMOOTHING = 1.0  # pseudo-rows with uniform labels, so that g is finite at a site with one class only
 
 
 @runtime_checkable
 class Prevalence(Protocol):
-    """A fitted g: the log P(y|z) of every row of codes, any part of z missing."""
+    """A fitted g: log P(y|z) of rows of codes, of which any values may be missing."""
 
     @property
     def name(self) -> str:
-        """Which model this is."""
+        """The name of the family."""
         ...
 
     def log_prob(self, codes: Tensor) -> Tensor:
@@ -30,22 +30,22 @@ class Prevalence(Protocol):
 
 
 def is_constant(model: Prevalence) -> bool:
-    """Tell whether a g says of itself that it is the same for every z."""
+    """Return whether a g declares itself to be the same for every z."""
     return getattr(model, "is_constant", False)
 
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Equal rows of z counted once: what a fit from soft labels needs to know of them."""
+    """Weights and soft labels added up over equal rows of z, which is all that a fit to soft labels needs."""
 
     codes: Tensor  # (U, V) distinct rows
-    index: Tensor  # (n,) which of them each row is
+    index: Tensor  # (n,) the distinct row of each row
     weight: Tensor  # (U,) their weight
     totals: Tensor  # (U, K) their weighted soft labels
 
 
 def aggregate(targets: Tensor, codes: Tensor, weight: Tensor) -> Aggregate:
-    """Add up weights and weighted soft labels over equal rows of z."""
+    """Sum weights and weighted soft labels over equal rows of z."""
     distinct, index = distinct_rows(codes)
     weights = torch.zeros(len(distinct), dtype=weight.dtype, device=weight.device).index_add_(0, index, weight)
     totals = torch.zeros(len(distinct), targets.shape[1], dtype=targets.dtype, device=targets.device)
@@ -64,34 +64,34 @@ def masked_copies(data: Aggregate, schema: Confounders, knockout: float) -> Aggr
 
 
 def smooth(targets: Tensor, weight: Tensor, smoothing: float) -> Tensor:
-    """Mix soft labels with the even spread, as if `smoothing` rows of it had been seen."""
+    """Mix soft labels with the uniform distribution, which counts as `smoothing` rows."""
     total = float(weight.sum())
     return (targets * total + smoothing / targets.shape[1]) / (total + smoothing)
 
 
 def on_device(model: Prevalence, device: torch.device) -> Prevalence:
-    """A fitted g with all its tensors on a device; the one handed over stays where it is."""
+    """Return a copy of a fitted g with all its tensors on a device."""
     if not is_dataclass(model) or isinstance(model, type):
         return model
     moved: dict[str, Any] = {}
-    for part in fields(model):
-        value = getattr(model, part.name)
+    for field in fields(model):
+        value = getattr(model, field.name)
         if isinstance(value, Tensor):
-            moved[part.name] = value.to(device)
+            moved[field.name] = value.to(device)
         elif isinstance(value, nn.Module):
-            moved[part.name] = copy.deepcopy(value).to(device)
+            moved[field.name] = copy.deepcopy(value).to(device)
         elif isinstance(value, Prevalence):
-            moved[part.name] = on_device(value, device)
+            moved[field.name] = on_device(value, device)
     return replace(model, **moved)
 
 
 def finite(log_prob: Tensor) -> Tensor:
-    """Keep log-probabilities above the floor and normalized."""
+    """Raise log-probabilities to the floor and normalize them."""
     return torch.log_softmax(log_prob.clamp_min(FLOOR), dim=-1)
 
 
 def mean_log_prob(log_prob: Tensor, weight: Tensor) -> Tensor:
-    """The log of the weighted mean of probabilities over rows, (K,)."""
+    """Return the log of the weighted mean of probabilities over rows, (K,)."""
     return torch.logsumexp(log_prob + torch.log(weight / weight.sum())[:, None], dim=0)
 
 
@@ -105,7 +105,7 @@ class ConstantPrevalence:
 
     def log_prob(self, codes: Tensor) -> Tensor:
         """Return the marginal for every row."""
-        return self.log_marginal.expand(codes.shape[0], -1)  # a number of rows that a trace can follow
+        return self.log_marginal.expand(codes.shape[0], -1)  # `shape[0]` can be traced for export, `len` cannot
 
 
 def fit_constant(targets: Tensor, weight: Tensor, *, smoothing: float = SMOOTHING) -> ConstantPrevalence:

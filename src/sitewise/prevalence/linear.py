@@ -1,7 +1,7 @@
-"""Logits that are linear in features of z: contrasts that treat all classes alike, and the fit to soft labels.
+"""Multinomial logits that are linear in features of z, and their fit to soft labels.
 
-With K classes the logits are `offset + features @ coefficients @ contrasts.T`, coefficients (D, K-1). The contrasts
-are orthonormal, so a ridge penalty on them is the same whichever way the classes are numbered.
+With K classes the logits are `offset + features @ coefficients @ contrasts.T`, with coefficients (D, K-1). The
+contrasts are orthonormal, so that a ridge penalty does not depend on the order of the classes.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from sitewise.posterior import contrasts, spread
 from sitewise.solvers import Solution, lbfgs, newton
 
-NEWTON_LIMIT = 300  # above this many parameters a Hessian a step costs more than it saves
+NEWTON_LIMIT = 300  # parameters; beyond that L-BFGS is faster than Newton
 
 
 def assemble(features: Tensor, blocks: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ def assemble(features: Tensor, blocks: Tensor) -> Tensor:
 
 
 def information(features: Tensor, weight: Tensor, probability: Tensor) -> Tensor:
-    """What rows of known class tell of the coefficients, (P, P): minus the log-likelihood's second derivative."""
+    """Return the information of labeled rows on the coefficients, (P, P): minus the log-likelihood's Hessian."""
     basis = contrasts(probability.shape[1], probability.device)
     return assemble(features, weight[:, None, None] * (basis.T @ spread(probability) @ basis))
 
@@ -49,7 +49,7 @@ def fit_linear(
 ) -> Solution[Tensor]:
     """Fit multinomial logits to soft labels: minimize -Σ_u totals_u·log softmax + ½ Σ penalty·coefficients².
 
-    `totals` (U, K) and `weight` (U,) are added up over equal rows, `penalty` is (D,), `offset` (U, K).
+    `totals` (U, K) and `weight` (U,) are sums over equal rows, `penalty` is (D,), `offset` (U, K).
     """
     n_features, n_classes = features.shape[1], totals.shape[1]
     basis = contrasts(n_classes, totals.device)
@@ -75,5 +75,5 @@ def fit_linear(
         hessian = information(features, weight, logits(points[0]).exp()) + torch.diag(ridge)
         return gradient(points[0])[None], hessian[None] / scale
 
-    found = newton(lambda points: objective(points[0])[None], derivatives, start[None], tolerance=tolerance)
-    return Solution(found.point[0], found.gap, found.converged, found.n_iter, found.trace)
+    solution = newton(lambda points: objective(points[0])[None], derivatives, start[None], tolerance=tolerance)
+    return Solution(solution.point[0], solution.gap, solution.converged, solution.n_iter, solution.trace)

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from sitewise.confounders import Confounders
-from sitewise.prevalence.base import SMOOTHING, Aggregate, finite, masked_copies, smooth
+from sitewise.prevalence.base import SMOOTHING, Aggregate, aggregate, finite, masked_copies, smooth
 from sitewise.solvers import Solution, lbfgs
 
 HIDDEN = 100
 BATCH = 4096
+ALL_MASKS = 6  # variables, up to which every set of them can be knocked out
 STEPS = 500
 LEARNING_RATE = 3e-3
 
@@ -94,26 +95,48 @@ def fit_network(
     smoothing: float = SMOOTHING,
     seed: int = 0,
 ) -> NetworkPrevalence:
-    """Fit to soft labels (n, K) by Adam, every variable of a batch's rows knocked out with probability `knockout`."""
+    """Fit to soft labels (n, K) by Adam, every variable of a row knocked out with probability `knockout`.
+
+    Where there are few distinct z, every step has all of them with every set of variables knocked out, weighted by its
+    probability; otherwise, and with dropout, rows and masks are drawn for each step.
+    """
     targets = smooth(targets, weight, smoothing)
+    whole = None if dropout else _every_mask(aggregate(targets, codes, weight), schema, knockout)
     module = build_network(schema, targets.shape[1], dropout=dropout, seed=seed).to(codes.device)
     module.train()
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(module.parameters(), lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+
+    def draw() -> tuple[Tensor, Tensor]:
+        rows = torch.randint(len(codes), (min(BATCH, len(codes)),), generator=generator)
+        mask = torch.rand(len(rows), len(schema.variables), generator=generator) < knockout
+        inputs = schema.inputs(schema.knock_out(codes[rows], mask.to(codes.device)))
+        return inputs, targets[rows] * weight[rows, None]
+
     with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
         torch.manual_seed(seed)
         for _ in range(STEPS):
-            rows = torch.randint(len(codes), (min(BATCH, len(codes)),), generator=generator)
-            mask = torch.rand(len(rows), len(schema.variables), generator=generator) < knockout
-            inputs = schema.inputs(schema.knock_out(codes[rows], mask.to(codes.device)))
+            inputs, totals = draw() if whole is None else whole
             optimizer.zero_grad()
-            cross_entropy(module, inputs, targets[rows] * weight[rows, None]).backward()
+            cross_entropy(module, inputs, totals).backward()
             optimizer.step()
             schedule.step()
     module.eval()
     marginal = finite((weight @ targets / weight.sum()).log())
     return NetworkPrevalence(schema, module, marginal)
+
+
+def _every_mask(data: Aggregate, schema: Confounders, knockout: float) -> tuple[Tensor, Tensor] | None:
+    """Inputs and weighted soft labels for every knockout pattern; None if they are more than a batch."""
+    n = len(schema.variables)
+    if n > ALL_MASKS or len(data.codes) * 2**n > BATCH:
+        return None
+    masked, blank = masked_copies(data, schema, knockout), schema.missing_codes().to(data.codes).reshape(1, -1)
+    codes = torch.cat([data.codes, masked.codes, blank])
+    all_of_it = data.totals.sum(0, keepdim=True)
+    totals = torch.cat([(1 - knockout) ** n * data.totals, masked.totals, knockout**n * all_of_it])
+    return schema.inputs(codes), totals
 
 
 def fit_missing_inputs(model: NetworkPrevalence, data: Aggregate, knockout: float) -> NetworkPrevalence:

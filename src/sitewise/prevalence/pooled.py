@@ -1,7 +1,7 @@
-"""The g of all training sites together: the typical site's, and how far sites lie from it, variable by variable.
+"""A hierarchical model of g over the training sites: the typical site, and the variance between sites by variable.
 
-An empirical-Bayes prior for a new site's g (equation 13): its coefficients are the typical site's, give or take the
-spread between sites.
+It is an empirical-Bayes prior of a new site's g (equation 13): normal coefficients with the typical site's as mean and
+the variance between sites, τ².
 """
 
 import warnings
@@ -25,26 +25,26 @@ from sitewise.prevalence.base import SMOOTHING, aggregate, finite, smooth
 from sitewise.prevalence.linear import information
 from sitewise.prevalence.prior import USUAL_DEVIATION, USUAL_LEVEL, USUAL_SITES, SitePrior, student_scale
 
-RIDGE = 1.0  # on the typical site's coefficients, so that columns no site speaks of stay finite
-START = 1.0  # τ² of every variable at first
-FLOOR = 1e-4  # of τ²: log-odds that differ by 0.01 from site to site are as good as the same
+RIDGE = 1.0  # on the typical site's coefficients, so that they stay finite if no row determines them
+START = 1.0  # initial τ² of every variable
+FLOOR = 1e-4  # of τ²: a standard deviation of 0.01 in log-odds between sites is negligible
 KNOCKOUT = 0.5
 LIMIT = 200
-SPREAD_TOLERANCE = 1e-2  # log-likelihood units that a unit of log τ² may still promise
+VARIANCE_TOLERANCE = 1e-2  # largest derivative of the marginal log-likelihood in log τ²
 COEFFICIENT_TOLERANCE = 1e-7  # largest gradient entry per row
 HALVINGS = 30
 ROUNDING = 1e-12
 
 NOT_CONVERGED = (
-    "the spread between sites did not settle in {limit} steps (gap {gap:.1e}, wanted {wanted:.0e}): "
-    "leave out confounders of which the sites say little, or join their rare levels"
+    "the variance between sites did not converge in {limit} iterations (gap {gap:.1e}, wanted {wanted:.0e}): "
+    "leave out confounders with few known values, or merge their rare levels"
 )
 
 
 def pool_sites(targets: Tensor, codes: Tensor, weight: Tensor, site: Tensor, schema: Confounders) -> SitePrior:
-    """Fit the typical g and its spread to soft labels (n, K) of rows at the sites numbered by `site` (n,).
+    """Fit the typical g and the variance between sites to soft labels (n, K) of rows at the sites `site` (n,).
 
-    Rows of weight zero count for nothing, nor do sites that have no others.
+    Rows of weight zero are ignored, and so are sites that have no other rows.
     """
     seen = weight > 0
     targets, codes, weight, site = targets[seen], codes[seen], weight[seen], site[seen]
@@ -59,33 +59,33 @@ def pool_sites(targets: Tensor, codes: Tensor, weight: Tensor, site: Tensor, sch
             owner.repeat_interleave(basis.shape[1]),
             typical=start,
             deviations=start.new_zeros(len(sites), len(start)),
-            spread=start.new_full((len(schema.variables) + 1,), START),
+            variance=start.new_full((len(schema.variables) + 1,), START),
         )
     )
     coefficients = pool.typical.reshape(len(owner), -1) @ basis.T
     typical = complete(AdditivePrevalence(schema, coefficients, together.log_marginal), targets, codes, weight)
-    level = (2.0 * pool.spread[0]).reshape(1).expand(len(sites))  # of log-odds between two classes
+    level = (2.0 * pool.variance[0]).reshape(1).expand(len(sites))  # of log-odds between two classes
     return SitePrior(
-        typical, level_scale=student_scale(level, USUAL_LEVEL), deviation=shrunk(pool.spread[owner], len(sites))
+        typical, level_scale=student_scale(level, USUAL_LEVEL), deviation=shrunk(pool.variance[owner], len(sites))
     )
 
 
 def shrunk(variance: Tensor, n_sites: int) -> Tensor:
-    """Variances between sites, the usual one counting as much as two sites."""
+    """Shrink variances between sites to the usual one, which counts as `USUAL_SITES` sites."""
     return (USUAL_SITES * USUAL_DEVIATION**2 + n_sites * variance) / (USUAL_SITES + n_sites)
 
 
 def owners(schema: Confounders) -> Tensor:
-    """Which spread each feature has, (D,): 0 for the level, j + 1 for all features of variable j."""
+    """Return which variance each feature has, (D,): 0 for the intercept, j + 1 for all features of variable j."""
     ends = [0, *missing_features(schema)]
     widths = torch.tensor([1, *(end - before for before, end in pairwise(ends))])
     return torch.arange(len(widths)).repeat_interleave(widths)
 
 
 def complete(model: AdditivePrevalence, targets: Tensor, codes: Tensor, weight: Tensor) -> AdditivePrevalence:
-    """Fit what the typical g says where z is missing to what it says itself of the rows that agree (equation 9).
+    """Fit the missing columns of the typical g to its own g at knocked-out rows (equation 9).
 
-    Their labels would not do: big sites would move the missing columns, and only them, to their own level.
+    The labels cannot be used: large sites would shift the missing columns, and only these, to their own level.
     """
     data = aggregate(targets, codes, weight)
     own = torch.softmax(features(data.codes, model.schema) @ model.coefficients, dim=1)
@@ -108,7 +108,7 @@ class SiteRows:
         return torch.log_softmax(self.design @ flat.reshape(self.design.shape[1], -1) @ basis.T, dim=1)
 
     def derivatives(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """Slope (P,) and information (P, P): the derivatives of minus the log-likelihood."""
+        """Return gradient (P,) and Hessian (P, P) of minus the log-likelihood."""
         probability = self.log_prob(flat).exp()
         residual = self.weight[:, None] * probability - self.totals
         slope = self.design.T @ residual @ contrasts(self.totals.shape[1], flat.device)
@@ -116,29 +116,29 @@ class SiteRows:
 
 
 def site_rows(targets: Tensor, codes: Tensor, weight: Tensor, schema: Confounders) -> SiteRows:
-    """Add a site's rows up over equal z, its labels smoothed so that one class alone stays finite."""
+    """Add up a site's rows over equal z, with smoothed labels, so that a site with one class has a finite g."""
     data = aggregate(smooth(targets, weight, SMOOTHING), codes, weight)
     return SiteRows(features(data.codes, schema), data.totals, data.weight)
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Where the estimation stands, in flat coefficients (P,), P = D (K-1)."""
+    """The state of the estimation, in flat coefficients (P,), P = D (K-1)."""
 
     sites: list[SiteRows]
-    owner: Tensor  # (P,) which spread each coefficient has
+    owner: Tensor  # (P,) which variance each coefficient has
     typical: Tensor  # (P,) B
     deviations: Tensor  # (E, P) Δ_e
-    spread: Tensor  # (V + 1,) τ²
+    variance: Tensor  # (V + 1,) τ²
 
     @property
     def precision(self) -> Tensor:
         """1/τ² of every coefficient, (P,)."""
-        return 1.0 / self.spread[self.owner]
+        return 1.0 / self.variance[self.owner]
 
     @property
     def ridge(self) -> Tensor:
-        """The penalty on every coefficient of B, (P,): none on the level."""
+        """The penalty on every coefficient of B, (P,): none on the intercept."""
         return torch.where(self.owner == 0, 0.0, RIDGE).to(self.typical)
 
     @property
@@ -149,64 +149,65 @@ class Pool:
         return float(0.5 * penalty - fit)
 
     def pairs(self) -> Iterator[tuple[SiteRows, Tensor]]:
-        """Each site's rows with its Δ_e."""
+        """Return each site's rows with its Δ_e."""
         return zip(self.sites, self.deviations, strict=True)
 
 
 @dataclass(frozen=True)
-class Look:
-    """Slope and curvature of the pool's value, site by site, and what Laplace's approximation makes of them (13a)."""
+class Laplace:
+    """Gradients of the pool's value by site, and the covariances of Laplace's approximation (equation 13a)."""
 
-    slopes: Tensor  # (E, P) of minus the site's log-likelihood
+    slopes: Tensor  # (E, P) gradients of minus each site's log-likelihood
     covariances: list[Tensor]  # (P, P) V_e, of Δ_e given B
-    follows: list[Tensor]  # (P, P) V_e J_e: where B moves by one, Δ_e moves back by this
+    follows: list[Tensor]  # (P, P) V_e J_e: if B moves by one, Δ_e moves by minus this
     typical_covariance: Tensor  # (P, P) Σ, of B
 
 
-def look(pool: Pool) -> Look:
-    """Take slopes and information J_e of all sites; of B a site tells J_e V_e/τ² = (J_e⁻¹ + τ²)⁻¹."""
+def laplace(pool: Pool) -> Laplace:
+    """Compute gradients and information J_e of all sites; a site's information on B is (J_e⁻¹ + τ²)⁻¹."""
     slopes, covariances, follows = [], [], []
-    told = torch.diag(pool.ridge)
+    typical_information = torch.diag(pool.ridge)
     for rows, deviation in pool.pairs():
-        slope, known = rows.derivatives(pool.typical + deviation)
-        covariance = invert(known + torch.diag(pool.precision))
+        slope, own_information = rows.derivatives(pool.typical + deviation)
+        covariance = invert(own_information + torch.diag(pool.precision))
         slopes.append(slope)
         covariances.append(covariance)
-        follows.append(covariance @ known)
-        told = told + follows[-1].T * pool.precision
-    return Look(torch.stack(slopes), covariances, follows, invert((told + told.T) / 2))
+        follows.append(covariance @ own_information)
+        typical_information = typical_information + follows[-1].T * pool.precision
+    typical_covariance = invert((typical_information + typical_information.T) / 2)
+    return Laplace(torch.stack(slopes), covariances, follows, typical_covariance)
 
 
 def estimate(pool: Pool) -> Pool:
-    """Move the coefficients and τ² by turns, until neither has anything to gain."""
+    """Update the coefficients and τ² in turn, until the gaps of both are below their tolerances."""
     for _ in range(LIMIT):
-        view = look(pool)
+        view = laplace(pool)
         settled = coefficient_gap(pool, view) <= COEFFICIENT_TOLERANCE
         pool = move_coefficients(pool, view)
         squares, freedom = deviation_sizes(pool, view)
-        gap = spread_gap(pool.spread, squares, freedom)
-        if gap > SPREAD_TOLERANCE:
-            pool = replace(pool, spread=next_spread(pool.spread, squares, freedom))
+        gap = variance_gap(pool.variance, squares, freedom)
+        if gap > VARIANCE_TOLERANCE:
+            pool = replace(pool, variance=next_variance(pool.variance, squares, freedom))
         elif settled:
             return pool
-    warnings.warn(NOT_CONVERGED.format(limit=LIMIT, gap=gap, wanted=SPREAD_TOLERANCE), stacklevel=4)
+    warnings.warn(NOT_CONVERGED.format(limit=LIMIT, gap=gap, wanted=VARIANCE_TOLERANCE), stacklevel=4)
     return pool
 
 
-def gradients(pool: Pool, view: Look) -> tuple[Tensor, Tensor]:
+def gradients(pool: Pool, view: Laplace) -> tuple[Tensor, Tensor]:
     """The derivative of the pool's value in B (P,) and in every Δ_e (E, P)."""
     return pool.ridge * pool.typical + view.slopes.sum(0), pool.precision * pool.deviations + view.slopes
 
 
-def coefficient_gap(pool: Pool, view: Look) -> float:
+def coefficient_gap(pool: Pool, view: Laplace) -> float:
     """The largest entry of the gradient per row."""
     typical, deviations = gradients(pool, view)
     largest = torch.maximum(typical.abs().max(), deviations.abs().max())
     return float(largest / sum(rows.weight.sum() for rows in pool.sites))
 
 
-def move_coefficients(pool: Pool, view: Look) -> Pool:
-    """Take Newton's step in B and all Δ_e at once, halved until it loses no ground."""
+def move_coefficients(pool: Pool, view: Laplace) -> Pool:
+    """Take Newton's step in B and all Δ_e at once, halved until it does not raise the pool's value."""
     pull, own_pulls = gradients(pool, view)
     for follows, own_pull in zip(view.follows, own_pulls, strict=True):
         pull = pull - follows.T @ own_pull
@@ -226,31 +227,31 @@ def move_coefficients(pool: Pool, view: Look) -> Pool:
     return pool
 
 
-def deviation_sizes(pool: Pool, view: Look) -> tuple[Tensor, Tensor]:
-    """For each spread (V + 1,): Σ Δ² over sites and coefficients, and how many of these the data decide.
+def deviation_sizes(pool: Pool, view: Laplace) -> tuple[Tensor, Tensor]:
+    """For each variance (V + 1,): Σ Δ² over sites and coefficients, and its effective degrees of freedom.
 
-    A coefficient counts as 1 - U/τ², U its variance given the data: V_e, and what the uncertainty of B adds to it.
+    A coefficient counts as 1 - U/τ², where U is its variance given the data: V_e plus the part due to B's uncertainty.
     """
     freedom = torch.zeros_like(pool.typical)
     for covariance, follows in zip(view.covariances, view.follows, strict=True):
         left = covariance.diagonal() + ((follows @ view.typical_covariance) * follows).sum(1)
         freedom += 1.0 - left * pool.precision
-    none = torch.zeros_like(pool.spread)
+    none = torch.zeros_like(pool.variance)
     squares = (pool.deviations**2).sum(0)
     return none.index_add(0, pool.owner, squares), none.index_add(0, pool.owner, freedom)
 
 
-def next_spread(spread: Tensor, squares: Tensor, freedom: Tensor) -> Tensor:
-    """τ² = ΣΔ² / freedom (equation 13b); it stays where the data decide nothing."""
-    return torch.where(freedom > 1e-9, squares / freedom.clamp_min(1e-9), spread).clamp_min(FLOOR)
+def next_variance(variance: Tensor, squares: Tensor, freedom: Tensor) -> Tensor:
+    """τ² = ΣΔ² / freedom (equation 13b); unchanged if the data have no information on it."""
+    return torch.where(freedom > 1e-9, squares / freedom.clamp_min(1e-9), variance).clamp_min(FLOOR)
 
 
-def spread_gap(spread: Tensor, squares: Tensor, freedom: Tensor) -> float:
-    """The largest slope of the marginal log-likelihood in log τ²; a spread at its floor may want to fall further."""
-    slope = 0.5 * (squares / spread - freedom)
-    return float(slope.masked_fill((spread <= FLOOR) & (slope < 0), 0.0).abs().max())
+def variance_gap(variance: Tensor, squares: Tensor, freedom: Tensor) -> float:
+    """The largest derivative of the marginal log-likelihood in log τ², ignoring those that lower τ² at its floor."""
+    slope = 0.5 * (squares / variance - freedom)
+    return float(slope.masked_fill((variance <= FLOOR) & (slope < 0), 0.0).abs().max())
 
 
 def invert(matrix: Tensor) -> Tensor:
-    """The inverse of a positive definite matrix."""
+    """Return the inverse of a positive definite matrix."""
     return torch.cholesky_inverse(torch.linalg.cholesky(matrix))

@@ -1,4 +1,4 @@
-"""What the training sites say about the g of a new one: the prior of its posterior (section 18 of docs/maths.md)."""
+"""The prior of a new site's g, learned from the training sites (section 18 of docs/maths.md)."""
 
 from dataclasses import dataclass, field, replace
 
@@ -9,44 +9,54 @@ from sitewise.confounders import Confounders
 from sitewise.posterior import combine
 from sitewise.prevalence.base import Prevalence
 
-FREEDOM = 3.0  # degrees of freedom of the level's Student prior: heavy tails, so that rows can outvote it
+FREEDOM = 3.0  # degrees of freedom of the level's Student prior: heavy tails, so that many rows can overrule it
 USUAL_LEVEL = 1.5  # scale of the level between sites, in log-odds
-USUAL_FACTOR = 0.7  # standard deviation of the factor on the source's shape: the relation may vanish or flip
+USUAL_FACTOR = 0.7  # standard deviation of the factor on the source's shape, which may vanish or change sign
 USUAL_DEVIATION = 0.3  # standard deviation of a coefficient's deviation between sites, in log-odds
 USUAL_SLOPE = 0.3  # standard deviation of the log of f's slope between sites
-USUAL_SITES = 1.0  # what these usual sizes are worth, in sites
-FACTOR_SITES = 2.0  # and that of the factor: relations flip where levels hardly differ
+USUAL_SITES = 1.0  # weight of these usual values, in sites
+FACTOR_SITES = 2.0  # weight of the usual factor: it may change sign even where levels hardly differ
 
 
 @dataclass(frozen=True)
 class SitePrior:
-    """The source's g, how far a new site's may differ from it, and how far a new site's rows are believed.
+    """The prior of a new site's g: the source's g, how far a new site may differ, and the weight of its rows.
 
-    Attributes
+    Parameters
     ----------
     prevalence : Prevalence
-        g of the source, whose centred log is the shape over z.
+        g of the source. Its centred log is the shape over z.
     level_scale : float
         Scale of the level's Student prior, in log-odds between two classes.
     factor_scale : float
         Standard deviation of the factor on the shape, around one.
-    deviation : Tensor or None
-        (D,) variances of the coefficients of an additive deviation from the shape; None takes the usual ones.
+    deviation : Tensor of shape (D,), optional
+        Variances of the coefficients of an additive deviation from the shape; None means the usual ones.
     slope : float
-        How sharp log f still is at an unseen site: a factor on log f, in predictions only.
+        The calibration slope of log f at an unseen site, used in predictions only.
     slope_scale : float
-        Standard deviation of the log of that factor between sites, which labels of a new site tell; zero where f is
-        taken as given.
+        Standard deviation of the log of that slope between sites; zero if f is taken as given. Labels of a new site
+        inform about the slope.
     level_error : float
-        Standard deviation of a level estimated at an unseen site beyond its sampling error.
+        Standard deviation of the error of an estimated level at an unseen site, beyond its sampling error.
     trusted_rows : float
-        The number of rows beyond which more of them tell nothing new; zero where rows are not believed at all.
+        The number of rows beyond which further rows add no information; zero if rows are not used at all.
     wide_trusted_rows : float
-        The same where a site is said to differ more than the training sites do (`widened`).
+        The same for a site that may differ more than the training sites do (`widened`).
+    averaged : bool
+        Whether predictions are averaged over the prior if rows are not used at all; otherwise they are those of the
+        model as trained.
     n_source : float
-        Labelled rows (or groups) that calibrated f; infinite where f is taken as given.
+        The number of labeled rows (or groups) that f was calibrated on; infinite if f is taken as given.
     missing : float
-        The share of a label's information that f does not carry.
+        The missing-information fraction: the share of a label's information that f does not carry.
+    name : str
+        The name of this kind of g.
+
+    Examples
+    --------
+    >>> prior = pool_prevalence(y, Z, site)      # from the labels and sites of the training rows
+    >>> estimate = estimate_prevalence(log_ratio_new, Z_new, prior=prior)
     """
 
     prevalence: Prevalence
@@ -58,34 +68,68 @@ class SitePrior:
     level_error: float = 0.0
     trusted_rows: float = float("inf")
     wide_trusted_rows: float = float("inf")
+    averaged: bool = True
     n_source: float = float("inf")
     missing: float = 1.0
     name: str = "prior"
 
     @property
     def schema(self) -> Confounders | None:
-        """The schema of z, where g depends on it."""
+        """The schema of z, None if g does not depend on z."""
         return getattr(self.prevalence, "schema", None)
 
     def log_prob(self, codes: Tensor) -> Tensor:
-        """log g of the source at rows of codes."""
+        """Return log g of the source.
+
+        Parameters
+        ----------
+        codes : Tensor of shape (n, V)
+            Codes of z.
+
+        Returns
+        -------
+        Tensor of shape (n, K)
+            log P(y|z) at the source.
+        """
         return self.prevalence.log_prob(codes)
 
     def widened(self, level_scale: float) -> "SitePrior":
-        """The prior of a site whose level may lie so far from that of the training sites."""
+        """Return the prior with another scale of the level.
+
+        Parameters
+        ----------
+        level_scale : float
+            Scale of the level's Student prior, in log-odds.
+
+        Returns
+        -------
+        SitePrior
+            The same prior with this scale. If it is larger than before, more rows are trusted (`wide_trusted_rows`).
+        """
         wide = level_scale > self.level_scale
         trusted = max(self.trusted_rows, self.wide_trusted_rows) if wide else self.trusted_rows
         return replace(self, level_scale=level_scale, trusted_rows=trusted)
 
     def tempering(self, n_rows: float) -> float:
-        """The power in [0, 1] of the likelihood of so many unlabeled rows: f's own error and rehearsed trust (18c)."""
+        """Return the power of the likelihood of unlabeled rows, from the error of f and the rehearsal (equation 18c).
+
+        Parameters
+        ----------
+        n_rows : float
+            The number of rows.
+
+        Returns
+        -------
+        float
+            The power, between 0 and 1.
+        """
         if not self.trusted_rows:
             return 0.0
         return 1.0 / (1.0 + n_rows * (self.missing / self.n_source + 1.0 / self.trusted_rows))
 
 
 def missing_information(log_ratio: Tensor, log_prevalence: Tensor, weight: Tensor) -> float:
-    """The share of a label's information that f does not carry: E[1 - Σ p²] / E[1 - Σ g²], at most 1 (18b)."""
+    """Return the missing-information fraction: E[1 - Σ p²] / E[1 - Σ g²], at most 1 (equation 18b)."""
     unexplained, whole = (
         weight @ (1.0 - at.exp().square().sum(dim=1)) for at in (combine(log_ratio, log_prevalence), log_prevalence)
     )
@@ -93,9 +137,9 @@ def missing_information(log_ratio: Tensor, log_prevalence: Tensor, weight: Tenso
 
 
 def student_scale(squares: Tensor, usual: float, *, usual_sites: float = USUAL_SITES) -> float:
-    """The scale of Student's distribution that squared deviations (E,) come from, by maximum likelihood.
+    """Estimate the scale of a Student distribution from squared deviations (E,) by maximum likelihood.
 
-    `usual` counts as much as `usual_sites` of them.
+    The usual scale `usual` counts as `usual_sites` further deviations.
     """
     variance = usual**2
     for _ in range(200):  # EM for the scale of a scale mixture of normals

@@ -1,4 +1,4 @@
-"""The B-spline basis, in torch so that it runs on any device; the same numbers as scikit-learn's SplineTransformer."""
+"""The B-spline basis in torch, for any device, with the same values as scikit-learn's SplineTransformer."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -11,25 +11,25 @@ Nonzero = tuple[Tensor, list[Tensor]]
 
 
 def spline_basis(nonzero: Nonzero, n_knots: int) -> Tensor:
-    """The whole basis (n, n_knots + degree - 1), which sums to one, of what `nonzero_splines` gives."""
-    place, found = nonzero
-    basis = found[0].new_zeros(place.shape[0], n_knots + len(found) - 2)
-    columns = place[:, None] + torch.arange(len(found), device=place.device)
-    return basis.scatter(1, columns, torch.stack(found, dim=1))
+    """Return the full basis (n, n_knots + degree - 1), whose rows sum to one, from the result of `nonzero_splines`."""
+    place, values = nonzero
+    basis = values[0].new_zeros(place.shape[0], n_knots + len(values) - 2)
+    columns = place[:, None] + torch.arange(len(values), device=place.device)
+    return basis.scatter(1, columns, torch.stack(values, dim=1))
 
 
 def spline_sum(nonzero: Nonzero, coefficients: Tensor) -> Tensor:
-    """The product (n, K) of the basis with coefficients (n_knots + degree - 1, K), without its zeros."""
-    place, found = nonzero
-    total = found[0][:, None] * coefficients.index_select(0, place)
-    for r in range(1, len(found)):
-        total = total + found[r][:, None] * coefficients[r:].index_select(0, place)
+    """Return basis @ coefficients, (n, K), without multiplying by the zeros of the basis."""
+    place, values = nonzero
+    total = values[0][:, None] * coefficients.index_select(0, place)
+    for r in range(1, len(values)):
+        total = total + values[r][:, None] * coefficients[r:].index_select(0, place)
     return total
 
 
 @lru_cache(maxsize=256)
 def _windows(knots: tuple[float, ...], degree: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The inner knots (I, 1), and for each interval the 2 degree knots around it, to be read only."""
+    """Return the inner knots (I, 1), and for each interval the 2 degree knots around it. Do not write to them."""
     base = torch.tensor(knots, dtype=dtype, device=device)
     steps = torch.arange(1, degree + 1, dtype=dtype, device=device)
     before = base[0] - steps.flip(0) * (base[1] - base[0])
@@ -39,23 +39,23 @@ def _windows(knots: tuple[float, ...], degree: int, dtype: torch.dtype, device: 
 
 
 def nonzero_splines(values: Tensor, knots: Sequence[float], degree: int = DEGREE) -> Nonzero:
-    """Which is the first of the degree + 1 functions that are not zero at values within the knots, and all of them.
+    """Return the degree + 1 nonzero basis functions at values within the knots, and the index of the first one.
 
-    They are those that reach between the two knots around a value, by Cox and de Boor's recursion. The knots are
-    continued beyond both ends at the spacing of the outermost pair.
+    They are computed by the recursion of Cox and de Boor. The knots are continued beyond both ends at the spacing of
+    the outermost pair.
     """
     inner, windows = _windows(tuple(knots), degree, values.dtype, values.device)
-    # How many inner knots a value has reached; the last interval is closed, so that the maximum has a value.
+    # The number of inner knots up to a value; the last interval includes its end.
     place = (values >= inner).sum(dim=0)
     around = windows.index_select(0, place)  # (n, 2 degree) knots
     below = [values - knot for knot in around[:, :degree].unbind(1)][::-1]
     above = [knot - values for knot in around[:, degree:].unbind(1)]
-    found = [torch.ones_like(values)]
+    splines = [torch.ones_like(values)]
     for d in range(1, degree + 1):
         carried = torch.zeros_like(values)
         for r in range(d):
-            share = found[r] / (above[r] + below[d - 1 - r])
-            found[r] = carried + above[r] * share
+            share = splines[r] / (above[r] + below[d - 1 - r])
+            splines[r] = carried + above[r] * share
             carried = below[d - 1 - r] * share
-        found.append(carried)
-    return place, found
+        splines.append(carried)
+    return place, splines

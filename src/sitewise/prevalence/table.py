@@ -17,21 +17,21 @@ NOT_DISCRETE = (
 
 @dataclass(frozen=True)
 class TablePrevalence:
-    """A distribution for each cell of z, and the average of the cells that agree with what is known of a row."""
+    """One distribution for each cell of z; rows with missing values get the mean of the cells that agree with them."""
 
     schema: Confounders
     cells: Tensor  # (C, V) codes
     cell_log_prob: Tensor  # (C, K)
-    cell_weight: Tensor  # (C,) how much of the site lies in each cell
+    cell_weight: Tensor  # (C,) weight of the site's rows in each cell
     name: str = "table"
 
     @property
     def log_marginal(self) -> Tensor:
-        """The mean over the site, (K,): what a row with everything missing gets."""
+        """The mean over the site, (K,): the g of a row with all values missing."""
         return mean_log_prob(self.cell_log_prob, self.cell_weight)
 
     def log_prob(self, codes: Tensor) -> Tensor:
-        """Look rows up: their own cell, else the mean over agreeing cells, else over all of them."""
+        """Return log g of rows: of their own cell, else the mean over the cells that agree, else over all cells."""
         distinct, index = distinct_rows(codes)
         own = self._own_cell(distinct)
         log_prob = self.cell_log_prob[own.clamp_min(0)]
@@ -41,17 +41,17 @@ class TablePrevalence:
         return log_prob[index]
 
     def traceable(self) -> "AgreeingTable":
-        """The same g for a graph that is traced."""
+        """Return the same g in a form that can be traced for export."""
         return AgreeingTable(self)
 
     def _own_cell(self, codes: Tensor) -> Tensor:
-        """Each row's own cell by a join, -1 where it has none (n rows times C cells would be too many to compare)."""
+        """Return each row's own cell, -1 if it has none; by a join, since comparing n × C pairs is expensive."""
         place = find_rows(codes, self.cells)
         empty = self.cell_weight[place.clamp_min(0)] <= 0
         return torch.where(self.schema.missing(codes).all(dim=1) | empty, -1, place)
 
     def agreement(self, codes: Tensor) -> Tensor:
-        """How much each cell counts for a row, (n, C): its own cell alone, or the share of each cell that agrees."""
+        """Return the weight of each cell for each row, (n, C): only its own cell, else the cells that agree."""
         unknown = self.schema.missing(codes)
         equal = codes[:, None, :] == self.cells
         own = equal.all(dim=2) & ~unknown.all(dim=1, keepdim=True)
@@ -64,18 +64,18 @@ class TablePrevalence:
 
 @dataclass(frozen=True)
 class AgreeingTable:
-    """A table's g without looking rows up one by one: the mean over the cells that agree with a row."""
+    """The g of a table without a lookup of rows: always the weighted mean over cells."""
 
     table: TablePrevalence
     name: str = "table"
 
     def log_prob(self, codes: Tensor) -> Tensor:
-        """(n, K)."""
+        """Return log g of rows, (n, K)."""
         return torch.log(self.table.agreement(codes) @ self.table.cell_log_prob.exp())
 
 
 def require_discrete(schema: Confounders) -> None:
-    """Raise where a table is asked for over a continuous variable."""
+    """Raise ValueError if a variable is continuous."""
     continuous = [v.name for v in schema.variables if isinstance(v, Continuous)]
     if continuous:
         raise ValueError(NOT_DISCRETE.format(names=", ".join(map(repr, continuous))))
@@ -90,9 +90,9 @@ def fit_table(
     strength: float = 1.0,
     smoothing: float = SMOOTHING,
 ) -> TablePrevalence:
-    """Fit to soft labels (n, K): each cell's mean, with `strength` rows of the overall mean added to it.
+    """Fit to soft labels (n, K): the mean of each cell, shrunk to the overall mean by `strength` pseudo-rows.
 
-    Missing is exact here and needs no knockout: a row's unknown part is averaged over the site's own cells.
+    No knockout is needed: a row with missing values is averaged exactly over the site's cells.
     """
     require_discrete(schema)
     data = aggregate(smooth(targets, weight, smoothing), codes, weight)

@@ -1,1 +1,1 @@
-"""Figures and the page of a site, from plain numbers only: no model is needed to draw them again."""
+"""Figures and the report page of a site, from plain numbers only: they can be drawn again without the model."""

@@ -1,4 +1,4 @@
-"""The curve of a plan of sample size, from its record."""
+"""The figure of a sample-size plan."""
 
 import math
 from pathlib import Path
@@ -19,7 +19,7 @@ LABELS = {
 
 @in_house_style
 def plan_figure(record: dict[str, Any]) -> Figure:
-    """What so many unlabeled rows give: width by information and by simulation, and the losses where simulated."""
+    """Draw the interval's width by information and by simulation, and the simulated losses, by number of rows."""
     points = record["points"]
     simulated = [point for point in points if point["n_simulations"] >= 2]
     shown = ("width", "kl", "f1_loss") if simulated else ("width",)
@@ -45,7 +45,7 @@ def plan_figure(record: dict[str, Any]) -> Figure:
 
 
 def _spread(sizes: list[int]) -> list[int]:
-    """Sizes whose labels do not touch on a logarithmic axis."""
+    """Sizes whose labels do not overlap on a logarithmic axis."""
     span = math.log(sizes[-1] / sizes[0]) or 1.0
     kept = sizes[:1]
     for size in sizes[1:]:
@@ -55,7 +55,7 @@ def _spread(sizes: list[int]) -> list[int]:
 
 
 def save_plan_figure(figure: Figure, path: Path) -> Path:
-    """Write the figure, its folder too."""
+    """Write the figure, and make its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)

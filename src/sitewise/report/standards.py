@@ -1,7 +1,7 @@
 """A site's report in the form of public standards: the CHAI applied model card, TRIPOD+AI, and change control.
 
-Each is made of the report's content, plain numbers and words. What only people know is theirs to fill in: it is asked
-for by name and marked until it is given.
+They are made from the content of the report. Fields that only the author knows are listed by name, and marked until
+they are filled in.
 """
 
 import json
@@ -15,7 +15,7 @@ from sitewise.report.page.content import Content
 
 NAMESPACE = "https://mc.chai.org/v0.2/schema.xsd"
 TO_FILL_IN = "To be filled in by the author."
-ALARMS_TO_RETRAIN = 2  # windows in a row with an alarm
+ALARMS_TO_RETRAIN = 2  # consecutive windows with an alarm
 
 AUTHOR_FIELDS = (
     "model_name",
@@ -38,7 +38,7 @@ AUTHOR_FIELDS = (
 
 
 def check_author(author: Mapping[str, str] | None) -> dict[str, str]:
-    """What the author gave, each field of a name that is known."""
+    """The author's fields, with their names checked."""
     given = dict(author or {})
     for name in given:
         if name not in AUTHOR_FIELDS:
@@ -66,7 +66,7 @@ def applied_model_card(content: Content, author: Mapping[str, str] | None = None
     ]
     testing = f"{content['rows']:,} unlabeled rows of {content['site']}"
     process = (
-        "Expected from the adapted posterior of P(y|x,z), without labels; intervals hold the uncertainty of the "
+        "Expected from the adapted posterior of P(y|x,z), without labels; intervals include the uncertainty of the "
         "prevalence, of the calibration and of the labels, and assume that P(x|y,z) is that of the training sites."
     )
     tree: dict[str, Any] = {
@@ -153,12 +153,17 @@ def applied_model_card(content: Content, author: Mapping[str, str] | None = None
 
 
 def tripod_checklist(content: Content) -> list[dict[str, Any]]:
-    """The 27 items of TRIPOD+AI (BMJ 2024;385:e078378), their subjects in our words, with what the software knows.
+    """The 27 items of TRIPOD+AI (BMJ 2024;385:e078378), with short subjects, and what the software knows about each.
+
+    Parameters
+    ----------
+    content : dict
+        The content of a site's report.
 
     Returns
     -------
     list of dict
-        `item`, `section`, `subject`, and `filled`: text, or None where it is the author's to fill in.
+        `item`, `section`, `subject`, and `filled`: text, or None if the author has to fill it in.
     """
     facts, performance = _facts(content), content["performance"]
     sites = content["prevalence"].get("sites") or []
@@ -209,7 +214,7 @@ def checklist_markdown(items: list[dict[str, Any]]) -> str:
 
 
 def change_control(content: Content, alarm_level: float = 0.01) -> list[dict[str, Any]]:
-    """What is watched after release, the threshold fixed beforehand, and what is done beyond it."""
+    """What is monitored after release, the threshold fixed in advance, and the action if it is crossed."""
     focus = content["focus"][0]
     low, high = content["prevalence"]["low"][focus], content["prevalence"]["high"][focus]
     return [
@@ -293,7 +298,7 @@ def _key_metric(goal: str, results: list[tuple[str, Any]], data: str, process: s
 
 
 def _facts(content: Content) -> dict[str, Any]:
-    """What was done, name by name; training's own numbers in place of the site's where both have one."""
+    """What was done, by name; numbers of the training override those of the site."""
     entries = [entry for part in content["done"] for entry in part["entries"]]
     return {entry["name"]: entry["value"] for entry in entries}
 
@@ -309,8 +314,8 @@ def _sentences(findings: list[Mapping[str, Any]]) -> str:
 
 def _rule(content: Content) -> str:
     if content["threshold"] is None:
-        return "the most probable class is decided."
-    return f"{content['classes'][1]} is decided from a probability of {content['threshold']:.4g} on."
+        return "the most probable class is predicted."
+    return f"{content['classes'][1]} is predicted from a probability of {content['threshold']:.4g}."
 
 
 def _confounders(content: Content) -> str:

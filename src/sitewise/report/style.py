@@ -1,4 +1,4 @@
-"""What all figures share: a backend that needs no screen, colours that differ in lightness, settings of their own."""
+"""The common style of all figures: a backend without a screen, colours that differ in lightness."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -18,13 +18,13 @@ P = ParamSpec("P")
 
 
 def in_house_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Draw with matplotlib's own settings, whatever else in the process has changed (some libraries do, on import)."""
+    """Draw with matplotlib's default settings, which some libraries change on import."""
 
     @wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
         with matplotlib.style.context("default", after_reset=True):
             figure = draw(*args, **kwargs)
-            figure.draw_without_rendering()  # ticks are made when they are first drawn
+            figure.draw_without_rendering()  # ticks are created when first drawn
             return figure
 
     return drawn

@@ -1,4 +1,4 @@
-"""A site over time as a figure: prevalence in windows, with its band and the alarms."""
+"""A figure of a site over time: prevalence in windows, with its band and the alarms."""
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -17,9 +17,19 @@ MOST_PANELS = 6
 
 @in_house_style
 def timeline_figure(frame: pd.DataFrame, title: str = "") -> Figure:
-    """Draw what `monitor` found: a panel for each class (the most frequent, where they are many), rows below.
+    """Draw the result of `monitor`: a panel for each class (the most frequent ones if there are many), rows below.
 
-    The frame has `time`, `estimate`, `low`, `high`, `alarm`, `n` and, where there are several classes, `class`.
+    Parameters
+    ----------
+    frame : DataFrame
+        With the columns `time`, `estimate`, `low`, `high`, `alarm`, `n` and, if there are several classes, `class`.
+    title : str, optional
+        The title.
+
+    Returns
+    -------
+    Figure
+        A matplotlib figure.
     """
     problems = Problems("timeline_figure")
     missing = [column for column in NEEDED if column not in frame]
@@ -46,7 +56,7 @@ def timeline_figure(frame: pd.DataFrame, title: str = "") -> Figure:
 
 
 def _draw_class(axis: Axes, part: pd.DataFrame, name: str) -> None:
-    """The estimate with its band; alarms as crosses on it, so that they show without colour."""
+    """The estimate with its band; alarms are crosses, which are visible without colour."""
     part = part.sort_values("time")
     time, alarm = part["time"].to_numpy(), part["alarm"].to_numpy(dtype=bool)
     if len(part) > 1:
@@ -59,7 +69,7 @@ def _draw_class(axis: Axes, part: pd.DataFrame, name: str) -> None:
         axis.plot(untold["time"], untold["estimate"], "o", color=ACCENT, mfc="white", ms=6, label="check cannot tell")
     if alarm.any():
         axis.plot(
-            time[alarm], part["estimate"][alarm], "X", color=ALARM, mec="white", ms=11, label="alarm: the check breaks"
+            time[alarm], part["estimate"][alarm], "X", color=ALARM, mec="white", ms=11, label="alarm: the check fails"
         )
     top = float(part["high"].max())
     axis.set_ylim(0, min(1.02, max(1.15 * top, 0.01)))
@@ -71,7 +81,7 @@ def _draw_class(axis: Axes, part: pd.DataFrame, name: str) -> None:
 
 
 def _draw_rows(axis: Axes, part: pd.DataFrame) -> None:
-    """How many rows each window has."""
+    """The number of rows of each window."""
     axis.vlines(part["time"], 0, part["n"], color=GREY, lw=5)
     axis.set_ylim(bottom=0)
     axis.set_ylabel("rows", color=INK)

@@ -1,4 +1,4 @@
-"""Every sentence that more than one surface says, and numbers in words, for terminal, page, card and reprs."""
+"""Sentences and number formats that the terminal, the page, the card and the reprs share."""
 
 import math
 import unicodedata
@@ -7,62 +7,62 @@ from typing import Any
 
 ELLIPSIS = "…"
 
-# What was done at a site, by outcome and reason: the first sentence of everything that speaks about a site.
+# What was done at a site, by outcome and reason: the first sentence of every text about a site.
 OUTCOMES = {
     ("adapted", "the rows"): "Adapted: the share of {name} is {here} here, {trained} as trained.",
     ("adapted", "asked"): (
-        "Adapted to the rows alone, as asked for (policy='rows'): the share of {name} is {here} here, {trained} as "
+        "Adapted to the rows alone, as requested (policy='rows'): the share of {name} is {here} here, {trained} as "
         "trained."
     ),
     ("partly adapted", "few rows"): (
-        "Partly adapted: of the change that the rows ask for {believed} is believed, for so few rows leave the rest "
-        "open; the share of {name} is {here} here, {trained} as trained, {rows} by the rows alone."
+        "Partly adapted: {believed} of the change that the rows suggest was made, because the rows are too few for "
+        "more; the share of {name} is {here} here, {trained} as trained, {rows} by the rows alone."
     ),
     ("partly adapted", "rehearsal"): (
-        "Partly adapted: of the change that the rows ask for {believed} is believed, for estimates at rehearsed sites "
-        "were off; the share of {name} is {here} here, {trained} as trained, {rows} by the rows alone."
+        "Partly adapted: {believed} of the change that the rows suggest was made, because estimates at rehearsed sites "
+        "had errors; the share of {name} is {here} here, {trained} as trained, {rows} by the rows alone."
     ),
-    ("as trained", "asked"): "As trained, as asked for (policy='as trained'): the share of {name} is {here}.",
+    ("as trained", "asked"): "As trained, as requested (policy='as trained'): the share of {name} is {here}.",
     ("as trained", "check"): (
-        "As trained: the check of {failed} failed, so the rows here are not believed; the share of {name} stays at "
-        "{here}, where the rows alone say {rows}."
+        "As trained: the check of {failed} failed, so the rows here are not trusted; the share of {name} stays at "
+        "{here}, although the rows alone suggest {rows}."
     ),
     ("as trained", "rehearsal"): (
-        "As trained: estimates at rehearsed sites were off, so the rows here are not believed; the share of {name} "
-        "stays at {here}, where the rows alone say {rows}."
+        "As trained: estimates at rehearsed sites had errors, so the rows here are not trusted; the share of {name} "
+        "stays at {here}, although the rows alone suggest {rows}."
     ),
     ("as trained", "nothing changed"): (
-        "As trained: the rows here show no other prevalence than training did; the share of {name} is {here} here, "
+        "As trained: the rows here show the same prevalence as in training; the share of {name} is {here} here, "
         "{trained} as trained."
     ),
     ("as trained", "cannot tell"): (
-        "As trained: the rows here cannot tell whether the prevalence is another than in training; the share of "
-        "{name} is {here} here, {trained} as trained."
+        "As trained: the rows here do not show whether the prevalence differs from training; the share of {name} "
+        "is {here} here, {trained} as trained."
     ),
 }
-NOTABLE_SLOPE = 0.05  # from one: a smaller change of log f is not worth a sentence
+NOTABLE_SLOPE = 0.05  # distance from one; a smaller change of log f is not mentioned
 LESS_EXTREME = (
-    "Probabilities are less extreme than as trained: at rehearsed sites the model was too sure "
+    "Probabilities are less extreme than as trained: at rehearsed sites the model was over-confident "
     "(log f times {slope:.2f})."
 )
 MORE_EXTREME = (
-    "Probabilities are more extreme than as trained: at rehearsed sites the model was not sure enough "
+    "Probabilities are more extreme than as trained: at rehearsed sites the model was under-confident "
     "(log f times {slope:.2f})."
 )
 RISKS = {
-    "check": "Harm is likely if the rows were believed: this site differs from training in more than prevalence.",
-    "rehearsal": "Harm is likely if the rows were believed: at rehearsed sites that did not lower the log loss.",
-    "rows": "Harm is possible: the rows are believed as if the model were right here.",
+    "check": "Harm is likely if the rows were trusted: this site differs from training in more than prevalence.",
+    "rehearsal": "Harm is likely if the rows were trusted: at rehearsed sites that did not lower the log loss.",
+    "rows": "Harm is possible: the rows are trusted as if the model were right here.",
     "no gain": "No gain is expected: the prevalence stays as trained.",
     "gain": "A gain is expected: log loss about −{gain:.3f} (rehearsal: {better} of {count} sites better).",
     "loss": "No gain is expected: log loss about +{loss:.3f} (rehearsal: {better} of {count} sites better).",
-    "not rehearsed": "Whether a gain can be expected is not known: adapting was not rehearsed at other sites.",
+    "not rehearsed": "It is unknown whether a gain can be expected: adapting was not rehearsed at other sites.",
 }
 REHEARSALS = {
-    None: "Adapting was not rehearsed (rehearsal=None): how far the rows of a new site can be believed is not known.",
+    None: "Adapting was not rehearsed (rehearsal=None): it is unknown how far the rows of a new site can be trusted.",
     "rows": (
         "Held-out rows, adapted to as if they came from a new site, have a log loss of {after:.3f} ({before:.3f} as "
-        "trained); how sites differ was not rehearsed."
+        "trained); differences between sites were not rehearsed."
     ),
     "sites": (
         "Adapting to your own sites, each left out in turn, {verb} the log loss from {before:.3f} to {after:.3f} "
@@ -70,20 +70,20 @@ REHEARSALS = {
     ),
 }
 NO_SITES = (
-    "fit: no sample_domain is given, so the rows are taken for one site: how sites differ cannot be learned, and "
-    "verdicts are at most 'care'. Name the site of every row by sample_domain"
+    "fit: no sample_domain is given, so all rows count as one site: differences between sites cannot be learned, and "
+    "verdicts are at most 'care'. Give the site of each row as sample_domain"
 )
 CROSSING = (
-    "Of {rows} {changed} get another decision than as trained ({rule}): {gained} now called {name}, {lost} no longer."
+    "Of {rows}, {changed} get another decision than as trained ({rule}): {gained} are now {name}, {lost} no longer."
 )
 NOT_CHECKED = {
     "word": "not checked",
-    "sentence": "No checks were run, so nothing here says whether the adapted probabilities can be trusted.",
+    "sentence": "No checks were run, so it is unknown whether the adapted probabilities can be trusted.",
     "risk": "",
 }
 
 NOTHING = "–"
-LONGEST = 60  # columns of a name within a sentence
+LONGEST = 60  # width of a name within a sentence
 SEVERITY_WORDS = {"good": "fine", "unknown": "not known", "care": "care", "stop": "stop"}
 GRAVEST_FIRST = ("stop", "care", "unknown", "good")
 
@@ -91,20 +91,20 @@ KINDS = {  # words that depend on the kind of data
     "images": {"sites": "a hospital, a scanner, a country", "change": "A new scanner or another way to prepare images"},
     "tables": {
         "sites": "a hospital, a clinic, a country",
-        "change": "Another way to measure or to record, or other patients within a class,",
+        "change": "Another way to measure or to record, or different patients within a class,",
     },
 }
 GLOSSARY = (
     ("Site", "A place that data come from, such as {sites}. The new site is the one of this page."),
     (
         "Adapted, partly adapted, as trained",
-        "What was done here: the prevalence that the rows of this site ask for was believed, believed in part, or not. "
-        "As trained, predictions have the mean of the model as it was trained.",
+        "What was done here: the prevalence that the rows of this site suggest was used, used in part, or not used. "
+        "If not, the mean prediction is that of the model as it was trained.",
     ),
     (
         "Rehearsal",
-        "Each training site was left out once, adapted to as if it had no labels, and then compared with its labels: "
-        "so far can estimates at a site that the model has not seen be believed.",
+        "Each training site was left out once, adapted to as if it had no labels, and then compared with its labels. "
+        "This shows how far estimates at a site that the model has not seen can be trusted.",
     ),
     (
         "Prevalence",
@@ -113,24 +113,24 @@ GLOSSARY = (
     ),
     (
         "Confounder",
-        "Something known of each row, such as age or sex, with which both the class and what the model looks at vary.",
+        "Something known of each row, such as age or sex, that is related both to the class and to the model's inputs.",
     ),
     (
         "Adaptation",
-        "The model learned at the training sites how strongly an input speaks for each class. The prevalence of the "
-        "new site is estimated from its rows without any label, and the two are put together.",
+        "The model learned at the training sites how strongly an input indicates each class. The prevalence of the "
+        "new site is estimated from its rows without any label, and both are combined.",
     ),
     ("Before", "Probabilities with the prevalence of all training rows together, as if the new site were like them."),
     ("After", "Probabilities with the prevalence that was estimated at the new site."),
     (
         "Interval",
-        "The range in which the true value lies in so many of a hundred cases such as this one, if the assumption "
-        "holds. A wide interval means that the rows say little.",
+        "The range that contains the true value with the given probability, if the assumption holds. A wide "
+        "interval means that the rows contain little information.",
     ),
     (
         "The assumption",
-        "Among rows of the same class and the same confounders, inputs look the same at every site. Prevalence may "
-        "differ. {change} breaks it.",
+        "Among rows of the same class and the same confounders, the distribution of the inputs is the same at every "
+        "site. Prevalence may differ. {change} violates it.",
     ),
     (
         "What the checks cannot see",
@@ -149,13 +149,13 @@ GLOSSARY = (
     ),
     (
         "Sensitivity (recall), specificity, precision",
-        "The share of rows of the class that are called so; of the others that are not called so; and of those called "
-        "so that are right.",
+        "Sensitivity: the share of rows of the class that are predicted as this class. Specificity: the share of the "
+        "other rows that are not. Precision: the share of the predicted rows that have the class.",
     ),
     (
         "F1",
-        "A mean of precision and recall that is low when either is. Positive-class F1 is that of one class, macro F1 "
-        "the average over all.",
+        "The harmonic mean of precision and recall. Positive-class F1 is for one class; macro F1 is the average over "
+        "all classes.",
     ),
     (
         "AUROC, AUPRC",
@@ -164,18 +164,18 @@ GLOSSARY = (
     ),
     (
         "Brier score, calibration error",
-        "How far probabilities are from what happens; 0 is perfect.",
+        "The distance between probabilities and true classes; 0 is perfect.",
     ),
 )
 
 
 def glossary(kind: str) -> list[tuple[str, str]]:
-    """Terms and what they mean, for images or tables."""
+    """Terms and their meaning, for images or tables."""
     return [(word, meaning.format_map(KINDS[kind])) for word, meaning in GLOSSARY]
 
 
 def percent(share: float | None) -> str:
-    """A share in percent, with as many digits as it needs to be told from nothing and from everything."""
+    """A share in percent, with enough digits to differ from 0% and from 100%."""
     if share is None:
         return NOTHING
     value = 100 * share
@@ -188,12 +188,12 @@ def percent(share: float | None) -> str:
 
 
 def round_percent(share: float) -> str:
-    """A round share, such as a tick's, without the zeros."""
+    """A round share, such as that of a tick, without trailing zeros."""
     return f"{100 * share:.6g}%"
 
 
 def compact(value: Any) -> str:
-    """A number in a few digits, thousands separated; other values as they are."""
+    """A number in a few digits, with thousands separators; other values unchanged."""
     if value is None:
         return NOTHING
     if isinstance(value, bool):
@@ -227,13 +227,13 @@ def plural(count: int, one: str, many: str | None = None) -> str:
 
 
 def quoted(name: str) -> str:
-    """A name set off from the words around it, whatever direction it is written in; shortened where it is long."""
+    """A name in quotation marks, safe for any writing direction, and shortened if it is long."""
     short = shorten(name, LONGEST)
     return f"“{short}”" if short.isascii() else f"“\u2068{short}\u2069”"
 
 
 def shorten(text: str, width: int) -> str:
-    """A text in at most `width` columns on one line, its middle left out where it is longer; wide letters take two."""
+    """A text of at most `width` columns on one line, its middle left out if needed; wide letters count as two."""
     line = " ".join(text.split())
     if columns(line) <= width:
         return line
@@ -247,7 +247,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def columns(text: str) -> int:
-    """How many columns a text takes."""
+    """The number of columns that a text needs."""
     return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
@@ -263,7 +263,7 @@ def outcome_sentence(
     slope: float,
     failed: str | None,
 ) -> str:
-    """What was done at a site and why, about the second of two classes, or the one whose share changes most."""
+    """What was done at a site and why, for the second of two classes, or the class whose share changes most."""
     moves = [abs(rows - trained) for rows, trained in zip(rows_alone, as_trained, strict=True)]
     k = 1 if len(names) == 2 else moves.index(max(moves))
     said = OUTCOMES[word, reason].format(
@@ -280,7 +280,7 @@ def outcome_sentence(
 
 
 def risk_sentence(word: str, reason: str, gains: Sequence[float]) -> str:
-    """What to expect, from how much adapting lowered the log loss at each rehearsed site (none: not rehearsed)."""
+    """What to expect, from the decrease of the log loss at each rehearsed site (empty: not rehearsed)."""
     if (word, reason) == ("adapted", "asked"):
         return RISKS["rows"]
     if word == "as trained":
@@ -292,7 +292,7 @@ def risk_sentence(word: str, reason: str, gains: Sequence[float]) -> str:
 
 
 def rehearsal_sentence(kind: str | None, before: float, after: float, better: int, count: int) -> str:
-    """What a rehearsal found."""
+    """The result of a rehearsal."""
     verb = "lowered" if after < before else "raised"
     return REHEARSALS[kind].format(verb=verb, before=before, after=after, better=better, count=count)
 
@@ -300,7 +300,7 @@ def rehearsal_sentence(kind: str | None, before: float, after: float, better: in
 def crossing_sentence(
     *, rows: float, changed: float, gained: float, lost: float, name: str, threshold: float | None
 ) -> str:
-    """How many decisions are others than as trained."""
+    """How many decisions differ from those as trained."""
     counts = {"changed": whole(changed), "gained": whole(gained), "lost": whole(lost)}
     rule = "the most probable class" if threshold is None else f"threshold {percent(threshold)}"
     return CROSSING.format(rows=f"{whole(rows)} rows", rule=rule, name=quoted(name), **counts)

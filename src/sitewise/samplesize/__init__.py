@@ -1,4 +1,4 @@
-"""How many rows, and how many labels, a new site needs, from labeled source rows alone (docs/maths.md, section 17)."""
+"""How many rows and how many labels a new site needs, from labeled source rows (docs/maths.md, section 17)."""
 
 from sitewise.samplesize.labels import LABEL_TARGETS, LabelPlan, LabelPoint, plan_labels
 from sitewise.samplesize.plan import TARGETS, SamplePlan, SizePoint, plan_sample_size

@@ -1,4 +1,4 @@
-"""How many labels a new site needs: sites simulated from labeled source rows, with an f that errs as rehearsal says."""
+"""How many labels a new site needs: simulated sites, where f has the errors that the rehearsal found."""
 
 import math
 import warnings
@@ -28,9 +28,9 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class LabelPoint:
-    """What so many labels give, as means over simulated sites with their standard errors.
+    """The result for a number of labels, as means over simulated sites with standard errors.
 
-    `log_loss` is by how much the log loss is above that of the right f and g.
+    `log_loss` is the log loss above that of the true f and g.
     """
 
     n: int
@@ -46,13 +46,22 @@ class LabelPlan:
 
     Attributes
     ----------
-    answer : the number of labels, zero where none is needed, None where the largest number tried is not enough.
-    target, wanted : what was asked for ("width" or "log_loss"), and how much of it.
-    points : `LabelPoint` for each number of labels, zero first.
-    rows : rows of the site, labeled or not.
-    prevalence : P(y) that is assumed, (K,).
-    level : of the intervals.
-    n_simulations : simulated sites.
+    answer : int or None
+        The number of labels: zero if none is needed, None if the largest number tried is not enough.
+    target : str
+        What was asked for: "width" or "log_loss".
+    wanted : float
+        The wanted value.
+    points : list of LabelPoint
+        The result for each number of labels, zero first.
+    rows : int
+        The rows of the site, labeled or not.
+    prevalence : ndarray of shape (K,)
+        The assumed P(y).
+    level : float
+        The level of the intervals.
+    n_simulations : int
+        The number of simulated sites.
     """
 
     answer: int | None
@@ -70,7 +79,7 @@ class LabelPlan:
         return pd.DataFrame([asdict(point) for point in self.points])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, ready for JSON."""
+        """Plain numbers, for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -99,17 +108,48 @@ def plan_labels(
     random_state: Any = 0,
     say: Callable[[str], None] = lambda text: None,
 ) -> LabelPlan:
-    """Say how many of a new site's rows to label, from labeled held-out source rows.
+    """Plan how many rows of a new site to label, from labeled held-out source rows.
 
     Parameters
     ----------
-    log_ratio, y, sample_confounder, prevalence, model, confounders, sample_weight : as in `plan_sample_size`.
-    width, log_loss : what is wanted, one of them: the width of the interval of P(Y) (the widest class's), or by how
-        much the log loss may be above that of the right f and g.
-    prior : what rehearsal says of a new site, a model's `prior_`; its slope and level error make the simulated f wrong.
-    rows : how many rows the site has.
-    labels : numbers of labels to try.
-    n_simulations : simulated sites; each is asked with every number of labels.
+    log_ratio : array-like of shape (m, K)
+        Calibrated log f of the labeled rows.
+    y : array-like of shape (m,)
+        Their classes, 0 to K-1.
+    sample_confounder : DataFrame or array-like of shape (m, V), optional
+        Their Z, if g is to depend on it.
+    width : float, optional
+        The wanted width of the interval of P(Y), of the class with the widest one.
+    log_loss : float, optional
+        The wanted log loss above that of the true f and g. Give either this or `width`.
+    prior : SitePrior, optional
+        What the rehearsal found about a new site: `prior_` of a model. Its slope and level error are the errors of the
+        simulated f.
+    rows : int
+        The number of rows of the site.
+    prevalence : float or array-like of shape (K,), optional
+        The assumed P(y) at the new site, as in `plan_sample_size`.
+    model : str
+        The model of g, as in `estimate_prevalence`.
+    confounders : Confounders, optional
+        A frozen schema of Z.
+    sample_weight : array-like of shape (m,), optional
+        Weights of the labeled rows.
+    level : float
+        The level of the intervals.
+    labels : sequence of int
+        Numbers of labels to try.
+    n_simulations : int
+        The number of simulated sites; each is used with all numbers of labels.
+    random_state : int
+        Seed.
+    say : callable, optional
+        Called with a text at each step.
+
+    Returns
+    -------
+    LabelPlan
+        The number of labels, with a table of all numbers tried.
 
     Examples
     --------
@@ -150,9 +190,10 @@ def _read_numbers(labels: Iterable[int] | None, rows: int, problems: Problems) -
 def look_at_site(
     population: Population, prior: SitePrior, rows: int, numbers: list[int], level: float, rng: np.random.Generator
 ) -> Array:
-    """One simulated site: width and log loss above the right one's, (numbers, 2), for numbers of its rows labeled.
+    """Simulate one site: width of the interval and excess log loss, (numbers, 2), for each number of labels.
 
-    The f that is handed over is the right one with another slope and level, as far off as unseen sites show.
+    The f that is used is the true one with another slope and level, with errors as large as at sites not seen in
+    training.
     """
     drawn = rng.choice(len(population.y), rows, p=population.weight)
     right, log_g, y = population.log_ratio[drawn], population.log_prevalence[drawn], population.y[drawn]
@@ -167,7 +208,7 @@ def look_at_site(
         known = np.full(rows, np.nan)
         known[labeled[:number]] = y[labeled[:number]]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a simulated site nobody needs to be warned
+            warnings.simplefilter("ignore")  # warnings about simulated sites are irrelevant
             estimate = estimate_prevalence(
                 handed,
                 Z,

@@ -1,7 +1,7 @@
-"""How many unlabeled rows a new site needs: from labeled source rows alone (docs/maths.md, section 17).
+"""How many unlabeled rows a new site needs, from labeled source rows (docs/maths.md, section 17).
 
-The held-out rows, weighted to the prevalence that is assumed, stand for the new site. The width of an interval comes
-from the information of so many rows; what an estimate from so many rows loses, from drawing them again and again.
+The held-out rows, weighted to the assumed prevalence, represent the new site. The width of an interval comes from the
+information of n rows; the loss of an estimate from n rows comes from simulation.
 """
 
 import math
@@ -23,10 +23,10 @@ from sitewise.samplesize.population import Population, read_population
 
 TARGETS = ("width", "kl", "f1_loss")
 SIZES = (100, 200, 500, 1000, 2000, 5000, 10_000)
-AROUND = (0.25, 0.5, 2.0, 4.0)  # times the answer, where a width is wanted
+AROUND = (0.25, 0.5, 2.0, 4.0)  # times the answer, if a width is wanted
 SMALLEST, LARGEST = 20, 10**7
-NEARLY = 1.05  # times the width wanted: that of a posterior has the grain of its grid
-FLOOR_SIZE = 10**7  # rows after which nothing is left to learn
+NEARLY = 1.05  # times the wanted width: a posterior's width is inexact, because it is computed on a grid
+FLOOR_SIZE = 10**7  # stands for infinitely many rows
 OUT_OF_REACH = (
     "{wanted} is out of reach: no number of unlabeled rows gives a {target} below {floor:.3g}. What would help: labels "
     "of some rows of the new site, more training sites, or a better classifier"
@@ -37,10 +37,10 @@ MODELS_OF_G = ("auto", *(name for name, family in FAMILIES.items() if family.qui
 
 @dataclass(frozen=True)
 class SizePoint:
-    """What so many unlabeled rows give: the interval's width by information, and means over simulated sites.
+    """The result for a number of unlabeled rows: the interval's width by information, and means over simulated sites.
 
-    `kl` is KL(g || estimate) averaged over z, `f1_loss` the expected F1 lost against knowing g (class 1 of two, the
-    mean over more); each mean has its standard error. None where nothing was simulated.
+    `kl` is KL(g || estimate) averaged over z; `f1_loss` is the expected F1 lost compared with the true g (class 1 of
+    two, the mean over more classes). Each mean has its standard error. None if nothing was simulated.
     """
 
     n: int
@@ -60,14 +60,26 @@ class SamplePlan:
 
     Attributes
     ----------
-    answer : the number of rows, None where even the largest size tried is not enough.
-    target, wanted : what was asked for ("width", "kl" or "f1_loss"), and how much of it.
-    points : `SizePoint` for each size, the answer's among them.
-    floor_kl, floor_f1_loss : what is lost however many rows there are, f being what it is on these labeled rows.
-    floor_width : the width of the interval of P(y) that no number of rows beats.
-    prevalence : P(y) that is assumed, (K,).
-    level : of the intervals.
-    n_source : how many labeled rows it rests on.
+    answer : int or None
+        The number of rows; None if the largest size tried is not enough.
+    target : str
+        What was asked for: "width", "kl" or "f1_loss".
+    wanted : float
+        The wanted value.
+    points : list of SizePoint
+        The result for each size, including the answer.
+    floor_kl : float or None
+        The KL divergence that remains with any number of rows, for the f of these labeled rows.
+    floor_f1_loss : float or None
+        The loss of F1 that remains with any number of rows.
+    floor_width : float
+        The width of the interval of P(y) that remains with any number of rows.
+    prevalence : ndarray of shape (K,)
+        The assumed P(y).
+    level : float
+        The level of the intervals.
+    n_source : int
+        The number of labeled rows.
     """
 
     answer: int | None
@@ -83,7 +95,7 @@ class SamplePlan:
 
     @property
     def floor(self) -> float:
-        """What is wanted, at the least that any number of unlabeled rows gives."""
+        """The smallest value of the target that any number of unlabeled rows gives."""
         return {"width": self.floor_width, "kl": self.floor_kl, "f1_loss": self.floor_f1_loss}[self.target]
 
     @property
@@ -92,7 +104,7 @@ class SamplePlan:
         return pd.DataFrame([asdict(point) for point in self.points])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, ready for JSON."""
+        """Plain numbers, for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -126,22 +138,48 @@ def plan_sample_size(
     random_state: Any = 0,
     say: Callable[[str], None] = lambda text: None,
 ) -> SamplePlan:
-    """Say how many unlabeled rows a new site needs, from labeled held-out source rows.
+    """Plan how many unlabeled rows a new site needs, from labeled held-out source rows.
 
     Parameters
     ----------
-    log_ratio : (m, K) calibrated log f of the labeled rows.
-    y : (m,) their classes, 0..K-1.
-    sample_confounder : their Z, where g is to depend on it.
-    width, kl, f1_loss : what is wanted, one of them: the width of the interval of P(Y) (the widest class's), KL(g ||
-        estimate) averaged over z, or the F1 lost against knowing g.
-    prevalence : P(y) at the new site: K numbers, or with two classes P(y=1); as in these rows where None. P(z|y) is
-        taken to be as in these rows.
-    model, prior : of g, as in `estimate_prevalence`.
-    confounders : a frozen schema of Z.
-    sizes : the sizes of the table; chosen around the answer, or from 100 to 10,000, otherwise.
-    n_simulations : sites drawn at each size; 0 gives widths only.
-    say : told of each step.
+    log_ratio : array-like of shape (m, K)
+        Calibrated log f of the labeled rows.
+    y : array-like of shape (m,)
+        Their classes, 0 to K-1.
+    sample_confounder : DataFrame or array-like of shape (m, V), optional
+        Their Z, if g is to depend on it.
+    width : float, optional
+        The wanted width of the interval of P(Y), of the class with the widest one.
+    kl : float, optional
+        The wanted KL(g || estimate), averaged over z.
+    f1_loss : float, optional
+        The wanted loss of F1 compared with the true g. Give one of `width`, `kl` and `f1_loss`.
+    prevalence : float or array-like of shape (K,), optional
+        P(y) at the new site: K numbers, or for two classes P(y=1). None: as in the labeled rows. P(z|y) is assumed to
+        be as in the labeled rows.
+    model : str
+        The model of g, as in `estimate_prevalence`.
+    prior : Prevalence or SitePrior, optional
+        The prior of g, as in `estimate_prevalence`.
+    confounders : Confounders, optional
+        A frozen schema of Z.
+    sample_weight : array-like of shape (m,), optional
+        Weights of the labeled rows.
+    level : float
+        The level of the intervals.
+    sizes : sequence of int, optional
+        The sizes of the table; otherwise sizes around the answer, or from 100 to 10,000.
+    n_simulations : int
+        Simulated sites of each size; 0 gives widths only.
+    random_state : int
+        Seed.
+    say : callable, optional
+        Called with a text at each step.
+
+    Returns
+    -------
+    SamplePlan
+        The number of rows, with a table of sizes.
 
     Examples
     --------
@@ -182,7 +220,7 @@ def plan_sample_size(
 def look_at_size(
     population: Population, n: int, level: float, n_simulations: int, rng: np.random.Generator
 ) -> SizePoint:
-    """Width by information, and by simulation width, KL and loss of F1, at one size."""
+    """The width by information, and simulated width, KL and loss of F1, at one size."""
     width = information_width(population, n, level)
     found = []
     for _ in range(n_simulations):
@@ -206,18 +244,18 @@ def look_at_size(
 
 
 def information_width(population: Population, n: int, level: float) -> float:
-    """The width that the interval has where each labeled row occurs as often as n rows of the site have it."""
+    """The width of the interval if each labeled row occurs as often as expected among n rows of the site."""
     return interval_width(population.estimate(n * population.weight), level)
 
 
 def interval_width(estimate: PrevalenceEstimate, level: float) -> float:
-    """The width of the interval of P(Y), the widest class's."""
+    """The width of the interval of P(Y), of the class with the widest one."""
     low, high = estimate.interval(level=level)
     return float(np.max(np.asarray(high) - np.asarray(low)))
 
 
 def size_for_width(width_at: Callable[[int], float], wanted: float) -> int | None:
-    """The size at which the width is what is wanted; it falls about as the root of the size. None above LARGEST."""
+    """The size with the wanted width, which falls about as the square root of the size. None above LARGEST."""
     size = 1000
     for _ in range(12):
         width = width_at(size)
@@ -235,9 +273,9 @@ def size_for_width(width_at: Callable[[int], float], wanted: float) -> int | Non
 
 
 def size_for_loss(points: Sequence[Any], target: str, wanted: float) -> int | None:
-    """The size from which the loss, made to fall with the size, is at most what is wanted; None beyond the largest.
+    """The size from which the loss, made monotone in the size, is at most the wanted one; None beyond the largest size.
 
-    Between two sizes it goes along a straight line of both logarithms.
+    Between two sizes both are interpolated linearly in logarithms.
     """
     sizes = np.array([point.n for point in points], dtype=float)
     losses = np.array([getattr(point, target) for point in points], dtype=float)
@@ -258,13 +296,13 @@ def size_for_loss(points: Sequence[Any], target: str, wanted: float) -> int | No
 
 
 def round_up(size: float) -> int:
-    """To two digits, upwards, within what can be asked for."""
+    """Round up to two digits, within the allowed sizes."""
     step = 10 ** max(0, math.floor(math.log10(max(size, 1))) - 1)
     return int(min(LARGEST, max(SMALLEST, math.ceil(size / step) * step)))
 
 
 def check_numbers(level: float, n_simulations: int, fewest: int, problems: Problems) -> None:
-    """Note a level that is none, and too few simulations."""
+    """Add wrong levels and too few simulations to `problems`."""
     if not 0 < level < 1:
         problems.add(f"level must lie between 0 and 1, got {level}")
     if n_simulations < fewest:

@@ -1,4 +1,4 @@
-"""Labeled source rows that stand for a new site: weighted to the prevalence that is assumed there (equation 17)."""
+"""Labeled source rows that represent a new site: weighted to the assumed prevalence (equation 17)."""
 
 import warnings
 from dataclasses import dataclass
@@ -20,31 +20,31 @@ from sitewise.posterior import combine, normalize
 from sitewise.prevalence import fit_additive, fit_constant
 
 Array = np.ndarray[Any, Any]
-ENOUGH_ROWS = 4000  # of the labeled rows, at most, that stand for the site
-FEW = 10  # rows of a class below which it is not known
+ENOUGH_ROWS = 4000  # the most labeled rows used
+FEW = 10  # rows of a class below which a warning is given
 
-RARE = "class {label} has {count} labeled row(s): what is said of a site of this prevalence hangs on them"
+RARE = "class {label} has {count} labeled row(s): results for a site of this prevalence depend on them"
 
 
 @dataclass(frozen=True)
 class Population:
-    """Labeled rows, weighted so that they stand for the new site, with its g at each of them."""
+    """Labeled rows, weighted to represent the new site, with its g at each of them."""
 
     log_ratio: Array  # (m, K)
     y: Array  # (m,)
     weight: Array  # (m,), sums to one
     codes: Tensor  # (m, V)
-    z: pd.DataFrame | None  # behind the codes
+    z: pd.DataFrame | None  # the decoded z
     schema: Confounders | None
-    log_prevalence: Array  # (m, K) the site's g
+    log_prevalence: Array  # (m, K), the site's g
     model: str
-    prior: Any = None  # as `estimate_prevalence` takes it
+    prior: Any = None  # as in `estimate_prevalence`
 
     def estimate(self, counts: Array) -> PrevalenceEstimate:
-        """The estimate from rows that each occur so many times, (m,)."""
+        """The estimate from rows that occur `counts` times each, (m,)."""
         kept = counts > 0
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a simulated site nobody needs to be warned
+            warnings.simplefilter("ignore")  # warnings about simulated sites are irrelevant
             return estimate_prevalence(
                 self.log_ratio[kept],
                 None if self.z is None else self.z[kept],
@@ -55,22 +55,22 @@ class Population:
             )
 
     def losses(self, estimate: PrevalenceEstimate) -> tuple[float, float]:
-        """KL(g || estimate), and the F1 lost against knowing g, both over the whole population."""
+        """KL(g || estimate), and the F1 lost compared with the true g, both over the whole population."""
         log_g = estimate.prevalence.log_prob(self.codes).numpy()
         kl = float(self.weight @ (np.exp(self.log_prevalence) * (self.log_prevalence - log_g)).sum(axis=1))
         return kl, self.f1(self.log_prevalence) - self.f1(log_g)
 
     def posterior(self, log_prevalence: Array) -> Array:
-        """P(y|x,z) of every row at some g, (m, K)."""
+        """P(y|x,z) of each row with this g, (m, K)."""
         return np.asarray(combine(torch.tensor(self.log_ratio), torch.tensor(log_prevalence)).exp().numpy())
 
     @cached_property
     def truth(self) -> Array:
-        """P(y|x,z) at the site's own g: it judges decisions with less noise than the rows' few labels."""
+        """P(y|x,z) with the site's own g: it evaluates decisions with less noise than the few labels."""
         return self.posterior(self.log_prevalence)
 
     def f1(self, log_prevalence: Array) -> float:
-        """Expected F1 of the most probable class by some g: of class 1 for K = 2, else the mean over classes."""
+        """The expected F1 of the most probable class with this g: of class 1 if K = 2, otherwise the mean."""
         predictions = Predictions.of(self.posterior(log_prevalence))
         found = confusion_metrics(predictions.confusion(self.truth.T[None], self.weight))
         return float(np.nan_to_num(found["positive_f1" if self.truth.shape[1] == 2 else "macro_f1"][0]))
@@ -87,7 +87,7 @@ def read_population(
     problems: Problems,
     prior: Any = None,
 ) -> Population:
-    """Check the labeled rows, weight them to the assumed prevalence and tilt their g(z) with them."""
+    """Check the labeled rows, weight them to the assumed prevalence, and adjust their g(z)."""
     matrix = read_matrix(log_ratio, "log_ratio", problems)
     if matrix is None:
         problems.raise_if_any()
@@ -130,7 +130,7 @@ def _own_prevalence(targets: Tensor, weight: Tensor, z: Encoded | None) -> Tenso
 
 
 def _read_confounders(Z: Any, schema: Confounders | None, n_rows: int, problems: Problems) -> Encoded | None:
-    """z encoded by the schema given, or by its own; None after noting what is wrong."""
+    """z encoded by the given schema, or by its own; None if there is a problem."""
     try:
         schema = Confounders.learn(Z) if schema is None else schema
         codes = schema.encode(Z, quiet=True)[0]
@@ -143,7 +143,7 @@ def _read_confounders(Z: Any, schema: Confounders | None, n_rows: int, problems:
 
 
 def _read_prevalence(prevalence: Any, source: Array, problems: Problems) -> Array:
-    """P(y) as assumed, (K,)."""
+    """The assumed P(y), (K,)."""
     if prevalence is None:
         return source
     try:

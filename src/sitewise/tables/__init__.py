@@ -1,4 +1,4 @@
-"""Tables as they come: CSV and Parquet in chunks, the roles of columns, and what makes X, Z, y and sites of them.
+"""Tables: CSV and Parquet files in chunks, the roles of columns, and X, Z, y and sites from them.
 
 A table whose rows are images is a manifest (`sitewise.tables.manifest`).
 """

@@ -1,4 +1,4 @@
-"""The classes of a target column, and slips of the pen among them."""
+"""The classes of a target column, with a check for typing errors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,15 +10,15 @@ from sitewise.tables.features import holds_numbers
 from sitewise.tables.values import Place, Rows, as_label, labels, levels, spelling
 
 MOST_CLASSES = 50
-RARE = 0.01  # of the rows: a rarer label that is spelled nearly like another is a slip
+RARE = 0.01  # share of rows below which a label with almost the same spelling as another is a typing error
 
 SLIP = (
-    "{where}: {value!r} in {row}{more} looks like a slip{meant} Mend it, or name all classes by --classes where it is "
-    "one of its own"
+    "{where}: {value!r} in {row}{more} looks like a typing error{meant} Correct it, or list all classes with "
+    "--classes if it is a class"
 )
 MIXED = (
-    "{where}: expected a number as in most rows, got {value!r} in {row}{more}: mend it, or name all classes by "
-    "--classes where it is one of its own"
+    "{where}: expected a number as in most rows, got {value!r} in {row}{more}: correct it, or list all classes with "
+    "--classes if it is a class"
 )
 ONE_CLASS = "{where} holds one class only ({value!r}): two or more are needed"
 MANY = (
@@ -28,7 +28,7 @@ MANY = (
 
 
 def learn_classes(rows: Rows, name: str, given: Sequence[str], place: Place, problems: Problems) -> tuple[Any, ...]:
-    """The classes, sorted: those given, else those of the column; what looks like a slip is noted."""
+    """The classes, sorted: the given ones, otherwise those of the column; probable typing errors are reported."""
     if given:
         classes = sort_labels([as_label(spelling(label) or label) for label in given])
         labels(rows, name, classes, place, problems)
@@ -55,12 +55,12 @@ def learn_classes(rows: Rows, name: str, given: Sequence[str], place: Place, pro
                 meant = did_you_mean(value, near)
                 if meant:
                     problems.add(SLIP.format(meant=meant, **said))
-    labels(rows, name, classes, place, problems)  # notes where one is missing
+    labels(rows, name, classes, place, problems)  # reports missing labels
     return classes
 
 
 def sort_labels(values: Sequence[Any]) -> tuple[Any, ...]:
-    """Labels in their order: whole numbers by size; as text, all of them, where one is text."""
+    """Sorted labels: whole numbers by size; all as text if one is text."""
     if all(isinstance(value, int) for value in values):
         return tuple(sorted(set(values)))
     return tuple(sorted({str(value) for value in values}))

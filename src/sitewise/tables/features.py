@@ -1,11 +1,11 @@
-"""Features as a network reads them, prepared by scikit-learn: gaps, categories, scales.
+"""Features of tables, prepared by scikit-learn: missing values, categories, scaling.
 
 A number is imputed by its median and scaled to mean 0 and standard deviation 1 (`SimpleImputer`, `StandardScaler`); a
-category becomes a column for each level, all zero for a level not seen before (`OneHotEncoder`). A column that had
-gaps in training has one more, which says where (`MissingIndicator`).
+category becomes a column for each level, all zero for a level not seen before (`OneHotEncoder`). A column with missing
+values in training gets another column that marks them (`MissingIndicator`).
 
-The `ColumnTransformer` is saved as the numbers it learned, and built from them again: a folder is JSON, in which no
-type has to be trusted, and it does not depend on the private state of scikit-learn's classes.
+The `ColumnTransformer` is saved as the numbers it learned, and built from them again. A folder is therefore plain JSON
+without types that must be trusted, and does not depend on the private state of scikit-learn's classes.
 """
 
 from collections.abc import Sequence
@@ -25,10 +25,10 @@ from sitewise.arrays import Problems
 from sitewise.tables.values import LARGEST, Array, Place, Rows, known_text, levels, numbers, plain
 
 NUMBERS = "numbers"
-MOST_LEVELS = 100  # of a feature; more look like names
-MOSTLY = 0.5  # from this share of numbers on, text among them is a slip
+MOST_LEVELS = 100  # of a feature; a column with more looks like names
+MOSTLY = 0.5  # share of numbers above which text among them is an error
 
-NO_VALUES = "{where} has no value at all: leave it out"
+NO_VALUES = "{where} has no values: leave it out"
 DECIMAL_COMMAS = "{where} holds numbers with decimal commas, such as {value!r}: write them with a point"
 DECIMAL_COMMA = r"^[+-]?\d+,\d+$"
 TOO_MANY = "{where} has {count} different values of text, which looks like names or notes: leave it out"
@@ -36,7 +36,7 @@ TOO_MANY = "{where} has {count} different values of text, which looks like names
 
 @dataclass(frozen=True)
 class NumberFeature:
-    """A number by what was learned of it: its median, mean and spread once imputed, and whether it had gaps."""
+    """A number feature: median, mean and standard deviation after imputation, and whether values were missing."""
 
     name: str
     median: float
@@ -61,7 +61,7 @@ class NumberFeature:
 
 @dataclass(frozen=True)
 class CategoryFeature:
-    """One of some levels, by their text."""
+    """A category feature with its levels as text."""
 
     name: str
     levels: tuple[str, ...]
@@ -74,7 +74,7 @@ class CategoryFeature:
         return (*known, f"{self.name} missing") if self.gaps else known
 
     def read(self, rows: Rows, place: Place, problems: Problems) -> Array:
-        """Its levels by number (n,): the number of levels where it is missing, one more for a level not seen before."""
+        """The level number of each row (n,): L if missing, L + 1 for a level not seen before, for L levels."""
         found = levels(rows, self.name, place, problems)
         missing, unseen = len(self.levels), len(self.levels) + 1
         code_of = {level: code for code, level in enumerate(self.levels)}
@@ -89,7 +89,7 @@ Feature = NumberFeature | CategoryFeature
 def learn_features(
     rows: Rows, names: Sequence[str], categorical: Sequence[str], place: Place, problems: Problems
 ) -> tuple[Feature, ...]:
-    """What is needed of each column; none after noting what is wrong with some."""
+    """The features of the columns; an empty result if there are problems."""
     before = len(problems.found)
     kinds = [_kind(rows, name, name in categorical, place, problems) for name in names]
     features = tuple(feature for feature in kinds if feature is not None)
@@ -112,11 +112,11 @@ def learn_features(
 
 
 def fitted_transformer(features: Sequence[Feature]) -> ColumnTransformer:
-    """The transformer that learned these features, for what `read_values` gives."""
+    """The fitted transformer of these features, for the values that `read_values` returns."""
     own = [feature for feature in features if isinstance(feature, NumberFeature)]
     full = np.array([feature.median if isinstance(feature, NumberFeature) else 0.0 for feature in features])
     with_gaps = [np.nan if isinstance(f, NumberFeature) and f.gaps else v for f, v in zip(features, full, strict=True)]
-    transformer = _unfitted(features).fit(np.stack([full, with_gaps]))  # two rows with these medians and these gaps
+    transformer = _unfitted(features).fit(np.stack([full, with_gaps]))  # two rows with these medians and gaps
     if own:
         scaler = transformer.named_transformers_[NUMBERS][-1]
         scaler.mean_, scaler.scale_ = np.array([(feature.mean, feature.spread) for feature in own]).T
@@ -125,7 +125,7 @@ def fitted_transformer(features: Sequence[Feature]) -> ColumnTransformer:
 
 
 def column_order(features: Sequence[Feature]) -> list[int]:
-    """Where the columns of each feature are among those that the transformer gives: numbers, gaps, categories."""
+    """The positions of each feature's columns in the output of the transformer: numbers, indicators, categories."""
     own = [feature for feature in features if isinstance(feature, NumberFeature)]
     value, gap, level = count(), count(len(own)), count(sum(len(feature.columns) for feature in own))
     order: list[int] = []
@@ -138,7 +138,7 @@ def column_order(features: Sequence[Feature]) -> list[int]:
 
 
 def read_values(features: Sequence[Feature], rows: Rows, place: Place, problems: Problems) -> Array:
-    """The features' cells (n, F): numbers, and levels by number."""
+    """The cells of the features (n, F): numbers, and level numbers."""
     return np.stack([feature.read(rows, place, problems) for feature in features], axis=1)
 
 
@@ -152,11 +152,11 @@ def _unfitted(features: Sequence[Feature]) -> ColumnTransformer:
         ("categories", OneHotEncoder(categories=codes, handle_unknown="ignore", sparse_output=False), [*categories]),
     )
     transformer = ColumnTransformer([step for step in steps if step[-1]], sparse_threshold=0)
-    return transformer.set_output(transform="default")  # arrays, whatever scikit-learn is told for all others
+    return transformer.set_output(transform="default")  # arrays, despite any global setting of scikit-learn
 
 
 def _kind(rows: Rows, name: str, categorical: bool, place: Place, problems: Problems) -> Feature | None:
-    """A column's kind, levels and whether it has gaps, of a number nothing else yet; None after noting a problem."""
+    """The kind of a column, its levels, and whether values are missing; None if there is a problem."""
     if refuse_decimal_commas(rows, name, place, problems):
         return None
     if categorical or not holds_numbers(rows, name):
@@ -179,7 +179,7 @@ def _kind(rows: Rows, name: str, categorical: bool, place: Place, problems: Prob
 
 
 def refuse_decimal_commas(rows: Rows, name: str, place: Place, problems: Problems) -> bool:
-    """Note a column whose numbers are written with commas: as text each would be a category."""
+    """Report a column of numbers with decimal commas, which would be read as categories."""
     cells = plain(rows.column(name))
     if not (pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type)):
         return False
@@ -192,7 +192,7 @@ def refuse_decimal_commas(rows: Rows, name: str, place: Place, problems: Problem
 
 
 def holds_numbers(rows: Rows, name: str) -> bool:
-    """Whether a column is meant to hold numbers: by its type, or because most of its text reads as numbers."""
+    """Whether a column is meant to hold numbers: by its type, or because most of its text is numeric."""
     column = plain(rows.column(name))
     kind = column.type
     if pa.types.is_boolean(kind):
@@ -200,7 +200,7 @@ def holds_numbers(rows: Rows, name: str) -> bool:
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return True
     if pa.types.is_temporal(kind):
-        return True  # to be refused as dates
+        return True  # rejected later, as dates
     cells = known_text(column).drop_null()
     counted = cells.value_counts()
     values, counts = counted.field(0).to_pandas(), counted.field(1).to_numpy()

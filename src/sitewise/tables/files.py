@@ -1,4 +1,4 @@
-"""Tables on the disk: CSV and Parquet files, their columns, and their rows in chunks. A CSV's cells are text here."""
+"""Table files: CSV and Parquet, their columns, and their rows in chunks. Cells of a CSV are text here."""
 
 import codecs
 import csv
@@ -32,23 +32,23 @@ NO_FILE = "there is no file {path}{meant}"
 OTHER_KIND = "{path} must be a CSV (.csv, .tsv, also .gz) or a Parquet file (.parquet), got {suffix}{hint}"
 EMPTY = "{path} is empty: a table needs a header and at least one row"
 BLANK = "{path} begins with a blank line: its first line must be the header"
-NO_NAME = "{path}: its name is not UTF-8, so that it cannot be written in messages and records: rename it"
+NO_NAME = "{path}: its name is not UTF-8 and cannot be written in messages and records: rename it"
 HEADER_ONLY = "{path} has a header ({columns}) and no rows: a row for each sample is needed"
 SEPARATED = (
     "{path} has a single column {column!r}: its columns seem to be separated by {found}, not by {separator}; "
-    "say so by --separator {option!r}, or save it again with commas"
+    "add --separator {option!r}, or save it again with commas"
 )
 NOT_UTF8 = (
-    "{path} is not UTF-8 text (first in line {line}): save it as UTF-8, or name its encoding, by --encoding {encoding}"
+    "{path} is not UTF-8 text (first in line {line}): save it as UTF-8, or give its encoding, --encoding {encoding}"
 )
 UNREADABLE = "{path} cannot be read as {kind} ({error})"
 
 
 @dataclass(frozen=True)
 class TableFile:
-    """A table that was found and whose header was read: `open_table` makes it.
+    """An existing table file whose header was read, as `open_table` returns it.
 
-    `n_rows` is None for a CSV, whose rows nobody has counted.
+    `n_rows` is None for a CSV, whose rows are not counted.
     """
 
     path: Path
@@ -58,7 +58,7 @@ class TableFile:
     n_rows: int | None = None
 
     def chunks(self, columns: Sequence[str] | None = None, *, rows: int = CHUNK_ROWS) -> Iterator[pa.RecordBatch]:
-        """The rows, some columns of them, a chunk at a time; at least one row or a ValueError."""
+        """Chunks of rows with these columns; ValueError if there are no rows."""
         wanted = list(self.columns if columns is None else dict.fromkeys(columns))
         self.find(wanted)
         if columns is not None:
@@ -72,13 +72,13 @@ class TableFile:
                     yield chunk
         except (UnicodeDecodeError, pa.ArrowException, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
-                raise  # of the file system
+                raise  # an error of the file system
             raise ValueError(self._why_unreadable(error)) from error
         if n_rows == 0:
             raise ValueError(HEADER_ONLY.format(path=self.path, columns=shown(self.columns, MOST_COLUMNS)))
 
     def read(self, columns: Sequence[str] | None = None, *, at_most: int | None = None) -> pa.Table:
-        """Some columns of all rows, or of the first ones, in memory."""
+        """These columns of all rows, or of the first ones, in memory."""
         found = []
         n_rows = 0
         for chunk in self.chunks(columns):
@@ -89,14 +89,14 @@ class TableFile:
         return pa.Table.from_batches(found).slice(0, at_most)
 
     def type_of(self, column: str) -> pa.DataType:
-        """How a column is stored; a CSV's are text."""
+        """The stored type of a column; text for a CSV."""
         if self.separator is not None:
             return pa.string()
         found = parquet.read_schema(self.path).field(column).type
         return found.value_type if pa.types.is_dictionary(found) else found
 
     def refuse_kinds(self, columns: Sequence[str]) -> None:
-        """Raise one ValueError that names every column whose cells are not one value each."""
+        """Raise one ValueError that lists all columns whose cells are not single values."""
         if self.separator is None:
             problems = Problems("table")
             refuse_kinds(
@@ -105,7 +105,7 @@ class TableFile:
             problems.raise_if_any()
 
     def find(self, columns: Sequence[str]) -> None:
-        """Raise one ValueError that names every column that is not there, with the spelling that may be meant."""
+        """Raise one ValueError that lists all missing columns, each with a similar name if there is one."""
         problems = Problems("table")
         find_columns(self.columns, [("", name) for name in columns], Place(str(self.path)), problems)
         problems.raise_if_any()
@@ -133,13 +133,13 @@ class TableFile:
         """What is wrong with a file that Arrow could not read to its end."""
         if isinstance(error, UnicodeDecodeError) or "UTF8" in str(error):
             return self._not_text()
-        if "Empty CSV" in str(error):  # a header without the end of its line
+        if "Empty CSV" in str(error):  # a header without a line end
             return HEADER_ONLY.format(path=self.path, columns=shown(self.columns, MOST_COLUMNS))
         kind = "Parquet" if self.separator is None else "CSV"
         return UNREADABLE.format(path=self.path, kind=kind, error=_short(error))
 
     def _not_text(self) -> str:
-        """Where the first line is that cannot be read in the file's encoding."""
+        """The first line that cannot be decoded."""
         with _bytes_of(self.path) as file:
             line = next((number for number, text in enumerate(file, 1) if not _decodes(text, self.encoding)), 1)
         return NOT_UTF8.format(path=self.path, line=line, encoding="latin-1").replace(
@@ -148,10 +148,10 @@ class TableFile:
 
 
 def open_table(path: str | os.PathLike[str], *, separator: str | None = None, encoding: str | None = None) -> TableFile:
-    """Look at a CSV or Parquet file: its kind, its header, its separator; what is wrong is a ValueError that says so.
+    """Open a CSV or Parquet file: its kind, header and separator; ValueError with the reason if something is wrong.
 
-    `separator` and `encoding` of a CSV are a comma (a tab for .tsv) and UTF-8, with or without its byte order mark,
-    unless they are given. With a separator the name may end in anything.
+    By default the separator of a CSV is a comma (a tab for .tsv), and its encoding UTF-8 with or without a byte order
+    mark. If a separator is given, the file name may have any ending.
     """
     place = Path(path)
     check_name(place)
@@ -171,7 +171,7 @@ def open_table(path: str | os.PathLike[str], *, separator: str | None = None, en
 
 
 def check_name(path: Path) -> None:
-    """Refuse a path that is not text."""
+    """Raise an error for a path that is not text."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -233,16 +233,14 @@ def _header(path: Path, separator: str, encoding: str) -> tuple[str, ...]:
 def _refuse_twice(path: Path, names: Sequence[str]) -> None:
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
-        raise ValueError(
-            f"{path} has column(s) of one name: {', '.join(map(repr, twice))}; give each a name of its own"
-        )
+        raise ValueError(f"{path} has duplicate column name(s): {', '.join(map(repr, twice))}; rename them")
 
 
 def _check_encoding(encoding: str) -> None:
     try:
-        b"a".decode(encoding)  # which refuses codecs that are none of text
+        b"a".decode(encoding)  # rejects codecs that are not for text
     except UnicodeError:
-        return  # half a letter of a wide one
+        return  # a part of a wide character
     except LookupError:
         raise ValueError(f"--encoding {encoding!r} is not known; try utf-8, latin-1, cp1252 or utf-16") from None
 
@@ -264,6 +262,6 @@ def _text(encoding: str) -> str:
 
 
 def _short(error: BaseException) -> str:
-    """An error's first line, at a length that can be read."""
+    """The first line of an error message, shortened."""
     line = str(error).splitlines()[0] if str(error) else type(error).__name__
     return line if len(line) <= 200 else f"{line[:199]}…"

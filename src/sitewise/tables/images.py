@@ -1,17 +1,17 @@
-"""One way to read an image file: JPEG, PNG or TIFF in, uint8 (C, H, W) out.
+"""Read image files: JPEG, PNG or TIFF in, uint8 (C, H, W) out.
 
-What is decided here, for every file alike:
+The rules are the same for all files:
 
-- 16-bit gray is scaled by the full range of its type, v / 257 rounded (0 is 0, 65535 is 255), never by the image's own
-  range: two exposures stay comparable. Twelve bits stored in sixteen come out dark; scale them before.
-- 32-bit integers and floats have no known range and are refused, as are TIFF files of several pages and DICOM.
-- A palette becomes its colours, CMYK becomes RGB, one bit becomes 0 and 255. What is transparent is laid on black.
-- Gray is repeated in three channels; colour becomes luma (ITU-R 601) where one channel is asked for.
+- 16-bit gray is scaled by the full range of its type, v / 257 rounded (0 is 0, 65535 is 255), never by the range of
+  the image: exposures stay comparable. 12 bits stored in 16 become dark; scale them before.
+- 32-bit integers and floats have no known range and are an error, as are TIFF files of several pages and DICOM.
+- A palette becomes its colours, CMYK becomes RGB, one bit becomes 0 and 255. Transparent areas become black.
+- Gray is repeated in three channels; colour becomes luma (ITU-R 601) if one channel is wanted.
 - EXIF orientation is applied; colour profiles are not.
-- `size` makes the shorter side that long and cuts the centre square, by a bilinear filter that averages over what it
-  shrinks; small images are enlarged. A JPEG is decoded at 1/2, 1/4 or 1/8 where 1.5 x `size` remains (faster; half a
-  gray level to one off in the mean).
-- A truncated or damaged file is an error, never half an image.
+- `size` is the new length of the shorter side; then the centre square is cut. Scaling uses a bilinear filter that
+  averages when it shrinks; small images are enlarged. A JPEG is decoded at 1/2, 1/4 or 1/8 if it stays at least
+  1.5 x `size` (faster; the mean changes by half a gray level to one).
+- A truncated or damaged file is an error, never a partial image.
 """
 
 import io
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-READING = 1  # counts up when the same file would be read as other pixels: a pack of the old reading is then another one
+READING = 1  # increased when the same file would give other pixels: packs of an earlier reading are then different ones
 FORMATS = ("JPEG", "PNG", "TIFF")
-BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG", b"II*\x00", b"MM\x00*")  # of their files
-SCALED_DECODING = 1.5  # how much larger than asked for a JPEG is decoded
+BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG", b"II*\x00", b"MM\x00*")  # first bytes of their files
+SCALED_DECODING = 1.5  # a JPEG is decoded at least this much larger than wanted
 DICOM_MAGIC, DICOM_MAGIC_AT = b"DICM", 128
 ORIENTATION_TAG, PHOTOMETRIC_TAG, WHITE_IS_ZERO = 0x0112, 262, 0
 NO_PILLOW = 'reading images needs Pillow: pip install "sitewise[images]"'
 DICOM = (
-    "is a DICOM file, which is not read: its window and its inversion (MONOCHROME1) have to be applied first; "
+    "is a DICOM file, which is not supported: its window and its inversion (MONOCHROME1) have to be applied first; "
     "convert it to PNG, with pydicom's apply_voi_lut for example"
 )
 
 
 def read_image(source: str | os.PathLike[str] | bytes, size: int | None = None, channels: int = 3) -> Array:
-    """Read an image from a file or from a file's bytes: uint8 (C, H, W), (C, size, size) where a size is given."""
+    """Read an image from a file or from its bytes: uint8 (C, H, W), or (C, size, size) if a size is given."""
     problems = Problems("read_image")
     if size is not None and size < 1:
         problems.add(f"size must be at least one pixel, or None for the image's own, got {size}")
@@ -58,7 +58,7 @@ def read_image(source: str | os.PathLike[str] | bytes, size: int | None = None, 
 
 
 def decode_image(data: bytes, name: str, size: int | None, channels: int) -> Array:
-    """Decode a file's bytes; a ValueError about `name` says why it cannot be done and what to do."""
+    """Decode the bytes of a file; a ValueError about `name` gives the reason and what to do."""
     try:
         from PIL import Image, ImageFile, UnidentifiedImageError
     except ImportError as error:
@@ -66,21 +66,19 @@ def decode_image(data: bytes, name: str, size: int | None, channels: int) -> Arr
     if data[DICOM_MAGIC_AT : DICOM_MAGIC_AT + len(DICOM_MAGIC)] == DICOM_MAGIC:
         raise ValueError(f"{name} {DICOM}")
     if ImageFile.LOAD_TRUNCATED_IMAGES:
-        raise ValueError(
-            "PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set, so that half an image passes for a whole one: unset it"
-        )
+        raise ValueError("PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set, which accepts truncated images: unset it")
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             box, shrunk = _crop_box(image, size)
             image.load()
-            turn = image.getexif().get(ORIENTATION_TAG, 1)  # after loading, which turns a TIFF by itself
+            turn = image.getexif().get(ORIENTATION_TAG, 1)  # after loading, which rotates a TIFF itself
             refusal = _refusal(image)
             plain = None if refusal else _plain(image, channels)
     except UnidentifiedImageError:
         raise ValueError(f"{name} {_strange(data, name)}") from None
     except Image.DecompressionBombError as error:
         raise ValueError(f"{name} is too large ({error}): shrink it first") from error
-    except Exception as error:  # a damaged file breaks a decoder anywhere
+    except Exception as error:  # a damaged file can raise any error
         raise ValueError(f"{name} is truncated or damaged ({error}): fetch it again") from error
     if plain is None:
         raise ValueError(f"{name} {refusal}")
@@ -95,7 +93,7 @@ def decode_image(data: bytes, name: str, size: int | None, channels: int) -> Arr
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
-TURNS = {  # EXIF's numbers
+TURNS = {  # EXIF codes
     2: "FLIP_LEFT_RIGHT",
     3: "ROTATE_180",
     4: "FLIP_TOP_BOTTOM",
@@ -107,7 +105,7 @@ TURNS = {  # EXIF's numbers
 
 
 def _crop_box(image: "Image.Image", size: int | None) -> tuple[tuple[float, float, float, float], float]:
-    """The centre square of an image not loaded yet, and by which factor its decoder will shrink it."""
+    """The centre square of an image that is not loaded yet, and the factor by which its decoder shrinks it."""
     width, height = image.size
     short = min(width, height)
     left, top = (width - short) / 2, (height - short) / 2
@@ -120,9 +118,9 @@ def _crop_box(image: "Image.Image", size: int | None) -> tuple[tuple[float, floa
 
 
 def _refusal(image: "Image.Image") -> str | None:
-    """Why an image that could be decoded is not read all the same."""
+    """Why an image that can be decoded is rejected; None if it is accepted."""
     if image.format == "TIFF" and getattr(image, "n_frames", 1) > 1:
-        return f"is a TIFF of {image.n_frames} pages: save the one that is meant as a file of its own"  # type: ignore[attr-defined]
+        return f"is a TIFF of {image.n_frames} pages: save the page you need as its own file"  # type: ignore[attr-defined]
     if image.mode == "F" or (image.mode == "I" and image.format != "PNG"):
         kind = "floating-point numbers" if image.mode == "F" else "32-bit or signed integers"
         return f"holds {kind}, whose range is not known: scale it to 8 or 16 bits first"
@@ -132,13 +130,13 @@ def _refusal(image: "Image.Image") -> str | None:
 
 
 def _plain(image: "Image.Image", channels: int) -> "Image.Image":
-    """A loaded image in 8-bit gray (L) or RGB, before its size changes."""
+    """A loaded image in 8-bit gray (L) or RGB, before scaling."""
     from PIL import Image
 
-    if image.mode.startswith("I"):  # 16 bits; Pillow calls those of a PNG "I" in older versions
+    if image.mode.startswith("I"):  # 16 bits; older versions of Pillow use mode "I" for such a PNG
         deep = np.asarray(image).astype(np.uint32)
         tags = getattr(image, "tag_v2", {})
-        if tags.get(PHOTOMETRIC_TAG) == WHITE_IS_ZERO:  # Pillow turns 8 bits round by itself, and these not
+        if tags.get(PHOTOMETRIC_TAG) == WHITE_IS_ZERO:  # Pillow inverts 8-bit images itself, but not these
             deep = 65535 - deep
         return Image.fromarray(((deep + 128) // 257).astype(np.uint8))
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
@@ -158,4 +156,4 @@ def _strange(data: bytes, name: str) -> str:
         return "is truncated or damaged (its header cannot be read): fetch it again"
     if name.lower().endswith((".dcm", ".dicom")):
         return DICOM
-    return f"is no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image (it begins with {data[:8]!r}): convert it to PNG"
+    return f"is not a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image (it begins with {data[:8]!r}): convert it to PNG"

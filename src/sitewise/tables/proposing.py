@@ -1,4 +1,4 @@
-"""Roles for the columns of a table that nobody has described yet: by their names and values, each with its reason."""
+"""Propose roles for the columns of a table, by their names and values, each with a reason."""
 
 import re
 from collections.abc import Iterable
@@ -26,28 +26,28 @@ SITES = (
 CONFOUNDERS = ("age", "sex", "gender", "race", "ethnicity", "ethnic", "insurance", "projection", "anatom", "anatomical")
 GROUPS = ("patient", "subject", "person", "lesion", "case", "mrn")
 IMAGES = re.compile(r"\.(png|jpe?g|tiff?)$", re.IGNORECASE)
-GUESSED_TARGET = "look whether it is the label that is meant"
-GUESSED_SITE = "site {name!r} has no telling name; it was taken because other columns never vary within its values"
-NO_SITE = "no column looks like the site: name it by --site, for without sites it is not known how they differ"
+GUESSED_TARGET = "check whether it is the label"
+GUESSED_SITE = "site {name!r} was chosen by its values, not by its name: other columns never vary within it"
+NO_SITE = "no column looks like the site: name it with --site; without sites their differences are unknown"
 NO_FEATURES = {  # kinds of columns
     "empty": "it is empty",
     "no value": "its cells are lists, structures or bytes",
     "date": "dates: turn them into a number (days since a start) first",
 }
-MOST_SITES = 200  # values of a column taken for the site by its structure
-MOST_TARGETS = 20  # values of a column taken for the target by its name
+MOST_SITES = 200  # values of a column chosen as the site by its structure
+MOST_TARGETS = 20  # values of a column chosen as the target by its name
 
 
-Answer = tuple[str | tuple[str, ...], str] | None  # a column, or several, and why
+Answer = tuple[str | tuple[str, ...], str] | None  # a column, or several, and the reason
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column looked at: its kind, its known values, how many differ."""
+    """A column with its kind, its known values, and the number of distinct values."""
 
     name: str
     kind: str  # number, category, date, empty, no value (lists, bytes)
-    codes: Array  # of its different values, -1 where missing
+    codes: Array  # of its distinct values, -1 where missing
     n_distinct: int
     words: frozenset[str]
     example: str
@@ -56,13 +56,13 @@ class Column:
 
     @property
     def n_known(self) -> int:
-        """How many cells are not empty."""
+        """The number of cells that are not empty."""
         return int((self.codes >= 0).sum())
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """Roles, why each was given, why the other columns have none, and what only the user can say."""
+    """Roles with reasons, why other columns have none, and questions for the user."""
 
     roles: Roles
     reasons: dict[str, str]  # by role
@@ -96,7 +96,7 @@ class _Draft:
 
 
 def propose_roles(rows: Rows, known: Roles | None = None) -> Proposal:
-    """Roles for a table's columns; those that are `known` stay as they are."""
+    """Roles for a table's columns; `known` roles are kept."""
     table = rows.slice(0, LOOKED_AT)
     draft = _Draft({name: _look_at(table, name) for name in table.column_names}, known or Roles(), {})
     draft.give("target", _find_target(draft.free))
@@ -107,7 +107,7 @@ def propose_roles(rows: Rows, known: Roles | None = None) -> Proposal:
         unsure = [NO_SITE if draft.roles.site is None else GUESSED_SITE.format(name=draft.roles.site)]
     if GUESSED_TARGET in draft.reasons.get("target", ""):
         unsure.append(
-            f"target {draft.roles.target!r} was taken for the label because it has two values: is it the label?"
+            f"target {draft.roles.target!r} was chosen as the label because it has two values: is it the label?"
         )
     without_features = _give_inputs(draft, table)
     left_out = {column.name: without_features.get(column.name, "not needed") for column in draft.free}
@@ -135,11 +135,11 @@ def _give_inputs(draft: _Draft, table: Rows) -> dict[str, str]:
 
 
 def _same_as_site(draft: _Draft) -> list[str]:
-    """A warning for each confounder that cannot be told from the site."""
+    """A warning for each confounder that cannot be separated from the site."""
     site = draft.column("site")
     known = [draft.columns[name] for name in draft.roles.confounders if name in draft.columns]
     return [
-        f"confounder {column.name!r} is the same within every site: it cannot be told from the site"
+        f"confounder {column.name!r} is constant within each site: it cannot be separated from the site"
         for column in known
         if site is not None and _constant_within(column, site)
     ]
@@ -168,7 +168,7 @@ def _find_target(columns: list[Column]) -> Answer:
     for word in TARGETS:
         for column in columns:
             if word in column.words and 2 <= column.n_distinct <= MOST_TARGETS:
-                return column.name, f"called like a label, with {column.n_distinct} different values"
+                return column.name, f"its name is that of a label, with {column.n_distinct} different values"
     for column in reversed(columns):
         if column.n_distinct == 2 and not column.words & {*CONFOUNDERS, *SITES}:
             return column.name, f"two different values; {GUESSED_TARGET}"
@@ -181,7 +181,7 @@ def _find_site(columns: list[Column]) -> Answer:
 
 
 def _find_site_by_structure(columns: list[Column]) -> Answer:
-    """A column with a few values, each of many rows, within which most other columns never vary."""
+    """A column with few values, each with many rows, within which most other columns never vary."""
     able = [
         column
         for column in columns
@@ -200,7 +200,7 @@ def _find_site_by_structure(columns: list[Column]) -> Answer:
 
 
 def _constant_within(column: Column, site: Column) -> bool:
-    """Whether a column that varies has one value at each site."""
+    """Whether a column varies, but has one value at each site."""
     both = (column.codes >= 0) & (site.codes >= 0)
     if column.n_distinct < 2 or site.n_distinct < 2 or not both.any():
         return False
@@ -210,7 +210,7 @@ def _constant_within(column: Column, site: Column) -> bool:
 
 
 def _find_named(columns: list[Column], words: Iterable[str], reason: str) -> Answer:
-    """The column with one of the words in its name: the shortest name first, then the words' order."""
+    """The column with one of the words in its name: the shortest name first, then the order of the words."""
     found = [(len(c.words), n, c, word) for n, word in enumerate(words) for c in columns if word in c.words]
     if not found:
         return None
@@ -226,7 +226,7 @@ def _find_image(columns: list[Column]) -> Answer:
 def _find_id(columns: list[Column], n_rows: int) -> Answer:
     for column in columns:
         if "id" in column.words and column.n_distinct == n_rows and n_rows > 1:
-            return column.name, "another value in every row"
+            return column.name, "a different value in each row"
     return None
 
 
@@ -234,11 +234,11 @@ def _find_confounders(columns: list[Column]) -> Answer:
     chosen = [c.name for c in columns if c.words & set(CONFOUNDERS) and c.kind in ("number", "category")]
     if not chosen:
         return None
-    return tuple(chosen), f"P(y) often depends on {', '.join(chosen)}; take out what it cannot depend on"
+    return tuple(chosen), f"P(y) often depends on {', '.join(chosen)}; remove those it cannot depend on"
 
 
 def _find_probabilities(columns: list[Column], table: Rows) -> Answer:
-    """All free columns between 0 and 1 with the beginning of a name in common, where their rows sum to one."""
+    """All free columns between 0 and 1 with a common prefix of their names, if their rows sum to one."""
     unit = [c.name for c in columns if c.kind == "number" and c.low >= 0 and c.high <= 1 and c.n_distinct > 2]
     stems: dict[str, list[str]] = {}
     for name in unit:
@@ -247,31 +247,31 @@ def _find_probabilities(columns: list[Column], table: Rows) -> Answer:
         if len(found) > 1:
             total = sum(numbers(table, name, Place(), Problems("look")) for name in found)
             if np.allclose(total, 1, atol=1e-3):
-                return tuple(found), "numbers between 0 and 1 that sum to one: a classifier's probabilities, it seems"
+                return tuple(found), "numbers between 0 and 1 that sum to one: probably a classifier's probabilities"
     return None
 
 
 def _why_no_feature(column: Column, target: Column | None, site: Column | None, n_rows: int) -> str | None:
-    """Why a column is not proposed as a feature; None where it is."""
+    """Why a column is not proposed as a feature; None if it is."""
     if column.kind in NO_FEATURES:
         return NO_FEATURES[column.kind]
     if column.n_distinct == 1 and column.n_known == n_rows:
-        return "it is the same in every row"
+        return "it is constant"
     if column.kind == "category" and column.n_distinct > min(MOST_LEVELS, max(2, n_rows // 5)):
         return "text with too many different values"
     if column.words & {"id", *GROUPS}:
-        return "it looks like a number of a person or a sample"
+        return "it looks like the number of a person or a sample"
     if column.words & set(SITES):
         return "it looks like another name of a site"
     if site is not None and _constant_within(column, site):
-        return f"it is the same within every {site.name}: it would tell the site, not the patient"
+        return f"it is constant within each {site.name}: it identifies the site, not the patient"
     if target is not None and _tells(column, target):
-        return f"it tells {target.name} exactly: is it the label in other words?"
+        return f"it determines {target.name} exactly: is it another form of the label?"
     return None
 
 
 def _tells(column: Column, target: Column) -> bool:
-    """Whether few different values of a column decide the target in every row."""
+    """Whether few distinct values of a column determine the target in all rows."""
     both = (column.codes >= 0) & (target.codes >= 0)
     if not both.any() or column.n_distinct > max(2, int(both.sum()) // 10) or column.n_distinct < target.n_distinct:
         return False

@@ -1,4 +1,4 @@
-"""From a table to what a model reads, and always in the same way: the roles, kinds and scales are learned once."""
+"""From a table to the inputs of a model; roles, kinds and scales are learned once."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from sklearn.compose import ColumnTransformer
 
 from sitewise.arrays import Problems, did_you_mean
@@ -42,8 +43,8 @@ from sitewise.tables.values import (
 
 NO_CONFOUNDER = "confounder {name!r} is not among the columns and counts as missing in every row"
 OTHER_ORDER = (
-    "the columns of probabilities, {proba}, seem to be in another order than the classes, {classes}: put them in that "
-    "order, or name theirs by --classes"
+    "the columns of probabilities, {proba}, seem to be in another order than the classes, {classes}: reorder "
+    "them, or give their order with --classes"
 )
 ANYWHERE = Place()
 IGNORED = "column(s) without a role are ignored: {names}"
@@ -51,7 +52,7 @@ IGNORED = "column(s) without a role are ignored: {names}"
 
 @dataclass(frozen=True, eq=False)
 class ReadRows:
-    """Rows of a table as a model takes them: X, and what there is beside it."""
+    """Rows of a table in the form that a model reads: X, Z, y, sites and more."""
 
     X: Any  # (n, d) features or probabilities, or images
     Z: pd.DataFrame | None
@@ -65,7 +66,7 @@ class ReadRows:
 
 @dataclass(frozen=True)
 class ImageInput:
-    """How the images of a path column are read: the shorter side scaled to `size`, the centre cut."""
+    """How images of a path column are read: the shorter side is scaled to `size`, then the centre is cut."""
 
     size: int = 224
     channels: int = 3
@@ -73,7 +74,7 @@ class ImageInput:
 
 @dataclass(frozen=True)
 class TableReader:
-    """What turns a table into X, Z, y and sites: learned on the training table, saved with the model.
+    """Turns a table into X, Z, y and sites. It is learned on the training table and saved with the model.
 
     Examples
     --------
@@ -94,7 +95,24 @@ class TableReader:
     def learn(
         cls, table: Any, roles: Roles, *, image: ImageInput | None = None, place: Place = ANYWHERE
     ) -> "TableReader":
-        """Learn classes, kinds, medians, levels and scales from a labeled table (a DataFrame or an Arrow table)."""
+        """Learn classes, kinds, medians, levels and scales from a labeled table.
+
+        Parameters
+        ----------
+        table : DataFrame or Arrow table
+            The labeled training table.
+        roles : Roles
+            The roles of its columns.
+        image : ImageInput, optional
+            How images are read, if there is an image column.
+        place : Place, optional
+            The name of the table in error messages.
+
+        Returns
+        -------
+        TableReader
+            The reader.
+        """
         rows = as_rows(table)
         problems = Problems("table")
         roles.check(problems)
@@ -122,21 +140,34 @@ class TableReader:
 
     @property
     def input_kind(self) -> str:
-        """What the model reads: "features", "image" or "proba"."""
+        """The kind of input: "features", "image" or "proba"."""
         return "image" if self.image else "proba" if self.roles.proba else "features"
 
     @cached_property
     def transformer(self) -> ColumnTransformer:
-        """What prepares the features' values, fitted."""
+        """The fitted transformer of the features."""
         return fitted_transformer(self.features)
 
     @property
     def feature_columns(self) -> tuple[str, ...]:
-        """The names of X's columns, for features."""
+        """The names of the columns of X, for features."""
         return tuple(name for feature in self.features for name in feature.columns)
 
     def columns(self, available: Sequence[str], *, labels: bool) -> list[str]:
-        """The columns of a table that `read` looks at: all inputs, and of the others those that are there."""
+        """The columns of a table that `read` needs: all inputs, and the available ones of the others.
+
+        Parameters
+        ----------
+        available : sequence of str
+            The columns of the table.
+        labels : {"all", "some", "none"}
+            As in `read`.
+
+        Returns
+        -------
+        list of str
+            The columns.
+        """
         needed = {"features", "image", "proba"} | ({"target", "site"} if labels else set())
         wanted = [
             name for role, name in self.roles.columns() if role in needed or (name in available and role != "target")
@@ -144,7 +175,18 @@ class TableReader:
         return list(dict.fromkeys(wanted))
 
     def notes(self, available: Sequence[str]) -> list[str]:
-        """What is to be said about a table's columns: confounders that are not there, columns that are ignored."""
+        """Notes about the columns of a table: missing confounders, ignored columns.
+
+        Parameters
+        ----------
+        available : sequence of str
+            The columns of the table.
+
+        Returns
+        -------
+        list of str
+            The notes.
+        """
         absent = [name for name in self.roles.confounders if name not in available]
         own = {name for _, name in self.roles.columns()}
         extra = [name for name in available if name not in own]
@@ -162,11 +204,27 @@ class TableReader:
         root: Path | None = None,
         packed: Any = None,
     ) -> ReadRows:
-        """Read rows; one error names all that is wrong with them.
+        """Read rows; one error lists all problems.
 
-        `labels` "all" needs a label and a site in every row, "some" takes the labels there are (None elsewhere),
-        "none" leaves target and site alone. A confounder that is not there is missing in every row. `place` names the
-        rows in errors. Paths of images start from `root`; `packed` images are found by id instead.
+        Parameters
+        ----------
+        table : DataFrame or Arrow table
+            The rows. A confounder without a column is missing in all rows. The column of images holds paths, or the
+            bytes of the files.
+        labels : {"all", "some", "none"}
+            "all": each row needs a label and a site. "some": available labels are read, None elsewhere. "none": target
+            and site are not read.
+        place : Place, optional
+            The name of the table in error messages.
+        root : path, optional
+            The folder that image paths start from.
+        packed : PackedImages, optional
+            Packed images, which are found by id instead of by path.
+
+        Returns
+        -------
+        ReadRows
+            X, Z, y and sites of the rows.
         """
         rows = as_rows(table)
         problems = Problems("table")
@@ -177,7 +235,8 @@ class TableReader:
         find_columns(rows.column_names, asked, place, problems)
         problems.raise_if_any()
         used = self.columns(rows.column_names, labels=labels != "none")
-        refuse_kinds(rows, [name for name in used if name in rows.column_names], place, problems)
+        held = [name for name in used if name in rows.column_names and not self._holds_images(rows, name)]
+        refuse_kinds(rows, held, place, problems)
         problems.raise_if_any()
         X = self._inputs(rows, place, problems, root, packed)
         Z = self._confounders(rows, place, problems)
@@ -187,7 +246,7 @@ class TableReader:
         groups = text(rows, group) if group is not None and group in rows.column_names else None
         problems.raise_if_any()
         if groups is not None:
-            groups[groups == ""] = None  # a row without a group is one by itself
+            groups[groups == ""] = None  # a row without a group is its own group
         return ReadRows(X, Z, y, site, groups)
 
     def _inputs(self, rows: Rows, place: Place, problems: Problems, root: Path | None, packed: Any) -> Any:
@@ -195,12 +254,19 @@ class TableReader:
             return probabilities(rows, self.roles.proba, place, problems)
         if self.roles.image is None:
             return self._features(rows, place, problems)
-        paths = text(rows, self.roles.image, place, problems)
         assert self.image is not None
+        if self._holds_images(rows, self.roles.image):
+            return _read_images(rows.column(self.roles.image).to_pylist(), None, self.image, place, problems)
+        paths = text(rows, self.roles.image, place, problems)
         if packed is not None:
             id = self.roles.id if self.roles.id in rows.column_names else None
             return packed.by_id(paths if id is None else text(rows, id))
         return _read_images(paths, root or Path(), self.image, place, problems)
+
+    def _holds_images(self, rows: Rows, name: str) -> bool:
+        """Whether a column is the one of images, and holds the bytes of their files instead of paths."""
+        kind = rows.schema.field(name).type
+        return name == self.roles.image and bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
     def _features(self, rows: Rows, place: Place, problems: Problems) -> Array:
         values = read_values(self.features, rows, place, problems)
@@ -210,7 +276,7 @@ class TableReader:
         return prepared
 
     def _confounders(self, rows: Rows, place: Place, problems: Problems) -> pd.DataFrame | None:
-        """Z with every confounder, missing where the table has it not; None where it has none of them."""
+        """Z with all confounders, missing where the table has no column; None if it has none of them."""
         if not any(name in rows.column_names for name in self.roles.confounders):
             return None
         columns: dict[str, Any] = {}
@@ -250,13 +316,14 @@ def _order_of(roles: Roles, classes: tuple[Any, ...], problems: Problems) -> tup
     return tuple(column_of[str(label)] for label in classes)
 
 
-def _read_images(paths: Array, root: Path, how: ImageInput, place: Place, problems: Problems) -> Array:
-    """Decode images by several threads into one array of bytes (n, C, size, size)."""
-    images = np.zeros((len(paths), how.channels, how.size, how.size), dtype=np.uint8)
+def _read_images(files: Any, root: Path | None, how: ImageInput, place: Place, problems: Problems) -> Array:
+    """Decode files, by their paths below a root or as bytes, by several threads: one array (n, C, size, size)."""
+    images = np.zeros((len(files), how.channels, how.size, how.size), dtype=np.uint8)
 
     def read(number: int) -> str | None:
         try:
-            images[number] = read_image(root / paths[number], how.size, how.channels)
+            file = files[number] or b"" if root is None else root / files[number]
+            images[number] = read_image(file, how.size, how.channels)
         except (ValueError, OSError) as error:
             return str(error)
         return None
@@ -264,6 +331,6 @@ def _read_images(paths: Array, root: Path, how: ImageInput, place: Place, proble
     if problems.found:
         return images
     with ThreadPoolExecutor(available_cores()) as pool:
-        found = enumerate(pool.map(read, range(len(paths))))
+        found = enumerate(pool.map(read, range(len(files))))
         add_unreadable(problems, {place.number(row): why for row, why in found if why is not None})
     return images

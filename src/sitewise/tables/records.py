@@ -1,4 +1,4 @@
-"""What of this room may be saved with a model."""
+"""The classes of this package that may be saved with a model."""
 
 from sitewise.artifacts import Record
 from sitewise.tables.features import CategoryFeature, NumberFeature

@@ -1,4 +1,4 @@
-"""What a table's columns are for: by keywords, or from a small TOML file."""
+"""The roles of a table's columns: by keywords, or from a TOML file."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from sitewise.arrays import Problems, did_you_mean
 INPUTS = ("features", "image", "proba")
 LISTS = ("confounders", "features", "proba", "categorical", "classes")
 
-NO_INPUT = "name what predicts: features, an image column, or the columns of a classifier's probabilities"
+NO_INPUT = "name the inputs: features, an image column, or the columns of a classifier's probabilities"
 SEVERAL_INPUTS = "{given} are given: a model reads one kind of input, features, images or probabilities"
 TWO_ROLES = "column {name!r} has two roles ({roles}): give it one"
 STRAY_CATEGORICAL = "categorical names {name!r}, which is neither a feature nor a confounder{meant}"
@@ -21,19 +21,30 @@ STRAY_CATEGORICAL = "categorical names {name!r}, which is neither a feature nor 
 
 @dataclass(frozen=True)
 class Roles:
-    """The columns of a table by what they are for.
+    """The roles of the columns of a table.
 
     Attributes
     ----------
-    target : the label; None for a table without.
-    site : the hospital, scanner or country that a row comes from; None where all rows are of one.
-    confounders : what P(y) may depend on besides the site: age, sex.
-    features, image, proba : what predicts, one of the three: columns of numbers and categories; one column with the
-        path of an image; a classifier's probabilities, a column for each class or P of the second of two.
-    group : rows that belong together (a patient), never split between training and validation.
-    id : what a row is called in the predictions.
-    categorical : features and confounders whose numbers are categories.
-    classes : the labels, in the order of `proba`; sorted otherwise.
+    target : str or None
+        The column of the label; None for a table without labels.
+    site : str or None
+        The column of the site: the hospital, scanner or country of a row. None: all rows are from one site.
+    confounders : tuple of str
+        The columns z that P(y) may depend on besides the site: age, sex.
+    features : tuple of str
+        The input columns, numbers and categories. Give one of `features`, `image` and `proba`.
+    image : str or None
+        The column with the path of an image.
+    proba : tuple of str
+        The columns of a classifier's probabilities: one for each class, or that of the second of two.
+    group : str or None
+        The column of groups (patients), which are never split between training and validation.
+    id : str or None
+        The column that identifies a row in the predictions.
+    categorical : tuple of str
+        Features and confounders whose numbers are categories.
+    classes : tuple
+        The labels, in the order of `proba`; sorted otherwise.
     """
 
     target: str | None = None
@@ -48,7 +59,7 @@ class Roles:
     classes: tuple[str, ...] = ()
 
     def check(self, problems: Problems) -> None:
-        """Note roles that cannot be meant together."""
+        """Report roles that contradict each other."""
         given = [name for name in INPUTS if getattr(self, name)]
         if not given:
             problems.add(NO_INPUT)
@@ -58,14 +69,14 @@ class Roles:
         for role, name in self.columns():
             roles_of.setdefault(name, []).append(role)
         for name, roles in roles_of.items():
-            if len(roles) > 1 and set(roles) - {"id", "group", "image"}:  # an image's path may be its name as well
+            if len(roles) > 1 and set(roles) - {"id", "group", "image"}:  # the path of an image may also be its id
                 problems.add(TWO_ROLES.format(name=name, roles=", ".join(roles)))
         own = (*self.features, *self.confounders)
         for name in (name for name in self.categorical if name not in own):
             problems.add(STRAY_CATEGORICAL.format(name=name, meant=did_you_mean(name, own)))
 
     def columns(self) -> list[tuple[str, str]]:
-        """Every column that has a role, with it."""
+        """All columns that have a role, with the role."""
         found: list[tuple[str, str]] = []
         for role in ("target", "site", "confounders", "features", "image", "proba", "group", "id"):
             value = getattr(self, role)
@@ -73,7 +84,7 @@ class Roles:
         return found
 
     def updated(self, **given: Any) -> "Roles":
-        """The same with what is given, where that is not None or empty; another kind of input replaces the old one."""
+        """The same with the given roles that are not None or empty; another kind of input replaces the old one."""
         changes = {name: value for name, value in given.items() if value}
         if any(name in changes for name in INPUTS):
             changes = {name: () if name in LISTS else None for name in INPUTS} | changes
@@ -82,7 +93,7 @@ class Roles:
 
 
 def read_roles(path: str | os.PathLike[str]) -> Roles:
-    """Read roles from a TOML file, as `sitewise init` writes it; everything wrong with it is one error."""
+    """Read roles from a TOML file, as `sitewise init` writes it; one error lists all problems."""
     place = Path(path)
     if not place.is_file():
         near = [other.name for other in place.parent.glob("*.toml")] if place.parent.is_dir() else []
@@ -95,7 +106,7 @@ def read_roles(path: str | os.PathLike[str]) -> Roles:
     known = [field.name for field in fields(Roles)]
     for name, value in found.items():
         if name not in known:
-            problems.add(f"{name!r} is no role{did_you_mean(name, known)}; the roles are {', '.join(known)}")
+            problems.add(f"{name!r} is not a role{did_you_mean(name, known)}; the roles are {', '.join(known)}")
         elif name in LISTS and not (isinstance(value, list) and all(isinstance(v, str | int) for v in value)):
             problems.add(f'{name} must be a list of names, such as ["age", "sex"], got {value!r}')
         elif name not in LISTS and not isinstance(value, str):
@@ -106,7 +117,7 @@ def read_roles(path: str | os.PathLike[str]) -> Roles:
 
 
 def roles_as_toml(roles: Roles, reasons: Mapping[str, str] | None = None, comment: Iterable[str] = ()) -> str:
-    """Roles as TOML that `read_roles` reads, the reason for each role above it."""
+    """Roles as TOML that `read_roles` reads, with the reason for each role above it."""
     lines = [f"# {_one_line(line)}" for line in comment]
     for name, value in asdict(roles).items():
         if not value:
@@ -118,17 +129,17 @@ def roles_as_toml(roles: Roles, reasons: Mapping[str, str] | None = None, commen
 
 
 def split_names(text: str | None) -> tuple[str, ...]:
-    """Names that stand with commas between."""
+    """Names separated by commas."""
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
 def _toml(value: str | Sequence[str]) -> str:
     if isinstance(value, str):
-        # TOML's basic strings have JSON's escapes, but none for half a letter; of control signs JSON leaves one.
+        # Basic strings of TOML have the escapes of JSON, except surrogates; JSON leaves one control character as it is.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return "[" + ", ".join(_toml(name) for name in value) + "]"
 
 
 def _one_line(text: str) -> str:
-    """A comment of one line whatever the data holds: a name with a line break must not become a role."""
+    """A comment on one line: a name with a line break must not become a role."""
     return "".join(letter if letter.isprintable() else " " for letter in text)

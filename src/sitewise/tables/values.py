@@ -1,4 +1,4 @@
-"""Cells as what they mean: numbers, levels, text. What cannot be read is noted with its file, column and row."""
+"""Cells as numbers, levels or text. Cells that cannot be read are reported with file, column and row."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,24 +13,24 @@ from sitewise.arrays import Problems, as_pandas, brief, did_you_mean
 
 Array = np.ndarray[Any, Any]
 Rows = Any  # pa.Table or pa.RecordBatch
-MISSING = ("", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "None", "null", "NULL", "<NA>")  # of cells with text
-PROBABILITY_TOLERANCE = 1e-3  # by how much probabilities of a row may miss one: stored ones are rounded
+MISSING = ("", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "None", "null", "NULL", "<NA>")  # text of missing cells
+PROBABILITY_TOLERANCE = 1e-3  # of the sum of a row's probabilities, because stored ones are rounded
 MOST_SHOWN, MOST_COLUMNS = 8, 30  # of values and columns in a message
 TRUTH = ("0", "1"), ("False", "True")
-LARGEST = float(np.finfo(np.float32).max)  # networks read single precision
+LARGEST = float(np.finfo(np.float32).max)  # networks use single precision
 
 NO_COLUMN = "{source} has no column {name!r}{role}{meant}; its columns are {columns}"
 DATES = "{where} holds dates: turn them into a number (an age, days since a start) first"
 NO_NUMBER = (
-    "{where}: expected a number, got {value!r} in {row}{more}: mend it, leave it empty where it is missing, or fit "
-    "the model with it as categories, by --categorical {name}"
+    "{where}: expected a number, got {value!r} in {row}{more}: correct it, leave it empty if it is missing, or fit "
+    "the model with this column as categories, --categorical {name}"
 )
 TOO_LARGE = (
-    "{where}: {value:g} in {row}{more} is too large to be a measured value: leave the cell empty where it is missing"
+    "{where}: {value:g} in {row}{more} is too large to be a measured value: leave the cell empty if it is missing"
 )
-NO_ONE_VALUE = "{where} holds {kind}, but a cell must be one number or text: leave the column out, or turn it into such"
-INFINITE = "{where} is infinite in {row}: leave the cell empty where the value is missing"
-NO_PROBABILITY = "{where}: expected a probability, got nothing in {row}{more}: drop those rows or mend the scores"
+NO_ONE_VALUE = "{where} holds {kind}, but a cell must be one number or text: leave the column out, or convert it"
+INFINITE = "{where} is infinite in {row}: leave the cell empty if the value is missing"
+NO_PROBABILITY = "{where}: expected a probability, got nothing in {row}{more}: drop those rows or correct the scores"
 OUTSIDE = "{where}: probabilities must lie in [0, 1], got {value:g} in {row}{more}"
 NO_SUM = "{where}: probabilities of a row must sum to one, they sum to {value:g} in {row}{more}"
 NO_LABEL = "{where}: the label is missing in {row}{more}: drop those rows"
@@ -40,7 +40,7 @@ NO_NAME = "{where} is empty in {row}{more}: every row needs one"
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """Where rows come from, for errors: a file's name, the number of their first row, and which were kept from there.
+    """The origin of rows, for errors: a file's name, the number of the first row, and which rows were kept.
 
     Rows are counted from 0, without the header.
     """
@@ -50,12 +50,12 @@ class Place:
     kept: Array | None = None
 
     def column(self, *names: str) -> str:
-        """Name columns of it."""
+        """A text that names columns."""
         listed = ", ".join(repr(name) for name in names)
         return f"{self.source}, column{'s' if len(names) > 1 else ''} {listed}"
 
     def row(self, rows: Array) -> dict[str, str]:
-        """Name the first of some rows and say how many there are."""
+        """A text that names the first of some rows, and how many there are."""
         more = f", and {len(rows) - 1} more like it" if len(rows) > 1 else ""
         first = self.number(int(rows[0]))
         return {"row": f"row {first} (counted from 0, without the header)", "more": more}
@@ -66,7 +66,7 @@ class Place:
 
 
 def find_columns(available: Sequence[str], asked: Iterable[tuple[str, str]], place: Place, problems: Problems) -> None:
-    """Note every column that a table does not have, of (role, name) asked for, with the spelling that may be meant."""
+    """Report all columns that a table does not have, of the wanted (role, name), with similar names."""
     columns = shown(available, MOST_COLUMNS)
     for role, name in asked:
         if name not in available:
@@ -75,7 +75,7 @@ def find_columns(available: Sequence[str], asked: Iterable[tuple[str, str]], pla
 
 
 def as_rows(table: Any) -> Rows:
-    """A table as Arrow has it; a DataFrame's columns of mixed objects become text."""
+    """A table as an Arrow table; columns of mixed objects of a DataFrame become text."""
     if isinstance(table, pa.Table | pa.RecordBatch):
         return table
     table = as_pandas(table)
@@ -99,7 +99,7 @@ def numbers(rows: Rows, name: str, place: Place, problems: Problems) -> Array:
         if len(strange):
             value = cells.iloc[strange[0]]
             problems.add(NO_NUMBER.format(where=place.column(name), value=value, name=name, **place.row(strange)))
-    if not np.abs(found.sum()) <= LARGEST:  # a look at everything at once; NaN among it only costs a second look
+    if not np.abs(found.sum()) <= LARGEST:  # one check of all values; NaN only costs a second check
         infinite = np.flatnonzero(np.isinf(found))
         large = np.flatnonzero((np.abs(found) > LARGEST) & np.isfinite(found))
         if len(infinite):
@@ -110,7 +110,7 @@ def numbers(rows: Rows, name: str, place: Place, problems: Problems) -> Array:
 
 
 def refuse_kinds(rows: Rows, names: Iterable[str], place: Place, problems: Problems) -> None:
-    """Note every column whose cells are not one value each: lists, structures, bytes."""
+    """Report all columns whose cells are not single values: lists, structures, bytes."""
     for name in dict.fromkeys(names):
         kind = rows.schema.field(name).type
         if not is_one_value(kind):
@@ -118,7 +118,7 @@ def refuse_kinds(rows: Rows, names: Iterable[str], place: Place, problems: Probl
 
 
 def is_one_value(kind: pa.DataType) -> bool:
-    """Whether cells of a type can be read: numbers, text, truth, dates, nothing, or a dictionary of them."""
+    """Whether cells of a type can be read: numbers, text, booleans, dates, null, or a dictionary of them."""
     if pa.types.is_dictionary(kind):
         return is_one_value(kind.value_type)
     number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
@@ -127,7 +127,7 @@ def is_one_value(kind: pa.DataType) -> bool:
 
 
 def levels(rows: Rows, name: str, place: Place, problems: Problems) -> pd.Categorical:
-    """A column of categories by their text, missing where missing; 1, 1.0 and "1" are the same level."""
+    """A column of categories as text, missing where missing; 1, 1.0 and "1" are the same level."""
     column = plain(rows.column(name))
     if pa.types.is_temporal(column.type):
         problems.add(DATES.format(where=place.column(name)))
@@ -141,7 +141,7 @@ def levels(rows: Rows, name: str, place: Place, problems: Problems) -> pd.Catego
 
 
 def text(rows: Rows, name: str, place: Place | None = None, problems: Problems | None = None) -> Array:
-    """A column's text as it stands (n,); where `problems` are gathered an empty cell is one."""
+    """The text of a column, unchanged (n,); with `problems`, an empty cell is a problem."""
     cells = pc.fill_null(_spelled(plain(rows.column(name))), "")
     found: Array = cells.to_numpy(zero_copy_only=False).astype(object)
     if problems is not None and place is not None:
@@ -152,7 +152,7 @@ def text(rows: Rows, name: str, place: Place | None = None, problems: Problems |
 
 
 def names(rows: Rows, name: str, place: Place | None = None, problems: Problems | None = None) -> Array:
-    """A column of names, of sites say, without blanks around; where `problems` are gathered every row needs one."""
+    """A column of names, such as sites, stripped; with `problems`, an empty cell is a problem."""
     found = text(rows, name, place, problems)
     distinct, index = np.unique(found, return_inverse=True)
     return np.array([spell_name(value) for value in distinct], dtype=object)[index]
@@ -161,7 +161,7 @@ def names(rows: Rows, name: str, place: Place | None = None, problems: Problems 
 def labels(
     rows: Rows, name: str, classes: Sequence[Any], place: Place, problems: Problems, *, partly: bool = False
 ) -> Array:
-    """The class of every row (n,); where labels are known `partly`, None for the others."""
+    """The class of each row (n,); with `partly`, None for unknown labels."""
     found = levels(rows, name, place, problems)
     spelled = labels_by_text(classes)
     missing = np.flatnonzero(found.codes < 0)
@@ -181,7 +181,7 @@ def labels(
 
 
 def labels_by_text(classes: Sequence[Any]) -> dict[str | None, Any]:
-    """The classes by the text of a cell; of 0 and 1 also False and True, and the other way round."""
+    """The classes by the text of a cell; False and True also match 0 and 1, and the reverse."""
     found = {spelling(label): label for label in classes}
     for one, other in (TRUTH, TRUTH[::-1]):
         if set(found) == set(one):
@@ -190,7 +190,7 @@ def labels_by_text(classes: Sequence[Any]) -> dict[str | None, Any]:
 
 
 def probabilities(rows: Rows, columns: Sequence[str], place: Place, problems: Problems) -> Array:
-    """Probabilities (n, K) of which a row sums to one; a single column is P of the second of two classes."""
+    """Probabilities (n, K) whose rows sum to one; a single column is that of the second of two classes."""
     before = len(problems.found)
     parts = [numbers(rows, name, place, problems) for name in columns]
     where = place.column(*columns)
@@ -217,19 +217,19 @@ def probabilities(rows: Rows, columns: Sequence[str], place: Place, problems: Pr
 def plain(column: Any) -> Any:
     """A column as one array without a dictionary."""
     whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(whole, pa.ChunkedArray):  # none, or too long for one
+    if isinstance(whole, pa.ChunkedArray):  # empty, or too long for one array
         whole = pa.concat_arrays(whole.chunks) if whole.num_chunks else pa.array([], type=whole.type)
     return whole.dictionary_decode() if pa.types.is_dictionary(whole.type) else whole
 
 
 def known_text(column: Any) -> Any:
-    """Cells as text without blanks around, null where missing."""
+    """Cells as stripped text, null where missing."""
     cells = pc.utf8_trim_whitespace(_spelled(column))
     return pc.if_else(pc.is_in(cells, pa.array(MISSING, type=cells.type)), pa.scalar(None, type=cells.type), cells)
 
 
 def spelling(value: Any) -> str | None:
-    """One text for every way to write a level: 1, 1.0, "1" and " 1 " are "1"; None where it is missing."""
+    """One text for all spellings of a level: 1, 1.0, "1" and " 1 " are "1"; None if missing."""
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return None
     written = str(value).strip()
@@ -241,24 +241,24 @@ def spelling(value: Any) -> str | None:
 
 
 def spell_name(value: Any) -> str:
-    """A name as text; 12.0 is 12, since a gap among integers made it so. 007 stays as it is."""
+    """A name as text; 12.0 is 12, because missing values turn integers into floats. 007 is unchanged."""
     written = str(value).strip()
     return written[:-2] if written.endswith(".0") and written[:-2].lstrip("-").isdigit() else written
 
 
 def as_label(written: str) -> Any:
-    """A class by its text: a whole number where it is written as one."""
+    """A class by its text: a whole number if it is written as one."""
     return int(written) if written.lstrip("-").isdigit() and str(int(written)) == written else written
 
 
 def shown(values: Sequence[str], most: int = MOST_SHOWN) -> str:
-    """Some values, with how many more there are."""
+    """Some values, and the number of others."""
     more = f" and {len(values) - most} more" if len(values) > most else ""
     return ", ".join(values[:most]) + more
 
 
 def _to_numbers(column: Any) -> Array | None:
-    """Numbers with NaN where missing; None where some cell is no number."""
+    """Numbers with NaN where missing; None if some cell is not a number."""
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
     if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
@@ -272,7 +272,7 @@ def _to_numbers(column: Any) -> Array | None:
 
 
 def _spelled(column: Any) -> Any:
-    """Cells as text, whatever they are."""
+    """Cells of any kind as text."""
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         return column
     if pa.types.is_floating(column.type) or pa.types.is_boolean(column.type):

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and tables that are written a chunk at a time."""
+"""Files that are written completely or not at all, and tables that are written in chunks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +14,13 @@ from sitewise.artifacts.places import put_in_place, sole_writer
 
 SUFFIXES = (".csv", ".parquet")
 APOSTROPHE = "'"
-FORMULA = "^[=+\\-@\t\r\n＝＋－＠]"  # what a spreadsheet takes for the beginning of a formula
+FORMULA = "^[=+\\-@\t\r\n＝＋－＠]"  # characters at which a spreadsheet starts a formula
 NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 NOT_WRITTEN = "{path} could not be written ({reason}); nothing was changed there"
 
 
 class ChunkWriter(Protocol):
-    """What takes the chunks of a table."""
+    """A writer of the chunks of a table."""
 
     def write(self, table: pa.Table) -> None:
         """Add rows."""
@@ -29,9 +29,9 @@ class ChunkWriter(Protocol):
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A place to write to that becomes `path` when all went well, and leaves no trace otherwise.
+    """A temporary path that becomes `path` on success, and leaves nothing otherwise.
 
-    Of several that write one file at a time one does, and the others get a BlockingIOError.
+    If several processes write one file at a time, one succeeds and the others get a BlockingIOError.
     """
     part = path
     try:
@@ -40,20 +40,20 @@ def whole_file(path: Path) -> Iterator[Path]:
             put_in_place(part, path)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and error.filename != str(part):
-            raise  # of what was to be read
+            raise  # an error of the input
         reason = error.strerror or str(error)
         raise OSError(error.errno, NOT_WRITTEN.format(path=path, reason=reason)) from error
 
 
 @contextmanager
 def table_writer(path: Path, schema: pa.Schema) -> Iterator[ChunkWriter]:
-    """Write a table chunk by chunk, CSV or Parquet by its suffix; whole or not at all."""
+    """Write a table in chunks, as CSV or Parquet by its suffix; completely or not at all."""
     with whole_file(path) as part, _writer(path.suffix.lower(), part, schema) as writer:
         yield writer
 
 
 def text_for_spreadsheets(cells: Any) -> Any:
-    """Text in which no cell is a formula: one that begins like it, and is no number, gets an apostrophe before it."""
+    """Text without formulas: a cell that begins like a formula, and is not a number, gets an apostrophe."""
     formulas = pc.match_substring_regex(cells, FORMULA)
     if not pc.any(formulas).as_py():
         return cells
@@ -63,7 +63,7 @@ def text_for_spreadsheets(cells: Any) -> Any:
 
 
 class _CsvWriter:
-    """A CSV whose text stays text in a spreadsheet; `with` closes it."""
+    """A CSV whose text stays text in a spreadsheet; a context manager."""
 
     def __init__(self, part: Path, schema: pa.Schema) -> None:
         names = text_for_spreadsheets(pa.array(schema.names, type=pa.string())).to_pylist()

@@ -1,4 +1,4 @@
-"""Training: recipes, batches over sites, augmentation, checkpoints, and the one loop that all methods share."""
+"""Training: recipes, batches over sites, augmentation, checkpoints, and the training loop that all methods share."""
 
 from sitewise.training.augmentation import AUGMENTATIONS, affine, flips
 from sitewise.training.batches import Plan, batches, count_batches, plan_training

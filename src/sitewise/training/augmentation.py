@@ -1,4 +1,4 @@
-"""Random changes to a batch of images that leave their class as it is."""
+"""Random changes of images that do not change their class."""
 
 import math
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 def affine(images: Tensor) -> Tensor:
-    """Turn, scale and shift each image a little: up to 15 degrees, 10 percent, 2 pixels in 28."""
+    """Rotate, scale and shift each image at random: by up to 15 degrees, 10 percent and 2 of 28 pixels."""
     n, device = len(images), images.device
     angle = (torch.rand(n, device=device) * 2 - 1) * math.radians(15)
     scale = 1 + (torch.rand(n, device=device) * 2 - 1) * 0.1
@@ -20,7 +20,7 @@ def affine(images: Tensor) -> Tensor:
 
 
 def flips(images: Tensor) -> Tensor:
-    """Mirror each image or not, upside down or not, along the diagonal or not: square ones turn by right angles too."""
+    """Flip each image at random, horizontally and vertically; square images along the diagonal too."""
     chosen = torch.rand(3, len(images), 1, 1, 1, device=images.device) < 0.5
     images = torch.where(chosen[0], images.flip(3), images)
     images = torch.where(chosen[1], images.flip(2), images)

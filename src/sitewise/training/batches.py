@@ -1,4 +1,4 @@
-"""Which rows make a batch, and how many steps a training takes."""
+"""The rows of each batch, and the number of steps of a training."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from sitewise.training.recipe import Recipe
 
 @dataclass(frozen=True)
 class Plan:
-    """The rows of a step (of each site, with `per_site`), the steps of an epoch, and the epochs."""
+    """The number of rows of a step (for each site with `per_site`), of steps per epoch, and of epochs."""
 
     step_size: int
     steps_per_epoch: int
@@ -19,7 +19,7 @@ class Plan:
 
 
 def plan_training(sites: Tensor, recipe: Recipe) -> Plan:
-    """How a recipe is applied to so many rows."""
+    """Apply a recipe to the training rows, given their sites."""
     step_size = recipe.batch_size * recipe.accumulate
     if recipe.min_steps:
         step_size = min(step_size, max(16, math.ceil(len(sites) / 8)))
@@ -28,31 +28,32 @@ def plan_training(sites: Tensor, recipe: Recipe) -> Plan:
 
 
 def count_batches(sites: Tensor, batch_size: int, per_site: bool) -> int:
-    """How many batches make an epoch."""
+    """Return the number of batches of an epoch."""
     if per_site:
         return max(1, int(torch.bincount(sites).max()) // batch_size)
     return max(1, len(sites) // batch_size)
 
 
 def batches(sites: Tensor, batch_size: int, per_site: bool, generator: torch.Generator) -> Tensor:
-    """Row numbers of an epoch, a batch a row: all rows shuffled; or from every site alike, small sites over and over.
+    """Return the rows of an epoch, one batch in each row of the result.
 
-    A remainder too small for a row more in every batch is left out of the epoch, another one each time.
+    Either all rows are shuffled, or with `per_site` each batch has the same number of rows of every site, and the rows
+    of small sites are repeated. All batches have the same size; the remaining rows are left out, others in each epoch.
     """
     n_batches = count_batches(sites, batch_size, per_site)
     if not per_site:
         size = len(sites) // n_batches
         return torch.randperm(len(sites), generator=generator)[: n_batches * size].reshape(n_batches, size)
-    parts = []
+    by_site = []
     for site in torch.unique(sites):
         rows = (sites == site).nonzero().flatten()
         rounds = math.ceil(n_batches * batch_size / len(rows))
         order = torch.cat([rows[torch.randperm(len(rows), generator=generator)] for _ in range(rounds)])
-        parts.append(order[: n_batches * batch_size].reshape(n_batches, batch_size))
-    return torch.cat(parts, dim=1)
+        by_site.append(order[: n_batches * batch_size].reshape(n_batches, batch_size))
+    return torch.cat(by_site, dim=1)
 
 
 def parts_of(rows: Tensor, n_parts: int) -> list[Tensor]:
-    """The rows of a step in parts for one pass each, every site's rows spread over all of them."""
+    """Divide the rows of a step into parts, one for each pass; the rows of every site are in all parts."""
     n_parts = min(n_parts, len(rows))
     return [rows[i::n_parts] for i in range(n_parts)]

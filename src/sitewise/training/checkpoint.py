@@ -1,4 +1,4 @@
-"""A file from which a killed training goes on to the same result; it is refused for any other training."""
+"""A file from which an interrupted training continues to the same result; another training refuses it."""
 
 import hashlib
 import io
@@ -19,33 +19,33 @@ from sitewise.artifacts.places import put_in_place, sole_writer
 MARK = b"sitewise checkpoint 1 "
 SEAL = 65  # bytes of the checksum and the end of its line
 OTHER = "{path} is no checkpoint of this version: delete it, or give another path"
-DAMAGED = "the checkpoint {path} is damaged (its checksum differs): delete it to start anew, or give another path"
+DAMAGED = "the checkpoint {path} is damaged (its checksum differs): delete it to start again, or give another path"
 NOT_WRITTEN = "the checkpoint {path} could not be written ({reason})"
-LARGE = 2**26  # bytes; of more than these a share is read
+LARGE = 2**26  # bytes; of larger tensors only some rows are hashed
 SHOWN = 10
 
 
 class Stateful(Protocol):
-    """What can be saved and restored: modules, optimizers, schedules, objectives."""
+    """An object whose state can be saved and restored: a module, optimizer, schedule or objective."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Everything that changes in training: tensors and plain numbers."""
+        """Return everything that changes in training: tensors and plain numbers."""
         ...
 
     def load_state_dict(self, state_dict: Any) -> Any:
-        """Take it back."""
+        """Restore the state."""
         ...
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a training is saved, and what says that it is the same one."""
+    """The file of a training, and what identifies the training."""
 
     path: Path
     identity: dict[str, str]
 
     def save(self, parts: Mapping[str, Stateful], generator: torch.Generator) -> None:
-        """Write everything, at once or not at all."""
+        """Write the file atomically."""
         content = {
             "identity": self.identity,
             "parts": {name: part.state_dict() for name, part in parts.items()},
@@ -54,17 +54,17 @@ class Checkpoint:
         stream = io.BytesIO()
         torch.save(content, stream)
         try:
-            with sole_writer(self.path) as part:
-                with part.open("wb") as file:
+            with sole_writer(self.path) as temporary:
+                with temporary.open("wb") as file:
                     file.write(seal(stream.getvalue()))
                     file.flush()
                     os.fsync(file.fileno())
-                put_in_place(part, self.path)
+                put_in_place(temporary, self.path)
         except OSError as error:
             raise OSError(error.errno, NOT_WRITTEN.format(path=self.path, reason=error.strerror or error)) from error
 
     def restore(self, parts: Mapping[str, Stateful], generator: torch.Generator) -> None:
-        """Take everything back where there is a file; raise ValueError where it is damaged or of another training."""
+        """Restore the state if there is a file; raise ValueError if it is damaged or of another training."""
         if not self.path.exists():
             return
         content = read_content(self.path)
@@ -72,7 +72,7 @@ class Checkpoint:
         if differences:
             raise ValueError(
                 f"the checkpoint {self.path} is of another training: {'; '.join(differences)}. "
-                "Delete it to start anew, or give another path"
+                "Delete it to start again, or give another path"
             )
         try:
             for name, part in parts.items():
@@ -85,17 +85,17 @@ class Checkpoint:
             raise ValueError(OTHER.format(path=self.path)) from error
 
     def remove(self) -> None:
-        """Training has ended."""
+        """Delete the file."""
         self.path.unlink(missing_ok=True)
 
 
 def seal(content: bytes) -> bytes:
-    """The content of a file with its checksum before it."""
+    """Return the content with its checksum in front."""
     return MARK + hashlib.sha256(content).hexdigest().encode() + b"\n" + content
 
 
 def read_content(path: Path) -> dict[str, Any]:
-    """What a checkpoint holds, by the very bytes whose checksum was compared; nothing in it can run."""
+    """Read a checkpoint and compare its checksum; it cannot run code."""
     sealed = path.read_bytes()
     if not sealed.startswith(MARK):
         raise ValueError(OTHER.format(path=path))
@@ -112,7 +112,7 @@ def read_content(path: Path) -> dict[str, Any]:
 
 
 def open_checkpoint(where: str | os.PathLike[str], label: str, identity: dict[str, str]) -> Checkpoint:
-    """A checkpoint at a file, or in a folder (a path without suffix) under a name that no other training has."""
+    """Return a checkpoint at a file, or in a folder (a path without suffix) under a name derived from the training."""
     path = Path(where)
     if path.is_dir() or not path.suffix:
         number = hashlib.sha256(repr(sorted(identity.items())).encode()).hexdigest()[:12]
@@ -121,7 +121,7 @@ def open_checkpoint(where: str | os.PathLike[str], label: str, identity: dict[st
 
 
 def identify(module: nn.Module, settings: Mapping[str, Any]) -> dict[str, str]:
-    """What tells a training from another: settings, the network's shape, and the weights it starts from."""
+    """Return what identifies a training: its settings, the network's shapes, and a hash of its initial weights."""
     state = module.state_dict()
     shapes = {f"network.{name}": f"{tuple(value.shape)}" for name, value in state.items()}
     plain = {name: str(value) for name, value in settings.items()}
@@ -129,27 +129,29 @@ def identify(module: nn.Module, settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def compare(theirs: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
-    """What differs, in words."""
-    found = [
+    """Describe the entries that differ."""
+    differences = [
         f"{name} is {theirs.get(name, 'not there')} in the file and {ours.get(name, 'not there')} here"
         for name in dict.fromkeys([*theirs, *ours])
         if theirs.get(name) != ours.get(name)
     ]
-    return [*found[:SHOWN], f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else found
+    if len(differences) <= SHOWN:
+        return differences
+    return [*differences[:SHOWN], f"and {len(differences) - SHOWN} more"]
 
 
 def digest(*parts: Tensor | str) -> str:
-    """A short hash of tensors and texts; of very large tensors, of rows spread evenly over them."""
-    found = hashlib.sha256()
+    """Return a short hash of tensors and texts; of very large tensors only evenly spaced rows are hashed."""
+    digest = hashlib.sha256()
     for part in parts:
         if isinstance(part, str):
-            found.update(part.encode())
+            digest.update(part.encode())
             continue
         rows = torch.atleast_1d(part.detach())
         step = max(1, rows.numel() * rows.element_size() // LARGE)
-        found.update(f"{tuple(part.shape)} {part.dtype}".encode())
-        found.update(rows[::step].cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()[:12]
+        digest.update(f"{tuple(part.shape)} {part.dtype}".encode())
+        digest.update(rows[::step].cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:12]
 
 
 def _cuda_states() -> list[Tensor]:

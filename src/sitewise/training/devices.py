@@ -1,7 +1,7 @@
-"""Where a training runs: on one device, on several, on several machines; by processes of torchrun or of our own.
+"""Training on one device, on several devices or machines, in processes started by torchrun or by this package.
 
-Every process sees the same batches, computes its share of each step's rows and gathers the network's outputs for all of
-them, so that any loss of a batch is the one that a single process has; DDP adds the gradients up.
+Every process draws the same batches, computes its share of each step's rows, and gathers the network's outputs of all
+rows. So the loss of a batch is the same as in a single process. DDP sums the gradients.
 """
 
 import builtins
@@ -31,7 +31,7 @@ ALONE = (
     "torchrun started {n} processes, and with devices=1 each of them trains by itself: "
     "devices='auto' lets them train together"
 )
-INTERACTIVE = "devices={devices} needs processes of its own, which a notebook or a prompt can't start: run a script"
+INTERACTIVE = "devices={devices} starts new processes, which a notebook or a prompt can't do: run a script"
 BATCH_NORM = (
     "the network has batch norm, whose statistics are shared between GPUs only: train on GPUs, or with devices=1"
 )
@@ -40,7 +40,7 @@ FAILED = "a training process failed: {error}"
 
 
 def fabric_class() -> Any:
-    """Lightning's Fabric, which trains on several devices; importing it takes seconds, and one device does without."""
+    """Import Lightning's Fabric, which trains on several devices; the import takes seconds."""
     try:
         from lightning_fabric import Fabric
     except ImportError as error:
@@ -49,30 +49,30 @@ def fabric_class() -> Any:
 
 
 def precision_of(fabric: Any) -> Any:
-    """What holds the state of mixed precision, for a checkpoint."""
+    """Return the object that holds the state of mixed precision, for a checkpoint."""
     return fabric if isinstance(fabric, OneDevice) else fabric.strategy.precision
 
 
 @dataclass(frozen=True)
 class Share:
-    """The rows of a step that a process computes: every `of`-th from `rank` on, so that all sites are spread alike."""
+    """The rows of a step that a process computes: every `of`-th one, starting at `rank`."""
 
     rank: int = 0
     of: int = 1
 
     def __call__(self, rows: Tensor, before: int = 0) -> Tensor:
-        """This process's part of rows that stand behind so many others of the step."""
+        """Return this process's share of some rows; `before` rows of the step precede them."""
         return rows[(self.rank - before) % self.of :: self.of]
 
     def within(self, place: slice, n_rows: int) -> slice:
-        """This process's part of a stretch of n rows; its first row where there is none."""
+        """Return this process's share of a slice of n rows, or its first row if the share is empty."""
         if self.of == 1:
             return place
         start, stop, _ = place.indices(n_rows)
         return slice(start + self.rank, stop, self.of) if start + self.rank < stop else slice(start, start + 1)
 
     def size(self, n_rows: int) -> int:
-        """How many rows of so many this process computes."""
+        """Return how many of n rows this process computes."""
         return len(range(self.rank, n_rows, self.of))
 
 
@@ -80,10 +80,10 @@ WHOLE = Share()
 
 
 class Spread(nn.Module):
-    """A network whose rows are spread over processes: each computes its share, all get the outputs of all rows.
+    """A network whose rows are distributed over processes: each computes its share, and all get all outputs.
 
-    Its first input comes whole or as this process's share, the second one whole; further ones are passed on. Where
-    there are fewer rows than processes (in scoring), some compute a row that nobody uses.
+    The first input is complete or this process's share, the second one is complete, and further ones are passed on. If
+    there are fewer rows than processes (in scoring), some processes compute a row that is not used.
     """
 
     def __init__(self, network: nn.Module, share: Share) -> None:
@@ -91,7 +91,7 @@ class Spread(nn.Module):
         self.network, self.share = network, share
 
     def forward(self, x: Tensor, z: Tensor, *more: Any) -> Any:
-        """The outputs for all rows of z, in their order: a tensor, or several."""
+        """Return the outputs of all rows of z, in their order: one tensor or several."""
         n_rows = len(z)
         own_x, own_z = x if len(x) == self.share.size(n_rows) else self.share(x), self.share(z)
         if not len(own_z):
@@ -99,13 +99,13 @@ class Spread(nn.Module):
         outputs = self.network(own_x, own_z, *more)
         if isinstance(outputs, Tensor):
             return self._gather(outputs, n_rows)
-        return tuple(self._gather(part, n_rows) for part in outputs)
+        return tuple(self._gather(output, n_rows) for output in outputs)
 
     def _gather(self, own: Tensor, n_rows: int) -> Tensor:
-        """All processes' rows in their order.
+        """Gather the rows of all processes in their order.
 
-        Every process has the same loss of them and sends the gradient of its own rows back. DDP takes the mean of what
-        is to be added up: hence the factor.
+        All processes compute the same loss, and each sends back the gradient of its own rows. DDP averages gradients
+        that have to be summed, hence the factor.
         """
         largest = -(-n_rows // self.share.of)
         padded = torch.cat([own, own.new_zeros(largest - len(own), *own.shape[1:])])
@@ -118,7 +118,7 @@ class Spread(nn.Module):
 
 
 def device_problems(devices: Any, nodes: Any, strategy: Any) -> Iterator[str]:
-    """What is wrong with a choice of devices."""
+    """Yield the problems of a choice of devices."""
     if devices != "auto" and not _is_count(devices):
         yield f"devices must be a whole number of at least 1 or 'auto', got {devices!r}"
     if not _is_count(nodes):
@@ -136,11 +136,11 @@ def launch(
     strategy: str = "auto",
     precision: Any = "32-true",
 ) -> Any:
-    """Call function(fabric, *arguments) on every device and return what the first process gives.
+    """Call function(fabric, *arguments) on every device.
 
-    One device: here. Under torchrun: in its processes, all of which call this, and get what each of them gave.
-    Otherwise in new processes of this machine: what they are given has to be picklable, and what they give has to be
-    tensors and plain values.
+    With one device the call is made in this process. Under torchrun all processes call `launch`, and each gets its own
+    result. Otherwise new processes of this machine are started, and the result is that of the first one; the arguments
+    must be picklable, and the result must consist of tensors and plain values.
     """
     started = torchrun_processes()
     if started is None:
@@ -164,7 +164,7 @@ def launch(
 
 
 def join_processes(device: str = "auto") -> Any:
-    """A launched Lightning Fabric of the processes that torchrun started; where there is one alone, its device."""
+    """Return a launched Lightning Fabric of torchrun's processes, or a `OneDevice` if there is only one process."""
     here, nodes = torchrun_processes() or (1, 1)
     if here * nodes == 1:
         return OneDevice(device)
@@ -175,7 +175,7 @@ def join_processes(device: str = "auto") -> Any:
 
 
 def torchrun_processes() -> tuple[int, int] | None:
-    """How many processes torchrun started on a machine, and on how many machines; None where it did not start us."""
+    """Return how many processes torchrun started on each machine, and the number of machines; None without torchrun."""
     if not torch.distributed.is_available() or not torch.distributed.is_torchelastic_launched():
         return None
     here = int(os.environ["LOCAL_WORLD_SIZE"])
@@ -183,18 +183,18 @@ def torchrun_processes() -> tuple[int, int] | None:
 
 
 def first_process() -> bool:
-    """Whether this is the process that writes and prints: of torchrun's the first, otherwise the only one."""
+    """Return whether this process writes files and prints: the first one of torchrun, or the only one."""
     return torchrun_processes() is None or os.environ["RANK"] == "0"
 
 
 def share_of(module: nn.Module) -> Share:
-    """Which rows of a step this process gives to a module: all, unless it is spread over several."""
+    """Return the share of a step's rows that this process gives to a module: all, unless it is distributed."""
     return module.share if isinstance(module, Spread) else WHOLE
 
 
 def shared_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
-    """The module with batch norm over the rows of all processes; in place, and weights keep their names."""
-    if not any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()):
+    """Convert batch norm to one over the rows of all processes, in place; weights keep their names."""
+    if not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
         return module
     if device.type == "cpu":
         raise ValueError(BATCH_NORM)
@@ -203,7 +203,7 @@ def shared_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
 
 
 def check_agreement(fabric: Any, identity: Mapping[str, str], hint: str) -> None:
-    """Raise ValueError, in every process, where one says something else about itself than the first."""
+    """Raise ValueError in every process if the identity of one differs from that of the first."""
     everybody: list[Any] = [None] * fabric.world_size
     torch.distributed.all_gather_object(everybody, dict(identity))
     for rank, theirs in enumerate(everybody):
@@ -218,7 +218,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _count_devices(device: str, devices: int | str) -> int:
-    """So many as asked for; "auto" is all GPUs, or one CPU."""
+    """Return the number of devices; "auto" means all GPUs, or one CPU."""
     on_gpu = device in ("auto", "cuda", "gpu") and torch.cuda.is_available()
     if devices == "auto":
         return torch.cuda.device_count() if on_gpu else 1
@@ -228,7 +228,7 @@ def _count_devices(device: str, devices: int | str) -> int:
 
 
 def _refuse_unlaunched(devices: int, nodes: int, strategy: str) -> None:
-    """Raise ValueError where processes are asked for that nobody started and we can't start."""
+    """Raise ValueError if the settings need processes that were not started and cannot be started here."""
     more = f" --nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT" if nodes > 1 else ""
     line = TORCHRUN.format(devices=devices, nodes=more)
     if nodes > 1:
@@ -240,7 +240,7 @@ def _refuse_unlaunched(devices: int, nodes: int, strategy: str) -> None:
 
 
 def _as_started(started: tuple[int, int], devices: int | str, nodes: int, strategy: str) -> tuple[int, int]:
-    """The numbers that torchrun was given; ValueError where other ones, or other processes, were asked for."""
+    """Return the numbers of processes and machines of torchrun; raise ValueError if the settings contradict them."""
     if strategy == "ddp_spawn":
         raise ValueError("strategy='ddp_spawn' starts processes, but torchrun has started some: take strategy='auto'")
     if (devices not in ("auto", 1, started[0])) or nodes not in (1, started[1]):
@@ -250,39 +250,43 @@ def _as_started(started: tuple[int, int], devices: int | str, nodes: int, strate
 
 
 def _spawn(device: str, devices: int | str, precision: Any, function: Callable[..., Any], arguments: Any) -> Any:
-    """Call a function in new processes; an error in any of them ends all, and is raised here as what it was."""
+    """Call a function in new processes; an error in one ends all, and is raised here with its original type."""
     before = dict(os.environ)
     fabric = fabric_class()(accelerator=device, devices=devices, precision=precision, strategy="ddp_spawn")
     try:
-        with tempfile.NamedTemporaryFile(suffix=".pt") as result:  # a pipe gives no large tensors of an ended process
+        with tempfile.NamedTemporaryFile(
+            suffix=".pt"
+        ) as result:  # a pipe cannot return large tensors of an ended process
             fabric.launch(_HandBack(result.name, function, arguments))
             return torch.load(result.name, map_location="cpu", weights_only=True)
     except ProcessRaisedException as error:
-        found = list(re.finditer(r"^(\w+): ", error.msg, re.MULTILINE))
-        kind = getattr(builtins, found[-1][1], None) if found else None
+        names = list(re.finditer(r"^(\w+): ", error.msg, re.MULTILINE))
+        kind = getattr(builtins, names[-1][1], None) if names else None
         if isinstance(kind, type) and issubclass(kind, Exception):
-            raise kind(error.msg[found[-1].end() :].strip()) from error
+            raise kind(error.msg[names[-1].end() :].strip()) from error
         raise RuntimeError(FAILED.format(error=error.msg.strip().rpartition("\n")[2])) from error
     finally:
-        for name in set(os.environ) - set(before):  # the address where the processes met
+        for name in set(os.environ) - set(before):  # the address at which the processes connected
             del os.environ[name]
 
 
 @dataclass
 class _HandBack:
-    """A call in one of the new processes; the first leaves the result in a file."""
+    """A call in one of the new processes; the first one writes the result to a file."""
 
     path: str
     function: Callable[..., Any]
     arguments: Any
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Arrive in the process, where Fabric is as quiet as here."""
+        """Unpickle in the new process, and silence Fabric's log there too."""
         vars(self).update(state)
         _fabric_logger().setLevel(logging.WARNING)
 
     def __call__(self, fabric: Any) -> None:
-        own = copy.deepcopy(self.arguments)  # tensors came in memory that all processes share, and could write to
+        own = copy.deepcopy(
+            self.arguments
+        )  # the tensors are in shared memory, and other processes must not see changes
         result = self.function(fabric, *own)
         if fabric.global_rank == 0:
             torch.save(result, self.path)
@@ -294,7 +298,7 @@ def _fabric_logger() -> logging.Logger:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Fabric does not announce what it was told."""
+    """Silence the informational log of Fabric."""
     its_logger = _fabric_logger()
     level = its_logger.level
     its_logger.setLevel(logging.WARNING)

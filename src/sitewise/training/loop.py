@@ -1,6 +1,6 @@
-"""The only training loop: batches over sites, a schedule, the best snapshot by validation, seeds, devices.
+"""The training loop of all methods: batches over sites, a schedule, the best snapshot by validation, seeds, devices.
 
-What is minimized comes in as an `Objective`; no method owns an optimizer or a loop.
+A method provides an `Objective`; it has no optimizer or loop of its own.
 """
 
 import copy
@@ -39,11 +39,11 @@ FEW_ROWS = "{n} row(s) of a batch can't be shared by {of} processes: take larger
 
 
 class Objective(Protocol):
-    """What a method trains: a loss on rows, and a validation loss to choose the snapshot by."""
+    """What a method minimizes: a loss on rows, and a validation loss that selects the snapshot."""
 
     @property
     def sites(self) -> Tensor:
-        """The site of every training row, (n,), as numbers from 0."""
+        """The site of every training row, (n,), as indices from 0."""
         ...
 
     def to(self, device: torch.device) -> None:
@@ -51,47 +51,47 @@ class Objective(Protocol):
         ...
 
     def begin_epoch(self, generator: torch.Generator, progress: float) -> None:
-        """Draw what changes from epoch to epoch (knockout masks); `progress` is the share of epochs behind."""
+        """Draw what changes from epoch to epoch (knockout masks); `progress` is the share of epochs completed."""
         ...
 
     def reading(self, upcoming: Sequence[Tensor]) -> AbstractContextManager[None]:
-        """A block in which `loss` is asked of these rows (numbers on the CPU) in this order: they can be read ahead."""
+        """Open a block in which `loss` is called with these rows (indices on the CPU) in this order, to read ahead."""
         ...
 
     def loss(self, module: nn.Module, rows: Tensor) -> Tensor:
-        """The mean loss of some rows."""
+        """Return the mean loss of some rows."""
         ...
 
     def validation_loss(self, module: nn.Module) -> float | None:
-        """The loss on held-out rows; None where there are none."""
+        """Return the loss on held-out rows, None if there are none."""
         ...
 
     def identity(self) -> dict[str, str]:
-        """What tells this objective from others: its settings, hashes of its data."""
+        """Return what identifies this objective: its settings, and hashes of its data."""
         ...
 
     def state_dict(self) -> Mapping[str, Any]:
-        """What the objective itself learns from batch to batch, for checkpoints."""
+        """Return the objective's own state that changes in training, for checkpoints."""
         ...
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take it back."""
+        """Restore the state."""
         ...
 
 
 @dataclass(frozen=True)
 class Training:
-    """A trained module, in evaluation mode, and how it came about."""
+    """A trained module in evaluation mode, with the history of its training."""
 
     module: nn.Module
     best_epoch: int
     history: list[dict[str, float]] = field(repr=False)
-    checkpoint: Path | None = None  # the file that is left, where it was to be kept
+    checkpoint: Path | None = None  # with `keep_checkpoint`
 
 
 @dataclass
 class _Course:
-    """How far a training has come, and the best snapshot so far."""
+    """The state of a training: epochs completed, losses, and the best snapshot so far."""
 
     epoch: int = 0
     best_loss: float = math.inf
@@ -100,7 +100,7 @@ class _Course:
     history: list[dict[str, float]] = field(default_factory=list)
 
     def note(self, record: dict[str, float], module: nn.Module) -> None:
-        """Take an epoch in; without a validation loss every snapshot is better than the last."""
+        """Record an epoch; without a validation loss the latest snapshot is the best."""
         self.epoch += 1
         self.history.append(record)
         held_out = record.get("validation_loss")
@@ -109,25 +109,25 @@ class _Course:
             self.best_epoch, self.best_state = self.epoch, copy.deepcopy(module.state_dict())
 
     def ended(self, epochs: int, patience: int | None) -> bool:
-        """Whether all epochs are behind, or too many without a better snapshot."""
+        """Return whether all epochs are completed, or `patience` epochs without a better snapshot."""
         return self.epoch >= epochs or (patience is not None and self.epoch - self.best_epoch >= patience)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, for a checkpoint."""
+        """Return all fields, for a checkpoint."""
         return dict(vars(self))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take it back."""
+        """Restore all fields."""
         vars(self).update(state_dict)
 
 
 @dataclass(frozen=True)
 class _Loop:
-    """What an epoch needs."""
+    """Everything that an epoch needs."""
 
     fabric: Any
-    network: Any  # as Fabric has set it up
-    fitted: nn.Module  # the same, spread over processes where there are several
+    network: Any  # as set up by Fabric
+    fitted: nn.Module  # the same, distributed if there are several processes
     optimizer: Any
     scheduler: Any
     objective: Objective
@@ -159,7 +159,7 @@ class _Loop:
         return record if held_out is None else {**record, "validation_loss": held_out}
 
     def step(self, rows: Tensor) -> Tensor:
-        """One step of the optimizer, its rows in as many passes as the recipe says; returns their mean loss."""
+        """Take one step of the optimizer, in `recipe.accumulate` passes, and return the mean loss of its rows."""
         self.optimizer.zero_grad()
         total = torch.zeros((), device=rows.device)
         parts = parts_of(rows, self.recipe.accumulate)
@@ -191,15 +191,42 @@ def train(
 ) -> Training:
     """Train a module; the same seed gives the same bits on a CPU.
 
-    `device` is "auto", "cpu", "cuda" or "mps", `devices` so many of them (or "auto": all) on each
-    of `nodes` machines, which share every step's rows and give the result of one to rounding. `strategy` is "auto"
-    (the processes of torchrun, otherwise new ones), "ddp" (torchrun's only) or "ddp_spawn" (new ones).
-    `verbose` None shows a bar on a terminal.
-    `checkpoint` is a file, or a folder for files of several trainings: it is written every `checkpoint_every` epochs,
-    a training that was killed goes on from there when it is called again, and it is removed at the end, unless it is
-    kept: the same training then ends at once when it is called again.
+    Parameters
+    ----------
+    module : nn.Module
+        The network; its weights are replaced by the best snapshot.
+    objective : Objective
+        The loss to minimize.
+    recipe : Recipe
+        How to train.
+    device : {"auto", "cpu", "cuda", "mps"}
+        Where to train; "auto" is a GPU if there is one.
+    devices : int or "auto"
+        The number of devices of each machine. They share the rows of every step and give the result of one device up to
+        rounding.
+    nodes : int
+        The number of machines.
+    strategy : {"auto", "ddp", "ddp_spawn"}
+        "auto" uses the processes of torchrun, otherwise new ones; "ddp" only torchrun's; "ddp_spawn" only new ones.
+    seed : int
+        Seed of all random numbers.
+    verbose : bool, optional
+        Whether to show a progress bar; by default only on a terminal.
+    label : str
+        Name of the training, for the progress bar and the checkpoint.
+    checkpoint : path, optional
+        A file, or a folder for the files of several trainings. A call continues an interrupted training from it.
+    checkpoint_every : int
+        Write the checkpoint every so many epochs.
+    keep_checkpoint : bool
+        Keep the checkpoint at the end; a further call then returns the result without training.
+
+    Returns
+    -------
+    Training
+        The trained module and its history.
     """
-    found = launch(
+    result = launch(
         _train_here,
         _Task(module, objective, recipe, seed, verbose, label, checkpoint, checkpoint_every, keep_checkpoint),
         device=device,
@@ -208,21 +235,21 @@ def train(
         strategy=strategy,
         precision=recipe.precision,
     )
-    course = _Course(**found["course"])
+    course = _Course(**result["course"])
     if course.best_state is None:
         raise FloatingPointError(f"{label} diverged: the validation loss was never a number; lower the learning rate")
     module.load_state_dict(course.best_state)
-    return Training(module.cpu().eval(), course.best_epoch, course.history, found["checkpoint"])
+    return Training(module.cpu().eval(), course.best_epoch, course.history, result["checkpoint"])
 
 
 def own_seed(seed: int, epoch: int, share: Share) -> int:
-    """The seed of a process's own random numbers in an epoch, for dropout, augmentation and unlabeled rows."""
+    """Return the seed of a process in an epoch, for dropout, augmentation and unlabeled rows."""
     return (seed * 1_000_003 + epoch * 10_007 + share.rank) % 2**63
 
 
 @dataclass(frozen=True)
 class _Task:
-    """What every process is told."""
+    """The arguments of `train` for every process."""
 
     module: nn.Module
     objective: Objective
@@ -236,7 +263,7 @@ class _Task:
 
 
 def _train_here(fabric: Any, task: _Task) -> dict[str, Any]:
-    """Train in this process, with others where there are any: the course that training took."""
+    """Train in this process, together with the others if there are any; return the state at the end."""
     share = Share(fabric.global_rank, fabric.world_size)
     module, objective, recipe = task.module, task.objective, task.recipe
     if share.of > 1:
@@ -247,7 +274,7 @@ def _train_here(fabric: Any, task: _Task) -> dict[str, Any]:
     module.to(fabric.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = _optimizer(module, recipe, fabric.device)
     scheduler = _schedule(optimizer, recipe, plan.epochs * plan.steps_per_epoch)
-    network, stepper = fabric.setup(module, optimizer)  # all processes begin with the weights of the first
+    network, stepper = fabric.setup(module, optimizer)  # all processes start with the weights of the first
     fitted = Spread(network, share) if share.of > 1 else network
     identity = _identify(task, module) if share.of > 1 or task.checkpoint is not None else {}
     saved = None if task.checkpoint is None else open_checkpoint(task.checkpoint, task.label, identity)
@@ -285,7 +312,7 @@ def _train_here(fabric: Any, task: _Task) -> dict[str, Any]:
 
 
 def _identify(task: _Task, module: nn.Module) -> dict[str, str]:
-    """What tells this training from others, the devices left out: another number of them can go on with it."""
+    """Return what identifies this training, without the devices: another number of them can continue it."""
     recipe = {f"recipe.{name}": value for name, value in asdict(task.recipe).items()}
     return identify(module, {"training": task.label, "seed": task.seed, **recipe, **task.objective.identity()})
 
@@ -305,7 +332,7 @@ def _schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, n_steps: int) ->
 
 @contextmanager
 def _fastest_convolutions() -> Iterator[None]:
-    """Let a GPU look for the fastest way to convolve: batches are all of one size, so that it looks once."""
+    """Let cuDNN search for the fastest convolution; all batches have one size, so it searches once."""
     before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
     try:
         yield
@@ -315,7 +342,7 @@ def _fastest_convolutions() -> Iterator[None]:
 
 @contextmanager
 def _random_state(seed: int) -> Iterator[None]:
-    """Fix torch's global generators for dropout and augmentation, and give them back afterwards."""
+    """Seed torch's global generators for dropout and augmentation, and restore them afterwards."""
     devices = list(range(torch.cuda.device_count()))
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""How far a training has come, on a terminal."""
+"""The progress bar of a training."""
 
 import sys
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import Any
 
 @contextmanager
 def progress_bar(label: str, epochs: int, verbose: bool | None) -> Iterator[Any]:
-    """A progress bar on a terminal, nothing elsewhere."""
+    """Show a progress bar if `verbose`; None means on a terminal only."""
     if not (sys.stderr.isatty() if verbose is None else verbose):
         yield lambda record: None
         return
@@ -16,7 +16,7 @@ def progress_bar(label: str, epochs: int, verbose: bool | None) -> Iterator[Any]
     from rich.progress import Progress, TextColumn, TimeRemainingColumn
 
     columns = (*Progress.get_default_columns()[:3], TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
-    console = Console(stderr=True)  # elsewhere than on a terminal the bar is printed once, when it is full
+    console = Console(stderr=True)  # without a terminal the bar is printed once, at the end
     with Progress(*columns, console=console, transient=console.is_terminal) as bar:
         task = bar.add_task(label, total=epochs, note="")
 

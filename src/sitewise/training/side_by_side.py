@@ -1,4 +1,4 @@
-"""Several trainings at the same time on one GPU, where it has room for them."""
+"""Several trainings at the same time on one GPU, if its memory suffices."""
 
 import multiprocessing
 import os
@@ -10,15 +10,15 @@ import torch
 from sitewise.training.devices import torchrun_processes
 from sitewise.training.progress import progress_bar
 
-CONTEXT = 2**29  # bytes that every process needs on a GPU beside its tensors
+CONTEXT = 2**29  # bytes that every process needs on a GPU in addition to its tensors
 
 Result = TypeVar("Result")
 
 
-def count_rooms(n_tasks: int, device: str, devices: int | str = 1, nodes: int = 1) -> int:
-    """How many trainings like the one just done fit on the GPU at the same time; 1 without a GPU of our own.
+def count_parallel(n_tasks: int, device: str, devices: int | str = 1, nodes: int = 1) -> int:
+    """Return how many trainings like the last one fit on the GPU at the same time; 1 without a GPU.
 
-    Worker processes of somebody else's pool share the GPU already.
+    It is 1 in the worker process of a pool too, because its processes share the GPU already.
     """
     on_gpu = device in ("auto", "cuda", "gpu") and torch.cuda.is_available()
     alone = devices == 1 and nodes == 1 and torchrun_processes() is None and multiprocessing.parent_process() is None
@@ -29,15 +29,15 @@ def count_rooms(n_tasks: int, device: str, devices: int | str = 1, nodes: int = 
 
 
 def run_side_by_side(
-    function: Callable[..., Result], tasks: Sequence[tuple[Any, ...]], n_rooms: int, label: str, verbose: bool | None
+    function: Callable[..., Result], tasks: Sequence[tuple[Any, ...]], n_parallel: int, label: str, verbose: bool | None
 ) -> Iterator[Result]:
-    """function(*task) of every task in order, in so many processes; one after the other in this one, if one."""
-    if n_rooms == 1:
+    """Yield function(*task) of every task in order, computed in `n_parallel` processes, or in this one if it is 1."""
+    if n_parallel == 1:
         yield from (function(*task) for task in tasks)
         return
     from joblib import Parallel, delayed
 
     with progress_bar(label, len(tasks), verbose) as advance:
-        for result in Parallel(n_rooms, return_as="generator")(delayed(function)(*task) for task in tasks):
+        for result in Parallel(n_parallel, return_as="generator")(delayed(function)(*task) for task in tasks):
             advance({})
             yield result

@@ -1,4 +1,4 @@
-"""One device, with the part of Lightning Fabric's interface that the training loop uses; bits are those of Fabric."""
+"""One device, with the part of Lightning Fabric's interface that the training loop uses, and the same bits."""
 
 import warnings
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +17,7 @@ HALF_ON_CPU = "precision='16-mixed' needs a GPU: on the CPU 'bf16-mixed' is used
 
 
 def find_device(name: str) -> torch.device:
-    """The device meant by a name; "auto" is a GPU where there is one."""
+    """Return the device of a name; "auto" is a GPU if there is one."""
     if name not in DEVICES:
         raise ValueError(UNKNOWN.format(known=", ".join(DEVICES), device=name, meant=did_you_mean(name, DEVICES)))
     if name == "cpu":
@@ -45,41 +45,41 @@ class OneDevice:
         self.scaler = torch.amp.GradScaler(self.device.type) if self.half == torch.float16 else None
 
     def setup(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, Any]:
-        """The network and the optimizer as a step uses them."""
+        """Return the network and the optimizer that a step uses."""
         network = module if self.half is None else MixedPrecision(module, self.device.type, self.half)
         return network, optimizer if self.scaler is None else ScaledOptimizer(optimizer, self.scaler)
 
     def backward(self, loss: Tensor) -> None:
-        """Compute gradients, of the scaled loss where half precision asks for it."""
+        """Compute gradients, in half precision those of the scaled loss."""
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
 
     def no_backward_sync(self, network: nn.Module, enabled: bool = True) -> AbstractContextManager[None]:
-        """Nothing to wait for."""
+        """Do nothing: there is one process."""
         return nullcontext()
 
     def broadcast(self, value: Any) -> Any:
-        """Nobody else to tell."""
+        """Return the value: there is one process."""
         return value
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale of the loss, for a checkpoint."""
+        """Return the scale of the loss, for a checkpoint."""
         return {} if self.scaler is None else self.scaler.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take it back."""
+        """Restore the scale of the loss."""
         if self.scaler is not None:
             self.scaler.load_state_dict(state_dict)
 
 
 class MixedPrecision(nn.Module):
-    """A network that computes in half precision where that is safe, and answers in single precision."""
+    """A network that computes in half precision where that is safe, and returns single precision."""
 
     def __init__(self, network: nn.Module, device: str, dtype: torch.dtype) -> None:
         super().__init__()
         self.network, self.device, self.dtype = network, device, dtype
 
     def forward(self, *inputs: Any) -> Any:
-        """The outputs, a tensor or several."""
+        """Return the outputs, one tensor or several."""
         with torch.autocast(self.device, dtype=self.dtype):
             outputs = self.network(*(_to(value, self.dtype) for value in inputs))
         if isinstance(outputs, Tensor):
@@ -94,11 +94,11 @@ class ScaledOptimizer:
         self.optimizer, self.scaler = optimizer, scaler
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Reset the gradients."""
         self.optimizer.zero_grad()
 
     def step(self) -> None:
-        """Take a step, unless gradients overflowed: then the scale falls."""
+        """Take a step; if gradients overflowed, reduce the scale instead."""
         self.scaler.step(self.optimizer)
         self.scaler.update()
 

@@ -217,7 +217,7 @@ def test_broken_and_missing_images_stop_an_experiment_before_its_first_run(folde
     ("change", "message"),
     [
         (lambda table: table.rename(columns={"age": "agee"}), r"no column 'age' \(confounders\); did you mean 'agee'"),
-        (lambda table: table.replace({"sick": {"yes": "maybe"}}), "y must be one of no, yes, and is not in"),
+        (lambda table: table.replace({"sick": {"yes": "maybe"}}), "y must be one of no, yes; it is not in"),
         (lambda table: table.replace({"file": {"far/0.png": "../0.png"}}), "path leads outside the root"),
     ],
 )

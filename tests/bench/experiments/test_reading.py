@@ -1,8 +1,8 @@
 import re
-import time
 
 import pytest
 
+from patience import no_hang
 from sitewise.bench.experiments.reading import NO_TUNING, UNEQUAL, merge, read_experiment
 
 
@@ -49,9 +49,8 @@ MERGES = "\n".join(
 def test_files_that_would_exhaust_the_reader_are_refused_first(tmp_path, text, said):
     path = tmp_path / "tiny.yaml"
     path.write_text(text)
-    start = time.perf_counter()
-    message = complaint(path)
-    assert time.perf_counter() - start < 5
+    with no_hang():
+        message = complaint(path)
     assert re.search(said, message), message
     assert len(message) < 30_000
 

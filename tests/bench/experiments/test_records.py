@@ -61,7 +61,7 @@ def test_committed_records_and_new_ones_are_read_together(tmp_path):
     path.with_name("x.jsonl.gz").write_bytes(gzip.compress(text.encode()))
     append_record(path, {"id": "b", "value": 3})
     append_record(path, {"id": "c", "value": 4})
-    assert read_records(path) == [*committed, {"id": "c", "value": 4}]
+    assert read_records(path) == [committed[0], {"id": "b", "value": 3}, {"id": "c", "value": 4}]
     assert done_ids(path) == {"a", "b", "c"}
 
 
@@ -97,18 +97,19 @@ def test_a_claim_of_a_failed_run_is_free_again(tmp_path):
 
 
 HOLD = """
-import sys, time
+import sys
 from pathlib import Path
 from sitewise.bench.experiments.records import claim
 with claim(Path(sys.argv[1]), "a") as mine:
     print(mine, flush=True)
-    time.sleep(60)
+    sys.stdin.read()
 """
 
 
 def test_a_claim_ends_with_the_process_that_holds_it(tmp_path):
     path = tmp_path / "x.jsonl"
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True) as holder:
+    command = [sys.executable, "-c", HOLD, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline().strip() == "True"
         with claim(path, "a") as mine:
             assert not mine

@@ -208,7 +208,10 @@ def test_an_interval_that_rounding_turned_around_is_drawn(summary):
     frame = summary(MEANS)
     frame["low"] = frame["mean"] + 1e-17
     frame["high"] = np.nextafter(frame["mean"], 0)
-    comparison_figure(frame, "positive_f1", "GPA")
+    turned = comparison_figure(frame, "positive_f1", "GPA")
+    usual = comparison_figure(summary(MEANS), "positive_f1", "GPA")
+    assert [point[:2] for point in marks(turned.axes[0])] == [point[:2] for point in marks(usual.axes[0])]
+    assert len(marks(turned.axes[0])) >= 4
 
 
 def test_intervals_of_two_seeds_leave_room_for_the_points(summary):

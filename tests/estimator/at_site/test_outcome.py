@@ -51,7 +51,7 @@ def test_there_is_a_sentence_for_each_outcome_and_none_that_never_shows():
 
 def test_a_change_of_sharpness_is_said():
     assert (
-        "less extreme than as trained: at rehearsed sites the model was too sure (log f times 0.70)"
+        "less extreme than as trained: at rehearsed sites the model was over-confident (log f times 0.70)"
         in made("adapted", "the rows", slope=0.7).sentence
     )
     assert "more extreme" in made("as trained", "rehearsal", slope=1.3).sentence

@@ -143,7 +143,7 @@ def test_what_was_odd_about_z_is_told(usual):
     here = quietly(lambda: model.adapt(new.X, sample_confounder=Z))
     age, group = report_content(here, "x", 0.95)["confounders"]
     assert age["notes"][0].startswith("5 value(s) lie outside the training range")
-    assert group["notes"] == ["3 row(s) have a level not seen in training ('never seen') and count as not known."]
+    assert group["notes"] == ["3 row(s) have a level not seen in training ('never seen') and count as missing."]
 
 
 def test_one_row(usual, tmp_path):
@@ -242,7 +242,7 @@ def test_the_numbers_replace_a_report_s_and_nothing_else(usual, tmp_path):
     _, _, here = usual
     study = tmp_path / "cohort.json"
     study.write_text('{"patients": [1, 2, 3]}')
-    with pytest.raises(FileExistsError, match=r"cohort\.json, which is there already and is not a report's"):
+    with pytest.raises(FileExistsError, match=r"cohort\.json, which exists and is not a report"):
         here.report(tmp_path / "cohort.html")
     assert [path.name for path in tmp_path.iterdir()] == ["cohort.json"]
     assert study.read_text() == '{"patients": [1, 2, 3]}'

@@ -166,7 +166,7 @@ def test_a_damaged_file_is_computed_anew_with_a_warning(model, data, rows_scored
         (other,) = set(files(model)) - {file}
         file.write_bytes(other.read_bytes())
     rows_scored.clear()
-    with pytest.warns(UserWarning, match="is damaged .*: log f is computed anew"):
+    with pytest.warns(UserWarning, match="is damaged .*: log f is computed again"):
         np.testing.assert_array_equal(model.log_ratio(X, Z), first)
     assert rows_scored == [N]
     np.testing.assert_array_equal(model.log_ratio(X, Z), first)
@@ -180,7 +180,7 @@ def test_a_folder_that_cannot_be_written_loses_nothing(model, fitted, data, monk
         raise OSError("no space left on device")
 
     monkeypatch.setattr(cached, "save_file", full)
-    with pytest.warns(UserWarning, match="log f is not kept in .*: no space left on device"):
+    with pytest.warns(UserWarning, match="log f could not be saved in .*: no space left on device"):
         np.testing.assert_array_equal(model.log_ratio(X, Z), fitted.log_ratio(X, Z))
     assert not files(model)
 

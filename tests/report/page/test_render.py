@@ -219,7 +219,7 @@ def test_every_training_site_is_drawn_and_listed(make_content):
 
 
 def test_a_page_may_not_take_the_place_of_its_numbers(make_content, tmp_path):
-    with pytest.raises(ValueError, match=r"name the page, such as report\.html"):
+    with pytest.raises(ValueError, match=r"choose a page name such as report\.html"):
         write_report(make_content(), tmp_path / "report.json")
     with pytest.raises(ValueError, match=r"is a folder; name the page in it"):
         write_report(make_content(), tmp_path)
@@ -237,7 +237,7 @@ def test_what_changes_for_patients_is_counted(make_content):
     found = make_content(before=before, after=after)["crossing"]
     assert (found["rows"], found["changed"], found["gained"], found["lost"]) == (10, 1, 1, 0)
     assert (
-        "Of 10 rows 1 get another decision than as trained (the most probable class): 1 now called" in found["sentence"]
+        "Of 10 rows, 1 get another decision than as trained (the most probable class): 1 are now" in found["sentence"]
     )
     weighted = make_content(before=before, after=after, threshold=0.65, sample_weight=np.full(10, 2.0))["crossing"]
     assert (weighted["rows"], weighted["changed"]) == (20, 10)

@@ -1,5 +1,7 @@
 """Families of models of g, by the names that users write: a new family is one file and one entry of `FAMILIES`."""
 
+from numbers import Real
+
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.families.additive import Additive
 from sitewise.adaptation.families.base import Family, Request, constant_level
@@ -7,6 +9,7 @@ from sitewise.adaptation.families.constant import Constant
 from sitewise.adaptation.families.network import Network
 from sitewise.adaptation.families.table import Table
 from sitewise.adaptation.fit import Fit
+from sitewise.solvers import EM
 
 FAMILIES: dict[str, Family] = {
     "constant": Constant(),
@@ -14,6 +17,8 @@ FAMILIES: dict[str, Family] = {
     "table": Table(),
     "network": Network(),
 }
+SOLVERS = ("auto", "newton", "lbfgs", "em")
+SOLVERS_OF_AUTO = ("auto", "newton")
 
 
 def finish(fit: Fit, evidence: Evidence) -> Fit:
@@ -21,9 +26,37 @@ def finish(fit: Fit, evidence: Evidence) -> Fit:
     return FAMILIES[fit.prevalence.name].finish(fit, evidence)
 
 
+def solver_problem(model: str, solver: str | EM) -> str | None:
+    """What is wrong with a solver, or with it for a model of g; None where nothing is."""
+    name = "em" if isinstance(solver, EM) else solver
+    if name not in SOLVERS:
+        return f"solver must be one of {', '.join(SOLVERS)} or an EM(...), got {solver!r}"
+    known = {"auto": SOLVERS_OF_AUTO} | {family: FAMILIES[family].solvers for family in FAMILIES}
+    if model not in known or name in known[model]:
+        return None
+    fitting = [own for own, solvers in known.items() if name in solvers]
+    return f"solver={name!r} goes with model {' or '.join(fitting)}, got {model!r}"
+
+
+def dropout_problem(model: str, dropout: float, name: str) -> str | None:
+    """What is wrong with the dropout of a model of g; None where nothing is."""
+    if isinstance(dropout, bool) or not (isinstance(dropout, Real) and 0 <= dropout < 1):
+        return f"{name} must be a share from 0 to below 1, got {dropout!r}"
+    return f"{name} is of the network g, got model {model!r}" if dropout and model != "network" else None
+
+
 def quick_model(name: str) -> str:
     """The model itself where fitting it many times over is affordable, else "auto"."""
     return name if name == "auto" or FAMILIES[name].quick else "auto"
 
 
-__all__ = ["FAMILIES", "Family", "Request", "constant_level", "finish", "quick_model"]
+__all__ = [
+    "FAMILIES",
+    "Family",
+    "Request",
+    "constant_level",
+    "dropout_problem",
+    "finish",
+    "quick_model",
+    "solver_problem",
+]

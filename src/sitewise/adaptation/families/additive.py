@@ -105,14 +105,14 @@ def additive_candidates(request: Request) -> list[Fit]:
 
 
 def starting_coefficients(request: Request) -> Tensor:
-    """Where the additive model sets out: an additive g handed over, else the constant one; EM at random.
+    """Where the additive model sets out: an additive g handed over, else the constant one; EM without one at random.
 
     From a centre that depends on z as it is, or moved to the level of the constant one, whichever is likelier.
     """
     evidence, start, centre, constant = request.evidence, request.start, request.centre, request.level
     assert evidence.schema is not None
     problem = additive_problem(evidence, 0.0, centre)
-    if isinstance(request.solver, EM):
+    if isinstance(request.solver, EM) and not request.started:
         n_coefficients = problem.n_features * (evidence.n_classes - 1)
         noise = torch.randn(n_coefficients, generator=torch.Generator().manual_seed(request.seed), dtype=torch.float64)
         return noise.to(evidence.device)

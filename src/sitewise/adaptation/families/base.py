@@ -90,6 +90,10 @@ class Family(ABC):
     ) -> Prevalence:
         """Fit to soft labels (n, K) of rows of codes (n, V) with weights (n,)."""
 
+    def with_dropout(self, dropout: float) -> "Family":
+        """The family with dropout while its g is fitted: itself, for only a network has any."""
+        return self
+
     def fit_rows(self, request: Request) -> Fit:
         """Estimate g from unlabeled rows: by EM, whose M-step is the fit to labels."""
         return fit_by_em(self, request)

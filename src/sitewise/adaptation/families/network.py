@@ -1,7 +1,9 @@
 """The network family, the paper's: algorithm 1 by EM, or a direct climb of the observed likelihood."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, ClassVar
 
 import torch
@@ -36,6 +38,10 @@ class NetworkProblem(SiteLikelihood):
         """g at all distinct z, (U, K)."""
         return torch.softmax(module(self.inputs), dim=1)
 
+    def n_rows(self) -> Tensor:
+        """How many rows have each distinct z, (U,): each has a dropout mask of its own."""
+        return torch.cat([rows.cell_weight for rows in self.stretches]).round().clamp_min(1).long()
+
     def loss(self, module: nn.Sequential) -> Tensor:
         """-L per unit of weight, for autograd: its value is L's, its derivative goes by L's own slope."""
         prevalence = self.prevalence(module)
@@ -61,14 +67,21 @@ def _make_network(parts: dict[str, Any]) -> NetworkPrevalence:
     return NetworkPrevalence(schema, module, log_marginal)
 
 
+@dataclass(frozen=True)
 class Network(Family):
-    """The network of the paper, for reproduction; it is fitted to the rows alone, whatever the prior."""
+    """The network of the paper, for reproduction; it is fitted to the rows alone, whatever the prior.
 
-    name = "network"
-    solvers = ("auto", "lbfgs", "em")
-    quick = False
-    takes_prior = False
-    advice = "its T is a limit, not a success: raise EM(iterations=...), or use model='auto'"
+    `dropout` acts while it is fitted to labels and in EM's M-steps, never where it is evaluated; the direct climb is
+    without.
+    """
+
+    dropout: float = 0.0
+
+    name: ClassVar[str] = "network"
+    solvers: ClassVar[tuple[str, ...]] = ("auto", "lbfgs", "em")
+    quick: ClassVar[bool] = False
+    takes_prior: ClassVar[bool] = False
+    advice: ClassVar[str] = "its T is a limit, not a success: raise EM(iterations=...), or use model='auto'"
     records: ClassVar[Mapping[str, Record]] = {
         "NetworkPrevalence": Record(NetworkPrevalence, _take_network, _make_network, methods=("features", "log_prob")),
     }
@@ -77,28 +90,34 @@ class Network(Family):
         self, targets: Tensor, codes: Tensor, weight: Tensor, schema: Confounders, *, knockout: float, seed: int
     ) -> NetworkPrevalence:
         """By Adam, with knockout."""
-        return fit_network(targets, codes, weight, schema, knockout=knockout, seed=seed)
+        return fit_network(targets, codes, weight, schema, knockout=knockout, dropout=self.dropout, seed=seed)
+
+    def with_dropout(self, dropout: float) -> "Network":
+        """The same with this share of the hidden units dropped."""
+        return replace(self, dropout=dropout)
 
     def fit_rows(self, request: Request) -> Fit:
         """By the paper's algorithm 1, or a climb from the constant g."""
-        return fit_network_terms(request.evidence, request.level, request.solver, request.seed)
+        return fit_network_terms(request, self.dropout)
 
 
-def fit_network_terms(evidence: Evidence, start: Tensor, solver: str | EM, seed: int) -> Fit:
-    """Estimate the network g; the default starts at the constant g `start` (K,), EM at random as the paper does."""
+def fit_network_terms(request: Request, dropout: float = 0.0) -> Fit:
+    """Estimate the network g; the default starts at the constant g, EM without a start at random as the paper does."""
+    evidence, solver, seed = request.evidence, request.solver, request.seed
     schema = evidence.schema
     assert schema is not None
     stretches = list(evidence.rows)
     problem = NetworkProblem(evidence, stretches, torch.cat([schema.inputs(rows.codes) for rows in stretches]))
-    module = build_network(schema, evidence.n_classes, seed=seed).to(evidence.device)
-    if isinstance(solver, EM):
-        found = _algorithm_one(problem, module, solver)
-    else:
+    module = build_network(schema, evidence.n_classes, dropout=dropout, seed=seed).to(evidence.device)
+    if request.started or not isinstance(solver, EM):
         last = module[-1]
         assert isinstance(last, nn.Linear)
         with torch.no_grad():
             last.weight.mul_(0.01)
-            last.bias.copy_(start.log())
+            last.bias.copy_(request.level.log())
+    if isinstance(solver, EM):
+        found = _algorithm_one(problem, module, solver, seed)
+    else:
         found = minimize_module(module, problem.loss, tolerance=TOLERANCE, max_iter=DIRECT_ITERATIONS)
     network = found.point
 
@@ -111,20 +130,25 @@ def fit_network_terms(evidence: Evidence, start: Tensor, solver: str | EM, seed:
     return _with_last_layer(evidence, model, found)
 
 
-def _algorithm_one(problem: NetworkProblem, module: nn.Sequential, solver: EM) -> Solution[nn.Sequential]:
+def _algorithm_one(problem: NetworkProblem, module: nn.Sequential, solver: EM, seed: int) -> Solution[nn.Sequential]:
     """The paper's algorithm 1: T rounds of responsibilities and a fit of the network to them."""
+    dropping = any(isinstance(layer, nn.Dropout) for layer in module)
+    copies = problem.n_rows() if dropping else torch.ones_like(problem.inputs[:, 0]).long()
+    inputs, seeds = problem.inputs.repeat_interleave(copies, dim=0), count(seed)
 
     def m_step(totals: Tensor, current: nn.Sequential) -> nn.Sequential:
+        own = next(seeds)
+        targets = (totals / copies[:, None]).repeat_interleave(copies, dim=0)
+
+        def loss(candidate: nn.Sequential) -> Tensor:
+            with _dropping(candidate, own) if dropping else nullcontext():
+                return cross_entropy(candidate, inputs, targets)
+
         if solver.m_step == "lbfgs":
-            return minimize_module(
-                current,
-                lambda candidate: cross_entropy(candidate, problem.inputs, totals),
-                tolerance=0.0,
-                max_iter=M_STEP_ITERATIONS,
-            ).point
+            return minimize_module(current, loss, tolerance=0.0, max_iter=M_STEP_ITERATIONS).point
         optimizer = torch.optim.SGD(current.parameters(), lr=solver.learning_rate)
         optimizer.zero_grad()
-        cross_entropy(current, problem.inputs, totals).backward()
+        loss(current).backward()
         optimizer.step()
         return current
 
@@ -141,6 +165,19 @@ def _algorithm_one(problem: NetworkProblem, module: nn.Sequential, solver: EM) -
         tolerance=TOLERANCE,
         max_iter=solver.iterations or PAPER_ITERATIONS,
     )
+
+
+@contextmanager
+def _dropping(module: nn.Sequential, seed: int) -> Iterator[None]:
+    """Dropout by a seed: the same masks at every evaluation of one M-step, so that a line search sees a function."""
+    devices = [p.device for p in module[0].parameters() if p.device.type == "cuda"][:1]
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        module.train()
+        try:
+            yield
+        finally:
+            module.eval()
 
 
 def _largest_gradient(module: nn.Sequential, loss: Callable[[nn.Sequential], Tensor]) -> Tensor:

@@ -106,14 +106,14 @@ def tempered(evidence: Evidence, power: float, labels: LabelLikelihood | None) -
         return replace(rows, weight=weight * power)
 
     seen, blank = evidence.rows.map(apply), evidence.blank.map(apply)
-    sums = [evidence.total((rows.cell_weight.sum(),) for rows in stream) for stream in (seen, blank)]
+    sums = [stream.total(lambda rows: (rows.cell_weight.sum(),)) for stream in (seen, blank)]
     seen_weight, blank_weight = (float(found[0]) if found else 0.0 for found in sums)
     label_weight = 0.0
     if labels is not None:
         assert evidence.schema is not None
         with_z = (~evidence.schema.missing(labels.rows.codes).all(dim=1)).nonzero().flatten()
         if len(with_z):
-            seen = Stream([*seen.kept, *labels.as_evidence(with_z)], seen.rest)
+            seen = seen.followed_by(Stream(labels.as_evidence(with_z)))
             label_weight = float(labels.rows.weight[with_z].sum())
     own = replace(evidence, rows=seen, blank=blank)
     return replace(own, seen_weight=seen_weight, blank_weight=blank_weight, label_weight=label_weight)

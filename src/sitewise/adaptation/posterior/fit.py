@@ -77,7 +77,7 @@ def design_effect(evidence: Evidence, g: Prevalence) -> float:
         return 1.0
     basis = contrasts(evidence.n_classes, evidence.device)
     site = evidence if isinstance(g, Points) and g.depends_on_z else evidence.without_confounders()
-    plain, grouped = site.gram((rows, row_scores(rows, g, basis)) for rows in site.rows)
+    plain, grouped = site.gram(site.rows, lambda rows: (rows, row_scores(rows, g, basis)))
     if grouped is None or float(torch.diagonal(plain).max()) < ENOUGH:
         return 1.0
     return max(1.0, float((torch.linalg.pinv(plain, hermitian=True) * grouped).sum()) / len(plain))
@@ -210,7 +210,7 @@ def keep_points(
         exact = tilt(share, predicted, wanted)
     points = replace(points, weight=share if exact is None else exact)
     extra = share @ (own.mean - sums.mean[kept]) ** 2 + sampling_variance(points, some, evidence)
-    shift = share @ own.mean - weight @ sums.mean if some is not evidence else 0.0
+    shift = share @ own.mean - weight @ sums.mean if some.n_rows < evidence.n_rows else 0.0
     marginals = spread_marginals(sums.mean + shift, weight, extra)
     score = level_score(points, own, problem.power * evidence.total_weight)
     return Posterior(points, marginals, slope, problem.power), score
@@ -266,7 +266,7 @@ def _covered(evidence: Evidence, known: Known) -> float:
     """The share of the site's rows in some stratum whose prevalence is known."""
     assert known.strata is not None
     strata = known.strata
-    (total,) = evidence.total((rows.cell_weight @ strata.holds(rows.codes).sum(1),) for rows in evidence.rows)
+    (total,) = evidence.rows.total(lambda rows: (rows.cell_weight @ strata.holds(rows.codes).sum(1),))
     return float(total) / evidence.total_weight
 
 
@@ -348,7 +348,7 @@ def sampling_variance(points: Points, some: Evidence, evidence: Evidence) -> Ten
     if not points.depends_on_z:
         return torch.zeros_like(points.centre)
     mean, rows = points.mean_log_marginal.exp(), some if evidence.groups is None else evidence
-    plain, grouped = rows.gram((part, part.at_rows(points.log_prob(part.codes).exp() - mean)) for part in rows.rows)
+    plain, grouped = rows.gram(rows.rows, lambda part: (part, part.at_rows(points.log_prob(part.codes).exp() - mean)))
     variance = torch.diagonal(plain if grouped is None else torch.maximum(plain, grouped))
     return variance / (rows.seen_weight * evidence.seen_weight)
 

@@ -54,13 +54,13 @@ class Known:
 
 def stratum_means(evidence: Evidence, points: Points, slope: float, strata: Strata | None) -> tuple[Tensor, ...]:
     """Mean predictions (S, M, K), the means of diag(p) - p pᵀ (S, M, K, K), and the weights of the strata (S,)."""
-    blank = [] if strata is not None else [(rows, True) for rows in evidence.blank]
-    seen = [(rows, False) for rows in (evidence.rows if evidence.seen_weight else ())]
-    if not points.depends_on_z and strata is None:
-        seen, blank = [(rows, True) for rows in evidence.everything], []
-    mean, square, weight = evidence.total(
-        _stratum_sums(rows, points, slope, strata, is_blank) for rows, is_blank in (*seen, *blank)
-    )
+    seen = evidence.rows.map(lambda rows: (rows, False))
+    if strata is None:
+        if points.depends_on_z:
+            seen = seen.followed_by(evidence.blank.map(lambda rows: (rows, True)))
+        else:
+            seen = evidence.everything.map(lambda rows: (rows, True))
+    mean, square, weight = seen.total(lambda found: _stratum_sums(found[0], points, slope, strata, found[1]))
     size = weight.clamp_min(1e-300)[:, None, None]
     mean, square = mean / size, square / size[..., None]
     return mean, torch.diag_embed(mean) - square, weight

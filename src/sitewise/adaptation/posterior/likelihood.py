@@ -29,10 +29,10 @@ def evaluate_points(evidence: Evidence, points: Points, *, means: bool = True, s
     blank = points.depends_on_z and evidence.blank_weight > 0
     stream = evidence.rows if points.depends_on_z else evidence.everything
     wanted = means or blank
-    seen = evidence.total(_sums(rows, points, wanted, slope) for rows in stream)
+    seen = stream.total(lambda rows: _sums(rows, points, wanted, slope))
     mean = seen[1] / seen[1].sum(1, keepdim=True) if wanted else seen[1]
     if blank:
-        more = evidence.total(_sums(rows, points, wanted, slope, mean) for rows in evidence.blank)
+        more = evidence.blank.total(lambda rows: _sums(rows, points, wanted, slope, mean))
         seen = tuple(one + other for one, other in zip(seen, more, strict=True))
     return Sums(seen[0], mean, seen[2] / evidence.total_weight)
 
@@ -111,7 +111,7 @@ def _mean_predictions(weight: Tensor, ratio: Tensor, g: Tensor) -> Tensor:
 def subset(evidence: Evidence, at_most: int) -> Evidence:
     """Some of the rows, evenly spread, each with its own weight."""
     step = -(-evidence.n_rows // at_most)
-    return evidence if step == 1 else _picked(evidence, lambda rows: _every(rows, step))
+    return evidence if step == 1 and evidence.in_memory else _picked(evidence, lambda rows: _every(rows, step))
 
 
 def _every(rows: Rows, step: int) -> Tensor:
@@ -120,7 +120,7 @@ def _every(rows: Rows, step: int) -> Tensor:
 
 def _picked(evidence: Evidence, choose: Choose) -> Evidence:
     rows, blank, everything = (
-        Stream([_take(part, choose(part)) for part in stream])
+        Stream(stream.collect(lambda part: _take(part, choose(part))))
         for stream in (evidence.rows, evidence.blank, evidence.everything)
     )
     seen_weight, blank_weight = (sum(float(part.cell_weight.sum()) for part in stream) for stream in (rows, blank))

@@ -14,6 +14,7 @@ from sitewise.adaptation.posterior.known import Known, log_ratio_of, stratum_mea
 from sitewise.adaptation.posterior.labels import LabelLikelihood
 from sitewise.adaptation.posterior.likelihood import evaluate_points
 from sitewise.adaptation.posterior.points import Contradiction, Points
+from sitewise.adaptation.rows import Stream
 from sitewise.posterior import contrasts
 from sitewise.prevalence.base import finite
 
@@ -142,17 +143,20 @@ def sampling_variance_of_predictions(
     The rows that predictions are averaged over have told the level too, as far as they were believed: both errors go
     the same way (section 20 of docs/maths.md).
     """
-    stream = [(rows, rows.codes) for rows in (*some.rows, *some.blank)]
     predicted = []
-    for rows, codes in stream:
+    for rows in (*some.rows, *some.blank):
+        codes = rows.codes
         known = rows.at_rows(codes) if codes.shape[1] else codes.new_zeros(len(rows), 0)
         if points.depends_on_z and not codes.shape[1]:
             assert points.schema is not None
             known = points.schema.missing_codes(codes.device).expand(len(rows), -1)
         predicted.append((rows, points.average(log_ratio_of(rows.ratio), known, slope)))
-    totals = some.total((rows.weighted(p).sum(0), rows.weighted(p * (1.0 - p)).sum(0)) for rows, p in predicted)
+    together = Stream(predicted)
+    totals = together.total(
+        lambda found: tuple(found[0].weighted(p).sum(0) for p in (found[1], found[1] * (1.0 - found[1])))
+    )
     mean, doubt = (total / some.total_weight for total in totals)
-    plain, grouped = some.gram((rows, p - mean) for rows, p in predicted)
+    plain, grouped = some.gram(together, lambda found: (found[0], found[1] - mean))
     scattered = torch.diagonal(plain if grouped is None else torch.maximum(plain, grouped)) / some.total_weight
     variance: Tensor = scattered / evidence.total_weight + 2.0 * doubt * power * scattered * level_variance
     return variance

@@ -27,6 +27,8 @@ HELD_OUT = (0.25, 0.25)  # of NIH's patients, for validation and for the test at
 ISIC64_TRAINING = ("HAM_rosendahl", "HAM_vidir_modern", "HAM_vidir_molemax")
 ISIC64_VALIDATION = "HAM_vienna_dias"
 ISIC64_TESTS = ("NY3", "BCN2")
+ISIC64_CENTRES = (*ISIC64_TRAINING, ISIC64_VALIDATION)  # of HAM10000
+ISIC64_HELD_OUT, ISIC64_SHARE = "held-out lesions", 0.2
 CXR64_VALIDATION, CXR64_HOME = "NIH validation", "NIH test"
 
 
@@ -108,11 +110,44 @@ def isic64_roles(data: SmallImages) -> SiteRoles:
 
     NY3 is without its benign keratoses: no training site has any among its negatives, which are nevi.
     """
-    alike = replace(data, table=data.table[(data.table["site"] != "NY3") | (data.table["dx"] != "BKL")])
+    alike = _without_keratoses(data)
     training = Sites(tuple(alike.site(name) for name in ISIC64_TRAINING))
     roles = SiteRoles(training, alike.site(ISIC64_VALIDATION), Sites(tuple(alike.site(n) for n in ISIC64_TESTS)))
     _check_groups("isic64", roles)
     return roles
+
+
+def isic64_centre_roles(data: SmallImages, left_out: str | None, seed: int = 0) -> SiteRoles:
+    """Train at the centres of HAM10000 but the one left out (None: at all), test there and at NY3 and BCN2.
+
+    A fifth of every training centre's lesions, melanomas and others alike, chosen by the seed, validates.
+    """
+    if left_out is not None and left_out not in ISIC64_CENTRES:
+        raise ValueError(f"left_out must be one of {', '.join(ISIC64_CENTRES)}, or null, got {left_out!r}")
+    alike = _without_keratoses(data)
+    trained = [name for name in ISIC64_CENTRES if name != left_out]
+    rows = alike.table[alike.table["site"].isin(trained)]
+    sick = rows.groupby("group", sort=True).agg(site=("site", "first"), y=("y", "max"))
+    rng = np.random.default_rng(seed)
+    held: set[str] = set()
+    for _, lesions in sick.groupby(["site", "y"], sort=True):
+        mixed = rng.permutation(lesions.index.to_numpy(dtype=object))
+        held.update(mixed[: round(ISIC64_SHARE * len(mixed))])
+    is_held = alike.table["group"].isin(held) & alike.table["site"].isin(trained)
+    split = replace(alike, table=alike.table.assign(site=alike.table["site"].mask(is_held, ISIC64_HELD_OUT)))
+    tests = [*ISIC64_TESTS, *([] if left_out is None else [left_out])]
+    roles = SiteRoles(
+        training=Sites(tuple(split.site(name) for name in trained)),
+        validation=split.site(ISIC64_HELD_OUT),
+        tests=Sites(tuple(split.site(name) for name in tests)),
+    )
+    _check_groups("isic64", roles)
+    return roles
+
+
+def _without_keratoses(data: SmallImages) -> SmallImages:
+    """Without NY3's benign keratoses, which no training site has."""
+    return replace(data, table=data.table[(data.table["site"] != "NY3") | (data.table["dx"] != "BKL")])
 
 
 def load_cxr64(folder: Folder) -> SmallImages:

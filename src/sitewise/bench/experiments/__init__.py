@@ -21,6 +21,10 @@ _ROOM_OF = {
     "tuning_runs": "plan",
     "Record": "records",
     "read_records": "records",
+    "RecordState": "state",
+    "record_state": "state",
+    "run_fingerprint": "fingerprint",
+    "script_fingerprint": "fingerprint",
     "run_one": "scoring",
     "RunError": "runner",
     "records_path": "runner",
@@ -40,6 +44,8 @@ if TYPE_CHECKING:
     from sitewise.bench.experiments.experiment import Experiment as Experiment
     from sitewise.bench.experiments.experiment import SiteSpec as SiteSpec
     from sitewise.bench.experiments.experiment import Tuning as Tuning
+    from sitewise.bench.experiments.fingerprint import run_fingerprint as run_fingerprint
+    from sitewise.bench.experiments.fingerprint import script_fingerprint as script_fingerprint
     from sitewise.bench.experiments.plan import Run as Run
     from sitewise.bench.experiments.plan import final_runs as final_runs
     from sitewise.bench.experiments.plan import tuning_runs as tuning_runs
@@ -51,6 +57,8 @@ if TYPE_CHECKING:
     from sitewise.bench.experiments.runner import run_experiment as run_experiment
     from sitewise.bench.experiments.scoring import run_one as run_one
     from sitewise.bench.experiments.selection import choose_settings as choose_settings
+    from sitewise.bench.experiments.state import RecordState as RecordState
+    from sitewise.bench.experiments.state import record_state as record_state
     from sitewise.bench.experiments.summary import final_records as final_records
     from sitewise.bench.experiments.summary import summarize as summarize
 

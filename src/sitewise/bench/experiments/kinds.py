@@ -1,6 +1,7 @@
 """The kinds of data an experiment can have: what its YAML may say of them, and the populations that sites draw from."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,16 @@ from sitewise.bench.datasets.digits import (
 )
 from sitewise.bench.datasets.mixed_densities import MixedSite
 from sitewise.bench.datasets.mnist import Digits, load_digits
-from sitewise.bench.datasets.small_images import SiteRoles, cxr64_roles, isic64_roles, load_cxr64, load_isic64
+from sitewise.bench.datasets.small_images import (
+    ISIC64_CENTRES,
+    SiteRoles,
+    SmallImages,
+    cxr64_roles,
+    isic64_centre_roles,
+    isic64_roles,
+    load_cxr64,
+    load_isic64,
+)
 from sitewise.bench.experiments.experiment import TEST, TRAINING, VALIDATION
 from sitewise.bench.experiments.images import IMAGE_KINDS, needed_folder
 from sitewise.bench.experiments.populations import Array, Folder, Kind, Options, Population, no_faults
@@ -28,6 +38,7 @@ from sitewise.sites import Site
 
 SHIFTS = ("dirichlet", "tweak_one")
 N_DIGITS = 10
+NONE = "none"  # of the centres left out
 
 
 def colored_faults(data: Options, options: Options) -> list[str]:
@@ -38,6 +49,9 @@ def colored_faults(data: Options, options: Options) -> list[str]:
         found.append("give either beta, for the causal model, or joint, a table P(y, z) or `flipped`")
     if isinstance(options.get("joint"), str):
         found += _choice("joint", options["joint"], ("flipped",))
+    missing = options.get("missing", 0.0)
+    if isinstance(missing, bool) or not isinstance(missing, int | float) or not 0 <= missing <= 1:
+        found.append(f"missing must be a share between 0 and 1, got {missing!r}")
     return found
 
 
@@ -48,7 +62,7 @@ def colored_population(
     assert digits is not None
     part, model, alpha = digits, data.get("model", "confounded"), data.get("alpha", ALPHA)
     coloring = data.get("coloring", "binary")
-    given = dict(options)
+    given = {key: value for key, value in options.items() if key != "missing"}
     if given.get("joint") == "flipped":
         given["joint"] = FLIPPED
     table = np.asarray(given["joint"]) if "joint" in given else true_joint(model, alpha, given["beta"])
@@ -56,12 +70,22 @@ def colored_population(
 
     def draw(n: int | None, seed: int) -> Site:
         assert n is not None
-        return colored_site(part, n, model=model, alpha=alpha, coloring=coloring, name=name, seed=seed, **given)
+        site = colored_site(part, n, model=model, alpha=alpha, coloring=coloring, name=name, seed=seed, **given)
+        return hide_some(site, options.get("missing", 0.0), seed)
 
     def truth(Z: pd.DataFrame) -> Array:
         return np.asarray(given_z.T[(Z["color"] == "red").to_numpy().astype(int)])
 
     return Population(draw, table.sum(axis=1), truth if coloring == "binary" else None)
+
+
+def hide_some(site: Site, share: float, seed: int) -> Site:
+    """The site with z missing in a share of its rows, whatever they are; the same rows hide it at a larger share."""
+    assert isinstance(site.Z, pd.DataFrame)
+    if not share:
+        return site
+    hidden = np.random.default_rng([seed, 1]).random(len(site)) < share
+    return replace(site, Z=site.Z.mask(np.broadcast_to(hidden[:, None], site.Z.shape)))
 
 
 def digits_faults(data: Options, options: Options) -> list[str]:
@@ -160,6 +184,32 @@ def from_folder(load: Callable[[str], Any]) -> Callable[[Options, Folder], Any]:
     return lambda data, folder: load(needed_folder(data, folder))
 
 
+@dataclass(frozen=True)
+class Lesions:
+    """isic64 and which of HAM10000's centres an experiment leaves out; without `left_out` the fourth validates."""
+
+    images: SmallImages
+    data: Options
+    name: str = "isic64"
+
+    @classmethod
+    def load(cls, data: Options, folder: str) -> "Lesions":
+        """Read the images' table."""
+        return cls(load_isic64(folder), data)
+
+    def roles(self, seed: int) -> SiteRoles:
+        """The sites by their roles."""
+        if "left_out" not in self.data:
+            return isic64_roles(self.images)
+        left_out = self.data["left_out"]
+        return isic64_centre_roles(self.images, None if left_out == NONE else left_out, seed)
+
+
+def isic64_faults(data: Options) -> list[str]:
+    """What is wrong with the centre to leave out."""
+    return _choice("left_out", data["left_out"], (NONE, *ISIC64_CENTRES)) if "left_out" in data else []
+
+
 def real_parts(roles: SiteRoles) -> dict[str, dict[str, Site]]:
     """The real sites of every role, by name."""
     return {
@@ -173,9 +223,10 @@ def real_population(
     data: Options, name: str, options: Options, sites: dict[str, Site], rng: np.random.Generator
 ) -> Population:
     """A real site: all of its rows."""
-    if name not in sites:
-        raise ValueError(f"there is no site {name!r} for this role in {data['kind']}: it has {', '.join(sites)}")
-    real = sites[name]
+    wanted = options.get("site", name)
+    if wanted not in sites:
+        raise ValueError(f"there is no site {wanted!r} for this role in {data['kind']}: it has {', '.join(sites)}")
+    real = sites[wanted]
     site = Site(name, real.X, real.y, real.Z, real.groups)
     return Population(lambda n, seed: site, np.bincount(site.y, minlength=2) / len(site), None)
 
@@ -191,7 +242,7 @@ def _choice(name: str, value: Any, known: tuple[str, ...]) -> list[str]:
 KINDS: dict[str, Kind] = {
     "colored_digits": Kind(
         data=("model", "alpha", "coloring"),
-        site=("beta", "joint", "hidden"),
+        site=("beta", "joint", "hidden", "missing"),
         faults=colored_faults,
         populate=colored_population,
         load=lambda data, folder: load_digits(folder),
@@ -206,13 +257,14 @@ KINDS: dict[str, Kind] = {
         split=split_digits,
     ),
     "isic64": Kind(
-        data=(),
-        site=(),
+        data=("left_out",),
+        site=("site",),
         faults=no_faults,
         populate=real_population,
-        load=from_folder(load_isic64),
-        split=lambda images, seed: real_parts(isic64_roles(images)),
+        load=lambda data, folder: Lesions.load(data, needed_folder(data, folder)),
+        split=lambda lesions, seed: real_parts(lesions.roles(seed)),
         real=True,
+        data_faults=isic64_faults,
     ),
     "cxr64": Kind(
         data=(),

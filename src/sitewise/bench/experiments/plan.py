@@ -108,17 +108,20 @@ def tuning_runs(experiment: Experiment, digits: str | None = None) -> tuple[Run,
 
 
 def final_runs(experiment: Experiment, chosen: dict[str, dict[str, Any]], digits: str | None = None) -> tuple[Run, ...]:
-    """Every method with the settings chosen (label -> settings) for all seeds; labels not chosen yet are left out."""
+    """Every method with the settings chosen (label -> settings) for all seeds; labels not chosen yet are left out.
+
+    Methods that need the same further packages share a training: a machine without them does all other runs.
+    """
     choices = settled(experiment, chosen)
     tuned = {entry.label for entry in experiment.methods if is_tuned(entry)}
-    groups: dict[str, list[Choice]] = {}
+    groups: dict[tuple[str, ...], list[Choice]] = {}
     for choice in choices:
         key = (
             choice.label
             if choice.label in tuned
             else training_key(make_method(choice, experiment.recipe, experiment.network))
         )
-        groups.setdefault(key, []).append(choice)
+        groups.setdefault((key, *METHODS[choice.method].packages), []).append(choice)
     return tuple(
         run
         for seed in range(experiment.seeds)

@@ -14,7 +14,9 @@ from filelock import FileLock, Timeout
 Record = dict[str, Any]
 DIGITS = 6  # significant ones of every number
 CLAIMS = ".claims"
-ID = re.compile(rb'\{"id": "([^"]+)"')  # a line starts with it, so that finding what is done need not parse the rest
+FINGERPRINT = "fingerprint"  # of the code and settings behind a record
+# A line starts with both, so that finding what is done need not parse the rest.
+HEAD = re.compile(rb'\{"id": "([^"]+)"(?:, "fingerprint": "([^"]*)")?')
 
 
 def append_record(path: Path, record: Record) -> None:
@@ -23,7 +25,8 @@ def append_record(path: Path, record: Record) -> None:
     A line that was cut short by a kill is removed first: nobody else can be in the middle of writing one.
     """
     assert next(iter(record)) == "id"
-    line = json.dumps(rounded(record), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    head = {key: record[key] for key in ("id", FINGERPRINT) if key in record}
+    line = json.dumps(rounded(head | record), ensure_ascii=False, allow_nan=False).encode() + b"\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(f".{path.name}.lock")), path.open("a+b") as file:
         _mend(file)
@@ -33,22 +36,27 @@ def append_record(path: Path, record: Record) -> None:
 
 
 def read_records(path: Path) -> list[Record]:
-    """All records, one for each id: those of `path` with .gz added, where there is one, and those of `path`."""
+    """All records, the last of each id: those of `path` with .gz added, where there is one, then those of `path`."""
     found: dict[str, Record] = {}
     for file in _files(path):
         for number, line in enumerate(_lines(file), start=1):
             try:
                 record = json.loads(line)
-                found.setdefault(record["id"], record)
+                found[record["id"]] = record
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{file}, line {number}: not a record ({error!r}); delete the line") from None
     return list(found.values())
 
 
-def done_ids(path: Path) -> set[str]:
-    """The ids of all records."""
-    heads = (ID.match(line) for file in _files(path) for line in _lines(file))
-    return {head.group(1).decode() for head in heads if head}
+def fingerprints(path: Path) -> dict[str, str]:
+    """The fingerprint of every record by its id, "" where it has none; of several with one id the last counts."""
+    heads = (HEAD.match(line) for file in _files(path) for line in _lines(file))
+    return {head.group(1).decode(): (head.group(2) or b"").decode() for head in heads if head}
+
+
+def done_ids(path: Path, fingerprint: str | None = None) -> set[str]:
+    """The ids of all records; where a fingerprint is given, of those that have it."""
+    return {name for name, mark in fingerprints(path).items() if fingerprint in (None, mark)}
 
 
 @contextmanager

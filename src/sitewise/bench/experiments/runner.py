@@ -22,8 +22,9 @@ from joblib import cpu_count
 
 from sitewise.arrays import Problems
 from sitewise.bench.experiments.experiment import Experiment
+from sitewise.bench.experiments.fingerprint import run_fingerprint
 from sitewise.bench.experiments.plan import Run, final_runs, tuning_runs
-from sitewise.bench.experiments.records import Record, append_record, claim, done_ids, read_records
+from sitewise.bench.experiments.records import Record, append_record, claim, fingerprints, read_records
 from sitewise.bench.experiments.scoring import run_one
 from sitewise.bench.experiments.selection import choose_settings
 from sitewise.bench.experiments.sites import Folder, prepare_data, source_name
@@ -86,8 +87,9 @@ def run_experiment(
     Notes
     -----
     Grids are tuned first, while methods without one run to the end; then the settings chosen run for all seeds. A run
-    that fails does not stop the others: `RunError` lists them at the end, and a next call tries them again. A script
-    that calls this with several jobs needs `if __name__ == "__main__":`.
+    whose record was made by other code (its fingerprint differs) is done again. A run that fails does not stop the
+    others: `RunError` lists them at the end, and a next call tries them again. A script that calls this with several
+    jobs needs `if __name__ == "__main__":`.
     """
     path = records_path(experiment, out)
     spread: dict[str, Any] = {"devices": devices, "nodes": nodes, "strategy": strategy}
@@ -137,9 +139,15 @@ def _claim_and_do(run: Run, path: Path, do: Do) -> Outcome:
     with claim(path, run.id) as mine:
         if not mine:
             return Outcome("held")
-        if run.id not in done_ids(path):
+        if remaining_runs([run], path):
             append_record(path, do(run))
     return Outcome("done")
+
+
+def remaining_runs(runs: Iterable[Run], path: Path) -> list[Run]:
+    """The runs that have no record yet, or one that other code made."""
+    done = fingerprints(path)
+    return [run for run in runs if done.get(run.id) != run_fingerprint(run)]
 
 
 def _check_spread(jobs: int | None, spread: dict[str, Any]) -> None:
@@ -154,8 +162,7 @@ def _check_spread(jobs: int | None, spread: dict[str, Any]) -> None:
 
 def _do(runs: Iterable[Run], path: Path, perform: Perform, title: str, verbose: bool | None) -> list[str]:
     """Do runs until all are done, by us or by another runner, or failed: what failed and why."""
-    done = done_ids(path)
-    remaining = {run.id: run for run in runs if run.id not in done}
+    remaining = {run.id: run for run in remaining_runs(runs, path)}
     failures = []
     with _progress(title, len(remaining), verbose) as advance:
         while remaining:
@@ -188,10 +195,10 @@ def _performing(path: Path, jobs: int, do: Do, fabric: Any = None) -> Iterator[P
         yield lambda runs: ((run, perform_run(run, path, do)) for run in runs)
         return
     others = multiprocessing.active_children()
-    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_start_worker)
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=start_worker)
 
     def perform(runs: Iterable[Run]) -> Iterator[tuple[Run, Outcome]]:
-        with _one_thread_each(), _interrupts_wait():
+        with one_thread_each(), _interrupts_wait():
             futures = {pool.submit(perform_run, run, path, do): run for run in runs}
         try:
             for future in as_completed(futures):
@@ -211,7 +218,7 @@ def _performing(path: Path, jobs: int, do: Do, fabric: Any = None) -> Iterator[P
 
 
 @contextmanager
-def _one_thread_each() -> Iterator[None]:
+def one_thread_each() -> Iterator[None]:
     """Processes that start in the block take one thread, of torch and of any BLAS."""
     before = {name: os.environ.get(name) for name in THREADS}
     os.environ.update(dict.fromkeys(THREADS, "1"))
@@ -241,7 +248,7 @@ def _interrupts_wait() -> Iterator[None]:
         before(*heard[0])
 
 
-def _start_worker() -> None:
+def start_worker() -> None:
     """One thread; and an interrupt, or the end of the runner, ends the process at once: its claim ends with it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     torch.set_num_threads(1)

@@ -12,10 +12,11 @@ import torch
 
 from sitewise.artifacts import versions
 from sitewise.bench.experiments.experiment import TEST, VALIDATION
+from sitewise.bench.experiments.fingerprint import run_fingerprint
 from sitewise.bench.experiments.plan import Run, make_method
 from sitewise.bench.experiments.populations import Population, Truth
 from sitewise.bench.experiments.provenance import commit
-from sitewise.bench.experiments.records import Record
+from sitewise.bench.experiments.records import FINGERPRINT, Record
 from sitewise.bench.experiments.sites import Folder, World, world_of
 from sitewise.bench.methods import Method, fit_together, remembering
 from sitewise.confounders import Confounders
@@ -47,6 +48,7 @@ def run_one(run: Run, data_dir: Folder = None, device: str = "auto", **spread: A
         results = _results(run, world_of(run, data_dir), {"device": device, **spread})
     return {
         "id": run.id,
+        FINGERPRINT: run_fingerprint(run),
         "experiment": run.experiment,
         **run.plain(),
         "versions": versions(),

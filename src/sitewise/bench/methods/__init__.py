@@ -11,6 +11,8 @@ from sitewise.bench.methods.coral import CORAL
 from sitewise.bench.methods.dann import DANN
 from sitewise.bench.methods.erm import ERM, ERMWithoutColor, ERMWithZ
 from sitewise.bench.methods.gpa import GPA, GPAConstant, GPAGuarded, GPAJoint, GPAOracle, GPAStar
+from sitewise.bench.methods.gpa_paper import GPAPaper, GPAPaperStar
+from sitewise.bench.methods.gpa_variants import GPAAsTrained, GPAPooled, GPAPooledStar
 from sitewise.bench.methods.group_dro import GroupDRO
 from sitewise.bench.methods.irm import IRM
 from sitewise.bench.methods.iwdann import IWDANN
@@ -36,10 +38,15 @@ METHODS: dict[str, type[Method]] = {
     "copa_star": CoPAStar,
     "gpa": GPA,
     "gpa_star": GPAStar,
+    "gpa_paper": GPAPaper,
+    "gpa_paper_star": GPAPaperStar,
     "gpa_joint": GPAJoint,
     "gpa_constant": GPAConstant,
     "gpa_guarded": GPAGuarded,
     "gpa_oracle": GPAOracle,
+    "gpa_as_trained": GPAAsTrained,
+    "gpa_pooled": GPAPooled,
+    "gpa_pooled_star": GPAPooledStar,
 }
 
 __all__ = [

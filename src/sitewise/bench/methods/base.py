@@ -79,6 +79,7 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     card: ClassVar[Card]
     reads_z: ClassVar[bool] = False
+    packages: ClassVar[tuple[str, ...]] = ()  # what it imports beyond the dependencies of sitewise
 
     # The face.
 

@@ -1,7 +1,11 @@
-"""Generalized Prevalence Adjustment and its variants: one f, and g estimated, kept constant, or told."""
+"""Generalized Prevalence Adjustment and its variants: one f, and g estimated, kept constant, or told.
+
+`GPA` is what this package does; `GPAPaper` (in `gpa_paper`) is the paper's algorithms to the letter.
+"""
 
 import copy
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -15,8 +19,9 @@ from sitewise.bench.methods.card import Card
 from sitewise.bench.methods.network import Array
 from sitewise.estimator import GPAClassifier
 from sitewise.posterior import combine
+from sitewise.solvers import EM
 
-ALGORITHMS = "indirectly, EM"
+FROM_ROWS = "indirectly, from (x, z)"
 
 
 @dataclass
@@ -36,13 +41,17 @@ class GPA(Method):
     """GPA [nguyen2024adapting]: P_b(y|x,z) = Norm(f(x,z) g_b(z)), averaged over the posterior of g_b given (x, z).
 
     f is trained with knockout and each site's g given, then calibrated on held-out rows; the prior of g_b is learned by
-    rehearsal on the training sites. This is `GPAClassifier`. Assumes that P(x|y,z) is the same at every site.
+    rehearsal on the training sites. This is `GPAClassifier`, of which `balance`, `solver` and `prevalence_dropout` are
+    settings too; `solver` may be the settings of an `EM` by name. Assumes that P(x|y,z) is the same at every site.
     """
 
     prevalence: str = "auto"
     knockout: float = 0.5
     calibration: str = "vector"
     rehearsal: str | None = "auto"
+    balance: bool | str = "auto"
+    solver: Any = "auto"
+    prevalence_dropout: float = 0.0
     card: ClassVar[Card] = Card(
         name="GPA",
         cite="nguyen2024adapting",
@@ -50,7 +59,7 @@ class GPA(Method):
         continuous_z=True,
         high_dimensional_z=True,
         z_at_test="optional",
-        estimates_g=ALGORITHMS + " (algorithm 1)",
+        estimates_g=FROM_ROWS + ", posterior",
         without_z="input knockout",
     )
 
@@ -60,33 +69,53 @@ class GPA(Method):
 
     def trainer(self) -> Method:
         """The method that only differs in what happens after training."""
-        settings = {name: value for name, value in self.get_params(deep=False).items() if name in GPA().get_params()}
-        return GPA(**settings | {"calibration": "vector"})
+        return self.with_network_of(GPA)
+
+    def with_network_of(self, kind: type["GPA"]) -> Method:
+        """A method of that kind with the settings that decide the network."""
+        known = kind().get_params()
+        settings = {name: value for name, value in self.get_params(deep=False).items() if name in known}
+        return kind(**settings | {"calibration": "vector", "balance": kind.balance, "solver": "auto"})
 
     def train(self, X: Any, y: Any, domain: Any, Z: Any, groups: Any, weight: Any, unlabeled: Any) -> Any:
         """Fit a `GPAClassifier`."""
-        classifier = GPAClassifier(**self.get_params(deep=False))
+        classifier = GPAClassifier(**self.get_params(deep=False) | {"solver": read_solver(self.solver)})
         return TrainedGPA(classifier.fit(X, y, domain, Z, groups, weight))
 
     def attach(self, trained: TrainedGPA) -> Self:
-        """Take over f, calibrated as this method wants it."""
-        fitted = trained.classifier
-        self.model_ = fitted if fitted.calibration == self.calibration else fitted.with_calibration(self.calibration)
+        """Take over f, balanced and calibrated as this method wants it."""
+        model = trained.classifier
+        if (model.calibration, model.balance) != (self.calibration, self.balance):
+            model = model.with_calibration(self.calibration, balance=self.balance)
+        if self.solver != model.solver:
+            model = copy.copy(model)
+            model.solver = read_solver(self.solver)
+        self.model_ = model
         return super().attach(trained)
 
     def log_proba(self, X: Any, Z: Any) -> Tensor:
         """log P(y|x,z) with the g of all training rows."""
-        return torch.tensor(np.log(self.model_.predict_proba(X, sample_confounder=Z)))
+        return torch.tensor(np.log(self.model_.predict_proba(X, sample_confounder=self.shown(Z))))
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
         """Estimate g(z) from unlabeled rows."""
-        here = self.model_.adapt_log_ratio(self.log_ratio(X, Z), Z).unchecked()
-        return lambda rows, z: torch.tensor(np.log(here.adjust(self.log_ratio(rows, z), z))), here.prevalence()
+        shown = self.shown(Z)
+        here = self.model_.adapt_log_ratio(self.log_ratio(X, shown), shown).unchecked()
+
+        def rule(rows: Any, z: Any) -> Tensor:
+            at = self.shown(z)
+            return torch.tensor(np.log(here.adjust(self.log_ratio(rows, at), at)))
+
+        return rule, here.prevalence()
+
+    def shown(self, Z: Any) -> Any:
+        """What of z the method reads at a new site: None where nothing."""
+        return Z
 
     def log_ratio(self, X: Any, Z: Any) -> Tensor:
         """Calibrated log f, remembered while the runner wants it."""
         remembered = self.trained_.remembered
-        key = (id(X), id(Z), self.calibration)
+        key = (id(X), id(Z), self.calibration, self.balance)
         if remembered is not None and key in remembered:
             return remembered[key][2]  # type: ignore[no-any-return]
         found = torch.tensor(np.asarray(self.model_.log_ratio(X, sample_confounder=Z)))
@@ -109,18 +138,9 @@ class GPAStar(GPA):
         cite="nguyen2024adapting",
         continuous_z=True,
         high_dimensional_z=True,
-        estimates_g=ALGORITHMS + " (algorithm 2)",
+        estimates_g="indirectly, from x, posterior of one P(Y)",
         without_z="input knockout",
     )
-
-    def log_proba(self, X: Any, Z: Any) -> Tensor:
-        """As trained, without z."""
-        return super().log_proba(X, self.shown(Z))
-
-    def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Estimate the marginal without z, or g of the part of z that is there."""
-        rule, marginal = super().rule_at(X, self.shown(Z), None, None)
-        return lambda rows, z: rule(rows, self.shown(z)), marginal
 
     def shown(self, Z: Any) -> Any:
         """What the new site has of z: None where it has nothing."""
@@ -167,7 +187,7 @@ class GPAJoint(GPAStar):
 class GPAConstant(GPA):
     """GPA with constant g: P_b(y|x,z) = Norm(f(x,z) π), π from unlabeled (x, z): what g(z) is compared with."""
 
-    card: ClassVar[Card] = replace(GPA.card, name="GPA, constant g", estimates_g=ALGORITHMS + ", one P(Y)")
+    card: ClassVar[Card] = replace(GPA.card, name="GPA, constant g", estimates_g=FROM_ROWS + ", one P(Y)")
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
         """Estimate one prevalence for all z."""
@@ -184,7 +204,9 @@ class GPAGuarded(GPA):
     held-out rows, as they must be where P(x|y,z) is stable.
     """
 
-    card: ClassVar[Card] = replace(GPA.card, name="GPA, guarded", estimates_g=ALGORITHMS + ", unless diagnosed")
+    card: ClassVar[Card] = replace(
+        GPA.card, name="GPA, guarded", estimates_g=FROM_ROWS + ", posterior, unless diagnosed"
+    )
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
         """Estimate g(z) and take it where the diagnosis lets it; else nothing is said of P(Y)."""
@@ -220,6 +242,17 @@ class GPAOracle(GPA):
             return combine(self.log_ratio(rows, z), log_of(prevalence(z)))
 
         return rule, None
+
+
+def read_solver(solver: Any) -> str | EM:
+    """A solver by its name, or an EM by its settings, as experiments write them."""
+    if not isinstance(solver, Mapping):
+        return solver  # type: ignore[no-any-return]
+    known = [setting.name for setting in fields(EM)]
+    unknown = [name for name in solver if name not in known]
+    if unknown:
+        raise ValueError(f"solver: {unknown} are no settings of EM; there are {', '.join(known)}")
+    return EM(**solver)
 
 
 def log_of(probability: Array) -> Tensor:

@@ -1,9 +1,9 @@
-"""Packed images: decoded and resized once, then read from memory-mapped uint8 shards as fast as they can be copied.
+"""Packed images: decoded and resized once, then read from memory-mapped uint8 shards.
 
-A pack is a folder: `index.json` says what the images are (size, channels, rows), `shard-00000.npy` holds pixels
-(rows, C, H, W), and `shard-00000.json` their ids, the size, time and SHA-256 of every source file, and the SHA-256 of
-the shard. A shard's JSON is written last and every file is renamed into its place, so a packing that was killed goes on
-at the first shard without one.
+A pack is a folder. `index.json` holds the size, channels and rows of the images, `shard-00000.npy` pixels
+(rows, C, H, W). `shard-00000.json` holds their ids, the size, time and SHA-256 of every source file, and the SHA-256 of
+the shard. The JSON of a shard is written last, and all files are written under a temporary name first. So an
+interrupted packing continues at the first shard without a JSON file.
 """
 
 from sitewise.datasets.packed.images import PackedImages

@@ -1,4 +1,4 @@
-"""Images of a pack, read from its memory-mapped shards as they are asked for."""
+"""Images of a pack, read from memory-mapped shards when they are needed."""
 
 import hashlib
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ from sitewise.tables.manifest import SHOWN, Manifest, available_cores
 
 
 class ShardMaps:
-    """The shards' arrays, mapped into memory when first needed; another process maps them itself."""
+    """The shards' arrays, memory-mapped on first use; they are not pickled, so each process maps them itself."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -39,7 +39,7 @@ class ShardMaps:
 
     def __getitem__(self, shard: int) -> Array:
         if shard not in self.maps:
-            # As a plain array: taking rows of a np.memmap costs more than the rows.
+            # As a plain array: indexing an np.memmap is slower than copying the rows.
             self.maps[shard] = np.asarray(np.load(self.folder / shard_name(shard), mmap_mode="r"))
         return self.maps[shard]
 
@@ -49,24 +49,52 @@ class ShardMaps:
 
 @dataclass(frozen=True, eq=False)
 class PackedImages:
-    """Images in a pack: indexed as an array (n, C, H, W), read from the disk as they are asked for.
+    """Images of a pack, indexed like an array (n, C, H, W) and read from the disk when they are needed.
+
+    Open a pack with `PackedImages.open`; `sitewise data pack` makes one.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder of the pack.
+    index : PackIndex
+        The pack's index.
+    records : tuple of ShardRecord
+        The record of each shard.
+    rows : array of int
+        The rows of the pack that these images are.
+    shards : ShardMaps
+        The memory-mapped shards.
 
     Examples
     --------
     >>> images = PackedImages.open("packed")
-    >>> images[0], images[10:20], images[[5, 3]], images[mask]     # uint8 arrays, in memory
-    >>> images.take(mask), images.by_id(ids)                       # still on the disk
+    >>> images[0], images[10:20], images[[5, 3]], images[mask]     # uint8 arrays in memory
+    >>> images.take(mask), images.by_id(ids)                       # images on the disk
     """
 
     folder: Path
     index: PackIndex
     records: tuple[ShardRecord, ...]
-    rows: Array  # of the pack, in the order of these images
+    rows: Array
     shards: ShardMaps
 
     @classmethod
     def open(cls, folder: Folder, *, verify: bool = False) -> "PackedImages":
-        """Open a pack; `verify` compares every shard with its checksum (reads all of it)."""
+        """Open a pack.
+
+        Parameters
+        ----------
+        folder : path
+            The folder of the pack.
+        verify : bool
+            Compare every shard with its checksum, which reads all of them.
+
+        Returns
+        -------
+        PackedImages
+            All images of the pack.
+        """
         folder = Path(folder)
         index = read_index(folder)
         if index is None:
@@ -77,12 +105,12 @@ class PackedImages:
         if index.format != FORMAT:
             problems.add(f"this version reads {FORMAT!r}, the folder has {index.format!r}: pack the images anew")
             problems.raise_if_any()
-        found = [read_record(folder, shard) for shard in range(index.n_shards)]
-        if None in found:
-            done = sum(record is not None for record in found)
-            problems.add(f"packing was not finished, {done} of {len(found)} shard(s) are there: run it again")
-        records = tuple(record for record in found if record is not None)
-        if len(records) == len(found):
+        by_shard = [read_record(folder, shard) for shard in range(index.n_shards)]
+        if None in by_shard:
+            done = sum(record is not None for record in by_shard)
+            problems.add(f"packing was not finished, {done} of {len(by_shard)} shard(s) are there: run it again")
+        records = tuple(record for record in by_shard if record is not None)
+        if len(records) == len(by_shard):
             _check_shards(folder, index, records, verify, problems)
         problems.raise_if_any()
         return cls(folder, index, records, np.arange(index.rows), ShardMaps(folder))
@@ -92,22 +120,22 @@ class PackedImages:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """The shape of all these images as an array."""
+        """The shape (n, C, H, W)."""
         return len(self), self.index.channels, self.index.size, self.index.size
 
     @property
     def ndim(self) -> int:
-        """Four: rows, channels, height, width."""
+        """The number of axes: rows, channels, height, width."""
         return 4
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Bytes."""
+        """The type of a pixel."""
         return np.dtype(np.uint8)
 
     @cached_property
     def ids(self) -> Array:
-        """The images' ids."""
+        """The ids of the images."""
         everything = [source.id for record in self.records for source in record.sources]
         return np.array(everything, dtype=object)[self.rows]
 
@@ -122,11 +150,33 @@ class PackedImages:
         return self._copy(self.rows).astype(dtype or np.uint8, copy=False)
 
     def take(self, rows: Any) -> "PackedImages":
-        """Some of the images, by position or mask, without reading them."""
+        """Select images by position or mask, without reading them.
+
+        Parameters
+        ----------
+        rows : slice, array of int or array of bool
+            Positions of the images, or a mask.
+
+        Returns
+        -------
+        PackedImages
+            The selected images.
+        """
         return replace(self, rows=self._chosen(rows))
 
     def by_id(self, ids: Iterable[str]) -> "PackedImages":
-        """The images of some ids, in their order, without reading them."""
+        """Select images by id, without reading them.
+
+        Parameters
+        ----------
+        ids : iterable of str
+            The ids; all must be in the pack.
+
+        Returns
+        -------
+        PackedImages
+            One image for each id, in this order.
+        """
         wanted = pd.Index(list(ids), dtype=object)
         rows = pd.Index(self.ids).get_indexer(wanted)
         if (rows < 0).any():
@@ -136,30 +186,49 @@ class PackedImages:
         return self.take(rows)
 
     def changed(self, manifest: Manifest, *, by_hash: bool = False) -> list[Change]:
-        """The rows of a manifest whose files are not those that were packed.
+        """Find the rows of a manifest whose files have changed since they were packed.
 
-        By size and time of change; `by_hash` reads the files and goes by their content alone, for data that was copied.
+        Parameters
+        ----------
+        manifest : Manifest
+            The manifest to compare with.
+        by_hash : bool
+            Compare the content of the files, which reads all of them. Otherwise their size and modification time are
+            compared. Use it for files that were copied.
+
+        Returns
+        -------
+        list of Change
+            The rows that differ, and how.
         """
         packed = {source.id: source for record in self.records for source in record.sources}
         ids = manifest.table["id"].astype(str)
         with ThreadPoolExecutor(available_cores()) as pool:
-            found = pool.map(lambda id, file: what_changed(packed.get(id), file, by_hash), ids.tolist(), manifest.files)
+            changes = pool.map(
+                lambda id, file: what_changed(packed.get(id), file, by_hash), ids.tolist(), manifest.files
+            )
             return [
                 Change(id, path, what)
-                for id, path, what in zip(ids, manifest.table["path"], found, strict=True)
+                for id, path, what in zip(ids, manifest.table["path"], changes, strict=True)
                 if what
             ]
 
     def digest(self) -> str:
-        """A hash of these images in their order, from the shards' checksums: no pixel is read."""
-        found = hashlib.sha256(f"{self.shape} {self.index.rows_per_shard}".encode())
+        """Return a hash of these images and their order, from the shards' checksums without reading pixels.
+
+        Returns
+        -------
+        str
+            The SHA-256 in hexadecimal digits.
+        """
+        digest = hashlib.sha256(f"{self.shape} {self.index.rows_per_shard}".encode())
         for shard in np.unique(self.rows // self.index.rows_per_shard).tolist():
-            found.update(f"{shard} {self.records[shard].sha256}".encode())
-        found.update(self.rows.astype("<i8").tobytes())
-        return found.hexdigest()
+            digest.update(f"{shard} {self.records[shard].sha256}".encode())
+        digest.update(self.rows.astype("<i8").tobytes())
+        return digest.hexdigest()
 
     def _chosen(self, key: Any) -> Array:
-        """Rows of the pack by an index of these images."""
+        """Convert an index into these images to rows of the pack."""
         if not isinstance(key, slice):
             key = np.asarray(key)
             key = key if key.dtype == bool else key.astype(np.int64, casting="unsafe" if not key.size else "same_kind")
@@ -168,7 +237,7 @@ class PackedImages:
     def _copy(self, rows: Array) -> Array:
         images = np.empty((len(rows), *self.shape[1:]), dtype=np.uint8)
         shards, places = np.divmod(rows, self.index.rows_per_shard)
-        order = np.argsort(rows, kind="stable")  # as they lie on the disk
+        order = np.argsort(rows, kind="stable")  # the order on the disk
         for row, shard, place in zip(order.tolist(), shards[order].tolist(), places[order].tolist(), strict=True):
             images[row] = self.shards[shard][place]
         return images
@@ -177,16 +246,16 @@ class PackedImages:
 def _check_shards(
     folder: Path, index: PackIndex, records: tuple[ShardRecord, ...], verify: bool, problems: Problems
 ) -> None:
-    def wrong_with(shard: int) -> str | None:
+    def problem_of(shard: int) -> str | None:
         path = folder / shard_name(shard)
-        found = damage(path, index.shard_shape(shard))
-        if found is None and len(records[shard].sources) != len(index.shard_rows(shard)):
-            path, found = path.with_suffix(".json"), "is damaged: it does not list the shard's rows"
-        if found is None and verify and sha256_of(path) != records[shard].sha256:
-            found = f"is damaged: its SHA-256 is not {records[shard].sha256}"
-        return None if found is None else f"{path.name} {found}"
+        problem = damage(path, index.shard_shape(shard))
+        if problem is None and len(records[shard].sources) != len(index.shard_rows(shard)):
+            path, problem = path.with_suffix(".json"), "is damaged: it does not list the shard's rows"
+        if problem is None and verify and sha256_of(path) != records[shard].sha256:
+            problem = f"is damaged: its SHA-256 is not {records[shard].sha256}"
+        return None if problem is None else f"{path.name} {problem}"
 
     with ThreadPoolExecutor(available_cores()) as pool:
-        damaged = [found for found in pool.map(wrong_with, range(index.n_shards)) if found]
-    for found in damaged:
-        problems.add(f"{found}; remove it and pack again, the others are kept")
+        damaged = [problem for problem in pool.map(problem_of, range(index.n_shards)) if problem]
+    for problem in damaged:
+        problems.add(f"{problem}; remove it and pack again, the others are kept")

@@ -1,4 +1,4 @@
-"""What a pack says of itself, as JSON: its index, each shard's record; and whether files are still as it says."""
+"""The JSON files of a pack: its index and a record for each shard; and checks of files against them."""
 
 import hashlib
 import json
@@ -15,12 +15,12 @@ Array = np.ndarray[Any, Any]
 Folder = str | os.PathLike[str]
 FORMAT = "sitewise packed images 1"
 INDEX = "index.json"
-PART = ".part."  # what a file is called before it is whole
+PART = ".part."  # prefix of a file that is not complete yet
 
 
 @dataclass(frozen=True)
 class PackIndex:
-    """What a pack holds; another value of any of these is another pack, except those of the versions."""
+    """The content of a pack. Two packs are the same if all fields but the versions are equal."""
 
     size: int
     channels: int
@@ -34,22 +34,22 @@ class PackIndex:
 
     @property
     def n_shards(self) -> int:
-        """How many files the rows are in."""
+        """The number of shards."""
         return -(-self.rows // self.rows_per_shard)
 
     def shard_rows(self, shard: int) -> range:
-        """The rows of one of the shards."""
+        """Return the rows of a shard."""
         start = shard * self.rows_per_shard
         return range(start, min(start + self.rows_per_shard, self.rows))
 
     def shard_shape(self, shard: int) -> tuple[int, int, int, int]:
-        """The shape of its array."""
+        """Return the shape of a shard's array."""
         return len(self.shard_rows(shard)), self.channels, self.size, self.size
 
 
 @dataclass(frozen=True)
 class Source:
-    """The file an image came from, as it was then."""
+    """The source file of an image, as it was when it was packed."""
 
     id: str
     path: str
@@ -60,7 +60,7 @@ class Source:
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """One shard's checksum and where its rows came from."""
+    """A shard's checksum and the source files of its rows."""
 
     sha256: str
     sources: tuple[Source, ...]
@@ -68,7 +68,7 @@ class ShardRecord:
 
 @dataclass(frozen=True)
 class Change:
-    """A row whose source is not what was packed: `what` is missing, size, time, content or not packed."""
+    """A row whose source file differs from the packed one; `what` is missing, size, time, content or not packed."""
 
     id: str
     path: str
@@ -76,7 +76,7 @@ class Change:
 
 
 def read_index(folder: Path) -> PackIndex | None:
-    """The index of a folder, None where it has none."""
+    """Read the index of a folder; return None if it has none."""
     if not (folder / INDEX).is_file():
         return None
     values = _read_json(folder / INDEX)
@@ -87,7 +87,7 @@ def read_index(folder: Path) -> PackIndex | None:
 
 
 def read_record(folder: Path, shard: int) -> ShardRecord | None:
-    """The record of a shard, None where it is not packed yet."""
+    """Read the record of a shard; return None if it is not packed yet."""
     path = (folder / shard_name(shard)).with_suffix(".json")
     if not path.is_file():
         return None
@@ -111,19 +111,19 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Write a file that is there only when it is whole."""
-    part = path.with_name(PART + path.name)
-    part.write_text(json.dumps(values), encoding="utf-8")
-    os.replace(part, path)
+    """Write a JSON file under a temporary name, then rename it."""
+    temporary = path.with_name(PART + path.name)
+    temporary.write_text(json.dumps(values), encoding="utf-8")
+    os.replace(temporary, path)
 
 
 def shard_name(shard: int) -> str:
-    """The file of a shard's pixels; its record has the suffix .json."""
+    """Return the file name of a shard's pixels; its record has the suffix .json."""
     return f"shard-{shard:05d}.npy"
 
 
 def damage(path: Path, shape: tuple[int, ...]) -> str | None:
-    """What is wrong with a shard's file at first sight: its length and its header."""
+    """Return what is wrong with the header or length of a shard's file, or None."""
     if not path.is_file():
         return "is missing"
     try:
@@ -136,7 +136,7 @@ def damage(path: Path, shape: tuple[int, ...]) -> str | None:
 
 
 def what_changed(source: Source | None, file: Path, by_hash: bool) -> str | None:
-    """How a file differs from the source that was packed, as `Change` names it; None where it does not."""
+    """Return how a file differs from the packed source, in the words of `Change`, or None."""
     if source is None:
         return "not packed"
     try:
@@ -151,6 +151,6 @@ def what_changed(source: Source | None, file: Path, by_hash: bool) -> str | None
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal digits."""
+    """Return the SHA-256 of a file in hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Packing: every image of a manifest decoded and resized into shards, by several threads, resumed where it stopped."""
+"""Pack images: decode and resize all images of a manifest into shards, in several threads, with resumption."""
 
 import hashlib
 import json
@@ -47,11 +47,31 @@ def pack(
     shard_bytes: int = SHARD_BYTES,
     progress: bool | None = None,
 ) -> PackedImages:
-    """Decode and resize every image of a manifest into a folder, as `read_image` does, and open it.
+    """Decode and resize all images of a manifest into a folder, as `read_image` does, and open it.
 
-    Run again it goes on where it was stopped, and packs those shards anew whose source files have changed. `jobs`
-    threads decode at a time (Pillow lets them run side by side), all cores by default; two shards are held in memory.
-    `progress` None shows a bar on a terminal.
+    A second call continues where the first one stopped, and packs shards again whose source files have changed.
+
+    Parameters
+    ----------
+    manifest : Manifest
+        The images and their ids.
+    folder : path
+        The folder of the pack.
+    size : int
+        Height and width of the packed images, in pixels.
+    channels : {3, 1}
+        3 for RGB, 1 for gray.
+    jobs : int, optional
+        The number of threads; one for each core by default.
+    shard_bytes : int
+        The size of a shard. Two shards are held in memory.
+    progress : bool, optional
+        Whether to show a progress bar; by default only on a terminal.
+
+    Returns
+    -------
+    PackedImages
+        The packed images.
     """
     folder = Path(folder)
     index = _plan(manifest, size, channels, jobs, shard_bytes)
@@ -73,7 +93,7 @@ def pack(
                 sources = _fill(pixels, manifest, rows, pool, advance, unreadable)
                 if writing is not None:
                     writing.result()
-                # Written by one of the threads while the others decode the next shard.
+                # One thread writes it while the others decode the next shard.
                 writing = pool.submit(_write_shard, folder, shard, pixels, sources) if sources else None
             if writing is not None:
                 writing.result()
@@ -81,7 +101,7 @@ def pack(
         pool.shutdown(wait=True, cancel_futures=True)
     add_unreadable(problems, unreadable)
     if unreadable:
-        problems.add("all other shards are packed: mend these files or drop their rows, and pack again")
+        problems.add("all other shards are packed: fix these files or drop their rows, and pack again")
     problems.raise_if_any()
     return PackedImages.open(folder)
 
@@ -114,7 +134,7 @@ def _plan(manifest: Manifest, size: int, channels: int, jobs: int | None, shard_
 
 
 def _begin(folder: Path, index: PackIndex) -> None:
-    """Make the folder of a new pack, or see that the one there is the same pack."""
+    """Make the folder of a new pack, or check that an existing one is the same pack."""
     there = read_index(folder)
     if there is None:
         if folder.is_dir() and any(folder.iterdir()):
@@ -133,8 +153,8 @@ def _begin(folder: Path, index: PackIndex) -> None:
         raise ValueError(
             f"{folder} holds another pack: it differs in {differences}: choose another folder or remove it"
         )
-    for part in folder.glob(f"{PART}*"):
-        part.unlink()
+    for unfinished in folder.glob(f"{PART}*"):
+        unfinished.unlink()
 
 
 def _fill(
@@ -145,7 +165,7 @@ def _fill(
     advance: Callable[[int], None],
     unreadable: dict[int, str],
 ) -> list[Source]:
-    """Decode the rows of a shard into it; no sources where one of them could not be read, which is noted."""
+    """Decode the rows of a shard into `pixels`; if some cannot be read, add them to `unreadable` and return []."""
     table = manifest.table.iloc[rows.start : rows.stop]
 
     def read(place: int, id: str, path: str) -> Source | str:
@@ -158,9 +178,9 @@ def _fill(
             return str(error)
         return Source(id, path, len(data), status.st_mtime_ns, hashlib.sha256(data).hexdigest())
 
-    found = pool.map(read, range(len(rows)), table["id"].astype(str), table["path"])
+    results = pool.map(read, range(len(rows)), table["id"].astype(str), table["path"])
     sources = []
-    for row, source in zip(rows, found, strict=True):
+    for row, source in zip(rows, results, strict=True):
         advance(1)
         if isinstance(source, str):
             unreadable[row] = source
@@ -171,17 +191,17 @@ def _fill(
 
 def _write_shard(folder: Path, shard: int, pixels: Array, sources: list[Source]) -> None:
     path = folder / shard_name(shard)
-    part = path.with_name(PART + path.name)
-    with open(part, "wb") as file:
+    temporary = path.with_name(PART + path.name)
+    with open(temporary, "wb") as file:
         np.save(file, pixels)
-    checksum = sha256_of(part)
-    os.replace(part, path)
+    checksum = sha256_of(temporary)
+    os.replace(temporary, path)
     columns = {field.name: [getattr(source, field.name) for source in sources] for field in fields(Source)}
     write_json(path.with_suffix(".json"), {"sha256": checksum, "sources": columns})
 
 
 def _is_done(folder: Path, index: PackIndex, shard: int, manifest: Manifest) -> bool:
-    """Whether a shard is there, whole, and made of the files as they are now."""
+    """Return whether a shard is complete and its source files have not changed."""
     record = read_record(folder, shard)
     if record is None or damage(folder / shard_name(shard), index.shard_shape(shard)):
         return False
@@ -196,7 +216,7 @@ def _is_done(folder: Path, index: PackIndex, shard: int, manifest: Manifest) -> 
 
 @contextmanager
 def _progress(total: int, shown: bool | None) -> Iterator[Callable[[int], None]]:
-    """A progress bar with the time left on a terminal, nothing elsewhere."""
+    """Show a progress bar with the remaining time; None means on a terminal only."""
     if not (sys.stderr.isatty() if shown is None else shown):
         yield lambda count: None
         return

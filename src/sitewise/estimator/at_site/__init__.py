@@ -1,1 +1,1 @@
-"""What is kept of a site's rows, and what an adapted site can be asked."""
+"""Functions behind the methods of an adapted site: diagnosis, outcome, performance, updates, reports."""

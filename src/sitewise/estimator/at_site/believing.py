@@ -1,4 +1,4 @@
-"""What an adapted model believes of its rows' labels, with everything that leaves it in doubt."""
+"""The distribution of the unknown labels of a site's rows, with all sources of uncertainty."""
 
 from typing import TYPE_CHECKING
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from sitewise.estimator.adapted import AdaptedClassifier
     from sitewise.estimator.model import SiteModel
 
-N_RESAMPLES = 100  # of the held-out rows behind a calibration
+N_RESAMPLES = 100  # resamples of the held-out rows that a calibration was fitted to
 
 
 def believed_rows(here: "AdaptedClassifier", rows: ScoredRows | None = None) -> BelievedRows:
-    """Rows of a site, those it was adapted on where none are given, as `sitewise.performance` wants them."""
+    """The given rows, or those adapted on, in the form that `sitewise.performance` reads."""
     model = here.model
     rows = here.rows_in_use if rows is None else rows
     joint = None if here.stays_as_trained else here.joint
@@ -45,9 +45,9 @@ def believed_rows(here: "AdaptedClassifier", rows: ScoredRows | None = None) -> 
 
 
 def open_shape(here: "AdaptedClassifier", n_rows: int) -> OpenShape | None:
-    """What labels leave open about the shape of g: those of the training rows, and what unlabeled rows are worth.
+    """The uncertainty of the shape of g: from the labels of the training rows, and the information in unlabeled rows.
 
-    None where g has no shape, or where the site's rows alone tell it.
+    None if g does not depend on z, or if the site's rows alone determine the estimate.
     """
     schema, prior = here.model.confounders_, here.site_prior
     if schema is None or prior is None:
@@ -57,9 +57,9 @@ def open_shape(here: "AdaptedClassifier", n_rows: int) -> OpenShape | None:
 
 
 def calibration_parts(model: "SiteModel", codes: Tensor, *, joint: bool = False) -> list[Part]:
-    """Those of the model's calibrations that rows with such z went through, refitted to held-out rows drawn again.
+    """The calibrations that rows with such z use, each refitted to resamples of the held-out rows.
 
-    Rows that lack z go through the second one, unless the joint model speaks for them.
+    Rows that lack z use the second calibration, unless the joint model predicts them.
     """
     seed = int(check_random_state(model.random_state).randint(2**31 - 1))
     schema, (complete, hidden) = model.confounders_, model.telling_rows()
@@ -67,7 +67,7 @@ def calibration_parts(model: "SiteModel", codes: Tensor, *, joint: bool = False)
     def lacks_some(codes: Tensor) -> Tensor:
         if schema is None:
             return torch.zeros(len(codes), dtype=torch.bool)
-        if not codes.shape[1]:  # rows of which nothing is known
+        if not codes.shape[1]:  # the model has no z
             return torch.ones(len(codes), dtype=torch.bool)
         return schema.missing(codes).any(dim=1)
 

@@ -1,4 +1,4 @@
-"""What a fitted model and one of its sites hand to the checks of `sitewise.diagnosis`."""
+"""Prepare the inputs of the checks in `sitewise.diagnosis` from a fitted model and a site."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -17,15 +17,15 @@ from sitewise.diagnosis.mixture import check_mixture
 if TYPE_CHECKING:
     from sitewise.estimator.adapted import AdaptedClassifier
 
-ENOUGH = 2 * EFFECTIVE  # even rows that the tilted ones of a class are worth
+ENOUGH = 2 * EFFECTIVE  # effective number of rows that the reweighted rows of a class need
 POWERS = (1.0, 0.5, 0.25)
 NO_SITES = Finding(
     "training sites",
     "care",
     None,
     None,
-    "The model was trained without sample_domain: how sites differ is not known, and was not rehearsed.",
-    "Train it again with the site of every row as sample_domain.",
+    "The model was trained without sample_domain: differences between sites are unknown and were not rehearsed.",
+    "Train it again with sample_domain, the site of each row.",
 )
 
 
@@ -42,7 +42,7 @@ def diagnose(here: "AdaptedClassifier") -> Diagnosis:
 
 
 def breaches(here: "AdaptedClassifier") -> dict[str, float]:
-    """How far each check finds the assumption broken at a site; NaN where it cannot be made."""
+    """For each check, how strongly the assumption is violated at a site; NaN where the check is not possible."""
     source, target = samples_of(here)
     stability, representation = run_tests(source, target, here.estimate)
     mixture = check_mixture(source, target, here.estimate).details
@@ -54,10 +54,10 @@ def breaches(here: "AdaptedClassifier") -> dict[str, float]:
 
 
 def samples_of(here: "AdaptedClassifier") -> tuple[SourceSample, TargetSample]:
-    """Held-out rows and the site's, as the checks want them.
+    """The held-out rows and the site's rows, as the checks read them.
 
-    The tests look at rows that have all of z; where most rows have none of it, at those, with z hidden in the
-    held-out rows too. Where a joint of (z, y) was estimated, these are weighted to it: P(x|y) shifts with z unseen.
+    The checks use the rows that have all of z. If most rows have no z, they use those, and z is hidden in the held-out
+    rows too. If a joint P(z, y) was estimated, the held-out rows are weighted to it, because P(x|y) changes with z.
     """
     model, rows = here.model, here.rows
     n_rows = len(rows)
@@ -86,12 +86,11 @@ def samples_of(here: "AdaptedClassifier") -> tuple[SourceSample, TargetSample]:
 def site_tilt(
     bank: Bank, joint: Tensor, codes: Tensor, y: Tensor, weight: Tensor, groups: Tensor | None = None
 ) -> Tensor:
-    """What to multiply the weights of labeled rows with known z by, (n,), to have a site's joint (M, K) over a bank.
+    """Factors (n,) for the weights of labeled rows with known z, so that they match a site's joint (M, K) over a bank.
 
-    Within each class the rows get the weights closest to their own with the joint's means of simple features of z; an
-    estimated joint is a set of spikes, of which no more than that is sure. A tilt that leaves few rows to compare is
-    weakened: x then says little of z, or the joint would not be so far off, and the tilt matters as little. Rows of a
-    group count as one.
+    Within each class, the weights change as little as possible to match the joint's means of simple features of z. Only
+    these means of an estimated joint are reliable, because the estimate is concentrated on few points. The change is
+    reduced if it leaves too few effective rows to compare. Rows of a group count as one.
     """
     own, points = (z_features(part, bank.codes, bank.schema) for part in (codes, bank.codes))
     tilt = torch.ones_like(weight)
@@ -108,5 +107,5 @@ def site_tilt(
 
 
 def _worth(weight: Tensor, groups: Tensor | None) -> float:
-    """How many even rows, or groups, weighted ones are worth."""
+    """The effective number of rows, or groups, of weighted rows."""
     return float(weight.sum() ** 2 / (add_up(weight[:, None], groups) ** 2).sum().clamp_min(1e-300))

@@ -1,4 +1,4 @@
-"""An adapted model judged by labels of its site, beside the model as trained and recalibrations of it."""
+"""Evaluate an adapted model on labels of its site, next to the model as trained and its recalibrations."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from sitewise.rows import ScoredRows
 if TYPE_CHECKING:
     from sitewise.estimator.adapted import AdaptedClassifier
 
-FEWEST = 2  # labeled rows, to say anything
+FEWEST = 2  # the smallest number of labeled rows for an evaluation
 NO_LABELS = "evaluate: at least two rows with labels are needed, got {count}"
 
 
@@ -30,7 +30,7 @@ def evaluate_site(
     level: float,
     n_resamples: int,
 ) -> Evaluation:
-    """Judge what predicts here, the model as trained, and the latter recalibrated by the labels."""
+    """Evaluate the adapted model, the model as trained, and the latter recalibrated with the labels."""
     model = here.model
     inputs = model.inputs_of(X)
     given, _ = model.read_rows(len(inputs), sample_confounder, y, groups, sample_weight, "evaluate")

@@ -1,4 +1,4 @@
-"""What the classes are called where people read: by the outcome's name and that of the positive class."""
+"""Names of the classes in texts for people: by the names of the outcome and of the positive class."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ ABOUT = ("outcome_name", "positive", "intended_use", "contact")
 
 
 def about(model: "SiteModel", name: str) -> str | None:
-    """One of the things that were said about a model; a table's target names the outcome where nothing else does."""
+    """An entry of the model's `about_`; for the outcome, by default the target column of its table."""
     found = model.about_.get(name)
     if found is None and name == "outcome_name":
         found = getattr(getattr(getattr(model, "table_reader_", None), "roles", None), "target", None)
@@ -17,7 +17,7 @@ def about(model: "SiteModel", name: str) -> str | None:
 
 
 def class_names(model: "SiteModel") -> list[str]:
-    """The classes in words: "positive" for the second of two, and "outcome = 1" where a class is a mere number."""
+    """The classes in words: "positive" for the second of two, "outcome = 1" if a class is a number."""
     labels, outcome, positive = model.classes_.tolist(), about(model, "outcome_name"), about(model, "positive")
     names = [
         f"{outcome} = {label}" if outcome is not None and not isinstance(label, str) else str(label) for label in labels

@@ -26,7 +26,7 @@ Array = np.ndarray[Any, Any]
 
 
 def site_outcome(here: "AdaptedClassifier", failed: str | None) -> Outcome:
-    """The outcome at a site whose checks are done; `failed` is the one of the assumption that failed, if any."""
+    """The outcome at a site; `failed` is the name of the check of the assumption that failed, if any."""
     grounds = site_grounds(here, failed)
     word, reason = decide(grounds)
     sentence = outcome_sentence(
@@ -44,11 +44,11 @@ def site_outcome(here: "AdaptedClassifier", failed: str | None) -> Outcome:
 
 
 def site_grounds(here: "AdaptedClassifier", failed: str | None) -> Grounds:
-    """Compare what is predicted here with the model as trained and with what the rows alone ask for.
+    """Compare the predictions here with the model as trained, and with the estimate from the rows alone.
 
-    The share that is believed is the change of P(Y) that is made, along the one that maximum likelihood from the rows
-    asks for. Where that asks for another relation of y and z alone, it is the same of the predictions row by row: the
-    change from the prior's to the posterior's, log f as it is.
+    The share of trust is the change of P(Y) that was made, projected on the change that maximum likelihood from the
+    rows alone would make. If that estimate changes only the relation of y and z, and not P(Y), the changes of the
+    row-wise predictions are compared instead: from prior to posterior, without the slope of log f.
     """
     rows, use = here.rows, here.rows.supported
     share = (rows.weights * use)[:, None] / (rows.weights * use).sum()
@@ -86,19 +86,19 @@ def site_grounds(here: "AdaptedClassifier", failed: str | None) -> Grounds:
         without_rehearsal=as_told
         if as_told >= ENOUGH_BELIEVED or here.policy != "auto"
         else believed(_estimated_again(here, rows, undiscounted)),
-        slope=float(prior.slope),
+        slope=1.0 if here.predicts_as_trained else float(prior.slope),
         failed=failed,
     )
 
 
 def _estimated_again(here: "AdaptedClassifier", rows: ScoredRows, prior: SitePrior | None) -> PrevalenceEstimate:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what there is to say of the rows, `adapt` has said
+        warnings.simplefilter("ignore")  # `adapt` has already warned about these rows
         return estimate_rows(here.model, rows, prior=prior, known=here.known_prevalence)
 
 
 def along(made: Tensor, asked: Tensor) -> float:
-    """How far a change goes along the one that is asked for, from 0 to 1."""
+    """The length of a change along the wanted change, as a share of it, from 0 to 1."""
     size = float(asked.square().sum())
     return min(max(float((made * asked).sum()) / size, 0.0), 1.0) if size > 0 else 0.0
 
@@ -110,7 +110,7 @@ def logit(share: Tensor) -> Tensor:
 
 
 def _unscaled(estimate: PrevalenceEstimate) -> Any:
-    """Predictions of an estimate with log f as it is: what its slope does is no matter of the rows here."""
+    """Predictions of an estimate without the slope of log f, which does not come from the rows of this site."""
     posterior = estimate._fit.posterior
 
     def average(log_ratio: Tensor, codes: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ def _unscaled(estimate: PrevalenceEstimate) -> Any:
 
 
 def rehearsed_gains(model: "SiteModel") -> list[float]:
-    """By how much adapting lowered the log loss at each rehearsed site; none where sites were not rehearsed."""
+    """The decrease of the log loss by adapting at each rehearsed site; empty if sites were not rehearsed."""
     rehearsal = getattr(model, "rehearsal_", None)
     if rehearsal is None or rehearsal.kind != "sites" or not len(rehearsal.table):
         return []
@@ -131,7 +131,7 @@ def rehearsed_gains(model: "SiteModel") -> list[float]:
 
 
 def rehearsed_breaches(model: "SiteModel") -> dict[str, float]:
-    """The largest breach that each check of the assumption found at rehearsed sites."""
+    """For each check of the assumption, the strongest violation at rehearsed sites."""
     rehearsal = getattr(model, "rehearsal_", None)
     if rehearsal is None or rehearsal.kind != "sites":
         return {}

@@ -1,4 +1,4 @@
-"""A site's report: what an adapted model knows of its site, put together as the page's content."""
+"""The content of a site's report, as a plain dict."""
 
 import warnings
 from collections.abc import Iterator
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 STEPS = 32  # of a curve over a number
-REACH = 3  # steps, within which rows count for a point of it
-N_DRAWS, ROWS_NEAR = 200, 100  # draws of g behind a band, and the rows near each of its points at which they are taken
-MOST_GROUPS = 12  # of a confounder whose groups are shown where no subgroups are named
-MOST_CONFOUNDERS = 6  # whose groups are shown then
+REACH = 3  # steps; rows within this distance count for a point of the curve
+N_DRAWS, ROWS_NEAR = 200, 100  # draws of g for a band; rows near each of its points at which g is drawn
+MOST_GROUPS = 12  # the most groups of a confounder that are shown by default
+MOST_CONFOUNDERS = 6  # the most confounders whose groups are shown by default
 GROUP_METRICS = ("recall", "specificity", "precision")
 
 
@@ -44,10 +44,10 @@ def report_content(
     subgroups: Any = None,
     bands: Any = None,
 ) -> Content:
-    """Everything the report of a site says."""
+    """The content of a site's report."""
     rows, model = here.rows, here.model
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a report repeats what was said when the site was adapted
+        warnings.simplefilter("ignore")  # `adapt` has already warned about these rows
         low, high = here.prevalence_interval(level=level)
         expected, rehearsal = here.expected_performance(level=level), model.rehearsal_
         return build_content(
@@ -83,13 +83,13 @@ def _as_trained(here: "AdaptedClassifier") -> Tensor:
 
 
 def _probability(here: "AdaptedClassifier") -> Array:
-    """P(y|x,z) of the rows adapted on, (n, K), as `predict_proba` says it."""
+    """P(y|x,z) of the rows adapted on, (n, K), as `predict_proba` returns it."""
     rows = here.rows_in_use
     return np.asarray(here.probability_of(rows.log_ratio, rows.codes))
 
 
 def _rehearsed(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """A line for each rehearsed site: log loss as trained, adapted, and where P(y) is told."""
+    """A line for each rehearsed site: the log loss as trained, adapted, and with the true P(y) given."""
     if not len(table):
         return []
     columns = {"rows": "rows", "before": "nll_as_trained", "after": "nll_adapted", "told": "nll_told"}
@@ -104,15 +104,15 @@ def _training_sites(model: "SiteModel") -> list[TrainingSite]:
 
 
 def _pooled(model: "SiteModel") -> Array:
-    """How common each class is in all training rows together, (K,)."""
+    """The share of each class in all training rows, (K,)."""
     counts = np.array([site.class_counts for site in model.training_summary_.sites]).sum(axis=0)
     return np.asarray(counts / counts.sum())
 
 
 def _profiles(here: "AdaptedClassifier", level: float) -> Iterator[Profile]:
-    """P(Y | one confounder) for each: the mean prediction of the rows that have, or nearly have, each of its values.
+    """P(Y | one confounder) for each confounder: the mean prediction of the rows at, or near, each value.
 
-    So that the shares of a confounder's values average to the prevalence of the page.
+    The shares of all values therefore average to the prevalence on the page.
     """
     schema, rows = here.model.confounders_, here.rows
     if schema is None:
@@ -147,13 +147,13 @@ def _profiles(here: "AdaptedClassifier", level: float) -> Iterator[Profile]:
 def _band(
     here: "AdaptedClassifier", draws: PrevalenceDraws, near: Tensor, shown: Tensor, level: float
 ) -> tuple[Tensor, Tensor]:
-    """The interval of averages of g over rows, (codes, K) each, by draws of g at some rows near each code."""
+    """The interval of averages of g over rows, two (codes, K), from draws of g at some rows near each code."""
     if not len(near):
         return shown, shown
     places = [row.nonzero().flatten() for row in near]
     some = torch.unique(torch.cat([place[evenly(len(place), ROWS_NEAR)] for place in places]))
     codes = here.rows.codes[some]
-    kept = in_regions(codes, here.model.unsupported_)[:, None]  # where the training g is kept there is nothing to draw
+    kept = in_regions(codes, here.model.unsupported_)[:, None]  # the training g is kept there, so nothing is drawn
     at_training = here.model.pooled_prevalence_.log_prob(codes)
     drawn = (torch.where(kept, at_training, log_g).exp() for log_g in draws.log_prob(codes))
     averages = torch.stack([_average(near[:, some], g) for g in drawn])
@@ -162,7 +162,7 @@ def _band(
 
 
 def _points(variable: Variable, known: Tensor) -> tuple[Tensor, Array, tuple[int, int]]:
-    """At which codes a confounder is shown, how many rows are there, and the levels and rows that are left out."""
+    """The codes at which a confounder is shown, the rows at each, and how many levels and rows are left out."""
     if not len(known):
         return known, np.zeros(0, dtype=np.int64), (0, 0)
     if isinstance(variable, Categorical):
@@ -179,38 +179,38 @@ def _points(variable: Variable, known: Tensor) -> tuple[Tensor, Array, tuple[int
 
 
 def _nearness(variable: Variable, column: Tensor, known: Tensor, codes: Tensor) -> Tensor:
-    """How much each row counts at each code, (codes, rows): equal levels, or numbers within a few steps of it."""
+    """The weight of each row at each code, (codes, rows): equal levels, or numbers within a few steps."""
     apart = (codes[:, None] - column).abs()
     if isinstance(variable, Continuous) and len(codes) > 1:
         reach = REACH * (codes[1] - codes[0])
         nearest = apart.masked_fill(~known, torch.inf).min(dim=1, keepdim=True).values
-        near = (1 - apart / torch.maximum(reach, 2 * nearest)).clamp_min(0)  # where nobody is, the nearest ones
+        near = (1 - apart / torch.maximum(reach, 2 * nearest)).clamp_min(0)  # where no row is near, the nearest ones
     else:
         near = (apart == 0).double()
     return near * known
 
 
 def _average(near: Tensor, g: Tensor) -> Tensor:
-    """The mean of g over rows by how near they are, (codes, K)."""
+    """The mean of g over rows, weighted by nearness, (codes, K)."""
     return near @ g / near.sum(dim=1, keepdim=True)
 
 
 def _notes(notes: Notes, variable: Variable) -> Iterator[str]:
-    """What was odd about a confounder here."""
+    """What is unusual about the values of a confounder here."""
     name = variable.name
     if name in notes.absent:
-        yield "It was not among the columns here and counts as not known."
+        yield "It is not among the columns here and counts as missing."
     if notes.clipped.get(name) and isinstance(variable, Continuous):
         span = f"{variable.low:g} to {variable.high:g}"
-        yield f"{notes.clipped[name]:,} value(s) lie outside the training range, {span}, and count as its nearer end."
+        yield f"{notes.clipped[name]:,} value(s) lie outside the training range, {span}, and count as its nearest end."
     if notes.unseen.get(name):
         levels = sorted(notes.levels.get(name, ()))
         shown = ", ".join(levels[:5]) + (" and others" if len(levels) > 5 else "")
-        yield f"{notes.unseen[name]:,} row(s) have a level not seen in training ({shown}) and count as not known."
+        yield f"{notes.unseen[name]:,} row(s) have a level not seen in training ({shown}) and count as missing."
 
 
 def _held_out(model: "SiteModel") -> tuple[Array, Array] | None:
-    """Classes and calibrated probabilities of the held-out rows that have all of z; of all of them where none has."""
+    """Classes and calibrated probabilities of the held-out rows with all of z; of all held-out rows if none has."""
     complete, hidden = model.held_out_
     held, calibration = (complete, model.calibrations_[0]) if len(complete.y) else (hidden, model.calibrations_[1])
     if not len(held.y):
@@ -219,10 +219,10 @@ def _held_out(model: "SiteModel") -> tuple[Array, Array] | None:
 
 
 def _subgroups(here: "AdaptedClassifier", by: Any, bands: Any, level: float) -> list[dict[str, Any]]:
-    """Prevalence, a few metrics and calibration of each subgroup; by confounders with few groups if none is named."""
+    """Prevalence, a few metrics and calibration of each subgroup; by default of confounders with few groups."""
     if by is None:
         z = here.believed_rows.z
-        # Numbers are cut at quartiles.
+        # Numbers are cut at their quartiles.
         few = [name for name in z if pd.api.types.is_numeric_dtype(z[name]) or z[name].nunique() <= MOST_GROUPS]
         by = z[few[:MOST_CONFOUNDERS]]
     main = "positive_f1" if len(here.classes_) == 2 else "macro_f1"
@@ -245,7 +245,7 @@ def _subgroups(here: "AdaptedClassifier", by: Any, bands: Any, level: float) -> 
 
 
 def _clinical(here: "AdaptedClassifier", level: float) -> dict[str, Any]:
-    """Clinical units and the decision curve, for two classes."""
+    """Clinical metrics and the decision curve, for two classes."""
     if len(here.classes_) != 2:
         return {}
     threshold = here.threshold_ if here.threshold_ is not None and 0 < here.threshold_ < 1 else None
@@ -262,7 +262,8 @@ def _done(here: "AdaptedClassifier") -> dict[str, dict[str, Any]]:
     known = 0 if rows.y is None else int((~rows.y.isnan()).sum())
     return {
         "This site": {
-            "rows": len(rows),
+            "rows": len(rows) if here.n_rows_ is None else here.n_rows_,
+            **({} if here.n_rows_ is None else {"rows that checks and expected performance are from": len(rows)}),
             "rows with a known label": known,
             "groups": None if rows.groups is None else len(torch.unique(rows.groups)),
             "weighted": rows.weight is not None,

@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from sitewise.estimator.adapted import AdaptedClassifier
 
 Array = np.ndarray[Any, Any]
-NO_ROWS = "predict_set: no labeled rows were held out in training; fit with validation, or calibrate by a site's rows"
+NO_ROWS = (
+    "predict_set: no labeled rows were held out in training; fit with validation, or call calibrate with labeled rows"
+)
 
 
 def predict_sets(
     here: "AdaptedClassifier", probability: Tensor, codes: Tensor, coverage: float, by_class: bool
 ) -> PredictionSets:
-    """The sets of rows with these probabilities (n, K) and codes of z, those that lack z by rows that lack it too."""
+    """Sets for rows with these probabilities (n, K) and codes of z; rows that lack z use held-out rows that lack it."""
     if not 0 < coverage < 1:
         raise ValueError(f"predict_set: coverage must lie between 0 and 1, got {coverage!r}")
     lacks = lacking(here.model, codes)
@@ -42,7 +44,7 @@ def predict_sets(
 
 @dataclass(frozen=True, eq=False)
 class WeightedRows:
-    """Labeled rows as the site predicts them, calibrated by others of them, with weights that make them the site's."""
+    """Held-out rows with their cross-calibrated predictions at the site, weighted to the site's P(y, z)."""
 
     probability: Array  # (m, K)
     y: Array  # (m,)
@@ -50,7 +52,7 @@ class WeightedRows:
 
 
 def weighted_rows(here: "AdaptedClassifier") -> tuple[WeightedRows, WeightedRows]:
-    """The held-out rows that have all of z, and those that lack some, weighted to the site's P(y, z)."""
+    """The held-out rows with all of z, and those that lack some of it, weighted to the site's P(y, z)."""
     complete, hidden = here.model.telling_rows()
 
     def weighted(held: HeldOut) -> WeightedRows:
@@ -65,13 +67,13 @@ def weighted_rows(here: "AdaptedClassifier") -> tuple[WeightedRows, WeightedRows
 
 
 def site_weights(here: "AdaptedClassifier", held: HeldOut, *, lacks: bool = False) -> Tensor:
-    """Weights (m,) that bring held-out rows to the site's P(y, z): P(z) by features of z, then g here over their own g.
+    """Weights (m,) of held-out rows for the site's P(y, z): first P(z), by features of z, then g here over their own g.
 
-    The posterior mean of g is the average of the weights over the posterior.
+    The posterior mean of g is used, which is the average of the weights over the posterior.
     """
     schema, rows = here.model.confounders_, here.rows
     ratio = (here.log_prevalence_at(held.codes) - held.log_prevalence).gather(1, held.y[:, None])[:, 0].exp()
-    if lacks or schema is None:  # codes hide z: only the classes are brought to the site
+    if lacks or schema is None:  # z is hidden: only the class shares are matched
         return held.weight * ratio
     goal = rows.weighted_mean(z_features(rows.codes, rows.codes, schema))
     source = z_features(held.codes, rows.codes, schema)

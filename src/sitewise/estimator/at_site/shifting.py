@@ -1,4 +1,4 @@
-"""Which columns a site's shift is concentrated in."""
+"""Tests of the columns along which a site's prevalence differs from the training sites."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def shift_by_column(here: "AdaptedClassifier", columns: pd.DataFrame | None) -> pd.DataFrame:
-    """A test for each column, the clearest shift first; rows where f is not identified take no part."""
+    """A test for each column, the smallest p-value first; rows where f is not identified are left out."""
     rows, model = here.rows, here.model
     if columns is None:
         if model.confounders_ is None:

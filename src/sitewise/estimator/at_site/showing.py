@@ -1,4 +1,4 @@
-"""An adapted site as Python and a notebook show it: the outcome, the prevalence with its interval, the verdict."""
+"""The text and HTML representation of an adapted site: outcome, verdict, prevalence with its interval."""
 
 import warnings
 from html import escape
@@ -10,13 +10,13 @@ from sitewise.report.wording import percent, plural
 if TYPE_CHECKING:
     from sitewise.estimator.adapted import AdaptedClassifier
 
-SHOWN = 6  # classes, the most frequent
+SHOWN = 6  # the most frequent classes
 
 
 def site_lines(here: "AdaptedClassifier") -> list[str]:
-    """What was done and why, what it risks, the verdict, and how common each class is."""
+    """The outcome with its reason and risk, the verdict, and the share of each class."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # showing a site repeats nothing that was warned of when it was adapted
+        warnings.simplefilter("ignore")  # `adapt` has already warned about these rows
         outcome, verdict = here.outcome, here.diagnose().verdict
         share, (low, high) = here.prevalence(), here.prevalence_interval()
     names = class_names(here.model)
@@ -29,14 +29,21 @@ def site_lines(here: "AdaptedClassifier") -> list[str]:
     return [outcome.sentence, outcome.risk, f"verdict: {verdict}", *lines]
 
 
+def counted_rows(here: "AdaptedClassifier") -> str:
+    """How many rows the site was adapted on, and how many of them checks are made from."""
+    if here.n_rows_ is None:
+        return plural(len(here.rows), "row")
+    return f"{here.n_rows_} rows in partitions; checks and expected performance are from {len(here.rows)} of them"
+
+
 def site_text(here: "AdaptedClassifier") -> str:
-    """The same as text."""
+    """The representation as text."""
     name = f"{here.site_name}, " if here.site_name else ""
-    head = f"{type(here).__name__} ({name}{plural(len(here.rows), 'row')})"
+    head = f"{type(here).__name__} ({name}{counted_rows(here)})"
     return "\n  ".join([head, *site_lines(here)])
 
 
 def site_html(here: "AdaptedClassifier") -> str:
-    """The same as a fragment of HTML."""
+    """The representation as HTML."""
     first, *others = site_lines(here)
     return f"<p><b>{escape(first)}</b></p>" + "".join(f"<p>{escape(line)}</p>" for line in others)

@@ -1,10 +1,11 @@
-"""More rows of a site that was adapted to: joined with those kept of it, and its prevalence estimated anew."""
+"""Join new rows of a site with the rows kept of it, and estimate its prevalence again."""
 
 import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
+from sitewise.adaptation.families import solver_problem
 from sitewise.adaptation.known import Known
 from sitewise.confounders import Encoded, Notes
 from sitewise.estimator.scoring.cached import FEATURE_ROWS
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def join_rows(first: ScoredRows, second: ScoredRows) -> ScoredRows:
-    """The rows of both, the earlier ones first, with the features of no more than are kept of one site."""
+    """The rows of both, earlier ones first, with features for at most as many rows as one site keeps."""
     both = first.join(second)
     if both.features is None or both.feature_rows is None:
         return both
@@ -35,16 +36,19 @@ def estimate_rows(
     known: Known | None = None,
     notes: Notes | None = None,
 ) -> PrevalenceEstimate:
-    """Estimate g from a site's rows with this prior; by maximum likelihood where there is none.
+    """Estimate g from a site's rows with this prior; by maximum likelihood if there is none.
 
-    A `known` prevalence is data of the posterior. `notes` are what was odd about z when it was read.
+    A `known` prevalence enters the posterior as data. `notes` list what was unusual about z when it was read.
     """
     own, schema = rows.take(rows.supported), model.confounders_
     knows_z = notes is not None or (schema is not None and not bool(schema.missing(own.codes).all()))
+    g = model.prevalence if knows_z else "constant"
     return estimate_prevalence(
         own.log_ratio.numpy(),
         Encoded(schema, own.codes, notes or Notes()) if schema is not None and knows_z else None,
-        model=model.prevalence if knows_z else "constant",
+        model=g,
+        solver=model.solver if solver_problem(g, model.solver) is None else "auto",
+        dropout=model.prevalence_dropout if g == "network" else 0.0,
         prior=prior,
         confounders=schema,
         y=None if own.y is None else own.y.numpy(),
@@ -56,7 +60,7 @@ def estimate_rows(
 
 
 def update(here: "AdaptedClassifier", X: Any, Z: Any, y: Any, groups: Any, weight: Any) -> "AdaptedClassifier":
-    """The model adapted to the rows of `here` and to these."""
+    """The model adapted to the rows of `here` and to these rows."""
     model, known = here.model, here.known_prevalence
     inputs, more, notes = model.read_site(X, Z, y, groups, weight, "update")
     rows = join_rows(here.rows, rows_with_joint(model, here.joint, inputs, more))

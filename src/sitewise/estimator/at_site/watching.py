@@ -1,4 +1,4 @@
-"""An adapted site over time: windows of new rows, each with its prevalence and the stability check's word on it."""
+"""An adapted site over time: windows of new rows, with prevalence and the p-value of the stability check."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 def watch(
     here: "AdaptedClassifier", X: Any, time: Any, Z: Any, groups: Any, weight: Any, window: int | str, **settings: Any
 ) -> pd.DataFrame:
-    """What `monitor` finds in rows that the site's model scores, the site's own g being the first shape over z."""
+    """`monitor` on new rows that the site's model scores, with the prior of this site."""
     model = here.model
     _, rows, _ = model.read_site(X, Z, None, groups, weight, "monitor")
     problems = Problems("monitor")
@@ -32,7 +32,7 @@ def watch(
     knows_z = schema is not None and not bool(schema.missing(kept.codes).all())
 
     def stability(numbers: Array, estimate: PrevalenceEstimate) -> float | None:
-        place = torch.tensor(numbers)  # a copy: pandas hands out arrays that may not be written to
+        place = torch.tensor(numbers)  # a copy, because pandas returns read-only arrays
         part = replace(kept.take(place), weight=None, groups=None)
         return type(here)(model, estimate, part).checks["stability"].p_value
 

@@ -1,1 +1,1 @@
-"""Models as folders, cards and ONNX graphs; these know the classifiers, which call them only when asked to save."""
+"""Models as folders, model cards and ONNX graphs; imported only when a model is saved, loaded or exported."""

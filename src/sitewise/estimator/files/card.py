@@ -1,4 +1,4 @@
-"""The card beside a saved model, in plain words: what it was trained on, how, how good it is, what it cannot do."""
+"""The model card next to a saved model: what it was trained on, how, how good it is, and its limits."""
 
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from sitewise.artifacts import versions
 from sitewise.confounders import Categorical, Confounders
+from sitewise.estimator.at_site.showing import counted_rows
 from sitewise.estimator.files.classifiers import unknown_types
 from sitewise.estimator.settings import CHANGES
 from sitewise.evaluation import evaluate
@@ -21,21 +22,21 @@ if TYPE_CHECKING:
     from sitewise.estimator.model import SiteModel
     from sitewise.rows import HeldOut
 
-LONGEST = 60  # characters of a name that are shown
-SHOWN = 50  # rows of a table that are shown
+LONGEST = 60  # characters shown of a name
+SHOWN = 50  # rows shown of a table
 ESCAPED = "\\`*_[]<>|#"
 METRICS = ("nll", "brier", "auroc", "accuracy", "macro_f1", "ece")
 
 LIMITS = """\
 - It relies on P(x | y, z) being the same at every site. A new scanner, protocol or case mix within a class breaks
-  that; `adapt(...).diagnose()` looks for signs of it, and no check on unlabeled data can rule it out.
-- It tells the classes above apart and no others: a condition that was not among them is counted to one of them.
+  that; `adapt(...).diagnose()` looks for signs of it, but no check on unlabeled data can exclude it.
+- It knows only the classes above: any other condition is assigned to one of them.
 - The held-out numbers are from the training sites; at another site they will differ.
 - Rows that lack part of the confounders are predicted by an approximation, less well than complete ones."""
 
 NOT_IN_SAMPLE = """\
-- The classifier's probabilities of the labeled rows were taken to be out-of-sample. If it was trained on these very
-  rows, everything here is over-confident."""
+- The classifier's probabilities of the labeled rows are assumed to be out-of-sample. If it was trained on the
+  same rows, all results are over-confident."""
 
 
 def model_card(model: "GPAClassifier") -> str:
@@ -66,7 +67,7 @@ def model_card(model: "GPAClassifier") -> str:
 
 
 def adjuster_card(model: "PrevalenceAdjuster", classifier: Tensor | None) -> str:
-    """The card of an adjustment of somebody's classifier, which is in the folder as these bytes."""
+    """The card of an adjusted classifier; `classifier` is its content in the folder, if it is there."""
     around = "the probabilities of a classifier"
     load = 'model = sw.load("FOLDER")'
     if classifier is not None:
@@ -90,7 +91,7 @@ def adjuster_card(model: "PrevalenceAdjuster", classifier: Tensor | None) -> str
         "## Confounders (z)",
         "None." if model.confounders_ is None else _confounders(model.confounders_),
         "## How",
-        f"The classifier is taken to give {sees}. Prevalence of the labeled sites: {model.prevalence}. Calibration: "
+        f"The classifier is assumed to give {sees}. Prevalence of the labeled sites: {model.prevalence}. Calibration: "
         f"{complete.method} for rows with all of z, {incomplete.method} for others. "
         f"Saved with {', '.join(f'{name} {version}' for name, version in versions().items())}.",
         "## Rehearsal",
@@ -126,7 +127,7 @@ def site_card(here: "AdaptedClassifier") -> str:
     """The card of a model adapted to a site."""
     estimate = here.estimate
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a card repeats what was said when the site was adapted
+        warnings.simplefilter("ignore")  # `adapt` has already warned about these rows
         prevalence, (low, high) = here.prevalence(), here.prevalence_interval()
     rows = [
         [_name(label), f"{p:.4f}", f"{a:.4f} to {b:.4f}"]
@@ -139,7 +140,7 @@ def site_card(here: "AdaptedClassifier") -> str:
         "# A classifier adapted to one site by sitewise",
         _plain(here.outcome.sentence),
         f"{here.outcome.risk} Verdict: {here.diagnose().verdict}.",
-        f"Adapted on {len(here.rows)} row(s) without labels, or with few. The model behind it is in the folder "
+        f"Adapted on {counted_rows(here)} without labels, or with few. The model behind it is in the folder "
         "`model`, with a card of its own.",
         "## Prevalence here",
         _table(["class", "P(class)", "95% interval"], rows),
@@ -158,7 +159,7 @@ def site_card(here: "AdaptedClassifier") -> str:
 
 
 def _about(model: "SiteModel") -> list[str]:
-    """What was said about the model: its outcome, what it is for, whom to ask."""
+    """The entries of `about_`: outcome, intended use, contact."""
     words = {
         "outcome_name": "Outcome",
         "positive": "Positive class",
@@ -217,15 +218,15 @@ def _recipe(model: "GPAClassifier") -> str:
 
 def _held_out(held_out: "HeldOut", model: "SiteModel") -> str:
     if not len(held_out):
-        return "None were held out: nothing is known of how good it is, and it is not calibrated."
+        return "No rows were held out: its performance is unknown, and it is not calibrated."
     metrics = held_out_metrics(model)
     rows = [[name, "not defined" if value is None else f"{value:.4f}"] for name, value in metrics.items()]
-    count = f"{len(held_out)} row(s) with all of z; the calibration was fitted on these very rows."
+    count = f"{len(held_out)} row(s) with all of z; the calibration was fitted to the same rows."
     return f"{_table(['metric', 'value'], rows)}\n\n{count}"
 
 
 def held_out_metrics(model: "SiteModel") -> dict[str, float | None]:
-    """How good the calibrated model is on its held-out rows with all of z; nothing where none were held out."""
+    """Metrics of the calibrated model on its held-out rows with all of z; empty if none were held out."""
     held_out = model.held_out_[0]
     if not len(held_out):
         return {}
@@ -264,11 +265,11 @@ def _table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def _name(value: Any) -> str:
-    """A name from the data as text on one line, whatever it holds."""
+    """A name from the data as text on one line."""
     text = " ".join(str(value.item() if isinstance(value, np.generic) else value).split())
     return _plain(text if len(text) <= LONGEST else text[: LONGEST - 1] + "…")
 
 
 def _plain(text: str) -> str:
-    """A text that means nothing to Markdown."""
+    """A text with the special characters of Markdown escaped."""
     return "".join(f"\\{letter}" if letter in ESCAPED else letter for letter in text)

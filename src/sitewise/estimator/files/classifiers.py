@@ -1,7 +1,7 @@
-"""A scikit-learn classifier as bytes: skops, whose types are looked at before anything is made of them.
+"""A scikit-learn classifier as bytes, written by skops; types are checked before any object is made.
 
-Types of scikit-learn that only hold numbers are known here by name, one by one: a rule for whole modules would also let
-through what they import. Trees hold places of nodes that scikit-learn follows blindly, so these are checked.
+The allowed types of scikit-learn, which only hold numbers, are listed one by one: allowing whole modules would also
+allow what they import. scikit-learn follows the node numbers of trees without checks, so they are checked here.
 """
 
 import re
@@ -50,18 +50,18 @@ LEFT_OUT = (
     "as estimator="
 )
 UNKNOWN = (
-    "load: the classifier in this folder has types that are not known to be harmless: {names}. Where you trust the "
-    "folder and them, sw.load(path, trusted={names!r}); or hand the classifier over, sw.load(path, estimator=...)"
+    "load: the classifier in this folder has types that are not known to be harmless: {names}. If you trust the "
+    "folder and these types: sw.load(path, trusted={names!r}); or pass the classifier: sw.load(path, estimator=...)"
 )
 DAMAGED = (
     "load: the classifier in this folder is damaged, or was written by another version of scikit-learn or skops "
-    "({error}): save it again, or hand it over, sw.load(path, estimator=...)"
+    "({error}): save it again, or pass it, sw.load(path, estimator=...)"
 )
-WILD_TREE = "a tree of {name} has nodes that lead outside of it or ask for features that are not there"
+WILD_TREE = "a tree of {name} has nodes that point outside of it or use features that do not exist"
 
 
 def write_classifier(estimator: Any) -> Tensor | None:
-    """A fitted estimator as bytes that were read back, or None, with a warning, where skops cannot do it."""
+    """A fitted estimator as bytes, checked by reading them back; None with a warning if skops cannot write it."""
     from skops import io
 
     try:
@@ -74,14 +74,14 @@ def write_classifier(estimator: Any) -> Tensor | None:
 
 
 def unknown_types(content: Tensor) -> list[str]:
-    """The names of types that `read_classifier` refuses unless told to trust them."""
+    """The names of types that `read_classifier` rejects unless they are trusted."""
     from skops import io
 
     return [name for name in io.get_untrusted_types(data=content.numpy().tobytes()) if name not in KNOWN]
 
 
 def read_classifier(content: Tensor, trusted: Sequence[str]) -> Any:
-    """The estimator behind bytes; ValueError where a type is unknown or something is damaged."""
+    """The estimator from its bytes; ValueError if a type is unknown or the content is damaged."""
     from skops import io
 
     try:
@@ -100,22 +100,24 @@ def read_classifier(content: Tensor, trusted: Sequence[str]) -> Any:
 
 
 def _refuse_newer(noted: Sequence[warnings.WarningMessage]) -> None:
-    """Raise ValueError for an estimator of a newer scikit-learn; for an older one its own warning is enough."""
+    """Raise ValueError for an estimator of a newer scikit-learn; for an older one scikit-learn warns itself."""
     for note in noted:
         if isinstance(note.message, InconsistentVersionWarning):
             made, here = note.message.original_sklearn_version, note.message.current_sklearn_version
             if _release(made) > _release(here):
-                raise ValueError(f"it was made by scikit-learn {made}, and this is {here}: pip install -U scikit-learn")
+                raise ValueError(
+                    f"it was made by scikit-learn {made}, but {here} is installed: pip install -U scikit-learn"
+                )
         warnings.warn_explicit(note.message, note.category, note.filename, note.lineno)
 
 
 def _release(version: str) -> list[int]:
-    """The first two numbers of a version, which say what its estimators are made of."""
+    """The first two numbers of a version."""
     return [int(number) for number in re.findall(r"\d+", version)[:2]]
 
 
 def _check_trees(estimator: Any) -> None:
-    """See that every tree stays within its nodes and its features."""
+    """Check that all trees stay within their nodes and features."""
     for part in _parts(estimator, set()):
         sound = True
         if isinstance(part, BaseDecisionTree) and hasattr(part, "tree_"):
@@ -144,7 +146,7 @@ def _is_sound_predictor(predictor: Any, width: int) -> bool:
 
 
 def _leads_on(left: Any, right: Any, split: Any) -> bool:
-    """Whether both ways out of every node lead to later nodes: nobody leaves the tree, or goes in circles."""
+    """Whether both children of each node are later nodes of the tree, so that every path ends."""
     here = np.flatnonzero(split)
     ways = np.stack([left[here], right[here]])
     return bool((ways > here).all() and (ways < len(left)).all())

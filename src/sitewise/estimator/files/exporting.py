@@ -1,4 +1,4 @@
-"""The adapted scoring function as an ONNX file, tried out against the model before it is kept."""
+"""Export the adapted scoring function as an ONNX file, compared with the model before it is kept."""
 
 import importlib
 import json
@@ -23,23 +23,23 @@ from sitewise.version import __version__
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "uint8": torch.uint8}
 OPSET = 17
-TRACED_ROWS, CHECKED_ROWS = 3, 32  # another number of rows is checked than was traced
+TRACED_ROWS, CHECKED_ROWS = 3, 32  # the check uses another number of rows than the trace
 TOLERANCE = 1e-5
-LOG_TOLERANCE = 1e-3  # relative, for single precision far outside the training data
+LOG_TOLERANCE = 1e-3  # relative; single precision is inexact far outside the training data
 
 NO_LIBRARY = 'export_onnx needs onnx and onnxruntime ({error}): pip install "sitewise[onnx]"'
 NOT_TRACED = "export_onnx: torch could not turn the network into a graph ({error})"
 WRONG_GRAPH = (
-    "export_onnx: the graph differs from the model on made-up rows, by {difference:.1e} in some probability; "
+    "export_onnx: the graph differs from the model on random rows, by {difference:.1e} in some probability; "
     "nothing was written. A network of your own must not depend on the number of rows; "
-    "for large numbers that lie close together take dtype='float64'"
+    "for large numbers that lie close together use dtype='float64'"
 )
 
 
 def export_onnx(here: AdaptedClassifier, path: str | os.PathLike[str], dtype: str = "auto") -> dict[str, Any]:
-    """Write the graph of a site's `predict_proba`, whole or not at all; what it reads and gives, and the trial.
+    """Write the graph of a site's `predict_proba`, completely or not at all; return its description and the check.
 
-    The trial goes through onnxruntime with a number of rows that was not traced, some with z and some without.
+    The check runs onnxruntime with another number of rows than was traced, some with z and some without.
     """
     onnx, runtime = _libraries()
     kind = _read_dtype(here, dtype)
@@ -60,7 +60,7 @@ def export_onnx(here: AdaptedClassifier, path: str | os.PathLike[str], dtype: st
 
 
 def describe(here: AdaptedClassifier, dtype: torch.dtype) -> dict[str, Any]:
-    """What goes into the graph and comes out of it, for whoever calls it."""
+    """The inputs and outputs of the graph, for its users."""
     schema, model = here.model.confounders_, here.model
     names = getattr(model, "feature_names_in_", None)
     shape = getattr(model, "input_shape_", None) or (model.n_features_in_,)
@@ -98,7 +98,7 @@ def _libraries() -> tuple[Any, Any]:
 
 
 def _read_dtype(here: AdaptedClassifier, dtype: str) -> torch.dtype:
-    """The type of x: bytes for images and single precision for everything else, unless told otherwise."""
+    """The type of x: by default bytes for images and single precision otherwise."""
     images = bool(getattr(here.model, "input_shape_", None))
     if dtype == "auto":
         return torch.uint8 if images else torch.float32
@@ -116,7 +116,7 @@ def _read_dtype(here: AdaptedClassifier, dtype: str) -> torch.dtype:
 def _trace(graph: AdaptedGraph, inputs: tuple[Tensor, ...], path: Path) -> None:
     names = ["x", "z"][: len(inputs)]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what is constant in the trace; the trial tells whether it may be
+        warnings.simplefilter("ignore")  # about constants in the trace, which the check tests
         try:
             torch.onnx.export(
                 graph.eval(),
@@ -130,12 +130,12 @@ def _trace(graph: AdaptedGraph, inputs: tuple[Tensor, ...], path: Path) -> None:
             )
         except OSError:
             raise
-        except Exception as error:  # whatever a network of one's own leads to
+        except Exception as error:  # a user's network may raise anything
             raise ValueError(NOT_TRACED.format(error=str(error).strip().partition("\n")[0])) from error
 
 
 def _trial_inputs(here: AdaptedClassifier, dtype: torch.dtype, n_rows: int) -> tuple[Tensor, ...]:
-    """Made-up x with z of the site's rows, of which some have parts hidden."""
+    """Random x with z of the site's rows; in some of them parts of z are hidden."""
     model, schema = here.model, here.model.confounders_
     generator = torch.Generator().manual_seed(0)
     shape = getattr(model, "input_shape_", None) or (model.n_features_in_,)
@@ -159,7 +159,7 @@ def _trial_inputs(here: AdaptedClassifier, dtype: torch.dtype, n_rows: int) -> t
 
 
 def as_numbers(schema: Confounders, codes: Tensor) -> Any:
-    """z (n, V) as the graph takes it, from codes."""
+    """z (n, V) as the graph reads it, from codes."""
     values = schema.decode(codes)
     for variable, column in zip(schema.variables, codes.numpy().T, strict=True):
         if isinstance(variable, Categorical):
@@ -168,14 +168,14 @@ def as_numbers(schema: Confounders, codes: Tensor) -> Any:
 
 
 def _try_out(here: AdaptedClassifier, runtime: Any, path: Path, inputs: tuple[Tensor, ...]) -> tuple[Array, Array]:
-    """Our probabilities, and the graph's."""
+    """The model's probabilities, and the graph's."""
     options = runtime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 4
     feed = dict(zip(("x", "z"), (part.numpy() for part in inputs), strict=False))
     try:
         session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         (found,) = session.run(None, feed)
-    except Exception as error:  # the runtime has kinds of its own
+    except Exception as error:  # the runtime has exceptions of its own
         raise ValueError(NOT_TRACED.format(error=str(error).strip().partition("\n")[0])) from error
     Z = None
     if len(inputs) == 2:
@@ -183,11 +183,11 @@ def _try_out(here: AdaptedClassifier, runtime: Any, path: Path, inputs: tuple[Te
         assert schema is not None
         Z = schema.decode(encode(schema, inputs[1]))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # made-up rows have no names of columns
+        warnings.simplefilter("ignore")  # random rows have no column names
         return here.predict_proba(inputs[0].numpy(), Z), found
 
 
 def _alike(ours: Array, theirs: Array) -> bool:
-    """Whether logs agree as well: where a class is very rare its probabilities are close whatever f says."""
+    """Whether log-probabilities agree too: probabilities of a very rare class are always close."""
     first, second = (np.log(np.maximum(values, 1e-300)) for values in (ours, theirs))
     return bool((np.abs(first - second) <= LOG_TOLERANCE * (1 + np.abs(first))).all())

@@ -1,6 +1,6 @@
-"""The adapted scoring function as a torch module that a trace can follow: equation 3 from x and z to probabilities.
+"""The adapted scoring function as a torch module that can be traced: equation 3 from x and z to probabilities.
 
-It is made of the very functions that predict elsewhere; what a trace can't follow has a form of its own here.
+It uses the same functions as prediction, except for those that cannot be traced, which have another form here.
 """
 
 import copy
@@ -21,8 +21,8 @@ from sitewise.prevalence.additive import features
 from sitewise.ratio import RatioNetwork, network_inputs
 
 OWN_ESTIMATOR = (
-    "export_onnx: the classifier around which this adjustment was made ({name}) is not ours to export: export it with "
-    "the tool made for it (skl2onnx, say), fit PrevalenceAdjuster() to its probabilities, and export that"
+    "export_onnx: the classifier around which this adjustment was made ({name}) cannot be exported here: export it "
+    "with its own tool (for example skl2onnx), fit PrevalenceAdjuster() to its probabilities, and export that"
 )
 OTHER_RATIO = (
     "export_onnx: the adjustment of a classifier that gives P(y, z|x) has no graph: sum its probabilities over z, fit "
@@ -35,7 +35,7 @@ JOINT = (
 
 
 class AdaptedGraph(nn.Module):
-    """P(y|x,z) at a site, (n, K) in double precision, from x and from z as `encode` reads it."""
+    """P(y|x,z) at a site, (n, K) in double precision, from x and from z in the form that `encode` reads."""
 
     def __init__(self, here: AdaptedClassifier, dtype: torch.dtype) -> None:
         super().__init__()
@@ -45,19 +45,19 @@ class AdaptedGraph(nn.Module):
         self.schema = here.model.confounders_
         self.score = _score_part(here.model, torch.float64 if dtype == torch.float64 else torch.float32)
         self.pooled = traceable(here.model.pooled_prevalence_)
-        told = here.policy == "as trained"
+        told = here.predicts_as_trained
         self.posterior = None if told else here.estimate_in_use._fit.posterior
         self.prevalence = traceable(here.model.pooled_prevalence_ if told else here.estimate_in_use.prevalence)
 
     def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
-        """Rows by themselves."""
+        """Each row independently."""
         codes = x.new_zeros(x.shape[0], 0).double() if z is None or self.schema is None else encode(self.schema, z)
         log_ratio = self.model.calibrated(self.score(x, codes).double(), codes)
         if self.posterior is None:
             found = combine(log_ratio, self.prevalence.log_prob(codes)).exp()
         else:
             found = self.prevalence.average(log_ratio, codes, self.posterior.slope)
-        for region in self.model.unsupported_:  # there f is not identified: the training prevalence (equation 12)
+        for region in self.model.unsupported_:  # f is not identified there (equation 12)
             inside = codes[:, region.variable] == region.code
             found = torch.where(inside[:, None], combine(log_ratio, self.pooled.log_prob(codes)).exp(), found)
         return found
@@ -89,9 +89,9 @@ class ProbabilityScore(nn.Module):
 
 
 def encode(schema: Confounders, z: Tensor) -> Tensor:
-    """Codes (n, V) of z as numbers: a number as it is, a category as the place of its level, NaN for missing.
+    """Codes (n, V) of z given as numbers: a number as it is, a category as the index of its level, NaN for missing.
 
-    Whatever is no level counts as missing, and numbers are clipped to the training range, as everywhere.
+    Any other category counts as missing, and numbers are clipped to the training range, as in `Confounders.encode`.
     """
     columns = []
     for j, variable in enumerate(schema.variables):
@@ -124,7 +124,7 @@ class TraceableRatio:
 
 
 def traceable(part: Any) -> Any:
-    """The same g or ratio, every table in it as one that a trace can follow."""
+    """The same g or ratio, with all tables in a form that can be traced."""
     if isinstance(part, AdditiveRatio):
         return TraceableRatio(part)
     own = getattr(part, "traceable", None)

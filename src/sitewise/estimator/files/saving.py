@@ -1,7 +1,7 @@
-"""Models to folders and back: what each kind is made of, and how it is put together again.
+"""Models to folders and back: the parts of each kind of model, and how they are put together again.
 
 A new kind of model is one entry of `KINDS`; a new class among the parts of a model is one entry of `RECORDS`; families
-of g bring their own.
+of g register their own.
 """
 
 import math
@@ -59,31 +59,32 @@ from sitewise.estimator.without_z.pairs import PairModel, PairRatio, pair_reader
 from sitewise.prevalence import Prevalence
 from sitewise.ratio import Scorer, build_ratio
 from sitewise.rows import HeldOut, ScoredRows
+from sitewise.solvers import EM
 from sitewise.tables.records import RECORDS as TABLE_RECORDS
 from sitewise.training import Recipe
 
 Values = dict[str, Any]
-MOST_INPUTS = 2**28  # numbers of one input
-METHODS = ("fit", "predict", "predict_proba", "score", "transform")  # that scikit-learn routes metadata to
-PLACES = ("cache", "checkpoint")  # settings that name folders to write to, which a file must not choose for its reader
+MOST_INPUTS = 2**28  # the most numbers of one input
+METHODS = ("fit", "predict", "predict_proba", "score", "transform")  # to which scikit-learn routes metadata
+PLACES = ("cache", "checkpoint")  # settings with folders to write to; a loaded file must not choose these
 
 OWN_NETWORK = (
-    "load: this model was trained around a network of your own ({name}), whose code no file holds: "
-    "hand it over, sw.load(path, backbone={short}(...)), built as it was for training"
+    "load: this model was trained around a network of your own ({name}), whose code is not saved: "
+    "pass it, sw.load(path, backbone={short}(...)), built as for training"
 )
-NO_OWN_NETWORK = "load: backbone is given, but this model has {backbone!r} for its own: leave backbone out"
+NO_OWN_NETWORK = "load: backbone is given, but this model has its own ({backbone!r}): leave backbone out"
 OWN_ESTIMATOR = (
     "load: this adjustment was made around a classifier of your own ({name}), which is not in the folder: "
-    "hand it over as it was, fitted: sw.load(path, estimator=...)"
+    "pass the same fitted classifier: sw.load(path, estimator=...)"
 )
-NO_OWN_ESTIMATOR = "load: estimator is given, but what is saved here has no classifier outside: leave estimator out"
+NO_OWN_ESTIMATOR = "load: estimator is given, but the saved model needs no classifier: leave estimator out"
 UNWRITTEN_STEPS = "save: the steps of the pipeline cannot be written by skops, see the warning: save its last step"
 OTHER_NETWORK = "the saved weights do not fit the network: {error}"
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a model is made of: values to pack, a card in plain words, and models inside it by name."""
+    """The parts of a model: values to pack, its card, and the models inside it by name."""
 
     values: Values
     card: str
@@ -92,9 +93,9 @@ class Parts:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of model that can be saved: its class, how it comes apart, how it is put together.
+    """A kind of model that can be saved: its class, how it is taken apart, how it is put together.
 
-    `put_together` gets the values, the models inside, and what the caller of `load` attaches (a backbone, say).
+    `put_together` gets the values, the models inside, and what the caller of `load` passes (for example a backbone).
     """
 
     model: type
@@ -103,11 +104,18 @@ class Kind:
 
 
 def save(model: Any, path: str | os.PathLike[str]) -> None:
-    """Save a model, a site's, or a pipeline that ends in one as a folder that `load` reads.
+    """Save a model, an adapted site, or a pipeline that ends in one, as a folder that `load` reads.
 
-    The folder is written whole or not at all; another saved model at that place is replaced, nothing else is. Steps of
-    a pipeline and the classifier of a `PrevalenceAdjuster` are written by skops, everything else as JSON and
-    safetensors.
+    The folder is written completely or not at all. An earlier saved model at the same path is replaced; any other
+    existing file or folder is an error. The steps of a pipeline and the classifier of a `PrevalenceAdjuster` are
+    written by skops, everything else as JSON and safetensors.
+
+    Parameters
+    ----------
+    model : GPAClassifier, PrevalenceAdjuster, AdaptedClassifier or Pipeline
+        What to save, fitted.
+    path : path
+        The folder.
 
     Examples
     --------
@@ -124,12 +132,27 @@ def load(
     estimator: Any = None,
     trusted: Sequence[str] = (),
 ) -> Any:
-    """Load what `save` wrote: a model, a site's, or a pipeline that ends in one, that predicts the same to the bit.
+    """Load what `save` wrote. Its predictions are equal to those before saving, to the bit.
 
-    Nothing in the folder can run code. A model that was trained around a torch module of your own needs it as
-    `backbone`, built as it was for training; its weights are then those that were saved. The classifier of a
-    `PrevalenceAdjuster` is in the folder, by skops; types that are not scikit-learn's are refused unless `trusted`
-    names them. `estimator` attaches another copy of it, or one that could not be saved (a torch module).
+    Loading never runs code from the folder.
+
+    Parameters
+    ----------
+    path : path
+        The folder.
+    backbone : torch module, optional
+        Needed for a model that was trained with your own torch module: the module, built as for training. It gets the
+        saved weights.
+    estimator : estimator or torch module, optional
+        The classifier of a `PrevalenceAdjuster`, if it is not in the folder (a torch module), or to replace it by
+        another copy.
+    trusted : sequence of str
+        Names of types in the folder that are not scikit-learn's and that you trust. Without this, they are an error.
+
+    Returns
+    -------
+    GPAClassifier, PrevalenceAdjuster, AdaptedClassifier or Pipeline
+        What was saved.
 
     Examples
     --------
@@ -163,7 +186,7 @@ def _from_folder(folder: Folder, attached: Mapping[str, Any]) -> Any:
         values = unpack(folder.content, folder.tensors, all_records() | RECORDS)
         return KINDS[folder.kind].put_together(values, inside, attached)
     except ODD as error:
-        if str(error).startswith("load: "):  # it says what is wrong
+        if str(error).startswith("load: "):  # the message is already complete
             raise
         raise odd_entry(folder.kind, error) from error
 
@@ -180,7 +203,7 @@ def _take_classifier(model: GPAClassifier) -> Parts:
 
 
 def _fitted(model: SiteModel, others: Container[str]) -> Values:
-    """What was learned, by the names that folders have for it from the first version on."""
+    """The learned attributes, by their names in folders, which are those of the first version."""
     return {_on_disk(name): value for name, value in vars(model).items() if name not in others}
 
 
@@ -244,19 +267,17 @@ def _read_estimator(saved: Any, given: Any) -> Any:
     if saved is None and given is not None:
         raise ValueError(NO_OWN_ESTIMATOR)
     if given is not None and not is_ready(given):
-        raise ValueError(f"load: the estimator ({type(given).__name__}) is not fitted: fit it as it was, then load")
+        raise ValueError(f"load: the estimator ({type(given).__name__}) is not fitted: fit it as before, then load")
     return given
 
 
 def _check_estimator(model: PrevalenceAdjuster) -> None:
-    """See that the estimator attached is for the same classes and features."""
+    """Check that the given estimator has the saved classes and features."""
     problems = Problems("load")
     for name in ("classes_", "n_features_in_") if model.joint is None else ("n_features_in_",):
         saved, attached = (np.asarray(getattr(part, name, None)).tolist() for part in (model, model.estimator_))
         if model.estimator_ is not None and None not in (saved, attached) and saved != attached:
-            problems.add(
-                f"the estimator has {name} = {attached}, the saved adjustment {saved}: attach the one it is for"
-            )
+            problems.add(f"the estimator has {name} = {attached}, the saved adjustment {saved}: pass its own estimator")
     problems.raise_if_any()
 
 
@@ -267,25 +288,26 @@ def _check_settings(settings: Mapping[str, Any], model: Any) -> None:
 
 
 def _check_fitted(fitted: Values, settings: Values, kind: type[SiteModel]) -> None:
-    """See that there is all that a fitted model declares, of the type it declares."""
+    """Check that all declared attributes of a fitted model exist and have their declared types."""
     hints = hints_of(kind)
-    needed = {_on_disk(name): hints[name] for name in hints if name not in settings and not hasattr(kind, name)}
+    known = {*settings, *kind().get_params(deep=False)}  # settings of later versions have their defaults
+    needed = {_on_disk(name): hints[name] for name in hints if name not in known and not hasattr(kind, name)}
     _parts(fitted, "fitted/", **needed)
     _check_attributes(fitted, "fitted/", kind, {_on_disk(name): hint for name, hint in hints.items()})
 
 
 def _check_attributes(values: Values, place: str, kind: type, hints: Mapping[str, Any]) -> None:
-    """See that attributes are of the types that are known of them, and that none hides a method or a property."""
+    """Check the types of attributes, and that none hides a method or a property."""
     for name, value in values.items():
         known = getattr(kind, name, None)
         if name.startswith("__") or callable(known) or hasattr(known, "__get__"):
-            raise odd_entry(place + name, TypeError("it would hide what the class has"))
+            raise odd_entry(place + name, TypeError("it would hide an attribute of the class"))
         if not fits(value, hints.get(name, Any)):
             raise odd_entry(place + name, TypeError(f"got {type(value).__name__}"))
 
 
 def _parts(values: Mapping[str, Any], place: str = "", **expected: Any) -> tuple[Any, ...]:
-    """Some entries, each of the type that is expected of it."""
+    """Some entries, each checked for its expected type."""
     for name, hint in expected.items():
         if name not in values or not fits(values[name], hint):
             came = type(values[name]).__name__ if name in values else "nothing"
@@ -295,7 +317,7 @@ def _parts(values: Mapping[str, Any], place: str = "", **expected: Any) -> tuple
 
 def _take_adapted(here: AdaptedClassifier) -> Parts:
     computed = {name for name, part in vars(AdaptedClassifier).items() if isinstance(part, cached_property)}
-    card = site_card(here)  # what it says is kept with the site
+    card = site_card(here)  # the card computes the outcome, which is saved with the site
     values = {name: value for name, value in vars(here).items() if name not in computed and name != "model"}
     outcome = here.outcome
     values["_outcome"] = {"word": str(outcome), **vars(outcome)}
@@ -340,9 +362,9 @@ def _read_backbone(saved: Any, given: nn.Module | None) -> Any:
 
 
 def _build_network(model: GPAClassifier, state: dict[str, Tensor]) -> nn.Module:
-    """Build the network as at fit, for inputs of the same shape, and give it the saved weights."""
+    """Build the network as at fit, for inputs of the same shape, and load the saved weights."""
     shape = model.input_shape_ or (model.n_features_in_,)
-    small = isinstance(model.backbone, str) and model.backbone in SMALL  # has a weight for each input, and more
+    small = isinstance(model.backbone, str) and model.backbone in SMALL  # it has at least one weight for each input
     if math.prod(shape) > (sum(value.numel() for value in state.values()) if small else MOST_INPUTS):
         raise ValueError(f"inputs of shape {shape}, for which there are too few weights")
     like = torch.zeros(1, *shape, dtype=torch.uint8 if model.input_shape_ else torch.float32)
@@ -358,13 +380,13 @@ def _build_network(model: GPAClassifier, state: dict[str, Tensor]) -> nn.Module:
 
 
 def _narrow(weights: Tensor) -> Tensor:
-    """Weights that scoring widened to double precision, as they were."""
+    """Weights in their original precision; scoring had converted them to double precision."""
     narrow = weights.float() if weights.dtype == torch.float64 else weights
     return narrow if torch.equal(narrow.to(weights.dtype), weights) else weights
 
 
 def _check_shapes(model: SiteModel, prevalences: Mapping[Any, Prevalence]) -> None:
-    """See that the parts are for the same classes and the same confounders."""
+    """Check that all parts are for the same classes and the same confounders."""
     problems = Problems("load")
     n_classes, schema = len(model.classes_), model.confounders_
     blank = torch.zeros(1, 0, dtype=torch.float64) if schema is None else schema.missing_codes()[None]
@@ -391,7 +413,7 @@ def _make_critic(parts: Values) -> Critic:
 
 
 def _take_scored(rows: ScoredRows) -> Values:
-    """A site's rows; folders have called their labels so from the first version on."""
+    """A site's rows; the name of their labels in folders is that of the first version."""
     return {"labels" if f.name == "y" else f.name: getattr(rows, f.name) for f in fields(rows)}
 
 
@@ -443,6 +465,7 @@ RECORDS: dict[str, Record] = {
     "Calibration": Record(Calibration),
     "Critic": Record(Critic, put_together=_make_critic),
     "JointModel": Record(JointModel),
+    "EM": Record(EM),
     "Diagnosis": Record(Diagnosis, dropped=("fallback", "in_use")),
     "Finding": Record(Finding),
     "Grounds": Record(Grounds),
@@ -475,13 +498,15 @@ LEARNED = (
     "prior_",
     "joint_",
     "ratio_",
-)  # attributes that begin with an underscore in a folder instead of ending with one
+)  # in a folder these attributes begin with an underscore instead of ending with one
 
-SITE = {  # what a model at a site keeps
+SITE = {  # attributes of an adapted site
     "threshold_": float | None,
     "policy": str,
     "site_name": str | None,
     "joint": JointEstimate | None,
+    "n_rows_": int | None,
+    "mean_probability_": Tensor | None,
     "_fallback": str | None,
     "_diagnosis": Diagnosis | None,
 }

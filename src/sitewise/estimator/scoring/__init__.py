@@ -1,1 +1,1 @@
-"""log f of rows before calibration: by a network, kept in a folder or not, or from a classifier's probabilities."""
+"""log f of rows before calibration: by a network, with or without a cache, or from a classifier's probabilities."""

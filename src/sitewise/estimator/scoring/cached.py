@@ -1,7 +1,7 @@
-"""log f kept in a folder by content: what a network said of rows is not computed again.
+"""A cache of log f in a folder, looked up by content, so that no row is scored twice.
 
-The key is a hash of the network (its layers, every weight) and of the rows (the bytes of an array, the checksums of a
-pack; z as the network reads it). Values are log f before calibration, so a model calibrated otherwise uses them too.
+The key is a hash of the network (its layers and all weights) and of the rows (the bytes of an array, or the checksums
+of a pack; z as the network reads it). The values are log f before calibration, so they serve any calibration.
 """
 
 import hashlib
@@ -22,20 +22,20 @@ from sitewise.inputs import Inputs, StoredImages, fingerprint, take_inputs
 from sitewise.ratio import RatioNetwork, Scorer
 
 FORMAT = "sitewise log f 1"
-DAMAGED = "{path} is damaged ({reason}): log f is computed anew"
-NOT_WRITTEN = "log f is not kept in {folder}: {error}"
-FEATURE_ROWS = 2000  # of a sample; what the check of the representation looks at
+DAMAGED = "{path} is damaged ({reason}): log f is computed again"
+NOT_WRITTEN = "log f could not be saved in {folder}: {error}"
+FEATURE_ROWS = 2000  # rows whose features are kept, for the check of the representation
 RAW, FEATURES, FEATURE_ROW_NUMBERS = "raw_log_ratio", "features", "feature_rows"
 
 
 @dataclass(frozen=True)
 class ScoreFolder:
-    """Tensors by key, a file each, written at once or not at all, and checked when they are read."""
+    """Tensors by key, one file each, written completely or not at all, and checked when read."""
 
     path: Path
 
     def load(self, key: str) -> dict[str, Tensor] | None:
-        """The tensors of a key; None where there are none, or where their file is not as it was written."""
+        """The tensors of a key; None if there is no file, or if it is damaged."""
         file = self._file(key)
         if not file.exists():
             return None
@@ -43,23 +43,23 @@ class ScoreFolder:
             with safe_open(file, "pt") as content:
                 about = content.metadata() or {}
                 found = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
-        except Exception as error:  # a truncated file fails in whatever way its bytes lead to
+        except Exception as error:  # a truncated file can raise any error
             warnings.warn(DAMAGED.format(path=file, reason=error), stacklevel=2)
             return None
         if (about.get("key"), about.get("sha256")) != (key, hash_tensors(found)):
-            warnings.warn(DAMAGED.format(path=file, reason="its checksum is another"), stacklevel=2)
+            warnings.warn(DAMAGED.format(path=file, reason="its checksum differs"), stacklevel=2)
             return None
         return found
 
     def save(self, key: str, tensors: Mapping[str, Tensor]) -> None:
-        """Write the tensors of a key; what was computed is not lost where that is impossible, a warning says so."""
+        """Write the tensors of a key; a warning instead of an error if that is not possible."""
         part = self.path / f".part.{uuid.uuid4().hex}"
         whole = {name: value.contiguous() for name, value in tensors.items()}
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             save_file(whole, part, {"format": FORMAT, "key": key, "sha256": hash_tensors(whole)})
             os.replace(part, self._file(key))
-        except Exception as error:  # the library has an error of its own for a disk that is full
+        except Exception as error:  # the library has its own error for a full disk
             warnings.warn(NOT_WRITTEN.format(folder=self.path, error=error), stacklevel=2)
         finally:
             part.unlink(missing_ok=True)
@@ -69,7 +69,7 @@ class ScoreFolder:
 
 
 def cached_log_ratio(folder: str | os.PathLike[str] | None, scorer: Scorer, X: Inputs, z: Tensor) -> Tensor:
-    """Raw log f of all rows (n, K): from the folder where it has it."""
+    """Raw log f of all rows (n, K), from the folder if it is there."""
     if folder is None:
         return scorer(X, z)
     kept, key = ScoreFolder(Path(folder)), score_key(scorer.module, X, z)
@@ -83,7 +83,7 @@ def cached_log_ratio(folder: str | os.PathLike[str] | None, scorer: Scorer, X: I
 def cached_score(
     folder: str | os.PathLike[str] | None, scorer: Scorer, X: Inputs, z: Tensor, n_classes: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `score_keeping_features` gives: from the folder as far as it has it."""
+    """The result of `score_keeping_features`, from the folder as far as it is there."""
     if folder is None:
         return score_keeping_features(scorer, X, z, n_classes)
     kept, key = ScoreFolder(Path(folder)), score_key(scorer.module, X, z)
@@ -100,7 +100,7 @@ def cached_score(
 
 
 def score_key(module: nn.Module, X: Inputs, z: Tensor) -> str:
-    """The key of what a network says of rows."""
+    """The key for a network and rows."""
     content = fingerprint(X)
     rows = content if isinstance(content, str) else hash_tensors({"X": content})
     kind = "stored" if isinstance(X, StoredImages) else "array"
@@ -109,7 +109,7 @@ def score_key(module: nn.Module, X: Inputs, z: Tensor) -> str:
 
 
 def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """A hash of names, shapes, types and every byte."""
+    """A hash of names, shapes, types and all bytes."""
     found = hashlib.sha256()
     for name in sorted(tensors):
         value = tensors[name].detach().cpu()
@@ -119,7 +119,7 @@ def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
 
 
 def hash_texts(texts: Iterable[str]) -> str:
-    """A hash of texts one after another, each with its length before it."""
+    """A hash of a sequence of texts, each preceded by its length."""
     found = hashlib.sha256()
     for text in texts:
         found.update(f"{len(text)}:{text}".encode())
@@ -127,7 +127,7 @@ def hash_texts(texts: Iterable[str]) -> str:
 
 
 class ScoreAndFeatures(nn.Module):
-    """log f and, behind its K columns, the features that the last layer reads."""
+    """log f in K columns, followed by the features that the last layer reads."""
 
     def __init__(self, network: RatioNetwork) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class ScoreAndFeatures(nn.Module):
 def score_keeping_features(scorer: Scorer, X: Inputs, z: Tensor, n_classes: int) -> tuple[Tensor, Tensor, Tensor]:
     """Raw log f of all rows (n, K), and the features (m, D) of at most FEATURE_ROWS of them with their numbers (m,).
 
-    Each row goes through the network once.
+    Each row passes through the network once.
     """
     chosen = evenly(len(X), FEATURE_ROWS)
     assert isinstance(scorer.module, RatioNetwork)

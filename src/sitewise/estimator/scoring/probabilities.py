@@ -1,4 +1,4 @@
-"""A classifier's probabilities, read and checked: its own, or those of a scikit-learn estimator or a torch module."""
+"""Read and check a classifier's probabilities: given ones, or those of an estimator or a torch module."""
 
 import warnings
 from dataclasses import dataclass
@@ -20,21 +20,21 @@ from sitewise.estimator.source.reading import Array, without_gaps
 from sitewise.estimator.source.splitting import CROSS_FIT_FOLDS
 from sitewise.ratio import SCORED_VALUES, SCORING_BATCH
 
-TINY = 1e-12  # what a probability counts as at least
-SUM_TOLERANCE = 1e-3  # probabilities may be rounded to a few digits
-FEWEST_TO_SUSPECT = 20  # rows of each class that are told apart without a mistake before that looks odd
+TINY = 1e-12  # the smallest value of a probability
+SUM_TOLERANCE = 1e-3  # probabilities may be rounded
+FEWEST_TO_SUSPECT = 20  # rows of each class; fewer may be separated by chance
 
 SEPARATED = (
-    "the probabilities tell all {count} labeled rows apart without one mistake: were they made on rows that the "
-    "classifier was trained on? They are then over-confident, and so is everything that follows. Hand over "
-    "out-of-sample ones, by sklearn.model_selection.cross_val_predict(..., method='predict_proba'), say"
+    "the probabilities classify all {count} labeled rows correctly: was the classifier trained on these rows? Then "
+    "they are over-confident, and so are all results. Pass out-of-sample probabilities, for example from "
+    "sklearn.model_selection.cross_val_predict(..., method='predict_proba')"
 )
 
 
 def read_probabilities(values: Any, classes: Array, problems: Problems) -> Tensor:
-    """Read (n, K) probabilities, columns of a DataFrame by their names where these are the classes' names.
+    """Read (n, K) probabilities; columns of a DataFrame are matched by name if they are named after the classes.
 
-    What is wrong is noted with the first row where it is.
+    Errors are added to `problems`, with the first row where they occur.
     """
     values = _by_class(values, classes, problems)
     n_classes = len(classes)
@@ -55,10 +55,10 @@ def read_probabilities(values: Any, classes: Array, problems: Problems) -> Tenso
     off = (found.sum(dim=1) - 1).abs()
     if float(off.max()) <= SUM_TOLERANCE and float(found.min()) >= 0:  # NaN compares as false
         return found
-    _note(found.isnan().any(dim=1), found, "hold NaN", "drop such rows or mend the classifier", problems)
-    _note((found < 0).any(dim=1), found, "are negative", "are these logits? Take their softmax first", problems)
+    _note(found.isnan().any(dim=1), found, "hold NaN", "drop such rows or correct the classifier", problems)
+    _note((found < 0).any(dim=1), found, "are negative", "are these logits? Apply softmax first", problems)
     wrong = ~(off <= SUM_TOLERANCE) & ~found.isnan().any(dim=1) & ~(found < 0).any(dim=1)
-    _note(wrong, found, "do not sum to one", "give a column for each class, or take the softmax of logits", problems)
+    _note(wrong, found, "do not sum to one", "give a column for each class, or apply softmax to logits", problems)
     return found
 
 
@@ -70,7 +70,7 @@ def _note(bad: Tensor, found: Tensor, what: str, advice: str, problems: Problems
 
 
 def _by_class(values: Any, classes: Array, problems: Problems) -> Any:
-    """The columns of a DataFrame in the order of the classes, where they bear their names."""
+    """The columns of a DataFrame in the order of the classes, if they have the names of the classes."""
     values = as_pandas(values)
     if not isinstance(values, pd.DataFrame):
         return values
@@ -79,7 +79,7 @@ def _by_class(values: Any, classes: Array, problems: Problems) -> Any:
         return values
     if sorted(names) != sorted(wanted):
         problems.add(
-            f"probabilities have the columns {names}, the classes are {wanted}: name all after a class, or none"
+            f"probabilities have the columns {names}, the classes are {wanted}: name all columns after classes, or none"
         )
         return values
     return values.iloc[:, [names.index(name) for name in wanted]]
@@ -91,9 +91,9 @@ def column_names(values: pd.DataFrame) -> tuple[str, ...]:
 
 
 def find_floor(probabilities: Tensor) -> float:
-    """What a probability of zero counts as: half the smallest positive one where there are zeros, else next to nothing.
+    """The value that replaces a probability of zero: half the smallest positive one if there are zeros, otherwise TINY.
 
-    A forest of 100 trees says 0 and means less than 1/100.
+    For example, a forest of 100 trees returns 0 for a probability below 1/100.
     """
     positive = probabilities[probabilities > 0]
     if len(positive) == probabilities.numel() or not len(positive):
@@ -102,7 +102,7 @@ def find_floor(probabilities: Tensor) -> float:
 
 
 def warn_separated(log_proba: Tensor, y: Tensor) -> None:
-    """Warn where no labeled row is mistaken for another class: such probabilities are rarely out-of-sample."""
+    """Warn if all labeled rows are classified correctly: such probabilities are rarely out-of-sample."""
     counts = torch.bincount(y, minlength=log_proba.shape[1])
     if int(counts.min()) < FEWEST_TO_SUSPECT:
         return
@@ -117,7 +117,7 @@ def warn_separated(log_proba: Tensor, y: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Classifier:
-    """Where log p comes from: X itself (`estimator` None), an estimator's probabilities or decisions, or logits."""
+    """The source of log p: X itself (`estimator` None), an estimator's probabilities or decisions, or logits."""
 
     estimator: Any
     classes: Array
@@ -125,11 +125,11 @@ class Classifier:
 
     @property
     def columns(self) -> list[Any]:
-        """What each column is for."""
+        """The meaning of each column."""
         return self.classes.tolist()  # type: ignore[no-any-return]
 
     def log_proba(self, X: Any) -> Tensor:
-        """Log P(y|x), (n, K), each row free up to a constant; raise ValueError that names what is wrong and where."""
+        """log P(y|x), (n, K), each row up to a constant; ValueError if something is wrong, with what and where."""
         if isinstance(self.estimator, nn.Module):
             return self._from_logits(module_outputs(self.estimator, X))
         if self.gives_probabilities:
@@ -139,7 +139,7 @@ class Classifier:
         )
 
     def probabilities(self, X: Any) -> Tensor:
-        """As they are, zeros and all."""
+        """Probabilities, zeros included."""
         problems = Problems("PrevalenceAdjuster")
         values = X if self.estimator is None else self.estimator.predict_proba(without_gaps(X))
         found = read_probabilities(values, np.array(self.columns), problems)
@@ -147,12 +147,12 @@ class Classifier:
         return found
 
     def by_class(self, log_proba: Tensor) -> Tensor:
-        """log P(y|x), (n, K), from what `log_proba` gives."""
+        """log P(y|x), (n, K), from the result of `log_proba`."""
         return log_proba
 
     @property
     def gives_probabilities(self) -> bool:
-        """Whether zeros may come, which need a floor."""
+        """Whether zeros can occur, which need a floor."""
         return self.estimator is None or hasattr(self.estimator, "predict_proba")
 
     def _from_logits(self, logits: Tensor) -> Tensor:
@@ -170,15 +170,15 @@ class Classifier:
         if bad:
             raise ValueError(
                 f"PrevalenceAdjuster: the estimator gives NaN or infinite scores in {len(bad)} row(s), first at row "
-                f"{bad[0]}: mend its inputs there"
+                f"{bad[0]}: correct its inputs there"
             )
         return torch.log_softmax(logits, dim=1)
 
 
 def module_outputs(module: nn.Module, X: Any) -> Tensor:
-    """What a torch module says of rows, in float64 on the CPU, batch by batch in evaluation mode.
+    """The outputs of a torch module, in float64 on the CPU, computed in batches in evaluation mode.
 
-    Floats are read in the precision of its weights, where these are; anything else (bytes of images) as it is.
+    Floats are converted to the precision of its weights; other types (bytes of images) are passed as they are.
     """
     weights = next(module.parameters(), None)
     inputs = without_gaps(X)
@@ -197,7 +197,7 @@ def module_outputs(module: nn.Module, X: Any) -> Tensor:
 
 
 def is_ready(estimator: Any) -> bool:
-    """Whether an estimator can be used as it is: a torch module, one that is frozen, or one that was fitted."""
+    """Whether an estimator can be used as it is: a torch module, a frozen or a fitted one."""
     if isinstance(estimator, nn.Module | FrozenEstimator):
         return True
     try:
@@ -208,7 +208,7 @@ def is_ready(estimator: Any) -> bool:
 
 
 def estimator_problem(estimator: Any) -> str | None:
-    """Why something cannot serve as a classifier."""
+    """The reason why an object cannot be used as a classifier."""
     if estimator is None or isinstance(estimator, nn.Module):
         return None
     if isinstance(estimator, type):
@@ -225,7 +225,7 @@ def estimator_problem(estimator: Any) -> str | None:
 def cross_fit_classifier(
     estimator: Any, X: Any, y: Array, classes: Array, groups: Tensor | None, weight: Array | None, seed: int
 ) -> tuple[Classifier, Tensor]:
-    """Fit an estimator to all rows, and log p of each row by a copy that was fitted without it (groups kept whole)."""
+    """Fit an estimator to all rows; log p of each row comes from a copy that did not see it (groups kept whole)."""
     options = {} if weight is None or not has_fit_parameter(estimator, "sample_weight") else {"sample_weight": weight}
     (X,) = indexable(X)
     counts = np.unique(y, return_counts=True)[1]

@@ -1,7 +1,8 @@
-"""log f from a classifier's probabilities: what they say of x once the prevalence where it was trained is taken out.
+"""log f from a classifier's probabilities, with the prevalence of its training data divided out.
 
-A classifier that saw z gives P_s(y|x,z) = f(x,z) g_s(z) / ..., so log f = log p - log g_s(z) (equation 1). One that did
-not see z gives a statistic of x, and log f(log p, z) is fitted to labeled rows given their g (equation 3).
+A classifier that saw z gives P_s(y|x,z) = f(x,z) g_s(z) / ..., so log f = log p - log g_s(z) (equation 1). A
+classifier that did not see z gives a statistic of x, and log f(log p, z) is fitted to labeled rows given their g
+(equation 3).
 """
 
 from collections.abc import Sequence
@@ -20,10 +21,10 @@ from sitewise.prevalence.additive import features, missing_features
 from sitewise.prevalence.linear import fit_linear
 from sitewise.rows import SiteRows
 
-STRENGTHS = (0.3, 3.0, 30.0, 300.0, 1e4)  # ridge on all that depends on z; the last leaves next to nothing of it
-LEAST_PENALTY = 1e-3  # on the scores' own slopes, so that separable rows keep them finite
+STRENGTHS = (0.3, 3.0, 30.0, 300.0, 1e4)  # ridge penalty on all terms with z; the last one almost removes them
+LEAST_PENALTY = 1e-3  # on the slopes of the scores, which keeps them finite for separable rows
 MISSING_PENALTY = 0.01
-SELECTION_ROWS = 20_000  # on which the strength and what the classifier sees are chosen
+SELECTION_ROWS = 20_000  # rows used to choose the strength and whether the classifier sees z
 
 
 class ScoreRatio(Protocol):
@@ -36,7 +37,7 @@ class ScoreRatio(Protocol):
 
 @dataclass(frozen=True)
 class PooledRatio:
-    """log f = log p - log g_s(z), g_s of all rows the classifier was trained on together."""
+    """log f = log p - log g_s(z), where g_s is the prevalence of all rows of the classifier's training data."""
 
     prevalence: Prevalence
 
@@ -47,10 +48,10 @@ class PooledRatio:
 
 @dataclass(frozen=True)
 class AdditiveRatio:
-    """log f = b(z) + W(z) s, where s = (K-1) contrasts of log p, and b and W are additive in z as g is."""
+    """log f = b(z) + W(z) s, where s are K-1 contrasts of log p; b and W are additive in z, as g is."""
 
     schema: Confounders
-    coefficients: Tensor  # (K, D, K): for 1 and each score, what each feature of z adds to each class
+    coefficients: Tensor  # (K, D, K): for 1 and each score, the effect of each feature of z on each class
     strength: float
 
     def log_ratio(self, log_proba: Tensor, codes: Tensor) -> Tensor:
@@ -61,18 +62,18 @@ class AdditiveRatio:
 
 
 def to_scores(log_proba: Tensor) -> Tensor:
-    """log p without its free constant, (n, K-1); for two classes the log-odds over the square root of two."""
+    """Contrasts of log p, (n, K-1); for two classes the log-odds divided by the square root of two."""
     return centre(log_proba) @ contrasts(log_proba.shape[1])
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ProbabilityRows(SiteRows):
-    """Labeled rows as a ratio is fitted to them; `masked_` is z with some of it hidden, and g there."""
+    """Labeled rows that a ratio is fitted to; `masked_` fields are for z with some of it hidden."""
 
     log_proba: Tensor  # (n, K)
     y: Tensor = field()
     weight: Tensor = field()
-    log_prevalence: Tensor  # (n, K), by a g that saw none of these labels
+    log_prevalence: Tensor  # (n, K), by a g that did not see these labels
     masked_codes: Tensor
     masked_log_prevalence: Tensor
 
@@ -80,10 +81,10 @@ class ProbabilityRows(SiteRows):
 def fit_additive_ratio(
     rows: ProbabilityRows, schema: Confounders, strength: float, *, hidden: bool = True
 ) -> AdditiveRatio:
-    """Fit b and W by penalized maximum likelihood of equation 3: convex, by Newton.
+    """Fit b and W by penalized maximum likelihood of equation 3: a convex problem, solved by Newton's method.
 
-    The rows as they are decide all terms they speak of; the missing columns of variables that are never missing are
-    then fitted with some of z `hidden`, as for g (equation 9).
+    All terms that the rows contain are fitted to the rows as they are. Then the terms for missing values of variables
+    that are never missing are fitted with some of z `hidden`, as for g (equation 9).
     """
     n_classes = rows.log_proba.shape[1]
     basis = contrasts(n_classes)
@@ -118,14 +119,14 @@ def products(scores: Tensor, at_z: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class CrossFitted:
-    """Ratios that did not see the rows they score: rows are known by their numbers."""
+    """Cross-fitted ratios: each scores the rows of its fold, which it did not see; rows are given by number."""
 
     log_proba: Tensor  # (n, K)
     fold: Tensor  # (n,)
     ratios: Sequence[ScoreRatio]
 
     def log_ratio(self, rows: Tensor, codes: Tensor) -> Tensor:
-        """log f of some rows, each by the ratio of its fold, at these codes of theirs."""
+        """log f of rows given by number, each by the ratio of its fold, at these codes of z."""
         found = torch.empty(len(rows), self.log_proba.shape[1], dtype=torch.float64)
         for number, ratio in enumerate(self.ratios):
             inside = self.fold[rows] == number
@@ -133,13 +134,13 @@ class CrossFitted:
         return found
 
     def score(self, numbers: Any, codes: Tensor) -> tuple[Tensor, None, None]:
-        """The same for rows whose X (n, 1) is their number, as `score_held_out` asks for it: there are no features."""
+        """The same for rows whose X (n, 1) is their number, as `score_held_out` needs it; without features."""
         return self.log_ratio(numbers[:, 0], codes), None, None
 
 
 @dataclass(frozen=True)
 class ChosenRatio:
-    """What the classifier was taken to see, its ratio, the same cross-fitted, and the held-out NLL of the choices."""
+    """Whether the classifier sees z, the ratio, its cross-fitted version, and the held-out NLL of each choice."""
 
     sees: str  # "x" or "xz"
     ratio: ScoreRatio
@@ -156,9 +157,9 @@ def fit_ratio(
     calibration: str,
     folds: Sequence[Tensor],
 ) -> ChosenRatio:
-    """Fit log f for a classifier that sees "x", or "xz", or whichever predicts held-out labels better ("auto").
+    """Fit log f for a classifier that sees "x" or "xz"; "auto" takes the one that predicts held-out labels better.
 
-    Without z both are the same: log p less the log prevalence where it was trained.
+    Without z both are the same: log p minus the log prevalence of its training data.
     """
     fold = torch.zeros(len(rows), dtype=torch.int64)
     for number, inside in enumerate(folds):
@@ -196,7 +197,7 @@ def choose_strength(rows: ProbabilityRows, fold: Tensor, schema: Confounders) ->
 
 
 def calibrated_nll(rows: ProbabilityRows, fold: Tensor, raw_log_ratio: Tensor, calibration: str) -> float:
-    """The mean NLL of rows by log-ratios calibrated on the other folds."""
+    """The mean NLL of rows, with log f calibrated on the other folds."""
     total, n_classes = 0.0, raw_log_ratio.shape[1]
     for number in torch.unique(fold).tolist():
         inside, others = fold == number, (fold != number).nonzero().flatten()

@@ -1,1 +1,1 @@
-"""Labeled source rows: read, split, held out; g of their sites, and the regions of z where f cannot be known."""
+"""Labeled source rows: read, split, held out; g of their sites, and regions of z where f is not identified."""

@@ -1,7 +1,7 @@
-"""The balance of f: at every z its mean over source rows must be the same for all classes (section 18).
+"""Balance of f: at each z its mean over source rows must be the same for all classes (section 18).
 
-Of a weak f little is left once g_s(z) is divided out, and an error of g_s is large beside that little: an f out of
-balance looks like another prevalence, at the source itself and wherever it goes.
+If f carries little information, errors of g_s(z) are large compared with it. An unbalanced f looks like another
+prevalence, at the source and at any other site.
 """
 
 from dataclasses import dataclass
@@ -20,29 +20,28 @@ from sitewise.prevalence.linear import fit_linear
 from sitewise.rows import HeldOut
 
 RIDGE = 0.01
-LEAST_SLOPE = 0.1  # of log f, below which there is nothing to balance
-ROWS = 100_000  # are enough
-ROUNDS = 3  # in which the slope of a balanced f and the balance at that slope find each other
+LEAST_SLOPE = 0.1  # slope of log f below which nothing is balanced
+ROWS = 100_000  # the most rows used
+ROUNDS = 3  # alternating steps: the slope of the balanced f, and the balance at that slope
 
 
 @dataclass(frozen=True)
 class Balance:
-    """log h(z) = Σ of one term for each variable, for rows that have all of z; others are left as they are."""
+    """log h(z), a sum of one term for each variable, for rows with all of z; other rows are not changed."""
 
     schema: Confounders
     coefficients: Tensor  # (D, K), each row sums to zero
 
     def log_mean(self, codes: Tensor) -> Tensor:
-        """log h at rows of codes, (n, K), what is to be taken from log f."""
+        """log h at codes, (n, K), to be subtracted from log f."""
         lacking = self.schema.missing(codes).any(dim=1, keepdim=True)
         return torch.where(lacking, 0.0, features(codes, self.schema) @ self.coefficients)
 
 
 def fit_balance(held: HeldOut, schema: Confounders | None, n_classes: int) -> Balance | None:
-    """h(z), the mean of f at z among labeled rows (equation 18a); None where too few of them have all of z.
+    """h(z), the mean of f at z among labeled rows (equation 18a); None if too few rows have all of z.
 
-    g and h are fitted to the very same labels, so that their noise, which is much more than f says where f is weak,
-    does not count.
+    g and h are fitted to the same labels, so that their common noise cancels. It is large compared with a weak f.
     """
     if schema is None or not len(held):
         return None

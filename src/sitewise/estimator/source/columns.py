@@ -1,4 +1,4 @@
-"""Confounders that stand among the columns of X."""
+"""Confounders that are columns of X."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import numpy as np
 
 from sitewise.arrays import Problems, did_you_mean
 
-ABSENT = "confounder_columns names {name!r}, which is no column of X{meant}; its columns are {known}"
-NOT_A_PLACE = "confounder_columns holds {name!r}, but X is an array of {width} columns: give their numbers, from 0"
+ABSENT = "confounder_columns names {name!r}, which is not a column of X{meant}; its columns are {known}"
+NOT_A_PLACE = "confounder_columns holds {name!r}, but X is an array of {width} columns: give column numbers, from 0"
 OTHER_WIDTH = (
     "X has {width} columns; the model was fitted with {fitted}: expected these, or these and the {own} columns of "
     "confounder_columns"
@@ -15,7 +15,7 @@ OTHER_WIDTH = (
 
 
 def split_confounders(X: Any, sample_confounder: Any, columns: Any, model: Any) -> tuple[Any, Any]:
-    """X as the model was fitted with it, and z: that given, else those columns of X, which the model may read too."""
+    """X as at `fit`, and z: the given one, or the named columns of X, which the model may also use as inputs."""
     if columns is None:
         return X, sample_confounder
     names = list(columns)
@@ -38,7 +38,7 @@ def _check_columns(X: Any, names: list[Any]) -> None:
 
 
 def _inputs(X: Any, names: list[Any], model: Any) -> Any:
-    """The columns that the model was fitted with: by name where it knows them, else all, or all but those of z."""
+    """The columns of `fit`: by name if they are known; otherwise all columns, or all except those of z."""
     if hasattr(X, "columns") and hasattr(model, "feature_names_in_"):
         fitted = model.feature_names_in_.tolist()
         return X[fitted] if set(fitted) <= set(X.columns) else X

@@ -1,4 +1,4 @@
-"""Held-out labeled rows as calibration sees them."""
+"""Held-out labeled rows for calibration."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,11 +17,11 @@ ENOUGH_TO_CALIBRATE = 10  # rows of each class
 
 Score = Callable[
     [Inputs, Tensor], tuple[Tensor, Tensor | None, Tensor | None]
-]  # raw log f, features of some rows, their numbers
+]  # raw log f, features of some rows, numbers of these rows
 
 
 def calibrate(held: HeldOut, method: str, n_classes: int) -> Calibration:
-    """Fit the calibration asked for to held-out rows, or as much of it as their labels can bear."""
+    """Fit the chosen calibration to held-out rows, or a simpler one if there are too few labels."""
     return calibrate_rows(held.raw_log_ratio, held.log_prevalence, held.y, held.weight, method, n_classes)
 
 
@@ -35,7 +35,7 @@ def resample(held: HeldOut, calibration: Calibration, n_resamples: int, seed: in
 def calibrate_rows(
     raw_log_ratio: Tensor, log_prevalence: Tensor, y: Tensor, weight: Tensor, method: str, n_classes: int
 ) -> Calibration:
-    """Fit the calibration asked for to rows, or as much of it as their labels can bear."""
+    """Fit the chosen calibration to rows, or a simpler one if there are too few labels."""
     counts = torch.bincount(y, minlength=n_classes)
     if int(counts.min()) < ENOUGH_TO_CALIBRATE and method in ("vector", "bias_corrected"):
         method = "temperature"
@@ -50,9 +50,9 @@ def calibrate_rows(
 def score_held_out(
     rows: LabeledRows, prevalence: RowPrevalence, schema: Confounders | None, score: Score
 ) -> tuple[HeldOut, HeldOut]:
-    """What calibration needs of held-out rows: those with all of z, and all of them with z hidden (equation 6).
+    """The held-out rows for calibration: those with all of z, and all of them with z hidden (equation 6).
 
-    Both are the same where there is no z to hide.
+    Both are the same if there is no z.
     """
 
     def scored(codes: Tensor, chosen: Tensor) -> HeldOut:
@@ -78,7 +78,7 @@ def score_held_out(
 
 
 def smoothed_targets(y: Tensor, counts: Tensor) -> Tensor:
-    """Platt's soft labels: a class with n rows is (n + 1) / (n + 2) certain, which keeps separable data finite."""
+    """Platt's soft labels, (n + 1) / (n + 2) for a class with n rows; separable data then give finite fits."""
     n_classes = len(counts)
     certainty = ((counts + 1) / (counts + 2)).double()[y][:, None]
     return one_hot(y, n_classes).double() * (certainty - (1 - certainty) / (n_classes - 1)) + (1 - certainty) / (

@@ -1,4 +1,4 @@
-"""g for training sites and for held-out data."""
+"""g of training sites and of held-out rows."""
 
 from dataclasses import dataclass
 
@@ -14,30 +14,36 @@ from sitewise.prevalence.linear import NEWTON_LIMIT
 from sitewise.prevalence.pooled import owners
 from sitewise.rows import HeldOut, LabeledRows
 
-ROWS = 100_000  # are enough
+ROWS = 100_000  # the most rows used
 
 
 def fit_prevalence(
-    model: str, rows: LabeledRows, n_classes: int, schema: Confounders | None, knockout: float, seed: int
+    model: str,
+    rows: LabeledRows,
+    n_classes: int,
+    schema: Confounders | None,
+    knockout: float,
+    seed: int,
+    dropout: float = 0.0,
 ) -> Prevalence:
-    """Fit g to labeled rows: the model asked for, additive by default, constant where there is no z."""
+    """Fit g to labeled rows: the chosen model; "auto" is additive, or constant without z."""
     targets = one_hot(rows.y, n_classes).double()
     weight = rows.weight.double()
     if schema is None:
         return fit_constant(targets, weight)
-    family = FAMILIES["additive" if model == "auto" else model]
+    family = FAMILIES["additive" if model == "auto" else model].with_dropout(dropout)
     return family.fit_labels(targets, rows.codes, weight, schema, knockout=knockout, seed=seed)
 
 
 @dataclass(frozen=True)
 class RowPrevalence:
-    """log g of certain rows, each by the model that belongs to it: its site's, or one that did not see its label."""
+    """log g of a fixed set of rows, each by its own model: its site's, or one that did not see its label."""
 
     rows: list[Tensor]
     models: list[Prevalence]
 
     def log_prob(self, codes: Tensor) -> Tensor:
-        """log g of those rows, at these codes of theirs (knocked out or not)."""
+        """log g of these rows at the given codes of z (knocked out or not)."""
         parts = [model.log_prob(codes[rows]) for rows, model in zip(self.rows, self.models, strict=True)]
         order = torch.cat(self.rows)
         return torch.empty_like(torch.cat(parts)).index_copy_(0, order, torch.cat(parts))
@@ -50,8 +56,9 @@ def cross_fit(
     schema: Confounders | None,
     knockout: float,
     seed: int,
+    dropout: float = 0.0,
 ) -> RowPrevalence:
-    """Fit g for each site of held-out rows without the very rows it will be used on."""
+    """Fit g for each site of held-out rows, without the rows that it will be used on."""
     held_rows, models = [], []
     for site in torch.unique(rows.site):
         inside = (rows.site == site).nonzero().flatten()
@@ -61,31 +68,31 @@ def cross_fit(
             others[fold] = False
             held_rows.append(inside[fold])
             source = own.take(others) if others.any() else own
-            models.append(fit_prevalence(model, source, n_classes, schema, knockout, seed))
+            models.append(fit_prevalence(model, source, n_classes, schema, knockout, seed, dropout))
     return RowPrevalence(held_rows, models)
 
 
 def by_site(site: Tensor, models: dict[int, Prevalence]) -> RowPrevalence:
-    """Let every row have its own site's g."""
+    """log g of each row by the model of its site."""
     numbers = torch.unique(site).tolist()
     return RowPrevalence([(site == s).nonzero().flatten() for s in numbers], [models[s] for s in numbers])
 
 
 def describe_source(held: HeldOut, log_ratio: Tensor, pooled: Prevalence, deviation: Tensor | None) -> SitePrior:
-    """The source's g with the error of f: held-out groups count as groups, and labels that f does not explain (18b)."""
+    """The source's g with the error of f: the effective number of held-out groups, and what f leaves open (18b)."""
     missing = missing_information(log_ratio, pooled.log_prob(held.codes), held.weight)
     return SitePrior(pooled, deviation=deviation, n_source=min(effective_rows(held), ROWS), missing=missing)
 
 
 def effective_rows(held: HeldOut) -> float:
-    """How many independent rows the held-out ones are worth: groups, not rows, where there are groups."""
+    """The effective number of held-out rows; groups count instead of rows if there are groups."""
     unit = torch.arange(len(held)) if held.groups is None else torch.unique(held.groups, return_inverse=True)[1]
     mass = torch.zeros(int(unit.max()) + 1, dtype=torch.float64).index_add_(0, unit, held.weight)
     return float(mass.sum() ** 2 / mass.square().sum())
 
 
 def between_sites(rows: LabeledRows, n_classes: int, schema: Confounders | None) -> Tensor | None:
-    """How far sites differ in the coefficients of g(z), (D,) variances; None where one site cannot tell."""
+    """Variances (D,) between sites of the coefficients of g(z); None if there is one site only."""
     if schema is None or len(torch.unique(rows.site)) < 2 or len(owners(schema)) * (n_classes - 1) > NEWTON_LIMIT:
         return None
     return pool_sites(

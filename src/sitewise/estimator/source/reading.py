@@ -1,4 +1,4 @@
-"""What the caller hands to an estimator, read and checked: inputs, classes, sites, confounders, groups, weights."""
+"""Read and check the arguments of an estimator: inputs, classes, sites, confounders, groups, weights."""
 
 import warnings
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ NOT_NUMBERS = (
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Checked training data: rows in order, the names behind their site numbers, classes, schema of z."""
+    """Checked training data: rows, names of the sites, classes, schema of z."""
 
     rows: LabeledRows
     site_names: list[Any]
@@ -55,8 +55,8 @@ class TrainingData:
 def read_inputs(estimator: BaseEstimator, X: Any, *, reset: bool) -> Inputs:
     """Read X: a table (n, d), or images (n, C, H, W) or (n, H, W), uint8 or floats.
 
-    Tables go through scikit-learn's own checks, feature names included. Floats stay as precise as they are, and
-    packed images on the disk.
+    Tables are checked by scikit-learn, feature names included. Floats keep their precision, and packed images stay on
+    disk.
     """
     if is_stored(X):
         return _read_stored(estimator, X, reset)
@@ -74,11 +74,11 @@ def read_inputs(estimator: BaseEstimator, X: Any, *, reset: bool) -> Inputs:
         raise
     if reset:
         estimator.input_shape_ = None
-    return torch.tensor(np.ascontiguousarray(table))  # tensors know no negative strides
+    return torch.tensor(np.ascontiguousarray(table))  # tensors have no negative strides
 
 
 def without_gaps(X: Any) -> Any:
-    """X as it is; ValueError where entries are masked or cannot be read as they stand."""
+    """X unchanged; ValueError if entries are masked or X cannot be read as an array."""
     try:
         refuse_masked(X)
         return plain_tensor(X) if isinstance(X, Tensor) else X
@@ -87,7 +87,7 @@ def without_gaps(X: Any) -> Any:
 
 
 def _refuse_text(name: str, table: Any) -> None:
-    """Raise ValueError where columns of a frame hold something else than numbers, with what to do about them."""
+    """Raise ValueError with advice if columns of a frame are not numeric."""
     problems = Problems(name)
     for column in table.columns if isinstance(table, pd.DataFrame) else ():
         numbers = pd.to_numeric(table[column].astype(object), errors="coerce")
@@ -108,13 +108,13 @@ def _read_images(estimator: BaseEstimator, values: Array, reset: bool) -> Tensor
 
 def _read_stored(estimator: BaseEstimator, images: Any, reset: bool) -> StoredImages:
     if np.dtype(images.dtype) != np.uint8:
-        raise ValueError(f"X must hold bytes (uint8) to stay on the disk, got {images.dtype}: give an array of it")
+        raise ValueError(f"X must hold bytes (uint8) to stay on disk, got {images.dtype}: pass it as an array")
     _check_shape(estimator, images.shape, reset)
     return StoredImages(images, verbose=getattr(estimator, "verbose", None))
 
 
 def _check_shape(estimator: BaseEstimator, whole: tuple[int, ...], reset: bool) -> None:
-    """See that there are images, and that they are like those of the fit."""
+    """Check that there are images, and that they have the shape of those at fit."""
     if whole[0] == 0:
         raise ValueError("X is empty: at least one image is needed")
     shape = tuple(whole[1:])
@@ -129,7 +129,7 @@ def _check_shape(estimator: BaseEstimator, whole: tuple[int, ...], reset: bool) 
 def read_training_data(
     X: Inputs, y: Any, sample_domain: Any, sample_confounder: Any, groups: Any, sample_weight: Any
 ) -> TrainingData:
-    """Check everything beside X; one error names all that is wrong."""
+    """Read and check everything except X; one error lists all problems."""
     problems = Problems("fit")
     classes, target = read_classes(y, problems)
     names, site = read_domain(sample_domain, len(X), problems)
@@ -158,7 +158,7 @@ def read_training_data(
 
 
 def read_classes(y: Any, problems: Problems) -> tuple[Array, Array]:
-    """The sorted classes and every row's class number."""
+    """The sorted classes, and the class number of each row."""
     labels = column_or_1d(_labels(y), warn=True)
     missing = pd.isna(labels)
     if not missing.any():
@@ -175,14 +175,14 @@ def read_classes(y: Any, problems: Problems) -> tuple[Array, Array]:
 
 
 def _labels(y: Any) -> Any:
-    """y as scikit-learn reads it, masked labels as missing ones."""
+    """y as scikit-learn reads it, with masked labels as missing."""
     if isinstance(y, np.ma.MaskedArray):
         return pd.Series(y).to_numpy() if y.ndim == 1 else y
     return plain_tensor(y).cpu().numpy() if isinstance(y, Tensor) else y
 
 
 def read_domain(sample_domain: Any, n_rows: int, problems: Problems) -> tuple[list[Any], Tensor]:
-    """The sites' names in order and every row's site number; one site where no names are given."""
+    """The names of the sites in order, and the site number of each row; one site if no names are given."""
     if sample_domain is None:
         return ["site"], torch.zeros(n_rows, dtype=torch.int64)
     column = read_column(sample_domain, "sample_domain", n_rows, problems)
@@ -196,7 +196,7 @@ def read_domain(sample_domain: Any, n_rows: int, problems: Problems) -> tuple[li
 
 
 def read_partial_labels(y: Any, classes: Array, n_rows: int, problems: Problems) -> Tensor | None:
-    """Class numbers as floats, NaN where a label is missing; None where there are no labels."""
+    """Class numbers as floats, NaN where a label is missing; None if there are no labels."""
     column = None if y is None else read_column(y, "y", n_rows, problems)
     if column is None:
         return None
@@ -214,7 +214,7 @@ def read_partial_labels(y: Any, classes: Array, n_rows: int, problems: Problems)
 
 @dataclass(frozen=True)
 class SiteSummary:
-    """A training site: its rows, and how many of them are of each class."""
+    """A training site: its number of rows, and of rows of each class."""
 
     name: Any
     n_rows: int
@@ -223,7 +223,7 @@ class SiteSummary:
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """The training data: its sites, and a hash by which the same data is known again."""
+    """The training data: its sites, and a hash that identifies the data."""
 
     sites: tuple[SiteSummary, ...]
     fingerprint: str
@@ -236,7 +236,7 @@ class TrainingSummary:
 
 
 def summarize_training(data: TrainingData) -> TrainingSummary:
-    """Count rows and classes of every site."""
+    """Count rows and classes of each site."""
     rows, n_classes = data.rows, len(data.classes)
     counts = [torch.bincount(rows.y[rows.site == s], minlength=n_classes) for s in range(len(data.site_names))]
     sites = zip(data.site_names, counts, strict=True)

@@ -1,4 +1,4 @@
-"""Regions of z where f cannot be known, for some class never occurs there in training."""
+"""Regions of z where f is not identified, because some class never occurs there in training."""
 
 import warnings
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from torch import Tensor
 from sitewise.confounders import Categorical, Confounders
 from sitewise.rows import LabeledRows
 
-EXPECTED_ROWS = 10.0  # that many of a class were to be expected in a level before their absence means anything
+EXPECTED_ROWS = 10.0  # expected rows of a class in a level, above which their absence is not chance
 KEPT = (
-    "at {where} class {label!r} never occurs at any training site, so f says nothing about it there: "
+    "at {where} class {label!r} never occurs at any training site, so f is not identified there: "
     "the training prevalence is kept in {count} row(s)"
 )
 
@@ -26,9 +26,9 @@ class Region:
 
 
 def find_unsupported(rows: LabeledRows, n_classes: int, schema: Confounders | None) -> tuple[Region, ...]:
-    """Levels where a class is absent from all training sites though its overall share would have made it appear.
+    """Levels where a class is absent from all training sites although rows of it were expected from its overall share.
 
-    There f has never seen the class: its ratio is not identified, whatever the network says.
+    f has never seen the class there: the ratio is not identified, whatever the network returns.
     """
     regions = []
     for j, variable in enumerate(() if schema is None else schema.variables):
@@ -45,17 +45,21 @@ def find_unsupported(rows: LabeledRows, n_classes: int, schema: Confounders | No
 
 
 def in_regions(codes: Tensor, regions: tuple[Region, ...]) -> Tensor:
-    """Tell which rows lie in an unsupported region."""
+    """Which rows lie in an unsupported region, (n,)."""
     inside = torch.zeros(len(codes), dtype=torch.bool)
     for region in regions:
         inside |= codes[:, region.variable] == region.code
     return inside
 
 
-def warn_kept(codes: Tensor, regions: tuple[Region, ...], schema: Confounders, classes: list[object]) -> None:
-    """Say where the training prevalence is kept, and why."""
-    for region in regions:
-        count = int((codes[:, region.variable] == region.code).sum())
+def region_counts(codes: Tensor, regions: tuple[Region, ...]) -> list[int]:
+    """How many rows lie in each region."""
+    return [int((codes[:, region.variable] == region.code).sum()) for region in regions]
+
+
+def warn_kept(counts: list[int], regions: tuple[Region, ...], schema: Confounders, classes: list[object]) -> None:
+    """Warn where the training prevalence is kept, with the reason."""
+    for region, count in zip(regions, counts, strict=True):
         variable = schema.variables[region.variable]
         assert isinstance(variable, Categorical)
         if count:

@@ -1,7 +1,7 @@
-"""What adapting to labeled rows, as if they had no labels, teaches about the next site (section 19 of docs/maths.md).
+"""The prior of a new site, learned by adapting to labeled rows as if they had no labels (section 19 of docs/maths.md).
 
 A unit is one rehearsal: the rows of a training site that f, g and calibration did not see, or held-out rows of all
-sites, where nothing has shifted. From several units come the few numbers of a new site's prior.
+sites, where nothing has shifted. Several units give the few numbers of a new site's prior.
 """
 
 import math
@@ -31,19 +31,19 @@ from sitewise.prevalence.prior import (
     student_scale,
 )
 
-ROWS = 1000  # of a unit are enough to learn from, evenly spread
-TRUSTED = (0.0, 10.0, 30.0, 100.0, 300.0, 1000.0, math.inf)  # rows, to choose from
+ROWS = 1000  # the most rows of a unit, evenly spread
+TRUSTED = (0.0, 10.0, 30.0, 100.0, 300.0, 1000.0, math.inf)  # numbers of trusted rows to choose from
 SLOPES = tuple(float(value) for value in np.geomspace(0.1, 1.6, 13))
 NODES, FACTORS, SAMPLES = 49, 15, 512
-FINEST = 0.5  # log-odds over which the grid of levels is even; beyond, its steps grow in proportion
+FINEST = 0.5  # log-odds up to which the steps of the grid of levels are equal; beyond, they grow in proportion
 REACH = 16.0
-WIDE_LEVEL = 3.0  # scale of the level, in log-odds, at a site that is said to be very different
-BOUND = 9.0  # log-odds beyond which an estimated level has run away
-FARTHEST = 6.0  # log-odds that a unit's level is shifted by, at most
+WIDE_LEVEL = 3.0  # scale of the level, in log-odds, of a very different site
+BOUND = 9.0  # log-odds beyond which an estimated level has diverged
+FARTHEST = 6.0  # the largest shift of a unit's level, in log-odds
 
 
 def _shifts() -> list[tuple[float, float]]:
-    """Shifts of the level in units of its scale, with their shares of Student's prior: none, and three each way."""
+    """Shifts of the level in units of its scale, with their prior probabilities (Student's t): 0 and three each way."""
     edges = [*student.cdf([1.0, 2.5, 5.0], FREEDOM).tolist(), 1.0]
     tails = [(student.ppf((low + high) / 2.0, FREEDOM), high - low) for low, high in pairwise(edges)]
     return [(0.0, 2.0 * edges[0] - 1.0), *((sign * float(at), float(share)) for at, share in tails for sign in (1, -1))]
@@ -54,15 +54,15 @@ SHIFTS = _shifts()
 
 @dataclass(frozen=True)
 class Unit:
-    """One rehearsal's rows: calibrated log f, log g as trained, labels and weights."""
+    """The rows of one rehearsal: calibrated log f, log g as trained, labels and weights."""
 
     name: str
     log_ratio: Tensor  # (n, K)
     log_prevalence: Tensor  # (n, K)
     y: Tensor  # (n,)
     weight: Tensor  # (n,)
-    tempering: float  # of the likelihood, for f's own error
-    shifted: bool = True  # whether it is another site than those f comes from
+    tempering: float  # of the likelihood, for the error of f
+    shifted: bool = True  # whether it is a site that f was not trained on
 
     @classmethod
     def of(
@@ -76,7 +76,7 @@ class Unit:
         *,
         shifted: bool,
     ) -> "Unit":
-        """Take some of the rows where they are many: a site of that size is rehearsed."""
+        """A unit of at most ROWS rows."""
         rows = evenly(len(y), ROWS)
         own = weight[rows].double()
         tempering = prior.tempering(float(own.sum()))
@@ -96,16 +96,18 @@ class Unit:
 
     @cached_property
     def share(self) -> Tensor:
-        """The weights, summing to one."""
+        """The weights, normalized to sum to one."""
         return self.weight / self.weight.sum()
 
     def level(self, slope: float = 1.0) -> tuple[Tensor, Tensor, float]:
-        """The shift of the level (K-1,) in contrasts that its labels ask for, its covariance, and the NLL there."""
+        """The shift of the level (K-1,), in contrasts, fitted to the labels; its covariance; and the NLL there."""
         offset = slope * self.log_ratio + self.log_prevalence
         design = torch.ones(len(self.y), 1, dtype=torch.float64)
         weight = self.weight
         totals = (self.labels * (1.0 - 1e-9) + 1e-9 / self.n_classes) * weight[:, None]
-        penalty = torch.full((1,), 0.25, dtype=torch.float64)  # half a row a class: one class only stays finite
+        penalty = torch.full(
+            (1,), 0.25, dtype=torch.float64
+        )  # half a row of each class, so one class alone stays finite
         found = fit_linear(totals, weight, design, penalty, offset).point
         log_p = torch.log_softmax(offset + found @ contrasts(self.n_classes).T, dim=1)
         curvature = information(design, weight, log_p.exp()) + 0.25 * torch.eye(len(found))
@@ -113,27 +115,27 @@ class Unit:
 
     @cached_property
     def labeled_level(self) -> tuple[Tensor, Tensor, float]:
-        """`level` with log f as it is."""
+        """`level` with slope one."""
         return self.level()
 
     @cached_property
     def slope_losses(self) -> Tensor:
-        """The NLL at every slope of log f, the level being the best for each."""
+        """The NLL at each slope of log f, with the best level for each."""
         return torch.tensor([self.level(slope)[2] for slope in SLOPES], dtype=torch.float64)
 
     @cached_property
     def nodes(self) -> "Nodes":
-        """Where factor and level are looked at."""
+        """The grid of factors and levels for the integrals."""
         return _grid_nodes(self) if self.n_classes == 2 else _sampled_nodes(self)
 
     @cached_property
     def row_log_likelihood(self) -> Tensor:
-        """log Σ_y f_y g_y of every row at every node, (n, M)."""
+        """log Σ_y f_y g_y of each row at each node, (n, M)."""
         joint = self.log_ratio[:, None, :] + self.nodes.log_prevalence(self.log_prevalence, self.share)
         return torch.logsumexp(joint, dim=2)
 
     def predictions(self, slope: float) -> tuple[Tensor, Tensor]:
-        """P(y|x,z) at every node, (n, M K), and that of the rows' own classes, (n, M)."""
+        """P(y|x,z) at each node, (n, M K), and that of the true classes, (n, M)."""
         if slope not in self._predictions:
             self._predictions.clear()
             g = self.nodes.log_prevalence(self.log_prevalence, self.share)
@@ -148,7 +150,7 @@ class Unit:
 
     @cached_property
     def unlabeled_level(self) -> tuple[Tensor, Tensor] | None:
-        """The shift of the level that the rows without labels ask for, (K-1,), and its variances; None at a bound."""
+        """The posterior mean (K-1,) and variances of the shift of the level without labels; None at a bound."""
         nodes = self.nodes
         log_likelihood = self.tempering * (self.weight @ self.row_log_likelihood)
         weight = torch.softmax(log_likelihood + nodes.log_volume + nodes.log_factor(USUAL_FACTOR), dim=0)
@@ -158,14 +160,22 @@ class Unit:
         mean = weight @ level
         return mean, weight @ (level - mean) ** 2
 
+    @cached_property
+    def loss_as_trained(self) -> float:
+        """The NLL of the model as trained."""
+        log_p = combine(self.log_ratio, self.log_prevalence)
+        return float(-(self.share @ (self.labels * log_p).sum(1)))
+
     def loss(self, numbers: "Numbers") -> float:
-        """The NLL of averaged predictions at this unit as it is."""
+        """The NLL of what is predicted at this unit as it is."""
+        if not numbers.trusted_rows and not numbers.averaged:
+            return self.loss_as_trained
         return float(self.share @ self._row_losses(numbers, (numbers.trusted_rows,), None)[0][:, 0])
 
     def _row_losses(self, numbers: "Numbers", trusted: tuple[float, ...], tilt: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Every row's loss for several numbers of trusted rows (n, choices), and the rows' shares (n,).
+        """The loss of each row for several numbers of trusted rows (n, choices), and the shares of the rows (n,).
 
-        The unit is drawn again so that the odds of its classes are tilted (K,).
+        With a `tilt` (K,), rows are reweighted so that the log-odds of the classes change by it.
         """
         weight = self.weight if tilt is None else self.weight * tilt.exp()[self.y]
         weight = weight * (self.weight.sum() / weight.sum())
@@ -183,9 +193,9 @@ class Unit:
         return -averaged.clamp_min(1e-12).log(), share
 
     def losses(self, numbers: "Numbers") -> tuple[Tensor, Tensor]:
-        """For every number of trusted rows: the loss averaged over the prior of the level, and the harm done.
+        """For each number of trusted rows: the loss averaged over the prior of the level, and the harm.
 
-        Harm is how much more the unit as it is loses than without trusting its rows, beyond the standard error.
+        Harm is the loss of the unit as it is, above its loss without trusting its rows, minus the standard error.
         """
         own, share = self._row_losses(numbers, TRUSTED, None)
         more = own - own[:, :1]
@@ -203,7 +213,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Numbers:
-    """What rehearsals teach: the sizes of a new site's prior, and how far its rows are believed."""
+    """What rehearsals teach: the scales of a new site's prior, and how many of its rows to trust."""
 
     level_scale: float = USUAL_LEVEL
     factor_scale: float = USUAL_FACTOR
@@ -212,6 +222,7 @@ class Numbers:
     level_error: float = 0.0
     trusted_rows: float = math.inf
     wide_trusted_rows: float = math.inf
+    averaged: bool = False  # over the prior, where no rows are trusted; otherwise the model stays as trained
 
     def put_into(self, prior: SitePrior) -> SitePrior:
         """The prior with these numbers."""
@@ -220,9 +231,9 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Nodes:
-    """Factors (M,) and shifts of the level (M, K) with the log of the volume that each stands for.
+    """Factors (M,) and shifts of the level (M, K), with the log of the volume around each node.
 
-    Every factor has the same `n_levels` shifts, one factor after the other.
+    All factors have the same `n_levels` shifts, in the order of the factors.
     """
 
     factor: Tensor
@@ -231,7 +242,7 @@ class Nodes:
     n_levels: int
 
     def log_prevalence(self, log_g: Tensor, share: Tensor) -> Tensor:
-        """log g of rows at every node, (n, M, K), from log g as trained (n, K)."""
+        """log g of rows at each node, (n, M, K), from log g as trained (n, K)."""
         shape = log_g - log_g.mean(dim=1, keepdim=True)
         centre = share @ shape
         logits = self.factor[:, None] * (shape - centre)[:, None, :] + centre + self.level
@@ -242,13 +253,13 @@ class Nodes:
         return -0.5 * ((self.factor - 1.0) / scale) ** 2
 
     def log_prior(self, numbers: Numbers, centre: Tensor) -> Tensor:
-        """The log prior of every node, (M,), for a prior around a shift (K,)."""
+        """The log prior of each node, (M,), centred at a shift (K,)."""
         squares = 2.0 * (self.level - centre).square().sum(1) / numbers.level_scale**2
         student = -0.5 * (FREEDOM + self.level.shape[1] - 1.0) * torch.log1p(squares / FREEDOM)
         return student + self.log_factor(numbers.factor_scale) + self.log_volume
 
     def located(self, numbers: Numbers, predicted: Tensor, as_trained: Tensor) -> Tensor:
-        """The log prior whose mean of predictions (M, K) is that of the model as trained (K,)."""
+        """The log prior, centred so that the mean prediction (M, K) is that of the model as trained (K,)."""
         n_classes = len(as_trained)
         wanted = as_trained.clamp_min(1e-12).log()
 
@@ -270,7 +281,7 @@ class Nodes:
         return self.log_prior(numbers, centre)
 
     def convolved(self, log_likelihood: Tensor, error: float) -> Tensor:
-        """Log-likelihoods (M, choices) of levels that are those of the rows give or take a normal error."""
+        """Log-likelihoods (M, choices) of levels, convolved with a normal error of the level."""
         if error < 0.02:
             return log_likelihood
         by_factor = log_likelihood.reshape(-1, self.n_levels, log_likelihood.shape[1])
@@ -279,7 +290,7 @@ class Nodes:
         return (mixed.clamp_min(torch.finfo(mixed.dtype).tiny).log() + highest).reshape(log_likelihood.shape)
 
     def _kernel(self, error: float) -> Tensor:
-        """The shares (n_levels, n_levels) with which levels stand for one that was estimated with a normal error."""
+        """The matrix (n_levels, n_levels) of that convolution."""
         if error not in self._kernels:
             level = self.level[: self.n_levels]
             apart = torch.cdist(level, level, compute_mode="donot_use_mm_for_euclid_dist")
@@ -292,7 +303,7 @@ class Nodes:
 
 
 def _grid_nodes(unit: Unit) -> Nodes:
-    """Two classes: log-odds fine around no shift and coarse far from it, times a few factors."""
+    """Two classes: a grid of log-odds, fine near zero and coarse far from it, times a few factors."""
     end = math.asinh(REACH / FINEST)
     odds = FINEST * torch.sinh(torch.linspace(-end, end, NODES, dtype=torch.float64))
     volume = torch.gradient(odds)[0]
@@ -304,7 +315,7 @@ def _grid_nodes(unit: Unit) -> Nodes:
 
 
 def _sampled_nodes(unit: Unit) -> Nodes:
-    """More classes: levels spread as the usual prior is, the factor as trained."""
+    """More classes: levels drawn from the usual prior, factor one."""
     width = unit.n_classes - 1
     uniform = np.clip(qmc.Sobol(width + 1, seed=0).random(SAMPLES)[1:], 1e-6, 1 - 1e-6)
     normal = torch.tensor(norm.ppf(uniform[:, :-1]))
@@ -326,7 +337,7 @@ def learn_numbers(units: list[Unit]) -> Numbers:
         level, covariance, _ = unit.labeled_level
         squares.append(2.0 * float((level.square().sum() - covariance.trace()).clamp_min(0.0)) / width)
         estimated = unit.unlabeled_level
-        if estimated is not None:  # one at a bound does not tell how large an error is
+        if estimated is not None:  # an estimate at a bound does not show the size of its error
             away = (estimated[0] - level).square().sum() - estimated[1].sum() - covariance.trace()
             errors.append(2.0 * float(away.clamp_min(0.0)) / width)
         factors.append(_factor_excess(unit))
@@ -343,11 +354,21 @@ def learn_numbers(units: list[Unit]) -> Numbers:
         numbers,
         trusted_rows=_learn_trust(units, numbers),
         wide_trusted_rows=_expected_trust(sites, wide) if sites else math.inf,
+        averaged=_averaging_helps(sites, numbers),
     )
 
 
+def _averaging_helps(sites: list[Unit], numbers: Numbers) -> bool:
+    """Whether predictions averaged over the prior, without any rows, are better than the model as trained on average.
+
+    Only sites can tell: rows of the same population have no level of their own.
+    """
+    without = replace(numbers, trusted_rows=0.0, averaged=True)
+    return sum(unit.loss(without) - unit.loss_as_trained for unit in sites) < 0.0
+
+
 def _learn_trust(units: list[Unit], numbers: Numbers) -> float:
-    """How many of a new site's rows to trust: what does good at the sites, and no harm to rows without a shift."""
+    """The number of a new site's rows to trust: it lowers the loss at sites and does no harm without a shift."""
     harmless = [_harmless(unit.losses(numbers)[1]) for unit in units if not unit.shifted]
     sites = [unit.losses(numbers) for unit in units if unit.shifted]
     trusted = _best_trust(*(torch.stack(part) for part in zip(*sites, strict=True))) if sites else math.inf
@@ -355,13 +376,13 @@ def _learn_trust(units: list[Unit], numbers: Numbers) -> float:
 
 
 def _expected_trust(sites: list[Unit], numbers: Numbers) -> float:
-    """How many rows to trust at a site that is drawn from the prior: the choice with the least expected loss."""
+    """The number of rows to trust at a site drawn from the prior: the one with the smallest expected loss."""
     averages = torch.stack([unit.losses(numbers)[0] for unit in sites]).mean(0)
     return TRUSTED[int(averages.argmin())]
 
 
 def _factor_excess(unit: Unit) -> float:
-    """The squared distance of the labels' own factor on the shape from one, beyond its sampling error."""
+    """The squared distance from one of the factor on the shape, fitted to labels, minus its sampling variance."""
     nodes = unit.nodes
     if float(nodes.factor.amax()) <= 1.0:
         return USUAL_FACTOR**2
@@ -377,7 +398,7 @@ def _factor_excess(unit: Unit) -> float:
 
 
 def _best_slope(losses: Tensor) -> float:
-    """The slope with the least mean loss, between the grid's points by a parabola in its log."""
+    """The slope with the smallest mean loss, interpolated by a parabola in its logarithm."""
     best = int(losses.argmin())
     if best in (0, len(SLOPES) - 1):
         return SLOPES[best]
@@ -388,13 +409,13 @@ def _best_slope(losses: Tensor) -> float:
 
 
 def _slope_scale(sites: list[Unit], slope: float) -> float:
-    """The spread of the log of the slope between sites around the common one, beyond sampling error."""
+    """The standard deviation of the log slope between sites around the common one, beyond sampling error."""
     excess = [_slope_excess(unit, slope) for unit in sites]
     return math.sqrt((USUAL_SITES * USUAL_SLOPE**2 + sum(excess)) / (USUAL_SITES + len(excess)))
 
 
 def _slope_excess(unit: Unit, slope: float) -> float:
-    """The squared distance of the labels' own log slope from a given one, beyond its sampling error."""
+    """The squared distance of the unit's log slope from a given one, minus its sampling variance."""
     best = min(max(int(unit.slope_losses.argmin()), 1), len(SLOPES) - 2)
     before, at, after = unit.slope_losses[best - 1 : best + 2].tolist()
     step = math.log(SLOPES[1] / SLOPES[0])
@@ -404,17 +425,17 @@ def _slope_excess(unit: Unit, slope: float) -> float:
 
 
 def _harmless(harms: Tensor) -> float:
-    """The most rows that can be trusted where nothing has shifted without any harm (choices,) beyond chance."""
+    """The largest number of trusted rows that does no harm (choices,) where nothing has shifted."""
     first = (harms > 0).nonzero().flatten()
     return TRUSTED[int(first[0]) - 1] if len(first) else math.inf
 
 
 def _best_trust(averages: Tensor, harms: Tensor) -> float:
-    """How many of a new site's rows to trust, from average losses and harms (units, choices) of every choice.
+    """The number of a new site's rows to trust, from average losses and harms (units, choices).
 
-    A choice costs its mean loss and the harm it does to the unit that it harms most. None are trusted, unless some
-    choice is better than that by a standard error between units (Student's, for they are few); then as many as cost no
-    more, within a standard error, than the best choice does.
+    The cost of a choice is its mean loss plus the harm at the unit that it harms most. No rows are trusted unless some
+    choice is better than that by a standard error between units (by Student's t, because units are few). Then the
+    largest number is taken whose cost is within a standard error of the best.
     """
     gain, count = averages - averages[:, :1], len(averages)
     few = student.ppf(norm.cdf(1.0), count - 1) / math.sqrt(count) if count > 1 else 0.0

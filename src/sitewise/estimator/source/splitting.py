@@ -1,4 +1,4 @@
-"""Which rows: those held out, those of each fold, and an even choice of a few."""
+"""Choose rows: held-out rows, folds, and evenly spread subsets."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ CROSS_FIT_FOLDS = 5
 
 
 def split_validation(data: TrainingData, validation: Any, seed: int) -> tuple[Tensor, Tensor]:
-    """Row numbers to train on and to hold out: a share of each site and class, groups kept whole, or one whole site."""
+    """Row numbers to train on and to hold out: a share of each site and class (groups kept whole), or one site."""
     everything = torch.arange(len(data.rows))
     if validation is None or (not isinstance(validation, str) and validation == 0):
         return everything, everything[:0]
@@ -37,14 +37,14 @@ def split_validation(data: TrainingData, validation: Any, seed: int) -> tuple[Te
         names = torch.unique(units[inside]).numpy()
         chosen = rng.permutation(names)[: int(validation * len(names))]
         held |= inside & torch.isin(units, torch.tensor(chosen, dtype=units.dtype))
-    # A group at several sites goes where its first site sent it.
+    # A group with rows at several sites goes where its first site puts it.
     if groups is not None:
         held = torch.isin(groups, torch.unique(groups[held]))
     return everything[~held], everything[held]
 
 
 def folds(rows: SiteRows, seed: int) -> list[Tensor]:
-    """Rows of each fold to fit without: groups kept whole, every row in one fold."""
+    """The rows of each fold: groups are kept whole, and each row is in one fold."""
     units = torch.arange(len(rows)) if rows.groups is None else torch.unique(rows.groups, return_inverse=True)[1]
     n_units = int(units.max()) + 1
     order = torch.tensor(np.random.default_rng(seed).permutation(n_units))
@@ -53,5 +53,5 @@ def folds(rows: SiteRows, seed: int) -> list[Tensor]:
 
 
 def evenly(n_rows: int, at_most: int) -> Tensor:
-    """Row numbers spread evenly over n rows, all of them where they are few."""
+    """Row numbers spread evenly over n rows; all of them if there are at most `at_most`."""
     return torch.arange(n_rows) if n_rows <= at_most else torch.arange(at_most) * n_rows // at_most

@@ -1,4 +1,4 @@
-"""A site's rows that lack z: the joint model or knockout, as held-out labels and left-out likelihood say."""
+"""Choose between joint model and knockout for rows that lack z, by held-out labels and left-out likelihood."""
 
 import warnings
 from dataclasses import replace
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 MISSING = ("auto", "knockout", "joint")
 JUDGED_ROWS = 1000
-WORSE = 1.2  # times the NLL of knockout is much: some more is the price of going without its assumption
-UNSEEN = 0.25  # of the training rows at z where some class is absent: f is a guess at too much of z
-MARGIN = 1.0  # of left-out log-likelihood by which the joint model must be better
+WORSE = 1.2  # times the NLL of knockout; the joint model may be a little worse, because it assumes less
+UNSEEN = 0.25  # share of the training rows at z where some class is absent, above which f is unknown at too much of z
+MARGIN = 1.0  # difference of left-out log-likelihood by which the joint model must be better
 NO_JOINT = "missing='joint' needs confounders in training, and some rows that have all of them: use missing='auto'"
 
 
 def fit_site_joint(model: "GPAClassifier", X: Inputs, given: SiteRows) -> JointEstimate | None:
-    """The site's joint of (z, y) from all its rows, known labels and known parts of z counted in.
+    """The site's joint P(z, y), estimated from all its rows; known labels and known parts of z are used.
 
-    None where the model is to go without: `missing="knockout"`; or, for "auto", some rows have all of z and g(z) is
-    the better known from them, or held-out labels or left-out rows without z speak for knockout.
+    None if the model uses knockout: for `missing="knockout"`; and for "auto" if some rows have all of z, which
+    determine g(z) better, or if the joint model is not better by held-out labels and left-out likelihood.
     """
     if model.missing == "joint" and model.joint_ is None:
         raise ValueError(NO_JOINT)
@@ -61,11 +61,11 @@ def fit_site_joint(model: "GPAClassifier", X: Inputs, given: SiteRows) -> JointE
 
 
 def judged(model: "GPAClassifier", held: LabeledRows) -> JointModel | None:
-    """The model's joint model, trusted unless it predicts held-out labels without z much worse than knockout does.
+    """The joint model, marked as trusted unless it predicts held-out labels without z much worse than knockout.
 
-    Left-out likelihood of x can't tell: whoever models a shift of z has the higher one, however bad f is there. Both
-    estimate from the held-out x alone, as at a new site. Nor is it trusted where some class is absent at much of z: f
-    is a guess there, which held-out rows of the same sites don't show.
+    The left-out likelihood of x cannot decide this: models with shifting z always have the higher one, even if f is
+    bad. Both are estimated from the held-out x alone, as at a new site. The joint model is not trusted either if some
+    class is absent at much of z: f is unknown there, and held-out rows of the same sites do not show it.
     """
     joint = model.joint_
     if joint is None:
@@ -78,7 +78,7 @@ def judged(model: "GPAClassifier", held: LabeledRows) -> JointModel | None:
     blank = joint.bank.schema.missing_codes().expand(len(few), -1)
     weight = few.weight.double()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is not identified among held-out rows is nobody's concern
+        warnings.simplefilter("ignore")  # whether held-out rows identify the estimate is irrelevant here
         ratios = joint_log_ratio(model, few.X, blank)
         site = estimate_joint(ratios, prior=joint.prior, sample_weight=weight)
         log_f = model.calibrated_log_ratio(few.X, blank)
@@ -94,9 +94,10 @@ def judged(model: "GPAClassifier", held: LabeledRows) -> JointModel | None:
 
 
 def share_unseen(prior: Tensor, possible: Tensor, n_rows: int) -> float:
-    """The share of the training population at points where some class is absent though it was to be expected.
+    """The share of the training population at points where some class is absent although it was expected.
 
-    `prior` (M, K) is P_s(z_m, y) and `possible` (M, K) says where f has seen the class; of the population n rows.
+    `prior` (M, K) is P_s(z_m, y), `possible` (M, K) is True where f has seen the class, and n_rows is the training
+    size.
     """
     rows = n_rows * prior
     expected = rows.sum(1, keepdim=True) * prior.sum(0)
@@ -105,7 +106,7 @@ def share_unseen(prior: Tensor, possible: Tensor, n_rows: int) -> float:
 
 
 def _left_out_by_knockout(model: "GPAClassifier", X: Inputs, weight: Tensor | None) -> float:
-    """The left-out log-likelihood of f(x, missing) and one P(Y), scaled so that its mean is one as r's is."""
+    """The left-out log-likelihood of f(x, missing) with one P(Y), scaled so that its mean is one, as that of r is."""
     assert model.confounders_ is not None
     blank = model.confounders_.missing_codes().expand(len(X), -1)
     log_f = model.calibrated_log_ratio(X, blank)

@@ -1,4 +1,4 @@
-"""r(x,y,z) over a bank of z-points, from f and a critic learned on what the backbone saw (equation 15d)."""
+"""r(x,y,z) over a bank of z-points, from f and a critic learned on features of the backbone (equation 15d)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from sitewise.estimator.gpa import GPAClassifier
 
 POINTS = 128  # of the bank
-MOST_CELLS = 2048  # points times classes: what is solved for them has a full matrix
-ENOUGH_ROWS = 50  # with all of z, to learn a critic from or to calibrate it on
+MOST_CELLS = 2048  # points times classes; the solver uses a full matrix of this size
+ENOUGH_ROWS = 50  # with all of z, to fit or to calibrate a critic
 TEMPERATURE_ROWS = 2000
 BALANCED_ENTRIES = 2**22  # of (row, point, class) on which r is balanced
 LARGEST_TEMPERATURE = 3.0
-SCORED_ENTRIES = 2**18  # of (row, point) that go through the fusion at a time
+SCORED_ENTRIES = 2**18  # of (row, point) scored at a time
 
 
 @dataclass(frozen=True)
 class JointModel:
-    """What r(x,y,z) needs beside f: the bank, the training population's g over all z, the critic, its temperature."""
+    """The parts of r(x,y,z) besides f: the bank, the training population's g, the critic and its temperature."""
 
     bank: Bank
     source: Prevalence  # g_s of the training rows that have all of z
@@ -41,7 +41,7 @@ class JointModel:
     log_balance: Tensor = field(repr=False)  # (M, K)
     critic: Critic = field(repr=False)
     temperature: float = 1.0
-    trusted: bool = True  # held-out labels do not speak against it: "auto" may choose it
+    trusted: bool = True  # whether "auto" may choose it: held-out labels are not against it
 
     @property
     def prior(self) -> Tensor:
@@ -51,7 +51,7 @@ class JointModel:
     def log_ratio(self, log_f: Tensor, scores: Tensor) -> Tensor:
         """log r (n, M, K) from calibrated log f at the bank's points and the critic's scores (n, M): equation 15d.
 
-        Its mean over the training population's joint is one for every x.
+        Its mean over the training population's joint is one for each x.
         """
         lift = log_lift(self.temperature * scores, self.bank.share)
         both = stable_part(log_f, self.source.log_prob(self.bank.codes)) + lift[..., None] + self.log_balance
@@ -59,11 +59,11 @@ class JointModel:
         return torch.where(self.possible, both - mean, -torch.inf)
 
     def ratios(self, model: "GPAClassifier", X: Inputs) -> Iterator[tuple[slice, Tensor]]:
-        """log r (c, M, K) of some rows after others."""
+        """log r (c, M, K) of consecutive chunks of rows."""
         return self.ratios_of(model, layer_features(model.scorer_, X))
 
     def ratios_of(self, model: "GPAClassifier", features: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """The same for rows whose layers have been read."""
+        """The same for rows whose layer features were computed before."""
         for part, log_f, scores in over_points(model, self.critic, features, self.bank):
             yield part, self.log_ratio(log_f, scores)
 
@@ -74,9 +74,9 @@ def stable_part(log_f: Tensor, log_source: Tensor) -> Tensor:
 
 
 def at_points(network: RatioNetwork, features: Tensor, inputs: Tensor) -> Tensor:
-    """Raw log f of every row at every point, (n, M, K): the fusion's first layer is a sum of what x and z say.
+    """Raw log f of each row at each point, (n, M, K): the first layer of the fusion is a sum of terms of x and of z.
 
-    The first columns of the features are the backbone's own.
+    The first columns of the features are the backbone's.
     """
     first = network.fusion[0]
     assert isinstance(first, nn.Linear)
@@ -89,7 +89,7 @@ def at_points(network: RatioNetwork, features: Tensor, inputs: Tensor) -> Tensor
 def over_points(
     model: "GPAClassifier", critic: Critic, features: Tensor, bank: Bank
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Some rows after others: calibrated log f (c, M, K) at a bank's points, and the critic's scores (c, M)."""
+    """For chunks of rows: calibrated log f (c, M, K) at a bank's points, and the critic's scores (c, M)."""
     scorer, calibration = model.scorer_, model.calibrations_[0]
     assert isinstance(scorer.module, RatioNetwork)
     device = scoring_device(scorer.device)
@@ -114,9 +114,9 @@ def over_points(
 def fit_joint_model(
     model: "GPAClassifier", training: LabeledRows, validation: LabeledRows, seed: int
 ) -> JointModel | None:
-    """Learn the critic on the backbone's features of the training rows that have all of z; None where these are few.
+    """Fit the critic to features of the training rows with all of z; None if there are too few.
 
-    f is trained by then and stays as it is.
+    f is already trained and is not changed.
     """
     schema = model.confounders_
     assert schema is not None
@@ -132,20 +132,20 @@ def fit_joint_model(
 
 
 def n_points(n_classes: int) -> int:
-    """How many points a bank has at most: fewer where classes are very many."""
+    """The largest number of points of a bank; fewer if there are many classes."""
     return min(POINTS, max(2, MOST_CELLS // n_classes))
 
 
 def balance_critic(model: "GPAClassifier", joint: JointModel, pairs: Pairs, point_of: Tensor, y: Tensor) -> JointModel:
-    """The same with r balanced over training rows: their x must give the joint back that they have (equation 15e).
+    """The same with r balanced over training rows: the joint estimated from their x must be their own (equation 15e).
 
-    `point_of` (n,) and `y` (n,) are the cells of the rows. That joint is the rows' own, not what g_s says of it: its
-    noise, which x shows as well, does not count then.
+    `point_of` (n,) and `y` (n,) are the cells of the rows. Their own joint is used and not that of g_s, so that the
+    noise that both share cancels.
     """
     known = (point_of >= 0).nonzero().flatten()
     rows = known[evenly(len(known), max(ENOUGH_ROWS, BALANCED_ENTRIES // joint.prior.numel()))]
     weight = pairs.weight[rows].double()
-    own = joint.prior.clone()  # one row's worth, lest a cell be empty
+    own = joint.prior.clone()  # one row in addition, so that no cell is empty
     own.index_put_((point_of[rows], y[rows]), weight / weight.mean(), accumulate=True)
     ratios = torch.cat([part.float() for _, part in joint.ratios_of(model, pairs.features[rows])])
     return replace(joint, log_balance=log_balance(ratios, own / own.sum(), weight))
@@ -170,9 +170,9 @@ def unseen_classes(codes: Tensor, n_classes: int, regions: tuple[Region, ...]) -
 
 
 def calibrate_critic(model: "GPAClassifier", joint: JointModel, held: LabeledRows, seed: int) -> JointModel:
-    """The same with the temperature of least NLL of (y, z) given x under the held-out rows' own joint.
+    """The same with the temperature that minimizes the NLL of (y, z) given x under the held-out rows' own joint.
 
-    As it is where too few rows have all of z.
+    Unchanged if too few rows have all of z.
     """
     schema = joint.bank.schema
     held = with_all_of_z(held, schema)

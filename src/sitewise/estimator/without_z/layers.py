@@ -1,7 +1,7 @@
-"""What a critic reads of x: a backbone's features, and what its earlier layers saw.
+"""Features that a critic reads: those of a backbone, and those of its earlier layers.
 
-f has no use for what x shows of z when z is given: its last features forget it (the colour of a digit, say), earlier
-layers do not.
+f does not need what x shows about z, because z is given. Its last features lose this information (for example the
+colour of a digit); earlier layers keep it.
 """
 
 from typing import Any
@@ -13,24 +13,24 @@ from sitewise.estimator.source.splitting import evenly
 from sitewise.inputs import Inputs
 from sitewise.ratio import RatioNetwork, Scorer
 
-CHANNELS = 256  # of one part at most: the widest parts are late ones, which the features stand for
+CHANNELS = 256  # of one block at most; only late blocks are wider, and the features represent them
 
 
 def blocks_of(backbone: nn.Module) -> list[nn.Module]:
-    """The parts of a backbone that learn, in order: its children, or those of the one child that all is inside of."""
+    """The trainable blocks of a backbone, in order: its children, or those of its only child."""
     learning = [part for part in backbone.children() if any(True for _ in part.parameters())]
     return blocks_of(learning[0]) if len(learning) == 1 and any(True for _ in learning[0].children()) else learning
 
 
 def over_places(output: Tensor) -> Tensor:
-    """The mean of every channel over all places, (n, C): of images (n, C, ...) or tokens (n, places, C)."""
+    """The mean of each channel over all positions, (n, C): of images (n, C, ...) or tokens (n, positions, C)."""
     if output.ndim == 3:
         return output.mean(1)
     return output.flatten(2).mean(2) if output.ndim > 3 else output
 
 
 class Layers(nn.Module):
-    """A backbone's features (n, W), then the channel means of every part of it that learns."""
+    """A backbone's features (n, W), followed by the channel means of each trainable block."""
 
     def __init__(self, network: RatioNetwork) -> None:
         super().__init__()
@@ -56,6 +56,6 @@ class Layers(nn.Module):
 
 
 def layer_features(scorer: Scorer, X: Inputs) -> Tensor:
-    """What the critic reads of every row, (n, W + W'), on the CPU; the first W columns are what the fusion reads."""
+    """The critic's features of each row, (n, W + W'), on the CPU; the first W columns are those of the fusion."""
     assert isinstance(scorer.module, RatioNetwork)
     return Scorer(Layers(scorer.module), scorer.device)(X, torch.zeros(len(X), 0))

@@ -1,6 +1,6 @@
 """Classifiers that give P(y, z|x): log f and r(x,y,z) from their probabilities of pairs (z_m, y), (n, M, K).
 
-r(x,y,z_m) = P_s(y,z_m|x) / P_s(y,z_m) (equation 15), where P_s is the population the classifier was trained on.
+r(x,y,z_m) = P_s(y,z_m|x) / P_s(y,z_m) (equation 15), where P_s is the training population of the classifier.
 """
 
 from collections.abc import Iterator
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
     from sitewise.estimator.adjuster import PrevalenceAdjuster
 
 CALIBRATION_ENTRIES = 2**21  # of (row, pair) on which r is calibrated
-STRETCH = 2**20  # entries of r that are looked at together
+STRETCH = 2**20  # entries of r that are computed together
 
 NO_CONFOUNDERS = "joint is given, but there is no z among the source rows: give fit sample_confounder"
-NOT_FITTED = "with joint the estimator must be fitted to pairs (z, y) already: fit it, or hand over its probabilities"
+NOT_FITTED = "with joint the estimator must already be fitted to pairs (z, y): fit it, or pass its probabilities"
 SEES_X = "a classifier of P(y, z|x) knows z: leave classifier_sees at 'auto', got 'x'"
-NO_PAIRS = "missing='joint' needs a classifier that gives P(y, z|x): say which z its columns are for by joint="
+NO_PAIRS = "missing='joint' needs a classifier that gives P(y, z|x): give the z of its columns by joint="
 
 
 @dataclass(frozen=True)
 class PairClassifier(Classifier):
-    """Where log P(y, z_m|x) comes from: columns of z_1 first, each in the order of the classes; or (n, M, K)."""
+    """The source of log P(y, z_m|x): columns of z_1 first, each in the order of the classes; or (n, M, K)."""
 
     n_points: int = 1
 
     @property
     def columns(self) -> list[str]:
-        """What each column is for."""
+        """The meaning of each column."""
         return [f"{label} at z-point {m}" for m in range(self.n_points) for label in self.classes.tolist()]
 
     def probabilities(self, X: Any) -> Tensor:
@@ -66,7 +66,7 @@ class PairClassifier(Classifier):
 
 
 def read_points(joint: Any, schema: Confounders | None) -> Tensor:
-    """The codes of the z-points (M, V); raise ValueError where one is no complete z of the source rows' kind."""
+    """The codes of the z-points (M, V); ValueError if one is not a complete z as the source rows have it."""
     problems = Problems("PrevalenceAdjuster")
     if schema is None:
         problems.add(NO_CONFOUNDERS)
@@ -79,16 +79,18 @@ def read_points(joint: Any, schema: Confounders | None) -> Tensor:
         problems.add(f"joint has {name} = {', '.join(sorted(levels))}, which no source row has")
     bare = schema.missing(codes).any(dim=1).nonzero().flatten().tolist()
     if bare and not problems.found:
-        problems.add(f"joint misses a value in {len(bare)} z-point(s), first at row {bare[0]}: every point needs all")
+        problems.add(
+            f"joint lacks a value in {len(bare)} z-point(s), first at row {bare[0]}: each point needs all values"
+        )
     if len(torch.unique(codes, dim=0)) < len(codes):
-        problems.add("joint names a z-point twice: each stands for columns of its own")
+        problems.add("joint has a duplicate z-point: each z-point must have its own columns")
     problems.raise_if_any()
     return codes
 
 
 @dataclass(frozen=True)
 class PairRatio:
-    """log f = log P_s(y|x,z) - log g_s(z), where P_s(y|x,z) sums the points that agree with what is known of z."""
+    """log f = log P_s(y|x,z) - log g_s(z), where P_s(y|x,z) sums over the points that agree with the known z."""
 
     bank: Bank
     prevalence: Prevalence
@@ -102,19 +104,19 @@ class PairRatio:
 
 @dataclass(frozen=True)
 class PairModel:
-    """What turns P_s(y,z_m|x) into r(x,y,z_m): the points, P_s(z_m,y), and a calibration of log r over all pairs."""
+    """The parts of r(x,y,z_m) for P_s(y,z_m|x): the points, P_s(z_m,y), and a calibration of log r over all pairs."""
 
     bank: Bank
     prior: Tensor  # (M, K)
     possible: Tensor  # (M, K) False where the classifier has never seen the class
     log_balance: Tensor = field(repr=False)  # (M, K)
     calibration: Calibration = field(repr=False)
-    trusted: bool = True  # held-out labels do not speak against it: "auto" may choose it
+    trusted: bool = True  # whether "auto" may choose it: held-out labels are not against it
 
     def ratios(self, model: Any, X: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """log r (c, M, K) of some rows after others, from log-probabilities (n, M K).
+        """log r (c, M, K) of chunks of rows, from log-probabilities (n, M K).
 
-        Its mean over the training population's joint is one for every x.
+        Its mean over the training population's joint is one for each x.
         """
         size = max(1, STRETCH // self.prior.numel())
         log_prior = self.prior.log()
@@ -127,7 +129,7 @@ class PairModel:
 
 
 def fit_pairs(rows: LabeledRows, codes: Tensor, schema: Confounders, n_classes: int) -> tuple[Bank, Tensor]:
-    """The points with their shares, and P_s(z_m, y) (M, K): what the classifier says of the source rows on average."""
+    """The points with their shares, and P_s(z_m, y) (M, K), the classifier's mean over the source rows."""
     assert isinstance(rows.X, Tensor)
     share = rows.weight.double() / rows.weight.double().sum()
     prior = (share @ rows.X.exp()).reshape(len(codes), n_classes)
@@ -138,9 +140,9 @@ def fit_pairs(rows: LabeledRows, codes: Tensor, schema: Confounders, n_classes: 
 def fit_pair_model(
     rows: LabeledRows, bank: Bank, prior: Tensor, unsupported: tuple[Region, ...], calibration: str
 ) -> PairModel:
-    """Calibrate log r on the source rows that have all of z, each given the shares of the pairs at its site.
+    """Calibrate log r on the source rows with all of z, given the shares of the pairs at their sites.
 
-    Then balance it: over the source rows every pair must be as frequent as the classifier says (equation 15e).
+    Then balance it: over the source rows each pair must be as frequent as the classifier predicts (equation 15e).
     """
     possible = ~unseen_classes(bank.codes, prior.shape[1], unsupported)
     flat = torch.zeros(prior.numel(), dtype=torch.float64)
@@ -164,14 +166,14 @@ def fit_pair_model(
 
 
 def _known(rows: LabeledRows, agreement: Tensor) -> tuple[LabeledRows, Tensor]:
-    """The rows whose levels some point has: others agree with all points alike."""
+    """The rows whose levels occur among the points; other rows agree with all points."""
     several = agreement.shape[1] > 1
     known = (agreement.amin(1) < 0).nonzero().flatten() if several else torch.arange(len(agreement))
     return rows.take(known), agreement[known]
 
 
 def _others_log_shares(own: Tensor, rows: LabeledRows, prior: Tensor) -> Tensor:
-    """For every row the log shares of the pairs among the other rows of its site, smoothed towards all rows'."""
+    """For each row the log shares of the pairs among the other rows of its site, smoothed towards all rows."""
     weighted, n_pairs = own * rows.weight.double()[:, None], own.shape[1]
     total = own.new_zeros(int(rows.site.max()) + 1, n_pairs).index_add_(0, rows.site, weighted)
     counts = total[rows.site] - weighted + n_pairs * prior
@@ -179,7 +181,7 @@ def _others_log_shares(own: Tensor, rows: LabeledRows, prior: Tensor) -> Tensor:
 
 
 def pair_problems(model: "PrevalenceAdjuster", ready: bool) -> list[str]:
-    """What is wrong with settings that have to do with pairs."""
+    """The problems of settings that concern pairs."""
     if model.joint is None:
         return [NO_PAIRS] if model.missing == "joint" else []
     found = [] if ready else [NOT_FITTED]
@@ -187,7 +189,7 @@ def pair_problems(model: "PrevalenceAdjuster", ready: bool) -> list[str]:
 
 
 def pair_reader(estimator: Any, classes: Array, joint: Any, floor: float) -> Classifier:
-    """What reads the classifier's probabilities: of classes, or of pairs where z-points are named."""
+    """The reader of the classifier's probabilities: of classes, or of pairs if z-points are given."""
     return (
         Classifier(estimator, classes, floor)
         if joint is None

@@ -1,4 +1,4 @@
-"""Predictions for rows that lack z, from the joint model and a site's joint of (z, y)."""
+"""Predictions for rows that lack z, from the joint model and a site's joint P(z, y)."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ def lacking(model: "GPAClassifier", codes: Tensor) -> Tensor:
 
 
 def joint_log_ratio(model: "GPAClassifier", X: Inputs, codes: Tensor) -> Tensor:
-    """log r(x,y,z_m) of rows over the bank (n, M, K), -inf at points that contradict what is known of a row's z."""
+    """log r(x,y,z_m) of rows over the bank (n, M, K), -inf at points that contradict the known part of a row's z."""
     joint = model.joint_
     assert joint is not None
     found = torch.empty(len(X), *joint.prior.shape, dtype=torch.float32)
@@ -32,7 +32,7 @@ def joint_log_ratio(model: "GPAClassifier", X: Inputs, codes: Tensor) -> Tensor:
 
 
 def joint_log_posterior(model: "GPAClassifier", site: JointEstimate, X: Inputs, codes: Tensor) -> Tensor:
-    """log P(y|x, what is known of z) of rows at a site, (n, K), each row by itself."""
+    """log P(y|x, known part of z) of rows at a site, (n, K), each row independently."""
     joint = model.joint_
     assert joint is not None
     log_weights = site.weights.cpu().log()
@@ -46,7 +46,7 @@ def joint_log_posterior(model: "GPAClassifier", site: JointEstimate, X: Inputs, 
 def with_joint(
     model: "GPAClassifier", site: JointEstimate | None, X: Inputs, codes: Tensor, log_ratio: Tensor
 ) -> Tensor:
-    """Log-ratios (n, K) whose rows without all of z say, with the site's P(Y), what the joint model says of them."""
+    """log f (n, K); for rows that lack z, values that give the joint model's prediction with the site's P(Y)."""
     if site is None:
         return log_ratio
     rows = lacking(model, codes).nonzero().flatten()
@@ -58,7 +58,7 @@ def with_joint(
 
 
 def rows_with_joint(model: "GPAClassifier", site: JointEstimate | None, X: Inputs, rows: ScoredRows) -> ScoredRows:
-    """The same for a site's rows, which keep the log f that is replaced."""
+    """The same for a site's rows, which also keep the replaced log f."""
     if site is None:
         return rows
     return replace(rows, log_ratio=with_joint(model, site, X, rows.codes, rows.log_ratio), without_z=rows.log_ratio)
@@ -67,7 +67,7 @@ def rows_with_joint(model: "GPAClassifier", site: JointEstimate | None, X: Input
 def with_joint_marginal(
     model: "GPAClassifier", site: JointEstimate | None, codes: Tensor, log_prevalence: Tensor
 ) -> Tensor:
-    """log g (n, K) to go with `with_joint`: the site's P(Y) for rows without all of z."""
+    """log g (n, K) for use with `with_joint`: the site's P(Y) for rows that lack z."""
     if site is None:
         return log_prevalence
     return torch.where(

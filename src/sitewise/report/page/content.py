@@ -1,4 +1,4 @@
-"""What a report says, as plain numbers and words: the page and `report.json` are both written from it."""
+"""The content of a report as plain numbers and texts; the page and `report.json` are both written from it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ MOST_LEVELS, MOST_CLASSES = 24, 4
 
 @dataclass(frozen=True)
 class TrainingSite:
-    """A training site: how many rows it had and how common each class was among them, (K,)."""
+    """A training site: its number of rows, and the share of each class, (K,)."""
 
     name: Any
     rows: int
@@ -30,10 +30,10 @@ class TrainingSite:
 
 @dataclass(frozen=True)
 class Profile:
-    """P(Y | one confounder) for the rows here: by the training prevalence, and as estimated; arrays are (values, K).
+    """P(Y | one confounder) for the rows here, by the training prevalence and as estimated; arrays are (values, K).
 
-    `values` are levels, or numbers in increasing order where `is_number`; `rows` counts the rows here at each level or
-    nearest to each number, `rows_missing` those of which it is not known, `left_out` further levels and their rows.
+    `values` are levels, or increasing numbers if `is_number`. `rows` counts the rows here at each level or nearest to
+    each number, `rows_missing` the rows without a value, and `left_out` the other levels and their rows.
     """
 
     name: Any
@@ -74,30 +74,66 @@ def build_content(
     level: float = 0.95,
     made: str = "",
 ) -> Content:
-    """Put a report together from arrays, with nothing in it that JSON cannot hold.
+    """Build the content of a report from arrays; the result holds only what JSON can hold.
 
     Parameters
     ----------
-    site, classes : their names.
-    prevalence, low, high, pooled : (K,) P(Y) here with its interval, and of all training rows together.
-    before, after : (n, K) probabilities of the site's rows with the training prevalence and with the adapted one.
-    training_sites, profiles : see `TrainingSite` and `Profile`.
-    held_out : class indices (m,) and probabilities (m, K) of held-out training rows, for the reliability.
-    performance, diagnosis : what `ExpectedPerformance.to_dict()` and `Diagnosis.to_dict()` say.
-    subgroups : groups of rows, each with its column, name, rows and note, and with the expected "prevalence" of every
-        class, "metrics" and "calibration", empty where nothing is claimed.
-    rehearsal : its "sentence", and "sites" with the log loss "before", "after" and "told" P(y) of each.
-    about : what was said of the model: outcome_name, positive, intended_use, contact.
-    kind : "images" or "tables", for the words that differ.
-    done : what was done, as heading -> name -> value.
-    threshold : of two classes, the probability from which on the second is called.
-    made : when.
+    site : str
+        The name of the site.
+    classes : sequence of str
+        The names of the K classes.
+    prevalence : array-like of shape (K,)
+        P(Y) here.
+    low : array-like of shape (K,)
+        The lower bound of its interval.
+    high : array-like of shape (K,)
+        The upper bound of its interval.
+    pooled : array-like of shape (K,)
+        P(Y) of all training rows together.
+    before : array-like of shape (n, K)
+        Probabilities of the site's rows with the training prevalence.
+    after : array-like of shape (n, K)
+        Probabilities of the site's rows with the adapted prevalence.
+    training_sites : sequence of TrainingSite
+        The training sites.
+    profiles : sequence of Profile
+        P(Y) by each confounder.
+    held_out : tuple of arrays, optional
+        Class numbers (m,) and probabilities (m, K) of held-out training rows, for the reliability diagram.
+    performance : dict, optional
+        `ExpectedPerformance.to_dict()`.
+    subgroups : sequence of dict
+        Groups of rows, each with its column, name, rows and note, and with the expected "prevalence" of each class,
+        "metrics" and "calibration"; empty where there is no estimate.
+    diagnosis : dict, optional
+        `Diagnosis.to_dict()`.
+    rehearsal : dict, optional
+        Its "sentence", and "sites" with the log loss "before", "after" and with P(y) given ("told") of each site.
+    about : dict, optional
+        Entries of the model's `about_`: outcome_name, positive, intended_use, contact.
+    kind : {"images", "tables"}
+        The kind of data, for words that differ.
+    done : dict of dict
+        What was done, by heading and name.
+    threshold : float, optional
+        For two classes, the probability from which the second class is decided.
+    sample_weight : array-like of shape (n,), optional
+        Weights of the rows.
+    level : float
+        The level of the intervals.
+    made : str, optional
+        The date of the report.
+
+    Returns
+    -------
+    dict
+        The content.
     """
     before, after = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
     _check(len(classes), before, after, (prevalence, low, high, pooled), profiles)
     verdict = "not checked" if diagnosis is None else str(diagnosis["verdict"])
     outcome = NOT_CHECKED
-    if diagnosis is not None:  # of arrays there is a verdict and no outcome
+    if diagnosis is not None:  # an estimate from arrays alone has a verdict but no outcome
         told = diagnosis.get("outcome") or {"word": verdict, "sentence": diagnosis["sentence"], "risk": ""}
         outcome = {name: told[name] for name in ("word", "sentence", "risk")}
     content = {
@@ -131,7 +167,7 @@ def build_content(
 
 
 def plain(value: Any) -> Any:
-    """The same in what JSON has: lists, dicts, finite numbers, None for NaN, text without broken characters."""
+    """The same in types of JSON: lists, dicts, finite numbers, None for NaN, valid text."""
     if isinstance(value, Mapping):
         return {plain(str(name)): plain(entry) for name, entry in value.items()}
     if isinstance(value, np.ndarray | np.generic):
@@ -165,7 +201,7 @@ def _check(
 
 
 def _focus(prevalence: Array) -> list[int]:
-    """The classes that are drawn: the second of two, else the most frequent here."""
+    """The classes that are drawn: the second of two, otherwise the most frequent here."""
     return [1] if len(prevalence) == 2 else most_frequent(prevalence, MOST_CLASSES)
 
 
@@ -184,7 +220,7 @@ def _prevalence(
 def _crossing(
     before: Array, after: Array, weight: Array | None, threshold: float | None, names: list[str]
 ) -> dict[str, Any]:
-    """How many rows are called otherwise than as trained, in all and for each class."""
+    """The number of rows whose decision differs from the model as trained, in total and by class."""
     counts = np.ones(len(after)) if weight is None else np.asarray(weight, dtype=np.float64)
     first, then = (called(matrix, threshold) for matrix in (before, after))
     k = 1 if len(names) == 2 else int(np.argmax([((first == j) != (then == j)) @ counts for j in range(len(names))]))
@@ -196,7 +232,7 @@ def _crossing(
 
 
 def _probabilities(probability: Mapping[str, Array], weight: Array | None, threshold: float | None) -> dict[str, Any]:
-    """How probabilities are spread before and after, their means, and the shares of rows called each class."""
+    """The distribution of probabilities before and after, their means, and the shares of decided classes."""
     called = {side: called_shares(matrix, weight, threshold) for side, matrix in probability.items()}
     mean = {side: np.average(matrix, axis=0, weights=weight) for side, matrix in probability.items()}
     shares = {side: probability_shares(matrix, weight) for side, matrix in probability.items()}
@@ -204,7 +240,7 @@ def _probabilities(probability: Mapping[str, Array], weight: Array | None, thres
 
 
 def _profile(profile: Profile) -> dict[str, Any]:
-    """A confounder's numbers: all of a curve's, or the most frequent levels and how many more there are."""
+    """The numbers of a confounder: a whole curve, or the most frequent levels and the number of others."""
     rows = np.asarray(profile.rows, dtype=np.int64)
     shown = list(range(len(rows))) if profile.is_number else most_frequent(rows, MOST_LEVELS)
     points = [
@@ -226,11 +262,11 @@ def _profile(profile: Profile) -> dict[str, Any]:
 
 
 def _reliability(y: Any, probability: Any, level: float) -> dict[str, Any]:
-    """Bins of equal size of held-out rows: what was predicted, what came true, with Wilson's interval."""
+    """Bins of equal size of held-out rows: predicted and observed shares, with Wilson's interval."""
     found = reliability(y, probability)
     bins = []
     for predicted, observed, count in zip(*(found[c] for c in ("mean_predicted", "observed", "count")), strict=True):
         low, high = wilson(observed, count, level)
-        ends = {"low": min(low, observed), "high": max(high, observed)}  # whatever the rounding
+        ends = {"low": min(low, observed), "high": max(high, observed)}  # despite rounding
         bins.append({"predicted": predicted, "observed": observed, **ends, "rows": int(count)})
     return {"rows": sum(bin["rows"] for bin in bins), "bins": bins}

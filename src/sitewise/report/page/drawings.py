@@ -1,4 +1,4 @@
-"""The page's figures, each 360 units wide so that their text stays legible on a phone."""
+"""The figures of the page, each 360 units wide so that text is readable on a phone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ GUTTER, LETTERS, LETTER = (
     124,
     16,
     7.0,
-)  # room for names down the side, the letters of a name that go in there, the width of one
+)  # width for names at the left, letters of a name that fit in it, width of a letter
 ROW = 26
-MANY = 14  # rows of a chart from which on its axis is written at both ends
+MANY = 14  # rows of a chart from which its axis is drawn at both ends
 CURVE_BOTTOM = 200.0  # of a decision curve
 ROOTS = (0.01, 0.1, 0.25, 0.5, 1.0)  # ticks of a square-root axis
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a chart of intervals: a mark before, one after with its interval, thin ticks for others."""
+    """A line of a chart of intervals: a mark before, a mark after with its interval, thin ticks for others."""
 
     label: str
     before: float | None = None
@@ -35,7 +35,7 @@ class Row:
 
 
 def mark(kind: str, x: float, y: float) -> Markup:
-    """The sign of a series: a hollow square before, a filled circle after, a thin tick for one of many."""
+    """The symbol of a series: a hollow square before, a filled circle after, a thin tick for one of many."""
     if kind == "before":
         return element("rect", x=x - 5.5, y=y - 5.5, width=11, height=11, class_="before hollow")
     if kind == "after":
@@ -44,7 +44,7 @@ def mark(kind: str, x: float, y: float) -> Markup:
 
 
 def sign(kind: str) -> Markup:
-    """A series as the legend shows it; the words beside it are its text."""
+    """The symbol of a series for the legend; the text next to it is its text alternative."""
     drawn = {
         "before": [mark("before", 12.0, 8.0)],
         "after": [element("line", x1=1, x2=23, y1=8, y2=8, class_="after line"), mark("after", 12.0, 8.0)],
@@ -64,16 +64,16 @@ def sign(kind: str) -> Markup:
 
 
 def intervals(key: str, rows: Sequence[Row], title: str, description: str) -> Markup:
-    """Names down the side, probabilities along the bottom, a mark for each series and the interval of one."""
+    """Names at the left, probabilities at the bottom, a mark for each series and the interval of one."""
     numbers = [v for row in rows for v in (row.before, row.after, row.high, *row.others) if v is not None]
-    names = [shorten(str(row.label), LETTERS) for row in rows]  # sites may be numbers
+    names = [shorten(str(row.label), LETTERS) for row in rows]  # names of sites may be numbers
     gutter = min(GUTTER, 16 + LETTER * max(len(name) for name in names))
     scale = Scale(0, ceiling(max(numbers, default=1.0)), gutter, WIDTH - RIGHT)
     marks = percent_ticks(scale.high)
     top = TOP if len(rows) <= MANY else TOP + 18
     bottom = top + ROW * len(rows)
     parts: list[Markup] = _across(scale, top, bottom, marks)
-    if len(rows) > MANY:  # whoever scrolls sees one end only
+    if len(rows) > MANY:  # in a long chart only one end is visible
         parts += [_text(scale(value), top - 6, words, "middle") for value, words in marks]
     for i, row in enumerate(rows):
         y = top + ROW * (i + 0.5)
@@ -89,7 +89,7 @@ def intervals(key: str, rows: Sequence[Row], title: str, description: str) -> Ma
 
 
 def curve(key: str, points: Sequence[dict[str, Any]], label: int, name: str, title: str, description: str) -> Markup:
-    """P(y|z) over a number: before dashed, after with its band, and below how many rows there are at each z."""
+    """P(y|z) over a number: before dashed, after with its band; below, the number of rows at each z."""
     z = [point["value"] for point in points]
     before, after, low, high = ([p[side][label] for p in points] for side in ("before", "after", "low", "high"))
     plot, strip = (TOP, 172.0), (180.0, 204.0)
@@ -134,7 +134,7 @@ def histograms(
 
 
 def reliability_diagram(key: str, bins: Sequence[dict[str, Any]], title: str, description: str) -> Markup:
-    """What came true against what was predicted, with intervals; on the diagonal where it is right."""
+    """Observed against predicted shares, with intervals; the diagonal is perfect calibration."""
     across, up = Scale(0, 1, LEFT, WIDTH - RIGHT), Scale(0, 1, 290, TOP)
     parts: list[Markup] = _up(up, LEFT, WIDTH - RIGHT, percent_ticks(1.0))
     parts += _across(across, 290, 290, percent_ticks(1.0))
@@ -172,7 +172,7 @@ def net_benefit_figure(lines: Sequence[dict[str, Any]]) -> tuple[Markup, list[tu
         legend.append((element("svg", drawn, viewBox="0 0 24 16", class_="sign", aria_hidden="true"), name))
     centre = (LEFT + WIDTH - RIGHT) / 2
     parts.append(element("text", "threshold", x=centre, y=CURVE_BOTTOM + 34, text_anchor="middle", class_="axis-name"))
-    description = "Net benefit of treating by each model, everybody and nobody, against the threshold."
+    description = "Net benefit against the threshold: of treating by each model, of treating all, and of treating none."
     return picture("net-benefit", WIDTH, CURVE_BOTTOM + 42, "Decision curve", description, *parts), legend
 
 
@@ -193,7 +193,7 @@ def _whisker(start: float, end: float, y: float) -> Markup:
 def _across(
     scale: Scale, top: float, bottom: float, marks: list[tuple[float, str]], base: float | None = None
 ) -> list[Markup]:
-    """A horizontal axis: grid lines from top to bottom, its line at the base and words below."""
+    """A horizontal axis: grid lines from top to bottom, its line at the base and labels below."""
     base = bottom if base is None else base
     parts = [element("line", x1=float(scale.start), x2=float(scale.end), y1=base, y2=base, class_="axis")]
     for value, words in marks:
@@ -205,7 +205,7 @@ def _across(
 
 
 def _up(scale: Scale, left: float, right: float, marks: list[tuple[float, str]]) -> list[Markup]:
-    """A vertical axis: grid lines from left to right and words beside them."""
+    """A vertical axis: grid lines from left to right and labels next to them."""
     parts = []
     for value, words in marks:
         y = float(scale(value))
@@ -215,7 +215,7 @@ def _up(scale: Scale, left: float, right: float, marks: list[tuple[float, str]])
 
 
 def _spread(marks: list[tuple[float, str]], scale: Scale) -> list[tuple[float, str]]:
-    """The marks that have room for their words, from the top down."""
+    """The marks whose labels do not overlap, from the top down."""
     kept: list[tuple[float, str]] = []
     for value, words in reversed(marks):
         if not kept or abs(scale(value) - scale(kept[-1][0])) >= 13:
@@ -224,7 +224,7 @@ def _spread(marks: list[tuple[float, str]], scale: Scale) -> list[tuple[float, s
 
 
 def _rug(across: Scale, points: Sequence[dict[str, Any]], strip: tuple[float, float]) -> list[Markup]:
-    """Bars for the numbers of rows near each value."""
+    """Bars for the number of rows near each value."""
     most = max(point["rows"] for point in points)
     if not most:
         return []

@@ -1,4 +1,4 @@
-"""The page of an evaluation: models beside each other by the labels of a site, as one HTML file."""
+"""The page of an evaluation: models compared on the labels of a site, as one HTML file."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from sitewise.report.page.render import _environment, _own, content_policy
 
 
 def render_evaluation(content: dict[str, Any], site: str) -> str:
-    """The page as text: a function of `Evaluation.to_dict()` and the site's name."""
+    """The page as text, from `Evaluation.to_dict()` and the name of the site."""
     style = _own("page.css")
     table: dict[str, dict[str, Any]] = {}
     for line in content["metrics"]:

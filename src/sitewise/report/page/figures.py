@@ -1,4 +1,4 @@
-"""Which figures a page has and what each of them shows, from its content alone."""
+"""The figures of a page, made from its content alone."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +10,12 @@ from sitewise.report.page.drawings import Row, curve, histograms, intervals, net
 from sitewise.report.wording import compact, percent, plural, quoted
 
 MOST_ROWS = 12
-TABLE_STEPS = 7  # how many steps of a curve its table shows
+TABLE_STEPS = 7  # points of a curve in its table
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing, what it shows, and the class it is about where there are several."""
+    """A drawing, its description, and the class it is about if there are several."""
 
     drawing: Markup
     caption: str
@@ -23,7 +23,7 @@ class Figure:
 
 
 def prevalence_figure(content: Content) -> Figure:
-    """P(Y) here with its interval against the training sites: sites down the side, or classes where K > 2."""
+    """P(Y) here with its interval and at the training sites; one line for each site, or for each class if K > 2."""
     numbers, classes = content["prevalence"], content["classes"]
     if len(classes) == 2:
         rows = [
@@ -87,13 +87,13 @@ def _confounder_figure(content: Content, number: int, confounder: dict[str, Any]
 
 
 def most_rows(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The levels with the most rows, in their own order."""
+    """The levels with the most rows, in their original order."""
     chosen = sorted(range(len(points)), key=lambda i: -points[i]["rows"])[:MOST_ROWS]
     return [points[i] for i in sorted(chosen)]
 
 
 def table_points(confounder: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a table shows of a confounder: every level, or some evenly spaced points of a curve."""
+    """The points of a confounder's table: all levels, or some evenly spaced points of a curve."""
     points: list[dict[str, Any]] = confounder["points"]
     if confounder["kind"] != "number":
         return points
@@ -102,7 +102,7 @@ def table_points(confounder: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def probability_figures(content: Content) -> list[Figure]:
-    """For each class in focus, how its probabilities are spread before and after."""
+    """For each class in focus, the distribution of its probabilities before and after."""
     shares, figures = content["probabilities"], []
     for label in content["focus"]:
         name = content["classes"][label]
@@ -121,7 +121,7 @@ def probability_figures(content: Content) -> list[Figure]:
 
 
 def reliability_figure(content: Content) -> Figure | None:
-    """What came true on held-out rows against what was predicted."""
+    """Observed against predicted shares on held-out rows."""
     numbers = content["reliability"]
     if numbers is None:
         return None
@@ -143,6 +143,6 @@ def _here(numbers: dict[str, Any], label: int, name: str = "estimate") -> str:
 
 
 def decision_figure(content: Content) -> tuple[Markup, list[tuple[Markup, str]]] | None:
-    """The expected decision curve with its legend; None where there is none."""
+    """The expected decision curve with its legend; None if there is none."""
     lines = (content["performance"] or {}).get("decision_curve")
     return net_benefit_figure(lines) if lines else None

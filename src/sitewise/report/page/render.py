@@ -1,4 +1,4 @@
-"""The page: content in, one HTML file out that asks nothing of the network."""
+"""Write the page: content in, one HTML file out that loads nothing from the network."""
 
 import base64
 import hashlib
@@ -21,19 +21,19 @@ from sitewise.report.page.content import Content
 from sitewise.report.page.drawings import sign
 from sitewise.tables.writing import whole_file
 
-BEGINNING = b'{\n "format": "sitewise report'  # of the numbers of every report
+BEGINNING = b'{\n "format": "sitewise report'  # the first bytes of the JSON file of a report
 NOT_OURS = (
-    "write_report: beside {page} its numbers would go to {beside}, which is there already and is not a report's: "
-    "choose another name for the page, or move that file away; nothing was written"
+    "write_report: the numbers of {page} would be written to {beside}, which exists and is not a report: "
+    "choose another name for the page, or move that file; nothing was written"
 )
 SEVERITY_OF = {"adapt": "good", "care": "care", "do not adapt": "stop"}
 
 
 def write_report(content: Content, path: str | os.PathLike[str]) -> Path:
-    """Write the page to `path` and the same content as JSON beside it, ending in .json; return the page's path."""
+    """Write the page to `path` and the same content as JSON next to it; return the path of the page."""
     page = Path(path)
     if page.suffix.lower() == ".json":
-        raise ValueError(f"write_report: {page} is where the numbers would go; name the page, such as report.html")
+        raise ValueError(f"write_report: {page} is the name of the JSON file; choose a page name such as report.html")
     if page.is_dir():
         raise ValueError(f"write_report: {page} is a folder; name the page in it, such as {page / 'report.html'}")
     beside = page.with_suffix(".json")
@@ -48,7 +48,7 @@ def write_report(content: Content, path: str | os.PathLike[str]) -> Path:
 
 
 def _is_ours(numbers: Path) -> bool:
-    """Whether a file holds a report's numbers: it begins as these do."""
+    """Whether a file is the JSON of a report: it begins as such files do."""
     if not numbers.is_file():
         return False
     with numbers.open("rb") as file:
@@ -56,7 +56,7 @@ def _is_ours(numbers: Path) -> bool:
 
 
 def render(content: Content) -> str:
-    """The page as text: a function of the content and nothing else."""
+    """The page as text; it depends on the content alone."""
     style, script = _own("page.css"), _own("page.js")
     findings = (content["diagnosis"] or {}).get("findings", [])
     return (
@@ -64,7 +64,7 @@ def render(content: Content) -> str:
         .get_template("page.html.jinja")
         .render(
             content=content,
-            style=Markup(style),  # our own files: no user's words are in them
+            style=Markup(style),  # our own files, without user text
             script=Markup(script),
             policy=content_policy(style, script),
             severity=SEVERITY_OF.get(content["verdict"], "unknown"),
@@ -85,7 +85,7 @@ def render(content: Content) -> str:
 
 
 def content_policy(style: str, script: str) -> str:
-    """A Content-Security-Policy under which only this very style and script run and nothing is fetched."""
+    """A Content-Security-Policy that allows this style and this script only, and no requests."""
 
     def digest(text: str) -> str:
         return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

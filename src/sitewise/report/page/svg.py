@@ -1,4 +1,4 @@
-"""Drawing in SVG: elements that escape what they hold, scales and ticks. Colours are the page's, by class name."""
+"""SVG elements with escaping, scales and ticks. Colours are set by the page, through class names."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from markupsafe import Markup, escape
 
 
 def element(tag: str, *children: Any, **attributes: Any) -> Markup:
-    """An element; children that are not markup already are escaped, attributes always. `class_` is class."""
+    """An element; children that are not markup are escaped, attributes always. `class_` becomes class."""
     written = "".join(
         f' {escape(name.rstrip("_").replace("_", "-"))}="{escape(number(value))}"'
         for name, value in attributes.items()
@@ -23,7 +23,7 @@ def number(value: Any) -> str:
 
 
 def picture(key: str, width: float, height: float, title: str, description: str, *children: Any) -> Markup:
-    """An image with its text alternative; `key` makes its ids its own."""
+    """An image with its text alternative; `key` makes its ids unique."""
     return element(
         "svg",
         element("title", title, id=f"{key}-title"),
@@ -36,14 +36,14 @@ def picture(key: str, width: float, height: float, title: str, description: str,
 
 
 def path(points: list[tuple[float, float]], closed: bool = False) -> str:
-    """The d of a path along points."""
+    """The `d` of a path through points."""
     steps = " L".join(f"{number(float(x))} {number(float(y))}" for x, y in points)
     return f"M{steps}{'Z' if closed else ''}"
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A straight map from values to coordinates."""
+    """A linear map from values to coordinates."""
 
     low: float
     high: float
@@ -51,7 +51,7 @@ class Scale:
     end: float
 
     def __call__(self, value: float) -> float:
-        """The coordinate of a value; values beyond the ends lie at the ends."""
+        """The coordinate of a value, clipped to the ends."""
         if self.high <= self.low:
             return (self.start + self.end) / 2
         share = min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
@@ -75,7 +75,7 @@ def ticks(low: float, high: float, wanted: int = 4) -> list[float]:
 
 
 def ceiling(value: float, wanted: int = 4) -> float:
-    """The end of an axis of probabilities that starts at zero: round, at most one, never nothing."""
+    """The end of an axis of probabilities that starts at zero: round, positive, at most one."""
     top = min(max(value, 1e-4), 1.0)
     step = nice_step(top, wanted)
     return min(step * math.ceil(top / step - 1e-9), 1.0)

@@ -1,8 +1,8 @@
-"""Manifests: a table with a row for each image, where it lies, its site, target, confounders and group.
+"""Manifests: a table with a row for each image, with its path, site, target, confounders and group.
 
-A table that cannot be right is refused when it is read, with every problem at once; `check` then opens the images. Rows
-are counted from 0, without the header. A group (a patient, a lesion) is never separated: `split_manifest` keeps it in
-one part, and `assign_sites` refuses roles that share one.
+Reading a wrong table raises one error with all its problems; `check` then opens the images. Rows are counted from 0,
+without the header. A group (a patient, a lesion) is never split: `split_manifest` keeps it in one part, and
+`assign_sites` rejects roles that share a group.
 """
 
 from sitewise.tables.manifest.checking import add_unreadable, available_cores, check, check_files, notes

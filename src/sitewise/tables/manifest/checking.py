@@ -1,4 +1,4 @@
-"""Checks of a manifest's files (missing, strayed, unreadable), and notes on sites with one class only."""
+"""Check the files of a manifest (missing, outside the root, unreadable), and sites with one class only."""
 
 import logging
 import os
@@ -15,19 +15,19 @@ from sitewise.tables.manifest.table import ROWS_FROM, SHOWN, Array, Manifest, an
 
 logger = logging.getLogger(__name__)
 
-CHECKED_SIZE = 32  # pixels: all of a file is decoded, little of it kept
+CHECKED_SIZE = 32  # pixels; a file is decoded completely, but only this is kept
 ONE_CLASS = (
-    "site {site!r} has rows of the class {label} only ({rows}): mend the table or leave the site out; where that is "
-    "what the site is like, allow_one_class=True accepts it"
+    "site {site!r} has rows of the class {label} only ({rows}): correct the table or leave the site out; if it is "
+    "true of the site, allow_one_class=True accepts it"
 )
 
 
 def check(manifest: Manifest, *, images: bool = True, allow_one_class: bool = False, jobs: int | None = None) -> None:
-    """Look at the files, in one pass over all of them: one error lists the missing, strayed and unreadable ones.
+    """Check all files in one pass; one error lists those that are missing, outside the root or unreadable.
 
-    With `images` False files have to be there and are not opened. A site with one class only is a problem too: mostly
-    a table joined wrongly. `allow_one_class` makes it a note in the log, for sites that are so (ISIC's MA has no
-    malignant image, and g stays finite there).
+    With `images` False, files must exist but are not opened. A site with one class only is a problem too, because it is
+    often a wrong join of tables. `allow_one_class` turns it into a log message, for sites where it is true (ISIC's MA
+    has no malignant image; g stays finite there).
     """
     problems = Problems(f"manifest {ROWS_FROM}")
     for note in notes(manifest):
@@ -46,7 +46,7 @@ def check(manifest: Manifest, *, images: bool = True, allow_one_class: bool = Fa
 
 
 def check_files(manifest: Manifest, problems: Problems) -> Array:
-    """Note the files that are missing or lead outside the root; tell which rows have one that may be opened."""
+    """Report files that are missing or outside the root; return which rows have a file that may be opened."""
     missing = np.array([not file.is_file() for file in manifest.files])
     if missing.any():
         problems.add(f"there is no file for {name_rows(missing, manifest.table)}, below {manifest.root}")
@@ -54,7 +54,7 @@ def check_files(manifest: Manifest, problems: Problems) -> Array:
 
 
 def notes(manifest: Manifest) -> list[str]:
-    """What need not be wrong but mostly is: sites with rows of one class only."""
+    """Probable errors that may also be true: sites with one class only."""
     if not manifest.labeled:
         return []
     found = []
@@ -65,7 +65,7 @@ def notes(manifest: Manifest) -> list[str]:
 
 
 def check_links(table: pd.DataFrame, root: Path, problems: Problems) -> Array:
-    """Note and tell the rows that lead outside the root by a symbolic link; a folder is looked at once."""
+    """Report and return the rows that lead outside the root by a symbolic link; each folder is checked once."""
     real_root = os.path.realpath(root)
     stays: dict[str, bool] = {}
 
@@ -75,7 +75,7 @@ def check_links(table: pd.DataFrame, root: Path, problems: Problems) -> Array:
     strayed = np.zeros(len(table), dtype=bool)
     for row, path in enumerate(table["path"]):
         if pd.isna(path) or leaves(path):
-            continue  # noted already
+            continue  # already reported
         file = os.path.join(root, path)
         folder = os.path.dirname(file)
         if folder not in stays:
@@ -90,14 +90,14 @@ def check_links(table: pd.DataFrame, root: Path, problems: Problems) -> Array:
 
 
 def add_unreadable(problems: Problems, why: Mapping[int, str]) -> None:
-    """Note the images that could not be read, by row: the first ones with the reason, and how many there are."""
+    """Report images that could not be read, by row: the first ones with the reason, and the number of all."""
     if why:
         shown = "".join(f"\n      row {row}: {why[row]}" for row in sorted(why)[:SHOWN])
         problems.add(f"{len(why)} image(s) cannot be read:{shown}{and_more(len(why), chr(10) + 6 * ' ')}")
 
 
 def available_cores() -> int:
-    """The cores this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

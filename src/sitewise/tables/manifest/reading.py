@@ -1,4 +1,4 @@
-"""Manifests from CSV or Parquet files and into them: columns by name, text and labels as they are meant."""
+"""Read manifests from CSV or Parquet files, and write them."""
 
 import gzip
 import os
@@ -34,19 +34,41 @@ def read_manifest(
     classes: Sequence[Any] | None = None,
     categorical: Sequence[str] = (),
 ) -> Manifest:
-    """Read a manifest from CSV or Parquet; one error names everything that is wrong with it.
+    """Read a manifest from CSV or Parquet; one error lists all its problems.
 
-    `image`, `site`, `target`, `confounders`, `group` and `id` are the table's own column names. `root` is the folder
-    that paths start from and may not leave, the table's own where it is not given. Without `group` and `id` the columns
-    of these names are taken where there are any, else every row is a group and its path its id. `target` None reads a
-    site without labels; `classes` names the labels where they are not 0 and 1, `categorical` the confounders whose
-    numbers are categories.
+    Parameters
+    ----------
+    file : path
+        The table.
+    root : path, optional
+        The folder that image paths start from and may not leave; the folder of the table otherwise.
+    image : str
+        The column of image paths.
+    site : str
+        The column of the site.
+    target : str or None
+        The column of the label; None for a site without labels.
+    confounders : sequence of str
+        The columns of z.
+    group : str, optional
+        The column of groups. None: the column "group" if there is one, otherwise each row is its own group.
+    id : str, optional
+        The column that identifies a row. None: the column "id" if there is one, otherwise the path.
+    classes : sequence
+        The labels, if they are not 0 and 1.
+    categorical : sequence of str
+        Confounders whose numbers are categories.
+
+    Returns
+    -------
+    Manifest
+        The table, checked.
     """
     file = Path(file)
     base = file.parent if root is None else Path(root)
     problems = Problems(f"manifest {file} {ROWS_FROM}")
     if not base.is_dir():
-        problems.add(f"the root {base} is no folder")
+        problems.add(f"the root {base} is not a folder")
     table, place = open_table(file), Place(str(file))
     group = group if group is not None or "group" not in table.columns else "group"
     id = id if id is not None or "id" not in table.columns else "id"
@@ -75,7 +97,7 @@ def read_manifest(
 
 
 def write_manifest(manifest: Manifest, file: Table) -> Path:
-    """Write the table as CSV or Parquet (by the file's suffix); `read_manifest` reads it with the same root."""
+    """Write the table as CSV or Parquet (by its suffix); `read_manifest` reads it with the same root."""
     file = Path(file)
     name, suffix = file.name.lower(), Path(file.name.lower().removesuffix(".gz")).suffix
     if suffix not in (*SEPARATORS, *PARQUET):
@@ -91,7 +113,7 @@ def write_manifest(manifest: Manifest, file: Table) -> Path:
 
 
 def _labels(rows: Rows, name: str, classes: tuple[Any, ...], place: Place, problems: Problems) -> pd.Series:
-    """Each value as the class it means; what means none stays as it is, missing where missing."""
+    """The class of each value; unknown values are unchanged, missing ones stay missing."""
     class_of = labels_by_text(classes)
     found = _levels(rows, name, place, problems)
     meant = found.map(lambda value: class_of.get(value, value), na_action="ignore")
@@ -103,7 +125,7 @@ def _levels(rows: Rows, name: str, place: Place, problems: Problems) -> pd.Serie
 
 
 def _inside(path: str, root: Path) -> str:
-    """A path relative to the root, also where the table has it absolute or with steps to the side."""
+    """A path relative to the root, also if the table has an absolute one or one with ".."."""
     if os.path.isabs(path):
         path = os.path.relpath(path, os.path.abspath(root))
     return os.path.normpath(path) if path else path

@@ -1,4 +1,4 @@
-"""What a manifest's rows are for: parts by shares, roles of whole sites, and sites with their images."""
+"""Split a manifest: parts by shares, roles of whole sites, and sites with their images."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,10 @@ logger = logging.getLogger(__name__)
 
 
 def split_manifest(manifest: Manifest, shares: Mapping[str, float], seed: int = 0) -> dict[str, Manifest]:
-    """Split into named parts by shares that sum to one, with no group in two of them.
+    """Split into named parts by shares that sum to one; no group is in two parts.
 
-    Each site, and within it the groups of each label (the highest among a group's rows), is split by the shares, to
-    within a group. The order of the rows does not matter.
+    Each site is split by the shares, and within it the groups of each label (the highest among a group's rows), as
+    exactly as whole groups allow. The order of the rows does not matter.
     """
     problems = Problems("split_manifest")
     if not shares or min(shares.values()) <= 0 or abs(sum(shares.values()) - 1) > 1e-9:
@@ -30,7 +30,7 @@ def split_manifest(manifest: Manifest, shares: Mapping[str, float], seed: int = 
     for _, stratum in units.groupby(["sites", "label"], sort=True):
         mixed = stratum.iloc[rng.permutation(len(stratum))]
         middle = (mixed["rows"].cumsum() - mixed["rows"] / 2) / mixed["rows"].sum()
-        # A start at random: else the single group of a small stratum would always go to the same part.
+        # A random start; otherwise the only group of a small stratum would always go to the same part.
         places = np.searchsorted(cuts, (middle.to_numpy() + rng.random()) % 1, side="right")
         part_of.update(zip(mixed.index, places, strict=True))
     part = _unit_names(manifest).map(part_of).to_numpy()
@@ -45,7 +45,7 @@ def split_manifest(manifest: Manifest, shares: Mapping[str, float], seed: int = 
 
 @dataclass(frozen=True)
 class AssignedSites:
-    """A manifest's rows by what their sites are for; `unused` names the sites that have no role."""
+    """The rows of a manifest by the role of their site; `unused` lists sites without a role."""
 
     training: Manifest
     validation: Manifest | None
@@ -60,9 +60,10 @@ def assign_sites(
     validation: str | Sequence[str] | None = None,
     tests: Sequence[str] = (),
 ) -> AssignedSites:
-    """Give whole sites their roles; an absent site, a site in two roles and a group across roles are one error.
+    """Give whole sites their roles; one error lists absent sites, sites in two roles and groups in two roles.
 
-    Two test sites may share a group: neither has been trained on. A site without a role is left out and noted.
+    Two test sites may share a group, because no test site is trained on. A site without a role is left out and
+    reported.
     """
     held = () if validation is None else (validation,) if isinstance(validation, str) else tuple(validation)
     roles = {"training": tuple(training), "validation": held, "tests": tuple(tests)}
@@ -105,7 +106,7 @@ def _check_groups(manifest: Manifest, role_of: dict[str, str], problems: Problem
 
 
 def _unit_names(manifest: Manifest) -> pd.Series:
-    """What a split may not separate: a row's group by name, else the row by its id."""
+    """What a split must keep together: the name of a row's group, otherwise the id of the row."""
     alone = "row " + manifest.table["id"].astype(str)
     if "group" not in manifest.table:
         return alone
@@ -114,7 +115,7 @@ def _unit_names(manifest: Manifest) -> pd.Series:
 
 
 def _units(manifest: Manifest) -> pd.DataFrame:
-    """The groups: their rows, the sites they are at, and the highest label among their rows."""
+    """The groups: their rows, their sites, and the highest label among their rows."""
     number_of = {label: number for number, label in enumerate(manifest.classes)}
     rows = pd.DataFrame({"unit": _unit_names(manifest), "site": manifest.table["site"].astype(str)})
     rows["label"] = manifest.table["y"].map(number_of) if manifest.labeled else 0

@@ -1,4 +1,4 @@
-"""The manifest, and everything that can be wrong with its table without a look at the files."""
+"""The manifest, and all checks of its table that do not need the files."""
 
 import os
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ import pandas as pd
 from sitewise.arrays import Problems, did_you_mean, read_groups
 
 Array = np.ndarray[Any, Any]
-SHOWN = 10  # of a long list of rows
+SHOWN = 10  # entries of a long list
 ROWS_FROM = "(rows count from 0)"
 BINARY = (0, 1)
 OWN_COLUMNS = ("path", "site", "y", "group", "id")
@@ -20,10 +20,10 @@ OWN_COLUMNS = ("path", "site", "y", "group", "id")
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
-    """Images of several sites: a table with a row for each, the folder its paths start from, the confounders' names.
+    """Images of several sites: a table with a row for each image, the root folder, and the names of the confounders.
 
-    The table has the columns `path` (text, relative to `root`), `site`, `y` (absent where there are no labels), the
-    confounders, `id` and, where known, `group`; further columns go along. `y` is one of `classes`.
+    The table has the columns `path` (text, relative to `root`), `site`, `y` (absent if there are no labels), the
+    confounders, `id` and, if known, `group`; other columns are kept. `y` is one of `classes`.
     """
 
     table: pd.DataFrame
@@ -41,7 +41,7 @@ class Manifest:
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """The sites' names, in order."""
+        """The names of the sites, in order."""
         return tuple(sorted(self.table["site"].astype(str).unique()))
 
     @property
@@ -51,7 +51,7 @@ class Manifest:
 
     @property
     def files(self) -> list[Path]:
-        """Where each row's image lies."""
+        """The path of each row's image."""
         return [self.root / path for path in self.table["path"]]
 
     def take(self, rows: Any) -> "Manifest":
@@ -63,14 +63,14 @@ class Manifest:
         return replace(self, table=self.table.iloc[chosen].reset_index(drop=True))
 
     def at(self, *sites: str) -> "Manifest":
-        """The rows of some sites; a site that the table does not have is an error."""
+        """The rows of some sites; an unknown site is an error."""
         problems = Problems("manifest")
         check_sites(sites, self, problems)
         problems.raise_if_any()
         return self.take(self.table["site"].isin(sites).to_numpy())
 
     def groups(self) -> Array:
-        """A number for each row, the same for the rows of one group; a row without a group is one by itself."""
+        """A group number for each row; a row without a group is its own group."""
         named = self.table["group"] if "group" in self.table else pd.Series([None] * len(self), dtype=object)
         problems = Problems("manifest")
         codes = read_groups(named.reset_index(drop=True), len(self), problems)
@@ -97,7 +97,7 @@ class Manifest:
 def check_table(
     table: pd.DataFrame, root: Path, confounders: tuple[str, ...], classes: tuple[Any, ...], problems: Problems
 ) -> None:
-    """Note everything that is wrong with a table by itself, without a look at the files."""
+    """Report all problems of a table that can be found without the files."""
     before = len(problems.found)
     for column in ("path", "site", "id"):
         if column not in table:
@@ -108,7 +108,7 @@ def check_table(
         elif name not in table:
             problems.add(f"the table has no column for the confounder {name!r}{did_you_mean(name, table.columns)}")
     for name in sorted({name for name in confounders if confounders.count(name) > 1}):
-        problems.add(f"the confounder {name!r} stands twice")
+        problems.add(f"duplicate confounder {name!r}")
     if len(set(classes)) < max(2, len(classes)):
         problems.add(f"classes must be at least two different labels, got {list(classes)}")
     if not len(table):
@@ -126,18 +126,18 @@ def _check_rows(table: pd.DataFrame, root: Path, classes: tuple[Any, ...], probl
     if outside.any():
         problems.add(
             f"path leads outside the root {root} in {name_rows(outside, table)}: "
-            "give a root that holds all images, or mend the paths"
+            "give a root that holds all images, or correct the paths"
         )
     for column in ("id", "path"):
         twice = table[column].duplicated(keep=False) & table[column].notna() & (table[column] != "")
         if twice.any() and (column == "id" or not table["id"].equals(table["path"])):
-            problems.add(f"{column} stands more than once in {name_rows(twice, table, column)}: one row for each image")
+            problems.add(f"duplicate {column} in {name_rows(twice, table, column)}: one row for each image")
     if "y" in table:
         strange = ~table["y"].isin(classes)
         if strange.any():
             labels = ", ".join(str(label) for label in classes)
             hint = "; name other labels by classes=" if classes == BINARY else ""
-            problems.add(f"y must be one of {labels}, and is not in {name_rows(strange, table, 'y')}{hint}")
+            problems.add(f"y must be one of {labels}; it is not in {name_rows(strange, table, 'y')}{hint}")
 
 
 def leaves(path: str) -> bool:
@@ -146,7 +146,7 @@ def leaves(path: str) -> bool:
 
 
 def check_sites(sites: Iterable[str], manifest: Manifest, problems: Problems) -> None:
-    """Note the sites that a manifest does not have."""
+    """Report sites that a manifest does not have."""
     for site in sites:
         if site not in manifest.sites:
             known = ", ".join(manifest.sites)
@@ -156,12 +156,12 @@ def check_sites(sites: Iterable[str], manifest: Manifest, problems: Problems) ->
 
 
 def name_rows(chosen: Any, table: pd.DataFrame, column: str = "path") -> str:
-    """Rows by number with what stands there: the first ones and how many."""
+    """Row numbers with their values: the first ones, and the number of all."""
     rows = np.flatnonzero(np.asarray(chosen))
     shown = ", ".join(f"row {row} ({table[column].iloc[row]!r})" for row in rows[:SHOWN])
     return f"{len(rows)} row(s): {shown}{and_more(len(rows))}"
 
 
 def and_more(count: int, before: str = ", ") -> str:
-    """What stands after the first ones of a long list."""
+    """The text after the first entries of a long list."""
     return f"{before}and {count - SHOWN} more" if count > SHOWN else ""

@@ -87,7 +87,7 @@ def test_evaluate_prints_numbers_and_writes_a_page(place, capsys):
     assert "Decision curve" in out.read_text()
     code, said, _ = run(capsys, "evaluate", place / "site", place / "new.csv", "--resamples", 5)
     assert code == 0
-    assert "hold what the labels show" in said
+    assert "contain the value from the labels" in said
 
 
 def test_evaluate_needs_labels(place, capsys):
@@ -180,7 +180,7 @@ def test_report_has_the_subgroups_that_are_named(place, capsys):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--bands", "age=50"], "name the columns by --subgroups"),
+        (["--bands", "age=50"], "name the columns with --subgroups"),
         (["--subgroups", "age", "--bands", "age:50"], "--bands must be a column and numbers, such as age=50,65"),
         (["--subgroups", "rule"], "there is no confounder 'rule'; there are ['age']; hand over the values"),
         (["--subgroups", "age", "--bands", "ages=50"], "bands of 'ages'; did you mean 'age'"),

@@ -250,7 +250,7 @@ def test_a_table_without_roles_for_inputs_takes_what_may_be_a_feature(run, saved
     assert code == 0
     record = json.loads(out)
     assert record["inputs"] == ["sex", "bp", "pain"]
-    assert any("'outcome' is no feature: it tells y exactly" in note for note in record["notes"])
+    assert any("'outcome' is not used as a feature: it determines y exactly" in note for note in record["notes"])
 
 
 def test_images_by_command(run, tmp_path):
@@ -372,7 +372,7 @@ def test_the_old_name_of_the_policy_is_noted(run, saved, tmp_path):
     assert "--fallback is the old name of --policy" in out
     code, _, err = run(*call, "--force", "--fallback", "marginal")
     assert code == 2
-    assert "is gone" in err
+    assert "was removed" in err
 
 
 def test_a_rehearsal_is_shown(run, saved):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "image_training.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "image_training.py"
 TINY = ["--backbone", "cnn", "--size", "16", "--images", "96", "--batch", "32", "--rounds", "2", "--epochs", "2"]
 
 

@@ -12,6 +12,7 @@ from sitewise.bench.methods import METHODS
 from sitewise.ratio import weighted_nll
 from sitewise.rows import LabeledRows
 from sitewise.training import RECIPES, Recipe, affine, batches, count_batches, flips, resolve_recipe, train
+from sitewise.training.batches import plan_training
 
 
 class Line:
@@ -282,7 +283,7 @@ def test_the_papers_recipe_for_resnets():
 
 
 def test_the_table_of_recipes_is_right():
-    page = (Path(__file__).parents[1] / "docs" / "training.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
     assert [row[0].strip("| `") for row in rows] == list(RECIPES)
     for row, recipe in zip(rows, RECIPES.values(), strict=True):
@@ -295,3 +296,12 @@ def test_the_table_of_recipes_is_right():
             str(recipe.min_steps),
             f"{recipe.augment or 'none'} |",
         ]
+
+
+def test_the_releases_recipe_has_its_batches_and_steps():
+    sites = torch.arange(20_000) % 2
+    plan = plan_training(sites, RECIPES["gpa2024_release"])
+    assert plan.step_size == 512
+    assert 20_000 <= plan.steps_per_epoch * plan.epochs < 20_000 + plan.steps_per_epoch
+    rows = batches(sites, plan.step_size, True, torch.Generator().manual_seed(0))
+    assert sites[rows[0]].bincount().tolist() == [512, 512]

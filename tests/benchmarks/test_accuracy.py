@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "accuracy.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "accuracy.py"
 MADE_BY = {"sitewise": "0.1.0", "torch": "2.13.0", "numpy": "2.4", "commit": "abc", "warnings": 0}
 
 

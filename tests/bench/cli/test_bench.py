@@ -100,7 +100,7 @@ def test_methods_lists_the_whole_registry_in_every_format():
 
 
 def test_every_paper_a_card_names_is_in_the_bibliography_once():
-    text = (Path(__file__).parents[1] / "docs" / "references.bib").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "references.bib").read_text(encoding="utf-8")
     keys = re.findall(r"^@\w+\{(\w+),", text, flags=re.MULTILINE)
     assert len(keys) == len(set(keys))
     assert {method.card.cite for method in METHODS.values()} <= set(keys)

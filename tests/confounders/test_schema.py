@@ -120,7 +120,7 @@ def test_everything_wrong_with_z_is_said_at_once():
         sw.Confounders.learn(frame()).encode(frame().assign(age=["30", "old", "50", "60"]))
     with pytest.raises(ValueError, match="at least one row and one column"):
         sw.Confounders.learn(np.zeros((0, 2)))
-    with pytest.raises(ValueError, match="stands twice"):
+    with pytest.raises(ValueError, match="duplicated in Z"):
         sw.Confounders.learn(pd.concat([frame(), frame()], axis=1))
 
 

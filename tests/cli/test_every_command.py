@@ -144,7 +144,7 @@ def test_what_is_there_stays_unless_forced(refused, place, tmp_path, command):
     out = words[-1]
     for target in (out, out / "inside") if command in ("fit", "adapt") else (out,):
         target.mkdir() if target is not out or command in ("fit", "adapt") else target.write_text("mine")
-    assert f"{out} is there already: choose another --out, or replace it by --force" in refused(*words)
+    assert f"{out} exists already: choose another --out, or replace it with --force" in refused(*words)
 
 
 @pytest.mark.parametrize("command", WRITERS)

@@ -319,7 +319,7 @@ def test_nothing_that_exists_is_replaced_unless_forced(refused, good, tmp_path, 
     run(monkeypatch, "init", good, "--out", roles, "--force")
     assert 'target = "y"' in roles.read_text()
     assert "must end in .csv or .parquet" in refused("predict", model, good, "--out", tmp_path / "p.xlsx")
-    assert "is the table that is read" in refused("predict", model, good, "--out", good, "--force")
+    assert "is the input table" in refused("predict", model, good, "--out", good, "--force")
     assert "which is a file" in refused("fit", good, *PROBA, "--out", good / "model")
 
 

@@ -1,0 +1,377 @@
+"""Evidence from rows in Dask partitions: each is laid out where it is, and only sums of its rows leave it."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from sitewise.adaptation.evidence import Evidence, Groups, check_categorical, join, wanted_sample
+from sitewise.adaptation.posterior.labels import KnownLabels, read_labeled
+from sitewise.adaptation.posterior.likelihood import subset
+from sitewise.adaptation.rows import LARGE, Rows, Stream, add_up
+from sitewise.adaptation.streaming import KEPT_BYTES, ChunkReader
+from sitewise.arrays import Problems, read_groups, read_labels, read_weight
+from sitewise.confounders import Confounders, Notes
+from sitewise.partitions import Partition, Partitions, add_tasks, compute, n_workers, persist
+
+T = TypeVar("T")
+S = TypeVar("S")
+CPU = torch.device("cpu")
+NO_SCHEMA = (
+    "rows in Dask partitions need a schema of z that is fixed beforehand: pass confounders=, such as "
+    "Confounders.learn(Z.head(100_000, npartitions=-1)), or a prior that has one"
+)
+ACROSS = (
+    "groups must lie within partitions, and a group of partition {first} has rows in partition {second} too: put them "
+    "together by frame.shuffle(on=...) or set_index(...)"
+)
+ROW_BY_ROW = (
+    "this goes through the rows themselves, and rows in Dask partitions are only ever added up: use model='auto', "
+    "'constant', 'table' or 'additive' with solver='auto', and interval() without bootstrap"
+)
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """The stretches of one partition's rows."""
+
+    seen: list[Rows]
+    blank: list[Rows]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is known of a partition once it has been laid out."""
+
+    seen: list[int]  # rows in each stretch
+    blank: list[int]
+    seen_weight: float
+    blank_weight: float
+    n_bytes: int
+    notes: Notes
+    weights: list[float]  # the lightest above zero and the heaviest, where rows have weights
+    group_sizes: Tensor  # (G,)
+    group_names: np.ndarray[Any, Any]  # hashes of the names that are known
+
+    @property
+    def n_rows(self) -> int:
+        """The rows of positive weight."""
+        return sum(self.seen) + sum(self.blank)
+
+
+@dataclass(frozen=True)
+class PartitionReader:
+    """Lays the rows of a partition out, by the reader of chunks."""
+
+    schema: Confounders | None
+    n_classes: int
+
+    def __call__(self, rows: Partition) -> tuple[LaidOut, Summary]:
+        """Read, check and lay out."""
+        if not rows.n_rows:
+            nothing = Summary([], [], 0.0, 0.0, 0, Notes(), [], torch.zeros(0), np.zeros(0, np.uint64))
+            return LaidOut([], []), nothing
+        problems = Problems(f"partition {rows.number}")
+        n_rows = rows.n_rows
+        weight = self._weight(rows, problems)
+        labels = None if rows.y is None else read_labels(rows.y, n_rows, self.n_classes, problems)
+        groups = read_groups(rows.groups, n_rows, problems)
+        problems.raise_if_any()
+        reader = ChunkReader((), self.schema, rows.sample_confounder is not None, labels, weight, groups, CPU)
+        notes = Notes()
+        chunk = rows.log_ratio, rows.sample_confounder
+        found = reader.read(chunk, rows.number, 0, with_codes=True, notes=notes, name="partition")
+        laid = LaidOut(found["seen"], found["blank"])
+        counted = [] if weight is None else [float(weight[weight > 0].min()), float(weight.max())]
+        return laid, Summary(
+            [len(part) for part in laid.seen],
+            [len(part) for part in laid.blank],
+            sum(float(part.cell_weight.sum()) for part in laid.seen),
+            sum(float(part.cell_weight.sum()) for part in laid.blank),
+            sum(part.n_bytes() for part in (*laid.seen, *laid.blank)),
+            notes,
+            counted,
+            torch.zeros(0) if groups is None else torch.bincount(groups, weight).double(),
+            np.zeros(0, np.uint64) if groups is None else _hashed(rows.groups),
+        )
+
+    def _weight(self, rows: Partition, problems: Problems) -> Tensor | None:
+        """The weights of a partition's rows; all of one may be zero, all of the site's may not."""
+        if rows.sample_weight is None:
+            return None
+        own = Problems(problems.call)
+        weight = read_weight(rows.sample_weight, rows.n_rows, own)
+        if bool((weight == 0).all()):
+            return weight
+        problems.found += own.found
+        return weight
+
+
+def _hashed(groups: Any) -> np.ndarray[Any, Any]:
+    names = pd.Series(np.asarray(groups)).dropna().drop_duplicates()
+    return np.asarray(pd.util.hash_pandas_object(names, index=False).to_numpy())
+
+
+def _summarized(found: tuple[LaidOut, Summary]) -> Summary:
+    return found[1]
+
+
+def _of_kept(function: Callable[[LaidOut], S], found: tuple[LaidOut, Summary]) -> S:
+    return function(found[0])
+
+
+def _of_read(function: Callable[[LaidOut], S], reader: PartitionReader, rows: Partition) -> S:
+    return function(reader(rows)[0])
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The partitions of a site: laid out and kept where they are as far as memory allows, the others read anew."""
+
+    partitions: Partitions
+    reader: PartitionReader
+    kept: list[Any]  # delayed values of the first of them
+
+    def tasks(self, function: Callable[[LaidOut], S]) -> list[Any]:
+        """What a function makes of each partition, not computed yet."""
+        from dask import delayed
+
+        of_kept = delayed(partial(_of_kept, function), pure=False)
+        others = self.partitions.tasks(partial(_of_read, function, self.reader), first=len(self.kept))
+        return [*map(of_kept, self.kept), *others]
+
+    def sums(self, function: Callable[[LaidOut], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Add up what a function makes of each partition."""
+        found: tuple[Tensor, ...] = add_tasks(self.tasks(function), add_up)
+        return found
+
+    def collect(self, function: Callable[[LaidOut], S]) -> list[S]:
+        """What a function makes of each partition."""
+        return compute(self.tasks(function))
+
+
+class PartitionStream(Stream[T]):
+    """Stretches of rows that lie in partitions: they are added up there, and never gone through here."""
+
+    def __init__(self, cluster: Cluster, get: Callable[[LaidOut], Iterable[T]]) -> None:
+        super().__init__(())
+        self.cluster, self.get = cluster, get
+
+    def __iter__(self) -> NoReturn:
+        raise ValueError(ROW_BY_ROW)
+
+    def __reduce__(self) -> Any:
+        """A task may carry what has a stream, and needs nothing of it."""
+        return Stream, ((),)
+
+    @property
+    def in_memory(self) -> bool:
+        """Never."""
+        return False
+
+    def map(self, function: Callable[[T], S], *, keep: bool = True) -> "PartitionStream[S]":
+        """Apply a function, each time anew."""
+        return PartitionStream(self.cluster, partial(_mapped, function, self.get))
+
+    def followed_by(self, other: Stream[T]) -> Stream[T]:
+        """The things of both, those of one partition together."""
+        if isinstance(other, PartitionStream):
+            return PartitionStream(self.cluster, partial(_both, self.get, other.get))
+        return StreamsApart(self, other)
+
+    def sums(self, function: Callable[[Iterable[T]], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Add up what a function makes of the things of each partition."""
+        return self.cluster.sums(partial(_apply, function, self.get))
+
+    def collect(self, function: Callable[[T], S]) -> list[S]:
+        """What a function makes of each thing."""
+        return [one for found in self.cluster.collect(partial(_each, function, self.get)) for one in found]
+
+    def any(self, function: Callable[[T], bool]) -> bool:
+        """Tell whether something holds of any of them."""
+        return any(self.collect(function))
+
+
+class StreamsApart(Stream[T]):
+    """Things in partitions, and others that are here."""
+
+    def __init__(self, first: PartitionStream[T], second: Stream[T]) -> None:
+        super().__init__(())
+        self.first, self.second = first, second
+
+    def __iter__(self) -> NoReturn:
+        raise ValueError(ROW_BY_ROW)
+
+    @property
+    def in_memory(self) -> bool:
+        """Never."""
+        return False
+
+    def map(self, function: Callable[[T], S], *, keep: bool = True) -> "StreamsApart[S]":
+        """Apply a function to both."""
+        return StreamsApart(self.first.map(function), self.second.map(function, keep=keep))
+
+    def sums(self, function: Callable[[Iterable[T]], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Add up both."""
+        return add_up([self.first.sums(function), self.second.sums(function)])
+
+    def collect(self, function: Callable[[T], S]) -> list[S]:
+        """What a function makes of each thing."""
+        return [*self.first.collect(function), *self.second.collect(function)]
+
+
+def _mapped(function: Callable[[T], S], get: Callable[[LaidOut], Iterable[T]], laid: LaidOut) -> Iterator[S]:
+    return map(function, get(laid))
+
+
+def _both(first: Callable[[LaidOut], Iterable[T]], second: Callable[[LaidOut], Iterable[T]], laid: LaidOut) -> list[T]:
+    return [*first(laid), *second(laid)]
+
+
+def _apply(function: Callable[[Iterable[T]], S], get: Callable[[LaidOut], Iterable[T]], laid: LaidOut) -> S:
+    return function(get(laid))
+
+
+def _each(function: Callable[[T], S], get: Callable[[LaidOut], Iterable[T]], laid: LaidOut) -> list[S]:
+    return [function(one) for one in get(laid)]
+
+
+def _stretches(kinds: tuple[str, ...], rounded: bool, laid: LaidOut) -> list[Rows]:
+    found = [rows for kind in kinds for rows in getattr(laid, kind)]
+    return [rows.in_single_precision() for rows in found] if rounded else found
+
+
+def _without_codes(rows: Rows) -> Rows:
+    return rows.without_codes()
+
+
+def read_partitions(
+    partitions: Partitions, n_classes: int, problems: Problems, *, schema: Confounders | None, categorical: Any
+) -> tuple[Evidence, Notes]:
+    """Lay out rows that lie in partitions, once: count, weigh, sample, and keep what may be kept."""
+    check_categorical(partitions.has_z, schema, categorical, problems)
+    if partitions.has_z and schema is None:
+        problems.add(NO_SCHEMA)
+    problems.raise_if_any()
+    cluster, summaries = _lay_out(partitions, PartitionReader(schema if partitions.has_z else None, n_classes))
+    notes = replace(next((summary.notes for summary in summaries if summary.n_rows), Notes()), clipped={}, unseen={})
+    for summary in summaries:
+        notes.add(summary.notes)
+    n_rows = sum(summary.n_rows for summary in summaries)
+    weights = [weight for summary in summaries for weight in summary.weights]
+    if weights:
+        read_weight(weights, len(weights), problems)
+    if not n_rows:
+        problems.add("log_ratio is empty: at least one row is needed")
+    problems.raise_if_any()
+    groups = _count_groups(summaries, problems) if "groups" in partitions.given else None
+    notes.warn(stacklevel=5)
+    rounded = n_rows * n_classes > LARGE
+    seen, blank, every = (
+        PartitionStream(cluster, partial(_stretches, kinds, rounded))
+        for kinds in (("seen",), ("blank",), ("seen", "blank"))
+    )
+    seen_weight, blank_weight = (sum(getattr(s, f"{kind}_weight") for s in summaries) for kind in ("seen", "blank"))
+    everything, step = every.map(_without_codes), -(-n_rows // wanted_sample(n_rows, n_classes))
+    evidence = Evidence(
+        seen if seen_weight else Stream(()),
+        blank if blank_weight else Stream(()),
+        everything,
+        join(everything.collect(lambda rows: rows.take(0, len(rows), step))),
+        n_rows,
+        n_classes,
+        seen_weight,
+        blank_weight,
+        groups,
+        schema,
+        CPU,
+    )
+    return evidence, notes
+
+
+def _lay_out(partitions: Partitions, reader: PartitionReader) -> tuple[Cluster, list[Summary]]:
+    """Lay the first partitions out to stay where they are, more and more at a time, until there is room for no more."""
+    from dask import delayed
+
+    room, kept, summaries, largest = KEPT_BYTES * n_workers(), [], [], 0  # type: int, list[Any], list[Summary], int
+    batch = 2 * n_workers()
+    while len(kept) < len(partitions) and batch:
+        more = persist(partitions.tasks(reader, first=len(kept), last=len(kept) + batch))
+        found: list[Summary] = compute([delayed(_summarized, pure=False)(part) for part in more])
+        kept, summaries = [*kept, *more], [*summaries, *found]
+        room -= sum(summary.n_bytes for summary in found)
+        largest = max(largest, *(summary.n_bytes for summary in found))
+        batch = min(2 * batch, max(0, room // max(largest, 1)))
+    summaries += compute(partitions.tasks(partial(_summary_of, reader), first=len(kept)))
+    return Cluster(partitions, reader, kept), summaries
+
+
+def _summary_of(reader: PartitionReader, rows: Partition) -> Summary:
+    return reader(rows)[1]
+
+
+def _count_groups(summaries: list[Summary], problems: Problems) -> Groups:
+    """Count groups, each of which has its rows in one partition."""
+    names = np.concatenate([summary.group_names for summary in summaries])
+    where = np.repeat(np.arange(len(summaries)), [len(summary.group_names) for summary in summaries])
+    order = np.argsort(names, kind="stable")
+    twice = np.flatnonzero(np.diff(names[order]) == 0)
+    if len(twice):
+        first, second = where[order][twice[0] : twice[0] + 2]
+        problems.add(ACROSS.format(first=first, second=second))
+        problems.raise_if_any()
+    sizes = torch.cat([summary.group_sizes for summary in summaries])
+    count = int((sizes > 0).sum())
+    n_names = max(len(summary.group_sizes) for summary in summaries)
+    return Groups(n_names, count, max(1.0, float((sizes**2).sum() / sizes.sum())) if count > 1 else 1.0)
+
+
+def read_labeled_partitions(partitions: Partitions, evidence: Evidence) -> KnownLabels | None:
+    """The labeled rows of all partitions, which are few; None where there are none."""
+    if "y" not in partitions.given:
+        return None
+    bare = replace(
+        evidence, rows=Stream(()), blank=Stream(()), everything=Stream(()), sample=evidence.sample.take(0, 0)
+    )
+    found = compute(partitions.tasks(partial(_labeled, bare)))
+    parts = [part for part in found if part is not None]
+    together = parts[0] if parts else None
+    for part in parts[1:]:
+        assert together is not None
+        together = together.join(part)
+    return together
+
+
+def _labeled(evidence: Evidence, rows: Partition) -> KnownLabels | None:
+    if not rows.n_rows:
+        return None
+    problems = Problems(f"partition {rows.number}")
+    chunks = [(rows.log_ratio, rows.sample_confounder)]
+    found = read_labeled(chunks, rows.y, rows.sample_weight, rows.groups, evidence, problems)
+    problems.raise_if_any()
+    return found
+
+
+def stand_in(evidence: Evidence, at_most: int) -> Evidence:
+    """Some of the rows in the place of all, in memory, as heavy as these; rows of one group count as one."""
+    some = subset(evidence, at_most)
+    share = evidence.total_weight / some.total_weight / (evidence.groups.mean_size if evidence.groups else 1.0)
+
+    def heavier(rows: Rows) -> Rows:
+        weight = rows.codes.new_ones(len(rows)) if rows.weight is None else rows.weight
+        return replace(rows, weight=share * weight)
+
+    streams = {kind: getattr(some, kind).map(heavier) for kind in ("rows", "blank", "everything")}
+    return replace(
+        some,
+        **streams,
+        sample=heavier(some.sample),
+        seen_weight=share * some.seen_weight,
+        blank_weight=share * some.blank_weight,
+        groups=None,
+    )

@@ -1,0 +1,51 @@
+"""Two comparisons for GPA: one g for all training sites, and no adaptation at all."""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from sitewise.bench.methods.base import Method, Rule
+from sitewise.bench.methods.gpa import GPA, GPAStar
+
+POOLED = "all training sites"
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class GPAPooled(GPA):
+    """GPA with one g for all training sites: f is fitted with g(z) of their rows together, whatever their site.
+
+    The paper leaves open what this does: one g has seen more of z than any site's own, but where P(y|z) differs between
+    the sites, f must explain the difference. There is nothing to rehearse on but rows, for all are one site.
+    """
+
+    card: ClassVar = replace(GPA.card, name="GPA, one g")
+
+    def trainer(self) -> Method:
+        """The same f with and without z at the new site."""
+        return self.with_network_of(GPAPooled)
+
+    def train(self, X: Any, y: Any, domain: Any, Z: Any, groups: Any, weight: Any, unlabeled: Any) -> Any:
+        """Fit a `GPAClassifier` that is told of one training site."""
+        if domain is not None:
+            held = np.asarray(domain, dtype=object) == self.validation
+            domain = np.where(held, domain, POOLED)
+        return super().train(X, y, domain, Z, groups, weight, unlabeled)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class GPAPooledStar(GPAPooled, GPAStar):
+    """GPA* with one g for all training sites: as GPA with one g, z hidden at the new site."""
+
+    card: ClassVar = replace(GPAStar.card, name="GPA*, one g")
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class GPAAsTrained(GPA):
+    """GPA, as trained: P(y|x,z) = Norm(f(x,z) g(z)), g that of all training rows together; nothing is adapted."""
+
+    card: ClassVar = replace(GPA.card, name="GPA, as trained", estimates_g="no")
+
+    def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
+        """Predict as trained, and say nothing of P(Y)."""
+        return self.log_proba, None

@@ -1,0 +1,191 @@
+"""A site whose rows lie in Dask partitions: g from the sums over all of them, every question from a sample of them."""
+
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
+from sitewise.adaptation.families import finish
+from sitewise.adaptation.fit import Finisher, Fit, Rival
+from sitewise.adaptation.known import Known
+from sitewise.adaptation.partitioned import stand_in
+from sitewise.adaptation.posterior.points import Posterior
+from sitewise.arrays import Problems, in_stretches, read_groups, read_weight
+from sitewise.confounders import Confounders
+from sitewise.estimator.source.reading import read_partial_labels
+from sitewise.estimator.source.regions import Region, in_regions, region_counts, warn_kept
+from sitewise.partitions import Partition, Partitions, as_partitions, compute
+from sitewise.posterior import combine
+from sitewise.prevalence import Prevalence, SitePrior
+from sitewise.rows import ScoredRows
+
+if TYPE_CHECKING:
+    from sitewise.estimator.model import SiteModel
+
+SAMPLE_ROWS = 20_000  # of a site in partitions, which checks and expected performance are computed from
+STRIDE = 2654435761  # partitions begin their samples at different rows
+KNOWN = "known_prevalence is not supported with rows in Dask partitions: adapt to log-ratios of a sample in memory"
+
+
+@dataclass(frozen=True)
+class SiteReader:
+    """What is needed of a model where its rows are: classes, the schema of z, and where f is not identified."""
+
+    classes: np.ndarray[Any, Any]
+    schema: Confounders | None
+    unsupported: tuple[Region, ...]
+
+    def codes(self, rows: Partition) -> Tensor:
+        """The codes of z of a partition's rows."""
+        if self.schema is None:
+            return torch.zeros(rows.n_rows, 0, dtype=torch.float64)
+        if rows.sample_confounder is None:
+            return self.schema.missing_codes().expand(rows.n_rows, -1)
+        return self.schema.encode(rows.sample_confounder, quiet=True)[0]
+
+    def scored(self, rows: Partition) -> ScoredRows:
+        """The rows of a partition as a site keeps them."""
+        problems, n_rows, codes = Problems(f"partition {rows.number}"), rows.n_rows, self.codes(rows)
+        weight = None if rows.sample_weight is None else read_weight(rows.sample_weight, n_rows, Problems("adapt"))
+        found = ScoredRows(
+            codes=codes,
+            weight=weight,
+            groups=read_groups(rows.groups, n_rows, problems),
+            y=read_partial_labels(rows.y, self.classes, n_rows, problems),
+            log_ratio=torch.tensor(np.asarray(rows.log_ratio, dtype=np.float64)),
+            supported=~in_regions(codes, self.unsupported),
+        )
+        problems.raise_if_any()
+        return found
+
+    def readied(self, rows: Partition) -> Partition:
+        """The rows that g is estimated from, with numbers for labels."""
+        if not rows.n_rows:
+            return rows
+        if rows.y is not None:
+            problems = Problems(f"partition {rows.number}")
+            labels = read_partial_labels(rows.y, self.classes, rows.n_rows, problems)
+            problems.raise_if_any()
+            rows = rows._replace(y=None if labels is None else labels.numpy())
+        kept = (
+            ~in_regions(self.codes(rows), self.unsupported).numpy() if self.unsupported else np.ones(rows.n_rows, bool)
+        )
+        return rows if bool(kept.all()) else rows.take(kept)
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """P(y|x,z) of rows at the site: by the posterior or the maximum, in regions without support as trained."""
+
+    posterior: Posterior | None
+    prevalence: Prevalence
+    pooled: Prevalence
+    unsupported: tuple[Region, ...]
+    as_trained: bool
+
+    def __call__(self, log_ratio: Tensor, codes: Tensor) -> Tensor:
+        """Predict rows."""
+        kept = in_regions(codes, self.unsupported)
+        trained = combine(log_ratio, self.pooled.log_prob(codes)).exp() if self.as_trained or kept.any() else None
+        if self.as_trained and trained is not None:
+            return trained
+        if self.posterior is None:
+            found = combine(log_ratio, self.prevalence.log_prob(codes)).exp()
+        else:
+            found = self.posterior.points.average(log_ratio, codes, self.posterior.slope)
+        return found if trained is None else torch.where(kept[:, None], trained, found)
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What one pass brings back of a partition: some of its rows, the sum of its predictions, counts."""
+
+    some: ScoredRows
+    predicted: Tensor  # (K,)
+    weight: float
+    n_rows: int
+    kept: list[int]  # rows in each region without support
+
+
+def _visit(reader: SiteReader, predict: Predictor, step: int, rows: Partition) -> Visit | None:
+    if not rows.n_rows:
+        return None
+    scored = reader.scored(rows)
+    predicted = scored.weights @ in_stretches(predict, scored.log_ratio, scored.codes)
+    chosen = torch.arange(rows.number * STRIDE % step, len(scored), step)
+    kept = region_counts(scored.codes, reader.unsupported)
+    return Visit(scored.take(chosen), predicted, float(scored.weights.sum()), len(scored), kept)
+
+
+@dataclass(frozen=True)
+class AdaptedPartitions:
+    """A site in partitions: its g, a sample of its rows, how many there are, and the mean of their predictions."""
+
+    estimate: PrevalenceEstimate
+    rows: ScoredRows
+    n_rows: int
+    mean_probability: Tensor  # (K,)
+
+
+def adapt_partitions(
+    model: "SiteModel",
+    log_ratio: Any,
+    given: dict[str, Any],
+    policy: str,
+    level_scale: float | None,
+    known: Known | None,
+) -> AdaptedPartitions:
+    """Estimate g from all rows, then go through them once more to predict them and to take a sample."""
+    problems = Problems("adapt")
+    if known is not None:
+        problems.add(KNOWN)
+    if given["sample_confounder"] is not None and model.confounders_ is None:
+        problems.add("sample_confounder is given, but the model was trained without confounders")
+    partitions = as_partitions(log_ratio, problems, **given)
+    problems.raise_if_any()
+    assert partitions is not None
+    reader = SiteReader(model.classes_, model.confounders_, model.unsupported_)
+    prior = None if policy == "rows" else model.prior_of(policy, level_scale)
+    estimate = _estimate(model, partitions.changed(reader.readied), prior)
+    fit, as_trained = estimate._fit, policy == "as trained"
+    if policy == "auto" and given["y"] is None and level_scale is None and prior is not None:
+        as_trained = not prior.trusted_rows and not prior.averaged  # as `predicts_as_trained` of the site
+    predict = Predictor(fit.posterior, fit.prevalence, model.pooled_prevalence_, model.unsupported_, as_trained)
+    step = -(-estimate._evidence.n_rows // SAMPLE_ROWS)
+    found = compute(partitions.tasks(partial(_visit, reader, predict, step)))
+    visits: list[Visit] = [visit for visit in found if visit is not None]
+    if model.confounders_ is not None:
+        counts = [sum(own) for own in zip(*(visit.kept for visit in visits), strict=True)]
+        warn_kept(counts, model.unsupported_, model.confounders_, model.classes_.tolist())
+    mean = torch.stack([visit.predicted for visit in visits]).sum(0) / sum(visit.weight for visit in visits)
+    rows = reduce(ScoredRows.join, [visit.some for visit in visits if len(visit.some)])
+    return AdaptedPartitions(_settled(estimate), rows, sum(visit.n_rows for visit in visits), mean)
+
+
+def _estimate(model: "SiteModel", partitions: Partitions, prior: SitePrior | None) -> PrevalenceEstimate:
+    return estimate_prevalence(
+        partitions,
+        model=model.prevalence if partitions.has_z else "constant",
+        prior=prior,
+        confounders=model.confounders_,
+        random_state=model.random_state,
+    )
+
+
+def _settled(estimate: PrevalenceEstimate) -> PrevalenceEstimate:
+    """The same estimate without its partitions: its curvature computed, some rows in the place of all."""
+    fit, evidence = estimate._fit, stand_in(estimate._evidence, SAMPLE_ROWS)
+
+    def looked_back(fit: Fit) -> Fit:
+        found = fit.look_back if fit.posterior is not None else fit._hindsight
+        return replace(fit, look_back=found, refit=None)
+
+    rivals = tuple(
+        Rival(own, rival.weight, Finisher(own, evidence, finish))
+        for own, rival in ((looked_back(rival.fit), rival) for rival in fit.rivals)
+    )
+    return replace(estimate, _fit=replace(looked_back(fit), rivals=rivals), _evidence=evidence)

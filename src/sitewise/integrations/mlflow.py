@@ -1,0 +1,254 @@
+"""Models and sites in MLflow: logged with what is known of them, and served by `mlflow models serve`.
+
+An MLflow model made here is a saved folder (JSON and safetensors, see `sitewise.save`) and the name of this module,
+which loads it. No code and no pickle is in the artifact, and none is loaded from it.
+"""
+
+import importlib
+import os
+import re
+import sys
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sitewise.artifacts import versions
+from sitewise.estimator import AdaptedClassifier
+from sitewise.estimator.files.card import held_out_metrics
+from sitewise.estimator.files.saving import load, save
+from sitewise.integrations.frames import DECISION, FrameModel
+from sitewise.version import __version__
+
+FLAVOR = "sitewise"
+FOLDER = "sitewise_model"  # of the artifact, which holds the saved model
+LONGEST = 500  # characters of a parameter, which MLflow takes everywhere
+TRUSTED = "SITEWISE_TRUSTED"  # the environment variable with types of a classifier that a server may load
+
+NO_LIBRARY = 'sitewise.integrations.mlflow needs MLflow ({error}): pip install "sitewise[mlflow]"'
+
+
+class PyFunc:
+    """What MLflow calls for predictions: a frame in, P(class) and the decision of every row out."""
+
+    def __init__(self, model: Any) -> None:
+        self.frames = FrameModel(model)
+        if isinstance(self.frames.last, AdaptedClassifier):
+            _ = self.frames.last.estimate_in_use  # found now, not by the first request
+
+    def predict(self, model_input: Any) -> pd.DataFrame:
+        """Predict rows; MLflow answers 400 with our sentence where they cannot be read."""
+        from mlflow.exceptions import MlflowException
+
+        frame = model_input if isinstance(model_input, pd.DataFrame) else pd.DataFrame(model_input)
+        try:
+            return self.frames.predict(frame)
+        except (TypeError, ValueError) as error:
+            raise MlflowException.invalid_parameter_value(str(error)) from error
+
+
+def save_model(
+    model: Any,
+    path: str | os.PathLike[str],
+    *,
+    trusted: Sequence[str] = (),
+    input_example: Any = None,
+    pip_requirements: Sequence[str] | None = None,
+    mlflow_model: Any = None,
+    metadata: dict[str, Any] | None = None,
+) -> None:
+    """Save a model or a site as an MLflow model: a folder that `mlflow models serve` and `mlflow.pyfunc` take.
+
+    Parameters
+    ----------
+    model : AdaptedClassifier, GPAClassifier, PrevalenceAdjuster or Pipeline
+        What `sitewise.save` saves; it is loaded again before the folder is kept.
+    path : path
+        Of the new folder.
+    trusted : sequence of str
+        Types of a classifier inside that `sitewise.load` is to trust. Whoever serves the model names them again, in
+        the environment variable `SITEWISE_TRUSTED`: an artifact does not choose what is trusted.
+    input_example : DataFrame, optional
+        Rows to be kept as an example of a request. They are written as they are: take no patient's.
+    pip_requirements : sequence of str, optional
+        What an environment made for the model installs; sitewise and its libraries in these versions otherwise.
+    mlflow_model : mlflow.models.Model, optional
+        The record to add to.
+    metadata : dict, optional
+        More to keep with the model.
+
+    Examples
+    --------
+    >>> sitewise.integrations.mlflow.save_model(here, "model/")
+    >>> mlflow.pyfunc.load_model("model/").predict(frame)
+    """
+    mlflow = _library()
+    models = importlib.import_module("mlflow.models")
+    record = models.Model() if mlflow_model is None else mlflow_model
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / FOLDER
+        save(model, folder)
+        frames = FrameModel(load(folder, trusted=trusted))
+        record.add_flavor(FLAVOR, sitewise_version=__version__, data=f"data/{FOLDER}")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*An input example was not provided")  # it would be a patient's
+            mlflow.pyfunc.save_model(
+                path=os.fspath(path),
+                loader_module=__name__,
+                data_path=os.fspath(folder),
+                mlflow_model=record,
+                signature=signature_of(frames),
+                input_example=input_example,
+                pip_requirements=list(pip_requirements or requirements()),
+                metadata={"sitewise": frames.describe(), **(metadata or {})},
+            )
+
+
+def log_model(
+    model: Any,
+    name: str = "model",
+    *,
+    registered_model_name: str | None = None,
+    report: bool = True,
+    **settings: Any,
+) -> Any:
+    """Log a model or a site in the active run, with its parameters, rehearsal, outcome and report.
+
+    Parameters
+    ----------
+    model : AdaptedClassifier, GPAClassifier, PrevalenceAdjuster or Pipeline
+        What to log. Of a site, the parameters are those of its model and of `adapt`.
+    name : str
+        Of the logged model.
+    registered_model_name : str, optional
+        Register it as a new version under this name.
+    report : bool
+        Whether to log the site's page, `report.html`, too.
+    **settings
+        Those of `save_model`: trusted, input_example, pip_requirements, metadata.
+
+    Returns
+    -------
+    mlflow.models.model.ModelInfo
+        Its `model_uri` is what `mlflow models serve --model-uri` takes.
+
+    Notes
+    -----
+    Without an active run one is started and ended. Metrics: `prevalence_<class>` with `_low` and `_high` of a site, and
+    the model's metrics on held-out rows. Tags: `sitewise.outcome`, `sitewise.verdict`, `sitewise.rehearsal`. Artifacts,
+    in the folder `about_<name>`: `outcome.json`, `rehearsal.json` (a table), `report.html`, `report.json`. No
+    inputs of the site are logged, but the model's scores of its rows are: treat the store as one with patient data.
+
+    Examples
+    --------
+    >>> with mlflow.start_run():
+    ...     info = sitewise.integrations.mlflow.log_model(here)
+    >>> mlflow.pyfunc.load_model(info.model_uri).predict(frame)
+    """
+    mlflow = _library()
+    frames = FrameModel(model)
+    if mlflow.active_run() is None:
+        with mlflow.start_run():
+            return log_model(model, name, registered_model_name=registered_model_name, report=report, **settings)
+    _log_facts(mlflow, frames, name, report)
+    return importlib.import_module("mlflow.models").Model.log(
+        artifact_path=None,
+        name=name,
+        flavor=sys.modules[__name__],
+        flavor_name=FLAVOR,
+        registered_model_name=registered_model_name,
+        model=model,
+        **settings,
+    )
+
+
+def load_model(model_uri: str, *, trusted: Sequence[str] = ()) -> Any:
+    """Load what was logged or saved, as `sitewise.load` gives it: a model, a site's, or a pipeline.
+
+    Parameters
+    ----------
+    model_uri : str
+        A folder, `models:/name/version`, `runs:/run/name` or any other address that MLflow knows.
+    trusted : sequence of str
+        As in `sitewise.load`.
+    """
+    _library()
+    folder = importlib.import_module("mlflow.artifacts").download_artifacts(model_uri)
+    return load(Path(folder) / "data" / FOLDER, trusted=trusted)
+
+
+def signature_of(frames: FrameModel) -> Any:
+    """The signature: every column may hold anything and be absent, as far as MLflow is concerned.
+
+    MLflow refuses a whole number where a column is declared as a float, and says so in words of its own. Whether a cell
+    can be read is for the model to say, which names the column, the row and what to do.
+    """
+    types = importlib.import_module("mlflow.types.schema")
+    models = importlib.import_module("mlflow.models")
+    kinds = {"image": types.DataType.binary}
+    inputs = [
+        types.ColSpec(kinds.get(column.kind, types.AnyType()), column.name, required=False) for column in frames.columns
+    ]
+    kind_of = {int: types.DataType.long, float: types.DataType.double, bool: types.DataType.boolean}
+    label = kind_of.get(type(frames.labels[0]), types.DataType.string)
+    outputs = [types.ColSpec(label if name == DECISION else types.DataType.double, name) for name in frames.outputs]
+    return models.ModelSignature(inputs=types.Schema(inputs), outputs=types.Schema(outputs))
+
+
+def requirements() -> list[str]:
+    """What an environment for the model installs, in the versions of this one."""
+    own = {name: version for name, version in versions().items() if name not in ("sitewise", "python")}
+    return [
+        f"sitewise[mlflow]=={__version__}",
+        *(f"{name}=={version.partition('+')[0]}" for name, version in own.items()),
+    ]
+
+
+def _log_facts(mlflow: Any, frames: FrameModel, name: str, report: bool) -> None:
+    """Log what is known of a model and, of a site, what was done there."""
+    core, here, folder = frames.core, frames.last, f"about_{name}"
+    mlflow.log_params({key: str(value)[:LONGEST] for key, value in core.get_params(deep=False).items()})
+    mlflow.log_metrics({f"held_out_{key}": v for key, v in held_out_metrics(core).items() if v is not None})
+    mlflow.set_tag("sitewise.rehearsal", core.rehearsal_.sentence)
+    if len(core.rehearsal_.table):
+        table = core.rehearsal_.table.rename_axis("site").reset_index()
+        mlflow.log_table(table.astype({"site": str}), f"{folder}/rehearsal.json")
+    if not isinstance(here, AdaptedClassifier):
+        return
+    told = {"policy": here.policy, "level_scale": here.level_scale, "missing": here.missing, "rows": len(here.rows)}
+    mlflow.log_params({f"adapt_{key}": value for key, value in told.items()})
+    (low, high), keys = here.prevalence_interval(), [f"prevalence_{_metric_name(label)}" for label in frames.labels]
+    for suffix, values in (("", here.prevalence()), ("_low", low), ("_high", high)):
+        mlflow.log_metrics({f"{key}{suffix}": float(value) for key, value in zip(keys, values, strict=True)})
+    verdict = here.diagnose().verdict
+    mlflow.set_tags({"sitewise.outcome": str(here.outcome), "sitewise.verdict": verdict})
+    mlflow.log_dict({**here.outcome.to_dict(), "verdict": verdict}, f"{folder}/outcome.json")
+    if report:
+        with tempfile.TemporaryDirectory() as place:
+            here.report(Path(place) / "report.html")
+            mlflow.log_artifacts(place, folder)
+
+
+def _metric_name(label: Any) -> str:
+    """A label as a part of a metric's name, in letters that MLflow takes."""
+    return re.sub(r"[^\w\-. /:]", "_", str(label))
+
+
+def load_folder(path: str | os.PathLike[str]) -> PyFunc:
+    """A saved folder as a server loads it: nothing in it runs, and the environment says which types are trusted."""
+    trusted = [name.strip() for name in os.environ.get(TRUSTED, "").split(",") if name.strip()]
+    return PyFunc(load(path, trusted=trusted))
+
+
+_load_pyfunc = load_folder  # the name that MLflow asks a loader for
+
+
+def _library() -> Any:
+    try:
+        importlib.import_module("mlflow.pyfunc")
+        return importlib.import_module("mlflow")
+    except ImportError as error:
+        raise ImportError(NO_LIBRARY.format(error=error)) from error

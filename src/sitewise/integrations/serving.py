@@ -1,0 +1,71 @@
+"""A saved model or site behind MLflow's scoring server: `sitewise serve`."""
+
+import importlib
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from sitewise.integrations.mlflow import NO_LIBRARY, TRUSTED, PyFunc, load_folder, signature_of
+
+SERVED = "SITEWISE_SERVED"  # the environment variable that tells a worker what to serve
+
+
+def scoring_app(pyfunc: PyFunc) -> Any:
+    """MLflow's scoring server (an ASGI application) around a model: `/invocations`, `/ping`, `/version`.
+
+    MLflow gets no schema of the inputs here: JSON, CSV and Parquet reach the model's own reader as they are, which
+    says what cannot be read.
+    """
+    models, server = _libraries("mlflow.models", "mlflow.pyfunc.scoring_server")
+    outputs = signature_of(pyfunc.frames).outputs
+    record = models.Model(signature=models.ModelSignature(outputs=outputs))
+    return server.init(server.PyFuncModel(record, pyfunc))
+
+
+def app() -> Any:
+    """The application of one worker: what the environment names."""
+    return scoring_app(load_folder(os.environ[SERVED]))
+
+
+def prepare(folder: str | os.PathLike[str], trusted: Sequence[str] = ()) -> PyFunc:
+    """Load a saved folder to be served, here and by workers to come.
+
+    Parameters
+    ----------
+    folder : path
+        What `sitewise.save` wrote.
+    trusted : sequence of str
+        Types of a classifier inside that are trusted, as in `sitewise.load`.
+    """
+    _libraries("mlflow.pyfunc.scoring_server")
+    if trusted:
+        os.environ[TRUSTED] = ",".join(trusted)
+    os.environ[SERVED] = os.fspath(folder)
+    return load_folder(folder)
+
+
+def serve(pyfunc: PyFunc, host: str, port: int, workers: int = 1) -> None:
+    """Serve what `prepare` loaded until the process is stopped.
+
+    Parameters
+    ----------
+    pyfunc : PyFunc
+        The model; further workers load it themselves.
+    host, port
+        Where to listen.
+    workers : int
+        Processes, each with a copy of the model.
+    """
+    (uvicorn,) = _libraries("uvicorn")
+    settings = {"host": host, "port": port, "log_level": "warning"}
+    if workers == 1:
+        uvicorn.run(scoring_app(pyfunc), **settings)
+    else:
+        uvicorn.run(f"{__name__}:app", factory=True, workers=workers, **settings)
+
+
+def _libraries(*names: str) -> list[Any]:
+    try:
+        return [importlib.import_module(name) for name in names]
+    except ImportError as error:
+        raise ImportError(NO_LIBRARY.format(error=error)) from error

@@ -1,0 +1,250 @@
+"""Rows in the partitions of Dask collections: frames, series or arrays that hold the same rows, partition by partition.
+
+Dask computes something small of every partition, where that lies, and adds it up. Nothing here imports it before a
+caller comes with a collection of it.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import pandas as pd
+
+from sitewise.arrays import Problems
+
+S = TypeVar("S")
+FAN_IN = 16  # sums that one task adds up
+FAILED = "raised while Dask computed the rows of a partition; its own traceback says which task"
+UNEQUAL = (
+    "{name} has {own} partition(s), log_ratio has {expected}: give columns of one frame, or repartition them alike"
+)
+NOT_DASK = "{name} must be a Dask collection with the partitions of log_ratio, got {kind}"
+
+
+class Partition(NamedTuple):
+    """The rows of one partition as they came, with whatever was given beside log f."""
+
+    number: int
+    log_ratio: Any
+    sample_confounder: Any = None
+    y: Any = None
+    sample_weight: Any = None
+    groups: Any = None
+
+    @property
+    def n_rows(self) -> int:
+        """The number of rows."""
+        return len(self.log_ratio)
+
+    def take(self, rows: np.ndarray[Any, Any]) -> "Partition":
+        """The rows that a mask says."""
+
+        def some(value: Any) -> Any:
+            return value[rows] if value is not None and not isinstance(value, pd.DataFrame) else value
+
+        own = {name: some(value) for name, value in self._asdict().items() if name != "number"}
+        frames = {name: value.loc[rows] for name, value in own.items() if isinstance(value, pd.DataFrame)}
+        return self._replace(**{**own, **frames})
+
+
+def is_dask(value: object) -> bool:
+    """Whether something is a collection of Dask, which need not be installed."""
+    return type(value).__module__.partition(".")[0] in ("dask", "dask_expr")
+
+
+def columns_of(collection: Any) -> list[Any] | None:
+    """The columns of a Dask frame; None for an array or a series."""
+    return list(collection.columns) if hasattr(collection, "columns") and collection.ndim == 2 else None
+
+
+class Partitions:
+    """Partitions of log f and of what belongs to its rows, each read where Dask has it."""
+
+    def __init__(self, given: dict[str, Any], change: Callable[[Partition], Partition] | None = None) -> None:
+        self.given = {name: value for name, value in given.items() if value is not None}
+        self.columns = {name: columns_of(value) for name, value in self.given.items()}
+        self.change = change
+
+    def __len__(self) -> int:
+        return _n_partitions(self.given["log_ratio"])
+
+    @property
+    def has_z(self) -> bool:
+        """Whether confounders were given."""
+        return "sample_confounder" in self.given
+
+    @property
+    def example(self) -> Any:
+        """One row of zeros in the container that log f comes in."""
+        names = self.columns["log_ratio"]
+        if names is not None:
+            return pd.DataFrame(np.zeros((1, len(names))), columns=names)
+        shape = self.given["log_ratio"].shape
+        return np.zeros((1, shape[1])) if len(shape) == 2 else np.zeros(1)
+
+    def changed(self, change: Callable[[Partition], Partition]) -> "Partitions":
+        """The same partitions, each of which something is done to as it is read."""
+        return Partitions(self.given, change)
+
+    def without(self, name: str) -> "Partitions":
+        """The same rows without one of the things that belong to them."""
+        return Partitions({**self.given, name: None}, self.change)
+
+    @cached_property
+    def _pieces(self) -> list[tuple[Any, ...]]:
+        """The pieces of each partition, delayed."""
+        return list(zip(*(_pieces(value) for value in self.given.values()), strict=True))
+
+    def tasks(self, function: Callable[[Partition], S], first: int = 0, last: int | None = None) -> list[Any]:
+        """What a function makes of each partition from one to another, not computed yet."""
+        from dask import delayed
+
+        read = delayed(partial(_read, function, tuple(self.given), self.columns, self.change), pure=False)
+        numbers = range(len(self))[first:last]
+        return [read(number, *self._pieces[number]) for number in numbers]
+
+
+def _read(
+    function: Callable[[Partition], S],
+    names: tuple[str, ...],
+    columns: dict[str, list[Any] | None],
+    change: Callable[[Partition], Partition] | None,
+    number: int,
+    *pieces: Any,
+) -> S:
+    """Run where a partition is: put its columns into the order of the frame, check it, apply the function."""
+    problems = Problems(f"partition {number}")
+    found: dict[str, Any] = {}
+    for name, piece in zip(names, pieces, strict=True):
+        expected = columns[name]
+        if expected is not None and list(piece.columns) != expected:
+            absent = [column for column in expected if column not in piece.columns]
+            if absent or piece.columns.has_duplicates:
+                problems.add(f"{name} must have the columns {expected}, got {list(piece.columns)}")
+                continue
+            piece = piece[expected]
+        found[name] = piece
+    for name, piece in found.items():
+        if "log_ratio" in found and len(piece) != len(found["log_ratio"]):
+            problems.add(f"{name} has {len(piece)} row(s), log_ratio has {len(found['log_ratio'])}")
+    problems.raise_if_any()
+    whole = Partition(number, **found)
+    return function(whole if change is None else change(whole))
+
+
+def as_partitions(log_ratio: Any, problems: Problems, **others: Any) -> Partitions | None:
+    """The partitions of a log f that is a Dask collection, and of what belongs to its rows; None for anything else."""
+    if isinstance(log_ratio, Partitions):
+        return log_ratio
+    given = {"log_ratio": log_ratio, **{name: value for name, value in others.items() if value is not None}}
+    if not is_dask(log_ratio):
+        wrong = [name for name, value in given.items() if is_dask(value)]
+        problems.found += [f"{name} is a Dask collection and log_ratio is not: give both as such" for name in wrong]
+        return None
+    for name, value in given.items():
+        if not is_dask(value):
+            problems.add(NOT_DASK.format(name=name, kind=type(value).__name__))
+        elif _n_partitions(value) != _n_partitions(log_ratio):
+            own, expected = _n_partitions(value), _n_partitions(log_ratio)
+            problems.add(UNEQUAL.format(name=name, own=own, expected=expected))
+    problems.raise_if_any()
+    return Partitions(given)
+
+
+def _n_partitions(collection: Any) -> int:
+    return int(collection.npartitions if hasattr(collection, "dtypes") else collection.numblocks[0])
+
+
+def _pieces(collection: Any) -> Sequence[Any]:
+    """The partitions of a collection as delayed values; of an array those along its rows."""
+    if hasattr(collection, "numblocks"):
+        whole = collection.rechunk({1: -1}) if collection.ndim > 1 and collection.numblocks[1] > 1 else collection
+        found: list[Any] = whole.to_delayed().ravel().tolist()
+        return found
+    return list(collection.to_delayed())
+
+
+def compute(tasks: Sequence[Any]) -> list[Any]:
+    """Compute delayed values by whatever scheduler is in use, in their order."""
+    import dask
+
+    with _explained():
+        return list(dask.compute(*tasks))
+
+
+def persist(tasks: Sequence[Any]) -> list[Any]:
+    """Compute delayed values and leave them where they are computed."""
+    import dask
+
+    with _explained():
+        return list(dask.persist(*tasks))
+
+
+def add_tasks(tasks: Sequence[Any], add: Callable[[Any], Any]) -> Any:
+    """The sum of delayed values, a few of them at a time."""
+    from dask import delayed
+
+    left = list(tasks)
+    while len(left) > 1:
+        left = [delayed(add, pure=False)(left[start : start + FAN_IN]) for start in range(0, len(left), FAN_IN)]
+    return compute(left)[0]
+
+
+def n_workers() -> int:
+    """How many processes compute: the workers of the cluster in use, or this one."""
+    distributed = sys.modules.get("distributed")
+    try:
+        return max(1, len(distributed.get_client().nthreads())) if distributed is not None else 1
+    except ValueError:  # there is no cluster
+        return 1
+
+
+class _explained:  # noqa: N801
+    """Says of an error that it came from a partition."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
+        if isinstance(error, Exception):
+            error.add_note(FAILED)
+
+
+def map_rows(
+    function: Callable[[Any, Any], Any], X: Any, Z: Any, *, columns: Sequence[Any] | None, dtype: Any = float
+) -> Any:
+    """What a function makes of X and Z, partition by partition: a frame or series for a frame, an array for an array.
+
+    `columns` None says that the function gives one value a row.
+    """
+    problems = Problems("predict")
+    if Z is not None and not is_dask(Z):
+        problems.add(f"X is a Dask collection and sample_confounder is not ({type(Z).__name__}): give both as such")
+    elif Z is not None and _n_partitions(Z) != _n_partitions(X):
+        own, expected = _n_partitions(Z), _n_partitions(X)
+        problems.add(f"sample_confounder has {own} partition(s), X has {expected}: repartition them alike")
+    problems.raise_if_any()
+    if hasattr(X, "dtypes"):
+        empty = pd.Series(dtype=dtype) if columns is None else pd.DataFrame(columns=list(columns), dtype=dtype)
+        others = () if Z is None else (Z,)
+        call = partial(_call, function, columns, dtype)
+        return X.map_partitions(call, *others, meta=empty, align_dataframes=False)
+    import dask.array as da
+    from dask import delayed
+
+    call = delayed(partial(_call, function, columns, dtype), pure=False)
+    pieces = [_pieces(value) for value in (X, Z) if value is not None]
+    blocks = [call(*found) for found in zip(*pieces, strict=True)]
+    shapes = [(n,) if columns is None else (n, len(columns)) for n in X.chunks[0]]
+    found = [da.from_delayed(block, shape, dtype) for block, shape in zip(blocks, shapes, strict=True)]
+    return da.concatenate(found, axis=0)
+
+
+def _call(function: Callable[[Any, Any], Any], columns: Sequence[Any] | None, dtype: Any, X: Any, Z: Any = None) -> Any:
+    """Run where a partition is; one without rows is not shown to the function."""
+    n_rows = len(X)
+    values = np.asarray(function(X, Z)) if n_rows else np.empty((0,) if columns is None else (0, len(columns)), dtype)
+    if not isinstance(X, pd.DataFrame):
+        return values
+    return pd.Series(values, X.index) if columns is None else pd.DataFrame(values, X.index, list(columns))
