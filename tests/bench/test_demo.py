@@ -51,7 +51,7 @@ def study():
 
 @pytest.fixture(scope="module")
 def seeds(study):
-    return study.read(ROOT / "benchmarks" / "demo.jsonl.gz")
+    return study.read_records(ROOT / "benchmarks" / "demo.jsonl")
 
 
 def test_the_record_has_every_method_at_both_sites_and_is_json(record):
