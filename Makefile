@@ -6,11 +6,12 @@ INSTALLED := $(VENV)/.installed
 
 export OMP_WAIT_POLICY = PASSIVE
 
-.PHONY: help test numeric campaign browser check format bench accuracy docs demo results clean
+.PHONY: help test test-fast numeric campaign browser check format bench accuracy docs demo results clean
 
 help:
 	@echo "make demo    digits on colored paper: ERM fails at shifted sites, GPA repairs it without labels; two minutes"
 	@echo "make test    the whole test suite"
+	@echo "make test-fast  the tests that take little time, for the inner loop; about a minute"
 	@echo "make numeric the tests that depend on rounding, in the arithmetic of other processors"
 	@echo "make campaign   thousands of hostile inputs, hours; goes on where it was stopped, record in campaign/"
 	@echo "make browser chromium for the tests of the report page (Debian or Ubuntu, as root)"
@@ -28,6 +29,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+test-fast: $(INSTALLED)
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not slow"
 
 campaign: $(INSTALLED)
 	PYTHONPATH=tests $(BIN)/python -m campaign.run --out campaign

@@ -62,7 +62,7 @@ def test_estimates_of_a_table(site, model):
 def test_estimates_without_z_and_where_f_says_nothing(site):
     log_ratio, _ = site
     check_estimate(sw.estimate_prevalence(log_ratio), None)
-    with pytest.warns(UserWarning, match="say nothing about y"):
+    with pytest.warns(UserWarning, match="are not informative about y"):
         check_estimate(sw.estimate_prevalence(np.zeros_like(log_ratio)), None)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 ONE_SHOT = (
     "{name} is a one-shot iterator ({kind}), but estimation passes over the data several times: "
-    "hand over a list of chunks, or an object whose __iter__ starts anew"
+    "give a list of chunks, or an object whose __iter__ starts again"
 )
 
 STRETCH = 2**14  # rows

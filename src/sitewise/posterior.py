@@ -43,7 +43,7 @@ def contrasts(n_classes: int, device: torch.device | None = None) -> Tensor:
     return columns
 
 
-def spread(probability: Tensor) -> Tensor:
+def softmax_hessian(probability: Tensor) -> Tensor:
     """diag(p) - p pᵀ for every row, (n, K, K): the curvature of log-softmax."""
     return torch.diag_embed(probability) - probability[:, :, None] * probability[:, None, :]
 
@@ -107,7 +107,7 @@ class Moments:
             return 2 * both * (lean * self.first[:, :, None] + both * self.second)
         basis = contrasts(g.shape[1], g.device)
         missing = torch.diag_embed(g * self.first) - g[:, :, None] * g[:, None, :] * self.second
-        return basis.T @ (self.weight[:, None, None] * spread(g) - missing) @ basis
+        return basis.T @ (self.weight[:, None, None] * softmax_hessian(g) - missing) @ basis
 
     @property
     def logit_gram(self) -> Tensor:

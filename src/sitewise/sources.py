@@ -1,6 +1,7 @@
-"""Rows that come in chunks: from a file, a memory-mapped array, or anything that can be gone through again and again.
+"""Rows in chunks: from a file, a memory-mapped array, or any re-iterable object.
 
-A chunk is a pair (log_ratio, Z or None). Estimation passes over the chunks several times and holds few of them at once.
+A chunk is a pair (log_ratio, Z or None). Estimation passes over the chunks several times and holds a few of them in
+memory.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,14 +21,23 @@ CHUNK_ROWS = 2**20
 
 
 class ArrayChunks:
-    """Chunks of arrays that are too large to copy, memory-mapped ones say.
+    """Chunks of arrays that are too large to copy, for example memory-mapped ones.
+
+    `estimate_prevalence` reads a memory-mapped `log_ratio` in this way by default.
+
+    Parameters
+    ----------
+    log_ratio : array of shape (n, K)
+        log f.
+    sample_confounder : DataFrame or array of shape (n, V), optional
+        Confounders.
+    rows : int
+        The number of rows of a chunk.
 
     Examples
     --------
     >>> log_ratio = np.load("log_ratio.npy", mmap_mode="r")
     >>> estimate_prevalence(ArrayChunks(log_ratio, Z, rows=1_000_000))
-
-    A memory-mapped log_ratio handed to `estimate_prevalence` is taken this way by itself.
     """
 
     def __init__(self, log_ratio: Any, sample_confounder: Any = None, *, rows: int = CHUNK_ROWS) -> None:
@@ -44,7 +54,18 @@ class ArrayChunks:
         return self.chunks_from(0)
 
     def chunks_from(self, first: int) -> Iterator[Chunk]:
-        """The chunks from a position on, without a look at those before."""
+        """Yield the chunks from a position on, without reading those before it.
+
+        Parameters
+        ----------
+        first : int
+            The number of the first chunk.
+
+        Returns
+        -------
+        iterator of tuple
+            Pairs (log_ratio, Z or None).
+        """
         for start in range(first * self.rows, len(self.log_ratio), self.rows):
             Z = self.sample_confounder
             place = slice(start, start + self.rows)
@@ -53,7 +74,7 @@ class ArrayChunks:
 
 
 def _mapped_rows(array: Any, place: slice) -> Any:
-    """Some rows; of a memory-mapped file by a map of their own, so that pages once read do not stay in memory."""
+    """Return some rows; those of a memory-mapped file have a map of their own, so that read pages can be released."""
     whole_file = isinstance(array, np.memmap) and isinstance(array.base, mmap) and array.flags.c_contiguous
     if not whole_file or array.filename is None:
         return array[place]
@@ -63,14 +84,18 @@ def _mapped_rows(array: Any, place: slice) -> Any:
 
 
 class ParquetChunks:
-    """Chunks of a Parquet file, or of several, or of all files in a folder in the order of their names.
+    """Chunks of one or several Parquet files, or of all files of a folder in the order of their names.
 
     Parameters
     ----------
-    path : a file, a folder or a list of files.
-    log_ratio : the columns with log f, one for each class, in the order of the classes.
-    sample_confounder : the columns with confounders, none by default.
-    rows : how many rows are read at once.
+    path : path or list of paths
+        A file, a folder or a list of files.
+    log_ratio : sequence of str
+        The columns with log f, one for each class, in the order of the classes.
+    sample_confounder : sequence of str
+        The columns with confounders; none by default.
+    rows : int
+        The largest number of rows of a chunk.
 
     Examples
     --------
@@ -132,17 +157,17 @@ def _find_files(path: Any, problems: Problems) -> list[Path]:
     listed = [Path(p) for p in path] if isinstance(path, list | tuple) else [Path(path)]
     files: list[Path] = []
     for place in listed:
-        found = sorted(place.glob("*.parquet")) if place.is_dir() else [place]
-        if place.is_dir() and not found:
+        named = sorted(place.glob("*.parquet")) if place.is_dir() else [place]
+        if place.is_dir() and not named:
             problems.add(f"folder {place} holds no .parquet file")
-        missing = [p for p in found if not p.exists()]
+        missing = [p for p in named if not p.exists()]
         problems.found += [f"there is no file {p}" for p in missing]
-        files += [p for p in found if p.exists()]
+        files += [p for p in named if p.exists()]
     return files
 
 
 def as_chunks(log_ratio: Any, Z: Any, problems: Problems) -> Iterable[Any] | None:
-    """The chunked source that was handed over, a memory-mapped array among them; None for an array in memory."""
+    """Return a chunked source, also for a memory-mapped array; None for an array in memory."""
     refuse_one_shot(log_ratio, "log_ratio")
     refuse_one_shot(Z, "sample_confounder")
     if isinstance(log_ratio, np.memmap) and log_ratio.ndim == 2:
@@ -156,7 +181,7 @@ def as_chunks(log_ratio: Any, Z: Any, problems: Problems) -> Iterable[Any] | Non
 
 
 def is_chunked(value: object) -> bool:
-    """Tell a re-iterable of (log_ratio, Z or None) chunks from an array."""
+    """Return whether a value is an iterable of (log_ratio, Z or None) chunks, and not an array."""
     if isinstance(value, Tensor | np.ndarray | pd.DataFrame | pd.Series) or hasattr(value, "__array__"):
         return False
     if isinstance(value, list | tuple):
@@ -165,7 +190,7 @@ def is_chunked(value: object) -> bool:
 
 
 def chunks_from(source: Iterable[Any], first: int = 0, name: str = "log_ratio") -> Iterator[Chunk]:
-    """Go through the chunks from a position on, each compared with the first one that comes."""
+    """Yield the chunks from a position on, and check that all have the classes and columns of the first one."""
     skip = getattr(source, "chunks_from", None)
     chunks = skip(first) if skip is not None else islice(source, first, None)
     example = None
@@ -178,17 +203,17 @@ def chunks_from(source: Iterable[Any], first: int = 0, name: str = "log_ratio") 
 
 
 def first_chunk(source: Iterable[Any], name: str = "log_ratio") -> Chunk:
-    """The first chunk; a source without any, or one that is spent after one pass, is refused."""
-    found = next(chunks_from(source, name=name), None)
-    if found is None:
+    """Return the first chunk; raise an error if there is none, or if the source can be read only once."""
+    chunk = next(chunks_from(source, name=name), None)
+    if chunk is None:
         raise ValueError(f"{name} is a chunked source without chunks: at least one (log_ratio, Z) chunk is needed")
     if next(iter(source), None) is None or iter(source) is source:
         raise TypeError(ONE_SHOT.format(name=name, kind=type(source).__name__))
-    return found
+    return chunk
 
 
 def _chunk_problem(chunk: Any, first: Any) -> str | None:
-    """What is wrong with a chunk, given the first one, or None."""
+    """Return what is wrong with a chunk, compared with the first one, or None."""
     if not isinstance(chunk, list | tuple) or len(chunk) != 2:
         return f"expected a pair (log_ratio, Z or None), got {type(chunk).__name__}"
     (log_ratio, Z), (first_ratio, first_Z) = chunk, first
@@ -211,7 +236,7 @@ def _chunk_problem(chunk: Any, first: Any) -> str | None:
 
 
 def _labels(value: Any) -> list[Any] | int:
-    """The columns of a DataFrame, else how many there are."""
+    """Return the columns of a DataFrame, else their number."""
     if isinstance(value, pd.DataFrame):
         return value.columns.tolist()
     shape = np.shape(value)

@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
-from sitewise.posterior import contrasts, spread
+from sitewise.posterior import contrasts, softmax_hessian
 
 NEAR_A_BOUND = 3.0  # standard errors
 HELD = 2**24  # entries of the derivatives of g in memory at a time
@@ -52,7 +52,7 @@ class LinearCurvature:
 
     def _jacobian(self, codes: Tensor) -> Tensor:
         design, basis, probability = self._pieces(codes)
-        slope = spread(probability)
+        slope = softmax_hessian(probability)
         return torch.einsum("nkl,nd->nkdl", slope @ basis, design).reshape(len(codes), slope.shape[1], -1)
 
     def _pieces(self, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -95,7 +95,7 @@ def test_refitting_follows_f(estimate):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda e: e.log_prevalence(None), "expected Z with a row for each answer, got None"),
+        (lambda e: e.log_prevalence(None), "expected Z with one row for each row of the result, got None"),
         (lambda e: e.interval(level=1.0), "level must lie between 0 and 1, got 1.0"),
         (lambda e: e.interval(method="jackknife"), "method must be one of curvature, bootstrap"),
         (lambda e: e.bootstrap(1), "n_resamples must be a whole number from 2 up, got 1"),

@@ -84,7 +84,7 @@ def test_wrong_choices_and_bad_data_come_in_one_error():
 
 def test_log_prevalence_of_nothing_says_to_pass_z():
     for estimate in (sw.estimate_prevalence(LOG_RATIO), sw.estimate_prevalence(LOG_RATIO, Z)):
-        with pytest.raises(ValueError, match="expected Z with a row for each answer, got None"):
+        with pytest.raises(ValueError, match="expected Z with one row for each row of the result, got None"):
             estimate.log_prevalence(None)
 
 

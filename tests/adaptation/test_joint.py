@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import sitewise as sw
 from sitewise.adaptation.joint import balance, log_balance
-from sitewise.adaptation.joint.estimate import OPEN, climb, look_back
+from sitewise.adaptation.joint.estimate import OPEN, climb, curvature_at
 from sitewise.adaptation.joint.mixture import make_mixture
 from sitewise.bench.datasets.known_densities import TARGETS, log_density, training_joint
 
@@ -133,7 +133,7 @@ def test_where_x_does_not_tell_the_classes_apart_the_prior_decides_and_that_is_s
 
 def test_rows_without_any_information_give_the_prior():
     prior = np.random.default_rng(0).dirichlet(np.ones(6)).reshape(3, 2)
-    with pytest.warns(UserWarning, match="prior decides"):
+    with pytest.warns(UserWarning, match="that of the prior"):
         estimate = sw.estimate_joint(np.zeros((50, 3, 2)), prior=prior)
     np.testing.assert_allclose(estimate.joint, prior, atol=1e-6)
 
@@ -238,7 +238,7 @@ def test_optimism_counts_no_more_than_the_cells():
     log_ratio, truth = rows()
     cells = torch.tensor(truth).reshape(-1)
     mixture = make_mixture(torch.tensor(log_ratio), torch.ones(300, dtype=torch.float64))
-    assert 0 < look_back(mixture, cells, 1.0 * cells).optimism < truth.size
+    assert 0 < curvature_at(mixture, cells, 1.0 * cells).optimism < truth.size
 
 
 def sinkhorn(log_ratio, prior, weight, n_steps=5000):

@@ -19,7 +19,7 @@ from sitewise.adaptation.posterior.levels import REACH
 from sitewise.prevalence import ConstantPrevalence, SitePrior
 from sitewise.prevalence.prior import FREEDOM, USUAL_LEVEL
 
-SAYS_NOTHING = "the log-ratios say nothing about y here"
+SAYS_NOTHING = "the log-ratios are not informative about y here"
 EXPECTED = {2: (0.8, 0.2), 3: (0.6, 0.3, 0.1)}  # of the prior
 ACTUAL = {2: (0.4, 0.6), 3: (0.2, 0.5, 0.3)}  # at the site
 DOUBTFUL = {"level_error": 0.4, "slope": 0.7, "n_source": 150.0, "missing": 0.6, "trusted_rows": 300.0}

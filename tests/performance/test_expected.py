@@ -98,7 +98,7 @@ def test_rows_without_z_have_the_mean_of_each_draw(site, estimate):
 
 
 def test_where_f_says_nothing_anything_is_drawn():
-    with pytest.warns(UserWarning, match="say nothing about y"):
+    with pytest.warns(UserWarning, match="are not informative about y"):
         estimate = sw.estimate_prevalence(np.zeros((50, 2)))
     drawn = estimate.draws(2000, random_state=0).marginal[:, 1]
     assert stats.kstest(drawn, "uniform").statistic < 0.04

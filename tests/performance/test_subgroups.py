@@ -52,7 +52,7 @@ def test_a_group_whose_prevalence_is_not_told_says_so():
     shaken = np.where(np.arange(200)[:, None] % 2 == 0, 0, 1) * np.ones((1, 100), dtype=int)
     unsure = BelievedRows(rows.probability, rows.belief, shaken, rows.weight, rows.z)
     (found,) = subgroups(unsure, (0, 1), pd.Series(["x"] * 100))
-    assert "do not tell the prevalence" in found.note
+    assert "do not determine the prevalence" in found.note
     assert found.prevalence[1].high - found.prevalence[1].low > WIDE
     assert found.performance is None
     assert not found.calibration

@@ -1,4 +1,4 @@
-"""A new site's g from unlabeled data: the choice of model and strength, and the estimate."""
+"""Estimate a new site's g from unlabeled data, including the choice of model and strength."""
 
 from sitewise.adaptation.answer import PrevalenceEstimate
 from sitewise.adaptation.estimate import adjust, estimate_prevalence

@@ -1,4 +1,4 @@
-"""The answer of an estimation: a site's g with its certificate, in the caller's container, and its intervals."""
+"""The result of an estimation: a site's g with convergence diagnostics and intervals, in the caller's container."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -44,23 +44,45 @@ from sitewise.uncertainty import (
 METHODS = ("curvature", "bootstrap")
 AT_BOUND = 1e-9
 NO_Z = (
-    "log_prevalence: expected Z with a row for each answer, got None; pass NaN where nothing is known of a row, "
+    "log_prevalence: expected Z with one row for each row of the result, got None; use NaN for missing values, "
     "or use .marginal"
 )
 
 
 @dataclass(frozen=True)
 class PrevalenceEstimate:
-    """A site's estimated g, with its certificate and its intervals.
+    """A site's estimated g, with convergence diagnostics and intervals.
 
-    Attributes
+    `marginal` (K,) is the estimate of P(Y) at the site: the weighted mean of g over the adaptation rows.
+
+    Parameters
     ----------
-    marginal : (K,) estimate of P(Y) at the site, the weighted mean of g over the adaptation rows.
-    model, strength : which model of g, and how strongly it is shrunk (rows a cell for "table", ridge for "additive").
-    converged, gap, n_iter, trace : the solver's certificate. The gap is the KKT gap for "constant" and "table", the
-        largest gradient entry per row otherwise; the trace is the penalized log-likelihood at every iteration.
-    log_likelihood : the observed log-likelihood at the estimate, for log-ratios scaled to sum to one in each row.
-    notes : how many values of z were clipped or unseen.
+    model : str
+        The family of g.
+    strength : float
+        How strongly g is shrunk: rows for each cell of "table", ridge penalty of "additive".
+    converged : bool
+        Whether the gap is below the solver's tolerance.
+    gap : float
+        The KKT gap for "constant" and "table", otherwise the largest gradient entry per row.
+    n_iter : int
+        The number of iterations.
+    log_likelihood : float
+        The observed log-likelihood at the estimate, for ratios scaled to sum to one in each row.
+    trace : list of float
+        The penalized log-likelihood at every iteration.
+    notes : Notes
+        How many values of z were clipped or unseen.
+    prevalence : Prevalence
+        The model of g.
+    confounders : Confounders or None
+        The schema of z.
+
+    Examples
+    --------
+    >>> estimate = estimate_prevalence(log_ratio, Z)
+    >>> estimate.marginal, estimate.interval()
+    >>> probabilities = estimate.predict_proba(log_ratio, Z)
     """
 
     model: str
@@ -78,7 +100,7 @@ class PrevalenceEstimate:
     _container: Container = field(repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What pickle keeps; whatever was computed from it is computed again."""
+        """Return the fields for pickle; cached results are computed again."""
         return {part.name: getattr(self, part.name) for part in fields(self)}
 
     def __repr__(self) -> str:
@@ -91,7 +113,7 @@ class PrevalenceEstimate:
 
     @property
     def _lines(self) -> list[str]:
-        """P(class) of every class, with its interval where no rows have to be read again for it."""
+        """P(class) of every class, with its interval unless rows would have to be read again for it."""
         names = range(len(self._mean)) if self._container.columns is None else self._container.columns
         lines = [f"P({name}) = {share:.4f}" for name, share in zip(names, self._mean.tolist(), strict=True)]
         if not self._evidence.in_memory:
@@ -108,11 +130,22 @@ class PrevalenceEstimate:
 
     @cached_property
     def at_bound(self) -> Any:
-        """Tell for each class, (K,), whether it is estimated at nothing; `interval()` says how much the rows allow."""
+        """Whether the estimate of each class, (K,), is zero; `interval()` gives the largest value the rows allow."""
         return self._container.classes(self._mean < AT_BOUND)
 
     def log_prevalence(self, Z: Any) -> Any:
-        """Estimate of log P(Y|Z), (n, K); missing parts of Z are averaged out, all of Z missing gives the marginal."""
+        """Return the estimate of log P(Y|Z).
+
+        Parameters
+        ----------
+        Z : DataFrame or array of shape (n, V)
+            Confounders. Missing values are averaged out; a row with all values missing gets the marginal.
+
+        Returns
+        -------
+        array of shape (n, K)
+            log P(Y|Z) of each row.
+        """
         if Z is None:
             raise ValueError(NO_Z)
         return self._container.rows(self.prevalence.log_prob(self._encode(Z)), index_of(Z))
@@ -127,11 +160,31 @@ class PrevalenceEstimate:
         calibration: Calibration | None = None,
         random_state: Any = None,
     ) -> tuple[Any, Any]:
-        """Pointwise interval for P(Y), two (K,), or for P(Y|Z), two (n, K): of the population.
+        """Compute a pointwise interval for P(Y) or P(Y|Z) of the population.
 
-        `method="curvature"` is fast, follows the likelihood itself where a bound is near, and allows for the choice of
-        the model at given z; `"bootstrap"` draws the rows again (see `bootstrap`). Both are given f, unless `bootstrap`
-        is handed the calibration that log_ratio went through, with its resamples.
+        Parameters
+        ----------
+        Z : DataFrame or array of shape (n, V), optional
+            Confounders at which the interval is computed; without it the interval is for P(Y).
+        level : float
+            Level of the interval.
+        method : {"curvature", "bootstrap"}
+            "curvature" is fast. Near 0 and 1 it uses the decrease of the likelihood, and at given z it includes the
+            uncertainty of the choice of the model. "bootstrap" resamples the rows, see `bootstrap`.
+        n_resamples : int
+            The number of bootstrap resamples.
+        calibration : Calibration, optional
+            The calibration that was applied to `log_ratio`, with resamples; only for "bootstrap". The interval then
+            includes its uncertainty. Otherwise f is taken as given.
+        random_state : int, RandomState or None
+            Seed of the bootstrap.
+
+        Returns
+        -------
+        low : array of shape (K,) or (n, K)
+            The lower bounds.
+        high : array of shape (K,) or (n, K)
+            The upper bounds.
         """
         problems = Problems("interval")
         if not 0 < level < 1:
@@ -160,10 +213,24 @@ class PrevalenceEstimate:
     def bootstrap(
         self, n_resamples: int = 500, *, calibration: Calibration | None = None, random_state: Any = None
     ) -> Resamples:
-        """Estimate g again from rows drawn with replacement, whole groups where groups were given.
+        """Estimate g from bootstrap resamples of the rows, or of whole groups if groups were given.
 
-        Model and strength stay as they were chosen. With the `calibration` that log_ratio went through (fitted with
-        n_resamples > 0), each draw has another of its resamples, so that intervals hold its uncertainty too.
+        Model and strength are not chosen again.
+
+        Parameters
+        ----------
+        n_resamples : int
+            The number of resamples.
+        calibration : Calibration, optional
+            The calibration that was applied to `log_ratio`, with resamples. Each draw uses another of them, so that
+            intervals include the uncertainty of the calibration.
+        random_state : int, RandomState or None
+            Seed.
+
+        Returns
+        -------
+        Resamples
+            g of every draw.
         """
         problems = Problems("bootstrap")
         if not (isinstance(n_resamples, Integral) and n_resamples >= 2):
@@ -177,7 +244,20 @@ class PrevalenceEstimate:
         return Resamples(tuple(DrawnPrevalence(model, mean, *own) for model, mean in found))
 
     def draws(self, n_draws: int = 200, *, random_state: Any = None) -> PrevalenceDraws:
-        """Draws of g from what the rows leave open, given f: fast, and as wide as `interval` (equation 11c)."""
+        """Draw g from its uncertainty given f: fast, and consistent with `interval` (equation 11c).
+
+        Parameters
+        ----------
+        n_draws : int
+            The number of draws.
+        random_state : int, RandomState or None
+            Seed.
+
+        Returns
+        -------
+        PrevalenceDraws
+            The draws.
+        """
         if not (isinstance(n_draws, Integral) and n_draws >= 1):
             raise ValueError(f"draws: n_draws must be a whole number from 1 up, got {n_draws!r}")
         generator = torch.Generator().manual_seed(int(check_random_state(random_state).randint(2**31)))
@@ -185,7 +265,18 @@ class PrevalenceEstimate:
         return PrevalenceDraws(parts, self._encode, self._container)
 
     def refit(self, change: Callable[[Tensor, Tensor], Tensor]) -> Prevalence:
-        """g at the model and strength chosen, had log f (n, K) been what `change` makes of it and of the codes of z."""
+        """Estimate g from a changed log f, with the same model and strength.
+
+        Parameters
+        ----------
+        change : callable
+            Maps log f (n, K) and the codes of z (n, V) to another log f (n, K).
+
+        Returns
+        -------
+        Prevalence
+            The model of g.
+        """
         if not self._evidence.in_memory:
             raise ValueError(NOT_IN_MEMORY)
         if self._fit.refit is None:
@@ -194,13 +285,23 @@ class PrevalenceEstimate:
 
     @cached_property
     def can_refit(self) -> bool:
-        """Tell whether `refit` and `bootstrap` work here: rows in memory, and a model other than the network."""
+        """Whether `refit` and `bootstrap` are possible: the rows are in memory, and the family can be refitted."""
         return self._evidence.in_memory and self._fit.refit is not None
 
     def predict_proba(self, log_ratio: Any, Z: Any = None) -> Any:
-        """P(y|x,z) of rows, (n, K): averaged over the posterior where there is a prior, else equation 3.
+        """Compute P(y|x,z) of rows: averaged over the posterior if there was a prior, else by equation 3.
 
-        Z is needed where g depends on it; without it, or where all of it is missing, a row has the site's P(Y).
+        Parameters
+        ----------
+        log_ratio : array of shape (n, K)
+            log f of the rows.
+        Z : DataFrame or array of shape (n, V), optional
+            Their confounders, if g depends on z. A row without any known value gets the site's P(Y) as its g.
+
+        Returns
+        -------
+        array of shape (n, K)
+            Probabilities of the classes.
         """
         problems = Problems("predict_proba")
         ratios = read_matrix(log_ratio, "log_ratio", problems, self._evidence.device)
@@ -214,7 +315,20 @@ class PrevalenceEstimate:
         return Container.of(log_ratio).rows(self.average(normalize(ratios), codes))
 
     def average(self, log_ratio: Tensor, codes: Tensor) -> Tensor:
-        """The same for tensors of log f (n, K) and codes of z (n, V)."""
+        """Do as `predict_proba`, for tensors.
+
+        Parameters
+        ----------
+        log_ratio : Tensor of shape (n, K)
+            Normalized log f of the rows.
+        codes : Tensor of shape (n, V)
+            Codes of z.
+
+        Returns
+        -------
+        Tensor of shape (n, K)
+            Probabilities of the classes.
+        """
         posterior = self._fit.posterior
         if posterior is None:
             return combine(log_ratio, self.prevalence.log_prob(codes)).exp()
@@ -222,17 +336,17 @@ class PrevalenceEstimate:
 
     @property
     def allows_for_ratio_error(self) -> bool:
-        """Whether the draws of g hold what an error of f does to it: a posterior's likelihood is tempered for that."""
+        """Whether the draws of g include the error of f: the likelihood of a posterior is tempered for that."""
         return self._fit.posterior is not None
 
     @property
     def has_curvature(self) -> bool:
-        """Whether there are intervals without drawing rows again: a posterior's points, or a maximum's curvature."""
+        """Whether there are intervals without a bootstrap: from a posterior, or from the curvature at a maximum."""
         return self._fit.posterior is not None or self._fit.look_back is not no_curvature
 
     @property
     def slope(self) -> float:
-        """The factor on log f in predictions: the posterior's, one without a prior."""
+        """The factor on log f in predictions: that of the posterior, 1 without a prior."""
         return 1.0 if self._fit.posterior is None else self._fit.posterior.slope
 
     @cached_property
@@ -257,7 +371,7 @@ class PrevalenceEstimate:
 
     @cached_property
     def _site(self) -> Evidence:
-        """The evidence as this model of g sees it."""
+        """The evidence for this model of g: without z for a constant one."""
         return self._evidence.without_confounders() if is_constant(self.prevalence) else self._evidence
 
     @property
@@ -274,7 +388,7 @@ class PrevalenceEstimate:
         return torch.diagonal(covariance)
 
     def _sampling_covariance(self) -> Tensor:
-        """Covariance (K, K) of the site's mean of g from having seen these z and not others."""
+        """Return the covariance (K, K) of the site's mean of g due to sampling of z."""
         g, mean = self.prevalence, self._mean
 
         def away(rows: Rows) -> tuple[Rows, Tensor]:
@@ -297,11 +411,11 @@ class PrevalenceEstimate:
 
     @cached_property
     def _whole_site(self) -> Average:
-        """The mean over the site, as something that an interval can be asked for."""
+        """The mean of g over the site, for intervals."""
         return self._family.whole_site(self._site, self._fit)
 
     def _variance_at(self, codes: Tensor, probability: Tensor) -> Tensor:
-        """The variance of g at rows of codes, (n, K), averaged over the fits that might have been chosen (eq. 11b)."""
+        """Return the variance of g at rows of codes, (n, K), averaged over the candidate fits (equation 11b)."""
         if not self._fit.rivals:
             return torch.diagonal(self._fit.curvature.at(codes), dim1=1, dim2=2)
         partly = self.confounders is not None and bool(self.confounders.missing(codes).any())
@@ -314,7 +428,7 @@ class PrevalenceEstimate:
 
     def _conditional_interval(self, codes: Tensor, level: float) -> tuple[Tensor, Tensor]:
         probability = self._at(codes)
-        if self._fit.posterior is not None:  # of a skew posterior the mean may lie beyond a quantile
+        if self._fit.posterior is not None:  # the mean of a skew posterior can be outside its quantiles
             low, high = self._fit.posterior.interval_at(codes, level)
             return torch.minimum(low, probability), torch.maximum(high, probability)
         if not self._fit.identified:
@@ -335,7 +449,7 @@ class PrevalenceEstimate:
         return low, high
 
     def _blank(self, codes: Tensor) -> Tensor:
-        """Tell which rows have the marginal for their g, and its interval, (n,)."""
+        """Return which rows, (n,), have the marginal as their g."""
         if self.confounders is None or (is_constant(self.prevalence) and not self._fit.rivals):
             return torch.ones(len(codes), dtype=torch.bool, device=codes.device)
         return self.confounders.missing(codes).all(dim=1)
@@ -343,7 +457,7 @@ class PrevalenceEstimate:
     def _with_bounds(
         self, probability: Tensor, variance: Tensor, average: Average, level: float
     ) -> tuple[Tensor, Tensor]:
-        """Curvature where the estimate is well inside, the likelihood's own fall where a bound is near."""
+        """Return an interval from curvature, or near 0 and 1 from the decrease of the likelihood."""
         low, high = logit_interval(probability, variance, level)
         near = near_a_bound(probability, variance).nonzero().flatten()
         if len(near) and is_constant(self.prevalence) and len(probability) > 2:
@@ -355,7 +469,7 @@ class PrevalenceEstimate:
         ends = []
         for label in near.tolist():
             direction = average.direction_of(label) if len(probability) > 2 else None
-            # With two classes mixing is all that can happen; among more, some may stand in for each other.
+            # With two classes, mixing covers all changes; among more, classes can replace each other.
             if direction is not None and not float(average.mean(direction)[label]) > 0:
                 direction = None
             ends.append(likelihood_ends(self._fall(level), average.mean, label, average.where, direction))
@@ -365,10 +479,10 @@ class PrevalenceEstimate:
         return mirror(low, high)
 
     def _mix_near_bounds(self, low: Tensor, high: Tensor, probability: Tensor, variance: Tensor, level: float) -> None:
-        """Widen and narrow, in place, intervals at rows and of classes that are near a bound as the marginal is.
+        """Replace, in place, the intervals of rows and classes that are near a bound if the marginal is near it too.
 
-        Log-odds say nothing there: the interval holds what the amount of mixing that the marginal allows makes of g(z),
-        and the normal interval on the scale of probabilities.
+        Log-odds are not informative there. The interval covers g(z) after the amount of mixing that the likelihood
+        allows for the marginal, and the normal interval on the probability scale.
         """
         close = near_a_bound(probability, variance) & near_a_bound(self._mean, self._mean_variance)
         lowest, highest = normal_interval(probability, variance, level)
@@ -380,5 +494,5 @@ class PrevalenceEstimate:
 
 
 def _draw(evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator) -> Drawn:
-    """Draw around a fit as its family does."""
+    """Draw g around a fit by its family."""
     return FAMILIES[fit.prevalence.name].draw(evidence, fit, n_draws, generator)

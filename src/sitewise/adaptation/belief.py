@@ -1,4 +1,4 @@
-"""What a caller believes of g before the site's rows are seen: a prior to shrink to, or a place to start from."""
+"""Read the caller's prior of g, to which estimates are shrunk, or a starting point of the estimation."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +20,7 @@ OTHER_SCHEMA = (
 
 @dataclass(frozen=True)
 class Belief:
-    """A level (K,), the g(z) behind it with its schema where it depends on z, and what training sites add to it."""
+    """A level (K,), the g(z) behind it with its schema if it depends on z, and the training sites' prior."""
 
     level: Tensor
     model: Prevalence | None = None
@@ -28,19 +28,19 @@ class Belief:
     site_prior: SitePrior | None = None
 
     def prior(self) -> SitePrior:
-        """What a new site's g is expected to be; K numbers and estimates of another site mean the usual sizes."""
+        """Return the prior of a new site's g; K numbers or the estimate of another site get the usual scales."""
         source = ConstantPrevalence(finite(self.level.log())) if self.model is None else self.model
         return SitePrior(source) if self.site_prior is None else replace(self.site_prior, prevalence=source)
 
     def level_at(self, evidence: Evidence) -> Tensor:
-        """The mean over the site's rows; without z the level as it is."""
+        """Return the mean of g over the site's rows; without z, the level."""
         if self.model is None or not evidence.seen_weight:
             return self.level
         model = self.model
         return evidence.mean(lambda codes: model.log_prob(codes).exp())
 
     def centre_at(self, evidence: Evidence) -> Prevalence:
-        """What a g(z) at this site is shrunk to."""
+        """Return the g to which a g(z) at this site is shrunk."""
         if self.model is None or not evidence.seen_weight:
             return ConstantPrevalence(finite(self.level.log()))
         return self.model
@@ -49,12 +49,12 @@ class Belief:
 def read_belief(
     value: Any, name: str, n_classes: int, columns: Any, device: torch.device, problems: Problems
 ) -> Belief | None:
-    """Read K probabilities (a Series by its labels, where they are the classes' `columns`) or another estimate."""
+    """Read K probabilities (a Series by its labels, if these are the classes in `columns`) or another estimate."""
     if value is None:
         return None
     if isinstance(value, SitePrior):
-        found = read_belief(value.prevalence, name, n_classes, columns, device, problems)
-        return None if found is None else replace(found, site_prior=value)
+        belief = read_belief(value.prevalence, name, n_classes, columns, device, problems)
+        return None if belief is None else replace(belief, site_prior=value)
     model = getattr(value, "prevalence", value)
     if isinstance(model, Prevalence):
         schema = getattr(model, "schema", getattr(value, "confounders", None))
@@ -87,7 +87,7 @@ def _read_model(
 def shared_schema(
     confounders: Confounders | None, prior: Belief | None, start: Belief | None, problems: Problems
 ) -> Confounders | None:
-    """The schema to read Z by: the one given, else that of a prior or start which depends on z."""
+    """Return the schema of Z: the given one, else that of a prior or start that depends on z."""
     for name, belief in (("prior", prior), ("start", start)):
         if belief is None or belief.schema is None:
             continue

@@ -1,6 +1,7 @@
-"""The weighted bootstrap: the site's rows (or groups of them) drawn again many times, and g estimated from each draw.
+"""The bootstrap: draw the site's rows (or groups of rows) with replacement many times, and estimate g from each draw.
 
-A constant g is estimated from many draws in one batch; other models one draw after the other, each from the estimate.
+A constant g is estimated from many draws in one batch. Other models are fitted to one draw at a time, starting from the
+estimate.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,8 +20,8 @@ from sitewise.calibration import Calibration
 from sitewise.prevalence import ConstantPrevalence, Prevalence
 from sitewise.prevalence.base import finite, is_constant
 
-BATCH = 2**20  # rows times draws that are worked on at once
-DRAW_TOLERANCE = 1e-7  # draws differ by far more than this
+BATCH = 2**20  # rows times draws that are processed at a time
+DRAW_TOLERANCE = 1e-7  # of the KKT gap; draws differ by far more
 
 NOT_IN_MEMORY = (
     "bootstrap needs all rows in memory, and these are streamed: use interval(), whose curvature needs sums only"
@@ -30,16 +31,16 @@ NO_REFIT = "a {model} g is not bootstrapped: use model='auto' or 'additive'"
 
 @dataclass(frozen=True)
 class Draws:
-    """Weights of all rows, blank ones last, in any number of draws with replacement, of rows or of whole groups."""
+    """Draws of rows, or of whole groups, with replacement, as weights of all rows; rows without z are last."""
 
     evidence: Evidence
     generator: torch.Generator
 
     def weights(self, n_draws: int) -> Tensor:
-        """Draw, (B, n)."""
-        stretches = list(self.evidence.everything)
-        groups = [part.groups for part in stretches if part.groups is not None]
-        n_rows = sum(map(len, stretches))  # those of weight zero are gone
+        """Return the weights of B draws, (B, n)."""
+        chunks = list(self.evidence.everything)
+        groups = [rows.groups for rows in chunks if rows.groups is not None]
+        n_rows = sum(map(len, chunks))  # without those of weight zero
         names, unit = (torch.unique(torch.cat(groups), return_inverse=True)) if groups else (None, None)
         n_units = n_rows if names is None else len(names)
         drawn = torch.randint(n_units, (n_draws, n_units), generator=self.generator)
@@ -47,47 +48,46 @@ class Draws:
         counts = torch.bincount(drawn.flatten(), minlength=n_draws * n_units).reshape(n_draws, n_units)
         counts = counts.to(self.evidence.device)
         counts = counts if unit is None else counts[:, unit]
-        own = [part.weight for part in stretches if part.weight is not None]
+        own = [rows.weight for rows in chunks if rows.weight is not None]
         return counts.double() * torch.cat(own) if own else counts.double()
 
     def with_some_z(self) -> Tensor:
-        """One draw, (1, n); where rows with z are so few that none is in it, one of them is put in."""
+        """Return the weights of one draw, (1, n); if it has no row with z, one is added."""
         weights, n_seen = self.weights(1), sum(map(len, self.evidence.rows))
         if n_seen and not weights[:, :n_seen].any():
             row = int(torch.randint(n_seen, (1,), generator=self.generator))
-            own = [part.weight for part in self.evidence.rows if part.weight is not None]
+            own = [rows.weight for rows in self.evidence.rows if rows.weight is not None]
             weights[0, row] = torch.cat(own)[row] if own else 1.0
         return weights
 
 
 def drawn_constants(evidence: Evidence, fit: Fit, draws: Draws, n_draws: int, pseudo: Tensor) -> Tensor:
-    """The constant g of every draw, (B, K), in batches."""
-    ratio = torch.cat([part.ratio for part in evidence.everything]).double()
+    """Estimate the constant g of every draw, (B, K), in batches."""
+    ratio = torch.cat([rows.ratio for rows in evidence.everything]).double()
     size = max(2, BATCH // evidence.n_rows)
     start = inside(fit.prevalence.log_prob(ratio.new_zeros(1, 0))[0].exp())
     keep_freed_memory()
-    found = []
+    shares = []
     for first in range(0, n_draws, size):
         weights = draws.weights(min(size, n_draws - first))
         problem = ManyConstants(pseudo.expand(len(weights), -1), ratio, weights)
-        found.append(solve_cells(problem, start.expand(len(weights), -1), "auto", DRAW_TOLERANCE).point)
-    return torch.cat(found)
+        shares.append(solve_cells(problem, start.expand(len(weights), -1), "auto", DRAW_TOLERANCE).point)
+    return torch.cat(shares)
 
 
 def reweighted(evidence: Evidence, weights: Tensor) -> Evidence:
-    """The same rows with other weights, (n,), blank ones last."""
+    """Return the same rows with other weights, (n,); rows without z are last."""
     parts = iter(weights.split([len(rows) for rows in (*evidence.rows, *evidence.blank)]))
     return _rebuilt(evidence, lambda rows: replace(rows, weight=next(parts)))
 
 
 def recalibrated(evidence: Evidence, before: Calibration, after: Calibration) -> Evidence:
-    """The same rows as another calibration of f would have them."""
-
+    """Return the same rows with another calibration of f."""
     return rescored(evidence, lambda log_ratio, codes: after.apply(before.undo(log_ratio)))
 
 
 def rescored(evidence: Evidence, change: Callable[[Tensor, Tensor], Tensor]) -> Evidence:
-    """The same rows with another log f (n, K), made from the one they have and their codes (n, V or, blank, 0)."""
+    """Return the same rows with another log f (n, K), a function of their log f and codes (without z, (n, 0))."""
 
     def apply(rows: Rows) -> Rows:
         return replace(rows, ratio=to_ratio(change(log_ratio_of(rows), rows.at_rows(rows.codes))))
@@ -96,30 +96,30 @@ def rescored(evidence: Evidence, change: Callable[[Tensor, Tensor], Tensor]) -> 
 
 
 def log_ratio_of(rows: Rows) -> Tensor:
-    """log f as it was before `to_ratio`, up to a constant in each row, (n, K)."""
+    """Invert `to_ratio`: return log f up to a constant in each row, (n, K)."""
     ratio = rows.ratio.double()
     return ratio.log() if ratio.shape[1] > 1 else torch.cat([torch.zeros_like(ratio), 2 * ratio.atanh()], dim=1)
 
 
 def _rebuilt(evidence: Evidence, change: Callable[[Rows], Rows]) -> Evidence:
-    rows, blank = [change(part) for part in evidence.rows], [change(part) for part in evidence.blank]
-    everything = [part.without_codes() for part in (*rows, *blank)]
+    rows, blank = [change(chunk) for chunk in evidence.rows], [change(chunk) for chunk in evidence.blank]
+    everything = [chunk.without_codes() for chunk in (*rows, *blank)]
     return replace(
         evidence,
         rows=Stream(rows),
         blank=Stream(blank),
         everything=Stream(everything),
-        seen_weight=sum(float(part.cell_weight.sum()) for part in rows),
-        blank_weight=sum(float(part.cell_weight.sum()) for part in blank),
+        seen_weight=sum(float(chunk.cell_weight.sum()) for chunk in rows),
+        blank_weight=sum(float(chunk.cell_weight.sum()) for chunk in blank),
     )
 
 
 def bootstrap_fit(
     evidence: Evidence, fit: Fit, n_resamples: int, generator: torch.Generator, calibration: Calibration | None
 ) -> Iterator[tuple[Prevalence, Tensor]]:
-    """Estimate g from draws of the rows: the model of each, and the mean over its rows (K,).
+    """Estimate g from draws of the rows, and yield the model of each with its mean over the rows (K,).
 
-    Model and strength are those of the fit. With a calibration that carries resamples, each draw has another of them.
+    Model and strength are those of the fit. With a calibration that has resamples, each draw uses another one.
     """
     if not evidence.in_memory:
         raise ValueError(NOT_IN_MEMORY)

@@ -1,6 +1,7 @@
-"""The likelihood of free distributions, one for the whole site or one for each cell of z, and how it is climbed.
+"""The likelihood of free distributions, one for the whole site or one for each cell of z, and its maximization.
 
-Concave (equation 8): Newton with its KKT gap, by way of a sample where rows are plenty, or EM as it is written.
+The likelihood is concave (equation 8). It is maximized by Newton with a KKT gap, starting from a sample if there are
+many rows, or by EM.
 """
 
 from abc import ABC, abstractmethod
@@ -19,15 +20,15 @@ from sitewise.posterior import Moments, moments_of
 from sitewise.solvers import EM, ROUNDING, Solution, em, interior, newton, quasi_newton
 
 ROUGH_TOLERANCE = 1e-4
-GPU_ROUNDING = 1e-9  # of likelihoods whose rows' logarithms are rounded
-PLENTY = 8  # times the few rows that make a first guess: then it pays to set out from their optimum
+GPU_ROUNDING = 1e-9  # of likelihoods on a GPU, whose logarithms are rounded
+PLENTY = 8  # times `few_rows`: with so many rows it pays to start from the optimum of a sample
 
 
 @dataclass(frozen=True)
 class Cells(ABC):
-    """The likelihood of every cell's distribution, with its derivatives; all cells at once.
+    """The likelihood of every cell's distribution with its derivatives, for all cells at once.
 
-    Whose rows they are is a subclass's business: it gives the weight of each cell and the sums over its rows.
+    A subclass provides the weight of each cell, and the sums over its rows.
     """
 
     pseudo: Tensor  # (C, K)
@@ -48,16 +49,16 @@ class Cells(ABC):
         return self.cell_weight + self.pseudo.sum(1)
 
     def moments(self, prevalence: Tensor, order: int) -> Moments:
-        """Sums over the rows of each cell (equation 7c); the last ones are remembered."""
+        """Return the sums over the rows of each cell (equation 7c); the last result is cached."""
         last = self._last.get("moments")
         known = last is not None and (order < 2 or last.second is not None)
         if last is not None and known and torch.equal(last.prevalence, prevalence):
             return last
-        found = self._last["moments"] = self._moments(prevalence, order)
-        return found
+        latest = self._last["moments"] = self._moments(prevalence, order)
+        return latest
 
     def sampled(self, *, few: bool = False) -> "CellProblem | None":
-        """The same problem for a sample of the rows; None where these are not many, or not one cell."""
+        """Return the same problem for a sample of the rows; None if there are few rows or several cells."""
         return None
 
     def log_likelihood(self, prevalence: Tensor, order: int = 1) -> Tensor:
@@ -75,15 +76,15 @@ class Cells(ABC):
         return curvature + torch.diag_embed(_safe_divide(self.pseudo, prevalence**2))
 
     def value(self, prevalence: Tensor, order: int = 2) -> Tensor:
-        """-L / N + Σ_y g_y of each cell, (C,), whose optimum over g ≥ 0 sums to one by itself."""
+        """-L / N + Σ_y g_y of each cell, (C,), whose minimum over g ≥ 0 sums to one."""
         return prevalence.sum(1) - self.log_likelihood(prevalence, order) / self.total
 
     def value_and_gradient(self, prevalence: Tensor) -> tuple[Tensor, Tensor]:
-        """That and its derivative, (C, K)."""
+        """Return `value` and its gradient, (C, K)."""
         return self.value(prevalence, order=1), 1.0 - self.multiplier(prevalence)
 
     def derivatives(self, prevalence: Tensor) -> tuple[Tensor, Tensor]:
-        """Its gradient (C, K) and Hessian (C, K, K)."""
+        """Return the gradient (C, K) and the Hessian (C, K, K) of `value`."""
         hessian = self.information(prevalence) / self.total[:, None, None]
         return 1.0 - self.multiplier(prevalence, order=2), hessian
 
@@ -97,8 +98,8 @@ class CellProblem(Cells):
     """The cells of a site's evidence."""
 
     evidence: Evidence
-    placed: Stream[tuple[Rows, Tensor]]  # stretches of rows, and the cells (U,) that their codes are
-    rough: bool = False  # one cell only: sums to six digits, in half the time
+    placed: Stream[tuple[Rows, Tensor]]  # chunks of rows, and the cells (U,) of their codes
+    rough: bool = False  # for one cell: sums to six digits, in half the time
 
     @cached_property
     def cell_weight(self) -> Tensor:
@@ -114,7 +115,7 @@ class CellProblem(Cells):
         return Moments(prevalence, self.cell_weight, *self.total_of(sums))
 
     def sampled(self, *, few: bool = False) -> "CellProblem | None":
-        """The same problem for a sample of the rows, with its share of the pseudo-counts; None where rows are few."""
+        """Return the problem for a sample of the rows, with its share of the pseudo-counts; None if rows are few."""
         evidence = self.evidence
         if len(self.pseudo) > 1 or evidence.n_rows < PLENTY * few_rows(evidence.n_classes):
             return None
@@ -122,7 +123,7 @@ class CellProblem(Cells):
         return constant_problem(sample, self.pseudo[0] * sample.total_weight / evidence.total_weight)
 
     def total_of(self, sums: Callable[[Rows, Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Add sums over the codes of each stretch up in the cells that these are."""
+        """Add up sums over the codes of each chunk in their cells."""
         return self.placed.total(partial(_into_cells, sums, len(self.pseudo)))
 
 
@@ -141,9 +142,9 @@ def _cell_weight(rows: Rows, place: Tensor) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class ManyConstants(Cells):
-    """A constant g for each of many weightings of the same rows, or for each of many versions of f: a cell each."""
+    """A constant g for each of many weightings of the same rows, or versions of f, each treated as a cell."""
 
-    ratio: Tensor  # (n, J), or (B, n, J), as `to_ratio` gives it
+    ratio: Tensor  # (n, J) or (B, n, J), from `to_ratio`
     weights: Tensor  # (B, n)
 
     @cached_property
@@ -156,18 +157,18 @@ class ManyConstants(Cells):
 
 
 def constant_problem(evidence: Evidence, pseudo: Tensor) -> CellProblem:
-    """The whole site as one cell, with pseudo-counts (K,)."""
+    """Return the problem of the whole site as one cell, with pseudo-counts (K,)."""
     whole = torch.zeros(1, dtype=torch.int64, device=evidence.device)
     return CellProblem(pseudo[None], evidence, evidence.everything.map(lambda rows: (rows, whole)))
 
 
 def table_problem(evidence: Evidence, cells: Tensor, pseudo: Tensor) -> CellProblem:
-    """Every distinct z as a cell (C, V), with pseudo-counts (C, K)."""
+    """Return the problem with a cell for every distinct z (C, V), with pseudo-counts (C, K)."""
     return CellProblem(pseudo, evidence, evidence.rows.map(lambda rows: (rows, find_rows(rows.codes, cells))))
 
 
 def find_cells(evidence: Evidence) -> Tensor:
-    """The distinct rows of z, (C, V)."""
+    """Return the distinct rows of z, (C, V)."""
     found = torch.cat(evidence.rows.collect(lambda rows: distinct_rows(rows.codes)[0]))
     return distinct_rows(found)[0]
 
@@ -192,7 +193,7 @@ def solve_cells(
 
 
 def _solve_from_inside(problem: Cells, start: Tensor, quick: Solution[Tensor], tolerance: float) -> Solution[Tensor]:
-    """Where the quick way ended before its certificate (classes without rows of their own do that): the sure way."""
+    """Maximize by the interior-point method if the faster solver did not reach the tolerance (absent classes)."""
     total, share = problem.total, problem.cell_weight / problem.total
 
     def look(weights: Tensor) -> tuple[Tensor, Tensor]:  # moments are those of a g that sums to one
@@ -212,7 +213,7 @@ def _solve_from_inside(problem: Cells, start: Tensor, quick: Solution[Tensor], t
 
 
 def _solve_for_one_number(problem: Cells, start: Tensor, tolerance: float) -> Solution[Tensor]:
-    """Two classes: a number in each cell, p = g_1, by Newton between 0 and 1."""
+    """Maximize over p = g_1 in each cell for two classes, by Newton between 0 and 1."""
 
     def at(p: Tensor) -> Tensor:
         return torch.cat([1.0 - p, p], dim=1)
@@ -245,7 +246,7 @@ def _solve_for_one_number(problem: Cells, start: Tensor, tolerance: float) -> So
 
 
 def _solve_on_the_simplex(problem: Cells, start: Tensor, tolerance: float) -> Solution[Tensor]:
-    """Several classes: Newton over g ≥ 0, where rows are plenty by way of a sample."""
+    """Maximize over g ≥ 0 for several classes by Newton, starting from a sample if there are many rows."""
     found = _solve_by_way_of_a_sample(problem, start)
     if found is None or not found.converged:
         found = newton(
@@ -262,9 +263,9 @@ def _solve_on_the_simplex(problem: Cells, start: Tensor, tolerance: float) -> So
 
 
 def _solve_by_way_of_a_sample(problem: Cells, start: Tensor) -> Solution[Tensor] | None:
-    """Climb by the gradients of all rows and the curvature of a sample: a Hessian of all rows would be dear.
+    """Maximize with the gradient of all rows and the curvature of a sample: a Hessian of all rows is expensive.
 
-    First roughly, then in full with the curvature where that led to.
+    The first pass is rough; the second uses the curvature at its result and full precision.
     """
     few, sample = problem.sampled(few=True), problem.sampled()
     if few is None or sample is None:
@@ -295,7 +296,7 @@ def _onto_the_simplex(prevalence: Tensor) -> Tensor:
 
 
 def inside(level: Tensor) -> Tensor:
-    """Move a start off the simplex's faces, which EM could not leave."""
+    """Move a start off the faces of the simplex, which EM cannot leave."""
     return 0.999 * level + 0.001 / level.shape[-1]
 
 

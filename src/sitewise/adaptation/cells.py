@@ -1,7 +1,7 @@
-"""g as free distributions: one for the site (constant) or one for each cell of z (table). Concave, certified.
+"""g as free distributions: one for the site (constant) or one for each cell of z (table).
 
-In each cell, with pseudo-counts c_y (rows of known class, the shrinkage), maximize over the simplex
-`Σ_n w_n log Σ_y f_ny g_y + Σ_y c_y log g_y` (equation 8).
+In each cell, with pseudo-counts c_y (the shrinkage, as rows of known class), the concave function
+`Σ_n w_n log Σ_y f_ny g_y + Σ_y c_y log g_y` is maximized over the simplex (equation 8).
 """
 
 from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ from sitewise.adaptation.cell_problem import (
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import CONCAVE_TOLERANCE, Fit, Hindsight
 from sitewise.adaptation.rows import Rows, Stream, scores
-from sitewise.posterior import spread
+from sitewise.posterior import softmax_hessian
 from sitewise.prevalence import ConstantPrevalence, Prevalence, TablePrevalence
 from sitewise.prevalence.base import finite
 from sitewise.prevalence.table import require_discrete
@@ -30,18 +30,18 @@ from sitewise.solvers import EM, Solution, squarem
 from sitewise.uncertainty import CellCurvature, at_least, simplex_covariance
 
 FREE = 1e-9  # a probability below this is at its bound
-DUST = 1e-9  # a class this rare in what cells are shrunk to is absent: rows' worth of it would be pure curvature
-BLANK_TOLERANCE = 1e-6  # where blank rows tie the cells together, reached by accelerated EM
+DUST = 1e-9  # a class with a smaller share of the centre counts as absent: its pseudo-counts would only add curvature
+BLANK_TOLERANCE = 1e-6  # of the accelerated EM that is used if there are rows without z
 
 
 @dataclass(frozen=True)
 class Centre:
-    """What each cell is shrunk to, and how that follows from the site's own rows (`slope` None: it does not)."""
+    """What each cell is shrunk to, and how it depends on the site's own rows (not at all if `slope` is None)."""
 
     prevalence: Tensor  # (C, K)
     slope: Tensor | None = None  # (C, K, K) derivative in the site's constant g
     level: Tensor | None = None  # (K,) that constant g
-    covariance: Tensor | None = None  # (K, K) of that constant g, taken for rows that were seen
+    covariance: Tensor | None = None  # (K, K) of that constant g, with all rows independent
 
 
 def fit_constant_cell(evidence: Evidence, prior: Tensor, strength: float, solver: str | EM, start: Tensor) -> Fit:
@@ -59,24 +59,24 @@ def fit_constant_cell(evidence: Evidence, prior: Tensor, strength: float, solver
 
 @dataclass(frozen=True)
 class RefitConstant:
-    """Estimates a constant g again from other weights of the rows."""
+    """Refits a constant g to other weights of the rows."""
 
     prior: Tensor  # (K,)
     strength: float
     start: Tensor  # (K,)
 
     def __call__(self, drawn: Evidence) -> Prevalence:
-        """Estimate it."""
+        """Return the refitted g."""
         return fit_constant_cell(drawn, self.prior, self.strength, "auto", self.start).prevalence
 
 
 def one_cell(codes: Tensor) -> Tensor:
-    """The agreement of a site that is one cell, (n, 1)."""
+    """Return the agreement of rows with a single cell, (n, 1)."""
     return codes.new_ones(len(codes), 1)
 
 
 def variance_per_row(evidence: Evidence, level: Tensor) -> Tensor:
-    """The covariance (K, K) of a constant g (K,) times the number of rows, from a sample where rows are plenty."""
+    """Return the covariance (K, K) of a constant g (K,) times the number of rows, from a sample if rows are many."""
     whole = constant_problem(evidence, torch.zeros_like(level))
     problem = whole.sampled(few=True) or whole
     return simplex_covariance(problem.information(level[None]), level[None] > FREE)[0] * problem.total[0]
@@ -96,7 +96,7 @@ def fit_table_cells(evidence: Evidence, cells: Tensor, centre: Centre, strength:
 
 
 def fixed_centre(cells: Tensor, level: Tensor) -> Centre:
-    """Shrink every cell to a level (K,) that was given and not estimated here."""
+    """Shrink every cell to a given level (K,)."""
     return Centre(without_dust(level).expand(len(cells), -1))
 
 
@@ -108,7 +108,7 @@ def constant_centre(cells: Tensor, constant: Fit) -> Centre:
 
 
 def tilted_centre(evidence: Evidence, cells: Tensor, constant: Fit, model: Prevalence) -> Centre:
-    """Shrink the cells to another g(z), its log-odds all moved alike so that its mean is the site's constant g."""
+    """Shrink the cells to another g(z), with its log-odds shifted so that its mean is the site's constant g."""
     level, covariance = level_of(constant)
     at_cells = model.log_prob(cells)
     share = table_problem(evidence, cells, torch.zeros_like(at_cells)).cell_weight / evidence.seen_weight
@@ -116,26 +116,26 @@ def tilted_centre(evidence: Evidence, cells: Tensor, constant: Fit, model: Preva
     for _ in range(200):  # iterative proportional fitting of the level
         tilt = tilt + level.log() - (share @ torch.softmax(at_cells + tilt, dim=1)).log()
     tilted = torch.softmax(at_cells + tilt, dim=1)
-    mean_spread = torch.einsum("c,ckl->kl", share, spread(tilted))
-    slope = spread(tilted) @ torch.linalg.pinv(mean_spread, rtol=FREE, hermitian=True)
+    mean_hessian = torch.einsum("c,ckl->kl", share, softmax_hessian(tilted))
+    slope = softmax_hessian(tilted) @ torch.linalg.pinv(mean_hessian, rtol=FREE, hermitian=True)
     return Centre(without_dust(tilted), slope, level, covariance)
 
 
 def level_of(constant: Fit) -> tuple[Tensor, Tensor]:
-    """The constant g (K,) and its covariance (K, K), rows of one group taken for rows on their own."""
+    """Return the constant g (K,) and its covariance (K, K) with all rows independent."""
     assert isinstance(constant.curvature, CellCurvature)
     nothing = torch.zeros(1, 0, dtype=torch.float64)
     return constant.prevalence.log_prob(nothing)[0].exp(), constant.curvature.inverse_information[0]
 
 
 def without_dust(prevalence: Tensor) -> Tensor:
-    """Count classes that are all but absent as absent."""
+    """Set shares below DUST to zero and renormalize."""
     kept = torch.where(prevalence < DUST, 0.0, prevalence)
     return kept / kept.sum(-1, keepdim=True)
 
 
 def _share_blank_rows(evidence: Evidence, problem: CellProblem, start: Tensor) -> Solution[Tensor]:
-    """Let rows without z speak through the site's mean: EM over classes and, for those rows, cells; accelerated."""
+    """Include rows without z, whose g is the site's mean: accelerated EM over classes and, for those rows, cells."""
     share = problem.cell_weight / evidence.seen_weight
 
     def slope(prevalence: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ def _fit(
     centre: Centre | None,
     strength: float,
 ) -> Fit:
-    """Wrap solved cells up."""
+    """Make a fit from solved cells."""
     probability = finite(found.point.log()).exp()
     log_likelihood = problem.moments(probability, 0).log_likelihood.sum()
     if evidence.blank_weight:
@@ -202,7 +202,7 @@ def look_back_at_cells(
     centre: Centre | None,
     strength: float,
 ) -> Hindsight:
-    """The curvature of cells (C, K), and their optimism."""
+    """Return the post-fit covariance of cells (C, K), and their optimism."""
     free = probability > FREE
     inverse = simplex_covariance(problem.information(probability), free)
     covariance, optimism = inverse, float((inverse * problem.moments(probability, 2).curvature).sum())
@@ -234,10 +234,10 @@ def _crossed_scores(problem: CellProblem, probability: Tensor, centre: Centre) -
 def _mean_covariance(
     evidence: Evidence, problem: CellProblem, probability: Tensor, inverse: Tensor, pull: Tensor, centre: Centre | None
 ) -> Tensor:
-    """Covariance (K, K) of the site's mean of g, from what each row moves it by (equation 11a).
+    """Return the covariance (K, K) of the site's mean of g, from the influence of each row (equation 11a).
 
-    A row moves its own cell and, where cells are shrunk to the site's constant g, all the others by way of that. A
-    centre that was given counts as rows that were seen: there the inverse information is the covariance.
+    A row influences its own cell and, if cells are shrunk to the site's constant g, all other cells through it. A given
+    centre counts as observed rows: the covariance is then the inverse information.
     """
     share = problem.cell_weight / evidence.seen_weight
     as_seen = torch.einsum("c,ckl->kl", share**2, inverse)
@@ -269,7 +269,7 @@ def _mean_covariance(
 
 
 def _grouped_gram(problem: CellProblem, probability: Tensor) -> Tensor:
-    """Σ_G S_G S_Gᵀ of the scores added up over each group within each cell, (C, K, K), made up for few groups."""
+    """Return Σ_G S_G S_Gᵀ of the scores summed over each group in each cell, (C, K, K), times G / (G - 1)."""
     groups = problem.evidence.groups
     assert groups is not None
     return groups.factor * problem.placed.sums(partial(_group_sums, probability))[0]

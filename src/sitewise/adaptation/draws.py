@@ -1,8 +1,8 @@
-"""Draws of g as the site's rows leave it open: around every fit that might have been chosen (equation 11c).
+"""Draws of g from its uncertainty, around all candidate fits (equation 11c).
 
-The coefficients of linear logits are drawn from their curvature and, where a bound is near, weighed by their
-likelihood. A free distribution over two classes is drawn from its own likelihood, which knows of bounds; one over more
-classes from its curvature, cut off at zero.
+The coefficients of linear logits are drawn from a normal distribution by their curvature; near 0 and 1 the draws are
+weighted by their likelihood. A free distribution over two classes is drawn from its likelihood. One over more classes
+is drawn from a normal distribution by its curvature, clipped at zero.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,10 +25,10 @@ from sitewise.prevalence import Prevalence
 from sitewise.prevalence.base import finite
 from sitewise.uncertainty import CellCurvature, LinearCurvature, at_least, near_a_bound
 
-ENOUGH = 2**13  # rows of z, at most, over which the mean of a draw is taken
-LOGIT_REACH = 16.0  # log-odds beyond which a share is nothing or everything
-GRID = 64  # points on which a likelihood is looked at, once roughly and once where it lives
-NEGLIGIBLE = 12.0  # a fall of the log-likelihood beyond which nothing is drawn
+ENOUGH = 2**13  # at most so many rows of z are used for the mean of a draw
+LOGIT_REACH = 16.0  # largest log-odds of a share
+GRID = 64  # points on which a likelihood is evaluated
+NEGLIGIBLE = 12.0  # fall of the log-likelihood beyond which the density is negligible
 SMALLEST = 1e-9
 
 Encode = Callable[[Any], Tensor]
@@ -36,7 +36,7 @@ Encode = Callable[[Any], Tensor]
 
 @dataclass(frozen=True)
 class LinearDraws:
-    """Draws around a g with linear logits: its own log g, and what each draw adds to the coefficients of features."""
+    """Draws around a g with linear logits: its log g, and what each draw adds to the coefficients."""
 
     base: Prevalence
     features: Callable[[Tensor], Tensor]
@@ -45,7 +45,7 @@ class LinearDraws:
     schema: Confounders | None
 
     def log_prob(self, codes: Tensor) -> Iterator[Tensor]:
-        """log g of each draw, (n, K); a row without any z has the draw's mean."""
+        """Yield log g of each draw, (n, K); a row with all z missing has the draw's mean."""
         at_base, design = self.base.log_prob(codes), self.features(codes)
         blank = torch.zeros(len(codes), 1, dtype=torch.bool, device=codes.device)
         if self.schema is not None:
@@ -58,14 +58,14 @@ class LinearDraws:
 
 @dataclass(frozen=True)
 class CellDraws:
-    """Draws of free distributions, one for each cell."""
+    """Draws of the free distributions of cells."""
 
     cells: Tensor  # (B, C, K) probabilities
     log_marginal: Tensor  # (B, K)
     agreement: Callable[[Tensor], Tensor]  # codes (n, V) -> (n, C)
 
     def log_prob(self, codes: Tensor) -> Iterator[Tensor]:
-        """log g of each draw, (n, K)."""
+        """Yield log g of each draw, (n, K)."""
         if self.cells.shape[1] == 1:
             for cells in self.cells:
                 yield finite(cells.log()).expand(len(codes), -1)
@@ -78,11 +78,11 @@ class CellDraws:
 
 @dataclass(frozen=True)
 class PointDraws:
-    """Draws among the points of a posterior."""
+    """Draws of points of a posterior."""
 
     points: Points
     chosen: Tensor  # (B,)
-    slope: float = 1.0  # on log f in predictions, where the points have none of their own
+    slope: float = 1.0  # on log f in predictions, if the points have no slopes of their own
 
     @property
     def log_marginal(self) -> Tensor:
@@ -90,13 +90,13 @@ class PointDraws:
         return self.points.log_marginal[self.chosen]
 
     def log_prob(self, codes: Tensor) -> Iterator[Tensor]:
-        """log g of each draw, (n, K)."""
-        found = self.points.log_probs(codes)
+        """Yield log g of each draw, (n, K)."""
+        log_g = self.points.log_probs(codes)
         for number in self.chosen.tolist():
-            yield found[:, number].expand(len(codes), -1)
+            yield log_g[:, number].expand(len(codes), -1)
 
     def added(self, log_ratio: Tensor, codes: Tensor, applied: float) -> Iterator[Tensor]:
-        """What predictions of each draw add to `applied` times log f: log g, and what a told site knows of f."""
+        """Yield what each draw adds to `applied` times log f: log g, and the error of f if labels inform about it."""
         shift, slopes = self.points.shift, self.points.slope
         if shift is None:
             yield from self.log_prob(codes)
@@ -109,7 +109,7 @@ class PointDraws:
 
 @dataclass(frozen=True)
 class PrevalenceDraws:
-    """Draws of g, each to be evaluated at any z.
+    """Draws of g, which can be evaluated at any z.
 
     Examples
     --------
@@ -127,21 +127,21 @@ class PrevalenceDraws:
 
     @property
     def marginal(self) -> Any:
-        """P(Y) of every draw over the site's rows, (B, K)."""
+        """P(Y) over the site's rows in every draw, (B, K)."""
         return torch.cat([part.log_marginal for part in self.parts]).exp().cpu().numpy()
 
     def log_prevalence(self, Z: Any) -> Iterator[Any]:
-        """log P(Y|Z) of each draw, (n, K)."""
-        for found in self.log_prob(self._encode(Z)):
-            yield self._container.rows(found, index_of(Z))
+        """Yield log P(Y|Z) of each draw, (n, K)."""
+        for log_g in self.log_prob(self._encode(Z)):
+            yield self._container.rows(log_g, index_of(Z))
 
     def added(self, log_ratio: Tensor, codes: Tensor, applied: float = 1.0) -> Iterator[Tensor]:
-        """What each draw adds to `applied` times log f (n, K) in predictions, (n, K)."""
+        """Yield what each draw adds to `applied` times log f (n, K) in predictions, (n, K)."""
         for part in self.parts:
             yield from part.added(log_ratio, codes, applied) if isinstance(part, PointDraws) else part.log_prob(codes)
 
     def log_prob(self, codes: Tensor) -> Iterator[Tensor]:
-        """The same for rows of codes."""
+        """Yield log g of each draw at rows of codes, (n, K)."""
         for part in self.parts:
             yield from part.log_prob(codes)
 
@@ -153,7 +153,7 @@ Draw = Callable[[Evidence, Fit, int, torch.Generator], Drawn]
 def draw_fits(
     evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator, draw: Draw
 ) -> tuple[LinearDraws | CellDraws | PointDraws, ...]:
-    """Draw around the fit, or around each that might have been chosen as often as is said for it (equation 11b)."""
+    """Draw around the fit, or around the candidates in proportion to their weights (equation 11b)."""
     if fit.posterior is not None:
         points = fit.posterior.points
         chosen = torch.multinomial(points.weight.cpu(), n_draws, replacement=True, generator=generator)
@@ -166,7 +166,7 @@ def draw_fits(
 
 
 def deal(rivals: tuple[Rival, ...], n_draws: int, generator: torch.Generator) -> Iterator[tuple[Fit, int]]:
-    """Deal draws out to the fits that might have been chosen, as often as is said for each: those that have any."""
+    """Divide draws among the candidate fits at random by their weights; yield those with any."""
     shares = torch.tensor([rival.weight for rival in rivals], dtype=torch.float64)
     drawn = torch.multinomial(shares, n_draws, replacement=True, generator=generator)
     counts = torch.bincount(drawn, minlength=len(shares)).tolist()
@@ -174,7 +174,7 @@ def deal(rivals: tuple[Rival, ...], n_draws: int, generator: torch.Generator) ->
 
 
 def _anything(evidence: Evidence, n_draws: int, generator: torch.Generator) -> CellDraws:
-    """Where f says nothing every share is as likely as any other."""
+    """Draw uniformly from the simplex: the distribution if f is not informative."""
     uniform = torch.rand(n_draws, 1, evidence.n_classes, generator=generator, dtype=torch.float64)
     weight = -uniform.clamp_min(1e-300).log()
     cells = (weight / weight.sum(2, keepdim=True)).to(evidence.device)
@@ -189,11 +189,11 @@ def draw_linear(
     missing_columns: Sequence[int] | None = None,
     log_likelihood: Callable[[Tensor], Tensor] | None = None,
 ) -> LinearDraws:
-    """Draw the coefficients of linear logits from their curvature.
+    """Draw the coefficients of linear logits from a normal distribution by their curvature.
 
-    `missing_columns` says which feature stands for each variable's being missing: where no row lacks the variable, it
-    follows the others and is not drawn (see `fit_missing_columns`). `log_likelihood` is what moves of the coefficients
-    (B, P) gain, (B,): draws are weighed by it where a bound is near.
+    `missing_columns` are the features for missing values of each variable. If no row lacks the variable, its feature
+    follows the others and is not drawn (see `fit_missing_columns`). `log_likelihood` maps changes of the coefficients
+    (B, P) to the change of the log-likelihood (B,); draws are weighted by it if the mean is near 0 or 1.
     """
     curvature, model = fit.curvature, fit.prevalence
     assert isinstance(curvature, LinearCurvature)
@@ -214,7 +214,7 @@ def draw_linear(
         taken_for = ((moved @ torch.linalg.pinv(covariance, rtol=1e-9, hermitian=True)) * moved).sum(1) / 2
         gain = log_likelihood(moved) / (evidence.groups.mean_size if evidence.groups else 1.0)
         likelier = taken_for + gain + log_means.sum(1)
-        share = torch.softmax(likelier, dim=0).clamp_max(n_draws**-0.5).cpu()  # no draw may stand for nearly all
+        share = torch.softmax(likelier, dim=0).clamp_max(n_draws**-0.5).cpu()  # truncated importance weights
         again = torch.multinomial(share, n_draws, replacement=True, generator=generator).to(shift.device)
         shift, log_means = shift[again], log_means[again]
     return LinearDraws(model, curvature.features, shift, log_means, schema)
@@ -223,7 +223,7 @@ def draw_linear(
 def _without_silent(
     covariance: Tensor, schema: Confounders, columns: Sequence[int], codes: Tensor, width: int
 ) -> Tensor:
-    """The covariance (P, P) without missing columns that no row speaks of."""
+    """Return the covariance (P, P) without the missing columns of variables that are never missing."""
     never = ~schema.missing(codes).any(dim=0)
     speaks = covariance.new_ones(len(covariance) // width)
     speaks[[c for c, unseen in zip(columns, never.tolist(), strict=True) if unseen]] = 0.0
@@ -232,7 +232,7 @@ def _without_silent(
 
 
 def _may_mislead(curvature: LinearCurvature, codes: Tensor, weight: Tensor) -> bool:
-    """Tell whether the site's mean of g is so near a bound that curvature alone would mislead."""
+    """Return whether the site's mean of g is so near 0 or 1 that curvature alone is misleading."""
     mean = weight @ curvature.log_prob(codes).exp() / weight.sum()
     return bool(near_a_bound(mean, torch.diagonal(curvature.of_mean())).any())
 
@@ -246,9 +246,9 @@ def draw_cells(
     n_draws: int,
     generator: torch.Generator,
 ) -> CellDraws:
-    """Draw free distributions around `centre` (C, K): two classes from their likelihood, more from curvature.
+    """Draw free distributions around `centre` (C, K): two classes from their likelihood, more by curvature.
 
-    `share` (C,) is how much of the site lies in each cell.
+    `share` (C,) is the share of the site in each cell.
     """
     curvature = fit.curvature
     assert isinstance(curvature, CellCurvature)
@@ -267,11 +267,11 @@ def draw_cells(
 def _from_likelihood(
     problem: CellProblem, like: Tensor, inflation: float, n_draws: int, generator: torch.Generator
 ) -> Tensor:
-    """Draw each cell's two shares from its likelihood, all shares as likely beforehand, (B, C, 2)."""
+    """Draw each cell's two shares from its likelihood with a uniform prior, (B, C, 2)."""
     n_cells = len(like)
 
     def density(logits: Tensor) -> Tensor:
-        """The log-density of log-odds (G, C)."""
+        """Return the log-density of log-odds (G, C)."""
         shares = torch.stack([torch.sigmoid(-logits), torch.sigmoid(logits)], dim=2)
         found = torch.stack([problem.log_likelihood(at, order=0) for at in shares]) / inflation
         return found + torch.log(shares).sum(2)
@@ -279,7 +279,7 @@ def _from_likelihood(
     steps = torch.linspace(0, 1, GRID, dtype=torch.float64, device=like.device)[:, None]
     low = like.new_full((n_cells,), -LOGIT_REACH)
     high = -low
-    for _ in range(2):  # narrow down to where it lives
+    for _ in range(2):  # narrow the grid to where the density is
         logits = low + (high - low) * steps
         height = density(logits)
         alive = height > height.amax(0) - NEGLIGIBLE
@@ -299,14 +299,14 @@ def _from_likelihood(
 
 
 def _normal(covariance: Tensor, n_draws: int, generator: torch.Generator) -> Tensor:
-    """Normal draws (B, C, P) with covariances (C, P, P)."""
+    """Return normal draws (B, C, P) with covariances (C, P, P)."""
     values, vectors = torch.linalg.eigh(covariance)
     noise = torch.randn(n_draws, *values.shape, generator=generator, dtype=torch.float64).to(covariance.device)
     return torch.einsum("cpq,bcq->bcp", vectors, values.clamp_min(0).sqrt() * noise)
 
 
 def _some_rows(evidence: Evidence) -> tuple[Tensor, Tensor]:
-    """Codes and weights of the rows with z, or of every n-th where these are more than enough."""
+    """Return codes and weights of the rows with z, or of every n-th one if there are very many."""
     step = 1 + evidence.n_rows // ENOUGH
     found = evidence.rows.collect(lambda rows: (rows.codes[::step], rows.cell_weight[::step]))
     codes, weight = (torch.cat(parts) for parts in zip(*found, strict=True))

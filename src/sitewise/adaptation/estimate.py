@@ -1,4 +1,4 @@
-"""The public door: a new site's prevalence from unlabeled rows, and the adjustment of their scores by it."""
+"""`estimate_prevalence`: a new site's prevalence from unlabeled rows; and `adjust`, the prediction with it."""
 
 import warnings
 from collections.abc import Callable
@@ -48,16 +48,16 @@ from sitewise.prevalence.base import finite, is_constant
 from sitewise.solvers import EM
 from sitewise.sources import as_chunks, first_chunk
 
-IDENTIFIED = 1e-8  # information per row below which nothing is learned
+IDENTIFIED = 1e-8  # information per row below which the prevalence is not identified
 
 NOT_IDENTIFIED = (
-    "the log-ratios say nothing about y here: the prevalence is not identified, and the answer is {answer}. "
+    "the log-ratios are not informative about y here: the prevalence is not identified, and the estimate is {answer}. "
     "Check that log_ratio comes from an informative model"
 )
-ALIKE = "the log-ratios hardly tell some classes apart here: how they share their prevalence is not identified"
+ALIKE = "the log-ratios hardly separate some classes here: the prevalence of each of them is not identified"
 NOT_CONVERGED = "{model} g did not converge in {n_iter} iterations (gap {gap:.1e}, wanted {wanted:.0e}): {advice}"
-PRICE = 2.0  # of the optimism, where it is decided whether g depends on z at all
-MARGIN = 1.0  # log-likelihood units that a g(z) must be better by than the constant
+PRICE = 2.0  # factor on the optimism in the decision whether g depends on z
+MARGIN = 1.0  # log-likelihood units by which a g(z) must be better than the constant
 
 
 def estimate_prevalence(
@@ -82,31 +82,51 @@ def estimate_prevalence(
 
     Parameters
     ----------
-    log_ratio : (n, K) log f(x,z) of the site's rows, each free up to a constant. Rows beyond memory: a memory-mapped
-        array, `ParquetChunks`, or any re-iterable of (log_ratio, Z or None) chunks. Beyond one machine: a Dask frame
-        or array; then everything else that has an entry a row is a Dask collection with the same partitions, and
-        `confounders` (or a prior) fixes the schema of z.
-    sample_confounder : (n, V) array or DataFrame of confounders, NaN where missing; None if there are none.
-    model : "auto" (chosen by held-out likelihood), "constant", "table", "additive" or "network" (the paper's).
-    solver : "auto", "newton", "lbfgs", "em" (the paper's algorithms 1 and 2), or `EM(...)` with its settings.
-    strength : how strongly g is shrunk towards the prior: rows' worth a cell for "constant" and "table", ridge on the
-        log-odds for "additive"; "auto" chooses by held-out likelihood (for "constant": none).
-    prior : what shrinkage aims at and what is answered where f says nothing: K probabilities (a Series is matched by
-        its class labels), or another estimate, of which "table" and "additive" take the shape and leave the level free.
-    confounders : the schema learned at training; None takes that of a prior or start estimate, or else learns one
-        from `sample_confounder`.
-    categorical : names or positions of columns to take as categorical, where the schema is learned here.
-    y : (n,) class indices where a label is known, NaN elsewhere. With a prior, labels also tell the level and the slope
-        of log f here (a prior's `slope_scale`).
-    sample_weight : (n,) frequency weights: a row of weight two counts as two rows.
-    groups : (n,) patients, say; intervals then allow for rows of one group being alike.
-    start : K probabilities or another estimate to start from; without one EM starts at random, as the paper does.
-    random_state : seed of the network's and of EM's random start.
-    dropout : the share of a network's hidden units that EM's M-steps drop (the paper: 0.5 for its two image
+    log_ratio : array of shape (n, K), or chunks
+        log f(x,z) of the site's rows; a constant may be added to each row. For rows that do not fit into memory: a
+        memory-mapped array, `ParquetChunks`, or any re-iterable of (log_ratio, Z or None) chunks.
+        For rows on several machines: a Dask frame or array. Then all other arguments with one entry for each row must
+        be Dask collections with the same partitions, and `confounders` or a prior must give the schema of z.
+    sample_confounder : DataFrame or array of shape (n, V), optional
+        Confounders, NaN where missing.
+    model : {"auto", "constant", "table", "additive", "network"}
+        The family of g. "auto" chooses by left-out likelihood; "network" is the paper's.
+    solver : {"auto", "newton", "lbfgs", "em"} or EM
+        How the likelihood is maximized. "em" is the paper's algorithms 1 and 2, `EM(...)` the same with settings.
+    strength : float or "auto"
+        How strongly g is shrunk to the prior: rows for each cell of "constant" and "table", ridge penalty on the
+        log-odds of "additive". "auto" chooses by left-out likelihood (for "constant": no shrinkage).
+    prior : array of shape (K,), SitePrior or estimate, optional
+        What g is shrunk to, and the result if f is not informative. K probabilities (a Series is matched by its class
+        labels), or another estimate, whose shape "table" and "additive" use with a free level.
+    confounders : Confounders, optional
+        The schema learned in training. By default it is that of the prior or start, else it is learned from
+        `sample_confounder`.
+    categorical : str, int or sequence of these, optional
+        Names or positions of columns to treat as categorical, if the schema is learned.
+    y : array of shape (n,), optional
+        Known labels as class indices, NaN elsewhere. With a prior, labels also inform about the level and the slope of
+        log f here (`SitePrior.slope_scale`).
+    sample_weight : array of shape (n,), optional
+        Frequency weights: a row of weight two counts as two rows.
+    groups : array of shape (n,), optional
+        The group of each row, for example the patient. Intervals account for the dependence of rows of one group.
+    start : array of shape (K,) or estimate, optional
+        The starting point; without one, EM starts at random as in the paper.
+    random_state : int, RandomState or None
+        Seed of the random start of the network and of EM.
+    dropout : float
+        The share of a network's hidden units that is dropped in EM's M-steps (in the paper 0.5 for the two image
         collections, none for digits).
-    known_prevalence : P(y) of the site where it is known, as data beside the rows; it needs a prior. K probabilities,
-        or of two classes that of the second; `(value, low, high)` with a 95% interval; a dict of either by class (its
-        index, or its column of log_ratio); or a frame by strata of z (see docs/known_labels.md).
+    known_prevalence : float, array, tuple, dict or DataFrame, optional
+        The known P(y) of the site, as data in addition to the rows; it needs a prior. K probabilities, or for two
+        classes that of the second; `(value, low, high)` with a 95% interval; a dict of either by class (its index, or
+        its column of `log_ratio`); or a DataFrame by strata of z (see docs/known_labels.md).
+
+    Returns
+    -------
+    PrevalenceEstimate
+        The estimate with its convergence diagnostics and intervals.
 
     Examples
     --------
@@ -187,7 +207,7 @@ def estimate_prevalence(
 def _without_rare_levels(
     evidence: Evidence, notes: Notes, read: Callable[..., tuple[Evidence, Notes]], judged: bool, fixed: bool
 ) -> tuple[Evidence, Notes]:
-    """The same rows, read again where levels of z have too few of them to learn from."""
+    """Return the same rows, read again if levels of z have too few rows to learn from."""
     found = without_rare_levels(evidence, judged=judged, fixed=fixed)
     if found.schema is not evidence.schema:
         evidence, notes = read(found.schema, None)
@@ -195,10 +215,24 @@ def _without_rare_levels(
 
 
 def adjust(log_ratio: Any, log_prevalence: Any) -> Any:
-    """Combine log f and log g into probabilities P(y|x,z), equation 3, row by row.
+    """Combine log f and log g to probabilities P(y|x,z), equation 3, row by row.
 
-    `log_prevalence` is (n, K), or (K,) where it is the same for every row; pandas objects with the same class labels
-    are matched by them.
+    Parameters
+    ----------
+    log_ratio : array of shape (n, K)
+        log f of the rows.
+    log_prevalence : array of shape (n, K) or (K,)
+        log g of the rows, or one for all rows. Pandas objects with the same class labels are matched by them.
+
+    Returns
+    -------
+    array of shape (n, K)
+        Probabilities, in the container and on the device of `log_ratio`.
+
+    Examples
+    --------
+    >>> estimate = estimate_prevalence(log_ratio, Z)
+    >>> probabilities = adjust(log_ratio, estimate.log_prevalence(Z))
     """
     problems = Problems("adjust")
     ratios = read_matrix(log_ratio, "log_ratio", problems)
@@ -285,7 +319,7 @@ def _check_choices(
     confounders: Any,
     problems: Problems,
 ) -> str | EM:
-    """Note choices that do not exist or do not go together; return the solver with its settings."""
+    """Check that the choices exist and fit together; return the solver with its settings."""
     models = ("auto", *FAMILIES)
     if model not in models:
         problems.add(f"model must be one of {', '.join(models)}, got {model!r}{did_you_mean(model, models)}")
@@ -309,7 +343,7 @@ def _random_start(n_classes: int, seed: int, like: Tensor) -> Tensor:
 
 
 def _unidentified(evidence: Evidence, aim: Tensor, centre: Prevalence | None) -> Fit:
-    answer = "uniform, for want of a prior" if centre is None else "the prior"
+    answer = "uniform, as there is no prior" if centre is None else "the prior"
     warnings.warn(NOT_IDENTIFIED.format(answer=answer), stacklevel=4)
     flat = fit_constant_cell(evidence, aim, 0.0, "auto", aim)
     prevalence = ConstantPrevalence(finite(aim.log())) if centre is None else centre
@@ -317,7 +351,7 @@ def _unidentified(evidence: Evidence, aim: Tensor, centre: Prevalence | None) ->
 
 
 def _warn_if_alike(evidence: Evidence, constant: Fit) -> None:
-    """Warn where rows tell next to nothing about the share of some classes."""
+    """Warn if rows have almost no information on the share of some classes."""
     per_row = variance_per_row(evidence, constant_level(constant))
     if float(torch.linalg.eigvalsh(per_row).max()) > 1.0 / IDENTIFIED:
         warnings.warn(ALIKE, stacklevel=4)
@@ -331,10 +365,10 @@ def _not_converged(fit: Fit, *, by_em: bool) -> str:
 
 
 def fit_any_model(request: Request) -> Fit:
-    """Choose between the constant g and the candidates of every family: additive and, where rows fill it, the table.
+    """Choose between the constant g and the candidates of every family: additive, and a table if it has enough rows.
 
-    Whether g depends on z is decided by the stricter criterion, L - 2 O; how strongly and in which form, once it does,
-    by the left-out likelihood.
+    Whether g depends on z is decided by the stricter criterion L - 2 O. If it does, strength and form are chosen by the
+    left-out likelihood L - O.
     """
     constant = request.constant
     assert constant is not None
@@ -348,5 +382,5 @@ def fit_any_model(request: Request) -> Fit:
 
 
 def score(fit: Fit) -> float:
-    """Left-out log-likelihood, the optimism charged once for the fit and once for the choice among many."""
+    """Return L - 2 O: the optimism is subtracted once for the fit and once for the choice among many candidates."""
     return fit.log_likelihood - PRICE * fit.optimism

@@ -1,4 +1,4 @@
-"""What a site's unlabeled rows say: read, checked, and laid out for the estimators."""
+"""A site's unlabeled rows, read, checked and arranged for estimation."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -13,8 +13,8 @@ from sitewise.arrays import Problems, distinct_rows, read_groups, read_labels, r
 from sitewise.confounders import Confounders, Notes
 from sitewise.posterior import Moments
 
-SAMPLE = 2**15  # rows, at most, that stand for the whole site where it is only to be looked at
-FEATURES = 16  # rows with z come in shorter stretches: each has about as many features as this, or more
+SAMPLE = 2**15  # at most so many rows in the sample of a site
+FEATURES = 16  # rows with z come in shorter chunks, as if each had at least so many features
 
 At = Callable[[Tensor], Tensor]  # g (U, K) at rows of codes (U, V)
 T = TypeVar("T")
@@ -43,26 +43,26 @@ def _grams(values: Callable[[T], tuple[Rows, Tensor]], n_names: int, parts: Iter
 
 @dataclass(frozen=True)
 class Groups:
-    """How many groups of rows (patients, say) there are, and their mean size as a row meets it."""
+    """The number of groups of rows (for example, patients), and the mean size of the group of a row."""
 
-    n_names: int  # they are numbered from 0 below this
-    count: int  # those with rows of positive weight
+    n_names: int  # groups are numbered 0..n_names - 1
+    count: int  # groups with rows of positive weight
     mean_size: float
 
     @property
     def factor(self) -> float:
-        """G / (G - 1), by which sums of squares over few groups are too small; zero where there is but one."""
+        """G / (G - 1), the correction of sums of squares over few groups; zero if there is only one."""
         return self.count / (self.count - 1) if self.count > 1 else 0.0
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Rows of positive weight, those with some z apart from those with none ("blank")."""
+    """Rows of positive weight; rows with all z missing ("blank") are separate."""
 
-    rows: Stream[Rows]  # with some z
-    blank: Stream[Rows]  # without
-    everything: Stream[Rows]  # all of them, as a constant g sees them
-    sample: Rows  # a few of them, spread over the whole, as a constant g sees them
+    rows: Stream[Rows]  # with at least one known value of z
+    blank: Stream[Rows]  # with all z missing
+    everything: Stream[Rows]  # all rows, without z
+    sample: Rows  # an evenly spaced sample, without z
     n_rows: int
     n_classes: int
     seen_weight: float
@@ -70,12 +70,12 @@ class Evidence:
     groups: Groups | None
     schema: Confounders | None
     device: torch.device
-    weakest_ridge: float = 0.0  # on coefficients of z, where levels of few rows are kept
-    label_weight: float = 0.0  # of known labels, whose stretches are differences of likelihoods: they add up to nothing
+    weakest_ridge: float = 0.0  # on coefficients of z, if levels with few rows are kept
+    label_weight: float = 0.0  # of known labels; their chunks are differences of likelihoods, with weights that cancel
 
     @property
     def in_memory(self) -> bool:
-        """Tell whether all rows are in memory."""
+        """Whether all rows are in memory."""
         return self.everything.in_memory
 
     @property
@@ -89,7 +89,7 @@ class Evidence:
         return total / self.seen_weight
 
     def log_likelihood(self, at: At) -> float:
-        """L(g), equation 7; a blank row has the mean of g (equation 9)."""
+        """Return L(g), equation 7; the g of a blank row is the mean of g (equation 9)."""
         found = self.rows.total(lambda rows: (moments(rows, at(rows.codes), 0).log_likelihood.sum(),))
         total = float(found[0]) if found else 0.0
         if self.blank_weight:
@@ -97,11 +97,11 @@ class Evidence:
         return total
 
     def log_likelihoods(self, prevalence: Tensor) -> Tensor:
-        """L of many constant g (B, K), (B,), in one pass."""
+        """Return L of many constant g (B, K), (B,), in one pass."""
         return self.everything.total(lambda rows: (_sum_of_logs(rows, rows.ratio.double() @ prevalence.T),))[0]
 
     def log_mixings(self, prevalence: Tensor, labels: Tensor, keep: Tensor, add: Tensor) -> Tensor:
-        """L of mixtures (B,) of a constant g (K,) and certainty of a class each, in one pass."""
+        """Return L of mixtures (B,) of a constant g (K,) and a point mass at one class each, in one pass."""
 
         def mixed(rows: Rows) -> Tensor:
             ratio = rows.ratio.double()
@@ -110,7 +110,7 @@ class Evidence:
         return self.everything.total(lambda rows: (_sum_of_logs(rows, mixed(rows)),))[0]
 
     def blank_moments(self, mean: Tensor, order: int) -> Moments:
-        """The moments of blank rows at the mean of g (K,)."""
+        """Return the moments of blank rows at the mean of g (K,)."""
 
         def sums(rows: Rows) -> tuple[Tensor, ...]:
             found = moments(rows, mean[None], order)
@@ -119,13 +119,13 @@ class Evidence:
         return Moments(mean[None], *self.blank.total(sums))
 
     def gram(self, stream: Stream[T], values: Callable[[T], tuple[Rows, Tensor]]) -> tuple[Tensor, Tensor | None]:
-        """Σ w s sᵀ of values s (n, P) of the rows, and the same of their sums over groups, None without groups."""
+        """Return Σ w s sᵀ of values s (n, P) of the rows, and the same of their sums over groups (None without)."""
         factor, n_names = (self.groups.factor, self.groups.n_names) if self.groups else (0.0, 0)
         plain, *grouped = stream.sums(partial(_grams, values, n_names if factor else 0)) or (torch.zeros(()),) * 2
         return plain, factor * grouped[0] if factor else None
 
     def says_nothing(self) -> bool:
-        """Tell whether f is the same for all classes in every row."""
+        """Return whether f is the same for all classes in every row."""
 
         def speaks(rows: Rows) -> bool:
             ratio = rows.ratio
@@ -135,7 +135,7 @@ class Evidence:
         return not self.everything.any(speaks)
 
     def of_sample(self, *, few: bool = False) -> "Evidence":
-        """A sample of the rows instead of all, or a few of it, as a constant g sees them."""
+        """Return a sample of the rows without z, or with `few` a smaller one."""
         step = -(-len(self.sample) // few_rows(self.n_classes)) if few else 1
         sample = self.sample.take(0, len(self.sample), step)
         only = Stream([sample])
@@ -150,7 +150,7 @@ class Evidence:
         )
 
     def without_confounders(self) -> "Evidence":
-        """The same rows with one and the same z: what a constant g sees."""
+        """Return the same rows without z, for a constant g."""
         nothing: Stream[Rows] = Stream(())
         return replace(
             self,
@@ -173,7 +173,7 @@ def read_evidence(
     sample_weight: Any,
     groups: Any,
 ) -> tuple[Evidence, Notes]:
-    """Check what came with the log-ratios (n, K) and lay it out; one error names all problems, earlier ones too."""
+    """Check and arrange the data that belong to log-ratios (n, K); one error lists all problems, also earlier ones."""
     n_rows, n_classes = matrix.shape
     weight = None if sample_weight is None else read_weight(sample_weight, n_rows, problems, matrix.device)
     labels = None if y is None else read_labels(y, n_rows, n_classes, problems)
@@ -186,7 +186,7 @@ def read_evidence(
 
 
 def read_ratio(matrix: Tensor, labels: Any) -> Tensor:
-    """f as rows keep it, certain where a label is known."""
+    """Convert log f to f as kept in `Rows`; the f of a labeled row is one-hot."""
     ratio = to_ratio(matrix)
     if labels is None:
         return ratio
@@ -214,13 +214,13 @@ def _read_confounders(
 
 
 def check_categorical(has_z: bool, schema: Confounders | None, categorical: Any, problems: Problems) -> None:
-    """Note where `categorical` has nothing to say."""
+    """Add a problem if `categorical` is given but cannot be used."""
     if categorical is not None and not has_z:
         problems.add("categorical is given without sample_confounder")
     elif categorical is not None and schema is not None:
         problems.add(
-            "categorical is given, but confounders (or the prior or start estimate, whose schema is taken) says "
-            "already which variables are categorical: leave one of them out"
+            "categorical is given, but confounders (or the schema of the prior or start estimate) already defines "
+            "which variables are categorical: leave one of them out"
         )
 
 
@@ -231,7 +231,7 @@ def lay_out(
     codes: Tensor | None,
     schema: Confounders | None,
 ) -> tuple[list[Rows], list[Rows]]:
-    """Drop rows of weight zero, set blank rows apart, and put rows of equal z side by side."""
+    """Drop rows of weight zero, separate blank rows, and sort the others by z."""
     whole = Rows(ratio, weight, ratio.new_zeros(1, 0, dtype=torch.float64), None, groups)
     counted = torch.ones(len(ratio), dtype=torch.bool, device=ratio.device) if weight is None else weight > 0
     if schema is None or codes is None:
@@ -248,13 +248,13 @@ def lay_out(
 
 
 def _cut(whole: Rows) -> list[Rows]:
-    """Stretches of rows that all have the same z."""
+    """Cut rows without z into chunks."""
     size = stretch_size(whole.ratio, whole.ratio.shape[1])
     return [whole.take(start, start + size) for start in range(0, len(whole), size)]
 
 
 def _cut_with_codes(whole: Rows, codes: Tensor, cell: Tensor | None) -> list[Rows]:
-    """Stretches of rows with the codes of each: one a row, or, where rows are sorted by `cell`, one for equal rows."""
+    """Cut rows into chunks with their codes: one for each row, or for equal rows if they are sorted by `cell`."""
     found, size = [], stretch_size(whole.ratio, max(FEATURES, whole.ratio.shape[1]))
     for start in range(0, len(whole), size):
         place = slice(start, start + size)
@@ -276,7 +276,7 @@ def put_together(
     n_classes: int,
     device: torch.device,
 ) -> Evidence:
-    """Put evidence together from stretches that are all kept in memory."""
+    """Make evidence from chunks that are all in memory."""
     everything = _without_codes([*rows.kept, *blank.kept])
     return Evidence(
         rows,
@@ -294,35 +294,35 @@ def put_together(
 
 
 def _without_codes(stretches: list[Rows]) -> list[Rows]:
-    """The same rows as a constant g sees them."""
+    """Return the same rows without z."""
     return [part.without_codes() for part in stretches]
 
 
 def _sample(everything: list[Rows]) -> Rows:
-    """Every n-th row."""
+    """Return every n-th row."""
     n_rows = sum(map(len, everything))
     step = -(-n_rows // wanted_sample(n_rows, everything[0].n_classes))
     return join([part.take(0, len(part), step) for part in everything])
 
 
 def wanted_sample(n_rows: int, n_classes: int) -> int:
-    """How many of the rows are enough to stand for all."""
+    """Return the size of the sample of a site."""
     return min(SAMPLE, max(n_rows // 3, few_rows(n_classes)))
 
 
 def few_rows(n_classes: int) -> int:
-    """How many rows are enough for a first guess of g."""
+    """Return the number of rows that is enough for a first guess of g."""
     return max(4096, 64 * n_classes)
 
 
 def join(parts: list[Rows]) -> Rows:
-    """Stretches with one z for all as a single one."""
+    """Join chunks without z into one."""
     weight = None if parts[0].weight is None else torch.cat([p.weight for p in parts if p.weight is not None])
     return Rows(torch.cat([p.ratio for p in parts]), weight, parts[0].codes, None, None)
 
 
 def count_groups(groups: Tensor, weight: Tensor | None) -> Groups:
-    """Count groups, and the mean size of the group that a row is in."""
+    """Count groups, and compute the mean size of the group of a row."""
     sizes = torch.bincount(groups, weight).double()
     count = int((sizes > 0).sum())
     return Groups(len(sizes), count, max(1.0, float((sizes**2).sum() / sizes.sum())) if count > 1 else 1.0)

@@ -1,4 +1,4 @@
-"""What every way of estimating g hands back, and the choice among several by the likelihood of left-out rows."""
+"""The result of estimating g, and the choice among candidates by the likelihood of left-out rows."""
 
 import math
 from collections.abc import Callable
@@ -15,11 +15,9 @@ from sitewise.uncertainty import Curvature
 
 CONCAVE_TOLERANCE = 1e-9
 GRADIENT_TOLERANCE = 1e-7
-NO_CURVATURE = (
-    "this g has no curvature to make intervals of: use interval(method='bootstrap'), or estimate it with a prior"
-)
-NO_RIVAL = 0.003  # a share of the weight that is not worth its trouble
-TIE = 1e-3  # log-likelihood units: more than the solvers' tolerance leaves open, less than data can tell apart
+NO_CURVATURE = "this g has no curvature for intervals: use interval(method='bootstrap'), or estimate it with a prior"
+NEGLIGIBLE = 0.003  # share of the weight below which a candidate is dropped
+TIE = 1e-3  # log-likelihood units: more than the solvers' tolerance, less than data can distinguish
 
 
 @dataclass(frozen=True)
@@ -31,13 +29,13 @@ class Hindsight:
 
 
 def no_curvature() -> Hindsight:
-    """Refuse: a posterior has points instead, and a fit by plain EM has none."""
+    """Raise ValueError: a posterior has points instead, and a fit by plain EM has no curvature."""
     raise ValueError(NO_CURVATURE)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """An estimated g with its certificate; looking back costs another pass, so that waits until somebody asks."""
+    """An estimated g with convergence diagnostics; post-fit covariance and optimism are computed lazily."""
 
     prevalence: Prevalence
     log_likelihood: float
@@ -47,16 +45,16 @@ class Fit:
     n_iter: int
     trace: list[float] = field(repr=False)
     strength: float
-    look_back: Callable[[], Hindsight] | Hindsight = field(repr=False)  # what computes it, or it
+    look_back: Callable[[], Hindsight] | Hindsight = field(repr=False)  # the diagnostics, or a function for them
     refit: Callable[[Evidence], Prevalence] | None = field(default=None, repr=False)  # to other weights of the rows
     aim: Tensor | None = field(default=None, repr=False)  # (K,) what a constant g is shrunk to
-    pseudo_counts: Tensor | None = field(default=None, repr=False)  # (C, K) rows of known class, of free distributions
-    identified: bool = True  # whether f says anything at all
-    rivals: "tuple[Rival, ...]" = field(default=(), repr=False)  # whom it was chosen from, itself among them
-    posterior: Posterior | None = field(default=None, repr=False)  # where g is a posterior's and not a maximum's
+    pseudo_counts: Tensor | None = field(default=None, repr=False)  # (C, K) of free distributions
+    identified: bool = True  # whether f is informative
+    rivals: "tuple[Rival, ...]" = field(default=(), repr=False)  # all candidates, itself among them
+    posterior: Posterior | None = field(default=None, repr=False)  # if g is a posterior's and not a maximum's
 
     def __getstate__(self) -> dict[str, Any]:
-        """What pickle keeps: the post-fit diagnostics instead of the problem that they would be computed from."""
+        """Return the state for pickle: the post-fit diagnostics instead of the function that computes them."""
         return vars(self) if self.look_back is no_curvature else {**vars(self), "look_back": self._hindsight}
 
     @cached_property
@@ -65,31 +63,31 @@ class Fit:
 
     @property
     def curvature(self) -> Curvature:
-        """What intervals are made of."""
+        """The post-fit curvature, from which intervals are computed."""
         return self._hindsight.curvature
 
     @property
     def optimism(self) -> float:
-        """O of equation 10."""
+        """The optimism O of equation 10."""
         return self._hindsight.optimism
 
 
 @dataclass(frozen=True)
 class Rival:
-    """A fit that might have been chosen, and how much speaks for it among all of them."""
+    """A candidate fit, and its weight among all candidates."""
 
     fit: Fit
     weight: float
-    finish: Callable[[], Fit] = field(repr=False)  # the same with what it says of rows that lack part of z
+    finish: Callable[[], Fit] = field(repr=False)  # the same with the g of rows with missing values fitted
 
 
 def left_out(fit: Fit) -> float:
-    """Left-out log-likelihood, L - O of equation 10."""
+    """Return the estimated left-out log-likelihood, L - O of equation 10."""
     return fit.log_likelihood - fit.optimism
 
 
 def best(fits: list[Fit]) -> Fit:
-    """The fit with the highest left-out likelihood; of equals the one most strongly shrunk, which comes first."""
+    """Return the fit with the highest left-out likelihood; in case of ties the first, which is shrunk most."""
     top = max(map(left_out, fits))
     return next(fit for fit in fits if left_out(fit) >= top - TIE)
 
@@ -103,7 +101,7 @@ class Finisher:
     finish: Callable[[Fit, Evidence], Fit]
 
     def __call__(self) -> Fit:
-        """Give the finished fit."""
+        """Return the finished fit."""
         return self._finished
 
     @cached_property
@@ -112,11 +110,11 @@ class Finisher:
 
 
 def rivals(fits: list[Fit], evidence: Evidence, finish: Callable[[Fit, Evidence], Fit]) -> tuple[Rival, ...]:
-    """Those that left-out rows speak for, weighted by the likelihood they give them (equation 11b)."""
+    """Return the candidates with weights by their left-out likelihood, without negligible ones (equation 11b)."""
     if len(fits) == 1:
         return ()
     top = max(map(left_out, fits))
     odds = [math.exp(left_out(fit) - top) for fit in fits]
     shares = [value / sum(odds) for value in odds]
     finishers = [Finisher(fit, evidence, finish) for fit in fits]
-    return tuple(Rival(*each) for each in zip(fits, shares, finishers, strict=True) if each[1] > NO_RIVAL)
+    return tuple(Rival(*each) for each in zip(fits, shares, finishers, strict=True) if each[1] > NEGLIGIBLE)

@@ -1,4 +1,4 @@
-"""Reading a known prevalence: a number, numbers by class, an interval, or a table by strata of z."""
+"""Read a known prevalence: a number, numbers by class, an interval, or a table by strata of z."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -35,13 +35,13 @@ FORMS = (
     "probability a class that sum to one, a dict of either by class, or a table by strata of z, got {value!r}"
 )
 SENTENCE = (
-    "The known prevalence of {name} ({share}) and its rows contradict each other (p = {p:.2g}): without it they say "
-    "{without}. Either it is that of other patients, or f does not hold here"
+    "The known prevalence of {name} ({share}) and its rows contradict each other (p = {p:.2g}): without it the "
+    "estimate is {without}. Either it is that of other patients, or f does not hold here"
 )
 
 
 def contradiction_sentence(against: Contradiction, classes: Any = None) -> str:
-    """What a known prevalence and the rows say of the class on which they differ most."""
+    """Describe how a known prevalence and the rows differ, for the class on which they differ most."""
     mean, low, high = against.without
     k = int((torch.logit(against.share) - torch.logit(mean.clamp(1e-9, 1 - 1e-9))).abs().argmax())
     k = len(mean) - 1 if len(mean) == 2 else k
@@ -67,7 +67,7 @@ def read_known(
 
 
 def _read_shares(value: Any, names: list[Any], problems: Problems) -> tuple[Array, Array] | None:
-    """P(y) (K,) and the standard deviations of its log-odds."""
+    """Read P(y) (K,) and the standard deviations of its log-odds."""
     value = value.to_dict() if isinstance(value, pd.Series) else value
     unknown = [key for key in value if key not in names] if isinstance(value, Mapping) else []
     if unknown:
@@ -82,7 +82,7 @@ def _read_shares(value: Any, names: list[Any], problems: Problems) -> tuple[Arra
 
 
 def _entries(value: Any, names: list[Any]) -> list[Any]:
-    """What is said of each class; of two classes the other one's follows."""
+    """Return the entry of each class; with two classes, that of the other one follows."""
     if isinstance(value, Mapping):
         entries = [value.get(name) for name in names]
         if len(names) == 2 and entries.count(None) == 1:
@@ -94,7 +94,7 @@ def _entries(value: Any, names: list[Any]) -> list[Any]:
 
 
 def _mirrored(value: Any) -> Any:
-    """The same of the other of two classes."""
+    """Return the entry of the other of two classes."""
     try:
         return tuple(1.0 - part for part in (value[0], value[2], value[1])) if isinstance(value, tuple) else 1.0 - value
     except (TypeError, IndexError):
@@ -102,7 +102,7 @@ def _mirrored(value: Any) -> Any:
 
 
 def _entry(value: Any) -> tuple[float, float]:
-    """A probability and the standard deviation of its log-odds, NaN for what is neither."""
+    """Read a probability and the standard deviation of its log-odds; NaN if it is not valid."""
     wrong = (float("nan"), float("nan"))
     try:
         parts = [float(part) for part in value] if isinstance(value, tuple | list) else [float(value)]
@@ -122,7 +122,7 @@ def _read_table(
     problems: Problems,
     device: torch.device | None,
 ) -> Known | None:
-    """A row for each stratum: columns of z, P(y) and its bounds."""
+    """Read a table with one row for each stratum: columns of z, P(y) and its bounds."""
     table = table.set_axis([str(column) for column in table.columns], axis=1)
     columns = _share_columns(table, names)
     z = [] if schema is None else [variable for variable in schema.variables if variable.name in table]
@@ -145,7 +145,7 @@ def _read_table(
 
 
 def _by_class(row: pd.Series, columns: list[tuple[str, str, str]], names: list[Any]) -> dict[Any, Any]:
-    """What a row of a table says of its classes, the last ones where it does not speak of all."""
+    """Return the entries of a row by class; if there are fewer entries than classes, of the last classes."""
     entries = [tuple(row[part] for part in own) if own[1] else row[own[0]] for own in columns]
     return dict(zip(names[-len(entries) :], entries, strict=True))
 
@@ -157,7 +157,7 @@ def _wanted(names: list[Any]) -> str:
 
 
 def _share_columns(table: pd.DataFrame, names: list[Any]) -> list[tuple[str, str, str]]:
-    """The columns of each class: its share, and its bounds or empty names."""
+    """Return the columns of each class: its share, and its bounds or empty names."""
     if len(names) == 2 and PREVALENCE in table:
         wanted = [(PREVALENCE, LOW, HIGH)]
     else:
@@ -169,19 +169,19 @@ def _share_columns(table: pd.DataFrame, names: list[Any]) -> list[tuple[str, str
 
 @dataclass(frozen=True)
 class Band:
-    """A range of a number as it is written, before it is known whether its end belongs to the next one."""
+    """A range of numbers as written, before it is known whether its end belongs to the next range."""
 
     low: float
     high: float
     whole: bool  # two whole numbers with a dash between
 
     def end(self, starts: set[float]) -> float:
-        """Where it ends, that value left out: "40-59" holds 59, unless another band starts there."""
+        """Return the exclusive end: "40-59" includes 59, unless another band starts there."""
         return self.high + 1.0 if self.whole and self.high not in starts else self.high
 
 
 def read_band(value: Any) -> Band | None:
-    """A pandas Interval, or text such as "40-59", "<40", "80+", "[40, 60)"; None for anything else."""
+    """Read a pandas Interval, or text such as "40-59", "<40", "80+", "[40, 60)"; return None for anything else."""
     if isinstance(value, pd.Interval):
         low = np.nextafter(float(value.left), np.inf) if value.open_left else float(value.left)
         high = np.nextafter(float(value.right), np.inf) if value.closed_right else float(value.right)
@@ -204,7 +204,7 @@ def read_band(value: Any) -> Band | None:
 
 
 def _read_strata(table: pd.DataFrame, z: list[Any], schema: Confounders, problems: Problems) -> Strata | None:
-    """The range of codes of every variable in every row."""
+    """Return the range of codes of every variable in every row."""
     low = torch.full((len(table), len(schema.variables)), -torch.inf, dtype=torch.float64)
     high = torch.full_like(low, torch.inf)
     for variable in z:
@@ -236,12 +236,12 @@ def _read_strata(table: pd.DataFrame, z: list[Any], schema: Confounders, problem
 
 
 def _text(level: Any) -> str:
-    """A level as text: 1, 1.0 and "1" are the same, whatever a file made of them."""
+    """Convert a level to text, so that 1, 1.0 and "1" are the same."""
     return str(int(level)) if isinstance(level, float) and level.is_integer() else str(level)
 
 
 def _code(variable: Continuous, value: float) -> float:
-    """Where a value lies among codes; below the learned range just above "missing", beyond it at infinity."""
+    """Return the code of a value; below the learned range between "missing" and 1, above it infinity."""
     if value > variable.high:
         return float("inf")
     if value <= variable.low:
@@ -250,7 +250,7 @@ def _code(variable: Continuous, value: float) -> float:
 
 
 def of_rows(known: Known, evidence: Evidence, problems: Problems) -> Known:
-    """Of a table, the strata that have rows here."""
+    """Keep the strata of a table that have rows here."""
     if known.strata is None:
         return known
     strata = known.strata

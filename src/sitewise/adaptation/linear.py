@@ -1,6 +1,7 @@
 """g with logits linear in features of z: the additive model, and a network's last layer for its intervals.
 
-Not concave, so: a good start, Newton steps that never lose ground, and an honest gap (largest gradient entry per row).
+The likelihood is not concave. It is maximized by damped Newton steps from a good start. The gap is the largest gradient
+entry per row.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from torch import Tensor
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import GRADIENT_TOLERANCE, Fit, Hindsight
 from sitewise.adaptation.rows import Rows, Stream, moments, scores
-from sitewise.posterior import contrasts, spread
+from sitewise.posterior import contrasts, softmax_hessian
 from sitewise.prevalence import AdditivePrevalence, Prevalence
 from sitewise.prevalence.additive import features, fit_missing_columns, ridge
 from sitewise.prevalence.base import Aggregate, finite, is_constant
@@ -23,13 +24,13 @@ from sitewise.solvers import EM, Solution, em, lbfgs, newton
 from sitewise.uncertainty import LinearCurvature, invert_information
 
 KNOCKOUT = 0.5
-KEPT_FEATURES = 2**26  # entries of the design that are kept in memory rather than made anew in every pass
-ENOUGH = 2**14  # distinct rows of z, at most, that decide what is said where part of z is missing
+KEPT_FEATURES = 2**26  # entries of the design up to which it is kept in memory; else it is computed in every pass
+ENOUGH = 2**14  # at most so many distinct rows of z are used to fit the terms of missing values
 
 
 @dataclass(frozen=True)
 class Part:
-    """A stretch of rows with the features (U, D) and the offset (U, K) of their z."""
+    """A chunk of rows with the features (U, D) and the offset (U, K) of their z."""
 
     rows: Rows
     design: Tensor
@@ -38,7 +39,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The observed log-likelihood at some coefficients, and its derivatives in them as far as they were asked for."""
+    """The observed log-likelihood at some coefficients, and its derivatives up to the requested order."""
 
     flat: Tensor  # (P,)
     log_likelihood: Tensor
@@ -73,36 +74,36 @@ class LinearProblem:
         return self.penalty[:, None].expand(-1, self.evidence.n_classes - 1).reshape(-1)
 
     def prevalence(self, part: Part, flat: Tensor) -> Tensor:
-        """g at the z of a stretch, (U, K)."""
+        """Return g at the z of a chunk, (U, K)."""
         return _prevalence(part, flat, self.basis)
 
     def value(self, flat: Tensor, order: int = 1) -> Tensor:
-        """The objective; `order` says which derivatives will be wanted at the same place."""
+        """Return the objective; `order` is the highest derivative that will be needed at the same point."""
         penalty = 0.5 * self.flat_penalty @ flat**2
         return (penalty - self.evaluate(flat, order).log_likelihood) / self.evidence.total_weight
 
     def gradient(self, flat: Tensor, order: int = 1) -> Tensor:
-        """The derivative of the objective, (P,)."""
+        """Return the gradient of the objective, (P,)."""
         slope = self.evaluate(flat, order).gradient
         assert slope is not None
         return (self.flat_penalty * flat - slope) / self.evidence.total_weight
 
     def derivatives(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradient (1, P) and Hessian (1, P, P)."""
+        """Return gradient (1, P) and Hessian (1, P, P) of the objective."""
         hessian = self.penalized_information(points[0]) / self.evidence.total_weight
         return self.gradient(points[0], order=2)[None], hessian[None]
 
     def penalized_information(self, flat: Tensor) -> Tensor:
-        """Minus the second derivative of the penalized log-likelihood, (P, P)."""
+        """Return minus the Hessian of the penalized log-likelihood, (P, P)."""
         information = self.evaluate(flat, 2).information
         assert information is not None
         return information + torch.diag(self.flat_penalty)
 
     def evaluate(self, flat: Tensor, order: int) -> Evaluation:
-        """Go through the rows: the likelihood (order 0), its gradient (1), the information (2). The last is remembered.
+        """Compute the log-likelihood (order 0), its gradient (1) and the information (2); the last result is cached.
 
-        The gradient is Fisher's identity, the information complete minus missing (equation 7a); of blank rows'
-        curvature the part that is never negative.
+        The gradient is by Fisher's identity, the information complete minus missing (equation 7a). Of the curvature of
+        blank rows only the part that is never negative is used.
         """
         last = self._last.get("evaluation")
         if last is not None and torch.equal(last.flat, flat) and (order < 2 or last.information is not None):
@@ -123,16 +124,16 @@ class LinearProblem:
         return evaluation
 
     def over(self, drawn: Evidence) -> "LinearProblem":
-        """The same problem for the same rows with other weights or another f."""
+        """Return the same problem for the same rows with other weights or another f."""
         pairs = zip(drawn.rows, self.parts, strict=True)
         parts = [Part(rows, part.design, part.offset) for rows, part in pairs]
         return LinearProblem(drawn, Stream(parts), self.penalty, self.centre)
 
     def score_grams(self, flat: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Σ_n w_n s_n s_nᵀ of the rows' scores, (P, P), and the same of their sums over groups, where there are any."""
+        """Return Σ_n w_n s_n s_nᵀ of the rows' scores, (P, P), and the same of their sums over groups, if any."""
         groups = self.evidence.groups
         if groups is not None and groups.factor:
-            return self.evidence.gram(self.parts, partial(_row_scores, flat=flat, basis=self.basis))
+            return self.evidence.gram(self.parts, partial(row_scores, flat=flat, basis=self.basis))
         return self.parts.total(partial(_score_gram, flat=flat, basis=self.basis))[0], None
 
     def total_of_g(self, flat: Tensor) -> tuple[Tensor, Tensor]:
@@ -166,7 +167,7 @@ def _sums(part: Part, flat: Tensor, basis: Tensor, order: int, blank: bool) -> t
 def _mean_slope(part: Part, prevalence: Tensor, basis: Tensor) -> Tensor:
     """The derivative (K, P) of a stretch's sum of g."""
     weight = part.rows.cell_weight
-    slope = torch.einsum("u,ukl,ud->kdl", weight, spread(prevalence) @ basis, part.design)
+    slope = torch.einsum("u,ukl,ud->kdl", weight, softmax_hessian(prevalence) @ basis, part.design)
     return slope.reshape(len(slope), -1)
 
 
@@ -179,7 +180,7 @@ def _score_gram(part: Part, flat: Tensor, basis: Tensor) -> tuple[Tensor, ...]:
     return (assemble(part.design, moments(part.rows, _prevalence(part, flat, basis), 2).logit_gram),)
 
 
-def _row_scores(part: Part, flat: Tensor, basis: Tensor) -> tuple[Rows, Tensor]:
+def row_scores(part: Part, flat: Tensor, basis: Tensor) -> tuple[Rows, Tensor]:
     """The derivative of every row's log-likelihood in the coefficients, (n, P)."""
     prevalence = _prevalence(part, flat, basis)
     relative = scores(part.rows, prevalence) - 1.0
@@ -191,8 +192,7 @@ def _row_scores(part: Part, flat: Tensor, basis: Tensor) -> tuple[Rows, Tensor]:
 def linear_problem(
     evidence: Evidence, feature_map: Callable[[Tensor], Tensor], centre: Prevalence | None, penalty: Tensor
 ) -> LinearProblem:
-    """Set up g whose logits are those of a centre plus something linear in features of z."""
-
+    """Set up the problem of a g whose logits are those of a centre plus a linear function of features of z."""
     no_offset = penalty.new_zeros(1, evidence.n_classes)
 
     def with_features(rows: Rows) -> Part:
@@ -205,7 +205,8 @@ def linear_problem(
 def additive_problem(evidence: Evidence, strength: float, centre: Prevalence | None) -> LinearProblem:
     """Set up the additive model's problem at one strength of its ridge.
 
-    A centre that is a level is aimed at as it is; of one that depends on z the shape is, and the level stays free.
+    g is shrunk to a constant centre including its level. If the centre depends on z, only the shape is shrunk to it,
+    and the level is free.
     """
     schema = evidence.schema
     assert schema is not None
@@ -216,7 +217,7 @@ def additive_problem(evidence: Evidence, strength: float, centre: Prevalence | N
 
 
 def solve_linear(problem: LinearProblem, start: Tensor, solver: str | EM) -> Solution[Tensor]:
-    """Climb from `start` (P,) by Newton (LBFGS where there are many coefficients), or by EM as it is written."""
+    """Maximize from `start` (P,) by Newton (L-BFGS with many coefficients), or by EM."""
     if isinstance(solver, EM):
         return _solve_by_em(problem, start, solver)
     if solver == "lbfgs" or (solver == "auto" and len(start) > NEWTON_LIMIT):
@@ -232,13 +233,13 @@ def solve_linear(problem: LinearProblem, start: Tensor, solver: str | EM) -> Sol
 
 
 def _solve_by_em(problem: LinearProblem, start: Tensor, solver: EM) -> Solution[Tensor]:
-    """Algorithm 1 with this g: responsibilities, then the logits that fit them best."""
+    """Run algorithm 1 with this g: responsibilities, then the logits that fit them best."""
     evidence = problem.evidence
     parts = list(problem.parts)
     design = torch.cat([part.design for part in parts])
     offset = torch.cat([part.offset.expand(len(part.design), -1) for part in parts])
     share = torch.cat([part.rows.cell_weight for part in parts])[:, None] / evidence.seen_weight
-    # The penalty's curvature is up to this times the likelihood's: a longer step would overshoot ever further.
+    # The largest stable gradient step, given the curvature of the penalty relative to the likelihood.
     longest = 1.0 / (1.0 + float(problem.penalty.max()) / evidence.total_weight)
 
     def m_step(totals: Tensor, flat: Tensor) -> Tensor:
@@ -266,9 +267,9 @@ def _solve_by_em(problem: LinearProblem, start: Tensor, solver: EM) -> Solution[
 
 
 def fit_additive_terms(problem: LinearProblem, strength: float, start: Tensor, solver: str | EM) -> tuple[Fit, Tensor]:
-    """Estimate the additive g from unlabeled rows; also return its flat coefficients, to start the next fit from.
+    """Estimate the additive g from unlabeled rows; also return its flat coefficients, to start the next fit.
 
-    What it says where z is missing is still to be fitted: see `fit_missing_terms`.
+    The terms of missing values are fitted later, by `fit_missing_terms`.
     """
     schema = problem.evidence.schema
     assert schema is not None
@@ -283,19 +284,19 @@ def fit_additive_terms(problem: LinearProblem, strength: float, start: Tensor, s
 
 @dataclass(frozen=True)
 class RefitAdditive:
-    """Estimates an additive g again from other weights of the rows, or another f of them."""
+    """Refits an additive g to other weights of the rows, or to another f."""
 
     model: AdditivePrevalence
     point: Tensor  # (P,) its flat coefficients
     penalty: Tensor  # (D,)
-    _problem: dict[str, LinearProblem] = field(default_factory=dict, repr=False)  # whose features serve every draw
+    _problem: dict[str, LinearProblem] = field(default_factory=dict, repr=False)  # its features are used in every draw
 
     def __getstate__(self) -> dict[str, Any]:
-        """What pickle keeps: the problem is put together again where it is needed."""
+        """Return the state for pickle without the problem, which is made again when it is needed."""
         return {**vars(self), "_problem": {}}
 
     def __call__(self, drawn: Evidence) -> AdditivePrevalence:
-        """Estimate it, starting from the first one."""
+        """Return the refitted g, starting from the first one."""
         if "first" not in self._problem:
             self._problem["first"] = linear_problem(drawn, self.model.features, self.model.centre, self.penalty)
         problem = self._problem["first"].over(drawn)
@@ -306,7 +307,7 @@ class RefitAdditive:
 
 
 def fit_missing_terms(fit: Fit, evidence: Evidence) -> Fit:
-    """Fit what an additive g says of rows that lack part of z to the final responsibilities (equation 9)."""
+    """Fit the terms of missing values of an additive g to the final responsibilities (equation 9)."""
     unfinished = cast(AdditivePrevalence, fit.prevalence)
     model = fit_missing_columns(unfinished, aggregate_rows(evidence, unfinished), KNOCKOUT)
 
@@ -320,20 +321,20 @@ def fit_missing_terms(fit: Fit, evidence: Evidence) -> Fit:
 
 @dataclass(frozen=True)
 class RefitFinished:
-    """The same with what the first one says of rows that lack part of z."""
+    """Refits an additive g, and keeps the fitted terms of missing values."""
 
     refit: RefitAdditive
     model: AdditivePrevalence
 
     def __call__(self, drawn: Evidence) -> AdditivePrevalence:
-        """Estimate it."""
+        """Return the refitted g."""
         again = self.refit(drawn)
         moved = again.coefficients - self.refit.model.coefficients
         return replace(again, coefficients=self.model.coefficients + moved)
 
 
 def aggregate_rows(evidence: Evidence, model: Prevalence) -> Aggregate:
-    """Soft labels (responsibilities) of the distinct z, or of every n-th where these are more than enough."""
+    """Return soft labels (responsibilities) of the distinct z, or of every n-th one if there are very many."""
     step = 1 + evidence.n_rows // ENOUGH
 
     def some(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
@@ -353,7 +354,7 @@ def linear_fit(
     strength: float,
     tolerance: float = GRADIENT_TOLERANCE,
 ) -> Fit:
-    """Wrap a solved linear problem up."""
+    """Make a fit from a solved linear problem."""
     return Fit(
         model,
         log_likelihood=float(problem.evaluate(found.point, 0).log_likelihood),
@@ -370,7 +371,7 @@ def linear_fit(
 def look_back_at_linear(
     problem: LinearProblem, flat: Tensor, model: Prevalence, feature_map: Callable[[Tensor], Tensor]
 ) -> Hindsight:
-    """The curvature of linear logits, and their optimism."""
+    """Return the post-fit covariance of linear logits, and their optimism."""
     inverse = invert_information(problem.penalized_information(flat))
     plain, by_group = problem.score_grams(flat)
     grouped = None if by_group is None else inverse @ (by_group + torch.diag(problem.flat_penalty)) @ inverse
@@ -381,12 +382,12 @@ def look_back_at_linear(
 
 
 def optimism_of(inverse: Tensor, *grams: Tensor | None) -> float:
-    """O of equation 10 from the inverse penalized information and the rows' outer products, or the groups'."""
+    """Return O of equation 10 from the inverse penalized information and the outer products of rows or groups."""
     return max(float((inverse * gram).sum()) for gram in grams if gram is not None)
 
 
 def start_at(prevalence: Tensor, n_features: int) -> Tensor:
-    """Flat coefficients of a constant g (K,), all features but the level at zero."""
+    """Return the flat coefficients of a constant g (K,): all but the intercept are zero."""
     basis = contrasts(len(prevalence), prevalence.device)
     flat = prevalence.new_zeros(n_features, len(prevalence) - 1)
     flat[0] = prevalence.log() @ basis

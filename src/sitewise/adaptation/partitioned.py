@@ -295,7 +295,7 @@ def read_partitions(
 
 
 def _lay_out(partitions: Partitions, reader: PartitionReader) -> tuple[Cluster, list[Summary]]:
-    """Lay the first partitions out to stay where they are, more and more at a time, until there is room for no more."""
+    """Keep the first partitions in the memory of their workers, in growing batches, until the limit is reached."""
     from dask import delayed
 
     room, kept, summaries, largest = KEPT_BYTES * n_workers(), [], [], 0  # type: int, list[Any], list[Summary], int

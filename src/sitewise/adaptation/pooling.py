@@ -1,4 +1,4 @@
-"""The public door to a prior from labeled training sites: the g of a typical one, and how far others differ from it."""
+"""`pool_prevalence`: learn the prior of a new site's g from labeled training sites."""
 
 from numbers import Integral
 from typing import Any
@@ -17,14 +17,14 @@ Array = np.ndarray[Any, Any]
 
 ONE_SITE = (
     "sample_domain must name at least two sites with rows of positive weight, got {count}: "
-    "one site does not show how sites differ; estimate_prevalence takes another estimate as its prior too"
+    "one site does not show how sites differ; estimate_prevalence also accepts another estimate as its prior"
 )
-MOST_COEFFICIENTS = 2000  # a site's are solved for together: their covariance is a full matrix
+MOST_COEFFICIENTS = 2000  # of a site, whose covariance is a dense matrix
 TOO_MANY = (
     "{features} features of the confounders (splines, levels) for {classes} classes are more than {most:,} "
-    "coefficients: join rare levels or classes, or leave confounders out"
+    "coefficients: merge rare levels or classes, or leave confounders out"
 )
-TWICE = "categorical is given, but confounders says already which variables are categorical: leave one of them out"
+TWICE = "categorical is given, but confounders already defines which variables are categorical: leave one of them out"
 
 
 def pool_prevalence(
@@ -37,20 +37,33 @@ def pool_prevalence(
     categorical: Any = None,
     sample_weight: Any = None,
 ) -> SitePrior:
-    """Learn from labeled training sites what to expect of a new site's P(Y|Z), as a prior for its estimate.
+    """Learn the prior of a new site's P(Y|Z) from labeled training sites.
 
-    The additive g of the typical site, and for the level and each confounder how much sites differ in it: a new site
-    is then shrunk little where training sites differ, and much where they agree (equation 13).
+    The prior has the additive g of the typical site, and the variance between sites of the level and of each
+    confounder's effect. The estimate of a new site is then shrunk little where training sites differ, and much where
+    they agree (equation 13).
 
     Parameters
     ----------
-    y : (n,) class indices 0..K-1, all of them known.
-    sample_confounder : (n, V) array or DataFrame of confounders, NaN where missing.
-    sample_domain : (n,) the site of each row, at least two of them; four or five say more about how sites differ.
-    n_classes : K, where not every class occurs in y; None takes the highest of y plus one.
-    confounders : the schema to read confounders by; None learns one from `sample_confounder`.
-    categorical : names or positions of columns to take as categorical, where the schema is learned here.
-    sample_weight : (n,) frequency weights: a row of weight two counts as two rows.
+    y : array of shape (n,)
+        Class indices 0..K-1, all of them known.
+    sample_confounder : DataFrame or array of shape (n, V)
+        Confounders, NaN where missing.
+    sample_domain : array of shape (n,)
+        The site of each row. There must be at least two sites; four or five show better how sites differ.
+    n_classes : int, optional
+        K, if not every class occurs in y; by default the largest index in y plus one.
+    confounders : Confounders, optional
+        The schema of the confounders; by default it is learned from `sample_confounder`.
+    categorical : str, int or sequence of these, optional
+        Names or positions of columns to treat as categorical, if the schema is learned.
+    sample_weight : array of shape (n,), optional
+        Frequency weights: a row of weight two counts as two rows.
+
+    Returns
+    -------
+    SitePrior
+        The prior, for `estimate_prevalence(prior=...)`.
 
     Examples
     --------
@@ -74,11 +87,11 @@ def pool_prevalence(
 
 
 def _read_known_labels(y: Any, n_classes: Any, problems: Problems) -> tuple[Array, int]:
-    """Every row's class index, none of them missing, and the number of classes K."""
+    """Read every row's class index, none of them missing, and the number of classes K."""
     n_rows = int(np.shape(y)[0]) if np.ndim(y) else 0
     if not n_rows:
         problems.add(f"y must hold a class index for each row, at least one, got {y!r}")
-        problems.raise_if_any()  # nothing else can be checked against it
+        problems.raise_if_any()  # nothing else can be checked without the number of rows
     column = read_column(y, "y", n_rows, problems)
     if n_classes is not None and (not isinstance(n_classes, Integral) or n_classes < 2):
         problems.add(f"n_classes must be a whole number from 2 up, or None, got {n_classes!r}")
@@ -93,7 +106,7 @@ def _read_known_labels(y: Any, n_classes: Any, problems: Problems) -> tuple[Arra
 
 
 def _count_classes(column: pd.Series, problems: Problems) -> int:
-    """The highest class index plus one; an index beyond the number of rows is none."""
+    """Return the largest class index plus one, ignoring indices beyond the number of rows."""
     numbers = numbers_of(column)
     if (numbers == 0).all():
         problems.add("y holds class 0 only: say how many classes there are with n_classes=")
@@ -101,7 +114,7 @@ def _count_classes(column: pd.Series, problems: Problems) -> int:
 
 
 def _read_sites(sample_domain: Any, weight: Tensor, problems: Problems) -> Tensor:
-    """Every row's site as a number 0..E-1, at least two of them."""
+    """Read every row's site as a number 0..E-1, with E ≥ 2."""
     column = read_column(sample_domain, "sample_domain", len(weight), problems)
     if column is None:
         return torch.zeros(len(weight), dtype=torch.int64)
@@ -118,7 +131,7 @@ def _read_sites(sample_domain: Any, weight: Tensor, problems: Problems) -> Tenso
 def _read_confounders(
     Z: Any, schema: Any, categorical: Any, n_rows: int, problems: Problems
 ) -> tuple[Confounders | None, Tensor]:
-    """The schema given or learned here, and the codes of all rows."""
+    """Return the given or learned schema, and the codes of all rows."""
     nothing = torch.zeros(n_rows, 0, dtype=torch.float64)
     if schema is not None and not isinstance(schema, Confounders):
         problems.add(f"confounders must be a schema, such as Confounders.learn(Z), got {type(schema).__name__}")

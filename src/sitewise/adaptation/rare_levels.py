@@ -1,8 +1,8 @@
-"""Levels of a confounder that have too few rows to learn from: found by rows that are left out, counted as missing.
+"""Levels of a confounder with too few rows to learn from: they are found by leave-one-out, and count as missing.
 
-A level that one row has tells nothing about any other row, yet a g with a coefficient for it explains that row better:
-equation 10, which is to first order, does not see through this. Here each row of a rare level is left out in turn and
-predicted from the others of its level, exactly.
+A level with one row is not informative about other rows. Still, a coefficient for it improves the likelihood of that
+row, and equation 10, a first-order approximation, does not correct for that. Here each row of a rare level is left out
+in turn and predicted from the others of its level, exactly.
 """
 
 import warnings
@@ -19,9 +19,9 @@ from sitewise.posterior import contrasts
 
 ROWS_A_LEVEL = 5  # a level with fewer is rare
 RIDGES = (1000.0, 100.0, 10.0, 1.0, 0.1)
-MARGIN = 1.0  # log-likelihood units that rare levels must predict left-out rows better by than none
-MOST_COEFFICIENTS = 1000  # of all levels together: their covariance is a full matrix
-ENOUGH = 2**14  # rows that are left out in turn, at most
+MARGIN = 1.0  # log-likelihood units by which rare levels must improve the prediction of left-out rows
+MOST_COEFFICIENTS = 1000  # of all levels together, whose covariance is a dense matrix
+ENOUGH = 2**14  # at most so many rows are left out in turn
 STEPS = 30
 
 RARE = (
@@ -32,18 +32,17 @@ RARE = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """The schema without levels to be pooled, and the weakest ridge at which those that stay were found useful."""
+    """The schema without rare levels, and the weakest ridge at which the remaining rare levels are useful."""
 
     schema: Confounders
     weakest_ridge: float
 
 
 def without_rare_levels(evidence: Evidence, *, judged: bool = True, fixed: bool = False) -> Verdict:
-    """The schema without levels that do not help to predict left-out rows, and with no more than can be solved for.
+    """Remove levels from the schema that do not help to predict left-out rows, and the rarest if there are too many.
 
-    Such levels then count as missing; a variable all of whose levels are rare has none left. Where they are not to be
-    judged (the caller has said how strongly to shrink), only their number counts. A `fixed` schema, which came from the
-    caller, keeps its levels.
+    Removed levels count as missing; a variable whose levels are all rare has none left. If not `judged` (the caller has
+    given the strength), only the number of levels is limited. A `fixed` schema, given by the caller, keeps its levels.
     """
     schema = evidence.schema
     assert schema is not None
@@ -52,7 +51,9 @@ def without_rare_levels(evidence: Evidence, *, judged: bool = True, fixed: bool 
     weakest = 0.0
     for j, count in counts.items():
         rare = count < ROWS_A_LEVEL
-        if not judged or len(count) < 2 or 2 * int(rare.sum()) <= len(count):  # of full ones equation 10 judges well
+        if (
+            not judged or len(count) < 2 or 2 * int(rare.sum()) <= len(count)
+        ):  # equation 10 is accurate for levels with many rows
             continue
         gain, ridge = gain_of_levels(evidence, j, rare)
         useful = gain > MARGIN
@@ -78,7 +79,7 @@ def without_rare_levels(evidence: Evidence, *, judged: bool = True, fixed: bool 
 
 
 def level_counts(evidence: Evidence, j: int) -> Tensor:
-    """How many rows each level of a variable has, (L,); a row of weight two is two, of less than one still one."""
+    """Return the number of rows of each level of a variable, (L,); weights above one count as several rows."""
     assert evidence.schema is not None
     n_levels = int(evidence.schema.variables[j].missing_code)
     found = evidence.rows.total(
@@ -92,9 +93,9 @@ def _row_counts(rows: Rows) -> Tensor:
 
 
 def gain_of_levels(evidence: Evidence, j: int, rare: Tensor) -> tuple[float, float]:
-    """By how much rows of rare levels (L,) are predicted better by others of their level, each left out in turn.
+    """Return the gain in leave-one-out log-likelihood of rows of rare levels (L,), predicted by others of their level.
 
-    In log-likelihood, at the ridge that is best for it, and that ridge; of very many levels some stand for all.
+    The gain is at the best ridge, which is returned too. If there are very many levels, a sample of them is used.
     """
     step = 1 + int(rare.sum()) * (ROWS_A_LEVEL - 1) // ENOUGH
     chosen = rare & (torch.cumsum(rare, 0) % step == 0)
@@ -119,7 +120,7 @@ def gain_of_levels(evidence: Evidence, j: int, rare: Tensor) -> tuple[float, flo
     move = ratio.new_zeros(len(ratio), basis.shape[1])
     without, best = own(move), (0.0, RIDGES[0])
     for ridge in RIDGES:
-        for _ in range(STEPS):  # ½ bounds the curvature of log-softmax: no step lowers the penalized likelihood
+        for _ in range(STEPS):  # ½ bounds the curvature of log-softmax, so that no step lowers the penalized likelihood
             g = torch.softmax(log_level + move @ basis.T, dim=1)
             joint = others * g[:, None, :]
             residual = joint / joint.sum(2, keepdim=True).clamp_min(1e-300) - g[:, None, :]
@@ -130,7 +131,7 @@ def gain_of_levels(evidence: Evidence, j: int, rare: Tensor) -> tuple[float, flo
 
 
 def _rows_of(evidence: Evidence, j: int, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """f (n, K), weights and levels of the rows of chosen levels."""
+    """Return f (n, K), weights and levels of the rows of chosen levels."""
     marked = torch.cat([chosen, chosen.new_zeros(1)])
     nothing = evidence.sample.ratio[:0].double(), evidence.sample.codes.new_zeros(0), marked[:0].long()
 
@@ -147,14 +148,14 @@ def _rows_of(evidence: Evidence, j: int, chosen: Tensor) -> tuple[Tensor, Tensor
 
 
 def _constant_level(evidence: Evidence) -> Tensor:
-    """The likeliest constant g (K,), off the simplex's faces."""
+    """Return the constant g (K,) of maximum penalized likelihood, with positive shares."""
     even = torch.full((evidence.n_classes,), 1.0 / evidence.n_classes, dtype=torch.float64, device=evidence.device)
-    found = solve_cells(constant_problem(evidence, even), even[None], "auto", tolerance=1e-6)
-    return found.point[0].clamp_min(1e-12)
+    solution = solve_cells(constant_problem(evidence, even), even[None], "auto", tolerance=1e-6)
+    return solution.point[0].clamp_min(1e-12)
 
 
 def _limit(kept: dict[int, Tensor], counts: dict[int, Tensor], most: int) -> None:
-    """Let go, in place, of the rarest levels of all variables together beyond a number of them."""
+    """Remove, in place, the rarest levels of all variables together, down to a total number."""
     stay = sum(int(keep.sum()) for keep in kept.values())
     if stay <= most:
         return

@@ -1,6 +1,6 @@
-"""What a saved estimate may hold: its g, its certificate, the rows behind it, and what intervals are made of.
+"""The classes that a saved estimate may hold: its g, its diagnostics, its rows, and the curvature for intervals.
 
-The curvature is saved as it is, so that a later version answers with the intervals of the one that saved it.
+The curvature itself is saved, so that a later version gives the same intervals as the one that saved it.
 """
 
 from dataclasses import fields, replace
@@ -113,5 +113,5 @@ RECORDS = {
 
 
 def all_records() -> dict[str, Record]:
-    """All that a saved estimate may hold: what every estimate has, and what the families of g add."""
+    """Return all records of a saved estimate: those of every estimate, and those of the families of g."""
     return RECORDS | {name: record for family in FAMILIES.values() for name, record in family.records.items()}

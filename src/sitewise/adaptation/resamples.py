@@ -1,4 +1,4 @@
-"""What the bootstrap found: g of every draw, and intervals for anything that can be made of it."""
+"""The result of a bootstrap: g of every draw, and percentile intervals of functions of g."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +16,18 @@ Encode = Callable[[Any], Tensor]
 
 @dataclass(frozen=True)
 class DrawnPrevalence:
-    """g as one draw of the rows has it."""
+    """g estimated from one bootstrap draw of the rows.
+
+    Parameters
+    ----------
+    prevalence : Prevalence
+        The model of g.
+
+    Examples
+    --------
+    >>> draw = next(iter(estimate.bootstrap(100)))
+    >>> draw.marginal, draw.log_prevalence(Z)
+    """
 
     prevalence: Prevalence
     _mean: Tensor = field(repr=False)
@@ -25,23 +36,39 @@ class DrawnPrevalence:
 
     @property
     def marginal(self) -> Any:
-        """P(Y), (K,)."""
+        """The estimate of P(Y), (K,)."""
         return self._container.classes(self._mean)
 
     def log_prevalence(self, Z: Any) -> Any:
-        """log P(Y|Z), (n, K)."""
+        """Return the estimate of log P(Y|Z).
+
+        Parameters
+        ----------
+        Z : DataFrame or array of shape (n, V)
+            Confounders.
+
+        Returns
+        -------
+        array of shape (n, K)
+            log P(Y|Z) of each row.
+        """
         return self._container.rows(self.prevalence.log_prob(self._encode(Z)), index_of(Z))
 
 
 @dataclass(frozen=True)
 class Resamples:
-    """The draws of a bootstrap.
+    """The draws of a bootstrap, made by `PrevalenceEstimate.bootstrap`.
+
+    Parameters
+    ----------
+    draws : tuple of DrawnPrevalence
+        g of every draw.
 
     Examples
     --------
     >>> resamples = estimate.bootstrap(500, random_state=0)
-    >>> resamples.interval()                        # of P(Y)
-    >>> resamples.interval(lambda g: g.marginal[1] / g.marginal[0])      # of anything else that g decides
+    >>> resamples.interval()                                             # of P(Y)
+    >>> resamples.interval(lambda g: g.marginal[1] / g.marginal[0])      # of a function of g
     """
 
     draws: tuple[DrawnPrevalence, ...] = field(repr=False)
@@ -60,7 +87,22 @@ class Resamples:
     def interval(
         self, function: Callable[[DrawnPrevalence], Any] | None = None, level: float = 0.95
     ) -> tuple[Any, Any]:
-        """The percentile interval of a function of g (a number or an array); of the marginal where none is given."""
+        """Compute the percentile interval of a function of g.
+
+        Parameters
+        ----------
+        function : callable, optional
+            Maps a `DrawnPrevalence` to a number or an array; by default its marginal P(Y).
+        level : float
+            Level of the interval.
+
+        Returns
+        -------
+        low : number or array
+            The lower bounds.
+        high : number or array
+            The upper bounds.
+        """
         if not 0 < level < 1:
             raise ValueError(f"interval: level must lie between 0 and 1, got {level}")
         if function is None:

@@ -1,7 +1,7 @@
-"""Stretches of unlabeled rows, and the sums over them that every solver asks for.
+"""Chunks of unlabeled rows, and the sums over them that solvers need.
 
-f is kept in single precision where there is much of it; sums are taken in double precision, a stretch of rows at a
-time, so that no pass over the data leaves anything of its size behind.
+Large f is kept in single precision. Sums are taken in double precision, one chunk of rows at a time, so that a pass
+over the data needs little memory.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,10 +16,10 @@ from torch import Tensor
 from sitewise.arrays import keep_freed_memory
 from sitewise.posterior import Moments, binary_direction, normalize
 
-STRETCH = 2**20  # entries of f worked on at once: enough to keep all threads busy, few enough for the cache
+STRETCH = 2**20  # entries of f in a chunk: enough to keep all threads busy, few enough for the cache
 GPU_STRETCH = 2**28
-MODERATE = 40.0  # log-ratios below this can be taken to the power of e as they are
-LARGE = 2**20  # entries of f beyond which they are kept in single precision
+MODERATE = 40.0  # smaller log-ratios can be exponentiated without scaling
+LARGE = 2**20  # entries of f beyond which it is kept in single precision
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -27,12 +27,12 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Rows:
-    """A stretch of rows; those that share their z share a row of `codes`."""
+    """A chunk of rows; rows with equal z share a row of `codes`."""
 
-    ratio: Tensor  # (n, K) f, each row scaled to sum to one; of two classes (n, 1): f_1 - f_0 says it all
-    weight: Tensor | None  # (n,), None where all are one
+    ratio: Tensor  # (n, K) f, each row scaled to sum to one; for two classes (n, 1): f_1 - f_0
+    weight: Tensor | None  # (n,); None means ones
     codes: Tensor  # (U, V) rows of z
-    cell: Tensor | None  # (n,) index into codes; None where there is one for all, or one for each
+    cell: Tensor | None  # (n,) index into codes; None if there is one for all rows, or one for each
     groups: Tensor | None  # (n,)
 
     def __len__(self) -> int:
@@ -51,11 +51,11 @@ class Rows:
         return self.by_cell(self.codes.new_ones(len(self)) if self.weight is None else self.weight)
 
     def at_rows(self, values: Tensor) -> Tensor:
-        """Hand values of the codes (U, ...) on to the rows, (n, ...)."""
+        """Expand values of the codes (U, ...) to the rows, (n, ...)."""
         return values.expand(len(self), *values.shape[1:]) if self.cell is None else values[self.cell]
 
     def by_cell(self, values: Tensor) -> Tensor:
-        """Add values of the rows (n, ...) up over equal codes, (U, ...)."""
+        """Sum values of the rows (n, ...) over equal codes, (U, ...)."""
         if self.cell is None:
             return values.sum(0, keepdim=True) if len(self.codes) == 1 else values
         if values.ndim == 1:
@@ -67,32 +67,32 @@ class Rows:
         return values if self.weight is None else values * self.weight.reshape(-1, *[1] * (values.ndim - 1))
 
     def pick(self, index: Tensor | slice) -> "Rows":
-        """Some of the rows of a stretch with one z for all."""
+        """Select rows of a chunk without z."""
         assert self.cell is None
         assert len(self.codes) == 1
-        weight, groups = (None if part is None else part[index] for part in (self.weight, self.groups))
+        weight, groups = (None if column is None else column[index] for column in (self.weight, self.groups))
         return Rows(self.ratio[index], weight, self.codes, None, groups)
 
     def take(self, start: int, stop: int, step: int = 1) -> "Rows":
-        """Every n-th of them between two places."""
+        """Select every `step`-th row from `start` to `stop`, in a chunk without z."""
         return self.pick(slice(start, stop, step))
 
     def without_codes(self) -> "Rows":
-        """The same rows with one and the same z: what a constant g sees."""
+        """Return the same rows without z, for a constant g."""
         return replace(self, codes=self.codes.new_zeros(1, 0), cell=None)
 
     def in_single_precision(self) -> "Rows":
-        """The same rows with f rounded."""
+        """Return the same rows with f in single precision."""
         return replace(self, ratio=self.ratio.float())
 
     def n_bytes(self) -> int:
-        """What they take of memory."""
+        """Return the bytes of all tensors."""
         parts = (self.ratio, self.weight, self.codes, self.cell, self.groups)
         return sum(part.nelement() * part.element_size() for part in parts if part is not None)
 
 
 class Stream(Generic[T]):
-    """What can be gone through again and again: things kept in memory, then things made anew each time."""
+    """A re-iterable sequence: items kept in memory, followed by items that are made again in each pass."""
 
     def __init__(self, kept: Iterable[T], rest: Callable[[], Iterable[T]] = tuple) -> None:
         self.kept = list(kept)
@@ -108,7 +108,7 @@ class Stream(Generic[T]):
         return self.rest is tuple
 
     def map(self, function: Callable[[T], S], *, keep: bool = True) -> "Stream[S]":
-        """Apply a function: once to what is kept (unless told not to keep its values), each time to the rest."""
+        """Apply a function: once to the kept items (unless `keep` is false), and in each pass to the rest."""
         if keep:
             rest = tuple if self.in_memory else lambda: map(function, self.rest())
             return Stream(map(function, self.kept), rest)
@@ -154,7 +154,7 @@ def add_up(found: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
 
 
 def to_ratio(log_ratio: Tensor) -> Tensor:
-    """f as `Rows` keep it, from log f (n, K) without NaN: scaled as `normalize` does, rounded if there is much."""
+    """Convert log f (n, K) without NaN to f as kept in `Rows`: scaled as by `normalize`, rounded if it is large."""
     dtype = torch.float64
     if log_ratio.nelement() > LARGE:
         dtype = torch.float32
@@ -183,7 +183,7 @@ def _to_contrast(log_ratio: Tensor) -> Tensor:
 
 
 def know_labels(ratio: Tensor, rows: Tensor, classes: Tensor) -> None:
-    """Turn known labels into evidence, in place: those rows are certain of their class (equation 7b)."""
+    """Set f of labeled rows, in place, to one-hot rows (equation 7b)."""
     if ratio.shape[1] == 1:
         ratio[rows, 0] = (2 * classes - 1).to(ratio.dtype)
         return
@@ -192,7 +192,7 @@ def know_labels(ratio: Tensor, rows: Tensor, classes: Tensor) -> None:
 
 
 def stretch_size(values: Tensor, width: int) -> int:
-    """How many rows of so many entries are worked on at once; a GPU has no use for its cache, but for few launches."""
+    """Return the number of rows of a chunk, given their width; larger on a GPU, to launch fewer kernels."""
     return max(1, (GPU_STRETCH if values.is_cuda else STRETCH) // width)
 
 
@@ -201,7 +201,7 @@ def _stretches(values: Tensor) -> tuple[Tensor, ...]:
 
 
 def mixture(rows: Rows, prevalence: Tensor) -> tuple[Tensor, Tensor]:
-    """f in double precision, (n, J), and m = Σ_y f_y g_y of every row, (n,), for g (U, K)."""
+    """Return f in double precision, (n, J), and m = Σ_y f_y g_y of every row, (n,), for g (U, K)."""
     ratio = rows.ratio.double()
     if ratio.shape[1] == 1:
         lean = rows.at_rows(prevalence[:, 1] - prevalence[:, 0])
@@ -212,7 +212,7 @@ def mixture(rows: Rows, prevalence: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rough_moments(rows: Rows, prevalence: Tensor) -> Moments:
-    """The moments of order 1 of rows with one z, in the precision that f is kept in: half the time, to six digits."""
+    """Return the moments of order 1 of rows without z in the precision of f: half the time, to six digits."""
     mixed = rows.ratio @ prevalence[0].to(rows.ratio.dtype)
     first = rows.weighted(mixed.reciprocal()).to(rows.ratio.dtype) @ rows.ratio
     log_likelihood = rows.weighted(mixed.log()).sum(dtype=torch.float64)
@@ -220,7 +220,7 @@ def rough_moments(rows: Rows, prevalence: Tensor) -> Moments:
 
 
 def moments(rows: Rows, prevalence: Tensor, order: int) -> Moments:
-    """Sum over the rows at g (U, K): the likelihood (order 0), its slope (1) and its curvature (2)."""
+    """Return sums over the rows at g (U, K): the log-likelihood (order 0), its slope (1) and its curvature (2)."""
     if len(rows.codes) == 1 and rows.ratio.shape[1] == 1:
         lean = prevalence[0, 1] - prevalence[0, 0]
         add_up = sums_of_numbers(rows.ratio.device.type, rows.ratio.dtype)
@@ -236,7 +236,7 @@ def moments(rows: Rows, prevalence: Tensor, order: int) -> Moments:
 
 
 def number_sums(contrast: Tensor, weight: Tensor | None, lean: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Two classes, one z: Σ w log m, Σ w u and Σ w u² from f_1 - f_0 (n,) and g_1 - g_0."""
+    """Return Σ w log m, Σ w u and Σ w u² for two classes and one z, from f_1 - f_0 (n,) and g_1 - g_0."""
     contrast = contrast.double()
     mixed = (contrast * lean).add_(1.0).mul_(0.5)
     score = contrast / mixed
@@ -247,10 +247,10 @@ def number_sums(contrast: Tensor, weight: Tensor | None, lean: Tensor) -> tuple[
 
 
 def quick_number_sums(contrast: Tensor, weight: Tensor | None, lean: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same for a GPU, which is slow at quotients and logarithms of doubles.
+    """Do as `number_sums` on a GPU, where divisions and logarithms in double precision are slow.
 
-    A single-precision reciprocal and one Newton step give u to fifteen digits; log m is rounded, row by row, before it
-    is summed.
+    A single-precision reciprocal and one Newton step give u to fifteen digits. log m of each row is rounded to single
+    precision before it is summed.
     """
     wide = contrast.double()
     mixed = 0.5 * (1.0 + wide * lean)
@@ -265,14 +265,14 @@ def quick_number_sums(contrast: Tensor, weight: Tensor | None, lean: Tensor) -> 
 
 @cache
 def sums_of_numbers(device_type: str, dtype: torch.dtype) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """How to sum numbers: on a GPU by one kernel that reads the rows once."""
+    """Return the function that computes the sums: on a GPU a compiled kernel that reads the rows once."""
     if device_type != "cuda":
         return number_sums
     return torch.compile(quick_number_sums if dtype == torch.float32 else number_sums, dynamic=True)
 
 
 def _sums_of_one_z(rows: Rows, ratio: Tensor, mixed: Tensor, order: int) -> tuple[Tensor, ...]:
-    """Σ w u and Σ w u uᵀ where all rows have one z, (1, J) and (1, J, J): products of matrices."""
+    """Return Σ w u and Σ w u uᵀ of rows with one z, (1, J) and (1, J, J), by matrix products."""
     per_row = rows.weighted(mixed.reciprocal())
     first = (per_row @ ratio)[None]
     if order == 1:
@@ -281,7 +281,7 @@ def _sums_of_one_z(rows: Rows, ratio: Tensor, mixed: Tensor, order: int) -> tupl
 
 
 def _sums_by_cell(rows: Rows, ratio: Tensor, mixed: Tensor, order: int) -> tuple[Tensor, ...]:
-    """Σ w u (U, J) and Σ w u uᵀ (U, J, J), column by column: (n, J, J) would be too much to hold."""
+    """Return Σ w u (U, J) and Σ w u uᵀ (U, J, J), column by column, to avoid a tensor (n, J, J)."""
     scores = ratio / mixed[:, None]
     weighted = rows.weighted(scores)
     first = rows.by_cell(weighted)
@@ -292,7 +292,7 @@ def _sums_by_cell(rows: Rows, ratio: Tensor, mixed: Tensor, order: int) -> tuple
 
 
 def scores(rows: Rows, prevalence: Tensor) -> Tensor:
-    """The derivative f / m of every row's log-likelihood in its g, (n, K)."""
+    """Return the derivative f / m of every row's log-likelihood in its g, (n, K)."""
     ratio, mixed = mixture(rows, prevalence)
     relative = ratio / mixed[:, None]
     return relative if relative.shape[1] > 1 else 1.0 + relative * rows.at_rows(binary_direction(prevalence))

@@ -1,4 +1,4 @@
-"""Evidence from rows that do not fit into memory: many are kept, the others are read anew in every pass."""
+"""Evidence from rows that do not fit into memory: some are kept, the others are read again in every pass."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from sitewise.arrays import Problems, read_groups, read_labels, read_weight, vie
 from sitewise.confounders import Confounders, Notes
 from sitewise.sources import chunks_from
 
-KEPT_BYTES = 2**29  # of rows that are kept in memory; the rest is read again in every pass
+KEPT_BYTES = 2**29  # of rows kept in memory; the others are read again in every pass
 CHANGED = "the chunked source gave {first} row(s) at first and {now} in a later pass: it must give the same every time"
 
 Kind = Literal["seen", "blank", "everything"]
@@ -30,7 +30,7 @@ Kind = Literal["seen", "blank", "everything"]
 
 @dataclass(frozen=True)
 class ChunkReader:
-    """Turns chunks into stretches of rows; what is said of all rows together is cut to measure."""
+    """Reads chunks of a source as rows, with their parts of the labels, weights and groups of all rows."""
 
     source: Iterable[Any]
     schema: Confounders | None
@@ -50,7 +50,7 @@ class ChunkReader:
         notes: Notes | None = None,
         name: str = "chunk",
     ) -> dict[Kind, list[Rows]]:
-        """The stretches that a chunk holds, whose first row is row `offset` of the source."""
+        """Read the rows of a chunk, whose first row is row `offset` of the source."""
         problems = Problems("estimate_prevalence")
         matrix = view_matrix(chunk[0], f"{name} {position} of log_ratio", problems, self.device)
         problems.raise_if_any()
@@ -66,7 +66,7 @@ class ChunkReader:
         return {"seen": seen, "blank": blank} if with_codes else {"everything": blank}
 
     def stretches(self, first: int, offset: int, expected: int, kind: Kind) -> Iterator[Rows]:
-        """Read from a chunk on, of which `offset` rows were before, until `expected` rows are there."""
+        """Read all chunks from `first` on, after `offset` rows; raise RuntimeError unless there are `expected` rows."""
         total = offset
         for position, chunk in enumerate(chunks_from(self.source, first), first):
             found = self.read(chunk, position, total, with_codes=kind != "everything")
@@ -77,13 +77,13 @@ class ChunkReader:
 
 
 class Sampler:
-    """Keeps every n-th of the rows that come by, fewer and fewer."""
+    """Keeps every n-th row of a stream, with an increasing n."""
 
     def __init__(self) -> None:
         self.step, self.parts, self.n_rows = 1, [], 0  # type: int, list[Rows], int
 
     def add(self, rows: Rows) -> None:
-        """Let a stretch of rows come by."""
+        """Add a chunk of rows."""
         self.parts.append(rows.without_codes().take(0, len(rows), self.step))
         self.n_rows += len(rows)
         while sum(map(len, self.parts)) > 2 * wanted_sample(self.n_rows, rows.n_classes):
@@ -104,7 +104,7 @@ def read_chunks(
     sample_weight: Any,
     groups: Any,
 ) -> tuple[Evidence, Notes]:
-    """Check and lay out rows that come in chunks; weights, labels and groups are those of all rows in their order."""
+    """Check and arrange rows in chunks; weights, labels and groups are those of all rows, in order."""
     check_categorical(has_z, schema, categorical, problems)
     problems.raise_if_any()
     if has_z and schema is None:
@@ -125,7 +125,7 @@ def read_chunks(
 
 
 def _first_pass(reader: ChunkReader, n_classes: int) -> tuple[Evidence, Notes]:
-    """Read everything once: count, weigh, sample, and keep what may be kept."""
+    """Read all rows once: count them, sum their weights, sample them, and keep as many as allowed."""
     kept: dict[Kind, list[Rows]] = {"seen": [], "blank": []}
     weights: dict[Kind, float] = {"seen": 0.0, "blank": 0.0}
     notes, sampler = Notes(), Sampler()

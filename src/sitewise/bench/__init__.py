@@ -1,4 +1,4 @@
 """The comparison suite: other methods, experiments with their tables and figures, data collections, the demo.
 
-It stands on the method and the method never imports it: whoever wants GPA alone need not read it.
+It uses the method, and the method never imports it: readers who only need GPA can skip it.
 """

@@ -1,4 +1,4 @@
-"""Is the assumption plausible at this site, is g identified, what of z is new: findings and a verdict."""
+"""Checks of a site: is the assumption plausible, is g identified, is z covered by training; findings and a verdict."""
 
 from sitewise.diagnosis.coverage import TrainingTable
 from sitewise.diagnosis.diagnose import diagnose_site

@@ -1,4 +1,4 @@
-"""What of z is new at the site, and where the training sites could not teach f: coverage and positivity."""
+"""Coverage and positivity: values of z that training did not see, and classes that are absent in parts of z."""
 
 from dataclasses import dataclass
 
@@ -8,17 +8,17 @@ from torch import Tensor
 from sitewise.confounders import Categorical, Confounders, Notes
 from sitewise.diagnosis.result import Finding
 
-NEW_SHARE = 0.05  # of the rows with values of one variable that training never saw
-MISSING_RISE = 0.2  # of the share of rows that lack a variable
-EXPECTED_ROWS = 10.0  # of a class at a site before their absence means anything
-KEPT_SHARE = 0.5  # of the site's rows where f is not identified
+NEW_SHARE = 0.05  # of the rows, with values of one variable that training never saw
+MISSING_RISE = 0.2  # increase of the share of rows without a variable
+EXPECTED_ROWS = 10.0  # rows of a class that must be expected before their absence counts
+KEPT_SHARE = 0.5  # of the site's rows, at which f is not identified
 
 
 @dataclass(frozen=True)
 class TrainingTable:
-    """Counts of training rows: by site, part of each confounder's range and class; and how often z was missing.
+    """Counts of training rows by site, class and part of each confounder's range, and how often z was missing.
 
-    A categorical variable has one part a level, a number the stretches between its knots.
+    The parts of a categorical variable are its levels, those of a continuous one the intervals between its knots.
     """
 
     sites: tuple[str, ...]
@@ -29,7 +29,7 @@ class TrainingTable:
     def of(
         cls, codes: Tensor, y: Tensor, site: Tensor, names: tuple[str, ...], n_classes: int, schema: Confounders | None
     ) -> "TrainingTable":
-        """Count rows."""
+        """Count the rows."""
         counts = []
         for j, variable in enumerate(() if schema is None else schema.variables):
             known = codes[:, j] != variable.missing_code
@@ -43,7 +43,7 @@ class TrainingTable:
 
 
 def parts_of(column: Tensor, knots: tuple[float, ...] | None) -> tuple[Tensor, int]:
-    """Which part of its range each code lies in, and how many parts there are: levels, or stretches between knots."""
+    """Return the part of its range of each code, and the number of parts: levels, or intervals between knots."""
     if knots is None:
         return column.long(), 0
     inner = torch.tensor(knots[1:-1], dtype=torch.float64)
@@ -53,7 +53,7 @@ def parts_of(column: Tensor, knots: tuple[float, ...] | None) -> tuple[Tensor, i
 def check_coverage(
     codes: Tensor, weight: Tensor, notes: Notes, table: TrainingTable | None, schema: Confounders | None
 ) -> Finding:
-    """Unseen levels, values outside the training range, and missing rates against training."""
+    """Check for unseen levels, values outside the training range, and more missing values than in training."""
     name = "coverage of z"
     if schema is None:
         return Finding(name, "good", 0.0, NEW_SHARE, "The model uses no confounders.")
@@ -61,7 +61,7 @@ def check_coverage(
     new = {v: (notes.unseen.get(v, 0) + notes.clipped.get(v, 0)) / n_rows for v in schema.names}
     here = weight @ schema.missing(codes).double() / weight.sum()
     before = torch.zeros_like(here) if table is None else table.missing
-    # An unseen level counts as missing; it is reported as what it is.
+    # An unseen level counts as missing, but it is reported as unseen.
     unseen = torch.tensor([notes.unseen.get(v, 0) / n_rows for v in schema.names]).double()
     rise = dict(zip(schema.names, (here - unseen - before).tolist(), strict=True))
     grave = [v for v in schema.names if new[v] > NEW_SHARE]
@@ -83,7 +83,7 @@ def check_coverage(
 def check_positivity(
     codes: Tensor, weight: Tensor, supported: Tensor, table: TrainingTable | None, schema: Confounders | None
 ) -> Finding:
-    """Parts of z where a class never occurs at any training site, or at some of them."""
+    """Check for parts of z where a class does not occur at any training site, or at some of them."""
     name = "positivity"
     if schema is None or table is None:
         return Finding(name, "good", 0.0, KEPT_SHARE, "The model uses no confounders.")
@@ -115,7 +115,7 @@ def check_positivity(
 
 
 def part_name(variable: object, part: int) -> str:
-    """A level, or a stretch of a number's range, in words."""
+    """Describe a level, or an interval of a number's range."""
     if isinstance(variable, Categorical):
         return f"{variable.name} = {variable.levels[part]!r}"
     name, low, high = (getattr(variable, field) for field in ("name", "low", "high"))
@@ -125,6 +125,6 @@ def part_name(variable: object, part: int) -> str:
 
 
 def listed(names: list[str], at_most: int = 4) -> str:
-    """Some names, and how many there are beside them."""
+    """List some names, and the number of the others."""
     more = f" and {len(names) - at_most} more" if len(names) > at_most else ""
     return (", ".join(names[:at_most]) or "some level") + more

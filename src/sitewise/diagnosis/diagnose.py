@@ -1,4 +1,4 @@
-"""All checks of one site on arrays: no network, no estimator, nothing is read from anywhere else."""
+"""All checks of one site, on arrays: they need no network and no estimator."""
 
 import torch
 from torch import Tensor
@@ -19,9 +19,9 @@ from sitewise.diagnosis.result import Diagnosis, Finding, conclude, holm
 from sitewise.diagnosis.samples import SourceSample, TargetSample, by_groups, evenly
 from sitewise.diagnosis.stability import Stability, compare_log_ratios, make_strata
 
-TESTED_ROWS = 5000  # of either sample at most: more would only find shifts too small to matter
+TESTED_ROWS = 5000  # at most of either sample: more would only find shifts too small to matter
 STOP_LEVEL, CARE_LEVEL = 0.01, 0.05  # of Holm's p-values over both tests
-STOP_GAP = 0.02  # of distribution functions; a sure but smaller one asks for care
+STOP_GAP = 0.02  # of distribution functions; a significant but smaller gap means care
 STOP_AUC = 0.53
 
 BLIND = "It cannot see a shift that looks like another prevalence."
@@ -30,7 +30,7 @@ SHIFTED = (
     "Do not rely on adapted numbers: look for a change of equipment, protocol or patients, or label some rows here."
 )
 AGREE = "The rows do not contradict the known prevalence (p = {p:.2g})."
-ADVICE = "Check whose prevalence it is, or label some rows here: labels tell which of the two is wrong."
+ADVICE = "Check whose prevalence it is, or label some rows here: labels show which of the two is wrong."
 
 
 def diagnose_site(
@@ -41,21 +41,31 @@ def diagnose_site(
     table: TrainingTable | None = None,
     random_state: int = 0,
 ) -> Diagnosis:
-    """Check whether adapting to a site is supported by its rows.
+    """Check whether a site's rows support adapting to it.
 
     Parameters
     ----------
-    source : held-out labeled rows; the tests compare the site with them.
-    target : the site's rows, on which `estimate` was made.
-    estimate : the site's g.
-    table : counts of the training rows, for coverage and positivity; None leaves them to what `estimate` noted.
-    random_state : seed of the calibration's draws.
+    source : SourceSample
+        Held-out labeled rows that the site is compared with.
+    target : TargetSample
+        The site's rows, from which `estimate` was made.
+    estimate : PrevalenceEstimate
+        The site's g.
+    table : TrainingTable, optional
+        Counts of the training rows, for coverage and positivity.
+    random_state : int
+        Seed of the calibration's resamples.
+
+    Returns
+    -------
+    Diagnosis
+        All findings, with the verdict of the most severe one.
     """
     schema = estimate.confounders
     resamples = draw_calibrations(source, random_state)
     stability, representation = run_tests(source, target, estimate)
-    found = [test.p_value for test in (stability, representation) if test is not None]
-    adjusted = iter(holm(found))
+    p_values = [test.p_value for test in (stability, representation) if test is not None]
+    adjusted = iter(holm(p_values))
     return conclude(
         (
             stability_finding(stability, next(adjusted) if stability else None, source, target),
@@ -74,7 +84,7 @@ def diagnose_site(
 def run_tests(
     source: SourceSample, target: TargetSample, estimate: PrevalenceEstimate
 ) -> tuple[Stability | None, Representation | None]:
-    """Both tests of the assumption; None for one that the rows do not allow."""
+    """Run both tests of the assumption; None for a test that has too few rows."""
     schema = estimate.confounders
     own, others = comparable(source, target, schema)
     held, here = source.take(evenly(own, TESTED_ROWS)), target.take(evenly(others, TESTED_ROWS))
@@ -96,11 +106,11 @@ def run_tests(
 
 
 def matched(source: SourceSample, target: TargetSample, estimate: PrevalenceEstimate) -> Matched | None:
-    """The source's rows weighted to the site's mix; None where too few of them carry the weight."""
+    """Weight the source's rows to the site's mix of classes and z; return None if the effective number is too small."""
     if int(source.units.min()) < FEWEST or target.n_units < FEWEST:
         return None
     at = estimate.prevalence.log_prob
-    found = match(
+    weighted = match(
         source.codes,
         source.y,
         source.mixed_weight,
@@ -112,11 +122,11 @@ def matched(source: SourceSample, target: TargetSample, estimate: PrevalenceEsti
         source.groups,
         target.groups,
     )
-    return found if bool((found.effective_rows() >= EFFECTIVE).all()) else None
+    return weighted if bool((weighted.effective_rows() >= EFFECTIVE).all()) else None
 
 
 def comparable(source: SourceSample, target: TargetSample, schema: Confounders | None) -> tuple[Tensor, Tensor]:
-    """Numbers of rows in both samples whose levels of z, or lack of a value, the other sample has too."""
+    """Return the rows of both samples whose levels of z, or missing values, occur in the other sample too."""
     ours, theirs = source.weight > 0, target.tested & target.supported & (target.weight > 0)
     for j, variable in enumerate(() if schema is None else schema.variables):
         first, second = source.codes[:, j], target.codes[:, j]
@@ -128,17 +138,17 @@ def comparable(source: SourceSample, target: TargetSample, schema: Confounders |
 
 
 def bounded(log_ratio: Tensor) -> Tensor:
-    """Log-ratios with certainties (±inf) as large numbers, so that they can be compared."""
+    """Replace infinite log-ratios by large numbers, so that they can be compared."""
     return torch.nan_to_num(torch.log_softmax(log_ratio, dim=1), neginf=-1e3).clamp_min(-1e3)
 
 
 def stability_finding(
-    found: Stability | None, adjusted: float | None, source: SourceSample, target: TargetSample
+    test: Stability | None, adjusted: float | None, source: SourceSample, target: TargetSample
 ) -> Finding:
-    """The test of the log-ratios in words."""
+    """Describe the test of the log-ratios."""
     name = "stability"
     n_source, n_target = len(source.y), int(target.tested.sum())
-    if found is None or adjusted is None:
+    if test is None or adjusted is None:
         units = ["rows" if sample.groups is None else "groups" for sample in (source, target)]
         sentence = (
             f"Not tested: it takes {EFFECTIVE:.0f} held-out {units[0]} of every class ({source.units.tolist()} here) "
@@ -146,31 +156,30 @@ def stability_finding(
             f"({count(target.groups, target.tested)} here)."
         )
         return Finding(name, "care", None, STOP_LEVEL, sentence, MORE_ROWS)
-    severity = grade(adjusted, found.gap >= STOP_GAP)
-    details = {"gap": found.gap, "statistic": found.statistic, "adjusted_p_value": adjusted}
+    severity = grade(adjusted, test.gap >= STOP_GAP)
+    details = {"gap": test.gap, "statistic": test.statistic, "adjusted_p_value": adjusted}
     details |= {"held_out_rows": n_source, "rows": n_target, **source.group_counts, **target.group_counts}
     by = by_groups(source, target)
     if severity == "good":
         sentence = (
-            f"The model's scores here look like those of held-out rows at this prevalence "
-            f"(p = {found.p_value:.2g}{by})."
+            f"The model's scores here look like those of held-out rows at this prevalence (p = {test.p_value:.2g}{by})."
         )
-        return Finding(name, severity, adjusted, CARE_LEVEL, f"{sentence} {BLIND}", SHIFTED, found.p_value, details)
+        return Finding(name, severity, adjusted, CARE_LEVEL, f"{sentence} {BLIND}", SHIFTED, test.p_value, details)
     threshold = STOP_LEVEL if severity == "stop" else CARE_LEVEL
     sentence = (
         "The model's scores here are not what held-out rows have at any prevalence "
-        f"(p = {found.p_value:.2g}{by}, distributions differ by {100 * found.gap:.1f} points): "
+        f"(p = {test.p_value:.2g}{by}, distributions differ by {100 * test.gap:.1f} points): "
         "rows of one class differ from those in training."
     )
-    return Finding(name, severity, adjusted, threshold, sentence, SHIFTED, found.p_value, details)
+    return Finding(name, severity, adjusted, threshold, sentence, SHIFTED, test.p_value, details)
 
 
 def representation_finding(
-    found: Representation | None, adjusted: float | None, source: SourceSample, target: TargetSample
+    test: Representation | None, adjusted: float | None, source: SourceSample, target: TargetSample
 ) -> Finding:
-    """The test of the features in words."""
+    """Describe the test of the features."""
     name = "representation"
-    if found is None or adjusted is None:
+    if test is None or adjusted is None:
         reason, advice = (
             "no features were kept",
             "Only a network trained by sitewise and adapted with adapt(X, ...) has features to check.",
@@ -178,32 +187,32 @@ def representation_finding(
         if target.features is not None:
             reason, advice = "there are too few rows for it, or the features never vary", MORE_ROWS
         return Finding(name, "unknown", None, STOP_LEVEL, f"Not tested: {reason}.", advice)
-    severity = grade(adjusted, found.auc >= STOP_AUC)
-    details = {"auc": found.auc, "adjusted_p_value": adjusted, **source.group_counts, **target.group_counts}
+    severity = grade(adjusted, test.auc >= STOP_AUC)
+    details = {"auc": test.auc, "adjusted_p_value": adjusted, **source.group_counts, **target.group_counts}
     by = by_groups(source, target)
     if severity == "good":
         sentence = (
             "A classifier can't tell this site's rows from held-out rows with the same mix of classes and z "
-            f"(AUC {found.auc:.2f}, p = {found.p_value:.2g}{by})."
+            f"(AUC {test.auc:.2f}, p = {test.p_value:.2g}{by})."
         )
-        return Finding(name, severity, adjusted, CARE_LEVEL, sentence, SHIFTED, found.p_value, details)
+        return Finding(name, severity, adjusted, CARE_LEVEL, sentence, SHIFTED, test.p_value, details)
     threshold = STOP_LEVEL if severity == "stop" else CARE_LEVEL
     sentence = (
         f"A classifier tells this site's rows from held-out rows with the same mix of classes and z "
-        f"(AUC {found.auc:.2f}, p = {found.p_value:.2g}{by}): the inputs look different to the model."
+        f"(AUC {test.auc:.2f}, p = {test.p_value:.2g}{by}): the inputs look different to the model."
     )
-    return Finding(name, severity, adjusted, threshold, sentence, SHIFTED, found.p_value, details)
+    return Finding(name, severity, adjusted, threshold, sentence, SHIFTED, test.p_value, details)
 
 
 def grade(adjusted: float, large: bool) -> str:
-    """Stop where a shift is sure and large, care where it is sure or likely."""
+    """Return "stop" for a significant and large shift, "care" for a significant or likely one, else "good"."""
     if adjusted < STOP_LEVEL and large:
         return "stop"
     return "care" if adjusted < CARE_LEVEL else "good"
 
 
 def check_known(estimate: PrevalenceEstimate) -> tuple[Finding, ...]:
-    """The finding, where a prevalence was told."""
+    """Return the finding about a known prevalence, if one was given."""
     posterior = estimate._fit.posterior
     if posterior is None or posterior.against is None:
         return ()

@@ -1,4 +1,4 @@
-"""How large a difference of means is, given that its direction along changes of g means nothing."""
+"""The size of a difference of means, without the directions that a change of g explains."""
 
 import torch
 from scipy.stats import chi2, ncx2
@@ -6,21 +6,21 @@ from torch import Tensor
 
 
 def leave_out(directions: Tensor, metric: Tensor) -> Tensor:
-    """The (M, M) matrix that takes directions (M, P) out of a vector, at the least change in a diagonal metric (M,)."""
+    """Return the (M, M) projection that removes directions (M, P) from a vector, in a diagonal metric (M,)."""
     scaled = metric.sqrt()[:, None] * directions
     norms = scaled.norm(dim=0)
     scaled = scaled[:, norms > 1e-12] / norms[norms > 1e-12]
     basis, values, _ = torch.linalg.svd(scaled, full_matrices=False)
     basis = basis[:, values > 1e-6 * values.max()] if len(values) else basis
     projection = torch.eye(len(metric), dtype=torch.float64) - basis @ basis.T
-    taken_out: Tensor = projection * (metric.sqrt() / metric.sqrt()[:, None])
-    return taken_out
+    remover: Tensor = projection * (metric.sqrt() / metric.sqrt()[:, None])
+    return remover
 
 
 def quadratic_p_value(statistic: float, eigenvalues: Tensor) -> float:
     """P(Σ λ_i χ²_i > statistic) for independent χ² with one degree of freedom each.
 
-    By a shifted χ² with the same first three or four cumulants (Liu, Tang and Zhang 2009).
+    It is approximated by a noncentral χ² with the same first three or four cumulants (Liu, Tang and Zhang 2009).
     """
     values = eigenvalues.clamp_min(0.0)
     c1, c2, c3, c4 = (float((values**power).sum()) for power in (1, 2, 3, 4))

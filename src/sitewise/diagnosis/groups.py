@@ -1,27 +1,27 @@
-"""Rows of one group (a patient, say) are not independent: groups are, and what varies between them counts."""
+"""Sums over groups of rows: rows of one group, for example a patient, are not independent, but groups are."""
 
 import torch
 from torch import Tensor
 
 
 def number(groups: Tensor) -> tuple[Tensor, int]:
-    """Every row's group as a number from 0 up, and how many groups there are."""
-    found, numbers = torch.unique(groups, return_inverse=True)
-    return numbers, len(found)
+    """Return every row's group as a number from 0 up, and the number of groups."""
+    distinct, numbers = torch.unique(groups, return_inverse=True)
+    return numbers, len(distinct)
 
 
 def count(groups: Tensor | None, rows: Tensor) -> int:
-    """How many groups the marked rows (n,) belong to; how many rows are marked where there are no groups."""
+    """Return the number of groups of the marked rows (n,), or of marked rows without groups."""
     return int(rows.sum()) if groups is None else len(torch.unique(groups[rows]))
 
 
 def several(groups: Tensor | None) -> Tensor | None:
-    """The groups; None where all rows are of one, which cannot show how groups differ."""
+    """Return the groups, or None if there is only one, from which no variance between groups can be estimated."""
     return None if groups is None or bool((groups == groups[:1]).all()) else groups
 
 
 def add_up(rows: Tensor, groups: Tensor | None) -> Tensor:
-    """Rows (n, M) added up within their groups, (G, M); the rows themselves where there are none."""
+    """Sum rows (n, M) within their groups, (G, M); return the rows unchanged without groups."""
     if groups is None:
         return rows
     numbers, n_groups = number(groups)
@@ -29,7 +29,7 @@ def add_up(rows: Tensor, groups: Tensor | None) -> Tensor:
 
 
 def scatter(scores: Tensor, groups: Tensor | None) -> Tensor:
-    """The covariance (M, M) of a sum of scores (n, M): Σ s sᵀ over rows, or G/(G-1) Σ S Sᵀ over sums of groups."""
+    """Return the covariance (M, M) of a sum of scores (n, M): Σ s sᵀ over rows, or G/(G-1) Σ S Sᵀ over group sums."""
     groups = several(groups)
     sums = add_up(scores, groups)
     product = sums.T @ sums

@@ -1,8 +1,8 @@
-"""Whether the relation of a column to the classes differs between sites, given all other columns.
+"""Test whether the relation of a column to the classes differs between sites, given all other columns.
 
-Where P(x|y,z) is stable, the log-odds of y given everything are log f(x,z) + log g_s(z): sites differ in what they add
-for z, and in nothing else. A column whose interaction with the site is not zero therefore belongs to z. It is found by
-the score test of that interaction in one logistic model with the main effects of all columns (equation 21).
+If P(x|y,z) is stable, the log-odds of y given everything are log f(x,z) + log g_s(z). Sites then differ only in the
+term of z. So a column whose interaction with the site is not zero belongs to z. It is found by the score test of that
+interaction in a logistic model with the main effects of all columns (equation 22a).
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ from torch.nn.functional import one_hot
 from sitewise.posterior import contrasts
 from sitewise.prevalence.linear import fit_linear, information
 
-MOST_LEVELS = 12  # of a category, by frequency; rarer ones count together
-POWERS = 3  # of a number in main effects; in interactions with sites, as many less one
-REACH = 3.0  # standard deviations beyond which a number counts as there
-RIDGE = 1e-3  # on main effects, in rows: keeps separated ones finite
-SMALLEST = 1e-9  # information below which a direction tells nothing
+MOST_LEVELS = 12  # of a category, by frequency; rarer ones are merged
+POWERS = 3  # of a number in main effects; one less in interactions with sites
+REACH = 3.0  # standard deviations at which a number is clipped
+RIDGE = 1e-3  # on main effects, in rows: keeps them finite if classes are separated
+SMALLEST = 1e-9  # relative information below which a direction is ignored
 
 
 @dataclass(frozen=True)
@@ -36,23 +36,23 @@ class ScoreTest:
 
 
 def column_features(column: pd.Series) -> tuple[Tensor, Tensor]:
-    """A column as main effects and as what may interact with sites: powers of a number, marks of frequent levels."""
+    """Return a column's features for main effects and for interactions: powers of a number, or frequent levels."""
     missing = column.isna().to_numpy()
     gaps = [missing.astype(float)] if missing.any() else []
     numeric = pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
     if numeric and column.nunique() > 2:
         values = column.to_numpy(dtype=float, na_value=np.nan)
-        spread = np.nanstd(values)
-        scaled = np.clip((values - np.nanmean(values)) / (spread if spread > 0 else 1.0), -REACH, REACH)
+        deviation = np.nanstd(values)
+        scaled = np.clip((values - np.nanmean(values)) / (deviation if deviation > 0 else 1.0), -REACH, REACH)
         powers = [np.where(missing, 0.0, scaled**power) for power in range(1, POWERS + 1)]
         powers = [power - power.mean() for power in powers]
         return _stacked([*powers, *gaps], len(column)), _stacked([*powers[:-1], *gaps], len(column))
     counts = column.value_counts()
     levels = counts.index[:MOST_LEVELS]
-    left_out = 0 if len(counts) <= len(levels) else None  # the rest is the reference, or the most frequent level
+    left_out = 0 if len(counts) <= len(levels) else None  # reference: the rare levels, else the most frequent one
     marks = [(column == level).to_numpy(dtype=float, na_value=0.0) for i, level in enumerate(levels) if i != left_out]
-    found = _stacked([*marks, *gaps], len(column))
-    return found, found
+    features = _stacked([*marks, *gaps], len(column))
+    return features, features
 
 
 def _stacked(columns: list[Any], n_rows: int) -> Tensor:
@@ -70,8 +70,8 @@ def site_interactions(
 ) -> list[ScoreTest | None]:
     """Test for each column (features (n, d) each) whether its effect on the classes differs between sites.
 
-    The model has a level for each site, the main effects (n, D) of all columns, and the interactions of the columns
-    that are `chosen` already, for which None is returned.
+    The model has an intercept for each site, the main effects (n, D) of all columns, and the interactions of the
+    columns that are already `chosen`, for which None is returned.
     """
     marks = one_hot(site).double()
     design = torch.cat([marks, main, *(_by_site(columns[j], marks) for j in chosen)], dim=1)
@@ -82,21 +82,21 @@ def site_interactions(
     basis = contrasts(n_classes)
     probability = torch.softmax(design @ fitted.reshape(design.shape[1], -1) @ basis.T, dim=1)
     residual = weight[:, None] * (labels - probability) @ basis
-    found: list[ScoreTest | None] = []
+    tests: list[ScoreTest | None] = []
     for j, column in enumerate(columns):
-        found.append(
+        tests.append(
             None if j in chosen else _score_test(design, _by_site(column, marks), residual, weight, probability)
         )
-    return found
+    return tests
 
 
 def _by_site(column: Tensor, marks: Tensor) -> Tensor:
-    """The column's features at every site but the first, (n, d (S-1))."""
+    """Return the column's features at every site but the first, (n, d (S-1))."""
     return (column[:, :, None] * marks[:, None, 1:]).flatten(1)
 
 
 def _score_test(design: Tensor, added: Tensor, residual: Tensor, weight: Tensor, probability: Tensor) -> ScoreTest:
-    """Rao's test that features that are added to a fitted design have no effect."""
+    """Rao's score test that features added to a fitted design have no effect."""
     if not added.shape[1]:
         return ScoreTest(0.0, 0, 1.0)
     width = probability.shape[1] - 1
@@ -114,7 +114,7 @@ def _score_test(design: Tensor, added: Tensor, residual: Tensor, weight: Tensor,
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values: those below a level are wrong about any null with at most that chance."""
+    """Return Holm's adjusted p-values: the chance of any false rejection is at most the level."""
     order = np.argsort(p_values, kind="stable")
     adjusted = np.empty(len(p_values))
     highest = 0.0

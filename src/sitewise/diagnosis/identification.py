@@ -1,4 +1,4 @@
-"""How much f says about y: on held-out rows, and about the prevalence of this site, given its size."""
+"""How informative f is: on held-out rows, and for the prevalence of this site given its number of rows."""
 
 import numpy as np
 import torch
@@ -13,27 +13,27 @@ from sitewise.diagnosis.result import Finding
 from sitewise.diagnosis.samples import SourceSample, TargetSample, evenly
 from sitewise.posterior import combine
 
-CARE_WIDTH, STOP_WIDTH = 0.10, 0.25  # half the 95% interval of P(Y), the calibration's doubt included
-SURE_SLOPE = 2.33  # standard errors that the slope of a calibration is above zero: 1% one-sided
+CARE_WIDTH, STOP_WIDTH = 0.10, 0.25  # half the 95% interval of P(Y), including the calibration's uncertainty
+SURE_SLOPE = 2.33  # standard errors of a calibration slope above zero: 1% one-sided
 RESAMPLES = 40
 RESAMPLED_ROWS = 2000
-SPREAD_TOLERANCE = 1e-7  # of the KKT gap: only the spread between draws is wanted
+DRAW_TOLERANCE = 1e-7  # of the KKT gap: enough for the standard deviation between draws
 
 
 def check_identification(
     source: SourceSample, target: TargetSample, estimate: PrevalenceEstimate, resamples: list[Calibration]
 ) -> Finding:
-    """The half-width of P(Y)'s 95% interval, and whether f tells the classes apart on held-out rows at all."""
+    """Check the half-width of P(Y)'s 95% interval, and whether f separates the classes on held-out rows."""
     name = "identification"
     low, high = (np.asarray(bound, dtype=np.float64) for bound in estimate.interval())
     given_f = float((high - low).max() / 2.0)
-    doubt = calibration_spread(source.calibration, resamples, target)
-    width = min(float(np.hypot(given_f, 1.96 * doubt)), 0.5)
+    calibration_error = calibration_standard_error(source.calibration, resamples, target)
+    width = min(float(np.hypot(given_f, 1.96 * calibration_error)), 0.5)
     gain, gain_error = information_gain(source)
     slope = slope_in_errors(source.calibration, resamples)
     details = {
         "half_width_given_f": given_f,
-        "calibration_error_of_prevalence": doubt,
+        "calibration_error_of_prevalence": calibration_error,
         "held_out_gain": gain,
         "held_out_gain_error": gain_error,
         "slope_in_standard_errors": slope,
@@ -51,48 +51,48 @@ def check_identification(
     severity = "stop" if width > STOP_WIDTH else "care" if width > CARE_WIDTH else "good"
     threshold = CARE_WIDTH if severity == "good" else STOP_WIDTH if severity == "stop" else CARE_WIDTH
     rows = f"{len(target.log_ratio)} rows" + (f" of {target.n_units} groups" if target.groups is not None else "")
-    sentence = f"Where the assumption holds, {rows} tell the prevalence here to within ±{100 * width:.1f} points (95%)."
+    sentence = f"If the assumption holds, {rows} give the prevalence here to within ±{100 * width:.1f} points (95%)."
     if severity == "stop":
-        sentence += " That is too wide to be of use: the model says too little about y for so few rows."
+        sentence += " That is too wide to be of use: the model is not informative enough for so few rows."
     return Finding(name, severity, width, threshold, sentence, advice, details=details)
 
 
 def draw_calibrations(source: SourceSample, random_state: int) -> list[Calibration]:
-    """The source's calibration refitted to its rows, or groups of rows, drawn again; none if nothing is to be refitted.
+    """Refit the source's calibration to bootstrap resamples of its rows, or groups of rows; none without a calibration.
 
-    Rows of one group only are drawn as if there were none.
+    If all rows are of one group, rows are resampled.
     """
     if source.calibration.method == "none" or len(source.y) < 2:
         return []
     rows, shrink = drawn_rows(several(source.groups), len(source.y))
-    part = source.take(rows)
-    n_classes = part.raw_log_ratio.shape[1]
-    targets = torch.nn.functional.one_hot(part.y, n_classes).double()
+    sample = source.take(rows)
+    n_classes = sample.raw_log_ratio.shape[1]
+    targets = torch.nn.functional.one_hot(sample.y, n_classes).double()
     drawn = resample_calibration(
         source.calibration,
-        part.raw_log_ratio,
+        sample.raw_log_ratio,
         targets,
-        part.log_prevalence,
-        part.weight,
-        several(part.groups),
+        sample.log_prevalence,
+        sample.weight,
+        several(sample.groups),
         n_resamples=RESAMPLES,
         random_state=random_state,
     )
-    found = source.calibration
+    fitted = source.calibration
     return [
         Calibration(
             other.method,
-            found.slope + shrink * (other.slope - found.slope),
-            found.bias + shrink * (other.bias - found.bias),
+            fitted.slope + shrink * (other.slope - fitted.slope),
+            fitted.bias + shrink * (other.bias - fitted.bias),
         )
         for other in drawn.resamples()
     ]
 
 
 def drawn_rows(groups: Tensor | None, n_rows: int) -> tuple[Tensor, float]:
-    """About RESAMPLED_ROWS of the rows, or of whole groups, and what brings their draws as near as all rows' would be.
+    """Return about RESAMPLED_ROWS rows, or whole groups, and the factor that scales their draws to those of all rows.
 
-    That is the root of the share of rows, or of groups.
+    The factor is the square root of the share of rows, or of groups.
     """
     if groups is None:
         rows = evenly(torch.arange(n_rows), RESAMPLED_ROWS)
@@ -103,7 +103,7 @@ def drawn_rows(groups: Tensor | None, n_rows: int) -> tuple[Tensor, float]:
 
 
 def slope_in_errors(calibration: Calibration, resamples: list[Calibration]) -> float | None:
-    """How many standard errors the calibration's mean slope is above zero; None where none was fitted."""
+    """Return the calibration's mean slope in standard errors, None if no slope was fitted."""
     if not resamples:
         return None
     slopes = torch.stack([other.slope.mean() for other in resamples])
@@ -111,8 +111,8 @@ def slope_in_errors(calibration: Calibration, resamples: list[Calibration]) -> f
     return float(calibration.slope.mean()) / error if error > 0 else 0.0
 
 
-def calibration_spread(calibration: Calibration, resamples: list[Calibration], target: TargetSample) -> float:
-    """The standard error of P(Y) from the calibration alone: a constant g under every draw of it."""
+def calibration_standard_error(calibration: Calibration, resamples: list[Calibration], target: TargetSample) -> float:
+    """Return the standard error of P(Y) due to the calibration: that of a constant g over the resamples."""
     if not resamples or bool((calibration.slope <= 0).any()):
         return 0.0
     rows = evenly(target.supported.nonzero().flatten(), RESAMPLED_ROWS)
@@ -122,16 +122,16 @@ def calibration_spread(calibration: Calibration, resamples: list[Calibration], t
 
 
 def constant_prevalences(log_ratio: Tensor, weight: Tensor) -> Tensor:
-    """One g for all rows from each of R versions of log f (R, n, K), (R, K) (equation 8)."""
+    """Estimate a constant g from each of R versions of log f (R, n, K), (R, K) (equation 8)."""
     n_versions, _, n_classes = log_ratio.shape
     even = torch.full((n_versions, n_classes), 1 / n_classes, dtype=torch.float64)
     ratio = torch.stack([to_ratio(version) for version in log_ratio])
     problem = ManyConstants(torch.zeros_like(even), ratio, weight.expand(n_versions, -1))
-    return solve_cells(problem, even, "auto", SPREAD_TOLERANCE).point
+    return solve_cells(problem, even, "auto", DRAW_TOLERANCE).point
 
 
 def information_gain(source: SourceSample) -> tuple[float, float]:
-    """By how much f raises the log-probability of held-out rows' classes over g alone, and its standard error."""
+    """Return how much f raises the mean log-probability of held-out labels over g alone, and its standard error."""
     if not len(source.y):
         return 0.0, 0.0
     prior = torch.log_softmax(source.log_prevalence, dim=1)

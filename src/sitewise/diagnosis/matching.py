@@ -1,8 +1,8 @@
-"""Held-out source rows weighted to the (y, z) mix that the estimated g says the new site has (docs/trust.md).
+"""Weight held-out source rows to the new site's distribution of (y, z) under the estimated g (docs/trust.md).
 
-Within each class the weights are the closest to even ones (in entropy) for which means of simple features of z are
-those of the new site, each of whose rows counts as g(z)_y. Whatever is then compared is also regressed on those
-features, so that what the weights leave unmatched is taken out as well.
+This is entropy balancing within each class: of all weights with the new site's means of simple features of z, those
+closest to uniform. A row of the new site counts as g(z)_y for class y. The compared functions are also regressed on
+these features, which removes what the weights leave unmatched.
 """
 
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ from sitewise.diagnosis.groups import add_up, number, scatter
 from sitewise.posterior import contrasts
 from sitewise.solvers import newton
 
-RIDGE = 1e-3  # on the tilt of the weights: keeps it finite where the source can't be brought to the goal
-MANY_LEVELS = 12  # the most frequent levels of a variable get a column of their own, the others share one
-FEWEST = 20  # source rows of a class, and rows in a stratum: with fewer nothing can be said; groups, where there are
-EFFECTIVE = 50.0  # even rows that weighted ones of a class must be worth: below, normal errors mislead
+RIDGE = 1e-3  # on the log-weights: keeps them finite if the source cannot be balanced to the goal
+MANY_LEVELS = 12  # the most frequent levels of a variable have their own column, the others share one
+FEWEST = 20  # source rows of a class, and rows in a stratum, that a test needs; groups, if there are any
+EFFECTIVE = 50.0  # effective number of source rows of a class that a test needs: normal errors fail below
 
 
 def z_features(codes: Tensor, like: Tensor, schema: Confounders | None) -> Tensor:
-    """Simple features of z, (n, D): 1, a number with its square, a column for each level; `like` sets the scale.
+    """Return simple features of z, (n, D): 1, a number with its square, a column for each level; `like` sets the scale.
 
-    A variable that is missing somewhere has a column that says so.
+    A variable with missing values has a column that marks them.
     """
     columns = [torch.ones(len(codes), 1, dtype=torch.float64)]
     for j, variable in enumerate(() if schema is None else schema.variables):
@@ -32,8 +32,8 @@ def z_features(codes: Tensor, like: Tensor, schema: Confounders | None) -> Tenso
         if isinstance(variable, Categorical):
             columns.append((codes[:, j, None] == frequent(like[:, j], len(variable.levels))[:-1]).double())
         elif known_like.sum() > 1:
-            middle, spread = like[known_like, j].mean(), like[known_like, j].std().clamp_min(1e-6)
-            scaled = torch.where(known, (codes[:, j] - middle) / spread, 0.0)
+            middle, deviation = like[known_like, j].mean(), like[known_like, j].std().clamp_min(1e-6)
+            scaled = torch.where(known, (codes[:, j] - middle) / deviation, 0.0)
             columns.append(torch.stack([scaled, torch.where(known, scaled**2 - 1, 0.0)], dim=1))
         if not known_like.all():
             columns.append((~known).double()[:, None])
@@ -41,14 +41,14 @@ def z_features(codes: Tensor, like: Tensor, schema: Confounders | None) -> Tenso
 
 
 def frequent(column: Tensor, n_levels: int) -> Tensor:
-    """The codes of the most frequent levels, most frequent first."""
+    """Return the codes of the most frequent levels, most frequent first."""
     counts = torch.bincount(column.long(), minlength=n_levels + 1)[:n_levels]
     order = torch.argsort(counts, descending=True, stable=True)[:MANY_LEVELS]
     return order[counts[order] > 0].double()
 
 
 def balance(features: Tensor, base: Tensor, goal: Tensor) -> Tensor:
-    """Weights base·exp(λ·features), (m,), with Σ weights·features = goal, as near as a small ridge on λ allows."""
+    """Return weights base·exp(λ·features), (m,), with Σ weights·features = goal up to a small ridge on λ."""
     total = goal[0]  # the first feature is constant
 
     def weights(points: Tensor) -> Tensor:
@@ -63,16 +63,14 @@ def balance(features: Tensor, base: Tensor, goal: Tensor) -> Tensor:
         hessian = torch.einsum("bn,nd,ne->bde", w, features, features)
         return gradient, hessian + RIDGE * total * torch.eye(len(goal), dtype=torch.float64)
 
-    found = newton(loss, derivatives, torch.zeros(1, len(goal), dtype=torch.float64), tolerance=1e-10, max_iter=100)
-    return weights(found.point)[0]
+    start = torch.zeros(1, len(goal), dtype=torch.float64)
+    solution = newton(loss, derivatives, start, tolerance=1e-10, max_iter=100)
+    return weights(solution.point)[0]
 
 
 @dataclass(frozen=True)
 class Matched:
-    """Source and target rows that are to be compared: what they weigh, and how means over them vary.
-
-    Where rows come in groups, means vary as groups do.
-    """
+    """Source and target rows to compare, with their weights; gives the covariance of means over them, by group."""
 
     source_features: Tensor  # (m, D) of z
     target_features: Tensor  # (n, D)
@@ -85,9 +83,9 @@ class Matched:
     target_groups: Tensor | None = None  # (n,)
 
     def effective_rows(self, strata: Tensor | None = None) -> Tensor:
-        """How many even rows the weighted source rows of each class are worth, in each of the strata (m, S): (S, K).
+        """Return the effective number of source rows of each class in each of the strata (m, S): (S, K).
 
-        Even groups, where rows come in groups.
+        With groups it is the effective number of groups.
         """
         marks = torch.ones(len(self.y), 1, dtype=torch.float64) if strata is None else strata
         one_hot = torch.nn.functional.one_hot(self.y, self.prevalence.shape[1]).double()
@@ -96,14 +94,14 @@ class Matched:
         if self.source_groups is not None:
             by_class = [(add_up(marks * own[:, None], self.source_groups) ** 2).sum(0) for own in weighted.T]
             squares = torch.stack(by_class, dim=1)
-        found: Tensor = (marks.T @ weighted) ** 2 / squares.clamp_min(1e-300)
-        return found
+        effective: Tensor = (marks.T @ weighted) ** 2 / squares.clamp_min(1e-300)
+        return effective
 
     def residuals(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Functions (m, M) and (n, M) less what z and class say of them, and the source's leverage (m, 1).
+        """Return residuals of functions (m, M) and (n, M) given z and class, and the source's leverage (m, 1).
 
-        The regression is that of the weighted source rows of each class; a target row is expected to be a mixture.
-        Rows of one group and class have the leverage of their mean row with the weight of all of them.
+        The regression on z is fitted to the weighted source rows of each class. The prediction for a target row is the
+        mixture over classes. Rows of one group and class have the leverage of their mean with their total weight.
         """
         left, own, leverage = torch.empty_like(source), target.clone(), torch.empty_like(source[:, :1])
         for label in range(self.prevalence.shape[1]):
@@ -124,16 +122,16 @@ class Matched:
         return left, own, leverage
 
     def compare(self, source: Tensor, target: Tensor) -> "Difference":
-        """Means of functions (n, M) of the target less those of the matched source (m, M), with their covariance."""
+        """Return the means of target functions (n, M) minus those of the source (m, M), with their covariance."""
         left, own, leverage = self.residuals(source, target)
         mean = self.target_weight @ own
-        parts = self.target_weight[:, None] * (own - mean)
-        others = self.source_weight[:, None] * left / (1 - leverage.clamp(max=0.9))  # HC3: few rows fit themselves
-        covariance = scatter(parts, self.target_groups) + scatter(others, self.source_groups)
+        target_terms = self.target_weight[:, None] * (own - mean)
+        source_terms = self.source_weight[:, None] * left / (1 - leverage.clamp(max=0.9))  # HC3
+        covariance = scatter(target_terms, self.target_groups) + scatter(source_terms, self.source_groups)
         return Difference(mean - self.source_weight @ left, covariance)
 
     def tilts(self, source: Tensor, strata: Tensor) -> Tensor:
-        """How the mean of functions (m, M) of the source moves with the log-odds of g in strata (m, S), (M, P)."""
+        """Return the derivative (M, P) of the source's means of functions (m, M) in the log-odds of g by stratum."""
         basis = contrasts(self.prevalence.shape[1])
         one_hot = torch.nn.functional.one_hot(self.y, self.prevalence.shape[1]).double()
         scores = (one_hot - self.source_prevalence) @ basis  # (m, K-1)
@@ -161,10 +159,10 @@ def match(
     source_groups: Tensor | None = None,
     target_groups: Tensor | None = None,
 ) -> Matched:
-    """Weight source rows (m) of class y and given codes to the mix of the target (n), whose g is (n, K)."""
+    """Weight source rows (m) of classes y to the distribution of (y, z) of the target (n), whose g is (n, K)."""
     share = target_weight / target_weight.sum()
     n_units = len(target_codes) if target_groups is None else number(target_groups)[1]
-    floor = 0.5 / n_units  # a class estimated at nothing may still be there
+    floor = 0.5 / n_units  # a class estimated at zero may still occur
     prevalence = prevalence.clamp_min(floor) / prevalence.clamp_min(floor).sum(1, keepdim=True)
     target_features = z_features(target_codes, target_codes, schema)
     source_features = z_features(source_codes, target_codes, schema)

@@ -1,8 +1,8 @@
-"""Whether the site can be a mixture of the classes at all: no row set is less like a class than rows without it.
+"""Test whether the site's rows can be a mixture of the classes.
 
-t(x,z) = f_y / (f_y + Σ_{k≠y} g_k f_k) grows with the likelihood ratio of class y against the mixture of the others.
-Where P(x|y,z) is stable, its mean given z is at least that of rows of the other classes, whatever the prevalence of
-class y. A smaller mean has no prevalence that explains it; estimation then says that class y hardly occurs.
+t(x,z) = f_y / (f_y + Σ_{k≠y} g_k f_k) increases with the likelihood ratio of class y against the mixture of the others.
+If P(x|y,z) is stable, the mean of t given z is at least that of rows of the other classes, for any prevalence of class
+y. No prevalence explains a smaller mean; the estimated prevalence of class y is then close to zero.
 """
 
 from dataclasses import dataclass
@@ -17,44 +17,45 @@ from sitewise.diagnosis.result import Finding
 from sitewise.diagnosis.samples import SourceSample, TargetSample, by_groups
 
 STOP_LEVEL, CARE_LEVEL = 0.01, 0.05
-STOP_SHORTFALL = 0.05  # a sure but smaller one asks for care
+STOP_SHORTFALL = 0.05  # a significant but smaller one means care
 ADVICE = (
     "Do not rely on adapted numbers: look for a change of equipment, protocol or patients, or label some rows here."
 )
-LABEL_SOME = "Ask whether that can be; if not, label some rows here."
-ABSENT = " A class is estimated not to occur at all, which a model that is off here would say as well."
+LABEL_SOME = "Check whether that is plausible; if not, label some rows here."
+ABSENT = " A class is estimated not to occur at all; a model that is wrong here would give the same estimate."
 
 
 @dataclass(frozen=True)
 class Shortfall:
-    """By what share the mean of t lies below that of rows of the other classes, and the chance of that by accident."""
+    """The relative difference by which the mean of t is below that of rows of the other classes, and its p-value."""
 
     value: float
     p_value: float
 
 
 def check_mixture(source: SourceSample, target: TargetSample, estimate: PrevalenceEstimate) -> Finding:
-    """Test every class for which there are rows enough; one that is estimated not to occur asks for care at least."""
+    """Test every class with enough rows; a class that is estimated not to occur means care at least."""
     name, absent = "mixture", bool(estimate.at_bound.any())
     noted, advice = (ABSENT, LABEL_SOME) if absent else ("", "")
     tested = {label: _shortfall_of(label, source, target, estimate) for label in range(target.log_ratio.shape[1])}
-    found = {label: shortfall for label, shortfall in tested.items() if shortfall is not None}
-    if not found:
+    shortfalls = {label: shortfall for label, shortfall in tested.items() if shortfall is not None}
+    if not shortfalls:
         unit = "rows" if source.groups is None else "groups"
         sentence = (
             f"Not tested: it takes {FEWEST} held-out {unit} of all classes but one, with a mix of z like this site's."
         )
         return Finding(name, "care" if absent else "unknown", None, STOP_LEVEL, sentence + noted, advice)
-    label, worst = min(found.items(), key=lambda item: item[1].p_value)
-    p_value = min(1.0, worst.p_value * len(found))
-    details = {"shortfall": worst.value, "class": label, "tested": sorted(found)}
+    label, worst = min(shortfalls.items(), key=lambda item: item[1].p_value)
+    p_value = min(1.0, worst.p_value * len(shortfalls))
+    details = {"shortfall": worst.value, "class": label, "tested": sorted(shortfalls)}
     details |= source.group_counts | target.group_counts
     by = by_groups(source, target)
     if p_value < CARE_LEVEL:
         severity = "stop" if p_value < STOP_LEVEL and worst.value >= STOP_SHORTFALL else "care"
         sentence = (
-            f"Rows here are less like a class than held-out rows of other classes are (by {100 * worst.value:.0f}%, "
-            f"p = {p_value:.2g}{by}): no prevalence explains that, rows differ from those in training."
+            f"The scores of a class here are below those of held-out rows of the other classes "
+            f"(by {100 * worst.value:.0f}%, p = {p_value:.2g}{by}): no prevalence explains that, so rows differ from "
+            "those in training."
         )
         return Finding(name, severity, p_value, STOP_LEVEL, sentence, ADVICE, p_value, details)
     sentence = f"Rows here can be a mixture of the classes (p = {p_value:.2g}{by})."
@@ -65,10 +66,10 @@ def check_mixture(source: SourceSample, target: TargetSample, estimate: Prevalen
 def shortfall(matched: Matched, likeness: Tensor, own_likeness: Tensor) -> Shortfall:
     """Compare means of t of the target (n,) and the matched source (m,) by a one-sided normal test."""
     difference = matched.compare(own_likeness[:, None], likeness[:, None])
-    spread = float(difference.covariance[0, 0]) ** 0.5
+    error = float(difference.covariance[0, 0]) ** 0.5
     expected = float(matched.source_weight @ own_likeness)
     lower = float(difference.mean[0])
-    return Shortfall(-lower / expected if expected > 0 else 0.0, float(norm.cdf(lower / spread)) if spread > 0 else 1.0)
+    return Shortfall(-lower / expected if expected > 0 else 0.0, float(norm.cdf(lower / error)) if error > 0 else 1.0)
 
 
 def _shortfall_of(
@@ -103,12 +104,12 @@ def _shortfall_of(
 
 
 def _without(log_prevalence: Tensor, label: int) -> Tensor:
-    """log g among the other classes."""
+    """Return log g of the other classes, renormalized."""
     others = log_prevalence.clone()
     others[:, label] = -torch.inf
     return torch.log_softmax(others, dim=1)
 
 
 def _likeness(log_ratio: Tensor, log_prevalence: Tensor, label: int) -> Tensor:
-    """t of each row: as if class y were as frequent as all others together."""
+    """Return t of each row: P(y) if class y were as frequent as all others together."""
     return torch.sigmoid(log_ratio[:, label] - torch.logsumexp(log_ratio + log_prevalence, dim=1))

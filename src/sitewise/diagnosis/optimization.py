@@ -1,4 +1,4 @@
-"""Did the estimation find its optimum, and the same one from other starting points?"""
+"""Check whether the estimation converged, and to the same optimum from other starting points."""
 
 import warnings
 
@@ -10,31 +10,32 @@ from sitewise.diagnosis.result import Finding
 from sitewise.diagnosis.samples import TargetSample, evenly
 
 REFIT_ROWS = 2000
-SPREAD = 0.02  # of P(Y) between starting points
+LARGEST_DIFFERENCE = 0.02  # of P(Y) between starting points
 
 
 def check_optimization(target: TargetSample, estimate: PrevalenceEstimate) -> Finding:
-    """Convergence, the gap, and P(Y) from other starts where the likelihood may have several optima."""
+    """Check convergence, and P(Y) from other starts if the likelihood may have several optima."""
     name = "optimization"
     certified = estimate.model in FAMILIES and FAMILIES[estimate.model].concave
-    spread = 0.0 if certified else start_spread(target, estimate)
-    details = {"model": estimate.model, "gap": estimate.gap, "n_iter": estimate.n_iter, "start_spread": spread}
+    difference = 0.0 if certified else start_difference(target, estimate)
+    details = {"model": estimate.model, "gap": estimate.gap, "n_iter": estimate.n_iter, "start_spread": difference}
     advice = "Use prevalence='auto' or 'constant', or adapt with more rows."
     if not estimate.converged:
         sentence = f"The estimation had not converged after {estimate.n_iter} iterations (gap {estimate.gap:.1e})."
-        return Finding(name, "care", spread, SPREAD, sentence, advice, details=details)
-    if spread > SPREAD:
-        sentence = f"Other starting points lead to a prevalence that differs by {100 * spread:.1f} points."
-        return Finding(name, "care", spread, SPREAD, sentence, advice, details=details)
+        return Finding(name, "care", difference, LARGEST_DIFFERENCE, sentence, advice, details=details)
+    if difference > LARGEST_DIFFERENCE:
+        sentence = f"Other starting points lead to a prevalence that differs by {100 * difference:.1f} points."
+        return Finding(name, "care", difference, LARGEST_DIFFERENCE, sentence, advice, details=details)
     proven = "the likelihood has one optimum, and its gap certifies it"
-    found = proven if certified else f"other starting points agree within {100 * spread:.2f} points"
+    reason = proven if certified else f"other starting points agree within {100 * difference:.2f} points"
     if estimate.model == "posterior":
-        found = "predictions are averaged over the posterior"
-    return Finding(name, "good", spread, SPREAD, f"The estimation converged; {found}.", details=details)
+        reason = "predictions are averaged over the posterior"
+    sentence = f"The estimation converged; {reason}."
+    return Finding(name, "good", difference, LARGEST_DIFFERENCE, sentence, details=details)
 
 
-def start_spread(target: TargetSample, estimate: PrevalenceEstimate) -> float:
-    """The largest difference of P(Y) between fits from several starts; none are tried for networks and posteriors."""
+def start_difference(target: TargetSample, estimate: PrevalenceEstimate) -> float:
+    """Return the largest difference of P(Y) between fits from several starts; 0 for families that are slow to fit."""
     schema = estimate.confounders
     family = FAMILIES.get(estimate.model)
     if schema is None or family is None or not family.quick:
@@ -43,9 +44,9 @@ def start_spread(target: TargetSample, estimate: PrevalenceEstimate) -> float:
     Z = schema.decode(target.codes[rows])
     n_classes = target.log_ratio.shape[1]
     starts = [None, *(0.1 / n_classes + 0.9 * torch.eye(n_classes, dtype=torch.float64))[:2]]
-    found = []
+    marginals = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a fit that does not converge shows in the spread
+        warnings.simplefilter("ignore")  # a fit that does not converge shows in the difference
         for start in starts:
             refit = estimate_prevalence(
                 target.log_ratio[rows],
@@ -56,6 +57,6 @@ def start_spread(target: TargetSample, estimate: PrevalenceEstimate) -> float:
                 sample_weight=target.weight[rows],
                 start=start,
             )
-            found.append(torch.as_tensor(refit.marginal))
-    values = torch.stack(found)
+            marginals.append(torch.as_tensor(refit.marginal))
+    values = torch.stack(marginals)
     return float((values.amax(0) - values.amin(0)).max())

@@ -1,4 +1,4 @@
-"""Is f calibrated on the held-out rows, and how surely is that known?"""
+"""Check the calibration of f on held-out rows, and its uncertainty."""
 
 from dataclasses import dataclass
 
@@ -15,14 +15,14 @@ from sitewise.posterior import combine
 BINS = 10
 FEWEST = 20
 LEVEL = 0.01
-LARGE = 0.05  # calibration error that matters
+LARGE = 0.05  # smallest calibration error that matters
 
 
 @dataclass(frozen=True)
 class CalibrationError:
-    """The mean gap |observed - predicted| over bins, less what chance alone makes of it, Σ z², and how many z.
+    """The mean of |observed - predicted| over bins beyond its expectation by chance, Σ z², and the number of z.
 
-    `eigenvalues` are those of the covariance of z where rows come in groups; None where all z are independent.
+    `eigenvalues` are those of the covariance of z with groups of rows; None if all z are independent.
     """
 
     value: float
@@ -31,7 +31,7 @@ class CalibrationError:
     eigenvalues: Tensor | None = None
 
     def p_value(self, fitted: int) -> float:
-        """The chance of so large a statistic; a fitted parameter takes a z away, of groups the least that varies."""
+        """Return the p-value; a fitted parameter removes a degree of freedom, with groups the smallest eigenvalue."""
         degrees = max(1, self.degrees - fitted)
         if self.eigenvalues is None:
             return float(chi2.sf(self.statistic, degrees))
@@ -39,7 +39,7 @@ class CalibrationError:
 
 
 def check_calibration(source: SourceSample, slope_in_errors: float | None) -> Finding:
-    """Predicted against observed frequencies of each class on held-out rows, in bins of the prediction."""
+    """Compare predicted and observed frequencies of each class on held-out rows, in bins of the prediction."""
     name = "calibration"
     if int((source.counts > 0).sum()) < 2 or len(source.y) < FEWEST:
         sentence = "There are too few held-out rows to calibrate f or to tell whether it is calibrated."
@@ -64,10 +64,10 @@ def check_calibration(source: SourceSample, slope_in_errors: float | None) -> Fi
 
 
 def calibration_error(probability: Tensor, y: Tensor, weight: Tensor, groups: Tensor | None = None) -> CalibrationError:
-    """Compare frequencies in bins of equally many rows, for every class but the first (two classes mirror each other).
+    """Compare frequencies in bins of equally many rows, for every class but the first.
 
-    Labels vary as the predictions say. Where rows come in groups, what the groups' sums of residuals vary more than
-    single residuals do is counted on top, and so is what they have in common between bins.
+    The variance of labels is that of the predictions. With groups of rows, the additional variance of group sums and
+    their covariance between bins are included.
     """
     groups = several(groups)
     gaps, statistic, degrees, eigenvalues = [], 0.0, 0, []
@@ -92,7 +92,7 @@ def calibration_error(probability: Tensor, y: Tensor, weight: Tensor, groups: Te
 
 
 def dependence(residuals: Tensor, bins: Tensor, groups: Tensor) -> Tensor:
-    """Covariances of bins' sums of residuals, in units of what independent rows would have, (BINS, BINS).
+    """Return the covariances of the bins' sums of residuals, relative to independent rows, (BINS, BINS).
 
     G/(G-1) Σ_G S_Gi S_Gj / sqrt(E_i E_j), with S_Gi the sum over a group in bin i and E_i the sum of squares in it.
     """

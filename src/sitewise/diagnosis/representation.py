@@ -1,4 +1,4 @@
-"""A classifier two-sample test on the network's features, with the (y, z) mix of the source matched to the site's."""
+"""A classifier two-sample test on the network's features, after weighting the source to the site's (y, z)."""
 
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -9,46 +9,45 @@ from torch import Tensor
 from sitewise.diagnosis.discrepancy import leave_out, quadratic_p_value
 from sitewise.diagnosis.matching import Matched
 
-COMPONENTS = 15  # principal ones of the features
+COMPONENTS = 15  # principal components of the features
 SHRINKAGE = 0.1  # of their variances towards the mean
 
 
 @dataclass(frozen=True)
 class Representation:
-    """The test of the features: its p-value, and how well a linear classifier tells the samples apart (½: not)."""
+    """The test of the features: its p-value, and the AUC of a linear classifier between the samples."""
 
     p_value: float
     auc: float
 
 
 def compare_features(matched: Matched, source: Tensor, target: Tensor) -> Representation | None:
-    """Let the linear discriminant of matched source rows (m, D) and target rows (n, D) tell the two samples apart.
+    """Test whether a linear discriminant separates matched source rows (m, D) from target rows (n, D).
 
-    Its squared separation is a quadratic form of the difference of means, so the p-value allows for a classifier that
-    is tried on the rows it was fitted to. Directions along which a change of g moves the features are left out: an
-    error of the estimated g is no shift. None where the features never vary.
+    Its squared separation is a quadratic form of the difference of means. So the p-value accounts for the classifier
+    being evaluated on the rows that it was fitted to. Directions along which a change of g moves the features are left
+    out, because an error of the estimated g is not a shift. Returns None if the features are constant.
     """
     everything = torch.cat([source, target]).double()
-    spread = everything.std(dim=0)
-    kept = spread > 1e-6 * spread.max().clamp_min(1e-12)
+    deviation = everything.std(dim=0)
+    kept = deviation > 1e-6 * deviation.max().clamp_min(1e-12)
     if not kept.any():
         return None
-    scaled = (everything - everything.mean(0))[:, kept] / spread[kept]
-    parts = scaled[: len(source)], scaled[len(source) :]
-    white = scaled @ whitening(matched, *parts)
-    found = matched.compare(white[: len(source)], white[len(source) :])
+    scaled = (everything - everything.mean(0))[:, kept] / deviation[kept]
+    white = scaled @ whitening(matched, scaled[: len(source)], scaled[len(source) :])
+    difference = matched.compare(white[: len(source)], white[len(source) :])
     everywhere = torch.ones(len(source), 1, dtype=torch.float64)
     tilts = matched.tilts(white[: len(source)], everywhere)
-    out = leave_out(tilts, torch.ones_like(found.mean))
-    separation = float((out @ found.mean) @ (out @ found.mean))
-    eigenvalues = torch.linalg.eigvalsh(out @ found.covariance @ out.T)
+    out = leave_out(tilts, torch.ones_like(difference.mean))
+    separation = float((out @ difference.mean) @ (out @ difference.mean))
+    eigenvalues = torch.linalg.eigvalsh(out @ difference.covariance @ out.T)
     beyond_chance = max(0.0, separation - float(eigenvalues.sum()))
     auc = NormalDist().cdf((beyond_chance / 2) ** 0.5)
     return Representation(quadratic_p_value(separation, eigenvalues), auc)
 
 
 def whitening(matched: Matched, source: Tensor, target: Tensor) -> Tensor:
-    """The (D, C) map to principal components of what z and class leave unsaid of features, each of unit variance."""
+    """Return the (D, C) map to principal components of the features' residuals given z and class, of unit variance."""
     left, own, _ = matched.residuals(source, target)
     covariance = torch.zeros(left.shape[1], left.shape[1], dtype=torch.float64)
     for rows, weight in ((left, matched.source_weight), (own, matched.target_weight)):

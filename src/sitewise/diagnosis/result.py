@@ -1,24 +1,24 @@
-"""What a diagnosis says: findings, each with its number and its advice, and one verdict over all of them."""
+"""The result of a diagnosis: findings with numbers and advice, the outcome, and one verdict."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any
 
-SEVERITIES = ("good", "unknown", "care", "stop")  # from harmless to grave
+SEVERITIES = ("good", "unknown", "care", "stop")  # in increasing order
 VERDICTS = {"good": "adapt", "unknown": "adapt", "care": "care", "stop": "do not adapt"}
 SENTENCES = {
-    "adapt": "No check speaks against adapting here.",
+    "adapt": "No check found a problem with adapting here.",
     "care": "Look at the marked findings before relying on adapted numbers.",
     "do not adapt": "Adapting here is not supported by the data.",
 }
 WORDS = ("adapted", "partly adapted", "as trained")
 REASONS = (
-    "the rows",  # adapted: the change that the rows ask for is believed
-    "asked",  # the policy says so
-    "few rows",  # partly adapted: the rows leave more open
-    "rehearsal",  # partly adapted or as trained: estimates at unseen sites were off
-    "check",  # as trained: the assumption fails here
+    "the rows",  # adapted: the change that the rows imply is applied
+    "asked",  # the policy requires it
+    "few rows",  # partly adapted: the rows are not informative enough
+    "rehearsal",  # partly adapted or as trained: estimates at left-out training sites had errors
+    "check",  # as trained: a check of the assumption failed here
     "nothing changed",
     "cannot tell",
 )
@@ -27,16 +27,41 @@ MARKS = {"good": "ok", "unknown": "?", "care": "!", "stop": "STOP"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One check: a number, what it is held against, a sentence for a reader and what to do."""
+    """The result of one check.
+
+    Parameters
+    ----------
+    name : str
+        The name of the check.
+    severity : {"good", "unknown", "care", "stop"}
+        How serious the finding is.
+    value : float or None
+        The number that was checked; None if the check was not possible.
+    threshold : float or None
+        The value it was compared with.
+    sentence : str
+        The finding in words.
+    advice : str
+        What to do.
+    p_value : float, optional
+        The p-value of this check alone, if it is a test.
+    details : dict
+        Further plain numbers.
+
+    Examples
+    --------
+    >>> finding = here.diagnose()["stability"]
+    >>> finding.severity, finding.sentence
+    """
 
     name: str
-    severity: str  # one of SEVERITIES
+    severity: str
     value: float | None
     threshold: float | None
     sentence: str
     advice: str = ""
-    p_value: float | None = None  # of this check alone, where it is a test
-    details: dict[str, Any] = field(default_factory=dict, repr=False)  # further plain numbers
+    p_value: float | None = None
+    details: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         assert self.severity in SEVERITIES, self.severity
@@ -48,28 +73,37 @@ class Finding:
 
 @dataclass(frozen=True)
 class Grounds:
-    """What an outcome is computed from.
+    """The numbers from which an outcome is decided.
 
-    Attributes
+    Parameters
     ----------
-    policy : str
-        "auto", "as trained" or "rows", as `adapt` was told.
-    as_trained, rows_alone, here : tuple of float
-        P(Y) by the model as trained, by maximum likelihood from the rows, and as it is predicted here; (K,) each.
+    policy : {"auto", "as trained", "rows"}
+        The policy of `adapt`.
+    as_trained : tuple of float
+        P(Y) of each class by the model as trained.
+    rows_alone : tuple of float
+        P(Y) of each class by maximum likelihood from the rows alone.
+    here : tuple of float
+        P(Y) of each class by the predictions of the adapted model.
     believed : float
-        The share, from 0 to 1, of the change asked for by the rows alone that predictions here make.
+        The share, from 0 to 1, of the change implied by the rows alone that the predictions make.
     change : float
-        Mean change of the predictions, in log-odds, that the rows alone ask for.
+        The mean change of the predictions, in log-odds, that the rows alone imply.
     half_width : float
-        Half the 95% interval of P(Y) from the rows alone, the widest class's.
+        Half the 95% interval of P(Y) from the rows alone, of the class with the widest one.
     by_chance : bool
-        Whether that interval holds the prevalence as trained.
+        Whether that interval contains the prevalence as trained.
     without_rehearsal : float
-        The share that would be believed had the rehearsal not lowered it.
+        The value of `believed` without the rehearsal's discount.
     slope : float
-        Factor on log f in predictions, from the rehearsal; below one probabilities are less extreme.
+        Factor on log f in predictions, from the rehearsal; below one, probabilities are less extreme.
     failed : str or None
-        The check of the assumption that failed beyond what rehearsed sites show, where one did.
+        The check of the assumption that failed with a larger effect than at rehearsed sites, if any.
+
+    Examples
+    --------
+    >>> grounds = here.outcome.grounds
+    >>> grounds.believed, grounds.change
     """
 
     policy: str
@@ -86,18 +120,28 @@ class Grounds:
 
 
 class Outcome(str):
-    """ "adapted", "partly adapted" or "as trained", with why, what it risks, and the numbers behind it.
+    """The outcome of an adaptation: "adapted", "partly adapted" or "as trained", with its reason and numbers.
 
-    Attributes
+    It is a string, and can be compared with these words.
+
+    Parameters
     ----------
+    word : {"adapted", "partly adapted", "as trained"}
+        The outcome.
     reason : str
-        One of `REASONS`.
+        The reason: "the rows", "asked", "few rows", "rehearsal", "check", "nothing changed" or "cannot tell".
     sentence : str
-        What was done and why, in plain words.
+        What was done and why.
     risk : str
-        What to expect of it: harm, no gain, or a gain.
+        What to expect: harm, no gain, or a gain.
     grounds : Grounds
-        What it was computed from.
+        The numbers from which it was decided.
+
+    Examples
+    --------
+    >>> here = model.adapt(X_new, sample_confounder=Z_new)
+    >>> if here.outcome == "as trained":
+    ...     print(here.outcome.sentence)
     """
 
     reason: str
@@ -106,7 +150,7 @@ class Outcome(str):
     grounds: Grounds
 
     def __new__(cls, word: str, reason: str, sentence: str, risk: str, grounds: Grounds) -> "Outcome":
-        """Put the parts together."""
+        """Make the string and set its attributes."""
         assert word in WORDS, word
         assert reason in REASONS, reason
         made = super().__new__(cls, word)
@@ -117,7 +161,13 @@ class Outcome(str):
         return str(self), self.reason, self.sentence, self.risk, self.grounds
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and text, for JSON."""
+        """Convert to plain numbers and text for JSON.
+
+        Returns
+        -------
+        dict
+            The word, reason, sentence, risk and all numbers of `grounds`.
+        """
         numbers = {
             name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self.grounds).items()
         }
@@ -126,10 +176,26 @@ class Outcome(str):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Every finding, the outcome where a model was adapted, and the verdict.
+    """The findings of all checks, the outcome if a model was adapted, and the verdict.
 
-    With an outcome the verdict follows from it (`sitewise.diagnosis.outcome`); of arrays it is that of the gravest
-    finding: "do not adapt" where one says stop, "care" where one asks for care, "adapt" else.
+    With an outcome the verdict follows from it. Without one it is that of the most severe finding: "do not adapt" for
+    stop, "care" for care, else "adapt".
+
+    Parameters
+    ----------
+    verdict : {"adapt", "care", "do not adapt"}
+        The verdict.
+    findings : tuple of Finding
+        One for each check.
+    outcome : Outcome, optional
+        What was done at the site.
+
+    Examples
+    --------
+    >>> diagnosis = here.diagnose()
+    >>> diagnosis.verdict
+    'adapt'
+    >>> diagnosis["calibration"].value
     """
 
     verdict: str
@@ -138,7 +204,7 @@ class Diagnosis:
 
     @property
     def sentence(self) -> str:
-        """What was done and why; of arrays, what the verdict means."""
+        """What was done and why; without an outcome, the meaning of the verdict."""
         return SENTENCES[self.verdict] if self.outcome is None else self.outcome.sentence
 
     def __getitem__(self, name: str) -> Finding:
@@ -148,7 +214,13 @@ class Diagnosis:
         raise KeyError(f"no finding is called {name!r}; there are {', '.join(f.name for f in self.findings)}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and text, for JSON and the report."""
+        """Convert to plain numbers and text for JSON and the report.
+
+        Returns
+        -------
+        dict
+            The verdict, sentence, outcome and findings.
+        """
         return {
             "verdict": self.verdict,
             "sentence": self.sentence,
@@ -176,14 +248,14 @@ class Diagnosis:
 
 
 def conclude(findings: Iterable[Finding]) -> Diagnosis:
-    """The verdict of the gravest finding."""
-    found = tuple(findings)
-    gravest = max((SEVERITIES.index(finding.severity) for finding in found), default=0)
-    return Diagnosis(VERDICTS[SEVERITIES[gravest]], found)
+    """Return a diagnosis with the verdict of the most severe finding."""
+    checks = tuple(findings)
+    worst = max((SEVERITIES.index(finding.severity) for finding in checks), default=0)
+    return Diagnosis(VERDICTS[SEVERITIES[worst]], checks)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values: the chance of any false alarm among all tests is at most the level."""
+    """Return Holm's adjusted p-values: the chance of any false rejection is at most the level."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, i in enumerate(order):

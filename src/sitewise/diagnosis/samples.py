@@ -14,8 +14,9 @@ from sitewise.rows import HeldOut, ScoredRows
 class SourceSample(HeldOut):
     """Held-out labeled rows with the calibration that was fitted to them.
 
-    `tilt` brings the rows' mix of z within each class to the new site's where codes hide z from the tests, None leaves
-    it. Rows of one of the `groups` (patients) are not independent; None takes all rows for independent.
+    `tilt` weights the rows to the new site's distribution of z within each class, if z is masked in `codes`; None
+    leaves their weights unchanged. Rows of one of the `groups` (patients) are not independent; None means that all rows
+    are.
     """
 
     calibration: Calibration
@@ -23,7 +24,7 @@ class SourceSample(HeldOut):
 
     @property
     def mixed_weight(self) -> Tensor:
-        """The weights that tests compare by, (m,)."""
+        """The weights of the rows in tests, (m,)."""
         return self.weight if self.tilt is None else self.weight * self.tilt
 
     @property
@@ -38,7 +39,7 @@ class SourceSample(HeldOut):
 
     @property
     def units(self) -> Tensor:
-        """Groups that have rows of each class, (K,); rows where there are no groups."""
+        """The number of groups with rows of each class, (K,); of rows without groups."""
         if self.groups is None:
             return self.counts
         classes = range(self.raw_log_ratio.shape[1])
@@ -46,7 +47,7 @@ class SourceSample(HeldOut):
 
     @property
     def group_counts(self) -> dict[str, int]:
-        """The number of groups as a detail of a finding; nothing where there are none."""
+        """The number of groups as a detail of a finding; empty without groups."""
         return {} if self.groups is None else {"held_out_groups": len(torch.unique(self.groups))}
 
 
@@ -54,7 +55,7 @@ class SourceSample(HeldOut):
 class TargetSample(ScoredRows):
     """The new site's rows.
 
-    `tested` marks those that the tests compare with the source: rows of which as much of z is known as there.
+    `tested` marks the rows that tests compare with the source: those with as many known values of z as there.
     """
 
     weight: Tensor = field()
@@ -62,20 +63,20 @@ class TargetSample(ScoredRows):
 
     @property
     def n_units(self) -> int:
-        """How many groups there are, or rows where there are no groups."""
+        """The number of groups, or of rows without groups."""
         return count(self.groups, torch.ones_like(self.tested))
 
     @property
     def group_counts(self) -> dict[str, int]:
-        """The number of groups as a detail of a finding; nothing where there are none."""
+        """The number of groups as a detail of a finding; empty without groups."""
         return {} if self.groups is None else {"groups": self.n_units}
 
 
 def by_groups(source: SourceSample, target: TargetSample) -> str:
-    """What to say beside a p-value of both samples."""
+    """Return the note after a p-value that was computed by groups."""
     return "" if source.groups is None and target.groups is None else " by groups"
 
 
 def evenly(rows: Tensor, at_most: int) -> Tensor:
-    """Some of these row numbers, spread evenly; all of them where they are few."""
+    """Return at most `at_most` of these row indices, evenly spaced."""
     return rows if len(rows) <= at_most else rows[torch.arange(at_most) * len(rows) // at_most]

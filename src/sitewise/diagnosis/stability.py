@@ -1,4 +1,4 @@
-"""Are the new site's log-ratios a mixture of what held-out source rows of each class have at the same z?"""
+"""Test whether the new site's log-ratios are a mixture of those of held-out rows of each class at the same z."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ from sitewise.diagnosis.discrepancy import leave_out, quadratic_p_value
 from sitewise.diagnosis.groups import count
 from sitewise.diagnosis.matching import EFFECTIVE, FEWEST, Matched, frequent
 
-STRATA_SHARE = 0.5  # of the statistic, beside the whole site's: all strata of z together
-STRATA = 4  # of one variable
-STEADY = 0.25  # how far each threshold counts by its own variance, the rest by the mean of its stratum
+STRATA_SHARE = 0.5  # weight of all strata of z together in the statistic; the whole site has weight 1
+STRATA = 4  # at most of one variable
+STEADY = 0.25  # weight of a threshold's own variance; the rest is the mean of its stratum
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Stability:
 def compare_log_ratios(
     matched: Matched, source: Tensor, target: Tensor, source_strata: Tensor, target_strata: Tensor
 ) -> Stability:
-    """Compare the distribution of centred log-ratios (m, K) and (n, K), whole and in strata of z (m, S), (n, S).
+    """Compare the distributions of centred log-ratios (m, K) and (n, K), overall and in strata of z (m, S), (n, S).
 
-    The first stratum is everything; others count only where enough source rows have weight. Distribution functions
-    are compared on a grid. What a change of g in the strata could explain is taken out first: g is refitted to the
-    statistic itself, so neither its error nor that of the calibration counts. Both samples' sizes do.
+    The first stratum is the whole site; others are used if their effective number of source rows suffices. Distribution
+    functions are compared on a grid. What a change of g in the strata could explain is removed first, so that an error
+    of the estimated g does not count.
     """
     kept = (matched.effective_rows(source_strata) >= EFFECTIVE).all(dim=1)
     kept[0] = True
@@ -42,14 +42,14 @@ def compare_log_ratios(
         (below_source * s[:, None], below_target * t[:, None])
         for s, t in zip(source_strata.T, target_strata.T, strict=True)
     ]
-    functions, values = (torch.cat(part, dim=1) for part in zip(*products, strict=True))
-    found = matched.compare(functions, values)
+    functions, values = (torch.cat(columns, dim=1) for columns in zip(*products, strict=True))
+    difference = matched.compare(functions, values)
     width = below_source.shape[1]
-    variance = found.covariance.diagonal().reshape(-1, width)
-    steady = STEADY * variance + (1 - STEADY) * variance.mean(1, keepdim=True)  # a rare event's variance is a guess
+    variance = difference.covariance.diagonal().reshape(-1, width)
+    steady = STEADY * variance + (1 - STEADY) * variance.mean(1, keepdim=True)  # variances of rare events are unstable
     metric = (importance(target_strata, matched.target_weight)[:, None] / steady.clamp_min(1e-300)).flatten()
     out = leave_out(matched.tilts(functions, source_strata), metric)
-    left, covariance = out @ found.mean, out @ found.covariance @ out.T
+    left, covariance = out @ difference.mean, out @ difference.covariance @ out.T
     statistic = float(metric @ left**2)
     root = metric.sqrt()
     eigenvalues = torch.linalg.eigvalsh(root[:, None] * covariance * root)
@@ -57,26 +57,26 @@ def compare_log_ratios(
 
 
 def thresholds(matched: Matched, source: Tensor, target: Tensor) -> list[Tensor]:
-    """For each contrast (one for two classes, else one a class) quantiles of both samples together."""
+    """Return quantiles of both samples together for each contrast: one for two classes, else one for each class."""
     n_classes = source.shape[1]
     n_cuts = {2: 15, 3: 9, 4: 7}.get(n_classes, 5)
     weight = torch.cat([matched.source_weight, matched.target_weight])
-    found = []
+    cuts = []
     for column in range(1 if n_classes == 2 else n_classes):
         values, order = torch.sort(torch.cat([source[:, column], target[:, column]]))
         reached = weight[order].cumsum(0) / weight.sum()
         places = torch.searchsorted(reached, torch.arange(1, n_cuts + 1).double() / (n_cuts + 1))
-        found.append(torch.unique(values[places.clamp(max=len(values) - 1)]))
-    return found
+        cuts.append(torch.unique(values[places.clamp(max=len(values) - 1)]))
+    return cuts
 
 
 def indicators(rows: Tensor, cuts: list[Tensor]) -> Tensor:
-    """Tell of each row whether it is at or below each threshold, (n, M)."""
+    """Return whether each row is at or below each threshold, (n, M)."""
     return torch.cat([(rows[:, j, None] <= cut).double() for j, cut in enumerate(cuts)], dim=1)
 
 
 def importance(strata: Tensor, weight: Tensor) -> Tensor:
-    """What each stratum counts in the statistic, (S,): 1 for everything, then STRATA_SHARE by size."""
+    """Return the weight of each stratum in the statistic, (S,): 1 for the whole site, then STRATA_SHARE by size."""
     size = weight @ strata
     inner = size[1:] / size[1:].sum().clamp_min(1e-300)
     return torch.cat([torch.ones(1, dtype=torch.float64), STRATA_SHARE * inner])
@@ -89,9 +89,9 @@ def make_strata(
     source_groups: Tensor | None = None,
     target_groups: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Columns that mark strata of z in both samples: everything, the frequent levels, halves of a number's range.
+    """Return columns that mark strata of z in both samples: all rows, frequent levels, halves of a number's range.
 
-    A stratum with few rows (groups, where there are) in either sample is left out.
+    A stratum with few rows (or groups) in either sample is left out.
     """
     both = [[torch.ones(len(codes), dtype=torch.bool)] for codes in (source, target)]
     for j, variable in enumerate(() if schema is None else schema.variables):

@@ -1,4 +1,4 @@
-"""Performance without labels: expected metrics with intervals, and thresholds with what they cost."""
+"""Performance without labels: expected metrics with intervals, and thresholds with their expected performance."""
 
 from sitewise.performance.believed_clinical import CLINICAL, THRESHOLDS, clinical_performance, decision_curve
 from sitewise.performance.choice import ThresholdChoice, choose_threshold

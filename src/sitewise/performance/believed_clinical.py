@@ -1,4 +1,4 @@
-"""Clinical units of predictions on rows whose labels are believed: expected values with intervals."""
+"""Expected clinical measures of predictions on unlabeled rows, with intervals."""
 
 from collections.abc import Callable
 from typing import Any
@@ -41,22 +41,28 @@ def clinical_performance(
     specificity: float = SPECIFICITY,
     level: float = 0.95,
 ) -> dict[str, Expected]:
-    """Every quantity in `CLINICAL` to expect on rows of two classes, with its interval.
+    """Compute the expected value of each measure in `CLINICAL` with its interval, for two classes.
 
     Parameters
     ----------
     rows : BelievedRows
-        With the predictions that are judged.
+        Rows with the predictions to judge and the beliefs about their labels.
     threshold : float, optional
-        P(y=1) from which a row is treated, and whose odds say what a false positive costs. None is 0.5.
+        Rows with P(y=1) at or above it are treated; its odds are the cost of a false positive. 0.5 by default.
     specificity : float
-        At which sensitivity is asked for.
+        The specificity at which the sensitivity is computed.
     level : float
-        Of the intervals.
+        Level of the intervals.
 
-    Notes
-    -----
-    What is about probabilities is undefined where only decisions are known.
+    Returns
+    -------
+    dict of str to Expected
+        The estimate and interval of each measure. Measures of probabilities are undefined if only decisions are given.
+
+    Examples
+    --------
+    >>> rows = here.expected_performance().rows
+    >>> clinical_performance(rows, threshold=0.2)["net_benefit"]
     """
     problems = Problems("clinical_performance")
     _check_classes(rows, problems)
@@ -73,32 +79,46 @@ def clinical_performance(
     ranking = None if score is None else Ranking.of(score)
 
     def measure(event: Array) -> dict[str, Array]:
-        found = {
+        values = {
             "net_benefit": net_benefit(event, called[:, None] == 1, rows.weight, at)[:, 0],
             "net_benefit_treat_all": treat_all(event, rows.weight, at)[:, 0],
             "number_needed_to_evaluate": number_needed_to_evaluate(event, called == 1, rows.weight),
         }
         if score is not None and ranking is not None:
-            found |= {
+            values |= {
                 "calibration_in_the_large": calibration_in_the_large(event, score, rows.weight),
                 "calibration_slope": calibration_line(event, score, rows.weight)[:, 1],
                 "oe_ratio": observed_to_expected(event, score, rows.weight),
                 "sensitivity_at_specificity": sensitivity_at(event, ranking, rows.weight, specificity),
             }
-        return {name: found.get(name, np.full(len(event), np.nan)) for name in CLINICAL}
+        return {name: values.get(name, np.full(len(event), np.nan)) for name in CLINICAL}
 
     value, drawn = _with_draws(rows, measure)
     return {name: expected_value(float(value[name][0]), drawn[name], level) for name in CLINICAL}
 
 
 def decision_curve(rows: BelievedRows, thresholds: Any = THRESHOLDS, *, level: float = 0.95) -> pd.DataFrame:
-    """Expected net benefit against the threshold: of treating by the predictions, all, or nobody.
+    """Compute the expected net benefit by threshold: of treating by the predictions, treating all, or treating none.
+
+    Parameters
+    ----------
+    rows : BelievedRows
+        Rows of two classes with the predictions to judge.
+    thresholds : sequence of float
+        Thresholds between 0 and 1; 0.01 to 0.99 by default.
+    level : float
+        Level of the intervals.
 
     Returns
     -------
     DataFrame
-        A row for each threshold: `net_benefit` and `treat_all`, each with `_low` and `_high`, `treat_none` (zero), and
-        `best`, which of the three is expected to be the best.
+        One row for each threshold: `net_benefit` and `treat_all`, each with `_low` and `_high`, `treat_none` (zero),
+        and `best`, the best of the three by expectation.
+
+    Examples
+    --------
+    >>> curve = decision_curve(here.expected_performance().rows, [0.1, 0.2, 0.3])
+    >>> curve[["threshold", "net_benefit", "best"]]
     """
     problems = Problems("decision_curve")
     _check_classes(rows, problems)
@@ -139,7 +159,7 @@ def _check_classes(rows: BelievedRows, problems: Problems) -> None:
 def _with_draws(
     rows: BelievedRows, measure: Callable[[Array], dict[str, Array]]
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """What is measured for the belief, and for every draw of the labels."""
+    """Compute the measures for the belief, and for every draw of the labels."""
     drawn = [measure(truth[:, 1]) for truth in drawn_truths(rows.labels, 2)]
-    together = {name: np.concatenate([part[name] for part in drawn]) for name in drawn[0]}
+    together = {name: np.concatenate([chunk[name] for chunk in drawn]) for name in drawn[0]}
     return measure(rows.belief[None, :, 1]), together

@@ -1,4 +1,4 @@
-"""A threshold that was chosen, and what it costs."""
+"""Choose a threshold on P(y=1), and report its expected performance."""
 
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -14,15 +14,25 @@ COSTS = ("recall", "specificity", "precision", "positive_f1")
 
 @dataclass(frozen=True)
 class ThresholdChoice:
-    """A threshold on P(y=1), by which rule it was chosen, and what to expect of it.
+    """A threshold on P(y=1), the rule by which it was chosen, and its expected performance.
 
-    Attributes
+    Parameters
     ----------
-    threshold : rows with P(y=1) at or above it are called positive.
-    rule : in words.
-    performance : `ExpectedPerformance` with this threshold.
-    called_positive : the share of rows called positive; its interval is for further rows of the same site.
-    n_called : how many of these rows.
+    threshold : float
+        Rows with P(y=1) at or above it are called positive.
+    rule : str
+        The rule in words.
+    performance : ExpectedPerformance
+        The expected performance with this threshold.
+    called_positive : Expected
+        The share of rows called positive; its interval is for further rows of the same site.
+    n_called : int
+        The number of these rows that are called positive.
+
+    Examples
+    --------
+    >>> choice = here.choose_threshold(sensitivity=0.9)
+    >>> choice.threshold, choice.costs["precision"]
     """
 
     threshold: float
@@ -40,11 +50,17 @@ class ThresholdChoice:
 
     @property
     def costs(self) -> dict[str, Expected]:
-        """What it costs: the share called positive, recall, specificity, precision, F1, each with its interval."""
+        """The share called positive, recall, specificity, precision and F1, each with its interval."""
         return {"called_positive": self.called_positive, **{name: self.performance[name] for name in COSTS}}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, ready for JSON."""
+        """Convert to plain numbers for JSON.
+
+        Returns
+        -------
+        dict
+            The threshold, the rule, the number of rows called positive, and `costs`.
+        """
         return {
             "threshold": self.threshold,
             "rule": self.rule,
@@ -61,10 +77,11 @@ def choose_threshold(
     harm_to_benefit: float | None = None,
     level: float = 0.95,
 ) -> ThresholdChoice:
-    """The threshold with the highest expected F1, or one by what is wanted.
+    """Choose the threshold with the highest expected F1, or by one of two other rules.
 
-    The highest one that has the expected `sensitivity` (recall), or the one with the highest expected net benefit where
-    treating a negative does `harm_to_benefit` times the harm of what treating a positive does good.
+    With `sensitivity` it is the highest threshold whose expected sensitivity (recall) is at least that. With
+    `harm_to_benefit` it is the one with the highest expected net benefit, where the harm of a false positive is so many
+    times the benefit of a true positive.
     """
     if len(classes) != 2:
         raise ValueError(f"choose_threshold: a threshold needs two classes, there are {len(classes)}")
@@ -97,7 +114,7 @@ def choose_threshold(
 
 
 def wilson(share: float, n: float, level: float) -> tuple[float, float]:
-    """Wilson's interval of a share among n."""
+    """Return Wilson's interval of a share among n rows."""
     z = NormalDist().inv_cdf(0.5 + level / 2)
     middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * (share * (1 - share) / n + z**2 / (4 * n**2)) ** 0.5

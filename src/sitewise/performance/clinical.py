@@ -1,7 +1,7 @@
-"""What clinicians ask of a score for two classes: net benefit, calibration, sensitivity at a specificity.
+"""Clinical measures of a score for two classes: net benefit, calibration, sensitivity at a specificity.
 
-An event is the chance (n,) that a row is of class 1, certain (0 or 1) where it is a label. Everything is computed for R
-of them at once, (R, n): the belief gives what is expected, and drawn labels give its interval.
+An event (n,) is the probability that each row is of class 1; it is 0 or 1 for a label. All measures are computed for R
+events at once, (R, n): beliefs give the expected value, and drawn labels its interval.
 """
 
 from typing import Any
@@ -13,21 +13,21 @@ from sitewise.evaluation import SMALLEST_PROBABILITY, Ranking, divide
 
 Array = np.ndarray[Any, Any]
 NEWTON_STEPS = 30
-CLOSE_ENOUGH = 1e-10  # a Newton step in log-odds below which a line is found
-STEEPEST = 1e3  # log-odds at which a line has no finite fit
+CLOSE_ENOUGH = 1e-10  # size of a Newton step, in log-odds, at which the fit has converged
+STEEPEST = 1e3  # largest coefficient, in log-odds
 
 
 def log_odds(score: Array) -> Array:
-    """The log-odds of probabilities, finite."""
+    """Return the log-odds of probabilities, clipped to be finite."""
     return np.asarray(
         np.log(np.clip(score, SMALLEST_PROBABILITY, 1)) - np.log(np.clip(1 - score, SMALLEST_PROBABILITY, 1))
     )
 
 
 def net_benefit(event: Array, called: Array, weight: Array, threshold: Array) -> Array:
-    """True positives less false positives times the threshold's odds, per row: (R, T).
+    """Net benefit (R, T): true positives minus false positives times the threshold's odds, per row.
 
-    `called` (n, T) tells which rows are treated at each of the thresholds (T,).
+    `called` (n, T) marks the rows that are treated at each of the thresholds (T,).
     """
     marked = weight[:, None] * called
     hits = event @ marked
@@ -35,33 +35,33 @@ def net_benefit(event: Array, called: Array, weight: Array, threshold: Array) ->
 
 
 def treat_all(event: Array, weight: Array, threshold: Array) -> Array:
-    """The net benefit of treating everybody, (R, T); that of treating nobody is zero."""
+    """Net benefit (R, T) of treating all rows; that of treating none is zero."""
     share = (event @ weight / weight.sum())[:, None]
     return np.asarray(share - (1 - share) * odds(threshold))
 
 
 def odds(threshold: Array) -> Array:
-    """What one false positive costs in true positives where rows are treated from a threshold on."""
+    """The odds of a threshold: the cost of a false positive in true positives."""
     return np.asarray(threshold / (1 - threshold))
 
 
 def observed_to_expected(event: Array, score: Array, weight: Array) -> Array:
-    """Events over the sum of predicted probabilities, (R,)."""
+    """The number of events divided by the sum of predicted probabilities, (R,)."""
     return divide(event @ weight, np.full(len(event), score @ weight))
 
 
 def calibration_in_the_large(event: Array, score: Array, weight: Array) -> Array:
-    """The intercept a of log-odds(event) = a + log-odds(score), (R,): 0 where the mean prediction is right."""
+    """Calibration-in-the-large (R,): the intercept a of log-odds(event) = a + log-odds(score); 0 is ideal."""
     return _fit_line(event, log_odds(score), weight, slope=False)[:, 0]
 
 
 def calibration_line(event: Array, score: Array, weight: Array) -> Array:
-    """Intercept and slope of log-odds(event) = a + b log-odds(score), (R, 2): a slope below 1 is over-confident."""
+    """Calibration intercept and slope (R, 2) of log-odds(event) = a + b log-odds(score); b < 1 is overconfident."""
     return _fit_line(event, log_odds(score), weight, slope=True)
 
 
 def sensitivity_at(event: Array, ranking: Ranking, weight: Array, specificity: float) -> Array:
-    """The highest sensitivity among thresholds whose specificity is at least the one wanted, (R,)."""
+    """The highest sensitivity among the thresholds whose specificity is at least the given one, (R,)."""
     positive, negative = ranking.mass(weight * event)[:, ::-1], ranking.mass(weight * (1 - event))[:, ::-1]
     n_positive, n_negative = positive.sum(axis=1), negative.sum(axis=1)
     wrong, hits = np.cumsum(negative, axis=1), np.cumsum(positive, axis=1)
@@ -70,13 +70,13 @@ def sensitivity_at(event: Array, ranking: Ranking, weight: Array, specificity: f
 
 
 def number_needed_to_evaluate(event: Array, called: Array, weight: Array) -> Array:
-    """Rows called positive for each that is, (R,)."""
+    """The number of rows called positive for each true positive, (R,)."""
     marked = weight * called
     return divide(np.full(len(event), marked.sum()), event @ marked)
 
 
 def _fit_line(event: Array, score: Array, weight: Array, *, slope: bool) -> Array:
-    """Logistic regressions of R events on one score by Newton's method, (R, 2); NaN where there is no finite fit."""
+    """Fit logistic regressions of R events on one score by Newton, (R, 2); NaN without a finite fit."""
     design = np.stack([np.ones_like(score), score], axis=1)[:, : 1 + slope]
     share = weight / weight.sum()
     fixed = 0.0 if slope else score

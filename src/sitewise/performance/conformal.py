@@ -1,7 +1,7 @@
-"""Sets of classes with a wanted coverage, from labeled rows weighted to another site (weighted conformal prediction).
+"""Weighted conformal prediction: sets of classes with a given coverage, from labeled rows weighted to another site.
 
-A row scores one less the probability of its class. Of labeled rows whose weights bring them to the site's P(y, z), the
-weighted quantile of the scores is the threshold below which a class belongs to a row's set (equation 21).
+The score of a labeled row is one minus the probability of its class. The labeled rows are weighted to the site's
+P(y, z). A class belongs to a row's set if its score is at most the weighted quantile of these scores (equation 21).
 """
 
 from dataclasses import dataclass, field
@@ -14,22 +14,27 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, eq=False)
 class PredictionSets:
-    """Sets of classes that hold a row's class with a wanted probability.
+    """Sets of classes that contain a row's class with a given probability.
 
-    Attributes
+    An empty set means that no class is plausible enough. A set of all classes means that none can be excluded.
+
+    Parameters
     ----------
-    member : ndarray of shape (n, K)
+    member : array of shape (n, K)
         Whether each class belongs to each row's set.
     classes : tuple
         The classes, in order.
     coverage : float
-        The wanted coverage.
+        The nominal coverage.
     by_class : bool
-        Whether it is wanted of every class by itself, or over all rows.
+        Whether the coverage holds for every class separately, or over all rows.
     effective_rows : float
-        How many evenly weighted rows the weighted labeled rows behind the thresholds are worth.
+        The effective number of labeled rows, given their weights.
 
-    An empty set says that no class is plausible enough, one with all classes that nothing can be excluded.
+    Examples
+    --------
+    >>> sets = here.predict_set(X, coverage=0.9)
+    >>> sets.labels[:3]
     """
 
     member: Array
@@ -43,7 +48,7 @@ class PredictionSets:
 
     @property
     def size(self) -> Array:
-        """How many classes each row's set has, (n,)."""
+        """The number of classes in each row's set, (n,)."""
         return np.asarray(self.member.sum(axis=1))
 
     @property
@@ -55,32 +60,32 @@ class PredictionSets:
 def score_thresholds(
     probability: Array, y: Array, weight: Array, coverage: float, *, by_class: bool = False
 ) -> tuple[Array, float]:
-    """The highest score (1 - P) of each class that still belongs to a set, (K,), and the rows the weights are worth.
+    """Return the highest score (1 - P) of each class that belongs to a set, (K,), and the effective number of rows.
 
-    `probability` (m, K), `y` (m,) and `weight` (m,) are labeled rows brought to the site. The row to come counts as one
-    more of them, with a score beyond all others, so that coverage holds for few rows too.
+    `probability` (m, K), `y` (m,) and `weight` (m,) are labeled rows weighted to the site. A new row counts as one more
+    of them with an infinite score, so that the coverage holds with few rows too.
     """
     score = 1 - probability[np.arange(len(y)), y]
     n_classes = probability.shape[1]
     if not by_class:
-        return np.full(n_classes, _quantile(score, weight, coverage)), _worth(weight)
-    parts = [y == k for k in range(n_classes)]
-    worth = min(_worth(weight[part]) for part in parts)
-    return np.array([_quantile(score[part], weight[part], coverage) for part in parts]), worth
+        return np.full(n_classes, _quantile(score, weight, coverage)), _effective(weight)
+    by_label = [y == k for k in range(n_classes)]
+    effective = min(_effective(weight[rows]) for rows in by_label)
+    return np.array([_quantile(score[rows], weight[rows], coverage) for rows in by_label]), effective
 
 
 def _quantile(score: Array, weight: Array, coverage: float) -> float:
-    """The least score with so much weight at or below it; infinity where the row to come leaves too little."""
+    """Return the smallest score with a weight of `coverage` at or below it; infinity if there is none."""
     total = weight.sum()
     if not total > 0:
         return np.inf
     order = np.argsort(score, kind="stable")
-    below = np.cumsum(weight[order]) / (total + total / _worth(weight))
+    below = np.cumsum(weight[order]) / (total + total / _effective(weight))
     enough = np.flatnonzero(below >= coverage * (1 - 1e-12))
     return float(score[order[enough[0]]]) if len(enough) else np.inf
 
 
-def _worth(weight: Array) -> float:
-    """How many even rows weighted ones are worth."""
+def _effective(weight: Array) -> float:
+    """Return the effective number of rows (Kish)."""
     squares = (weight**2).sum()
     return float(weight.sum() ** 2 / squares) if squares > 0 else 0.0

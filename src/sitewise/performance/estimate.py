@@ -1,4 +1,4 @@
-"""From log-ratios and an estimated g to what is believed of the labels, and the performance to expect."""
+"""From log-ratios and an estimated g to beliefs about the labels, and the expected performance."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -21,9 +21,9 @@ from sitewise.performance.unlearned import Learned
 from sitewise.posterior import normalize
 
 Array = np.ndarray[Any, Any]
-MOST_ROWS = 30_000  # of a larger site that many stand for all, evenly spread: their chance error is below 0.003
+MOST_ROWS = 30_000  # a larger site is represented by so many evenly spaced rows: a sampling error below 0.003
 MOST_DRAWS, FEWEST_DRAWS = 400, 200
-DRAWN_LABELS = 5 * 10**6  # at most, where that leaves draws enough
+DRAWN_LABELS = 5 * 10**6  # at most, if that allows FEWEST_DRAWS draws
 
 
 def expected_performance(
@@ -40,19 +40,37 @@ def expected_performance(
     n_draws: int | None = None,
     random_state: Any = None,
 ) -> ExpectedPerformance:
-    """Performance to expect of the probabilities `estimate.predict_proba(log_ratio, Z)`, without labels.
+    """Estimate the performance of the probabilities `estimate.predict_proba(log_ratio, Z)` without labels.
 
     Parameters
     ----------
-    log_ratio : (n, K) calibrated log f of the rows.
-    estimate : g of their site, by `estimate_prevalence`.
-    sample_confounder : their Z, where g depends on it.
-    y : labels where they are known, NaN elsewhere.
-    sample_weight : (n,) optional.
-    calibration : what log_ratio went through, with resamples; the intervals then hold its uncertainty.
-    threshold : P(y=1) from which a row is called 1 (K = 2); the most probable class otherwise.
-    classes : names of the classes.
-    n_draws : draws of g, calibration and labels behind the intervals; by default 400, fewer above 12,500 rows.
+    log_ratio : array of shape (n, K)
+        Calibrated log f of the rows.
+    estimate : PrevalenceEstimate
+        g of their site, by `estimate_prevalence`.
+    sample_confounder : DataFrame or array of shape (n, V), optional
+        Their confounders, if g depends on them.
+    y : array of shape (n,), optional
+        Known labels as class indices, NaN elsewhere.
+    sample_weight : array of shape (n,), optional
+        One weight for each row.
+    calibration : Calibration, optional
+        The calibration that was applied to `log_ratio`, with resamples. The intervals then include its uncertainty.
+    threshold : float, optional
+        For two classes: rows with P(y=1) at or above it are called 1. By default the most probable class is called.
+    classes : sequence, optional
+        Names of the classes; 0..K-1 by default.
+    level : float
+        Level of the intervals.
+    n_draws : int, optional
+        The number of draws of g, calibration and labels; by default 400, fewer above 12,500 rows.
+    random_state : int, RandomState or None
+        Seed of the draws.
+
+    Returns
+    -------
+    ExpectedPerformance
+        Each metric with its interval.
 
     Examples
     --------
@@ -115,24 +133,56 @@ def believe(
     shape: OpenShape | None = None,
     random_state: Any = None,
 ) -> BelievedRows:
-    """What is believed of the labels of rows with log f (n, K) and codes of z (n, V), and draws of them.
+    """Compute the beliefs about the labels of rows with log f (n, K) and codes of z (n, V), and draw labels from them.
 
-    `log_prevalence` (n, K) is g where it is not the estimate's, `supported` (n,) tells where the estimate's draws hold
-    at all, `by_marginal` (n,) which rows have one P(y) for their g, whose draws move as the estimate's mean does, and
-    `probability` (n, K) is P(y|x,z), which decides and is believed, where that is not the estimate's. Labels are drawn
-    with the slope on log f that predictions have. `source` is how many rows f was learned from and P(y|x,z) (n, K) as
-    at the training sites, for judging predictions that are not ours. `shape` is what is open about g's shape over z
-    beyond the estimate's draws, whose shape is that of the training sites.
+    Parameters
+    ----------
+    log_ratio : Tensor of shape (n, K)
+        Calibrated log f.
+    codes : Tensor of shape (n, V)
+        Codes of z.
+    estimate : PrevalenceEstimate
+        g of the site.
+    log_prevalence : Tensor of shape (n, K), optional
+        log g of the rows, if it is not the estimate's.
+    supported : Tensor of bool, shape (n,), optional
+        Rows to which the estimate's draws apply; the g of the others is not drawn.
+    by_marginal : Tensor of bool, shape (n,), optional
+        Rows with one P(y) as their g. Its draws move as the estimate's mean does.
+    probability : array of shape (n, K), optional
+        P(y|x,z), if it is not the estimate's.
+    parts : sequence of Part
+        The calibrations of log f, with the rows that each was applied to.
+    known : array of shape (n,), optional
+        Known labels, NaN elsewhere.
+    weight : Tensor of shape (n,), optional
+        One weight for each row.
+    z : DataFrame, optional
+        The confounders, to group rows by.
+    n_draws : int, optional
+        The number of draws.
+    source : tuple of float and array, optional
+        The number of rows f was learned from, and P(y|x,z) (n, K) at the training sites. It is needed to judge the
+        predictions of other models.
+    shape : OpenShape, optional
+        The uncertainty of g's shape over z, if the estimate's draws do not include it.
+    random_state : int, RandomState or None
+        Seed of the draws.
+
+    Returns
+    -------
+    BelievedRows
+        The rows with their predictions, beliefs and drawn labels.
     """
     n_site = len(log_ratio)
     kept = evenly(n_site, MOST_ROWS)
     if len(kept) < n_site:
         log_ratio, codes = log_ratio[kept], codes[kept]
         log_prevalence = None if log_prevalence is None else log_prevalence[kept]
-        supported, by_marginal = (None if part is None else part[kept] for part in (supported, by_marginal))
+        supported, by_marginal = (None if mask is None else mask[kept] for mask in (supported, by_marginal))
         weight = None if weight is None else weight[kept]
         chosen = kept.numpy()
-        probability, known = (None if part is None else part[chosen] for part in (probability, known))
+        probability, known = (None if values is None else values[chosen] for values in (probability, known))
         source = None if source is None else (source[0], source[1][chosen])
         z = None if z is None else z.iloc[kept.numpy()].reset_index(drop=True)
     n_rows = len(log_ratio)
@@ -181,26 +231,26 @@ def believe(
 
 @dataclass(frozen=True, eq=False)
 class LabelDraws:
-    """Labels (B, n) drawn from every draw of g: the same whenever it is called, but for what more is open."""
+    """Draws labels (B, n), one for each draw of g; every call gives the same ones, apart from further directions."""
 
     log_ratio: Tensor  # (n, K)
     codes: Tensor
-    log_prevalence: Tensor  # (n, K) as estimated
+    log_prevalence: Tensor  # (n, K) estimated
     weight: Tensor  # (n,)
     slope: Array  # (n, 1) on log f
     drawn: PrevalenceDraws
     applied: float
     directions: tuple[Direction, ...]
     shape: OpenShape | None
-    by_marginal: Tensor | None  # (n,) rows with one P(y), which moves by `moves`
+    by_marginal: Tensor | None  # (n,) rows with one P(y), which is moved by `moves`
     moves: Tensor | None  # (B, K)
-    supported: Tensor | None  # (n,) rows whose g is drawn, None for all of them
+    supported: Tensor | None  # (n,) rows whose g is drawn; None means all
     known: Array | None
     seed: int | None  # of the shape
     rng: np.random.Generator
 
     def __call__(self, more: Sequence[Direction] = ()) -> Array:
-        """Draw them, with `more` directions in which the logits are open."""
+        """Draw labels; `more` are further directions of uncertainty in the logits."""
         log_ratio = self.slope * self.log_ratio.cpu().numpy()
         log_prevalences = (drawn.cpu().numpy() for drawn in self._log_prevalences())
         return draw_labels(log_ratio, log_prevalences, copy.deepcopy(self.rng), [*self.directions, *more], self.known)
@@ -220,28 +270,28 @@ class LabelDraws:
 
 
 def _slopes(log_ratio: Tensor, slope: float, supported: Tensor | None, by_marginal: Tensor | None) -> Array:
-    """The factor on each row's log f, (n, 1): one where the estimate does not predict."""
+    """Return the factor on each row's log f, (n, 1): one for rows that the estimate does not predict."""
     own = torch.ones(len(log_ratio), dtype=torch.bool) if supported is None else supported
     own = own if by_marginal is None else own & ~by_marginal
     return np.where(own.cpu().numpy()[:, None], slope, 1.0)
 
 
 def number_of_draws(n_rows: int) -> int:
-    """As many as are kept in little memory."""
+    """Return the number of draws, limited by memory."""
     return int(min(MOST_DRAWS, max(FEWEST_DRAWS, DRAWN_LABELS // max(n_rows, 1))))
 
 
 def evenly(n_rows: int, at_most: int) -> Tensor:
-    """Row numbers spread evenly over n rows, all of them where they are few."""
+    """Return at most `at_most` evenly spaced indices of n rows."""
     return torch.arange(n_rows) if n_rows <= at_most else torch.arange(at_most) * n_rows // at_most
 
 
 def _directions(
     log_ratio: Tensor, codes: Tensor, estimate: PrevalenceEstimate, parts: Sequence[Part], supported: Tensor | None
 ) -> list[Direction]:
-    """How the calibrations' uncertainty moves f and g.
+    """Return the directions in which the calibrations' uncertainty moves log f and log g.
 
-    g moves where its model can be fitted again and its own draws do not hold that already.
+    g is refitted if its model allows that and its own draws do not include this uncertainty already.
     """
 
     def refit(change: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -256,10 +306,10 @@ def _directions(
 
 
 def _knowing(probability: Array, known: Array | None) -> Array:
-    """Probabilities, certain where the label is known."""
+    """Replace the probabilities of rows with known labels by 0 and 1."""
     if known is None:
         return probability
-    told = ~np.isnan(known)
+    labeled = ~np.isnan(known)
     belief = probability.copy()
-    belief[told] = np.eye(probability.shape[1])[known[told].astype(np.int64)]
+    belief[labeled] = np.eye(probability.shape[1])[known[labeled].astype(np.int64)]
     return belief

@@ -1,4 +1,4 @@
-"""Several models judged by the labels of one site: metrics with intervals by patient, differences, calibration."""
+"""Compare several models on labeled rows of one site: metrics with intervals by patient, differences, calibration."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ N_BINS = 10
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """One model's metrics by labels, with what the resamples of patients make of them."""
+    """One model's metrics on labeled rows, with their values in bootstrap resamples of patients."""
 
     values: dict[str, float]
     resampled: dict[str, Array]  # (R,) each
@@ -34,30 +34,37 @@ class Judged:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
-    """An adapted model beside others on labeled rows of its site, and whether what was expected came true.
+    """An adapted model compared with others on labeled rows of its site, and with its expected performance.
 
-    Attributes
+    Parameters
     ----------
     table : DataFrame
-        A row for each metric and model: `value`, `low`, `high`, and the `difference` of the first model to this one
-        with `difference_low`, `difference_high`. Intervals are those of resampled rows, or of whole groups (patients).
+        One row for each metric and model: `value`, `low`, `high`, and the `difference` of the first model to this one
+        with `difference_low` and `difference_high`. Intervals are by bootstrap of rows, or of whole groups (patients).
     expected : ExpectedPerformance
-        What was expected of the first model on these rows before their labels were seen.
+        The expected performance of the first model on these rows, computed without their labels.
     held : DataFrame
-        For each metric the expected value with its interval, the observed value, and whether it lies inside.
+        For each metric the expected value with its interval, the observed value, and whether the interval contains it.
     reliability : dict
-        For each model the bins of its calibration plot.
+        The bins of each model's calibration plot.
     decision_curve : DataFrame or None
-        Net benefit of each model, of treating all and none; for two classes.
-    n_rows, n_groups, level, threshold
-        Rows with labels, groups among them, the level of the intervals, and the threshold, None for the most probable
-        class.
+        Net benefit of each model, and of treating all and none; for two classes only.
+    n_rows : int
+        The number of labeled rows.
+    n_groups : int
+        The number of groups among them.
+    level : float
+        Level of the intervals.
+    threshold : float or None
+        Threshold on P(y=1); None for the most probable class.
+    models : tuple of str
+        The names of the models; the first one is the adapted model.
 
     Examples
     --------
-    >>> found = here.evaluate(X_labeled, y_labeled, sample_confounder=Z_labeled, groups=patient)
-    >>> found.table.loc["brier"]
-    >>> found.held
+    >>> evaluation = here.evaluate(X_labeled, y_labeled, sample_confounder=Z_labeled, groups=patient)
+    >>> evaluation.table.loc["brier"]
+    >>> evaluation.held
     """
 
     table: pd.DataFrame
@@ -78,7 +85,13 @@ class Evaluation:
         return f"{head}\n{values.round(3).to_string()}\n{inside}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, ready for JSON."""
+        """Convert to plain numbers for JSON.
+
+        Returns
+        -------
+        dict
+            All tables as lists of records.
+        """
 
         def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
             plain = frame.astype(object).where(frame.notna(), None).to_dict("records")
@@ -110,7 +123,7 @@ def compare_models(
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> Evaluation:
-    """Judge models by labels (n,) and compare the first one with the others and with what was `expected` of it."""
+    """Evaluate models on labels (n,), and compare the first one with the others and with its `expected` performance."""
     draws = list(resampled_weights(units, n_resamples, seed))
     judged = {name: judge(p, y, weight, draws, threshold) for name, p in probabilities.items()}
     first = next(iter(judged.values()))
@@ -138,7 +151,7 @@ def compare_models(
 
 
 def resampled_weights(units: Array, n_resamples: int, seed: int) -> Iterator[Array]:
-    """How often each row counts when whole units are drawn with replacement, one resample at a time."""
+    """Draw whole units with replacement and yield how often each row counts, one resample at a time."""
     n_units = int(units.max()) + 1
     if n_units < 2:
         return
@@ -148,20 +161,20 @@ def resampled_weights(units: Array, n_resamples: int, seed: int) -> Iterator[Arr
 
 
 def judge(probability: Array, y: Array, weight: Array, draws: list[Array], threshold: float | None) -> Judged:
-    """Every metric of one model by labels, and under each resample of the rows."""
+    """Compute every metric of one model on labeled rows, and in each resample of the rows."""
     n_classes = probability.shape[1]
     predictions = Predictions.of(probability, threshold)
     truth = np.eye(n_classes)[y].T[None]
 
     def measure(weights: Array) -> dict[str, float]:
-        found = {name: float(value[0]) for name, value in predictions.metrics(truth, weights).items()}
+        metrics = {name: float(value[0]) for name, value in predictions.metrics(truth, weights).items()}
         if n_classes == 2:
             score, event, at = probability[:, 1], truth[:, 1], np.array([0.5 if threshold is None else threshold])
-            found["calibration_in_the_large"] = float(calibration_in_the_large(event, score, weights)[0])
-            found["calibration_slope"] = float(calibration_line(event, score, weights)[0, 1])
-            found["oe_ratio"] = float(observed_to_expected(event, score, weights)[0])
-            found["net_benefit"] = float(net_benefit(event, predictions.predicted[:, None] == 1, weights, at)[0, 0])
-        return found
+            metrics["calibration_in_the_large"] = float(calibration_in_the_large(event, score, weights)[0])
+            metrics["calibration_slope"] = float(calibration_line(event, score, weights)[0, 1])
+            metrics["oe_ratio"] = float(observed_to_expected(event, score, weights)[0])
+            metrics["net_benefit"] = float(net_benefit(event, predictions.predicted[:, None] == 1, weights, at)[0, 0])
+        return metrics
 
     values = measure(weight)
     resampled = [measure(weight * counts) for counts in draws]
@@ -169,7 +182,7 @@ def judge(probability: Array, y: Array, weight: Array, draws: list[Array], thres
 
 
 def _interval(value: float, samples: Array, level: float) -> Expected:
-    """A value with the interval of its resamples; without an interval where there are none (one group alone)."""
+    """Return a value with the interval of its resamples, or without one if there are none (a single group)."""
     if np.isnan(value) or not np.isnan(samples).all():
         return expected_value(value, samples, level)
     return Expected(value, None, None)
@@ -192,12 +205,12 @@ def _named(value: Expected, name: str) -> dict[str, float | None]:
 
 
 def _bins(probability: Array, y: Array, weight: Array, level: float) -> list[dict[str, float]]:
-    """Ten bins of equal mass: mean prediction, observed share with Wilson's interval, rows."""
+    """Return ten bins of equal size: mean prediction, observed share with Wilson's interval, number of rows."""
     two = probability.shape[1] == 2
     score = probability[:, 1] if two else probability.max(axis=1)
     event = (y == 1) if two else (probability.argmax(axis=1) == y)
     order = np.argsort(score, kind="stable")
-    found = []
+    bins = []
     for rows in np.array_split(order, min(N_BINS, len(order))):
         mass = weight[rows].sum()
         if mass <= 0:
@@ -205,8 +218,8 @@ def _bins(probability: Array, y: Array, weight: Array, level: float) -> list[dic
         share = float(weight[rows] @ event[rows] / mass)
         low, high = wilson(share, float(mass**2 / (weight[rows] ** 2).sum()), level)
         predicted = float(weight[rows] @ score[rows] / mass)
-        found.append({"predicted": predicted, "observed": share, "low": low, "high": high, "rows": float(len(rows))})
-    return found
+        bins.append({"predicted": predicted, "observed": share, "low": low, "high": high, "rows": float(len(rows))})
+    return bins
 
 
 def _curves(probabilities: Mapping[str, Array], y: Array, weight: Array) -> pd.DataFrame:

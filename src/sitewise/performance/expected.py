@@ -1,4 +1,4 @@
-"""What performance to expect of predictions on rows whose labels nobody has seen, with intervals."""
+"""The expected performance of predictions on unlabeled rows, with intervals."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ MISSING = "missing"
 
 
 class Expected(NamedTuple):
-    """An expected value with its interval; all None where it is undefined."""
+    """An expected value with its interval; all three are None if it is undefined."""
 
     estimate: float | None
     low: float | None
@@ -29,7 +29,7 @@ class Expected(NamedTuple):
 
 
 class ExpectedCounts(NamedTuple):
-    """Expected counts (K, K) with their intervals: rows are true classes, columns the classes they are called."""
+    """Expected counts (K, K) with their intervals: rows are true classes, columns predicted ones."""
 
     estimate: Array
     low: Array
@@ -38,33 +38,32 @@ class ExpectedCounts(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class BelievedRows:
-    """Rows with what is predicted, what is believed of their labels, and draws of those labels."""
+    """Rows with their predictions, the beliefs P(y|x,z) about their labels, and labels drawn from them."""
 
-    probability: Array | None  # (n, K) predicted, None where only decisions are known
-    belief: Array  # (n, K) P(y|x,z), certain where a label is known
+    probability: Array | None  # (n, K) predicted; None if only decisions are known
+    belief: Array  # (n, K) P(y|x,z); 0 or 1 if the label is known
     labels: Array  # (B, n) drawn
     weight: Array  # (n,)
-    z: pd.DataFrame  # (n, V), no columns where there is no z
-    place: Array | None = None  # (n,) which of the site's rows these are, None for all of them
-    n_site: int | None = None  # how many rows the site has
-    decided: Array | None = None  # (n,) predicted classes where they do not follow from the probability
-    told: Array | None = None  # (n,) whether the site's rows tell g at this z, None for all of them
-    learned: Learned | None = None  # what other predictions leave open, None where that is not known
+    z: pd.DataFrame  # (n, V); no columns without z
+    place: Array | None = None  # (n,) positions among the site's rows; None means all
+    n_site: int | None = None  # number of rows of the site
+    decided: Array | None = None  # (n,) predicted classes, if they do not follow from the probability
+    told: Array | None = None  # (n,) whether f is identified at this z, so that rows inform about g; None means all
+    learned: Learned | None = None  # for the uncertainty of other models' predictions; None if not known
 
     def __len__(self) -> int:
         return len(self.weight)
 
     def take(self, index: Array) -> "BelievedRows":
-        """Some of the rows."""
-        probability, place, decided, told = (
-            None if part is None else part[index] for part in (self.probability, self.place, self.decided, self.told)
-        )
+        """Select rows by position."""
+        columns = (self.probability, self.place, self.decided, self.told)
+        probability, place, decided, told = (None if column is None else column[index] for column in columns)
         z = self.z.iloc[index].reset_index(drop=True)
         own = (self.belief[index], self.labels[:, index], self.weight[index], z)
         return BelievedRows(probability, *own, place, self.n_site, decided, told)
 
     def of_site(self, values: Any, name: str) -> Any:
-        """Of one value for each row of the site, (N, ...), those of these rows, (n, ...)."""
+        """Select the values of these rows, (n, ...), from values of all rows of the site, (N, ...)."""
         wanted = len(self) if self.n_site is None else self.n_site
         if len(values) == wanted and self.place is not None:
             return values[self.place]
@@ -75,21 +74,30 @@ class BelievedRows:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ExpectedPerformance(Mapping[str, Expected]):
-    """The performance to expect on a site's rows, without their labels: a mapping from metrics to `Expected`.
+    """The expected performance on a site's unlabeled rows: a mapping from the name of a metric to `Expected`.
 
-    Attributes
+    Parameters
     ----------
-    confusion : `ExpectedCounts`, rows true classes, columns what they are called.
-    classes : the classes, in order.
-    threshold : P(y=1) from which a row is called positive; None for the most probable class.
-    level : of the intervals.
-    n_rows : how many rows it is about.
+    metrics : dict of str to Expected
+        Each metric with its interval.
+    confusion : ExpectedCounts
+        The confusion matrix: rows are true classes, columns predicted ones.
+    classes : tuple
+        The classes, in order.
+    threshold : float or None
+        Rows with P(y=1) at or above it are called positive; None for the most probable class.
+    level : float
+        Level of the intervals.
+    rows : BelievedRows
+        The rows behind it.
 
-    Means over rows (accuracy, brier, nll) are exact expectations under P(y|x,z) at the site; quotients of counts
-    (F1, precision, recall, areas) are quotients of expected counts; `ece`, of which the expectation under one's own
-    probabilities says nothing, is the mean over the draws. The interval is that of the value on these very rows: it
-    holds the uncertainty of g, of the calibration of f and of the labels given both. It does not hold a shift of
-    P(x|y,z), for which there is `diagnose`. "f1" is short for positive_f1 with two classes and macro_f1 with more.
+    Notes
+    -----
+    Means over rows (accuracy, brier, nll) are exact expectations under P(y|x,z) at the site. Ratios of counts (F1,
+    precision, recall, areas) are ratios of expected counts. `ece` is the mean over the draws, because its expectation
+    under the model's own probabilities carries no information. The interval is for the value on these rows: it includes
+    the uncertainty of g, of the calibration of f, and of the labels given both. It does not include a shift of
+    P(x|y,z), which `diagnose` tests. "f1" means positive_f1 for two classes and macro_f1 for more.
 
     Examples
     --------
@@ -107,7 +115,7 @@ class ExpectedPerformance(Mapping[str, Expected]):
 
     @property
     def n_rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return len(self.rows)
 
     def __getitem__(self, name: str) -> Expected:
@@ -136,10 +144,18 @@ class ExpectedPerformance(Mapping[str, Expected]):
         return f"<p>{escape(head)}</p><table>{cells}</table>"
 
     def by(self, column: Any) -> "dict[Any, ExpectedPerformance]":
-        """The same for each group of rows: by a confounder's name, or by one value for each row.
+        """Compute the expected performance for each group of rows.
 
-        A number with more than four different values is cut at its quartiles over these rows; rows that lack it are a
-        group of their own, "missing".
+        Parameters
+        ----------
+        column : str or array of shape (n,)
+            The name of a confounder, or one value for each row. Numbers with more than four distinct values are cut at
+            their quartiles. Rows without a value are the group "missing".
+
+        Returns
+        -------
+        dict
+            The expected performance of each group.
         """
         values = self._column(column)
         groups = group_rows(values)
@@ -150,11 +166,17 @@ class ExpectedPerformance(Mapping[str, Expected]):
 
     @cached_property
     def by_confounder(self) -> "dict[str, dict[Any, ExpectedPerformance]]":
-        """`by` for each confounder."""
+        """The result of `by` for each confounder."""
         return {str(name): self.by(name) for name in self.rows.z.columns}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, ready for JSON."""
+        """Convert to plain numbers for JSON.
+
+        Returns
+        -------
+        dict
+            Rows, classes, threshold, level, metrics and the confusion matrix.
+        """
         return {
             "n_rows": self.n_rows,
             "classes": [value.item() if isinstance(value, np.generic) else value for value in self.classes],
@@ -177,7 +199,7 @@ class ExpectedPerformance(Mapping[str, Expected]):
 
 
 def group_rows(values: pd.Series) -> dict[Any, Array]:
-    """Row numbers of each group: levels in order, quartiles of numbers, then "missing"."""
+    """Return the rows of each group: levels in order, or quartiles of numbers, then "missing"."""
     missing = values.isna().to_numpy()
     known = values[~missing]
     place = np.flatnonzero(~missing)
@@ -202,7 +224,7 @@ def group_rows(values: pd.Series) -> dict[Any, Array]:
 def summarize(
     rows: BelievedRows, classes: tuple[Any, ...], threshold: float | None = None, level: float = 0.95
 ) -> ExpectedPerformance:
-    """Every metric to expect on these rows, with its interval from the drawn labels."""
+    """Compute every expected metric of these rows, with its interval from the drawn labels."""
     problems = Problems("expected_performance")
     if not 0 < level < 1:
         problems.add(f"level must lie between 0 and 1, got {level}")
@@ -216,8 +238,8 @@ def summarize(
     drawn: dict[str, list[Array]] = {name: [] for name in EXPECTED_METRICS}
     counts = []
     for truth in drawn_truths(rows.labels, len(classes)):
-        for name, found in predictions.metrics(truth, rows.weight).items():
-            drawn[name].append(found)
+        for name, measured in predictions.metrics(truth, rows.weight).items():
+            drawn[name].append(measured)
         counts.append(predictions.confusion(truth, rows.weight))
     tails = [(1 - level) / 2, (1 + level) / 2]
     metrics = {}
@@ -235,14 +257,14 @@ def summarize(
 
 
 def drawn_truths(labels: Array, n_classes: int) -> Iterator[Array]:
-    """Drawn labels (B, n) as certain truths (R, K, n), some draws at a time."""
+    """Yield drawn labels (B, n) as one-hot truths (R, K, n), some draws at a time."""
     size = max(1, CHUNK // (labels.shape[1] * n_classes))
     for start in range(0, len(labels), size):
         yield (labels[start : start + size, None, :] == np.arange(n_classes)[:, None]).astype(np.float64)
 
 
 def expected_value(value: float, samples: Array, level: float) -> Expected:
-    """An estimate with the interval of the draws (R,) for which it is defined; the interval holds it."""
+    """Return an estimate with the interval of its defined draws (R,), widened to contain the estimate."""
     samples = samples[~np.isnan(samples)]
     if np.isnan(value) or not len(samples):
         return Expected(None, None, None)

@@ -1,7 +1,7 @@
-"""Labels as they might be at a site, drawn from what is known of them: equation 16c of docs/maths.md.
+"""Draw labels of a site's rows from their posterior: equation 16c of docs/maths.md.
 
-Three things are not known: g, which has draws; the calibration of f, which moves log f and g along a few directions;
-and, given both, the label of each row.
+Three things are uncertain: g, of which there are draws; the calibration of f, which moves log f and g along a few
+directions; and the label of each row given both.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,12 +20,12 @@ from sitewise.prevalence.linear import NEWTON_LIMIT, information
 from sitewise.prevalence.pooled import RIDGE
 
 Array = np.ndarray[Any, Any]
-NO_DIRECTION = 1e-8  # a standard deviation below this moves nothing
+NO_DIRECTION = 1e-8  # a smaller standard deviation is ignored
 
 
 @dataclass(frozen=True, eq=False)
 class Direction:
-    """What one standard deviation of a calibration, along one direction, does to log f and log g, each (n, K)."""
+    """The change of log f and of log g, each (n, K), by one standard deviation along one direction of uncertainty."""
 
     log_ratio: Array
     log_prevalence: Array
@@ -33,7 +33,7 @@ class Direction:
 
 @dataclass(frozen=True)
 class Part:
-    """A calibration with its resamples, and which rows (by their codes of z) it was applied to."""
+    """A calibration with its resamples, and the rows that it was applied to, by their codes of z."""
 
     calibration: Calibration
     applies: Callable[[Tensor], Tensor]  # codes (n, V) -> (n,) bool
@@ -46,9 +46,9 @@ def draw_labels(
     directions: Sequence[Direction] = (),
     known: Array | None = None,
 ) -> Array:
-    """Draw a label for each row from each log g (n, K), with f calibrated a little otherwise each time, (B, n).
+    """Draw a label for each row from each log g (n, K), (B, n), each time with a random step along the directions.
 
-    `known` holds labels that are known, NaN elsewhere.
+    `known` are known labels, NaN elsewhere.
     """
     drawn = []
     for log_prevalence in log_prevalences:
@@ -58,13 +58,13 @@ def draw_labels(
         drawn.append(_draw(logits, rng))
     labels = np.stack(drawn)
     if known is not None:
-        told = ~np.isnan(known)
-        labels[:, told] = known[told].astype(labels.dtype)
+        labeled = ~np.isnan(known)
+        labels[:, labeled] = known[labeled].astype(labels.dtype)
     return labels
 
 
 def _draw(logits: Array, rng: np.random.Generator) -> Array:
-    """A class for each row of logits (n, K), in the smallest integers that hold it."""
+    """Draw a class for each row of logits (n, K), in the smallest integer type."""
     kind = np.int8 if logits.shape[1] <= 127 else np.int16
     if logits.shape[1] == 2:
         odds = np.clip(logits[:, 1] - logits[:, 0], -700, 700)
@@ -78,12 +78,12 @@ def calibration_directions(
     parts: Sequence[Part],
     refit: Callable[[Callable[[Tensor, Tensor], Tensor]], Callable[[Tensor], Tensor]],
 ) -> list[Direction]:
-    """How the resamples of calibrations move log f and g: principal directions, a standard deviation of each.
+    """Return the principal directions of the calibrations' resamples, and how they move log f and log g.
 
-    `refit` estimates g anew from log f changed by a function of (log f, codes) and returns its log g at codes. Both are
-    taken as linear in the parameters between minus and plus one standard deviation.
+    `refit` estimates g again from log f changed by a function of (log f, codes), and returns its log g at codes. Log f
+    and log g are taken as linear in the parameters between minus and plus one standard deviation.
     """
-    found = []
+    directions = []
     for part in parts:
         before = part.calibration
         if bool((before.slope == 0).any()) or not bool(part.applies(codes).any()):
@@ -98,19 +98,19 @@ def calibration_directions(
 
                 moved.append((change(log_ratio, codes), refit(change)(codes)))
             (low_ratio, low_g), (high_ratio, high_g) = moved
-            found.append(Direction(_half(high_ratio, low_ratio), _half(high_g, low_g)))
-    return found
+            directions.append(Direction(_half(high_ratio, low_ratio), _half(high_g, low_g)))
+    return directions
 
 
 @dataclass(frozen=True)
 class OpenShape:
-    """The shape of g over z as labels left it open: features of z, and how many labels tell their coefficients."""
+    """The uncertainty of g's shape over z: the schema of z, and the number of labels that it was estimated from."""
 
     schema: Confounders
     n_rows: float
 
     def moves(self, log_prevalence: Tensor, codes: Tensor, weight: Tensor, n_draws: int, seed: int) -> Iterator[Tensor]:
-        """What each draw adds to log g (n, K) of the rows, (n, K): normal coefficients, level apart (equation 16e)."""
+        """Yield what each draw adds to log g of the rows, (n, K): normal coefficients without level (equation 16e)."""
         basis = contrasts(log_prevalence.shape[1], log_prevalence.device)
         design = features(codes, self.schema)[:, 1:]
         width = design.shape[1] * basis.shape[1]
@@ -119,8 +119,8 @@ class OpenShape:
             return
         share = weight / weight.sum()
         design = design - share @ design
-        known = self.n_rows * information(design, share, log_prevalence.exp()) + RIDGE * torch.eye(width).to(design)
-        values, vectors = torch.linalg.eigh(known)
+        precision = self.n_rows * information(design, share, log_prevalence.exp()) + RIDGE * torch.eye(width).to(design)
+        values, vectors = torch.linalg.eigh(precision)
         noise = torch.randn(n_draws, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         drawn = (noise.to(values) / values.sqrt()) @ vectors.T
         for coefficients in drawn.reshape(n_draws, design.shape[1], -1):
@@ -128,20 +128,20 @@ class OpenShape:
 
 
 def _half(high: Tensor, low: Tensor) -> Array:
-    """Half the difference in what the classes are told apart by, (n, K)."""
+    """Return half the difference of two log-ratios, centred over classes, (n, K)."""
     difference = (high - low) / 2
     centred = difference - difference.mean(1, keepdim=True)
-    return np.asarray(torch.nan_to_num(centred, nan=0.0).cpu().numpy())  # certain rows stay certain
+    return np.asarray(torch.nan_to_num(centred, nan=0.0).cpu().numpy())  # infinite log-ratios stay unchanged
 
 
 def _principal_steps(calibration: Calibration) -> list[Tensor]:
-    """One standard deviation along each principal direction of the resampled (slope, bias), (2K,) each."""
-    others = calibration.resamples()
-    if len(others) < 2:
+    """Return one standard deviation along each principal direction of the resampled (slope, bias), (2K,) each."""
+    resamples = calibration.resamples()
+    if len(resamples) < 2:
         return []
-    parameters = torch.stack([torch.cat([other.slope, other.bias]) for other in others])
-    spread = parameters - parameters.mean(0)
-    _, values, vectors = torch.linalg.svd(spread / (len(others) - 1) ** 0.5, full_matrices=False)
+    parameters = torch.stack([torch.cat([refit.slope, refit.bias]) for refit in resamples])
+    centred = parameters - parameters.mean(0)
+    _, values, vectors = torch.linalg.svd(centred / (len(resamples) - 1) ** 0.5, full_matrices=False)
     return [value * vector for value, vector in zip(values, vectors, strict=True) if float(value) > NO_DIRECTION]
 
 

@@ -1,7 +1,7 @@
-"""Every metric of predictions against what is believed of the labels: equations 16 and 16a of docs/maths.md.
+"""Metrics of predictions against beliefs about the labels: equations 16 and 16a of docs/maths.md.
 
-The truth of a row is a distribution over its classes. Where it is certain of one, these are the metrics of
-`evaluation`; where it is P(y|x,z), they are what to expect of labels that nobody has seen.
+The truth of a row is a distribution over classes. If it is a label (one-hot), these are the metrics of `evaluation`. If
+it is P(y|x,z), they are the expected metrics without labels.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ EXPECTED_METRICS = (*METRICS[:4], "precision", "recall", "specificity", *METRICS
 
 
 def decide(probability: Array, threshold: float | None = None) -> Array:
-    """The predicted class of every row: the most probable one; with a threshold (K = 2), 1 where P(y=1) reaches it."""
+    """Return the most probable class of every row, or with a threshold (K = 2) whether P(y=1) is at or above it."""
     if threshold is None:
         return np.asarray(probability.argmax(axis=1))
     return (probability[:, 1] >= threshold).astype(np.int64)
@@ -33,15 +33,15 @@ def decide(probability: Array, threshold: float | None = None) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Probabilities (n, K) and what is decided, with everything that does not depend on the truth.
+    """Probabilities (n, K) and decisions, with all quantities that do not depend on the truth.
 
-    Without probabilities there are decisions only, and what is about probabilities is undefined.
+    Without probabilities, metrics of probabilities are undefined.
     """
 
     probability: Array | None
     predicted: Array  # (n,)
     n_classes: int
-    rankings: tuple[Ranking, ...] = ()  # by each class that has a curve
+    rankings: tuple[Ranking, ...] = ()  # of each class that has a curve
     confidence: Ranking | None = None
 
     @classmethod
@@ -52,7 +52,7 @@ class Predictions:
         decided: Array | None = None,
         n_classes: int | None = None,
     ) -> "Predictions":
-        """Decide, unless it is `decided` (n,) already, and sort once what is sorted for every truth."""
+        """Decide, unless decisions (n,) are given, and sort the scores once for all truths."""
         if probability is None:
             assert decided is not None
             assert n_classes is not None
@@ -64,14 +64,14 @@ class Predictions:
         return cls(probability, predicted, n_classes, rankings, confidence)
 
     def confusion(self, truth: Array, weight: Array) -> Array:
-        """Expected weight of rows of each class (rows) that are called each class (columns), (R, K, K)."""
+        """Return the expected confusion matrix (R, K, K): rows are true classes, columns predicted ones."""
         called = np.eye(self.n_classes)[self.predicted] * weight[:, None]
         return np.asarray(truth @ called)
 
     def metrics(self, truth: Array, weight: Array) -> dict[str, Array]:
-        """Every metric for each of R truths (R, K, n) over rows with weights (n,), NaN where undefined.
+        """Compute every metric for each of R truths (R, K, n) with row weights (n,), NaN where undefined.
 
-        Means over rows are exact expectations. Quotients of counts are quotients of expected counts.
+        Means over rows are exact expectations. Ratios of counts are ratios of expected counts.
         """
         counted = confusion_metrics(self.confusion(truth, weight))
         if self.probability is None:
@@ -79,7 +79,7 @@ class Predictions:
         two = self.n_classes == 2
         flat = truth.reshape(len(truth), -1)
         log_probability = np.log(np.clip(self.probability.T, SMALLEST_PROBABILITY, 1))
-        squares = (self.probability**2).sum(axis=1) - 2 * self.probability.T + 1  # (K, n), from each class being true
+        squares = (self.probability**2).sum(axis=1) - 2 * self.probability.T + 1  # (K, n), for each true class
         areas = [
             areas_under_curves(ranking, truth[:, 1 if two else k], weight) for k, ranking in enumerate(self.rankings)
         ]
@@ -93,7 +93,7 @@ class Predictions:
         }
 
     def _calibration_error(self, truth: Array, weight: Array) -> Array:
-        """Distance between predicted and true shares in bins of equal mass; of P(y=1), or of the largest for K > 2."""
+        """Return the expected calibration error in bins of equal mass of P(y=1), or of the largest P for K > 2."""
         assert self.probability is not None
         assert self.confidence is not None
         best = self.probability.argmax(axis=1)
@@ -109,7 +109,7 @@ class Predictions:
 
 
 def confusion_metrics(counts: Array) -> dict[str, Array]:
-    """What a confusion matrix (R, K, K) tells: of class 1 for K = 2, means over classes against the rest for K > 2."""
+    """Compute metrics of confusion matrices (R, K, K): of class 1 for K = 2, one-against-rest means for K > 2."""
     right = np.diagonal(counts, axis1=1, axis2=2)
     true, called, total = counts.sum(axis=2), counts.sum(axis=1), counts.sum(axis=(1, 2))
     rest = total[:, None] - true

@@ -1,4 +1,4 @@
-"""Decisions and probabilities that are not ours, on rows whose labels are believed as ours are."""
+"""Judge the predictions of another model with this model's beliefs about the labels."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 
 
 def judged_instead(rows: BelievedRows, classes: tuple[Any, ...], y_pred: Any = None, proba: Any = None) -> BelievedRows:
-    """The same rows and beliefs with somebody else's predictions in place of ours.
+    """Return the same rows and beliefs with the predictions of another model.
 
     Parameters
     ----------
@@ -24,10 +24,15 @@ def judged_instead(rows: BelievedRows, classes: tuple[Any, ...], y_pred: Any = N
         The rows of the site.
     classes : tuple
         The classes, in order.
-    y_pred : array-like of shape (n,), optional
-        Decided classes. None decides by `proba`.
-    proba : array-like of shape (n, K) or (n,), optional
-        Probabilities; one column is P of the second of two classes. None: only decisions are judged.
+    y_pred : array of shape (n,), optional
+        Predicted classes; by default they follow from `proba`.
+    proba : array of shape (n, K) or (n,), optional
+        Probabilities; one column is that of the second of two classes. Without it, only decisions are judged.
+
+    Returns
+    -------
+    BelievedRows
+        The rows with these predictions.
     """
     if y_pred is None and proba is None:
         return rows
@@ -36,12 +41,12 @@ def judged_instead(rows: BelievedRows, classes: tuple[Any, ...], y_pred: Any = N
     probability = None if proba is None else read_proba(proba, classes, n_rows, problems)
     decided = None if y_pred is None else read_decisions(y_pred, classes, n_rows, problems)
     problems.raise_if_any()
-    probability, decided = (None if part is None else rows.of_site(part, "rows") for part in (probability, decided))
+    probability, decided = (None if own is None else rows.of_site(own, "rows") for own in (probability, decided))
     return replace(rows, probability=probability, decided=decided, labels=_labels(rows, probability, decided))
 
 
 def _labels(rows: BelievedRows, probability: Array | None, decided: Array | None) -> Array:
-    """Drawn labels, with what is open about f along these predictions beyond our own."""
+    """Draw labels that include the uncertainty of f along the other model's predictions."""
     if rows.learned is None or rows.probability is None:
         return rows.labels
     n_classes = rows.belief.shape[1]
@@ -52,7 +57,7 @@ def _labels(rows: BelievedRows, probability: Array | None, decided: Array | None
 
 
 def _as_many(probability: Array, decided: Array) -> Array:
-    """What our own probabilities (n, K) decide: of two classes, the second for as many rows as are decided so."""
+    """Decide by our own probabilities (n, K); with two classes, call as many rows positive as the other model does."""
     count = int((decided == 1).sum())
     if probability.shape[1] > 2 or not count:
         return decide(probability, None if probability.shape[1] > 2 else np.inf)
@@ -60,7 +65,7 @@ def _as_many(probability: Array, decided: Array) -> Array:
 
 
 def read_decisions(y_pred: Any, classes: tuple[Any, ...], n_rows: int, problems: Problems) -> Array | None:
-    """Decided classes as numbers 0..K-1."""
+    """Read predicted classes as indices 0..K-1."""
     if np.ndim(y_pred) != 1 or len(y_pred) != n_rows:
         problems.add(f"y_pred must hold a class for each of {n_rows} row(s), got shape {np.shape(y_pred)}")
         return None
@@ -77,7 +82,7 @@ def read_decisions(y_pred: Any, classes: tuple[Any, ...], n_rows: int, problems:
 
 
 def read_proba(proba: Any, classes: tuple[Any, ...], n_rows: int, problems: Problems) -> Array | None:
-    """Probabilities (n, K); columns of a frame that are named after the classes may come in any order."""
+    """Read probabilities (n, K); the columns of a DataFrame with class names may be in any order."""
     if isinstance(proba, pd.DataFrame) and set(proba.columns) == set(classes):
         proba = proba[list(classes)]
     if np.ndim(proba) == 1 and len(classes) == 2:

@@ -1,6 +1,6 @@
-"""Probabilities recalibrated by labels of the same site: the level alone, or how sharp they are too.
+"""Recalibrate probabilities with labels of the same site: the intercept only, or the slope too.
 
-Each row is recalibrated by rows of other folds, so that what is learned from a label is never judged by it.
+Recalibration is cross-fitted: each row is recalibrated by a fit to the rows of the other folds.
 """
 
 from typing import Any
@@ -21,9 +21,9 @@ FOLDS = 5
 def recalibrate(
     probability: Array, y: Array, how: str, *, weight: Array | None = None, units: Array | None = None, seed: int = 0
 ) -> Array:
-    """Probabilities (n, K) recalibrated by labels (n,), cross-fitted in five folds of whole units (patients).
+    """Recalibrate probabilities (n, K) with labels (n,), cross-fitted in five folds of whole units (patients).
 
-    `how` is "intercept" (one shift for each class on the log scale) or "slope" (a factor on log-odds as well).
+    `how` is "intercept" (one shift for each class on the log scale) or "slope" (also a factor on the log-odds).
     """
     assert how in RECALIBRATIONS
     n_rows = len(y)
@@ -32,18 +32,18 @@ def recalibrate(
     order = np.random.default_rng(seed).permutation(int(units.max()) + 1)
     fold = (order % min(FOLDS, len(order)))[units]
     logits = np.log(np.clip(probability, SMALLEST_PROBABILITY, 1))
-    found = np.empty_like(probability)
+    recalibrated = np.empty_like(probability)
     for number in range(int(fold.max()) + 1):
         own, others = fold == number, fold != number
         fit = _fit_intercept if how == "intercept" else _fit_slope
         slope, bias = fit(logits[others], y[others], weight[others])
         shifted = slope * logits[own] + bias
-        found[own] = np.exp(shifted - np.logaddexp.reduce(shifted, axis=1, keepdims=True))
-    return found
+        recalibrated[own] = np.exp(shifted - np.logaddexp.reduce(shifted, axis=1, keepdims=True))
+    return recalibrated
 
 
 def _fit_intercept(logits: Array, y: Array, weight: Array) -> tuple[Array, Array]:
-    """One bias a class; half a row of prior keeps it finite where a class is absent."""
+    """Fit one bias for each class, with a small penalty that keeps it finite if a class is absent."""
     n_classes = logits.shape[1]
     if not len(y):
         return np.ones(n_classes), np.zeros(n_classes)
@@ -55,11 +55,12 @@ def _fit_intercept(logits: Array, y: Array, weight: Array) -> tuple[Array, Array
 
 
 def _fit_slope(logits: Array, y: Array, weight: Array) -> tuple[Array, Array]:
-    """One slope and a bias a class, to labels smoothed by half a row each; the level alone where a class is absent."""
+    """Fit one slope and a bias for each class to smoothed labels; only the intercept if a class is absent."""
     n_classes = logits.shape[1]
     if len(np.unique(y)) < n_classes:
         return _fit_intercept(logits, y, weight)
     smoothed = (np.eye(n_classes)[y] * len(y) + 0.5) / (len(y) + 0.5 * n_classes)
-    raw, targets, level, rows = (torch.tensor(part) for part in (logits, smoothed, np.zeros_like(logits), weight))
+    arrays = (logits, smoothed, np.zeros_like(logits), weight)
+    raw, targets, level, rows = (torch.tensor(array) for array in arrays)
     fitted = fit_calibration(raw, targets, level, rows, "bias_corrected")
     return fitted.slope.numpy(), fitted.bias.numpy()

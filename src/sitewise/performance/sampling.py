@@ -1,4 +1,4 @@
-"""Which rows to label: a stratified sample whose weights keep estimates unbiased."""
+"""Choose rows to label: a stratified sample with weights that keep estimates unbiased."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,45 +10,65 @@ from sitewise.performance.expected import group_rows
 
 Array = np.ndarray[Any, Any]
 SCORE_BANDS = 5
-LEAST_SPREAD = 0.05  # of a label in a stratum whose labels are almost certain
-FEWEST = 2  # rows of a stratum, for a variance
+LEAST_DEVIATION = 0.05  # lower limit of a label's standard deviation in a stratum
+FEWEST = 2  # rows of a stratum, enough for a variance
 
 
 @dataclass(frozen=True, eq=False)
 class LabelSample:
-    """Rows to label: their numbers, their strata and their weights (how many rows each stands for)."""
+    """A stratified sample of rows to label.
 
-    rows: Array  # (m,)
-    stratum: Array  # (m,)
-    weight: Array  # (m,)
+    Parameters
+    ----------
+    rows : array of shape (m,)
+        Positions of the rows.
+    stratum : array of shape (m,)
+        The stratum of each row.
+    weight : array of shape (m,)
+        How many rows of the site each of them represents.
+
+    Examples
+    --------
+    >>> sample = here.sample(100)
+    >>> to_label = table.iloc[sample.rows].assign(weight=sample.weight)
+    """
+
+    rows: Array
+    stratum: Array
+    weight: Array
 
     def __len__(self) -> int:
         return len(self.rows)
 
 
 def draw_sample(probability: Array, z: pd.DataFrame, n: int, *, seed: int = 0) -> LabelSample:
-    """Draw n rows, stratified by the score and by z, more where the labels are least certain (Neyman's allocation).
+    """Draw n rows, stratified by score and z, more in strata with uncertain labels (Neyman's allocation).
 
-    Every stratum is drawn from, so that means weighted by `weight` are unbiased for all rows.
+    Every stratum is sampled, so that means weighted by `weight` are unbiased for all rows.
 
     Parameters
     ----------
-    probability : ndarray of shape (N, K)
+    probability : array of shape (N, K)
         Predictions of all rows.
     z : DataFrame
-        Their confounders, as many as leave at least two rows of the sample for each stratum.
+        Their confounders; as many of them are used as leave two rows of the sample for each stratum.
     n : int
-        How many rows to draw.
+        The number of rows to draw.
     seed : int
-        Of the draw.
+        Seed of the draw.
+
+    Returns
+    -------
+    LabelSample
+        The rows with their strata and weights.
     """
     n_rows = len(probability)
     if not 1 < n <= n_rows:
         raise ValueError(f"sample: the number of rows must lie from 2 to {n_rows:,}, got {n}")
     strata = strata_of(probability, z, n)
     size = np.bincount(strata)
-    spread = np.sqrt(np.bincount(strata, (1 - (probability**2).sum(axis=1)) / 2) / size)
-    counts = allocate(size, np.maximum(spread, LEAST_SPREAD), n)
+    deviation = np.sqrt(np.bincount(strata, (1 - (probability**2).sum(axis=1)) / 2) / size)
+    counts = allocate(size, np.maximum(deviation, LEAST_DEVIATION), n)
     rng = np.random.default_rng(seed)
     chosen = [rng.choice(np.flatnonzero(strata == h), count, replace=False) for h, count in enumerate(counts)]
     rows = np.sort(np.concatenate(chosen))
@@ -57,7 +77,7 @@ def draw_sample(probability: Array, z: pd.DataFrame, n: int, *, seed: int = 0) -
 
 
 def strata_of(probability: Array, z: pd.DataFrame, n: int) -> Array:
-    """The stratum of every row: fifths of the score, times groups of z as long as there are rows enough to draw."""
+    """Return the stratum of every row: fifths of the score, crossed with groups of z while n suffices."""
     two = probability.shape[1] == 2
     score = probability[:, 1] if two else probability.max(axis=1)
     bands = max(1, min(SCORE_BANDS, n // FEWEST))
@@ -75,17 +95,17 @@ def strata_of(probability: Array, z: pd.DataFrame, n: int) -> Array:
 
 
 def _halved(column: pd.Series) -> pd.Series:
-    """A number as below or above its median, anything else as it is."""
+    """Convert a number to whether it is above its median; return other columns unchanged."""
     if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column) and column.nunique() > 2:
         return (column > column.median()).astype(object).where(column.notna(), None)
     return column
 
 
-def allocate(size: Array, spread: Array, n: int) -> Array:
-    """How many rows to draw of each stratum: in proportion to size times spread, at least two where there are two."""
+def allocate(size: Array, deviation: Array, n: int) -> Array:
+    """Return how many rows to draw of each stratum: in proportion to size × standard deviation, two if possible."""
     least = np.minimum(size, FEWEST) if np.minimum(size, FEWEST).sum() <= n else np.ones_like(size)
     counts, left = least.copy(), n - int(least.sum())
-    wanted = size * spread
+    wanted = size * deviation
     while left > 0:
         room = counts < size
         share = np.where(room, wanted, 0.0)

@@ -1,4 +1,4 @@
-"""Subgroups of a site's rows: how common the classes are, how good predictions, how well calibrated, without labels."""
+"""Subgroups of a site's rows: prevalence, expected performance and calibration, without labels."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ from sitewise.performance.expected import (
 )
 
 Array = np.ndarray[Any, Any]
-FEWEST = 20  # rows of a subgroup below which nothing is claimed about it
-TOO_FEW = "{n} row(s) are too few to say anything: at least {fewest} are needed"
-UNTOLD = "the rows do not tell the prevalence of this group: its interval spans {low:.0%} to {high:.0%}"
-WIDE = 0.5  # an interval of a prevalence as wide as this tells next to nothing, and nothing else is claimed
+FEWEST = 20  # rows; smaller subgroups are not estimated
+TOO_FEW = "{n} row(s) are too few for an estimate: at least {fewest} are needed"
+UNTOLD = "the rows do not determine the prevalence of this group: its interval spans {low:.0%} to {high:.0%}"
+WIDE = 0.5  # if the interval of a prevalence is wider than this, performance is not estimated
 CALIBRATION = {"calibration_in_the_large": calibration_in_the_large, "oe_ratio": observed_to_expected}
 
 Bands = Sequence[float] | Mapping[str, Sequence[float]]
@@ -33,23 +33,30 @@ Bands = Sequence[float] | Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True, eq=False)
 class Subgroup:
-    """One subgroup of a site's rows.
+    """The expected performance in one subgroup of a site's rows.
 
-    Attributes
+    Parameters
     ----------
-    column, name : str
-        Of what it is a group, and which.
+    column : str
+        The column that defines the groups.
+    name : str
+        The value or band of this group.
     n_rows : int
-        How many rows.
+        The number of rows.
     prevalence : dict
-        For each class its share among these rows, expected with its interval; empty where rows are too few. Rows whose
-        g the site's rows do not tell (f is not identified there) may be of any class at the ends of the interval.
+        The share of each class among these rows with its interval; empty if there are too few rows. At the ends of the
+        interval, rows at which f is not identified may be of any class.
     performance : ExpectedPerformance or None
-        What to expect of predictions in this group; None where rows are too few or do not tell the prevalence.
+        The expected performance in this group; None if there are too few rows or they do not determine the prevalence.
     calibration : dict
-        `calibration_in_the_large` and `oe_ratio` to expect, for two classes and probabilities.
+        The expected `calibration_in_the_large` and `oe_ratio`, for two classes and probabilities.
     note : str or None
-        Why little or nothing is claimed.
+        Why something is not estimated.
+
+    Examples
+    --------
+    >>> for group in here.subgroups("sex"):
+    ...     print(group.name, group.n_rows, group.prevalence)
     """
 
     column: str
@@ -61,7 +68,13 @@ class Subgroup:
     note: str | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, ready for JSON."""
+        """Convert to plain numbers for JSON.
+
+        Returns
+        -------
+        dict
+            All fields.
+        """
         return {
             "column": self.column,
             "name": self.name,
@@ -82,24 +95,32 @@ def subgroups(
     threshold: float | None = None,
     level: float = 0.95,
 ) -> list[Subgroup]:
-    """Every group of rows by the values of columns: levels, bands of a number, and "missing".
+    """Estimate prevalence and performance in each group of rows: levels, bands of a number, and "missing".
 
     Parameters
     ----------
     rows : BelievedRows
-        With the predictions that are judged.
+        Rows with the predictions to judge.
     classes : tuple
         The classes, in order.
-    by : str, list of str, Series, DataFrame or array-like of shape (n,)
-        Names of confounders, or values of any column in the order of the rows; a frame is taken column by column.
-    bands : sequence of float, or dict of them by column, optional
-        Edges between bands of a number; its quartiles otherwise.
-    threshold, level
+    by : str, list of str, Series, DataFrame or array of shape (n,)
+        Names of confounders, or the values of any column in the order of the rows. Each column of a DataFrame gives its
+        own groups.
+    bands : sequence of float, or dict of column to sequence, optional
+        Edges of the bands of a number; its quartiles by default.
+    threshold : float, optional
         As in `expected_performance`.
+    level : float
+        Level of the intervals.
+
+    Returns
+    -------
+    list of Subgroup
+        One entry for each group.
     """
     frame = columns_of(rows, by)
     edges = dict.fromkeys(frame, bands) if not isinstance(bands, Mapping) else _known_bands(bands, frame)
-    found = []
+    described = []
     for column in frame:
         values = pd.Series(rows.of_site(frame[column].reset_index(drop=True), "subgroups")).reset_index(drop=True)
         groups = _groups(values, edges.get(column), str(column))
@@ -108,15 +129,15 @@ def subgroups(
                 f"subgroups: every group of {str(column)!r} has one row: give a column with fewer values, "
                 "or bands of a number"
             )
-        found += [
+        described += [
             _describe(rows.take(index), classes, str(column), str(name), threshold, level)
             for name, index in groups.items()
         ]
-    return found
+    return described
 
 
 def columns_of(rows: BelievedRows, by: Any) -> pd.DataFrame:
-    """What rows are grouped by, as a frame with a value for each row: confounders by name, or values as given."""
+    """Return the columns to group by, one value for each row: confounders by name, or the given values."""
     if isinstance(by, pd.DataFrame):
         return by
     known = [str(name) for name in rows.z.columns]
@@ -142,16 +163,16 @@ def _known_bands(bands: Mapping[str, Sequence[float]], frame: pd.DataFrame) -> d
 
 
 def _groups(values: pd.Series, bands: Sequence[float] | None, column: str) -> dict[Any, Array]:
-    """Row numbers of each group."""
+    """Return the rows of each group."""
     if bands is None:
         return group_rows(values)
     named, order = in_bands(values, bands, column)
-    found = group_rows(named)
-    return {name: found[name] for name in (*order, MISSING) if name in found}
+    rows = group_rows(named)
+    return {name: rows[name] for name in (*order, MISSING) if name in rows}
 
 
 def in_bands(values: pd.Series, bands: Sequence[float], column: str) -> tuple[pd.Series, list[str]]:
-    """A number as names of bands, and these names in order: below the first edge, between, from the last one on."""
+    """Convert a number to names of bands; return them and the names in order."""
     edges = [float(edge) for edge in bands]
     if not edges or edges != sorted(set(edges)):
         raise ValueError(f"subgroups: bands must be numbers in increasing order, got {list(bands)}")
@@ -161,8 +182,8 @@ def in_bands(values: pd.Series, bands: Sequence[float], column: str) -> tuple[pd
     names += [f"{low:g} to below {high:g}" for low, high in pairwise(edges)]
     names.append(f"{edges[-1]:g} and above")
     place = np.searchsorted(edges, values.to_numpy(dtype=float, na_value=np.nan), side="right")
-    found = pd.Series(np.array(names, dtype=object)[np.minimum(place, len(edges))])
-    return found.where(values.notna().to_numpy(), None), names
+    named = pd.Series(np.array(names, dtype=object)[np.minimum(place, len(edges))])
+    return named.where(values.notna().to_numpy(), None), names
 
 
 def _describe(
@@ -182,7 +203,7 @@ def _describe(
 
 
 def _share(rows: BelievedRows, k: int, level: float) -> Expected:
-    """How common a class is among these rows; where g is not told, it may be nobody's or everybody's class."""
+    """Return the share of a class; rows at which f is not identified count as none or all at the interval's ends."""
     share = rows.weight / rows.weight.sum()
     told = np.ones(len(rows), dtype=bool) if rows.told is None else rows.told
     drawn = (rows.labels[:, told] == k) @ share[told]
@@ -194,13 +215,13 @@ def _share(rows: BelievedRows, k: int, level: float) -> Expected:
 
 
 def _calibration(rows: BelievedRows, level: float) -> dict[str, Expected]:
-    """Calibration of probabilities of two classes, as the draws of the labels have it."""
+    """Return the expected calibration of probabilities of two classes, with intervals from the drawn labels."""
     if rows.probability is None or rows.belief.shape[1] != 2:
         return {}
     score = rows.probability[:, 1]
-    found = {}
+    calibration = {}
     for name, measure in CALIBRATION.items():
         drawn = [measure(truth[:, 1], score, rows.weight) for truth in drawn_truths(rows.labels, 2)]
         value = measure(rows.belief[None, :, 1], score, rows.weight)[0]
-        found[name] = expected_value(float(value), np.concatenate(drawn), level)
-    return found
+        calibration[name] = expected_value(float(value), np.concatenate(drawn), level)
+    return calibration

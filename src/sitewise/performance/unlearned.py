@@ -1,8 +1,8 @@
-"""What f leaves open along predictions that are not its own: equation 16d of docs/maths.md.
+"""The uncertainty of f along the predictions of another model: equation 16d of docs/maths.md.
 
-Calibration says how far log f is right along itself. Along a direction u(x) of the logits that is not f's own, n
-training rows tell a coefficient as well as their Fisher information does: its variance is 1 / (n E[Var(u_y | x)]), with
-y by P(y|x) at the training sites. A score that goes with what f may have missed is judged with that variance.
+Calibration measures the error of log f along log f itself. Along another direction u(x) of the logits, the coefficient
+estimated from n training rows has the variance 1 / (n E[Var(u_y | x)]) by Fisher information, with y from P(y|x) at the
+training sites. Another model's score may be related to what f has missed, so it is judged with that variance.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,26 +15,26 @@ from sitewise.evaluation import SMALLEST_PROBABILITY
 from sitewise.performance.labels import Direction
 
 Array = np.ndarray[Any, Any]
-SAME = 1e-9  # of a direction's information: less than this left of it is rounding
+SAME = 1e-9  # of a direction's information: a smaller remainder is rounding error
 
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """How many rows f was learned from, P(y|x,z) (n, K) of rows as at the training sites, and draws of their labels."""
+    """The number of rows f was learned from, P(y|x,z) (n, K) at the training sites, and how labels are drawn."""
 
     n_rows: float
     probability: Array
-    draw: Callable[[Sequence[Direction]], Array]  # more that is open -> labels (B, n)
+    draw: Callable[[Sequence[Direction]], Array]  # further directions -> labels (B, n)
 
 
 def unlearned_directions(
     judged: Sequence[Array], known: Sequence[Array], learned: Learned, weight: Array
 ) -> list[Direction]:
-    """One standard deviation of what is open along `judged` logits, each (n, K), beyond those that are `known`."""
+    """Return one standard deviation along each of the `judged` logits (n, K), orthogonal to the `known` ones."""
     root = np.sqrt(learned.probability * (weight / weight.sum())[:, None])
 
     def columns(directions: Sequence[Array]) -> Array:
-        """Directions whose inner products are the information of a row, (n K, directions)."""
+        """Return directions whose inner products are the information of a row, (n K, directions)."""
         centred = [u - (learned.probability * u).sum(axis=1, keepdims=True) for u in directions]
         return np.stack([(root * u).ravel() for u in centred], axis=1)
 
@@ -44,11 +44,11 @@ def unlearned_directions(
     values, vectors = np.linalg.eigh(left.T @ left)
     telling = values > SAME * np.trace(asked.T @ asked)
     moved = np.stack(judged, axis=2) - np.stack(known, axis=2) @ share
-    found = moved @ (vectors[:, telling] / np.sqrt(learned.n_rows * values[telling]))
-    return [Direction(one, np.zeros_like(one)) for one in np.moveaxis(found, 2, 0)]
+    steps = moved @ (vectors[:, telling] / np.sqrt(learned.n_rows * values[telling]))
+    return [Direction(step, np.zeros_like(step)) for step in np.moveaxis(steps, 2, 0)]
 
 
 def logits_of(probability: Array | None, decided: Array | None, n_classes: int) -> list[Array]:
-    """The directions that predictions have, (n, K) each: log p, and decisions as one for the class decided."""
-    found = [] if probability is None else [np.log(np.clip(probability, SMALLEST_PROBABILITY, 1))]
-    return found if decided is None else [*found, np.eye(n_classes)[decided]]
+    """Return the directions of predictions, (n, K) each: log p, and decisions as one-hot rows."""
+    directions = [] if probability is None else [np.log(np.clip(probability, SMALLEST_PROBABILITY, 1))]
+    return directions if decided is None else [*directions, np.eye(n_classes)[decided]]

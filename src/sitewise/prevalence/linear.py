@@ -7,7 +7,7 @@ contrasts are orthonormal, so that a ridge penalty does not depend on the order 
 import torch
 from torch import Tensor
 
-from sitewise.posterior import contrasts, spread
+from sitewise.posterior import contrasts, softmax_hessian
 from sitewise.solvers import Solution, lbfgs, newton
 
 NEWTON_LIMIT = 300  # parameters; beyond that L-BFGS is faster than Newton
@@ -34,7 +34,7 @@ def assemble(features: Tensor, blocks: Tensor) -> Tensor:
 def information(features: Tensor, weight: Tensor, probability: Tensor) -> Tensor:
     """Return the information of labeled rows on the coefficients, (P, P): minus the log-likelihood's Hessian."""
     basis = contrasts(probability.shape[1], probability.device)
-    return assemble(features, weight[:, None, None] * (basis.T @ spread(probability) @ basis))
+    return assemble(features, weight[:, None, None] * (basis.T @ softmax_hessian(probability) @ basis))
 
 
 def fit_linear(

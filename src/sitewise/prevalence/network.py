@@ -1,4 +1,4 @@
-"""g as the paper's network, for reproduction: Lin(100), ReLU, Lin(100), ReLU, Lin(K), with dropout as an option."""
+"""g as the paper's network, for reproduction: Lin(100), ReLU, Lin(100), ReLU, Lin(K), optionally with dropout."""
 
 import copy
 from collections.abc import Callable
@@ -21,7 +21,7 @@ LEARNING_RATE = 3e-3
 
 @dataclass(frozen=True)
 class NetworkPrevalence:
-    """log g(z) = log-softmax of a network's output; a row with everything missing gets exactly the marginal."""
+    """log g(z) = log-softmax of a network's output; at a row with all values missing it is exactly the marginal."""
 
     schema: Confounders
     module: nn.Sequential
@@ -29,20 +29,20 @@ class NetworkPrevalence:
     name: str = "network"
 
     def features(self, codes: Tensor) -> Tensor:
-        """What the log-odds are linear in: one, and the activations before the last layer."""
+        """Return the features that the log-odds are linear in: one, and the activations before the last layer."""
         with torch.no_grad():
             activations = self.module[:-1](self.schema.inputs(codes))
         return torch.cat([activations.new_ones(len(codes), 1), activations], dim=1)
 
     def log_prob(self, codes: Tensor) -> Tensor:
-        """Evaluate rows of codes."""
+        """Return log g at rows of codes, (n, K)."""
         with torch.no_grad():
             logits = self.module(self.schema.inputs(codes))
         blank = self.schema.missing(codes).all(dim=1, keepdim=True)
         return torch.where(blank, self.log_marginal, finite(torch.log_softmax(logits, dim=1)))
 
     def traceable(self) -> "NetworkPrevalence":
-        """The same g for a graph that is traced."""
+        """Return the same g in a form that can be traced for export."""
         return replace(self, module=copy.deepcopy(self.module).requires_grad_(False))
 
 
@@ -64,7 +64,7 @@ def minimize_module(
     tolerance: float,
     max_iter: int,
 ) -> Solution[nn.Sequential]:
-    """Minimize a loss over a copy of a module by line-searched LBFGS."""
+    """Minimize a loss over a copy of a module by L-BFGS with a line search."""
     working = copy.deepcopy(module)
     chosen = list(working.parameters())
 
@@ -80,7 +80,7 @@ def minimize_module(
 
 
 def cross_entropy(module: nn.Sequential, inputs: Tensor, totals: Tensor) -> Tensor:
-    """The mean -Σ_y t_y log g(z)_y, where `totals` are weighted soft labels: minus EM's Q."""
+    """Return the mean of -Σ_y t_y log g(z)_y, with weighted soft labels `totals`: minus EM's Q."""
     return -(totals * torch.log_softmax(module(inputs), dim=1)).sum() / totals.sum()
 
 
@@ -142,7 +142,7 @@ def _every_mask(data: Aggregate, schema: Confounders, knockout: float) -> tuple[
 def fit_missing_inputs(model: NetworkPrevalence, data: Aggregate, knockout: float) -> NetworkPrevalence:
     """Fit the missing columns of variables that are never missing in `data` on its knocked-out copies.
 
-    All rows of `data` keep their g (equation 9), for none of them has such a column.
+    The g of all rows of `data` is unchanged (equation 9), because these columns are zero for them.
     """
     never = ~model.schema.missing(data.codes[data.weight > 0]).any(dim=0)
     columns = [c for c, unseen in zip(model.schema.missing_columns(), never.tolist(), strict=True) if unseen]

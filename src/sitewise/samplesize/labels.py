@@ -62,6 +62,11 @@ class LabelPlan:
         The level of the intervals.
     n_simulations : int
         The number of simulated sites.
+
+    Examples
+    --------
+    >>> plan = model.plan_labels(width=0.1)
+    >>> plan.answer
     """
 
     answer: int | None
@@ -79,7 +84,13 @@ class LabelPlan:
         return pd.DataFrame([asdict(point) for point in self.points])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, for JSON."""
+        """Convert to plain numbers for JSON.
+
+        Returns
+        -------
+        dict
+            All fields.
+        """
         return asdict(self)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""How a network is trained, as a record; recipes by name."""
+"""Recipes: how a network is trained."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -12,25 +12,54 @@ SCHEDULES = ("one_cycle", "constant")
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is trained.
+    """How a network is trained, by AdamW with the best snapshot on validation rows.
 
-    `min_steps` lifts the number of epochs for small data, and batches are then smaller too (at least eight an epoch).
-    `per_site` fills each batch with `batch_size` rows of every site; otherwise batches run over all rows alike.
-    `augment` is "affine" (turned, scaled and shifted a little) or "flips" (mirrored, turned by right angles).
-    `precision` is "32-true", "bf16-mixed" or "16-mixed". A step follows after `accumulate` batches: as one of
-    `accumulate` times the rows would be, but for batch norm. Training stops when the validation loss has not improved
-    for `patience` epochs. With `balance_validation` that loss is the mean over the classes of each class's own mean,
-    so that a rare class counts as much as a frequent one in the choice of the snapshot.
+    Parameters
+    ----------
+    epochs : int
+        The number of passes over the training rows.
+    batch_size : int
+        Rows of a batch.
+    learning_rate : float
+        The learning rate, with "one_cycle" its maximum.
+    schedule : {"one_cycle", "constant"}
+        How the learning rate changes in training.
+    weight_decay : float
+        The weight decay of AdamW.
+    min_steps : int
+        The smallest number of steps. For small data it increases the number of epochs and reduces the batch size, so
+        that an epoch has about eight steps or more. 0 keeps both.
+    per_site : bool
+        Fill each batch with `batch_size` rows of every site; otherwise batches are drawn from all rows.
+    augment : {"affine", "flips"}, optional
+        Random changes of images: "affine" rotates, scales and shifts them slightly, "flips" flips them and rotates them
+        by right angles.
+    precision : {"32-true", "bf16-mixed", "16-mixed"}
+        The precision of the computation.
+    accumulate : int
+        The number of batches for one step. Apart from batch norm, this is the same as a batch so many times larger.
+    patience : int, optional
+        Stop if the validation loss has not improved for so many epochs.
+    balance_validation : bool
+        Let the validation loss be the mean over classes of each class's mean loss, so that a rare class has the same
+        weight as a frequent one in the choice of the snapshot.
 
-    Recipes by name (`RECIPES`): "default"; "augmented", the same with moved images; and three for reproduction, all
-    with Adam at a constant rate, no decay, no augmentation, the best validation snapshot. Of these the paper gives the
-    last only: it states no optimizer of f, learning rate, batch size or number of epochs, and no rule for the snapshot.
+    Notes
+    -----
+    Recipes by name (`RECIPES`) are "default"; "augmented", the same with `augment="affine"`; and three for
+    reproduction. These have a constant learning rate, no weight decay, no augmentation, and the best validation
+    snapshot. The paper states only that the best validation snapshot is used. It gives no optimizer of f, learning
+    rate, batch size or number of epochs, and no criterion for the snapshot.
 
-    - "gpa2024" (digits): rate 1e-3, batches of 256, 15 epochs, of our own choice.
-    - "gpa2024_resnet" (ResNets): rate 3e-5, 64 images of every site in a batch, 15 epochs, of our own choice.
-    - "gpa2024_release": what the paper's published code takes for digits: rate 1e-4, 512 rows of a site, 20,000 steps.
-      There every step has rows of one site and the sites take turns, and the snapshot is that of the highest macro F1;
-      here every step has rows of all sites, and the snapshot is that of the lowest NLL.
+    - "gpa2024" (digits): rate 1e-3, batches of 256, 15 epochs. These values are our own choice.
+    - "gpa2024_resnet" (ResNets): rate 3e-5, 64 images of every site in a batch, 15 epochs. Our own choice too.
+    - "gpa2024_release": the values of the paper's published code for digits: rate 1e-4, 512 rows of a site, 20,000
+      steps. In that code a step has rows of one site, the sites alternate, and the snapshot has the highest macro F1.
+      Here every step has rows of all sites, and the snapshot has the lowest NLL.
+
+    Examples
+    --------
+    >>> model = GPAClassifier(recipe=Recipe(epochs=50, augment="flips", patience=10))
     """
 
     epochs: int = 30

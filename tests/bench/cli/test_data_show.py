@@ -143,7 +143,7 @@ def test_show_writes_a_picture(table, tmp_path):
 
 def test_what_cannot_be_shown_is_said(table, tmp_path, monkeypatch, capsys):
     assert "did you mean 'isic64'" in failure(monkeypatch, capsys, "isic46")
-    assert "isic64 does not come with the package" in failure(monkeypatch, capsys, "isic64")
+    assert "isic64 is not part of the package" in failure(monkeypatch, capsys, "isic64")
     assert "there is no file" in failure(monkeypatch, capsys, tmp_path / "tabel.csv")
     assert "must end in .png or .pdf" in failure(monkeypatch, capsys, table, "--out", tmp_path / "grid.jpg")
     assert "no column 'agee'" in failure(monkeypatch, capsys, table, "--confounder", "agee")

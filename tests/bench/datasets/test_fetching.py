@@ -38,7 +38,7 @@ def test_files_come_under_their_names_and_are_not_fetched_again(source, tmp_path
 
 def test_a_wrong_hash_leaves_nothing_behind(source, tmp_path):
     (source / "b.gz").write_bytes(b"second fil")
-    with pytest.raises(ConnectionError, match=f"b.gz is not what it should be: expected MD5 {MD5['b.gz']}, got"):
+    with pytest.raises(ConnectionError, match=f"b.gz has the wrong content: expected MD5 {MD5['b.gz']}, got"):
         fetch(source, tmp_path / "here")
     assert [file.name for file in (tmp_path / "here").iterdir()] == ["a.gz"]
 
@@ -55,7 +55,7 @@ def test_a_damaged_file_is_replaced_by_a_right_one_only(source, tmp_path):
 
 def test_a_source_that_does_not_answer(source, tmp_path):
     (source / "b.gz").unlink()
-    with pytest.raises(ConnectionError, match=r"b.gz could not be fetched .*: try again, or fetch it by hand"):
+    with pytest.raises(ConnectionError, match=r"b.gz could not be downloaded .*: try again, or download it by hand"):
         fetch(source, tmp_path / "here")
 
 
@@ -69,7 +69,7 @@ def test_the_command_fetches_mnist_and_nothing_else(source, tmp_path, monkeypatc
     (source / "a.gz").write_bytes(b"wrong")
     (tmp_path / "mnist" / "a.gz").unlink()
     assert CliRunner().invoke(app, arguments).exit_code == 1
-    for name, said in (("padchest", "has to be fetched by hand: https://bimcv"), ("mnits", "did you mean 'mnist'")):
+    for name, said in (("padchest", "has to be downloaded by hand: https://bimcv"), ("mnits", "did you mean 'mnist'")):
         monkeypatch.setattr(sys, "argv", ["sitewise", "data", "get", name, "--out", str(tmp_path)])
         with pytest.raises(SystemExit) as exit:
             main()

@@ -250,7 +250,7 @@ def test_nothing_to_read_says_what_is_needed_and_where_it_is(tmp_path):
 
 def test_half_of_challenge_2019_is_refused(challenge_2019):
     (challenge_2019 / "ISIC_2019_Training_GroundTruth.csv").unlink()
-    with pytest.raises(ValueError, match=r"GroundTruth\.csv is missing .* needs both"):
+    with pytest.raises(ValueError, match=r"GroundTruth\.csv is missing: .* needs both"):
         build_isic(challenge_2019)
 
 
@@ -282,9 +282,9 @@ def test_every_mistake_in_the_tables_is_named_at_once(challenge_2019):
         "no column 'age_approx'; did you mean 'age_aprox'?",
         "got 'lateral tors' in row ISIC_0010000; did you mean 'lateral torso'?",
         "1 row(s) without exactly one diagnosis, first row 3",
-        "1 id(s) more than once, as ISIC_0010000",
+        "1 duplicate id(s), such as ISIC_0010000",
         "1 are in one only, as ISIC_0000001",
-        "'New York 3' is no site of the paper",
+        "'New York 3' is not a site of the paper",
     ):
         assert said in str(error.value)
 

@@ -94,7 +94,7 @@ def test_a_lesion_in_two_roles_is_refused(tmp_path):
     rows = isic_rows()
     rows[0]["lesion_id"] = rows[13]["lesion_id"]  # a training site's and the validation site's
     data = si.load_isic64(write_pack(tmp_path, "isic64", rows))
-    with pytest.raises(ValueError, match="1 group\\(s\\) are in two roles, as HAM_vienna_dias 0"):
+    with pytest.raises(ValueError, match="1 group\\(s\\) are in two roles, such as HAM_vienna_dias 0"):
         si.isic64_roles(data)
 
 

@@ -47,8 +47,7 @@ def experiment(tmp_path, monkeypatch):
         split=lambda data, seed: real_parts(roles),
     )
     monkeypatch.setitem(KINDS, "isic64", real)
-    sites._source.cache_clear()
-    sites._world.cache_clear()
+    sites.forget_data()
     file = tmp_path / "small.yaml"
 
     def read(text=YAML):
@@ -56,8 +55,7 @@ def experiment(tmp_path, monkeypatch):
         return read_experiment(file)
 
     yield read
-    sites._source.cache_clear()
-    sites._world.cache_clear()
+    sites.forget_data()
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -87,7 +85,7 @@ def test_a_role_that_a_site_does_not_have_is_an_error(experiment):
     ("old", "new", "message"),
     [
         ("{score: all}", "{score: 50}", "real sites are scored and adapted to whole"),
-        ("north: {}", "north: {n: 50}", "training.north.n is no key here"),
+        ("north: {}", "north: {n: 50}", "training.north.n is not a key here"),
         ("backbone: mlp", "backbon: mlp", "did you mean 'backbone'"),
     ],
 )
@@ -98,5 +96,5 @@ def test_real_sites_cannot_be_drawn_from(experiment, old, new, message):
 
 def test_data_that_must_be_at_hand_are_asked_for(monkeypatch):
     monkeypatch.delenv("SITEWISE_DATA", raising=False)
-    with pytest.raises(ValueError, match="cxr64 does not come with the package: name its folder"):
+    with pytest.raises(ValueError, match="cxr64 is not part of the package: give its folder"):
         sites.source_name({"kind": "cxr64"})

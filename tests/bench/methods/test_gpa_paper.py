@@ -123,7 +123,7 @@ def test_one_network_serves_both_and_every_balance_and_solver():
 def test_an_experiment_names_the_settings_of_em():
     assert read_solver({"iterations": 5, "m_step": "sgd"}) == EM(iterations=5, m_step="sgd")
     assert read_solver("newton") == "newton"
-    with pytest.raises(ValueError, match=r"rounds.*no settings of EM; there are iterations, m_step"):
+    with pytest.raises(ValueError, match=r"rounds.*not settings of EM; there are iterations, m_step"):
         read_solver({"rounds": 5})
 
 

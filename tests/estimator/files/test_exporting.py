@@ -255,5 +255,5 @@ def test_what_cannot_be_exported_says_why(sites, here, tmp_path, monkeypatch):
 
 
 def test_a_very_rare_class_does_not_hide_a_wrong_graph():
-    assert exporting._alike(np.array([[1.0, 1e-12]]), np.array([[1.0, 1.0001e-12]]))
-    assert not exporting._alike(np.array([[1.0, 1e-12]]), np.array([[1.0, 3e-12]]))
+    assert exporting.same_probabilities(np.array([[1.0, 1e-12]]), np.array([[1.0, 1.0001e-12]]))
+    assert not exporting.same_probabilities(np.array([[1.0, 1e-12]]), np.array([[1.0, 3e-12]]))

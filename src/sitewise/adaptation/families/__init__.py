@@ -1,4 +1,4 @@
-"""Families of models of g, by the names that users write: a new family is one file and one entry of `FAMILIES`."""
+"""Families of models of g by name. A new family is one file and one entry of `FAMILIES`."""
 
 from numbers import Real
 
@@ -22,7 +22,7 @@ SOLVERS_OF_AUTO = ("auto", "newton")
 
 
 def finish(fit: Fit, evidence: Evidence) -> Fit:
-    """The fit with what its g says of rows that lack part of z."""
+    """Return the fit with the g of rows with missing values fitted too."""
     return FAMILIES[fit.prevalence.name].finish(fit, evidence)
 
 
@@ -46,7 +46,7 @@ def dropout_problem(model: str, dropout: float, name: str) -> str | None:
 
 
 def quick_model(name: str) -> str:
-    """The model itself where fitting it many times over is affordable, else "auto"."""
+    """Return the model itself if it is fast enough to be fitted many times, else "auto"."""
     return name if name == "auto" or FAMILIES[name].quick else "auto"
 
 

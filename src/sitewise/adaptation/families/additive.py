@@ -28,7 +28,7 @@ from sitewise.prevalence.base import is_constant
 from sitewise.solvers import EM
 
 RIDGES = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
-VANISHED = math.log(1e-4)  # a class this rare may be one that the last fit lost
+VANISHED = math.log(1e-4)  # below this marginal, the last fit may have lost a class
 FAR_WORSE = 5.0  # log-likelihood units
 
 
@@ -37,7 +37,7 @@ def _take_refit(refit: RefitAdditive) -> dict[str, Any]:
 
 
 class Additive(Family):
-    """Splines of numbers, a column for each level, and columns for what is missing, under one ridge."""
+    """Splines of continuous z, a column for each level, and columns for missing values, with one ridge penalty."""
 
     name = "additive"
     solvers = ("auto", "newton", "lbfgs", "em")
@@ -51,17 +51,17 @@ class Additive(Family):
     def fit_labels(
         self, targets: Tensor, codes: Tensor, weight: Tensor, schema: Confounders, *, knockout: float, seed: int
     ) -> AdditivePrevalence:
-        """Penalized maximum likelihood."""
+        """Fit by penalized maximum likelihood."""
         return fit_additive(targets, codes, weight, schema, knockout=knockout)
 
     def fit_rows(self, request: Request) -> Fit:
-        """Fit at a strength, or at the one that predicts left-out rows best."""
+        """Fit at the given strength, or at the one with the highest left-out likelihood."""
         fits = additive_candidates(request)
         evidence = request.evidence
         return replace(self.finish(best(fits), evidence), rivals=rivals(fits, evidence, self.finish))
 
     def candidates(self, request: Request) -> list[Fit]:
-        """Additive models at every strength."""
+        """Return additive models at every strength."""
         return additive_candidates(request)
 
     def finish(self, fit: Fit, evidence: Evidence) -> Fit:
@@ -69,7 +69,7 @@ class Additive(Family):
         return fit_missing_terms(fit, evidence)
 
     def draw(self, evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator) -> LinearDraws:
-        """Draw coefficients from their curvature, weighed by their likelihood where a bound is near."""
+        """Draw coefficients by their curvature; near 0 and 1 draws are weighted by their likelihood."""
         model = cast(AdditivePrevalence, fit.prevalence)
 
         def log_likelihood(moved: Tensor) -> Tensor:
@@ -83,10 +83,10 @@ class Additive(Family):
 
 
 def additive_candidates(request: Request) -> list[Fit]:
-    """Additive models at every strength to choose from, the strongest first, each started from the last.
+    """Return additive models at every candidate strength, the strongest first, each started from the previous one.
 
-    A class that vanished has no gradient to come back by: then the next one sets out anew. Once one predicts left-out
-    rows far worse than another did, weaker shrinkage need not be tried.
+    If a class has vanished, its gradient is zero; then the next fit starts from the first start again. If the left-out
+    likelihood is far worse than the best one so far, weaker shrinkage is not tried.
     """
     fits: list[Fit] = []
     start = first = starting_coefficients(request)

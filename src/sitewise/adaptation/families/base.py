@@ -1,8 +1,8 @@
-"""What a family of models of g is: everything that the package asks of one, in one class.
+"""The interface of a family of models of g.
 
-A family is a file that subclasses `Family` and an entry of `FAMILIES`. Two things are needed: a fit to labels and the
-records by which its g is saved. Unlabeled rows are then fitted by EM, whose M-step is the fit to labels; families that
-know better override `fit_rows`.
+A new family is a file with a subclass of `Family`, and an entry of `FAMILIES`. It must provide a fit to labels and the
+records by which its g is saved. By default unlabeled rows are fitted by EM with the fit to labels as M-step. A family
+with a better method overrides `fit_rows`.
 """
 
 from abc import ABC, abstractmethod
@@ -30,48 +30,48 @@ EM_TOLERANCE = 1e-6  # change of g in one iteration
 
 @dataclass(frozen=True)
 class Request:
-    """What a family is asked to estimate from a site's rows, and from where."""
+    """The arguments of an estimation from a site's rows."""
 
     evidence: Evidence
     strength: str | float  # how strongly g is shrunk, "auto" to choose
     solver: str | EM
     aim: Tensor  # (K,) what a constant g is shrunk to
     centre: Prevalence | None  # what a g(z) is shrunk to
-    begin: Tensor  # (K,) the level to start at, where no constant g is known
-    start: Prevalence | None  # the g(z) to start at, where one was given
+    begin: Tensor  # (K,) the level to start at, if no constant g is known
+    start: Prevalence | None  # the g(z) to start at, if one was given
     seed: int
     constant: Fit | None = None  # the constant g of the rows
-    started: bool = False  # whether `begin` was given and not chosen
+    started: bool = False  # whether the caller gave `begin`
 
     @property
     def level(self) -> Tensor:
-        """The level (K,) that a g(z) starts at."""
+        """The level (K,) at which a g(z) starts."""
         return self.begin if self.started or self.constant is None else constant_level(self.constant)
 
 
 class Family(ABC):
-    """A family of models of g, from labeled rows and from unlabeled ones.
+    """A family of models of g, which can be fitted to labeled and to unlabeled rows.
 
     Attributes
     ----------
     name : str
-        What the user calls it; also the `name` of every g it fits.
+        The family's name for users, and the `name` of every g that it fits.
     needs_z : bool
         Whether it cannot be fitted without confounders.
     solvers : tuple of str
-        Which of "auto", "newton", "lbfgs" and "em" it knows.
+        Which of "auto", "newton", "lbfgs" and "em" it supports.
     concave : bool
-        Whether the gap of a fit certifies the one optimum.
+        Whether the likelihood is concave, so that a small gap proves the optimum.
     quick : bool
-        Whether fitting it many times over (planning, rehearsals, other starts) is affordable.
+        Whether it is fast enough to be fitted many times (planning, rehearsals, other starts).
     takes_prior : bool
-        Whether a prior makes its estimate a posterior (section 18 of docs/maths.md).
+        Whether its estimate with a prior is a posterior (section 18 of docs/maths.md).
     in_cells : bool
         Whether its g is a free distribution in each cell of z, with intervals cell by cell.
     advice : str
-        What to do where a fit does not converge.
+        What to do if a fit does not converge.
     records : mapping from str to Record
-        By which name and how its g, and what refits it, is saved.
+        The names and records by which its g, and the functions that refit it, are saved.
     """
 
     name: ClassVar[str]
@@ -95,15 +95,15 @@ class Family(ABC):
         return self
 
     def fit_rows(self, request: Request) -> Fit:
-        """Estimate g from unlabeled rows: by EM, whose M-step is the fit to labels."""
+        """Estimate g from unlabeled rows, by default by EM with the fit to labels as M-step."""
         return fit_by_em(self, request)
 
     def candidates(self, request: Request) -> list[Fit]:
-        """Fits that model="auto" chooses from; none where this family does not take part."""
+        """Return the fits among which model="auto" chooses; none if this family does not take part."""
         return []
 
     def finish(self, fit: Fit, evidence: Evidence) -> Fit:
-        """Fit what a chosen g says of rows that lack part of z, where it does not know that already."""
+        """Fit the g of rows with missing values, if `fit_rows` did not."""
         return fit
 
     def draw(self, evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator) -> LinearDraws | CellDraws:
@@ -111,36 +111,36 @@ class Family(ABC):
         return draw_linear(evidence, fit, n_draws, generator)
 
     def whole_site(self, site: Evidence, fit: Fit) -> Average:
-        """The site's mean of g, as something that an interval can be asked for."""
+        """Return the site's mean of g, for an interval."""
         curvature = fit.curvature
         assert not isinstance(curvature, CellCurvature)
         return Average(site.mean, None, curvature.easiest)
 
     def cells_of(self, fit: Fit, codes: Tensor) -> Average:
-        """The g of one row of codes (1, V), as something that an interval can be asked for; where `in_cells`."""
+        """Return the g of one row of codes (1, V), for an interval; only if `in_cells`."""
         raise NotImplementedError(f"{self.name} g is not made of cells")
 
 
 def constant_level(fit: Fit) -> Tensor:
-    """The constant g (K,) of a fit."""
+    """Return the constant g (K,) of a fit."""
     nothing = torch.zeros(1, 0, dtype=torch.float64)
     return fit.prevalence.log_prob(nothing)[0].exp()
 
 
 @dataclass(frozen=True)
 class SiteLikelihood:
-    """The observed likelihood of g at all distinct z of the site, (U, K), with its slope."""
+    """The observed log-likelihood as a function of g at all distinct z of the site, (U, K), with its gradient."""
 
     evidence: Evidence
     stretches: list[Rows]
 
     @property
     def codes(self) -> Tensor:
-        """The distinct z of each stretch, (U, V)."""
+        """The distinct z of all chunks, (U, V)."""
         return torch.cat([rows.codes for rows in self.stretches])
 
     def likelihood(self, prevalence: Tensor) -> tuple[Tensor, Tensor]:
-        """L(g) and its derivative (U, K)."""
+        """Return L(g) and its derivative (U, K)."""
         parts = prevalence.split([len(rows.codes) for rows in self.stretches])
         found = [moments(rows, part, 1) for rows, part in zip(self.stretches, parts, strict=True)]
         total, slope = sum(m.log_likelihood.sum() for m in found), torch.cat([m.slope for m in found])
@@ -151,19 +151,19 @@ class SiteLikelihood:
         return torch.as_tensor(total), slope
 
     def soft_labels(self, prevalence: Tensor) -> Tensor:
-        """The E-step: responsibilities added up over rows of one z, (U, K)."""
+        """Return the E-step: responsibilities summed over rows of equal z, (U, K)."""
         return prevalence * self.likelihood(prevalence)[1]
 
 
 @dataclass(frozen=True)
 class RefitByEM:
-    """Estimates a g again by EM from other weights of the rows, or another f of them."""
+    """Refits a g by EM to other weights of the rows, or to another f."""
 
     family: str
     seed: int
 
     def __call__(self, drawn: Evidence) -> Prevalence:
-        """Estimate it."""
+        """Return the refitted g."""
         from sitewise.adaptation.families import FAMILIES
 
         even = torch.full((drawn.n_classes,), 1.0 / drawn.n_classes, dtype=torch.float64, device=drawn.device)
@@ -172,7 +172,7 @@ class RefitByEM:
 
 
 def fit_by_em(family: Family, request: Request) -> Fit:
-    """Estimate g from unlabeled rows by algorithm 1, with the family's fit to labels for its M-step."""
+    """Estimate g from unlabeled rows by algorithm 1, with the family's fit to labels as M-step."""
     evidence = request.evidence
     schema = evidence.schema
     assert schema is not None

@@ -1,4 +1,4 @@
-"""The constant family: one g for all z, the target of the paper's algorithm 2. Concave and certified."""
+"""The constant family: one g for all z, as in the paper's algorithm 2. Its likelihood is concave."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -19,7 +19,7 @@ from sitewise.uncertainty import Average, CellCurvature
 
 
 class Constant(Family):
-    """log g(z) = log P(y) for every z; without a strength the maximum-likelihood one."""
+    """log g(z) = log P(y) for every z; with `strength="auto"` the maximum-likelihood estimate."""
 
     name = "constant"
     needs_z = False
@@ -34,7 +34,7 @@ class Constant(Family):
     def fit_labels(
         self, targets: Tensor, codes: Tensor, weight: Tensor, schema: Confounders, *, knockout: float, seed: int
     ) -> ConstantPrevalence:
-        """The mean of the labels."""
+        """Return the mean of the labels."""
         return fit_constant(targets, weight)
 
     def fit_rows(self, request: Request) -> Fit:
@@ -43,14 +43,14 @@ class Constant(Family):
         return fit_constant_cell(request.evidence, request.aim, strength, request.solver, request.begin)
 
     def draw(self, evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator) -> CellDraws:
-        """Draw from the likelihood of its shares, or their curvature."""
+        """Draw from the likelihood of the shares, or from a normal distribution by its curvature."""
         assert fit.pseudo_counts is not None
         problem = constant_problem(evidence, fit.pseudo_counts[0])
         level = constant_level(fit)[None]
         return draw_cells(evidence, fit, problem, level, level.new_ones(1), n_draws, generator)
 
     def whole_site(self, site: Evidence, fit: Fit) -> Average:
-        """The site's mean of g."""
+        """Return the site's mean of g."""
         curvature = fit.curvature
         assert isinstance(curvature, CellCurvature)
         return Average(site.mean, None, lambda codes, label: curvature.covariance[:, label])

@@ -1,4 +1,4 @@
-"""The network family, the paper's: algorithm 1 by EM, or a direct climb of the observed likelihood."""
+"""The network family of the paper: algorithm 1 by EM, or direct maximization of the observed likelihood."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -35,7 +35,7 @@ class NetworkProblem(SiteLikelihood):
     inputs: Tensor  # (U, F)
 
     def prevalence(self, module: nn.Sequential) -> Tensor:
-        """g at all distinct z, (U, K)."""
+        """Return g at all distinct z, (U, K)."""
         return torch.softmax(module(self.inputs), dim=1)
 
     def n_rows(self) -> Tensor:
@@ -43,13 +43,13 @@ class NetworkProblem(SiteLikelihood):
         return torch.cat([rows.cell_weight for rows in self.stretches]).round().clamp_min(1).long()
 
     def loss(self, module: nn.Sequential) -> Tensor:
-        """-L per unit of weight, for autograd: its value is L's, its derivative goes by L's own slope."""
+        """Return -L per unit of weight for autograd; its derivative uses the known gradient of L."""
         prevalence = self.prevalence(module)
         value, slope = self.likelihood(prevalence.detach())
         return -(value + (slope * (prevalence - prevalence.detach())).sum()) / self.evidence.total_weight
 
     def e_step(self, module: nn.Sequential) -> Tensor:
-        """Responsibilities added up over rows of one z, (U, K)."""
+        """Return responsibilities summed over rows of equal z, (U, K)."""
         with torch.no_grad():
             return self.soft_labels(self.prevalence(module))
 
@@ -89,7 +89,7 @@ class Network(Family):
     def fit_labels(
         self, targets: Tensor, codes: Tensor, weight: Tensor, schema: Confounders, *, knockout: float, seed: int
     ) -> NetworkPrevalence:
-        """By Adam, with knockout."""
+        """Fit by Adam, with knockout."""
         return fit_network(targets, codes, weight, schema, knockout=knockout, dropout=self.dropout, seed=seed)
 
     def with_dropout(self, dropout: float) -> "Network":
@@ -97,7 +97,7 @@ class Network(Family):
         return replace(self, dropout=dropout)
 
     def fit_rows(self, request: Request) -> Fit:
-        """By the paper's algorithm 1, or a climb from the constant g."""
+        """Estimate by the paper's algorithm 1, or by direct maximization from the constant g."""
         return fit_network_terms(request, self.dropout)
 
 
@@ -131,7 +131,7 @@ def fit_network_terms(request: Request, dropout: float = 0.0) -> Fit:
 
 
 def _algorithm_one(problem: NetworkProblem, module: nn.Sequential, solver: EM, seed: int) -> Solution[nn.Sequential]:
-    """The paper's algorithm 1: T rounds of responsibilities and a fit of the network to them."""
+    """Run the paper's algorithm 1: T rounds of responsibilities and a fit of the network to them."""
     dropping = any(isinstance(layer, nn.Dropout) for layer in module)
     copies = problem.n_rows() if dropping else torch.ones_like(problem.inputs[:, 0]).long()
     inputs, seeds = problem.inputs.repeat_interleave(copies, dim=0), count(seed)
@@ -186,7 +186,7 @@ def _largest_gradient(module: nn.Sequential, loss: Callable[[nn.Sequential], Ten
 
 
 def _with_last_layer(evidence: Evidence, model: NetworkPrevalence, found: Solution[nn.Sequential]) -> Fit:
-    """Add intervals from the last layer's curvature: given the hidden features the logits are linear in them."""
+    """Add the curvature of the last layer for intervals: given the hidden features, the logits are linear."""
     last = model.module[-1]
     assert isinstance(last, nn.Linear)
     penalty = ridge(LAST_LAYER_PENALTY, last.in_features + 1, evidence.device)

@@ -1,4 +1,4 @@
-"""The table family: a free distribution for each combination of levels of a discrete z. Concave and certified."""
+"""The table family: a free distribution for each combination of levels of a discrete z. Its likelihood is concave."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -30,28 +30,28 @@ from sitewise.uncertainty import Average, CellCurvature
 
 PSEUDO_COUNTS = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0)
 MAX_CELLS = 1000
-ROWS_A_CELL = 5.0  # on average; in emptier cells a table only repeats its centre
+ROWS_A_CELL = 5.0  # on average; with fewer rows a table is hardly different from its centre
 
 
 @dataclass(frozen=True)
 class RefitTable:
-    """Estimates a table again from other weights of the rows, and first the constant g that it is shrunk to."""
+    """Refits a table, and the constant g that it is shrunk to, to other weights of the rows."""
 
     cells: Tensor  # (C, V)
-    level: Tensor  # (K,) where the constant g sets out
+    level: Tensor  # (K,) start of the constant g
     centre: Prevalence | None
     strength: float
     solver: str | EM
 
     def __call__(self, drawn: Evidence) -> Prevalence:
-        """Estimate it."""
+        """Return the refitted table."""
         own = fit_constant_cell(drawn, self.level, 0.0, "auto", self.level)
         aim = centred_cells(drawn, self.cells, own, self.centre)
         return fit_table_cells(drawn, self.cells, aim, self.strength, self.solver).prevalence
 
 
 class Table(Family):
-    """A distribution for each cell of z, shrunk to the site's constant g or to a centre."""
+    """One distribution for each cell of z, shrunk to the site's constant g or to a given centre."""
 
     name = "table"
     solvers = ("auto", "newton", "em")
@@ -65,20 +65,20 @@ class Table(Family):
     def fit_labels(
         self, targets: Tensor, codes: Tensor, weight: Tensor, schema: Confounders, *, knockout: float, seed: int
     ) -> TablePrevalence:
-        """Each cell's mean, shrunk to the overall one."""
+        """Return each cell's mean, shrunk to the overall mean."""
         return fit_table(targets, codes, weight, schema)
 
     def fit_rows(self, request: Request) -> Fit:
-        """Fit at a strength, or at the one that predicts left-out rows best."""
+        """Fit at the given strength, or at the one with the highest left-out likelihood."""
         fits = table_candidates(request)
         return replace(best(fits), rivals=rivals(fits, request.evidence, self.finish))
 
     def candidates(self, request: Request) -> list[Fit]:
-        """Tables at every strength, where z has cells that are few and full enough."""
+        """Return tables at every strength if z has few cells with enough rows, else none."""
         return table_candidates(request) if can_fill_a_table(request.evidence) else []
 
     def draw(self, evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator) -> CellDraws:
-        """Draw each cell from the likelihood of its shares, or their curvature."""
+        """Draw each cell from the likelihood of its shares, or from a normal distribution by its curvature."""
         table = cast(TablePrevalence, fit.prevalence)
         assert fit.pseudo_counts is not None
         problem = table_problem(evidence, table.cells, fit.pseudo_counts)
@@ -86,17 +86,17 @@ class Table(Family):
         return draw_cells(evidence, fit, problem, table.cell_log_prob.exp(), share, n_draws, generator)
 
     def whole_site(self, site: Evidence, fit: Fit) -> Average:
-        """The mean of the cells by their shares of the site."""
+        """Return the mean of the cells, weighted by their shares of the site."""
         weight = cast(TablePrevalence, fit.prevalence).cell_weight
         return replace(average_of_cells(fit, weight / weight.sum()), where=None)
 
     def cells_of(self, fit: Fit, codes: Tensor) -> Average:
-        """The mean of the cells that a row agrees with."""
+        """Return the mean of the cells that agree with a row."""
         return average_of_cells(fit, cast(TablePrevalence, fit.prevalence).agreement(codes)[0])
 
 
 def average_of_cells(fit: Fit, share: Tensor) -> Average:
-    """A mean of a table's cells by their shares (C,)."""
+    """Return a mean of a table's cells, weighted by shares (C,)."""
     table, curvature = cast(TablePrevalence, fit.prevalence), fit.curvature
     assert isinstance(curvature, CellCurvature)
 
@@ -110,7 +110,7 @@ def average_of_cells(fit: Fit, share: Tensor) -> Average:
 
 
 def table_candidates(request: Request) -> list[Fit]:
-    """Tables at every strength to choose from, the strongest first."""
+    """Return tables at every candidate strength, the strongest first."""
     evidence, constant, centre, solver = request.evidence, request.constant, request.centre, request.solver
     assert constant is not None
     cells = find_cells(evidence)
@@ -127,7 +127,7 @@ def table_candidates(request: Request) -> list[Fit]:
 
 
 def can_fill_a_table(evidence: Evidence) -> bool:
-    """Tell whether z is discrete and its cells few and full enough to try a table."""
+    """Return whether z is discrete and has few cells with enough rows to try a table."""
     assert evidence.schema is not None
     if not all(isinstance(v, Categorical) for v in evidence.schema.variables):
         return False
@@ -136,7 +136,7 @@ def can_fill_a_table(evidence: Evidence) -> bool:
 
 
 def centred_cells(evidence: Evidence, cells: Tensor, constant: Fit, centre: Prevalence | None) -> Centre:
-    """What each cell of a table is shrunk to: the constant, a level given, or a g(z) tilted to the site's level."""
+    """Return what each cell is shrunk to: the constant g, a given level, or a g(z) shifted to the site's level."""
     if centre is None:
         return constant_centre(cells, constant)
     if is_constant(centre):

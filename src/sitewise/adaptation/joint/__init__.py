@@ -1,4 +1,4 @@
-"""A new site's joint distribution of (z, y) from unlabeled x alone: equations 15 to 15d."""
+"""Estimate a new site's joint distribution of (z, y) from unlabeled x without z: equations 15 to 15d."""
 
 from sitewise.adaptation.joint.answer import JointEstimate, joint_posterior
 from sitewise.adaptation.joint.balance import log_balance

@@ -1,4 +1,4 @@
-"""The answer of a joint estimation: the site's distribution over bank points and classes, with its certificate."""
+"""The result of a joint estimation: the site's distribution over bank points and classes, with its KKT gap."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,15 +15,38 @@ from sitewise.uncertainty import allowed_drop, logit_interval, mirror, near_a_bo
 
 @dataclass(frozen=True)
 class JointEstimate:
-    """A site's estimated P(z_m, y) over a bank of z-points, with its certificate.
+    """A site's estimated P(z_m, y) over a bank of z-points, with convergence diagnostics.
 
-    Attributes
+    `joint` (M, K) is the estimate, and `marginal` (K,) its sum over the points, the estimate of P(Y).
+
+    Parameters
     ----------
-    joint, marginal : (M, K) weights of the bank's points and classes, and their sums (K,), the estimate of P(Y).
-    strength : rows' worth of the prior.
-    converged, gap, n_iter, trace : the solver's certificate; the gap is the KKT gap of the penalized problem.
-    log_likelihood, left_out : of the rows, Σ_n w_n log Σ_my w_my r_nmy, and what is left of it for rows left out.
-    identified : whether the rows tell about P(Y) at all; where not, the prior decides.
+    strength : float
+        Weight of the prior, in rows.
+    converged : bool
+        Whether the gap is below the tolerance.
+    gap : float
+        The KKT gap of the penalized problem.
+    n_iter : int
+        The number of iterations.
+    log_likelihood : float
+        The log-likelihood of the rows, Σ_n w_n log Σ_my w_my r_nmy.
+    left_out : float
+        An estimate of the log-likelihood of left-out rows.
+    identified : bool
+        Whether the rows determine P(Y); if not, the estimate is that of the prior.
+    trace : list of float
+        The penalized log-likelihood at every iteration.
+    weights : Tensor of shape (M, K)
+        `joint` as a tensor.
+    prior : Tensor of shape (M, K)
+        The distribution to which the estimate is shrunk.
+
+    Examples
+    --------
+    >>> estimate = estimate_joint(log_joint_ratio, prior=training_joint)
+    >>> estimate.marginal, estimate.interval()
+    >>> probabilities = estimate.posterior(log_joint_ratio)
     """
 
     strength: float
@@ -34,10 +57,10 @@ class JointEstimate:
     left_out: float
     identified: bool
     trace: list[float] = field(repr=False)
-    weights: Tensor = field(repr=False)  # (M, K)
-    prior: Tensor = field(repr=False)  # (M, K)
+    weights: Tensor = field(repr=False)
+    prior: Tensor = field(repr=False)
     _row_weight: Tensor = field(repr=False)  # (n,)
-    _densities: Tensor = field(repr=False)  # (n, 1 + 2K): of all cells, of each class's, of each class as in the prior
+    _densities: Tensor = field(repr=False)  # (n, 1 + 2K): of all cells, of each class, of each class as in the prior
     _variance: Tensor = field(repr=False)  # (K,) of the marginal
     _container: Container = field(repr=False)
 
@@ -52,7 +75,18 @@ class JointEstimate:
         return self._container.classes(self.weights.sum(0))
 
     def posterior(self, log_joint_ratio: Any) -> Any:
-        """P(y|x) of rows (n, M, K), (n, K), each by itself (equation 15c)."""
+        """Compute P(y|x) of rows, each independently of the others (equation 15c).
+
+        Parameters
+        ----------
+        log_joint_ratio : array of shape (n, M, K)
+            log r(x,y,z_m) over the same bank of z-points.
+
+        Returns
+        -------
+        array of shape (n, K)
+            Probabilities of the classes.
+        """
         problems = Problems("posterior")
         rows = read_ratios(log_joint_ratio, problems, self.weights.device)
         if rows is not None and rows.shape[1:] != self.weights.shape:
@@ -63,7 +97,22 @@ class JointEstimate:
         return Container.of(log_joint_ratio).rows(joint_posterior(rows, self.weights.log()).exp())
 
     def interval(self, level: float = 0.95) -> tuple[Any, Any]:
-        """Interval for P(Y) of the population, two (K,), given r: curvature, and near a bound the likelihood's fall."""
+        """Compute an interval for P(Y) of the population, given r.
+
+        It is based on the curvature of the likelihood, and near 0 and 1 on the decrease of the likelihood.
+
+        Parameters
+        ----------
+        level : float
+            Level of the interval.
+
+        Returns
+        -------
+        low : array of shape (K,)
+            The lower bounds.
+        high : array of shape (K,)
+            The upper bounds.
+        """
         if not 0 < level < 1:
             raise ValueError(f"interval: level must lie between 0 and 1, got {level}")
         marginal = self.weights.sum(0)
@@ -75,14 +124,14 @@ class JointEstimate:
         near = near_a_bound(marginal, variance).nonzero().flatten()
         if len(near):
             ends = torch.cat([self._ends(label, level) for label in near.tolist()])
-            if n_classes > 2:  # classes may stand in for each other, which mixing one in and out does not see
+            if n_classes > 2:  # classes can replace each other, which mixing one class in and out does not cover
                 ends = torch.cat([ends, plain_low[None], plain_high[None]])
             low[near], high[near] = ends.amin(0)[near], ends.amax(0)[near]
         low, high = mirror(low, high)
         return self._container.classes(low.clamp_min(0.0)), self._container.classes(high.clamp_max(1.0))
 
     def _ends(self, label: int, level: float) -> Tensor:
-        """The P(Y) (2, K) that the likelihood just allows, with a class taken out and mixed in (as in the prior)."""
+        """Return the most extreme P(Y) (2, K) that the likelihood allows, with a class taken out and mixed in."""
         with_all, with_own, with_typical = self._densities[:, [0, 1 + label, 1 + len(self._variance) + label]].T
         share, weight, drop = self.weights[:, label].sum(), self._row_weight, allowed_drop(level, 1.0)
 
@@ -99,7 +148,7 @@ class JointEstimate:
 
 
 def class_profiles(weights: Tensor, prior: Tensor) -> Tensor:
-    """What intervals near a bound need densities of, (P, 1 + 2K): all cells, each class's own, each as in the prior."""
+    """Return the weights (P, 1 + 2K) that intervals need densities of: all cells, each class, each as in the prior."""
     n_classes = weights.shape[1]
     own = torch.diag_embed(weights)  # (M, K, K)
     share = prior.sum(0)
@@ -108,10 +157,10 @@ def class_profiles(weights: Tensor, prior: Tensor) -> Tensor:
 
 
 def joint_posterior(log_joint_ratio: Tensor, log_joint: Tensor) -> Tensor:
-    """Log P(y|x) of rows (n, M, K) at log weights (M, K), or (n, M, K) of their own: equation 15c.
+    """Log P(y|x) of rows (n, M, K) at log weights (M, K), or at their own (n, M, K): equation 15c.
 
-    A row that no cell with weight can explain is judged by r alone; one that says nothing gets the marginal; one with
-    +inf is certain of those cells.
+    If no cell with positive weight can explain a row, r is used alone. A row with -inf everywhere gets the marginal. A
+    row with +inf excludes all other cells.
     """
     certain = log_joint_ratio == torch.inf
     sure = certain.any(2).any(1)[:, None, None]
@@ -123,7 +172,7 @@ def joint_posterior(log_joint_ratio: Tensor, log_joint: Tensor) -> Tensor:
 
 
 def read_ratios(value: object, problems: Problems, device: torch.device | None = None) -> Tensor | None:
-    """Read an (n, M, K) array of logs with n, M ≥ 1, K ≥ 2 and no NaN; None after noting what is wrong."""
+    """Read an (n, M, K) array of logs with n, M ≥ 1, K ≥ 2 and no NaN; return None if it cannot be read."""
     name = "log_joint_ratio"
     try:
         ratios = view_tensor(value, device)
@@ -136,15 +185,15 @@ def read_ratios(value: object, problems: Problems, device: torch.device | None =
     if 0 in ratios.shape[:2] or ratios.shape[2] < 2:
         problems.add(f"{name} needs a row, a point of the bank and two classes at least, got {tuple(ratios.shape)}")
         return None
-    bad = torch.cat([part.isnan().flatten(1).any(1) for part in ratios.split(4096)]).nonzero().flatten()
+    bad = torch.cat([chunk.isnan().flatten(1).any(1) for chunk in ratios.split(4096)]).nonzero().flatten()
     if len(bad):
-        problems.add(f"{name} has NaN in {len(bad)} row(s), first at row {int(bad[0])}: drop them or mend the scores")
+        problems.add(f"{name} has NaN in {len(bad)} row(s), first at row {int(bad[0])}: drop them or fix the scores")
         return None
     return ratios
 
 
 def _farthest(left: Callable[[float], float]) -> float:
-    """The largest amount in [0, 1) for which something is left."""
+    """Return the largest amount in [0, 1) at which `left` is not negative."""
     most = 1 - 1e-12
     if left(most) >= 0:
         return most

@@ -1,4 +1,4 @@
-"""The public door: a site's P(z, y) over a bank of z-points from unlabeled rows without z."""
+"""`estimate_joint`: a site's P(z, y) over a bank of z-points, from unlabeled rows without z."""
 
 import warnings
 from dataclasses import dataclass
@@ -15,24 +15,24 @@ from sitewise.arrays import Container, Problems, read_weight, to_tensor
 from sitewise.solvers import ROUNDING, Solution, interior
 
 STRENGTHS = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0)
-SLACK = 1.0  # of left-out log-likelihood: so much less may a weaker prior predict, for the site is thought to differ
+SLACK = 1.0  # loss of left-out log-likelihood accepted for a weaker prior, because the site is expected to differ
 FAR_WORSE = 5.0
 TOLERANCE = 1e-8
-SINGLE_TOLERANCE = 1e-6  # where rows are kept in single precision
-ROUGH_TOLERANCE = 1e-4  # on the way to the strength chosen
+SINGLE_TOLERANCE = 1e-6  # if rows are kept in single precision
+ROUGH_TOLERANCE = 1e-4  # while the strength is chosen
 
 OPEN = (
-    "the rows do not tell how common the classes are: other mixtures over z explain them as well, "
-    "and the prior decides. Check that log_joint_ratio comes from an informative model, or give z"
+    "the rows do not determine the prevalence: other mixtures over z explain them equally well, so the estimate is "
+    "that of the prior. Check that log_joint_ratio comes from an informative model, or give z"
 )
 NOT_CONVERGED = "the joint estimate did not converge in {n_iter} iterations (gap {gap:.1e}, wanted {wanted:.0e})"
-STEERING_ENTRIES = 2**22  # of rows whose curvature steers the steps of all: the gap, over all rows, decides
-STEERING_ROWS = 16  # for each cell at least
-PATIENCE = 30  # iterations before more rows steer
-SINGLE_ROUNDING = 1e-9  # of a likelihood that is summed in single precision
-ROUGHLY = 1e-4  # the gap to which sums in single precision lead for certain; from there on they are in double
-FAINT = 1e-6  # rows' worth: cells at nothing stay there
-ROWS_FOR_ONE = 1e4  # where so many rows say less than one labeled row would, they say nothing
+STEERING_ENTRIES = 2**22  # of a sample of rows, whose curvature sets the direction of steps; the gap is over all rows
+STEERING_ROWS = 16  # at least, for each cell
+PATIENCE = 30  # iterations after which the sample is larger
+SINGLE_ROUNDING = 1e-9  # of a likelihood summed in single precision
+ROUGHLY = 1e-4  # gap that single precision can reach; then sums are in double precision
+FAINT = 1e-6  # smallest pseudo-count of a cell
+ROWS_FOR_ONE = 1e4  # if so many rows have less information than one labeled row, P(Y) is not identified
 
 
 def estimate_joint(
@@ -42,11 +42,21 @@ def estimate_joint(
 
     Parameters
     ----------
-    log_joint_ratio : (n, M, K) log r(x,y,z_m) over a bank of M z-points, each row free up to a constant; -inf excludes
-        a point for a row (one whose z is known in part, say).
-    prior : (M, K) joint distribution that shrinkage aims at, the training data's; None: even.
-    strength : rows' worth of the prior; "auto" takes the weakest that predicts left-out rows about as well as the best.
-    sample_weight : (n,) frequency weights: a row of weight two counts as two rows.
+    log_joint_ratio : array of shape (n, M, K)
+        log r(x,y,z_m) over a bank of M z-points; a constant may be added to each row. -inf excludes a point for a row,
+        for example one whose z is partly known.
+    prior : array of shape (M, K), optional
+        The joint distribution to which the estimate is shrunk, usually that of the training data; uniform by default.
+    strength : float or "auto"
+        Weight of the prior, in rows. "auto" chooses the weakest one that predicts left-out rows about as well as the
+        best one.
+    sample_weight : array of shape (n,), optional
+        Frequency weights: a row of weight two counts as two rows.
+
+    Returns
+    -------
+    JointEstimate
+        The estimate with its convergence diagnostics.
 
     Examples
     --------
@@ -65,10 +75,11 @@ def estimate_joint(
     weight = read_weight(sample_weight, len(ratios), problems, ratios.device)
     problems.raise_if_any()
     mixture = make_mixture(ratios, weight)
-    found, value, curvature = _fit(mixture, aim.reshape(-1), strength)
-    cells, wanted = found.point, _tolerance(mixture)
-    if not found.converged:
-        warnings.warn(NOT_CONVERGED.format(n_iter=found.n_iter, gap=float(found.gap), wanted=wanted), stacklevel=2)
+    solution, value, curvature = _fit(mixture, aim.reshape(-1), strength)
+    cells, wanted = solution.point, _tolerance(mixture)
+    if not solution.converged:
+        message = NOT_CONVERGED.format(n_iter=solution.n_iter, gap=float(solution.gap), wanted=wanted)
+        warnings.warn(message, stacklevel=2)
     marks = torch.eye(aim.shape[1], dtype=torch.float64, device=aim.device).repeat(len(aim), 1)
     identified = not bool(classes_left_open(mixture, cells, aim.reshape(-1), marks).all())
     if not identified:
@@ -76,13 +87,13 @@ def estimate_joint(
     log_likelihood, weights = float(mixture.sums(cells)[0]), cells.reshape(aim.shape)
     return JointEstimate(
         strength=value,
-        converged=found.converged,
-        gap=float(found.gap),
-        n_iter=found.n_iter,
+        converged=solution.converged,
+        gap=float(solution.gap),
+        n_iter=solution.n_iter,
         log_likelihood=log_likelihood,
         left_out=log_likelihood - curvature.optimism,
         identified=identified,
-        trace=[-float(step) for step in found.trace],
+        trace=[-float(step) for step in solution.trace],
         weights=weights,
         prior=aim,
         _row_weight=weight,
@@ -93,20 +104,20 @@ def estimate_joint(
 
 
 def _fit(mixture: Mixture, prior: Tensor, strength: str | float) -> tuple[Solution[Tensor], float, "JointCurvature"]:
-    """The cells at the strength asked for, or at the one that left-out rows speak for."""
+    """Estimate the cells at the given strength, or at the one chosen by left-out rows."""
     value = _choose_strength(mixture.sample()[0], prior) if isinstance(strength, str) else float(strength)
-    found = climb(mixture, value * prior, prior, tolerance=_tolerance(mixture))
-    return found, value, look_back(mixture, found.point, value * prior)
+    solution = climb(mixture, value * prior, prior, tolerance=_tolerance(mixture))
+    return solution, value, curvature_at(mixture, solution.point, value * prior)
 
 
 def _choose_strength(mixture: Mixture, prior: Tensor) -> float:
-    """The weakest strength whose left-out likelihood is within a unit of the best."""
+    """Return the weakest strength whose left-out log-likelihood is within `SLACK` of the best."""
     left_out: dict[float, float] = {}
     cells = prior
     for strength in STRENGTHS:
         pseudo = strength * prior
         cells = climb(mixture, pseudo, cells, tolerance=ROUGH_TOLERANCE).point
-        left_out[strength] = float(mixture.sums(cells)[0]) - look_back(mixture, cells, pseudo).optimism
+        left_out[strength] = float(mixture.sums(cells)[0]) - curvature_at(mixture, cells, pseudo).optimism
         if left_out[strength] < max(left_out.values()) - FAR_WORSE:
             break
     enough = max(left_out.values()) - SLACK
@@ -118,7 +129,7 @@ def _tolerance(mixture: Mixture) -> float:
 
 
 def _read_prior(value: Any, ratios: Tensor, problems: Problems) -> Tensor:
-    """The (M, K) distribution that shrinkage aims at."""
+    """Read the (M, K) distribution to which the estimate is shrunk."""
     shape = ratios.shape[1:]
     even = torch.full(shape, 1.0 / shape.numel(), dtype=torch.float64, device=ratios.device)
     if value is None:
@@ -140,10 +151,10 @@ def _read_prior(value: Any, ratios: Tensor, problems: Problems) -> Tensor:
 def climb(
     mixture: Mixture, pseudo: Tensor, start: Tensor, *, tolerance: float, max_iter: int = 200
 ) -> Solution[Tensor]:
-    """Find the weights of the cells (P,) with `pseudo` rows (P,) added to them, from a start inside the simplex.
+    """Estimate the weights of the cells (P,) with pseudo-rows (P,), from a start inside the simplex.
 
-    Every trial point costs one pass over r; where rows are very many, the curvature is that of a sample. Where r is
-    kept in single precision, so are the sums of the first steps, but never those that certify the last one.
+    Every trial point costs one pass over r. If there are very many rows, the curvature is that of a sample. If r is
+    kept in single precision, the first steps use it too, but the final gap is computed in double precision.
     """
     total = mixture.total_weight + float(pseudo.sum())
     few_entries = max(STEERING_ENTRIES, STEERING_ROWS * len(start) ** 2)
@@ -158,7 +169,7 @@ def climb(
             log_likelihood, slope = mixture.sums(cells[0], precise=precise)
             return (log_likelihood / total)[None], (slope / total)[None]
 
-        found = interior(
+        solution = interior(
             look,
             bend,
             begin[None],
@@ -167,8 +178,8 @@ def climb(
             max_iter=max_iter,
             rounding=ROUNDING if precise else SINGLE_ROUNDING,
         )
-        trace = [total * value[0] for value in found.trace]
-        return Solution(found.point[0], found.gap[0], found.converged, found.n_iter, trace)
+        trace = [total * value[0] for value in solution.trace]
+        return Solution(solution.point[0], solution.gap[0], solution.converged, solution.n_iter, trace)
 
     if mixture.ratio.dtype == torch.float64:
         return solve(start, precise=True, tolerance=tolerance)
@@ -181,23 +192,23 @@ def climb(
 
 @dataclass(frozen=True)
 class JointCurvature:
-    """The information of the rows about the cells, and their covariance with the pseudo-rows counted in."""
+    """The information of the rows on the cells, and the cells' covariance including the pseudo-rows."""
 
     information: Tensor  # (P, P)
     covariance: Tensor  # (P, P), of weights that sum to one
 
     @property
     def optimism(self) -> float:
-        """By how much the log-likelihood flatters its own rows (equation 10 for cells)."""
+        """The optimism of the log-likelihood on the rows that it was fitted to (equation 10 for cells)."""
         return float((self.covariance * self.information).sum())
 
     def variances_of(self, marks: Tensor) -> Tensor:
-        """The variances of sums of cells, marked by the columns of (P, K)."""
+        """Return the variances of sums of cells that the columns of `marks` (P, K) select."""
         return ((self.covariance @ marks) * marks).sum(0)
 
 
-def look_back(mixture: Mixture, cells: Tensor, pseudo: Tensor) -> JointCurvature:
-    """The curvature at an optimum, from a sample where rows are many."""
+def curvature_at(mixture: Mixture, cells: Tensor, pseudo: Tensor) -> JointCurvature:
+    """Return the curvature at an optimum, from a sample if there are many rows."""
     few, scale = mixture.sample(CURVED_ENTRIES)
     information = few.information(cells) * scale
     covariance = covariance_of(cells, information, pseudo.clamp_min(FAINT))
@@ -207,7 +218,7 @@ def look_back(mixture: Mixture, cells: Tensor, pseudo: Tensor) -> JointCurvature
 def covariance_of(cells: Tensor, information: Tensor, pseudo: Tensor) -> Tensor:
     """Invert information + diag(c / w²) along the directions that keep the sum of the cells, (P, P).
 
-    In units of the cells themselves: those all but zero would make the matrix singular otherwise.
+    The matrix is scaled by the cells first, because cells close to zero would make it singular.
     """
     relative = cells[:, None] * information * cells + torch.diag(pseudo)
     inverse = torch.linalg.inv_ex(0.5 * (relative + relative.T))[0]
@@ -218,9 +229,10 @@ def covariance_of(cells: Tensor, information: Tensor, pseudo: Tensor) -> Tensor:
 
 
 def classes_left_open(mixture: Mixture, cells: Tensor, prior: Tensor, marks: Tensor) -> Tensor:
-    """Tell for which sums of cells, marked by the columns of (P, K), many rows say less than one labeled row would.
+    """Return which sums of cells, selected by the columns of `marks` (P, K), are not identified.
 
-    Asked half-way to the prior, (P,): at the estimate itself a class may be absent, which says nothing about the rows.
+    These are the sums for which many rows have less information than one labeled row. It is evaluated half-way to the
+    prior (P,), because at the estimate itself a class may be absent.
     """
     few, _ = mixture.sample()
     between = 0.5 * (cells + prior)

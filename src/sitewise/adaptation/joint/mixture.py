@@ -1,6 +1,6 @@
-"""The likelihood of unlabeled x as a mixture over cells (z-point, class), and what a solver asks of it (equation 15).
+"""The likelihood of unlabeled x as a mixture over cells (z-point, class), with its derivatives (equation 15).
 
-A cell p = (m, y) of the bank has the weight w_p = P_b(z_m, y); a row's m_n = Σ_p w_p r_np is its density ratio.
+A cell p = (m, y) of the bank has the weight w_p = P_b(z_m, y). The density ratio of a row is m_n = Σ_p w_p r_np.
 """
 
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-STRETCH = 2**20  # entries of r that are looked at together: they stay in the processor's cache
-PRECISE = 2**24  # entries of r that are kept in double precision, above that in single
-SAMPLED_ENTRIES = 2**20  # of rows that stand for all where a first guess is wanted
+STRETCH = 2**20  # entries of r processed at a time, so that they stay in the processor's cache
+PRECISE = 2**24  # entries of r up to which it is kept in double precision; beyond, in single
+SAMPLED_ENTRIES = 2**20  # of a sample of rows for a first guess
 LEAST_ROWS = 2048
-CURVED_ENTRIES = 2**26  # of rows whose curvature stands for that of all
+CURVED_ENTRIES = 2**26  # of a sample of rows for the curvature
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Mixture:
 
     ratio: Tensor  # (n, P), single or double precision
     weight: Tensor  # (n,) double
-    shift: Tensor  # Σ_n w_n log of what the rows were divided by
+    shift: Tensor  # Σ_n w_n log of the rows' largest entries
 
     @property
     def total_weight(self) -> float:
@@ -31,13 +31,13 @@ class Mixture:
 
     @property
     def n_cells(self) -> int:
-        """P = M K."""
+        """The number of cells, P = M K."""
         return self.ratio.shape[1]
 
     def sums(self, cells: Tensor, *, precise: bool = True) -> tuple[Tensor, Tensor]:
-        """Σ_n w_n log m_n and its slope Σ_n w_n r_n / m_n (P,) at weights of the cells, in one pass over r.
+        """Return Σ_n w_n log m_n and its gradient Σ_n w_n r_n / m_n (P,) at weights of the cells, in one pass.
 
-        In the precision that r is kept in where it need not be `precise`: half the time, to six digits.
+        If not `precise`, the precision of r is used: in single precision half the time, to six digits.
         """
         dtype = torch.float64 if precise else self.ratio.dtype
         point = cells.to(dtype)
@@ -50,19 +50,19 @@ class Mixture:
         return log_likelihood, slope
 
     def densities(self, cells: Tensor) -> Tensor:
-        """m_n of every row at several weights of the cells (P, Q), (n, Q), divided by what the row was divided by."""
+        """Return m_n of every row, divided by its largest entry, at several weights of the cells (P, Q), (n, Q)."""
         return torch.cat([(rows @ cells.to(rows.dtype)).double() for rows, _ in self.stretches()])
 
     def information(self, cells: Tensor) -> Tensor:
-        """Σ_n w_n r_n r_nᵀ / m_n², (P, P): minus the second derivative of the log-likelihood."""
-        found, point = cells.new_zeros(len(cells), len(cells)), cells.to(self.ratio.dtype)
+        """Return Σ_n w_n r_n r_nᵀ / m_n², (P, P): minus the Hessian of the log-likelihood."""
+        total, point = cells.new_zeros(len(cells), len(cells)), cells.to(self.ratio.dtype)
         for rows, weight in self.stretches():
             scaled = rows * (weight.sqrt().to(rows.dtype) / (rows @ point))[:, None]
-            found += scaled.T @ scaled
-        return found
+            total += scaled.T @ scaled
+        return total
 
     def sample(self, entries: int = SAMPLED_ENTRIES) -> tuple["Mixture", float]:
-        """Rows spread evenly over all of them, with so many entries; and how many times more all rows weigh."""
+        """Return evenly spaced rows with about so many entries, and the ratio of the total weight to theirs."""
         wanted = max(LEAST_ROWS, entries // self.n_cells)
         if len(self.weight) <= wanted:
             return self, 1.0
@@ -75,14 +75,14 @@ class Mixture:
         return few, self.total_weight / max(few.total_weight, 1e-300)
 
     def stretches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Some rows after others, with their weights."""
+        """Yield blocks of rows with their weights."""
         size = max(1, STRETCH // self.n_cells)
         for first in range(0, len(self.weight), size):
             yield self.ratio[first : first + size], self.weight[first : first + size]
 
 
 def make_mixture(log_joint_ratio: Tensor, weight: Tensor) -> Mixture:
-    """Rows (n, M, K) as a mixture; a row with +inf is certain of those cells, a row of -inf only says nothing."""
+    """Convert rows (n, M, K) to a mixture; +inf excludes all other cells, a row of -inf carries no information."""
     flat = log_joint_ratio.reshape(len(log_joint_ratio), -1)
     dtype = torch.float64 if flat.numel() <= PRECISE else torch.float32
     ratio = torch.empty(flat.shape, dtype=dtype, device=flat.device)
@@ -97,10 +97,9 @@ def make_mixture(log_joint_ratio: Tensor, weight: Tensor) -> Mixture:
 
 
 def scale_rows(log_ratio: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of r divided by their largest entries, and the logs of those (zero where a row says nothing)."""
+    """Divide rows of r by their largest entries, and return the logs of these (zero if infinite)."""
     largest = log_ratio.amax(1)
-    spoken = largest.isfinite()
-    shift = torch.where(spoken, largest, 0.0)
+    shift = torch.where(largest.isfinite(), largest, 0.0)
     certain = (largest == torch.inf)[:, None]
     logs = torch.where(certain, torch.where(log_ratio == torch.inf, 0.0, -torch.inf), log_ratio - shift[:, None])
     silent = (largest == -torch.inf)[:, None]

@@ -1,4 +1,4 @@
-"""What is added to the source's shape at a new site: additive coefficients, normal given level and factor."""
+"""The deviation of a new site's g from the source's shape: additive coefficients, normal given level and factor."""
 
 from dataclasses import dataclass, replace
 
@@ -16,45 +16,45 @@ from sitewise.prevalence.additive import features
 from sitewise.prevalence.linear import NEWTON_LIMIT
 from sitewise.prevalence.prior import USUAL_DEVIATION
 
-HELD = 1e6  # the penalty on the level's own feature, times the weight of all rows: the level is not a deviation
-STEP = 1e-3  # of the factor, for the derivative of a gradient
-SIZES = (0.0, 0.25, 0.5, 1.0)  # of a deviation, in standard deviations between the training sites; equally likely
+HELD = 1e6  # penalty on the intercept, times the weight of all rows: a deviation has no level
+STEP = 1e-3  # of the factor, for the numerical derivative of a gradient
+SIZES = (0.0, 0.25, 0.5, 1.0)  # of a deviation, in standard deviations between the training sites; equal prior weights
 
 
 @dataclass(frozen=True)
 class Deviation:
     """Coefficients (P,) given level and factor: Laplace's approximation, linear in both (equation 18e)."""
 
-    factor: Tensor  # () where it was taken
+    factor: Tensor  # () at which it was computed
     level: Tensor  # (K,)
     mean: Tensor  # (P,) coefficients in contrasts, P = D (K-1)
-    response: Tensor  # (P, K) to the level's K-1 contrasts and to the factor
+    response: Tensor  # (P, K) derivatives in the level's K-1 contrasts and in the factor
     covariance: Tensor  # (P, P) of the coefficients given both
     variance: Tensor  # (P,) of the prior
-    middle: Tensor  # (D,) mean features of the site's rows: a deviation has no level of its own
+    middle: Tensor  # (D,) mean features of the site's rows
     converged: bool
     gap: float
     n_iter: int
 
     def flat(self, factor: Tensor, level: Tensor) -> Tensor:
-        """The mean of the coefficients, (M, P), at factors (M,) and levels (M, K)."""
+        """Return the mean of the coefficients, (M, P), at factors (M,) and levels (M, K)."""
         away = (level - self.level) @ contrasts(level.shape[1], level.device)
         return self.mean + torch.cat([away, (factor - self.factor)[:, None]], dim=1) @ self.response.T
 
     def log_prior(self, factor: Tensor, level: Tensor) -> Tensor:
-        """The log prior density of the mean coefficients, up to a constant, (M,)."""
+        """Return the log prior density of the mean coefficients, up to a constant, (M,)."""
         return -0.5 * (self.flat(factor, level) ** 2 / self.variance.clamp_min(1e-300)).sum(1)
 
     def coefficients(self, flat: Tensor, n_classes: int) -> Tensor:
-        """Coefficients (M, D, K) from flat ones (M, P)."""
+        """Convert flat coefficients (M, P) to (M, D, K)."""
         return flat.reshape(len(flat), -1, n_classes - 1) @ contrasts(n_classes, flat.device).T
 
     def without_level(self, level: Tensor, coefficients: Tensor) -> Tensor:
-        """Levels (M, K) from which the mean over the site of what coefficients (M, D, K) add is taken."""
+        """Subtract from levels (M, K) the mean over the site of what coefficients (M, D, K) add."""
         return level - torch.einsum("d,mdk->mk", self.middle, coefficients)
 
     def put_on(self, points: Points) -> Points:
-        """The same points with the mean coefficients of each."""
+        """Return the same points with their mean coefficients."""
         away = (points.level - self.level) @ contrasts(points.level.shape[1], points.level.device)
         along = torch.cat([torch.ones_like(away[:, :1]), away, (points.factor - self.factor)[:, None]], dim=1)
         directions = torch.cat([self.mean[None], self.response.T])
@@ -65,7 +65,7 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Sized:
-    """Coefficients (P,) averaged over the sizes that their prior may have."""
+    """Coefficients (P,) averaged over the sizes of their prior."""
 
     mean: Tensor  # (P,)
     conditional: Tensor  # (P, P) covariance given the size, averaged
@@ -74,18 +74,18 @@ class Sized:
 
 
 def average_sizes(information: Tensor, mode: Tensor, variance: Tensor) -> Sized:
-    """Average over how large the deviation is, each size weighed by how well it predicts the rows (equation 18h).
+    """Average over the size of the deviation, weighted by the marginal likelihood of each size (equation 18h).
 
-    From the penalized information (P, P) at the mode (P,) under the prior's variances (P,): the likelihood is taken as
-    normal there, so that every size has its posterior, and the evidence for it, in closed form.
+    It uses the penalized information (P, P) at the mode (P,) under the prior's variances (P,). The likelihood is
+    approximated as normal, so that the posterior and the marginal likelihood of every size are in closed form.
     """
     root = variance.sqrt()
-    told, directions = torch.linalg.eigh(root[:, None] * information * root)
-    told = (told - 1.0).clamp_min(0.0)  # what the rows tell of each direction, in units of the prior
+    of_rows, directions = torch.linalg.eigh(root[:, None] * information * root)
+    of_rows = (of_rows - 1.0).clamp_min(0.0)  # information of the rows on each direction, in units of the prior
     pull = directions.T @ (root * (information @ mode))
     squares = torch.tensor(SIZES, dtype=mode.dtype, device=mode.device)[:, None] ** 2
-    own = squares / (1.0 + squares * told)  # (sizes, P) variances given the size
-    share = torch.softmax(0.5 * (own * pull**2 - torch.log1p(squares * told)).sum(1), dim=0)
+    own = squares / (1.0 + squares * of_rows)  # (sizes, P) variances given the size
+    share = torch.softmax(0.5 * (own * pull**2 - torch.log1p(squares * of_rows)).sum(1), dim=0)
     means = own * pull
     mean, back = share @ means, root[:, None] * directions
     between = ((means - mean) * share[:, None]).T @ (means - mean)
@@ -99,7 +99,7 @@ def average_sizes(information: Tensor, mode: Tensor, variance: Tensor) -> Sized:
 
 
 def tempered(evidence: Evidence, power: float, labels: LabelLikelihood | None) -> Evidence:
-    """The rows weighted by a power of their likelihood, and labels as a difference of likelihoods at the best slope."""
+    """Raise the rows' likelihood to a power, and add labels as a difference of likelihoods at the best slope."""
 
     def apply(rows: Rows) -> Rows:
         weight = rows.codes.new_ones(len(rows)) if rows.weight is None else rows.weight
@@ -128,7 +128,7 @@ def fit_deviation(
     variance: Tensor | None,
     labels: LabelLikelihood | None = None,
 ) -> Deviation | None:
-    """The coefficients at one factor and level (K,), their covariance, and how they follow both; None for too many."""
+    """Fit the coefficients at one factor and level (K,), with covariance and derivatives; None if they are too many."""
     schema, n_classes = template.schema, len(level)
     assert schema is not None
     n_features = features(schema.missing_codes(level.device)[None], schema).shape[1]
@@ -154,7 +154,7 @@ def fit_deviation(
     ahead = problem_at(factor + STEP)
     turn = (ahead.gradient(found.point) - problem.gradient(found.point)) * rows.total_weight / STEP
     along = torch.cat([information[:, :width] - torch.diag(problem.flat_penalty)[:, :width], turn[:, None]], dim=1)
-    along[:width] = 0.0  # the level's own feature does not answer to the level
+    along[:width] = 0.0  # the intercept does not respond to the level
     sized = average_sizes(information, found.point, 1.0 / problem.flat_penalty)
     return Deviation(
         factor,

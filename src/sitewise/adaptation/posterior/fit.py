@@ -1,4 +1,4 @@
-"""From a site's rows and a prior to the posterior of its g, and to the points that are kept of it."""
+"""Compute the posterior of a site's g from its rows and a prior, and select the points that are kept."""
 
 import math
 from dataclasses import dataclass, replace
@@ -30,25 +30,25 @@ from sitewise.prevalence import ConstantPrevalence, Prevalence, SitePrior
 from sitewise.prevalence.base import finite, is_constant
 
 KEPT = 64  # points, at most
-MARGINALS = 400  # equally likely values of P(Y) that intervals are made of
-TAIL = 3.2  # standard deviations out to which the kept points are spaced evenly
-ENOUGH = 1e-12  # information per row below which rows tell nothing
-ENOUGH_ROWS = 2**14  # of which what is added to the shape, and P(Y) between the kept points, are looked at
+MARGINALS = 400  # draws of P(Y) for intervals
+TAIL = 3.2  # standard deviations up to which the kept points are evenly spaced
+ENOUGH = 1e-12  # information per row below which rows are not informative
+ENOUGH_ROWS = 2**14  # at most so many rows are used to start the deviation, and for P(Y) at all points
 
 
 @dataclass(frozen=True)
 class RefitLevel:
-    """The posterior moved to where other weights of the rows, or another f, move the level: one Newton step."""
+    """Refits a posterior to other weights of the rows, or to another f, by one Newton step of the level."""
 
     points: Points
     power: float
-    score: Tensor  # (K,) of the rows adapted to
+    score: Tensor  # (K,) of the rows that it was fitted to
 
     def __call__(self, drawn: Evidence) -> Prevalence:
-        """Move it."""
+        """Return the refitted posterior."""
         sums = evaluate_points(drawn, self.points, slope=1.0)
         score = level_score(self.points, sums, self.power * drawn.total_weight)
-        # The level alone varies with what the deviation takes out of it again; P(Y) is what the rows tell about.
+        # Rows inform about P(Y), not about the level alone, which also varies with the deviation.
         centred = self.points.log_marginal - self.points.log_marginal.mean(dim=1, keepdim=True)
         away = centred - self.points.weight @ centred
         covariance = (away * self.points.weight[:, None]).T @ away
@@ -61,18 +61,18 @@ class RefitLevel:
 
 
 def level_score(points: Points, sums: Sums, weight: float) -> Tensor:
-    """The derivative of the log-likelihood in the level, (K,), averaged over the points (equation 7a)."""
+    """Return the derivative of the log-likelihood in the level, (K,), averaged over the points (equation 7a)."""
     return weight * (points.weight @ (sums.predicted - sums.mean))
 
 
 def row_scores(rows: Rows, g: Prevalence, basis: Tensor) -> Tensor:
-    """The derivative of every row's log-likelihood in the level's contrasts, (n, K-1) (equation 7a)."""
+    """Return the derivative of every row's log-likelihood in the level's contrasts, (n, K-1) (equation 7a)."""
     at = g.log_prob(rows.codes).exp()
     return ((scores(rows, at) - 1.0) * rows.at_rows(at)) @ basis
 
 
 def design_effect(evidence: Evidence, g: Prevalence) -> float:
-    """How much more the level's score varies than independent rows would have it, for rows in groups; at least one."""
+    """Return the design effect of groups: the level score's variance relative to independent rows, at least 1."""
     if evidence.groups is None or not evidence.groups.factor:
         return 1.0
     basis = contrasts(evidence.n_classes, evidence.device)
@@ -86,9 +86,9 @@ def design_effect(evidence: Evidence, g: Prevalence) -> float:
 def fit_posterior(
     evidence: Evidence, prior: SitePrior, labeled: KnownLabels | None = None, known: Known | None = None
 ) -> Fit:
-    """The posterior of a site's g (section 18), as a fit whose prevalence are its points.
+    """Compute the posterior of a site's g (section 18 of docs/maths.md), as a fit whose g is its points.
 
-    `evidence` are all rows as if none had a label, `labeled` those that have one, `known` a known prevalence.
+    `evidence` are all rows without their labels, `labeled` the labeled rows, `known` a known prevalence.
     """
     template = read_source(evidence, prior.prevalence)
     as_trained = candidates(template, template.factor, template.level)
@@ -102,7 +102,7 @@ def fit_posterior(
     problem = Problem(template, evidence, believed, labels, known, located, power, prior.level_error, prior.slope)
     depends = template.schema is not None and (believed is not None or labels is not None)
     deviation = None
-    if depends:  # where level and factor are about is enough to look for what is added to the shape
+    if depends:  # rough estimates of level and factor are enough to fit the deviation
         few = replace(problem, unlabeled=None if believed is None else subset(believed, ENOUGH_ROWS))
         weighed = few.weigh(None)
         share = torch.softmax(weighed.log_weight, dim=0)
@@ -120,7 +120,7 @@ def fit_posterior(
 
 
 def read_source(evidence: Evidence, source: Prevalence) -> Points:
-    """The source's g as this site's rows see it: one point, as trained."""
+    """Return the source's g at this site's rows as a single point."""
     schema = evidence.schema
     if schema is None or not evidence.seen_weight:
         nothing = torch.zeros(1, 0, dtype=torch.float64, device=evidence.device)
@@ -135,13 +135,13 @@ def read_source(evidence: Evidence, source: Prevalence) -> Points:
 
 
 def has_shape(template: Points) -> bool:
-    """Whether the source's g depends on z at this site."""
+    """Return whether the source's g depends on z at this site."""
     return template.schema is not None and not is_constant(template.source)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Whose level and factor are to be weighed: by the rows that are believed, known labels and a known prevalence."""
+    """The data for level and factor: unlabeled rows, known labels and a known prevalence."""
 
     template: Points
     rows: Evidence
@@ -154,7 +154,7 @@ class Problem:
     slope: float
 
     def weigh(self, deviation: Deviation | None) -> Weighed:
-        """Weighted points of level and factor, with what is added to the shape where that is known."""
+        """Return weighted points of level and factor, with the deviation from the shape if it is given."""
 
         def points(factor: Tensor, level: Tensor) -> Points:
             found = candidates(self.template, factor, level)
@@ -183,7 +183,7 @@ class Problem:
 def keep_points(
     problem: Problem, weighed: Weighed, deviation: Deviation | None, evidence: Evidence, slope: float
 ) -> tuple[Posterior, Tensor]:
-    """At most 64 points in place of all, and values of P(Y) for intervals; also the rows' score there (K,)."""
+    """Select at most 64 points, and compute draws of P(Y) for intervals; also return the rows' score (K,)."""
     fine = candidates(problem.template, weighed.factor, weighed.level)
     fine = fine if deviation is None else deviation.put_on(fine)
     weight, prior_weight = (torch.softmax(part, dim=0) for part in (weighed.log_weight, weighed.log_prior))
@@ -197,7 +197,7 @@ def keep_points(
     own = evaluate_points(evidence, points, slope=slope)
     points = replace(points, log_marginal=finite(own.mean.log()))
     wanted = weight @ sums.predicted
-    if weighed.covers_prior:  # without the rows, points average to the model as trained (equation 18d)
+    if weighed.covers_prior:  # so that without the rows the mean prediction is that of the model as trained (18d)
         as_trained = candidates(problem.template, fine.factor.new_ones(1), problem.template.centre[None])
         trained = evaluate_points(evidence, as_trained, slope=1.0).predicted[0]
         wanted = (wanted + trained - prior_weight @ sums.predicted).clamp_min(1e-12)
@@ -219,7 +219,7 @@ def keep_points(
 def keep_told_points(
     problem: Problem, weighed: Weighed, deviation: Deviation | None, evidence: Evidence, slope: float
 ) -> tuple[Posterior, Tensor]:
-    """The same at a site with labels or a known prevalence, where P(Y) is the mean of the predictions (section 20)."""
+    """Do as `keep_points` for a site with labels or a known prevalence: P(Y) is the mean prediction (section 20)."""
     labels, known = problem.labels, problem.known
     fine = candidates(problem.template, weighed.factor, weighed.level)
     fine = fine if deviation is None else deviation.put_on(fine)
@@ -263,7 +263,7 @@ def keep_told_points(
 
 
 def _covered(evidence: Evidence, known: Known) -> float:
-    """The share of the site's rows in some stratum whose prevalence is known."""
+    """Return the share of the site's rows in strata with known prevalence."""
     assert known.strata is not None
     strata = known.strata
     (total,) = evidence.rows.total(lambda rows: (rows.cell_weight @ strata.holds(rows.codes).sum(1),))
@@ -271,10 +271,10 @@ def _covered(evidence: Evidence, known: Known) -> float:
 
 
 def choose_points(mean: Tensor, weight: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
-    """Which of the points (M,) to keep, and their weights: one of each stratum, strata being finer in the tails.
+    """Select points (M,) to keep and their weights: one from each stratum, with smaller strata in the tails.
 
-    Strata are of P(Y) (M, K) of the class whose share is least certain. Within one, the points are in the order of
-    their factors (M,), and the quantile that is taken runs through a sequence of low discrepancy (van der Corput's).
+    Strata are ranges of P(Y) (M, K) of the class with the largest variance. Within a stratum, points are sorted by
+    their factors (M,), and one is taken at a quantile from a low-discrepancy sequence (van der Corput's).
     """
     centre = weight @ mean
     variance = weight @ (mean - centre) ** 2
@@ -298,7 +298,7 @@ def choose_points(mean: Tensor, weight: Tensor, factor: Tensor) -> tuple[Tensor,
 
 
 def _at_quantile(cumulative: Tensor, factor: Tensor, first: int, last: int, edges: Tensor, quantile: float) -> Tensor:
-    """The point among those from `first` to `last` at a quantile of the factor, by their mass between two edges."""
+    """Return the point from `first` to `last` at a quantile of the factor, by their mass between two edges."""
     bounds = torch.cat([edges[:1], cumulative[first:last]]).clamp(edges[0], edges[1])
     by_factor = torch.argsort(factor[first:last], stable=True)
     mass = torch.cumsum(bounds.diff()[by_factor], dim=0)
@@ -306,7 +306,7 @@ def _at_quantile(cumulative: Tensor, factor: Tensor, first: int, last: int, edge
 
 
 def tilt(weight: Tensor, values: Tensor, wanted: Tensor) -> Tensor | None:
-    """Weights (M,) as near as can be to those given whose mean of values (M, C) is the one wanted; None if none are."""
+    """Return the weights (M,) closest to the given ones with the wanted mean of values (M, C); None if impossible."""
     away = values - wanted
     scale = away.abs().amax(0).clamp_min(1e-300)
     away = away / scale
@@ -323,7 +323,7 @@ def tilt(weight: Tensor, values: Tensor, wanted: Tensor) -> Tensor | None:
 
 
 def spread_marginals(mean: Tensor, weight: Tensor, extra: Tensor) -> Tensor:
-    """Equally likely values (R, K) of P(Y) from points (M, K), as much wider as an extra variance (K,) makes them."""
+    """Return equally weighted draws (R, K) of P(Y) from points (M, K), widened by an additional variance (K,)."""
     centre = weight @ mean
     variance = weight @ (mean - centre) ** 2
     if mean.shape[1] == 2:
@@ -344,7 +344,7 @@ def spread_marginals(mean: Tensor, weight: Tensor, extra: Tensor) -> Tensor:
 
 
 def sampling_variance(points: Points, some: Evidence, evidence: Evidence) -> Tensor:
-    """The variance (K,) of P(Y) from having seen these z and not others; without groups, by some of the rows."""
+    """Return the variance (K,) of P(Y) due to sampling of z; without groups, estimated from some of the rows."""
     if not points.depends_on_z:
         return torch.zeros_like(points.centre)
     mean, rows = points.mean_log_marginal.exp(), some if evidence.groups is None else evidence
@@ -354,13 +354,15 @@ def sampling_variance(points: Points, some: Evidence, evidence: Evidence) -> Ten
 
 
 def _drawn(deviation: Deviation, points: Points, basis: Tensor) -> Tensor:
-    """Coefficients (M, D, K) of the kept points: each point's mean, and a draw around it."""
+    """Draw the coefficients (M, D, K) of the kept points around their means."""
     n_points, n_classes = len(points), points.level.shape[1]
     width = n_classes - 1
     n_features = len(deviation.mean) // width
     uniform = qmc.Sobol(n_features * width, seed=0).random(KEPT // 2)
     half = torch.tensor(norm.ppf(uniform.clip(1e-6, 1 - 1e-6)), device=basis.device)
-    noise = torch.stack([half, -half], dim=1).flatten(0, 1)  # neighbours in P(Y) differ in sign: errors cancel out
+    noise = torch.stack([half, -half], dim=1).flatten(
+        0, 1
+    )  # neighbours in P(Y) have opposite signs, so that errors cancel
     noise = noise - points.weight @ noise
     in_own_order = noise.reshape(n_points, n_features, width) @ basis.T @ contrasts(n_classes, basis.device)
     values, vectors = torch.linalg.eigh(deviation.covariance)
@@ -388,7 +390,7 @@ def _as_fit(evidence: Evidence, posterior: Posterior, score: Tensor, deviation: 
 
 
 def _at_mean(points: Points) -> Points:
-    """A single point at the mean of all."""
+    """Return a single point at the mean of all points."""
     weight = points.weight
     return replace(
         points,

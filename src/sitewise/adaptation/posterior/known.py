@@ -1,4 +1,4 @@
-"""A known prevalence, of the site or of strata of z: a likelihood of the rows' mean prediction there."""
+"""A known prevalence of the site or of strata of z, as a likelihood of the rows' mean prediction."""
 
 from dataclasses import dataclass
 
@@ -11,13 +11,13 @@ from sitewise.adaptation.posterior.points import ENTRIES, Points, Strata
 from sitewise.adaptation.rows import Rows
 from sitewise.prevalence.prior import USUAL_DEVIATION
 
-RESOLVED = 0.1  # log-odds that the points of a posterior tell apart; what is known better is conditioned on afterwards
-SOME_ROWS = 2**11  # of which the mean prediction is taken while points are weighed
+RESOLVED = 0.1  # resolution of the points of a posterior, in log-odds; more precise knowledge is conditioned on later
+SOME_ROWS = 2**11  # at most so many rows are used for mean predictions while points are weighted
 
 
 @dataclass(frozen=True)
 class Known:
-    """P(y) of the site, or of strata of its z, with the standard deviation of its log-odds; zero for exactly known."""
+    """P(y) of the site, or of strata of z, with the standard deviation of its log-odds (zero if known exactly)."""
 
     share: Tensor  # (S, K)
     error: Tensor  # (S, K)
@@ -26,25 +26,25 @@ class Known:
 
     @property
     def freedom(self) -> float:
-        """How far, in log-odds, a stratum may lie from what level, factor and deviation make of it."""
+        """The standard deviation, in log-odds, of a stratum around the value by level, factor and deviation."""
         return RESOLVED if self.strata is None else USUAL_DEVIATION
 
     def log_likelihood(self, predicted: Tensor) -> Tensor:
-        """The log-likelihood of mean predictions (S, M, K), (M,)."""
+        """Return the log-likelihood of mean predictions (S, M, K), (M,)."""
         n_classes = self.share.shape[1]
         away = torch.logit(predicted.clamp(1e-12, 1 - 1e-12)) - torch.logit(self.share)[:, None]
         variance = self.error.square()[:, None] + self.freedom**2
         return -0.5 * (n_classes - 1) / n_classes * (away.square() / variance).sum((0, 2))
 
     def weigh(self, evidence: Evidence, points: Points, slope: float) -> Tensor:
-        """The log-likelihood of points, (M,), by some of the rows."""
+        """Return the log-likelihood of points, (M,), from some of the rows."""
         some = subset(evidence, SOME_ROWS)
         if self.strata is None:
             return self.log_likelihood(evaluate_points(some, points, slope=slope).predicted[None])
         return self.log_likelihood(stratum_means(some, points, slope, self.strata)[0])
 
     def pulled(self, predicted: Tensor, noise: Tensor) -> Tensor:
-        """Where mean predictions (S, M, K) go once this is taken into account, with a normal `noise` of that shape."""
+        """Condition mean predictions (S, M, K) on the known prevalence, given normal `noise` of that shape."""
         known, free = self.error.square()[:, None], self.freedom**2
         at = torch.logit(predicted.clamp(1e-12, 1 - 1e-12))
         middle = (known * at + free * torch.logit(self.share)[:, None]) / (known + free)
@@ -53,7 +53,7 @@ class Known:
 
 
 def stratum_means(evidence: Evidence, points: Points, slope: float, strata: Strata | None) -> tuple[Tensor, ...]:
-    """Mean predictions (S, M, K), the means of diag(p) - p pᵀ (S, M, K, K), and the weights of the strata (S,)."""
+    """Return mean predictions (S, M, K), means of diag(p) - p pᵀ (S, M, K, K), and the weights of strata (S,)."""
     seen = evidence.rows.map(lambda rows: (rows, False))
     if strata is None:
         if points.depends_on_z:
@@ -86,7 +86,7 @@ def _stratum_sums(
 
 
 def log_ratio_of(ratio: Tensor) -> Tensor:
-    """log f (n, K), up to a constant in each row, from f as `Rows` keep it."""
+    """Return log f (n, K), up to a constant in each row, from f as kept in `Rows`."""
     ratio = ratio.double()
     if ratio.shape[1] > 1:
         return ratio.clamp_min(1e-300).log()
@@ -95,7 +95,7 @@ def log_ratio_of(ratio: Tensor) -> Tensor:
 
 
 def _predictions(ratio: Tensor, codes: Tensor | None, points: Points, slope: float) -> Tensor:
-    """P(y|x,z) of rows at every point, (n, M, K); without codes, of rows that lack z."""
+    """Return P(y|x,z) of rows at every point, (n, M, K); without codes, of rows without z."""
     log_g = points.log_marginal[None] if codes is None else points.log_probs(codes)
     if points.shift is not None:
         log_g = log_g + points.shift

@@ -1,6 +1,6 @@
-"""What known labels of a site say: how likely they are given x and z, as level, factor and the slope of log f vary.
+"""The likelihood of known labels of a site, P(y|x,z), as a function of level, factor and the slope of log f.
 
-The slope is integrated over on a few nodes; what a labeled row's x says by itself is left to the unlabeled likelihood.
+The slope is integrated out on a few nodes. The density of a labeled row's x is part of the unlabeled likelihood.
 """
 
 from collections.abc import Iterable
@@ -22,9 +22,9 @@ from sitewise.prevalence.prior import FREEDOM
 from sitewise.rows import SiteRows
 from sitewise.sites import take_rows
 
-SURE = 40.0  # log f below minus this says no more
+SURE = 40.0  # log f is clipped at minus this
 NODES = 15  # of the slope
-SEARCHED, REACH = 49, 8.0  # slopes that are tried to see where the nodes belong, in standard deviations of the prior
+SEARCHED, REACH = 49, 8.0  # slopes tried to place the nodes, and their range in standard deviations of the prior
 ALIVE = 12.0  # fall of the log-density beyond which a slope is left out
 
 
@@ -40,26 +40,27 @@ class KnownLabels(SiteRows):
         object.__setattr__(self, "log_ratio", normalize(self.log_ratio.double()).clamp_min(-SURE))
 
     def without_confounders(self) -> "KnownLabels":
-        """The same with one and the same z."""
+        """Return the same rows without z."""
         return replace(self, codes=self.codes[:, :0])
 
 
 @dataclass(frozen=True)
 class LabelLikelihood:
-    """log P(y|x,z) of labeled rows at points of the posterior, with the slope on log f integrated out.
+    """log P(y|x,z) of labeled rows at points of the posterior, with the slope T of log f integrated out.
 
-    Predictions are softmax(T log f + log g + (T_0 - T) pivot): around the pivot another slope moves no level.
+    Predictions are softmax(T log f + log g + (T_0 - T) pivot). So a change of the slope does not change the level at
+    the pivot.
     """
 
     rows: KnownLabels
     slope: Tensor  # (J,) nodes of T
     log_prior: Tensor  # (J,) logs of their prior shares
-    best: float  # the likeliest T
+    best: float  # the most likely T
     usual: float  # T_0
     pivot: Tensor  # (K,)
 
     def turned(self, slope: Tensor) -> Tensor:
-        """What is added to log g at slopes (M,), (M, K)."""
+        """Return the term added to log g at slopes (M,), (M, K)."""
         return (self.usual - slope)[:, None] * self.pivot
 
     def at_slopes(self, points: Points) -> Tensor:
@@ -68,16 +69,16 @@ class LabelLikelihood:
         size = max(1, ENTRIES // (len(points) * n_classes))
         total = points.level.new_zeros(len(points), len(self.slope))
         for start in range(0, len(rows), size):
-            part = slice(start, start + size)
-            log_g = points.log_probs(rows.codes[part])
+            chunk = slice(start, start + size)
+            log_g = points.log_probs(rows.codes[chunk])
             turned = zip(self.slope, self.turned(self.slope), strict=True)
-            found = [self._of_rows(part, log_g, slope, turn) for slope, turn in turned]
-            total = total + torch.stack(found, dim=1)
+            at_nodes = [self._of_rows(chunk, log_g, slope, turn) for slope, turn in turned]
+            total = total + torch.stack(at_nodes, dim=1)
         return total
 
-    def _of_rows(self, part: slice, log_g: Tensor, slope: Tensor, turn: Tensor) -> Tensor:
+    def _of_rows(self, chunk: slice, log_g: Tensor, slope: Tensor, turn: Tensor) -> Tensor:
         """The log-likelihood of some rows at one slope and g (n or 1, M, K), (M,)."""
-        log_ratio, y, weight = (values[part] for values in (self.rows.log_ratio, self.rows.y, self.rows.weight))
+        log_ratio, y, weight = (values[chunk] for values in (self.rows.log_ratio, self.rows.y, self.rows.weight))
         own = slope * log_ratio + turn
         if log_g.shape[2] == 2:
             odds = (own[:, 1] - own[:, 0])[:, None] + (log_g[:, :, 1] - log_g[:, :, 0])
@@ -90,24 +91,24 @@ class LabelLikelihood:
         return torch.logsumexp(self.at_slopes(points) + self.log_prior, dim=1)
 
     def slopes_at(self, points: Points, uniform: Tensor) -> Tensor:
-        """Quantiles of T given the labels and each point, (M,), at levels (M,) between zero and one."""
+        """Return quantiles of T given the labels and each point, (M,), at levels (M,) between zero and one."""
         if len(self.slope) == 1:
             return self.slope.expand(len(points)).contiguous()
         share = torch.softmax(self.at_slopes(points) + self.log_prior, dim=1)
         upper = torch.cumsum(share, dim=1) - share / 2.0
         after = (upper < uniform[:, None]).sum(1, keepdim=True).clamp(1, len(self.slope) - 1)
         first, last = upper.gather(1, after - 1)[:, 0], upper.gather(1, after)[:, 0]
-        part = ((uniform - first) / (last - first).clamp_min(1e-300)).clamp(0.0, 1.0)
+        share_of_step = ((uniform - first) / (last - first).clamp_min(1e-300)).clamp(0.0, 1.0)
         log_slope = self.slope.log()
         low, high = log_slope[after[:, 0] - 1], log_slope[after[:, 0]]
-        return (low + part * (high - low)).exp()
+        return (low + share_of_step * (high - low)).exp()
 
     def with_slopes(self, points: Points, slope: Tensor) -> Points:
-        """The same points with a slope of log f each, (M,)."""
+        """Return the same points, each with its own slope of log f, (M,)."""
         return replace(points, slope=slope, shift=self.turned(slope))
 
     def as_evidence(self, chosen: Tensor) -> tuple[Rows, Rows]:
-        """log P(y|x,z) of some rows as a difference of likelihoods: log g_y - log Σ_k f_k g_k, f at the best slope."""
+        """Return log P(y|x,z) of some rows, at the best slope, as two likelihoods: log g_y - log Σ_k f_k g_k."""
         rows = self.rows
         mixed = to_ratio(self.best * rows.log_ratio[chosen] + (self.usual - self.best) * self.pivot)
         certain = mixed.clone()
@@ -117,9 +118,9 @@ class LabelLikelihood:
 
 
 def read_label_likelihood(rows: KnownLabels, as_trained: Points, prior: SitePrior) -> LabelLikelihood:
-    """Where the slope of log f is to be looked at, and what a label counts where rows come in groups.
+    """Make the likelihood of labels: place the nodes of the slope, and divide weights by the design effect of groups.
 
-    `as_trained` is the source's g at this site, around which the level is free.
+    `as_trained` is the source's g at this site; the level around it is free.
     """
     log_g = as_trained.log_probs(rows.codes)[:, 0].expand(len(rows), -1)
     n_classes = log_g.shape[1]
@@ -149,29 +150,29 @@ def read_label_likelihood(rows: KnownLabels, as_trained: Points, prior: SitePrio
 
 
 def _log_slope_prior(step: Tensor) -> Tensor:
-    """Student's, of the log of the slope in units of its scale: as heavy-tailed as the level's."""
+    """The Student log-density of the log slope in units of its scale, with the same tails as the level's."""
     return -0.5 * (FREEDOM + 1.0) * torch.log1p(step.square() / FREEDOM)
 
 
 def _pivot(rows: KnownLabels, slope: float, log_g: Tensor) -> Tensor:
-    """The mean log f of every class, (K,), where its probability is least certain."""
+    """Return the mean log f of every class, (K,), weighted by the uncertainty p (1 - p) of its prediction."""
     probability = torch.softmax(slope * rows.log_ratio + log_g, dim=1)
-    doubt = rows.weight[:, None] * (probability * (1.0 - probability)).clamp_min(1e-12)
-    found = (doubt * (rows.log_ratio - rows.log_ratio.mean(1, keepdim=True))).sum(0) / doubt.sum(0)
-    return found - found.mean()
+    uncertainty = rows.weight[:, None] * (probability * (1.0 - probability)).clamp_min(1e-12)
+    mean = (uncertainty * (rows.log_ratio - rows.log_ratio.mean(1, keepdim=True))).sum(0) / uncertainty.sum(0)
+    return mean - mean.mean()
 
 
 def _with_level(offset: Tensor, labels: Tensor, weight: Tensor, scale: float) -> tuple[Tensor, float]:
-    """log P(y|x,z) with the level that labels ask for, (n, K), and what that level costs by its prior."""
+    """Return log P(y|x,z) with the level fitted to the labels, (n, K), and the penalty of that level by its prior."""
     penalty = offset.new_full((1,), 2.0 / scale**2)
     one = torch.ones_like(offset[:, :1])
-    found = fit_linear(labels * weight[:, None], weight, one, penalty, offset).point
-    log_p = torch.log_softmax(offset + found @ contrasts(offset.shape[1], offset.device).T, dim=1)
-    return log_p, float(0.5 * penalty * found.square().sum())
+    level = fit_linear(labels * weight[:, None], weight, one, penalty, offset).point
+    log_p = torch.log_softmax(offset + level @ contrasts(offset.shape[1], offset.device).T, dim=1)
+    return log_p, float(0.5 * penalty * level.square().sum())
 
 
 def _design_effect(residual: Tensor, weight: Tensor, groups: Tensor | None) -> float:
-    """How much more the level's score varies than for independent rows, where rows come in groups; at least one."""
+    """Return the design effect of groups: the variance of the level's score relative to independent rows."""
     if groups is None:
         return 1.0
     names, place = torch.unique(groups, return_inverse=True)
@@ -187,7 +188,7 @@ def _design_effect(residual: Tensor, weight: Tensor, groups: Tensor | None) -> f
 def read_labeled(
     chunks: Iterable[Any], y: Any, weight: Any, groups: Any, evidence: Evidence, problems: Problems
 ) -> KnownLabels | None:
-    """The labeled rows of positive weight among chunks of (log_ratio, Z); None where there are none."""
+    """Read the labeled rows of positive weight from chunks of (log_ratio, Z); return None if there are none."""
     if y is None:
         return None
     device, schema = evidence.device, evidence.schema

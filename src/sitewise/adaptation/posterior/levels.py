@@ -1,6 +1,7 @@
-"""The level of g and the factor on the source's shape: their located prior, and weighted points of their posterior.
+"""The level of g and the factor on the source's shape: their prior, and weighted points of their posterior.
 
-Two classes: a grid that narrows down to where the density lives. More classes: importance sampling around the mode.
+For two classes the points are a grid that is narrowed to where the density is. For more classes they come from
+importance sampling around the mode.
 """
 
 import math
@@ -21,18 +22,18 @@ from sitewise.adaptation.posterior.points import Points
 from sitewise.posterior import contrasts
 from sitewise.prevalence.prior import FREEDOM
 
-REACH = 16.0  # log-odds from the prior's centre beyond which nothing is looked at
-FACTOR_REACH = 3.5  # standard deviations of the factor's prior, likewise
-ALIVE, SURELY = 12.0, 20.0  # falls of the log-density beyond which a part of the grid is left out: by all rows, by some
+REACH = 16.0  # half-width of the widest grid around the prior's centre, in log-odds
+FACTOR_REACH = 3.5  # half-width for the factor, in standard deviations of its prior
+ALIVE, SURELY = 12.0, 20.0  # fall of the log-density beyond which the grid is cut: by all rows, by a sample of rows
 LEVELS, FACTORS = 61, 9  # points of the grid
-FINE = 12  # parts of a step into which a density is interpolated, to see where its mass is
-RESOLVED = 2.0  # steps of the grid that a standard deviation has, at least
+FINE = 12  # interpolation points in a step, to locate the mass of a density
+RESOLVED = 2.0  # smallest standard deviation of the density, in steps of the grid
 ROUNDS = 12
-FEW, SOME = 2**11, 2**14  # rows that are enough to narrow a grid down with, before all are asked
+FEW, SOME = 2**11, 2**14  # rows of the samples that narrow the grid before all rows are used
 LOCATING_ROWS = 2**12
-NEAR = 1.0  # by how much, in a contrast of log shares, predictions may move the prior's centre
+NEAR = 1.0  # largest shift of the prior's centre by predictions, in a contrast of log shares
 SAMPLES = 1024  # of importance sampling
-INFLATION = 1.3  # of the mode's covariance, for tails that the curvature does not show
+INFLATION = 1.3  # of the covariance at the mode, for heavier tails
 
 Array = np.ndarray[Any, Any]
 Likelihood = Callable[[Evidence, Tensor, Tensor], Tensor]  # rows, factor (M,), level (M, K) -> (M,)
@@ -40,22 +41,23 @@ Likelihood = Callable[[Evidence, Tensor, Tensor], Tensor]  # rows, factor (M,), 
 
 @dataclass(frozen=True)
 class LevelPrior:
-    """Student's prior of the level around `centre`, and the normal one of the factor around one.
+    """A Student prior of the level around `centre`, and a normal prior of the factor around one.
 
-    `basis` are contrasts with the classes in an order of their own, so that numbering them otherwise changes nothing.
+    `basis` are contrasts of the classes in a fixed order of their own, so that the numbering of classes does not
+    matter.
     """
 
     centre: Tensor  # (K,), sums to zero
     scale: float  # of log-odds between two classes
-    factor_scale: float  # zero where the source's g has no shape
+    factor_scale: float  # zero if the source's g has no shape
     basis: Tensor  # (K, K-1)
 
     def log_density(self, factor: Tensor, level: Tensor) -> Tensor:
-        """Up to a constant, (M,), at levels (M, K)."""
-        found = _log_student(2.0 * (level - self.centre).square().sum(1) / self.scale**2, level.shape[1] - 1)
+        """Return the log-density (M,) at levels (M, K), up to a constant."""
+        density = _log_student(2.0 * (level - self.centre).square().sum(1) / self.scale**2, level.shape[1] - 1)
         if self.factor_scale:
-            found = found - 0.5 * ((factor - 1.0) / self.factor_scale) ** 2
-        return found
+            density = density - 0.5 * ((factor - 1.0) / self.factor_scale) ** 2
+        return density
 
 
 def _log_student(squares: Tensor, dimension: int) -> Tensor:
@@ -70,19 +72,20 @@ class Weighed:
     level: Tensor  # (M, K)
     log_weight: Tensor  # (M,)
     log_prior: Tensor  # (M,)
-    covers_prior: bool  # whether the points are spread over all of the prior
+    covers_prior: bool  # whether the points cover the whole prior
 
 
 def candidates(template: Points, factor: Tensor, level: Tensor) -> Points:
-    """Points at some factors and levels, nothing added to the shape."""
+    """Return points at some factors and levels, without deviations from the shape."""
     log_marginal, weight = torch.log_softmax(level, dim=1), torch.full_like(factor, 1.0 / len(factor))
     return replace(template, factor=factor, level=level, deviation=None, weight=weight, log_marginal=log_marginal)
 
 
 def locate(template: Points, evidence: Evidence, scale: float, factor_scale: float, slope: float) -> LevelPrior:
-    """The prior over which predictions average to the mean of the model as trained (equation 18d).
+    """Return the prior under which mean predictions equal those of the model as trained (equation 18d).
 
-    Where f is sharp, predictions hardly tell the level: it stays near the one over which g averages to the source's.
+    If f is very informative, predictions hardly depend on the level. So the level stays near the one at which the mean
+    of g equals the source's.
     """
     few = subset(evidence, LOCATING_ROWS)
     as_trained = evaluate_points(few, candidates(template, template.factor[:1], template.centre[None]), slope=1.0)
@@ -109,9 +112,9 @@ def locate(template: Points, evidence: Evidence, scale: float, factor_scale: flo
 
 
 def _solve_shares(shares: Callable[[Tensor], Tensor], wanted: Tensor, basis: Tensor, start: Tensor) -> Tensor:
-    """The move of the level (K-1,) at which shares (K,) are those wanted, by secant steps from `start`.
+    """Return the shift of the level (K-1,) at which shares (K,) have the wanted values, by secant steps from `start`.
 
-    Logs of shares follow the level, at less than its pace.
+    Logs of shares increase with the level, with a slope of at most one.
     """
 
     def off_at(move: Tensor) -> Tensor:
@@ -133,21 +136,21 @@ def _solve_shares(shares: Callable[[Tensor], Tensor], wanted: Tensor, basis: Ten
 def weigh_levels(
     evidence: Evidence | None, prior: LevelPrior, unlabeled: Likelihood, labeled: Callable[..., Tensor], error: float
 ) -> Weighed:
-    """Weighted points of the posterior: the rows' likelihood, give or take a normal error of the level, and labels'."""
+    """Return weighted points of the posterior given unlabeled rows (with a normal error of their level) and labels."""
     weigh = _weigh_grid if len(prior.centre) == 2 else _weigh_samples
     return weigh(evidence, prior, unlabeled, labeled, error)
 
 
 def _prior_nodes(prior: LevelPrior) -> Weighed:
-    """Points spread over the whole prior."""
+    """Return points that cover the whole prior."""
     if len(prior.centre) == 2:
         return _grid(prior, *_widest(prior))
     identity = torch.eye(len(prior.centre) - 1, dtype=torch.float64, device=prior.centre.device)
-    return _spread(prior, prior.centre @ prior.basis, identity * prior.scale**2 / 2.0, 1.0, prior.factor_scale)
+    return _sample(prior, prior.centre @ prior.basis, identity * prior.scale**2 / 2.0, 1.0, prior.factor_scale)
 
 
 def _widest(prior: LevelPrior, n_levels: int = LEVELS) -> tuple[Tensor, Tensor]:
-    """Log-odds and factors of the widest grid."""
+    """Return log-odds and factors of the widest grid."""
     middle, reach = float(prior.centre[1] - prior.centre[0]), FACTOR_REACH * prior.factor_scale
     odds = torch.linspace(middle - REACH, middle + REACH, n_levels, dtype=torch.float64)
     factors = torch.linspace(1.0 - reach, 1.0 + reach, FACTORS if reach else 1, dtype=torch.float64)
@@ -155,7 +158,7 @@ def _widest(prior: LevelPrior, n_levels: int = LEVELS) -> tuple[Tensor, Tensor]:
 
 
 def _grid(prior: LevelPrior, odds: Tensor, factors: Tensor) -> Weighed:
-    """A grid of log-odds (not necessarily even) and factors as points, the factor's axis first."""
+    """Return a grid of log-odds (not necessarily evenly spaced) and factors as points, the factor's axis first."""
     factor, half = factors.repeat_interleave(len(odds)), odds.repeat(len(factors)) / 2.0
     level = torch.stack([-half, half], dim=1)
     log_prior = prior.log_density(factor, level) + torch.gradient(odds)[0].log().repeat(len(factors))
@@ -165,14 +168,14 @@ def _grid(prior: LevelPrior, odds: Tensor, factors: Tensor) -> Weighed:
 def _weigh_grid(
     evidence: Evidence | None, prior: LevelPrior, unlabeled: Likelihood, labeled: Callable[..., Tensor], error: float
 ) -> Weighed:
-    few = evidence is None or evidence.n_rows <= SOME  # and a pass over them is cheap
+    few = evidence is None or evidence.n_rows <= SOME  # so that a pass over them is cheap
     odds, factors = widest = _widest(prior, 2 * LEVELS if few else LEVELS)
     error = 0.0 if evidence is None else error
 
     def weighed(rows: Evidence | None) -> Weighed:
         grid = _grid(prior, odds, factors)
         of_rows = 0.0 * grid.factor if rows is None else unlabeled(rows, grid.factor, grid.level)
-        if error:  # the rows' level is not yet the site's: the prior shapes the factor only
+        if error:  # the rows' level differs from the site's by an error: the prior applies to the factor only
             return replace(grid, log_weight=of_rows + prior.log_density(grid.factor, 0.0 * grid.level + prior.centre))
         return replace(grid, log_weight=grid.log_prior + of_rows + labeled(grid.factor, grid.level))
 
@@ -206,14 +209,14 @@ def _weigh_grid(
 
 
 def _resolved(density: Tensor, odds: Tensor) -> bool:
-    """Whether the steps of an even grid are short beside the spread of the density (A, L)."""
+    """Return whether the steps of an even grid are small relative to the standard deviation of a density (A, L)."""
     share = torch.softmax(density.logsumexp(0), dim=0)
     mean = share @ odds
     return float((share @ (odds - mean) ** 2).sqrt()) > RESOLVED * float(odds[1] - odds[0])
 
 
 def _focused(density: Tensor, factors: Tensor) -> Tensor | None:
-    """Even factors over the part that a density (A, L) is narrowed to; None where their steps are short beside it."""
+    """Return evenly spaced factors where a density (A, L) has its mass; None if the present steps are small enough."""
     share = torch.softmax(density.logsumexp(1), dim=0)
     mean, step = share @ factors, float((factors[-1] - factors[0]) / max(len(factors) - 1, 1))
     deviation = float((share @ (factors - mean) ** 2).sqrt())
@@ -224,7 +227,7 @@ def _focused(density: Tensor, factors: Tensor) -> Tensor | None:
 
 
 def _where_mass_is(density: Tensor, odds: Tensor) -> Tensor:
-    """As many log-odds over the same range, most of them where the mass of a density (A, L) lies."""
+    """Return as many log-odds over the same range, most of them where a density (A, L) has its mass."""
     height = density.logsumexp(0)
     parts = torch.linspace(0.0, 1.0, FINE * (len(odds) - 1) + 1, dtype=odds.dtype, device=odds.device)
     at = parts * (len(odds) - 1)
@@ -233,31 +236,31 @@ def _where_mass_is(density: Tensor, odds: Tensor) -> Tensor:
     mass = (between - between.max()).exp()
     cumulative = torch.cumsum(mass, 0) / mass.sum()
     even = torch.linspace(0.0, 1.0, len(odds), dtype=odds.dtype, device=odds.device)
-    mixed = 0.75 * cumulative + 0.25 * parts  # a quarter of the points is spread evenly
+    mixed = 0.75 * cumulative + 0.25 * parts  # a quarter of the points is evenly spaced
     place = torch.searchsorted(mixed, even * mixed[-1]).clamp_max(len(parts) - 1)
     chosen = torch.unique(torch.cat([parts[place], parts[[0, -1]]]))
-    found: Tensor = odds[0] + (odds[-1] - odds[0]) * chosen
-    return found
+    denser: Tensor = odds[0] + (odds[-1] - odds[0]) * chosen
+    return denser
 
 
 def _narrowed(density: Tensor, odds: Tensor, factors: Tensor, fall: float = ALIVE) -> tuple[Tensor, Tensor] | None:
-    """A grid over the part that is alive, None where that is most of it already."""
+    """Return a grid over the part where the density is not negligible; None if that is most of it already."""
     alive = density > density.max() - fall
-    found, narrower = [], False
+    axes, narrower = [], False
     for axis, values in ((0, odds), (1, factors)):
         some = alive.any(dim=axis).nonzero().flatten()
         first, last = max(int(some.min()) - 1, 0), min(int(some.max()) + 1, len(values) - 1)
         if last - first < 0.6 * (len(values) - 1):
             steps = torch.linspace(0.0, 1.0, len(values), dtype=values.dtype, device=values.device)
             values, narrower = values[first] + (values[last] - values[first]) * steps, True
-        found.append(values)
-    return (found[0], found[1]) if narrower else None
+        axes.append(values)
+    return (axes[0], axes[1]) if narrower else None
 
 
 def _convolved(
     prior: LevelPrior, odds: Tensor, factors: Tensor, of_rows: Tensor, labeled: Callable[..., Tensor], error: float
 ) -> Weighed:
-    """The grid of the site's own level, which the rows' level (A, L) is, give or take a normal error."""
+    """Return the grid of the site's level, given the rows' level (A, L), which differs from it by a normal error."""
     middle, reach = float(prior.centre[1] - prior.centre[0]), REACH
     target = torch.linspace(middle - reach, middle + reach, FINE * LEVELS, dtype=torch.float64).to(odds)
     widest = target
@@ -275,8 +278,8 @@ def _convolved(
     return replace(grid, log_weight=density, covers_prior=covers)
 
 
-def _spread(prior: LevelPrior, middle: Tensor, covariance: Tensor, factor: float, factor_deviation: float) -> Weighed:
-    """Points spread as Student's distribution around a place in contrasts, weighed by the prior."""
+def _sample(prior: LevelPrior, middle: Tensor, covariance: Tensor, factor: float, factor_deviation: float) -> Weighed:
+    """Draw points from a Student distribution in contrasts, with importance weights of the prior."""
     width, device = len(middle), middle.device
     uniform = np.clip(qmc.Sobol(width + 2, seed=0).random(SAMPLES), 1e-6, 1 - 1e-6)
     normal = torch.tensor(norm.ppf(uniform[:, :-1]), device=device)
@@ -321,10 +324,10 @@ def _weigh_samples(
     curvature = torch.tensor(np.array(columns), device=basis.device)
     curvature = (curvature + curvature.T) / 2.0
     values, vectors = torch.linalg.eigh(curvature[:width, :width])
-    least = 0.2 / prior.scale**2  # a direction that rows and prior leave open is as wide as the prior
+    least = 0.2 / prior.scale**2  # a direction without information is as wide as the prior
     covariance = INFLATION * vectors @ torch.diag(1.0 / values.clamp_min(least)) @ vectors.T
     own = float(1.0 / curvature[width, width].clamp_min(0.2 / prior.factor_scale**2)) if has_factor else 0.0
-    points = _spread(prior, torch.tensor(mode[:width], device=basis.device), covariance, mode[width], own**0.5)
+    points = _sample(prior, torch.tensor(mode[:width], device=basis.device), covariance, mode[width], own**0.5)
     rows = of_rows(points.factor, points.level)
     if error and evidence is not None:
         return _with_error(points, prior, rows, labeled, error)
@@ -332,16 +335,16 @@ def _weigh_samples(
 
 
 def _level_of_rows(evidence: Evidence) -> Tensor:
-    """The level (K,) of the likeliest constant g: from the prior's, rows that contradict it may be far over a plain."""
+    """Return the level (K,) of the maximum-likelihood constant g: a start where the prior is far from the rows."""
     even = torch.full((evidence.n_classes,), 1.0 / evidence.n_classes, dtype=torch.float64, device=evidence.device)
-    found = solve_cells(constant_problem(subset(evidence, SOME), even), even[None], "auto", tolerance=1e-6).point[0]
-    return found.log() - found.log().mean()
+    share = solve_cells(constant_problem(subset(evidence, SOME), even), even[None], "auto", tolerance=1e-6).point[0]
+    return share.log() - share.log().mean()
 
 
 def _with_error(
     points: Weighed, prior: LevelPrior, of_rows: Tensor, labeled: Callable[..., Tensor], error: float
 ) -> Weighed:
-    """The site's own level: that of the rows, each point's with a normal error of its own."""
+    """Return points of the site's level: the rows' level plus a normal error, drawn for each point."""
     uniform = qmc.Sobol(prior.basis.shape[1], scramble=True, seed=1).random(len(points.factor))
     noise = torch.tensor(norm.ppf(np.clip(uniform, 1e-6, 1 - 1e-6)), device=prior.basis.device)
     level = points.level + error / math.sqrt(2.0) * noise @ prior.basis.T
@@ -353,7 +356,7 @@ def _with_error(
 
 
 def _settled(points: Weighed, log_weight: Tensor) -> Weighed:
-    """No point may stand for nearly all: weights are cut off at the root of their number (Ionides)."""
+    """Truncate the importance weights, so that no point has nearly all the weight (Ionides)."""
     most = log_weight.logsumexp(0) - 0.5 * math.log(len(log_weight))
     prior_weight = torch.softmax(points.log_prior, dim=0)
     covers = float(1.0 / prior_weight.square().sum()) > len(prior_weight) / 2

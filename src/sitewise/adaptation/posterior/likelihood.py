@@ -1,4 +1,4 @@
-"""What a site's rows say of many candidate g at once, in one pass over them."""
+"""The likelihood of many candidate g in one pass over a site's rows."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -12,12 +12,12 @@ from sitewise.adaptation.rows import Rows, Stream
 
 TINIEST = 1e-300
 
-Choose = Callable[[Rows], Tensor]  # which of a stretch's rows
+Choose = Callable[[Rows], Tensor]  # selects rows of a chunk
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Of every point: the rows' log-likelihood (M,), and where asked for the means of g and of predictions, (M, K)."""
+    """The rows' log-likelihood at every point, (M,), and on request the means of g and of predictions, (M, K)."""
 
     log_likelihood: Tensor
     mean: Tensor  # over rows with z
@@ -25,7 +25,7 @@ class Sums:
 
 
 def evaluate_points(evidence: Evidence, points: Points, *, means: bool = True, slope: float | None = None) -> Sums:
-    """Go through the rows once (equation 7); predictions are averaged where a `slope` on log f is given."""
+    """Evaluate points in one pass over the rows (equation 7); with a `slope` of log f, predictions are averaged too."""
     blank = points.depends_on_z and evidence.blank_weight > 0
     stream = evidence.rows if points.depends_on_z else evidence.everything
     wanted = means or blank
@@ -40,7 +40,7 @@ def evaluate_points(evidence: Evidence, points: Points, *, means: bool = True, s
 def _sums(
     rows: Rows, points: Points, means: bool, slope: float | None, mean: Tensor | None = None
 ) -> tuple[Tensor, ...]:
-    """The log-likelihood and the sums of g and of predictions over a stretch; `mean` is the g of blank rows."""
+    """Return the log-likelihood and the sums of g and of predictions over a chunk; `mean` is the g of blank rows."""
     summed = _sums_of_two if points.level.shape[1] == 2 else _sums_of_many
     total: tuple[Tensor, ...] = (points.weight.new_zeros(len(points)), 0.0 * points.level, 0.0 * points.level)
     for part in _chunks(rows, points.level.numel()):
@@ -53,7 +53,7 @@ def _sums(
 def _sums_of_two(
     rows: Rows, weight: Tensor, points: Points, means: bool, slope: float | None, mean: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """Two classes: everything from the log-odds of g; m = (1 + (f_1 - f_0)(g_1 - g_0)) / 2."""
+    """Compute the sums for two classes from the log-odds of g: m = (1 + (f_1 - f_0)(g_1 - g_0)) / 2."""
     if mean is not None:
         odds = (mean[:, 1] / mean[:, 0].clamp_min(TINIEST)).clamp_min(TINIEST).log()[None]
     elif points.depends_on_z:
@@ -79,7 +79,7 @@ def _sums_of_two(
 def _sums_of_many(
     rows: Rows, weight: Tensor, points: Points, means: bool, slope: float | None, mean: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """More classes: from g (U, M, K) itself."""
+    """Compute the sums for more classes from g (U, M, K)."""
     if mean is not None:
         g = mean[None]
     elif points.depends_on_z:
@@ -100,7 +100,7 @@ def _sums_of_many(
 
 
 def _mean_predictions(weight: Tensor, ratio: Tensor, g: Tensor) -> Tensor:
-    """The weighted sum over rows of f g / Σ_y f g, (M, K), for f (n, 1 or M, K) and g (1 or n, M, K)."""
+    """Return the weighted sum over rows of f g / Σ_y f g, (M, K), for f (n, 1 or M, K) and g (1 or n, M, K)."""
     if len(g) > 1 or ratio.shape[1] > 1:
         joint = ratio * g
         return torch.einsum("n,nmk->mk", weight, joint / joint.sum(2, keepdim=True).clamp_min(TINIEST))
@@ -109,7 +109,7 @@ def _mean_predictions(weight: Tensor, ratio: Tensor, g: Tensor) -> Tensor:
 
 
 def subset(evidence: Evidence, at_most: int) -> Evidence:
-    """Some of the rows, evenly spread, each with its own weight."""
+    """Return evenly spaced rows, each with its own weight."""
     step = -(-evidence.n_rows // at_most)
     return evidence if step == 1 and evidence.in_memory else _picked(evidence, lambda rows: _every(rows, step))
 
@@ -146,7 +146,7 @@ def _take(rows: Rows, chosen: Tensor) -> Rows:
 
 
 def _chunks(rows: Rows, entries_a_row: int) -> Iterator[Rows]:
-    """Rows in stretches so short that all points fit beside them."""
+    """Yield chunks of rows that are small enough to be combined with all points."""
     size = max(1, ENTRIES // entries_a_row)
     for start in range(0, len(rows), size):
         part = _take(rows, torch.arange(start, min(start + size, len(rows)), device=rows.ratio.device))

@@ -1,4 +1,4 @@
-"""Weighted points of the posterior of g: what predictions are averaged over, saved and exported."""
+"""Weighted points of the posterior of g, over which predictions are averaged; they are saved and exported."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -12,28 +12,28 @@ from sitewise.prevalence import Prevalence
 from sitewise.prevalence.additive import features
 from sitewise.prevalence.base import FLOOR, is_constant
 
-ENTRIES = 2**21  # rows times points times classes that are worked on at once
+ENTRIES = 2**21  # rows times points times classes that are processed at a time
 
 
 @dataclass(frozen=True)
 class Strata:
-    """Parts of z that do not overlap: for each, the range of codes of every variable, its end left out."""
+    """Disjoint parts of z: for each, the half-open range of codes of every variable."""
 
     low: Tensor  # (S, V)
     high: Tensor  # (S, V)
 
     def holds(self, codes: Tensor) -> Tensor:
-        """Which stratum each row of codes is in, (n, S) of zeros and ones."""
+        """Return which stratum each row of codes is in, (n, S) of zeros and ones."""
         inside = (codes[:, None, :] >= self.low) & (codes[:, None, :] < self.high)
         return inside.all(dim=2).to(codes.dtype)
 
 
 @dataclass(frozen=True)
 class Points:
-    """log g_m(z) = log-softmax of a_m (s(z) - centre) + level_m + deviation_m(z), each with its weight (equation 18f).
+    """Weighted points log g_m(z) = log-softmax of a_m (s(z) - centre) + level_m + deviation_m(z) (equation 18f).
 
-    s is the source's log g, centred over the classes; `centre` is its mean over the site's rows. A row without any z
-    has the point's mean over the site. As a model of g this is the weighted mean of the points.
+    s is the source's log g, centred over the classes, and `centre` its mean over the site's rows. At a row with all z
+    missing, g_m is its mean over the site. As a model of g this is the weighted mean of the points.
     """
 
     source: Prevalence
@@ -44,11 +44,13 @@ class Points:
     weight: Tensor  # (M,) sums to one
     log_marginal: Tensor  # (M, K) log P(Y) of every point over the site's rows
     schema: Confounders | None
-    along: Tensor | None = None  # (M, R) how far each point goes along the directions, None where each has its own
-    slope: Tensor | None = None  # (M,) on log f in predictions, where labels tell it; None for one of all points
-    strata: Strata | None = None  # parts of z whose prevalence is known
-    step: Tensor | None = None  # (M, S, K) added to log g in each of them
-    shift: Tensor | None = None  # (M, K) added to log g in predictions: the error of f's level here, where it is told
+    along: Tensor | None = None  # (M, R) coordinates along the directions; None if `deviation` has one entry per point
+    slope: Tensor | None = None  # (M,) on log f in predictions, if labels inform about it; None for a common slope
+    strata: Strata | None = None  # parts of z with known prevalence
+    step: Tensor | None = None  # (M, S, K) added to log g in each stratum
+    shift: Tensor | None = (
+        None  # (M, K) added to log g in predictions: the error of f's level, if labels inform about it
+    )
     name: str = "posterior"
 
     def __len__(self) -> int:
@@ -56,60 +58,60 @@ class Points:
 
     @property
     def depends_on_z(self) -> bool:
-        """Whether g differs between values of z."""
+        """Whether g depends on z."""
         flat = self.deviation is None and self.step is None and is_constant(self.source)
         return self.schema is not None and not flat
 
     def logits(self, codes: Tensor) -> Tensor:
-        """Unnormalized log g of every point at rows of codes, (n, M, K); blank rows are not told apart."""
+        """Unnormalized log g of every point at rows of codes, (n, M, K); rows without z are not treated separately."""
         shape = shape_of(self.source, codes) - self.centre
-        found = self.factor[:, None] * shape[:, None, :] + self.level
+        total = self.factor[:, None] * shape[:, None, :] + self.level
         if self.deviation is not None:
             assert self.schema is not None
             n_directions, n_features, n_classes = self.deviation.shape
             coefficients = self.deviation.permute(1, 0, 2).reshape(n_features, -1)
             added = (features(codes, self.schema) @ coefficients).reshape(codes.shape[0], n_directions, n_classes)
-            found = found + (added if self.along is None else torch.einsum("nrk,mr->nmk", added, self.along))
+            total = total + (added if self.along is None else torch.einsum("nrk,mr->nmk", added, self.along))
         if self.strata is not None and self.step is not None:
-            found = found + torch.einsum("ns,msk->nmk", self.strata.holds(codes), self.step)
-        return found
+            total = total + torch.einsum("ns,msk->nmk", self.strata.holds(codes), self.step)
+        return total
 
     def log_odds(self, codes: Tensor) -> Tensor:
-        """Of two classes, the log-odds of g of every point at rows of codes, (n, M); blank rows are not told apart."""
+        """Log-odds of g of every point at rows of codes, (n, M), for two classes; as `logits` for rows without z."""
         shape = shape_of(self.source, codes) - self.centre
-        found = (shape[:, 1] - shape[:, 0])[:, None] * self.factor + (self.level[:, 1] - self.level[:, 0])
+        total = (shape[:, 1] - shape[:, 0])[:, None] * self.factor + (self.level[:, 1] - self.level[:, 0])
         if self.deviation is not None:
             assert self.schema is not None
             added = features(codes, self.schema) @ (self.deviation[:, :, 1] - self.deviation[:, :, 0]).T
-            found = found + (added if self.along is None else added @ self.along.T)
+            total = total + (added if self.along is None else added @ self.along.T)
         if self.strata is not None and self.step is not None:
-            found = found + self.strata.holds(codes) @ (self.step[:, :, 1] - self.step[:, :, 0]).T
-        return found
+            total = total + self.strata.holds(codes) @ (self.step[:, :, 1] - self.step[:, :, 0]).T
+        return total
 
     def log_probs(self, codes: Tensor) -> Tensor:
-        """log g of every point at rows of codes, (n, M, K), or (1, M, K) where g does not depend on z."""
+        """Return log g of every point at rows of codes, (n, M, K), or (1, M, K) if g does not depend on z."""
         if not self.depends_on_z:
             return self.log_marginal[None]
         assert self.schema is not None
-        blank = self.schema.missing(codes).all(dim=1)[:, None, None]
-        found = torch.log_softmax(self.logits(codes), dim=2).clamp_min(FLOOR)
-        return torch.where(blank, self.log_marginal, found)
+        all_missing = self.schema.missing(codes).all(dim=1)[:, None, None]
+        log_g = torch.log_softmax(self.logits(codes), dim=2).clamp_min(FLOOR)
+        return torch.where(all_missing, self.log_marginal, log_g)
 
     def log_prob(self, codes: Tensor) -> Tensor:
-        """log of the posterior mean of g at rows of codes, (n, K)."""
+        """Return the log of the posterior mean of g at rows of codes, (n, K)."""
         if not self.depends_on_z:
             return self.mean_log_marginal.expand(codes.shape[0], -1)
         return self._in_chunks(
-            codes, lambda part: torch.einsum("nmk,m->nk", self.log_probs(part).exp(), self.weight).log()
+            codes, lambda chunk: torch.einsum("nmk,m->nk", self.log_probs(chunk).exp(), self.weight).log()
         )
 
     @property
     def mean_log_marginal(self) -> Tensor:
-        """log of the posterior mean of P(Y) over the site's rows, (K,)."""
+        """The log of the posterior mean of P(Y) over the site's rows, (K,)."""
         return torch.logsumexp(self.log_marginal + self.weight.log()[:, None], dim=0)
 
     def average(self, log_ratio: Tensor, codes: Tensor, slope: float = 1.0) -> Tensor:
-        """P(y|x,z) averaged over the points, (n, K), for log f (n, K): equation 18g."""
+        """Return P(y|x,z) averaged over the points, (n, K), for log f (n, K): equation 18g."""
         common = slope if self.slope is None else 1.0
         scaled = common * normalize(log_ratio)
         if common == 0.0:
@@ -124,8 +126,8 @@ class Points:
         odds = (self.log_marginal[:, 1] - self.log_marginal[:, 0])[None]
         if self.depends_on_z:
             assert self.schema is not None
-            blank = self.schema.missing(codes).all(dim=1)[:, None]
-            odds = torch.where(blank, odds, self.log_odds(codes).clamp(FLOOR, -FLOOR))
+            all_missing = self.schema.missing(codes).all(dim=1)[:, None]
+            odds = torch.where(all_missing, odds, self.log_odds(codes).clamp(FLOOR, -FLOOR))
         if self.shift is not None:
             odds = odds + (self.shift[:, 1] - self.shift[:, 0])
         own = (scaled[:, 1] - scaled[:, 0])[:, None]
@@ -142,37 +144,37 @@ class Points:
     def _in_chunks(self, codes: Tensor, function: Callable[..., Tensor], *others: Tensor) -> Tensor:
         if torch.jit.is_tracing():  # type: ignore[attr-defined]
             return function(codes, *others)
-        found = [function(*part) for part in _chunks(len(self) * len(self.centre), codes, *others)]
-        return found[0] if len(found) == 1 else torch.cat(found)
+        results = [function(*chunk) for chunk in _chunks(len(self) * len(self.centre), codes, *others)]
+        return results[0] if len(results) == 1 else torch.cat(results)
 
 
 @dataclass(frozen=True)
 class Posterior:
-    """What is kept of the posterior: its points, equally likely values of P(Y), and how far the rows were believed."""
+    """The posterior of a site's g: its points, draws of P(Y), and the power of the rows' likelihood."""
 
     points: Points
-    marginals: Tensor = field(repr=False)  # (R, K) of the population's P(Y)
+    marginals: Tensor = field(repr=False)  # (R, K) draws of the population's P(Y)
     slope: float  # on log f in predictions
     power: float  # of the unlabeled rows' likelihood, at this site
-    n_labels: float = 0.0  # weight of the rows whose label is known
-    against: "Contradiction | None" = None  # between the rows and a known prevalence, where one was given
+    n_labels: float = 0.0  # weight of the labeled rows
+    against: "Contradiction | None" = None  # comparison of the rows with a known prevalence, if one was given
 
     def interval(self, level: float) -> tuple[Tensor, Tensor]:
-        """Quantiles of P(Y), two (K,)."""
+        """Return quantiles of P(Y), two (K,)."""
         return _bounds(self.marginals, self.marginals.new_full((len(self.marginals),), 1.0), level)
 
     def interval_at(self, codes: Tensor, level: float) -> tuple[Tensor, Tensor]:
-        """Quantiles of P(Y|z) at rows of codes, two (n, K)."""
+        """Return quantiles of P(Y|z) at rows of codes, two (n, K)."""
         values = self.points.log_probs(codes).exp().expand(len(codes), -1, -1)
         return _bounds(values.transpose(0, 1), self.points.weight, level)
 
 
 @dataclass(frozen=True)
 class Contradiction:
-    """What the rows and labels say without the known prevalence, (3, K): mean and 95% interval; and a p-value.
+    """The estimate without the known prevalence, (3, K): mean and 95% interval; and a p-value of their difference.
 
-    The p-value is two-sided, of the known prevalence (of the stratum that fits worst, times their number) under the
-    posterior without it.
+    The p-value is the two-sided one of the known prevalence under the posterior without it. With strata it is that of
+    the stratum that fits worst, times the number of strata.
     """
 
     without: Tensor
@@ -182,7 +184,7 @@ class Contradiction:
 
 
 def _bounds(values: Tensor, weight: Tensor, level: float) -> tuple[Tensor, Tensor]:
-    """Weighted quantiles over the first axis of values (M, ...), interpolated between the middles of the weights."""
+    """Return weighted quantiles over the first axis of values (M, ...), interpolated between the weights' midpoints."""
     ordered, order = torch.sort(values, dim=0)
     share = (weight / weight.sum())[order]
     middle = torch.cumsum(share, dim=0) - share / 2.0
@@ -197,16 +199,16 @@ def _bounds(values: Tensor, weight: Tensor, level: float) -> tuple[Tensor, Tenso
     return quantile(tail), quantile(1.0 - tail)
 
 
-def _chunks(entries_a_row: int, *parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def _chunks(entries_a_row: int, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
     size = max(1, ENTRIES // entries_a_row)
-    if len(parts[0]) <= size:
-        yield parts
+    if len(columns[0]) <= size:
+        yield columns
         return
-    for start in range(0, max(len(parts[0]), 1), size):
-        yield tuple(part[start : start + size] for part in parts)
+    for start in range(0, max(len(columns[0]), 1), size):
+        yield tuple(column[start : start + size] for column in columns)
 
 
 def shape_of(source: Prevalence, codes: Tensor) -> Tensor:
-    """The source's log g at rows of codes, centred over the classes, (n, K)."""
+    """Return the source's log g at rows of codes, centred over the classes, (n, K)."""
     log_g = source.log_prob(codes)
     return log_g - log_g.mean(dim=1, keepdim=True)

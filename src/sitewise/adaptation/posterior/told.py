@@ -1,4 +1,4 @@
-"""Points at a site that is told labels or a known prevalence: predictions and g have the same mean at each of them."""
+"""Points of a site with labels or a known prevalence: predictions and g have the same mean at each point."""
 
 import math
 from collections.abc import Callable
@@ -19,14 +19,14 @@ from sitewise.posterior import contrasts
 from sitewise.prevalence.base import finite
 
 GOLDEN = (5**0.5 - 1) / 2
-QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the slope, at which predictions of all points are averaged
+QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the slope, over which predictions are averaged
 NEGLIGIBLE = 1e-7  # of the largest weight
 STEPS = 100
 CLOSE = 1e-13
 
 
 def spread_slopes(points: Points, labels: LabelLikelihood, weight: Tensor) -> tuple[Points, Tensor]:
-    """Each point as often as there are quantiles of its slope; light ones are left out. Also their weights."""
+    """Return a copy of each point for every quantile of its slope, without points of negligible weight; and weights."""
     some = (weight > NEGLIGIBLE * weight.max()).nonzero().flatten()
     heavy, share = take_points(points, some), weight[some] / weight[some].sum()
     if len(labels.slope) == 1:
@@ -36,13 +36,13 @@ def spread_slopes(points: Points, labels: LabelLikelihood, weight: Tensor) -> tu
 
 
 def drawn_slopes(points: Points, labels: LabelLikelihood) -> Points:
-    """Points with a slope each, spread evenly over what labels leave open."""
+    """Return points with one slope each, at evenly spaced quantiles given the labels."""
     number = torch.arange(len(points), dtype=torch.float64, device=points.weight.device)
     return labels.with_slopes(points, labels.slopes_at(points, (0.5 + GOLDEN * number) % 1.0))
 
 
 def take_points(points: Points, chosen: Tensor) -> Points:
-    """Some of the points."""
+    """Select some of the points."""
     own = ("factor", "level", "weight", "log_marginal", "along", "slope", "shift", "step")
     parts = {name: getattr(points, name) for name in own}
     if points.along is None:
@@ -52,7 +52,7 @@ def take_points(points: Points, chosen: Tensor) -> Points:
 
 
 def join_points(parts: list[Points]) -> Points:
-    """Points that share their directions, one set after the other."""
+    """Concatenate sets of points that share their directions."""
     own = ("factor", "level", "weight", "log_marginal", "along", "slope", "shift")
     first = parts[0]
     assert first.deviation is None or first.along is not None
@@ -63,9 +63,9 @@ def join_points(parts: list[Points]) -> Points:
 
 
 def settle(points: Points, evidence: Evidence, slope: float, target: Tensor) -> Points:
-    """Points whose g and whose predictions both have the means wanted over the site, (M, K).
+    """Return points whose g and predictions both have the wanted means over the site, (M, K).
 
-    What it takes to get from the one to the other is the error of f's level here, kept as `shift`.
+    The difference between the two is the error of f's level at this site, which is kept as `shift`.
     """
     before = points
     away = torch.zeros_like(points.level)
@@ -81,7 +81,7 @@ def settle(points: Points, evidence: Evidence, slope: float, target: Tensor) -> 
     points = replace(points, log_marginal=finite(target.log()))
     shift = (0.0 if before.shift is None else before.shift) - away
     points = replace(points, shift=shift)
-    if before.strata is not None:  # rows of strata have z, so that their predictions are what they were
+    if before.strata is not None:  # rows of strata have z, so that their predictions have not changed
         return points
 
     def moved(move: Tensor) -> Points:
@@ -91,7 +91,7 @@ def settle(points: Points, evidence: Evidence, slope: float, target: Tensor) -> 
 
 
 def stepped(points: Points, evidence: Evidence, slope: float, known: Known, target: Tensor) -> Points:
-    """Points whose predictions have the means wanted (S, M, K) over every stratum."""
+    """Return points whose predictions have the wanted means (S, M, K) in every stratum."""
     base = replace(points, strata=known.strata)
 
     def moved(move: Tensor) -> Points:
@@ -104,7 +104,7 @@ def stepped(points: Points, evidence: Evidence, slope: float, known: Known, targ
 def _solve(
     moved: Callable[[Tensor], Points], evidence: Evidence, slope: float, known: Known | None, target: Tensor
 ) -> Tensor:
-    """By how much to move log g, (M, S, K), so that mean predictions are those wanted (S, M, K): damped Newton."""
+    """Return the shift of log g, (M, S, K), at which mean predictions are the wanted ones (S, M, K); damped Newton."""
     strata = None if known is None else known.strata
     n_strata, n_points, n_classes = target.shape
     basis = contrasts(n_classes, target.device)
@@ -126,7 +126,7 @@ def _solve(
 
 
 def normal_noise(n_points: int, n_strata: int, basis: Tensor, weight: Tensor) -> Tensor:
-    """Normal noise (S, M, K) of the log-odds of every class, spread evenly, its mean over the points zero."""
+    """Return quasi-random normal noise (S, M, K) of the log-odds of every class, with mean zero over the points."""
     n_classes = len(basis)
     uniform = qmc.Sobol(n_strata * (n_classes - 1), seed=2).random(n_points)
     flat = torch.tensor(norm.ppf(uniform.clip(1e-6, 1 - 1e-6)), device=basis.device)
@@ -138,10 +138,10 @@ def normal_noise(n_points: int, n_strata: int, basis: Tensor, weight: Tensor) ->
 def sampling_variance_of_predictions(
     points: Points, some: Evidence, evidence: Evidence, slope: float, power: float, level_variance: Tensor
 ) -> Tensor:
-    """The variance (K,) of P(Y) from having seen these rows and not others, given what labels tell.
+    """Return the variance (K,) of P(Y) due to sampling of the rows, given the labels.
 
-    The rows that predictions are averaged over have told the level too, as far as they were believed: both errors go
-    the same way (section 20 of docs/maths.md).
+    The same rows also inform about the level, to the power of their likelihood. Both errors are positively correlated
+    (section 20 of docs/maths.md).
     """
     predicted = []
     for rows in (*some.rows, *some.blank):
@@ -155,15 +155,15 @@ def sampling_variance_of_predictions(
     totals = together.total(
         lambda found: tuple(found[0].weighted(p).sum(0) for p in (found[1], found[1] * (1.0 - found[1])))
     )
-    mean, doubt = (total / some.total_weight for total in totals)
+    mean, uncertainty = (total / some.total_weight for total in totals)
     plain, grouped = some.gram(together, lambda found: (found[0], found[1] - mean))
     scattered = torch.diagonal(plain if grouped is None else torch.maximum(plain, grouped)) / some.total_weight
-    variance: Tensor = scattered / evidence.total_weight + 2.0 * doubt * power * scattered * level_variance
+    variance: Tensor = scattered / evidence.total_weight + 2.0 * uncertainty * power * scattered * level_variance
     return variance
 
 
 def contradiction(points: Points, marginals: Tensor, evidence: Evidence, slope: float, known: Known) -> Contradiction:
-    """Hold a known prevalence against the posterior without it."""
+    """Compare a known prevalence with the posterior without it."""
     predicted = stratum_means(evidence, points, slope, known.strata)[0]
     at = torch.logit(predicted.clamp(1e-12, 1 - 1e-12))
     middle = torch.einsum("m,smk->sk", points.weight, at)
@@ -177,8 +177,8 @@ def contradiction(points: Points, marginals: Tensor, evidence: Evidence, slope: 
     worst = int(away.amax(1).argmax())
     p_value = float(2.0 * norm.sf(float(away[worst].max())) * len(away) * (away.shape[1] - 1))
     means = torch.einsum("m,smk->sk", points.weight, predicted)[worst]
-    spread = variance[worst].sqrt()
-    low, high = (torch.sigmoid(middle[worst] + side * 1.96 * spread) for side in (-1.0, 1.0))
+    deviation = variance[worst].sqrt()
+    low, high = (torch.sigmoid(middle[worst] + side * 1.96 * deviation) for side in (-1.0, 1.0))
     if known.strata is None:
         low, high = torch.quantile(marginals, marginals.new_tensor([0.025, 0.975]), dim=0)
         means = marginals.mean(0)

@@ -1,4 +1,4 @@
-"""`sitewise bench run`, `table` and `figure`: an experiment's records, and what they say."""
+"""`sitewise bench run`, `table` and `figure`: run an experiment, and show its records."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ app = typer.Typer(help="Run an experiment and show its results.", no_args_is_hel
 File = Annotated[Path, typer.Argument(metavar="EXPERIMENT.yaml", help="The experiment.", show_default=False)]
 Out = Annotated[Path, typer.Option(help="Folder of records and figures.")]
 Quick = Annotated[bool, typer.Option("--quick", help="The experiment's reduced version.")]
-MetricName = Annotated[str | None, typer.Option(help="The metric to show; the experiment's own otherwise.")]
+MetricName = Annotated[str | None, typer.Option(help="The metric to show; by default that of the experiment.")]
 
 
 @app.command()
@@ -28,13 +28,14 @@ def run(
     out: Out = Path("results"),
     quick: Quick = False,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time; as many as there are cores, or fit a GPU, otherwise.")
+        int | None,
+        typer.Option(min=1, help="Runs at a time; by default one for each core, or as many as a GPU can hold."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    devices: Annotated[str, typer.Option(help="How many devices train a network together; auto is all.")] = "1",
-    nodes: Annotated[int, typer.Option(min=1, help="On how many machines; start them by torchrun.")] = 1,
+    devices: Annotated[str, typer.Option(help="Number of devices that train a network together; auto: all.")] = "1",
+    nodes: Annotated[int, typer.Option(min=1, help="Number of machines; start them with torchrun.")] = 1,
     strategy: Annotated[
-        str, typer.Option(help="auto, ddp (processes of torchrun) or ddp_spawn (processes of our own).")
+        str, typer.Option(help="auto, ddp (processes of torchrun) or ddp_spawn (new processes).")
     ] = "auto",
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder of the images, or of MNIST; the 5,000 embedded digits otherwise.")
@@ -75,7 +76,7 @@ def table(
     out: Out = Path("results"),
     quick: Quick = False,
     metric: MetricName = None,
-    format: Annotated[TableFormat, typer.Option(help="How to write the table.")] = TableFormat.TERMINAL,
+    format: Annotated[TableFormat, typer.Option(help="Format of the table.")] = TableFormat.TERMINAL,
     site: Annotated[list[str] | None, typer.Option(help="Show this test site only; may be repeated.")] = None,
     draw: Annotated[list[str] | None, typer.Option(help="Show this draw only; may be repeated.")] = None,
 ) -> None:
@@ -131,7 +132,7 @@ def _summarize(plan: "Experiment", out: Path, path: Path) -> "pd.DataFrame":
 
 
 def draw_figure(plan: "Experiment", frame: "pd.DataFrame", metric: str, out: Path, format: FigureFormat) -> Path:
-    """Draw the figure that an experiment asks for into a folder."""
+    """Draw the figure of an experiment into a folder."""
     from sitewise.bench.cli.curves import read_curve
     from sitewise.bench.experiments import records_path
     from sitewise.bench.report.comparison import comparison_figure, curve_figure, save_figure

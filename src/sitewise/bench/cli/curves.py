@@ -1,4 +1,4 @@
-"""What an experiment's `figure:` asks for: points, or a curve along a number that its draws or test sites have."""
+"""Read `figure:` of an experiment: points, or a curve along a number of its draws or test sites."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ KEYS = ("kind", "over", "key", "label", "log")
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve over the draws or the test sites: the number of each, and the axis they stand on."""
+    """A curve over the draws or the test sites: the number of each, and the axis."""
 
     over: Literal["draw", "site"]
     numbers: dict[str, float]
@@ -25,14 +25,14 @@ class Curve:
 def read_curve(
     spec: Mapping[str, Any], draws: Mapping[str, Mapping[str, Any]], tests: Mapping[str, Mapping[str, Any]]
 ) -> Curve | None:
-    """The curve that `figure: {kind: curve, ...}` asks for, None for points.
+    """The curve of `figure: {kind: curve, ...}`, None for points.
 
-    A draw's number is its `adapt`, else its `score`; a test site's is the option that `key` names. Sites without that
-    option are not drawn.
+    The number of a draw is its `adapt`, otherwise its `score`; that of a test site is the option that `key` names.
+    Sites without that option are not drawn.
     """
     problems = Problems("figure")
     for unknown in (key for key in spec if key not in KEYS):
-        problems.add(f"{unknown} is no key here{meant(str(unknown), KEYS)}")
+        problems.add(f"{unknown} is not a key here{meant(str(unknown), KEYS)}")
     kind, over, key = spec.get("kind", "points"), spec.get("over", "draws"), str(spec.get("key", ""))
     for name, value, known in (("kind", kind, KINDS), ("over", over, OVER)):
         if value not in known:

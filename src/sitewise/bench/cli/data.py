@@ -1,4 +1,4 @@
-"""`sitewise data list`, `get`, `check`, `show` and `pack`: what there is, whether it is right, how it looks."""
+"""`sitewise data list`, `get`, `check`, `show` and `pack`: list, download, check, show and pack data."""
 
 import math
 from pathlib import Path
@@ -24,23 +24,21 @@ def pack(
     ],
     out: Annotated[Path, typer.Option(help="Folder for the packed images.", show_default=False)],
     size: Annotated[
-        int, typer.Option(min=1, help="Pixels of a side; the shorter one is scaled, the centre cut.")
+        int, typer.Option(min=1, help="Pixels of a side; the shorter side is scaled, the centre is cut.")
     ] = 224,
     channels: Annotated[int, typer.Option(help="3 for RGB, 1 for gray.")] = 3,
     root: Annotated[
-        Path | None, typer.Option(help="Folder that the paths start from; the manifest's own otherwise.")
+        Path | None, typer.Option(help="Folder that the paths start from; by default that of the manifest.")
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Images at a time; as many as there are cores otherwise.")
-    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Images at a time; by default one for each core.")] = None,
     image: Annotated[str, typer.Option(help="Column of the path.")] = "path",
     site: Annotated[str, typer.Option(help="Column of the site.")] = "site",
     target: Annotated[str, typer.Option(help="Column of the target, 0 or 1.")] = "y",
     unlabeled: Annotated[bool, typer.Option("--unlabeled", help="There is no target.")] = False,
-    label: Annotated[list[str] | None, typer.Option(help="A class, where they are not 0 and 1; repeated.")] = None,
-    id: Annotated[str | None, typer.Option(help="Column of the id; id or else the path otherwise.")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="A class, if they are not 0 and 1; repeated.")] = None,
+    id: Annotated[str | None, typer.Option(help="Column of the id; by default `id`, or the path.")] = None,
 ) -> None:
-    """Decode and resize images once, into shards that training reads without waiting; run again it resumes."""
+    """Decode and resize images once, into files that training reads quickly; a repeated call resumes."""
     from sitewise.datasets.packed import pack as pack_images
     from sitewise.tables.manifest import read_manifest
 
@@ -60,7 +58,7 @@ def pack(
 
 @app.command("list")
 def list_collections() -> None:
-    """The collections that can be read, with their licences and where to get them."""
+    """List the collections that can be read, with their licences and sources."""
     from sitewise.bench.datasets.catalogue import COLLECTIONS
 
     for name, collection in COLLECTIONS.items():
@@ -73,14 +71,14 @@ def get(
     name: Annotated[str, typer.Argument(metavar="NAME", help="mnist.", show_default=False)],
     out: Annotated[Path, typer.Option(help="Folder to put it into.", show_default=False)],
 ) -> None:
-    """Download a collection that asks for no account, and check it by its hashes."""
+    """Download a collection that needs no account, and check its hashes."""
     from sitewise.bench.datasets.catalogue import COLLECTIONS
     from sitewise.bench.datasets.fetching import fetch_mnist
 
     _check_name(name)
     if name != "mnist":
         where, licence = COLLECTIONS[name].where, COLLECTIONS[name].licence
-        raise ValueError(f"{name} has to be fetched by hand: {where}; {licence}")
+        raise ValueError(f"{name} has to be downloaded by hand: {where}; {licence}")
     try:
         files = fetch_mnist(out)
     except ConnectionError as error:
@@ -92,11 +90,11 @@ def get(
 @app.command()
 def check(
     name: Annotated[str, typer.Argument(metavar="NAME", help="One of `sitewise data list`.", show_default=False)],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder it was put into.", show_default=False)],
-    out: Annotated[Path | None, typer.Option(help="Write the manifest there, CSV or Parquet.")] = None,
-    images: Annotated[bool, typer.Option("--images", help="Open every image, too.")] = False,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the collection.", show_default=False)],
+    out: Annotated[Path | None, typer.Option(help="Write the manifest to this file, CSV or Parquet.")] = None,
+    images: Annotated[bool, typer.Option("--images", help="Also open every image.")] = False,
 ) -> None:
-    """Read a collection's own tables, print its sites beside the paper's and say which rows agree."""
+    """Read a collection's tables, print its sites next to those of the paper, and show which rows agree."""
     from sitewise.bench.datasets.catalogue import COLLECTIONS
     from sitewise.tables.manifest import check as check_manifest
     from sitewise.tables.manifest import write_manifest
@@ -128,22 +126,22 @@ def show(
             show_default=False,
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The picture to write, PNG or PDF.")] = Path("examples.png"),
+    out: Annotated[Path, typer.Option(help="The figure to write, PNG or PDF.")] = Path("examples.png"),
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder of the collection, or the one that a manifest's paths start from.")
     ] = None,
     columns: Annotated[int, typer.Option(min=1, max=20, help="Images of each site.")] = 6,
     seed: Annotated[int, typer.Option(min=0, help="Which ones.")] = 0,
-    packed: Annotated[Path | None, typer.Option(help="Take the images from this pack, not from their files.")] = None,
+    packed: Annotated[Path | None, typer.Option(help="Read the images from this pack, not from their files.")] = None,
     image: Annotated[str, typer.Option(help="Column of the path.")] = "path",
     site: Annotated[str, typer.Option(help="Column of the site.")] = "site",
     target: Annotated[str, typer.Option(help="Column of the target, 0 or 1.")] = "y",
     unlabeled: Annotated[bool, typer.Option("--unlabeled", help="There is no target.")] = False,
     confounder: Annotated[list[str] | None, typer.Option(help="Column for the captions; repeated.")] = None,
-    label: Annotated[list[str] | None, typer.Option(help="A class, where they are not 0 and 1; repeated.")] = None,
-    id: Annotated[str | None, typer.Option(help="Column of the id; id or else the path otherwise.")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="A class, if they are not 0 and 1; repeated.")] = None,
+    id: Annotated[str | None, typer.Option(help="Column of the id; by default `id`, or the path.")] = None,
 ) -> None:
-    """Draw some images of every site with their z as captions, in a heavy red border where y = 1."""
+    """Draw some images of each site with their z as captions; a heavy red border marks y = 1."""
     from sitewise.bench.datasets.examples import load_examples
     from sitewise.bench.report.comparison import save_figure
     from sitewise.bench.report.examples import example_figure
@@ -174,7 +172,7 @@ def _check_name(name: str) -> None:
 
 
 def _show_sites(name: str, collection: "Collection", sites: "pd.DataFrame") -> None:
-    """Print a table of sites, beside the paper's where it has one, and what agrees."""
+    """Print a table of sites, next to that of the paper if there is one, and which rows agree."""
     from sitewise.bench.datasets.paper_sites import compare
 
     rows = compare(sites, collection.paper)

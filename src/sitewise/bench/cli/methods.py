@@ -9,9 +9,9 @@ from sitewise.bench.cli.printing import TableFormat, show
 
 
 def methods(
-    format: Annotated[TableFormat, typer.Option(help="How to write the table.")] = TableFormat.TERMINAL,
+    format: Annotated[TableFormat, typer.Option(help="Format of the table.")] = TableFormat.TERMINAL,
 ) -> None:
-    """What each method needs (sites, z, labels), and how it comes to P(y|z) at a new site."""
+    """List what each method needs (sites, z, labels), and how it estimates P(y|z) at a new site."""
     from sitewise.bench.methods import METHODS
     from sitewise.bench.report.tables import methods_table
 

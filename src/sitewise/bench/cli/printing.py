@@ -1,4 +1,4 @@
-"""The formats of tables, and how they reach the terminal."""
+"""The formats of tables, and printing on the terminal."""
 
 from enum import StrEnum
 
@@ -7,7 +7,7 @@ from rich.console import Console, RenderableType
 
 
 class TableFormat(StrEnum):
-    """How a table is written."""
+    """The format of a table."""
 
     TERMINAL = "terminal"
     MARKDOWN = "markdown"
@@ -16,14 +16,14 @@ class TableFormat(StrEnum):
 
 
 class FigureFormat(StrEnum):
-    """The file a figure is written to."""
+    """The format of a figure's file."""
 
     PNG = "png"
     PDF = "pdf"
 
 
 def show(table: RenderableType) -> None:
-    """Print a table: text as it is, anything else as wide as the terminal."""
+    """Print a table: text as it is, otherwise as wide as the terminal."""
     if isinstance(table, str):
         typer.echo(table, nl=False)
     else:

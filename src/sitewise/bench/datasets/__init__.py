@@ -1,1 +1,1 @@
-"""The collections that experiments are run on, each as its owners publish it."""
+"""The data collections of the experiments, in their published form."""

@@ -1,4 +1,4 @@
-"""What data there is to work with: each collection's name, licence and source, and how its folder is looked at."""
+"""The list of data collections: name, licence, source, and how to read the folder of each."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,17 +16,17 @@ from sitewise.bench.datasets.real_tables import GUSTO_WHERE, HEART_WHERE, load_g
 from sitewise.bench.datasets.small_images import load_cxr64, load_isic64
 from sitewise.tables.manifest import Manifest
 
-NOT_FOUND = "how the paper chose its images was not found; the rule used is in docs/data.md"
-UNTRIED = "the rule used could not be tried on the true tables; it is in docs/data.md"
+NOT_FOUND = "the paper's rule for choosing images is unknown; the rule used is in docs/data.md"
+UNTRIED = "the rule used could not be tested on the original tables; it is in docs/data.md"
 
 
 @dataclass(frozen=True)
 class Collection:
-    """A collection: what it is, its licence, where to get it, and its table of sites from a folder.
+    """A collection: its title, its licence, its source, and its table of sites from a folder.
 
-    `build` makes a manifest where there are image files; `table` makes the table of sites where there are none.
-    `paper` has the paper's rows, `reasons` why a site may differ from its row or be absent, `caveats` what to know of
-    one that agrees.
+    `build` makes a manifest if there are image files; `table` makes the table of sites if there are none. `paper` has
+    the rows of the paper, `reasons` why a site may differ from its row or be absent, `caveats` notes on sites that
+    agree.
     """
 
     title: str
@@ -58,7 +58,7 @@ COLLECTIONS: dict[str, Collection] = {
         build=build_isic,
         paper=paper_sites.ISIC,
         reasons={site: f"it needs {needed}" for site, needed in NEEDS.items()},
-        caveats={"MA": "rows that no table labels count as 0, so its prevalence agrees by itself"},
+        caveats={"MA": "rows that no table labels count as 0, so its prevalence agrees by definition"},
     ),
     "nih": Collection(
         "NIH ChestX-ray (CXR8, ChestX-ray14)", "free with attribution", WHERE["NIH"], build_nih, None, *_cxr("CXR8")

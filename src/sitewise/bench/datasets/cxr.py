@@ -1,20 +1,20 @@
-"""Chest X-rays: a site from each of four collections, target pneumonia, from their own tables as downloaded.
+"""Chest X-rays: a site from each of four collections, target pneumonia, from their published tables.
 
 - NIH ChestX-ray (CXR8): `Data_Entry_2017_v2020.csv` or `Data_Entry_2017.csv`, and the images;
   https://nihcc.app.box.com/v/ChestXray-NIHCC, free with that link, the citation and thanks to the NIH Clinical Center;
 - CheXpert: `train.csv` and the images; https://aimi.stanford.edu/datasets/chexpert-chest-x-rays, Stanford's research
-  use agreement (not for commerce);
+  use agreement (not for commercial use);
 - PadChest: `PADCHEST_chest_x_ray_images_labels_160K_01.02.19.csv` and the images;
   https://bimcv.cipf.es/bimcv-projects/padchest/, PadChest's research use agreement;
 - VinDr-CXR: `image_labels_train.csv`, `image_labels_test.csv` and the images;
   https://physionet.org/content/vindr-cxr/, PhysioNet's licence for credentialed health data.
 
-The paper gives the size and prevalence of its subsets and not how they were chosen. The rules here were found by trying
-rules on the true tables until the paper's numbers came out. For NIH and PadChest they do, exactly; for CheXpert no rule
-was found, and all images with a definite label are taken; VinDr's tables need an account, so its rule is not tried.
-Each builder says its rule.
+The paper gives the size and prevalence of its subsets, but not how they were chosen. The rules here were found by
+trying rules on the original tables until the paper's numbers were reproduced. For NIH and PadChest they are, exactly.
+For CheXpert no rule was found, and all images with a definite label are used. VinDr's tables need an account, so its
+rule is not tested. Each builder documents its rule.
 
-`build_cxr` takes all four, each in a folder of its name. Confounders: `age` in years, `projection` (AP, PA, LL:
+`build_cxr` reads all four, each in a folder of its name. Confounders: `age` in years, `projection` (AP, PA, LL:
 lateral), `sex`. A group is a patient.
 """
 
@@ -40,7 +40,7 @@ PNEUMONIA = "Pneumonia"
 PROJECTIONS: dict[str, str | None] = {"ap": "AP", "pa": "PA", "ll": "LL", "rl": "LL"}
 NIH_FILES = ("Data_Entry_2017_v2020.csv", "Data_Entry_2017*.csv")
 NIH_COLUMNS = ("Image Index", "Finding Labels", "Follow-up #", "Patient ID", "Patient Age", "Patient Gender")
-NIH_FIELDS = (*NIH_COLUMNS, "View Position")  # the seven before the header's unquoted commas begin
+NIH_FIELDS = (*NIH_COLUMNS, "View Position")  # the seven columns before the unquoted commas of the header
 CHEXPERT_FILES = ("train.csv", "chexpert_train.csv")
 PADCHEST_FILES = ("PADCHEST_chest_x_ray_images_labels_160K*.csv",)
 PADCHEST_VIEWS = ("AP", "PA", "LL")
@@ -59,11 +59,11 @@ WHERE = {
 def build_nih(root: Root) -> Manifest:
     """NIH ChestX-ray (CXR8, also called ChestX-ray14), the site CXR8.
 
-    The rule: y = 1 where Pneumonia is among the findings, y = 0 where No Finding is, other images are left out; of
-    images of one patient with the very same findings the first is kept. That is the paper's 26,202 images, 0.049.
+    The rule: y = 1 if Pneumonia is among the findings, y = 0 for No Finding, other images are left out. Of images of
+    one patient with the same findings the first is kept. This gives the paper's 26,202 images, prevalence 0.049.
 
     The header has nine names with two unquoted commas, so eleven fields: only the first seven are read, by position. An
-    age may read 057Y; above 120 (the first release has some) it counts as missing.
+    age may be written 057Y; above 120 (in the first release) it counts as missing.
     """
     problems = Problems(f"NIH ChestX-ray in {root}")
     folder = scan(root)
@@ -89,12 +89,12 @@ def build_nih(root: Root) -> Manifest:
 def build_chexpert(root: Root) -> Manifest:
     """CheXpert, the site CheXpert.
 
-    The rule: y is the label Pneumonia where it is 1 or 0; -1 (uncertain) and empty (not mentioned) are left out, for
-    neither says that there is none. All views; a lateral one without AP or PA is LL. That makes 8,838 images, 0.683,
-    where the paper has 5,886 and 0.635: how those were chosen was not found.
+    The rule: y is the label Pneumonia if it is 1 or 0; -1 (uncertain) and empty (not mentioned) are left out, because
+    neither means absence. All views; a lateral one without AP or PA is LL. This gives 8,838 images, prevalence 0.683;
+    the paper has 5,886 and 0.635, and how those were chosen is unknown.
 
-    The column Path begins with the name of the release: the rest of it is looked for beside `train.csv`. An age of 0
-    means unknown (all are adults).
+    The column Path begins with the name of the release; the rest is searched next to `train.csv`. An age of 0 means
+    unknown (all are adults).
     """
     problems = Problems(f"CheXpert in {root}")
     folder = scan(root, images=False)
@@ -131,11 +131,11 @@ def build_chexpert(root: Root) -> Manifest:
 def build_padchest(root: Root) -> Manifest:
     """PadChest, the site PadChest.
 
-    The rule: images whose DICOM view is AP, PA or LL (all were labeled by physicians) and which are not marked as
-    pediatric; y = 1 where a label contains pneumonia (so atypical pneumonia too), y = 0 where normal is one, others are
-    left out. That is the paper's 4,592 images, 0.082.
+    The rule: images with the DICOM view AP, PA or LL (all labeled by physicians) that are not marked as pediatric; y =
+    1 if a label contains pneumonia (also atypical pneumonia), y = 0 if a label is normal, others are left out. This
+    gives the paper's 4,592 images, prevalence 0.082.
 
-    Labels are a Python list in a cell; the age is the year of the study less the year of birth; the sex O is missing.
+    Labels are a Python list in a cell; the age is the year of the study minus the year of birth; the sex O is missing.
     """
     problems = Problems(f"PadChest in {root}")
     folder = scan(root)
@@ -173,14 +173,14 @@ def build_padchest(root: Root) -> Manifest:
 def build_vindr(root: Root) -> Manifest:
     """VinDr-CXR, the site VinDr.
 
-    The rule: training and test images together; y = 1 where Pneumonia, a label for the whole image, has the vote of
-    more than half of the readers (three for a training image; the test images have one consensus), y = 0 where No
-    finding has, others are left out.
+    The rule: training and test images together; y = 1 if more than half of the readers label the whole image Pneumonia
+    (three readers for a training image, one consensus for a test image), y = 0 if more than half say No finding, others
+    are left out.
 
-    There is no age and no patient: age is missing, and an image is its own group. Sex and view are in the DICOM files
-    only: a table with `image_id` and PatientSex or ViewPosition (`*dicom*.csv`, `*meta*.csv`) beside them is taken;
+    There is no age and no patient: age is missing, and an image is its own group. Sex and view are only in the DICOM
+    files: a table with `image_id` and PatientSex or ViewPosition (`*dicom*.csv`, `*meta*.csv`) next to them is read;
     without a view it is PA, which the publishers state for all. The table of boxes (`class_name`, ...; Kaggle's
-    train.csv) does not have Pneumonia and is refused. The images are DICOM: convert them to PNG of the same name.
+    train.csv) does not have Pneumonia and is an error. The images are DICOM: convert them to PNG of the same name.
     """
     problems = Problems(f"VinDr-CXR in {root}")
     folder = scan(root)
@@ -255,7 +255,7 @@ def _find(folder: Folder, names: tuple[str, ...], collection: str) -> Path:
 
 
 def _read_nih(file: Path, problems: Problems) -> pd.DataFrame:
-    """The seven fields before the commas inside the header; a header with other names there is noted."""
+    """The seven fields before the commas inside the header; other names there are a problem."""
     header = pd.read_csv(file, header=None, nrows=1, dtype=str, encoding="utf-8-sig").iloc[0].fillna("").tolist()
     for wanted, name in zip(NIH_FIELDS, header, strict=False):
         if wanted != name:
@@ -275,7 +275,7 @@ def _read_nih(file: Path, problems: Problems) -> pd.DataFrame:
 
 
 def _vindr_tags(folder: Folder, ids: pd.Series, problems: Problems) -> tuple[pd.Series, pd.Series]:
-    """Sex and view from a table of DICOM tags where there is one; the view is PA otherwise."""
+    """Sex and view from a table of DICOM tags, if there is one; otherwise the view is PA."""
     tags = pd.DataFrame(index=pd.Index([], dtype=object), columns=["PatientSex", "ViewPosition"], dtype=object)
     source = folder.root
     for file in folder.find(*VINDR_TAGS):
@@ -297,12 +297,12 @@ def _labels_of(cell: str) -> tuple[str, ...] | None:
 
 
 def _table(rows: pd.DataFrame, site: str, y: pd.Series, group: pd.Series, **columns: pd.Series) -> pd.DataFrame:
-    groups = f"{site} " + group  # patient 2 of one collection is not that of another
+    groups = f"{site} " + group  # patients of different collections are different
     return pd.DataFrame({"site": site, "y": y.astype(np.int64), "group": groups, **columns}, index=rows.index)
 
 
 def _manifest(table: pd.DataFrame, folder: Folder) -> Manifest:
-    """Find each row's image by its id, or say where the collection puts it."""
+    """Find each row's image by its id, or give the path where the collection puts it."""
     stems = (os.path.splitext(name)[0] for name in table["id"])
     found = [folder.images.get(stem, place) for stem, place in zip(stems, table["usual"], strict=True)]
     return _finish(table.assign(path=found), folder)

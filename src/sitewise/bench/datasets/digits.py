@@ -1,9 +1,9 @@
-"""Sites of handwritten digits: colored ones, the paper's simulation, and plain ones with shifted labels.
+"""Sites of handwritten digits: colored digits, the paper's simulation, and plain digits with label shift.
 
-Colored: the label y says whether a digit is 5 or more, z is its colour, and a site is a joint distribution P(y, z),
-from one of the causal models (`CAUSAL_MODELS`: the paper's, and `graded`) or any other as a table. P(x|y,z) is the
-same at every site, unless a variable that Z does not show (`hidden`) moves with y. Plain: the label is the digit, a
-site is its P(y).
+Colored: the label y is whether a digit is 5 or more, z is its colour, and a site is a joint distribution P(y, z), from
+one of the causal models (`CAUSAL_MODELS`: the paper's, and `graded`) or from a table. P(x|y,z) is the same at every
+site, unless a variable that is not in Z (`hidden`) is related to y. Plain: the label is the digit, and a site is its
+P(y).
 """
 
 from collections.abc import Callable
@@ -21,14 +21,14 @@ from sitewise.sites import Site
 
 COLORINGS = ("binary", "hue", "saturation")
 ALPHA = 0.3  # the paper's
-PATCH = slice(2, 6)  # rows and columns of the hidden variable's patch: near a corner, still there after augmentation
-TWEAKED = 3  # the class whose share `tweak_one` sets, that of the published set-ups
-FLIPPED = np.array([[0.25, 0.45], [0.25, 0.05]])  # P(y, z), rows y: P(z) even, P(y=1|z=0) = 0.5, P(y=1|z=1) = 0.1
+PATCH = slice(2, 6)  # rows and columns of the hidden variable's patch: near a corner, visible after augmentation
+TWEAKED = 3  # the class whose share `tweak_one` sets, as in the published set-ups
+FLIPPED = np.array([[0.25, 0.45], [0.25, 0.05]])  # P(y, z), rows y: P(z) uniform, P(y=1|z=0) = 0.5, P(y=1|z=1) = 0.1
 FLIPPED.flags.writeable = False
 
 
 def confounded(n: int, alpha: float, beta: float, rng: np.random.Generator) -> tuple[Array, Array]:
-    """A hidden S moves both: y = [βS + (1-β)α > ½], the score of z is βS + (1-β)U. Returns (y, score)."""
+    """A hidden S affects both: y = [βS + (1-β)α > ½], the score of z is βS + (1-β)U. Returns (y, score)."""
     hidden = rng.random(n)
     y = beta * hidden + (1 - beta) * alpha > 0.5
     return y.astype(np.int64), beta * hidden + (1 - beta) * rng.random(n)
@@ -50,7 +50,8 @@ def z_causes_y(n: int, alpha: float, beta: float, rng: np.random.Generator) -> t
 def graded(n: int, alpha: float, beta: float, rng: np.random.Generator) -> tuple[Array, Array]:
     """The score of z is U, P(y=1|score) = σ(20 (β-½) (U-½) + 4 (β-½-α)). Returns (y, score).
 
-    Unlike in the paper's models no z rules a class out: f is known at all. Below β = ½ the relation is reversed.
+    Unlike in the paper's models, both classes occur at all z, so f is identified everywhere. Below β = ½ the relation
+    is reversed.
     """
     score = rng.random(n)
     slope, level = _grade(alpha, beta)
@@ -73,7 +74,7 @@ CAUSAL_MODELS: dict[str, CausalModel] = {
 
 
 def binary(score: Array) -> Array:
-    """The paper's binary z of a score: one above a half."""
+    """The paper's binary z of a score: 1 above ½."""
     return (score > 0.5).astype(np.int64)
 
 
@@ -96,7 +97,7 @@ def true_joint(model: str, alpha: float, beta: float) -> Array:
         ends = level + slope * np.array([-0.5, 0.0, 0.5])
         halves = np.diff(np.logaddexp(0, ends)) / slope if slope else np.full(2, 0.5 / (1 + np.exp(-level)))
         return np.stack([0.5 - halves, halves])
-    cut = (0.5 - (1 - beta) * alpha) / beta  # y = 1 where the uniform variable beside α is above it
+    cut = (0.5 - (1 - beta) * alpha) / beta  # y = 1 if the uniform variable is above this
     if model == "confounded":
         start = float(np.clip(cut, 0, 1))
         p_y = np.array([start, 1 - start])
@@ -121,8 +122,8 @@ def _red_mass(low: float, high: float, beta: float) -> float:
 def color(images: Array, z: Any, coloring: str = "binary") -> Array:
     """Color gray images (n, H, W) by z: uint8 (n, 3, H, W).
 
-    `binary` has red for z=1 and green for z=0; `hue` mixes green (0) to red (1); `saturation` goes from white (0) to
-    red (1). `grayscale` undoes each of them exactly.
+    `binary` is red for z=1 and green for z=0; `hue` mixes green (0) to red (1); `saturation` goes from white (0) to red
+    (1). `grayscale` reverses each of them exactly.
     """
     z = np.asarray(z, dtype=float)
     problems = Problems("color")
@@ -145,13 +146,13 @@ def color(images: Array, z: Any, coloring: str = "binary") -> Array:
 
 
 def grayscale(X: Array) -> Array:
-    """Remove the colour that `color` gave, for the baseline ERM^c: uint8 (n, 1, H, W), the same for every z.
+    """Remove the colour that `color` gave, for the baseline ERM^c: uint8 (n, 1, H, W), the same for all z.
 
-    The patch of a hidden variable (`mark`) stays, as a bright one: who drops the colour has not been told of it.
+    The patch of a hidden variable (`mark`) stays, as a bright patch: ERM^c knows the colour only.
     """
     if X.ndim != 4 or X.shape[1] != 3 or X.dtype != np.uint8:
         raise ValueError(f"X must be uint8 (n, 3, H, W), as color makes it, got {X.dtype} {X.shape}")
-    # Red and green share the image in hue and blue is empty; in saturation green equals blue and red is the image.
+    # In hue, red and green sum to the image and blue is empty; in saturation, green equals blue and red is the image.
     green, blue = X[:, 1:2], X[:, 2:]
     return np.asarray(X[:, :1] + (np.maximum(green, blue) - np.minimum(green, blue)))
 
@@ -173,15 +174,15 @@ def draw_site(
     coloring: str = "binary",
     column: str = "color",
 ) -> Site:
-    """Make a site of given labels and colours: each row draws its image from the digits of its label.
+    """Make a site with given labels and colours: each row draws its image from the digits of its label.
 
-    y=1 draws from 5 to 9, y=0 from 0 to 4, with replacement. The one confounder is "red" or "green" for the coloring
+    y=1 draws from 5 to 9, y=0 from 0 to 4, with replacement. The only confounder is "red" or "green" for the coloring
     `binary`, and the number z otherwise.
     """
     y, z = np.asarray(y), np.asarray(z)
     problems = Problems(f"site {name!r}")
     if y.ndim != 1 or z.shape != y.shape:
-        problems.add(f"y and z must have one value a row, got shapes {y.shape} and {z.shape}")
+        problems.add(f"y and z must have one value for each row, got shapes {y.shape} and {z.shape}")
     if not np.isin(y, (0, 1)).all():
         problems.add("y must be 0 or 1")
     pools = [np.flatnonzero((digits.labels >= 5) == label) for label in range(2)]
@@ -213,9 +214,10 @@ def colored_site(
 ) -> Site:
     """Draw a site of n colored digits, from a causal model at β (the site in the paper) or from a table P(y, z).
 
-    A coloring other than `binary` shows the model's score before the threshold; a table's levels spread over [0, 1].
-    `hidden` = s in [-1, 1] adds an omitted confounder u with P(u=1|y) = ½ + s (y - ½), independent of z given y, which
-    the image shows (`mark`) and Z does not: noise at 0, and the same digits and colours at every s and without it.
+    A coloring other than `binary` shows the score of the model before the threshold; the levels of a table are spread
+    over [0, 1]. `hidden` = s in [-1, 1] adds an omitted confounder u with P(u=1|y) = ½ + s (y - ½), independent of z
+    given y. It is visible in the image (`mark`) but not in Z. s = 0 is noise; the digits and colours do not depend on
+    s.
     """
     rng = np.random.default_rng(seed)
     _check_hidden(hidden, coloring)
@@ -241,7 +243,7 @@ def colored_site(
 def label_shift_site(digits: Digits, n: int, prevalence: Any, name: str, seed: int = 0) -> Site:
     """Draw a site of n plain digits, ten classes: X uint8 (n, 1, 28, 28), y the digit, no confounders.
 
-    Labels are drawn from `prevalence` (10,), then each row's image from the digits of its label, with replacement.
+    Labels are drawn from `prevalence` (10,), then the image of each row from the digits of its label, with replacement.
     """
     share = np.asarray(prevalence, dtype=float)
     problems = Problems(f"site {name!r}")
@@ -264,12 +266,12 @@ def label_shift_site(digits: Digits, n: int, prevalence: Any, name: str, seed: i
 
 
 def dirichlet(parameter: float, n_classes: int, rng: np.random.Generator) -> Array:
-    """Shares from a symmetric Dirichlet distribution: the smaller its concentration, the stronger the shift."""
+    """Shares from a symmetric Dirichlet distribution: a smaller concentration gives a stronger shift."""
     return rng.dirichlet(np.full(n_classes, parameter))
 
 
 def tweak_one(parameter: float, n_classes: int, rng: np.random.Generator) -> Array:
-    """Class 3 has the share `parameter`, the others alike; nothing is random."""
+    """Class 3 has the share `parameter`, the others have equal shares; nothing is random."""
     share = np.full(n_classes, (1 - parameter) / (n_classes - 1))
     share[TWEAKED] = parameter
     return share

@@ -1,4 +1,4 @@
-"""A few images of every site with what is known of them, out of any collection, manifest or pack."""
+"""Some images of each site with their labels and z, from any collection, manifest or pack."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ Folder = str | os.PathLike[str] | None
 
 SMALL_SETS = {"isic64": load_isic64, "cxr64": load_cxr64}
 COLORED_DIGITS = "colored_digits"
-BETAS = (0.9, 0.7, 0.5, 0.3)  # the paper's: two to train on, one to validate, one to test
+BETAS = (0.9, 0.7, 0.5, 0.3)  # the paper's: two for training, one for validation, one for testing
 N_DIGITS = 1000  # of each of these sites
 SIZE = 224  # pixels of an image that is read from its file
 SHOWABLE = (COLORED_DIGITS, *SMALL_SETS, *(name for name, one in COLLECTIONS.items() if one.build is not None))
@@ -32,9 +32,9 @@ SHOWABLE = (COLORED_DIGITS, *SMALL_SETS, *(name for name, one in COLLECTIONS.ite
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Some images of a site, each uint8 (C, H, W), with their labels and z where there are any.
+    """Some images of a site, each uint8 (C, H, W), with their labels and z if there are any.
 
-    `n_rows` and `prevalence` are the whole site's; `positive` is the second of two classes.
+    `n_rows` and `prevalence` are those of the whole site; `positive` is the second of two classes.
     """
 
     site: str
@@ -55,11 +55,11 @@ def load_examples(
     columns: Mapping[str, Any] | None = None,
     packed: Folder = None,
 ) -> list[Examples]:
-    """Take n images of every site of a source, half of them positive where there are so many.
+    """Choose n images of each site of a source, half of them positive if there are enough.
 
-    `source` is one of `SHOWABLE`, looked for in `folder`; a manifest, read by `columns` (the arguments of
-    `read_manifest`), whose paths start from `folder`; or a folder of packed images, which know no sites. `packed` has
-    the images of a manifest or a collection where its files need not be read.
+    `source` is one of `SHOWABLE`, searched in `folder`; or a manifest, read by `columns` (the arguments of
+    `read_manifest`), whose paths start from `folder`; or a folder of packed images, which has no sites. `packed` has
+    the images of a manifest or a collection, so that their files are not read.
     """
     if source == COLORED_DIGITS:
         return _of_digits(folder, n, seed)
@@ -80,7 +80,7 @@ def load_examples(
 
 
 def choose_rows(is_positive: Array | None, n_rows: int, n: int, seed: int) -> Array:
-    """Rows at random, half of them positive where there are so many, these first; any rows where none is known."""
+    """Random rows, half of them positive if there are enough, positive ones first; any rows if labels are unknown."""
     rng = np.random.default_rng(seed)
     if is_positive is None:
         return np.sort(rng.permutation(n_rows)[:n])
@@ -136,7 +136,7 @@ def _chosen(
     seed: int,
     n_rows: int | None = None,
 ) -> Examples:
-    """Choose rows by their labels and fetch the images of these only."""
+    """Choose rows by their labels, and read only their images."""
     total = len(labels) if labels is not None else n_rows or 0
     positive = classes[1] if labels is not None and len(classes) == 2 else None
     is_positive = None if labels is None or positive is None else (labels == positive).to_numpy()
@@ -154,5 +154,5 @@ def _chosen(
 
 def _needed(source: str, folder: Folder) -> str | os.PathLike[str]:
     if folder is None:
-        raise ValueError(f"{source} does not come with the package: name its folder by --data-dir")
+        raise ValueError(f"{source} is not part of the package: give its folder with --data-dir")
     return folder

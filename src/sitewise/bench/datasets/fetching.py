@@ -1,4 +1,4 @@
-"""Downloads that somebody has asked for, checked by their hashes; nothing else in the package opens a connection."""
+"""Downloads on request, checked by their hashes; nothing else in the package opens a connection."""
 
 import hashlib
 import os
@@ -11,17 +11,17 @@ from sitewise.bench.datasets.mnist import MNIST_MD5
 MNIST_SOURCE = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 TIMEOUT = 30  # seconds without an answer
 CHUNK = 1 << 20  # bytes
-NOT_FETCHED = "{url} could not be fetched ({error}): try again, or fetch it by hand and put it into {folder}"
-WRONG_HASH = "{url} is not what it should be: expected MD5 {expected}, got {found}; nothing was kept of it"
+NOT_FETCHED = "{url} could not be downloaded ({error}): try again, or download it by hand and put it into {folder}"
+WRONG_HASH = "{url} has the wrong content: expected MD5 {expected}, got {found}; it was deleted"
 
 
 def fetch_mnist(folder: str | os.PathLike[str]) -> list[Path]:
-    """Fetch the four files of MNIST into a folder; those that are there and right are left alone."""
+    """Download the four files of MNIST into a folder; correct files that exist are kept."""
     return fetch_files(MNIST_SOURCE, MNIST_MD5, Path(folder))
 
 
 def fetch_files(source: str, md5: Mapping[str, str], folder: Path) -> list[Path]:
-    """Fetch files by name from a source; a file is there under its name only when its hash is right."""
+    """Download files by name from a source; a file gets its name only if its hash is correct."""
     folder.mkdir(parents=True, exist_ok=True)
     found = []
     for name, expected in md5.items():
@@ -39,7 +39,7 @@ def _fetch(url: str, file: Path, expected: str) -> None:
             with urlopen(url, timeout=TIMEOUT) as answer, open(part, "wb") as kept:
                 while chunk := answer.read(CHUNK):
                     kept.write(chunk)
-        except OSError as error:  # urllib's own are kinds of it
+        except OSError as error:  # urllib's errors are subclasses of it
             raise ConnectionError(NOT_FETCHED.format(url=url, error=error, folder=file.parent)) from error
         found = _md5_of(part)
         if found != expected:

@@ -1,29 +1,29 @@
-"""ISIC: the paper's ten sites of dermoscopy images, from the challenges' and the archive's own tables.
+"""ISIC: the paper's ten sites of dermoscopy images, from the tables of the challenges and of the archive.
 
-Which tables, wherever they lie below the folder (.gz too), and where to get them:
+The tables (anywhere below the folder, also as .gz), and their sources:
 
 - challenge 2019, `ISIC_2019_Training_Metadata.csv` and `ISIC_2019_Training_GroundTruth.csv`, and challenge 2020,
   `ISIC_2020_Training_GroundTruth_v2.csv` (or the first version, or Kaggle's `train.csv`), with their images:
   https://challenge.isic-archive.com/data/, CC BY-NC 4.0;
 - HAM10000, `HAM10000_metadata` (.csv or .tab): https://doi.org/10.7910/DVN/DBW86T, CC BY-NC 4.0; optional, it adds the
-  contributing centre and the places that challenge 2019 leaves out;
+  contributing centre and the anatomical sites that challenge 2019 leaves out;
 - exports of the ISIC archive, `metadata.csv` or `*_metadata_*.csv` with `isic_id` and `attribution`:
   https://gallery.isic-archive.com or `isic metadata download`; each image has its own licence (CC-0, CC-BY, CC-BY-NC);
-- `sites.csv` with `isic_id` and `site`, or the paper's authors' own list, `metadata_site.csv`:
-  https://github.com/mnhng/CoPA, folder data/ISIC. Where it is there it alone decides.
+- `sites.csv` with `isic_id` and `site`, or the list of the paper's authors, `metadata_site.csv`:
+  https://github.com/mnhng/CoPA, folder data/ISIC. If it exists, it alone decides.
 
-**Site.** Without a list: BCN1, WIE1 and part of NY3 are challenge 2019 rows by the beginning of their lesion (BCN, HAM,
-MSK); the rest of NY3 and MA are ranges of ids, as the old archive numbered whole collections (the study of nevi in
-children from Massachusetts, the New York collections); BCN2, NY1, QLD, SYD and WIE2 are challenge 2020 rows by the
-archive's `attribution`, which the challenge's own table does not have. NY2 is a choice of the authors from New York's
-rows in the archive: only their list has it. The ids below 1153 that are not in MA's range are in no site.
+**Site.** Without a list: BCN1, WIE1 and part of NY3 are rows of challenge 2019 whose lesion begins with BCN, HAM or
+MSK; the rest of NY3 and MA are ranges of ids, because the old archive numbered whole collections (the study of nevi in
+children from Massachusetts, the New York collections); BCN2, NY1, QLD, SYD and WIE2 are rows of challenge 2020 by the
+archive's `attribution`, which the table of the challenge does not have. NY2 is a choice of the authors from the New
+York rows of the archive: only their list has it. The ids below 1153 outside the range of MA are in no site.
 
 **Target**, as the paper's counts imply: in challenge 2019 (and HAM10000) melanoma is 1 and nevus 0, a benign keratosis
-0 at NY3 only, and everything else is not counted; in challenge 2020 its `target`; elsewhere the archive's benign and
-malignant. At MA, whose prevalence is 0.000, rows that no table labels are 0 by assumption.
+is 0 at NY3 only, and everything else is left out; in challenge 2020 its `target`; elsewhere benign and malignant of the
+archive. At MA, whose prevalence is 0.000, rows without a label are 0 by assumption.
 
-**Confounders.** `age` in years (steps of five), `anatomical_site`, `sex`. Challenge 2019 tells anterior, posterior and
-lateral torso apart and challenge 2020 does not: all of them are `torso` here, so that a level means the same at every
+**Confounders.** `age` in years (steps of five), `anatomical_site`, `sex`. Challenge 2019 distinguishes anterior,
+posterior and lateral torso, challenge 2020 does not: all are `torso` here, so that a level means the same at every
 site. A value comes from the first table that has one: 2019, HAM10000, 2020, the archive.
 """
 
@@ -91,9 +91,9 @@ def build_isic(
 ) -> Manifest:
     """Make the manifest of the paper's sites from the tables and images below a folder.
 
-    `sites` are the ones wanted, and each of them must come out; None takes those that the tables give. A row's group
-    is its lesion, else its patient, else itself; `group="patient"` asks for the patient first, which is coarser and
-    known in challenge 2020 only. An image that is not there gets the path where the challenge puts it.
+    `sites` are the wanted ones, and each must be found; None takes all that the tables contain. The group of a row is
+    its lesion, otherwise its patient, otherwise the row itself; with `group="patient"` the patient comes first, which
+    is coarser and only known in challenge 2020. A missing image gets the path where the challenge puts it.
     """
     problems = Problems(f"ISIC in {root}")
     if group not in ("lesion", "patient"):
@@ -143,7 +143,7 @@ def build_isic(
 
 
 def _sites(rows: pd.DataFrame, problems: Problems) -> pd.Series:
-    """The site of each row by the rule above, missing where it is in none."""
+    """The site of each row by the rule above, missing if it is in none."""
     from_2020 = rows["challenge"] == "2020"
     holder = rows["attribution"].map(lambda text: _first(HOLDERS, str(text).lower()), na_action="ignore")
     if from_2020.any() and not holder[from_2020].notna().any():
@@ -160,7 +160,7 @@ def _sites(rows: pd.DataFrame, problems: Problems) -> pd.Series:
 
 
 def _labels(rows: pd.DataFrame) -> pd.Series:
-    """Melanoma or not as the paper counts it, missing where it does not count the row."""
+    """Melanoma or not, as the paper counts it; missing if the row does not count."""
     y = rows["dx"].map({"MEL": 1.0, "NV": 0.0}).astype(float)
     y[(rows["dx"] == "BKL") & (rows["site"] == "NY3")] = 0.0
     y = y.fillna(rows["target"].astype(float).where(rows["dx"].isna()))

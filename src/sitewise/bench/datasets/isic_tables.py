@@ -1,4 +1,4 @@
-"""The tables that the paper's ISIC sites are made of, read and joined: a row for each id with what they say of it."""
+"""Read and join the tables of the paper's ISIC sites: one row for each id."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ PLACES: dict[str, str | None] = {
     "lower extremity": "lower extremity",
     "palms/soles": "palms/soles",
     "oral/genital": "oral/genital",
-    # HAM10000's own, as challenge 2019 translates them; it leaves trunk and genital out
+    # HAM10000's own names, as challenge 2019 translates them; it leaves out trunk and genital
     "abdomen": "torso",
     "back": "torso",
     "chest": "torso",
@@ -82,7 +82,7 @@ SITE_LIST = "sites.csv, columns isic_id and site (the authors' list: https://git
 
 
 def gather(folder: Folder, listed: pd.Series | None, problems: Problems) -> pd.DataFrame:
-    """Everything the tables say, a row for each id: a value is that of the first table that has one."""
+    """All tables joined, a row for each id; a value comes from the first table that has one."""
     tables = [
         *_read_2019(folder, problems),
         *_read_ham(folder, problems),
@@ -103,14 +103,14 @@ def gather(folder: Folder, listed: pd.Series | None, problems: Problems) -> pd.D
 
 
 def read_sites(folder: Folder, problems: Problems) -> pd.Series | None:
-    """The list of ids and sites, by the paper's short names; None where there is no list."""
+    """The list of ids and sites, with the paper's short names; None if there is no list."""
     files = folder.find(*FILES_SITES, FILE_PREPARED)
     if not files:
         return None
     rows = _by_id(read_table(files[0], ("isic_id", "site"), problems), "isic_id", files[0], problems)
     short = rows["site"].replace(LONG_NAMES)
     for name in sorted(set(short.dropna()) - set(SITES)):
-        problems.add(f"{files[0]}, column 'site': {name!r} is no site of the paper{did_you_mean(name, SITES)}")
+        problems.add(f"{files[0]}, column 'site': {name!r} is not a site of the paper{did_you_mean(name, SITES)}")
     return short
 
 
@@ -120,7 +120,7 @@ def _read_2019(folder: Folder, problems: Problems) -> list[pd.DataFrame]:
         return []
     for name, files in zip(FILES_2019, found, strict=True):
         if not files:
-            problems.add(f"{name} is missing beside its fellow: challenge 2019 needs both ({CHALLENGES})")
+            problems.add(f"{name} is missing: challenge 2019 needs both files ({CHALLENGES})")
     if not all(found):
         return []
     (metadata, truth) = (files[0] for files in found)
@@ -195,7 +195,7 @@ def _read_ham(folder: Folder, problems: Problems) -> list[pd.DataFrame]:
 
 
 def _read_archive(folder: Folder, problems: Problems) -> list[pd.DataFrame]:
-    """Exports of the archive, any number of them; the later ones call benign_malignant diagnosis_1."""
+    """Exports of the archive; later ones call benign_malignant diagnosis_1."""
     tables = []
     for file in folder.find(*FILES_ARCHIVE):
         if not _has(file, "isic_id") or not _has(file, "attribution"):
@@ -222,7 +222,7 @@ def _read_archive(folder: Folder, problems: Problems) -> list[pd.DataFrame]:
 
 
 def _read_prepared(folder: Folder, problems: Problems) -> list[pd.DataFrame]:
-    """A table that somebody joined before: the challenges' columns, a `challenge` and, for 2020, `y` as the target."""
+    """A table that was joined before: the columns of the challenges, `challenge` and, for 2020, `y` as the target."""
     files = folder.find(FILE_PREPARED)
     if not files:
         return []
@@ -246,7 +246,7 @@ def _read_prepared(folder: Folder, problems: Problems) -> list[pd.DataFrame]:
 
 
 def _by_id(rows: pd.DataFrame, column: str, file: Path, problems: Problems) -> pd.DataFrame:
-    """Rows by their id, without what the challenge appends to it; an id that is empty or there twice is noted."""
+    """Rows by their id, without the suffix of the challenge; empty and duplicate ids are problems."""
     ids = rows[column].astype(object).map(lambda id: str(id).strip().removesuffix(SHRUNK), na_action="ignore")
     if ids.isna().any() and ids.notna().any():
         problems.add(
@@ -254,7 +254,7 @@ def _by_id(rows: pd.DataFrame, column: str, file: Path, problems: Problems) -> p
         )
     twice = ids[ids.duplicated() & ids.notna()]
     if len(twice):
-        problems.add(f"{file}, column {column!r}: {len(twice)} id(s) more than once, as {twice.iloc[0]}")
+        problems.add(f"{file}, column {column!r}: {len(twice)} duplicate id(s), such as {twice.iloc[0]}")
     return rows.set_axis(pd.Index(ids, name="id"))
 
 

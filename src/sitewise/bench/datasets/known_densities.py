@@ -1,6 +1,6 @@
-"""Sites whose densities are known: the trial of prediction without z (docs/maths.md, section 15).
+"""Sites with known densities, for tests of prediction without z (docs/maths.md, section 15).
 
-Age a ~ Beta, sex s fair, P(y=1|a,s) = σ(c₀ + 4 c₁ (a - ½) + 2 c₂ (s - ½)), and with t = 2y - 1
+Age a ~ Beta, sex s uniform, P(y=1|a,s) = σ(c₀ + 4 c₁ (a - ½) + 2 c₂ (s - ½)), and with t = 2y - 1
 x = (t + N(0,1), 3a + 0.4 t + N(0,½²), 1.2 (2s - 1) + N(0,1)).
 """
 
@@ -15,7 +15,7 @@ from scipy.stats import beta, norm
 from sitewise.sites import Site
 
 Array = np.ndarray[Any, Any]
-FINE = 200  # ages that stand for all of them in a posterior taken for exact
+FINE = 200  # grid of ages for the exact posterior
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class KnownSite:
         return np.stack([mass * (1 - positive), mass * positive], axis=1)
 
     def posterior(self, X: Array) -> Array:
-        """P(y|x), (n, 2), the best that can be done without z."""
+        """P(y|x), (n, 2), the optimal prediction without z."""
         log_joint = np.log(np.maximum(self.joint(FINE), 1e-300))
         parts = [
             logsumexp(log_density(part, FINE) + log_joint, axis=1) for part in np.array_split(X, len(X) // 500 + 1)
@@ -66,13 +66,13 @@ TARGETS = {
 
 
 def bank(n_ages: int) -> tuple[Array, Array]:
-    """Ages in the middle of equal intervals, each with both sexes: two (M,)."""
+    """Ages at the centres of equal intervals, each with both sexes: two (M,)."""
     age = (np.arange(n_ages) + 0.5) / n_ages
     return np.repeat(age, 2), np.tile([0, 1], n_ages)
 
 
 def log_density(X: Array, n_ages: int) -> Array:
-    """log P(x|y,z_m) over the bank, (n, M, 2): log r up to a constant of each row."""
+    """log P(x|y,z_m) over the bank, (n, M, 2): log r up to a constant for each row."""
     age, sex = bank(n_ages)
     t = np.array([-1, 1])
     return np.asarray(
@@ -83,6 +83,6 @@ def log_density(X: Array, n_ages: int) -> Array:
 
 
 def training_joint(n_ages: int) -> Array:
-    """P_s(z_m, y) of the training sites, half and half."""
+    """P_s(z_m, y) of the training sites, with equal weights."""
     total = np.sum([site.joint(n_ages) for site in TRAINING], axis=0)
     return np.asarray(total / total.sum())

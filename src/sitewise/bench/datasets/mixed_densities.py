@@ -1,8 +1,8 @@
-"""Sites of known densities with mixed z: the trial of `known_densities`, and a scanner beside age and sex.
+"""Sites with known densities and mixed z: as `known_densities`, with a scanner besides age and sex.
 
-Age a ~ Beta, sex s fair, scanner k in {-1, 0, 1}; P(y=1|a,s,k) = σ(c₀ + 4 c₁ (a - ½) + 2 c₂ (s - ½) + c₃ k), and with
-t = 2y - 1, x = (t + N(0,1), 3a + 0.4 t + N(0,(b/2)²), 1.2 (2s - 1) + N(0,b²), 1.5 k + N(0,b²)), where b blurs what x
-tells of z.
+Age a ~ Beta, sex s uniform, scanner k in {-1, 0, 1}; P(y=1|a,s,k) = σ(c₀ + 4 c₁ (a - ½) + 2 c₂ (s - ½) + c₃ k), and
+with t = 2y - 1, x = (t + N(0,1), 3a + 0.4 t + N(0,(b/2)²), 1.2 (2s - 1) + N(0,b²), 1.5 k + N(0,b²)), where b blurs the
+information about z in x.
 """
 
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from sitewise.sites import Site
 
 Array = np.ndarray[Any, Any]
 SCANNERS = np.array(["A", "B", "C"])
-FINE = 100  # ages that stand for all of them in what is taken for exact
-ROWS = 500  # whose densities are looked at together
+FINE = 100  # grid of ages for exact results
+ROWS = 500  # rows whose densities are computed together
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class MixedSite:
         return np.asarray(self._joint().sum(axis=(0, 1, 2)))
 
     def posterior(self, X: Array) -> Array:
-        """P(y|x), (n, 2), the best that can be done without z."""
+        """P(y|x), (n, 2), the optimal prediction without z."""
         log_joint = np.log(np.maximum(self._joint(), 1e-300))
         age, t = (np.arange(FINE) + 0.5) / FINE, np.array([-1, 1])
         parts = []
@@ -80,7 +80,7 @@ class MixedSite:
         return np.array([1.0, 0.5 * self.blur, self.blur, self.blur])
 
     def _joint(self) -> Array:
-        """P(a, s, k, y) with ages in the middle of equal intervals, (FINE, 2, 3, 2)."""
+        """P(a, s, k, y) with ages at the centres of equal intervals, (FINE, 2, 3, 2)."""
         age, sex, scanner = np.meshgrid((np.arange(FINE) + 0.5) / FINE, [0, 1], [0, 1, 2], indexing="ij")
         of_age = np.diff(beta.cdf(np.linspace(0, 1, FINE + 1), *self.ages))
         mass = of_age[:, None, None] * 0.5 * np.asarray(self.scanners)

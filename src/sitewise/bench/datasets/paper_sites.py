@@ -1,4 +1,4 @@
-"""The paper's tables of sites, and which of their rows a table of sites agrees with."""
+"""The paper's tables of sites, and a comparison of their rows with other tables of sites."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ AGREES, DIFFERS, ABSENT = "agrees", "differs", "absent"
 
 @dataclass(frozen=True)
 class PaperSite:
-    """A site as the paper has it: samples, and the prevalence cut (not rounded) to three digits."""
+    """A site of the paper: samples, and the prevalence truncated (not rounded) to three digits."""
 
     samples: int
     prevalence: float
@@ -38,10 +38,10 @@ CXR = {
 
 
 def compare(sites: pd.DataFrame, paper: Mapping[str, PaperSite]) -> pd.DataFrame:
-    """Put the paper's rows beside a table of sites (`Manifest.site_table`); `verdict` says which agree.
+    """Put the paper's rows next to a table of sites (`Manifest.site_table`); `verdict` says which agree.
 
-    A row agrees where the samples are the same and the prevalence, cut to three digits, is too. A site that the paper
-    does not have gets no verdict.
+    A row agrees if the samples are the same, and the prevalence truncated to three digits. A site that is not in the
+    paper gets no verdict.
     """
     rows = sites.reindex([*paper, *(name for name in sites.index if name not in paper)])
     rows["paper samples"] = pd.array([paper[s].samples if s in paper else None for s in rows.index], dtype="Int64")

@@ -31,10 +31,10 @@ MEASURED = (
 )
 HEART_COLUMNS = (*MEASURED, "num")
 HEART_LEVELS = {"sex": (0, 1), "cp": (1, 2, 3, 4), "restecg": (0, 1, 2), "exang": (0, 1), "num": (0, 1, 2, 3, 4)}
-# Measured in at least half of the patients of every hospital; chol, fbs, slope, ca and thal are not, and where a column
-# is empty at one hospital P(x|y,z) cannot be the same at all of them.
+# Measured in at least half of the patients of each hospital; chol, fbs, slope, ca and thal are not. If a column is
+# empty at one hospital, P(x|y,z) cannot be the same at all of them.
 HEART_FEATURES = ("cp", "trestbps", "restecg", "thalach", "exang", "oldpeak")
-NEVER_ZERO = ("trestbps", "chol")  # a pressure or a cholesterol of 0 was not measured
+NEVER_ZERO = ("trestbps", "chol")  # a pressure or a cholesterol of 0 means not measured
 HEART_WHERE = "https://doi.org/10.24432/C52P4X"
 
 GUSTO_NAMES = {"regl": "region", "day30": "y", "grpl": "hospital_group_large", "grps": "hospital_group_small"}
@@ -50,14 +50,14 @@ KILLIP = {"i": "I", "ii": "II", "iii": "III", "iv": "IV"}
 GUSTO_WHERE = "R package predtools, data set gusto (https://cran.r-project.org/package=predtools)"
 
 NOT_FOUND = "no {name} in {place}: expected {files} there or in a folder {folders} below it; it comes from {where}"
-NO_FOLDER = "{name} does not come with the package: name its folder, or set SITEWISE_DATA; it comes from {where}"
+NO_FOLDER = "{name} is not part of the package: give its folder, or set SITEWISE_DATA; it comes from {where}"
 
 
 @dataclass(frozen=True, eq=False)
 class PatientTable:
-    """Patients in rows, with columns `site`, `y` (0 or 1), the confounders z, and the features that go with them.
+    """Patients in rows, with columns `site`, `y` (0 or 1), the confounders z, and the features.
 
-    `categorical` names the features whose values are levels, not amounts. All features and z may go into a classifier.
+    `categorical` names the features whose values are levels, not amounts. A classifier may use all features and z.
     """
 
     name: str
@@ -68,7 +68,7 @@ class PatientTable:
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """The sites' names, in the order of the rows."""
+        """The names of the sites, in the order of the rows."""
         return tuple(self.table["site"].unique())
 
     def split(self, site: str) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -88,10 +88,10 @@ class PatientTable:
 
 
 def load_heart(folder: str | os.PathLike[str] | None = None) -> PatientTable:
-    """Read the four files of UCI heart disease, `processed.HOSPITAL.data`, as published; y is any narrowing (num > 0).
+    """Read the four files of UCI heart disease, `processed.HOSPITAL.data`; y is any narrowing (num > 0).
 
-    They are looked for in `folder` or in `heart_disease/` below it; None takes the folder that SITEWISE_DATA names.
-    A pressure or a cholesterol of 0 counts as missing. z is age and sex.
+    They are searched in `folder` or in `heart_disease/` below it; None uses the folder in SITEWISE_DATA. A pressure or
+    a cholesterol of 0 counts as missing. z is age and sex.
     """
     files = _find("heart", folder, [f"processed.{name}.data" for name in HOSPITALS], "heart_disease", HEART_WHERE)
     problems = Problems("heart disease")
@@ -105,13 +105,13 @@ def load_heart(folder: str | os.PathLike[str] | None = None) -> PatientTable:
 def load_gusto(folder: str | os.PathLike[str] | None = None) -> PatientTable:
     """Read GUSTO-I, `gusto.csv` or `gusto.csv.gz`: y is death within 30 days, a site is a region.
 
-    It is looked for in `folder` or in `gusto/` below it; None takes the folder that SITEWISE_DATA names. Columns may
-    have predtools' names (`regl`, `day30`) or plain ones (`region`, `y`). z is age, sex and Killip class.
+    It is searched in `folder` or in `gusto/` below it; None uses the folder in SITEWISE_DATA. Columns may have the
+    names of predtools (`regl`, `day30`) or plain ones (`region`, `y`). z is age, sex and Killip class.
     """
     (path,) = _find("gusto", folder, ["gusto.csv"], "gusto", GUSTO_WHERE)
     problems = Problems("gusto")
     header = open_table(path).columns
-    given = {new: old for old, new in GUSTO_NAMES.items() if old in header}  # predtools' own names where they are used
+    given = {new: old for old, new in GUSTO_NAMES.items() if old in header}  # the names of predtools, if they are used
     columns = ["region", "y", "age", "sex", "Killip", *GUSTO_NUMBERS, *GUSTO_CODES, *GUSTO_WORDS]
     rows = read_table(path, [given.get(name, name) for name in columns], problems)
     rows = rows.rename(columns={old: new for new, old in given.items()})
@@ -136,10 +136,10 @@ def load_gusto(folder: str | os.PathLike[str] | None = None) -> PatientTable:
 
 
 def _read_hospital(path: Path, hospital: str, problems: Problems) -> pd.DataFrame:
-    """One file of heart disease, its columns named; zeros that stand for missing are missing."""
+    """One file of heart disease with column names; zeros that mean missing are missing."""
     raw = pd.read_csv(path, header=None, dtype=str, skipinitialspace=True, keep_default_na=False)
     if raw.shape[1] != len(HEART_COLUMNS):
-        problems.add(f"{path}: expected {len(HEART_COLUMNS)} columns, got {raw.shape[1]}: fetch it again")
+        problems.add(f"{path}: expected {len(HEART_COLUMNS)} columns, got {raw.shape[1]}: download it again")
         return pd.DataFrame(columns=["site", *HEART_COLUMNS])
     raw.columns = pd.Index(HEART_COLUMNS)
     known = raw.mask(raw.isin(["?", "-9", "-9.0", *MISSING]))
@@ -165,7 +165,7 @@ def _check_levels(
 
 
 def _find(name: str, folder: str | os.PathLike[str] | None, files: Sequence[str], below: str, where: str) -> list[Path]:
-    """The files in a folder or in one below it, each as it is or with .gz."""
+    """The files in a folder or in one below it, each with or without .gz."""
     named = os.environ.get("SITEWISE_DATA") if folder is None else os.fspath(folder)
     if not named:
         raise FileNotFoundError(NO_FOLDER.format(name=name, where=where))

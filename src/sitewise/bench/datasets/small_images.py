@@ -1,7 +1,7 @@
 """Two small sets of real images, 64 x 64: skin lesions (isic64) and chest X-rays (cxr64), with their sites in roles.
 
-Each is a folder with NAME.npz (`jpeg`, all files one after another, and `offsets`) and NAME_meta.csv.gz, a row for each
-image. A site's images are decoded when they are first asked for, and a process keeps them.
+Each is a folder with NAME.npz (`jpeg`, all files concatenated, and `offsets`) and NAME_meta.csv.gz, a row for each
+image. The images of a site are decoded when first used, and a process keeps them.
 """
 
 import os
@@ -44,7 +44,7 @@ class SmallImages:
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """The sites' names, in order."""
+        """The names of the sites, in order."""
         return tuple(sorted(self.table["site"].unique()))
 
     def site(self, name: str) -> Site:
@@ -73,7 +73,7 @@ class SmallImages:
 
 @dataclass(frozen=True)
 class SiteRoles:
-    """The sites of an experiment by what they are for; no group is in two roles."""
+    """The sites of an experiment by their role; no group is in two roles."""
 
     training: Sites
     validation: Site
@@ -245,13 +245,15 @@ def _check_groups(name: str, roles: SiteRoles) -> None:
     for other in held:
         shared = seen & other
         if shared:
-            raise ValueError(f"{name}: {len(shared)} group(s) are in two roles, as {min(shared)}: mend its table")
+            raise ValueError(
+                f"{name}: {len(shared)} group(s) are in two roles, such as {min(shared)}: correct its table"
+            )
         seen = seen | other
 
 
 @dataclass(frozen=True, eq=False)
 class _Pack:
-    """JPEG files in one array, and what has been decoded of them so far."""
+    """JPEG files in one array, and the images decoded so far."""
 
     name: str
     jpeg: Array

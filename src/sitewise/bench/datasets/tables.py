@@ -1,4 +1,4 @@
-"""The tables of a published collection: found below a folder, read as text, their columns checked and translated."""
+"""Tables of published collections: found below a folder, read as text, columns checked and translated."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,23 +15,23 @@ from sitewise.tables.values import Place, find_columns, known_text, plain
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".dcm", ".dicom")
 DICOM_SUFFIXES = (".dcm", ".dicom")
-SHRUNK = "_downsampled"  # how the ISIC challenge marks an id whose image it made smaller
+SHRUNK = "_downsampled"  # suffix of an id in the ISIC challenge whose image was made smaller
 SEXES = {"f": "female", "female": "female", "m": "male", "male": "male"}
 NO_SEX = ("o", "u", "unknown", "other")
-OLDEST = 120  # years; a higher age is a slip of the pen (the first NIH release has 414)
+OLDEST = 120  # years; a higher age is an error (the first NIH release has 414)
 UNITS = {"Y": 1.0, "M": 1 / 12, "W": 7 / 365.25, "D": 1 / 365.25}
 
 
 @dataclass(frozen=True, eq=False)
 class Folder:
-    """What lies below a folder: files that are no images, and where the image of an id is (relative, by its stem)."""
+    """The content of a folder: files that are not images, and the path of each image by its stem."""
 
     root: Path
     others: tuple[str, ...]
     images: dict[str, str]
 
     def find(self, *patterns: str) -> list[Path]:
-        """The files whose name fits a pattern, whatever its case and with or without .gz, in the patterns' order."""
+        """The files whose name matches a pattern, ignoring case and .gz, in the order of the patterns."""
         found: list[Path] = []
         for pattern in patterns:
             for other in self.others:
@@ -42,9 +42,9 @@ class Folder:
 
 
 def scan(root: str | os.PathLike[str], *, images: bool = True) -> Folder:
-    """Look once at all that lies below a folder (links are not followed); without `images`, at its top two levels.
+    """List everything below a folder (links are not followed); without `images`, only its top two levels.
 
-    Where an image is there twice, one that can be read goes before a DICOM file and the whole one before the shrunk.
+    If an image exists twice, a readable one is preferred to a DICOM file, and a whole one to a smaller one.
     """
     base = Path(root)
     if not base.is_dir():
@@ -73,8 +73,8 @@ def scan(root: str | os.PathLike[str], *, images: bool = True) -> Folder:
 def read_table(path: Path, columns: Sequence[str], problems: Problems, *, optional: Sequence[str] = ()) -> pd.DataFrame:
     """Read some columns of a CSV (a .tab or .tsv by tabs) as text, missing where empty.
 
-    A required column that is not there is noted, with the spelling that may be meant, and comes back all missing; an
-    optional one comes back all missing.
+    A required column that is absent is a problem, reported with a similar name, and is returned as missing; an optional
+    one is returned as missing.
     """
     table = open_collection(path)
     there = [name for name in (*columns, *optional) if name in table.columns]
@@ -86,12 +86,12 @@ def read_table(path: Path, columns: Sequence[str], problems: Problems, *, option
 
 
 def open_collection(path: Path) -> TableFile:
-    """A table of a collection: some come without a suffix, separated by commas."""
+    """A table of a collection; some have no suffix and are separated by commas."""
     return open_table(path, separator=None if Path(path.name.removesuffix(".gz")).suffix else ",")
 
 
 def as_numbers(column: pd.Series, path: Path, problems: Problems) -> pd.Series:
-    """Text as numbers; what is none is noted with its row (counted from 0)."""
+    """Text as numbers; other text is reported with its row (counted from 0)."""
     numbers = pd.to_numeric(column, errors="coerce")
     _note(column[numbers.isna() & column.notna()], path, "a number", problems)
     return numbers.astype(float)
@@ -114,7 +114,7 @@ def as_sexes(column: pd.Series, path: Path, problems: Problems) -> pd.Series:
 
 
 def as_levels(column: pd.Series, levels: Mapping[str, str | None], path: Path, problems: Problems) -> pd.Series:
-    """Translate text by a table of lower-case words (None: missing); an unknown word is noted with its row."""
+    """Translate text by a table of lower-case words (None: missing); an unknown word is reported with its row."""
     words = column.astype(object).map(lambda value: str(value).strip().lower(), na_action="ignore")
     _note(column[words.notna() & ~words.isin(list(levels))], path, f"one of {', '.join(levels)}", problems, levels)
     known = {word: level for word, level in levels.items() if level is not None}

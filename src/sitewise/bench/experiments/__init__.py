@@ -1,4 +1,4 @@
-"""Experiments: a YAML becomes a plan, the plan's runs become records, records become choices and tables.
+"""Experiments: a YAML becomes a plan, the plan's runs become records, and records become choices and tables.
 
 Public names are imported when first used, as in the package: reading records needs no torch.
 """

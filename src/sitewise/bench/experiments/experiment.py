@@ -1,4 +1,4 @@
-"""An experiment: data, sites and their roles, methods with their settings and grids, seeds, as a YAML file says it."""
+"""An experiment: data, sites and their roles, methods with settings and grids, seeds, as in its YAML file."""
 
 import itertools
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ LOWER_IS_BETTER = frozenset({"nll", "brier", "ece", *ESTIMATION_METRICS})
 
 @dataclass(frozen=True)
 class SiteSpec:
-    """A site: its name, the options its kind of data knows, and its size.
+    """A site: its name, the options of its kind of data, and its size.
 
-    None stands for all rows of a real site, and at a test site for what the draws say.
+    None means all rows of a real site, and at a test site the size of the draws.
     """
 
     name: str
@@ -34,7 +34,7 @@ class SiteSpec:
 class Draw:
     """How many rows of a test site are scored (None: all of a real site), and how many others are adapted on.
 
-    Where `adapt` is None the scored rows themselves are.
+    If `adapt` is None, the scored rows are adapted on.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Choice:
-    """A row of the results: its label, the method behind it and all settings that differ from the method's own."""
+    """A row of the results: its label, its method, and all settings that differ from the method's defaults."""
 
     label: str
     method: str
@@ -61,7 +61,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Entry:
-    """A row of the results with the settings among which it may choose; no grid, no choice."""
+    """A row of the results, with the grid of settings to choose from; empty if there is nothing to tune."""
 
     label: str
     method: str
@@ -70,14 +70,14 @@ class Entry:
 
     @property
     def candidates(self) -> tuple[Choice, ...]:
-        """Every setting of the grid, the last name varying fastest."""
+        """All settings of the grid, the last name varying fastest."""
         settings = (dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values()))
         return tuple(Choice(self.label, self.method, self.settings | chosen) for chosen in settings)
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """The metric at the validation site that decides among a grid's settings, and over how many seeds."""
+    """The metric at the validation site that chooses among the settings of a grid, and the number of seeds."""
 
     metric: str
     seeds: int
@@ -85,7 +85,7 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything an experiment's YAML says; `quick` where its reduced version was asked for."""
+    """The content of an experiment's YAML; `quick` if it is the reduced version."""
 
     name: str
     title: str
@@ -108,5 +108,5 @@ class Experiment:
 
     @property
     def variants(self) -> tuple["Experiment", ...]:
-        """The parts whose trainings differ, each with its own test sites; the experiment itself where it has none."""
+        """The parts with different trainings, each with its own test sites; the experiment itself if there are none."""
         return self.parts or (self,)

@@ -39,7 +39,7 @@ Import = tuple[str, str, str]  # module, name in it, name here
 
 
 def run_fingerprint(run: Run) -> str:
-    """A digest of a run's settings and of all code between them and its record."""
+    """A digest of a run's settings and of all code that its record depends on."""
     used = {name: METHODS[name] for name in sorted({choice.method for choice in run.methods})}
     modules = {ENTRY, KINDS[run.data["kind"]].populate.__module__, *(method.__module__ for method in used.values())}
     classes = {name: f"{_label(method.__module__)}.{method.__qualname__}" for name, method in used.items()}
@@ -47,18 +47,18 @@ def run_fingerprint(run: Run) -> str:
 
 
 def script_fingerprint(script: str | Path) -> str:
-    """A digest of a script and of all code it imports, its neighbours included."""
+    """A digest of a script and of all code it imports, including files next to it."""
     return code_digest((str(Path(script).resolve()),))
 
 
 @cache
 def code_digest(entries: tuple[str, ...], *cut: str) -> str:
-    """A digest of the code of modules (by name) and scripts (by path), and of all they import but what is cut off."""
+    """A digest of the code of modules (by name) and scripts (by path), and of their imports except excluded ones."""
     return _digest(sorted([name, _file_digest(path)] for name, path in closure(entries, *cut).items()))
 
 
 def closure(entries: Iterable[str], *cut: str) -> dict[str, Path]:
-    """The files that the entries may load, of the package and beside a script, by name; not those cut off or aside."""
+    """The files that the entries may load, of the package and next to a script, by name, without excluded ones."""
     found: dict[str, Path] = {}
     waiting = list(entries)
     while waiting:
@@ -72,13 +72,13 @@ def closure(entries: Iterable[str], *cut: str) -> dict[str, Path]:
 
 
 def code_of(text: str) -> str:
-    """A text that is the same for two sources just when they differ in docstrings, comments and layout only."""
+    """A text that is equal for two sources exactly if they differ only in docstrings, comments and layout."""
     return json.dumps(_plain(ast.parse(text)), ensure_ascii=False)
 
 
 @dataclass(frozen=True)
 class _Imports:
-    """What a file imports: names, those for types only, whole modules, and the attributes of names it reads."""
+    """The imports of a file: names, names for types only, whole modules, and the attributes of names that it reads."""
 
     names: tuple[Import, ...]
     typed: tuple[Import, ...]
@@ -87,7 +87,7 @@ class _Imports:
 
 
 def _needs(name: str, path: Path) -> Iterator[str]:
-    """The modules, and neighbours by their paths, that a file loads."""
+    """The modules, and files next to it by their paths, that a file loads."""
     read = _read(path)
     for module, inner, _ in read.names:
         yield from _home(_absolute(module, name, path), inner, path)
@@ -97,7 +97,7 @@ def _needs(name: str, path: Path) -> Iterator[str]:
 
 
 def _home(module: str, name: str, importer: Path) -> Iterator[str]:
-    """The module that defines a name which `module` has, where it is ours."""
+    """The module that defines a name of `module`, if it is part of the package."""
     if module != PACKAGE and not module.startswith(f"{PACKAGE}."):
         neighbour = importer.with_name(f"{module}.py")
         if neighbour.is_file() and not importer.is_relative_to(SOURCE):
@@ -161,7 +161,7 @@ def _read(path: Path) -> _Imports:
 
 
 def _absolute(module: str, importer: str, path: Path) -> str:
-    """The full name of a module that may be named relative to the one that imports it."""
+    """The full name of a module that may be given relative to the importing one."""
     level = len(module) - len(module.lstrip("."))
     if not level:
         return module
@@ -171,7 +171,7 @@ def _absolute(module: str, importer: str, path: Path) -> str:
 
 
 def _path_of(name: str) -> Path | None:
-    """The file of a module: of the package by its name, of any other that is loaded; a path is its own."""
+    """The file of a module: of the package by its name, of others if they are loaded; a path is its own file."""
     if name.endswith(".py"):
         return Path(name)
     if name == PACKAGE or name.startswith(f"{PACKAGE}."):
@@ -182,7 +182,7 @@ def _path_of(name: str) -> Path | None:
 
 
 def _label(name: str) -> str:
-    """The name of a module of ours; of any other that of its file, which does not depend on how it was imported."""
+    """The name of a module of the package; otherwise that of its file, which does not depend on the import."""
     path = _path_of(name)
     return name if path is None or path.is_relative_to(SOURCE) else path.stem
 
@@ -197,7 +197,7 @@ def _file_digest(path: Path) -> str:
 
 
 def _plain(node: Any) -> Any:
-    """A syntax tree as lists, without positions and docstrings; nothing empty, where versions of Python differ."""
+    """A syntax tree as lists, without positions, docstrings and empty fields, which differ between Python versions."""
     if isinstance(node, list):
         return [_plain(part) for part in node]
     if not isinstance(node, ast.AST):

@@ -1,4 +1,4 @@
-"""Kinds of data made of image files: the paper's collections and anybody's manifest, packed once, sites by name."""
+"""Kinds of data made of image files: the paper's collections and any manifest, packed once, sites by name."""
 
 import hashlib
 import os
@@ -24,7 +24,7 @@ from sitewise.sites import Site
 from sitewise.tables.manifest import Manifest, assign_sites, read_manifest
 
 SIZE = 224  # pixels of a side, as in the paper
-PACKED = "packed"  # the folder of packs, beside the data
+PACKED = "packed"  # the folder of packs, next to the data
 CACHE = "SITEWISE_CACHE"  # names another folder for them
 COMMON = ("size", "channels", "at_most")
 COLUMNS = ("image", "site", "target", "confounders", "group", "id", "classes", "categorical")
@@ -33,7 +33,7 @@ NO_VALIDATION = "validation: name its site, as in {site: NY2}"
 
 @dataclass(frozen=True, eq=False)
 class ImageCollection:
-    """Rows of image files, and their images once somebody asks for them; `name` tells states of the tables apart."""
+    """Rows of image files, packed when first used; `name` identifies the content of the tables."""
 
     kind: str
     manifest: Manifest
@@ -43,7 +43,7 @@ class ImageCollection:
 
     @cached_property
     def name(self) -> str:
-        """The kind, the number of rows and a hash of what the tables say of them."""
+        """The kind, the number of rows and a hash of the tables."""
         manifest = self.manifest
         columns = ["id", "site", "y", *manifest.confounders, *(("group",) if "group" in manifest.table else ())]
         text = manifest.table[columns].to_csv(index=False)
@@ -51,7 +51,7 @@ class ImageCollection:
 
     @cached_property
     def images(self) -> PackedImages:
-        """The images, packed where they are not yet, and again where files have changed; one process at a time."""
+        """The images, packed if needed, and again if files have changed; one process at a time."""
         ids = "\n".join(self.manifest.table["id"].astype(str))
         mark = hashlib.sha256(ids.encode()).hexdigest()[:8]
         folder = self.packs / f"{self.kind}-{self.size}x{self.channels}-{mark}"
@@ -59,14 +59,14 @@ class ImageCollection:
             return pack(self.manifest, folder, self.size, channels=self.channels)
 
     def site(self, name: str, label: str) -> Site:
-        """One of the sites, under a name of the experiment's; y are class numbers, images stay on the disk."""
+        """One of the sites, with its name in the experiment; y are class numbers, images stay on disk."""
         number_of = {value: number for number, value in enumerate(self.manifest.classes)}
         found = to_site(self.manifest, self.images, name)
         return replace(found, name=label, y=np.array([number_of[value] for value in found.y.tolist()]))
 
 
 def join_images(parts: Sequence[Any]) -> Any:
-    """Rows of several sites as one: images of the same pack stay on the disk, anything else becomes one array."""
+    """Rows of several sites as one: images of the same pack stay on disk, others become one array."""
     first = parts[0]
     if all(isinstance(part, PackedImages) and part.folder == first.folder for part in parts):
         return replace(first, rows=np.concatenate([part.rows for part in parts]))
@@ -74,11 +74,9 @@ def join_images(parts: Sequence[Any]) -> Any:
 
 
 def needed_folder(data: Options, folder: Folder) -> str:
-    """The folder of data that must be at hand; where none is named an error says how."""
+    """The folder of the data; an error with advice if none is given."""
     if folder is None:
-        raise ValueError(
-            f"{data['kind']} does not come with the package: name its folder by --data-dir or SITEWISE_DATA"
-        )
+        raise ValueError(f"{data['kind']} is not part of the package: give its folder with --data-dir or SITEWISE_DATA")
     return folder
 
 
@@ -95,14 +93,14 @@ def load_cxr(data: Options, folder: Folder) -> ImageCollection:
 
 
 def load_manifest(data: Options, folder: Folder) -> ImageCollection:
-    """Anybody's table of images: it lies in the folder, and its paths start there; without a folder, beside itself."""
+    """A user's table of images: in the folder, where its paths start; without a folder, paths start next to it."""
     file = Path(folder or ".") / data["manifest"]
     columns = {name: data[name] for name in COLUMNS if name in data}
     return _collect(data, read_manifest(file, root=folder, **columns), folder or file.parent)
 
 
 def prepare_images(collection: ImageCollection, experiment: Experiment) -> None:
-    """See that every site is there, in one role, with no group in two of them; then pack the images."""
+    """Check that each site exists, in one role, and that no group is in two roles; then pack the images."""
     problems = Problems(f"sites of {experiment.name}")
     sites = collection.manifest.sites
     if "site" not in experiment.validation.options:
@@ -122,7 +120,7 @@ def prepare_images(collection: ImageCollection, experiment: Experiment) -> None:
 
 
 def site_name(spec: SiteSpec) -> str:
-    """The name of a site in the tables: what `site` says, else its name in the experiment."""
+    """The name of a site in the tables: the option `site`, otherwise its name in the experiment."""
     return str(spec.options.get("site", spec.name))
 
 
@@ -136,7 +134,7 @@ def image_population(
 
 
 def image_faults(data: Options) -> list[str]:
-    """What is wrong with the options that every kind of images has."""
+    """Problems of the options that all kinds of images have."""
     found = []
     for name in ("size", "at_most"):
         value = data.get(name, 1)
@@ -148,7 +146,7 @@ def image_faults(data: Options) -> list[str]:
 
 
 def manifest_faults(data: Options) -> list[str]:
-    """What is wrong with the options of a manifest, before it is read."""
+    """Problems of the options of a manifest, before it is read."""
     found = image_faults(data)
     if not isinstance(data.get("manifest"), str):
         found.append(f"manifest must name a CSV or Parquet file, got {data.get('manifest')!r}")
@@ -170,7 +168,7 @@ def _collect(data: Options, manifest: Manifest, root: str | Path) -> ImageCollec
 
 
 def _at_most(manifest: Manifest, n_rows: int) -> Manifest:
-    """So many rows of each site, by a hash of their ids: the same ones everywhere, in the table's order."""
+    """At most this many rows of each site, chosen by a hash of their ids, in the order of the table."""
     mixed = manifest.table["id"].map(lambda id: int(hashlib.sha256(str(id).encode()).hexdigest()[:12], 16))
     return manifest.take((mixed.groupby(manifest.table["site"]).rank() <= n_rows).to_numpy())
 
@@ -184,7 +182,7 @@ def _absent(collection: ImageCollection, name: str) -> str:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold what another process that packs into this folder waits for."""
+    """Hold a lock that other processes wait for when they pack into this folder."""
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

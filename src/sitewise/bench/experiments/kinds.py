@@ -1,4 +1,4 @@
-"""The kinds of data an experiment can have: what its YAML may say of them, and the populations that sites draw from."""
+"""The kinds of data of experiments: their options in YAML, and the populations that sites draw from."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -42,7 +42,7 @@ NONE = "none"  # of the centres left out
 
 
 def colored_faults(data: Options, options: Options) -> list[str]:
-    """What is wrong with a site of colored digits."""
+    """Problems of a site of colored digits."""
     found = _choice("data.model", data.get("model", "confounded"), tuple(CAUSAL_MODELS))
     found += _choice("data.coloring", data.get("coloring", "binary"), COLORINGS)
     if ("beta" in options) == ("joint" in options):
@@ -89,7 +89,7 @@ def hide_some(site: Site, share: float, seed: int) -> Site:
 
 
 def digits_faults(data: Options, options: Options) -> list[str]:
-    """What is wrong with a site of ten classes."""
+    """Problems of a site of ten classes."""
     found = _choice("shift", options["shift"], SHIFTS) if "shift" in options else []
     if ("shift" in options) != ("parameter" in options):
         found.append("shift and parameter go together, as in {shift: dirichlet, parameter: 0.1}")
@@ -101,7 +101,7 @@ def digits_faults(data: Options, options: Options) -> list[str]:
 def digits_population(
     data: Options, name: str, options: Options, digits: Digits | None, rng: np.random.Generator
 ) -> Population:
-    """Digits of ten classes, P(y) given, even, or drawn once for each site and seed; there is no z."""
+    """Digits of ten classes, with P(y) given, uniform, or drawn once for each site and seed; without z."""
     assert digits is not None
     part = digits
     if "shift" in options:
@@ -119,7 +119,7 @@ def digits_population(
 def simulated_population(
     data: Options, name: str, options: Options, digits: Digits | None, rng: np.random.Generator
 ) -> Population:
-    """Simulated sites with mixed confounders; P(y|z) is known where nothing is missing."""
+    """Simulated sites with mixed confounders; P(y|z) is known if nothing is missing."""
     family = SimulatedFamily(**data | ({"levels": tuple(data["levels"])} if "levels" in data else {}))
     even = np.full(family.n_classes, 1 / family.n_classes)
     marginal = np.asarray(options.get("prevalence", even), dtype=float)
@@ -143,7 +143,7 @@ def simulated_population(
 
 
 def mixed_faults(data: Options, options: Options) -> list[str]:
-    """What is wrong with a site of known densities."""
+    """Problems of a site of known densities."""
     found = [] if _is_positive(data.get("blur", 1.0)) else [f"data.blur must be above zero, got {data['blur']!r}"]
     for name, size in (("coefficients", 4), ("ages", 2), ("scanners", 3)):
         given = options.get(name, [] if name == "coefficients" else [1] * size)
@@ -175,12 +175,12 @@ def mixed_population(
 
 
 def split_digits(digits: Digits, seed: int) -> dict[str, Digits]:
-    """Digits for every role, none of them in two."""
+    """Digits for each role, none of them in two."""
     return dict(zip((TRAINING, VALIDATION, TEST), digits.split(seed), strict=True))
 
 
 def from_folder(load: Callable[[str], Any]) -> Callable[[Options, Folder], Any]:
-    """Load what must be at hand, and say how where it is not."""
+    """Load data from a folder; an error with advice if they are not available."""
     return lambda data, folder: load(needed_folder(data, folder))
 
 
@@ -211,7 +211,7 @@ def isic64_faults(data: Options) -> list[str]:
 
 
 def real_parts(roles: SiteRoles) -> dict[str, dict[str, Site]]:
-    """The real sites of every role, by name."""
+    """The real sites of each role, by name."""
     return {
         TRAINING: {site.name: site for site in roles.training},
         VALIDATION: {VALIDATION: roles.validation},

@@ -1,4 +1,4 @@
-"""YAML as people mean it: a key that stands twice is a mistake, 1e-3 is a number; limited before anything is built."""
+"""Read YAML with stricter rules: duplicate keys are an error, 1e-3 is a number, and sizes are limited first."""
 
 import re
 from pathlib import Path
@@ -8,14 +8,14 @@ import yaml  # type: ignore[import-untyped]
 
 from sitewise.arrays import brief
 
-MOST_BYTES, MOST_NODES, DEEPEST = 2**20, 50_000, 32  # of a file; the longest experiment has 10 kB, 9 deep
+MOST_BYTES, MOST_NODES, DEEPEST = 2**20, 50_000, 32  # limits of a file; the longest experiment has 10 kB and depth 9
 MERGE = "tag:yaml.org,2002:merge"  # of `<<: *anchor`
 
 
 def load_yaml(path: Path) -> dict[Any, Any]:
-    """Read a mapping from a YAML file; a ValueError says what is wrong and in which line."""
+    """Read a mapping from a YAML file; a ValueError gives the problem and its line."""
     if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"it has more than {MOST_BYTES:,} bytes, which no experiment needs")
+        raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
     text = path.read_text(encoding="utf-8")
     try:
         _check_size(text)
@@ -28,12 +28,12 @@ def load_yaml(path: Path) -> dict[Any, Any]:
 
 
 def _check_size(text: str) -> None:
-    """Count what aliases stand for, and how deep things are nested, by a parser that builds nothing.
+    """Count the entries that aliases expand to, and the depth, with a parser that builds nothing.
 
-    A few lines of aliases of aliases stand for more than any memory holds.
+    A few lines of nested aliases can expand to more than the memory.
     """
-    sizes: dict[str, int | None] = {}  # of what has an anchor; None while it is not finished
-    open_parts: list[tuple[str | None, int]] = []  # anchor, and how many nodes there were before
+    sizes: dict[str, int | None] = {}  # of nodes with an anchor; None while a node is not finished
+    open_parts: list[tuple[str | None, int]] = []  # anchor, and the number of nodes before it
     count = 0
     for event in yaml.parse(text, Loader=_UniqueKeys):
         line = event.start_mark.line + 1
@@ -56,14 +56,14 @@ def _check_size(text: str) -> None:
         if len(open_parts) > DEEPEST:
             raise yaml.YAMLError(f"line {line}: nested more than {DEEPEST} deep")
         if count > MOST_NODES:
-            raise yaml.YAMLError(f"line {line}: more than {MOST_NODES:,} entries, counting what aliases stand for")
+            raise yaml.YAMLError(f"line {line}: more than {MOST_NODES:,} entries after expanding aliases")
 
 
 class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML lets a later key silently replace an earlier one: here it is an error. 1e-3 is a number here."""
+    """YAML silently replaces an earlier key by a later one: here this is an error. 1e-3 is a number here."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """The mapping of a node whose keys all differ."""
+        """The mapping of a node, whose keys must differ."""
         seen = set()
         for key_node, _ in node.value:
             if key_node.tag == MERGE:
@@ -72,7 +72,7 @@ class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
                 raise yaml.YAMLError(f"line {key_node.start_mark.line + 1}: a key must be text or a number, not a list")
             key = self.construct_object(key_node, deep=True)
             if key in seen:
-                raise yaml.YAMLError(f"line {key_node.start_mark.line + 1}: the key {brief(repr(key))} stands twice")
+                raise yaml.YAMLError(f"line {key_node.start_mark.line + 1}: duplicate key {brief(repr(key))}")
             seen.add(key)
         return super().construct_mapping(node, deep)  # type: ignore[no-any-return]
 

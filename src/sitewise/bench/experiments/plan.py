@@ -1,4 +1,4 @@
-"""The plan: an experiment as a list of frozen runs, each one training and every method that shares it."""
+"""The plan: an experiment as a list of frozen runs, each one training with all methods that share it."""
 
 import hashlib
 import json
@@ -15,8 +15,8 @@ from sitewise.training import Recipe, resolve_recipe
 class Run:
     """One training with one seed, and the methods that use its network.
 
-    `target` is the test site whose unlabeled rows the training sees, and the only one it is scored at; None for
-    methods that see none. `digits` names where the digits come from, None for data without them.
+    `target` is the test site whose unlabeled rows the training sees, and the only one it is scored at; None for methods
+    that see none. `digits` names the source of the digits, None for data without digits.
     """
 
     experiment: str
@@ -38,7 +38,7 @@ class Run:
         return None if self.target is None else self.draws[0]
 
     def plain(self) -> dict[str, Any]:
-        """Everything that determines the outcome, ready for JSON; the order of tests, draws and methods does not."""
+        """Everything that determines the result, for JSON; the order of tests, draws and methods does not matter."""
         return {
             "seed": self.seed,
             "target": self.target,
@@ -56,13 +56,13 @@ class Run:
 
     @cached_property
     def id(self) -> str:
-        """A hash of all that; it stays the same from one process and one version to the next."""
+        """A hash of `plain`; it is the same in all processes and versions."""
         text = json.dumps(self.plain(), sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def label(self) -> str:
-        """What a person calls this run."""
+        """The name of this run for people."""
         site = f" for {self.target!r}" if self.target else ""
         names = ", ".join(choice.label for choice in self.methods)
         settings = f" {self.methods[0].settings}" if len(self.methods) == 1 and self.methods[0].settings else ""
@@ -85,15 +85,15 @@ def make_method(
 
 
 def make_recipe(recipe: dict[str, Any]) -> Recipe:
-    """The recipe of a name, with the changes that stand beside it."""
+    """The recipe of a name, with the given changes."""
     changes = dict(recipe)
     return resolve_recipe(changes.pop("name"), **changes)
 
 
 def tuning_runs(experiment: Experiment, digits: str | None = None) -> tuple[Run, ...]:
-    """Every setting of every grid with more than one, for the first seeds: all grids get the same number of trainings.
+    """All settings of all grids with more than one, for the first seeds: all grids get the same number of trainings.
 
-    A setting is a run by itself, so that those of the setting chosen are final runs too. Methods that are trained for
+    A setting is a run by itself, so that those of the chosen setting are final runs too. Methods that are trained for
     one test site are tuned as trained for the first.
     """
     if experiment.tuning is None:
@@ -108,10 +108,7 @@ def tuning_runs(experiment: Experiment, digits: str | None = None) -> tuple[Run,
 
 
 def final_runs(experiment: Experiment, chosen: dict[str, dict[str, Any]], digits: str | None = None) -> tuple[Run, ...]:
-    """Every method with the settings chosen (label -> settings) for all seeds; labels not chosen yet are left out.
-
-    Methods that need the same further packages share a training: a machine without them does all other runs.
-    """
+    """All methods with the chosen settings (label -> settings) for all seeds; labels without a choice are left out."""
     choices = settled(experiment, chosen)
     tuned = {entry.label for entry in experiment.methods if is_tuned(entry)}
     groups: dict[tuple[str, ...], list[Choice]] = {}
@@ -132,7 +129,7 @@ def final_runs(experiment: Experiment, chosen: dict[str, dict[str, Any]], digits
 
 
 def settled(experiment: Experiment, chosen: dict[str, dict[str, Any]]) -> tuple[Choice, ...]:
-    """The choice for every label that has nothing to tune or whose settings are chosen, in the experiment's order."""
+    """The choice for each label that has nothing to tune or whose settings are chosen, in the experiment's order."""
     return tuple(
         Choice(entry.label, entry.method, chosen[entry.label]) if is_tuned(entry) else entry.candidates[0]
         for entry in experiment.methods

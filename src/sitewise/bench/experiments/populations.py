@@ -1,4 +1,4 @@
-"""What an experiment's data are, whatever their kind: populations that sites draw from, and what a kind must say."""
+"""The interface of all kinds of data: populations that sites draw from, and what a kind must define."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ Truth = Callable[[Any], Array]  # Z -> P(y|z), (n, K)
 
 @dataclass(frozen=True)
 class Population:
-    """What the rows of a site are drawn from: a draw of n rows by a seed, the true P(y), and P(y|z) where known.
+    """What the rows of a site are drawn from: a draw of n rows by a seed, the true P(y), and P(y|z) if known.
 
-    A real site is its own population: its only draw is all of its rows, its P(y) is that of its labels.
+    A real site is its own population: its only draw is all of its rows, and its P(y) is that of its labels.
     """
 
     draw: Callable[[int | None, int], Site]
@@ -28,18 +28,18 @@ class Population:
 
 
 def no_faults(*options: Options) -> list[str]:
-    """Nothing can be wrong where there is nothing to say."""
+    """No problems, for kinds without options."""
     return []
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of data: the options of `data` and of a site, what is wrong with a site's options, its population.
+    """A kind of data: the options of `data` and of a site, the problems of a site's options, its population.
 
-    `load(data, folder)` reads what the sites come from and `split` says for a seed what each role may use of it; both
-    are None for simulated data. `populate(data, name, options, part, rng)` has a role's part, and an rng for what a
-    site draws once, before its rows. The sites of a `real` kind are what they are: all rows, none drawn. `data_faults`
-    says what is wrong with `data` itself; `prepare` is called once, with what was loaded, before an experiment runs.
+    `load(data, folder)` reads the source of the sites, and `split` gives for a seed the part of each role; both are
+    None for simulated data. `populate(data, name, options, part, rng)` gets a role's part, and an rng for what a site
+    draws once, before its rows. Sites of a `real` kind are used with all rows; nothing is drawn. `data_faults` gives
+    the problems of `data` itself; `prepare` is called once, with what was loaded, before an experiment runs.
     """
 
     data: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Where numbers come from: the commit that made them."""
+"""The commit that made a number."""
 
 import os
 import subprocess
@@ -11,9 +11,9 @@ ROOT = Path(__file__).resolve().parents[4]
 
 @lru_cache(maxsize=1)
 def commit() -> str:
-    """SITEWISE_COMMIT, where files are copied without their history; else git's, with a plus where src/ differs.
+    """The commit: SITEWISE_COMMIT, for copies without history; otherwise git's, with a plus if src/ differs from it.
 
-    "unknown" where there is neither: git does not work here, or the package is installed outside its repository.
+    "unknown" if there is neither: git does not work here, or the package is installed outside its repository.
     """
     known = os.environ.get("SITEWISE_COMMIT")
     if known:

@@ -1,4 +1,4 @@
-"""Reading an experiment's YAML: everything that is wrong with it in one error, with the key and the spelling meant."""
+"""Read an experiment's YAML; one error lists all problems, with the key and a similar name."""
 
 import os
 from collections.abc import Iterable
@@ -43,7 +43,20 @@ UNEQUAL = "every grid must have the same number of settings, for an equal budget
 
 
 def read_experiment(path: str | os.PathLike[str], *, quick: bool = False) -> Experiment:
-    """Read an experiment; with `quick` its section of that name is merged over the rest, where null drops a key."""
+    """Read an experiment.
+
+    Parameters
+    ----------
+    path : path
+        The YAML file.
+    quick : bool
+        Whether to merge the section `quick` over the rest, where null removes a key.
+
+    Returns
+    -------
+    Experiment
+        The experiment, checked.
+    """
     path = Path(path)
     problems = Problems(str(path))
     try:
@@ -70,7 +83,7 @@ def read_experiment(path: str | os.PathLike[str], *, quick: bool = False) -> Exp
 
 
 def merge(base: Any, changes: Any) -> Any:
-    """Merge mappings deeply, what changes say winning; None in the changes drops a key."""
+    """Merge mappings deeply; changes take precedence, and None in the changes removes a key."""
     if not isinstance(base, dict) or not isinstance(changes, dict):
         return changes
     merged = base | {key: merge(base.get(key), value) for key, value in changes.items()}
@@ -78,7 +91,7 @@ def merge(base: Any, changes: Any) -> Any:
 
 
 class _Reader:
-    """Turns parts of the file into parts of an experiment and notes what is wrong with them."""
+    """Turns parts of the file into parts of an experiment, and collects problems."""
 
     def __init__(self, problems: Problems) -> None:
         self.problems = problems
@@ -124,7 +137,7 @@ class _Reader:
         return read
 
     def whole(self, read: Experiment, raw: dict[Any, Any]) -> None:
-        """What can only be seen once all parts are there."""
+        """Checks that need all parts."""
         for key in ("training", "tests", "draws", "methods"):
             if key in raw and not getattr(read, key):
                 self.problems.add(f"{key}: at least one is needed")
@@ -138,7 +151,7 @@ class _Reader:
 
     def distinct(self, names: list[str]) -> None:
         for name in dict.fromkeys(name for name in names if name == VALIDATION or names.count(name) > 1):
-            self.problems.add(f"the name {name!r} stands for two sites: rename one")
+            self.problems.add(f"two sites have the name {name!r}: rename one")
 
     def sites(self, raw: Any, place: str, data: Any, kind: Kind | None) -> tuple[SiteSpec, ...]:
         sized = place != "tests"
@@ -188,7 +201,7 @@ class _Reader:
             if name in SET_BY_RUNS:
                 self.problems.add(f"{place}.{name} is the same for all methods and not set here")
             elif name not in known:
-                self.problems.add(f"{place}.{name} is no setting of {method}{_instead(name, known)}")
+                self.problems.add(f"{place}.{name} is not a setting of {method}{_instead(name, known)}")
             if name in settings and name in grid:
                 self.problems.add(f"{place}.{name} is given both a value and a grid")
         for name, values in grid.items():
@@ -246,22 +259,22 @@ class _Reader:
     def known(self, spec: dict[Any, Any], known: Iterable[str], place: str) -> None:
         for key in spec:
             if key not in known:
-                self.problems.add(f"{place}{key} is no key here{_instead(key, known)}")
+                self.problems.add(f"{place}{key} is not a key here{_instead(key, known)}")
 
 
 def _instead(word: Any, known: Iterable[str]) -> str:
-    """The spelling that was probably meant, else all there are."""
+    """A similar name if there is one, otherwise all names."""
     names = list(known)
     return did_you_mean(word, names) or f"; there are {', '.join(names)}" if names else "; there are none"
 
 
 def _among(value: Any, names: Iterable[str]) -> TypeGuard[str]:
-    """Whether a value is one of some names; a list or a mapping is none."""
+    """Whether a value is one of some names; a list or a mapping is not."""
     return isinstance(value, str) and value in names
 
 
 def _spelled_out(raw: Any) -> Any:
-    """Short forms written out, so that they merge: `ERM: erm`, `recipe: default`."""
+    """Short forms written out, so that they can be merged: `ERM: erm`, `recipe: default`."""
     if not isinstance(raw, dict):
         return raw
     full = dict(raw)

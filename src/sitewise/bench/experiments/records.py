@@ -1,4 +1,4 @@
-"""Records: one JSON line for each run, appended whole; claims, so that two runners can share a folder."""
+"""Records: one JSON line for each run, appended atomically; claims, so that two runners can share a folder."""
 
 import gzip
 import json
@@ -20,9 +20,9 @@ HEAD = re.compile(rb'\{"id": "([^"]+)"(?:, "fingerprint": "([^"]*)")?')
 
 
 def append_record(path: Path, record: Record) -> None:
-    """Append a record as one line, whole or not at all for any other process; numbers are rounded to six digits.
+    """Append a record as one line, completely or not at all for any other process; numbers are rounded to six digits.
 
-    A line that was cut short by a kill is removed first: nobody else can be in the middle of writing one.
+    A line that was cut short by a kill is removed first: no other process can be writing at that time.
     """
     assert next(iter(record)) == "id"
     head = {key: record[key] for key in ("id", FINGERPRINT) if key in record}
@@ -36,7 +36,7 @@ def append_record(path: Path, record: Record) -> None:
 
 
 def read_records(path: Path) -> list[Record]:
-    """All records, the last of each id: those of `path` with .gz added, where there is one, then those of `path`."""
+    """All records, one for each id: those of `path` with .gz added, if it exists, and those of `path`."""
     found: dict[str, Record] = {}
     for file in _files(path):
         for number, line in enumerate(_lines(file), start=1):
@@ -49,21 +49,21 @@ def read_records(path: Path) -> list[Record]:
 
 
 def fingerprints(path: Path) -> dict[str, str]:
-    """The fingerprint of every record by its id, "" where it has none; of several with one id the last counts."""
+    """The fingerprint of each record by its id, "" if it has none; of several with one id the last counts."""
     heads = (HEAD.match(line) for file in _files(path) for line in _lines(file))
     return {head.group(1).decode(): (head.group(2) or b"").decode() for head in heads if head}
 
 
 def done_ids(path: Path, fingerprint: str | None = None) -> set[str]:
-    """The ids of all records; where a fingerprint is given, of those that have it."""
+    """The ids of all records; with a fingerprint, of those that have it."""
     return {name for name, mark in fingerprints(path).items() if fingerprint in (None, mark)}
 
 
 @contextmanager
 def claim(path: Path, run_id: str) -> Iterator[bool]:
-    """Claim a run while the block lasts: True where nobody else holds it. A process that dies holds nothing.
+    """Claim a run for the duration of the block: True if no other process holds it. The claim ends with the process.
 
-    After claiming, ask `done_ids` again: another runner may have finished the run before.
+    After claiming, call `done_ids` again: another runner may have finished the run before.
     """
     folder = path.parent / CLAIMS
     folder.mkdir(parents=True, exist_ok=True)
@@ -78,13 +78,13 @@ def claim(path: Path, run_id: str) -> Iterator[bool]:
         yield True
     finally:
         lock.release()
-    # Only a run that is done gets here. Whoever holds the mark by now finds the record.
+    # Only a finished run gets here. A process that holds the mark now finds the record.
     with suppress(PermissionError):
         mark.unlink(missing_ok=True)
 
 
 def rounded(value: Any) -> Any:
-    """Numbers to six significant digits, all through dicts and lists."""
+    """Numbers to six significant digits, in nested dicts and lists."""
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, dict):
@@ -99,14 +99,14 @@ def _files(path: Path) -> list[Path]:
 
 
 def _lines(file: Path) -> list[bytes]:
-    """The whole lines of a file; one that a kill has cut short is none."""
+    """The complete lines of a file; one that was cut short by a kill is left out."""
     data = file.read_bytes()
     lines = (gzip.decompress(data) if file.suffix == ".gz" else data).splitlines(keepends=True)
     return [line for line in lines if line.strip() and (line.endswith(b"\n") or _is_json(line))]
 
 
 def _mend(file: Any) -> None:
-    """Remove a last line that was cut short; end one that is whole but for its end."""
+    """Remove a last line that was cut short; add a missing line end to a complete one."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - 1))
     if file.read() in (b"", b"\n"):

@@ -1,4 +1,4 @@
-"""The runner: what is not done yet, in several processes; runners may share a folder and may be killed at any time."""
+"""The runner: does missing runs in several processes; runners may share a folder and may be killed at any time."""
 
 import logging
 import multiprocessing
@@ -119,7 +119,7 @@ def run_experiment(
 
 
 def default_jobs(device: str) -> int:
-    """How many processes work at a time."""
+    """The number of processes that work at the same time."""
     shares_gpu = device != "cpu" and torch.cuda.is_available()
     return min(GPU_JOBS, cpu_count()) if shares_gpu else int(cpu_count())
 
@@ -151,7 +151,7 @@ def remaining_runs(runs: Iterable[Run], path: Path) -> list[Run]:
 
 
 def _check_spread(jobs: int | None, spread: dict[str, Any]) -> None:
-    """Note everything that is wrong with training on several devices."""
+    """Report all problems of training on several devices."""
     problems = Problems("run_experiment")
     for problem in device_problems(**spread):
         problems.add(problem)
@@ -161,7 +161,7 @@ def _check_spread(jobs: int | None, spread: dict[str, Any]) -> None:
 
 
 def _do(runs: Iterable[Run], path: Path, perform: Perform, title: str, verbose: bool | None) -> list[str]:
-    """Do runs until all are done, by us or by another runner, or failed: what failed and why."""
+    """Do runs until all are done, here or by another runner, or failed; return the failures with their reasons."""
     remaining = {run.id: run for run in remaining_runs(runs, path)}
     failures = []
     with _progress(title, len(remaining), verbose) as advance:
@@ -180,13 +180,13 @@ def _do(runs: Iterable[Run], path: Path, perform: Perform, title: str, verbose: 
 
 
 def _by_seed(runs: Iterable[Run]) -> list[Run]:
-    """Runs of a seed together, as a process keeps the sites of one seed; none twice."""
+    """Runs ordered by seed, because a process keeps the sites of one seed; without duplicates."""
     return sorted({run.id: run for run in runs}.values(), key=lambda run: run.seed)
 
 
 @contextmanager
 def _performing(path: Path, jobs: int, do: Do, fabric: Any = None) -> Iterator[Perform]:
-    """What does runs: this process, this one with those of a fabric, or several others with one thread each."""
+    """The function that does runs: in this process, in those of a fabric, or in several with one thread each."""
     if fabric is not None:
         with _leading(fabric, do) as together:  # an error ends all processes: nobody may wait for one that failed
             yield lambda runs: ((run, _claim_and_do(run, path, together)) for run in runs)
@@ -198,7 +198,7 @@ def _performing(path: Path, jobs: int, do: Do, fabric: Any = None) -> Iterator[P
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=start_worker)
 
     def perform(runs: Iterable[Run]) -> Iterator[tuple[Run, Outcome]]:
-        with one_thread_each(), _interrupts_wait():
+        with one_thread_each(), interrupts_wait():
             futures = {pool.submit(perform_run, run, path, do): run for run in runs}
         try:
             for future in as_completed(futures):
@@ -233,8 +233,8 @@ def one_thread_each() -> Iterator[None]:
 
 
 @contextmanager
-def _interrupts_wait() -> Iterator[None]:
-    """An interrupt is heard at the end of the block: a process whose start is cut short would write a traceback."""
+def interrupts_wait() -> Iterator[None]:
+    """Delay an interrupt to the end of the block: an interrupted start of a process would print a traceback."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -279,7 +279,7 @@ def _progress(title: str, total: int, verbose: bool | None) -> Iterator[Callable
 
 @contextmanager
 def _leading(fabric: Any, do: Do) -> Iterator[Do]:
-    """A way to do a run together with those that follow; at the end of the block they are told that it was the last."""
+    """A function that does a run together with the following processes; the end of the block ends them."""
 
     def together(run: Run) -> Record:
         fabric.broadcast(run)
@@ -290,7 +290,7 @@ def _leading(fabric: Any, do: Do) -> Iterator[Do]:
 
 
 def _follow(fabric: Any, do: Do) -> None:
-    """Do the runs that the first process names, and forget their records: it has the same."""
+    """Do the runs that the first process names; their records are dropped, because the first process has them."""
     for run in _named(fabric):
         do(run)
 

@@ -1,4 +1,4 @@
-"""A run becomes a record: train once, then adapt and score every method at every site."""
+"""From a run to a record: train once, then adapt and score each method at each site."""
 
 import math
 import time
@@ -29,7 +29,7 @@ NO_TRUTH = "the true P(y|z) of these sites is not known"
 
 @dataclass(frozen=True)
 class Task:
-    """Rows to adapt on and rows to score, the same or not, of one population; the classes' shares in the source."""
+    """Rows to adapt on and rows to score, the same or not, of one population; the class shares in the source."""
 
     adaptation: Site
     scored: Site
@@ -38,9 +38,9 @@ class Task:
 
 
 def run_one(run: Run, data_dir: Folder = None, device: str = "auto", **spread: Any) -> Record:
-    """Do a run: its record, with everything that a number in it depends on. What a method refuses is its reason.
+    """Do a run and return its record with everything that its numbers depend on; a refusal is recorded with its reason.
 
-    `spread` has devices, nodes and strategy, where several devices train together.
+    `spread` has devices, nodes and strategy, if several devices train together.
     """
     started, clock = datetime.now(UTC), time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
@@ -62,18 +62,18 @@ def run_one(run: Run, data_dir: Folder = None, device: str = "auto", **spread: A
 
 
 def device_name(device: str, devices: int | str = 1) -> str:
-    """What computes: a GPU's name, or cpu; and how many of them, where they are several."""
+    """The name of the device: a GPU's name, or cpu; and the number of devices if there are several."""
     gpu = device in ("auto", "cuda", "gpu") and torch.cuda.is_available()
     name = torch.cuda.get_device_name() if gpu else "cpu" if device in ("auto", "cpu") else device
     return name if devices == 1 else f"{name} x {devices}"
 
 
 def score(task: Task, probability: Array, prevalence: Array | None) -> dict[str, Any]:
-    """Every metric of probabilities at a site, and how far its P(y) is from the truth.
+    """All metrics of probabilities at a site, and the error of its P(y).
 
-    `prevalence_error` is mean_y |p̂(y) - p(y)| for the population's p; `weight_mse` is mean_y (ŵ_y - w_y)² with
-    ŵ = p̂ / q, w = p / q, q the classes' shares among the validation rows and p their shares among the rows adapted on,
-    the best an estimate could know. Both are None where the method estimates no P(y), as is what rows leave undefined.
+    `prevalence_error` is mean_y |p̂(y) - p(y)| for the population's p; `weight_mse` is mean_y (ŵ_y - w_y)² with ŵ = p̂
+    / q, w = p / q, q the class shares among the validation rows and p those among the rows adapted on, which is the
+    best possible estimate. Both are None if the method estimates no P(y); undefined metrics are None too.
     """
     metrics = evaluate(task.scored.y, probability, n_resamples=0)
     scored: dict[str, Any] = {name: metric.value for name, metric in metrics.items()}
@@ -90,12 +90,12 @@ def score(task: Task, probability: Array, prevalence: Array | None) -> dict[str,
 
 
 def class_shares(y: Any, n_classes: int) -> Array:
-    """How often each class occurs among the rows."""
+    """The share of each class among the rows."""
     return np.bincount(np.asarray(y), minlength=n_classes) / len(y)
 
 
 def _results(run: Run, world: World, devices: dict[str, Any]) -> dict[str, Any]:
-    """What every label of a run achieved, {"skipped": reason} where the method refuses the data."""
+    """The results of each label of a run, {"skipped": reason} if the method refuses the data."""
     rows, unlabeled = world.training_rows(run), world.unlabeled_rows(run)
     methods = {
         choice.label: make_method(choice, run.recipe, run.network, run.seed, **devices) for choice in run.methods
@@ -121,7 +121,7 @@ def _results(run: Run, world: World, devices: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refusal(method: Method, run: Run, world: World, schema: Confounders | None, n_unlabeled: int) -> str | None:
-    """Why a method can't be used here, or its trainer, or the truth that it asks for is not known."""
+    """Why a method, or its trainer, cannot be used here, or the truth that it needs is unknown."""
     for one in (method, method.trainer()):
         reason = one.refusal(len(run.training), schema, n_unlabeled)
         if reason:
@@ -132,7 +132,7 @@ def _refusal(method: Method, run: Run, world: World, schema: Confounders | None,
 
 
 def _at_every_site(method: Method, run: Run, world: World) -> dict[str, Any]:
-    """The scores at the validation site, for selection, and at every test site and draw."""
+    """The scores at the validation site, for selection, and at each test site and draw."""
     validation, population = world.labeled(run.validation, VALIDATION), world.population(run.validation, VALIDATION)
     shares = class_shares(validation.y, len(population.marginal))
     return {
@@ -148,7 +148,7 @@ def _at_every_site(method: Method, run: Run, world: World) -> dict[str, Any]:
 
 
 def _score_at(method: Method, task: Task) -> dict[str, Any]:
-    """Adapt a method and score it: labels and truth go only to methods whose card asks for them."""
+    """Adapt a method and score it: only methods whose card needs them get labels and truth."""
     seen, scored = task.adaptation, task.scored
     try:
         here = method.adapt(seen.X, seen.Z, **_told(method, seen, task.population.given_z))

@@ -1,4 +1,4 @@
-"""Selection: which setting of a grid a method goes with, by the validation site alone. Pure functions of records."""
+"""Choose the setting of each grid by the validation site alone. Pure functions of records."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -15,8 +15,8 @@ def choose_settings(
 ) -> dict[str, dict[str, Any]]:
     """The settings with the best mean validation metric over the tuning seeds, label -> settings.
 
-    Of settings that do equally well the first in the grid is taken, and one whose metric is undefined is worst. A
-    label whose tuning is not finished is left out.
+    Of equally good settings the first in the grid is taken; a setting with an undefined metric is worst. A label whose
+    tuning is not finished is left out.
     """
     known = {record["id"]: record for record in records}
     values: dict[str, dict[str, list[float]]] = {}  # label -> settings -> a value for each seed
@@ -36,7 +36,7 @@ def choose_settings(
 
 
 def _validation_value(record: Record, experiment: Experiment, choice: Choice) -> float:
-    """The metric at the validation site, larger for better; -inf where there is none."""
+    """The metric at the validation site, larger is better; -inf if there is none."""
     assert experiment.tuning is not None
     metric = experiment.tuning.metric
     value = record["results"][choice.label].get(VALIDATION, {}).get(metric)

@@ -1,4 +1,4 @@
-"""The sites of a run, drawn by seeds of their own: the same rows for every method, and none of them in two roles."""
+"""The sites of a run, drawn by their own seeds: the same rows for all methods, and no row in two roles."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ SCORED, ADAPTATION = "scored", "adaptation"
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """The rows of all training sites and of the validation site, as `fit` takes them."""
+    """The rows of all training sites and of the validation site, as `fit` reads them."""
 
     X: Any
     y: Any
@@ -34,15 +34,15 @@ class TrainingRows:
 
 @dataclass(frozen=True)
 class World:
-    """Everything drawn with one seed; rows asked for again are the very same objects."""
+    """Everything drawn with one seed; repeated requests return the same objects."""
 
     data: dict[str, Any]
     seed: int
-    parts: dict[str, Any]  # what each role may use, empty for simulated data
+    parts: dict[str, Any]  # the part of each role; empty for simulated data
     kept: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def population(self, spec: SiteSpec, part: str) -> Population:
-        """What a site's rows are drawn from; what a site draws once (its P(y)) is the same in every role."""
+        """The population of a site; what a site draws once (its P(y)) is the same in all roles."""
         key = f"{part} {spec.name} {json.dumps(spec.options, sort_keys=True)}"
         if key not in self.kept:
             rng = np.random.default_rng(derived_seed(self.seed, part, spec.name))
@@ -52,9 +52,9 @@ class World:
         return self.kept[key]  # type: ignore[no-any-return]
 
     def rows(self, spec: SiteSpec, part: str, role: str, n: int | None) -> Site:
-        """Draw n rows of a site for a role, all of them for None.
+        """Draw n rows of a site for a role; all rows if n is None.
 
-        Their seed comes from the run's seed, the site, the role and n: draws that score as many rows score the same.
+        The seed depends on the run's seed, the site, the role and n: draws that score as many rows score the same rows.
         """
         key = f"{part} {spec.name} {json.dumps(spec.options, sort_keys=True)} {role} {n}"
         if key not in self.kept:
@@ -67,12 +67,12 @@ class World:
         return self.rows(spec, part, part, spec.n)
 
     def test_rows(self, spec: SiteSpec, draw: Draw) -> tuple[Site, Site]:
-        """The rows to adapt on and those to score: the same where the draw says nothing else."""
+        """The rows to adapt on and the rows to score; the same rows unless the draw says otherwise."""
         scored = self.rows(spec, TEST, SCORED, draw.score)
         return (scored if draw.adapt is None else self.rows(spec, TEST, ADAPTATION, draw.adapt)), scored
 
     def training_rows(self, run: Run) -> TrainingRows:
-        """All labeled rows of a run in one piece."""
+        """All labeled rows of a run."""
         sites = [*(self.labeled(spec, TRAINING) for spec in run.training), self.labeled(run.validation, VALIDATION)]
         return TrainingRows(
             X=join_images([site.X for site in sites]),
@@ -83,7 +83,7 @@ class World:
         )
 
     def unlabeled_rows(self, run: Run) -> dict[str, Any] | None:
-        """What the training sees without labels: the validation site, and what is adapted on at the target."""
+        """The unlabeled rows that training sees: of the validation site, and those adapted on at the target."""
         if run.unlabeled is None:
             return None
         adaptation, _ = self.test_rows(run.tests[0], run.unlabeled)
@@ -91,25 +91,31 @@ class World:
 
 
 def world_of(run: Run, data_dir: Folder = None) -> World:
-    """What a run draws from; a process keeps that of the last seed for the next run."""
+    """The world of a run; a process keeps the last one for runs with the same seed."""
     return _world(json.dumps(run.data, sort_keys=True), run.seed, _folder(data_dir))
 
 
 def source_name(data: dict[str, Any], data_dir: Folder = None) -> str | None:
-    """Where the data of an experiment come from, None where they are simulated."""
+    """The source of an experiment's data, None if they are simulated."""
     return None if KINDS[data["kind"]].load is None else str(_source_of(data, data_dir).name)
 
 
 def prepare_data(experiment: Experiment, data_dir: Folder = None) -> None:
-    """What is done once before the first run: see that every site is there, pack images."""
+    """The preparation before the first run: check that each site exists, pack images."""
     prepare = KINDS[experiment.data["kind"]].prepare
     for part in experiment.variants if prepare is not None else ():
         assert prepare is not None
         prepare(_source_of(part.data, data_dir), part)
 
 
+def forget_data() -> None:
+    """Read and draw anew what the next run needs: where files have changed meanwhile."""
+    _source.cache_clear()
+    _world.cache_clear()
+
+
 def derived_seed(seed: int, *names: str | int) -> int:
-    """A seed for what the names say, unlike that of any other names."""
+    """A seed that is determined by a seed and names, and differs for other names."""
     words = [int.from_bytes(hashlib.sha256(str(name).encode()).digest()[:8], "big") for name in names]
     return int(np.random.SeedSequence([seed, *words]).generate_state(1, np.uint64)[0])
 
@@ -123,13 +129,13 @@ def _world(data: str, seed: int, data_dir: str | None) -> World:
 
 
 def _source_of(data: dict[str, Any], data_dir: Folder) -> Any:
-    """What the sites come from; the options of drawn data say what to make of it, and it is read once for all."""
+    """What the sites are drawn from, read once for all runs."""
     told = data if KINDS[data["kind"]].real else {"kind": data["kind"]}
     return _source(json.dumps(told, sort_keys=True), _folder(data_dir))
 
 
 def _folder(data_dir: Folder) -> str | None:
-    """Where to look for data, with what the environment says written out."""
+    """The folder of the data, by default that of the environment variable."""
     return (os.environ.get("SITEWISE_DATA") or None) if data_dir is None else os.fspath(data_dir)
 
 

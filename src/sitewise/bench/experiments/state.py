@@ -1,4 +1,4 @@
-"""What the records of an experiment are worth: made by the code of this tree, by other code, or not there yet."""
+"""The state of an experiment's records: made by the current code, by other code, or missing."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -33,17 +33,17 @@ class RecordState:
 
     @property
     def remaining(self) -> list[Run]:
-        """What is to be done, in the order of seeds."""
+        """The runs to do, in the order of seeds."""
         return sorted((*self.stale, *self.missing), key=lambda run: run.seed)
 
     @property
     def is_current(self) -> bool:
-        """Whether every run is recorded by this code."""
+        """Whether all runs are recorded by the current code."""
         return self.is_tuned and not self.stale and not self.missing
 
 
 def record_state(experiment: Experiment, records: Iterable[Record], digits: str | None) -> RecordState:
-    """Compare the plan of an experiment with records; `digits` names where its data come from."""
+    """Compare the plan of an experiment with records; `digits` names the source of its data."""
     known = {record["id"]: record for record in records}
     tuning = tuning_runs(experiment, digits)
     chosen = choose_settings(experiment, [known[run.id] for run in tuning if _is_current(run, known)], digits)

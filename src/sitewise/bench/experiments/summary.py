@@ -1,4 +1,4 @@
-"""Aggregation: final records become a table of means over seeds, with intervals and paired differences."""
+"""From final records to a table of means over seeds, with intervals and paired differences."""
 
 from collections.abc import Iterable
 from itertools import product
@@ -34,9 +34,9 @@ Place = tuple[str, str, str, str]  # label, site, draw, metric
 
 
 def final_records(experiment: Experiment, records: Iterable[Record]) -> list[Record]:
-    """The records of the final runs, those of the settings chosen; tables and figures are made of nothing else.
+    """The records of the final runs, with the chosen settings; tables and figures use only these.
 
-    A file may hold runs with several sources of digits: the last record says which one counts.
+    A file may hold runs with several sources of digits: the source of the last record counts.
     """
     known = {record["id"]: record for record in records}
     digits = next((record["digits"] for record in reversed(list(known.values()))), None)
@@ -47,9 +47,19 @@ def final_records(experiment: Experiment, records: Iterable[Record]) -> list[Rec
 def summarize(experiment: Experiment, records: Iterable[Record]) -> pd.DataFrame:
     """Summarize an experiment: a row for each method, site, draw and metric, in the order of its YAML.
 
-    Each has the mean over seeds with its 95% t-interval, and the same of the difference to the reference, paired by
-    seed. Metrics that are defined nowhere have no rows. `told` marks methods that know what no method at a new site
-    would; `skipped` says why a row has no numbers.
+    Parameters
+    ----------
+    experiment : Experiment
+        The experiment.
+    records : list of dict
+        Its records.
+
+    Returns
+    -------
+    DataFrame
+        The mean over seeds with its 95% t-interval, and the same for the difference to the reference, paired by seed.
+        Metrics that are undefined everywhere have no rows. `told` marks methods that use information which is not
+        available at a new site; `skipped` gives the reason if a row has no numbers.
     """
     values, skipped = _collect(final_records(experiment, records))
     told = {entry.label: is_told(entry.candidates[0], experiment.recipe) for entry in experiment.methods}
@@ -68,7 +78,7 @@ def summarize(experiment: Experiment, records: Iterable[Record]) -> pd.DataFrame
 
 
 def t_interval(values: list[float], level: float = LEVEL) -> tuple[float, float, float]:
-    """The mean m and m ± t s/√n, t the quantile of Student's distribution with n-1 degrees; NaN where there is none."""
+    """The mean m and m ± t s/√n, t the quantile of Student's distribution with n-1 degrees; NaN if undefined."""
     if not values:
         return np.nan, np.nan, np.nan
     mean = float(np.mean(values))
@@ -79,13 +89,13 @@ def t_interval(values: list[float], level: float = LEVEL) -> tuple[float, float,
 
 
 def is_told(choice: Choice, recipe: dict[str, Any]) -> bool:
-    """Whether a method, or the one whose network it uses, knows what no method at a new site would."""
+    """Whether a method, or the trainer of its network, uses information that is not available at a new site."""
     method = make_method(choice, recipe, {})
     return bool(method.card.is_reference or method.trainer().card.is_reference)
 
 
 def _collect(records: list[Record]) -> tuple[dict[Place, dict[int, float]], dict[tuple[str, str], str]]:
-    """Every number by its place and seed, and the reason for what was skipped by label and site."""
+    """All numbers by place and seed, and the reason for skipped ones by label and site."""
     values: dict[Place, dict[int, float]] = {}
     skipped: dict[tuple[str, str], str] = {}
     for record in records:

@@ -1,7 +1,7 @@
-"""GPA and everything it is compared with, on one footing: one face, one training loop, one registry.
+"""GPA and all methods it is compared with: one interface, one training loop, one registry.
 
-`METHODS` maps names to classes; each docstring has its formula, its reference and what it assumes, each `card` the
-paper's tables of methods.
+`METHODS` maps names to classes; each docstring has the formula, the reference and the assumptions, each `card` the
+entries of the paper's tables of methods.
 """
 
 from sitewise.bench.methods.base import AdaptedMethod, Method, fit_together, remembering, training_key

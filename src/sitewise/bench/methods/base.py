@@ -1,4 +1,4 @@
-"""The face that every method has: fit, adapt, predict_proba; one network may serve several methods."""
+"""The interface of all methods: fit, adapt, predict_proba; one network may serve several methods."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ SILENT = ("verbose", "checkpoint", "devices", "nodes", "strategy")  # settings t
 
 @dataclass(frozen=True)
 class AdaptedMethod:
-    """A method at one site: probabilities row by row, and the P(Y) it found there (None where it looks for none)."""
+    """A method at one site: probabilities of each row, and its estimate of P(Y) (None if it has none)."""
 
     classes_: Array
     rule: Rule = field(repr=False)
@@ -37,28 +37,66 @@ class AdaptedMethod:
     marginal: Array | None = None
 
     def predict_proba(self, X: Any, sample_confounder: Any = None) -> Array:
-        """P(y|x) or P(y|x,z) at this site, (n, K)."""
+        """Predict P(y|x) or P(y|x,z) at this site.
+
+        Parameters
+        ----------
+        X : array-like
+            Rows, as at `fit`.
+        sample_confounder : DataFrame or array-like of shape (n, V), optional
+            Their confounders z.
+
+        Returns
+        -------
+        ndarray of shape (n, K)
+            Probabilities.
+        """
         return np.asarray(self.rule(X, sample_confounder).exp().numpy())
 
     def predict(self, X: Any, sample_confounder: Any = None) -> Array:
-        """The most probable class of every row."""
+        """Predict the most probable class of each row.
+
+        Parameters
+        ----------
+        X : array-like
+            Rows, as at `fit`.
+        sample_confounder : DataFrame or array-like of shape (n, V), optional
+            Their confounders z.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            Classes.
+        """
         return np.asarray(self.classes_[self.predict_proba(X, sample_confounder).argmax(axis=1)])
 
     def own_proba(self) -> Array:
-        """Probabilities of the very rows it was adapted to; methods that saw their labels cross-fit them here."""
+        """Return the probabilities of the rows adapted on. Methods that saw their labels cross-fit them here.
+
+        Returns
+        -------
+        ndarray of shape (n, K)
+            Probabilities.
+        """
         return np.asarray(self.own_rule().exp().numpy())
 
     def prevalence(self) -> Array | None:
-        """The estimate of P(Y) here, (K,)."""
+        """Return the estimate of P(Y) here.
+
+        Returns
+        -------
+        ndarray of shape (K,) or None
+            The estimate; None if the method has none.
+        """
         return self.marginal
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A method of the comparison; a subclass names itself in its `card` and overrides one hook.
+    """A method of the comparison; a subclass describes itself in its `card` and overrides one hook.
 
-    Methods that train a network override `loss`; those that adjust a network's outputs to a site override `rule_at`
-    and name the method whose network they use in `trainer`. Settings every method has are those of `GPAClassifier`.
+    Methods that train a network override `loss`; those that adjust a network's outputs to a site override `rule_at` and
+    name the method whose network they use in `trainer`. All methods have the settings of `GPAClassifier`.
     """
 
     backbone: Any = "auto"
@@ -93,13 +131,53 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         sample_weight: Any = None,
         unlabeled: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Train on labeled rows of some sites; `unlabeled` has inputs of further sites, for methods that use them."""
+        """Train on labeled rows of some sites.
+
+        Parameters
+        ----------
+        X : array-like
+            Rows.
+        y : array-like of shape (n,)
+            Labels.
+        sample_domain : array-like of shape (n,), optional
+            The site of each row; one site otherwise.
+        sample_confounder : DataFrame or array-like of shape (n, V), optional
+            The confounders z.
+        groups : array-like of shape (n,), optional
+            Patients, which are never split.
+        sample_weight : array-like of shape (n,), optional
+            Weights of the rows.
+        unlabeled : sequence of array-like
+            Inputs of further sites, for methods that use them.
+
+        Returns
+        -------
+        Method
+            Itself, fitted.
+        """
         return self.attach(
             self.trainer().train(X, y, sample_domain, sample_confounder, groups, sample_weight, unlabeled)
         )
 
     def adapt(self, X: Any, sample_confounder: Any = None, y: Any = None, prevalence: Any = None) -> AdaptedMethod:
-        """Adapt to a new site. `y` and `prevalence` are for methods whose card says that they are told them."""
+        """Adapt to a new site.
+
+        Parameters
+        ----------
+        X : array-like
+            Unlabeled rows of the site.
+        sample_confounder : DataFrame or array-like of shape (n, V), optional
+            Their confounders z.
+        y : array-like of shape (n,), optional
+            Labels, for methods whose card says that they need them.
+        prevalence : array-like or callable, optional
+            P(Y), or the true g as a function of Z, for methods whose card says that they need it.
+
+        Returns
+        -------
+        AdaptedMethod
+            The method at this site.
+        """
         check_is_fitted(self, "trained_")
         rule, marginal = self.rule_at(X, sample_confounder, y, prevalence)
         return AdaptedMethod(
@@ -112,20 +190,46 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def adapt_predict_proba(
         self, X: Any, sample_confounder: Any = None, y: Any = None, prevalence: Any = None
     ) -> Array:
-        """Adapt to rows and score the very same."""
+        """Adapt to rows and predict the same rows."""
         return self.adapt(X, sample_confounder, y, prevalence).own_proba()
 
     def predict_proba(self, X: Any, sample_confounder: Any = None) -> Array:
-        """Probabilities as trained, without any adaptation."""
+        """Predict probabilities as trained, without adaptation.
+
+        Parameters
+        ----------
+        X : array-like
+            Rows, as at `fit`.
+        sample_confounder : DataFrame or array-like of shape (n, V), optional
+            Their confounders z.
+
+        Returns
+        -------
+        ndarray of shape (n, K)
+            Probabilities.
+        """
         check_is_fitted(self, "trained_")
         return np.asarray(self.log_proba(X, sample_confounder).exp().numpy())
 
     def predict(self, X: Any, sample_confounder: Any = None) -> Array:
-        """The most probable class of every row."""
+        """Predict the most probable class of each row as trained.
+
+        Parameters
+        ----------
+        X : array-like
+            Rows, as at `fit`.
+        sample_confounder : DataFrame or array-like of shape (n, V), optional
+            Their confounders z.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            Classes.
+        """
         return np.asarray(self.classes_[self.predict_proba(X, sample_confounder).argmax(axis=1)])
 
     def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
-        """Why this method can't be used on such data, None where it can."""
+        """Why this method cannot be used on such data; None if it can."""
         return refuse(self.card, n_sites, confounders)
 
     # The hooks.
@@ -135,11 +239,11 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def prepare(self, training: LabeledRows, held: LabeledRows, schema: Confounders | None, n: int) -> Prepared:
-        """Work out what `loss` needs beside the rows; n is the number of classes."""
+        """Compute what `loss` needs besides the rows; n is the number of classes."""
         return Prepared()
 
     def n_outputs(self, n_classes: int, prepared: Prepared) -> int:
-        """How many outputs the network has."""
+        """The number of outputs of the network."""
         return n_classes
 
     def build(self, network: RatioNetwork, n_domains: int, prepared: Prepared) -> nn.Module:
@@ -147,33 +251,33 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return network
 
     def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
-        """What a batch costs."""
+        """The loss of a batch."""
         raise NotImplementedError(f"{type(self).__name__} trains no network of its own: see trainer()")
 
     def validation_loss(self, outputs: Tensor, rows: LabeledRows, memory: Any) -> Tensor:
-        """What held-out rows cost: the NLL of predictions as trained."""
+        """The loss of held-out rows: the NLL of predictions as trained."""
         return mean_nll(outputs, rows)
 
     def begin_epoch(self, memory: Any) -> None:
         """What the method does between epochs."""
 
     def see(self, X: Any) -> Any:
-        """What the method makes of X before anything reads it."""
+        """Transform X before it is read."""
         return X
 
     def settle(self, trained: Trained) -> None:
-        """What the method learns from the held-out rows, once the network is there."""
+        """What the method learns from the held-out rows after training."""
 
     def log_proba(self, X: Any, Z: Any) -> Tensor:
         """log P(y|x) as trained."""
         return torch.log_softmax(self.outputs(X, Z), dim=1)
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """How to predict at a site, and the P(Y) found there."""
+        """The prediction rule at a site, and the estimate of P(Y) there."""
         return self.log_proba, None
 
     def own_log_proba(self, rule: Rule, X: Any, Z: Any, y: Any) -> Tensor:
-        """log P(y|x) of the rows that were adapted to."""
+        """log P(y|x) of the rows adapted on."""
         return rule(X, Z)
 
     # What the hooks stand on.
@@ -181,11 +285,11 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def train(
         self, X: Any, y: Any, domain: Any, Z: Any, groups: Any, weight: Any, unlabeled: Mapping[str, Any] | None
     ) -> Any:
-        """Train the network of this method; the same seed gives the same one."""
+        """Train the network of this method; the same seed gives the same network."""
         return train_network(self, X, y, domain, Z, groups, weight, unlabeled)
 
     def resolved_recipe(self) -> Recipe:
-        """The recipe with this method's changes to it; whatever is wrong with it or the backbone is one error."""
+        """The recipe with this method's changes; one error lists all problems of recipe and backbone."""
         problems = Problems(self.card.name)
         recipe = read_network_settings(self, problems)
         problems.raise_if_any()
@@ -197,7 +301,7 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return {name: getattr(value, "__qualname__", repr(value)) for name, value in own.items()}
 
     def attach(self, trained: Any) -> Self:
-        """Take over a trained network, one's own or the trainer's."""
+        """Use a trained network, its own or the trainer's."""
         self.trained_ = trained
         self.classes_ = trained.classes
         self.input_shape_, self.n_features_in_ = trained.input_shape, trained.n_features
@@ -205,7 +309,7 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def outputs(self, X: Any, Z: Any = None) -> Tensor:
-        """What the network gives for every row, (n, m)."""
+        """The outputs of the network for each row, (n, m)."""
         trained: Trained = self.trained_
         key = (id(X), id(Z))
         if trained.remembered is not None and key in trained.remembered:
@@ -219,7 +323,7 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return found
 
     def codes(self, Z: Any, n_rows: int, needed: bool) -> Tensor:
-        """The codes of z, nothing for methods that do not read it."""
+        """The codes of z; empty for methods that do not use z."""
         schema = self.trained_.schema
         if not needed or schema is None:
             return torch.zeros(n_rows, 0, dtype=torch.float64)
@@ -232,7 +336,7 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 
 def training_key(method: Method) -> str:
-    """What decides the network a method uses: methods with equal keys can share one."""
+    """What determines the network of a method: methods with equal keys can share one."""
     trainer = method.trainer()
     settings = {name: value for name, value in sorted(trainer.get_params(deep=False).items()) if name not in SILENT}
     return f"{type(trainer).__name__}({', '.join(f'{name}={value!r}' for name, value in settings.items())})"
@@ -251,7 +355,7 @@ def fit_together(methods: Sequence[Method], X: Any, y: Any, **data: Any) -> None
 
 @contextmanager
 def remembering(methods: Sequence[Method]) -> Iterator[None]:
-    """Let methods remember what their networks gave for an array (the very object) until the end of the block."""
+    """Let methods keep the outputs of their networks for an array (the same object) until the end of the block."""
     with ExitStack() as stack:
         for trained in {id(m.trained_): m.trained_ for m in methods}.values():
             trained.remembered = {}
@@ -260,7 +364,7 @@ def remembering(methods: Sequence[Method]) -> Iterator[None]:
 
 
 def cross_fitted(n_rows: int, seed: int, predict: Callable[[Array, Array], Tensor], n_folds: int = 5) -> Tensor:
-    """Predict every row by what was fitted to the rows of other folds: predict(fitted rows, scored rows) -> (m, K)."""
+    """Predict each row by a fit to the rows of other folds: predict(fitted rows, scored rows) -> (m, K)."""
     order = np.random.default_rng(seed).permutation(n_rows)
     parts = [np.sort(part) for part in np.array_split(order, min(n_folds, n_rows))]
     found = [predict(np.setdiff1d(order, part), part) for part in parts]

@@ -7,10 +7,11 @@ from sitewise.confounders import Confounders, Continuous
 
 @dataclass(frozen=True)
 class Card:
-    """A row of both tables; None stands for "does not apply".
+    """A row of both tables; None means "does not apply".
 
-    `z_at_test` is "no", "optional" or "needed". `labels_at_test` is "no", "P(Y)", "labels" or "true g": all but the
-    first make a method a reference rather than a competitor, and so does `told`, what it is told of the confounder.
+    `z_at_test` is "no", "optional" or "needed". `labels_at_test` is "no", "P(Y)", "labels" or "true g". All but the
+    first make a method a reference and not a competitor, and so does `told`: what the method is given about the
+    confounder.
     """
 
     name: str
@@ -30,12 +31,12 @@ class Card:
 
     @property
     def is_reference(self) -> bool:
-        """Whether the method knows what no method at a new site would."""
+        """Whether the method uses information that is not available at a new site."""
         return self.labels_at_test != "no" or bool(self.told)
 
 
 def refuse(card: Card, n_sites: int, confounders: Confounders | None) -> str | None:
-    """Why a method can't be used on such training data, None where it can."""
+    """Why a method cannot be used on such training data; None if it can."""
     if n_sites < 2 and not card.single_site:
         return f"{card.name} compares training sites and needs at least two, got {n_sites}"
     if n_sites > 1 and not card.several_sites:

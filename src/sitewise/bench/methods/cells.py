@@ -1,4 +1,4 @@
-"""Cells of z: every combination of its levels that occurs, numbers cut into bins by a stated rule."""
+"""Cells of z: all combinations of levels that occur; numbers are cut into bins."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from sitewise.confounders import Confounders, Continuous
 
 @dataclass(frozen=True)
 class Cells:
-    """Which cell a row of z belongs to; the edges of continuous variables are quantiles of the training rows."""
+    """The cells of z; the edges of continuous variables are quantiles of the training rows."""
 
     schema: Confounders | None
     edges: dict[int, Tensor]
@@ -19,7 +19,7 @@ class Cells:
 
     @classmethod
     def learn(cls, schema: Confounders | None, codes: Tensor, bins: int | None) -> "Cells":
-        """Find the cells that occur among rows with all of z; `bins` equally full bins for continuous variables."""
+        """Find the cells among rows with all of z; continuous variables get `bins` bins with equally many rows."""
         if schema is None:
             return cls(None, {}, codes.new_zeros(1, 0))
         complete = codes[~schema.missing(codes).any(dim=1)]
@@ -45,11 +45,11 @@ class Cells:
         return torch.where(self.schema.missing(codes), -1.0, levels)
 
     def number(self, codes: Tensor) -> Tensor:
-        """The cell of every row, -1 where part of z is missing or the combination never occurred."""
+        """The cell of each row, -1 if part of z is missing or the combination never occurred."""
         return find_rows(self.levels(codes), self.table)
 
     def possible(self, codes: Tensor) -> Tensor:
-        """Which cells agree with what is known of each row, (n, C); all of them where none does."""
+        """Which cells agree with the known part of each row's z, (n, C); all of them if none does."""
         levels = self.levels(codes)
         agree = ((levels[:, None, :] == self.table) | (levels[:, None, :] < 0)).all(dim=2)
         return agree | ~agree.any(dim=1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Conditional Prevalence Adjustment: GPA's forerunner, which needs labels or P(Y) at the new site."""
+"""Conditional Prevalence Adjustment: the predecessor of GPA, which needs labels or P(Y) at the new site."""
 
 import math
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ from sitewise.posterior import combine
 from sitewise.sites import take_rows
 
 MAX_CELLS = 256
-N_POINTS = 64  # where z is continuous or has too many cells
+N_POINTS = 64  # if z is continuous or has too many cells
 
 
 def uniform_points(schema: Confounders, seed: int = 0) -> pd.DataFrame:
-    """Values of z spread evenly over its range: every combination of levels where they are few, else 64 points.
+    """Values of z spread evenly over its range: all combinations of levels if they are few, otherwise 64 points.
 
-    The points are a scrambled Sobol sequence, a coordinate for each variable.
+    The points are a scrambled Sobol sequence, with a coordinate for each variable.
     """
     levels = [v.levels if isinstance(v, Categorical) else None for v in schema.variables]
     if all(level is not None for level in levels):
@@ -50,7 +50,7 @@ def uniform_points(schema: Confounders, seed: int = 0) -> pd.DataFrame:
 class CoPA(GPA):
     """CoPA [nguyen2024robust]: P_b(y|x,z) = Norm(f(x,z) g_b(z)), g_b fitted to the site's own (y, z). A reference.
 
-    f is trained without knockout and not calibrated. The rows that `adapt` saw the labels of are scored by g_b fitted
+    f is trained without knockout and not calibrated. Rows whose labels `adapt` saw are scored by a g_b that was fitted
     to the other four fifths of them (`own_proba`), so that no row is scored by a g that saw its label.
     """
 
@@ -77,7 +77,7 @@ class CoPA(GPA):
         return lambda rows, z: combine(self.log_ratio(rows, z), _log_prevalence(estimate, z, len(rows))), None
 
     def own_log_proba(self, rule: Rule, X: Any, Z: Any, y: Any) -> Tensor:
-        """Every row by a g that did not see its label."""
+        """Each row by a g that did not see its label."""
         labels, log_ratio = self._labels(y, len(X)), self.log_ratio(X, Z)
 
         def predict(seen: Array, scored: Array) -> Tensor:
@@ -96,7 +96,7 @@ class CoPA(GPA):
         return np.asarray(labels)
 
     def _fit_g(self, Z: Any, labels: Array, n_rows: int) -> PrevalenceEstimate:
-        """g from labels alone: where they are known f says nothing more."""
+        """g from labels alone."""
         return estimate_prevalence(
             np.zeros((n_rows, len(self.classes_))),
             Z if self.model_.confounders_ is not None else None,
@@ -110,7 +110,7 @@ class CoPA(GPA):
 class CoPAStar(CoPA):
     """CoPA* [nguyen2024robust]: P_b(y|x) ≈ Norm Σ_z Norm(P_b(y) f(x,z)), z uniform over its range. A reference.
 
-    `adapt` is told P_b(Y) as `prevalence=` (K numbers), or takes the shares of the labels `y=`. Assumes that z given x
+    `adapt` is given P_b(Y) as `prevalence=` (K numbers), or uses the shares of the labels `y=`. Assumes that z given x
     is uniform and that P_b(y|z) is about P_b(y).
     """
 
@@ -135,7 +135,7 @@ class CoPAStar(CoPA):
         return _log_mean(stack)
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Take the P(Y) that is told."""
+        """Use the given P(Y)."""
         if prevalence is None or callable(prevalence):
             labels = self._labels(y, len(X))
             known = labels[~np.isnan(labels)].astype(int)
@@ -171,7 +171,7 @@ def _log_mean(log_values: Tensor) -> Tensor:
 
 
 def _repeat(points: pd.DataFrame, i: int, n_rows: int) -> pd.DataFrame:
-    """One value of z for every row."""
+    """One value of z for all rows."""
     return points.iloc[np.full(n_rows, i)].reset_index(drop=True)
 
 

@@ -1,4 +1,4 @@
-"""Deep CORAL: the same means and covariances of the features at every site."""
+"""Deep CORAL: equal means and covariances of the features at all sites."""
 
 from dataclasses import dataclass
 from itertools import combinations
@@ -22,19 +22,19 @@ def moments(features: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def coral_distance(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> Tensor:
-    """How far two sites' moments are apart: the mean squares of the differences of means and of covariances."""
+    """The distance of two sites' moments: the mean squared differences of means and of covariances."""
     return ((a[0] - b[0]) ** 2).mean() + ((a[1] - b[1]) ** 2).mean()
 
 
 class FeatureNetwork(nn.Module):
-    """A network that also shows what its last layer reads."""
+    """A network that also returns the inputs of its last layer."""
 
     def __init__(self, network: RatioNetwork) -> None:
         super().__init__()
         self.network = network
 
     def forward(self, x: Tensor, z: Tensor, with_features: bool = False) -> Any:
-        """Logits, and the features where asked for."""
+        """Logits, and the features on request."""
         if not with_features:
             return self.network(x, z)
         features = self.network.features(x, z)
@@ -45,19 +45,19 @@ class FeatureNetwork(nn.Module):
 class CORAL(DANN):
     """Deep CORAL [sun2016deep]: R + λ · the mean over pairs of sites of the distance between their moments.
 
-    λ is `strength`. Unlabeled rows of further sites count as sites. Assumes, like DANN, that features with one
-    distribution at all sites suffice.
+    λ is `strength`. Unlabeled rows of other sites count as sites. Assumes, like DANN, that features with the same
+    distribution at all sites are sufficient.
     """
 
     strength: float = 1.0
     card: ClassVar[Card] = Card(name="CORAL", cite="sun2016deep", unlabeled_in_training=True)
 
     def build(self, network: RatioNetwork, n_domains: int, prepared: Prepared) -> nn.Module:
-        """Show the features."""
+        """A network that returns its features."""
         return FeatureNetwork(network)
 
     def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
-        """The NLL of y, and how far apart the sites' features are."""
+        """The NLL of y, plus the distance between the sites' features."""
         logits, features = module(batch.all_x(), batch.all_z(), True)
         risk = weighted_nll(logits[: batch.n], batch.y, batch.weight)
         sites = batch.all_sites()

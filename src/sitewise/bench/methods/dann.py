@@ -26,18 +26,18 @@ class _Reversal(torch.autograd.Function):
 
 
 def reverse_gradient(features: Tensor, scale: Tensor) -> Tensor:
-    """The identity, whose gradient is multiplied by -scale on the way back."""
+    """The identity, whose gradient is multiplied by -scale."""
     reversed_features: Tensor = _Reversal.apply(features, scale)
     return reversed_features
 
 
 def reversal_schedule(progress: Tensor) -> Tensor:
-    """2 / (1 + exp(-10 p)) - 1: no reversal at first, all of it from about half of training on."""
+    """2 / (1 + exp(-10 p)) - 1: no reversal at first, full reversal from about half of the training."""
     return 2 / (1 + torch.exp(-10 * progress)) - 1
 
 
 class AdversarialNetwork(nn.Module):
-    """A network, and a critic that tells from its features which site a row is of."""
+    """A network, and a critic that predicts the site of a row from its features."""
 
     def __init__(self, network: RatioNetwork, n_domains: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class AdversarialNetwork(nn.Module):
         )
 
     def forward(self, x: Tensor, z: Tensor, scale: Tensor | None = None) -> Any:
-        """Logits of y; with a scale also those of the site, whose gradient reaches the features reversed."""
+        """Logits of y; with a scale also those of the site, with the reversed gradient for the features."""
         if scale is None:
             return self.network(x, z)
         features = self.network.features(x, z)
@@ -56,28 +56,29 @@ class AdversarialNetwork(nn.Module):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class DANN(Method):
-    """DANN [ganin2016domain]: R - λ R_site, R_site the loss of a critic that guesses the site from the features.
+    """DANN [ganin2016domain]: R - λ R_site, where R_site is the loss of a critic of the site.
 
-    The critic descends on R_site, the features climb it (gradient reversal, λ = `strength` · (2/(1 + e^(-10p)) - 1) at
-    share p of training). Unlabeled rows of further sites take part in R_site. Assumes that features with one
-    distribution at all sites suffice, which label shift makes impossible.
+    The critic predicts the site from the features and minimizes R_site; the features maximize it (gradient
+    reversal, λ = `strength` · (2/(1 + e^(-10p)) - 1) at share p of training). Unlabeled rows of
+    other sites contribute to R_site. Assumes that features with the same distribution at all sites are sufficient,
+    which is impossible under label shift.
     """
 
     strength: float = 1.0
     card: ClassVar[Card] = Card(name="DANN", cite="ganin2016domain", unlabeled_in_training=True)
 
     def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
-        """One site alone has nothing to be aligned with."""
+        """A single site has nothing to be aligned with."""
         if n_sites < 2 and not n_unlabeled:
             return f"{self.card.name} aligns sites: give at least two, or unlabeled rows of another"
         return super().refusal(n_sites, confounders, n_unlabeled)
 
     def build(self, network: RatioNetwork, n_domains: int, prepared: Prepared) -> nn.Module:
-        """Put the critic beside the network."""
+        """The network with the critic."""
         return AdversarialNetwork(network, n_domains)
 
     def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
-        """The NLL of y, and the critic's of the site."""
+        """The NLL of y, and the critic's NLL of the site."""
         scale = self.strength * reversal_schedule(batch.progress)
         logits, site_logits = module(batch.all_x(), batch.all_z(), scale)
         risk = weighted_nll(logits[: batch.n], batch.y, batch.weight)

@@ -1,4 +1,4 @@
-"""Empirical risk minimization: of x alone, of x and z, of x without its colour."""
+"""Empirical risk minimization: with x alone, with x and z, and with x without its colour."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from sitewise.ratio import weighted_nll
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ERM(Method):
-    """ERM [vapnik1998statistical]: minimize the mean of -log P(y|x) over the rows of all sites alike.
+    """ERM [vapnik1998statistical]: minimize the mean of -log P(y|x) over the rows of all sites.
 
     Assumes that a new site is like the training sites together.
     """
@@ -45,9 +45,9 @@ class ERMWithZ(ERM):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ERMWithoutColor(ERM):
-    """ERM^c: ERM of images that the confounder was taken out of. It is told which feature to drop: a reference.
+    """ERM^c: ERM on images without the confounder. It is given the feature to drop, so it is a reference.
 
-    `drop` takes it out of X; the default takes the colour out of colored digits.
+    `drop` removes the feature from X; the default removes the colour of colored digits.
     """
 
     drop: Callable[[Any], Any] = grayscale
@@ -56,7 +56,7 @@ class ERMWithoutColor(ERM):
     )
 
     def see(self, X: Any) -> Any:
-        """Take the confounder out."""
+        """Remove the confounder."""
         try:
             return self.drop(np.asarray(X))
         except ValueError as error:

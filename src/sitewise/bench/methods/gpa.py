@@ -1,6 +1,6 @@
-"""Generalized Prevalence Adjustment and its variants: one f, and g estimated, kept constant, or told.
+"""Generalized Prevalence Adjustment and its variants: one f, and g estimated, kept constant, or given.
 
-`GPA` is what this package does; `GPAPaper` (in `gpa_paper`) is the paper's algorithms to the letter.
+`GPA` is the method of this package; `GPAPaper` (in `gpa_paper`) implements the paper's algorithms exactly.
 """
 
 import copy
@@ -41,8 +41,9 @@ class GPA(Method):
     """GPA [nguyen2024adapting]: P_b(y|x,z) = Norm(f(x,z) g_b(z)), averaged over the posterior of g_b given (x, z).
 
     f is trained with knockout and each site's g given, then calibrated on held-out rows; the prior of g_b is learned by
-    rehearsal on the training sites. This is `GPAClassifier`, of which `balance`, `solver` and `prevalence_dropout` are
-    settings too; `solver` may be the settings of an `EM` by name. Assumes that P(x|y,z) is the same at every site.
+    rehearsal on the training sites. This is `GPAClassifier`, with its settings and in addition `balance`, `solver` and
+    `prevalence_dropout`; `solver` may be the settings of an `EM` by name. Assumes that P(x|y,z) is the same at every
+    site.
     """
 
     prevalence: str = "auto"
@@ -64,15 +65,15 @@ class GPA(Method):
     )
 
     def refusal(self, n_sites: int, confounders: Any, n_unlabeled: int) -> str | None:
-        """Nothing: without confounders g is one number a class."""
+        """Never refused: without confounders g is one number for each class."""
         return None
 
     def trainer(self) -> Method:
-        """The method that only differs in what happens after training."""
+        """The method with the same network, which may differ in what happens after training."""
         return self.with_network_of(GPA)
 
     def with_network_of(self, kind: type["GPA"]) -> Method:
-        """A method of that kind with the settings that decide the network."""
+        """A method of that kind with the settings that determine the network."""
         known = kind().get_params()
         settings = {name: value for name, value in self.get_params(deep=False).items() if name in known}
         return kind(**settings | {"calibration": "vector", "balance": kind.balance, "solver": "auto"})
@@ -83,7 +84,7 @@ class GPA(Method):
         return TrainedGPA(classifier.fit(X, y, domain, Z, groups, weight))
 
     def attach(self, trained: TrainedGPA) -> Self:
-        """Take over f, balanced and calibrated as this method wants it."""
+        """Use a trained f, balanced and calibrated as this method needs it."""
         model = trained.classifier
         if (model.calibration, model.balance) != (self.calibration, self.balance):
             model = model.with_calibration(self.calibration, balance=self.balance)
@@ -109,11 +110,11 @@ class GPA(Method):
         return rule, here.prevalence()
 
     def shown(self, Z: Any) -> Any:
-        """What of z the method reads at a new site: None where nothing."""
+        """The part of z that the method uses at a new site; None if it uses none."""
         return Z
 
     def log_ratio(self, X: Any, Z: Any) -> Tensor:
-        """Calibrated log f, remembered while the runner wants it."""
+        """Calibrated log f, kept as long as the runner needs it."""
         remembered = self.trained_.remembered
         key = (id(X), id(Z), self.calibration, self.balance)
         if remembered is not None and key in remembered:
@@ -128,8 +129,8 @@ class GPA(Method):
 class GPAStar(GPA):
     """GPA*: P_b(y|x) = Norm(f(x,z₀) ĝ_b(z₀)), z hidden at the new site; ĝ_b(z₀) from unlabeled x alone.
 
-    f(x,z₀) is what knockout taught f to say without z: an approximation where P(z|y) shifts. `hidden` names the
-    variables of z that the new site lacks, None stands for all.
+    f(x,z₀) is what f learned by knockout for missing z: an approximation if P(z|y) shifts. `hidden` names the variables
+    of z that the new site lacks; None means all.
     """
 
     hidden: list[str] | None = None
@@ -143,7 +144,7 @@ class GPAStar(GPA):
     )
 
     def shown(self, Z: Any) -> Any:
-        """What the new site has of z: None where it has nothing."""
+        """The part of z that the new site has; None if it has none."""
         if Z is None or self.hidden is None:
             return None
         unknown = [name for name in self.hidden if name not in Z]
@@ -160,7 +161,7 @@ class GPAJoint(GPAStar):
     """GPA, joint: P_b(y|x) ∝ Σ_m ŵ_my r(x,y,z_m), z hidden at the new site; ŵ, its joint of (z, y), from x alone.
 
     r(x,y,z) = P(x|y,z) / P_s(x) comes from the same f and a critic of P_s(z|x) / P_s(z) on its features; exact where
-    GPA* approximates. `missing="auto"` takes GPA*'s way where left-out likelihood speaks for it.
+    GPA* approximates. `missing="auto"` uses GPA* if it has the higher left-out likelihood.
     """
 
     missing: str = "joint"
@@ -174,7 +175,7 @@ class GPAJoint(GPAStar):
     )
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Estimate the joint of (z, y) without z; as GPA* where training had no z."""
+        """Estimate the joint of (z, y) without z; as GPA* if training had no z."""
         if self.model_.joint_ is None:
             return super().rule_at(X, Z, y, prevalence)
         model = copy.copy(self.model_)
@@ -185,7 +186,7 @@ class GPAJoint(GPAStar):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GPAConstant(GPA):
-    """GPA with constant g: P_b(y|x,z) = Norm(f(x,z) π), π from unlabeled (x, z): what g(z) is compared with."""
+    """GPA with constant g: P_b(y|x,z) = Norm(f(x,z) π), π from unlabeled (x, z); a comparison for g(z)."""
 
     card: ClassVar[Card] = replace(GPA.card, name="GPA, constant g", estimates_g=FROM_ROWS + ", one P(Y)")
 
@@ -198,10 +199,10 @@ class GPAConstant(GPA):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GPAGuarded(GPA):
-    """GPA, guarded: as GPA, but g is that of the training rows wherever `diagnose()` says "do not adapt".
+    """GPA, guarded: as GPA, but g is that of the training rows if `diagnose()` says "do not adapt".
 
-    The diagnosis sees no label: it asks whether f is informative here and whether its values are a mixture of those of
-    held-out rows, as they must be where P(x|y,z) is stable.
+    The diagnosis uses no labels: it checks whether f is informative here, and whether its values are a mixture of those
+    of held-out rows, as they must be if P(x|y,z) is stable.
     """
 
     card: ClassVar[Card] = replace(
@@ -209,7 +210,7 @@ class GPAGuarded(GPA):
     )
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Estimate g(z) and take it where the diagnosis lets it; else nothing is said of P(Y)."""
+        """Estimate g(z) and use it if the diagnosis allows it; otherwise no P(Y) is reported."""
         here = self.model_.adapt_log_ratio(self.log_ratio(X, Z), Z, policy="auto")
         marginal = None if here.outcome == "as trained" else here.prevalence()
         return lambda rows, z: torch.tensor(np.log(here.adjust(self.log_ratio(rows, z), z))), marginal
@@ -217,9 +218,9 @@ class GPAGuarded(GPA):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GPAOracle(GPA):
-    """GPA with the true g: P_b(y|x,z) = Norm(f(x,z) P_b(y|z)): what f alone could reach. A reference.
+    """GPA with the true g: P_b(y|x,z) = Norm(f(x,z) P_b(y|z)): the best result with this f. A reference.
 
-    `adapt` is told the true g as `prevalence=`, a function of Z that returns P_b(y|z), (n, K).
+    `adapt` is given the true g as `prevalence=`, a function of Z that returns P_b(y|z), (n, K).
     """
 
     card: ClassVar[Card] = Card(
@@ -234,9 +235,11 @@ class GPAOracle(GPA):
     )
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Take the g that is told."""
+        """Use the given g."""
         if not callable(prevalence):
-            raise ValueError("GPA, true g is told the truth: give adapt a function prevalence(Z) -> P(y|z), (n, K)")
+            raise ValueError(
+                "GPA, true g needs the true prevalence: give adapt a function prevalence(Z) -> P(y|z), (n, K)"
+            )
 
         def rule(rows: Any, z: Any) -> Tensor:
             return combine(self.log_ratio(rows, z), log_of(prevalence(z)))
@@ -251,10 +254,10 @@ def read_solver(solver: Any) -> str | EM:
     known = [setting.name for setting in fields(EM)]
     unknown = [name for name in solver if name not in known]
     if unknown:
-        raise ValueError(f"solver: {unknown} are no settings of EM; there are {', '.join(known)}")
+        raise ValueError(f"solver: {unknown} are not settings of EM; there are {', '.join(known)}")
     return EM(**solver)
 
 
 def log_of(probability: Array) -> Tensor:
-    """Logs of probabilities; what is impossible stays so within 1e-12."""
+    """Logs of probabilities, at least log 1e-12."""
     return torch.tensor(np.log(np.clip(np.asarray(probability, dtype=float), 1e-12, None)))

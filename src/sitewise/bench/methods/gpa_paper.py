@@ -1,4 +1,4 @@
-"""GPA to the letter of the paper: its algorithms 1 to 3, without anything that this package adds."""
+"""GPA exactly as in the paper: its algorithms 1 to 3, without the additions of this package."""
 
 import copy
 import warnings
@@ -21,21 +21,23 @@ from sitewise.prevalence.network import build_network
 from sitewise.solvers import EM
 
 PAPER_EM = EM(iterations=5)  # the paper's T
-LIMIT = ".*g did not converge"  # after T rounds, which is where the paper stops
+LIMIT = ".*g did not converge"  # after T rounds, where the paper stops
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GPAPaper(GPA):
     """GPA as published [nguyen2024adapting]: P_b(y|x,z) = Norm(f(x,z) g_b(z)), g_b by T = 5 rounds of EM on (x, z).
 
-    Algorithm 3: g_e of each site is a network fitted to its (y, z) with knockout, f is trained with these given, and
-    vector scaling on the validation rows calibrates it. Algorithm 1: g_b is a network with random weights; a round
-    takes ŷ = Norm(g_b f) and fits g_b to it by LBFGS. No balance of f, no prior, no rehearsal, no region of z where the
-    source's g is kept. `prevalence_dropout` is g's: none for digits, 0.5 for the paper's ISIC and CXR networks.
+    Algorithm 3: g_e of each site is a network fitted to its (y, z) with knockout, f is trained given these, and vector
+    scaling on the validation rows calibrates it. Algorithm 1: g_b is a network with random weights; a round computes ŷ
+    = Norm(g_b f) and fits g_b to it by LBFGS. There is no balance of f, no prior, no rehearsal, and no region of z
+    where the source's g is kept. `prevalence_dropout` is that of g: none for digits, 0.5 for the paper's ISIC and CXR
+    networks.
 
-    The paper leaves open, and here is: g_e by 500 steps of Adam with one row of even labels added, since a site may
-    have one class only; g_e of validation rows cross-fitted; LBFGS with a line search, 20 iterations a round; dropout
-    in the M-steps with masks that stay during one of them, none in ŷ; f(x,z) and f(x,z₀) calibrated apart.
+    The paper leaves some details open. Here they are: g_e by 500 steps of Adam with one row of uniform labels added,
+    because a site may have one class only; g_e of validation rows cross-fitted; LBFGS with a line search, 20 iterations
+    in each round; dropout in the M-steps with masks that are fixed within an M-step, none in ŷ; f(x,z) and f(x,z₀)
+    calibrated separately.
     """
 
     prevalence: str = "network"
@@ -63,7 +65,7 @@ class GPAPaper(GPA):
         return TrainedGPA(classifier.fit(X, y, domain, Z, groups, weight))
 
     def attach(self, trained: TrainedGPA) -> Self:
-        """Take over f, calibrated on all validation rows: no region of z is set apart."""
+        """Use a trained f, calibrated on all validation rows, without regions of z that are left out."""
         super().attach(trained)
         if self.model_.unsupported_:
             self.model_ = copy.copy(self.model_)
@@ -72,7 +74,7 @@ class GPAPaper(GPA):
         return self
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Estimate g by EM from unlabeled rows, and put that one g in."""
+        """Estimate g by EM from unlabeled rows, and predict with this g."""
         shown = self.shown(Z)
         estimate = self.estimate(self.log_ratio(X, shown), shown)
 
@@ -99,7 +101,7 @@ class GPAPaper(GPA):
             )
 
     def _start(self) -> Array | None:
-        """g(z₀) of a network with random weights, (K,); None where there is no z."""
+        """g(z₀) of a network with random weights, (K,); None if there is no z."""
         schema = self.model_.confounders_
         if schema is None:
             return None

@@ -13,10 +13,10 @@ POOLED = "all training sites"
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GPAPooled(GPA):
-    """GPA with one g for all training sites: f is fitted with g(z) of their rows together, whatever their site.
+    """GPA with one g for all training sites: f is fitted with the g(z) of all their rows together.
 
-    The paper leaves open what this does: one g has seen more of z than any site's own, but where P(y|z) differs between
-    the sites, f must explain the difference. There is nothing to rehearse on but rows, for all are one site.
+    The paper does not describe this case. One g is estimated from more rows than the g of a single site. But if P(y|z)
+    differs between the sites, f absorbs the difference. Only rows can be rehearsed, because all rows count as one site.
     """
 
     card: ClassVar = replace(GPA.card, name="GPA, one g")
@@ -26,7 +26,7 @@ class GPAPooled(GPA):
         return self.with_network_of(GPAPooled)
 
     def train(self, X: Any, y: Any, domain: Any, Z: Any, groups: Any, weight: Any, unlabeled: Any) -> Any:
-        """Fit a `GPAClassifier` that is told of one training site."""
+        """Fit a `GPAClassifier` with all rows as one training site."""
         if domain is not None:
             held = np.asarray(domain, dtype=object) == self.validation
             domain = np.where(held, domain, POOLED)
@@ -42,10 +42,10 @@ class GPAPooledStar(GPAPooled, GPAStar):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GPAAsTrained(GPA):
-    """GPA, as trained: P(y|x,z) = Norm(f(x,z) g(z)), g that of all training rows together; nothing is adapted."""
+    """GPA, as trained: P(y|x,z) = Norm(f(x,z) g(z)), g that of all training rows together; without adaptation."""
 
     card: ClassVar = replace(GPA.card, name="GPA, as trained", estimates_g="no")
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Predict as trained, and say nothing of P(Y)."""
+        """Predict as trained, without an estimate of P(Y)."""
         return self.log_proba, None

@@ -16,13 +16,13 @@ from sitewise.rows import LabeledRows
 
 
 def reweight(share: Tensor, losses: Tensor, step: float) -> Tensor:
-    """q_g ∝ q_g exp(step · loss_g): the groups that are served worst gain weight; NaN marks groups not seen."""
+    """q_g ∝ q_g exp(step · loss_g): groups with a high loss gain weight; NaN marks groups not in the batch."""
     grown = share * torch.exp(step * torch.where(losses.isnan(), 0.0, losses))
     return grown / grown.sum()
 
 
 def group_losses(losses: Tensor, weight: Tensor, group: Tensor, n_groups: int) -> Tensor:
-    """The weighted mean loss of every group, NaN for a group that has no row."""
+    """The weighted mean loss of each group, NaN for a group without rows."""
     mass = torch.zeros(n_groups, dtype=losses.dtype, device=losses.device).index_add_(0, group, weight)
     total = torch.zeros_like(mass).index_add_(0, group, weight * losses)
     return torch.where(mass > 0, total / mass.clamp_min(1e-30), torch.nan)
@@ -37,11 +37,11 @@ class GroupShares:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GroupDRO(Method):
-    """GroupDRO [sagawa2019distributionally]: minimize Σ_g q_g R_g with q_g ∝ q_g exp(η R_g) after every batch.
+    """GroupDRO [sagawa2019distributionally]: minimize Σ_g q_g R_g with q_g ∝ q_g exp(η R_g) after each batch.
 
     Groups are classes × cells of z (`groups="cells"`) or classes × sites ("sites"); η is `step`. A continuous variable
-    is cut into `bins` equally full bins of the training rows; with bins=None it is refused. Rows that lack part of z
-    form one more cell. Assumes that the groups are the same at a new site, mixed otherwise.
+    is cut into `bins` bins with equally many training rows; with bins=None it is an error. Rows that lack part of z
+    form one more cell. Assumes that a new site has the same groups with other shares.
     """
 
     groups: str = "cells"
@@ -73,7 +73,7 @@ class GroupDRO(Method):
         return Prepared({"group": group}, GroupShares(torch.full((n_groups,), 1 / n_groups)))
 
     def loss(self, module: nn.Module, batch: Batch, memory: GroupShares) -> Tensor:
-        """The groups' mean losses, weighted by how badly they have been served."""
+        """The mean losses of the groups, weighted by their past losses."""
         if memory.share.device != batch.x.device:
             memory.share = memory.share.to(batch.x.device)
         each = cross_entropy(module(batch.x, batch.z), batch.y, reduction="none")

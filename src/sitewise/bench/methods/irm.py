@@ -15,7 +15,7 @@ TINY = 1e-12  # the weight of a site that is not in the batch: all its sums are 
 
 
 def irm_penalty(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    """(d/dw R(w·logits) at w = 1)², R the mean NLL: zero where no rescaling of the logits would lower the risk.
+    """(d/dw R(w·logits) at w = 1)², R the mean NLL: zero if no rescaling of the logits lowers the risk.
 
     The derivative is the mean of Σ_k softmax(logits)_k logits_k - logits_y.
     """
@@ -39,7 +39,7 @@ class IRM(Method):
     """IRMv1 [arjovsky2019invariant]: the mean over sites of R_e + λ (dR_e(w·logits)/dw at 1)².
 
     λ is 1 for the first `warm_up` share of training and `penalty` afterwards, where the sum is divided by it, so that
-    the step size stays. Assumes features with the same P(y|features) at every site, and at least two sites.
+    the step size stays the same. Assumes features with the same P(y|features) at every site, and at least two sites.
     """
 
     penalty: float = 100.0

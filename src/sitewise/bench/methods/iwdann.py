@@ -15,12 +15,12 @@ from sitewise.confounders import Confounders
 from sitewise.ratio import RatioNetwork, weighted_nll
 from sitewise.rows import LabeledRows
 
-MEMORY = 0.5  # how much of the old class weights stays after an epoch
+MEMORY = 0.5  # share of the old class weights that is kept after an epoch
 
 
 @dataclass
 class ClassWeights:
-    """Class weights w = P_b(y)/P_s(y), and the sums of the running epoch that the next ones come from."""
+    """Class weights w = P_b(y)/P_s(y), and the sums of the current epoch for the next ones."""
 
     weight: Tensor
     joint: Tensor = field(init=False)  # Σ over labeled rows of predicted × true
@@ -39,14 +39,14 @@ class ClassWeights:
         )
 
     def add(self, labeled: Tensor, y: Tensor, unlabeled: Tensor) -> None:
-        """Take in the probabilities of a batch."""
+        """Add the probabilities of a batch."""
         self.joint.index_add_(1, y, labeled.T)
         self.predicted += unlabeled.sum(0)
         self.mass[0] += len(labeled)
         self.mass[1] += len(unlabeled)
 
     def update(self) -> None:
-        """w from the epoch's confusion matrix (BBSE), mixed with the old one."""
+        """w from the confusion matrix of the epoch (BBSE), mixed with the old one."""
         if float(self.mass.min()) > 0:
             found = bbse((self.joint / self.mass[0]).cpu(), (self.predicted / self.mass[1]).cpu())
             self.weight.copy_(MEMORY * self.weight + (1 - MEMORY) * found.to(self.weight))
@@ -58,9 +58,9 @@ class ClassWeights:
 class IWDANN(DANN):
     """IWDANN [tachet2020domain]: DANN with labeled rows weighted by w_y = P_b(y)/P_s(y), in R and for the critic.
 
-    The critic tells training rows (all sites together) from unlabeled ones (all sites together); w comes from the
-    confusion matrix of each epoch, C w = μ. Assumes that P(features|y) can be made the same at both. Made for one
-    source and one target, and needs the target's unlabeled rows in training.
+    The critic separates training rows (all sites together) from unlabeled rows (all sites together); w comes from the
+    confusion matrix of each epoch, C w = μ. Assumes that P(features|y) can be made equal at both. Made for one source
+    and one target; it needs the unlabeled rows of the target in training.
     """
 
     card: ClassVar[Card] = Card(
@@ -72,7 +72,7 @@ class IWDANN(DANN):
     )
 
     def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
-        """The target's rows are part of training."""
+        """Training needs the rows of the target."""
         if not n_unlabeled:
             return "IWDANN trains against unlabeled rows of the new site: give unlabeled="
         return super().refusal(n_sites, confounders, n_unlabeled)
@@ -86,11 +86,11 @@ class IWDANN(DANN):
         return AdversarialNetwork(network, 2)
 
     def begin_epoch(self, memory: ClassWeights) -> None:
-        """Class weights from the epoch behind."""
+        """Class weights from the last epoch."""
         memory.update()
 
     def loss(self, module: nn.Module, batch: Batch, memory: ClassWeights) -> Tensor:
-        """Weighted NLL of y, and the critic's loss with the labeled rows weighted alike."""
+        """Weighted NLL of y, and the critic's loss with the same weights for labeled rows."""
         assert batch.unlabeled_site is not None
         memory.to(batch.x.device)
         scale = self.strength * reversal_schedule(batch.progress)

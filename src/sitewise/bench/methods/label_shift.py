@@ -1,4 +1,4 @@
-"""Label shift: P(y) moves and P(x|y) stays; EM, BBSE and RLLS on top of any ERM."""
+"""Label shift: P(y) changes and P(x|y) does not; EM, BBSE and RLLS on top of any ERM."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -26,17 +26,17 @@ BASES: dict[str, type[Method]] = {"erm": ERM, "erm_z": ERMWithZ, "erm_c": ERMWit
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class LabelShift(Method, ABC):
-    """What the family shares: ERM's log P(y|x) - log P(y), calibrated on held-out rows, times the new P(y).
+    """The common part: log P(y|x) - log P(y) of an ERM, calibrated on held-out rows, plus the log of the new P(y).
 
     `base` is "erm", "erm_z" or "erm_c"; `calibration` as for `GPAClassifier`. Assumes that P(x|y) is the same at every
-    site, which it is not where z and y relate otherwise.
+    site, which is wrong if the relation of z and y differs.
     """
 
     base: str = "erm"
     calibration: str = "vector"
 
     def trainer(self) -> Method:
-        """The ERM below."""
+        """The ERM behind it."""
         problems = Problems(self.card.name)
         if self.base not in BASES:
             problems.add(f"base must be one of {', '.join(BASES)}, got {self.base!r}")
@@ -48,7 +48,7 @@ class LabelShift(Method, ABC):
         return kind(**{name: value for name, value in self.get_params(deep=False).items() if name in names})
 
     def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
-        """What the ERM below can't do."""
+        """The refusal of the ERM behind it."""
         return self.trainer().refusal(n_sites, confounders, n_unlabeled)
 
     def settle(self, trained: Trained) -> None:
@@ -69,17 +69,17 @@ class LabelShift(Method, ABC):
         return self._calibration.apply(self.outputs(X, Z) - self._log_shares)
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Find the site's P(y), then apply it to every row."""
+        """Estimate the site's P(y), then apply it to each row."""
         marginal = self.find_marginal(self.log_ratio(X, Z))
         log_marginal = marginal.clamp_min(1e-12).log()
         return lambda rows, z: combine(self.log_ratio(rows, z), log_marginal), marginal.numpy()
 
     @abstractmethod
     def find_marginal(self, log_ratio: Tensor) -> Tensor:
-        """P(y) of unlabeled rows, (K,): what the family's members differ in."""
+        """P(y) of unlabeled rows, (K,): the step in which the methods differ."""
 
     def _predictions(self, log_ratio: Tensor, soft: bool) -> tuple[Tensor, Tensor]:
-        """What the classifier says of held-out rows and of the site's, as for a site like the held-out rows."""
+        """Predictions for held-out rows and for the site's rows, both with the prevalence of the held-out rows."""
         here = combine(log_ratio, self._source.log()).exp()
         return (self._held_proba, here) if soft else (hard(self._held_proba), hard(here))
 
@@ -88,7 +88,7 @@ class LabelShift(Method, ABC):
 class LabelShiftEM(LabelShift):
     """Label-shift EM [saerens2002adjusting; calibrated: alexandari2020maximum]: the maximum-likelihood P_b(y).
 
-    π ← mean_n Norm(π P(y|x_n)/P(y)), solved to its certificate.
+    π ← mean_n Norm(π P(y|x_n)/P(y)), solved until its KKT gap is small.
     """
 
     card: ClassVar[Card] = Card(name="EM", cite="saerens2002adjusting", estimates_g="indirectly, EM, one P(Y)")
@@ -104,7 +104,7 @@ class BBSE(LabelShift):
     """BBSE [lipton2018detecting]: w = C⁻¹ μ, P_b(y) = w ∘ P_s(y).
 
     C[i,j] = P_s(ŷ = i, y = j) on the held-out rows s, μ the mean prediction at the new site; ŷ is the predicted class,
-    or its probabilities where `soft`. w is relative to the held-out rows, not to the training rows.
+    or its probabilities if `soft`. w is relative to the held-out rows, not to the training rows.
     """
 
     calibration: str = "none"
@@ -112,7 +112,7 @@ class BBSE(LabelShift):
     card: ClassVar[Card] = Card(name="BBSE", cite="lipton2018detecting", estimates_g="indirectly, confusion matrix")
 
     def find_marginal(self, log_ratio: Tensor) -> Tensor:
-        """Solve the moments."""
+        """Solve the moment equations."""
         held, here = self._predictions(log_ratio, self.soft)
         weights = bbse(confusion(held, self._held_y, self._held_weight), here.mean(0))
         return prior_from_weights(weights, self._source)
@@ -120,7 +120,7 @@ class BBSE(LabelShift):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class RLLS(LabelShift):
-    """RLLS [azizzadenesheli2018regularized]: BBSE with w = 1 + γθ, θ shrunk towards zero by how few rows there are."""
+    """RLLS [azizzadenesheli2018regularized]: BBSE with w = 1 + γθ, θ shrunk towards zero if there are few rows."""
 
     calibration: str = "none"
     soft: bool = False
@@ -130,7 +130,7 @@ class RLLS(LabelShift):
     )
 
     def find_marginal(self, log_ratio: Tensor) -> Tensor:
-        """Solve the moments, shrunk."""
+        """Solve the moment equations with shrinkage."""
         held, here = self._predictions(log_ratio, self.soft)
         matrix = confusion(held, self._held_y, self._held_weight)
         weights = rlls(matrix, here.mean(0), len(held), alpha=self.alpha)
@@ -138,6 +138,6 @@ class RLLS(LabelShift):
 
 
 def _shares(y: Tensor, weight: Tensor, n_classes: int) -> Tensor:
-    """Shares of the classes, one even row added so that none is zero."""
+    """Shares of the classes, with one uniform row added so that none is zero."""
     counts = (weight[:, None] * one_hot(y, n_classes)).sum(0) + 1 / n_classes
     return counts / counts.sum()

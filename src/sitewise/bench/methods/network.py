@@ -1,4 +1,4 @@
-"""A method's network: the data read and split, the network built, trained, and what is kept of it all."""
+"""Train the network of a method: read and split the data, build the network, train it, keep the results."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -26,14 +26,14 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class Trained:
-    """A trained network, the held-out rows beside it, and what its method keeps of the data."""
+    """A trained network, its held-out rows, and what its method keeps of the data."""
 
     scorer: Scorer
     classes: Array
     schema: Confounders | None
     shares: Tensor  # of the classes among the training rows
     held_out: LabeledRows
-    held_out_outputs: Tensor  # what the network gives for them
+    held_out_outputs: Tensor  # the network's outputs for them
     memory: Any
     history: list[dict[str, float]]
     input_shape: tuple[int, ...] | None
@@ -51,7 +51,7 @@ def train_network(
     weight: Any,
     unlabeled: Mapping[str, Any] | None,
 ) -> Trained:
-    """Train the network of a method on the rows of all sites, whose settings and hooks say the rest."""
+    """Train the network of a method on the rows of all sites, with the settings and hooks of the method."""
     recipe = method.resolved_recipe()
     inputs = read_inputs(method, method.see(X), reset=True)
     data = read_training_data(inputs, y, domain, Z, groups, weight)
@@ -119,6 +119,6 @@ def train_network(
 
 
 def _for_validation(rows: LabeledRows, recipe: Recipe) -> LabeledRows:
-    """Held-out rows as the snapshot is chosen by them."""
+    """Held-out rows in the form that chooses the best epoch."""
     held = replace(rows, X=for_network(rows.X))
     return held.balanced() if recipe.balance_validation else held

@@ -1,4 +1,4 @@
-"""A method's loss as the training loop wants it: rows become a batch, the method's one hook says what it costs."""
+"""The loss of a method for the training loop: rows become a batch, and the method's hook computes the loss."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,27 +18,27 @@ from sitewise.training import Share, digest, share_of
 
 @dataclass(frozen=True)
 class Batch:
-    """Labeled rows, as many unlabeled ones of each site that has them, and how far training has come.
+    """Labeled rows, as many unlabeled rows of each site that has them, and the progress of training.
 
-    Where several processes share a batch, inputs are those of this process's rows and everything else is of all rows:
-    the module takes the one and gives outputs for the other.
+    If several processes share a batch, inputs are those of this process's rows and everything else is of all rows: the
+    module reads the former and returns outputs for the latter.
     """
 
     x: Tensor
-    z: Tensor  # (n, 0) for methods that do not read z
+    z: Tensor  # (n, 0) for methods that do not use z
     y: Tensor
     weight: Tensor
     site: Tensor  # numbers from 0; unlabeled sites follow the training sites
-    columns: dict[str, Tensor]  # whatever the method prepared for every row
+    columns: dict[str, Tensor]  # columns that the method prepared for all rows
     unlabeled: Tensor | None
     unlabeled_site: Tensor | None
-    progress: Tensor  # the share of epochs behind, a number on the device
+    progress: Tensor  # the share of finished epochs, a number on the device
     n_sites: int  # of training
-    n_domains: int  # and the unlabeled ones beside them
+    n_domains: int  # training sites and unlabeled sites
 
     @property
     def n(self) -> int:
-        """How many labeled rows there are."""
+        """The number of labeled rows."""
         return len(self.y)
 
     def all_x(self) -> Tensor:
@@ -46,23 +46,23 @@ class Batch:
         return self.x if self.unlabeled is None else torch.cat([self.x, self.unlabeled])
 
     def all_z(self) -> Tensor:
-        """z beside `all_x`: nothing is known of unlabeled rows, so methods that read z have none."""
+        """z for `all_x`: unlabeled rows have none, so such methods do not use z."""
         if self.unlabeled_site is None:
             return self.z
         return self.z.new_zeros(self.n + len(self.unlabeled_site), self.z.shape[1])
 
     def all_sites(self) -> Tensor:
-        """The site of every row of `all_x`."""
+        """The site of each row of `all_x`."""
         return self.site if self.unlabeled_site is None else torch.cat([self.site, self.unlabeled_site])
 
     def site_weights(self) -> list[Tensor]:
-        """For each training site the weights of its rows, zero for the others: nothing a GPU would have to wait for."""
+        """For each training site the weights of its rows, zero for the others; needs no synchronization on a GPU."""
         return [self.weight * (self.site == s) for s in range(self.n_sites)]
 
 
 @dataclass
 class Prepared:
-    """What a method works out before training: columns beside the training rows, and what else it keeps."""
+    """What a method computes before training: columns for the training rows, and other values."""
 
     columns: dict[str, Tensor] = field(default_factory=dict)
     memory: Any = None
@@ -76,11 +76,11 @@ class Trains(Protocol):
         ...
 
     def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
-        """What a batch costs."""
+        """The loss of a batch."""
         ...
 
     def validation_loss(self, outputs: Tensor, rows: LabeledRows, memory: Any) -> Tensor:
-        """What held-out rows cost, given the network's outputs for them."""
+        """The loss of held-out rows, given the network's outputs for them."""
         ...
 
     def begin_epoch(self, memory: Any) -> None:
@@ -90,12 +90,12 @@ class Trains(Protocol):
 
 @dataclass
 class MethodObjective:
-    """The objective of any method that trains one network on labeled rows, with unlabeled rows beside them or not."""
+    """The objective of a method that trains one network on labeled rows, with or without unlabeled rows."""
 
     method: Trains
     training: LabeledRows
     validation: LabeledRows
-    schema: Confounders | None  # None for methods that do not read z
+    schema: Confounders | None  # None for methods that do not use z
     prepared: Prepared
     unlabeled: list[Inputs]
     augment: Callable[[Tensor], Tensor] | None = None
@@ -111,7 +111,7 @@ class MethodObjective:
         self._held_z = network_inputs(self.schema, self.validation.codes)
 
     def to(self, device: torch.device) -> None:
-        """Keep everything a batch is made of on the device, but for images that do not fit."""
+        """Move everything that a batch needs to the device, except images that do not fit."""
         self._device = device
         self.training, self.validation = self.training.to(device), self.validation.to(device)
         self._z, self._held_z, self._progress = (part.to(device) for part in (self._z, self._held_z, self._progress))
@@ -119,12 +119,12 @@ class MethodObjective:
         self.prepared.columns = {name: column.to(device) for name, column in self.prepared.columns.items()}
 
     def begin_epoch(self, generator: torch.Generator, progress: float) -> None:
-        """Note how far training has come."""
+        """Note the progress of training."""
         self._progress.fill_(progress)
         self.method.begin_epoch(self.prepared.memory)
 
     def reading(self, upcoming: Sequence[Tensor]) -> AbstractContextManager[None]:
-        """Read images that stay on the disk ahead of `loss`; unlabeled ones are read as they are drawn."""
+        """Read images on disk ahead of `loss`; unlabeled ones are read when drawn."""
         return self._read.reading(self.training.X, upcoming, self._device)
 
     def loss(self, module: nn.Module, rows: Tensor) -> Tensor:
@@ -155,7 +155,7 @@ class MethodObjective:
         return {name: value for name, value in kept.items() if isinstance(value, Tensor)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take them back."""
+        """Restore them."""
         for name, value in state_dict.items():
             setattr(self.prepared.memory, name, value.to(getattr(self.prepared.memory, name).device))
 

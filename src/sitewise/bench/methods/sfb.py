@@ -25,7 +25,7 @@ FLOOR = 1e-6
 def conditional_covariance(a: Tensor, b: Tensor, y: Tensor, n_classes: int) -> Tensor:
     """The mean square of the covariances of a (n, p) and b (n, q) within each class, averaged over the classes.
 
-    Zero where both are uncorrelated given y, which independence given y implies.
+    Zero if both are uncorrelated given y, which follows from independence given y.
     """
     squares, counts = [], []
     for label in range(n_classes):
@@ -38,9 +38,9 @@ def conditional_covariance(a: Tensor, b: Tensor, y: Tensor, n_classes: int) -> T
 
 
 class TwoHeads(nn.Module):
-    """One backbone, a stable head and an unstable one, each with a fusion of its own.
+    """One backbone with a stable and an unstable head, each with its own fusion.
 
-    Returns [stable logits, unstable logits, unstable features] side by side.
+    Returns [stable logits, unstable logits, unstable features] in one matrix.
     """
 
     def __init__(self, network: RatioNetwork) -> None:
@@ -75,13 +75,13 @@ def pseudo_given_true(probability: Tensor) -> Tensor:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SFB(Method):
-    """SFB [eastwood2023spuriosity]: stable features predict anywhere, unstable ones after a fit to pseudo-labels.
+    """SFB [eastwood2023spuriosity]: stable features predict at all sites, unstable ones after a fit to pseudo-labels.
 
     Training: the sites' mean of R(stable) + λ · its IRM penalty, R(stable + unstable), and κ · the covariance of both
-    parts given y; λ is `stability` and κ `independence`. At a new site the stable head's predictions ŷ teach a logistic
-    regression on the unstable features, p(ŷ|x_U); with M[k,j] = P(ŷ=j|y=k) from the stable head's own probabilities
-    p(y|x_U) solves p(ŷ|x_U) = Mᵀ p(y|x_U), and P(y|x) ∝ P(y|x_S) p(y|x_U) / P(y). Assumes that P(y|x_S) is the same
-    everywhere and both parts are independent given y. With one training site there is no IRM penalty.
+    parts given y; λ is `stability` and κ `independence`. At a new site a logistic regression p(ŷ|x_U) on the unstable
+    features is fitted to the stable head's predictions ŷ. With M[k,j] = P(ŷ=j|y=k) from the stable head's own
+    probabilities, p(y|x_U) solves p(ŷ|x_U) = Mᵀ p(y|x_U), and P(y|x) ∝ P(y|x_S) p(y|x_U) / P(y). Assumes that P(y|x_S)
+    is the same everywhere and that both parts are independent given y. With one training site there is no IRM penalty.
     """
 
     stability: float = 10.0
@@ -91,7 +91,7 @@ class SFB(Method):
     )
 
     def build(self, network: RatioNetwork, n_domains: int, prepared: Prepared) -> nn.Module:
-        """Put the unstable head beside the stable one."""
+        """The network with both heads."""
         return TwoHeads(network)
 
     def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
@@ -103,7 +103,7 @@ class SFB(Method):
         return (invariant + joint + self.independence * dependence) / max(self.stability, 1.0)
 
     def validation_loss(self, outputs: Tensor, rows: LabeledRows, memory: Any) -> Tensor:
-        """The stable head's NLL: the other is of use only once it is adapted."""
+        """The NLL of the stable head: the other is only used after adaptation."""
         return mean_nll(self._parts(outputs)[0], rows)
 
     def settle(self, trained: Trained) -> None:
@@ -120,12 +120,12 @@ class SFB(Method):
         return torch.log_softmax(self._calibration.apply(self._parts(self.outputs(X))[0]), dim=1)
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Fit the unstable features to pseudo-labels, corrected for what is wrong with them."""
+        """Fit the unstable features to pseudo-labels, corrected for the errors of these."""
         log_stable = self.log_proba(X, None)
         probability = log_stable.exp()
         pseudo = probability.argmax(1).numpy()
         marginal = probability.mean(0)
-        if len(np.unique(pseudo)) < 2:  # nothing to learn from
+        if len(np.unique(pseudo)) < 2:  # only one pseudo-label
             return self.log_proba, marginal.numpy()
         noise = pseudo_given_true(probability)
         features = self._parts(self.outputs(X))[2]

@@ -19,11 +19,11 @@ from sitewise.confounders import Confounders
 from sitewise.posterior import combine
 from sitewise.rows import LabeledRows
 
-PSEUDO_ROWS = 1.0  # of the even spread over all pairs, so that none has probability zero
+PSEUDO_ROWS = 1.0  # of the uniform distribution over all pairs, so that none has probability zero
 
 
 def pair_nll(outputs: Tensor, log_prior: Tensor, possible: Tensor) -> Tensor:
-    """-log Σ over the pairs (y, z) that a row may be of softmax(outputs + log p_e(y,z)), for every row."""
+    """For each row, -log Σ of softmax(outputs + log p_e(y,z)) over its possible pairs (y, z)."""
     log_posterior = torch.log_softmax(outputs + log_prior, dim=1)
     return -torch.logsumexp(torch.where(possible, log_posterior, -torch.inf), dim=1)
 
@@ -35,7 +35,7 @@ def sum_out_z(log_pairs: Tensor, n_classes: int) -> Tensor:
 
 @dataclass
 class Pairs:
-    """The pairs (y, z-cell), and what held-out rows are judged by."""
+    """The pairs (y, cell of z), and the data for the validation loss."""
 
     cells: Cells
     n_classes: int
@@ -47,10 +47,10 @@ class Pairs:
 class TTLSA(Method):
     """TTLSA [sun2023beyond]: P_b(y|x) = Σ_z Norm(r(x)_(y,z) p_b(y,z)), one softmax over all pairs (y, z).
 
-    r is trained on softmax(r(x) + log p_e(y,z)) with each training site's own p_e, calibrated by a bias-corrected
-    temperature; p_b is the maximum a posteriori from unlabeled x with a symmetric Dirichlet prior of `concentration`.
-    Assumes that P(x|y,z) is the same at every site. Made for one training site: adding log p_e for each site is what
-    makes it work for several. Any number of levels; a continuous variable only in `bins`.
+    r is trained on softmax(r(x) + log p_e(y,z)) with each training site's own p_e, and calibrated by a bias-corrected
+    temperature; p_b is the maximum a posteriori estimate from unlabeled x with a symmetric Dirichlet prior of
+    `concentration`. Assumes that P(x|y,z) is the same at every site. It was made for one training site; adding log p_e
+    for each site extends it to several. Any number of levels; a continuous variable only in `bins`.
     """
 
     concentration: float = 2.0
@@ -66,7 +66,7 @@ class TTLSA(Method):
     )
 
     def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
-        """z must be there, and discrete or in bins."""
+        """z must be given, and be discrete or binned."""
         if confounders is None:
             return "TTLSA models the pair (y, z) and needs confounders in training: give sample_confounder"
         if self.concentration < 1:
@@ -74,7 +74,7 @@ class TTLSA(Method):
         return refuse(self.card, n_sites, None if self.bins else confounders)
 
     def prepare(self, training: LabeledRows, held: LabeledRows, schema: Confounders | None, n: int) -> Prepared:
-        """Number the pairs; each site's log p_e(y,z), and which pairs every row may be."""
+        """Number the pairs; compute each site's log p_e(y,z), and the possible pairs of each row."""
         cells = Cells.learn(schema, training.codes, self.bins)
         possible = _possible(cells, training, n)
         sites = torch.unique(training.site, return_inverse=True)[1]
@@ -106,12 +106,12 @@ class TTLSA(Method):
         self._calibration = _calibrate(trained.held_out_outputs, pairs, trained.held_out.weight.double())
 
     def log_proba(self, X: Any, Z: Any) -> Tensor:
-        """As trained: all pairs alike."""
+        """As trained: uniform over all pairs."""
         log_pairs = torch.log_softmax(self._calibration.apply(self.outputs(X)), dim=1)
         return sum_out_z(log_pairs, len(self.classes_))
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Find the site's p(y,z) without z, then sum z out."""
+        """Estimate the site's p(y,z) without z, then sum over z."""
         log_ratio = self._calibration.apply(self.outputs(X))
         n_pairs = log_ratio.shape[1]
         strength = (self.concentration - 1) * n_pairs
@@ -132,13 +132,13 @@ class TTLSA(Method):
 
 
 def _possible(cells: Cells, rows: LabeledRows, n_classes: int) -> Tensor:
-    """Which pairs every labeled row may be, (n, K·C), ordered by y."""
+    """The possible pairs of each labeled row, (n, K·C), ordered by y."""
     own_class = one_hot(rows.y, n_classes).bool()
     return (own_class[:, :, None] & cells.possible(rows.codes)[:, None, :]).reshape(len(rows), -1)
 
 
 def _spread(possible: Tensor, weight: Tensor) -> Tensor:
-    """Every row's weight, spread evenly over the pairs it may be."""
+    """The weight of each row, spread evenly over its possible pairs."""
     return weight.double()[:, None] * possible / possible.sum(1, keepdim=True).clamp_min(1)
 
 
@@ -149,7 +149,7 @@ def _shares(possible: Tensor, weight: Tensor) -> Tensor:
 
 
 def _others_log_shares(possible: Tensor, weight: Tensor, site: Tensor) -> Tensor:
-    """For every row the log shares of the pairs among the other rows of its site: none is judged by its own label."""
+    """For each row the log shares of the pairs among the other rows of its site, without its own label."""
     own = _spread(possible, weight)
     total = torch.zeros(int(site.max()) + 1 if len(site) else 1, possible.shape[1], dtype=torch.float64)
     total.index_add_(0, site, own)
@@ -158,7 +158,7 @@ def _others_log_shares(possible: Tensor, weight: Tensor, site: Tensor) -> Tensor
 
 
 def _calibrate(outputs: Tensor, pairs: Pairs, weight: Tensor) -> Calibration:
-    """A bias-corrected temperature; a temperature alone where some pair has hardly any held-out row, else nothing."""
+    """A bias-corrected temperature; a temperature alone if some pair has few held-out rows; otherwise none."""
     n_pairs = pairs.n_classes * len(pairs.cells)
     targets = _spread(pairs.held_possible, torch.ones(len(weight)))
     counts = targets.sum(0)

@@ -1,7 +1,7 @@
-"""Label shift from a confusion matrix: how much more common each class is at a new site, and noisy labels undone.
+"""Label shift from a confusion matrix: class weights of a new site, and correction of noisy labels.
 
-The weights w_j = P_b(y=j) / P_v(y=j) are relative to the labeled sample v behind the confusion matrix, never to the
-training data: `prior_from_weights` turns them into P_b(y) by the prior of that sample, the columns' sums of C.
+The weights w_j = P_b(y=j) / P_v(y=j) are relative to the labeled sample v of the confusion matrix, never to the
+training data: `prior_from_weights` turns them into P_b(y) with the prior of that sample, the column sums of C.
 """
 
 import math
@@ -24,7 +24,7 @@ def confusion(predicted: Tensor, y: Tensor, weight: Tensor | None = None) -> Ten
     """The joint distribution of predicted and true class on held-out labeled rows, (K, K).
 
     C_ij = Σ_n v_n p_ni 1[y_n = j] / Σ_n v_n estimates P(ŷ=i, y=j), with rows p_n of `hard` predictions or of
-    probabilities (soft). Its columns sum to the sample's P(y), its rows to the mean prediction.
+    probabilities (soft). Its columns sum to P(y) of the sample, its rows to the mean prediction.
     """
     predicted = predicted.to(torch.float64)
     truth = torch.nn.functional.one_hot(y.long(), predicted.shape[1]).to(predicted)
@@ -35,8 +35,8 @@ def confusion(predicted: Tensor, y: Tensor, weight: Tensor | None = None) -> Ten
 def bbse(confusion: Tensor, mean_prediction: Tensor) -> Tensor:
     """Black box shift estimation (lipton2018detecting): w = max(0, C⁻¹ μ), (K,).
 
-    Under label shift the mean prediction of the new site is μ_i = Σ_j P(ŷ=i, y=j) w_j. Where C has no inverse (a class
-    never seen, or never told from another) w is the shortest least squares solution.
+    Under label shift the mean prediction of the new site is μ_i = Σ_j P(ŷ=i, y=j) w_j. If C has no inverse (a class
+    that never occurs, or is not separated from another), w is the least squares solution of smallest norm.
     """
     inverse: Tensor = torch.linalg.pinv(confusion)
     return (inverse @ mean_prediction).clamp(min=0)
@@ -55,9 +55,9 @@ def rlls(
     """Regularized learning under label shift (azizzadenesheli2018regularized): w = 1 + γ θ, (K,).
 
     θ = argmin ‖Cθ - (μ - C1)‖₂ + α Δ ‖θ‖₂ over w ≥ 0, with the bound Δ = 3 (2 l / 3n + √(2 l / n)), l = log(2K/δ), on
-    the error of C from its n = `n_source` rows; α = 0.01 and δ = 0.05 are those of the published code.
-    γ says whether θ is trusted. It is 1, as in that code, unless `largest_shift` bounds ‖θ‖ beforehand by θ_max: then
-    it is 0, no adaptation, where the `n_target` rows are too few, fewer than 1 / (θ_max (σ_min(C) - 1/√n))².
+    the error of C from its n = `n_source` rows; α = 0.01 and δ = 0.05 are those of the published code. γ is 1, as in
+    that code, unless `largest_shift` bounds ‖θ‖ by θ_max. Then γ is 0 (no adaptation) if the `n_target` rows are too
+    few, fewer than 1 / (θ_max (σ_min(C) - 1/√n))².
     """
     bound = math.log(2 * len(confusion) / delta)
     strength = alpha * 3 * (2 * bound / (3 * n_source) + math.sqrt(2 * bound / n_source))
@@ -73,19 +73,19 @@ def rlls(
 def prior_from_weights(weights: Tensor, source_prior: Tensor) -> Tensor:
     """The new site's P_b(y=j) = w_j P_v(y=j) / Σ_k w_k P_v(y=k), (K,), with P_v of the sample behind the weights.
 
-    P_v is C's columns' sums, `confusion.sum(dim=0)`: the prior of other data, of training for one, gives another
-    answer. Weights that are zero wherever P_v is not say nothing: P_v itself comes back.
+    P_v are the column sums of C, `confusion.sum(dim=0)`; the prior of other data, for example of training, gives
+    another result. If all weights are zero where P_v is not, P_v itself is returned.
     """
     joint = weights * source_prior
     return torch.where(joint.sum() > 0, joint / joint.sum(), source_prior / source_prior.sum())
 
 
 def correct_pseudo_labels(probability_of_pseudo: Tensor, pseudo_given_true: Tensor) -> Tensor:
-    """From the probabilities of noisy labels to those of the true ones (eastwood2023spuriosity), (n, K).
+    """From the probabilities of noisy labels to those of the true labels (eastwood2023spuriosity), (n, K).
 
-    With noise that does not depend on x given y, P(ŷ|x) = Mᵀ P(y|x), M_kj = P(ŷ=j|y=k): solved for P(y|x) and brought
-    to the nearest point of the simplex. For two classes, with ε_k = M_kk and p = P(ŷ=1|x), that is
-    P(y=1|x) = (p + ε_0 - 1) / (ε_0 + ε_1 - 1), clipped to [0, 1]; labels that say nothing (ε_0 + ε_1 = 1) leave ½.
+    If the noise does not depend on x given y, P(ŷ|x) = Mᵀ P(y|x), M_kj = P(ŷ=j|y=k). This is solved for P(y|x) and
+    projected to the simplex. For two classes, with ε_k = M_kk and p = P(ŷ=1|x), the result is
+    P(y=1|x) = (p + ε_0 - 1) / (ε_0 + ε_1 - 1), clipped to [0, 1]; labels without information (ε_0 + ε_1 = 1) give ½.
     """
     return project_to_simplex(probability_of_pseudo @ torch.linalg.pinv(pseudo_given_true))
 
@@ -103,7 +103,7 @@ def _sum_of_norms(C: np.ndarray[Any, Any], b: np.ndarray[Any, Any], strength: fl
     """The minimizer of ‖Cθ - b‖₂ + s‖θ‖₂ over θ ≥ -1.
 
     It is a ridge solution θ(λ) = argmin ‖Cθ - b‖² + λ‖θ‖² over θ ≥ -1 whose λ satisfies λ‖θ‖ = s‖Cθ - b‖. The left side
-    grows faster with λ than the right, so that λ is found by bisection; beyond its ends θ is 0 or unregularized.
+    grows faster with λ than the right, so λ is found by bisection; beyond its ends θ is 0 or unregularized.
     """
     n_classes = len(C)
 

@@ -1,4 +1,4 @@
-"""Figures of an experiment's summary: methods side by side, or a metric along a number. Readable without colour."""
+"""Figures of an experiment's summary: methods compared, or a metric along a number. Readable without colour."""
 
 import re
 import textwrap
@@ -31,20 +31,20 @@ from sitewise.report.style import ACCENT, GREY, GRID, INK, STRIPE, in_house_styl
 
 Array = np.ndarray[Any, Any]
 DRAW_MARKERS = "osD^vP*X"
-LINE_MARKERS, DASHES = "sD^vPX*", ("-", "--", ":", "-.")  # seven and four: twenty-eight different lines
+LINE_MARKERS, DASHES = "sD^vPX*", ("-", "--", ":", "-.")  # 28 different lines
 LINE_COLORS = (INK, "#b35900", "#6b4fa0", GREY, "#5a7d2a")
 MEAN, DIFFERENCE = ("mean", "low", "high"), ("difference", "difference_low", "difference_high")
 ROW_HEIGHT, DRAW_HEIGHT = 0.27, 0.11  # inches of a method with one draw, and of each further draw
 PANEL_WIDTH, DIFFERENCE_WIDTH, GAP_WIDTH, CURVE_WIDTH = 2.7, 2.1, 0.15, 4.2
 CHARACTER_WIDTH = 0.085  # inches of a label
-SITES_IN_A_ROW = 3  # where there are more, they stand two by two
+SITES_IN_A_ROW = 3  # if there are more, two in each row
 
 
 @in_house_style
 def comparison_figure(frame: pd.DataFrame, metric: str, reference: str, *, title: str = "") -> Figure:
-    """Points with 95% intervals, a panel for each test site, and beside it the paired difference to the reference.
+    """Points with 95% intervals, a panel for each test site, and the paired difference to the reference next to it.
 
-    Draws have different markers. The reference is a heavier row with a line through it; methods that are told more than
+    Draws have different markers. The reference is a heavier row with a line through it; methods that use more than
     unlabeled rows are hollow and have a dagger.
     """
     rows = choose(frame, metric)
@@ -107,10 +107,9 @@ class _Limits:
 
 
 def _limits(rows: pd.DataFrame, columns: tuple[str, str, str]) -> _Limits:
-    """Room for all points and their intervals, but for intervals no more than half the points' spread at each end.
+    """Limits for all points and their intervals, but at each end at most half the range of the points for intervals.
 
-    The interval of a mean over two seeds is thirteen standard errors long at each side: it would leave no room for
-    anything else.
+    The interval of a mean over two seeds is thirteen standard errors long at each side and would hide everything else.
     """
     values, lows, highs = (rows[column].dropna().to_numpy(dtype=float) for column in columns)
     if columns == DIFFERENCE:
@@ -149,7 +148,7 @@ def _points(
     told: bool,
     is_reference: bool,
 ) -> None:
-    """One method's points at one site, its draws beneath each other."""
+    """The points of one method at one site, one below the other for its draws."""
     color = ACCENT if is_reference else INK
     offsets = (np.arange(len(draws)) - (len(draws) - 1) / 2) * 0.7 / max(len(draws), 2)
     for row in own.to_dict("records"):
@@ -182,7 +181,7 @@ def _stripes(axis: Axes, n_rows: int, n_ticks: int) -> None:
 
 
 def _reference_line(axis: Axes, own: pd.DataFrame) -> None:
-    """A line through the reference where there is one number to compare with."""
+    """A line through the reference, if there is one number to compare with."""
     means = own["mean"].dropna()
     if len(means) == 1:
         axis.axvline(float(means.iloc[0]), color=ACCENT, lw=1, zorder=2)
@@ -209,21 +208,34 @@ def curve_figure(
     reference: str = "",
     title: str = "",
 ) -> Figure:
-    """A metric with 95% intervals against a number that belongs to each draw or to each site, a line for each method.
+    """A metric with 95% intervals against a number of each draw or of each site, a line for each method.
+
+    Lines differ in marker and dashes; methods that use more than unlabeled rows have hollow markers. Points of
+    different methods are shifted a little, so that their intervals do not overlap.
 
     Parameters
     ----------
-    frame : the summary.
-    metric : one of its metrics.
-    x : draw -> number, or site -> number; those that are not in it are not drawn.
-    over : which of the two `x` is about; the other one makes the panels.
-    label : of the x-axis.
-    log : a logarithmic x-axis.
-    reference : the method drawn heavier.
-    title : above the panels.
+    frame : DataFrame
+        The summary.
+    metric : str
+        One of its metrics.
+    x : dict of str to float
+        The number of each draw, or of each site; those without a number are not drawn.
+    over : {"draws", "tests"}
+        Whether `x` is for draws or for test sites; the other one makes the panels.
+    label : str
+        The label of the x-axis.
+    log : bool
+        Whether the x-axis is logarithmic.
+    reference : str, optional
+        The method drawn heavier.
+    title : str, optional
+        The title above the panels.
 
-    Lines differ in marker and dashes; methods that are told more than unlabeled rows have hollow markers. Points of
-    different methods stand a little beside each other, so that their intervals can be told apart.
+    Returns
+    -------
+    Figure
+        A matplotlib figure.
     """
     rows = choose(frame, metric)
     rows = rows[rows[over].isin(list(x))]
@@ -272,7 +284,7 @@ def _check_numbers(x: Mapping[str, float], rows: pd.DataFrame, over: str, log: b
 
 
 def _beside(numbers: Array, n_lines: int, log: bool) -> dict[float, Array]:
-    """Where each of several lines has its point for each number: around it, within a third of the smallest gap."""
+    """The positions of the points of several lines for each number: within a third of the smallest gap."""
     scale = np.log(numbers) if log else numbers
     gap = min((high - low for low, high in pairwise(scale)), default=0.0)
     offsets = (np.arange(n_lines) - (n_lines - 1) / 2) / max(n_lines, 6) * gap / 3
@@ -282,7 +294,7 @@ def _beside(numbers: Array, n_lines: int, log: bool) -> dict[float, Array]:
 
 
 def _ticks(places: Mapping[float, Array], log: bool, width: float) -> tuple[list[float], list[str]]:
-    """The numbers themselves, less those whose text would run into the one before."""
+    """The numbers themselves, except those whose text would overlap the one before."""
     numbers = list(places)
     scale = np.log(numbers) if log else np.array(numbers)
     inches = (scale - scale[0]) / max(scale[-1] - scale[0], 1e-12) * 0.85 * width
@@ -300,7 +312,7 @@ def _ticks(places: Mapping[float, Array], log: bool, width: float) -> tuple[list
 
 
 def _looks(methods: list[str], told: set[str], reference: str) -> dict[str, dict[str, Any]]:
-    """How each method's line looks; the reference is heavier, what is told more is hollow."""
+    """The style of each method's line; the reference is heavier, methods with more information are hollow."""
     looks: dict[str, dict[str, Any]] = {}
     number = 0
     for method in methods:
@@ -316,7 +328,7 @@ def _looks(methods: list[str], told: set[str], reference: str) -> dict[str, dict
 
 
 def _curve(axis: Axes, own: pd.DataFrame, at: Mapping[str, float], over: str, look: dict[str, Any]) -> Line2D:
-    """One method's line in one panel, and its handle for the legend."""
+    """The line of one method in one panel, and its handle for the legend."""
     own = own[own["mean"].notna()]
     own = own.assign(at=own[over].map(at)).sort_values("at")
     value, low, high = (own[column].to_numpy(dtype=float) for column in ("mean", "low", "high"))
@@ -325,23 +337,23 @@ def _curve(axis: Axes, own: pd.DataFrame, at: Mapping[str, float], over: str, lo
 
 
 def _lengths(value: Array, low: Array, high: Array) -> Array:
-    """An interval as matplotlib wants it: lengths below and above; no length where there is no interval."""
+    """An interval as matplotlib reads it: lengths below and above; zero if there is no interval."""
     return np.asarray(np.clip(np.nan_to_num([value - low, high - value]), 0, None))
 
 
 def _label(method: str, told: set[str]) -> str:
-    """A method's name as it is shown: `ERM^Z` with a superscript, a dagger where it is told more."""
+    """The displayed name of a method: `ERM^Z` with a superscript, a dagger if it uses more than unlabeled rows."""
     name = re.sub(r"\^(\w+)", r"$^{\\mathrm{\1}}$", method.replace("$", r"\$"))
     return f"{name} {TOLD_MARK}" if method in told else name
 
 
 def _longest(methods: list[str]) -> int:
-    """The characters of the longest label."""
+    """The number of characters of the longest label."""
     return max((len(method) + 2 for method in methods), default=0)
 
 
 def _notes(rows: pd.DataFrame, told: set[str], *, cut: bool) -> list[str]:
-    """What a reader needs to know below the figure."""
+    """The notes below the figure."""
     notes = [seeds_note(rows) + ("; intervals without an end go beyond the figure" if cut else "")]
     if told & set(shown_methods(rows)):
         notes.append(f"{TOLD_MARK} {TOLD_NOTE}")
@@ -358,7 +370,7 @@ def _n_lines(notes: list[str], width: float) -> int:
 
 
 def _finish(figure: Figure, title: str, notes: list[str], handles: list[Line2D]) -> None:
-    """A title above, the draws' markers and the notes below, none of them over anything."""
+    """Place the title above, and the markers and notes below, without overlap."""
     if title:
         figure.suptitle(title, x=0.01, ha="left", fontsize=12)
     legend = figure.legend(
@@ -373,7 +385,7 @@ def _finish(figure: Figure, title: str, notes: list[str], handles: list[Line2D])
 
 
 def save_figure(figure: Figure, path: Path) -> Path:
-    """Write a figure in the format its file name ends with and let go of it."""
+    """Write a figure in the format of its file name, and close it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)

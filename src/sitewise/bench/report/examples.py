@@ -1,4 +1,4 @@
-"""Example images, a row for each site: z below each image, a heavy red border where y = 1."""
+"""Example images, a row for each site: z below each image, a heavy red border for y = 1."""
 
 import textwrap
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from sitewise.report.style import INK, in_house_style
 
 POSITIVE = "#c1121f"
 MISSING = "?"
-CELL, LINE, MARGIN = 1.35, 0.135, 0.1  # inches: an image with its gap, a line of text, what is left free
-SITE_CHARACTERS, SITE_CHARACTER, LEAST_SITE_WIDTH = 20, 0.093, 1.35  # the column of the sites' names, in inches
-CAPTION_CHARACTERS, NOTE_CHARACTERS = 23, 15.5  # below an image; of an inch
+CELL, LINE, MARGIN = 1.35, 0.135, 0.1  # inches: an image with its gap, a line of text, the margin
+SITE_CHARACTERS, SITE_CHARACTER, LEAST_SITE_WIDTH = 20, 0.093, 1.35  # the column of site names, in inches
+CAPTION_CHARACTERS, NOTE_CHARACTERS = 23, 15.5  # below an image; per inch
 HEAVY, THIN = 4.0, 1.0  # points of a border
-TIED = "\u00a0"  # a space that no line ends with
+TIED = "\u00a0"  # a space at which no line is broken
 
 
 @in_house_style
 def example_figure(sites: Sequence[Examples], *, title: str = "") -> Figure:
-    """Draw a row of images for each site; a border says y by its weight and by its colour, a caption in words."""
+    """Draw a row of images for each site; the border shows y by width and colour, and the caption is text."""
     n_columns = max(1, *(len(site.images) for site in sites))
     names = [textwrap.wrap(site.site, SITE_CHARACTERS) for site in sites]
     aside = max(LEAST_SITE_WIDTH, 2 * MARGIN + SITE_CHARACTER * max(len(line) for name in names for line in name))
@@ -53,7 +53,7 @@ def example_figure(sites: Sequence[Examples], *, title: str = "") -> Figure:
 
 
 def caption_of(Z: pd.DataFrame, row: int) -> str:
-    """What is known of z in a row, in the order of its columns: `55 / torso / ?`."""
+    """The known values of z of a row, in the order of its columns: `55 / torso / ?`."""
     return " / ".join(_value(value) for value in Z.iloc[row])
 
 
@@ -71,7 +71,7 @@ def _caption(site: Examples, place: int) -> str:
 
 
 def _wrapped(caption: str) -> list[str]:
-    """Lines that end with a slash rather than begin with one, and break no value."""
+    """Lines that end with a slash and break no value."""
     parts = (part.replace(" ", TIED) for part in caption.split(" / "))
     return textwrap.wrap(f"{TIED}/ ".join(parts), CAPTION_CHARACTERS, break_long_words=False, break_on_hyphens=False)
 
@@ -95,13 +95,13 @@ def _about(site: Examples) -> str:
 
 
 def _notes(sites: Sequence[Examples], width: int) -> list[str]:
-    """What borders and captions mean, where there are any."""
+    """The meaning of borders and captions, if there are any."""
     said = []
     positive = next((site.positive for site in sites if site.positive is not None), None)
     if positive is not None:
         said.append(
             f"Heavy red border and bold caption: y = {positive}. Images are chosen at random, half of a row with "
-            f"y = {positive} where there are so many."
+            f"y = {positive} if there are enough."
         )
     shown = [site.Z for site in sites if site.Z is not None]
     if shown:

@@ -1,4 +1,4 @@
-"""A table before it has a format, and the three formats it is written in: Markdown, LaTeX (booktabs), the terminal."""
+"""A table before formatting, and its three formats: Markdown, LaTeX (booktabs), the terminal."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -9,13 +9,13 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-WIDEST = 34  # characters of a column in the terminal; longer text goes on in the next line
+WIDEST = 34  # characters of a column in the terminal; longer text is wrapped
 FRAME = 3  # characters between columns there
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One entry: its text, a second line in smaller print, whether it stands out, whether it is a bibliography key."""
+    """One entry: its text, a second line in smaller print, whether it is bold, whether it is a bibliography key."""
 
     text: str
     below: str = ""
@@ -25,7 +25,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Grid:
-    """Columns with headings of one or two levels (equal neighbours of the upper level are one heading), and notes."""
+    """Columns with headings of one or two levels (equal neighbours of the upper level are merged), and notes."""
 
     title: str
     columns: tuple[tuple[str, ...], ...]
@@ -55,7 +55,7 @@ def write_markdown(grid: Grid) -> str:
 
 
 def write_latex(grid: Grid) -> str:
-    """A `table` for the package booktabs, the notes below it in small print."""
+    """A `table` for the package booktabs, with notes below in small print."""
 
     def line(entries: Sequence[str]) -> str:
         return "    " + " & ".join(entries) + r" \\"
@@ -88,7 +88,7 @@ def write_latex(grid: Grid) -> str:
 
 
 def _latex_head(columns: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """The upper level spans its columns and has a rule of its own; a column of one level has its heading below."""
+    """The upper level spans its columns with a rule below; a column with one level has its heading below that."""
     if max(map(len, columns)) == 2:
         upper, rules, start = [], [], 1
         for name, group in groupby(columns, key=lambda column: column[0] if len(column) == 2 else ""):
@@ -103,12 +103,12 @@ def _latex_head(columns: Sequence[tuple[str, ...]]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class TerminalGrid:
-    """A grid for rich: columns that do not fit beside each other go into a further table, the first one repeated."""
+    """A grid for rich: columns that do not fit go into a further table, with the first column repeated."""
 
     grid: Grid
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw as many columns side by side as the terminal has room for."""
+        """Draw as many columns as fit into the width of the terminal."""
         yield Text(self.grid.title, style="bold")
         for columns in self._fitting(options.max_width):
             table = Table()
@@ -143,7 +143,7 @@ def _terminal_text(cell: Cell) -> Text:
 
 
 def escape_markdown(text: str) -> str:
-    """Write what Markdown would read as a sign of its own as itself."""
+    """Escape the special characters of Markdown."""
     return re.sub(r"([\\`*_\[\]|<])", r"\\\1", text)
 
 
@@ -160,8 +160,8 @@ LATEX = {
 
 
 def escape_latex(text: str) -> str:
-    r"""Write text as LaTeX: `ERM^Z` with a superscript, a number's minus sign as one, β as $\beta$, 50% as 50\%."""
-    parts = re.split(r"(\^\w+|(?<![\w)])-(?=\d))", text)  # a caret with its word, the sign of a number, all between
+    r"""Write text as LaTeX: `ERM^Z` with a superscript, a minus sign before a number, β as $\beta$, 50% as 50\%."""
+    parts = re.split(r"(\^\w+|(?<![\w)])-(?=\d))", text)  # a caret with its word, a minus sign, other text
     return "".join(_latex_part(part) for part in parts)
 
 

@@ -1,8 +1,8 @@
-"""An experiment's summary as tables and figures take it: a frame with a row for each method, site, draw and metric.
+"""An experiment's summary, as tables and figures read it: a frame with a row for each method, site, draw and metric.
 
 Its columns are `COLUMNS`: `mean` over `seeds` with its 95% interval `low`, `high`; `difference` to the reference,
-paired by seed, with its interval; `told` marks a method that sees labels of the test site, the true g, or which feature
-to drop; `skipped` says why a method was not run and is empty otherwise. What is not defined is NaN.
+paired by seed, with its interval; `told` marks a method that uses labels of the test site, the true g, or the feature
+to drop; `skipped` is the reason why a method was not run, otherwise empty. Undefined values are NaN.
 """
 
 from collections.abc import Iterable
@@ -15,18 +15,18 @@ COLUMNS = (
     *("method", "site", "draw", "metric", "seeds", "mean", "low", "high"),
     *("difference", "difference_low", "difference_high", "told", "skipped"),
 )
-SMALL_IS_GOOD = ("nll", "brier", "ece", "kl", "mse", "error")  # the last word of such a metric's name
+SMALL_IS_GOOD = ("nll", "brier", "ece", "kl", "mse", "error")  # the last word of the name of such a metric
 TOLD_MARK = "†"
 TOLD_NOTE = "sees labels of the test site, the true prevalence, or which feature to drop: a reference, not a competitor"
 
 
 def small_is_good(metric: str) -> bool:
-    """Say whether the best value of a metric is its smallest."""
+    """Whether the best value of a metric is its smallest."""
     return metric.rsplit("_", 1)[-1] in SMALL_IS_GOOD
 
 
 def choose(frame: pd.DataFrame, metric: str, *, sites: Iterable[str] = (), draws: Iterable[str] = ()) -> pd.DataFrame:
-    """The rows of one metric at the named sites and draws (none named: all), in the frame's order."""
+    """The rows of one metric at the named sites and draws (default: all), in the order of the frame."""
     problems = Problems("summary")
     missing = [column for column in COLUMNS if column not in frame]
     if missing:
@@ -46,13 +46,13 @@ def choose(frame: pd.DataFrame, metric: str, *, sites: Iterable[str] = (), draws
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name: the one that was meant, or all there are."""
+    """The end of an error about an unknown name: a similar name, or all names."""
     names = list(known)
     return did_you_mean(name, names) or f"; there are: {', '.join(names) or 'none'}"
 
 
 def left_out(rows: pd.DataFrame) -> dict[str, str]:
-    """Why methods are not shown: the reason, and where it holds for some of the sites and draws only, where."""
+    """Why methods are not shown: the reason, and the sites and draws if it does not hold for all."""
     reasons: dict[str, str] = {}
     for method, own in rows.groupby("method", sort=False):
         parts = []
@@ -65,23 +65,23 @@ def left_out(rows: pd.DataFrame) -> dict[str, str]:
 
 
 def shown_methods(rows: pd.DataFrame) -> list[str]:
-    """The methods with a number anywhere, in the frame's order."""
+    """The methods with any number, in the order of the frame."""
     return [str(method) for method in rows.loc[rows["mean"].notna(), "method"].unique()]
 
 
 def without_number(rows: pd.DataFrame) -> list[str]:
-    """The methods that were run and do not have the metric, as one that estimates no prevalence."""
+    """The methods that were run but do not have the metric, for example without an estimate of P(Y)."""
     shown, missing = shown_methods(rows), left_out(rows)
     return [str(method) for method in rows["method"].unique() if method not in shown and method not in missing]
 
 
 def told_methods(rows: pd.DataFrame) -> set[str]:
-    """The methods that are told more than unlabeled rows."""
+    """The methods that use more than unlabeled rows."""
     return {str(method) for method in rows.loc[rows["told"].astype(bool), "method"].unique()}
 
 
 def seeds_note(rows: pd.DataFrame) -> str:
-    """How many seeds stand behind the numbers, and with them what the interval is."""
+    """The number of seeds, and the meaning of the interval."""
     counts = rows.loc[rows["mean"].notna(), "seeds"].astype(int)
     if counts.empty or counts.max() <= 1:
         return "one seed, hence no intervals"

@@ -36,7 +36,7 @@ METHOD_COLUMNS = {
     "estimates_g": ("estimates g",),
     "cite": ("paper",),
 }
-METHODS_TITLE = "What each method needs, and how it comes to g = P(y|z) at a new site"
+METHODS_TITLE = "What each method needs, and how it estimates g = P(y|z) at a new site"
 MOST_DIGITS = 6
 
 
@@ -50,15 +50,16 @@ def comparison_table(frame: pd.DataFrame, metric: str, format: str, reference: s
     """Write one metric of a summary: a row for each method, a column for each site and draw.
 
     A cell has the mean over seeds with its 95% interval, and below it the paired difference to the reference with its
-    own. The best method of a column is bold; one that is told more than unlabeled rows has a dagger and cannot be it.
-    Methods that were left out stand below with the reason. CSV has all columns of the summary, unrounded.
+    own interval. The best method of a column is bold; a method that uses more than unlabeled rows has a dagger and
+    cannot be bold. Methods that were left out are listed below with the reason. CSV has all columns of the summary,
+    unrounded.
     """
     rows = choose(frame, metric)
     return rows.to_csv(index=False) if format == "csv" else _write(_comparison_grid(rows, metric, reference), format)
 
 
 def methods_table(cards: Mapping[str, Mapping[str, Any]], format: str) -> str | TerminalGrid:
-    """Write the methods' cards (key in the registry -> fields of its card) as one table, a row for each method."""
+    """Write the cards of the methods (registry key -> fields of its card) as one table, a row for each method."""
     if format == "csv":
         fields = [*METHOD_COLUMNS, "note"]
         raw = [[key, *(card[field] for field in fields)] for key, card in cards.items()]
@@ -119,14 +120,14 @@ def _comparison_cell(row: Mapping[Any, Any] | None, digits: int, best: str) -> C
 
 
 def _best(by_place: Mapping[Any, Mapping[Any, Any]], place: tuple[Any, ...], metric: str, digits: int) -> str:
-    """The best competitor's number as it is shown, so that whoever shows the same is as good; empty without any."""
+    """The best competitor's number as displayed: equal displayed numbers are equally good; empty without any."""
     means = [row["mean"] for key, row in by_place.items() if key[1:] == place and not row["told"]]
     means = [mean for mean in means if not math.isnan(mean)]
     return number_text((min if small_is_good(metric) else max)(means), digits) if means else ""
 
 
 def interval_text(value: float, low: float, high: float, digits: int, *, signed: bool = False) -> str:
-    """`0.858 (0.843 to 0.873)`; without the bracket where there is no interval, nothing where there is no value."""
+    """`0.858 (0.843 to 0.873)`; without brackets if there is no interval, empty if there is no value."""
     if math.isnan(value):
         return ""
     texts = [number_text(number, digits, signed=signed) for number in (value, low, high)]
@@ -134,13 +135,13 @@ def interval_text(value: float, low: float, high: float, digits: int, *, signed:
 
 
 def number_text(value: float, digits: int, *, signed: bool = False) -> str:
-    """A rounded number; what rounds to zero has no sign."""
+    """A rounded number; a rounded zero has no sign."""
     text = f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
     return text.lstrip("+-") if not math.isnan(value) and float(text) == 0 else text
 
 
 def shown_digits(values: pd.Series) -> int:
-    """Three decimals, and more where the typical value is so small that they would not show three digits of it."""
+    """Three decimals; more if the typical value is so small that these would not show three digits of it."""
     sizes = values.abs()[values.abs() > 0]
     if sizes.empty:
         return 3

@@ -1,4 +1,4 @@
-"""A site whose rows lie in Dask partitions: g from the sums over all of them, every question from a sample of them."""
+"""A site whose rows are in Dask partitions: g from sums over all rows, everything else from a sample."""
 
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -33,7 +33,7 @@ KNOWN = "known_prevalence is not supported with rows in Dask partitions: adapt t
 
 @dataclass(frozen=True)
 class SiteReader:
-    """What is needed of a model where its rows are: classes, the schema of z, and where f is not identified."""
+    """The parts of a model that workers need: classes, the schema of z, and the regions where f is not identified."""
 
     classes: np.ndarray[Any, Any]
     schema: Confounders | None
@@ -79,7 +79,7 @@ class SiteReader:
 
 @dataclass(frozen=True)
 class Predictor:
-    """P(y|x,z) of rows at the site: by the posterior or the maximum, in regions without support as trained."""
+    """P(y|x,z) of rows at the site: by the posterior or the maximum; as trained where f is not identified."""
 
     posterior: Posterior | None
     prevalence: Prevalence
@@ -102,7 +102,7 @@ class Predictor:
 
 @dataclass(frozen=True)
 class Visit:
-    """What one pass brings back of a partition: some of its rows, the sum of its predictions, counts."""
+    """The result of one pass over a partition: some of its rows, the sum of its predictions, counts."""
 
     some: ScoredRows
     predicted: Tensor  # (K,)
@@ -123,7 +123,7 @@ def _visit(reader: SiteReader, predict: Predictor, step: int, rows: Partition) -
 
 @dataclass(frozen=True)
 class AdaptedPartitions:
-    """A site in partitions: its g, a sample of its rows, how many there are, and the mean of their predictions."""
+    """A site in partitions: its g, a sample of its rows, their number, and their mean prediction."""
 
     estimate: PrevalenceEstimate
     rows: ScoredRows
@@ -139,7 +139,7 @@ def adapt_partitions(
     level_scale: float | None,
     known: Known | None,
 ) -> AdaptedPartitions:
-    """Estimate g from all rows, then go through them once more to predict them and to take a sample."""
+    """Estimate g from all rows; then one more pass predicts them and draws a sample."""
     problems = Problems("adapt")
     if known is not None:
         problems.add(KNOWN)
@@ -177,7 +177,7 @@ def _estimate(model: "SiteModel", partitions: Partitions, prior: SitePrior | Non
 
 
 def _settled(estimate: PrevalenceEstimate) -> PrevalenceEstimate:
-    """The same estimate without its partitions: its curvature computed, some rows in the place of all."""
+    """The same estimate without its partitions: with its curvature computed, and some rows instead of all."""
     fit, evidence = estimate._fit, stand_in(estimate._evidence, SAMPLE_ROWS)
 
     def looked_back(fit: Fit) -> Fit:
