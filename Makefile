@@ -20,7 +20,7 @@ help:
 	@echo "make bench   speed against peers, and the table of the accuracy study; about ten minutes"
 	@echo "make accuracy   the accuracy study itself, over an hour on two cores"
 	@echo "make docs    the documentation site, into site/; a broken link, docstring or address stops it"
-	@echo "make results the tables and figures of docs/results.md from the records of experiments/gpa2024"
+	@echo "make results the tables and figures of the results pages from the records, and which records are stale"
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -1,7 +1,7 @@
 """Evidence from rows in Dask partitions: each is laid out where it is, and only sums of its rows leave it."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
@@ -86,7 +86,7 @@ class PartitionReader:
         notes = Notes()
         chunk = rows.log_ratio, rows.sample_confounder
         found = reader.read(chunk, rows.number, 0, with_codes=True, notes=notes, name="partition")
-        laid = LaidOut(found["seen"], found["blank"])
+        laid = LaidOut(*([_without_the_rest(part) for part in found[kind]] for kind in ("seen", "blank")))
         counted = [] if weight is None else [float(weight[weight > 0].min()), float(weight.max())]
         return laid, Summary(
             [len(part) for part in laid.seen],
@@ -238,7 +238,18 @@ def _apply(function: Callable[[Iterable[T]], S], get: Callable[[LaidOut], Iterab
 
 
 def _each(function: Callable[[T], S], get: Callable[[LaidOut], Iterable[T]], laid: LaidOut) -> list[S]:
-    return [function(one) for one in get(laid)]
+    return [_without_the_rest(function(one)) for one in get(laid)]
+
+
+def _without_the_rest(value: Any) -> Any:
+    """The same with memory of its own: a view of a tensor travels with the whole of what it is a view of."""
+    if isinstance(value, Tensor):
+        return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
+    if isinstance(value, tuple):
+        return tuple(map(_without_the_rest, value))
+    if isinstance(value, Rows):
+        return replace(value, **{field.name: _without_the_rest(getattr(value, field.name)) for field in fields(value)})
+    return value
 
 
 def _stretches(kinds: tuple[str, ...], rounded: bool, laid: LaidOut) -> list[Rows]:

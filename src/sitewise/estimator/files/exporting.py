@@ -151,7 +151,8 @@ def _trial_inputs(here: AdaptedClassifier, dtype: torch.dtype, n_rows: int) -> t
                 x = x.reshape(n_rows, *shape)
     if schema is None:
         return (x.to(dtype),)
-    codes = here.rows.codes[torch.arange(n_rows) % len(here.rows)].clone()
+    known = here.rows.codes if here.joint is None else model.joint_.bank.codes  # a site's own z may all be missing
+    codes = known[torch.arange(n_rows) % len(known)].clone()
     hidden = torch.rand(codes.shape, generator=generator) < 0.5
     hidden[: n_rows // 3] = False
     codes = schema.knock_out(codes, hidden)
