@@ -382,7 +382,8 @@ def ham_lines(record):
 def halves_lines(record):
     low, high = record["interval"]
     held = float(low <= record["prevalence"] <= high)
-    of = "all rows" if record["case"]["rows"] is None else f"{record['case']['rows']:,} rows"
+    rows = record["case"].get("rows", 6000)  # earlier records do not say
+    of = "all rows" if rows is None else f"{rows:,} rows"
     yield {"halves of": of, "z": "+".join(record["case"]["z"]), **record["nll"], "interval holds": held}
 
 

@@ -344,7 +344,7 @@ def test_images_go_to_the_gpu_where_they_fit_their_share(packed, monkeypatch):
 
 def test_the_bar_is_shown_where_it_is_asked_for(capsys):
     places = [slice(0, 1), slice(1, 2)]
-    assert list(inputs._with_bar(places, "images to cuda", False)) == places
+    assert list(inputs.with_bar(places, "images to cuda", False)) == places
     assert capsys.readouterr().err == ""
-    assert list(inputs._with_bar(places, "images to cuda", True)) == places
+    assert list(inputs.with_bar(places, "images to cuda", True)) == places
     assert "images to cuda" in capsys.readouterr().err

@@ -21,7 +21,7 @@ def test_groups_count_by_their_sums():
     deviation = rows([1.0], [-1.0], [2.0], [-2.0])
     for names, expected in (((0, 0, 0, 0), None), ((0, 0, 1, 1), 0.0), ((0, 1, 0, 1), 2 * 18)):
         evidence, stretch = with_groups(*names)
-        plain, grouped = evidence.gram([(stretch, deviation)])
+        plain, grouped = evidence.gram(Stream([stretch]), lambda rows: (rows, deviation))
         assert plain.item() == 10
         assert grouped is None if expected is None else grouped.item() == expected
     assert Groups(4, 1, 1.0).factor == 0

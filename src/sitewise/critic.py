@@ -184,7 +184,7 @@ class Bank:
         It is 0 at best, and -inf if a level differs. Continuous values are compared by a normal kernel. A row with
         levels that no point has is treated as one without z.
         """
-        total = torch.zeros(len(codes), len(self.codes), dtype=torch.float64)
+        total = codes.new_zeros(codes.shape[0], len(self.codes), dtype=torch.float64)
         missing = self.schema.missing(codes)
         for j, variable in enumerate(self.schema.variables):
             own, points = codes[:, j : j + 1], self.codes[:, j]
@@ -192,7 +192,7 @@ class Bank:
                 agreement = torch.where(own == points, 0.0, -torch.inf)
             else:
                 agreement = -0.5 * ((own - points) / self._width(points)) ** 2
-            total += torch.where(missing[:, j : j + 1], 0.0, agreement)
+            total = total + torch.where(missing[:, j : j + 1], 0.0, agreement)
         best = total.amax(1, keepdim=True)
         return torch.where(best == -torch.inf, 0.0, total - best.clamp_min(-1e300))
 

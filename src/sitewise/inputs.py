@@ -83,7 +83,7 @@ class StoredImages:
         placed = torch.empty(self.shape, dtype=torch.uint8, device=device)
         places = self._stretches()
         with read_ahead(self, places, device) as read:
-            for place in _with_bar(places, f"images to {device}", self.verbose):
+            for place in with_bar(places, f"images to {device}", self.verbose):
                 placed[place] = read(place)
         return placed
 
@@ -186,7 +186,7 @@ def _free_memory(device: torch.device) -> int:
     return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
-def _with_bar(places: list[slice], label: str, verbose: bool | None) -> Iterator[slice]:
+def with_bar(places: list[slice], label: str, verbose: bool | None) -> Iterator[slice]:
     """Iterate over slices, with a progress bar if `verbose`; None means a bar on a terminal only."""
     if not (sys.stderr.isatty() if verbose is None else verbose):
         yield from places

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import sitewise as sw
-from sitewise.adaptation.bootstrap import Draws, bootstrap_fit
+from given import evidence_of
+from sitewise.adaptation.bootstrap import Draws
 
 
 def site(n_rows=1500, seed=0, missing=0.0, **family):
@@ -25,7 +26,7 @@ def test_a_batch_of_draws_is_the_same_as_one_after_the_other(n_classes):
     estimate = sw.estimate_prevalence(rows.log_ratio, model="constant")
     resamples = estimate.bootstrap(20, random_state=3)
     generator = torch.Generator().manual_seed(int(np.random.RandomState(3).randint(2**31)))
-    weights = Draws(estimate._evidence, generator).weights(20)
+    weights = Draws(evidence_of(rows.log_ratio), generator).weights(20)
     assert (weights.sum(1) == 300).all()
     for drawn, weight in zip(resamples, weights, strict=True):
         alone = sw.estimate_prevalence(rows.log_ratio, model="constant", sample_weight=weight.numpy())
@@ -54,7 +55,7 @@ def test_each_draw_of_an_additive_g_is_its_fit_to_those_weights():
     estimate = sw.estimate_prevalence(rows.log_ratio, rows.Z, **settings)
     drawn = next(iter(estimate.bootstrap(2, random_state=0)))
     generator = torch.Generator().manual_seed(int(np.random.RandomState(0).randint(2**31)))
-    weight = Draws(estimate._evidence, generator).weights(1)[0].numpy()
+    weight = Draws(evidence_of(rows.log_ratio, rows.Z), generator).weights(1)[0].numpy()
     alone = sw.estimate_prevalence(
         rows.log_ratio, rows.Z, sample_weight=weight, confounders=estimate.confounders, **settings
     )
@@ -139,9 +140,10 @@ def test_what_cannot_be_drawn_is_said():
         network.bootstrap(10)
 
 
-def test_rows_that_are_not_at_hand_are_not_drawn():
-    estimate = sw.estimate_prevalence(site(200).log_ratio)
-    streamed = estimate._evidence.everything.map(lambda rows: rows, keep=False)
-    object.__setattr__(estimate._evidence, "everything", streamed)
+def test_rows_that_are_not_at_hand_are_not_drawn(monkeypatch):
+    monkeypatch.setattr("sitewise.adaptation.streaming.KEPT_BYTES", 0)
+    log_ratio = site(200).log_ratio
+    streamed = sw.estimate_prevalence([(log_ratio[:120], None), (log_ratio[120:], None)])
+    assert not streamed.can_refit
     with pytest.raises(ValueError, match="all rows in memory"):
-        next(bootstrap_fit(estimate._evidence, estimate._fit, 2, torch.Generator(), None))
+        streamed.bootstrap(2)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from scipy.optimize import minimize_scalar
 
+from given import evidence_of
 from sitewise.adaptation.cells import (
     constant_centre,
     fit_constant_cell,
@@ -15,8 +16,6 @@ from sitewise.adaptation.cells import (
     variance_per_row,
     without_dust,
 )
-from sitewise.adaptation.evidence import read_evidence
-from sitewise.arrays import Problems
 from sitewise.prevalence import ConstantPrevalence, fit_table
 
 HALVES = torch.tensor([0.5, 0.5], dtype=torch.float64)
@@ -29,11 +28,6 @@ def site(n_rows=200, seed=0):
     y = rng.random(n_rows) < np.select([ward == "a", ward == "b"], [0.2, 0.5], 0.8)
     x = rng.normal(2.0 * y, 1.0)
     return torch.tensor(np.c_[np.zeros(n_rows), 2.0 * x - 2.0]), pd.DataFrame({"ward": ward})
-
-
-def read(log_ratio, Z=None, **more):
-    options = {"schema": None, "categorical": None, "y": None, "sample_weight": None, "groups": None}
-    return read_evidence(log_ratio, Z, Problems("test"), **options | more)[0]
 
 
 def constant(evidence, strength=0.0, prior=HALVES):
@@ -55,7 +49,7 @@ def test_a_constant_g_is_the_maximum_by_another_optimizer(strength):
 
     theirs = minimize_scalar(loss, bounds=(1e-6, 1 - 1e-6), method="bounded", options={"xatol": 1e-10}).x
     prior = torch.tensor([0.3, 0.7], dtype=torch.float64)
-    fit = constant(read(log_ratio), strength, prior)
+    fit = constant(evidence_of(log_ratio), strength, prior)
     assert float(share(fit)) == pytest.approx(theirs, abs=1e-6)
 
 
@@ -63,24 +57,24 @@ def test_strength_is_so_many_labeled_rows_of_the_prior():
     log_ratio, _ = site()
     certain = torch.tensor([[0.0, -torch.inf]] * 3 + [[-torch.inf, 0.0]] * 7)
     prior = torch.tensor([0.3, 0.7], dtype=torch.float64)
-    shrunk = constant(read(log_ratio), 10.0, prior)
-    labeled = constant(read(torch.cat([log_ratio, certain])))
+    shrunk = constant(evidence_of(log_ratio), 10.0, prior)
+    labeled = constant(evidence_of(torch.cat([log_ratio, certain])))
     assert float(share(shrunk)) == pytest.approx(float(share(labeled)), abs=1e-7)
 
 
 def test_a_table_without_shrinkage_is_a_constant_g_for_every_level():
     log_ratio, Z = site()
-    evidence = read(log_ratio, Z)
+    evidence = evidence_of(log_ratio, Z)
     cells = torch.arange(3, dtype=torch.float64)[:, None]
     fit = fit_table_cells(evidence, cells, fixed_centre(cells, HALVES), 0.0, "auto")
     for level, found in zip("abc", share(fit, cells), strict=True):
-        alone = constant(read(log_ratio[torch.tensor((Z["ward"] == level).to_numpy())]))
+        alone = constant(evidence_of(log_ratio[torch.tensor((Z["ward"] == level).to_numpy())]))
         assert float(found) == pytest.approx(float(share(alone)), abs=1e-6)
 
 
 def test_a_table_shrunk_ever_more_is_its_centre():
     log_ratio, Z = site()
-    evidence = read(log_ratio, Z)
+    evidence = evidence_of(log_ratio, Z)
     cells = torch.arange(3, dtype=torch.float64)[:, None]
     level = torch.tensor([0.35, 0.65], dtype=torch.float64)
     away = [
@@ -95,7 +89,7 @@ def test_a_table_shrunk_ever_more_is_its_centre():
 
 def test_centres_have_the_sites_level():
     log_ratio, Z = site()
-    evidence = read(log_ratio, Z)
+    evidence = evidence_of(log_ratio, Z)
     fit = constant(evidence)
     cells = torch.arange(3, dtype=torch.float64)[:, None]
     expected = float(share(fit))
@@ -119,15 +113,15 @@ def test_dust_is_absent_and_shares_still_sum_to_one():
 def test_with_certain_rows_the_variance_is_the_binomials():
     certain = torch.tensor([[0.0, -torch.inf]] * 30 + [[-torch.inf, 0.0]] * 70)
     level = torch.tensor([0.3, 0.7], dtype=torch.float64)
-    found = variance_per_row(read(certain), level)
+    found = variance_per_row(evidence_of(certain), level)
     expected = torch.tensor([[0.21, -0.21], [-0.21, 0.21]], dtype=torch.float64)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
 
 
 def test_weights_fit_the_same_g_again():
     log_ratio, _ = site()
-    fit = constant(read(log_ratio))
-    twice = fit.refit(read(torch.cat([log_ratio, log_ratio])))
+    fit = constant(evidence_of(log_ratio))
+    twice = fit.refit(evidence_of(torch.cat([log_ratio, log_ratio])))
     assert isinstance(twice, ConstantPrevalence)
     nothing = torch.zeros(1, 0, dtype=torch.float64)
     torch.testing.assert_close(twice.log_prob(nothing), fit.prevalence.log_prob(nothing), rtol=0, atol=1e-6)

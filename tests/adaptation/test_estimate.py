@@ -10,6 +10,7 @@ import torch
 from scipy.optimize import minimize
 
 import sitewise as sw
+from given import evidence_of
 from sitewise.adaptation.estimate import fit_any_model
 from sitewise.adaptation.families import Request, additive, table
 from sitewise.adaptation.families.table import can_fill_a_table
@@ -245,13 +246,11 @@ def test_lists_come_and_arrays_go():
 
 
 def test_the_table_is_tried_only_where_its_cells_are_filled():
-    evidence = sw.estimate_prevalence(*_pair(discrete_site(100)))._evidence
-    assert can_fill_a_table(evidence)
+    assert can_fill_a_table(evidence_of(*_pair(discrete_site(100))))
     rng = np.random.default_rng(0)
     ward = pd.DataFrame({"ward": [f"w{i}" for i in rng.integers(0, 40, 100)]})
-    sparse = sw.estimate_prevalence(rng.normal(size=(100, 2)), ward, model="constant")._evidence
-    assert not can_fill_a_table(sparse)
-    assert not can_fill_a_table(sw.estimate_prevalence(*_pair(site_with_z(100)))._evidence)
+    assert not can_fill_a_table(evidence_of(rng.normal(size=(100, 2)), ward))
+    assert not can_fill_a_table(evidence_of(*_pair(site_with_z(100))))
 
 
 def test_missing_terms_are_fitted_for_the_winner_only(monkeypatch):

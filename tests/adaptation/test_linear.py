@@ -7,22 +7,20 @@ import pandas as pd
 import pytest
 import torch
 
-from sitewise.adaptation.evidence import read_evidence
-from sitewise.adaptation.linear import _row_scores, additive_problem, solve_linear
+from given import evidence_of
+from sitewise.adaptation.linear import additive_problem, row_scores, solve_linear
 from sitewise.adaptation.rows import Stream
-from sitewise.arrays import Problems
 from sitewise.solvers import EM
 
 
-def evidence_of(n_rows=60, n_classes=3, blank=0, seed=0, **more):
+def rows_of(n_rows=60, n_classes=3, blank=0, seed=0):
     """Rows with a number and a level; the last ones lack both."""
     rng = np.random.default_rng(seed)
     Z = pd.DataFrame({"age": rng.uniform(20, 90, n_rows), "sex": rng.choice(["f", "m"], n_rows)})
     if blank:
         Z.iloc[-blank:] = None
     log_ratio = torch.tensor(rng.normal(0, 1.5, (n_rows, n_classes)))
-    options = {"schema": None, "categorical": None, "y": None, "sample_weight": None, "groups": None}
-    return read_evidence(log_ratio, Z, Problems("test"), **options | more)[0]
+    return evidence_of(log_ratio, Z)
 
 
 def likelihood(problem, flat):
@@ -50,7 +48,7 @@ def objective(problem, flat):
 @pytest.mark.parametrize("n_classes", [2, 3])
 @pytest.mark.parametrize("blank", [0, 12])
 def test_value_and_derivatives_are_those_of_the_likelihood(n_classes, blank):
-    problem = additive_problem(evidence_of(n_classes=n_classes, blank=blank), 2.0, None)
+    problem = additive_problem(rows_of(n_classes=n_classes, blank=blank), 2.0, None)
     flat = torch.linspace(-0.5, 0.5, problem.n_features * (n_classes - 1), dtype=torch.float64, requires_grad=True)
     value = objective(problem, flat)
     (gradient,) = torch.autograd.grad(value, flat)
@@ -63,7 +61,7 @@ def test_value_and_derivatives_are_those_of_the_likelihood(n_classes, blank):
 
 
 def test_what_is_remembered_belongs_to_its_place():
-    problem = additive_problem(evidence_of(), 2.0, None)
+    problem = additive_problem(rows_of(), 2.0, None)
     first, second = torch.zeros(2, problem.n_features * 2, dtype=torch.float64) + torch.tensor([[0.1], [0.4]])
     values = [float(problem.value(at)) for at in (first, second, first)]
     assert values[0] == values[2] != values[1]
@@ -71,7 +69,7 @@ def test_what_is_remembered_belongs_to_its_place():
 
 @pytest.mark.parametrize("blank", [0, 12])
 def test_newton_and_em_reach_the_same_optimum(blank):
-    problem = additive_problem(evidence_of(n_rows=80, blank=blank), 5.0, None)
+    problem = additive_problem(rows_of(n_rows=80, blank=blank), 5.0, None)
     start = torch.zeros(problem.n_features * 2, dtype=torch.float64)
     found = solve_linear(problem, start, "auto")
     by_em = solve_linear(problem, start, EM())
@@ -81,7 +79,7 @@ def test_newton_and_em_reach_the_same_optimum(blank):
 
 
 def test_the_same_rows_with_doubled_weights_are_the_rows_twice():
-    evidence = evidence_of()
+    evidence = rows_of()
     problem = additive_problem(evidence, 2.0, None)
     doubled = [replace(rows, weight=torch.full((len(rows),), 2.0, dtype=torch.float64)) for rows in evidence.rows]
     drawn = replace(evidence, rows=Stream(doubled), seen_weight=2 * evidence.seen_weight)
@@ -92,8 +90,8 @@ def test_the_same_rows_with_doubled_weights_are_the_rows_twice():
 
 
 def test_scores_of_rows_add_up_to_the_gradient_and_to_the_gram():
-    problem = additive_problem(evidence_of(n_classes=2), 2.0, None)
+    problem = additive_problem(rows_of(n_classes=2), 2.0, None)
     flat = torch.linspace(-1, 1, problem.n_features, dtype=torch.float64)
-    scores = torch.cat([_row_scores(part, flat, problem.basis)[1] for part in problem.parts])
+    scores = torch.cat([row_scores(part, flat, problem.basis)[1] for part in problem.parts])
     torch.testing.assert_close(scores.sum(0), problem.evaluate(flat, 1).gradient)
     torch.testing.assert_close(problem.score_grams(flat)[0], scores.T @ scores)

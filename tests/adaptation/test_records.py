@@ -47,8 +47,7 @@ def test_an_estimate_comes_back_with_all_it_can_say(options, monkeypatch):
     Z = gaps(NEW.Z)
     estimate = sw.estimate_prevalence(NEW.log_ratio, Z, **options)
     other = there_and_back(estimate)
-    assert len(other._evidence.rows.kept) > 1
-    assert other._evidence.blank_weight > 0
+    assert Z.isna().all(axis=1).any()
     assert repr(other) == repr(estimate)
     np.testing.assert_array_equal(other.marginal, estimate.marginal)
     np.testing.assert_array_equal(other.log_prevalence(Z), estimate.log_prevalence(Z))

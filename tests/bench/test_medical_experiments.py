@@ -167,8 +167,7 @@ def cxr(tmp_path_factory):
 def forget():
     """No experiment finds what another one has read."""
     yield
-    sites._source.cache_clear()
-    sites._world.cache_clear()
+    sites.forget_data()
 
 
 def tiny(name, folder):

@@ -6,9 +6,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
-from sitewise.tables import open_table, table_writer, whole_file
+from sitewise.tables import open_table
 
 FRAME = pd.DataFrame({"id": ["007", "=1+2", "a,b"], "age": [50.5, None, 70], "sex": ["f", "m", "f"]})
 
@@ -130,79 +129,20 @@ def test_files_that_are_not_there_or_of_another_kind_are_refused(tmp_path):
         open_table(tmp_path / "heart.csv").read(["agee"])
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_a_table_is_written_whole_or_not_at_all(tmp_path, suffix):
-    path = tmp_path / f"out{suffix}"
-    table = pa.table({"id": ["a", "2"], "p": [0.1, 0.9]})
-
-    def stop_midway():
-        with table_writer(path, table.schema) as writer:
-            writer.write(table)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        stop_midway()
-    assert list(tmp_path.iterdir()) == []
-    with table_writer(path, table.schema) as writer:
-        writer.write(table)
-        writer.write(table)
-    found = pd.read_csv(path, dtype={"id": str}) if suffix == ".csv" else pd.read_parquet(path)
-    assert found["id"].tolist() == ["a", "2"] * 2
-    assert found["p"].tolist() == [0.1, 0.9] * 2
-    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+def test_the_first_rows_are_the_first_rows(tmp_path, name, monkeypatch):
+    monkeypatch.setattr("sitewise.tables.files.BLOCK_BYTES", 500)
+    frame = pd.DataFrame({"x": [f"row {number}" for number in range(300)]})
+    frame.to_parquet(tmp_path / name) if name.endswith("parquet") else frame.to_csv(tmp_path / name, index=False)
+    table = open_table(tmp_path / name)
+    for count in (1, 120, 300, 1000):
+        assert table.read(at_most=count).column("x").to_pylist() == frame["x"].tolist()[:count]
 
 
-def test_an_old_file_stays_where_writing_fails(tmp_path):
-    path = write(tmp_path / "out.html", "old")
-
-    def fill_the_disk():
-        with whole_file(path) as part:
-            part.write_text("half")
-            raise OSError(28, "No space left on device")
-
-    with pytest.raises(OSError, match=r"could not be written \(No space left on device\); nothing was changed"):
-        fill_the_disk()
-    assert path.read_text() == "old"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["out.html"]
-
-
-def test_what_a_killed_writer_left_of_a_file_is_removed(tmp_path):
-    for name in (".out.html.part-00000000", ".out.html.part-1", ".other.html.part-00000000"):
-        write(tmp_path / name, "half")
-    with whole_file(tmp_path / "out.html") as part:
-        part.write_text("whole")
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == [
-        ".other.html.part-00000000",
-        ".out.html.part-1",
-        "out.html",
-    ]
-
-
-def test_a_file_has_one_writer_at_a_time(tmp_path):
-    def write_twice():
-        with whole_file(tmp_path / "out.html") as part:
-            part.write_text("first")
-            with whole_file(tmp_path / "out.html") as other:
-                other.write_text("second")
-
-    with pytest.raises(BlockingIOError, match=r"out\.html could not be written \(another program is writing there"):
-        write_twice()
-    assert list(tmp_path.iterdir()) == []
-
-
-FORMULAS = ["=1+2", "=cmd|' /C calc'!A0", "+cmd", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "＝1", "-", "+1-555-0100"]
-PLAIN = ["", "a=1", " =1", "-5", "+3.5e7", "-.5", "007", "it's", "p@x", None]
-
-
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
-def test_no_text_becomes_a_formula_in_a_spreadsheet(tmp_path, kind):
-    """Ids and labels are somebody's words: in a CSV those that begin like a formula get an apostrophe."""
-    table = pa.table({"=id": pa.array([*FORMULAS, *PLAIN], type=kind), "p": [-0.5] * len(FORMULAS + PLAIN)})
-    for name in ("out.csv", "out.parquet"):
-        with table_writer(tmp_path / name, table.schema) as writer:
-            writer.write(table)
-    found = pd.read_csv(tmp_path / "out.csv", dtype=str, keep_default_na=False)
-    assert found.columns.tolist() == ["'=id", "p"]
-    assert found["'=id"].tolist() == [*(f"'{text}" for text in FORMULAS), *PLAIN[:-1], ""]
-    assert set(found["p"]) == {"-0.5"}
-    assert parquet.read_table(tmp_path / "out.parquet").column("=id").to_pylist() == [*FORMULAS, *PLAIN]
+def test_a_column_has_the_type_it_is_stored_in_and_a_csvs_are_text(tmp_path):
+    frame = pd.DataFrame({"n": [1, 2], "level": pd.Categorical(["a", "b"])})
+    frame.to_parquet(tmp_path / "t.parquet")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    stored, text = open_table(tmp_path / "t.parquet"), open_table(tmp_path / "t.csv")
+    assert (stored.type_of("n"), text.type_of("n")) == (pa.int64(), pa.string())
+    assert stored.type_of("level") in (pa.string(), pa.large_string())

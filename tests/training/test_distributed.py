@@ -196,12 +196,12 @@ def test_one_device_under_torchrun_trains_alone_and_says_so(monkeypatch):
 
 
 def test_auto_is_every_gpu_or_one_cpu(monkeypatch):
-    assert devices._count_devices("cpu", "auto") == 1
+    assert devices.count_devices("cpu", "auto") == 1
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert devices._count_devices("auto", "auto") == 4
+    assert devices.count_devices("auto", "auto") == 4
     with pytest.raises(ValueError, match=r"devices=8, but there are 4 GPU\(s\)"):
-        devices._count_devices("cuda", 8)
+        devices.count_devices("cuda", 8)
 
 
 def test_all_that_is_wrong_with_a_choice_of_devices_is_said_at_once():

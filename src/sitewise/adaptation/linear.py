@@ -133,7 +133,7 @@ class LinearProblem:
         """Return Σ_n w_n s_n s_nᵀ of the rows' scores, (P, P), and the same of their sums over groups, if any."""
         groups = self.evidence.groups
         if groups is not None and groups.factor:
-            return self.evidence.gram(self.parts, partial(_row_scores, flat=flat, basis=self.basis))
+            return self.evidence.gram(self.parts, partial(row_scores, flat=flat, basis=self.basis))
         return self.parts.total(partial(_score_gram, flat=flat, basis=self.basis))[0], None
 
     def total_of_g(self, flat: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,7 +180,7 @@ def _score_gram(part: Part, flat: Tensor, basis: Tensor) -> tuple[Tensor, ...]:
     return (assemble(part.design, moments(part.rows, _prevalence(part, flat, basis), 2).logit_gram),)
 
 
-def _row_scores(part: Part, flat: Tensor, basis: Tensor) -> tuple[Rows, Tensor]:
+def row_scores(part: Part, flat: Tensor, basis: Tensor) -> tuple[Rows, Tensor]:
     """The derivative of every row's log-likelihood in the coefficients, (n, P)."""
     prevalence = _prevalence(part, flat, basis)
     relative = scores(part.rows, prevalence) - 1.0

@@ -43,6 +43,11 @@ class Suggestion:
         `as_trained` and `adapted` without labels, and the `gain` of adapting with this z over adapting without z.
     level : float
         The probability of any suggestion if nothing differs between sites.
+
+    Examples
+    --------
+    >>> suggestion = suggest_confounders(X, y, sample_domain)
+    >>> suggestion.confounders
     """
 
     confounders: list[str]

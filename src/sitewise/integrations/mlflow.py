@@ -69,7 +69,7 @@ def save_model(
     path : path
         Of the new folder.
     trusted : sequence of str
-        Types of a classifier inside that `sitewise.load` is to trust. Whoever serves the model names them again, in
+        Types of a classifier inside that `sitewise.load` is to trust. A server of the model needs the names again, in
         the environment variable `SITEWISE_TRUSTED`: an artifact does not choose what is trusted.
     input_example : DataFrame, optional
         Rows to be kept as an example of a request. They are written as they are: take no patient's.

@@ -80,6 +80,11 @@ class SamplePlan:
         The level of the intervals.
     n_source : int
         The number of labeled rows.
+
+    Examples
+    --------
+    >>> plan = plan_sample_size(log_ratio, y, Z, width=0.1)
+    >>> plan.answer
     """
 
     answer: int | None
@@ -104,7 +109,13 @@ class SamplePlan:
         return pd.DataFrame([asdict(point) for point in self.points])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, for JSON."""
+        """Convert to plain numbers for JSON.
+
+        Returns
+        -------
+        dict
+            All fields.
+        """
         return asdict(self)
 
     def __str__(self) -> str:

@@ -76,6 +76,19 @@ class ImageInput:
 class TableReader:
     """Turns a table into X, Z, y and sites. It is learned on the training table and saved with the model.
 
+    Parameters
+    ----------
+    roles : Roles
+        The roles of the columns.
+    classes : tuple
+        The labels, in order.
+    features : tuple of Feature
+        What was learned of each input column.
+    numeric_confounders : tuple of str
+        The confounders that are read as numbers.
+    image : ImageInput, optional
+        How images are read.
+
     Examples
     --------
     >>> reader = TableReader.learn(frame, Roles(target="y", site="hospital", confounders=("age",), features=("bp",)))

@@ -45,6 +45,10 @@ class Roles:
         Features and confounders whose numbers are categories.
     classes : tuple
         The labels, in the order of `proba`; sorted otherwise.
+
+    Examples
+    --------
+    >>> roles = Roles(target="sick", site="hospital", confounders=("age", "sex"), features=("crp", "bp"))
     """
 
     target: str | None = None
@@ -59,7 +63,13 @@ class Roles:
     classes: tuple[str, ...] = ()
 
     def check(self, problems: Problems) -> None:
-        """Report roles that contradict each other."""
+        """Report roles that contradict each other.
+
+        Parameters
+        ----------
+        problems : Problems
+            Collects the contradictions.
+        """
         given = [name for name in INPUTS if getattr(self, name)]
         if not given:
             problems.add(NO_INPUT)
@@ -76,7 +86,13 @@ class Roles:
             problems.add(STRAY_CATEGORICAL.format(name=name, meant=did_you_mean(name, own)))
 
     def columns(self) -> list[tuple[str, str]]:
-        """All columns that have a role, with the role."""
+        """List all columns that have a role.
+
+        Returns
+        -------
+        list of tuple
+            Pairs of a role and a column.
+        """
         found: list[tuple[str, str]] = []
         for role in ("target", "site", "confounders", "features", "image", "proba", "group", "id"):
             value = getattr(self, role)
@@ -84,7 +100,18 @@ class Roles:
         return found
 
     def updated(self, **given: Any) -> "Roles":
-        """The same with the given roles that are not None or empty; another kind of input replaces the old one."""
+        """Replace some roles; another kind of input replaces the old one.
+
+        Parameters
+        ----------
+        **given : str or sequence of str
+            The new roles by name; None and empty ones are ignored.
+
+        Returns
+        -------
+        Roles
+            The roles with these changes.
+        """
         changes = {name: value for name, value in given.items() if value}
         if any(name in changes for name in INPUTS):
             changes = {name: () if name in LISTS else None for name in INPUTS} | changes
@@ -105,15 +132,21 @@ def read_roles(path: str | os.PathLike[str]) -> Roles:
     problems = Problems(f"roles {place}")
     known = [field.name for field in fields(Roles)]
     for name, value in found.items():
-        if name not in known:
+        if name in known:
+            _check_value(name, value, problems)
+        else:
             problems.add(f"{name!r} is not a role{did_you_mean(name, known)}; the roles are {', '.join(known)}")
-        elif name in LISTS and not (isinstance(value, list) and all(isinstance(v, str | int) for v in value)):
-            problems.add(f'{name} must be a list of names, such as ["age", "sex"], got {value!r}')
-        elif name not in LISTS and not isinstance(value, str):
-            problems.add(f"{name} must be the name of a column, got {value!r}")
     problems.raise_if_any()
     read: dict[str, Any] = {name: tuple(map(str, v)) if name in LISTS else v for name, v in found.items()}
     return Roles(**read)
+
+
+def _check_value(role: str, value: Any, problems: Problems) -> None:
+    """Report a value of the wrong kind."""
+    if role in LISTS and not (isinstance(value, list) and all(isinstance(v, str | int) for v in value)):
+        problems.add(f'{role} must be a list of names, such as ["age", "sex"], got {value!r}')
+    elif role not in LISTS and not isinstance(value, str):
+        problems.add(f"{role} must be the name of a column, got {value!r}")
 
 
 def roles_as_toml(roles: Roles, reasons: Mapping[str, str] | None = None, comment: Iterable[str] = ()) -> str:

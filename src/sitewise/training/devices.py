@@ -144,7 +144,7 @@ def launch(
     """
     started = torchrun_processes()
     if started is None:
-        devices = _count_devices(device, devices)
+        devices = count_devices(device, devices)
         _refuse_unlaunched(devices, nodes, strategy)
     elif devices == 1 and nodes == 1 and strategy == "auto":
         if started[0] * started[1] > 1:
@@ -217,7 +217,7 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def _count_devices(device: str, devices: int | str) -> int:
+def count_devices(device: str, devices: int | str) -> int:
     """Return the number of devices; "auto" means all GPUs, or one CPU."""
     on_gpu = device in ("auto", "cuda", "gpu") and torch.cuda.is_available()
     if devices == "auto":

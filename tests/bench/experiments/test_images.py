@@ -57,8 +57,7 @@ def forget(monkeypatch):
     """No test finds what another one has read, nor a cache of whoever runs it."""
     monkeypatch.delenv("SITEWISE_CACHE", raising=False)
     yield
-    sites._source.cache_clear()
-    sites._world.cache_clear()
+    sites.forget_data()
 
 
 def plan(folder, *changes):
@@ -193,7 +192,7 @@ def test_absent_sites_are_named_together_before_anything_is_packed(folder):
 def test_a_site_or_a_patient_in_two_roles_is_refused(folder):
     with pytest.raises(ValueError, match=r"'north' has more than one role \(training, validation\)"):
         run_experiment(plan(folder, ("site: west", "site: north")), folder / "out", jobs=1, data_dir=folder)
-    sites._source.cache_clear()
+    sites.forget_data()
     change_table(folder, lambda table: table.replace({"patient": {"east 0": "north 0"}}))
     with pytest.raises(ValueError, match=r"1 group\(s\) are in more than one role: 'north 0' \(tests and training\)"):
         run_experiment(plan(folder), folder / "out", jobs=1, data_dir=folder)
@@ -207,7 +206,7 @@ def test_broken_and_missing_images_stop_an_experiment_before_its_first_run(folde
     with pytest.raises(ValueError, match=r"2 image\(s\) cannot be read(.|\n)*truncated or damaged(.|\n)*DICOM"):
         run_experiment(plan(folder), folder / "out", jobs=1, data_dir=folder)
     (folder / "west" / "3.png").unlink()
-    sites._source.cache_clear()
+    sites.forget_data()
     with pytest.raises(ValueError, match=r"there is no file for 1 row\(s\): row 27 \('west/3.png'\)"):
         run_experiment(plan(folder), folder / "out", jobs=1, data_dir=folder)
     assert not (folder / "out").exists()
@@ -228,7 +227,7 @@ def test_a_wrong_table_is_refused(folder, change, message):
 
 
 def test_labels_other_than_zero_and_one_are_refused_where_none_are_named(folder):
-    with pytest.raises(ValueError, match="y must be one of 0, 1, and is not in"):
+    with pytest.raises(ValueError, match="y must be one of 0, 1; it is not in"):
         run_experiment(plan(folder, (", classes: ['no', 'yes']", "")), folder / "out", jobs=1, data_dir=folder)
 
 

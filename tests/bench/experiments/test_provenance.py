@@ -54,10 +54,10 @@ def test_inside_a_repository_of_something_else_the_commit_is_unknown(repository,
     monkeypatch.setattr(provenance, "ROOT", (repository / "src").resolve())
     assert provenance.commit() == provenance.UNKNOWN
     with pytest.raises(SystemExit, match="set SITEWISE_COMMIT"):
-        script.provenance()
+        script.provenance(SCRIPT)
 
 
 def test_scripts_take_versions_and_commit_from_here(monkeypatch, script):
     monkeypatch.setenv("SITEWISE_COMMIT", "0123456789abcdef")
-    assert script.provenance()["commit"] == "0123456789ab"
-    assert set(script.provenance()) == {"sitewise", "torch", "numpy", "commit"}
+    assert script.provenance(SCRIPT)["commit"] == "0123456789ab"
+    assert set(script.provenance(SCRIPT)) == {"sitewise", "torch", "numpy", "commit", "fingerprint"}

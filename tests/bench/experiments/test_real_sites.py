@@ -47,8 +47,7 @@ def experiment(tmp_path, monkeypatch):
         split=lambda data, seed: real_parts(roles),
     )
     monkeypatch.setitem(KINDS, "isic64", real)
-    sites._source.cache_clear()
-    sites._world.cache_clear()
+    sites.forget_data()
     file = tmp_path / "small.yaml"
 
     def read(text=YAML):
@@ -56,8 +55,7 @@ def experiment(tmp_path, monkeypatch):
         return read_experiment(file)
 
     yield read
-    sites._source.cache_clear()
-    sites._world.cache_clear()
+    sites.forget_data()
 
 
 @pytest.mark.filterwarnings("ignore")

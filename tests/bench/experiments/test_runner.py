@@ -291,7 +291,7 @@ def test_an_interrupt_while_processes_start_is_heard_when_they_have():
     seen = []
 
     def start():
-        with runner._interrupts_wait():
+        with runner.interrupts_wait():
             signal.raise_signal(signal.SIGINT)
             seen.append("started")
 

@@ -21,13 +21,11 @@ def digits(monkeypatch):
     images = np.zeros((600, 28, 28), dtype=np.uint8)
     images[:, 13, 13], images[:, 13, 14] = numbers // 30 + 1, numbers % 30 + 1
     given = Digits(images, numbers % 10, "numbered")
-    sites._source.cache_clear()
-    sites._world.cache_clear()
+    sites.forget_data()
     for kind in ("colored_digits", "digits"):
         monkeypatch.setitem(KINDS, kind, replace(KINDS[kind], load=lambda data, data_dir: given))
     yield given
-    sites._source.cache_clear()
-    sites._world.cache_clear()
+    sites.forget_data()
 
 
 def run_of(data, training, tests, seed=0, draws=DRAWS, target=None):
@@ -68,7 +66,7 @@ def test_rows_are_the_same_for_every_method_and_differ_by_seed_site_and_role(run
     assert also_scored is scored
     assert len(adaptation) == 100
     assert (scored.X[:100] != adaptation.X).any()
-    sites._world.cache_clear()
+    sites.forget_data()
     again = world_of(run).rows(near, TEST, SCORED, 300)
     assert again is not scored
     assert (again.X == scored.X).all()

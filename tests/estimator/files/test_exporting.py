@@ -18,7 +18,7 @@ from sitewise.calibration import Calibration
 from sitewise.diagnosis import Finding, conclude
 from sitewise.estimator.files import exporting
 from sitewise.estimator.files.exporting import NO_LIBRARY
-from sitewise.estimator.files.graph import JOINT, OWN_ESTIMATOR
+from sitewise.estimator.files.graph import OWN_ESTIMATOR
 from sitewise.estimator.source.regions import Region
 from sitewise.posterior import combine
 from sitewise.prevalence import (
@@ -204,6 +204,53 @@ def test_adjustment_of_probabilities(sites, tmp_path, sees, prevalence):
 
 
 @pytest.mark.filterwarnings("ignore:confounder")
+def test_the_joint_model_of_rows_without_z(sites, tmp_path):
+    """Rows without z, with a part of it and with all of it, of a site adapted without z."""
+    model = sw.GPAClassifier(missing="joint", epochs=4, rehearsal=None)
+    model.fit(sites.X, sites.y, sample_domain=sites.names, sample_confounder=sites.Z)
+    joint = model.adapt(sites.new.X)
+    knockout = copy.copy(joint)
+    knockout.joint = None
+    Z = with_gaps(sites.new.Z)
+    hidden = Z.isna().any(axis=1).to_numpy()
+    ours = joint.predict_proba(sites.new.X, Z)
+    assert np.abs(ours - knockout.predict_proba(sites.new.X, Z))[hidden].max() > 1e-3
+    for dtype, tolerance in (("float32", 1e-5), ("float64", 1e-7)):  # f reads z in single precision
+        path = joint.export_onnx(tmp_path / f"{dtype}.onnx", dtype=dtype)
+        for rows in (slice(0, 1), slice(0, 200)):
+            found, _ = run(path, sites.new.X[rows], Z.iloc[rows])
+            assert np.abs(found - ours[rows]).max() <= tolerance
+
+
+def test_the_joint_model_of_images(tmp_path):
+    """The critic reads every layer of the backbone."""
+    rng = np.random.default_rng(0)
+    y, age = np.arange(200) % 2, rng.normal(60, 9, 200)
+    images = rng.integers(0, 100, (200, 1, 12, 12), dtype=np.uint8) + (60 * y[:, None, None, None]).astype(np.uint8)
+    Z = pd.DataFrame({"age": age})
+    model = sw.GPAClassifier(backbone="cnn", missing="joint", epochs=2, rehearsal=None)
+    here = model.fit(images, y, sample_confounder=Z).adapt(images)
+    Z = pd.DataFrame({"age": np.where(np.arange(200) % 2, np.nan, age)})
+    found, _ = run(here.export_onnx(tmp_path / "site.onnx"), images, Z)
+    assert np.abs(found - here.predict_proba(images, Z)).max() <= 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:confounder")
+def test_the_joint_model_of_a_classifier_of_pairs(sites, tmp_path):
+    points = pd.DataFrame({"group0": ["level 0", "level 1"]})
+    pair = 2 * sites.Z["group0"].map({"level 0": 0, "level 1": 1}).to_numpy() + sites.y
+    classifier = LogisticRegression().fit(sites.X[::2], pair[::2])
+    proba, new = classifier.predict_proba(sites.X), classifier.predict_proba(sites.new.X)
+    post = sw.PrevalenceAdjuster(joint=points, missing="joint", classes=[0, 1], rehearsal=None)
+    here = post.fit(proba, sites.y, sample_domain=sites.names, sample_confounder=sites.Z[["group0"]]).adapt(new)
+    Z = sites.new.Z[["group0"]].mask(np.arange(200)[:, None] % 3 == 0)
+    found, told = run(here.export_onnx(tmp_path / "site.onnx", dtype="float64"), new, Z)
+    assert told["x"]["shape"] == ["rows", 4]
+    assert np.abs(found - here.predict_proba(new, Z)).max() <= 1e-9
+    assert found[::3].std() > 1e-3
+
+
+@pytest.mark.filterwarnings("ignore:confounder")
 @pytest.mark.filterwarnings("ignore:at group")
 def test_policies_and_regions_where_the_training_g_is_kept(sites, here, tmp_path):
     model = copy.copy(here.model)
@@ -238,9 +285,6 @@ def test_what_cannot_be_exported_says_why(sites, here, tmp_path, monkeypatch):
         here.export_onnx(path, dtype="flaot32")
     with pytest.raises(ValueError, match="'uint8' is for images"):
         here.export_onnx(path, dtype="uint8")
-    here.joint = object()
-    with pytest.raises(ValueError, match=re.escape(JOINT)):
-        here.export_onnx(path)
     wrapped = sw.PrevalenceAdjuster(LogisticRegression()).fit(sites.X, sites.y).adapt(sites.new.X)
     with pytest.raises(ValueError, match=re.escape(OWN_ESTIMATOR.format(name="LogisticRegression"))):
         wrapped.export_onnx(path)
@@ -255,5 +299,5 @@ def test_what_cannot_be_exported_says_why(sites, here, tmp_path, monkeypatch):
 
 
 def test_a_very_rare_class_does_not_hide_a_wrong_graph():
-    assert exporting._alike(np.array([[1.0, 1e-12]]), np.array([[1.0, 1.0001e-12]]))
-    assert not exporting._alike(np.array([[1.0, 1e-12]]), np.array([[1.0, 3e-12]]))
+    assert exporting.same_probabilities(np.array([[1.0, 1e-12]]), np.array([[1.0, 1.0001e-12]]))
+    assert not exporting.same_probabilities(np.array([[1.0, 1e-12]]), np.array([[1.0, 3e-12]]))

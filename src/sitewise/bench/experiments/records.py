@@ -78,7 +78,7 @@ def claim(path: Path, run_id: str) -> Iterator[bool]:
         yield True
     finally:
         lock.release()
-    # Only a run that is done gets here. Whoever holds the mark by now finds the record.
+    # Only a finished run gets here. A process that holds the mark now finds the record.
     with suppress(PermissionError):
         mark.unlink(missing_ok=True)
 

@@ -198,7 +198,7 @@ def _performing(path: Path, jobs: int, do: Do, fabric: Any = None) -> Iterator[P
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=start_worker)
 
     def perform(runs: Iterable[Run]) -> Iterator[tuple[Run, Outcome]]:
-        with one_thread_each(), _interrupts_wait():
+        with one_thread_each(), interrupts_wait():
             futures = {pool.submit(perform_run, run, path, do): run for run in runs}
         try:
             for future in as_completed(futures):
@@ -233,7 +233,7 @@ def one_thread_each() -> Iterator[None]:
 
 
 @contextmanager
-def _interrupts_wait() -> Iterator[None]:
+def interrupts_wait() -> Iterator[None]:
     """Delay an interrupt to the end of the block: an interrupted start of a process would print a traceback."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -108,6 +108,12 @@ def prepare_data(experiment: Experiment, data_dir: Folder = None) -> None:
         prepare(_source_of(part.data, data_dir), part)
 
 
+def forget_data() -> None:
+    """Read and draw anew what the next run needs: where files have changed meanwhile."""
+    _source.cache_clear()
+    _world.cache_clear()
+
+
 def derived_seed(seed: int, *names: str | int) -> int:
     """A seed that is determined by a seed and names, and differs for other names."""
     words = [int.from_bytes(hashlib.sha256(str(name).encode()).digest()[:8], "big") for name in names]

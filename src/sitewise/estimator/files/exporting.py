@@ -54,7 +54,7 @@ def export_onnx(here: AdaptedClassifier, path: str | os.PathLike[str], dtype: st
         onnx.save(model, part)
         ours, theirs = _try_out(here, runtime, part, _trial_inputs(here, kind, CHECKED_ROWS))
         difference = float(np.abs(ours - theirs).max())
-        if not (difference <= TOLERANCE and _alike(ours, theirs)):
+        if not (difference <= TOLERANCE and same_probabilities(ours, theirs)):
             raise ValueError(WRONG_GRAPH.format(difference=difference))
     return content | {"difference": difference}
 
@@ -151,7 +151,8 @@ def _trial_inputs(here: AdaptedClassifier, dtype: torch.dtype, n_rows: int) -> t
                 x = x.reshape(n_rows, *shape)
     if schema is None:
         return (x.to(dtype),)
-    codes = here.rows.codes[torch.arange(n_rows) % len(here.rows)].clone()
+    known = here.rows.codes if here.joint is None else model.joint_.bank.codes  # a site's own z may all be missing
+    codes = known[torch.arange(n_rows) % len(known)].clone()
     hidden = torch.rand(codes.shape, generator=generator) < 0.5
     hidden[: n_rows // 3] = False
     codes = schema.knock_out(codes, hidden)
@@ -187,7 +188,7 @@ def _try_out(here: AdaptedClassifier, runtime: Any, path: Path, inputs: tuple[Te
         return here.predict_proba(inputs[0].numpy(), Z), found
 
 
-def _alike(ours: Array, theirs: Array) -> bool:
+def same_probabilities(ours: Array, theirs: Array) -> bool:
     """Whether log-probabilities agree too: probabilities of a very rare class are always close."""
     first, second = (np.log(np.maximum(values, 1e-300)) for values in (ours, theirs))
     return bool((np.abs(first - second) <= LOG_TOLERANCE * (1 + np.abs(first))).all())

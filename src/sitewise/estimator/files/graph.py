@@ -10,11 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sitewise.adaptation.joint import joint_posterior
 from sitewise.confounders import Categorical, Confounders
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.adjuster import PrevalenceAdjuster
 from sitewise.estimator.gpa import GPAClassifier
-from sitewise.estimator.scoring.ratios import AdditiveRatio, PooledRatio, ScoreRatio, to_scores
+from sitewise.estimator.scoring.ratios import AdditiveRatio, ScoreRatio, to_scores
+from sitewise.estimator.without_z.joint import JointModel, at_points
+from sitewise.estimator.without_z.layers import Layers
+from sitewise.estimator.without_z.pairs import PairModel
 from sitewise.posterior import combine
 from sitewise.prevalence import Prevalence
 from sitewise.prevalence.additive import features
@@ -24,14 +28,6 @@ OWN_ESTIMATOR = (
     "export_onnx: the classifier around which this adjustment was made ({name}) cannot be exported here: export it "
     "with its own tool (for example skl2onnx), fit PrevalenceAdjuster() to its probabilities, and export that"
 )
-OTHER_RATIO = (
-    "export_onnx: the adjustment of a classifier that gives P(y, z|x) has no graph: sum its probabilities over z, fit "
-    "PrevalenceAdjuster() to those, and export that"
-)
-JOINT = (
-    "export_onnx: rows that lack z are predicted by the joint model here, which has no graph: "
-    "set model.missing = 'knockout' and adapt again"
-)
 
 
 class AdaptedGraph(nn.Module):
@@ -39,13 +35,13 @@ class AdaptedGraph(nn.Module):
 
     def __init__(self, here: AdaptedClassifier, dtype: torch.dtype) -> None:
         super().__init__()
-        if here.joint is not None and not here.stays_as_trained:
-            raise ValueError(JOINT)
+        precision = torch.float64 if dtype == torch.float64 else torch.float32
         self.model = here.model
         self.schema = here.model.confounders_
-        self.score = _score_part(here.model, torch.float64 if dtype == torch.float64 else torch.float32)
+        self.score = _score_part(here.model, precision)
+        self.joint = None if here.joint is None or here.stays_as_trained else _joint_part(here, precision)
         self.pooled = traceable(here.model.pooled_prevalence_)
-        told = here.predicts_as_trained
+        self.as_trained = told = here.predicts_as_trained
         self.posterior = None if told else here.estimate_in_use._fit.posterior
         self.prevalence = traceable(here.model.pooled_prevalence_ if told else here.estimate_in_use.prevalence)
 
@@ -53,12 +49,19 @@ class AdaptedGraph(nn.Module):
         """Each row independently."""
         codes = x.new_zeros(x.shape[0], 0).double() if z is None or self.schema is None else encode(self.schema, z)
         log_ratio = self.model.calibrated(self.score(x, codes).double(), codes)
+        lacking = codes.new_zeros(codes.shape[0], dtype=torch.bool)
+        if self.joint is not None and self.schema is not None:  # rows that lack z (equation 15c)
+            lacking = self.schema.missing(codes).any(dim=1)
+            log_posterior = self.joint(x, codes)
+            log_ratio = torch.where(lacking[:, None], log_posterior - self.joint.log_marginal, log_ratio)
         if self.posterior is None:
             found = combine(log_ratio, self.prevalence.log_prob(codes)).exp()
         else:
             found = self.prevalence.average(log_ratio, codes, self.posterior.slope)
+        if self.joint is not None and not self.as_trained:
+            found = torch.where(lacking[:, None], log_posterior.exp(), found)
         for region in self.model.unsupported_:  # f is not identified there (equation 12)
-            inside = codes[:, region.variable] == region.code
+            inside = (codes[:, region.variable] == region.code) & ~lacking
             found = torch.where(inside[:, None], combine(log_ratio, self.pooled.log_prob(codes)).exp(), found)
         return found
 
@@ -74,6 +77,61 @@ class NetworkScore(nn.Module):
     def forward(self, x: Tensor, codes: Tensor) -> Tensor:
         """(n, K)."""
         return self.network(x, network_inputs(self.schema, codes).to(self.dtype))  # type: ignore[no-any-return]
+
+
+class JointNetwork(nn.Module):
+    """log P(y|x, what is known of z) at a site by the network, the critic and the site's joint of z and y."""
+
+    def __init__(self, here: AdaptedClassifier, dtype: torch.dtype) -> None:
+        super().__init__()
+        model, joint, site = here.model, here.model.joint_, here.joint
+        assert isinstance(joint, JointModel)
+        assert site is not None
+        self.bank, self.joint = joint.bank, replace(joint, source=AtPoints(joint.source.log_prob(joint.bank.codes)))
+        self.layers = Layers(copy.deepcopy(model.scorer_.module).to("cpu", dtype).eval())
+        self.critic = joint.critic.network(torch.zeros(0, dtype=dtype)).eval()
+        self.points, self.log_mean = joint.bank.inputs.to(dtype), model.balanced(torch.zeros(1), joint.bank.codes)
+        self.calibration, self.dtype = model.calibrations_[0], dtype
+        self.log_weights = site.weights.cpu().log()
+        self.log_marginal = site.weights.sum(0).cpu().clamp_min(1e-300).log()
+
+    def forward(self, x: Tensor, codes: Tensor) -> Tensor:
+        """(n, K)."""
+        features = self.layers(x, codes)
+        raw_log_f = at_points(self.layers.network, features, self.points).double() + self.log_mean
+        log_f = self.calibration.apply(raw_log_f.flatten(0, 1)).unflatten(0, (-1, len(self.points)))
+        log_ratio = self.joint.log_ratio(log_f, self.critic(features, self.points).double())
+        return joint_posterior(log_ratio + self.bank.log_agreement(codes)[..., None], self.log_weights)
+
+
+class JointProbabilities(nn.Module):
+    """log P(y|x, what is known of z) at a site by a classifier of P(y, z|x) and the site's joint of z and y."""
+
+    def __init__(self, here: AdaptedClassifier) -> None:
+        super().__init__()
+        site = here.joint
+        assert site is not None
+        self.pairs, self.floor = here.model.joint_, here.model.classifier_.floor
+        assert isinstance(self.pairs, PairModel)
+        self.log_weights = site.weights.cpu().log()
+        self.log_marginal = site.weights.sum(0).cpu().clamp_min(1e-300).log()
+
+    def forward(self, x: Tensor, codes: Tensor) -> Tensor:
+        """(n, K)."""
+        log_ratio = self.pairs.log_ratio(x.double().clamp_min(self.floor).log())
+        return joint_posterior(log_ratio + self.pairs.bank.log_agreement(codes)[..., None], self.log_weights)
+
+
+@dataclass(frozen=True)
+class AtPoints:
+    """g at the points of a bank, and nowhere else: (M, K)."""
+
+    values: Tensor
+    name: str = "at points"
+
+    def log_prob(self, codes: Tensor) -> Tensor:
+        """(M, K)."""
+        return self.values
 
 
 class ProbabilityScore(nn.Module):
@@ -143,6 +201,8 @@ def _score_part(model: Any, dtype: torch.dtype) -> nn.Module:
     assert isinstance(model, PrevalenceAdjuster)
     if model.estimator_ is not None:
         raise ValueError(OWN_ESTIMATOR.format(name=type(model.estimator_).__name__))
-    if not isinstance(model.ratio_, PooledRatio | AdditiveRatio):
-        raise ValueError(OTHER_RATIO)
     return ProbabilityScore(traceable(model.ratio_), model.classifier_.floor)
+
+
+def _joint_part(here: AdaptedClassifier, dtype: torch.dtype) -> nn.Module:
+    return JointNetwork(here, dtype) if isinstance(here.model, GPAClassifier) else JointProbabilities(here)

@@ -97,7 +97,7 @@ class PairRatio:
 
     def log_ratio(self, log_proba: Tensor, codes: Tensor) -> Tensor:
         """(n, K) from (n, M K)."""
-        pairs = log_proba.reshape(len(log_proba), len(self.bank.codes), -1)
+        pairs = log_proba.unflatten(1, (len(self.bank.codes), -1))
         at_z = torch.logsumexp(pairs + self.bank.log_agreement(codes)[..., None], dim=1)
         return torch.log_softmax(at_z, dim=1) - self.prevalence.log_prob(codes)
 
@@ -119,13 +119,17 @@ class PairModel:
         Its mean over the training population's joint is one for each x.
         """
         size = max(1, STRETCH // self.prior.numel())
-        log_prior = self.prior.log()
         for first in range(0, len(X), size):
             part = slice(first, first + size)
-            raw_log_ratio = X[part] - log_prior.flatten()
-            both = self.calibration.apply(raw_log_ratio).reshape(-1, *self.prior.shape) + self.log_balance
-            scale = torch.logsumexp(both + log_prior, dim=(1, 2), keepdim=True)
-            yield part, torch.where(self.possible, both - scale, -torch.inf)
+            yield part, self.log_ratio(X[part])
+
+    def log_ratio(self, log_proba: Tensor) -> Tensor:
+        """log r (n, M, K) from log-probabilities (n, M K)."""
+        log_prior = self.prior.log()
+        raw_log_ratio = log_proba - log_prior.flatten()
+        both = self.calibration.apply(raw_log_ratio).unflatten(1, self.prior.shape) + self.log_balance
+        scale = torch.logsumexp(both + log_prior, dim=(1, 2), keepdim=True)
+        return torch.where(self.possible, both - scale, -torch.inf)
 
 
 def fit_pairs(rows: LabeledRows, codes: Tensor, schema: Confounders, n_classes: int) -> tuple[Bank, Tensor]:

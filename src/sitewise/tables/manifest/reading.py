@@ -63,6 +63,10 @@ def read_manifest(
     -------
     Manifest
         The table, checked.
+
+    Examples
+    --------
+    >>> manifest = read_manifest("lesions.csv", target="malignant", confounders=["age", "sex"])
     """
     file = Path(file)
     base = file.parent if root is None else Path(root)
