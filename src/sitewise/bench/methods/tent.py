@@ -1,7 +1,9 @@
 """TENT: the network's normalization is fitted to a new site by making its predictions there certain."""
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -11,9 +13,10 @@ from sitewise.bench.methods.base import Rule
 from sitewise.bench.methods.card import Card
 from sitewise.bench.methods.erm import OverERM
 from sitewise.inputs import Inputs
-from sitewise.ratio import RatioNetwork, Scorer, for_network, scoring_device
+from sitewise.ratio import RatioNetwork, Scorer, for_network
+from sitewise.training import Recipe, train
 
-BATCH = 200  # rows of a step
+RECIPE = Recipe(batch_size=200, schedule="constant", weight_decay=0.0, min_steps=0)
 
 
 def mean_entropy(logits: Tensor) -> Tensor:
@@ -36,17 +39,52 @@ class Modulated(nn.Module):
         return logits
 
 
-def sharpen(
-    module: nn.Module, chosen: list[nn.Parameter], X: Inputs, z: Tensor, *, rate: float, passes: int, seed: int
-) -> None:
-    """Lower the mean entropy of a module's outputs for rows by Adam, over some of its parameters."""
-    optimizer = torch.optim.Adam(chosen, lr=rate)
-    device, generator = chosen[0].device, torch.Generator().manual_seed(seed)
-    for _ in range(passes):
-        for rows in torch.randperm(len(X), generator=generator).split(BATCH):
-            optimizer.zero_grad()
-            mean_entropy(module(X[rows].to(device), z[rows].to(device))).backward()
-            optimizer.step()
+@dataclass
+class Certainty:
+    """The mean entropy of a module's outputs for rows, as the training loop minimizes it; nothing is held out."""
+
+    X: Inputs
+    z: Tensor
+
+    def __post_init__(self) -> None:
+        self.sites = torch.zeros(len(self.X), dtype=torch.int64)
+        self._device = torch.device("cpu")
+
+    def to(self, device: torch.device) -> None:
+        """Move the data."""
+        self.X, self.z, self._device = self.X.to(device), self.z.to(device), device
+
+    def begin_epoch(self, generator: torch.Generator, progress: float) -> None:
+        """Nothing changes."""
+
+    def reading(self, upcoming: Sequence[Tensor]) -> AbstractContextManager[None]:
+        """Rows are read as they are needed."""
+        return nullcontext()
+
+    def loss(self, module: nn.Module, rows: Tensor) -> Tensor:
+        """The mean entropy of some rows."""
+        return mean_entropy(module(self.X[rows].to(self._device), self.z[rows]))
+
+    def validation_loss(self, module: nn.Module) -> float | None:
+        """None: there are no labels."""
+        return None
+
+    def identity(self) -> dict[str, str]:
+        """No checkpoint is kept."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing is learned here."""
+        return {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Nothing was learned here."""
+
+
+def sharpen(module: nn.Module, X: Inputs, z: Tensor, *, rate: float, passes: int, seed: int, device: str) -> nn.Module:
+    """Lower the mean entropy of a module's outputs for rows, over the parameters that ask for a gradient."""
+    recipe = replace(RECIPE, epochs=passes, learning_rate=rate)
+    return train(module, Certainty(X, z), recipe, device=device, seed=seed, verbose=False, label="TENT").module
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -67,26 +105,24 @@ class TENT(OverERM):
         """Adapt a copy of the network."""
         module = copy.deepcopy(self.trained_.scorer.module).float()
         norms = [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
-        own: dict[str, Any] = {"rate": self.rate, "passes": self.passes, "seed": int(self.random_state or 0)}
         device = self.trained_.scorer.device
+        own = {"rate": self.rate, "passes": self.passes, "seed": int(self.random_state or 0), "device": device}
+        module.requires_grad_(False)
         if not norms:
-            head = self._adapt_last(module, X, Z, own)
-            return lambda rows, z: torch.log_softmax(head(self.features(rows, z).float(), z).double(), dim=1), None
-        inputs, z = self.network_rows(X, Z)
-        module = module.requires_grad_(False).to(scoring_device(device)).eval()
+            assert isinstance(module, RatioNetwork)
+            features = self.features(X, Z).float()
+            head = sharpen(Modulated(module.fusion[-1], features.shape[1]), features, features[:, :0], **own)
+            last = Scorer(head, device)
+
+            def rule(rows: Any, z: Any) -> Tensor:
+                found = self.features(rows, z).float()
+                return torch.log_softmax(last(found, found[:, :0]), dim=1)
+
+            return rule, None
         for layer in norms:
             layer.reset_running_stats()
             layer.momentum = None  # the mean over all batches
-            layer.requires_grad_(True).train()
-        sharpen(module, [p for layer in norms for p in layer.parameters()], for_network(inputs), z, **own)
-        scorer = Scorer(module.eval().cpu(), device)
+            layer.requires_grad_(True)
+        inputs, z = self.network_rows(X, Z)
+        scorer = Scorer(sharpen(module, for_network(inputs), z, **own), device)
         return lambda rows, at: torch.log_softmax(scorer(*self.network_rows(rows, at)), dim=1), None
-
-    def _adapt_last(self, module: nn.Module, X: Any, Z: Any, own: dict[str, Any]) -> Modulated:
-        """Scale and shift of the last layer's inputs."""
-        features = self.features(X, Z).float()
-        assert isinstance(module, RatioNetwork)
-        head = Modulated(module.fusion[-1].cpu(), features.shape[1])
-        head.last.requires_grad_(False)
-        sharpen(head, [head.scale, head.shift], features, features[:, :0], **own)
-        return head.requires_grad_(False)
