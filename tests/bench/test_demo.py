@@ -98,6 +98,18 @@ def test_sites_have_the_shares_that_the_demo_states():
                 assert abs(y.mean() - share) < 4 * np.sqrt(share * (1 - share) / len(y))
 
 
+def test_a_site_is_scored_by_all_test_digits_with_its_own_shares():
+    data = draw_data(DemoSize(), seed=1)
+    for name, given_z in NEW.items():
+        scored = data.scored[name]
+        red = (scored.Z["paper"] == "red").to_numpy()
+        weight = scored.sample_weight / scored.sample_weight.sum()
+        assert [weight[~red].sum(), weight[red].sum()] == pytest.approx([0.5, 0.5])
+        assert [weight[(red == z) & (scored.y == 1)].sum() for z in (0, 1)] == pytest.approx(np.array(given_z) / 2)
+        assert set(data.new[name].groups) <= set(scored.groups)
+        assert (np.unique(scored.groups, return_counts=True)[1] == 2).all()
+
+
 def test_the_blue_channel_shows_the_digit_alone_and_the_others_the_paper():
     site = draw_data(replace(DemoSize(), noise=0), seed=0).new[RARE_SITE]
     red = (site.Z["paper"] == "red").to_numpy()
