@@ -53,6 +53,8 @@ SLOW = {
 
 def is_slow(path: Path) -> bool:
     """Whether the tests of a file are slow."""
+    if not path.is_relative_to(HERE):
+        return False
     folder, name = path.relative_to(HERE).parent.as_posix(), path.stem.removeprefix("test_")
     return SLOW.get(folder) == "" or name in SLOW.get(folder, "").split()
 

@@ -17,7 +17,7 @@ from sitewise.adaptation.rows import LARGE, Rows, Stream, add_up
 from sitewise.adaptation.streaming import KEPT_BYTES, ChunkReader
 from sitewise.arrays import Problems, read_groups, read_labels, read_weight
 from sitewise.confounders import Confounders, Notes
-from sitewise.partitions import Partition, Partitions, add_tasks, compute, n_workers, persist
+from sitewise.partitions import Partition, Partitions, add_tasks, compute, current_client, persist
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -136,14 +136,16 @@ class Cluster:
     partitions: Partitions
     reader: PartitionReader
     kept: list[Any]  # delayed values of the first of them
+    client: Any  # of the cluster that keeps them, None for this process
 
     def tasks(self, function: Callable[[LaidOut], S]) -> list[Any]:
         """What a function makes of each partition, not computed yet."""
         from dask import delayed
 
+        kept = self.kept if self.client is None or self.client.status == "running" else []
         of_kept = delayed(partial(_of_kept, function), pure=False)
-        others = self.partitions.tasks(partial(_of_read, function, self.reader), first=len(self.kept))
-        return [*map(of_kept, self.kept), *others]
+        others = self.partitions.tasks(partial(_of_read, function, self.reader), first=len(kept))
+        return [*map(of_kept, kept), *others]
 
     def sums(self, function: Callable[[LaidOut], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """Add up what a function makes of each partition."""
@@ -309,8 +311,11 @@ def _lay_out(partitions: Partitions, reader: PartitionReader) -> tuple[Cluster, 
     """Keep the first partitions in the memory of their workers, in growing batches, until the limit is reached."""
     from dask import delayed
 
-    room, kept, summaries, largest = KEPT_BYTES * n_workers(), [], [], 0  # type: int, list[Any], list[Summary], int
-    batch = 2 * n_workers()
+    client = current_client()
+    n_workers = 1 if client is None else max(1, len(client.nthreads()))
+    kept: list[Any] = []
+    summaries: list[Summary] = []
+    room, largest, batch = KEPT_BYTES * n_workers, 0, 2 * n_workers
     while len(kept) < len(partitions) and batch:
         more = persist(partitions.tasks(reader, first=len(kept), last=len(kept) + batch))
         found: list[Summary] = compute([delayed(_summarized, pure=False)(part) for part in more])
@@ -319,7 +324,7 @@ def _lay_out(partitions: Partitions, reader: PartitionReader) -> tuple[Cluster, 
         largest = max(largest, *(summary.n_bytes for summary in found))
         batch = min(2 * batch, max(0, room // max(largest, 1)))
     summaries += compute(partitions.tasks(partial(_summary_of, reader), first=len(kept)))
-    return Cluster(partitions, reader, kept), summaries
+    return Cluster(partitions, reader, kept, client), summaries
 
 
 def _summary_of(reader: PartitionReader, rows: Partition) -> Summary:
