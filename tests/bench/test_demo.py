@@ -1,5 +1,6 @@
-"""The demo at its smallest, and the command line around it."""
+"""The demo at its smallest, its record over ten seeds, and the command line around it."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -36,6 +37,21 @@ def found():
 @pytest.fixture(scope="module")
 def record(found):
     return found.record
+
+
+@pytest.fixture(scope="module")
+def study():
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    spec = importlib.util.spec_from_file_location("demo_study", ROOT / "benchmarks" / "demo.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.path.remove(str(ROOT / "benchmarks"))
+    return module
+
+
+@pytest.fixture(scope="module")
+def seeds(study):
+    return study.read_records(ROOT / "benchmarks" / "demo.jsonl")
 
 
 def test_the_record_has_every_method_at_both_sites_and_is_json(record):
@@ -82,6 +98,18 @@ def test_sites_have_the_shares_that_the_demo_states():
                 assert abs(y.mean() - share) < 4 * np.sqrt(share * (1 - share) / len(y))
 
 
+def test_a_site_is_scored_by_all_test_digits_with_its_own_shares():
+    data = draw_data(DemoSize(), seed=1)
+    for name, given_z in NEW.items():
+        scored = data.scored[name]
+        red = (scored.Z["paper"] == "red").to_numpy()
+        weight = scored.sample_weight / scored.sample_weight.sum()
+        assert [weight[~red].sum(), weight[red].sum()] == pytest.approx([0.5, 0.5])
+        assert [weight[(red == z) & (scored.y == 1)].sum() for z in (0, 1)] == pytest.approx(np.array(given_z) / 2)
+        assert set(data.new[name].groups) <= set(scored.groups)
+        assert (np.unique(scored.groups, return_counts=True)[1] == 2).all()
+
+
 def test_the_blue_channel_shows_the_digit_alone_and_the_others_the_paper():
     site = draw_data(replace(DemoSize(), noise=0), seed=0).new[RARE_SITE]
     red = (site.Z["paper"] == "red").to_numpy()
@@ -96,6 +124,27 @@ def test_the_same_seed_gives_the_same_numbers(record):
     again = run_demo(size=TINY, n_jobs=1).record
     assert again["sites"][RARE_SITE]["methods"]["GPA"] == record["sites"][RARE_SITE]["methods"]["GPA"]
     assert np.isfinite(again["sites"][RARE_SITE]["methods"]["GPA"]["nll"]["value"])
+
+
+def test_the_record_of_ten_seeds_shows_what_the_demo_is_to_show(seeds):
+    assert [record["seed"] for record in seeds] == list(range(20, 30))
+    assert len({record["commit"] for record in seeds}) == 1
+    for name in (RARE_SITE, REVERSED_SITE):
+        sites = [record["sites"][name] for record in seeds]
+        f1, loss = (
+            {m: np.mean([site["methods"][m][metric]["value"] for site in sites]) for m in METHODS}
+            for metric in ("positive_f1", "nll")
+        )
+        for other in ("ERM", "ERM + label-shift EM"):
+            assert f1["GPA"] > f1[other] + 0.03
+            assert loss["GPA"] < loss[other]
+        assert f1["GPA"] > f1["GPA, constant g"] - 0.005
+        estimates = [(site["methods"]["GPA"]["prevalence"], site["true_prevalence"]) for site in sites]
+        assert sum(one["low"] <= truth <= one["high"] for one, truth in estimates) >= 9
+
+
+def test_the_page_shows_the_table_of_the_record(study, seeds):
+    assert study.tables(seeds) in (ROOT / "docs" / "demo.md").read_text(encoding="utf-8")
 
 
 def test_it_needs_no_extra_package():

@@ -18,6 +18,7 @@ from sitewise.diagnosis.identification import (
     constant_prevalences,
     draw_calibrations,
     information_gain,
+    slope_in_errors,
 )
 from sitewise.diagnosis.optimization import check_optimization
 from sitewise.diagnosis.reliability import calibration_error, check_calibration
@@ -51,6 +52,15 @@ def test_an_uninformative_f_is_called_so(draw_samples, seed):
     found = diagnose_site(held, site, estimate)
     assert found.verdict == "do not adapt"
     assert "uninformative" in found["identification"].sentence
+
+
+def test_nearly_separable_classes_are_not_called_uninformative(draw_samples):
+    """Resamples without an error of f have slopes without bound, so the slope is unsure where f is best."""
+    held, site, estimate = draw_samples(0, n=300, m=200, signal=5.0)
+    own = held.calibration
+    resamples = [Calibration(own.method, factor * own.slope, own.bias) for factor in (1.0, 50.0)]
+    assert slope_in_errors(own, resamples) < 1
+    assert "uninformative" not in check_identification(held, site, estimate, resamples).sentence
 
 
 def test_few_rows_are_too_few(draw_samples):

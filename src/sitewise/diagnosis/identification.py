@@ -41,7 +41,8 @@ def check_identification(
         **target.group_counts,
     }
     advice = "Adapt with more rows, or with labels for a few; or improve the model before using it anywhere."
-    silent = (slope is not None and slope < SURE_SLOPE) or (slope is None and gain < SURE_SLOPE * gain_error)
+    # Of nearly separable classes the slope is unknown and the gain sure; of an uninformative f neither is.
+    silent = gain < SURE_SLOPE * gain_error and (slope is None or slope < SURE_SLOPE)
     if silent and len(source.y):
         sentence = (
             "The model does not tell the classes apart on held-out rows (f is uninformative): "

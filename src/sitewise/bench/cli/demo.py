@@ -57,7 +57,7 @@ def demo_table(name: str, site: dict[str, Any]) -> Table:
     table = Table(title=f"{name}, P(y=1) = {site['true_prevalence']:.3f}", title_justify="left")
     for column, justify in (
         ("method", "left"),
-        ("positive F1", "right"),
+        ("F1 of y=1", "right"),
         ("macro F1", "right"),
         ("NLL", "right"),
         ("estimated P(y=1), 95%", "left"),
