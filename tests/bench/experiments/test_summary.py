@@ -116,3 +116,21 @@ def test_a_file_with_two_sources_of_digits_counts_the_last(tiny, by_hand):
     ]
     assert summarize(experiment, records)["mean"].to_numpy() == pytest.approx(0.9)
     assert summarize(experiment, records[::-1])["mean"].to_numpy() == pytest.approx(0.1)
+
+
+def test_a_row_or_a_draw_that_is_added_does_not_take_away_those_that_are_there(tiny, by_hand):
+    before = {"methods": {"R": None, "T": None}, "tuning": None}
+    records = [by_hand(run, nll=float(run.seed)) for run in final_runs(tiny(before), {})]
+    added = {
+        "draws": {"more": {"score": 80}},
+        "methods": {"R": None, "T": None, "G3": {"method": "guess", "share": 0.6}},
+    }
+    table = summarize(tiny({**before, **added}), records)
+    shown = table[table["metric"] == "nll"].set_index(["method", "site", "draw"]).sort_index()
+    assert shown.loc[("G", "near", "all"), "mean"] == 1.0
+    assert np.isnan(shown.loc[("G", "near", "more"), "mean"])
+    assert set(shown.loc["G3", "skipped"]) == {"not run yet"}
+    changed = summarize(tiny({**before, "methods": {**added["methods"], "G2": {"share": 0.5}}}), records)
+    assert set(changed.loc[changed["method"] == "G2", "skipped"]) == {"not run yet"}
+    elsewhere = summarize(tiny({**before, **added, "validation": {"n": 21}}), records)
+    assert (elsewhere["skipped"] == "not run yet").all()

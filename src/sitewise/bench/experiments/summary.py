@@ -1,6 +1,7 @@
 """From final records to a table of means over seeds, with intervals and paired differences."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from itertools import product
 from typing import Any
 
@@ -10,7 +11,7 @@ from scipy.stats import t
 
 from sitewise.bench.experiments.experiment import ALL_METRICS, Choice, Experiment
 from sitewise.bench.experiments.plan import final_runs, make_method
-from sitewise.bench.experiments.records import Record
+from sitewise.bench.experiments.records import Record, rounded
 from sitewise.bench.experiments.selection import choose_settings
 
 LEVEL = 0.95
@@ -30,18 +31,49 @@ COLUMNS = (
     "told",
     "skipped",
 )
+# Settings that decide a network and where it is tested.
+TRAINING = ("seed", "target", "unlabeled", "digits", "data", "recipe", "network", "training", "validation", "tests")
 Place = tuple[str, str, str, str]  # label, site, draw, metric
 
 
 def final_records(experiment: Experiment, records: Iterable[Record]) -> list[Record]:
-    """The records of the final runs, with the chosen settings; tables and figures use only these.
+    """The records of the final runs, those of the settings chosen; tables and figures are made of nothing else.
 
-    A file may hold runs with several sources of digits: the source of the last record counts.
+    A run without a record takes what records of the same training have for its labels and draws: another row of a table
+    does not take away those that are there. A file may hold runs with several sources of digits: the last record says
+    which one counts.
     """
     known = {record["id"]: record for record in records}
     digits = next((record["digits"] for record in reversed(list(known.values()))), None)
     chosen = choose_settings(experiment, known.values(), digits)
-    return [known[run.id] for run in final_runs(experiment, chosen, digits) if run.id in known]
+    alike: dict[str, list[Record]] = {}
+    for record in known.values():
+        alike.setdefault(_training(record), []).append(record)
+    runs = final_runs(experiment, chosen, digits)
+    found = (known.get(run.id) or _from_others(run.plain(), alike.get(_training(run.plain()), [])) for run in runs)
+    return [record for record in found if record is not None]
+
+
+def _training(settings: Mapping[str, Any]) -> str:
+    """What decides a network and where it is tested, as text: a record's settings but for labels and draws."""
+    return json.dumps(rounded({name: settings.get(name) for name in TRAINING}), sort_keys=True)
+
+
+def _from_others(run: Mapping[str, Any], records: list[Record]) -> Record | None:
+    """What records of a run's training have for its labels and draws, the last of them counting."""
+    results: dict[str, Any] = {}
+    for record in records:
+        draws = [name for name, draw in run["draws"].items() if record["draws"].get(name) == draw]
+        for label, method in run["methods"].items():
+            result = record["results"].get(label)
+            if record["methods"].get(label) != rounded(method) or result is None:
+                continue
+            if "skipped" in result:
+                results[label] = result
+            else:
+                sites = {site: {draw: own[draw] for draw in draws} for site, own in result["sites"].items()}
+                results[label] = {"sites": sites}
+    return {"seed": run["seed"], "tests": run["tests"], "results": results} if results else None
 
 
 def summarize(experiment: Experiment, records: Iterable[Record]) -> pd.DataFrame:

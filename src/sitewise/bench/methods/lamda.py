@@ -54,6 +54,7 @@ class LAMDA(DANN):
 
     label_weight: float = 1.0
     entropy_weight: float = 0.1
+    packages: ClassVar[tuple[str, ...]] = ("ot",)
     card: ClassVar[Card] = Card(
         name="LAMDA",
         cite="le2021lamda",

@@ -98,6 +98,7 @@ class Quantifier(LabelShift):
     quantifier: str = "KDEyML"
     options: dict[str, Any] = field(default_factory=dict)
     calibration: str = "none"
+    packages: ClassVar[tuple[str, ...]] = ("quapy",)
     card: ClassVar[Card] = Card(
         name="Quantifier", cite="moreo2021quapy", estimates_g="indirectly, QuaPy's quantifier, one P(Y)"
     )
