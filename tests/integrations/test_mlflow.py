@@ -198,3 +198,27 @@ def test_without_mlflow_the_error_says_what_to_install(table, tmp_path, monkeypa
     monkeypatch.setitem(sys.modules, "mlflow.pyfunc", None)
     with pytest.raises(ImportError, match=r'pip install "sitewise\[mlflow\]"'):
         ours.save_model(table.here, tmp_path / "model")
+
+
+@pytest.mark.filterwarnings("ignore:confounder")
+def test_few_rows_are_read_as_many_are(table):
+    """Value by value: the bits of the reader of whole tables, for numbers, levels, gaps and what is unusual."""
+    from sitewise.tables.few import FEW, read_few
+
+    family = table.labeled.assign(
+        smoker=np.where(table.labeled["lab0"] > 0, "yes", "no"),
+        dose=table.labeled["lab1"].where(table.labeled.index % 3 > 0),
+    )
+    family.loc[::5, "smoker"] = None
+    roles = sw.Roles("y", "hospital", confounders=("age0", "group0"), features=("lab0", "dose", "smoker"))
+    reader = sw.TableReader.learn(family, roles)
+    frame = family.drop(columns=["y", "hospital"])[:FEW]
+    gaps = frame.assign(dose=np.nan, smoker=None, age0=None)
+    for some in (frame, frame[:1], gaps, frame.drop(columns="age0"), frame.assign(smoker="new", lab0=3, group0=None)):
+        few, many = read_few(reader, some), reader.read(some, labels="none")
+        assert (few[0] == many.X).all()
+        schema = sw.Confounders.learn(reader.read(family).Z)
+        assert (schema.encode(few[1], quiet=True)[0] == schema.encode(many.Z, quiet=True)[0]).all()
+    odd = (frame.assign(lab0="high"), frame.assign(lab0=np.inf), frame.assign(lab0=True), frame.drop(columns="dose"))
+    assert [read_few(reader, some) for some in (*odd, family, frame[:0])] == [None] * 6
+    assert read_few(reader, frame.drop(columns=["age0", "group0"]))[1] is None
