@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from sklearn.compose import make_column_transformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -173,7 +174,6 @@ def test_images_come_as_bytes_of_files_and_never_by_name(tmp_path):
 
 
 def test_a_model_that_a_folder_cannot_hold_is_refused_at_once(table, tmp_path):
-    import torch
 
     network = torch.nn.Linear(table.X.shape[1], 2)
     model = sw.PrevalenceAdjuster(network, rehearsal=None, classes=["ill", "well"])
@@ -222,3 +222,16 @@ def test_few_rows_are_read_as_many_are(table):
     odd = (frame.assign(lab0="high"), frame.assign(lab0=np.inf), frame.assign(lab0=True), frame.drop(columns="dose"))
     assert [read_few(reader, some) for some in (*odd, family, frame[:0])] == [None] * 6
     assert read_few(reader, frame.drop(columns=["age0", "group0"]))[1] is None
+
+
+def test_a_trace_predicts_few_rows_to_the_bit_or_not_at_all(table):
+    from sitewise.integrations import tracing
+
+    plain, traced = FrameModel(table.here), FrameModel(table.here).trace()
+    assert traced.traced is not None
+    gaps = table.frame.assign(age0=table.frame["age0"].where(table.frame.index % 2 == 0), group0=None)
+    for frame in (table.frame[:1], table.frame[:16], table.frame, gaps[:16], gaps[1:2]):
+        assert np.abs(traced.predict_proba(frame) - plain.predict_proba(frame)).max() <= 1e-13
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tracing.AdaptedGraph, "at", lambda graph, x, codes: torch.full((len(x), 2), 0.5).double())
+        assert FrameModel(table.here).trace().traced is None

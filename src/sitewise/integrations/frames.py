@@ -14,10 +14,11 @@ from sitewise.arrays import Problems
 from sitewise.confounders import Categorical
 from sitewise.estimator import AdaptedClassifier, PrevalenceAdjuster
 from sitewise.estimator.model import SiteModel
+from sitewise.integrations.tracing import TracedSite, trace_site
 from sitewise.performance import decide
 from sitewise.tables import TableReader
 from sitewise.tables.features import NumberFeature
-from sitewise.tables.few import read_few
+from sitewise.tables.few import FEW, read_few
 from sitewise.tables.values import Place, as_rows, find_columns, numbers
 
 Array = np.ndarray[Any, Any]
@@ -76,6 +77,12 @@ class FrameModel:
         self.outputs = (*(f"p_{label}" for label in self.labels), DECISION)
         self.columns = self._columns()
         self._names = pd.Index(self.outputs)
+        self.traced: TracedSite | None = None
+
+    def trace(self) -> "FrameModel":
+        """Let a trace of the site predict a few rows at a time, where there is one that does so to the bit."""
+        self.traced = trace_site(self.model) if isinstance(self.model, AdaptedClassifier) else None
+        return self
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
@@ -102,12 +109,15 @@ class FrameModel:
     def predict_proba(self, frame: pd.DataFrame) -> Array:
         """P(class) of every row, (n, K)."""
         X, Z = self._read(frame)
+        if self.traced is not None and len(frame) <= FEW:
+            inputs = self.core.inputs_of(X)
+            return self.traced(inputs, self.core.codes_of(Z, len(inputs)))
         with torch.no_grad():
             return np.asarray(self.model.predict_proba(X, **({} if Z is None else {"sample_confounder": Z})))
 
     def _read(self, frame: pd.DataFrame) -> tuple[Any, Any]:
         """X and z of the rows as the model takes them; one error names all that is wrong."""
-        few = read_few(self.reader, frame) if self._reads_few else None
+        few = read_few(self.reader, frame) if self.reader is not None and self._reads_few else None
         if few is not None:
             return few
         problems = Problems("table")
@@ -129,7 +139,7 @@ class FrameModel:
         """Whether z is the model's in the order of the reader's roles, so that it can come as an array."""
         schema = self.core.confounders_
         own = () if schema is None else schema.names
-        return self.reader is not None and tuple(self.reader.roles.confounders) == tuple(own)
+        return self.reader is None or tuple(self.reader.roles.confounders) == tuple(own)
 
     def _inputs(self, frame: pd.DataFrame) -> Any:
         shape = getattr(self.core, "input_shape_", None)

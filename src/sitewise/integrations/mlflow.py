@@ -38,6 +38,7 @@ class PyFunc:
         self.frames = FrameModel(model)
         if isinstance(self.frames.last, AdaptedClassifier):
             _ = self.frames.last.estimate_in_use  # found now, not by the first request
+        self.frames.trace()
 
     def predict(self, model_input: Any) -> pd.DataFrame:
         """Predict rows; MLflow answers 400 with our sentence where they cannot be read."""
