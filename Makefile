@@ -9,7 +9,7 @@ export OMP_WAIT_POLICY = PASSIVE
 .PHONY: help test test-fast numeric campaign browser check format bench accuracy docs demo results clean
 
 help:
-	@echo "make demo    colored digits: ERM fails at a shifted site, GPA repairs it without labels; a few minutes"
+	@echo "make demo    digits on colored paper: ERM fails at shifted sites, GPA repairs it without labels; two minutes"
 	@echo "make test    the whole test suite"
 	@echo "make test-fast  the tests that take little time, for the inner loop; about a minute"
 	@echo "make numeric the tests that depend on rounding, in the arithmetic of other processors"
@@ -20,7 +20,7 @@ help:
 	@echo "make bench   speed against peers, and the table of the accuracy study; about ten minutes"
 	@echo "make accuracy   the accuracy study itself, over an hour on two cores"
 	@echo "make docs    the documentation site, into site/; a broken link, docstring or address stops it"
-	@echo "make results the tables and figures of docs/results.md from the records of experiments/gpa2024"
+	@echo "make results the tables and figures of the results pages from the records, and which records are stale"
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 
 import sitewise as sw
-from sitewise.bench.datasets.digits import color, from_table, load_digits
-from sitewise.bench.demo import BRISK, DemoSize, draw_data, pooled
+from sitewise.bench.datasets.digits import color, colored_site, from_table, load_digits
+from sitewise.training import Recipe
 
-SIZE = DemoSize(n_train=5000, n_validation=2000, n_test=10)
+BRISK = Recipe(epochs=8, batch_size=128, learning_rate=5e-3, weight_decay=0.1, min_steps=0, augment="affine")
 LEVELS = np.array(["green", "red"], dtype=object)
 
 
@@ -19,9 +19,17 @@ def trained_model(seed, folder, data_dir):
     place = Path(folder) / f"digits-{seed}"
     if place.is_dir():
         return sw.load(place)
-    rows = pooled(draw_data(load_digits(data_dir), SIZE, seed))
+    train, held, _ = load_digits(data_dir).split(seed)
+    sites = [
+        colored_site(train, 5000, beta=0.9, name="β = 0.9", seed=seed),
+        colored_site(train, 5000, beta=0.7, name="β = 0.7", seed=seed + 1),
+        colored_site(held, 2000, beta=0.5, name="validation", seed=seed + 10),
+    ]
+    X, y = (np.concatenate([getattr(site, name) for site in sites]) for name in ("X", "y"))
+    Z = {"color": np.concatenate([site.Z["color"] for site in sites])}
+    domain = np.concatenate([[site.name] * len(site) for site in sites])
     model = sw.GPAClassifier(validation="validation", recipe=BRISK, random_state=seed, verbose=False, device="cpu")
-    model.fit(rows["X"], rows["y"], sample_domain=rows["domain"], sample_confounder=rows["Z"])
+    model.fit(X, y, sample_domain=domain, sample_confounder=Z)
     place.parent.mkdir(parents=True, exist_ok=True)
     model.save(place)
     return model

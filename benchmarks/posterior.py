@@ -1,7 +1,7 @@
 """The default answer at a new site beside the model as trained.
 
     python benchmarks/posterior.py run simulated classes arrays --out benchmarks/posterior.jsonl
-    python benchmarks/posterior.py run ham halves tables demo --data-dir DIR --out benchmarks/posterior.jsonl
+    python benchmarks/posterior.py run ham halves tables --data-dir DIR --out benchmarks/posterior.jsonl
     python benchmarks/posterior.py table benchmarks/posterior.jsonl.gz
 
 simulated: three normal features, the first shifted by y; logistic regression on source sites of 1,000 rows, then
@@ -9,7 +9,7 @@ simulated: three normal features, the first shifted by y; logistic regression on
 each with a feature of its own. arrays: `estimate_prevalence` without a prior, true f, g of age and sex. ham: centres of
 HAM10000 left out in turn, NY3 and BCN2, from the log f that networks of other centres gave (`ham_rehearsal`). halves:
 two random halves of one population (`employment_ma`), of 6,000 of its rows and of all 68,785. tables: heart disease and
-GUSTO, also drawn again by outcome. demo: `sitewise demo`, ten seeds of its two new sites.
+GUSTO, also drawn again by outcome.
 """
 
 import argparse
@@ -31,7 +31,6 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 
 import sitewise as sw
-from sitewise.bench.demo import run_demo
 from sitewise.bench.experiments.records import append_record, done_ids, read_records
 from sitewise.estimator.source.rehearsal import Unit, learn_numbers
 from sitewise.prevalence import ConstantPrevalence, SitePrior
@@ -183,12 +182,6 @@ def arrays(case):
     return {"sites": found}
 
 
-def demo(case):
-    kept = ("true_prevalence", "methods", "prevalence_given_z")
-    sites = run_demo(seed=case["seed"], n_jobs=1).record["sites"]
-    return {"sites": {name: {key: site[key] for key in kept} for name, site in sites.items()}}
-
-
 def read_ham(folder, centres, seed):
     with np.load(folder / "ham_rehearsal" / f"{'+'.join(sorted(centres))}_{seed}.npz") as file:
         names = sorted({key.split("|")[0] for key in file.files})
@@ -286,7 +279,6 @@ PARTS = {
     "ham": ham,
     "halves": halves,
     "tables": tables,
-    "demo": demo,
 }
 
 
@@ -310,9 +302,6 @@ def cases(part, folder, seeds):
     elif part == "arrays":
         for relation, seed in itertools.product((1.0, 0.0), range(10 * seeds)):
             yield {"relation": relation, "seed": seed}
-    elif part == "demo":
-        for seed in range(10):
-            yield {"seed": seed}
     elif part == "ham":
         for seed, centres in itertools.product((0, 1), [CENTRES, *itertools.combinations(CENTRES, 3)]):
             for site in read_ham(folder, centres, seed):
@@ -382,7 +371,8 @@ def ham_lines(record):
 def halves_lines(record):
     low, high = record["interval"]
     held = float(low <= record["prevalence"] <= high)
-    of = "all rows" if record["case"]["rows"] is None else f"{record['case']['rows']:,} rows"
+    rows = record["case"].get("rows", 6000)  # earlier records do not say
+    of = "all rows" if rows is None else f"{rows:,} rows"
     yield {"halves of": of, "z": "+".join(record["case"]["z"]), **record["nll"], "interval holds": held}
 
 
@@ -407,13 +397,6 @@ def arrays_lines(record):
         yield {"g": g, "n": str(site["n"]), "estimated": site["auto"], "constant": site["constant"]}
 
 
-def demo_lines(record):
-    for name, site in record["sites"].items():
-        methods, found = site["methods"], site["methods"]["GPA"]["prevalence"]
-        held = float(found["low"] <= site["true_prevalence"] <= found["high"])
-        yield {"site": name, "interval holds": held, **{arm: methods[arm]["positive_f1"]["value"] for arm in methods}}
-
-
 TABLES = {
     "simulated": simulated_lines,
     "classes": classes_lines,
@@ -421,7 +404,6 @@ TABLES = {
     "ham": ham_lines,
     "halves": halves_lines,
     "tables": tables_lines,
-    "demo": demo_lines,
 }
 
 

@@ -1,4 +1,4 @@
-"""How well left-out likelihood chooses g: the first table of docs/results_choices.md."""
+"""How well left-out likelihood chooses g: the first table of docs/results/choices.md."""
 
 import numpy as np
 import torch

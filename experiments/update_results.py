@@ -1,21 +1,38 @@
 """Write the tables of the results pages and their figures anew from the records: `make results`.
 
-A table stands between `<!-- table NAME | key=value ... -->` and `<!-- end -->`, where NAME is an experiment of one of
-the folders here and the keys are metric, site and draw, as for `sitewise bench table`. One between
-`<!-- diagnosis NAME -->` and `<!-- end -->` is about the diagnoses that `images64/diagnose.py` recorded. Files of
-records that the code of this tree has not made stand between `<!-- stale -->` and `<!-- end -->`, and are printed.
+What stands between one of these comments and `<!-- end -->` is written here; NAME is an experiment of one of the
+folders here, or a study of benchmarks/.
+
+- `<!-- table NAME | key=value ... -->`: one metric, as `sitewise bench table`; the keys are metric, site and draw.
+- `<!-- scores NAME | site=SITE | draw=DRAW -->`: positive-class F1, macro F1 and NLL side by side.
+- `<!-- claims -->`, `<!-- claims NAME -->`: what the paper claims and what the records say of it (`claims.py`).
+- `<!-- diagnosis NAME -->`: the diagnoses that `images64/diagnose.py` recorded.
+- `<!-- study NAME -->`: what `python benchmarks/NAME.py table benchmarks/NAME.jsonl.gz` prints.
+- `<!-- stale -->`: the files of records that the code of this tree has not made; they are printed too.
 """
 
+import contextlib
 import gzip
+import importlib
+import io
 import json
 import re
+import sys
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
-from sitewise.bench.cli.bench import draw_figure
-from sitewise.bench.cli.printing import FigureFormat
-from sitewise.bench.experiments import (
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "experiments"), str(ROOT / "benchmarks")]
+
+from claims import claims_table  # noqa: E402
+
+from sitewise.bench.cli.bench import draw_figure  # noqa: E402
+from sitewise.bench.cli.printing import FigureFormat  # noqa: E402
+from sitewise.bench.experiments import (  # noqa: E402
     final_runs,
     read_experiment,
     read_records,
@@ -24,15 +41,18 @@ from sitewise.bench.experiments import (
     script_fingerprint,
     summarize,
 )
-from sitewise.bench.report.summary import choose
-from sitewise.bench.report.tables import comparison_table
+from sitewise.bench.report.summary import choose  # noqa: E402
+from sitewise.bench.report.tables import comparison_table, scores_table  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted((ROOT / "docs").glob("results*.md"))
-IMAGE = re.compile(r"\(images/(\w+)\.png\)")
-BLOCK = re.compile(r"(<!-- table (\w+)((?: \| \w+=[^|]+?)*) -->\n).*?(<!-- end -->)", re.DOTALL)
-DIAGNOSIS = re.compile(r"(<!-- diagnosis (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-STALE = re.compile(r"(<!-- stale -->\n).*?(<!-- end -->)", re.DOTALL)
+OVERVIEW = ROOT / "docs" / "results.md"
+PAGES = [OVERVIEW, *sorted((ROOT / "docs" / "results").glob("*.md"))]
+IMAGE = re.compile(r"\((?:\.\./)?images/(\w+)\.png\)")
+BLOCK = re.compile(
+    r"(<!-- (table|scores|claims|diagnosis|study|stale)(?: (\w+))?((?: \| \w+=[^|\n]+?)*) -->\n).*?(<!-- end -->)",
+    re.DOTALL,
+)
+METRICS = ("positive_f1", "macro_f1", "nll")
+NOT_RUN = "Not run yet."
 SITE_HEADER = (
     "| site | rows, positive | P(y=1): true | as estimated, by seed | seeds that say do not adapt, and why "
     "| F1: expected | adapted | g as trained | NLL: adapted | as trained |\n" + "|---" * 10 + "|\n"
@@ -44,22 +64,56 @@ def find_experiment(name):
     return next(iter((ROOT / "experiments").glob(f"*/{name}.yaml")), None)
 
 
-def read_summary(name):
-    """An experiment and the summary of its records."""
+@cache
+def read_summary(name, reference=None):
+    """An experiment and the summary of its records, with differences to its own reference or to another method."""
     path = find_experiment(name)
     experiment = read_experiment(path)
+    if reference is not None:
+        experiment = replace(experiment, reference=reference)
     return experiment, summarize(experiment, read_records(records_path(experiment, path.parent / "records")))
 
 
 def write_table(name, options):
-    """The Markdown of one table."""
+    """The Markdown of one metric."""
     experiment, frame = read_summary(name)
+    if frame["mean"].isna().all():
+        return NOT_RUN
     metric = options.get("metric", experiment.metric)
+    return comparison_table(_chosen(frame, metric, options), metric, "markdown", experiment.reference)
+
+
+def write_scores(name, options):
+    """The Markdown of three metrics side by side."""
+    experiment, frame = read_summary(name)
+    if frame["mean"].isna().all():
+        return NOT_RUN
+    places = [_chosen(frame, metric, options).index for metric in METRICS]
+    return scores_table(frame.loc[np.concatenate(places)], METRICS, "markdown", experiment.reference)
+
+
+def _chosen(frame, metric, options):
     sites, draws = ([options[key]] if key in options else [] for key in ("site", "draw"))
-    return comparison_table(choose(frame, metric, sites=sites, draws=draws), metric, "markdown", experiment.reference)
+    return choose(frame, metric, sites=sites, draws=draws)
 
 
-def write_diagnosis(name):
+def write_claims(name, options):
+    """The claims of one experiment, or all."""
+    return claims_table(lambda experiment, reference: read_summary(experiment, reference)[1], name)
+
+
+def write_study(name, options):
+    """What a study's `table` prints, as Markdown or as preformatted text."""
+    script = importlib.import_module(name)
+    printed = io.StringIO()
+    command = [f"{name}.py", "table", str(ROOT / "benchmarks" / f"{name}.jsonl.gz")]
+    with patch.object(sys, "argv", command), contextlib.redirect_stdout(printed):
+        script.main()
+    text = "\n".join(line.rstrip() for line in printed.getvalue().strip().splitlines())
+    return text if re.search(r"^\|", text, re.MULTILINE) else f"```text\n{text}\n```"
+
+
+def write_diagnosis(name, options):
     """A row for each test site of an experiment: what was estimated and said of it, and what was true."""
     path = find_experiment(name).parent / "diagnosis" / f"{name}.jsonl.gz"
     with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -92,6 +146,7 @@ def _site_row(lines):
     return "| " + " | ".join(cells) + " |"
 
 
+@cache
 def stale_files():
     """The files of records that other code made, in whole or in part, or that lack runs of their experiment: why."""
     found = {}
@@ -106,35 +161,43 @@ def stale_files():
         experiment = read_experiment(path.parents[1] / f"{path.name.removesuffix('.jsonl.gz')}.yaml")
         ids = {run.id for run in final_runs(experiment, {}, experiment.data["kind"])}
         known = {f"{script_fingerprint(script)}-{run_id}" for run_id in ids}
-        found |= _made_by_others(path, known)
+        found |= made_by_others(path, known)
     for path in sorted((ROOT / "benchmarks").glob("*.jsonl.gz")):
         script = path.with_name(path.name.removesuffix(".jsonl.gz") + ".py")
-        found |= _made_by_others(path, {script_fingerprint(script)})
+        found |= made_by_others(path, {script_fingerprint(script)})
     return found
 
 
-def _made_by_others(path, known):
+def made_by_others(path, known):
+    """{path: why} where a file has lines without one of these fingerprints."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         others = sum(json.loads(line).get("fingerprint") not in known for line in file)
     return {path: f"{others} lines are of other code"} if others else {}
 
 
-def write_stale():
+def write_stale(name, options):
     """The names of stale files as a list."""
     names = [path.relative_to(ROOT).as_posix() for path in stale_files()]
     return "\n".join(f"- `{name}`" for name in names) or "None: the code of this tree made every record."
+
+
+WRITERS = {
+    "table": write_table,
+    "scores": write_scores,
+    "claims": write_claims,
+    "diagnosis": write_diagnosis,
+    "study": write_study,
+    "stale": write_stale,
+}
 
 
 def rewrite(page):
     """The page with all its tables as the records have them."""
 
     def renew(block):
-        options = dict(part.split("=", 1) for part in block[3].split(" | ")[1:])
-        return f"{block[1]}\n{write_table(block[2], options).strip()}\n\n{block[4]}"
+        options = dict(part.split("=", 1) for part in block[4].split(" | ")[1:])
+        return f"{block[1]}\n{WRITERS[block[2]](block[3], options).strip()}\n\n{block[5]}"
 
-    if STALE.search(page):
-        page = STALE.sub(lambda block: f"{block[1]}\n{write_stale()}\n\n{block[2]}", page)
-    page = DIAGNOSIS.sub(lambda block: f"{block[1]}\n{write_diagnosis(block[2])}\n\n{block[3]}", page)
     return BLOCK.sub(renew, page)
 
 

@@ -327,7 +327,7 @@ def read_column(value: object, name: str, n_rows: int, problems: Problems) -> pd
     """Read one value for each row; return None if that is not possible."""
     try:
         column = pd.Series(plain_tensor(value).cpu().numpy() if isinstance(value, Tensor) else as_pandas(value))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         shape = getattr(value, "shape", None)
         came = type(value).__name__ if shape is None else f"shape {tuple(shape)}"
         problems.add(f"{name} must be one column with an entry for each of the {n_rows} row(s), got {came} ({error})")

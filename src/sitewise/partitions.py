@@ -192,13 +192,13 @@ def add_tasks(tasks: Sequence[Any], add: Callable[[Any], Any]) -> Any:
     return compute(left)[0]
 
 
-def n_workers() -> int:
-    """How many processes compute: the workers of the cluster in use, or this one."""
+def current_client() -> Any:
+    """The client of the cluster that computes, None where this process does."""
     distributed = sys.modules.get("distributed")
     try:
-        return max(1, len(distributed.get_client().nthreads())) if distributed is not None else 1
+        return None if distributed is None else distributed.get_client()
     except ValueError:  # there is no cluster
-        return 1
+        return None
 
 
 class _explained:  # noqa: N801

@@ -132,7 +132,7 @@ class Evidence:
             spread = ratio.abs() if ratio.shape[1] == 1 else ratio.amax(1) - ratio.amin(1)
             return bool((spread >= 1e-12).any())
 
-        return not self.everything.any(speaks)
+        return not (speaks(self.sample) or self.everything.any(speaks))
 
     def of_sample(self, *, few: bool = False) -> "Evidence":
         """Return a sample of the rows without z, or with `few` a smaller one."""

@@ -1,7 +1,7 @@
 """Evidence from rows in Dask partitions: each is laid out where it is, and only sums of its rows leave it."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
@@ -17,7 +17,7 @@ from sitewise.adaptation.rows import LARGE, Rows, Stream, add_up
 from sitewise.adaptation.streaming import KEPT_BYTES, ChunkReader
 from sitewise.arrays import Problems, read_groups, read_labels, read_weight
 from sitewise.confounders import Confounders, Notes
-from sitewise.partitions import Partition, Partitions, add_tasks, compute, n_workers, persist
+from sitewise.partitions import Partition, Partitions, add_tasks, compute, current_client, persist
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -86,7 +86,7 @@ class PartitionReader:
         notes = Notes()
         chunk = rows.log_ratio, rows.sample_confounder
         found = reader.read(chunk, rows.number, 0, with_codes=True, notes=notes, name="partition")
-        laid = LaidOut(found["seen"], found["blank"])
+        laid = LaidOut(*([_without_the_rest(part) for part in found[kind]] for kind in ("seen", "blank")))
         counted = [] if weight is None else [float(weight[weight > 0].min()), float(weight.max())]
         return laid, Summary(
             [len(part) for part in laid.seen],
@@ -136,14 +136,16 @@ class Cluster:
     partitions: Partitions
     reader: PartitionReader
     kept: list[Any]  # delayed values of the first of them
+    client: Any  # of the cluster that keeps them, None for this process
 
     def tasks(self, function: Callable[[LaidOut], S]) -> list[Any]:
         """What a function makes of each partition, not computed yet."""
         from dask import delayed
 
+        kept = self.kept if self.client is None or self.client.status == "running" else []
         of_kept = delayed(partial(_of_kept, function), pure=False)
-        others = self.partitions.tasks(partial(_of_read, function, self.reader), first=len(self.kept))
-        return [*map(of_kept, self.kept), *others]
+        others = self.partitions.tasks(partial(_of_read, function, self.reader), first=len(kept))
+        return [*map(of_kept, kept), *others]
 
     def sums(self, function: Callable[[LaidOut], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """Add up what a function makes of each partition."""
@@ -238,7 +240,18 @@ def _apply(function: Callable[[Iterable[T]], S], get: Callable[[LaidOut], Iterab
 
 
 def _each(function: Callable[[T], S], get: Callable[[LaidOut], Iterable[T]], laid: LaidOut) -> list[S]:
-    return [function(one) for one in get(laid)]
+    return [_without_the_rest(function(one)) for one in get(laid)]
+
+
+def _without_the_rest(value: Any) -> Any:
+    """The same with memory of its own: a view of a tensor travels with the whole of what it is a view of."""
+    if isinstance(value, Tensor):
+        return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
+    if isinstance(value, tuple):
+        return tuple(map(_without_the_rest, value))
+    if isinstance(value, Rows):
+        return replace(value, **{field.name: _without_the_rest(getattr(value, field.name)) for field in fields(value)})
+    return value
 
 
 def _stretches(kinds: tuple[str, ...], rounded: bool, laid: LaidOut) -> list[Rows]:
@@ -298,8 +311,11 @@ def _lay_out(partitions: Partitions, reader: PartitionReader) -> tuple[Cluster, 
     """Keep the first partitions in the memory of their workers, in growing batches, until the limit is reached."""
     from dask import delayed
 
-    room, kept, summaries, largest = KEPT_BYTES * n_workers(), [], [], 0  # type: int, list[Any], list[Summary], int
-    batch = 2 * n_workers()
+    client = current_client()
+    n_workers = 1 if client is None else max(1, len(client.nthreads()))
+    kept: list[Any] = []
+    summaries: list[Summary] = []
+    room, largest, batch = KEPT_BYTES * n_workers, 0, 2 * n_workers
     while len(kept) < len(partitions) and batch:
         more = persist(partitions.tasks(reader, first=len(kept), last=len(kept) + batch))
         found: list[Summary] = compute([delayed(_summarized, pure=False)(part) for part in more])
@@ -308,7 +324,7 @@ def _lay_out(partitions: Partitions, reader: PartitionReader) -> tuple[Cluster, 
         largest = max(largest, *(summary.n_bytes for summary in found))
         batch = min(2 * batch, max(0, room // max(largest, 1)))
     summaries += compute(partitions.tasks(partial(_summary_of, reader), first=len(kept)))
-    return Cluster(partitions, reader, kept), summaries
+    return Cluster(partitions, reader, kept, client), summaries
 
 
 def _summary_of(reader: PartitionReader, rows: Partition) -> Summary:

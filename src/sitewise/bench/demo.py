@@ -1,10 +1,10 @@
-"""The demonstration: colored digits at two training sites, and two new ones where colour relates to them otherwise.
+"""The demonstration: digits on colored paper at four training sites, and two new sites without labels.
 
-Training sites follow the paper's confounded model (β = 0.9 and 0.7), the snapshot and the calibration come from a third
-(β = 0.5); the new sites are the paper's (β = 0.3) and one where P(y|z) is flipped.
+x is a handwritten digit (scikit-learn's, with noise) on green or red paper, y says whether it is 5 or more, and z is
+the colour of the paper. y = 1 is far more frequent on red paper at every training site. At one new site it is rare on
+both, at the other it is more frequent on green paper.
 """
 
-import copy
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from joblib import Parallel, cpu_count, delayed, parallel_config
+from sklearn.datasets import load_digits
 
 from sitewise.adaptation import adjust, estimate_prevalence
-from sitewise.bench.datasets.digits import ALPHA, FLIPPED, colored_site, true_joint
-from sitewise.bench.datasets.mnist import Digits, load_digits
+from sitewise.bench.datasets.digits import from_table
 from sitewise.bench.report.figures import draw_demo
 from sitewise.estimator import AdaptedClassifier, GPAClassifier
 from sitewise.evaluation import evaluate, reliability
@@ -26,45 +27,42 @@ from sitewise.sites import Site
 from sitewise.training import Recipe
 
 Array = np.ndarray[Any, Any]
-CONFOUNDER = "color"
+CONFOUNDER = "paper"
 LEVELS = ("green", "red")  # z = 0, 1
 METRICS = ("positive_f1", "macro_f1", "nll")
-TRAINING_BETAS = {"β = 0.9": 0.9, "β = 0.7": 0.7}
-PAPER_SITE, FLIPPED_SITE = "paper's test site", "flipped site"
-REPORTS = {PAPER_SITE: "report.html", FLIPPED_SITE: "report_flipped.html"}
+REHEARSED = ("prevalence", "adapted", "low", "high", "nll_as_trained", "nll_adapted")  # columns of the rehearsal
+TRAINING = {"north": (0.08, 0.85), "east": (0.04, 0.6), "south": (0.15, 0.92), "west": (0.03, 0.45)}  # P(y=1|z)
+RARE_SITE, REVERSED_SITE = "rare site", "reversed site"
+NEW = {RARE_SITE: (0.03, 0.07), REVERSED_SITE: (0.5, 0.1)}  # P(y=1|z); both papers are equally frequent everywhere
+REPORTS = {RARE_SITE: "report.html", REVERSED_SITE: "report_reversed.html"}
+TEST_SHARE = 0.42  # of the digits, for the new sites
+TINT = 0.5  # of the paper; the digit is white
+MAGNIFIED = 2  # pixels for each of the 8 × 8, so that turning and shifting by less than one of those is possible
 
 
-BRISK = Recipe(epochs=8, batch_size=128, learning_rate=5e-3, weight_decay=0.1, min_steps=0, augment="affine")
+BRISK = Recipe(epochs=80, batch_size=32, learning_rate=3e-3, weight_decay=1.0, min_steps=0, augment="affine")
 
 
 @dataclass(frozen=True)
 class DemoSize:
-    """How much of everything."""
+    """How much of everything. A site's digits are distinct: n is limited by the 1,797 that there are."""
 
-    n_train: int = 5000  # at each training site
-    n_validation: int = 1000
-    n_test: int = 5000
-    recipe: str | Recipe = BRISK
+    n_train: int = 190  # at each training site
+    n_test: int = 380  # at each new site
+    noise: float = 35.0  # standard deviation, of pixels from 0 to 255
+    recipe: Recipe = BRISK
     n_resamples: int = 200
 
 
-QUICK = DemoSize(
-    n_train=1500,
-    n_validation=500,
-    n_test=1500,
-    recipe=replace(BRISK, epochs=5, batch_size=32, augment=None),
-    n_resamples=100,
-)
+QUICK = DemoSize(recipe=replace(BRISK, epochs=20), n_resamples=100)
 
 
 @dataclass(frozen=True)
 class DemoData:
-    """The demo's sites, with the true joint P(y,z) of the new ones."""
+    """The demo's sites, with the labels of the new ones for scoring alone."""
 
     training: dict[str, Site]
-    validation: Site
     new: dict[str, Site]
-    joint: dict[str, Array]
 
 
 @dataclass(frozen=True)
@@ -75,27 +73,52 @@ class Demonstration:
     adapted: dict[str, AdaptedClassifier]
 
 
-def draw_data(digits: Digits, size: DemoSize, seed: int) -> DemoData:
-    """Draw all sites; no digit is shared between training, validation and test."""
-    train, held, test = digits.split(seed)
-    training = {
-        name: colored_site(train, size.n_train, beta=beta, name=name, seed=seed + i)
-        for i, (name, beta) in enumerate(TRAINING_BETAS.items())
-    }
-    new = {
-        PAPER_SITE: colored_site(test, size.n_test, beta=0.3, name=PAPER_SITE, seed=seed + 11),
-        FLIPPED_SITE: colored_site(test, size.n_test, joint=FLIPPED, name=FLIPPED_SITE, seed=seed + 12),
-    }
-    joint = {PAPER_SITE: true_joint("confounded", ALPHA, 0.3), FLIPPED_SITE: FLIPPED}
-    validation = colored_site(held, size.n_validation, beta=0.5, name="validation", seed=seed + 10)
-    return DemoData(training, validation, new, joint)
+def draw_data(size: DemoSize, seed: int) -> DemoData:
+    """Deal the digits to the sites: none is at two training sites, or at a training site and a new one.
+
+    The new sites share digits with each other, on paper of their own. `groups` numbers a site's digits.
+    """
+    rng = np.random.default_rng(seed)
+    pixels, digit = load_digits(return_X_y=True)
+    noisy = pixels.reshape(-1, 8, 8) / 16 + rng.normal(0, size.noise / 255, (len(pixels), 8, 8))
+    images = np.clip(noisy, 0, 1).repeat(MAGNIFIED, axis=1).repeat(MAGNIFIED, axis=2)
+    is_test = np.zeros(len(digit), dtype=bool)
+    for label in range(2):
+        own = np.flatnonzero((digit >= 5) == label)
+        is_test[rng.choice(own, round(TEST_SHARE * len(own)), replace=False)] = True
+
+    def deal(name: str, given_z: tuple[float, float], n: int, free: Array) -> Site:
+        y, z = from_table(n, joint_of(given_z), rng)
+        rows = np.empty(n, dtype=np.int64)
+        for label in range(2):
+            pool = np.flatnonzero(free & ((digit >= 5) == label))
+            rows[y == label] = rng.choice(pool, (y == label).sum(), replace=False)
+        Z = pd.DataFrame({CONFOUNDER: np.array(LEVELS, dtype=object)[z]})
+        return Site(name, on_paper(images[rows], z), y, Z, groups=rows)
+
+    training, free = {}, ~is_test
+    for name, given_z in TRAINING.items():
+        training[name] = deal(name, given_z, size.n_train, free)
+        free[training[name].groups] = False
+    return DemoData(training, {name: deal(name, given_z, size.n_test, is_test) for name, given_z in NEW.items()})
+
+
+def joint_of(given_z: tuple[float, float]) -> Array:
+    """P(y, z), (2, 2) with a row for each y, where both papers are equally frequent."""
+    sick = np.array(given_z) / 2
+    return np.stack([0.5 - sick, sick])
+
+
+def on_paper(images: Array, z: Array) -> Array:
+    """White digits (n, H, W), values in [0, 1], on green (z=0) or red (z=1) paper: uint8 (n, 3, H, W)."""
+    paper = np.array([[0, TINT, 0], [TINT, 0, 0]])[z][:, :, None, None]
+    return np.asarray(np.rint(255 * (images[:, None] + (1 - images[:, None]) * paper)), dtype=np.uint8)
 
 
 def run_demo(
     *,
     seed: int = 0,
     size: DemoSize | None = None,
-    data_dir: str | None = None,
     n_jobs: int | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Demonstration:
@@ -105,22 +128,25 @@ def run_demo(
     more from that than from sharing all cores.
     """
     size = size or DemoSize()
-    digits = load_digits(data_dir)
-    data = draw_data(digits, size, seed)
-    say(f"{digits.name}: two training sites of {size.n_train:,}, two new sites of {size.n_test:,} without labels")
-    say("training ERM, P(y|x), ERM^Z, P(y|x,z), and GPA, f(x,z)")
+    data = draw_data(size, seed)
+    say(f"digits: {len(TRAINING)} training sites of {size.n_train}, two new sites of {size.n_test} without labels")
+    say("training GPA, f(x,z), once more without each site; ERM, P(y|x), and ERM^Z, P(y|x,z)")
     models = train_models(data, {"recipe": size.recipe, "random_state": seed, "verbose": False}, n_jobs)
     sites, adapted = {}, {}
     for name, site in data.new.items():
         say(f"adapting to the {name}")
-        adapted[name] = models["GPA"].adapt(site.X, sample_confounder=site.Z, groups=same_digit(site.X))
-        sites[name] = describe_site(site, data.joint[name], models, adapted[name], size.n_resamples, seed)
+        adapted[name] = models["GPA"].adapt(site.X, sample_confounder=site.Z)
+        sites[name] = describe_site(site, models, adapted[name], size.n_resamples, seed)
+    rehearsal = models["GPA"].rehearsal_
     record = {
-        "digits": digits.name,
         "seed": seed,
         "size": asdict(size),
         "confounder": CONFOUNDER,
         "training_prevalence": {name: _given_z(site) for name, site in data.training.items()},
+        "rehearsal": {
+            "sentence": rehearsal.sentence,
+            "sites": rehearsal.table.reset_index()[["site", "rows", *REHEARSED]].to_dict("records"),
+        },
         "sites": sites,
     }
     return Demonstration(record, adapted)
@@ -130,90 +156,61 @@ def train_models(data: DemoData, settings: dict[str, Any], n_jobs: int | None) -
     """Train every model of the demo."""
     if n_jobs is None:
         n_jobs = 1 if torch.cuda.is_available() else min(3, cpu_count())
+    rows = join_sites(data.training)
     tasks = {
-        "GPA": delayed(train_gpa)(data, settings),
-        "ERM": delayed(train_erm)(data, settings, with_confounder=False),
-        "ERM^Z": delayed(train_erm)(data, settings, with_confounder=True),
+        "GPA": delayed(train_gpa)(rows, settings),
+        "ERM": delayed(train_erm)(replace(rows, Z=None), settings),
+        "ERM^Z": delayed(train_erm)(rows, settings),
     }
     with parallel_config(backend="loky", inner_max_num_threads=1) if n_jobs > 1 else nullcontext():
-        models = dict(zip(tasks, Parallel(n_jobs=n_jobs)(tasks.values()), strict=True))
-    return {**models, "ERM, calibrated": calibrate_erm(models["ERM"], data)}
+        return dict(zip(tasks, Parallel(n_jobs=n_jobs)(tasks.values()), strict=True))
 
 
-def same_digit(X: Array) -> Array:
-    """The number of each row's digit: one that was drawn before is the same, whatever its colour."""
-    shapes = X.max(axis=1).reshape(len(X), -1)
-    return np.asarray(np.unique(shapes, axis=0, return_inverse=True)[1].reshape(-1))
+def join_sites(sites: dict[str, Site]) -> Site:
+    """All rows as one site, which names the site of each in the column `groups`."""
+    parts = list(sites.values())
+    return Site(
+        "all",
+        np.concatenate([site.X for site in parts]),
+        np.concatenate([site.y for site in parts]),
+        pd.concat([site.Z for site in parts], ignore_index=True),
+        groups=np.concatenate([[site.name] * len(site) for site in parts]),
+    )
 
 
-def pooled(data: DemoData) -> dict[str, Any]:
-    """Training and validation rows together, with the name of each one's site and the number of its digit."""
-    sites = [*data.training.values(), data.validation]
-    X = np.concatenate([site.X for site in sites])
-    return {
-        "X": X,
-        "groups": same_digit(X),
-        "y": np.concatenate([site.y for site in sites]),
-        "domain": np.concatenate([[site.name] * len(site) for site in sites]),
-        "Z": {CONFOUNDER: np.concatenate([site.Z[CONFOUNDER] for site in sites])},
-    }
+def train_gpa(rows: Site, settings: dict[str, Any]) -> GPAClassifier:
+    """GPA with its defaults: a g for each site, knockout, calibration on held-out rows, a rehearsal at each site."""
+    return GPAClassifier(**settings).fit(rows.X, rows.y, sample_domain=rows.groups, sample_confounder=rows.Z)
 
 
-def train_gpa(data: DemoData, settings: dict[str, Any]) -> GPAClassifier:
-    """GPA as the paper has it: a g for each site, knockout, calibration on the validation site."""
-    rows = pooled(data)
-    model = GPAClassifier(validation="validation", **settings)
-    labeled = {"sample_domain": rows["domain"], "sample_confounder": rows["Z"], "groups": rows["groups"]}
-    return model.fit(rows["X"], rows["y"], **labeled)
-
-
-def train_erm(data: DemoData, settings: dict[str, Any], *, with_confounder: bool) -> GPAClassifier:
-    """Empirical risk minimization: one site, a constant g (which the network could absorb) and no knockout."""
-    rows = pooled(data)
-    domain = np.where(rows["domain"] == "validation", "validation", "training")
-    model = GPAClassifier(prevalence="constant", knockout=0.0, calibration="none", validation="validation", **settings)
-    Z = rows["Z"] if with_confounder else None
-    model.fit(rows["X"], rows["y"], sample_domain=domain, sample_confounder=Z)
-    return model
-
-
-def calibrate_erm(erm: GPAClassifier, data: DemoData) -> GPAClassifier:
-    """A copy of ERM, vector-scaled on the validation site: what label-shift EM needs."""
-    copied = copy.deepcopy(erm)
-    copied.set_params(calibration="vector")
-    return copied.calibrate(data.validation.X, data.validation.y)
+def train_erm(rows: Site, settings: dict[str, Any]) -> GPAClassifier:
+    """Empirical risk minimization: one site, a constant g (which the network could absorb), no knockout; calibrated."""
+    model = GPAClassifier(prevalence="constant", knockout=0.0, rehearsal=None, **settings)
+    return model.fit(rows.X, rows.y, sample_domain=["all"] * len(rows), sample_confounder=rows.Z)
 
 
 def describe_site(
-    site: Site,
-    joint: Array,
-    models: dict[str, GPAClassifier],
-    here: AdaptedClassifier,
-    n_resamples: int,
-    seed: int,
+    site: Site, models: dict[str, GPAClassifier], here: AdaptedClassifier, n_resamples: int, seed: int
 ) -> dict[str, Any]:
     """Every method's probabilities at a new site, scored with the labels that none of them saw."""
-    gpa = models["GPA"]
-    true_given_z = joint / joint.sum(axis=0)
-    z = (site.Z[CONFOUNDER] == LEVELS[1]).to_numpy().astype(int)
+    gpa, erm = models["GPA"], models["ERM"]
+    true_given_z = np.array(NEW[site.name])
     log_ratio = gpa.log_ratio(site.X, site.Z)
-    digit = same_digit(site.X)
-    here_without_z = gpa.adapt(site.X, groups=digit).unchecked()
-    constant = estimate_prevalence(log_ratio, model="constant", groups=digit)
-    label_shift = models["ERM, calibrated"].adapt(site.X, groups=digit).unchecked()
+    true_share = true_given_z[(site.Z[CONFOUNDER] == LEVELS[1]).to_numpy().astype(int)]
     methods: dict[str, tuple[Array, Any, Any]] = {
-        "ERM": (_as_trained(models["ERM"], site.X), None, None),
-        "ERM^Z": (_as_trained(models["ERM^Z"], site.X, site.Z), None, None),
-        "ERM + label-shift EM": _adapted(label_shift, site.X),
-        "GPA, constant g": (adjust(log_ratio, np.log(constant.marginal)), constant.marginal[1], constant.interval()),
+        "ERM": (erm.predict_proba(site.X), None, None),
+        "ERM^Z": (models["ERM^Z"].predict_proba(site.X, sample_confounder=site.Z), None, None),
+        "ERM + label-shift EM": _one_prevalence(erm.log_ratio(site.X)),
+        "GPA, constant g": _one_prevalence(log_ratio),
         "GPA": _adapted(here, site.X, site.Z),
-        "GPA without z": _adapted(here_without_z, site.X),
-        "GPA, true g": (adjust(log_ratio, np.log(true_given_z.T[z])), None, None),
+        "GPA without z": _adapted(gpa.adapt(site.X), site.X),
+        "GPA, true g": (adjust(log_ratio, np.log(np.stack([1 - true_share, true_share], axis=1))), None, None),
     }
     low, high = here.prevalence_interval({CONFOUNDER: list(LEVELS)})
     given_z = here.prevalence({CONFOUNDER: list(LEVELS)})
     return {
-        "true_prevalence": float(joint[1].sum()),
+        "true_prevalence": float(true_given_z.mean()),
+        "outcome": here.outcome.sentence,
         "methods": {
             name: _score(site.y, probability, prevalence, interval, n_resamples, seed)
             for name, (probability, prevalence, interval) in methods.items()
@@ -221,7 +218,7 @@ def describe_site(
         "prevalence_given_z": [
             {
                 "level": level,
-                "true": float(true_given_z[1, j]),
+                "true": float(true_given_z[j]),
                 "estimate": float(given_z[j, 1]),
                 "low": float(low[j, 1]),
                 "high": float(high[j, 1]),
@@ -244,8 +241,10 @@ def write_demo(found: Demonstration, out: Path) -> list[Path]:
     return [path, *draw_demo(found.record, out), *reports]
 
 
-def _as_trained(erm: GPAClassifier, X: Array, Z: Any = None) -> Array:
-    return np.asarray(erm.predict_proba(X, sample_domain=["training"] * len(X), sample_confounder=Z))
+def _one_prevalence(log_ratio: Array) -> tuple[Array, Any, Any]:
+    """Label-shift EM: the most likely prevalence, the same for all z."""
+    found = estimate_prevalence(log_ratio, model="constant")
+    return adjust(log_ratio, np.log(found.marginal)), found.marginal[1], found.interval()
 
 
 def _adapted(here: AdaptedClassifier, X: Array, Z: Any = None) -> tuple[Array, Any, Any]:

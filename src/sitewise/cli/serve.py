@@ -12,7 +12,7 @@ from sitewise.cli.output import Output
 def serve(
     site: Annotated[Path, typer.Argument(metavar="SITE", help="Folder made by `sitewise adapt` or `sitewise fit`.")],
     host: Annotated[
-        str, typer.Option(help="Address to listen at; 0.0.0.0 is every one of this machine.")
+        str, typer.Option(help="Address to listen at; 0.0.0.0: all addresses of this machine.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen at.")] = 5001,
     workers: Annotated[int, typer.Option(min=1, help="Processes, each with a copy of the model.")] = 1,

@@ -165,23 +165,17 @@ class Confounders:
         """
         if not isinstance(Z, pd.DataFrame | np.ndarray) or Z.ndim != 2 or not 0 < len(Z) <= FEW:
             return None
-        rows, variables = Z.to_numpy(dtype=object) if isinstance(Z, pd.DataFrame) else Z, self.variables
-        if isinstance(Z, pd.DataFrame):
-            names = [str(name) for name in Z.columns]
-            if len(set(names)) != len(names) or set(names) != set(self.names):
-                return None
-            variables = tuple(self.variables[self.names.index(name)] for name in names)
-        elif Z.shape[1] != len(variables):
+        names = self.names
+        given = [str(name) for name in Z.columns] if isinstance(Z, pd.DataFrame) else list(names)
+        if Z.shape[1] != len(names) or set(given) != set(names):
             return None
+        rows = Z.to_numpy(dtype=object) if isinstance(Z, pd.DataFrame) else Z
+        places = [given.index(name) for name in names]
         codes = [
-            [variable.code(value) for variable, value in zip(variables, row, strict=True)] for row in rows.tolist()
+            [variable.code(row[place]) for variable, place in zip(self.variables, places, strict=True)]
+            for row in rows.tolist()
         ]
-        if any(code is None for row in codes for code in row):
-            return None
-        if variables is self.variables:
-            return codes
-        order = [variables.index(variable) for variable in self.variables]
-        return [[row[place] for place in order] for row in codes]
+        return None if any(None in row for row in codes) else codes
 
     def decode(self, codes: Tensor) -> pd.DataFrame:
         """Convert codes back to values.

@@ -124,10 +124,8 @@ class Outcome(str):
 
     It is a string, and can be compared with these words.
 
-    Parameters
+    Attributes
     ----------
-    word : {"adapted", "partly adapted", "as trained"}
-        The outcome.
     reason : str
         The reason: "the rows", "asked", "few rows", "rehearsal", "check", "nothing changed" or "cannot tell".
     sentence : str

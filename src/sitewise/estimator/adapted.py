@@ -20,7 +20,7 @@ from torch import Tensor
 from sitewise.adaptation import PrevalenceEstimate
 from sitewise.adaptation.joint import JointEstimate
 from sitewise.adaptation.known import Known
-from sitewise.arrays import in_stretches
+from sitewise.arrays import in_stretches, view_tensor
 from sitewise.diagnosis import Diagnosis, Outcome, conclude, failed_check, follows
 from sitewise.estimator.at_site.believing import believed_rows
 from sitewise.estimator.at_site.diagnosing import diagnose
@@ -350,8 +350,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         if is_dask(log_ratio):
             return map_rows(self.adjust, log_ratio, sample_confounder, columns=self.classes_.tolist())
-        values = log_ratio.to_numpy() if isinstance(log_ratio, pd.DataFrame) else log_ratio
-        ratios = torch.as_tensor(values).double().cpu()
+        ratios = view_tensor(log_ratio).double().cpu()
         codes = self.model.codes_of(sample_confounder, len(ratios))
         return self.probability_of(ratios, codes).numpy()
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sitewise.adaptation.families import FAMILIES, dropout_problem, quick_model, solver_problem
 from sitewise.adaptation.known import Known, read_known
-from sitewise.arrays import Problems, did_you_mean, read_groups, read_weight
+from sitewise.arrays import Problems, did_you_mean, read_groups, read_weight, view_tensor
 from sitewise.calibration import METHODS, Calibration
 from sitewise.confounders import Confounders, Notes
 from sitewise.diagnosis import TrainingTable
@@ -538,7 +538,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
             here = AdaptedClassifier(self, found.estimate, found.rows, policy, level_scale)
             here.n_rows_, here.mean_probability_ = found.n_rows, found.mean_probability
             return here
-        ratios = torch.as_tensor(log_ratio).double().cpu()
+        ratios = view_tensor(log_ratio).double().cpu()
         given, notes = self.read_rows(len(ratios), Z, y, groups, sample_weight, "adapt")
         known = self._read_known(known_prevalence, policy)
         return self._at_site(

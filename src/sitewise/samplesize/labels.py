@@ -171,10 +171,7 @@ def plan_labels(
     wanted = {name: value for name, value in (("width", width), ("log_loss", log_loss)) if value is not None}
     if len(wanted) != 1 or not all(0 < value < math.inf for value in wanted.values()):
         problems.add(f"give one of {', '.join(LABEL_TARGETS)}, a number above 0, got {wanted or 'none of them'}")
-    numbers = sorted({int(number) for number in (LABELS if labels is None else labels)})
-    numbers = [number for number in numbers if number < rows] if labels is None else numbers
-    if not numbers or numbers[0] < 1 or numbers[-1] > rows:
-        problems.add(f"labels must be numbers from 1 to rows={rows}, got {numbers}")
+    numbers = _read_numbers(labels, rows, problems)
     check_numbers(level, n_simulations, 2, problems)
     population = read_population(
         log_ratio, y, sample_confounder, prevalence, model, confounders, sample_weight, problems, prior
@@ -185,14 +182,20 @@ def plan_labels(
     for number in range(n_simulations):
         say(f"site {number + 1} of {n_simulations}")
         found[number] = look_at_site(population, prior, rows, [0, *numbers], level, rng)
-    means, errors = found.mean(axis=0), found.std(axis=0, ddof=1) / math.sqrt(n_simulations)
-    points = tuple(
-        LabelPoint(n, *(float(value) for pair in zip(mean, error, strict=True) for value in pair))
-        for n, mean, error in zip([0, *numbers], means, errors, strict=True)
-    )
+    errors = found.std(axis=0, ddof=1) / math.sqrt(n_simulations)
+    pairs = np.stack([found.mean(axis=0), errors], axis=-1).reshape(len(numbers) + 1, -1)  # each mean, then its error
+    points = tuple(LabelPoint(n, *values) for n, values in zip([0, *numbers], pairs.tolist(), strict=True))
     answer = 0 if getattr(points[0], target) <= amount else size_for_loss(points[1:], target, amount)
     shares = np.bincount(population.y, population.weight, population.log_ratio.shape[1])
     return LabelPlan(answer, target, amount, points, rows, tuple(shares.tolist()), level, n_simulations)
+
+
+def _read_numbers(labels: Iterable[int] | None, rows: int, problems: Problems) -> list[int]:
+    """The numbers of labels to try, in order."""
+    numbers = [n for n in LABELS if n < rows] if labels is None else sorted({int(number) for number in labels})
+    if not numbers or numbers[0] < 1 or numbers[-1] > rows:
+        problems.add(f"labels must be numbers from 1 to rows={rows}, got {numbers}")
+    return numbers
 
 
 def look_at_site(

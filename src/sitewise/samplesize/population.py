@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 from torch.nn.functional import one_hot
 
 from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
@@ -32,7 +33,7 @@ class Population:
     log_ratio: Array  # (m, K)
     y: Array  # (m,)
     weight: Array  # (m,), sums to one
-    codes: torch.Tensor  # (m, V)
+    codes: Tensor  # (m, V)
     z: pd.DataFrame | None  # the decoded z
     schema: Confounders | None
     log_prevalence: Array  # (m, K), the site's g
@@ -107,28 +108,25 @@ def read_population(
     for label, count in enumerate(np.bincount(known, minlength=n_classes)):
         if count < FEW and assumed[label] > 0:
             warnings.warn(RARE.format(label=label, count=count), stacklevel=4)
-    targets = one_hot(torch.tensor(known), n_classes).double()
-    if z is None:
-        own = fit_constant(targets, torch.tensor(weight)).log_prob(torch.zeros(n_rows, 0))
-    else:
-        own = fit_additive(targets, z.codes, torch.tensor(weight), z.schema).log_prob(z.codes)
+    own = _own_prevalence(one_hot(torch.tensor(known), n_classes).double(), torch.tensor(weight), z)
     tilt = np.divide(assumed, source, out=np.zeros(n_classes), where=source > 0)
     tilted = torch.log_softmax(own + torch.tensor(np.log(np.maximum(tilt, 1e-12))), dim=1).numpy()
     kept = np.flatnonzero(tilt[known] * weight > 0)
     if len(kept) > ENOUGH_ROWS:
         kept = kept[np.arange(ENOUGH_ROWS) * len(kept) // ENOUGH_ROWS]
-    share, z = (tilt[known] * weight)[kept], None if z is None else z[torch.tensor(kept)]
-    return Population(
-        normalize(matrix).cpu().numpy()[kept],
-        known[kept],
-        share / share.sum(),
-        torch.zeros(len(kept), 0) if z is None else z.codes,
-        None if z is None else z.schema.decode(z.codes),
-        None if z is None else z.schema,
-        tilted[kept],
-        "constant" if z is None else model,
-        prior,
-    )
+    share = (tilt[known] * weight)[kept]
+    rows = normalize(matrix).cpu().numpy()[kept], known[kept], share / share.sum()
+    if z is None:
+        return Population(*rows, torch.zeros(len(kept), 0), None, None, tilted[kept], "constant", prior)
+    z = z[torch.tensor(kept)]
+    return Population(*rows, z.codes, z.schema.decode(z.codes), z.schema, tilted[kept], model, prior)
+
+
+def _own_prevalence(targets: Tensor, weight: Tensor, z: Encoded | None) -> Tensor:
+    """log g of the labeled rows themselves, (n, K)."""
+    if z is None:
+        return fit_constant(targets, weight).log_prob(torch.zeros(len(targets), 0))
+    return fit_additive(targets, z.codes, weight, z.schema).log_prob(z.codes)
 
 
 def _read_confounders(Z: Any, schema: Confounders | None, n_rows: int, problems: Problems) -> Encoded | None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from sitewise.arrays import Problems, did_you_mean
 from sitewise.tables.features import holds_numbers
@@ -35,7 +36,6 @@ def learn_classes(rows: Rows, name: str, given: Sequence[str], place: Place, pro
         return classes
     found = levels(rows, name, place, problems)
     classes = sort_labels([as_label(value) for value in found.categories])
-    counts = np.bincount(found.codes[found.codes >= 0], minlength=len(found.categories))
     where = place.column(name)
     if len(classes) == 1:
         problems.add(ONE_CLASS.format(where=where, value=classes[0]))
@@ -44,19 +44,24 @@ def learn_classes(rows: Rows, name: str, given: Sequence[str], place: Place, pro
     else:
         mostly_numbers = holds_numbers(rows, name)
         for number, value in enumerate(found.categories):
-            at = np.flatnonzero(found.codes == number)
-            others = [other for other, count in zip(found.categories, counts, strict=True) if count > counts[number]]
-            said = {"where": where, "value": value, **place.row(at)}
+            said = {"where": where, "value": value, **place.row(np.flatnonzero(found.codes == number))}
+            meant = _meant(found, number)
             if mostly_numbers and not _is_number(value):
                 problems.add(MIXED.format(**said))
-            elif not _is_number(value):
-                rare = counts[number] <= max(1, RARE * len(found.codes))
-                near = others if rare else [other for other in others if other.casefold() == value.casefold()]
-                meant = did_you_mean(value, near)
-                if meant:
-                    problems.add(SLIP.format(meant=meant, **said))
+            elif meant and not _is_number(value):
+                problems.add(SLIP.format(meant=meant, **said))
     labels(rows, name, classes, place, problems)  # reports missing labels
     return classes
+
+
+def _meant(found: pd.Categorical, number: int) -> str:
+    """A more frequent label that one is a misspelling of, as a hint: any near one where it is rare, else by case."""
+    counts = np.bincount(found.codes[found.codes >= 0], minlength=len(found.categories))
+    value = found.categories[number]
+    others = [other for other, count in zip(found.categories, counts, strict=True) if count > counts[number]]
+    if counts[number] > max(1, RARE * len(found.codes)):
+        others = [other for other in others if other.casefold() == value.casefold()]
+    return did_you_mean(value, others)
 
 
 def sort_labels(values: Sequence[Any]) -> tuple[Any, ...]:

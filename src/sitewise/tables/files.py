@@ -9,7 +9,6 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -65,26 +64,17 @@ class TableFile:
         if columns is not None:
             self.refuse_kinds(wanted)
         found = self._parquet_chunks(wanted, rows) if self.separator is None else self._csv_chunks(wanted)
-        some = False
+        n_rows = 0
         try:
             for chunk in found:
-                some = some or chunk.num_rows > 0
+                n_rows += chunk.num_rows
                 if chunk.num_rows:
                     yield chunk
-        except UnicodeDecodeError as error:
-            raise ValueError(self._not_text()) from error
-        except (pa.ArrowException, OSError) as error:
+        except (UnicodeDecodeError, pa.ArrowException, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # an error of the file system
-            if "UTF8" in str(error):
-                raise ValueError(self._not_text()) from error
-            if "Empty CSV" in str(error):  # a header without a line end
-                raise ValueError(
-                    HEADER_ONLY.format(path=self.path, columns=shown(self.columns, MOST_COLUMNS))
-                ) from error
-            kind = "Parquet" if self.separator is None else "CSV"
-            raise ValueError(UNREADABLE.format(path=self.path, kind=kind, error=_short(error))) from error
-        if not some:
+            raise ValueError(self._why_unreadable(error)) from error
+        if n_rows == 0:
             raise ValueError(HEADER_ONLY.format(path=self.path, columns=shown(self.columns, MOST_COLUMNS)))
 
     def read(self, columns: Sequence[str] | None = None, *, at_most: int | None = None) -> pa.Table:
@@ -139,6 +129,15 @@ class TableFile:
             with reader:
                 yield from reader
 
+    def _why_unreadable(self, error: Exception) -> str:
+        """What is wrong with a file that Arrow could not read to its end."""
+        if isinstance(error, UnicodeDecodeError) or "UTF8" in str(error):
+            return self._not_text()
+        if "Empty CSV" in str(error):  # a header without a line end
+            return HEADER_ONLY.format(path=self.path, columns=shown(self.columns, MOST_COLUMNS))
+        kind = "Parquet" if self.separator is None else "CSV"
+        return UNREADABLE.format(path=self.path, kind=kind, error=_short(error))
+
     def _not_text(self) -> str:
         """The first line that cannot be decoded."""
         with _bytes_of(self.path) as file:
@@ -186,9 +185,9 @@ def _open_parquet(path: Path) -> TableFile:
     try:
         with parquet.ParquetFile(path) as file:
             names, n_rows = tuple(file.schema_arrow.names), file.metadata.num_rows
+    except PermissionError:
+        raise
     except (pa.ArrowException, OSError) as error:
-        if isinstance(error, PermissionError):
-            raise
         raise ValueError(UNREADABLE.format(path=path, kind="Parquet", error=_short(error))) from error
     _refuse_twice(path, names)
     return TableFile(path, names, None, n_rows=n_rows)
@@ -198,25 +197,13 @@ def _open_csv(path: Path, separator: str, encoding: str) -> TableFile:
     if len(separator) != 1:
         raise ValueError(f"--separator must be one character, got {separator!r}")
     try:
-        with _bytes_of(path) as file:
-            head = file.read(1024)
-            file.seek(0)
-            if head.startswith(WIDE_BOMS) and not encoding.lower().startswith("utf-16"):
-                raise ValueError(NOT_UTF8.format(path=path, line=1, encoding="utf-16"))
-            if b"\0" in head and not encoding.lower().startswith(("utf-16", "utf-32")):
-                raise ValueError(UNREADABLE.format(path=path, kind="CSV", error="it does not hold text"))
-            text = io.TextIOWrapper(file, encoding="utf-8-sig" if encoding == "utf-8" else encoding, newline="")
-            first = list(islice(csv.reader(text, delimiter=separator), 1))
-            more = first == [[]] and any(line.strip() for line in text)
+        names = _header(path, separator, encoding)
     except UnicodeDecodeError as error:
         raise ValueError(TableFile(path, (), separator, encoding)._not_text()) from error
+    except PermissionError:
+        raise
     except (OSError, EOFError, zlib.error, csv.Error) as error:
-        if isinstance(error, PermissionError):
-            raise
         raise ValueError(UNREADABLE.format(path=path, kind="CSV", error=_short(error))) from error
-    if more:
-        raise ValueError(BLANK.format(path=path))
-    names = tuple(first[0]) if first else ()
     if not names:
         raise ValueError(EMPTY.format(path=path))
     found = [other for other in OTHER_SEPARATORS if other != separator and other in names[0]]
@@ -225,6 +212,22 @@ def _open_csv(path: Path, separator: str, encoding: str) -> TableFile:
         raise ValueError(SEPARATED.format(path=path, column=names[0][:60], **said))
     _refuse_twice(path, names)
     return TableFile(path, names, separator, encoding)
+
+
+def _header(path: Path, separator: str, encoding: str) -> tuple[str, ...]:
+    """The names of a CSV's columns, none where it is empty."""
+    with _bytes_of(path) as file:
+        head = file.read(1024)
+        file.seek(0)
+        if head.startswith(WIDE_BOMS) and not encoding.lower().startswith("utf-16"):
+            raise ValueError(NOT_UTF8.format(path=path, line=1, encoding="utf-16"))
+        if b"\0" in head and not encoding.lower().startswith(("utf-16", "utf-32")):
+            raise ValueError(UNREADABLE.format(path=path, kind="CSV", error="it does not hold text"))
+        text = io.TextIOWrapper(file, encoding="utf-8-sig" if encoding == "utf-8" else encoding, newline="")
+        names = next(csv.reader(text, delimiter=separator), [])
+        if not names and any(line.strip() for line in text):
+            raise ValueError(BLANK.format(path=path))
+    return tuple(names)
 
 
 def _refuse_twice(path: Path, names: Sequence[str]) -> None:

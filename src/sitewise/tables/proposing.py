@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -29,11 +29,16 @@ IMAGES = re.compile(r"\.(png|jpe?g|tiff?)$", re.IGNORECASE)
 GUESSED_TARGET = "check whether it is the label"
 GUESSED_SITE = "site {name!r} was chosen by its values, not by its name: other columns never vary within it"
 NO_SITE = "no column looks like the site: name it with --site; without sites their differences are unknown"
+NO_FEATURES = {  # kinds of columns
+    "empty": "it is empty",
+    "no value": "its cells are lists, structures or bytes",
+    "date": "dates: turn them into a number (days since a start) first",
+}
 MOST_SITES = 200  # values of a column chosen as the site by its structure
 MOST_TARGETS = 20  # values of a column chosen as the target by its name
 
 
-Answer = tuple[str, str] | None  # a column and the reason
+Answer = tuple[str | tuple[str, ...], str] | None  # a column, or several, and the reason
 
 
 @dataclass(frozen=True)
@@ -65,65 +70,79 @@ class Proposal:
     unsure: tuple[str, ...] = ()
 
 
+@dataclass
+class _Draft:
+    """Roles as far as they are given, and why."""
+
+    columns: dict[str, Column]
+    roles: Roles
+    reasons: dict[str, str]
+
+    @property
+    def free(self) -> list[Column]:
+        """The columns without a role."""
+        taken = {name for _, name in self.roles.columns()}
+        return [column for name, column in self.columns.items() if name not in taken]
+
+    def give(self, role: str, answer: Answer) -> None:
+        """Give a role, where there is an answer and the role is free."""
+        if answer is not None and not getattr(self.roles, role):
+            self.roles = self.roles.updated(**{role: answer[0]})
+            self.reasons[role] = answer[1]
+
+    def column(self, role: str) -> Column | None:
+        """The column that has a role."""
+        return self.columns.get(getattr(self.roles, role))
+
+
 def propose_roles(rows: Rows, known: Roles | None = None) -> Proposal:
     """Roles for a table's columns; `known` roles are kept."""
     table = rows.slice(0, LOOKED_AT)
-    columns = {name: _look_at(table, name) for name in table.column_names}
-    roles, reasons, left_out = known or Roles(), dict[str, str](), dict[str, str]()
-
-    def free() -> list[Column]:
-        taken = {name for _, name in roles.columns()}
-        return [column for name, column in columns.items() if name not in taken]
-
-    def give(role: str, answer: Answer) -> None:
-        nonlocal roles
-        if answer is not None and getattr(roles, role) is None:
-            roles = roles.updated(**{role: answer[0]})
-            reasons[role] = answer[1]
-
-    give("target", _find_target(free()))
-    give("site", _find_site(free()))
+    draft = _Draft({name: _look_at(table, name) for name in table.column_names}, known or Roles(), {})
+    draft.give("target", _find_target(draft.free))
+    draft.give("site", _find_site(draft.free))
     unsure = []
-    if roles.site is None:
-        give("site", _find_site_by_structure(free()))
-        unsure = [NO_SITE if roles.site is None else GUESSED_SITE.format(name=roles.site)]
-    if GUESSED_TARGET in reasons.get("target", ""):
-        unsure.append(f"target {roles.target!r} was chosen as the label because it has two values: is it the label?")
-    site = None if roles.site is None else columns.get(roles.site)
-    if not (roles.features or roles.proba):
-        give("image", _find_image(free()))
-    give("group", _find_named([c for c in free() if c.n_distinct > 1], GROUPS, "rows of one {} belong together"))
-    give("id", _find_id(free(), table.num_rows))
-    if not roles.confounders:
-        chosen = [c.name for c in free() if c.words & set(CONFOUNDERS) and c.kind in ("number", "category")]
-        if chosen:
-            roles = replace(roles, confounders=tuple(chosen))
-            reasons["confounders"] = f"P(y) often depends on {', '.join(chosen)}; remove those it cannot depend on"
-    target = None if roles.target is None else columns.get(roles.target)
-    if not (roles.features or roles.image or roles.proba):
-        pair = _find_probabilities(free(), table)
-        if pair:
-            roles = replace(roles, proba=pair)
-            reasons["proba"] = "numbers between 0 and 1 that sum to one: probably a classifier's probabilities"
-    if not (roles.features or roles.image or roles.proba):
-        usable = []
-        for column in free():
-            why = _why_no_feature(column, target, site, table.num_rows)
-            if why is None:
-                usable.append(column.name)
-            else:
-                left_out[column.name] = why
-        roles = replace(roles, features=tuple(usable))
-        reasons["features"] = "the other columns with numbers or a few categories"
-    for column in free():
-        left_out.setdefault(column.name, "not needed")
-    if site is not None:
-        unsure += [
-            f"confounder {name!r} is constant within each site: it cannot be separated from the site"
-            for name in roles.confounders
-            if name in columns and _constant_within(columns[name], site)
-        ]
-    return Proposal(roles, reasons, left_out, tuple(unsure))
+    if draft.roles.site is None:
+        draft.give("site", _find_site_by_structure(draft.free))
+        unsure = [NO_SITE if draft.roles.site is None else GUESSED_SITE.format(name=draft.roles.site)]
+    if GUESSED_TARGET in draft.reasons.get("target", ""):
+        unsure.append(
+            f"target {draft.roles.target!r} was chosen as the label because it has two values: is it the label?"
+        )
+    without_features = _give_inputs(draft, table)
+    left_out = {column.name: without_features.get(column.name, "not needed") for column in draft.free}
+    return Proposal(draft.roles, draft.reasons, left_out, (*unsure, *_same_as_site(draft)))
+
+
+def _give_inputs(draft: _Draft, table: Rows) -> dict[str, str]:
+    """Give all roles but target and site; why columns are no features, where features predict."""
+    if not (draft.roles.features or draft.roles.proba):
+        draft.give("image", _find_image(draft.free))
+    several = [column for column in draft.free if column.n_distinct > 1]
+    draft.give("group", _find_named(several, GROUPS, "rows of one {} belong together"))
+    draft.give("id", _find_id(draft.free, table.num_rows))
+    draft.give("confounders", _find_confounders(draft.free))
+    if draft.roles.features or draft.roles.image:
+        return {}
+    draft.give("proba", _find_probabilities(draft.free, table))
+    if draft.roles.proba:
+        return {}
+    target, site = draft.column("target"), draft.column("site")
+    reasons = {column.name: _why_no_feature(column, target, site, table.num_rows) for column in draft.free}
+    usable = tuple(name for name, why in reasons.items() if why is None)
+    draft.give("features", (usable, "the other columns with numbers or a few categories"))
+    return {name: why for name, why in reasons.items() if why is not None}
+
+
+def _same_as_site(draft: _Draft) -> list[str]:
+    """A warning for each confounder that cannot be separated from the site."""
+    site = draft.column("site")
+    known = [draft.columns[name] for name in draft.roles.confounders if name in draft.columns]
+    return [
+        f"confounder {column.name!r} is constant within each site: it cannot be separated from the site"
+        for column in known
+        if site is not None and _constant_within(column, site)
+    ]
 
 
 def _look_at(table: Rows, name: str) -> Column:
@@ -211,7 +230,14 @@ def _find_id(columns: list[Column], n_rows: int) -> Answer:
     return None
 
 
-def _find_probabilities(columns: list[Column], table: Rows) -> tuple[str, ...]:
+def _find_confounders(columns: list[Column]) -> Answer:
+    chosen = [c.name for c in columns if c.words & set(CONFOUNDERS) and c.kind in ("number", "category")]
+    if not chosen:
+        return None
+    return tuple(chosen), f"P(y) often depends on {', '.join(chosen)}; remove those it cannot depend on"
+
+
+def _find_probabilities(columns: list[Column], table: Rows) -> Answer:
     """All free columns between 0 and 1 with a common prefix of their names, if their rows sum to one."""
     unit = [c.name for c in columns if c.kind == "number" and c.low >= 0 and c.high <= 1 and c.n_distinct > 2]
     stems: dict[str, list[str]] = {}
@@ -221,23 +247,19 @@ def _find_probabilities(columns: list[Column], table: Rows) -> tuple[str, ...]:
         if len(found) > 1:
             total = sum(numbers(table, name, Place(), Problems("look")) for name in found)
             if np.allclose(total, 1, atol=1e-3):
-                return tuple(found)
-    return ()
+                return tuple(found), "numbers between 0 and 1 that sum to one: probably a classifier's probabilities"
+    return None
 
 
 def _why_no_feature(column: Column, target: Column | None, site: Column | None, n_rows: int) -> str | None:
     """Why a column is not proposed as a feature; None if it is."""
-    if column.kind == "empty":
-        return "it is empty"
-    if column.kind == "no value":
-        return "its cells are lists, structures or bytes"
-    if column.kind == "date":
-        return "dates: turn them into a number (days since a start) first"
+    if column.kind in NO_FEATURES:
+        return NO_FEATURES[column.kind]
     if column.n_distinct == 1 and column.n_known == n_rows:
         return "it is constant"
     if column.kind == "category" and column.n_distinct > min(MOST_LEVELS, max(2, n_rows // 5)):
         return "text with too many different values"
-    if column.words & {"id"} or column.words & set(GROUPS):
+    if column.words & {"id", *GROUPS}:
         return "it looks like the number of a person or a sample"
     if column.words & set(SITES):
         return "it looks like another name of a site"

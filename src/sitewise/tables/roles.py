@@ -132,15 +132,21 @@ def read_roles(path: str | os.PathLike[str]) -> Roles:
     problems = Problems(f"roles {place}")
     known = [field.name for field in fields(Roles)]
     for name, value in found.items():
-        if name not in known:
+        if name in known:
+            _check_value(name, value, problems)
+        else:
             problems.add(f"{name!r} is not a role{did_you_mean(name, known)}; the roles are {', '.join(known)}")
-        elif name in LISTS and not (isinstance(value, list) and all(isinstance(v, str | int) for v in value)):
-            problems.add(f'{name} must be a list of names, such as ["age", "sex"], got {value!r}')
-        elif name not in LISTS and not isinstance(value, str):
-            problems.add(f"{name} must be the name of a column, got {value!r}")
     problems.raise_if_any()
     read: dict[str, Any] = {name: tuple(map(str, v)) if name in LISTS else v for name, v in found.items()}
     return Roles(**read)
+
+
+def _check_value(role: str, value: Any, problems: Problems) -> None:
+    """Report a value of the wrong kind."""
+    if role in LISTS and not (isinstance(value, list) and all(isinstance(v, str | int) for v in value)):
+        problems.add(f'{role} must be a list of names, such as ["age", "sex"], got {value!r}')
+    elif role not in LISTS and not isinstance(value, str):
+        problems.add(f"{role} must be the name of a column, got {value!r}")
 
 
 def roles_as_toml(roles: Roles, reasons: Mapping[str, str] | None = None, comment: Iterable[str] = ()) -> str:

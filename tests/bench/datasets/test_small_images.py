@@ -98,6 +98,37 @@ def test_a_lesion_in_two_roles_is_refused(tmp_path):
         si.isic64_roles(data)
 
 
+@pytest.fixture
+def centres(tmp_path):
+    """Every site with five melanomas of their own and ten other lesions."""
+    rows = [
+        row | {"isic_id": f"{row['isic_id']}_{copy}", "lesion_id": f"{row['isic_id']} {copy}"}
+        for row in isic_rows()
+        if row["dx"] != "BKL"
+        for copy in range(5)
+    ]
+    return si.load_isic64(write_pack(tmp_path, "isic64", rows))
+
+
+@pytest.mark.parametrize("left_out", [None, "HAM_vidir_modern"])
+def test_a_centre_left_out_is_tested_at_and_lesions_of_the_others_validate(centres, left_out):
+    roles = si.isic64_centre_roles(centres, left_out, seed=1)
+    trained = [name for name in si.ISIC64_CENTRES if name != left_out]
+    assert [site.name for site in roles.training] == trained
+    assert [site.name for site in roles.tests] == ["NY3", "BCN2", *([left_out] if left_out else [])]
+    assert [(len(site), site.y.sum()) for site in roles.training] == [(12, 4)] * len(trained)
+    assert (len(roles.validation), roles.validation.y.sum()) == (3 * len(trained), len(trained))
+    assert [len(site) for site in roles.tests] == [15] * len(roles.tests)
+    again = si.isic64_centre_roles(centres, left_out, seed=1).validation.groups
+    assert list(again) == list(roles.validation.groups)
+    assert set(again) != set(si.isic64_centre_roles(centres, left_out, seed=2).validation.groups)
+
+
+def test_a_centre_that_is_none_is_refused(centres):
+    with pytest.raises(ValueError, match="left_out must be one of HAM_rosendahl"):
+        si.isic64_centre_roles(centres, "NY3")
+
+
 def cxr_rows(n_patients=32):
     rows = []
     for patient in range(n_patients):

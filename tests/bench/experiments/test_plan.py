@@ -5,6 +5,7 @@ import pytest
 
 from sitewise.bench.experiments.experiment import Choice, Draw, SiteSpec
 from sitewise.bench.experiments.plan import Run, final_runs, tuning_runs
+from sitewise.bench.methods import METHODS
 
 CHOSEN = {"R": {"share": 0.2, "extra": 1}}
 
@@ -101,3 +102,16 @@ def test_the_draw_behind_the_unlabeled_rows_counts_where_they_are_used():
     turned = RUN.draws[::-1]
     assert replace(RUN, target="t").id != replace(RUN, target="t", draws=turned).id
     assert copy.deepcopy(RUN).id == RUN.id
+
+
+def test_methods_with_a_package_of_their_own_are_runs_of_their_own(tiny, monkeypatch):
+    """A machine without the package does all other runs, whose ids do not depend on it."""
+    changes = {"methods": {"R": None, "T": None}, "tuning": None, "seeds": 1}
+    (together,) = final_runs(tiny(changes), {})
+    assert [choice.label for choice in together.methods] == ["G", "G2"]
+    (without,) = final_runs(tiny({**changes, "methods": {"R": None, "T": None, "G2": None}}), {})
+    monkeypatch.setattr(METHODS["sees_labels"], "packages", ("some_package",))
+    added = {"R": None, "T": None, "G2": {"method": "sees_labels", "share": None}}
+    apart = final_runs(tiny({**changes, "methods": added}), {})
+    assert [[choice.label for choice in run.methods] for run in apart] == [["G"], ["G2"]]
+    assert apart[0].id == without.id

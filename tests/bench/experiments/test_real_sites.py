@@ -98,3 +98,14 @@ def test_data_that_must_be_at_hand_are_asked_for(monkeypatch):
     monkeypatch.delenv("SITEWISE_DATA", raising=False)
     with pytest.raises(ValueError, match="cxr64 is not part of the package: give its folder"):
         sites.source_name({"kind": "cxr64"})
+
+
+def test_a_test_site_may_have_another_name_than_in_the_data(experiment):
+    (run, *_) = final_runs(experiment(YAML.replace("east: {}", "far east: {site: east}")), {}, "isic64")
+    site = sites.world_of(run).test_rows(run.tests[0], run.draws[0])[1]
+    assert (site.name, len(site)) == ("far east", 70)
+
+
+def test_a_centre_to_leave_out_is_checked(experiment):
+    with pytest.raises(ValueError, match="left_out must be one of none, HAM_rosendahl"):
+        experiment(YAML.replace("{kind: isic64}", "{kind: isic64, left_out: NY3}"))

@@ -156,3 +156,26 @@ def test_without_a_truth_there_is_none():
 
 def test_the_training_part_is_asked_by_name(run):
     assert set(world_of(run).parts) == {TRAINING, "validation", TEST}
+
+
+def test_z_is_hidden_in_a_share_of_rows_and_nothing_else_changes():
+    def rows(**options):
+        run = run_of(COLORED, (SiteSpec("a", {"beta": 0.9, **options}, 400),), (SiteSpec("b", {"beta": 0.3}),))
+        return world_of(run).labeled(run.training[0], TRAINING)
+
+    whole, some, more, none = rows(), rows(missing=0.25), rows(missing=0.5), rows(missing=1)
+    hidden = [site.Z["color"].isna().to_numpy() for site in (whole, some, more, none)]
+    assert [mask.sum() == 0 for mask in hidden] == [True, False, False, False]
+    assert hidden[3].all()
+    assert 60 < hidden[1].sum() < 140  # 100 ± 4.6 standard deviations
+    assert hidden[2][hidden[1]].all()
+    for site, mask in zip((some, more), hidden[1:3], strict=True):
+        assert (site.X == whole.X).all()
+        assert (site.Z["color"][~mask] == whole.Z["color"][~mask]).all()
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5, True, "half"])
+def test_a_share_of_hidden_z_that_is_none_is_refused(share):
+    assert KINDS["colored_digits"].faults({}, {"beta": 0.3, "missing": share}) == [
+        f"missing must be a share between 0 and 1, got {share!r}"
+    ]

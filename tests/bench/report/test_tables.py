@@ -10,7 +10,14 @@ from rich.console import Console
 
 from sitewise.bench.report.grids import Cell, Grid, TerminalGrid, escape_latex, escape_markdown, write_latex
 from sitewise.bench.report.summary import TOLD_MARK, choose, left_out, small_is_good
-from sitewise.bench.report.tables import comparison_table, interval_text, methods_table, number_text, shown_digits
+from sitewise.bench.report.tables import (
+    comparison_table,
+    interval_text,
+    methods_table,
+    number_text,
+    scores_table,
+    shown_digits,
+)
 
 MEANS = {"ERM": 0.66, "ERM^Z": 0.71, "CoPA": 0.9, "GPA": 0.858, "IRM": "IRM needs two training sites, got 1."}
 
@@ -64,6 +71,23 @@ def test_skipped_methods_stand_below_with_their_reason(summary):
     table = comparison_table(summary(MEANS), "positive_f1", "markdown", "GPA")
     assert "| IRM" not in table
     assert "IRM left out: IRM needs two training sites, got 1." in table
+
+
+def test_several_metrics_stand_side_by_side_each_with_its_best(summary):
+    frame = pd.concat([summary(MEANS, told={"CoPA"}), summary(MEANS, metric="nll", told={"CoPA"})])
+    table = scores_table(frame, ["positive_f1", "nll"], "markdown", "GPA")
+    assert [cell.rpartition("<br>")[2] for cell in cells(table, "method")[1:]] == [
+        "positive-class F1",
+        "negative log-likelihood",
+    ]
+    assert ["**" in cell for cell in cells(table, "GPA")] == [False, True, False]
+    assert ["**" in cell for cell in cells(table, "ERM |")] == [False, False, True]
+    assert table.count("IRM left out") == 1
+
+
+def test_methods_left_out_for_one_reason_share_a_line(summary):
+    table = comparison_table(summary({"GPA": 0.8, "A": "not run yet", "B": "not run yet"}), "positive_f1", "markdown")
+    assert "A, B left out: not run yet." in table
 
 
 def test_a_method_skipped_at_one_site_keeps_its_row_and_says_where(summary):

@@ -8,6 +8,7 @@ from sitewise.arrays import Problems
 from sitewise.bench.report.summary import meant
 
 KINDS = ("points", "curve")
+OVER = ("draws", "tests")
 KEYS = ("kind", "over", "key", "label", "log")
 
 
@@ -32,27 +33,28 @@ def read_curve(
     problems = Problems("figure")
     for unknown in (key for key in spec if key not in KEYS):
         problems.add(f"{unknown} is not a key here{meant(str(unknown), KEYS)}")
-    kind, over = spec.get("kind", "points"), spec.get("over", "draws")
-    if kind not in KINDS:
-        problems.add(f"kind must be points or curve, got {kind!r}{meant(str(kind), KINDS)}")
-    if over not in ("draws", "tests"):
-        problems.add(f"over must be draws or tests, got {over!r}{meant(str(over), ('draws', 'tests'))}")
-    key = str(spec.get("key", ""))
-    numbers: dict[str, float] = {}
-    if over == "draws" and kind == "curve":
-        numbers = {name: float(draw.get("adapt") or draw["score"]) for name, draw in draws.items()}
-    elif over == "tests" and kind == "curve":
-        numbers = {name: float(site[key]) for name, site in tests.items() if _is_number(site.get(key))}
-        if not numbers:
-            options = sorted({option for site in tests.values() for option, value in site.items() if _is_number(value)})
-            problems.add(
-                f"key must name an option of the test sites that is a number, got {key!r}{meant(key, options)}"
-            )
+    kind, over, key = spec.get("kind", "points"), spec.get("over", "draws"), str(spec.get("key", ""))
+    for name, value, known in (("kind", kind, KINDS), ("over", over, OVER)):
+        if value not in known:
+            problems.add(f"{name} must be {' or '.join(known)}, got {value!r}{meant(str(value), known)}")
+    if kind == "curve" and over == "tests":
+        _check_key(key, tests, problems)
     problems.raise_if_any()
     if kind == "points":
         return None
-    label = spec.get("label", "unlabeled samples" if over == "draws" else key)
-    return Curve("draw" if over == "draws" else "site", numbers, str(label), bool(spec.get("log", False)))
+    log = bool(spec.get("log", False))
+    if over == "draws":
+        sizes = {name: float(draw.get("adapt") or draw["score"]) for name, draw in draws.items()}
+        return Curve("draw", sizes, str(spec.get("label", "unlabeled samples")), log)
+    numbers = {name: float(site[key]) for name, site in tests.items() if _is_number(site.get(key))}
+    return Curve("site", numbers, str(spec.get("label", key)), log)
+
+
+def _check_key(key: str, tests: Mapping[str, Mapping[str, Any]], problems: Problems) -> None:
+    """Note a key that is a number at no test site."""
+    options = sorted({option for site in tests.values() for option, value in site.items() if _is_number(value)})
+    if key not in options:
+        problems.add(f"key must name an option of the test sites that is a number, got {key!r}{meant(key, options)}")
 
 
 def _is_number(value: Any) -> bool:

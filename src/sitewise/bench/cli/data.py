@@ -173,7 +173,7 @@ def _check_name(name: str) -> None:
 
 def _show_sites(name: str, collection: "Collection", sites: "pd.DataFrame") -> None:
     """Print a table of sites, next to that of the paper if there is one, and which rows agree."""
-    from sitewise.bench.datasets.paper_sites import ABSENT, AGREES, compare
+    from sitewise.bench.datasets.paper_sites import compare
 
     rows = compare(sites, collection.paper)
     missing = [column for column in rows.columns if column.startswith("missing ")]
@@ -190,13 +190,19 @@ def _show_sites(name: str, collection: "Collection", sites: "pd.DataFrame") -> N
         shares = [_share(row[column]) for column in ("prevalence", *missing)]
         table.add_row(str(site), str(row["samples"] or ""), *shares, *(beside if collection.paper else []))
     Console().print(table)
-    if not collection.paper:
-        return
-    agree = [str(site) for site in rows.index[rows["verdict"] == AGREES]]
+    if collection.paper:
+        _show_agreement(collection, rows["verdict"])
+
+
+def _show_agreement(collection: "Collection", verdicts: "pd.Series[str]") -> None:
+    """Print which sites are as in the paper, and why others are not."""
+    from sitewise.bench.datasets.paper_sites import ABSENT, AGREES
+
+    agree = [str(site) for site in verdicts.index[verdicts == AGREES]]
     _say(
         f"{len(agree)} of {len(collection.paper)} row(s) agree with the paper{': ' if agree else ''}{', '.join(agree)}"
     )
-    for site, verdict in rows["verdict"].items():
+    for site, verdict in verdicts.items():
         told = (collection.caveats if verdict == AGREES else collection.reasons).get(str(site))
         if told:
             _say(f"{site} {'is absent' if verdict == ABSENT else verdict}: {told}")

@@ -12,31 +12,44 @@ from rich.table import Table
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for demo.json, the figures and the reports.")] = Path("demo"),
     seed: Annotated[int, typer.Option(min=0, help="Seed of data and training.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="A smaller version, about half a minute.")] = False,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Folder with the full MNIST; the 5,000 embedded digits otherwise.")
-    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Shorter training, about a minute.")] = False,
 ) -> None:
-    """Colored digits: a classifier fails at a shifted site, and GPA repairs it without labels."""
+    """Digits on colored paper: a classifier fails at shifted sites, and GPA repairs it without labels."""
     from sitewise.bench.demo import QUICK, DemoSize, run_demo, write_demo
 
     console = Console()
     start = time.perf_counter()
-    size = QUICK if quick else DemoSize()
     with console.status("starting") as status:
 
         def say(text: str) -> None:
             console.print(f"[dim]{text}[/dim]", highlight=False)
             status.update(text)
 
-        found = run_demo(seed=seed, size=size, data_dir=None if data_dir is None else str(data_dir), say=say)
+        found = run_demo(seed=seed, size=QUICK if quick else DemoSize(), say=say)
         say("writing figures and reports")
         paths = write_demo(found, out)
+    console.print(rehearsal_table(found.record["rehearsal"]))
     for name, site in found.record["sites"].items():
         console.print(demo_table(name, site))
+        console.print(site["outcome"], highlight=False, soft_wrap=True)
     for path in paths:
         console.print(f"wrote {path}", highlight=False)
     console.print(f"[dim]{time.perf_counter() - start:.0f} s[/dim]", highlight=False)
+
+
+def rehearsal_table(rehearsal: dict[str, Any]) -> Table:
+    """What adapting to each training site did that was left out of training."""
+    table = Table(title=f"Rehearsal: {rehearsal['sentence']}", title_justify="left")
+    for column in ("left out", "P(y=1)"):
+        table.add_column(column)
+    table.add_column("estimated P(y=1), 95%")
+    for column in ("log loss as trained", "adapted"):
+        table.add_column(column, justify="right")
+    for site in rehearsal["sites"]:
+        losses = [f"{site[name]:.3f}" for name in ("nll_as_trained", "nll_adapted")]
+        estimate = f"{site['adapted']:.3f} ({site['low']:.3f} to {site['high']:.3f})"
+        table.add_row(site["site"], f"{site['prevalence']:.3f}", estimate, *losses)
+    return table
 
 
 def demo_table(name: str, site: dict[str, Any]) -> Table:

@@ -117,23 +117,47 @@ def _home(module: str, name: str, importer: Path) -> Iterator[str]:
         yield module
 
 
+class _Visitor(ast.NodeVisitor):
+    """Collects the imports of a file, those below `if TYPE_CHECKING:` apart."""
+
+    def __init__(self) -> None:
+        self.names: list[Import] = []
+        self.typed: list[Import] = []
+        self.modules: list[tuple[str, str]] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.for_types = False
+
+    def visit_If(self, node: ast.If) -> None:
+        outer = self.for_types
+        self.for_types |= isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for part in node.body:
+            self.visit(part)
+        self.for_types = outer
+        for part in node.orelse:
+            self.visit(part)
+        self.visit(node.test)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        module = "." * node.level + (node.module or "")
+        found = self.typed if self.for_types else self.names
+        found += [(module, part.name, part.asname or part.name) for part in node.names]
+
+    def visit_Import(self, node: ast.Import) -> None:
+        if not self.for_types:
+            self.modules += [(part.name, part.asname or part.name) for part in node.names]
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if isinstance(node.value, ast.Name):
+            self.attributes.append((node.value.id, node.attr))
+        self.generic_visit(node)
+
+
 @cache
 def _read(path: Path) -> _Imports:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    conditions = (node for node in ast.walk(tree) if isinstance(node, ast.If))
-    for_types = [node for node in conditions if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"]
-    typed = {id(inner) for node in for_types for part in node.body for inner in ast.walk(part)}
-    names: tuple[list[Import], list[Import]] = ([], [])
-    modules, attributes = [], []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            module = "." * node.level + (node.module or "")
-            names[id(node) in typed].extend((module, part.name, part.asname or part.name) for part in node.names)
-        elif isinstance(node, ast.Import) and id(node) not in typed:
-            modules += [(part.name, part.asname or part.name) for part in node.names]
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            attributes.append((node.value.id, node.attr))
-    return _Imports(tuple(names[0]), tuple(names[1]), tuple(modules), tuple(dict.fromkeys(attributes)))
+    found = _Visitor()
+    found.visit(ast.parse(path.read_text(encoding="utf-8")))
+    attributes = tuple(dict.fromkeys(found.attributes))
+    return _Imports(tuple(found.names), tuple(found.typed), tuple(found.modules), attributes)
 
 
 def _absolute(module: str, importer: str, path: Path) -> str:

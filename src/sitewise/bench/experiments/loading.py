@@ -30,7 +30,7 @@ def load_yaml(path: Path) -> dict[Any, Any]:
 def _check_size(text: str) -> None:
     """Count the entries that aliases expand to, and the depth, with a parser that builds nothing.
 
-    A few lines of nested aliases can expand to more than the memory.
+    A few lines of nested aliases can expand to more than fits into memory.
     """
     sizes: dict[str, int | None] = {}  # of nodes with an anchor; None while a node is not finished
     open_parts: list[tuple[str | None, int]] = []  # anchor, and the number of nodes before it

@@ -62,7 +62,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        """The name of this run for people."""
+        """A readable name of this run."""
         site = f" for {self.target!r}" if self.target else ""
         names = ", ".join(choice.label for choice in self.methods)
         settings = f" {self.methods[0].settings}" if len(self.methods) == 1 and self.methods[0].settings else ""

@@ -138,11 +138,9 @@ class _Reader:
 
     def whole(self, read: Experiment, raw: dict[Any, Any]) -> None:
         """Checks that need all parts."""
-        for key, found in (("training", read.training), ("tests", read.tests), ("draws", read.draws)):
-            if key in raw and not found:
+        for key in ("training", "tests", "draws", "methods"):
+            if key in raw and not getattr(read, key):
                 self.problems.add(f"{key}: at least one is needed")
-        if "methods" in raw and not read.methods:
-            self.problems.add("methods: at least one is needed")
         self.distinct([site.name for site in (*read.training, *read.tests)])
         sizes = {entry.label: len(entry.candidates) for entry in read.methods if entry.grid}
         if len(set(sizes.values())) > 1:
@@ -193,6 +191,11 @@ class _Reader:
                 f"{place}: the methods are {', '.join(METHODS)}, got {method!r}{did_you_mean(method, METHODS)}"
             )
             return Entry(label, str(method), settings, grid)
+        self.settings(method, settings, grid, place)
+        return Entry(label, method, settings, {k: v if isinstance(v, list) else [v] for k, v in grid.items()})
+
+    def settings(self, method: str, settings: dict[str, Any], grid: dict[str, Any], place: str) -> None:
+        """Note settings that the method has not, and grids that are none."""
         known = [field.name for field in fields(METHODS[method]) if field.name not in SET_BY_RUNS]
         for name in (*settings, *grid):
             if name in SET_BY_RUNS:
@@ -204,7 +207,6 @@ class _Reader:
         for name, values in grid.items():
             if not isinstance(values, list) or not values:
                 self.problems.add(f"{place}.grid.{name} must be a list of values to try, got {values!r}")
-        return Entry(label, method, settings, {k: v if isinstance(v, list) else [v] for k, v in grid.items()})
 
     def network(self, raw: Any) -> dict[str, Any]:
         spec = self.mapping(raw, "network")

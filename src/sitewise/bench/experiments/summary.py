@@ -1,6 +1,7 @@
 """From final records to a table of means over seeds, with intervals and paired differences."""
 
 from collections.abc import Iterable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -64,17 +65,15 @@ def summarize(experiment: Experiment, records: Iterable[Record]) -> pd.DataFrame
     told = {entry.label: is_told(entry.candidates[0], experiment.recipe) for entry in experiment.methods}
     metrics = [metric for metric in ALL_METRICS if any(place[3] == metric for place in values)] or [experiment.metric]
     have_run = {place[:2] for place in values}
+    sites, draws = ([part.name for part in parts] for parts in (experiment.tests, experiment.draws))
     rows = []
-    for label in (entry.label for entry in experiment.methods):
-        for site in experiment.tests:
-            for draw in experiment.draws:
-                for metric in metrics:
-                    mine = values.get((label, site.name, draw.name, metric), {})
-                    theirs = values.get((experiment.reference or "", site.name, draw.name, metric), {})
-                    gaps = [] if label == experiment.reference else [mine[s] - theirs[s] for s in mine if s in theirs]
-                    reason = skipped.get((label, site.name), "" if (label, site.name) in have_run else NOT_RUN)
-                    places = (label, site.name, draw.name, metric, len(mine))
-                    rows.append((*places, *t_interval(list(mine.values())), *t_interval(gaps), told[label], reason))
+    for label, site, draw, metric in product(told, sites, draws, metrics):
+        mine = values.get((label, site, draw, metric), {})
+        theirs = values.get((experiment.reference or "", site, draw, metric), {})
+        gaps = [] if label == experiment.reference else [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
+        reason = skipped.get((label, site), "" if (label, site) in have_run else NOT_RUN)
+        intervals = (*t_interval(list(mine.values())), *t_interval(gaps))
+        rows.append((label, site, draw, metric, len(mine), *intervals, told[label], reason))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 

@@ -72,7 +72,6 @@ def comparison_figure(frame: pd.DataFrame, metric: str, reference: str, *, title
         squeeze=False,
         layout="constrained",
     )
-    places = np.arange(len(methods), dtype=float)
     panels = grid.reshape(n_rows * across, len(widths))
     for unused in panels[len(sites) :].flat:
         unused.remove()
@@ -81,23 +80,19 @@ def comparison_figure(frame: pd.DataFrame, metric: str, reference: str, *, title
         for unused in axes[2 if paired else 1 :]:
             unused.remove()
         for axis, columns in zip(axes, (MEAN, DIFFERENCE)[: 1 + paired], strict=False):
-            _stripes(axis, len(methods), n_ticks=5 if columns == MEAN else 4)
             axis.set_xlim(limits[site, columns].low, limits[site, columns].high)
-            for place, method in zip(places, methods, strict=True):
-                _points(
-                    axis, here[here["method"] == method], columns, place, draws, method in told, method == reference
-                )
+            _panel(axis, here, columns, methods, draws, told, reference)
         axes[0].set_title(site, loc="left")
         axes[0].set_xlabel(metric_name(metric))
         _reference_line(axes[0], here[here["method"] == reference])
         if paired:
             axes[1].axvline(0, color=ACCENT, lw=1)
             axes[1].set_xlabel(f"minus {_label(reference, set())}, paired")
-    grid[0, 0].set_yticks(places, [_label(method, told) for method in methods])
+    grid[0, 0].set_yticks(range(len(methods)), [_label(method, told) for method in methods])
     grid[0, 0].set_ylim(len(methods) - 0.5, -0.5)
-    for first in grid[:, 0]:
-        for label, method in zip(first.get_yticklabels(), methods, strict=True):
-            label.set_fontweight("bold" if method == reference else "normal")
+    if reference in methods:
+        for first in grid[:, 0]:
+            first.get_yticklabels()[methods.index(reference)].set_fontweight("bold")
     _finish(figure, title, notes, _draw_handles(draws))
     return figure
 
@@ -127,6 +122,21 @@ def _limits(rows: pd.DataFrame, columns: tuple[str, str, str]) -> _Limits:
     shown = max(low, least - room), min(high, most + room)
     margin = 0.05 * (shown[1] - shown[0]) or 0.05
     return _Limits(shown[0] - margin, shown[1] + margin, cut=low < shown[0] - margin or high > shown[1] + margin)
+
+
+def _panel(
+    axis: Axes,
+    here: pd.DataFrame,
+    columns: tuple[str, str, str],
+    methods: list[str],
+    draws: list[str],
+    told: set[str],
+    reference: str,
+) -> None:
+    """Means or differences of all methods at one site."""
+    _stripes(axis, len(methods), n_ticks=5 if columns == MEAN else 4)
+    for place, method in enumerate(methods):
+        _points(axis, here[here["method"] == method], columns, place, draws, method in told, method == reference)
 
 
 def _points(

@@ -35,15 +35,9 @@ def prevalence_figure(record: Record) -> Figure:
     for axis, (name, site) in zip(np.atleast_1d(axes), record["sites"].items(), strict=True):
         levels = site["prevalence_given_z"]
         places = np.arange(len(levels))
-        for offset, (train, values) in zip((-0.24, -0.12), record["training_prevalence"].items(), strict=False):
-            axis.plot(
-                places + offset,
-                values,
-                "^" if offset < -0.2 else "v",
-                color=GREY,
-                ms=8,
-                label=f"training site, {train}",
-            )
+        for number, values in enumerate(record["training_prevalence"].values()):
+            label = "training sites" if number == 0 else None
+            axis.plot(places - 0.3 + 0.08 * number, values, "^", color=GREY, ms=7, label=label)
         estimate = np.array([level["estimate"] for level in levels])
         low, high = (np.array([level[bound] for level in levels]) for bound in ("low", "high"))
         axis.errorbar(
@@ -62,7 +56,7 @@ def prevalence_figure(record: Record) -> Figure:
     first.set_ylabel("P(y = 1 | z)")
     first.set_ylim(bottom=-0.02)
     handles, labels = first.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 

@@ -1,7 +1,7 @@
 """Tables of an experiment's summary and of the methods, as Markdown, CSV, LaTeX or for the terminal."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, overload
 
 import pandas as pd
@@ -58,6 +58,31 @@ def comparison_table(frame: pd.DataFrame, metric: str, format: str, reference: s
     return rows.to_csv(index=False) if format == "csv" else _write(_comparison_grid(rows, metric, reference), format)
 
 
+def scores_table(frame: pd.DataFrame, metrics: Sequence[str], format: TextFormat, reference: str | None = None) -> str:
+    """Write several metrics of a summary side by side: a row for each method, a column for each site, draw and metric.
+
+    Cells, bold, daggers and notes are as in `comparison_table`; each metric has as many digits as it needs.
+    """
+    grids = [_comparison_grid(choose(frame, metric), metric, reference) for metric in metrics]
+    names = list(dict.fromkeys(row[0].text for grid in grids for row in grid.rows))
+    by_name = [{row[0].text: row[1:] for row in grid.rows} for grid in grids]
+    rows = tuple(
+        (
+            Cell(name),
+            *(
+                cell
+                for own, grid in zip(by_name, grids, strict=True)
+                for cell in own.get(name, (Cell("-"),) * (len(grid.columns) - 1))
+            ),
+        )
+        for name in names
+    )
+    places = [(", ".join(place), grid.title) for grid in grids for place in grid.columns[1:]]
+    return str(
+        _write(Grid(", ".join(grid.title for grid in grids), (("method",), *places), rows, grids[0].notes), format)
+    )
+
+
 def methods_table(cards: Mapping[str, Mapping[str, Any]], format: str) -> str | TerminalGrid:
     """Write the cards of the methods (registry key -> fields of its card) as one table, a row for each method."""
     if format == "csv":
@@ -101,7 +126,10 @@ def _comparison_grid(rows: pd.DataFrame, metric: str, reference: str | None) -> 
     notes[0] = notes[0][0].upper() + notes[0][1:] + "."
     if without_number(rows):
         notes.append(f"Without a {metric_name(metric)}: {'; '.join(without_number(rows))}.")
-    notes += [f"{method} left out: {reason}." for method, reason in left_out(rows).items()]
+    reasons = left_out(rows)
+    for reason in dict.fromkeys(reasons.values()):
+        methods = ", ".join(method for method, own in reasons.items() if own == reason)
+        notes.append(f"{methods} left out: {reason}.")
     return Grid(metric_name(metric), (("method",), *places), tuple(body), tuple(notes))
 
 

@@ -70,24 +70,16 @@ def assign_sites(
     problems = Problems("assign_sites")
     if not roles["training"]:
         problems.add("training names no site")
-    named = [site for sites in roles.values() for site in sites]
-    check_sites(dict.fromkeys(named), manifest, problems)
-    for site in sorted({site for site in named if named.count(site) > 1}):
-        where = ", ".join(role for role, sites in roles.items() for name in sites if name == site)
-        problems.add(f"the site {site!r} has more than one role ({where})")
-    role = manifest.table["site"].map({site: role for role, sites in roles.items() for site in sites})
-    if "group" in manifest.table:
-        known = pd.DataFrame({"group": manifest.table["group"], "role": role}).dropna()
-        in_roles = known.drop_duplicates().groupby("group")["role"].agg(sorted)
-        across = in_roles[in_roles.map(len) > 1]
-        if len(across):
-            shown = ", ".join(f"{group!r} ({' and '.join(where)})" for group, where in across.iloc[:SHOWN].items())
-            problems.add(
-                f"{len(across)} group(s) are in more than one role: {shown}{and_more(len(across))}; "
-                "leave their rows out of all roles but one"
-            )
+    roles_of: dict[str, list[str]] = {}
+    for role, site in ((role, site) for role, sites in roles.items() for site in sites):
+        roles_of.setdefault(site, []).append(role)
+    check_sites(roles_of, manifest, problems)
+    for site, where in sorted(roles_of.items()):
+        if len(where) > 1:
+            problems.add(f"the site {site!r} has more than one role ({', '.join(where)})")
+    _check_groups(manifest, {site: where[-1] for site, where in roles_of.items()}, problems)
     problems.raise_if_any()
-    unused = tuple(site for site in manifest.sites if site not in named)
+    unused = tuple(site for site in manifest.sites if site not in roles_of)
     if unused:
         logger.info("sites without a role: %s", ", ".join(unused))
     return AssignedSites(
@@ -96,6 +88,21 @@ def assign_sites(
         tests={site: manifest.at(site) for site in roles["tests"]},
         unused=unused,
     )
+
+
+def _check_groups(manifest: Manifest, role_of: dict[str, str], problems: Problems) -> None:
+    """Note groups with rows in more than one role."""
+    if "group" not in manifest.table:
+        return
+    known = pd.DataFrame({"group": manifest.table["group"], "role": manifest.table["site"].map(role_of)}).dropna()
+    in_roles = known.drop_duplicates().groupby("group")["role"].agg(sorted)
+    across = in_roles[in_roles.map(len) > 1]
+    if len(across):
+        shown = ", ".join(f"{group!r} ({' and '.join(where)})" for group, where in across.iloc[:SHOWN].items())
+        problems.add(
+            f"{len(across)} group(s) are in more than one role: {shown}{and_more(len(across))}; "
+            "leave their rows out of all roles but one"
+        )
 
 
 def _unit_names(manifest: Manifest) -> pd.Series:

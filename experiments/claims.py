@@ -1,0 +1,134 @@
+"""What the paper claims, and what the records say of it: written by `update_results.py`, no verdict by hand.
+
+A verdict rests on positive-class F1 and on differences paired by seed. "yes": every 95% interval is on the claimed side
+of zero. "no": one is on the other side. "not decided": the rest.
+"""
+
+from dataclasses import dataclass
+
+PAPERS = ("ERM", "ERM^Z", "ERM^c", "IRM", "DANN", "CORAL", "GroupDRO")  # the baselines of the paper
+OURS, PUBLISHED = "GPA", "GPA, published"
+MOST_NAMED = 3
+NOT_RUN = "not run yet"
+METRIC = "positive_f1"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper, where it can be seen, and against what.
+
+    `kind` is "above" (better than every other), "level" (no other is better), "below" (worse than every other) or
+    "falls" (by one to two percent without z: zero is outside the interval, and some of that range inside). `others`
+    None are all competitors: no label at the test site, not GPA.
+    """
+
+    text: str
+    experiment: str
+    site: str
+    draws: tuple[str, ...]
+    kind: str
+    others: tuple[str, ...] | None = PAPERS
+    without_z: bool = False
+
+
+DIGITS = ("1,000", "30,000")
+WHOLE = ("whole site",)
+CLAIMS = (
+    Claim("GPA outperforms all the baselines", "cmnist_result", "paper's site", DIGITS, "above"),
+    Claim("the same with every method that we added", "cmnist_result", "paper's site", DIGITS, "above", None),
+    Claim("the same where P(y given z) flips (our site)", "cmnist_result", "flipped site", DIGITS, "above", None),
+    Claim("adaptation outperforms ERM", "cmnist_result", "paper's site", DIGITS, "above", ("ERM",)),
+    Claim("GPA is slightly worse than CoPA", "cmnist_result", "paper's site", DIGITS, "below", ("CoPA",)),
+    Claim("without z F1 falls by 1 to 2%", "cmnist_short", "paper's site", DIGITS, "falls", (), without_z=True),
+    Claim("GPA* still outperforms ERM", "cmnist_short", "paper's site", DIGITS, "above", ("ERM",), without_z=True),
+    Claim("y causes z: as good as or better than the baselines", "cmnist_y_cause", "paper's site", DIGITS, "level"),
+    Claim("z causes y: as good as or better than the baselines", "cmnist_z_cause", "paper's site", DIGITS, "level"),
+    Claim("skin lesions: on par with or better than the baselines", "isic64", "NY3", WHOLE, "level"),
+    Claim("the same at a second site", "isic64", "BCN2", WHOLE, "level"),
+    Claim("skin lesions: GPA outperforms CoPA", "isic64", "NY3", WHOLE, "above", ("CoPA",)),
+    Claim("the same at a second site", "isic64", "BCN2", WHOLE, "above", ("CoPA",)),
+    Claim("chest X-rays: GPA outperforms the baselines", "cxr64", "GUANGZHOU", WHOLE, "above"),
+    Claim("the same at home", "cxr64", "NIH test", WHOLE, "above"),
+    Claim("chest X-rays: GPA outperforms CoPA", "cxr64", "GUANGZHOU", WHOLE, "above", ("CoPA",)),
+)
+
+
+@dataclass(frozen=True)
+class Lead:
+    """By how much a method is ahead of another: the mean over seeds and its 95% interval."""
+
+    other: str
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self):
+        return f"{self.other.replace('*', chr(92) + '*')} {self.mean:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
+
+
+def judge(kind, leads):
+    """The verdict on a claim from the leads of a method over others, in words."""
+    if not leads:
+        return NOT_RUN
+    ranked = sorted(leads, key=lambda lead: lead.mean)
+    behind = [lead for lead in ranked if lead.high < 0]
+    ahead = [lead for lead in ranked if lead.low > 0]
+    between = [lead for lead in ranked if lead not in behind and lead not in ahead]
+    if kind == "falls":
+        (lead,) = leads
+        met = lead.low <= -0.01 and lead.high >= -0.02
+        verdict = "no" if not met else "not decided" if between else "yes"
+        return f"**{verdict}**: {lead.mean:+.3f} ({lead.low:+.3f} to {lead.high:+.3f})"
+    if kind == "below":
+        verdict = "yes" if len(behind) == len(leads) else "no" if ahead else "not decided"
+        return f"**{verdict}**: {named(ranked)}"
+    if behind:
+        return f"**no**: behind {named(behind)}"
+    if kind == "above" and between:
+        return f"**not decided** against {named(between)}" + (f"; ahead of {len(ahead)} others" if ahead else "")
+    if kind == "level" and between:
+        return f"**yes**: none is ahead outside its interval; closest {named(between)}"
+    return f"**yes**: closest {named(ranked[:1])}"
+
+
+def named(leads):
+    """The first leads, and how many more there are."""
+    shown = "; ".join(map(str, leads[:MOST_NAMED]))
+    return shown + (f" and {len(leads) - MOST_NAMED} more" if len(leads) > MOST_NAMED else "")
+
+
+def leads_of(claim, method, draw, rows):
+    """The leads of a method over the others of a claim, from the rows of a summary whose reference it is."""
+    here = rows[(rows["site"] == claim.site) & (rows["draw"] == draw) & (rows["metric"] == METRIC)]
+    here = here[here["difference_low"].notna()]
+    family = here["method"].str.startswith(("GPA", "CoPA"))
+    if claim.others is None:
+        here = here[~family & ~here["told"].astype(bool)]
+    else:
+        wanted = (method.replace("*", ""),) if claim.kind == "falls" else claim.others
+        here = here[here["method"].isin(wanted)]
+    return [
+        Lead(row.method, -row.difference, -row.difference_high, -row.difference_low)
+        for row in here.itertuples(index=False)
+    ]
+
+
+def claims_table(summary, experiment=None):
+    """A row for each claim and n (of one experiment), with a verdict on GPA as published and on ours.
+
+    `summary(experiment, reference)` gives the summary of an experiment's records with differences to the reference.
+    """
+    page = experiment is None
+    head = ["the paper's claim", "rows of the new site", "GPA as published", "GPA, ours"] + ["where"] * page
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for claim in CLAIMS:
+        if experiment not in (None, claim.experiment):
+            continue
+        for draw in claim.draws:
+            cells = [claim.text.replace("*", "\\*"), f"{claim.site}, {draw}"]
+            for method in (PUBLISHED, OURS):
+                name = method.replace("GPA", "GPA*") if claim.without_z else method
+                cells.append(judge(claim.kind, leads_of(claim, name, draw, summary(claim.experiment, name))))
+            cells += [f"[{claim.experiment}](results/{claim.experiment}.md)"] * page
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
