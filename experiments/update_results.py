@@ -206,7 +206,8 @@ def draw_figures(page):
     for name in IMAGE.findall(page):
         if find_experiment(name):
             experiment, frame = read_summary(name)
-            draw_figure(experiment, frame, experiment.metric, ROOT / "docs" / "images", FigureFormat.PNG)
+            if frame["mean"].notna().any():
+                draw_figure(experiment, frame, experiment.metric, ROOT / "docs" / "images", FigureFormat.PNG)
 
 
 if __name__ == "__main__":

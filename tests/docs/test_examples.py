@@ -39,6 +39,7 @@ RUN_BY = {  # pages with tests of their own
     "guides/heart.md": "tests/realdata/test_guides.py",
     "guides/gusto.md": "tests/realdata/test_guides.py",
     "saving.md": "tests/estimator/files/test_saving_page.py",
+    "guides/dask.md": "tests/docs/test_dask_page.py",
 }
 NUMBER = r"-?\d+(?:\.\d+)?"
 SHELLS = ("", "sh", "bash", "console")

@@ -404,9 +404,26 @@ def test_shifted_prevalences_are_those_of_the_published_set_ups():
 
 def test_an_unknown_shift_is_refused_with_the_spelling_meant():
     rng = np.random.default_rng(0)
-    with pytest.raises(ValueError, match=r"one of dirichlet, tweak_one, got 'dirichelet'; did you mean 'dirichlet'\?"):
+    with pytest.raises(
+        ValueError, match=r"one of dirichlet, tweak_one, app, got 'dirichelet'; did you mean 'dirichlet'\?"
+    ):
         dg.shifted_prevalence("dirichelet", 1, 10, rng)
     with pytest.raises(ValueError, match="above 0"):
         dg.shifted_prevalence("dirichlet", 0, 10, rng)
     with pytest.raises(ValueError, match=r"2 problems(.|\n)*\[0, 1\](.|\n)*more classes"):
         dg.shifted_prevalence("tweak_one", 2, 3, rng)
+
+
+def test_app_draws_points_of_quapys_grid_all_alike():
+    rng = np.random.default_rng(0)
+    drawn = np.array([dg.shifted_prevalence("app", 0.25, 3, rng) for _ in range(6000)])
+    points, counts = np.unique(drawn.round(9), axis=0, return_counts=True)
+    assert len(points) == 15
+    assert np.abs(counts - 400).max() < 6 * np.sqrt(400)
+    protocol = pytest.importorskip("quapy.protocol", reason="QuaPy comes with sitewise[bench]")
+    data = pytest.importorskip("quapy.data").LabelledCollection(np.zeros((9, 1)), np.arange(9) % 3)
+    grid = protocol.APP(data, sample_size=10, n_prevalences=5, repeats=1).prevalence_grid()
+    whole = np.c_[grid, 1 - grid.sum(1)] if grid.shape[1] == 2 else grid
+    assert {tuple(point) for point in points} == {tuple(point) for point in np.abs(whole).round(9)}
+    with pytest.raises(ValueError, match="one over a whole number"):
+        dg.shifted_prevalence("app", 0.3, 3, rng)

@@ -277,14 +277,27 @@ def tweak_one(parameter: float, n_classes: int, rng: np.random.Generator) -> Arr
     return share
 
 
-SHIFTS: dict[str, Callable[[float, int, np.random.Generator], Array]] = {"dirichlet": dirichlet, "tweak_one": tweak_one}
+def app(parameter: float, n_classes: int, rng: np.random.Generator) -> Array:
+    """A point of the grid of shares in steps of `parameter`, all points equally probable (QuaPy's APP)."""
+    n_steps = round(1 / parameter)
+    bars = np.sort(rng.choice(n_steps + n_classes - 1, n_classes - 1, replace=False))  # stars and bars
+    counts = np.diff(np.r_[-1, bars, n_steps + n_classes - 1]) - 1
+    return np.asarray(counts / n_steps)
+
+
+SHIFTS: dict[str, Callable[[float, int, np.random.Generator], Array]] = {
+    "dirichlet": dirichlet,
+    "tweak_one": tweak_one,
+    "app": app,
+}
 
 
 def shifted_prevalence(kind: str, parameter: float, n_classes: int, rng: np.random.Generator) -> Array:
     """A shifted P(y), (K,), as in the label-shift set-ups of alexandari2020maximum.
 
     `dirichlet` draws it with the concentration `parameter` (there 0.1, 1, 10); `tweak_one` gives class 3 the share
-    `parameter` (there 0.01, 0.9).
+    `parameter` (there 0.01, 0.9); `app` draws a point of a grid in steps of `parameter`, one over a whole number, as
+    the artificial prevalence protocol of moreo2021quapy does.
     """
     problems = Problems("label shift")
     if kind not in SHIFTS:
@@ -293,6 +306,8 @@ def shifted_prevalence(kind: str, parameter: float, n_classes: int, rng: np.rand
         problems.add(f"a Dirichlet distribution's concentration must be above 0, got {parameter}")
     elif kind == "tweak_one" and not 0 <= parameter <= 1:
         problems.add(f"the share of class {TWEAKED} must lie in [0, 1], got {parameter}")
+    elif kind == "app" and not (0 < parameter <= 1 and abs(1 / parameter - round(1 / parameter)) < 1e-9):
+        problems.add(f"the steps of a grid must be one over a whole number, as 0.2 is, got {parameter}")
     if n_classes <= (TWEAKED if kind == "tweak_one" else 1):
         problems.add(f"{kind} needs more classes, got {n_classes}")
     problems.raise_if_any()

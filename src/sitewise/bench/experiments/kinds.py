@@ -36,7 +36,7 @@ from sitewise.bench.experiments.populations import Array, Folder, Kind, Options,
 from sitewise.datasets.simulated import AGE_RANGE, SimulatedFamily
 from sitewise.sites import Site
 
-SHIFTS = ("dirichlet", "tweak_one")
+SHIFTS = ("dirichlet", "tweak_one", "app")
 N_DIGITS = 10
 NONE = "none"  # of the centres left out
 

@@ -17,7 +17,13 @@ from sitewise.bench.methods.group_dro import GroupDRO
 from sitewise.bench.methods.irm import IRM
 from sitewise.bench.methods.iwdann import IWDANN
 from sitewise.bench.methods.label_shift import BBSE, RLLS, LabelShiftEM
+from sitewise.bench.methods.lamda import LAMDA
+from sitewise.bench.methods.lame import LAME
+from sitewise.bench.methods.lascal import LaSCal
+from sitewise.bench.methods.mapls import MAPLS
+from sitewise.bench.methods.quantifier import Quantifier
 from sitewise.bench.methods.sfb import SFB
+from sitewise.bench.methods.tent import TENT
 from sitewise.bench.methods.ttlsa import TTLSA
 
 METHODS: dict[str, type[Method]] = {
@@ -29,11 +35,17 @@ METHODS: dict[str, type[Method]] = {
     "coral": CORAL,
     "group_dro": GroupDRO,
     "iwdann": IWDANN,
+    "lamda": LAMDA,
     "sfb": SFB,
     "ttlsa": TTLSA,
     "label_shift_em": LabelShiftEM,
     "bbse": BBSE,
     "rlls": RLLS,
+    "mapls": MAPLS,
+    "lascal": LaSCal,
+    "quantifier": Quantifier,
+    "tent": TENT,
+    "lame": LAME,
     "copa": CoPA,
     "copa_star": CoPAStar,
     "gpa": GPA,

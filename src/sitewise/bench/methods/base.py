@@ -19,7 +19,8 @@ from sitewise.bench.methods.objective import Batch, Prepared, mean_nll
 from sitewise.confounders import Confounders
 from sitewise.estimator.settings import read_network_settings
 from sitewise.estimator.source.reading import read_inputs
-from sitewise.ratio import RatioNetwork, network_inputs
+from sitewise.inputs import Inputs
+from sitewise.ratio import RatioNetwork, Scorer, network_inputs
 from sitewise.rows import LabeledRows
 from sitewise.training import Recipe
 
@@ -314,13 +315,23 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         key = (id(X), id(Z))
         if trained.remembered is not None and key in trained.remembered:
             return trained.remembered[key][2]
-        reader = self.trainer()
-        inputs = read_inputs(self, reader.see(X), reset=False)
-        schema = trained.schema if reader.reads_z else None
-        found = trained.scorer(inputs, network_inputs(schema, self.codes(Z, len(inputs), reader.reads_z)))
+        found = trained.scorer(*self.network_rows(X, Z))
         if trained.remembered is not None:
             trained.remembered[key] = (X, Z, found)
         return found
+
+    def features(self, X: Any, Z: Any = None) -> Tensor:
+        """The inputs of the last layer for each row, (n, D)."""
+        inputs, z = self.network_rows(X, Z)
+        scorer = self.trained_.scorer
+        return Scorer(LastFeatures(scorer.module), scorer.device)(inputs, z)
+
+    def network_rows(self, X: Any, Z: Any) -> tuple[Inputs, Tensor]:
+        """Rows as the network reads them: inputs, and columns of z."""
+        reader = self.trainer()
+        inputs = read_inputs(self, reader.see(X), reset=False)
+        schema = self.trained_.schema if reader.reads_z else None
+        return inputs, network_inputs(schema, self.codes(Z, len(inputs), reader.reads_z))
 
     def codes(self, Z: Any, n_rows: int, needed: bool) -> Tensor:
         """The codes of z; empty for methods that do not use z."""
@@ -333,6 +344,19 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if len(codes) != n_rows:
             raise ValueError(f"sample_confounder has {len(codes)} row(s), X has {n_rows}")
         return codes
+
+
+class LastFeatures(nn.Module):
+    """A network up to its last layer."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor, z: Tensor) -> Tensor:
+        """(n, D)."""
+        found: Tensor = self.network.features(x, z)  # type: ignore[operator]
+        return found
 
 
 def training_key(method: Method) -> str:

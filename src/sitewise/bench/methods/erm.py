@@ -7,10 +7,12 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor, nn
 
+from sitewise.arrays import Problems
 from sitewise.bench.datasets.digits import grayscale
 from sitewise.bench.methods.base import Method
 from sitewise.bench.methods.card import Card
 from sitewise.bench.methods.objective import Batch
+from sitewise.confounders import Confounders
 from sitewise.ratio import weighted_nll
 
 
@@ -61,3 +63,31 @@ class ERMWithoutColor(ERM):
             return self.drop(np.asarray(X))
         except ValueError as error:
             raise ValueError(f"ERM^c drops the colour of images: {error}") from error
+
+
+BASES: dict[str, type[Method]] = {"erm": ERM, "erm_z": ERMWithZ, "erm_c": ERMWithoutColor}
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class OverERM(Method):
+    """The common part of methods that adjust a trained ERM: `base` is "erm", "erm_z" or "erm_c"."""
+
+    base: str = "erm"
+
+    def trainer(self) -> Method:
+        """The ERM behind it."""
+        problems = Problems(self.card.name)
+        self.check(problems)
+        problems.raise_if_any()
+        kind = BASES[self.base]
+        names = Method().get_params(deep=False)
+        return kind(**{name: value for name, value in self.get_params(deep=False).items() if name in names})
+
+    def check(self, problems: Problems) -> None:
+        """Note what is wrong with the settings."""
+        if self.base not in BASES:
+            problems.add(f"base must be one of {', '.join(BASES)}, got {self.base!r}")
+
+    def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
+        """The refusal of the ERM behind it."""
+        return self.trainer().refusal(n_sites, confounders, n_unlabeled)

@@ -11,45 +11,31 @@ from torch.nn.functional import one_hot
 
 from sitewise.adaptation import estimate_prevalence
 from sitewise.arrays import Problems
-from sitewise.bench.methods.base import Method, Rule
+from sitewise.bench.methods.base import Rule
 from sitewise.bench.methods.card import Card
-from sitewise.bench.methods.erm import ERM, ERMWithoutColor, ERMWithZ
+from sitewise.bench.methods.erm import OverERM
 from sitewise.bench.methods.network import Trained
 from sitewise.bench.methods.weights import bbse, confusion, hard, prior_from_weights, rlls
 from sitewise.calibration import METHODS as CALIBRATIONS
-from sitewise.confounders import Confounders
 from sitewise.estimator.source.held_out import calibrate_rows
 from sitewise.posterior import combine
 
-BASES: dict[str, type[Method]] = {"erm": ERM, "erm_z": ERMWithZ, "erm_c": ERMWithoutColor}
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class LabelShift(Method, ABC):
+class LabelShift(OverERM, ABC):
     """The common part: log P(y|x) - log P(y) of an ERM, calibrated on held-out rows, plus the log of the new P(y).
 
     `base` is "erm", "erm_z" or "erm_c"; `calibration` as for `GPAClassifier`. Assumes that P(x|y) is the same at every
     site, which is wrong if the relation of z and y differs.
     """
 
-    base: str = "erm"
     calibration: str = "vector"
 
-    def trainer(self) -> Method:
-        """The ERM behind it."""
-        problems = Problems(self.card.name)
-        if self.base not in BASES:
-            problems.add(f"base must be one of {', '.join(BASES)}, got {self.base!r}")
+    def check(self, problems: Problems) -> None:
+        """Note what is wrong with the settings."""
+        super().check(problems)
         if self.calibration not in CALIBRATIONS:
             problems.add(f"calibration must be one of {', '.join(CALIBRATIONS)}, got {self.calibration!r}")
-        problems.raise_if_any()
-        kind = BASES[self.base]
-        names = Method().get_params(deep=False)
-        return kind(**{name: value for name, value in self.get_params(deep=False).items() if name in names})
-
-    def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
-        """The refusal of the ERM behind it."""
-        return self.trainer().refusal(n_sites, confounders, n_unlabeled)
 
     def settle(self, trained: Trained) -> None:
         """Calibrate on the held-out rows, given their own shares of the classes."""

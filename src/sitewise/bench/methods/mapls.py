@@ -1,0 +1,64 @@
+"""MAPLS: label-shift EM with a prior whose strength follows from how far the estimate moves."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sitewise.adaptation import estimate_prevalence
+from sitewise.bench.methods.card import Card
+from sitewise.bench.methods.label_shift import LabelShift
+
+HALF = 0.5  # the divergence at which a confidence has the value it is anchored at
+AT_HALF = 0.2  # that of the source's distance from even shares
+TOWARDS_EVEN, FROM_SOURCE = 0.9, 0.1  # how both distances of the estimate are weighed
+
+
+def divergence(p: Tensor, q: Tensor) -> float:
+    """KL(p ‖ q) of two distributions."""
+    return float(torch.special.entr(p).sum().neg() - (p * q.clamp_min(1e-8).log()).sum())
+
+
+def confidence(distance: float, at_half: float) -> float:
+    """γd / (1 + γd), γ such that it is `at_half` at d = 1/2; where that is one, one for any d > 0."""
+    if at_half >= 1:
+        return float(distance > 0)
+    gamma = (1 / (1 - at_half) - 1) / HALF
+    return gamma * distance / (1 + gamma * distance)
+
+
+def data_share(estimate: Tensor, source: Tensor) -> float:
+    """λ, the share of the rows against the even prior, from the maximum-likelihood estimate and the source's P(y)."""
+    even = torch.full_like(estimate, 1 / len(estimate))
+    anchor = 1 - confidence(divergence(source, even), AT_HALF)
+    from_even = confidence(divergence(estimate, even), anchor)
+    from_source = confidence(divergence(estimate, source), anchor)
+    return TOWARDS_EVEN * from_even + FROM_SOURCE * (1 - from_source)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class MAPLS(LabelShift):
+    """MAPLS [ye2024mapls]: π ← λ mean_n Norm(π P(y|x_n)/P(y)) + (1 - λ)/K, the MAP estimate with a Dirichlet prior.
+
+    λ (`share`) is learned: high where the maximum-likelihood estimate is far from even shares, low where it is near
+    them. The fixed point is solved until its KKT gap is small; it is that of N(1-λ)/λ even rows added to N. The paper
+    itself could not be read here: rule and constants of λ are those of its published code.
+    """
+
+    share: float | None = None
+    card: ClassVar[Card] = Card(name="MAPLS", cite="ye2024mapls", estimates_g="indirectly, MAP EM, one P(Y)")
+
+    def find_marginal(self, log_ratio: Tensor) -> Tensor:
+        """Maximum likelihood, then λ, then the maximum a posteriori."""
+        share = self.share
+        if share is None:
+            likeliest = estimate_prevalence(log_ratio.numpy(), model="constant").marginal
+            share = data_share(torch.tensor(np.asarray(likeliest)), self._source)
+        if share <= 0:
+            return torch.full_like(self._source, 1 / len(self._source))
+        even = np.full(log_ratio.shape[1], 1 / log_ratio.shape[1])
+        strength = len(log_ratio) * (1 - share) / share
+        estimate = estimate_prevalence(log_ratio.numpy(), model="constant", strength=strength, prior=even)
+        return torch.tensor(np.asarray(estimate.marginal))
