@@ -115,7 +115,7 @@ def problems(one):
         return ["no docstring"]
     found = []
     for name in accepted(one):
-        if name.startswith("_"):
+        if name.startswith("_") or (one.name, name) == ("Outcome", "word"):  # the string itself
             continue
         if name not in documented.parameters:
             found.append(f"{name} is not documented")
