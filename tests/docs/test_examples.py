@@ -40,6 +40,8 @@ RUN_BY = {  # pages with tests of their own
     "guides/gusto.md": "tests/realdata/test_guides.py",
     "saving.md": "tests/estimator/files/test_saving_page.py",
     "guides/dask.md": "tests/docs/test_dask_page.py",
+    "guides/service.md": "tests/docs/test_service_pages.py",
+    "deploying.md": "tests/docs/test_service_pages.py",
 }
 NUMBER = r"-?\d+(?:\.\d+)?"
 SHELLS = ("", "sh", "bash", "console")
@@ -115,10 +117,10 @@ def assert_printed(found, expected):
     assert numbers[0] == pytest.approx(numbers[1], abs=0.03, rel=0.2), found
 
 
-def run_page(page):
-    """Run what a page has to run, in the current folder."""
+def run_page(page, text=None):
+    """Run what a page has to run, in the current folder; another text of it where one is given."""
     namespace, printed = {"__name__": "page"}, None
-    for block in blocks(page.read_text()):
+    for block in blocks(page.read_text() if text is None else text):
         if block.mark.startswith("file: "):
             Path(block.mark.removeprefix("file: ")).write_text(block.text)
         if block.language == "text" and printed is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from sklearn.compose import make_column_transformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -173,7 +174,6 @@ def test_images_come_as_bytes_of_files_and_never_by_name(tmp_path):
 
 
 def test_a_model_that_a_folder_cannot_hold_is_refused_at_once(table, tmp_path):
-    import torch
 
     network = torch.nn.Linear(table.X.shape[1], 2)
     model = sw.PrevalenceAdjuster(network, rehearsal=None, classes=["ill", "well"])
@@ -198,3 +198,40 @@ def test_without_mlflow_the_error_says_what_to_install(table, tmp_path, monkeypa
     monkeypatch.setitem(sys.modules, "mlflow.pyfunc", None)
     with pytest.raises(ImportError, match=r'pip install "sitewise\[mlflow\]"'):
         ours.save_model(table.here, tmp_path / "model")
+
+
+@pytest.mark.filterwarnings("ignore:confounder")
+def test_few_rows_are_read_as_many_are(table):
+    """Value by value: the bits of the reader of whole tables, for numbers, levels, gaps and what is unusual."""
+    from sitewise.tables.few import FEW, read_few
+
+    family = table.labeled.assign(
+        smoker=np.where(table.labeled["lab0"] > 0, "yes", "no"),
+        dose=table.labeled["lab1"].where(table.labeled.index % 3 > 0),
+    )
+    family.loc[::5, "smoker"] = None
+    roles = sw.Roles("y", "hospital", confounders=("age0", "group0"), features=("lab0", "dose", "smoker"))
+    reader = sw.TableReader.learn(family, roles)
+    frame = family.drop(columns=["y", "hospital"])[:FEW]
+    gaps = frame.assign(dose=np.nan, smoker=None, age0=None)
+    for some in (frame, frame[:1], gaps, frame.drop(columns="age0"), frame.assign(smoker="new", lab0=3, group0=None)):
+        few, many = read_few(reader, some), reader.read(some, labels="none")
+        assert (few[0] == many.X).all()
+        schema = sw.Confounders.learn(reader.read(family).Z)
+        assert (schema.encode(few[1], quiet=True)[0] == schema.encode(many.Z, quiet=True)[0]).all()
+    odd = (frame.assign(lab0="high"), frame.assign(lab0=np.inf), frame.assign(lab0=True), frame.drop(columns="dose"))
+    assert [read_few(reader, some) for some in (*odd, family, frame[:0])] == [None] * 6
+    assert read_few(reader, frame.drop(columns=["age0", "group0"]))[1] is None
+
+
+def test_a_trace_predicts_few_rows_to_the_bit_or_not_at_all(table):
+    from sitewise.integrations import tracing
+
+    plain, traced = FrameModel(table.here), FrameModel(table.here).trace()
+    assert traced.traced is not None
+    gaps = table.frame.assign(age0=table.frame["age0"].where(table.frame.index % 2 == 0), group0=None)
+    for frame in (table.frame[:1], table.frame[:16], table.frame, gaps[:16], gaps[1:2]):
+        assert np.abs(traced.predict_proba(frame) - plain.predict_proba(frame)).max() <= 1e-13
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tracing.AdaptedGraph, "at", lambda graph, x, codes: torch.full((len(x), 2), 0.5).double())
+        assert FrameModel(table.here).trace().traced is None

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,14 @@ class Rehearsal:
     kind: str | None
     table: pd.DataFrame
     numbers: Numbers
+
+    @cached_property
+    def breaches(self) -> dict[str, float]:
+        """For each check of the assumption, the strongest violation at rehearsed sites; computed once."""
+        if self.kind != "sites":
+            return {}
+        checks = [name for name in self.table if str(name).startswith("breach_") and self.table[name].notna().any()]
+        return {str(name).removeprefix("breach_"): float(self.table[name].max()) for name in checks}
 
     @property
     def sentence(self) -> str:

@@ -7,15 +7,18 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from sklearn.pipeline import Pipeline
 
 from sitewise.arrays import Problems
 from sitewise.confounders import Categorical
 from sitewise.estimator import AdaptedClassifier, PrevalenceAdjuster
 from sitewise.estimator.model import SiteModel
+from sitewise.integrations.tracing import TracedSite, trace_site
 from sitewise.performance import decide
 from sitewise.tables import TableReader
 from sitewise.tables.features import NumberFeature
+from sitewise.tables.few import FEW, read_few
 from sitewise.tables.values import Place, as_rows, find_columns, numbers
 
 Array = np.ndarray[Any, Any]
@@ -73,6 +76,13 @@ class FrameModel:
         self.labels = self.core.classes_.tolist()
         self.outputs = (*(f"p_{label}" for label in self.labels), DECISION)
         self.columns = self._columns()
+        self._names = pd.Index(self.outputs)
+        self.traced: TracedSite | None = None
+
+    def trace(self) -> "FrameModel":
+        """Let a trace of the site predict a few rows at a time, where there is one that does so to the bit."""
+        self.traced = trace_site(self.model) if isinstance(self.model, AdaptedClassifier) else None
+        return self
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
@@ -91,17 +101,25 @@ class FrameModel:
     def predict(self, frame: pd.DataFrame) -> pd.DataFrame:
         """P(class) of every row and the decision: columns `p_...` and `decision`."""
         probability = self.predict_proba(frame)
-        found: dict[str, Any] = dict(zip(self.outputs, probability.T, strict=False))
-        found[DECISION] = self.core.classes_[decide(probability, getattr(self.last, "threshold_", None))]
-        return pd.DataFrame(found, index=frame.index)
+        decision = self.core.classes_[decide(probability, getattr(self.last, "threshold_", None))]
+        found = pd.DataFrame(dict(enumerate((*probability.T, decision))), index=frame.index)
+        found.columns = self._names  # made once: pandas looks at names for longer than at a row
+        return found
 
     def predict_proba(self, frame: pd.DataFrame) -> Array:
         """P(class) of every row, (n, K)."""
         X, Z = self._read(frame)
-        return np.asarray(self.model.predict_proba(X, **({} if Z is None else {"sample_confounder": Z})))
+        if self.traced is not None and len(frame) <= FEW:
+            inputs = self.core.inputs_of(X)
+            return self.traced(inputs, self.core.codes_of(Z, len(inputs)))
+        with torch.no_grad():
+            return np.asarray(self.model.predict_proba(X, **({} if Z is None else {"sample_confounder": Z})))
 
-    def _read(self, frame: pd.DataFrame) -> tuple[Any, pd.DataFrame | None]:
+    def _read(self, frame: pd.DataFrame) -> tuple[Any, Any]:
         """X and z of the rows as the model takes them; one error names all that is wrong."""
+        few = read_few(self.reader, frame) if self.reader is not None and self._reads_few else None
+        if few is not None:
+            return few
         problems = Problems("table")
         if not len(frame):
             problems.add(NO_ROWS)
@@ -115,6 +133,13 @@ class FrameModel:
             return rows.X, rows.Z
         known = [name for name in self.confounders if name in frame]
         return self._inputs(frame), frame[known] if known else None
+
+    @cached_property
+    def _reads_few(self) -> bool:
+        """Whether z is the model's in the order of the reader's roles, so that it can come as an array."""
+        schema = self.core.confounders_
+        own = () if schema is None else schema.names
+        return self.reader is None or tuple(self.reader.roles.confounders) == tuple(own)
 
     def _inputs(self, frame: pd.DataFrame) -> Any:
         shape = getattr(self.core, "input_shape_", None)

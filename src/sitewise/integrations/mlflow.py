@@ -38,6 +38,7 @@ class PyFunc:
         self.frames = FrameModel(model)
         if isinstance(self.frames.last, AdaptedClassifier):
             _ = self.frames.last.estimate_in_use  # found now, not by the first request
+        self.frames.trace()
 
     def predict(self, model_input: Any) -> pd.DataFrame:
         """Predict rows; MLflow answers 400 with our sentence where they cannot be read."""
@@ -218,8 +219,14 @@ def _log_facts(mlflow: Any, frames: FrameModel, name: str, report: bool) -> None
         mlflow.log_table(table.astype({"site": str}), f"{folder}/rehearsal.json")
     if not isinstance(here, AdaptedClassifier):
         return
-    told = {"policy": here.policy, "level_scale": here.level_scale, "missing": here.missing, "rows": len(here.rows)}
-    mlflow.log_params({f"adapt_{key}": value for key, value in told.items()})
+    mlflow.log_params(
+        {
+            "adapt_policy": here.policy,
+            "adapt_level_scale": here.level_scale,
+            "adapt_missing": here.missing,
+            "adapt_rows": len(here.rows),
+        }
+    )
     (low, high), keys = here.prevalence_interval(), [f"prevalence_{_metric_name(label)}" for label in frames.labels]
     for suffix, values in (("", here.prevalence()), ("_low", low), ("_high", high)):
         mlflow.log_metrics({f"{key}{suffix}": float(value) for key, value in zip(keys, values, strict=True)})

@@ -133,11 +133,4 @@ def rehearsed_gains(model: "SiteModel") -> list[float]:
 def rehearsed_breaches(model: "SiteModel") -> dict[str, float]:
     """For each check of the assumption, the strongest violation at rehearsed sites."""
     rehearsal = getattr(model, "rehearsal_", None)
-    if rehearsal is None or rehearsal.kind != "sites":
-        return {}
-    columns = [name for name in rehearsal.table if str(name).startswith("breach_")]
-    return {
-        str(name).removeprefix("breach_"): float(rehearsal.table[name].max())
-        for name in columns
-        if rehearsal.table[name].notna().any()
-    }
+    return {} if rehearsal is None else rehearsal.breaches

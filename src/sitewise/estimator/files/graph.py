@@ -48,6 +48,10 @@ class AdaptedGraph(nn.Module):
     def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
         """Each row independently."""
         codes = x.new_zeros(x.shape[0], 0).double() if z is None or self.schema is None else encode(self.schema, z)
+        return self.at(x, codes)
+
+    def at(self, x: Tensor, codes: Tensor) -> Tensor:
+        """The same for z that has been encoded."""
         log_ratio = self.model.calibrated(self.score(x, codes).double(), codes)
         lacking = codes.new_zeros(codes.shape[0], dtype=torch.bool)
         if self.joint is not None and self.schema is not None:  # rows that lack z (equation 15c)

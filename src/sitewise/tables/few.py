@@ -1,0 +1,58 @@
+"""A few rows of a table, read value by value: a service that answers one row at a time has no use for Arrow."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sitewise.tables.features import CategoryFeature, Feature, NumberFeature
+from sitewise.tables.reader import TableReader
+from sitewise.tables.values import LARGEST, Array, spelling
+
+FEW = 16  # rows
+ODD = object()  # a cell that the reader of whole tables has to look at
+
+
+def read_few(reader: TableReader, frame: pd.DataFrame) -> tuple[Array, Array | None] | None:
+    """X (n, d) and z (n, V), in the order of the roles, as `TableReader.read` gives them.
+
+    None for more rows, for inputs that are not features, and if there is anything unusual in a cell.
+    """
+    names = frame.columns.tolist()
+    place = {name: number for number, name in enumerate(names)}
+    if reader.input_kind != "features" or not 0 < len(frame) <= FEW or len(place) < len(names):
+        return None
+    if any(feature.name not in place for feature in reader.features):
+        return None
+    rows = frame.to_numpy(dtype=object).tolist()
+    X = [[x for f in reader.features for x in _columns(f, row[place[f.name]])] for row in rows]
+    known = [place.get(name) for name in reader.roles.confounders]
+    numeric = [name in reader.numeric_confounders for name in reader.roles.confounders]
+    Z = [
+        [_value(None if at is None else row[at], is_number) for at, is_number in zip(known, numeric, strict=True)]
+        for row in rows
+    ]
+    if any(cell is ODD for row in (*X, *Z) for cell in row):
+        return None
+    return np.array(X, dtype=np.float64), np.array(Z, dtype=object) if any(at is not None for at in known) else None
+
+
+def _columns(feature: Feature, cell: Any) -> list[Any]:
+    """The columns of X that a cell becomes: what the transformer of the reader makes of it."""
+    value = _value(cell, isinstance(feature, NumberFeature))
+    if value is ODD:
+        return [ODD]
+    if isinstance(feature, CategoryFeature):
+        kept = (*feature.levels, None) if feature.gaps else feature.levels
+        return [float(value == level) for level in kept]
+    number = feature.median if value is None else value
+    return [(number - feature.mean) / feature.spread, *([float(value is None)] if feature.gaps else [])]
+
+
+def _value(cell: Any, is_number: bool) -> Any:
+    """A number or the text of a level, None if it is missing, ODD if it needs a closer look."""
+    if cell is None or (type(cell) is float and cell != cell):
+        return None
+    if not is_number:
+        return spelling(cell) if type(cell) in (str, int, float, bool) else ODD
+    return cell if type(cell) in (int, float) and abs(cell) <= LARGEST else ODD
