@@ -75,14 +75,16 @@ def site(n_rows, seed, shift=0.0):
     return np.stack([1.0 - p, p], axis=1), y, Z
 
 
-def fitted():
+def fitted(**settings):
     """A model of three labeled sites with three mixed confounders."""
     import sitewise as sw
 
     parts = [site(1_500, seed, shift) for seed, shift in enumerate((-0.5, 0.0, 0.5))]
     proba, y = np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
     Z = pd.concat([part[2] for part in parts], ignore_index=True)
-    return sw.PrevalenceAdjuster().fit(proba, y, sample_confounder=Z, sample_domain=np.repeat(["a", "b", "c"], 1_500))
+    return sw.PrevalenceAdjuster(**settings).fit(
+        proba, y, sample_confounder=Z, sample_domain=np.repeat(["a", "b", "c"], 1_500)
+    )
 
 
 def timed(work):
@@ -131,7 +133,7 @@ def measure_points(n_points):
 
     from sitewise.adaptation.posterior.told import take_points
 
-    model = fitted()
+    model = fitted(rehearsal=None)
     proba, _, Z = site(1_000, 1, 1.0)
     here = model.adapt(proba, Z)
     points = take_points(here.estimate._fit.posterior.points, torch.arange(n_points))
