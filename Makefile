@@ -9,7 +9,7 @@ export OMP_WAIT_POLICY = PASSIVE
 .PHONY: help test test-fast numeric campaign browser check format bench accuracy docs demo results clean
 
 help:
-	@echo "make demo    digits on colored paper: ERM fails at shifted sites, GPA repairs it without labels; two minutes"
+	@echo "make demo    digits on colored paper: ERM fails at shifted sites, GPA repairs it without labels; a minute"
 	@echo "make test    the whole test suite"
 	@echo "make test-fast  the tests that take little time, for the inner loop; about a minute"
 	@echo "make numeric the tests that depend on rounding, in the arithmetic of other processors"
