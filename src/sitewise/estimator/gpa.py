@@ -44,6 +44,7 @@ EXPECTED_FAILED_CHECKS = {
         "a row of weight two and two rows of weight one are drawn into different mini-batches"
     ),
 }
+"""The checks of scikit-learn's `check_estimator` that a `GPAClassifier` cannot pass, with the reason."""
 
 
 FOLD_VALIDATION = 0.2  # share held out in the trainings of a rehearsal, if a whole site is held out otherwise

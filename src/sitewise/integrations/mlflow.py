@@ -175,6 +175,15 @@ def load_model(model_uri: str, *, trusted: Sequence[str] = ()) -> Any:
         A folder, `models:/name/version`, `runs:/run/name` or any other address that MLflow knows.
     trusted : sequence of str
         As in `sitewise.load`.
+
+    Returns
+    -------
+    GPAClassifier, PrevalenceAdjuster, AdaptedClassifier or Pipeline
+        What was saved.
+
+    Examples
+    --------
+    >>> here = sitewise.integrations.mlflow.load_model("models:/malignant/1")
     """
     _library()
     folder = importlib.import_module("mlflow.artifacts").download_artifacts(model_uri)

@@ -183,7 +183,18 @@ def torchrun_processes() -> tuple[int, int] | None:
 
 
 def first_process() -> bool:
-    """Return whether this process writes files and prints: the first one of torchrun, or the only one."""
+    """Return whether this process writes files and prints: the first one of torchrun, or the only one.
+
+    Returns
+    -------
+    bool
+        True in one process of a training.
+
+    Examples
+    --------
+    >>> if first_process():
+    ...     model.save("model/")
+    """
     return torchrun_processes() is None or os.environ["RANK"] == "0"
 
 

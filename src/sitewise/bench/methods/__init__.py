@@ -60,5 +60,6 @@ METHODS: dict[str, type[Method]] = {
     "gpa_pooled": GPAPooled,
     "gpa_pooled_star": GPAPooledStar,
 }
+"""The methods by name; an entry makes a method known to experiments, tables and the contract tests."""
 
 __all__ = ["METHODS", "AdaptedMethod", "Card", "Method"]

@@ -44,6 +44,23 @@ class GPA(Method):
     rehearsal on the training sites. This is `GPAClassifier`, with its settings and in addition `balance`, `solver` and
     `prevalence_dropout`; `solver` may be the settings of an `EM` by name. Assumes that P(x|y,z) is the same at every
     site.
+
+    Parameters
+    ----------
+    prevalence : str
+        The family of g: "auto", "constant", "table", "additive" or "network".
+    knockout : float
+        The probability that a variable of z is made missing while f and g are fitted.
+    calibration : str
+        How log f is scaled: "vector", "bias_corrected", "temperature" or "none".
+    rehearsal : str or None
+        What is left out in turn to learn the prior: "auto", "sites", "rows" or None.
+    balance : bool or str
+        Whether the mean of f is made the same for all classes at every z: True, False or "auto".
+    solver : str, EM or dict
+        How g of a new site is estimated; a dict has the settings of an `EM`.
+    prevalence_dropout : float
+        The dropout of a network g.
     """
 
     prevalence: str = "auto"
@@ -131,6 +148,11 @@ class GPAStar(GPA):
 
     f(x,z₀) is what f learned by knockout for missing z: an approximation if P(z|y) shifts. `hidden` names the variables
     of z that the new site lacks; None means all.
+
+    Parameters
+    ----------
+    hidden : list of str, optional
+        The variables of z that the new site lacks; None means all.
     """
 
     hidden: list[str] | None = None
@@ -162,6 +184,11 @@ class GPAJoint(GPAStar):
 
     r(x,y,z) = P(x|y,z) / P_s(x) comes from the same f and a critic of P_s(z|x) / P_s(z) on its features; exact where
     GPA* approximates. `missing="auto"` uses GPA* if it has the higher left-out likelihood.
+
+    Parameters
+    ----------
+    missing : str
+        What predicts rows without z: "joint", "knockout" or "auto".
     """
 
     missing: str = "joint"
