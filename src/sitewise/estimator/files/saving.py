@@ -24,10 +24,9 @@ from sitewise.adaptation.joint import JointEstimate
 from sitewise.adaptation.records import all_records
 from sitewise.arrays import Problems, brief, did_you_mean
 from sitewise.artifacts import Record
-from sitewise.artifacts.folders import Folder, read_folder, write_folder
+from sitewise.artifacts.folders import Folder, read_folder, versions, write_folder
 from sitewise.artifacts.hints import fits, hints_of
 from sitewise.artifacts.packing import ODD, odd_entry, pack, unpack
-from sitewise.artifacts.versions import versions
 from sitewise.backbones.build import SMALL
 from sitewise.calibration import Calibration
 from sitewise.critic import Bank, Critic

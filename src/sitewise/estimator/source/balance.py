@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from sitewise.calibration.scaling import centre
+from sitewise.calibration.fit import centre
 from sitewise.confounders import Confounders
 from sitewise.estimator.source.held_out import ENOUGH_TO_CALIBRATE, calibrate_rows
-from sitewise.estimator.source.splitting import evenly
+from sitewise.estimator.source.reading import evenly
 from sitewise.posterior import contrasts
 from sitewise.prevalence.additive import features, ridge
 from sitewise.prevalence.linear import fit_linear
