@@ -19,8 +19,7 @@ from sitewise.prevalence import SitePrior
 from sitewise.prevalence.base import ConstantPrevalence
 from sitewise.prevalence.prior import FREEDOM, USUAL_FACTOR, USUAL_LEVEL, USUAL_SITES, student_scale
 from sitewise.report.wording import REHEARSALS
-from sitewise.training.loop import _Loop
-from sitewise.training.side_by_side import CONTEXT, count_parallel
+from sitewise.training.loop import CONTEXT, _Loop, count_parallel
 
 N_ROWS = 300  # a site
 SHARES = (0.2, 0.35, 0.6)

@@ -11,12 +11,11 @@ import torch
 from sklearn.utils import check_random_state
 from torch import Tensor
 
-from sitewise.adaptation.bootstrap import NO_REFIT, NOT_IN_MEMORY, bootstrap_fit, rescored
+from sitewise.adaptation.bootstrap import NO_REFIT, NOT_IN_MEMORY, DrawnPrevalence, Resamples, bootstrap_fit, rescored
 from sitewise.adaptation.draws import Drawn, PrevalenceDraws, draw_fits
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.families import FAMILIES, Family
 from sitewise.adaptation.fit import Fit, no_curvature
-from sitewise.adaptation.resamples import DrawnPrevalence, Resamples
 from sitewise.adaptation.rows import Rows
 from sitewise.arrays import Container, Problems, distinct_rows, index_of, read_matrix
 from sitewise.calibration import Calibration

@@ -7,9 +7,19 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from sitewise.cli.options import AsJson, Data, Encoding, Force, Packed, Quiet, Separator
-from sitewise.cli.outcome import outcome_text
-from sitewise.cli.output import Output, check_out, finite
+from sitewise.cli.output import (
+    AsJson,
+    Data,
+    Encoding,
+    Force,
+    Output,
+    Packed,
+    Quiet,
+    Separator,
+    check_out,
+    finite,
+    outcome_text,
+)
 
 LABELS_THERE = "column {name!r} holds labels, which are not used; add --use-labels to use them"
 SHOWN_METRICS = ("positive_f1", "macro_f1", "recall", "specificity", "precision", "auroc", "accuracy", "nll", "brier")
@@ -83,7 +93,7 @@ def adapt(
         output.note(OLD_FALLBACK)
     with output.working(f"reading {model} and {data}"):
         from sitewise.cli.loading import check_site, load_model, open_pack, reader_of, sites_of, take_site
-        from sitewise.estimator.at_site.naming import class_names
+        from sitewise.estimator.at_site.showing import class_names
         from sitewise.tables.files import open_table
         from sitewise.tables.values import Place
 

@@ -7,8 +7,7 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
-from sitewise.cli.options import AsJson, Encoding, Quiet, Separator
-from sitewise.cli.output import Output, check_out
+from sitewise.cli.output import AsJson, Encoding, Output, Quiet, Separator, check_out
 
 if TYPE_CHECKING:
     from sitewise.estimator.model import SiteModel

@@ -25,16 +25,15 @@ from sitewise.diagnosis import Diagnosis, Outcome
 from sitewise.diagnosis.outcome import failed_check, follows
 from sitewise.diagnosis.result import conclude
 from sitewise.estimator.at_site.believing import believed_rows
-from sitewise.estimator.at_site.diagnosing import diagnose
+from sitewise.estimator.at_site.diagnosing import diagnose, shift_by_column
 from sitewise.estimator.at_site.evaluating import evaluate_site
 from sitewise.estimator.at_site.outcome import rehearsed_breaches, site_outcome
 from sitewise.estimator.at_site.reporting import report_content
 from sitewise.estimator.at_site.sets import WeightedRows, predict_sets, weighted_rows
-from sitewise.estimator.at_site.shifting import shift_by_column
 from sitewise.estimator.at_site.showing import site_html, site_text
 from sitewise.estimator.at_site.updating import estimate_rows, update
 from sitewise.estimator.at_site.watching import watch
-from sitewise.estimator.source.columns import split_confounders
+from sitewise.estimator.source.reading import split_confounders
 from sitewise.estimator.source.regions import in_regions
 from sitewise.estimator.without_z.predicting import lacking, with_joint
 from sitewise.monitoring import ALARM_LEVEL

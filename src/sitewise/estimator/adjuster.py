@@ -26,11 +26,8 @@ from sitewise.estimator.scoring.probabilities import (
     warn_separated,
 )
 from sitewise.estimator.scoring.ratios import ProbabilityRows, fit_ratio
-from sitewise.estimator.source.held_out import score_held_out
-from sitewise.estimator.source.prevalences import RowPrevalence
-from sitewise.estimator.source.reading import Array, TrainingData, read_classes, read_training_data
-from sitewise.estimator.source.splitting import folds
-from sitewise.estimator.without_z.choosing import MISSING, judged
+from sitewise.estimator.source.held_out import RowPrevalence, score_held_out
+from sitewise.estimator.source.reading import Array, TrainingData, folds, read_classes, read_training_data
 from sitewise.estimator.without_z.pairs import (
     PairModel,
     PairRatio,
@@ -40,6 +37,7 @@ from sitewise.estimator.without_z.pairs import (
     pair_reader,
     read_points,
 )
+from sitewise.estimator.without_z.predicting import MISSING, judged
 from sitewise.rows import LabeledRows
 from sitewise.solvers import EM
 

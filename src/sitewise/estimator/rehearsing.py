@@ -69,6 +69,11 @@ class Rehearsal:
         each check of the assumption finds it violated there.
     numbers : Numbers
         What was learned: the scales of a new site's prior, and how many of its rows to trust.
+
+    Examples
+    --------
+    >>> print(model.rehearsal_.sentence)
+    >>> model.rehearsal_.table[["nll_as_trained", "nll_adapted"]]
     """
 
     kind: str | None

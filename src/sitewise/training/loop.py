@@ -1,23 +1,25 @@
 """The training loop of all methods: batches over sites, a schedule, the best snapshot by validation, seeds, devices.
 
-A method provides an `Objective`; it has no optimizer or loop of its own.
+A method provides an `Objective`; it has no optimizer or loop of its own. Several trainings run at the same time on one
+GPU, if its memory suffices.
 """
 
 import copy
 import logging
 import math
+import multiprocessing
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from sitewise.arrays import keep_freed_memory
-from sitewise.training.batches import Plan, batches, parts_of, plan_training
 from sitewise.training.checkpoint import Stateful, identify, open_checkpoint
 from sitewise.training.devices import (
     Share,
@@ -27,15 +29,18 @@ from sitewise.training.devices import (
     precision_of,
     share_of,
     shared_batch_norm,
+    torchrun_processes,
 )
-from sitewise.training.progress import progress_bar
-from sitewise.training.recipe import Recipe
+from sitewise.training.recipe import Plan, Recipe, batches, parts_of, plan_training
 
 logger = logging.getLogger(__name__)
 ALIKE = (
     "Give every process the same data, settings and random_state (a number); all must find the same checkpoint, or none"
 )
 FEW_ROWS = "{n} row(s) of a batch can't be shared by {of} processes: take larger batches, or fewer devices"
+CONTEXT = 2**29  # bytes that every process needs on a GPU in addition to its tensors
+
+Result = TypeVar("Result")
 
 
 class Objective(Protocol):
@@ -347,3 +352,52 @@ def _random_state(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         yield
+
+
+@contextmanager
+def progress_bar(label: str, epochs: int, verbose: bool | None) -> Iterator[Any]:
+    """Show a progress bar if `verbose`; None means on a terminal only."""
+    if not (sys.stderr.isatty() if verbose is None else verbose):
+        yield lambda record: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, TextColumn, TimeRemainingColumn
+
+    columns = (*Progress.get_default_columns()[:3], TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+    console = Console(stderr=True)  # without a terminal the bar is printed once, at the end
+    with Progress(*columns, console=console, transient=console.is_terminal) as bar:
+        task = bar.add_task(label, total=epochs, note="")
+
+        def advance(record: dict[str, float]) -> None:
+            note = " ".join(f"{name} {value:.3f}" for name, value in record.items() if name != "epoch")
+            bar.update(task, advance=1, note=note)
+
+        yield advance
+
+
+def count_parallel(n_tasks: int, device: str, devices: int | str = 1, nodes: int = 1) -> int:
+    """Return how many trainings like the last one fit on the GPU at the same time; 1 without a GPU.
+
+    It is 1 in the worker process of a pool too, because its processes share the GPU already.
+    """
+    on_gpu = device in ("auto", "cuda", "gpu") and torch.cuda.is_available()
+    alone = devices == 1 and nodes == 1 and torchrun_processes() is None and multiprocessing.parent_process() is None
+    if not (on_gpu and alone):
+        return 1
+    free, _ = torch.cuda.mem_get_info()
+    return max(1, min(n_tasks, os.cpu_count() or 1, free // (torch.cuda.max_memory_reserved() + CONTEXT)))
+
+
+def run_side_by_side(
+    function: Callable[..., Result], tasks: Sequence[tuple[Any, ...]], n_parallel: int, label: str, verbose: bool | None
+) -> Iterator[Result]:
+    """Yield function(*task) of every task in order, computed in `n_parallel` processes, or in this one if it is 1."""
+    if n_parallel == 1:
+        yield from (function(*task) for task in tasks)
+        return
+    from joblib import Parallel, delayed
+
+    with progress_bar(label, len(tasks), verbose) as advance:
+        for result in Parallel(n_parallel, return_as="generator")(delayed(function)(*task) for task in tasks):
+            advance({})
+            yield result

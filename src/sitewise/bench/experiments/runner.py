@@ -75,14 +75,31 @@ def run_experiment(
 
     Parameters
     ----------
-    out : the folder of records; several runners, on one machine, may work in it at the same time.
-    jobs : processes, each with one thread of its own; by default one for each core, up to sixteen that share a GPU.
-        With 1 everything happens in this process.
-    device : "auto", "cpu" or "cuda".
-    devices, nodes, strategy : where several train together, as for `GPAClassifier`; then there is one run at a time.
-        Under torchrun its processes do every run together; the first returns the records, the others none.
-    data_dir : the folder with MNIST, or with the real images that the experiment is about.
-    verbose : whether to show a progress bar; None shows it on a terminal.
+    experiment : Experiment
+        What `read_experiment` read.
+    out : path
+        The folder of records; several runners, on one machine, may work in it at the same time.
+    jobs : int, optional
+        Processes, each with one thread of its own; by default one for each core, up to sixteen that share a GPU. With 1
+        everything happens in this process.
+    device : str
+        "auto", "cpu" or "cuda".
+    devices : int or str
+        How many devices train one network together, as for `GPAClassifier`; then there is one run at a time. Under
+        torchrun its processes do every run together; the first returns the records, the others none.
+    nodes : int
+        How many machines train together.
+    strategy : str
+        How several processes are started.
+    data_dir : path, optional
+        The folder with MNIST, or with the real images that the experiment is about.
+    verbose : bool, optional
+        Whether to show a progress bar; None shows it in a terminal.
+
+    Returns
+    -------
+    list of dict
+        All records of the experiment's file.
 
     Notes
     -----

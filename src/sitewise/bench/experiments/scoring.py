@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sitewise.artifacts.versions import versions
+from sitewise.artifacts.folders import versions
 from sitewise.bench.experiments.experiment import TEST, VALIDATION
 from sitewise.bench.experiments.fingerprint import run_fingerprint
 from sitewise.bench.experiments.plan import Run, make_method

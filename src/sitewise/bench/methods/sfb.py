@@ -82,6 +82,13 @@ class SFB(Method):
     features is fitted to the stable head's predictions ŷ. With M[k,j] = P(ŷ=j|y=k) from the stable head's own
     probabilities, p(y|x_U) solves p(ŷ|x_U) = Mᵀ p(y|x_U), and P(y|x) ∝ P(y|x_S) p(y|x_U) / P(y). Assumes that P(y|x_S)
     is the same everywhere and that both parts are independent given y. With one training site there is no IRM penalty.
+
+    Parameters
+    ----------
+    stability : float
+        The factor λ of the IRM penalty.
+    independence : float
+        The factor κ of the covariance of both parts given y.
     """
 
     stability: float = 10.0

@@ -17,8 +17,7 @@ from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.adjuster import PrevalenceAdjuster
 from sitewise.estimator.gpa import GPAClassifier
 from sitewise.estimator.scoring.ratios import AdditiveRatio, ScoreRatio, to_scores
-from sitewise.estimator.without_z.joint import JointModel, at_points
-from sitewise.estimator.without_z.layers import Layers
+from sitewise.estimator.without_z.joint import JointModel, Layers, at_points
 from sitewise.estimator.without_z.pairs import PairModel
 from sitewise.posterior import combine
 from sitewise.prevalence.additive import features

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sitewise.calibration.scaling import centre
+from sitewise.calibration.fit import centre
 from sitewise.confounders import Confounders
 from sitewise.estimator.source.held_out import calibrate_rows, smoothed_targets
 from sitewise.posterior import combine, contrasts

@@ -17,7 +17,7 @@ from scipy.stats import t as student
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from sitewise.estimator.source.splitting import evenly
+from sitewise.estimator.source.reading import evenly
 from sitewise.posterior import combine, contrasts, normalize
 from sitewise.prevalence import SitePrior
 from sitewise.prevalence.linear import fit_linear, information
