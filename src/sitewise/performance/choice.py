@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sitewise.performance.expected import BelievedRows, Expected, ExpectedPerformance, summarize
+from sitewise.performance.expected import DrawnRows, Expected, ExpectedPerformance, summarize
 from sitewise.performance.thresholds import best_f1_threshold, net_benefit_threshold, recall_threshold
 
 COSTS = ("recall", "specificity", "precision", "positive_f1")
@@ -70,7 +70,7 @@ class ThresholdChoice:
 
 
 def choose_threshold(
-    rows: BelievedRows,
+    rows: DrawnRows,
     classes: tuple[Any, ...],
     *,
     sensitivity: float | None = None,
