@@ -9,7 +9,7 @@ from sklearn.metrics import precision_score, roc_curve
 
 from sitewise.evaluation import Ranking
 from sitewise.performance import clinical_performance, decision_curve
-from sitewise.performance.choice import choose_threshold
+from sitewise.performance.choice import choose_threshold, net_benefit_threshold
 from sitewise.performance.clinical import (
     calibration_in_the_large,
     calibration_line,
@@ -21,7 +21,6 @@ from sitewise.performance.clinical import (
 )
 from sitewise.performance.expected import DrawnRows
 from sitewise.performance.others import judged_instead
-from sitewise.performance.thresholds import net_benefit_threshold
 
 
 @pytest.fixture(scope="module")

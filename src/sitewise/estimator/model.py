@@ -29,14 +29,15 @@ from sitewise.diagnosis.coverage import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.at_site.partitioned import adapt_partitions
 from sitewise.estimator.at_site.updating import estimate_rows
-from sitewise.estimator.source.balance import Balance, fit_balance
 from sitewise.estimator.source.held_out import (
+    Balance,
     RowPrevalence,
     between_sites,
     by_site,
     calibrate,
     cross_fit,
     describe_source,
+    fit_balance,
     fit_prevalence,
 )
 from sitewise.estimator.source.reading import (

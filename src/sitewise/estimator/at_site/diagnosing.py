@@ -10,9 +10,8 @@ from torch import Tensor
 
 from sitewise.critic import Bank
 from sitewise.diagnosis import Diagnosis, Finding
-from sitewise.diagnosis.concentration import shift_concentration
 from sitewise.diagnosis.diagnose import diagnose_site, run_tests
-from sitewise.diagnosis.heterogeneity import column_features
+from sitewise.diagnosis.heterogeneity import column_features, shift_concentration
 from sitewise.diagnosis.matching import EFFECTIVE, balance, z_features
 from sitewise.diagnosis.mixture import check_mixture
 from sitewise.diagnosis.result import conclude

@@ -18,8 +18,7 @@ from sitewise.estimator.source.reading import evenly
 from sitewise.estimator.source.regions import in_regions
 from sitewise.performance import clinical_performance
 from sitewise.posterior import combine
-from sitewise.report.page.binning import most_frequent
-from sitewise.report.page.content import MOST_LEVELS, Content, Profile, TrainingSite, build_content
+from sitewise.report.page.content import MOST_LEVELS, Content, Profile, TrainingSite, build_content, most_frequent
 
 if TYPE_CHECKING:
     from sitewise.estimator.adapted import AdaptedClassifier
