@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from sitewise.arrays import keep_freed_memory
 from sitewise.training.checkpoint import Stateful, identify, open_checkpoint
 from sitewise.training.devices import (
+    DistributedNetwork,
     Share,
-    Spread,
     check_agreement,
     launch,
     precision_of,
@@ -280,7 +280,7 @@ def _train_here(fabric: Any, task: _Task) -> dict[str, Any]:
     optimizer = _optimizer(module, recipe, fabric.device)
     scheduler = _schedule(optimizer, recipe, plan.epochs * plan.steps_per_epoch)
     network, stepper = fabric.setup(module, optimizer)  # all processes start with the weights of the first
-    fitted = Spread(network, share) if share.of > 1 else network
+    fitted = DistributedNetwork(network, share) if share.of > 1 else network
     identity = _identify(task, module) if share.of > 1 or task.checkpoint is not None else {}
     saved = None if task.checkpoint is None else open_checkpoint(task.checkpoint, task.label, identity)
     objective.to(fabric.device)
