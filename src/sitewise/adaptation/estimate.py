@@ -16,7 +16,7 @@ from sitewise.adaptation.cells import fit_constant_cell, variance_per_row
 from sitewise.adaptation.evidence import Evidence, read_evidence
 from sitewise.adaptation.families import FAMILIES, dropout_problem, finish, solver_problem
 from sitewise.adaptation.families.base import Request, constant_level
-from sitewise.adaptation.fit import Fit, best, rivals
+from sitewise.adaptation.fit import Fit, best, weigh_candidates
 from sitewise.adaptation.known import (
     CONTRADICTED,
     Belief,
@@ -376,10 +376,10 @@ def fit_any_model(request: Request) -> Fit:
     has_shape = request.centre is not None and not is_constant(request.centre)
     candidates = [fit for family in FAMILIES.values() for fit in family.candidates(request)]
 
-    everyone = rivals([*candidates, constant], request.evidence, finish)
+    everyone = weigh_candidates([*candidates, constant], request.evidence, finish)
     if not has_shape and max(map(score, candidates)) < score(constant) + MARGIN:
-        return replace(constant, rivals=everyone)
-    return replace(finish(best(candidates), request.evidence), rivals=everyone)
+        return replace(constant, candidates=everyone)
+    return replace(finish(best(candidates), request.evidence), candidates=everyone)
 
 
 def score(fit: Fit) -> float:

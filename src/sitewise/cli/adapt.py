@@ -112,12 +112,12 @@ def adapt(
         labels = "some" if use_labels else "none"
         read = reader.read(rows, labels=labels, place=place, root=data.parent, packed=open_pack(packed))
     with output.working(f"adapting to {len(read):,} rows"):
-        told = {
+        settings = {
             "policy": policy.value.replace("-", " "),
             "fallback": fallback,
             "known_prevalence": _read_known(known, prevalence_table),
         }
-        here = trained.adapt(read.X, sample_confounder=read.Z, y=read.y, groups=read.groups, **told)
+        here = trained.adapt(read.X, sample_confounder=read.Z, y=read.y, groups=read.groups, **settings)
         here.site_name = site_name or site or out.name
         diagnosis = here.diagnose()
         choice = None
@@ -142,8 +142,8 @@ def adapt(
             "threshold": None if choice is None else choice.to_dict(),
         }
         here.save(out)
-    told_first = outcome_text(diagnosis)
-    output.tell(record, told_first, _prevalence_table(record), _expected_table(record), *_sentences(record))
+    outcome_line = outcome_text(diagnosis)
+    output.tell(record, outcome_line, _prevalence_table(record), _expected_table(record), *_sentences(record))
 
 
 def _read_known(text: str | None, table: Path | None) -> Any:

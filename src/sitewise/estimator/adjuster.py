@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sitewise.arrays import Problems, did_you_mean, in_stretches, read_groups, read_weight, shortened
 from sitewise.estimator.model import SiteModel
-from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, Fold, Part, rehearse
+from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, Fold, RemainingSites, rehearse
 from sitewise.estimator.scoring.probabilities import (
     TINY,
     Classifier,
@@ -210,7 +210,7 @@ class PrevalenceAdjuster(SiteModel):
         self.prior_ = self.rehearsal_.numbers.put_into(self.prior_)
         return self
 
-    def _fit_folds(self, parts: list[Part], data: TrainingData, X: Any, seed: int) -> Iterator[Fold]:
+    def _fit_folds(self, parts: list[RemainingSites], data: TrainingData, X: Any, seed: int) -> Iterator[Fold]:
         """Adjusters fitted without some sites: g, log f, calibration, and the estimator if it was given unfitted."""
         refits = self.estimator is not None and not is_ready(self.estimator)
         for part in parts:
@@ -223,7 +223,7 @@ class PrevalenceAdjuster(SiteModel):
             fold._learn(own, seed)
             yield Fold(fold, inputs)
 
-    def _refit(self, part: Part, classes: Array, X: Any, seed: int) -> tuple[Classifier, Tensor]:
+    def _refit(self, part: RemainingSites, classes: Array, X: Any, seed: int) -> tuple[Classifier, Tensor]:
         """The estimator fitted to some of the rows, and their cross-fitted log p."""
         rows = part.data.rows
         weight = None if bool((rows.weight == 1).all()) else rows.weight.double().numpy()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sitewise.arrays import Problems, read_groups
 from sitewise.estimator.model import SiteModel
-from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, Fold, Part, rehearse
+from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, Fold, RemainingSites, rehearse
 from sitewise.estimator.scoring.cached import cached_log_ratio, cached_score
 from sitewise.estimator.settings import read_network_settings
 from sitewise.estimator.source.held_out import RowPrevalence, by_site, score_held_out
@@ -254,7 +254,7 @@ class GPAClassifier(SiteModel):
             raise ValueError("GPAClassifier: " + NO_SITES.format(count=len(data.site_names)))
         checkpoints = self._learn(data, recipe, seed)
 
-        def fit_folds(parts: list[Part]) -> Iterator[Fold]:
+        def fit_folds(parts: list[RemainingSites]) -> Iterator[Fold]:
             for fold, left in self._learn_folds(parts, recipe, seed):
                 checkpoints.extend(left)
                 yield Fold(fold, lambda rows: data.rows.take(rows).X)
@@ -265,7 +265,7 @@ class GPAClassifier(SiteModel):
             path.unlink(missing_ok=True)
 
     def _learn_folds(
-        self, parts: list[Part], recipe: Recipe, seed: int
+        self, parts: list[RemainingSites], recipe: Recipe, seed: int
     ) -> Iterator[tuple["GPAClassifier", list[Path]]]:
         """Models that are trained without some sites, several at a time if the GPU memory allows it."""
         in_memory = all(isinstance(part.data.rows.X, Tensor) for part in parts)

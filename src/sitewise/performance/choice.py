@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sitewise.performance.expected import BelievedRows, Expected, ExpectedPerformance, summarize
+from sitewise.performance.expected import DrawnRows, Expected, ExpectedPerformance, summarize
 
 COSTS = ("recall", "specificity", "precision", "positive_f1")
 Array = np.ndarray[Any, Any]
@@ -73,7 +73,7 @@ class ThresholdChoice:
 
 
 def choose_threshold(
-    rows: BelievedRows,
+    rows: DrawnRows,
     classes: tuple[Any, ...],
     *,
     sensitivity: float | None = None,

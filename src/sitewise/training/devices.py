@@ -176,7 +176,7 @@ class Share:
 WHOLE = Share()
 
 
-class Spread(nn.Module):
+class DistributedNetwork(nn.Module):
     """A network whose rows are distributed over processes: each computes its share, and all get all outputs.
 
     The first input is complete or this process's share, the second one is complete, and further ones are passed on. If
@@ -297,7 +297,7 @@ def first_process() -> bool:
 
 def share_of(module: nn.Module) -> Share:
     """Return the share of a step's rows that this process gives to a module: all, unless it is distributed."""
-    return module.share if isinstance(module, Spread) else WHOLE
+    return module.share if isinstance(module, DistributedNetwork) else WHOLE
 
 
 def shared_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:

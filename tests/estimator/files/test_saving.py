@@ -249,7 +249,7 @@ def test_unseen_levels_and_regions_without_a_class_are_kept(tmp_path):
     assert "never occurred in training" in (tmp_path / "saved" / "model" / "model.md").read_text()
 
 
-def test_a_constant_g_and_rivals_with_gaps_come_back_near_the_bound(tmp_path):
+def test_a_constant_g_and_candidates_with_gaps_come_back_near_the_bound(tmp_path):
     """Class 1 all but absent: intervals follow the likelihood of the rows, which must be there."""
     X, y, _, Z = data(9, 400)
     model = fitted()

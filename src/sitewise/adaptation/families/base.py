@@ -259,6 +259,6 @@ def fit_by_em(family: Family, request: Request) -> Fit:
         n_iter=found.n_iter,
         trace=[-float(value) for value in found.trace],
         strength=0.0,
-        look_back=no_curvature,
+        post_fit=no_curvature,
         refit=RefitByEM(family.name, request.seed),
     )

@@ -109,11 +109,11 @@ def run_experiment(
     jobs needs `if __name__ == "__main__":`.
     """
     path = records_path(experiment, out)
-    spread: dict[str, Any] = {"devices": devices, "nodes": nodes, "strategy": strategy}
-    do = partial(run_one, data_dir=data_dir, device=device, **spread)
-    together = spread != ALONE
+    processes: dict[str, Any] = {"devices": devices, "nodes": nodes, "strategy": strategy}
+    do = partial(run_one, data_dir=data_dir, device=device, **processes)
+    together = processes != ALONE
     if together:
-        _check_spread(jobs, spread)
+        _check_processes(jobs, processes)
     fabric = join_processes(device) if together and torchrun_processes() is not None else None
     if fabric is not None and fabric.global_rank > 0:
         _follow(fabric, do)
@@ -167,10 +167,10 @@ def remaining_runs(runs: Iterable[Run], path: Path) -> list[Run]:
     return [run for run in runs if done.get(run.id) != run_fingerprint(run)]
 
 
-def _check_spread(jobs: int | None, spread: dict[str, Any]) -> None:
+def _check_processes(jobs: int | None, processes: dict[str, Any]) -> None:
     """Report all problems of training on several devices."""
     problems = Problems("run_experiment")
-    for problem in device_problems(**spread):
+    for problem in device_problems(**processes):
         problems.add(problem)
     if jobs not in (None, 1):
         problems.add(f"devices that train together do one run at a time: leave jobs out, got {jobs}")

@@ -136,11 +136,11 @@ class SFB(Method):
             return self.log_proba, marginal.numpy()
         noise = pseudo_given_true(probability)
         features = self._parts(self.outputs(X))[2]
-        spread = features.std(0).clamp_min(1e-6)
-        model = LogisticRegression(max_iter=300).fit((features / spread).numpy(), pseudo)
+        scale = features.std(0).clamp_min(1e-6)
+        model = LogisticRegression(max_iter=300).fit((features / scale).numpy(), pseudo)
 
         def rule(rows: Any, z: Any) -> Tensor:
-            unstable = self._parts(self.outputs(rows))[2] / spread
+            unstable = self._parts(self.outputs(rows))[2] / scale
             of_pseudo = torch.zeros(len(unstable), len(self.classes_), dtype=torch.float64)
             of_pseudo[:, torch.tensor(model.classes_)] = torch.tensor(model.predict_proba(unstable.numpy()))
             return boost(self.log_proba(rows, None), correct_pseudo_labels(of_pseudo, noise), marginal)

@@ -219,7 +219,7 @@ def _held_out(model: "SiteModel") -> tuple[Array, Array] | None:
 def _subgroups(here: "AdaptedClassifier", by: Any, bands: Any, level: float) -> list[dict[str, Any]]:
     """Prevalence, a few metrics and calibration of each subgroup; by default of confounders with few groups."""
     if by is None:
-        z = here.believed_rows.z
+        z = here.drawn_rows.z
         # Numbers are cut at their quartiles.
         few = [name for name in z if pd.api.types.is_numeric_dtype(z[name]) or z[name].nunique() <= MOST_GROUPS]
         by = z[few[:MOST_CONFOUNDERS]]
@@ -247,7 +247,7 @@ def _clinical(here: "AdaptedClassifier", level: float) -> dict[str, Any]:
     if len(here.classes_) != 2:
         return {}
     threshold = here.threshold_ if here.threshold_ is not None and 0 < here.threshold_ < 1 else None
-    found = clinical_performance(here.believed_rows, threshold=threshold, level=level)
+    found = clinical_performance(here.drawn_rows, threshold=threshold, level=level)
     curve = here.decision_curve(level=level)[["threshold", "net_benefit", "treat_all", "treat_none"]]
     named = curve.set_axis(["threshold", "predictions", "treat all", "treat none"], axis=1)
     return {"clinical": {name: v._asdict() for name, v in found.items()}, "decision_curve": named.to_dict("records")}

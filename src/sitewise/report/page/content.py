@@ -134,8 +134,8 @@ def build_content(
     verdict = "not checked" if diagnosis is None else str(diagnosis["verdict"])
     outcome = NOT_CHECKED
     if diagnosis is not None:  # an estimate from arrays alone has a verdict but no outcome
-        told = diagnosis.get("outcome") or {"word": verdict, "sentence": diagnosis["sentence"], "risk": ""}
-        outcome = {name: told[name] for name in ("word", "sentence", "risk")}
+        stated = diagnosis.get("outcome") or {"word": verdict, "sentence": diagnosis["sentence"], "risk": ""}
+        outcome = {name: stated[name] for name in ("word", "sentence", "risk")}
     content = {
         "format": FORMAT,
         "site": str(site),
