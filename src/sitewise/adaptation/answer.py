@@ -495,3 +495,13 @@ class PrevalenceEstimate:
 def _draw(evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator) -> Drawn:
     """Draw g around a fit by its family."""
     return FAMILIES[fit.prevalence.name].draw(evidence, fit, n_draws, generator)
+
+
+def fit_of(estimate: PrevalenceEstimate) -> Fit:
+    """Return the fit behind an estimate, for other modules: candidates, post-fit diagnostics, posterior."""
+    return estimate._fit
+
+
+def evidence_of(estimate: PrevalenceEstimate) -> Evidence:
+    """Return the rows behind an estimate, for other modules."""
+    return estimate._evidence

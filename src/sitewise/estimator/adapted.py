@@ -3,6 +3,7 @@
 import copy
 import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +22,7 @@ from sitewise.adaptation import PrevalenceEstimate
 from sitewise.adaptation.joint import JointEstimate
 from sitewise.adaptation.posterior.known import Known
 from sitewise.arrays import in_stretches, view_tensor
-from sitewise.diagnosis import Diagnosis, Outcome
+from sitewise.diagnosis import Diagnosis, Finding, Outcome
 from sitewise.diagnosis.outcome import failed_check, follows
 from sitewise.diagnosis.result import conclude
 from sitewise.estimator.at_site.diagnosing import diagnose, shift_by_column
@@ -213,8 +214,12 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         AdaptedClassifier
             A copy that trusts its rows as far as the rehearsal allows, without looking at the checks.
         """
+        return self.with_checks(())
+
+    def with_checks(self, findings: Sequence[Finding]) -> "AdaptedClassifier":
+        """A copy of the site whose checks found this; its outcome follows from them."""
         other = copy.copy(self)
-        other._diagnosis, other._outcome = conclude(()), None
+        other._diagnosis, other._outcome = conclude(tuple(findings)), None
         return other
 
     @property
