@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from numbers import Real
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -714,21 +714,17 @@ def read_policy(policy: str, fallback: str | None = None) -> str:
     return policy
 
 
-if TYPE_CHECKING:
-    from sitewise.estimator.model import SiteModel
-
-
-def plan_from_held_out(model: "SiteModel", **wanted: Any) -> SamplePlan:
+def plan_from_held_out(model: SiteModel, **wanted: Any) -> SamplePlan:
     """`plan_sample_size` on the held-out rows."""
     return plan_sample_size(**_labeled_rows(model), **wanted)
 
 
-def plan_labels_from_held_out(model: "SiteModel", **wanted: Any) -> LabelPlan:
+def plan_labels_from_held_out(model: SiteModel, **wanted: Any) -> LabelPlan:
     """`plan_labels` on the held-out rows."""
     return plan_labels(**_labeled_rows(model), **wanted)
 
 
-def _labeled_rows(model: "SiteModel") -> dict[str, Any]:
+def _labeled_rows(model: SiteModel) -> dict[str, Any]:
     """The held-out rows with all of z; if there are none, all held-out rows with z hidden."""
     complete, hidden = model.held_out_
     held, calibration = (complete, model.calibrations_[0]) if len(complete) else (hidden, model.calibrations_[1])

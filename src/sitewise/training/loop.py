@@ -295,8 +295,7 @@ def _train_here(fabric: Any, task: _Task) -> dict[str, Any]:
         "objective": objective,
         "course": course,
     }
-    verbose = task.verbose if share.rank == 0 else False
-    bar = progress_bar(task.label, plan.epochs, verbose)
+    bar = progress_bar(task.label, plan.epochs, task.verbose if share.rank == 0 else False)
     with _random_state(task.seed), _fastest_convolutions(), bar as advance:
         if saved is not None:
             saved.restore(parts, generator)
@@ -304,16 +303,23 @@ def _train_here(fabric: Any, task: _Task) -> dict[str, Any]:
             check_agreement(fabric, {**identity, "epochs behind": str(course.epoch)}, ALIKE)
         for record in course.history:
             advance(record)
-        while not course.ended(plan.epochs, recipe.patience):
-            course.note(loop.epoch(course.epoch + 1), module)
-            advance(course.history[-1])
-            logger.debug("%s: %s", task.label, course.history[-1])
+        for record in _epochs(course, loop, module):
+            advance(record)
+            logger.debug("%s: %s", task.label, record)
             if saved is not None and share.rank == 0 and course.epoch % task.checkpoint_every == 0:
                 saved.save(parts, generator)
-    if saved is not None and share.rank == 0 and not task.keep_checkpoint:
+    if saved is None:
+        return {"course": course.state_dict(), "checkpoint": None}
+    if share.rank == 0 and not task.keep_checkpoint:
         saved.remove()
-    kept = saved.path if saved is not None and task.keep_checkpoint else None
-    return {"course": course.state_dict(), "checkpoint": kept}
+    return {"course": course.state_dict(), "checkpoint": saved.path if task.keep_checkpoint else None}
+
+
+def _epochs(course: "_Course", loop: "_Loop", module: nn.Module) -> Iterator[dict[str, float]]:
+    """Train until the last epoch or until patience ends, and yield the record of each epoch."""
+    while not course.ended(loop.plan.epochs, loop.recipe.patience):
+        course.note(loop.epoch(course.epoch + 1), module)
+        yield course.history[-1]
 
 
 def _identify(task: _Task, module: nn.Module) -> dict[str, str]:

@@ -142,14 +142,7 @@ def adapt_partitions(
     known: Known | None,
 ) -> AdaptedPartitions:
     """Estimate g from all rows; then one more pass predicts them and draws a sample."""
-    problems = Problems("adapt")
-    if known is not None:
-        problems.add(KNOWN)
-    if given["sample_confounder"] is not None and model.confounders_ is None:
-        problems.add("sample_confounder is given, but the model was trained without confounders")
-    partitions = as_partitions(log_ratio, problems, **given)
-    problems.raise_if_any()
-    assert partitions is not None
+    partitions = _read_partitions(model, log_ratio, given, known)
     reader = SiteReader(model.classes_, model.confounders_, model.unsupported_)
     prior = None if policy == "rows" else model.prior_of(policy, level_scale)
     estimate = _estimate(model, partitions.changed(reader.readied), prior)
@@ -166,6 +159,18 @@ def adapt_partitions(
     mean = torch.stack([visit.predicted for visit in visits]).sum(0) / sum(visit.weight for visit in visits)
     rows = reduce(ScoredRows.join, [visit.some for visit in visits if len(visit.some)])
     return AdaptedPartitions(_settled(estimate), rows, sum(visit.n_rows for visit in visits), mean)
+
+
+def _read_partitions(model: "SiteModel", log_ratio: Any, given: dict[str, Any], known: Known | None) -> Partitions:
+    problems = Problems("adapt")
+    if known is not None:
+        problems.add(KNOWN)
+    if given["sample_confounder"] is not None and model.confounders_ is None:
+        problems.add("sample_confounder is given, but the model was trained without confounders")
+    partitions = as_partitions(log_ratio, problems, **given)
+    problems.raise_if_any()
+    assert partitions is not None
+    return partitions
 
 
 def _estimate(model: "SiteModel", partitions: Partitions, prior: SitePrior | None) -> PrevalenceEstimate:
