@@ -178,10 +178,10 @@ def population_prevalence(case: Case) -> float:
     family = case.family
     inner = (np.arange(400) + 0.5) / 400
     grid = np.meshgrid(*[inner] * family.n_continuous, *map(np.arange, family.levels), indexing="ij")
-    columns = [axis.ravel() for axis in grid]
-    ages = np.stack(columns[: family.n_continuous], axis=1)
+    z = np.stack([axis.ravel() for axis in grid], axis=1)
+    ages, levels = z[:, : family.n_continuous], z[:, family.n_continuous :].astype(int)
     weight = (ages * (1 - ages)).prod(axis=1)  # continuous z is Beta(2, 2), levels are even
-    values = [*(20 + 70 * ages).T, *([f"level {level}" for level in axis] for axis in columns[family.n_continuous :])]
+    values = [*(20 + 70 * ages).T, *([f"level {level}" for level in column] for column in levels.T)]
     Z = pd.DataFrame(dict(zip(family.names, values, strict=True)))
     return float(np.average(np.exp(family.log_prevalence(Z, **case.site_settings)[:, 1]), weights=weight))
 
