@@ -33,8 +33,8 @@ from sklearn.metrics import f1_score
 import sitewise as sw
 from sitewise.bench.datasets.digits import color, from_table, load_digits
 from sitewise.confounders import Confounders
-from sitewise.diagnosis import SourceSample, TargetSample, diagnose_site
-from sitewise.diagnosis.samples import evenly
+from sitewise.diagnosis.diagnose import diagnose_site
+from sitewise.diagnosis.samples import SourceSample, TargetSample, evenly
 from sitewise.estimator.scoring.cached import score_keeping_features
 from sitewise.ratio import network_inputs
 

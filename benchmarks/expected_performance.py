@@ -25,7 +25,8 @@ import sitewise as sw
 from sitewise.bench.experiments.records import append_record, done_ids, read_records
 from sitewise.datasets.simulated import SimulatedFamily
 from sitewise.evaluation import evaluate
-from sitewise.performance import EXPECTED_METRICS, Predictions, expected_performance
+from sitewise.performance import expected_performance
+from sitewise.performance.metrics import EXPECTED_METRICS, Predictions
 from sitewise.report.style import ACCENT, GREY, INK, in_house_style
 
 SIMULATED, DIGITS, MODELS = 300, 100, 3

@@ -26,17 +26,19 @@ from PIL import Image
 from records import commit
 from torch import nn
 
-from sitewise.artifacts import versions
+from sitewise.artifacts.versions import versions
 from sitewise.bench.methods.erm import ERM
 from sitewise.bench.methods.objective import MethodObjective, Prepared
 from sitewise.confounders import Confounders
-from sitewise.datasets.packed import PackedImages, pack
+from sitewise.datasets.packed import PackedImages
+from sitewise.datasets.packed.writing import pack
 from sitewise.estimator.source.prevalences import fit_prevalence
 from sitewise.inputs import DEVICE_SHARE, StoredImages
 from sitewise.ratio import RatioObjective, build_ratio
 from sitewise.rows import LabeledRows
 from sitewise.tables.manifest import Manifest
-from sitewise.training import Recipe, train
+from sitewise.training import Recipe
+from sitewise.training.loop import train
 
 N_SITES, DISTINCT, SYNTHETIC, SEED = 4, 512, 4, 0
 RESNETS = {"torchvision": "torchvision:resnet50", "timm": "timm:resnet50", "monai": "monai:resnet50"}

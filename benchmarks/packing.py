@@ -14,9 +14,10 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from sitewise.datasets.packed import pack
+from sitewise.datasets.packed.writing import pack
 from sitewise.tables.images import read_image
-from sitewise.tables.manifest import Manifest, available_cores
+from sitewise.tables.manifest import Manifest
+from sitewise.tables.manifest.checking import available_cores
 
 SHAPES = {"1024 x 1024 (ISIC 2019, NIH)": (1024, 1024), "600 x 450 (HAM10000)": (600, 450)}
 SIZE, DISTINCT = 224, 16

@@ -21,7 +21,7 @@ from matplotlib import pyplot as plt
 from records import provenance
 
 from sitewise.bench.experiments.records import append_record, done_ids, read_records
-from sitewise.performance import Predictions, confusion_metrics
+from sitewise.performance.metrics import Predictions, confusion_metrics
 from sitewise.report.style import ACCENT, GREY, INK, in_house_style
 
 WIDTHS = (0.02, 0.04, 0.08)

@@ -33,7 +33,8 @@ from sklearn.pipeline import make_pipeline
 import sitewise as sw
 from sitewise.bench.experiments.records import append_record, done_ids, read_records
 from sitewise.estimator.source.rehearsal import Unit, learn_numbers
-from sitewise.prevalence import ConstantPrevalence, SitePrior
+from sitewise.prevalence import SitePrior
+from sitewise.prevalence.base import ConstantPrevalence
 
 SIGNALS = {2.3: 0.95, 1.2: 0.80, 0.7: 0.69}  # the shift of x, and the AUROC it gives
 SHIFTS = {

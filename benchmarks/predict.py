@@ -16,7 +16,8 @@ import pandas as pd
 
 import sitewise as sw
 from sitewise.cli.predict import Predictions
-from sitewise.tables import Roles, TableReader, open_table
+from sitewise.tables import Roles, TableReader
+from sitewise.tables.files import open_table
 
 ROLES = Roles(target="y", site="hospital", confounders=("age", "sex"), proba=("p0", "p1"), id="id")
 

@@ -36,7 +36,9 @@ import sitewise as sw
 from sitewise.bench.experiments.records import append_record, done_ids, read_records
 from sitewise.datasets.simulated import SimulatedFamily
 from sitewise.evaluation import Ranking
-from sitewise.performance import Predictions, clinical, score_thresholds
+from sitewise.performance import clinical
+from sitewise.performance.conformal import score_thresholds
+from sitewise.performance.metrics import Predictions
 
 COUNTS = {"sites": 200, "confounders": 300, "shift": 200, "speed": 1}  # worlds of several sites, tables, tables, one
 SITES, SOURCES, SOURCE_ROWS = 5, 3, 400

@@ -1,7 +1,7 @@
 """Where numbers come from: the versions, the commit and the code that made them."""
 
-from sitewise.artifacts import versions
-from sitewise.bench.experiments import script_fingerprint
+from sitewise.artifacts.versions import versions
+from sitewise.bench.experiments.fingerprint import script_fingerprint
 from sitewise.bench.experiments.provenance import UNKNOWN
 from sitewise.bench.experiments.provenance import commit as known_commit
 

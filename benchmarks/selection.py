@@ -7,7 +7,8 @@ import sitewise as sw
 from sitewise.adaptation.cells import fit_constant_cell
 from sitewise.adaptation.estimate import MARGIN, PRICE
 from sitewise.adaptation.evidence import read_evidence
-from sitewise.adaptation.families import FAMILIES, Request
+from sitewise.adaptation.families import FAMILIES
+from sitewise.adaptation.families.base import Request
 from sitewise.arrays import Problems
 
 N_SITES = 30

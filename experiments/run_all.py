@@ -168,7 +168,7 @@ class Plan:
     @cached_property
     def state(self):
         """What the records are worth; forgotten when there is a new one."""
-        from sitewise.bench.experiments import record_state
+        from sitewise.bench.experiments.state import record_state
 
         return record_state(self.experiment, self.records, self.digits)
 
@@ -189,8 +189,8 @@ class Plan:
 
     def start(self, work):
         """Go on from the records that are current, in a file of the work folder."""
-        from sitewise.bench.experiments import records_path
         from sitewise.bench.experiments.records import append_record
+        from sitewise.bench.experiments.runner import records_path
 
         self.path = records_path(self.experiment, work)
         for record in self.state.current:
@@ -199,7 +199,7 @@ class Plan:
 
     def end(self, run, outcome):
         """Note how a run ended."""
-        from sitewise.bench.experiments import read_records
+        from sitewise.bench.experiments.records import read_records
 
         self.under_way.discard(run.id)
         if outcome.state == "done":
@@ -231,8 +231,8 @@ def read_lines(packed):
 
 def do_all(plans, pool, options, deadline):
     """Start runs in the order of the plans while there is time, at most one for each process; then wait for them."""
-    from sitewise.bench.experiments import run_one
     from sitewise.bench.experiments.runner import perform_run
+    from sitewise.bench.experiments.scoring import run_one
 
     do = partial(run_one, data_dir=options.data_dir, device=options.device)
     running, saved = {}, time.monotonic()

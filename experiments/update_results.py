@@ -32,15 +32,12 @@ from claims import claims_table  # noqa: E402
 
 from sitewise.bench.cli.bench import draw_figure  # noqa: E402
 from sitewise.bench.cli.printing import FigureFormat  # noqa: E402
-from sitewise.bench.experiments import (  # noqa: E402
-    final_runs,
-    read_experiment,
-    read_records,
-    record_state,
-    records_path,
-    script_fingerprint,
-    summarize,
-)
+from sitewise.bench.experiments import read_experiment, summarize  # noqa: E402
+from sitewise.bench.experiments.fingerprint import script_fingerprint  # noqa: E402
+from sitewise.bench.experiments.plan import final_runs  # noqa: E402
+from sitewise.bench.experiments.records import read_records  # noqa: E402
+from sitewise.bench.experiments.runner import records_path  # noqa: E402
+from sitewise.bench.experiments.state import record_state  # noqa: E402
 from sitewise.bench.report.summary import choose  # noqa: E402
 from sitewise.bench.report.tables import comparison_table, scores_table  # noqa: E402
 

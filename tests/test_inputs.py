@@ -15,7 +15,8 @@ from PIL import Image
 import sitewise as sw
 from sitewise import inputs
 from sitewise.bench.methods import METHODS
-from sitewise.datasets.packed import PackedImages, pack
+from sitewise.datasets.packed import PackedImages
+from sitewise.datasets.packed.writing import pack
 from sitewise.inputs import BATCHES_AHEAD, READERS, ReadAhead, StoredImages, is_stored, read_ahead
 from sitewise.ratio import RatioObjective
 from sitewise.sites import Site

@@ -4,7 +4,7 @@ import pandas as pd
 import torch
 
 import sitewise as sw
-from sitewise.prevalence import ConstantPrevalence
+from sitewise.prevalence.base import ConstantPrevalence
 from sitewise.ratio import RatioObjective, Scorer, build_ratio, network_inputs, score, weighted_nll
 from sitewise.rows import LabeledRows
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sitewise.adaptation.posterior.labels import KnownLabels
-from sitewise.diagnosis import SourceSample, TargetSample
+from sitewise.diagnosis.samples import SourceSample, TargetSample
 from sitewise.estimator.scoring.ratios import ProbabilityRows
 from sitewise.rows import HeldOut, LabeledRows, ScoredRows, SiteRows
 

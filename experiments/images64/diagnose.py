@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sitewise.artifacts import versions
-from sitewise.bench.experiments import read_experiment, script_fingerprint
+from sitewise.artifacts.versions import versions
+from sitewise.bench.experiments import read_experiment
+from sitewise.bench.experiments.fingerprint import script_fingerprint
 from sitewise.bench.experiments.plan import final_runs, make_method
 from sitewise.bench.experiments.provenance import commit
 from sitewise.bench.experiments.scoring import device_name

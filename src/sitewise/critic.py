@@ -13,8 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sitewise.confounders import Categorical, Confounders
-from sitewise.training import Recipe, digest, train
+from sitewise.confounders import Confounders
+from sitewise.confounders.variables import Categorical
+from sitewise.training import Recipe
+from sitewise.training.checkpoint import digest
+from sitewise.training.loop import train
 
 HIDDEN = 128
 WIDTH = 64

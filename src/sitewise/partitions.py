@@ -115,9 +115,15 @@ def _read(
     *pieces: Any,
 ) -> S:
     """Run where a partition is: put its columns into the order of the frame, check it, apply the function."""
-    problems = Problems(f"partition {number}")
-    found: dict[str, Any] = {}
-    for name, piece in zip(names, pieces, strict=True):
+    found = _checked(dict(zip(names, pieces, strict=True)), columns, f"partition {number}")
+    whole = Partition(number, **found)
+    return function(whole if change is None else change(whole))
+
+
+def _checked(pieces: dict[str, Any], columns: dict[str, list[Any] | None], call: str) -> dict[str, Any]:
+    """The pieces of one partition with their columns in the order of the frames; an error where they differ."""
+    problems, found = Problems(call), dict[str, Any]()
+    for name, piece in pieces.items():
         expected = columns[name]
         if expected is not None and list(piece.columns) != expected:
             absent = [column for column in expected if column not in piece.columns]
@@ -126,12 +132,12 @@ def _read(
                 continue
             piece = piece[expected]
         found[name] = piece
-    for name, piece in found.items():
-        if "log_ratio" in found and len(piece) != len(found["log_ratio"]):
-            problems.add(f"{name} has {len(piece)} row(s), log_ratio has {len(found['log_ratio'])}")
+    first, *others = pieces
+    for name in others:
+        if first in found and name in found and len(found[name]) != len(found[first]):
+            problems.add(f"{name} has {len(found[name])} row(s), {first} has {len(found[first])}")
     problems.raise_if_any()
-    whole = Partition(number, **found)
-    return function(whole if change is None else change(whole))
+    return found
 
 
 def as_partitions(log_ratio: Any, problems: Problems, **others: Any) -> Partitions | None:
@@ -225,26 +231,33 @@ def map_rows(
         own, expected = _n_partitions(Z), _n_partitions(X)
         problems.add(f"sample_confounder has {own} partition(s), X has {expected}: repartition them alike")
     problems.raise_if_any()
+    given = {name: value for name, value in (("X", X), ("sample_confounder", Z)) if value is not None}
+    call = partial(_call, function, {name: columns_of(value) for name, value in given.items()}, columns, dtype)
     if hasattr(X, "dtypes"):
         empty = pd.Series(dtype=dtype) if columns is None else pd.DataFrame(columns=list(columns), dtype=dtype)
-        others = () if Z is None else (Z,)
-        call = partial(_call, function, columns, dtype)
-        return X.map_partitions(call, *others, meta=empty, align_dataframes=False)
+        return X.map_partitions(call, *list(given.values())[1:], meta=empty, align_dataframes=False)
     import dask.array as da
     from dask import delayed
 
-    call = delayed(partial(_call, function, columns, dtype), pure=False)
-    pieces = [_pieces(value) for value in (X, Z) if value is not None]
-    blocks = [call(*found) for found in zip(*pieces, strict=True)]
+    pieces = [_pieces(value) for value in given.values()]
+    blocks = [delayed(call, pure=False)(*found) for found in zip(*pieces, strict=True)]
     shapes = [(n,) if columns is None else (n, len(columns)) for n in X.chunks[0]]
     found = [da.from_delayed(block, shape, dtype) for block, shape in zip(blocks, shapes, strict=True)]
     return da.concatenate(found, axis=0)
 
 
-def _call(function: Callable[[Any, Any], Any], columns: Sequence[Any] | None, dtype: Any, X: Any, Z: Any = None) -> Any:
+def _call(
+    function: Callable[[Any, Any], Any],
+    expected: dict[str, list[Any] | None],
+    columns: Sequence[Any] | None,
+    dtype: Any,
+    *pieces: Any,
+) -> Any:
     """Run where a partition is; one without rows is not shown to the function."""
-    n_rows = len(X)
-    values = np.asarray(function(X, Z)) if n_rows else np.empty((0,) if columns is None else (0, len(columns)), dtype)
+    found = _checked(dict(zip(expected, pieces, strict=True)), expected, "a partition")
+    X, n_rows = found["X"], len(found["X"])
+    shape = (0,) if columns is None else (0, len(columns))
+    values = np.asarray(function(X, found.get("sample_confounder"))) if n_rows else np.empty(shape, dtype)
     if not isinstance(X, pd.DataFrame):
         return values
     return pd.Series(values, X.index) if columns is None else pd.DataFrame(values, X.index, list(columns))

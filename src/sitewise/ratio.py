@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sitewise.backbones import build_backbone
+from sitewise.backbones.build import build_backbone
 from sitewise.confounders import Confounders
 from sitewise.inputs import Inputs, fingerprint, read_ahead
-from sitewise.prevalence import Prevalence
+from sitewise.prevalence.base import Prevalence
 from sitewise.rows import LabeledRows
-from sitewise.training import digest, share_of
+from sitewise.training.checkpoint import digest
+from sitewise.training.devices import share_of
 
 FUSION_WIDTH = 100
 SCORING_BATCH = 2048

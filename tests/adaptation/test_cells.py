@@ -16,7 +16,8 @@ from sitewise.adaptation.cells import (
     variance_per_row,
     without_dust,
 )
-from sitewise.prevalence import ConstantPrevalence, fit_table
+from sitewise.prevalence.base import ConstantPrevalence
+from sitewise.prevalence.table import fit_table
 
 HALVES = torch.tensor([0.5, 0.5], dtype=torch.float64)
 

@@ -12,7 +12,8 @@ from scipy.optimize import minimize
 import sitewise as sw
 from given import evidence_of
 from sitewise.adaptation.estimate import fit_any_model
-from sitewise.adaptation.families import Request, additive, table
+from sitewise.adaptation.families import additive, table
+from sitewise.adaptation.families.base import Request
 from sitewise.adaptation.families.table import can_fill_a_table
 from sitewise.adaptation.fit import Fit, Hindsight, best, rivals
 

@@ -11,8 +11,10 @@ import torch
 import sitewise as sw
 from sitewise.adaptation.families import FAMILIES, Family
 from sitewise.adaptation.records import all_records
-from sitewise.artifacts import Record, pack, unpack
-from sitewise.prevalence import Prevalence, fit_constant
+from sitewise.artifacts import Record
+from sitewise.artifacts.packing import pack, unpack
+from sitewise.prevalence import fit_constant
+from sitewise.prevalence.base import Prevalence
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # small sites converge badly, which is not asked here
 

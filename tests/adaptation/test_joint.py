@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sitewise as sw
-from sitewise.adaptation.joint import balance, log_balance
+from sitewise.adaptation.joint import balance
+from sitewise.adaptation.joint.balance import log_balance
 from sitewise.adaptation.joint.estimate import OPEN, climb, curvature_at
 from sitewise.adaptation.joint.mixture import make_mixture
 from sitewise.bench.datasets.known_densities import TARGETS, log_density, training_joint

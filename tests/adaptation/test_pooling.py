@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import one_hot
 
 import sitewise as sw
-from sitewise.prevalence import pool_sites
+from sitewise.prevalence.pooled import pool_sites
 
 RNG = np.random.default_rng(0)
 Y = RNG.integers(0, 2, 60)

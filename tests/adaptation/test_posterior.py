@@ -16,7 +16,8 @@ from sitewise.adaptation import adjust, estimate_prevalence
 from sitewise.adaptation.posterior.deviation import SIZES, average_sizes
 from sitewise.adaptation.posterior.fit import KEPT, choose_points, tilt
 from sitewise.adaptation.posterior.levels import REACH
-from sitewise.prevalence import ConstantPrevalence, SitePrior
+from sitewise.prevalence import SitePrior
+from sitewise.prevalence.base import ConstantPrevalence
 from sitewise.prevalence.prior import FREEDOM, USUAL_LEVEL
 
 SAYS_NOTHING = "the log-ratios are not informative about y here"

@@ -10,7 +10,7 @@ import torch
 import sitewise as sw
 from sitewise.adaptation import streaming
 from sitewise.adaptation.records import all_records
-from sitewise.artifacts import pack, unpack
+from sitewise.artifacts.packing import pack, unpack
 
 FAMILY = sw.SimulatedFamily(seed=3, signal=1.5)
 NEW = FAMILY.site(300, dependence=1.0, seed=4)

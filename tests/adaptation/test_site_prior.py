@@ -8,8 +8,11 @@ import torch
 
 import sitewise as sw
 from sitewise.adaptation.records import all_records
-from sitewise.artifacts import pack, unpack
-from sitewise.prevalence import ConstantPrevalence, SitePrior, fit_additive, missing_information
+from sitewise.artifacts.packing import pack, unpack
+from sitewise.prevalence import SitePrior
+from sitewise.prevalence.additive import fit_additive
+from sitewise.prevalence.base import ConstantPrevalence
+from sitewise.prevalence.prior import missing_information
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ import torch
 import sitewise as sw
 from sitewise.adaptation import adjust, estimate_prevalence
 from sitewise.adaptation.known import read_band
-from sitewise.prevalence import ConstantPrevalence, SitePrior
+from sitewise.prevalence import SitePrior
+from sitewise.prevalence.base import ConstantPrevalence
 
 EXPECTED = {2: (0.8, 0.2), 3: (0.6, 0.3, 0.1)}  # of the prior
 ACTUAL = {2: (0.4, 0.6), 3: (0.2, 0.5, 0.3)}  # at the site

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sitewise.artifacts import SCHEMA, Folder, folders, places, read_folder, write_folder
+from sitewise.artifacts import folders, places
+from sitewise.artifacts.folders import SCHEMA, Folder, read_folder, write_folder
 
 VERSIONS = {"sitewise": "0.1.0"}
 

@@ -8,7 +8,9 @@ import torch
 from writers import make, rewrite
 
 from patience import no_hang
-from sitewise.artifacts import Folder, Record, folders, read_folder, unpack, write_folder
+from sitewise.artifacts import Record, folders
+from sitewise.artifacts.folders import Folder, read_folder, write_folder
+from sitewise.artifacts.packing import unpack
 
 SHORT = 2000  # characters of a message
 

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sitewise.artifacts import Record, pack, unpack
+from sitewise.artifacts import Record
+from sitewise.artifacts.packing import pack, unpack
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import pytest
 from writers import compete, make, number_of, save_and_be_killed, save_until
 
 from patience import LONG, wait_for
-from sitewise.artifacts import places, read_folder, write_folder
+from sitewise.artifacts import places
+from sitewise.artifacts.folders import read_folder, write_folder
 
 SPAWN = multiprocessing.get_context("spawn")
 FORK = multiprocessing.get_context("fork")  # quick; it only writes files

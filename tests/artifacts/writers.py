@@ -8,7 +8,8 @@ import signal
 
 import torch
 
-from sitewise.artifacts import Folder, places, write_folder
+from sitewise.artifacts import places
+from sitewise.artifacts.folders import Folder, write_folder
 
 VERSIONS = {"sitewise": "0.1.0"}
 

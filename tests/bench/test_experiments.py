@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sitewise.bench.experiments import final_runs, read_experiment, run_one, tuning_runs
+from sitewise.bench.experiments import read_experiment
 from sitewise.bench.experiments.kinds import KINDS
-from sitewise.bench.experiments.plan import is_tuned
+from sitewise.bench.experiments.plan import final_runs, is_tuned, tuning_runs
+from sitewise.bench.experiments.scoring import run_one
 
 FILES = sorted((Path(__file__).parents[2] / "experiments").glob("*/*.yaml"))
 SMALL = 240

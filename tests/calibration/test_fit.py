@@ -7,8 +7,10 @@ from scipy.special import log_softmax
 from sklearn.utils import check_random_state
 
 import sitewise as sw
-from sitewise.calibration import Calibration, centre, fit_calibration, resample_calibration
+from sitewise.calibration import Calibration
 from sitewise.calibration import fit as room
+from sitewise.calibration.fit import fit_calibration, resample_calibration
+from sitewise.calibration.scaling import centre
 from sitewise.estimator.source.held_out import calibrate_rows, smoothed_targets
 
 

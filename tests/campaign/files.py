@@ -33,7 +33,7 @@ import torch
 import sitewise as sw
 from campaign.registry import family
 from patience import LONG, no_hang
-from sitewise.artifacts import Folder, read_folder, write_folder
+from sitewise.artifacts.folders import Folder, read_folder, write_folder
 from sitewise.cli import main
 
 Rng = np.random.Generator

@@ -278,7 +278,7 @@ def test_a_failure_of_ours_is_one_sentence_and_exit_code_1(good, tmp_path, monke
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr("sitewise.tables.open_table", fail)
+    monkeypatch.setattr("sitewise.tables.files.open_table", fail)
     monkeypatch.setattr(sys, "argv", ["sitewise", "fit", str(good), *FEATURES, "--out", str(tmp_path / "m")])
     with pytest.raises(SystemExit) as end:
         main()

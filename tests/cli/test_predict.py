@@ -12,7 +12,8 @@ import pytest
 
 import sitewise as sw
 from sitewise.cli import main
-from sitewise.tables import Roles, TableReader, read_roles
+from sitewise.tables import Roles, TableReader
+from sitewise.tables.roles import read_roles
 
 FEATURES = Roles(
     target="y", site="hospital", confounders=("age", "sex"), features=("bp", "pain"), group="patient", id="id"

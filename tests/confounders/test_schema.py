@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import sitewise as sw
-from sitewise.confounders import Categorical, Continuous, mask_patterns
+from sitewise.confounders.schema import mask_patterns
+from sitewise.confounders.variables import Categorical, Continuous
 
 
 def frame():

@@ -17,7 +17,9 @@ from PIL import Image
 
 from patience import LONG
 from sitewise.datasets.image_sites import to_site, to_sites
-from sitewise.datasets.packed import Change, PackedImages, pack
+from sitewise.datasets.packed import PackedImages
+from sitewise.datasets.packed.index import Change
+from sitewise.datasets.packed.writing import pack
 from sitewise.estimator.source.reading import read_inputs
 from sitewise.tables.images import read_image
 from sitewise.tables.manifest import Manifest

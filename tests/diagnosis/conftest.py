@@ -9,7 +9,7 @@ import torch
 import sitewise as sw
 from sitewise.confounders import Confounders
 from sitewise.datasets import simulated
-from sitewise.diagnosis import SourceSample, TargetSample
+from sitewise.diagnosis.samples import SourceSample, TargetSample
 
 
 @pytest.fixture(autouse=True)

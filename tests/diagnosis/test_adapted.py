@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import sitewise as sw
-from sitewise.artifacts import pack, unpack
+from sitewise.artifacts.packing import pack, unpack
 from sitewise.estimator.files.saving import RECORDS
 
 SETTINGS = {"epochs": 5, "batch_size": 128, "device": "cpu", "verbose": False, "rehearsal": None}

@@ -10,9 +10,10 @@ import torch
 
 import sitewise as sw
 from sitewise.calibration import Calibration
-from sitewise.confounders import Confounders, Notes
-from sitewise.diagnosis import TrainingTable, diagnose_site
-from sitewise.diagnosis.coverage import check_coverage, check_positivity
+from sitewise.confounders import Confounders
+from sitewise.confounders.variables import Notes
+from sitewise.diagnosis.coverage import TrainingTable, check_coverage, check_positivity
+from sitewise.diagnosis.diagnose import diagnose_site
 from sitewise.diagnosis.identification import (
     check_identification,
     constant_prevalences,

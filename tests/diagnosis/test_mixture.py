@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import sitewise as sw
-from sitewise.diagnosis import SourceSample, TargetSample
 from sitewise.diagnosis.mixture import check_mixture
+from sitewise.diagnosis.samples import SourceSample, TargetSample
 
 
 def log_ratio(x, centres):

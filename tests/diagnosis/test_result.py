@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from sitewise.diagnosis import Finding, conclude
-from sitewise.diagnosis.result import holm
+from sitewise.diagnosis import Finding
+from sitewise.diagnosis.result import conclude, holm
 
 
 def finding(severity, name="a check", sentence="A sentence."):

@@ -17,7 +17,8 @@ from torch import nn
 
 import sitewise as sw
 from sitewise.arrays import STRETCH
-from sitewise.confounders import Confounders, Encoded
+from sitewise.confounders import Confounders
+from sitewise.confounders.schema import Encoded
 from sitewise.posterior import combine
 
 

@@ -115,6 +115,33 @@ def test_scores_and_probabilities_of_dask_arrays_are_those_of_arrays(sites, mode
         here.predict_proba(X, new[Z])
 
 
+def cut(*parts):
+    """A frame whose partitions are these frames, whatever the order of their columns."""
+    return dd.from_delayed([dask.delayed(part) for part in parts], meta=parts[0].iloc[:0], verify_meta=False)
+
+
+def test_predictions_of_empty_partitions_and_of_columns_in_another_order(sites, model, new):
+    here, P = sites[0], ["p0", "p1"]
+
+    def odd(names):
+        return cut(new[names].iloc[:300], new[names[::-1]].iloc[:0], new[names[::-1]].iloc[300:])
+
+    calls = {here.adjust: F, here.predict_proba: P, here.predict: P, model.log_ratio: P}
+    with dask.config.set(scheduler="synchronous"):
+        for call, names in calls.items():
+            found = call(odd(names), odd(Z)).compute().to_numpy()
+            np.testing.assert_array_equal(found, call(new[names].to_numpy(), new[Z]))
+
+
+def test_predictions_of_a_partition_without_a_column_or_with_other_rows_are_refused(sites, new):
+    here, z = sites[0], cut(new[Z].iloc[:300], new[Z].iloc[300:])
+    with dask.config.set(scheduler="synchronous"):
+        with pytest.raises(ValueError, match=r"X must have the columns \['f0', 'f1'\], got \['f0'\]"):
+            here.adjust(cut(new[F].iloc[:300], new[["f0"]].iloc[300:]), z).compute()
+        with pytest.raises(ValueError, match=r"sample_confounder has \d00 row\(s\), X has \d00"):
+            here.adjust(cut(new[F].iloc[:200], new[F].iloc[200:]), z).compute()
+
+
 def lose_worker_once(part, marker):
     """End this worker while it reads the partition, the first time."""
     if not os.path.exists(marker):

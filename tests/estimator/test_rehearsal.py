@@ -15,7 +15,8 @@ from sklearn.linear_model import LogisticRegression
 import sitewise as sw
 from sitewise.estimator import gpa, rehearsing
 from sitewise.estimator.source.rehearsal import Numbers, Unit, learn_numbers
-from sitewise.prevalence import ConstantPrevalence, SitePrior
+from sitewise.prevalence import SitePrior
+from sitewise.prevalence.base import ConstantPrevalence
 from sitewise.prevalence.prior import FREEDOM, USUAL_FACTOR, USUAL_LEVEL, USUAL_SITES, student_scale
 from sitewise.report.wording import REHEARSALS
 from sitewise.training.loop import _Loop

@@ -23,9 +23,11 @@ mlflow = pytest.importorskip("mlflow.pyfunc", reason="the extra `mlflow` is not 
 
 
 @pytest.fixture
-def store(tmp_path):
-    """An empty store in SQLite; what MLflow had before is set again."""
+def store(tmp_path, monkeypatch):
+    """An empty store in SQLite; what MLflow had before is set again, its experiment too."""
     before = mlflow.get_tracking_uri()
+    monkeypatch.setattr(mlflow.tracking.fluent, "_active_experiment_id", None)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "0")  # where `set_experiment` keeps it for other processes
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
     mlflow.create_experiment("trial", artifact_location=(tmp_path / "artifacts").as_uri())
     mlflow.set_experiment("trial")

@@ -8,14 +8,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import precision_score, roc_curve
 
 from sitewise.evaluation import Ranking
-from sitewise.performance import (
-    BelievedRows,
-    choose_threshold,
-    clinical_performance,
-    decision_curve,
-    judged_instead,
-    net_benefit_threshold,
-)
+from sitewise.performance import clinical_performance, decision_curve
+from sitewise.performance.choice import choose_threshold
 from sitewise.performance.clinical import (
     calibration_in_the_large,
     calibration_line,
@@ -25,6 +19,9 @@ from sitewise.performance.clinical import (
     sensitivity_at,
     treat_all,
 )
+from sitewise.performance.expected import BelievedRows
+from sitewise.performance.others import judged_instead
+from sitewise.performance.thresholds import net_benefit_threshold
 
 
 @pytest.fixture(scope="module")

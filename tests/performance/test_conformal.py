@@ -6,7 +6,7 @@ import pytest
 
 import sitewise as sw
 from sitewise.datasets.simulated import SimulatedFamily
-from sitewise.performance import score_thresholds
+from sitewise.performance.conformal import score_thresholds
 
 
 def scored(n, seed, n_classes=2):

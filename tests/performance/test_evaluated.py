@@ -10,8 +10,8 @@ from sklearn import metrics as peers
 
 import sitewise as sw
 from sitewise.datasets.simulated import SimulatedFamily
-from sitewise.performance import recalibrate
 from sitewise.performance.evaluated import resampled_weights
+from sitewise.performance.recalibration import recalibrate
 from sitewise.report.page.evaluation import render_evaluation
 
 

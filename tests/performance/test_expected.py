@@ -11,17 +11,11 @@ import sitewise as sw
 from sitewise.calibration import Calibration
 from sitewise.datasets.simulated import SimulatedFamily
 from sitewise.evaluation import evaluate
-from sitewise.performance import (
-    BelievedRows,
-    Part,
-    calibration_directions,
-    choose_threshold,
-    draw_labels,
-    expected_performance,
-    summarize,
-)
 from sitewise.performance import estimate as room
-from sitewise.performance.expected import group_rows
+from sitewise.performance import expected_performance
+from sitewise.performance.choice import choose_threshold
+from sitewise.performance.expected import BelievedRows, group_rows, summarize
+from sitewise.performance.labels import Part, calibration_directions, draw_labels
 from sitewise.prevalence import SitePrior
 
 

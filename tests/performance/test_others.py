@@ -10,7 +10,8 @@ from sklearn import metrics as peers
 
 import sitewise as sw
 from sitewise.datasets.simulated import SimulatedFamily
-from sitewise.performance import BelievedRows, judged_instead, summarize
+from sitewise.performance.expected import BelievedRows, summarize
+from sitewise.performance.others import judged_instead
 
 
 def rows(n=400, n_classes=2, seed=0, n_draws=50):

@@ -7,9 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sitewise.performance import BelievedRows, draw_sample, judged_instead, subgroups, summarize
-from sitewise.performance.sampling import allocate, strata_of
-from sitewise.performance.subgroups import FEWEST, WIDE, in_bands
+from sitewise.performance.expected import BelievedRows, summarize
+from sitewise.performance.others import judged_instead
+from sitewise.performance.sampling import allocate, draw_sample, strata_of
+from sitewise.performance.subgroups import FEWEST, WIDE, in_bands, subgroups
 
 
 def believed(n=600, seed=0, n_classes=2):

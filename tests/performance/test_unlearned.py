@@ -9,8 +9,9 @@ import torch
 from scipy.special import expit
 
 from sitewise.confounders import Confounders
-from sitewise.performance import BelievedRows, OpenShape, judged_instead, summarize
-from sitewise.performance.labels import draw_labels
+from sitewise.performance.expected import BelievedRows, summarize
+from sitewise.performance.labels import OpenShape, draw_labels
+from sitewise.performance.others import judged_instead
 from sitewise.performance.unlearned import Learned, logits_of, unlearned_directions
 
 N_SOURCE = 500.0

@@ -8,13 +8,14 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import SplineTransformer
 
 import sitewise as sw
-from sitewise.confounders import Categorical, Continuous
-from sitewise.prevalence import fit_additive, fit_constant, fit_network, fit_table
-from sitewise.prevalence.additive import features, logits, missing_features
+from sitewise.confounders.variables import Categorical, Continuous
+from sitewise.prevalence import fit_constant
+from sitewise.prevalence.additive import features, fit_additive, logits, missing_features
 from sitewise.prevalence.base import aggregate, on_device
 from sitewise.prevalence.linear import assemble
-from sitewise.prevalence.network import fit_missing_inputs
+from sitewise.prevalence.network import fit_missing_inputs, fit_network
 from sitewise.prevalence.splines import nonzero_splines, spline_basis
+from sitewise.prevalence.table import fit_table
 
 
 def labeled_site(n_rows=600, n_classes=2, n_continuous=1, seed=0, missing=0.0):

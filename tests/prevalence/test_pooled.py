@@ -11,9 +11,10 @@ from torch.nn.functional import one_hot
 
 import sitewise as sw
 from sitewise.datasets import simulated
-from sitewise.prevalence import Prevalence, SitePrior, fit_additive, pool_sites, pooled
-from sitewise.prevalence.additive import features, missing_features
-from sitewise.prevalence.base import on_device
+from sitewise.prevalence import SitePrior, pooled
+from sitewise.prevalence.additive import features, fit_additive, missing_features
+from sitewise.prevalence.base import Prevalence, on_device
+from sitewise.prevalence.pooled import pool_sites
 from sitewise.prevalence.prior import USUAL_DEVIATION, USUAL_LEVEL, USUAL_SITES, student_scale
 
 N_SITES = 12

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from sitewise.prevalence import ConstantPrevalence, SitePrior, missing_information
-from sitewise.prevalence.prior import FREEDOM, student_scale
+from sitewise.prevalence import SitePrior
+from sitewise.prevalence.base import ConstantPrevalence
+from sitewise.prevalence.prior import FREEDOM, missing_information, student_scale
 
 EVEN = ConstantPrevalence(torch.tensor([0.5, 0.5], dtype=torch.float64).log())
 

@@ -11,7 +11,7 @@ from sitewise.bench.datasets.isic import build_isic
 from sitewise.bench.datasets.isic_tables import DIAGNOSES
 from sitewise.bench.datasets.paper_sites import AGREES, ISIC, compare
 from sitewise.cli import app
-from sitewise.tables.manifest import assign_sites
+from sitewise.tables.manifest.splitting import assign_sites
 
 # MA's rows are 0 by assumption where no table labels them, so its prevalence agrees by itself.
 REPRODUCED = ("BCN1", "BCN2", "NY1", "QLD", "SYD", "WIE1", "WIE2")

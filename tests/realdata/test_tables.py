@@ -4,7 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sitewise.tables import TableReader, open_table, propose_roles
+from sitewise.tables import TableReader
+from sitewise.tables.files import open_table
+from sitewise.tables.proposing import propose_roles
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 import sitewise as sw
 from sitewise.cli import app
 from sitewise.datasets.simulated import SimulatedFamily
-from sitewise.samplesize import SizePoint, plan_sample_size
-from sitewise.samplesize.plan import round_up, size_for_loss, size_for_width
+from sitewise.samplesize import plan_sample_size
+from sitewise.samplesize.plan import SizePoint, round_up, size_for_loss, size_for_width
 
 
 @pytest.fixture(scope="module")

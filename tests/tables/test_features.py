@@ -10,7 +10,7 @@ import sklearn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sitewise.artifacts import pack, unpack
+from sitewise.artifacts.packing import pack, unpack
 from sitewise.tables import Roles, TableReader
 from sitewise.tables.records import RECORDS
 

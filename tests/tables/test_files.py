@@ -7,7 +7,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from sitewise.tables import open_table
+from sitewise.tables.files import open_table
 
 FRAME = pd.DataFrame({"id": ["007", "=1+2", "a,b"], "age": [50.5, None, 70], "sex": ["f", "m", "f"]})
 

@@ -12,15 +12,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from sitewise.datasets.image_sites import to_site, to_sites
-from sitewise.tables.manifest import (
-    Manifest,
-    assign_sites,
-    check,
-    notes,
-    read_manifest,
-    split_manifest,
-    write_manifest,
-)
+from sitewise.tables.manifest import Manifest, read_manifest
+from sitewise.tables.manifest.checking import check, notes
+from sitewise.tables.manifest.reading import write_manifest
+from sitewise.tables.manifest.splitting import assign_sites, split_manifest
 
 ROWS = """path,site,y,age,sex,patient
 a/0.png,Oslo,0,40,F,p0

@@ -5,7 +5,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from sitewise.tables import Roles, propose_roles
+from sitewise.tables import Roles
+from sitewise.tables.proposing import propose_roles
 from sitewise.tables.values import as_rows
 
 N = 200

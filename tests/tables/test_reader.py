@@ -12,9 +12,13 @@ from sklearn.impute import MissingIndicator, SimpleImputer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from sitewise.artifacts import pack, unpack
-from sitewise.tables import ImageInput, Place, Roles, TableReader, open_table, read_roles, roles_as_toml
+from sitewise.artifacts.packing import pack, unpack
+from sitewise.tables import Roles, TableReader
+from sitewise.tables.files import open_table
+from sitewise.tables.reader import ImageInput
 from sitewise.tables.records import RECORDS
+from sitewise.tables.roles import read_roles, roles_as_toml
+from sitewise.tables.values import Place
 
 ROLES = Roles(
     target="y", site="hospital", confounders=("age", "sex"), features=("bp", "pain", "code"), categorical=("code",)

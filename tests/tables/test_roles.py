@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sitewise.arrays import Problems
-from sitewise.tables import Roles, read_roles, roles_as_toml, split_names
+from sitewise.tables import Roles
+from sitewise.tables.roles import read_roles, roles_as_toml, split_names
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 

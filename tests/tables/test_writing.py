@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from sitewise.tables import open_table, table_writer, whole_file
-from sitewise.tables.writing import FORMULA, text_for_spreadsheets
+from sitewise.tables.files import open_table
+from sitewise.tables.writing import FORMULA, table_writer, text_for_spreadsheets, whole_file
 
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=12)
 

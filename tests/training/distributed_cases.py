@@ -14,7 +14,8 @@ from torch import nn
 import sitewise as sw
 from sitewise.bench.methods import METHODS
 from sitewise.ratio import score
-from sitewise.training import Checkpoint, Share, Spread, join_processes
+from sitewise.training.checkpoint import Checkpoint
+from sitewise.training.devices import Share, Spread, join_processes
 
 METHODS_TRIED = ("erm", "irm", "group_dro", "coral", "dann", "sfb", "ttlsa")
 CASES = ("gradient", "gpa", "adapted", "images", *METHODS_TRIED)

@@ -14,8 +14,9 @@ from sitewise.bench.methods import METHODS
 from sitewise.bench.methods.group_dro import GroupDRO
 from sitewise.bench.methods.iwdann import IWDANN
 from sitewise.ratio import RatioObjective
-from sitewise.training import Recipe, digest, train
-from sitewise.training.checkpoint import read_content, seal
+from sitewise.training import Recipe
+from sitewise.training.checkpoint import digest, read_content, seal
+from sitewise.training.loop import train
 
 RECIPE = Recipe(epochs=6, batch_size=16, min_steps=0)
 

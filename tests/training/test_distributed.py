@@ -17,7 +17,9 @@ from typer.testing import CliRunner
 from patience import LONG
 from sitewise.bench.methods import METHODS
 from sitewise.cli import app
-from sitewise.training import Recipe, Share, Spread, devices, launch, loop, share_of, train
+from sitewise.training import Recipe, devices, loop
+from sitewise.training.devices import Share, Spread, launch, share_of
+from sitewise.training.loop import train
 
 HERE = Path(__file__).parent
 

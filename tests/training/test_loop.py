@@ -11,8 +11,11 @@ import sitewise as sw
 from sitewise.bench.methods import METHODS
 from sitewise.ratio import weighted_nll
 from sitewise.rows import LabeledRows
-from sitewise.training import RECIPES, Recipe, affine, batches, count_batches, flips, resolve_recipe, train
-from sitewise.training.batches import plan_training
+from sitewise.training import Recipe
+from sitewise.training.augmentation import affine, flips
+from sitewise.training.batches import batches, count_batches, plan_training
+from sitewise.training.loop import train
+from sitewise.training.recipe import RECIPES, resolve_recipe
 
 
 class Line:

@@ -20,10 +20,10 @@ from sitewise.adaptation.resamples import DrawnPrevalence, Resamples
 from sitewise.adaptation.rows import Rows
 from sitewise.arrays import Container, Problems, distinct_rows, index_of, read_matrix
 from sitewise.calibration import Calibration
-from sitewise.confounders import Confounders, Notes
+from sitewise.confounders import Confounders
+from sitewise.confounders.variables import Notes
 from sitewise.posterior import combine, normalize
-from sitewise.prevalence import Prevalence
-from sitewise.prevalence.base import is_constant
+from sitewise.prevalence.base import Prevalence, is_constant
 from sitewise.uncertainty import (
     Average,
     CellCurvature,

@@ -9,8 +9,8 @@ from torch import Tensor
 from sitewise.adaptation.evidence import Evidence
 from sitewise.arrays import Problems, align_classes, read_probability_vector, shortened
 from sitewise.confounders import Confounders
-from sitewise.prevalence import ConstantPrevalence, Prevalence, SitePrior
-from sitewise.prevalence.base import finite, is_constant, on_device
+from sitewise.prevalence import SitePrior
+from sitewise.prevalence.base import ConstantPrevalence, Prevalence, finite, is_constant, on_device
 
 OTHER_SCHEMA = (
     "{name} was estimated with other confounders (kinds, levels or ranges) than those given: "

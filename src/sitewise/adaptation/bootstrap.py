@@ -17,8 +17,7 @@ from sitewise.adaptation.fit import Fit
 from sitewise.adaptation.rows import Rows, Stream, to_ratio
 from sitewise.arrays import keep_freed_memory
 from sitewise.calibration import Calibration
-from sitewise.prevalence import ConstantPrevalence, Prevalence
-from sitewise.prevalence.base import finite, is_constant
+from sitewise.prevalence.base import ConstantPrevalence, Prevalence, finite, is_constant
 
 BATCH = 2**20  # rows times draws that are processed at a time
 DRAW_TOLERANCE = 1e-7  # of the KKT gap; draws differ by far more

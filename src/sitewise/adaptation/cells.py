@@ -23,9 +23,8 @@ from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import CONCAVE_TOLERANCE, Fit, Hindsight
 from sitewise.adaptation.rows import Rows, Stream, scores
 from sitewise.posterior import softmax_hessian
-from sitewise.prevalence import ConstantPrevalence, Prevalence, TablePrevalence
-from sitewise.prevalence.base import finite
-from sitewise.prevalence.table import require_discrete
+from sitewise.prevalence.base import ConstantPrevalence, Prevalence, finite
+from sitewise.prevalence.table import TablePrevalence, require_discrete
 from sitewise.solvers import EM, Solution, squarem
 from sitewise.uncertainty import CellCurvature, at_least, simplex_covariance
 

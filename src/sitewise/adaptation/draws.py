@@ -21,8 +21,7 @@ from sitewise.adaptation.posterior.points import Points
 from sitewise.arrays import Container, distinct_rows, index_of
 from sitewise.confounders import Confounders
 from sitewise.posterior import contrasts, normalize
-from sitewise.prevalence import Prevalence
-from sitewise.prevalence.base import finite
+from sitewise.prevalence.base import Prevalence, finite
 from sitewise.uncertainty import CellCurvature, LinearCurvature, at_least, near_a_bound
 
 ENOUGH = 2**13  # at most so many rows of z are used for the mean of a draw

@@ -15,14 +15,8 @@ from sitewise.adaptation.belief import Belief, read_belief, shared_schema
 from sitewise.adaptation.cell_problem import inside
 from sitewise.adaptation.cells import fit_constant_cell, variance_per_row
 from sitewise.adaptation.evidence import Evidence, read_evidence
-from sitewise.adaptation.families import (
-    FAMILIES,
-    Request,
-    constant_level,
-    dropout_problem,
-    finish,
-    solver_problem,
-)
+from sitewise.adaptation.families import FAMILIES, dropout_problem, finish, solver_problem
+from sitewise.adaptation.families.base import Request, constant_level
 from sitewise.adaptation.fit import Fit, best, rivals
 from sitewise.adaptation.known import CONTRADICTED, contradiction_sentence, of_rows, read_known
 from sitewise.adaptation.partitioned import read_labeled_partitions, read_partitions
@@ -40,11 +34,11 @@ from sitewise.arrays import (
     to_tensor,
     view_matrix,
 )
-from sitewise.confounders import Confounders, Notes
+from sitewise.confounders import Confounders
+from sitewise.confounders.variables import Notes
 from sitewise.partitions import as_partitions
 from sitewise.posterior import combine, normalize
-from sitewise.prevalence import ConstantPrevalence, Prevalence
-from sitewise.prevalence.base import finite, is_constant
+from sitewise.prevalence.base import ConstantPrevalence, Prevalence, finite, is_constant
 from sitewise.solvers import EM
 from sitewise.sources import as_chunks, first_chunk
 

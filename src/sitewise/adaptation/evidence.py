@@ -10,7 +10,8 @@ from torch import Tensor
 
 from sitewise.adaptation.rows import Rows, Stream, know_labels, moments, stretch_size, to_ratio
 from sitewise.arrays import Problems, distinct_rows, read_groups, read_labels, read_weight
-from sitewise.confounders import Confounders, Notes
+from sitewise.confounders import Confounders
+from sitewise.confounders.variables import Notes
 from sitewise.posterior import Moments
 
 SAMPLE = 2**15  # at most so many rows in the sample of a site

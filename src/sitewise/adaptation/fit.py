@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.posterior.points import Posterior
-from sitewise.prevalence import Prevalence
+from sitewise.prevalence.base import Prevalence
 from sitewise.uncertainty import Curvature
 
 CONCAVE_TOLERANCE = 1e-9

@@ -17,9 +17,8 @@ from sitewise.adaptation.posterior.known import Known
 from sitewise.adaptation.posterior.points import Contradiction, Strata
 from sitewise.adaptation.rows import Rows
 from sitewise.arrays import Problems, did_you_mean
-from sitewise.confounders import Categorical, Confounders, Continuous
-
-__all__ = ["CONTRADICTED", "Known", "contradiction_sentence", "of_rows", "read_band", "read_known"]
+from sitewise.confounders import Confounders
+from sitewise.confounders.variables import Categorical, Continuous
 
 Array = np.ndarray[Any, Any]
 CONTRADICTED = 0.01  # p-value below which rows and a known prevalence contradict each other

@@ -16,9 +16,8 @@ from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import GRADIENT_TOLERANCE, Fit, Hindsight
 from sitewise.adaptation.rows import Rows, Stream, moments, scores
 from sitewise.posterior import contrasts, softmax_hessian
-from sitewise.prevalence import AdditivePrevalence, Prevalence
-from sitewise.prevalence.additive import features, fit_missing_columns, ridge
-from sitewise.prevalence.base import Aggregate, finite, is_constant
+from sitewise.prevalence.additive import AdditivePrevalence, features, fit_missing_columns, ridge
+from sitewise.prevalence.base import Aggregate, Prevalence, finite, is_constant
 from sitewise.prevalence.linear import NEWTON_LIMIT, assemble, fit_linear
 from sitewise.solvers import EM, Solution, em, lbfgs, newton
 from sitewise.uncertainty import LinearCurvature, invert_information

@@ -16,7 +16,8 @@ from sitewise.adaptation.posterior.likelihood import subset
 from sitewise.adaptation.rows import LARGE, Rows, Stream, add_up
 from sitewise.adaptation.streaming import KEPT_BYTES, ChunkReader
 from sitewise.arrays import Problems, read_groups, read_labels, read_weight
-from sitewise.confounders import Confounders, Notes
+from sitewise.confounders import Confounders
+from sitewise.confounders.variables import Notes
 from sitewise.partitions import Partition, Partitions, add_tasks, compute, current_client, persist
 
 T = TypeVar("T")

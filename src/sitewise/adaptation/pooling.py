@@ -10,8 +10,9 @@ from torch import Tensor
 
 from sitewise.arrays import Problems, numbers_of, read_column, read_labels, read_weight
 from sitewise.confounders import Confounders
-from sitewise.prevalence import SitePrior, pool_sites
+from sitewise.prevalence import SitePrior
 from sitewise.prevalence.additive import missing_features
+from sitewise.prevalence.pooled import pool_sites
 
 Array = np.ndarray[Any, Any]
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from sitewise.adaptation.cell_problem import constant_problem, solve_cells
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.rows import Rows
-from sitewise.confounders import Categorical, Confounders
+from sitewise.confounders import Confounders
+from sitewise.confounders.variables import Categorical
 from sitewise.posterior import contrasts
 
 ROWS_A_LEVEL = 5  # a level with fewer is rare

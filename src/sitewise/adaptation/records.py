@@ -20,7 +20,8 @@ from sitewise.adaptation.posterior.points import Contradiction, Points, Posterio
 from sitewise.adaptation.rows import Rows, Stream
 from sitewise.arrays import Container
 from sitewise.artifacts import Record
-from sitewise.confounders import Categorical, Confounders, Continuous, Notes
+from sitewise.confounders import Confounders
+from sitewise.confounders.variables import Categorical, Continuous, Notes
 from sitewise.prevalence import SitePrior
 from sitewise.solvers import EM
 from sitewise.uncertainty import CellCurvature, LinearCurvature

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sitewise.arrays import Container, index_of
-from sitewise.prevalence import Prevalence
+from sitewise.prevalence.base import Prevalence
 
 Encode = Callable[[Any], Tensor]
 

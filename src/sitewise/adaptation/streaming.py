@@ -19,7 +19,8 @@ from sitewise.adaptation.evidence import (
 )
 from sitewise.adaptation.rows import LARGE, Rows, Stream
 from sitewise.arrays import Problems, read_groups, read_labels, read_weight, view_matrix
-from sitewise.confounders import Confounders, Notes
+from sitewise.confounders import Confounders
+from sitewise.confounders.variables import Notes
 from sitewise.sources import chunks_from
 
 KEPT_BYTES = 2**29  # of rows kept in memory; the others are read again in every pass

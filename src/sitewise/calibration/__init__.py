@@ -4,7 +4,6 @@ Only log f is scaled, never log f + log g, so that f does not depend on the prio
 """
 
 from sitewise.calibration.calibrate import calibrate_log_ratio
-from sitewise.calibration.fit import fit_calibration, resample_calibration
-from sitewise.calibration.scaling import METHODS, Calibration, centre
+from sitewise.calibration.scaling import Calibration
 
-__all__ = ["METHODS", "Calibration", "calibrate_log_ratio", "centre", "fit_calibration", "resample_calibration"]
+__all__ = ["Calibration", "calibrate_log_ratio"]

@@ -84,7 +84,8 @@ def adapt(
     with output.working(f"reading {model} and {data}"):
         from sitewise.cli.loading import check_site, load_model, open_pack, reader_of, sites_of, take_site
         from sitewise.estimator.at_site.naming import class_names
-        from sitewise.tables import Place, open_table
+        from sitewise.tables.files import open_table
+        from sitewise.tables.values import Place
 
         trained = load_model(model)
         reader = reader_of(trained, model)

@@ -41,7 +41,7 @@ def card(
             checklist_markdown,
             tripod_checklist,
         )
-        from sitewise.tables import whole_file
+        from sitewise.tables.writing import whole_file
 
         here = load_site(site)
         content = report_content(here, site_name or here.site_name or site.resolve().name, level)

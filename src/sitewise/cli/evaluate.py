@@ -40,7 +40,8 @@ def evaluate(
         check_out(out, force, reading=[labeled], suffixes=(".html", ".htm"))
     with output.working(f"reading {site} and {labeled}"):
         from sitewise.cli.loading import check_site, load_site, open_pack, reader_of, sites_of, take_site
-        from sitewise.tables import Place, open_table
+        from sitewise.tables.files import open_table
+        from sitewise.tables.values import Place
 
         here = load_site(site)
         reader = reader_of(here.model, site)
@@ -67,7 +68,7 @@ def evaluate(
         record = {"site": str(site), **json.loads(json.dumps(evaluation.to_dict(), default=str))}
         if out is not None:
             from sitewise.report.page.evaluation import render_evaluation
-            from sitewise.tables import whole_file
+            from sitewise.tables.writing import whole_file
 
             with whole_file(out) as part:
                 name = site_name or here.site_name or site.resolve().name

@@ -12,7 +12,8 @@ from sitewise.cli.output import Output
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sitewise.performance import Expected, ExpectedPerformance
+    from sitewise.performance import ExpectedPerformance
+    from sitewise.performance.expected import Expected
 
 NEEDED = (
     "name the predictions to evaluate in DATA: --proba p0,p1, or --decision COLUMN; leave DATA out for our own model"
@@ -50,7 +51,7 @@ def expect(
         raise ValueError(NEEDED)
     with output.working(f"reading {site}"):
         from sitewise.cli.loading import load_site
-        from sitewise.tables import split_names
+        from sitewise.tables.roles import split_names
 
         here = load_site(site)
         judged = {}
@@ -89,7 +90,8 @@ def read_columns(
 ) -> "pd.DataFrame":
     """Columns of the rows that a site was adapted on."""
     from sitewise.cli.loading import check_site, reader_of, sites_of, take_site
-    from sitewise.tables import Place, open_table
+    from sitewise.tables.files import open_table
+    from sitewise.tables.values import Place
 
     table = open_table(data, separator=separator, encoding=encoding)
     wanted = [name for name in columns if name]

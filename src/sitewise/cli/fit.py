@@ -12,7 +12,10 @@ from sitewise.cli.options import AsJson, Data, Encoding, Force, OutcomeName, Pac
 from sitewise.cli.output import Output, check_out, finite
 
 if TYPE_CHECKING:
-    from sitewise.tables import Place, ReadRows, Roles, TableFile, TableReader
+    from sitewise.tables import Roles, TableReader
+    from sitewise.tables.files import TableFile
+    from sitewise.tables.reader import ReadRows
+    from sitewise.tables.values import Place
 
 NO_TARGET = "name the column of the label by --target; `sitewise init {data}` proposes roles for all columns"
 MOST_SITES = 20  # in the table of a summary
@@ -82,8 +85,11 @@ def fit(
     with output.working(f"reading {data}"):
         import sitewise as sw
         from sitewise.cli.loading import open_pack
-        from sitewise.tables import ImageInput, TableReader, open_table, read_roles, split_names
         from sitewise.tables import Roles as NoRoles
+        from sitewise.tables import TableReader
+        from sitewise.tables.files import open_table
+        from sitewise.tables.reader import ImageInput
+        from sitewise.tables.roles import read_roles, split_names
 
         table = open_table(data, separator=separator, encoding=encoding)
         given = (read_roles(roles) if roles else NoRoles()).updated(
@@ -127,7 +133,7 @@ def fit(
 
 def _with_inputs(roles: "Roles", table: "TableFile", output: Output) -> "Roles":
     """Roles with inputs: if none are given, all columns without a role that can be features."""
-    from sitewise.tables import propose_roles
+    from sitewise.tables.proposing import propose_roles
 
     table.find([name for _, name in roles.columns()])
     if roles.features or roles.image or roles.proba:
@@ -152,7 +158,7 @@ def _rows(table: "TableFile", roles: "Roles", leave_out: list[str]) -> "tuple[An
     import numpy as np
 
     from sitewise.cli.loading import check_site, sites_of
-    from sitewise.tables import Place
+    from sitewise.tables.values import Place
 
     rows, place = table.read([name for _, name in roles.columns()]), Place(str(table.path))
     if not leave_out:

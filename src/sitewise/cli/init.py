@@ -13,7 +13,7 @@ from sitewise.cli.output import Output, check_out
 
 if TYPE_CHECKING:
     from sitewise.estimator.suggesting import Suggestion
-    from sitewise.tables import Proposal
+    from sitewise.tables.proposing import Proposal
 
 ASKED = {"target": "Column of the label", "site": "Column of the site"}
 SHOWN = 15  # columns in the table of a suggestion
@@ -44,7 +44,11 @@ def init(
     if out is not None:
         check_out(out, force, reading=[data], suffixes=(".toml",))
     with output.working(f"reading {data}"):
-        from sitewise.tables import Roles, open_table, propose_roles, roles_as_toml, whole_file
+        from sitewise.tables import Roles
+        from sitewise.tables.files import open_table
+        from sitewise.tables.proposing import propose_roles
+        from sitewise.tables.roles import roles_as_toml
+        from sitewise.tables.writing import whole_file
 
         table = open_table(data, separator=separator, encoding=encoding)
         rows = table.read(at_most=100_000)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sitewise.tables import Place, TableReader
-    from sitewise.tables.values import Array
+    from sitewise.tables import TableReader
+    from sitewise.tables.values import Array, Place
 
 NO_ROLES = (
     "{path} does not know the columns of a table (it was saved from Python): set model.table_reader_ = "

@@ -41,7 +41,8 @@ def monitor(
     check_out(out, force, reading=[data], suffixes=PICTURES)
     with output.working(f"reading {site} and {data}"):
         from sitewise.cli.loading import check_site, load_site, open_pack, reader_of, sites_of, take_site
-        from sitewise.tables import Place, open_table
+        from sitewise.tables.files import open_table
+        from sitewise.tables.values import Place
 
         here = load_site(site)
         reader = reader_of(here.model, site)
@@ -56,7 +57,7 @@ def monitor(
         read = reader.read(rows, labels="none", place=place, root=data.parent, packed=open_pack(packed))
     with output.working(f"checking {len(read):,} rows"):
         from sitewise.report.timeline import timeline_figure
-        from sitewise.tables import whole_file
+        from sitewise.tables.writing import whole_file
 
         frame = here.monitor(
             read.X,

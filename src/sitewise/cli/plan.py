@@ -171,7 +171,10 @@ def _saved_model(path: Path, roles: dict[str, Any]) -> "SiteModel":
 def _model_of_table(path: Path, roles: dict[str, Any], separator: str | None, encoding: str | None) -> "SiteModel":
     """A model for planning, made from the classifier's probabilities in a table."""
     from sitewise.estimator import PrevalenceAdjuster
-    from sitewise.tables import Place, Roles, TableReader, open_table, split_names
+    from sitewise.tables import Roles, TableReader
+    from sitewise.tables.files import open_table
+    from sitewise.tables.roles import split_names
+    from sitewise.tables.values import Place
 
     table = open_table(path, separator=separator, encoding=encoding)
     if not (roles["target"] and roles["proba"]):

@@ -17,7 +17,8 @@ from sitewise.cli.output import Output, check_out
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sitewise.tables import TableFile, TableReader
+    from sitewise.tables import TableReader
+    from sitewise.tables.files import TableFile
 
 DECISION, AS_TRAINED = "decision", "as_trained"
 IMAGE_ROWS = 512  # images of a chunk
@@ -50,7 +51,7 @@ def predict(
     check_out(out, force, reading=[data], suffixes=(".csv", ".parquet"))
     with output.working(f"reading {site}"):
         from sitewise.cli.loading import load_site, open_pack, reader_of
-        from sitewise.tables import open_table
+        from sitewise.tables.files import open_table
 
         here = load_site(site)
         reader = reader_of(here.model, site)
@@ -108,7 +109,7 @@ class Predictions:
     def write(self, out: Path, advance: Callable[[int], None]) -> int:
         """Write all of them, completely or not at all; return the number of rows."""
         from sitewise.cli.loading import check_site
-        from sitewise.tables import table_writer
+        from sitewise.tables.writing import table_writer
 
         n_rows = 0
         with table_writer(out, self.schema) as writer, ThreadPoolExecutor(WORKERS + 1) as pool:
@@ -134,9 +135,8 @@ class Predictions:
         import pyarrow as pa
 
         from sitewise.cli.loading import check_site, sites_of, take_site
-        from sitewise.performance import decide
-        from sitewise.tables import Place
-        from sitewise.tables.values import plain
+        from sitewise.performance.metrics import decide
+        from sitewise.tables.values import Place, plain
 
         place = Place(str(self.table.path), start)
         found = sites_of(chunk, self.reader.roles.site, place)

@@ -50,8 +50,9 @@ def report(
         from sitewise.cli.expect import read_columns
         from sitewise.cli.loading import load_site
         from sitewise.estimator.at_site.reporting import report_content
-        from sitewise.report.page import render
-        from sitewise.tables import split_names, whole_file
+        from sitewise.report.page.render import render
+        from sitewise.tables.roles import split_names
+        from sitewise.tables.writing import whole_file
 
         here, edges = load_site(site), read_bands(bands or [])
         if subgroups is None and (edges or data is not None):

@@ -33,7 +33,7 @@ def sample(
     with output.working(f"reading {site} and {data}"):
         from sitewise.cli.expect import read_columns
         from sitewise.cli.loading import load_site
-        from sitewise.tables import open_table
+        from sitewise.tables.files import open_table
 
         here = load_site(site)
         columns = list(open_table(data, separator=separator, encoding=encoding).columns)
@@ -43,7 +43,7 @@ def sample(
         rows = read_columns(here, site, data, list(columns), only_site, separator, encoding)
         drawn = here.sample(n, random_state=seed)
         chosen = rows.iloc[drawn.rows].assign(**{ROW: drawn.rows, WEIGHT: drawn.weight})
-        from sitewise.tables import whole_file
+        from sitewise.tables.writing import whole_file
 
         with whole_file(out) as part:
             if out.suffix.lower() == ".parquet":

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sitewise.confounders import Categorical, Confounders, Notes
+from sitewise.confounders import Confounders
+from sitewise.confounders.variables import Categorical, Notes
 from sitewise.diagnosis.result import Finding
 
 NEW_SHARE = 0.05  # of the rows, with values of one variable that training never saw

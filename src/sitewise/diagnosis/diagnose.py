@@ -5,8 +5,9 @@ from torch import Tensor
 
 from sitewise.adaptation import PrevalenceEstimate
 from sitewise.adaptation.known import CONTRADICTED, contradiction_sentence
-from sitewise.calibration import centre
-from sitewise.confounders import Categorical, Confounders
+from sitewise.calibration.scaling import centre
+from sitewise.confounders import Confounders
+from sitewise.confounders.variables import Categorical
 from sitewise.diagnosis.coverage import TrainingTable, check_coverage, check_positivity
 from sitewise.diagnosis.groups import count
 from sitewise.diagnosis.identification import check_identification, draw_calibrations, slope_in_errors

@@ -7,7 +7,8 @@ from torch import Tensor
 from sitewise.adaptation import PrevalenceEstimate
 from sitewise.adaptation.cell_problem import ManyConstants, solve_cells
 from sitewise.adaptation.rows import to_ratio
-from sitewise.calibration import Calibration, resample_calibration
+from sitewise.calibration import Calibration
+from sitewise.calibration.fit import resample_calibration
 from sitewise.diagnosis.groups import number, scatter, several
 from sitewise.diagnosis.result import Finding
 from sitewise.diagnosis.samples import SourceSample, TargetSample, evenly

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sitewise.confounders import Categorical, Confounders
+from sitewise.confounders import Confounders
+from sitewise.confounders.variables import Categorical
 from sitewise.diagnosis.groups import add_up, number, scatter
 from sitewise.posterior import contrasts
 from sitewise.solvers import newton

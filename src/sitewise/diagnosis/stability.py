@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sitewise.confounders import Categorical, Confounders
+from sitewise.confounders import Confounders
+from sitewise.confounders.variables import Categorical
 from sitewise.diagnosis.discrepancy import leave_out, quadratic_p_value
 from sitewise.diagnosis.groups import count
 from sitewise.diagnosis.matching import EFFECTIVE, FEWEST, Matched, frequent

@@ -19,9 +19,11 @@ from torch import Tensor
 
 from sitewise.adaptation import PrevalenceEstimate
 from sitewise.adaptation.joint import JointEstimate
-from sitewise.adaptation.known import Known
+from sitewise.adaptation.posterior.known import Known
 from sitewise.arrays import in_stretches, view_tensor
-from sitewise.diagnosis import Diagnosis, Outcome, conclude, failed_check, follows
+from sitewise.diagnosis import Diagnosis, Outcome
+from sitewise.diagnosis.outcome import failed_check, follows
+from sitewise.diagnosis.result import conclude
 from sitewise.estimator.at_site.believing import believed_rows
 from sitewise.estimator.at_site.diagnosing import diagnose
 from sitewise.estimator.at_site.evaluating import evaluate_site
@@ -38,27 +40,25 @@ from sitewise.estimator.without_z.predicting import lacking, with_joint
 from sitewise.monitoring import ALARM_LEVEL
 from sitewise.partitions import is_dask, map_rows
 from sitewise.performance import (
-    THRESHOLDS,
-    BelievedRows,
     Evaluation,
-    Expected,
     ExpectedPerformance,
     LabelSample,
     PredictionSets,
     Subgroup,
     ThresholdChoice,
-    choose_threshold,
     clinical_performance,
-    decide,
     decision_curve,
-    draw_sample,
-    judged_instead,
-    subgroups,
-    summarize,
 )
+from sitewise.performance.believed_clinical import THRESHOLDS
+from sitewise.performance.choice import choose_threshold
+from sitewise.performance.expected import BelievedRows, Expected, summarize
+from sitewise.performance.metrics import decide
+from sitewise.performance.others import judged_instead
+from sitewise.performance.sampling import draw_sample
+from sitewise.performance.subgroups import subgroups
 from sitewise.posterior import combine
 from sitewise.prevalence import SitePrior
-from sitewise.report.page import write_report
+from sitewise.report.page.render import write_report
 from sitewise.rows import ScoredRows
 from sitewise.uncertainty import stretched
 

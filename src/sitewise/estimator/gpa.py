@@ -34,7 +34,9 @@ from sitewise.inputs import Inputs
 from sitewise.ratio import RatioObjective, Scorer, build_ratio, for_network, network_inputs
 from sitewise.rows import LabeledRows
 from sitewise.solvers import EM
-from sitewise.training import AUGMENTATIONS, Recipe, train
+from sitewise.training import Recipe
+from sitewise.training.augmentation import AUGMENTATIONS
+from sitewise.training.loop import train
 from sitewise.training.side_by_side import count_parallel, run_side_by_side
 
 EXPECTED_FAILED_CHECKS = {

@@ -18,11 +18,14 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from sitewise.adaptation.families import FAMILIES, dropout_problem, quick_model, solver_problem
-from sitewise.adaptation.known import Known, read_known
+from sitewise.adaptation.known import read_known
+from sitewise.adaptation.posterior.known import Known
 from sitewise.arrays import Problems, did_you_mean, read_groups, read_weight, view_tensor
-from sitewise.calibration import METHODS, Calibration
-from sitewise.confounders import Confounders, Notes
-from sitewise.diagnosis import TrainingTable
+from sitewise.calibration import Calibration
+from sitewise.calibration.scaling import METHODS
+from sitewise.confounders import Confounders
+from sitewise.confounders.variables import Notes
+from sitewise.diagnosis.coverage import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.at_site.partitioned import adapt_partitions
 from sitewise.estimator.at_site.updating import estimate_rows
@@ -51,7 +54,8 @@ from sitewise.estimator.without_z.choosing import fit_site_joint
 from sitewise.estimator.without_z.predicting import rows_with_joint
 from sitewise.partitions import is_dask, map_rows
 from sitewise.posterior import combine
-from sitewise.prevalence import Prevalence, SitePrior
+from sitewise.prevalence import SitePrior
+from sitewise.prevalence.base import Prevalence
 from sitewise.rows import HeldOut, LabeledRows, ScoredRows, SiteRows
 from sitewise.samplesize import LabelPlan, SamplePlan, plan_labels, plan_sample_size
 from sitewise.solvers import EM

@@ -4,8 +4,10 @@ import os
 from typing import Any
 
 from sitewise.arrays import Problems
-from sitewise.backbones import backbone_problems
-from sitewise.training import Recipe, device_problems, resolve_recipe
+from sitewise.backbones.build import backbone_problems
+from sitewise.training import Recipe
+from sitewise.training.devices import device_problems
+from sitewise.training.recipe import resolve_recipe
 
 CHANGES = ("epochs", "batch_size", "learning_rate")
 

@@ -11,11 +11,11 @@ import torch
 from sklearn.pipeline import Pipeline
 
 from sitewise.arrays import Problems
-from sitewise.confounders import Categorical
+from sitewise.confounders.variables import Categorical
 from sitewise.estimator import AdaptedClassifier, PrevalenceAdjuster
 from sitewise.estimator.model import SiteModel
 from sitewise.integrations.tracing import TracedSite, trace_site
-from sitewise.performance import decide
+from sitewise.performance.metrics import decide
 from sitewise.tables import TableReader
 from sitewise.tables.features import NumberFeature
 from sitewise.tables.few import FEW, read_few

@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from sitewise.artifacts import versions
+from sitewise.artifacts.versions import versions
 from sitewise.estimator import AdaptedClassifier
 from sitewise.estimator.files.card import held_out_metrics
 from sitewise.estimator.files.saving import load, save

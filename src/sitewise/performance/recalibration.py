@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sitewise.calibration import fit_calibration
+from sitewise.calibration.fit import fit_calibration
 from sitewise.evaluation import SMALLEST_PROBABILITY
 from sitewise.posterior import contrasts
 from sitewise.prevalence.linear import fit_linear

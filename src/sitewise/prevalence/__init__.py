@@ -5,24 +5,7 @@ Each model has a function that fits it to soft labels (one-hot labels, or EM's r
 site's g, learned from the training sites.
 """
 
-from sitewise.prevalence.additive import AdditivePrevalence, fit_additive
-from sitewise.prevalence.base import ConstantPrevalence, Prevalence, fit_constant
-from sitewise.prevalence.network import NetworkPrevalence, fit_network
-from sitewise.prevalence.pooled import pool_sites
-from sitewise.prevalence.prior import SitePrior, missing_information
-from sitewise.prevalence.table import TablePrevalence, fit_table
+from sitewise.prevalence.base import fit_constant
+from sitewise.prevalence.prior import SitePrior
 
-__all__ = [
-    "AdditivePrevalence",
-    "ConstantPrevalence",
-    "NetworkPrevalence",
-    "Prevalence",
-    "SitePrior",
-    "TablePrevalence",
-    "fit_additive",
-    "fit_constant",
-    "fit_network",
-    "fit_table",
-    "missing_information",
-    "pool_sites",
-]
+__all__ = ["SitePrior", "fit_constant"]

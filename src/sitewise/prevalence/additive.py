@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sitewise.confounders import Categorical, Confounders
+from sitewise.confounders import Confounders
+from sitewise.confounders.variables import Categorical
 from sitewise.posterior import contrasts
 from sitewise.prevalence.base import (
     FLOOR,

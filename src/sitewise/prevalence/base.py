@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from sitewise.arrays import distinct_rows
-from sitewise.confounders import Confounders, mask_patterns
+from sitewise.confounders import Confounders
+from sitewise.confounders.schema import mask_patterns
 
 FLOOR = math.log(1e-12)
 SMOOTHING = 1.0  # pseudo-rows with uniform labels, so that g is finite at a site with one class only

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from sitewise.arrays import distinct_rows, find_rows
-from sitewise.confounders import Confounders, Continuous
+from sitewise.confounders import Confounders
+from sitewise.confounders.variables import Continuous
 from sitewise.prevalence.base import SMOOTHING, aggregate, finite, mean_log_prob, smooth
 
 NOT_DISCRETE = (

@@ -14,10 +14,12 @@ from torch.nn.functional import one_hot
 from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
 from sitewise.adaptation.families import FAMILIES
 from sitewise.arrays import Problems, read_labels, read_matrix, read_weight
-from sitewise.confounders import Confounders, Encoded
-from sitewise.performance import Predictions, confusion_metrics
+from sitewise.confounders import Confounders
+from sitewise.confounders.schema import Encoded
+from sitewise.performance.metrics import Predictions, confusion_metrics
 from sitewise.posterior import combine, normalize
-from sitewise.prevalence import fit_additive, fit_constant
+from sitewise.prevalence import fit_constant
+from sitewise.prevalence.additive import fit_additive
 
 Array = np.ndarray[Any, Any]
 ENOUGH_ROWS = 4000  # the most labeled rows used

@@ -24,7 +24,7 @@ from sitewise.tables.features import (
     refuse_decimal_commas,
 )
 from sitewise.tables.images import read_image
-from sitewise.tables.manifest import add_unreadable, available_cores
+from sitewise.tables.manifest.checking import add_unreadable, available_cores
 from sitewise.tables.roles import Roles
 from sitewise.tables.values import (
     Array,

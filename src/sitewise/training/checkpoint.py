@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from sitewise.artifacts import ODD, fits
+from sitewise.artifacts.hints import fits
+from sitewise.artifacts.packing import ODD
 from sitewise.artifacts.places import put_in_place, sole_writer
 
 MARK = b"sitewise checkpoint 1 "

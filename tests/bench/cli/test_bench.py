@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import sitewise.bench.experiments
 from sitewise.bench.cli.curves import Curve, read_curve
-from sitewise.bench.experiments import RunError
+from sitewise.bench.experiments.runner import RunError
 from sitewise.bench.methods import METHODS
 from sitewise.cli import app, main
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from sitewise.bench.datasets.examples import Examples, choose_rows, load_examples
 from sitewise.bench.report.examples import POSITIVE, caption_of, example_figure
 from sitewise.cli import app, main
-from sitewise.datasets.packed import pack
+from sitewise.datasets.packed.writing import pack
 from sitewise.tables.images import read_image
 from sitewise.tables.manifest import read_manifest
 

@@ -8,8 +8,10 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from sitewise.bench.experiments import final_runs, read_experiment, run_experiment, run_one, sites
+from sitewise.bench.experiments import read_experiment, run_experiment, sites
 from sitewise.bench.experiments.images import ImageCollection, join_images, load_manifest
+from sitewise.bench.experiments.plan import final_runs
+from sitewise.bench.experiments.scoring import run_one
 from sitewise.datasets import packed
 from sitewise.datasets.packed import PackedImages
 from sitewise.datasets.packed import writing as packing

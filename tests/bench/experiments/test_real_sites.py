@@ -8,8 +8,10 @@ import pandas as pd
 import pytest
 
 from sitewise.bench.datasets.small_images import SiteRoles
-from sitewise.bench.experiments import final_runs, read_experiment, run_one, sites
+from sitewise.bench.experiments import read_experiment, sites
 from sitewise.bench.experiments.kinds import KINDS, real_parts
+from sitewise.bench.experiments.plan import final_runs
+from sitewise.bench.experiments.scoring import run_one
 from sitewise.sites import Site, Sites
 
 YAML = """

@@ -14,7 +14,8 @@ from sitewise.bench.methods.cells import Cells
 from sitewise.bench.methods.copa import uniform_points
 from sitewise.bench.methods.ttlsa import sum_out_z
 from sitewise.confounders import Confounders
-from sitewise.diagnosis import Finding, conclude
+from sitewise.diagnosis import Finding
+from sitewise.diagnosis.result import conclude
 
 FAST = {"epochs": 6, "batch_size": 64, "device": "cpu", "verbose": False}
 

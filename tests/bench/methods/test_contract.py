@@ -9,7 +9,8 @@ import pytest
 from sklearn.base import clone
 
 import sitewise as sw
-from sitewise.bench.methods import METHODS, fit_together, remembering, training_key
+from sitewise.bench.methods import METHODS
+from sitewise.bench.methods.base import fit_together, remembering, training_key
 
 FAST = {"epochs": 2, "batch_size": 64, "device": "cpu", "verbose": False}
 LEVELS = ("a", "b", "c")

@@ -7,7 +7,8 @@ import torch
 
 import sitewise as sw
 from sitewise.adaptation.families.network import NetworkProblem
-from sitewise.bench.methods import METHODS, training_key
+from sitewise.bench.methods import METHODS
+from sitewise.bench.methods.base import training_key
 from sitewise.bench.methods.gpa import read_solver
 from sitewise.prevalence.network import build_network
 from sitewise.solvers import EM

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 import sitewise as sw
 from sitewise.cli import app
-from sitewise.diagnosis import Finding, Grounds, Outcome, decide, failed_check, follows
-from sitewise.diagnosis.outcome import ENOUGH_BELIEVED, UNCHANGED
+from sitewise.diagnosis import Finding, Grounds, Outcome
+from sitewise.diagnosis.outcome import ENOUGH_BELIEVED, UNCHANGED, decide, failed_check, follows
 from sitewise.estimator.at_site.outcome import rehearsed_breaches
 from sitewise.report.wording import OUTCOMES, RISKS, outcome_sentence, risk_sentence
 

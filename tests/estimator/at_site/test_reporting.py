@@ -9,8 +9,8 @@ import pytest
 
 from sitewise import GPAClassifier, PrevalenceAdjuster, SimulatedFamily
 from sitewise.estimator.at_site.reporting import STEPS, report_content
-from sitewise.report.page import render
 from sitewise.report.page.content import MOST_LEVELS
+from sitewise.report.page.render import render
 
 NAMES = np.array(["healthy", "<b>ill</b>"])
 

@@ -40,7 +40,7 @@ from sklearn.svm import SVC
 from sklearn.tree import DecisionTreeClassifier
 
 import sitewise as sw
-from sitewise.artifacts import read_folder, write_folder
+from sitewise.artifacts.folders import read_folder, write_folder
 from sitewise.estimator.files.classifiers import KNOWN, read_classifier, unknown_types, write_classifier
 
 LR = LogisticRegression()

@@ -15,20 +15,17 @@ from torch import nn
 import sitewise as sw
 from sitewise.adaptation.posterior.points import Points, Posterior
 from sitewise.calibration import Calibration
-from sitewise.diagnosis import Finding, conclude
+from sitewise.diagnosis import Finding
+from sitewise.diagnosis.result import conclude
 from sitewise.estimator.files import exporting
 from sitewise.estimator.files.exporting import NO_LIBRARY
 from sitewise.estimator.files.graph import OWN_ESTIMATOR
 from sitewise.estimator.source.regions import Region
 from sitewise.posterior import combine
-from sitewise.prevalence import (
-    AdditivePrevalence,
-    ConstantPrevalence,
-    NetworkPrevalence,
-    TablePrevalence,
-)
-from sitewise.prevalence.additive import missing_features
-from sitewise.prevalence.network import build_network
+from sitewise.prevalence.additive import AdditivePrevalence, missing_features
+from sitewise.prevalence.base import ConstantPrevalence
+from sitewise.prevalence.network import NetworkPrevalence, build_network
+from sitewise.prevalence.table import TablePrevalence
 
 runtime = pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
 pytest.importorskip("onnx", reason="the extra `onnx` is not installed")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import sitewise as sw
-from sitewise.artifacts import Folder, read_folder, write_folder
+from sitewise.artifacts.folders import Folder, read_folder, write_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # tiny models converge badly, and that is not asked here
 OLD = Path(__file__).parent / "saved_by_0.1.0"

@@ -19,8 +19,8 @@ from torch import nn
 
 import sitewise as sw
 from sitewise.adaptation.families import FAMILIES
-from sitewise.artifacts import Folder, read_folder, write_folder
-from sitewise.calibration import METHODS as CALIBRATIONS
+from sitewise.artifacts.folders import Folder, read_folder, write_folder
+from sitewise.calibration.scaling import METHODS as CALIBRATIONS
 from sitewise.estimator.files.card import held_out_metrics
 
 FAST = {"epochs": 1, "batch_size": 32, "device": "cpu", "random_state": 1, "rehearsal": None}

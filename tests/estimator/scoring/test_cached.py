@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 import sitewise as sw
-from sitewise.datasets.packed import pack
+from sitewise.datasets.packed.writing import pack
 from sitewise.estimator.scoring import cached
 from sitewise.estimator.scoring.cached import ScoreFolder, score_key
 from sitewise.ratio import RatioNetwork

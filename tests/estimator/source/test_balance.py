@@ -14,8 +14,7 @@ from sitewise.estimator.source.balance import fit_balance
 from sitewise.estimator.source.held_out import calibrate_rows
 from sitewise.estimator.source.prevalences import describe_source
 from sitewise.posterior import combine
-from sitewise.prevalence import fit_additive
-from sitewise.prevalence.additive import features
+from sitewise.prevalence.additive import features, fit_additive
 from sitewise.rows import HeldOut
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sitewise.report.page import Profile, TrainingSite, build_content
+from sitewise.report.page.content import Profile, TrainingSite, build_content
 
 FINDINGS = [
     ("stability", "good", 0.41, 0.01, "The scores here are what the training sites lead to expect.", "Label rows."),

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from patience import LONG, wait_for
-from sitewise.report.page import Profile, TrainingSite, write_report
+from sitewise.report.page.content import Profile, TrainingSite
+from sitewise.report.page.render import write_report
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (pip install 'sitewise[dev]')")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from sitewise.report.page import Profile
 from sitewise.report.page.binning import called_shares, most_frequent, probability_shares
-from sitewise.report.page.content import plain
+from sitewise.report.page.content import Profile, plain
 
 
 def test_shares_are_numpys_histogram():

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from sitewise.report import wording
-from sitewise.report.page import Profile, TrainingSite, render, write_report
+from sitewise.report.page.content import Profile, TrainingSite
+from sitewise.report.page.render import render, write_report
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 HOSTILE = [

@@ -4,7 +4,7 @@ from numbers import Real
 
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.families.additive import Additive
-from sitewise.adaptation.families.base import Family, Request, constant_level
+from sitewise.adaptation.families.base import Family
 from sitewise.adaptation.families.constant import Constant
 from sitewise.adaptation.families.network import Network
 from sitewise.adaptation.families.table import Table
@@ -50,13 +50,4 @@ def quick_model(name: str) -> str:
     return name if name == "auto" or FAMILIES[name].quick else "auto"
 
 
-__all__ = [
-    "FAMILIES",
-    "Family",
-    "Request",
-    "constant_level",
-    "dropout_problem",
-    "finish",
-    "quick_model",
-    "solver_problem",
-]
+__all__ = ["FAMILIES", "Family"]

@@ -22,8 +22,7 @@ from sitewise.adaptation.linear import (
 )
 from sitewise.artifacts import Record
 from sitewise.confounders import Confounders
-from sitewise.prevalence import AdditivePrevalence, fit_additive
-from sitewise.prevalence.additive import missing_features
+from sitewise.prevalence.additive import AdditivePrevalence, fit_additive, missing_features
 from sitewise.prevalence.base import is_constant
 from sitewise.solvers import EM
 

@@ -19,7 +19,7 @@ from sitewise.adaptation.fit import Fit, no_curvature
 from sitewise.adaptation.rows import Rows, moments
 from sitewise.artifacts import Record
 from sitewise.confounders import Confounders
-from sitewise.prevalence import Prevalence
+from sitewise.prevalence.base import Prevalence
 from sitewise.solvers import EM, em
 from sitewise.uncertainty import Average, CellCurvature
 

@@ -14,7 +14,8 @@ from sitewise.adaptation.families.base import Family, Request, constant_level
 from sitewise.adaptation.fit import Fit
 from sitewise.artifacts import Record
 from sitewise.confounders import Confounders
-from sitewise.prevalence import ConstantPrevalence, fit_constant
+from sitewise.prevalence import fit_constant
+from sitewise.prevalence.base import ConstantPrevalence
 from sitewise.uncertainty import Average, CellCurvature
 
 

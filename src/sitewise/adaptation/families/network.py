@@ -15,10 +15,16 @@ from sitewise.adaptation.fit import Fit
 from sitewise.adaptation.linear import KNOCKOUT, aggregate_rows, linear_fit, linear_problem
 from sitewise.artifacts import Record
 from sitewise.confounders import Confounders
-from sitewise.prevalence import NetworkPrevalence, fit_network
 from sitewise.prevalence.additive import ridge
 from sitewise.prevalence.base import finite
-from sitewise.prevalence.network import build_network, cross_entropy, fit_missing_inputs, minimize_module
+from sitewise.prevalence.network import (
+    NetworkPrevalence,
+    build_network,
+    cross_entropy,
+    fit_missing_inputs,
+    fit_network,
+    minimize_module,
+)
 from sitewise.solvers import EM, Solution, em
 
 PAPER_ITERATIONS = 5  # the paper's T

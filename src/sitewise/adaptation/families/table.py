@@ -22,9 +22,10 @@ from sitewise.adaptation.families.base import Family, Request
 from sitewise.adaptation.fit import Fit, best, rivals
 from sitewise.arrays import find_rows
 from sitewise.artifacts import Record
-from sitewise.confounders import Categorical, Confounders
-from sitewise.prevalence import Prevalence, TablePrevalence, fit_table
-from sitewise.prevalence.base import is_constant
+from sitewise.confounders import Confounders
+from sitewise.confounders.variables import Categorical
+from sitewise.prevalence.base import Prevalence, is_constant
+from sitewise.prevalence.table import TablePrevalence, fit_table
 from sitewise.solvers import EM
 from sitewise.uncertainty import Average, CellCurvature
 

@@ -1,7 +1,6 @@
 """Estimate a new site's joint distribution of (z, y) from unlabeled x without z: equations 15 to 15d."""
 
-from sitewise.adaptation.joint.answer import JointEstimate, joint_posterior
-from sitewise.adaptation.joint.balance import log_balance
+from sitewise.adaptation.joint.answer import JointEstimate
 from sitewise.adaptation.joint.estimate import estimate_joint
 
-__all__ = ["JointEstimate", "estimate_joint", "joint_posterior", "log_balance"]
+__all__ = ["JointEstimate", "estimate_joint"]

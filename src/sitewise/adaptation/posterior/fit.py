@@ -26,8 +26,8 @@ from sitewise.adaptation.posterior.told import (
 )
 from sitewise.adaptation.rows import Rows, scores
 from sitewise.posterior import contrasts
-from sitewise.prevalence import ConstantPrevalence, Prevalence, SitePrior
-from sitewise.prevalence.base import finite, is_constant
+from sitewise.prevalence import SitePrior
+from sitewise.prevalence.base import ConstantPrevalence, Prevalence, finite, is_constant
 
 KEPT = 64  # points, at most
 MARGINALS = 400  # draws of P(Y) for intervals

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from sitewise.confounders import Confounders
 from sitewise.posterior import normalize
-from sitewise.prevalence import Prevalence
 from sitewise.prevalence.additive import features
-from sitewise.prevalence.base import FLOOR, is_constant
+from sitewise.prevalence.base import FLOOR, Prevalence, is_constant
 
 ENTRIES = 2**21  # rows times points times classes that are processed at a time
 

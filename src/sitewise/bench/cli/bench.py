@@ -12,7 +12,7 @@ from sitewise.bench.cli.printing import FigureFormat, TableFormat, show
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sitewise.bench.experiments import Experiment
+    from sitewise.bench.experiments.experiment import Experiment
 
 app = typer.Typer(help="Run an experiment and show its results.", no_args_is_help=True)
 
@@ -43,7 +43,8 @@ def run(
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds 0 .. N-1 instead of the experiment's.")] = None,
 ) -> None:
     """Do the runs that have no record yet, then print the table and draw the figure."""
-    from sitewise.bench.experiments import RunError, records_path, run_experiment
+    from sitewise.bench.experiments import run_experiment
+    from sitewise.bench.experiments.runner import RunError, records_path
     from sitewise.bench.report.tables import comparison_table
     from sitewise.training import first_process
 
@@ -122,7 +123,9 @@ def _read(path: Path, quick: bool, seeds: int | None = None) -> "Experiment":
 
 
 def _summarize(plan: "Experiment", out: Path, path: Path) -> "pd.DataFrame":
-    from sitewise.bench.experiments import read_records, records_path, summarize
+    from sitewise.bench.experiments import summarize
+    from sitewise.bench.experiments.records import read_records
+    from sitewise.bench.experiments.runner import records_path
 
     records = read_records(records_path(plan, out))
     if not records:
@@ -134,7 +137,7 @@ def _summarize(plan: "Experiment", out: Path, path: Path) -> "pd.DataFrame":
 def draw_figure(plan: "Experiment", frame: "pd.DataFrame", metric: str, out: Path, format: FigureFormat) -> Path:
     """Draw the figure of an experiment into a folder."""
     from sitewise.bench.cli.curves import read_curve
-    from sitewise.bench.experiments import records_path
+    from sitewise.bench.experiments.runner import records_path
     from sitewise.bench.report.comparison import comparison_figure, curve_figure, save_figure
 
     draws = {draw.name: draw.plain() for draw in plan.draws}

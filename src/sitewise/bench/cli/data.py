@@ -39,7 +39,7 @@ def pack(
     id: Annotated[str | None, typer.Option(help="Column of the id; by default `id`, or the path.")] = None,
 ) -> None:
     """Decode and resize images once, into files that training reads quickly; a repeated call resumes."""
-    from sitewise.datasets.packed import pack as pack_images
+    from sitewise.datasets.packed.writing import pack as pack_images
     from sitewise.tables.manifest import read_manifest
 
     read = read_manifest(
@@ -96,8 +96,8 @@ def check(
 ) -> None:
     """Read a collection's tables, print its sites next to those of the paper, and show which rows agree."""
     from sitewise.bench.datasets.catalogue import COLLECTIONS
-    from sitewise.tables.manifest import check as check_manifest
-    from sitewise.tables.manifest import write_manifest
+    from sitewise.tables.manifest.checking import check as check_manifest
+    from sitewise.tables.manifest.reading import write_manifest
 
     _check_name(name)
     collection = COLLECTIONS[name]

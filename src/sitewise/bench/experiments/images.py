@@ -19,9 +19,11 @@ from sitewise.bench.datasets.isic import build_isic
 from sitewise.bench.experiments.experiment import TEST, TRAINING, VALIDATION, Experiment, SiteSpec
 from sitewise.bench.experiments.populations import Folder, Kind, Options, Population, no_faults
 from sitewise.datasets.image_sites import to_site
-from sitewise.datasets.packed import PackedImages, pack
+from sitewise.datasets.packed import PackedImages
+from sitewise.datasets.packed.writing import pack
 from sitewise.sites import Site
-from sitewise.tables.manifest import Manifest, assign_sites, read_manifest
+from sitewise.tables.manifest import Manifest, read_manifest
+from sitewise.tables.manifest.splitting import assign_sites
 
 SIZE = 224  # pixels of a side, as in the paper
 PACKED = "packed"  # the folder of packs, next to the data

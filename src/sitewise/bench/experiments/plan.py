@@ -7,8 +7,10 @@ from functools import cached_property
 from typing import Any
 
 from sitewise.bench.experiments.experiment import VALIDATION, Choice, Draw, Entry, Experiment, SiteSpec
-from sitewise.bench.methods import METHODS, Method, training_key
-from sitewise.training import Recipe, resolve_recipe
+from sitewise.bench.methods import METHODS, Method
+from sitewise.bench.methods.base import training_key
+from sitewise.training import Recipe
+from sitewise.training.recipe import resolve_recipe
 
 
 @dataclass(frozen=True)

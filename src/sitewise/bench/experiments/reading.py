@@ -21,7 +21,8 @@ from sitewise.bench.experiments.kinds import KINDS
 from sitewise.bench.experiments.loading import load_yaml
 from sitewise.bench.experiments.populations import Kind
 from sitewise.bench.methods import METHODS
-from sitewise.training import RECIPES, Recipe
+from sitewise.training import Recipe
+from sitewise.training.recipe import RECIPES
 
 REQUIRED = ("data", "seeds", "training", "validation", "tests", "draws", "methods", "metric")
 KEYS = ("title", "paper", *REQUIRED, "recipe", "network", "tuning", "reference", "figure", "variants", "quick")

@@ -28,7 +28,7 @@ from sitewise.bench.experiments.records import Record, append_record, claim, fin
 from sitewise.bench.experiments.scoring import run_one
 from sitewise.bench.experiments.selection import choose_settings
 from sitewise.bench.experiments.sites import Folder, prepare_data, source_name
-from sitewise.training import device_problems, join_processes, torchrun_processes
+from sitewise.training.devices import device_problems, join_processes, torchrun_processes
 
 logger = logging.getLogger(__name__)
 ALONE = {"devices": 1, "nodes": 1, "strategy": "auto"}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sitewise.artifacts import versions
+from sitewise.artifacts.versions import versions
 from sitewise.bench.experiments.experiment import TEST, VALIDATION
 from sitewise.bench.experiments.fingerprint import run_fingerprint
 from sitewise.bench.experiments.plan import Run, make_method
@@ -18,7 +18,8 @@ from sitewise.bench.experiments.populations import Population, Truth
 from sitewise.bench.experiments.provenance import commit
 from sitewise.bench.experiments.records import FINGERPRINT, Record
 from sitewise.bench.experiments.sites import Folder, World, world_of
-from sitewise.bench.methods import Method, fit_together, remembering
+from sitewise.bench.methods import Method
+from sitewise.bench.methods.base import fit_together, remembering
 from sitewise.confounders import Confounders
 from sitewise.evaluation import evaluate
 from sitewise.sites import Site

@@ -4,7 +4,7 @@
 entries of the paper's tables of methods.
 """
 
-from sitewise.bench.methods.base import AdaptedMethod, Method, fit_together, remembering, training_key
+from sitewise.bench.methods.base import AdaptedMethod, Method
 from sitewise.bench.methods.card import Card
 from sitewise.bench.methods.copa import CoPA, CoPAStar
 from sitewise.bench.methods.coral import CORAL
@@ -61,12 +61,4 @@ METHODS: dict[str, type[Method]] = {
     "gpa_pooled_star": GPAPooledStar,
 }
 
-__all__ = [
-    "METHODS",
-    "AdaptedMethod",
-    "Card",
-    "Method",
-    "fit_together",
-    "remembering",
-    "training_key",
-]
+__all__ = ["METHODS", "AdaptedMethod", "Card", "Method"]

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from sitewise.confounders import Confounders, Continuous
+from sitewise.confounders import Confounders
+from sitewise.confounders.variables import Continuous
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from sitewise.bench.methods.base import Method, Rule, cross_fitted
 from sitewise.bench.methods.card import Card
 from sitewise.bench.methods.gpa import GPA, log_of
 from sitewise.bench.methods.network import Array
-from sitewise.confounders import Categorical, Confounders
+from sitewise.confounders import Confounders
+from sitewise.confounders.variables import Categorical
 from sitewise.estimator.source.reading import read_partial_labels
 from sitewise.posterior import combine
 from sitewise.sites import take_rows

@@ -16,7 +16,7 @@ from sitewise.bench.methods.card import Card
 from sitewise.bench.methods.erm import OverERM
 from sitewise.bench.methods.network import Trained
 from sitewise.bench.methods.weights import bbse, confusion, hard, prior_from_weights, rlls
-from sitewise.calibration import METHODS as CALIBRATIONS
+from sitewise.calibration.scaling import METHODS as CALIBRATIONS
 from sitewise.estimator.source.held_out import calibrate_rows
 from sitewise.posterior import combine
 

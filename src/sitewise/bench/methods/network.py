@@ -16,7 +16,9 @@ from sitewise.estimator.source.reading import read_inputs, read_training_data
 from sitewise.estimator.source.splitting import split_validation
 from sitewise.ratio import Scorer, build_ratio, for_network, network_inputs
 from sitewise.rows import LabeledRows
-from sitewise.training import AUGMENTATIONS, Recipe, train
+from sitewise.training import Recipe
+from sitewise.training.augmentation import AUGMENTATIONS
+from sitewise.training.loop import train
 
 if TYPE_CHECKING:
     from sitewise.bench.methods.base import Method

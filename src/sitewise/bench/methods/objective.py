@@ -13,7 +13,8 @@ from sitewise.confounders import Confounders
 from sitewise.inputs import Inputs, fingerprint
 from sitewise.ratio import RatioNetwork, RowReader, digest_rows, network_inputs, score, weighted_nll
 from sitewise.rows import LabeledRows
-from sitewise.training import Share, digest, share_of
+from sitewise.training.checkpoint import digest
+from sitewise.training.devices import Share, share_of
 
 
 @dataclass(frozen=True)

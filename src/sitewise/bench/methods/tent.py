@@ -14,7 +14,8 @@ from sitewise.bench.methods.card import Card
 from sitewise.bench.methods.erm import OverERM
 from sitewise.inputs import Inputs
 from sitewise.ratio import RatioNetwork, Scorer, for_network
-from sitewise.training import Recipe, train
+from sitewise.training import Recipe
+from sitewise.training.loop import train
 
 RECIPE = Recipe(batch_size=200, schedule="constant", weight_decay=0.0, min_steps=0)
 

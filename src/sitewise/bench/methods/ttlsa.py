@@ -14,7 +14,8 @@ from sitewise.bench.methods.card import Card, refuse
 from sitewise.bench.methods.cells import Cells
 from sitewise.bench.methods.network import Trained
 from sitewise.bench.methods.objective import Batch, Prepared
-from sitewise.calibration import Calibration, fit_calibration
+from sitewise.calibration import Calibration
+from sitewise.calibration.fit import fit_calibration
 from sitewise.confounders import Confounders
 from sitewise.posterior import combine
 from sitewise.rows import LabeledRows

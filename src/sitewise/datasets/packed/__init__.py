@@ -7,7 +7,5 @@ interrupted packing continues at the first shard without a JSON file.
 """
 
 from sitewise.datasets.packed.images import PackedImages
-from sitewise.datasets.packed.index import Change, PackIndex, ShardRecord, Source
-from sitewise.datasets.packed.writing import pack
 
-__all__ = ["Change", "PackIndex", "PackedImages", "ShardRecord", "Source", "pack"]
+__all__ = ["PackedImages"]

@@ -27,7 +27,9 @@ from sitewise.datasets.packed.index import (
     shard_name,
     what_changed,
 )
-from sitewise.tables.manifest import SHOWN, Manifest, available_cores
+from sitewise.tables.manifest import Manifest
+from sitewise.tables.manifest.checking import available_cores
+from sitewise.tables.manifest.table import SHOWN
 
 
 class ShardMaps:

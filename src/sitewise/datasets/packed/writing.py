@@ -31,7 +31,9 @@ from sitewise.datasets.packed.index import (
     write_json,
 )
 from sitewise.tables.images import NO_PILLOW, decode_image
-from sitewise.tables.manifest import ROWS_FROM, Manifest, add_unreadable, available_cores, check_files
+from sitewise.tables.manifest import Manifest
+from sitewise.tables.manifest.checking import add_unreadable, available_cores, check_files
+from sitewise.tables.manifest.table import ROWS_FROM
 from sitewise.version import __version__
 
 SHARD_BYTES = 256 * 2**20

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from sitewise.estimator.source.held_out import resample
 from sitewise.estimator.without_z.predicting import lacking, with_joint_marginal
-from sitewise.performance import BelievedRows, OpenShape, Part, believe
+from sitewise.performance.estimate import believe
+from sitewise.performance.expected import BelievedRows
+from sitewise.performance.labels import OpenShape, Part
 from sitewise.posterior import combine
 from sitewise.rows import ScoredRows
 

@@ -8,11 +8,13 @@ from sklearn.utils import check_random_state
 from torch import Tensor
 
 from sitewise.critic import Bank
-from sitewise.diagnosis import Diagnosis, Finding, SourceSample, TargetSample, conclude, diagnose_site
-from sitewise.diagnosis.diagnose import run_tests
+from sitewise.diagnosis import Diagnosis, Finding
+from sitewise.diagnosis.diagnose import diagnose_site, run_tests
 from sitewise.diagnosis.groups import add_up
 from sitewise.diagnosis.matching import EFFECTIVE, balance, z_features
 from sitewise.diagnosis.mixture import check_mixture
+from sitewise.diagnosis.result import conclude
+from sitewise.diagnosis.samples import SourceSample, TargetSample
 
 if TYPE_CHECKING:
     from sitewise.estimator.adapted import AdaptedClassifier

@@ -9,7 +9,10 @@ from sitewise.estimator.at_site.believing import believed_rows
 from sitewise.estimator.source.regions import in_regions
 from sitewise.estimator.without_z.predicting import with_joint
 from sitewise.inputs import take_inputs
-from sitewise.performance import RECALIBRATIONS, Evaluation, compare_models, recalibrate, summarize
+from sitewise.performance import Evaluation
+from sitewise.performance.evaluated import compare_models
+from sitewise.performance.expected import summarize
+from sitewise.performance.recalibration import RECALIBRATIONS, recalibrate
 from sitewise.posterior import combine
 from sitewise.rows import ScoredRows
 

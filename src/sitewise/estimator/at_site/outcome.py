@@ -9,8 +9,8 @@ from torch import Tensor
 
 from sitewise.adaptation import PrevalenceEstimate
 from sitewise.arrays import in_stretches
-from sitewise.diagnosis import Grounds, Outcome, decide
-from sitewise.diagnosis.outcome import ENOUGH_BELIEVED, UNCHANGED
+from sitewise.diagnosis import Grounds, Outcome
+from sitewise.diagnosis.outcome import ENOUGH_BELIEVED, UNCHANGED, decide
 from sitewise.estimator.at_site.naming import class_names
 from sitewise.estimator.at_site.updating import estimate_rows
 from sitewise.posterior import combine

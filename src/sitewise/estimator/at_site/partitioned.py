@@ -11,8 +11,8 @@ from torch import Tensor
 from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
 from sitewise.adaptation.families import finish
 from sitewise.adaptation.fit import Finisher, Fit, Rival
-from sitewise.adaptation.known import Known
 from sitewise.adaptation.partitioned import stand_in
+from sitewise.adaptation.posterior.known import Known
 from sitewise.adaptation.posterior.points import Posterior
 from sitewise.arrays import Problems, in_stretches, read_groups, read_weight
 from sitewise.confounders import Confounders
@@ -20,7 +20,8 @@ from sitewise.estimator.source.reading import read_partial_labels
 from sitewise.estimator.source.regions import Region, in_regions, region_counts, warn_kept
 from sitewise.partitions import Partition, Partitions, as_partitions, compute
 from sitewise.posterior import combine
-from sitewise.prevalence import Prevalence, SitePrior
+from sitewise.prevalence import SitePrior
+from sitewise.prevalence.base import Prevalence
 from sitewise.rows import ScoredRows
 
 if TYPE_CHECKING:

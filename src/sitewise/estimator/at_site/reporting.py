@@ -11,16 +11,15 @@ import torch
 from torch import Tensor
 
 from sitewise.adaptation.draws import PrevalenceDraws
-from sitewise.artifacts import versions
-from sitewise.confounders import Categorical, Continuous, Notes, Variable
+from sitewise.artifacts.versions import versions
+from sitewise.confounders.variables import Categorical, Continuous, Notes, Variable
 from sitewise.estimator.at_site.naming import ABOUT, about, class_names
 from sitewise.estimator.source.regions import in_regions
 from sitewise.estimator.source.splitting import evenly
 from sitewise.performance import clinical_performance
 from sitewise.posterior import combine
-from sitewise.report.page import Content, Profile, TrainingSite, build_content
 from sitewise.report.page.binning import most_frequent
-from sitewise.report.page.content import MOST_LEVELS
+from sitewise.report.page.content import MOST_LEVELS, Content, Profile, TrainingSite, build_content
 
 if TYPE_CHECKING:
     from sitewise.estimator.adapted import AdaptedClassifier

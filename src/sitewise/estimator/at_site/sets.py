@@ -9,7 +9,8 @@ from torch import Tensor
 
 from sitewise.diagnosis.matching import balance, z_features
 from sitewise.estimator.without_z.predicting import lacking
-from sitewise.performance import PredictionSets, score_thresholds
+from sitewise.performance import PredictionSets
+from sitewise.performance.conformal import score_thresholds
 from sitewise.rows import HeldOut
 
 if TYPE_CHECKING:

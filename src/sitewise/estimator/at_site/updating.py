@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
 from sitewise.adaptation.families import solver_problem
-from sitewise.adaptation.known import Known
-from sitewise.confounders import Encoded, Notes
+from sitewise.adaptation.posterior.known import Known
+from sitewise.confounders.schema import Encoded
+from sitewise.confounders.variables import Notes
 from sitewise.estimator.scoring.cached import FEATURE_ROWS
 from sitewise.estimator.source.splitting import evenly
 from sitewise.estimator.without_z.predicting import rows_with_joint

@@ -7,8 +7,9 @@ import numpy as np
 from sklearn.pipeline import Pipeline
 from torch import Tensor, nn
 
-from sitewise.artifacts import versions
-from sitewise.confounders import Categorical, Confounders
+from sitewise.artifacts.versions import versions
+from sitewise.confounders import Confounders
+from sitewise.confounders.variables import Categorical
 from sitewise.estimator.at_site.showing import counted_rows
 from sitewise.estimator.files.classifiers import unknown_types
 from sitewise.estimator.settings import CHANGES

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from sitewise.arrays import Problems, did_you_mean
 from sitewise.backbones.pixels import Standardize
-from sitewise.confounders import Categorical, Confounders
+from sitewise.confounders import Confounders
+from sitewise.confounders.variables import Categorical
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.adjuster import PrevalenceAdjuster
 from sitewise.estimator.files.graph import AdaptedGraph, encode
 from sitewise.estimator.source.reading import Array
-from sitewise.tables import whole_file
+from sitewise.tables.writing import whole_file
 from sitewise.version import __version__
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "uint8": torch.uint8}

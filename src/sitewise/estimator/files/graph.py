@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sitewise.adaptation.joint import joint_posterior
-from sitewise.confounders import Categorical, Confounders
+from sitewise.adaptation.joint.answer import joint_posterior
+from sitewise.confounders import Confounders
+from sitewise.confounders.variables import Categorical
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.adjuster import PrevalenceAdjuster
 from sitewise.estimator.gpa import GPAClassifier
@@ -20,8 +21,8 @@ from sitewise.estimator.without_z.joint import JointModel, at_points
 from sitewise.estimator.without_z.layers import Layers
 from sitewise.estimator.without_z.pairs import PairModel
 from sitewise.posterior import combine
-from sitewise.prevalence import Prevalence
 from sitewise.prevalence.additive import features
+from sitewise.prevalence.base import Prevalence
 from sitewise.ratio import RatioNetwork, network_inputs
 
 OWN_ESTIMATOR = (

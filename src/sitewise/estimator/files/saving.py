@@ -23,19 +23,11 @@ from sitewise.adaptation import PrevalenceEstimate
 from sitewise.adaptation.joint import JointEstimate
 from sitewise.adaptation.records import all_records
 from sitewise.arrays import Problems, brief, did_you_mean
-from sitewise.artifacts import (
-    ODD,
-    Folder,
-    Record,
-    fits,
-    hints_of,
-    odd_entry,
-    pack,
-    read_folder,
-    unpack,
-    versions,
-    write_folder,
-)
+from sitewise.artifacts import Record
+from sitewise.artifacts.folders import Folder, read_folder, write_folder
+from sitewise.artifacts.hints import fits, hints_of
+from sitewise.artifacts.packing import ODD, odd_entry, pack, unpack
+from sitewise.artifacts.versions import versions
 from sitewise.backbones.build import SMALL
 from sitewise.calibration import Calibration
 from sitewise.critic import Bank, Critic
@@ -56,7 +48,7 @@ from sitewise.estimator.source.regions import Region
 from sitewise.estimator.source.rehearsal import Numbers
 from sitewise.estimator.without_z.joint import JointModel
 from sitewise.estimator.without_z.pairs import PairModel, PairRatio, pair_reader
-from sitewise.prevalence import Prevalence
+from sitewise.prevalence.base import Prevalence
 from sitewise.ratio import Scorer, build_ratio
 from sitewise.rows import HeldOut, ScoredRows
 from sitewise.solvers import EM

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sitewise.calibration import centre
+from sitewise.calibration.scaling import centre
 from sitewise.confounders import Confounders
 from sitewise.estimator.source.held_out import calibrate_rows, smoothed_targets
 from sitewise.posterior import combine, contrasts
-from sitewise.prevalence import Prevalence
 from sitewise.prevalence.additive import features, missing_features
+from sitewise.prevalence.base import Prevalence
 from sitewise.prevalence.linear import fit_linear
 from sitewise.rows import SiteRows
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from sitewise.calibration import centre
+from sitewise.calibration.scaling import centre
 from sitewise.confounders import Confounders
 from sitewise.estimator.source.held_out import ENOUGH_TO_CALIBRATE, calibrate_rows
 from sitewise.estimator.source.splitting import evenly

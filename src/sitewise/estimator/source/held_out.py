@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from sitewise.calibration import Calibration, fit_calibration, resample_calibration
+from sitewise.calibration import Calibration
+from sitewise.calibration.fit import fit_calibration, resample_calibration
 from sitewise.confounders import Confounders
 from sitewise.estimator.source.prevalences import RowPrevalence
 from sitewise.inputs import Inputs

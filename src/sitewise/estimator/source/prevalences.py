@@ -9,9 +9,11 @@ from torch.nn.functional import one_hot
 from sitewise.adaptation.families import FAMILIES
 from sitewise.confounders import Confounders
 from sitewise.estimator.source.splitting import folds
-from sitewise.prevalence import Prevalence, SitePrior, fit_constant, missing_information, pool_sites
+from sitewise.prevalence import SitePrior, fit_constant
+from sitewise.prevalence.base import Prevalence
 from sitewise.prevalence.linear import NEWTON_LIMIT
-from sitewise.prevalence.pooled import owners
+from sitewise.prevalence.pooled import owners, pool_sites
+from sitewise.prevalence.prior import missing_information
 from sitewise.rows import HeldOut, LabeledRows
 
 ROWS = 100_000  # the most rows used

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sitewise.confounders import Categorical, Confounders
+from sitewise.confounders import Confounders
+from sitewise.confounders.variables import Categorical
 from sitewise.rows import LabeledRows
 
 EXPECTED_ROWS = 10.0  # expected rows of a class in a level, above which their absence is not chance

@@ -8,14 +8,14 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
-from sitewise.adaptation.joint import log_balance
+from sitewise.adaptation.joint.balance import log_balance
 from sitewise.confounders import Confounders
 from sitewise.critic import Bank, Critic, Pairs, log_lift, make_bank, train_critic
 from sitewise.estimator.source.regions import Region, in_regions
 from sitewise.estimator.source.splitting import evenly
 from sitewise.estimator.without_z.layers import layer_features
 from sitewise.inputs import Inputs
-from sitewise.prevalence import Prevalence
+from sitewise.prevalence.base import Prevalence
 from sitewise.ratio import RatioNetwork, Scorer, scoring_device
 from sitewise.rows import LabeledRows
 

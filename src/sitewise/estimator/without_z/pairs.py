@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from sitewise.adaptation.joint import log_balance
+from sitewise.adaptation.joint.balance import log_balance
 from sitewise.arrays import Problems
-from sitewise.calibration import Calibration, fit_calibration
+from sitewise.calibration import Calibration
+from sitewise.calibration.fit import fit_calibration
 from sitewise.confounders import Confounders
 from sitewise.critic import Bank
 from sitewise.estimator.scoring.probabilities import Classifier
@@ -22,7 +23,7 @@ from sitewise.estimator.source.reading import Array
 from sitewise.estimator.source.regions import Region
 from sitewise.estimator.source.splitting import evenly
 from sitewise.estimator.without_z.joint import ENOUGH_ROWS, unseen_classes, with_all_of_z
-from sitewise.prevalence import Prevalence
+from sitewise.prevalence.base import Prevalence
 from sitewise.rows import LabeledRows
 
 if TYPE_CHECKING:

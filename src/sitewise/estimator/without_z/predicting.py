@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sitewise.adaptation.joint import JointEstimate, joint_posterior
+from sitewise.adaptation.joint import JointEstimate
+from sitewise.adaptation.joint.answer import joint_posterior
 from sitewise.inputs import Inputs, take_inputs
 from sitewise.rows import ScoredRows
 

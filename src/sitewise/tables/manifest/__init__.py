@@ -5,23 +5,7 @@ without the header. A group (a patient, a lesion) is never split: `split_manifes
 `assign_sites` rejects roles that share a group.
 """
 
-from sitewise.tables.manifest.checking import add_unreadable, available_cores, check, check_files, notes
-from sitewise.tables.manifest.reading import read_manifest, write_manifest
-from sitewise.tables.manifest.splitting import AssignedSites, assign_sites, split_manifest
-from sitewise.tables.manifest.table import ROWS_FROM, SHOWN, Manifest
+from sitewise.tables.manifest.reading import read_manifest
+from sitewise.tables.manifest.table import Manifest
 
-__all__ = [
-    "ROWS_FROM",
-    "SHOWN",
-    "AssignedSites",
-    "Manifest",
-    "add_unreadable",
-    "assign_sites",
-    "available_cores",
-    "check",
-    "check_files",
-    "notes",
-    "read_manifest",
-    "split_manifest",
-    "write_manifest",
-]
+__all__ = ["Manifest", "read_manifest"]
