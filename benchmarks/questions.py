@@ -315,7 +315,7 @@ def sets_table(records):
 def subgroup_tables(records):
     groups = [group for r in records for group in r["groups"]]
     text = [
-        "| subgroups by | rows | subgroups | no interval given | all metrics | prevalence | O:E ratio (observed/expected) |",
+        "| subgroups by | rows | subgroups | no interval given | all metrics | prevalence | O:E (observed/expected) |",
         "|---|---|---|---|---|---|---|",
     ]
 
