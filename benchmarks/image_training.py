@@ -26,13 +26,13 @@ from PIL import Image
 from records import commit
 from torch import nn
 
-from sitewise.artifacts.versions import versions
+from sitewise.artifacts.folders import versions
 from sitewise.bench.methods.erm import ERM
 from sitewise.bench.methods.objective import MethodObjective, Prepared
 from sitewise.confounders import Confounders
 from sitewise.datasets.packed import PackedImages
 from sitewise.datasets.packed.writing import pack
-from sitewise.estimator.source.prevalences import fit_prevalence
+from sitewise.estimator.source.held_out import fit_prevalence
 from sitewise.inputs import DEVICE_SHARE, StoredImages
 from sitewise.ratio import RatioObjective, build_ratio
 from sitewise.rows import LabeledRows

@@ -1,6 +1,6 @@
 """Where numbers come from: the versions, the commit and the code that made them."""
 
-from sitewise.artifacts.versions import versions
+from sitewise.artifacts.folders import versions
 from sitewise.bench.experiments.fingerprint import script_fingerprint
 from sitewise.bench.experiments.provenance import UNKNOWN
 from sitewise.bench.experiments.provenance import commit as known_commit

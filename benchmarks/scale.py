@@ -131,7 +131,7 @@ def measure_points(n_points):
     """Predict a million rows by so many points of a posterior."""
     import torch
 
-    from sitewise.adaptation.posterior.told import take_points
+    from sitewise.adaptation.posterior.known_points import take_points
 
     model = fitted(rehearsal=None)
     proba, _, Z = site(1_000, 1, 1.0)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import sitewise as sw
-from sitewise.backbones.small import build_cnn
+from sitewise.backbones.build import build_cnn
 from sitewise.bench.datasets.digits import colored_site, load_digits
 from sitewise.ratio import RatioNetwork
 

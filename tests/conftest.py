@@ -18,7 +18,7 @@ FAST = "not slow"  # the expression of `make test-fast`
 SLOW = {
     ".": "critic inputs monitoring moved package pickling",
     "adaptation": "bootstrap degenerate estimate families joint "
-    "partitioned pooling posterior site_prior streaming told",
+    "partitioned pooling posterior site_prior streaming known_points",
     "artifacts": "replacing",
     "bench": "demo experiments medical_experiments results_page run_all",
     "bench/cli": "bench",
@@ -33,7 +33,7 @@ SLOW = {
     "diagnosis": "adapted groups mixture tests",
     "docs": "examples readme site",
     "estimator": "adapted_sklearn adjuster adjuster_sklearn gpa pipelines "
-    "rehearsal set_output sklearn solver told_sites",
+    "rehearsal set_output sklearn solver labeled_sites",
     "estimator/at_site": "outcome reporting updating",
     "estimator/files": "adjuster_saving classifiers exporting forged saving saving_page",
     "estimator/source": "balance",

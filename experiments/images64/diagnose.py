@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sitewise.artifacts.versions import versions
+from sitewise.artifacts.folders import versions
 from sitewise.bench.experiments import read_experiment
 from sitewise.bench.experiments.fingerprint import script_fingerprint
 from sitewise.bench.experiments.plan import final_runs, make_method

@@ -64,11 +64,11 @@ class Problems:
         """Raise a ValueError that lists the collected problems."""
         if not self.found:
             return
-        told = [p if len(p) <= LONGEST_PROBLEM else f"{p[:LONGEST_PROBLEM]}…" for p in self.found[:MOST_PROBLEMS]]
+        shown = [p if len(p) <= LONGEST_PROBLEM else f"{p[:LONGEST_PROBLEM]}…" for p in self.found[:MOST_PROBLEMS]]
         if len(self.found) == 1:
-            raise ValueError(f"{self.call}: {told[0]}")
-        more = f"\n  and {len(self.found) - len(told)} more" if len(self.found) > len(told) else ""
-        listed = "\n".join(f"  - {problem}" for problem in told)
+            raise ValueError(f"{self.call}: {shown[0]}")
+        more = f"\n  and {len(self.found) - len(shown)} more" if len(self.found) > len(shown) else ""
+        listed = "\n".join(f"  - {problem}" for problem in shown)
         raise ValueError(f"{self.call}: {len(self.found)} problems\n{listed}{more}")
 
 

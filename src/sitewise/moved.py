@@ -10,12 +10,13 @@ MOVED = {
     "sitewise.methods": "sitewise.bench.methods",
     "sitewise.benchmark": "sitewise.bench.experiments",
     "sitewise.demo": "sitewise.bench.demo",
+    "sitewise.cli.curves": "sitewise.bench.cli.bench",
     "sitewise.datasets.images": "sitewise.tables.images",
     "sitewise.datasets.manifest": "sitewise.tables.manifest",
     **{
         f"sitewise.{package}.{module}": f"sitewise.bench.{package}.{module}"
         for package, modules in {
-            "cli": "bench curves data demo methods printing",
+            "cli": "bench data demo methods printing",
             "datasets": (
                 "catalogue cxr digits examples fetching isic isic_tables known_densities mixed_densities mnist "
                 "paper_sites real_tables small_images tables"

@@ -181,7 +181,27 @@ class RatioObjective:
 
 
 def weighted_nll(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    """Return the weighted mean of -log softmax(logits)_y."""
+    """Return the weighted mean of -log softmax(logits)_y.
+
+    Parameters
+    ----------
+    logits : Tensor of shape (n, K)
+        Outputs of a network, or log f + log g.
+    y : Tensor of shape (n,)
+        Class indices.
+    weight : Tensor of shape (n,)
+        Weights of the rows.
+
+    Returns
+    -------
+    Tensor
+        The loss, a number.
+
+    Examples
+    --------
+    >>> weighted_nll(torch.tensor([[2.0, 0.0]]), torch.tensor([0]), torch.ones(1))
+    tensor(0.1269)
+    """
     losses = nn.functional.cross_entropy(logits, y, reduction="none")
     return (weight * losses).sum() / weight.sum()
 

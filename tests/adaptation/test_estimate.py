@@ -15,7 +15,7 @@ from sitewise.adaptation.estimate import fit_any_model
 from sitewise.adaptation.families import additive, table
 from sitewise.adaptation.families.base import Request
 from sitewise.adaptation.families.table import can_fill_a_table
-from sitewise.adaptation.fit import Fit, Hindsight, best, rivals
+from sitewise.adaptation.fit import Fit, PostFit, best, weigh_candidates
 
 
 def site_with_z(n_rows=1500, seed=0, **arguments):
@@ -274,7 +274,7 @@ def test_once_g_depends_on_z_the_plain_left_out_likelihood_chooses(monkeypatch):
             1,
             [],
             strength,
-            lambda: Hindsight(None, optimism),
+            lambda: PostFit(None, optimism),
         )
 
     fits = [made_up(100.0, -50.0, 1.0), made_up(1.0, -45.0, 5.0), made_up(0.1, -44.9, 8.0)]
@@ -292,24 +292,24 @@ def test_of_equals_the_one_most_strongly_shrunk_is_chosen():
     assert best(fits).strength == 100.0
 
 
-def test_rivals_count_by_what_they_give_to_left_out_rows():
+def test_candidates_count_by_what_they_give_to_left_out_rows():
     def made_up(left_out):
-        return Fit(None, left_out + 2.0, True, 0.0, 0.0, 1, [], 1.0, lambda: Hindsight(None, 2.0))
+        return Fit(None, left_out + 2.0, True, 0.0, 0.0, 1, [], 1.0, lambda: PostFit(None, 2.0))
 
-    found = rivals([made_up(-50.0), made_up(-51.0), made_up(-70.0)], None, lambda fit, _: fit)
+    found = weigh_candidates([made_up(-50.0), made_up(-51.0), made_up(-70.0)], None, lambda fit, _: fit)
     np.testing.assert_allclose([r.weight for r in found], np.exp([0.0, -1.0]) / np.exp([0.0, -1.0]).sum(), atol=1e-6)
-    assert rivals([made_up(-50.0)], None, lambda fit, _: fit) == ()
+    assert weigh_candidates([made_up(-50.0)], None, lambda fit, _: fit) == ()
 
 
 def test_an_interval_at_z_allows_for_the_models_that_were_not_chosen():
-    """Where rivals disagree the interval is wider than that of the chosen one alone, by equation 11b."""
+    """Where candidates disagree the interval is wider than that of the chosen one alone, by equation 11b."""
     site = sw.SimulatedFamily(signal=1.0, seed=0).site(400, prevalence=[0.8, 0.2], dependence=0.5, seed=1000)
     estimate = sw.estimate_prevalence(*_pair(site))
     codes = estimate.confounders.encode(site.Z)[0]
     chosen = estimate.prevalence.log_prob(codes).exp()
-    weights = np.array([rival.weight for rival in estimate._fit.rivals])
-    apart = [((r.fit.prevalence.log_prob(codes).exp() - chosen) ** 2).numpy() for r in estimate._fit.rivals]
-    own = [r.fit.curvature.at(codes).diagonal(dim1=1, dim2=2).numpy() for r in estimate._fit.rivals]
+    weights = np.array([r.weight for r in estimate._fit.candidates])
+    apart = [((r.fit.prevalence.log_prob(codes).exp() - chosen) ** 2).numpy() for r in estimate._fit.candidates]
+    own = [r.fit.curvature.at(codes).diagonal(dim1=1, dim2=2).numpy() for r in estimate._fit.candidates]
     expected = np.tensordot(weights / weights.sum(), np.array(apart) + np.array(own), 1)
     np.testing.assert_allclose(estimate._variance_at(codes, chosen).numpy(), expected)
     assert np.array(apart).max() > 0.1 * expected.max()

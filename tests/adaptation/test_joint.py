@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sitewise as sw
-from sitewise.adaptation.joint import balance
-from sitewise.adaptation.joint.balance import log_balance
+from sitewise.adaptation.joint import mixture as mixtures
 from sitewise.adaptation.joint.estimate import OPEN, climb, curvature_at
-from sitewise.adaptation.joint.mixture import make_mixture
+from sitewise.adaptation.joint.mixture import log_balance, make_mixture
 from sitewise.bench.datasets.known_densities import TARGETS, log_density, training_joint
 
 
@@ -258,7 +257,7 @@ def balanced(log_ratio, prior, weight=None):
 @pytest.mark.parametrize("n_classes", [2, 3])
 def test_a_balanced_ratio_gives_the_joint_back(n_classes, monkeypatch):
     for name, free in (("RIDGE", 1e-10), ("LEAST", 1e-3), ("MOST", 1e3)):
-        monkeypatch.setattr(balance, name, free)
+        monkeypatch.setattr(mixtures, name, free)
     log_ratio, _ = rows(n_classes=n_classes)
     rng = np.random.default_rng(3)
     prior, weight = (

@@ -124,17 +124,17 @@ def test_the_spread_between_sites_says_how_far_a_new_one_may_go():
         return np.diff(np.asarray(model), axis=1)[:, 0] - np.diff(np.asarray(model), axis=1).mean()
 
     def estimate(variance):
-        believed = replace(prior, factor_scale=1e-4, deviation=torch.full_like(prior.deviation, variance))
-        return shape(sw.estimate_prevalence(site.log_ratio, here, prior=believed).log_prevalence(here))
+        trusted = replace(prior, factor_scale=1e-4, deviation=torch.full_like(prior.deviation, variance))
+        return shape(sw.estimate_prevalence(site.log_ratio, here, prior=trusted).log_prevalence(here))
 
-    believed = shape(prior.log_prob(prior.schema.encode(here)[0]))
+    trusted = shape(prior.log_prob(prior.schema.encode(here)[0]))
     free = shape(
         sw.estimate_prevalence(
             site.log_ratio, here, model="additive", strength=1e-6, confounders=prior.schema
         ).log_prevalence(here)
     )
-    away = [np.abs(estimate(variance) - believed).max() for variance in (1e-8, 0.01, 0.3)]
+    away = [np.abs(estimate(variance) - trusted).max() for variance in (1e-8, 0.01, 0.3)]
     assert away[0] < 0.01
     assert away == sorted(away)
-    assert np.abs(estimate(100.0) - free).mean() < 0.25 * np.abs(believed - free).mean()
-    assert np.abs(free - believed).max() > 0.3
+    assert np.abs(estimate(100.0) - free).mean() < 0.25 * np.abs(trusted - free).mean()
+    assert np.abs(free - trusted).max() > 0.3

@@ -134,20 +134,20 @@ def test_next_to_no_evidence_is_next_to_the_prior(n_classes, with_z):
 
 @both
 @with_and_without_z
-@pytest.mark.parametrize("numbers", [{}, {"slope": 0.5, "level_error": 0.7}], ids=["f as it is", "f doubted"])
-def test_rows_that_are_not_believed_leave_the_mean_as_trained(n_classes, with_z, numbers):
+@pytest.mark.parametrize("numbers", [{}, {"slope": 0.5, "level_error": 0.7}], ids=["f as it is", "f discounted"])
+def test_rows_that_are_not_trusted_leave_the_mean_as_trained(n_classes, with_z, numbers):
     drawn = site(n_classes)
     Z = drawn.Z if with_z else None
     prior = prior_of(n_classes, with_z, trusted_rows=0.0, **numbers)
     estimate = estimate_prevalence(drawn.log_ratio, Z, prior=prior)
     expected = as_trained(prior, drawn.log_ratio, Z).mean(0)
     assert estimate.predict_proba(drawn.log_ratio, Z).mean(0) == pytest.approx(expected, abs=ROUNDING)
-    believed = estimate_prevalence(drawn.log_ratio, Z, prior=replace(prior, trusted_rows=float("inf")))
-    moved = believed.predict_proba(drawn.log_ratio, Z).mean(0) - expected
+    trusted = estimate_prevalence(drawn.log_ratio, Z, prior=replace(prior, trusted_rows=float("inf")))
+    moved = trusted.predict_proba(drawn.log_ratio, Z).mean(0) - expected
     assert np.abs(moved).max() > 0.05  # the same rows speak against it, where they are asked
 
 
-def test_rows_that_are_not_believed_leave_the_mean_of_many_rows_as_trained():
+def test_rows_that_are_not_trusted_leave_the_mean_of_many_rows_as_trained():
     """Of more rows than the prior is located with (4096)."""
     drawn = site(2, 9000)
     prior = prior_of(2, False, trusted_rows=0.0)
@@ -423,7 +423,7 @@ def test_known_labels_move_the_answer_where_f_says_nothing(n_classes, with_z):
 
 
 @both
-def test_known_labels_count_where_rows_are_not_believed(n_classes):
+def test_known_labels_count_where_rows_are_not_trusted(n_classes):
     drawn = site(n_classes, 300)
     labels = np.where(np.arange(300) < 200, drawn.y, np.nan)
     share = np.bincount(drawn.y[:200], minlength=n_classes) / 200

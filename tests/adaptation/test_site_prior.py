@@ -62,7 +62,7 @@ def test_where_nothing_changes_the_posterior_stays_near_the_source(at_home):
     assert np.std(estimate.draws(200, random_state=0).marginal[:, 1]) > 0.005
 
 
-def test_a_change_that_rows_show_is_believed(family, at_home):
+def test_a_change_that_rows_show_is_trusted(family, at_home):
     source, _ = at_home
     new = family.site(1500, prevalence=[0.8, 0.2], dependence=-1.0, seed=4)
     estimate = sw.estimate_prevalence(new.log_ratio, new.Z, prior=prior(source))
@@ -186,14 +186,14 @@ def test_rows_four_times_over_in_groups_of_four_tell_as_much_as_once():
     np.testing.assert_allclose(width(plain.interval()) / width(once.interval()), 0.5, atol=0.05)
 
 
-@pytest.mark.parametrize("believed", [[0.5, 0.5], "two rows"])
-def test_hardly_any_z_is_enough(believed):
-    if believed == "two rows":
+@pytest.mark.parametrize("trusted", [[0.5, 0.5], "two rows"])
+def test_hardly_any_z_is_enough(trusted):
+    if trusted == "two rows":
         even = ConstantPrevalence(torch.tensor([0.5, 0.5], dtype=torch.float64).log())
-        believed = SitePrior(even, trusted_rows=2.0)
+        trusted = SitePrior(even, trusted_rows=2.0)
     rows = sw.SimulatedFamily(signal=2.5, seed=0).site(60, missing=0.99, seed=1)
     assert rows.Z.notna().any(axis=1).sum() == 1
-    estimate = sw.estimate_prevalence(rows.log_ratio, rows.Z, prior=believed)
+    estimate = sw.estimate_prevalence(rows.log_ratio, rows.Z, prior=trusted)
     for method in ("curvature", "bootstrap"):
         low, high = estimate.interval(method=method, n_resamples=30, random_state=0)
         assert (low < high).all()
@@ -230,8 +230,8 @@ def test_intervals_hold_the_truth_where_f_is_balanced_on_few_rows():
         share = missing_information(torch.tensor(source + np.array([0, lacking])), g.expand(200, 2), ones)
         before = SitePrior(ConstantPrevalence(g), n_source=200.0, missing=share)
         _, new = two_classes(1000, 0.25, 1.5, rng)
-        for name, believed in (("balanced", before), ("as if f were exact", replace(before, missing=0.0))):
-            low, high = sw.estimate_prevalence(new + np.array([0, lacking]), prior=believed).interval()
+        for name, trusted in (("balanced", before), ("as if f were exact", replace(before, missing=0.0))):
+            low, high = sw.estimate_prevalence(new + np.array([0, lacking]), prior=trusted).interval()
             held[name] += low[1] <= 0.25 <= high[1]
     assert 0.9 <= held["balanced"] / n_sites <= 0.995
     assert held["as if f were exact"] / n_sites < 0.8

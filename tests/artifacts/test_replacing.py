@@ -50,7 +50,7 @@ def test_readers_beside_a_writer_always_get_one_whole_writing(tmp_path):
 
 
 def test_an_inner_folder_is_read_from_the_bytes_that_were_checked(tmp_path, monkeypatch):
-    """Whoever puts another model inside after it was checked is not believed."""
+    """Whoever puts another model inside after it was checked is not trusted."""
     write_folder(make(1), tmp_path / "site")
     write_folder(make(2), tmp_path / "other")
     original = json.loads

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import sitewise as sw
-from sitewise.backbones.build import build_backbone
-from sitewise.backbones.pixels import Normalize, Pixels
+from sitewise.backbones.build import Normalize, Pixels, build_backbone
 from sitewise.backbones.weights import read_weights
 
 IMAGES = torch.randint(0, 255, (4, 3, 28, 28), dtype=torch.uint8)

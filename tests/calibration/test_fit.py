@@ -9,8 +9,7 @@ from sklearn.utils import check_random_state
 import sitewise as sw
 from sitewise.calibration import Calibration
 from sitewise.calibration import fit as room
-from sitewise.calibration.fit import fit_calibration, resample_calibration
-from sitewise.calibration.scaling import centre
+from sitewise.calibration.fit import centre, fit_calibration, resample_calibration
 from sitewise.estimator.source.held_out import calibrate_rows, smoothed_targets
 
 

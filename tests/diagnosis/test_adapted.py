@@ -48,7 +48,7 @@ def shifted(site):
 
 def test_a_site_like_the_others_can_be_adapted_to(model, site):
     found = model.adapt(site.X, sample_confounder=site.Z).diagnose()
-    assert found.verdict != "do not adapt"  # two training sites: the rows are believed in part
+    assert found.verdict != "do not adapt"  # two training sites: the rows are trusted in part
     assert found["representation"].p_value is not None
     json.dumps(found.to_dict())
 

@@ -5,7 +5,7 @@ import torch
 from scipy import stats
 from scipy.special import expit
 
-from sitewise.diagnosis.concentration import shift_concentration, with_own_level
+from sitewise.diagnosis.heterogeneity import shift_concentration, with_own_level
 
 
 def site(seed, change, n=1500):

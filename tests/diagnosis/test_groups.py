@@ -10,11 +10,10 @@ from scipy.stats import binom
 import sitewise as sw
 from sitewise.confounders import Confounders
 from sitewise.diagnosis.diagnose import diagnose_site, matched, run_tests
-from sitewise.diagnosis.groups import add_up, scatter
 from sitewise.diagnosis.identification import draw_calibrations, information_gain, slope_in_errors
 from sitewise.diagnosis.matching import RIDGE
 from sitewise.diagnosis.reliability import calibration_error
-from sitewise.diagnosis.samples import SourceSample, TargetSample
+from sitewise.diagnosis.samples import SourceSample, TargetSample, add_up, scatter
 from sitewise.diagnosis.stability import make_strata
 
 TESTS = ("stability", "representation", "mixture", "calibration")

@@ -9,7 +9,7 @@ from scipy.stats import kstest
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.metrics import roc_auc_score
 
-from sitewise.calibration.scaling import centre
+from sitewise.calibration.fit import centre
 from sitewise.diagnosis.diagnose import diagnose_site, matched, run_tests
 from sitewise.diagnosis.representation import compare_features
 from sitewise.diagnosis.stability import compare_log_ratios, make_strata

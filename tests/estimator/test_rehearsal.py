@@ -19,8 +19,7 @@ from sitewise.prevalence import SitePrior
 from sitewise.prevalence.base import ConstantPrevalence
 from sitewise.prevalence.prior import FREEDOM, USUAL_FACTOR, USUAL_LEVEL, USUAL_SITES, student_scale
 from sitewise.report.wording import REHEARSALS
-from sitewise.training.loop import _Loop
-from sitewise.training.side_by_side import CONTEXT, count_parallel
+from sitewise.training.loop import CONTEXT, _Loop, count_parallel
 
 N_ROWS = 300  # a site
 SHARES = (0.2, 0.35, 0.6)
@@ -298,7 +297,7 @@ def of_one_site(monkeypatch, **numbers):
     return sw.PrevalenceAdjuster().fit(proba, y, sample_confounder=Z)
 
 
-def test_rows_that_are_not_believed_leave_the_model_of_one_site_as_trained(new, monkeypatch):
+def test_rows_that_are_not_trusted_leave_the_model_of_one_site_as_trained(new, monkeypatch):
     model, proba = of_one_site(monkeypatch, trusted_rows=0.0), probabilities(new)
     here, as_trained = model.adapt(proba, new.Z), model.predict_proba(proba, sample_confounder=new.Z)
     assert np.array_equal(here.predict_proba(proba, new.Z), as_trained)
@@ -307,7 +306,7 @@ def test_rows_that_are_not_believed_leave_the_model_of_one_site_as_trained(new, 
     assert high[1] - low[1] > 0.5  # nothing is known of the level here
     assert low[1] < as_trained[:, 1].mean() < high[1]
     labeled = model.adapt(proba, new.Z, y=np.where(np.arange(len(new.y)) < 50, new.y.astype(float), np.nan))
-    assert not np.allclose(labeled.predict_proba(proba, new.Z), as_trained, atol=1e-3)  # labels are believed
+    assert not np.allclose(labeled.predict_proba(proba, new.Z), as_trained, atol=1e-3)  # labels are trusted
     wide = model.adapt(proba, new.Z, level_scale=3.0)  # and so is a user who knows the site to be different
     assert not np.allclose(wide.predict_proba(proba, new.Z), as_trained, atol=1e-3)
 
@@ -420,7 +419,7 @@ def units(n_sites=4, n_rows=400, sharpness=1.0, offset=0.0, spread=0.0, seed=0, 
 
 
 @pytest.mark.parametrize("n_classes", [2, 3])
-def test_an_f_that_is_right_is_believed(n_classes):
+def test_an_f_that_is_right_is_trusted(n_classes):
     numbers = learn_numbers(units(8 - 2 * n_classes, n_classes=n_classes))  # more classes take longer
     assert numbers.slope == pytest.approx(1.0, abs=0.15)  # of 800 labels it has a standard error of about 0.06
     assert numbers.level_error < 0.15
@@ -432,11 +431,11 @@ def test_an_f_that_is_too_sharp_is_made_less_so():
     assert numbers.slope == pytest.approx(0.5, abs=0.05)
 
 
-def test_an_f_that_is_turned_around_is_not_believed():
+def test_an_f_that_is_turned_around_is_not_trusted():
     assert learn_numbers(units(sharpness=-1.0, spread=0.5)).trusted_rows == 0.0
 
 
-def test_rows_whose_level_is_off_by_anything_are_hardly_believed():
+def test_rows_whose_level_is_off_by_anything_are_hardly_trusted():
     numbers = learn_numbers(units(offset=3.0))
     assert numbers.trusted_rows <= 10 or numbers.level_error > 2.0
     assert numbers.trusted_rows <= 30

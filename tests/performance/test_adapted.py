@@ -43,8 +43,8 @@ def test_what_is_expected_is_near_what_labels_show(here, site):
 
 def test_the_calibration_of_f_is_part_of_the_doubt(here, monkeypatch):
     whole = here.expected_performance()["brier"]
-    del here.believed_rows
-    monkeypatch.setattr("sitewise.estimator.at_site.believing.calibration_parts", lambda model, codes, joint: [])
+    del here.drawn_rows
+    monkeypatch.setattr("sitewise.estimator.at_site.label_draws.resampled_calibrations", lambda model, codes, joint: [])
     given_f = here.expected_performance()["brier"]
     assert whole.high - whole.low > given_f.high - given_f.low
 
@@ -62,7 +62,7 @@ def test_predict_uses_the_threshold_chosen(here, site):
     np.testing.assert_array_equal(here.predict(site.X, site.Z), before)
 
 
-def test_known_labels_are_believed(model, site):
+def test_known_labels_are_trusted(model, site):
     labels = np.where(np.arange(600) < 300, site.y, np.nan)
     here = model.adapt(site.X, sample_confounder=site.Z, y=labels)
     rows = here.expected_performance().rows

@@ -9,7 +9,7 @@ from sklearn.metrics import precision_score, roc_curve
 
 from sitewise.evaluation import Ranking
 from sitewise.performance import clinical_performance, decision_curve
-from sitewise.performance.choice import choose_threshold
+from sitewise.performance.choice import choose_threshold, net_benefit_threshold
 from sitewise.performance.clinical import (
     calibration_in_the_large,
     calibration_line,
@@ -19,9 +19,8 @@ from sitewise.performance.clinical import (
     sensitivity_at,
     treat_all,
 )
-from sitewise.performance.expected import BelievedRows
+from sitewise.performance.expected import DrawnRows
 from sitewise.performance.others import judged_instead
-from sitewise.performance.thresholds import net_benefit_threshold
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +31,11 @@ def scored():
     return expit(x), y, rng.integers(1, 4, 3000).astype(float)
 
 
-def believed(score, belief, n_draws=300, seed=0):
+def drawn(score, belief, n_draws=300, seed=0):
     rng = np.random.default_rng(seed)
     labels = (rng.random((n_draws, len(belief))) < belief).astype(np.int8)
     pairs = [np.stack([1 - p, p], axis=1) for p in (score, belief)]
-    return BelievedRows(*pairs, labels, np.ones(len(belief)), pd.DataFrame(index=range(len(belief))))
+    return DrawnRows(*pairs, labels, np.ones(len(belief)), pd.DataFrame(index=range(len(belief))))
 
 
 def test_net_benefit_is_its_formula(scored):
@@ -73,7 +72,7 @@ def test_calibration_in_the_large_makes_the_mean_right(scored):
     assert observed_to_expected(y[None], score, weight)[0] == pytest.approx(weight @ y / (weight @ score))
 
 
-def test_a_score_that_is_believed_is_calibrated(scored):
+def test_a_score_that_is_trusted_is_calibrated(scored):
     score, _, weight = scored
     np.testing.assert_allclose(calibration_line(score[None], score, weight)[0], [0.0, 1.0], atol=1e-8)
     assert calibration_in_the_large(score[None], score, weight)[0] == pytest.approx(0.0, abs=1e-8)
@@ -96,7 +95,7 @@ def test_sensitivity_is_on_the_roc_curve(scored, ties):
 
 def test_expected_units_of_certain_labels_are_those_of_the_labels(scored):
     score, y, _ = scored
-    found = clinical_performance(believed(score, y), threshold=0.4)
+    found = clinical_performance(drawn(score, y), threshold=0.4)
     for value in found.values():
         assert value.low == pytest.approx(value.estimate) == pytest.approx(value.high)
     assert found["number_needed_to_evaluate"].estimate == pytest.approx(1 / precision_score(y, score >= 0.4))
@@ -106,11 +105,11 @@ def test_intervals_hold_drawn_truths():
     rng = np.random.default_rng(3)
     belief = rng.beta(1, 3, 400)
     score = np.clip(belief * 1.3, 0, 0.99)
-    rows = believed(score, belief)
+    rows = drawn(score, belief)
     held = []
     for seed in range(60):
         y = (np.random.default_rng(100 + seed).random(400) < belief).astype(float)
-        truth = clinical_performance(believed(score, y, n_draws=2))
+        truth = clinical_performance(drawn(score, y, n_draws=2))
         expected = clinical_performance(rows)
         held.append([e.low <= truth[k].estimate <= e.high for k, e in expected.items()])
     assert (np.mean(held, axis=0) > 0.85).all()
@@ -118,7 +117,7 @@ def test_intervals_hold_drawn_truths():
 
 def test_decisions_alone_have_no_calibration(scored):
     score, y, _ = scored
-    rows = judged_instead(believed(score, y), (0, 1), y_pred=(score > 0.6).astype(int))
+    rows = judged_instead(drawn(score, y), (0, 1), y_pred=(score > 0.6).astype(int))
     found = clinical_performance(rows, threshold=0.2)
     assert found["net_benefit"].estimate is not None
     assert found["oe_ratio"].estimate is None
@@ -126,7 +125,7 @@ def test_decisions_alone_have_no_calibration(scored):
 
 def test_decision_curve_is_below_none_and_all_nowhere_for_beliefs(scored):
     score, _, _ = scored
-    curve = decision_curve(believed(score, score, n_draws=50))
+    curve = decision_curve(drawn(score, score, n_draws=50))
     assert (curve["net_benefit"] >= curve[["treat_all", "treat_none"]].max(axis=1) - 1e-12).all()
     assert (curve["net_benefit_low"] <= curve["net_benefit"]).all()
     assert (curve["treat_none"] == 0).all()
@@ -148,7 +147,7 @@ def test_a_miscalibrated_score_is_cut_where_net_benefit_is_highest():
 
 def test_choosing_by_harm_says_so_and_bad_values_are_refused(scored):
     score, _, _ = scored
-    rows = believed(score, score, n_draws=20)
+    rows = drawn(score, score, n_draws=20)
     choice = choose_threshold(rows, (0, 1), harm_to_benefit=0.25)
     assert choice.threshold == pytest.approx(0.2)
     assert "net benefit" in choice.rule

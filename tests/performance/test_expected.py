@@ -14,8 +14,8 @@ from sitewise.evaluation import evaluate
 from sitewise.performance import estimate as room
 from sitewise.performance import expected_performance
 from sitewise.performance.choice import choose_threshold
-from sitewise.performance.expected import BelievedRows, group_rows, summarize
-from sitewise.performance.labels import Part, calibration_directions, draw_labels
+from sitewise.performance.expected import DrawnRows, group_rows, summarize
+from sitewise.performance.labels import ResampledCalibration, calibration_directions, draw_labels
 from sitewise.prevalence import SitePrior
 
 
@@ -107,7 +107,7 @@ def test_bad_number_of_draws(estimate):
 
 
 @pytest.mark.parametrize("n_classes", [2, 3])
-def test_labels_are_drawn_with_the_probabilities_believed(n_classes):
+def test_labels_are_drawn_with_the_probabilities_trusted(n_classes):
     rng = np.random.default_rng(0)
     log_ratio = rng.normal(size=(5, n_classes))
     log_prevalence = np.log(rng.dirichlet(np.ones(n_classes), 5))
@@ -133,7 +133,7 @@ def test_directions_have_the_spread_of_the_resampled_calibrations():
     calibration = Calibration("vector", slopes.mean(0), biases.mean(0), slopes, biases)
     raw = torch.tensor(rng.normal(size=(7, 2)))
     log_ratio, codes = calibration.apply(raw), torch.zeros(7, 0, dtype=torch.float64)
-    part = Part(calibration, lambda at: torch.ones(len(at), dtype=torch.bool))
+    part = ResampledCalibration(calibration, lambda at: torch.ones(len(at), dtype=torch.bool))
     flat = torch.zeros(7, 2, dtype=torch.float64)
     directions = calibration_directions(log_ratio, codes, [part], lambda change: lambda at: flat)
     assert len(directions) == 2
@@ -300,8 +300,8 @@ def test_weights_count_rows_twice():
     rng = np.random.default_rng(8)
     p = rng.dirichlet([1, 1], 20)
     labels = (rng.random((50, 20)) < p[:, 1]).astype(np.int8)
-    rows = BelievedRows(p, p, labels, np.full(20, 2.0), pd.DataFrame(index=range(20)))
-    twice = BelievedRows(
+    rows = DrawnRows(p, p, labels, np.full(20, 2.0), pd.DataFrame(index=range(20)))
+    twice = DrawnRows(
         np.tile(p, (2, 1)), np.tile(p, (2, 1)), np.tile(labels, 2), np.ones(40), pd.DataFrame(index=range(40))
     )
     for name, value in summarize(rows, (0, 1)).items():

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from sklearn import metrics as peers
 
 from sitewise.evaluation import METRICS, evaluate
+from sitewise.performance.choice import best_f1_threshold, recall_threshold
 from sitewise.performance.metrics import EXPECTED_METRICS, Predictions, decide
-from sitewise.performance.thresholds import best_f1_threshold, recall_threshold
 
 
 def draw(n_rows, n_classes, seed, ties=False):

@@ -10,7 +10,7 @@ from sklearn import metrics as peers
 
 import sitewise as sw
 from sitewise.datasets.simulated import SimulatedFamily
-from sitewise.performance.expected import BelievedRows, summarize
+from sitewise.performance.expected import DrawnRows, summarize
 from sitewise.performance.others import judged_instead
 
 
@@ -18,7 +18,7 @@ def rows(n=400, n_classes=2, seed=0, n_draws=50):
     rng = np.random.default_rng(seed)
     belief = rng.dirichlet(np.ones(n_classes), n)
     labels = (rng.random((n_draws, n, 1)) > np.cumsum(belief, axis=1)[:, :-1]).sum(axis=2)
-    return BelievedRows(belief, belief, labels, np.ones(n), pd.DataFrame(index=range(n)))
+    return DrawnRows(belief, belief, labels, np.ones(n), pd.DataFrame(index=range(n)))
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_our_own_clinical_units_curve_and_subgroups_passed_in_are_ours_to_the_bi
 
 def test_another_score_is_judged_with_more_doubt_than_its_beliefs_alone(here, site):
     score = np.random.default_rng(0).random(500)
-    rows = here.believed_rows
+    rows = here.drawn_rows
     wide, narrow = (
         summarize(judged_instead(one, (0, 1), proba=score), (0, 1))["auroc"]
         for one in (rows, replace(rows, learned=None))
@@ -76,7 +76,7 @@ def test_another_score_is_judged_with_more_doubt_than_its_beliefs_alone(here, si
 def test_certain_beliefs_give_the_metrics_of_scikit_learn():
     rng = np.random.default_rng(1)
     y = rng.integers(0, 2, 300)
-    certain = BelievedRows(None, np.eye(2)[y], np.tile(y, (5, 1)), np.ones(300), pd.DataFrame(index=range(300)))
+    certain = DrawnRows(None, np.eye(2)[y], np.tile(y, (5, 1)), np.ones(300), pd.DataFrame(index=range(300)))
     score = rng.random(300)
     found = summarize(judged_instead(certain, (0, 1), proba=score), (0, 1), threshold=0.3)
     assert found["accuracy"].estimate == pytest.approx(peers.accuracy_score(y, score >= 0.3))
@@ -102,7 +102,7 @@ def test_groups_are_judged_by_their_own_decisions():
 
 def test_of_a_large_site_the_rows_kept_are_judged():
     n_site, few = 1000, rows(100)
-    kept = BelievedRows(few.probability, few.belief, few.labels, few.weight, few.z, np.arange(0, 1000, 10), n_site)
+    kept = DrawnRows(few.probability, few.belief, few.labels, few.weight, few.z, np.arange(0, 1000, 10), n_site)
     score = np.linspace(0, 1, n_site)
     np.testing.assert_array_equal(judged_instead(kept, (0, 1), proba=score).probability[:, 1], score[::10])
     assert set(summarize(kept, (0, 1)).by(np.arange(n_site) % 20)) == {0, 10}
@@ -134,13 +134,13 @@ def test_columns_named_after_the_classes_come_in_any_order():
 
 
 def test_labels_are_drawn_as_sharp_as_predictions_are(here):
-    # What is believed is what is predicted, and draws average to it: otherwise f's slope looks like miscalibration.
-    believed = here.believed_rows
-    np.testing.assert_array_equal(believed.belief, believed.probability)
-    share = believed.labels.mean(axis=0)
-    assert abs(share.mean() - believed.belief[:, 1].mean()) < 0.02
-    sure = believed.belief[:, 1] > np.quantile(believed.belief[:, 1], 0.9)
-    assert abs(share[sure].mean() - believed.belief[sure, 1].mean()) < 0.03
+    # What is trusted is what is predicted, and draws average to it: otherwise f's slope looks like miscalibration.
+    drawn = here.drawn_rows
+    np.testing.assert_array_equal(drawn.belief, drawn.probability)
+    share = drawn.labels.mean(axis=0)
+    assert abs(share.mean() - drawn.belief[:, 1].mean()) < 0.02
+    sure = drawn.belief[:, 1] > np.quantile(drawn.belief[:, 1], 0.9)
+    assert abs(share[sure].mean() - drawn.belief[sure, 1].mean()) < 0.03
 
 
 def test_columns_are_ranked_by_the_shift_along_them(here):

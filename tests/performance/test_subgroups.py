@@ -7,21 +7,21 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sitewise.performance.expected import BelievedRows, summarize
+from sitewise.performance.expected import DrawnRows, summarize
 from sitewise.performance.others import judged_instead
 from sitewise.performance.sampling import allocate, draw_sample, strata_of
 from sitewise.performance.subgroups import FEWEST, WIDE, in_bands, subgroups
 
 
-def believed(n=600, seed=0, n_classes=2):
+def made(n=600, seed=0, n_classes=2):
     rng = np.random.default_rng(seed)
     belief = rng.dirichlet(np.full(n_classes, 0.8), n)
     labels = (rng.random((200, n, 1)) > np.cumsum(belief, axis=1)[:, :-1]).sum(axis=2)
-    return BelievedRows(belief, belief, labels, np.ones(n), pd.DataFrame(index=range(n)))
+    return DrawnRows(belief, belief, labels, np.ones(n), pd.DataFrame(index=range(n)))
 
 
 def test_a_group_is_described_as_its_rows_alone_are():
-    rows, sex = believed(), pd.Series(["f", "m"] * 300)
+    rows, sex = made(), pd.Series(["f", "m"] * 300)
     found = {group.name: group for group in subgroups(rows, (0, 1), sex.rename("sex"))}
     alone = summarize(rows.take(np.arange(0, 600, 2)), (0, 1))
     assert found["f"].performance.to_dict() == alone.to_dict()
@@ -32,7 +32,7 @@ def test_a_group_is_described_as_its_rows_alone_are():
 
 
 def test_shares_of_groups_add_up_to_the_site():
-    rows, age = believed(), pd.Series(np.random.default_rng(1).normal(60, 10, 600))
+    rows, age = made(), pd.Series(np.random.default_rng(1).normal(60, 10, 600))
     found = subgroups(rows, (0, 1), age.rename("age"), bands=[50, 65])
     assert [group.name for group in found] == ["below 50", "50 to below 65", "65 and above"]
     total = sum(group.n_rows * group.prevalence[1].estimate for group in found)
@@ -41,17 +41,17 @@ def test_shares_of_groups_add_up_to_the_site():
 
 def test_few_rows_get_a_note_and_no_numbers():
     group = pd.Series(["a"] * (600 - FEWEST + 1) + ["b"] * (FEWEST - 1))
-    a, b = subgroups(believed(), (0, 1), group)
+    a, b = subgroups(made(), (0, 1), group)
     assert a.note is None
     assert b.performance is None
     assert not b.prevalence
     assert "19 row(s) are too few" in b.note
 
 
-def test_a_group_whose_prevalence_is_not_told_says_so():
-    rows = believed(100)
+def test_a_group_whose_prevalence_is_not_identified_says_so():
+    rows = made(100)
     shaken = np.where(np.arange(200)[:, None] % 2 == 0, 0, 1) * np.ones((1, 100), dtype=int)
-    unsure = BelievedRows(rows.probability, rows.belief, shaken, rows.weight, rows.z)
+    unsure = DrawnRows(rows.probability, rows.belief, shaken, rows.weight, rows.z)
     (found,) = subgroups(unsure, (0, 1), pd.Series(["x"] * 100))
     assert "do not determine the prevalence" in found.note
     assert found.prevalence[1].high - found.prevalence[1].low > WIDE
@@ -59,20 +59,20 @@ def test_a_group_whose_prevalence_is_not_told_says_so():
     assert not found.calibration
 
 
-def test_rows_whose_g_is_not_told_may_be_of_any_class():
-    rows = believed()
-    told = np.arange(600) % 4 != 0
-    (free,) = subgroups(replace(rows, told=told), (0, 1), ["x"] * 600)
-    (drawn,) = subgroups(rows.take(np.flatnonzero(told)), (0, 1), ["x"] * 450)
+def test_rows_whose_g_is_not_identified_may_be_of_any_class():
+    rows = made()
+    identified = np.arange(600) % 4 != 0
+    (free,) = subgroups(replace(rows, identified=identified), (0, 1), ["x"] * 600)
+    (drawn,) = subgroups(rows.take(np.flatnonzero(identified)), (0, 1), ["x"] * 450)
     assert free.prevalence[1].low == pytest.approx(0.75 * drawn.prevalence[1].low)
     assert free.prevalence[1].high == pytest.approx(0.75 * drawn.prevalence[1].high + 0.25)
-    (nothing,) = subgroups(replace(rows, told=np.zeros(600, dtype=bool)), (0, 1), ["x"] * 600)
+    (nothing,) = subgroups(replace(rows, identified=np.zeros(600, dtype=bool)), (0, 1), ["x"] * 600)
     assert (nothing.prevalence[1].low, nothing.prevalence[1].high) == (0, 1)
     assert nothing.performance is None
 
 
 def test_columns_are_named_or_handed_over():
-    rows = replace(believed(), z=pd.DataFrame({"age": np.linspace(20, 90, 600), "sex": ["f", "m"] * 300}))
+    rows = replace(made(), z=pd.DataFrame({"age": np.linspace(20, 90, 600), "sex": ["f", "m"] * 300}))
     by_name = subgroups(rows, (0, 1), ["age", "sex"], bands={"age": [50]})
     assert [group.name for group in by_name] == ["below 50", "50 and above", "f", "m"]
     by_value = subgroups(rows, (0, 1), rows.z, bands={"age": [50]})
@@ -87,7 +87,7 @@ def test_columns_are_named_or_handed_over():
 
 
 def test_bad_columns_are_refused():
-    rows = believed()
+    rows = made()
     with pytest.raises(ValueError, match="every group of 'id' has one row"):
         subgroups(rows, (0, 1), pd.Series([f"p{i}" for i in range(600)], name="id"))
     with pytest.raises(ValueError, match=r"expected one value for each of 600 row\(s\), got 3"):
@@ -100,14 +100,14 @@ def test_bad_columns_are_refused():
 
 def test_many_classes_and_decisions_alone_have_no_calibration():
     group = pd.Series(["a", "b"] * 300)
-    assert not subgroups(believed(n_classes=3), (0, 1, 2), group)[0].calibration
-    decided = judged_instead(believed(), (0, 1), y_pred=np.zeros(600, dtype=int))
+    assert not subgroups(made(n_classes=3), (0, 1, 2), group)[0].calibration
+    decided = judged_instead(made(), (0, 1), y_pred=np.zeros(600, dtype=int))
     assert not subgroups(decided, (0, 1), group)[0].calibration
 
 
 def test_missing_values_are_a_group():
     values = pd.Series([np.nan] * 50 + list(np.linspace(0, 100, 550)))
-    found = subgroups(believed(), (0, 1), values, bands=[50])
+    found = subgroups(made(), (0, 1), values, bands=[50])
     assert found[-1].name == "missing"
     assert found[-1].n_rows == 50
 

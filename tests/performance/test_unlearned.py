@@ -9,7 +9,7 @@ import torch
 from scipy.special import expit
 
 from sitewise.confounders import Confounders
-from sitewise.performance.expected import BelievedRows, summarize
+from sitewise.performance.expected import DrawnRows, summarize
 from sitewise.performance.labels import OpenShape, draw_labels
 from sitewise.performance.others import judged_instead
 from sitewise.performance.unlearned import Learned, logits_of, unlearned_directions
@@ -40,7 +40,7 @@ def rows(own, n_draws=4000):
     belief = pair(own)
     learned = Learned(N_SOURCE, belief, draw)
     z = pd.DataFrame(index=range(len(own)))
-    return BelievedRows(belief, belief, draw(), np.ones(len(own)), z, learned=learned)
+    return DrawnRows(belief, belief, draw(), np.ones(len(own)), z, learned=learned)
 
 
 def directions(own, other):
@@ -66,36 +66,36 @@ def test_what_is_our_own_has_no_direction(scored):
     own, _ = scored
     assert directions(own, own) == []
     assert directions(own, 2 * own - 1) == []  # recalibrated: what calibration is about
-    believed = rows(own, n_draws=5)
-    assert judged_instead(believed, (0, 1), proba=pair(own)).labels is believed.labels
+    drawn = rows(own, n_draws=5)
+    assert judged_instead(drawn, (0, 1), proba=pair(own)).labels is drawn.labels
     decided = (expit(own) >= 0.3).astype(int)
-    assert judged_instead(believed, (0, 1), y_pred=decided).labels is believed.labels
+    assert judged_instead(drawn, (0, 1), y_pred=decided).labels is drawn.labels
 
 
 def test_draws_spread_as_the_direction_says(scored):
     own, other = scored
-    believed = rows(own)
-    judged = judged_instead(believed, (0, 1), proba=pair(other))
+    drawn = rows(own)
+    judged = judged_instead(drawn, (0, 1), proba=pair(other))
     (direction,) = directions(own, other)
     moved = direction.log_ratio[:, 1] - direction.log_ratio[:, 0]
     p = expit(own)
     # The sum of labels times the direction: binomial noise, and the direction's own.
     noise, between = (p * (1 - p) * moved**2).sum(), ((p * (1 - p) * moved**2).sum()) ** 2
-    for labels, wanted in ((believed.labels, noise), (judged.labels, noise + between)):
+    for labels, wanted in ((drawn.labels, noise), (judged.labels, noise + between)):
         assert np.var(labels @ moved) == pytest.approx(wanted, rel=0.12)
 
 
 def test_more_training_rows_leave_less_open(scored):
     own, other = scored
-    believed = rows(own)
+    drawn = rows(own)
 
     def width(n_rows):
-        learned = replace(believed.learned, n_rows=n_rows)
-        judged = judged_instead(replace(believed, learned=learned), (0, 1), proba=pair(other))
+        learned = replace(drawn.learned, n_rows=n_rows)
+        judged = judged_instead(replace(drawn, learned=learned), (0, 1), proba=pair(other))
         low, high = summarize(judged, (0, 1))["auroc"][1:]
         return high - low
 
-    plain = summarize(judged_instead(replace(believed, learned=None), (0, 1), proba=pair(other)), (0, 1))["auroc"]
+    plain = summarize(judged_instead(replace(drawn, learned=None), (0, 1), proba=pair(other)), (0, 1))["auroc"]
     assert width(100.0) > width(1e4) > 0.9 * (plain.high - plain.low)
     assert width(1e9) == pytest.approx(plain.high - plain.low, rel=0.1)
 

@@ -10,11 +10,10 @@ from sklearn.preprocessing import SplineTransformer
 import sitewise as sw
 from sitewise.confounders.variables import Categorical, Continuous
 from sitewise.prevalence import fit_constant
-from sitewise.prevalence.additive import features, fit_additive, logits, missing_features
+from sitewise.prevalence.additive import features, fit_additive, logits, missing_features, nonzero_splines, spline_basis
 from sitewise.prevalence.base import aggregate, on_device
 from sitewise.prevalence.linear import assemble
 from sitewise.prevalence.network import fit_missing_inputs, fit_network
-from sitewise.prevalence.splines import nonzero_splines, spline_basis
 from sitewise.prevalence.table import fit_table
 
 

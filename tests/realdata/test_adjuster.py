@@ -23,7 +23,7 @@ def classifier():
 def test_heart_disease_in_switzerland(real_data):
     """Prevalence .94 after .49 in training, seen through a classifier whose rows of one class differ between hospitals.
 
-    The rehearsal at the other hospitals limits how far 123 rows are believed. The interval says how little is known:
+    The rehearsal at the other hospitals limits how far 123 rows are trusted. The interval says how little is known:
     the 99% one holds the truth (the 95% one ends at .93); the diagnosis says not to rely on it.
     """
     heart = pd.read_csv(real_data("heart_disease") / "heart.csv")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sitewise.artifacts.packing import pack, unpack
 from sitewise.tables import Roles, TableReader
-from sitewise.tables.records import RECORDS
+from sitewise.tables.reader import RECORDS
 
 N = 24
 

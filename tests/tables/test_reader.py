@@ -15,8 +15,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sitewise.artifacts.packing import pack, unpack
 from sitewise.tables import Roles, TableReader
 from sitewise.tables.files import open_table
-from sitewise.tables.reader import ImageInput
-from sitewise.tables.records import RECORDS
+from sitewise.tables.reader import RECORDS, ImageInput
 from sitewise.tables.roles import read_roles, roles_as_toml
 from sitewise.tables.values import Place
 

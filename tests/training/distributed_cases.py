@@ -15,7 +15,7 @@ import sitewise as sw
 from sitewise.bench.methods import METHODS
 from sitewise.ratio import score
 from sitewise.training.checkpoint import Checkpoint
-from sitewise.training.devices import Share, Spread, join_processes
+from sitewise.training.devices import DistributedNetwork, Share, join_processes
 
 METHODS_TRIED = ("erm", "irm", "group_dro", "coral", "dann", "sfb", "ttlsa")
 CASES = ("gradient", "gpa", "adapted", "images", *METHODS_TRIED)
@@ -71,7 +71,7 @@ def gradient(spread):
     network = module
     if spread:
         fabric = join_processes("cpu")
-        network = Spread(fabric.setup_module(module), Share(fabric.global_rank, fabric.world_size))
+        network = DistributedNetwork(fabric.setup_module(module), Share(fabric.global_rank, fabric.world_size))
     few = {n: score(network, x[:n], z[:n]) for n in (1, 3)}  # in evaluation, of fewer rows than processes too
     outputs, bent = network(x, z, True)
     (outputs.std(dim=0).sum() + (bent[0] - bent[6]).square().sum() + outputs[3].sum()).backward()

@@ -18,7 +18,7 @@ from patience import LONG
 from sitewise.bench.methods import METHODS
 from sitewise.cli import app
 from sitewise.training import Recipe, devices, loop
-from sitewise.training.devices import Share, Spread, launch, share_of
+from sitewise.training.devices import DistributedNetwork, Share, launch, share_of
 from sitewise.training.loop import train
 
 HERE = Path(__file__).parent
@@ -150,7 +150,7 @@ def test_shares_hold_every_row_once_also_behind_others(n_rows, of):
 
 def test_a_module_in_one_process_gets_all_rows():
     assert share_of(nn.Identity()) == Share(0, 1)
-    assert share_of(Spread(nn.Identity(), Share(1, 2))) == Share(1, 2)
+    assert share_of(DistributedNetwork(nn.Identity(), Share(1, 2))) == Share(1, 2)
 
 
 @pytest.mark.parametrize(

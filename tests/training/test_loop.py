@@ -13,9 +13,8 @@ from sitewise.ratio import weighted_nll
 from sitewise.rows import LabeledRows
 from sitewise.training import Recipe
 from sitewise.training.augmentation import affine, flips
-from sitewise.training.batches import batches, count_batches, plan_training
 from sitewise.training.loop import train
-from sitewise.training.recipe import RECIPES, resolve_recipe
+from sitewise.training.recipe import RECIPES, batches, count_batches, plan_training, resolve_recipe
 
 
 class Line:

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from sitewise.training.devices import fabric_class
-from sitewise.training.single import OneDevice, find_device
+from sitewise.training.devices import OneDevice, fabric_class, find_device
 
 STEPS = 20
 

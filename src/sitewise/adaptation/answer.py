@@ -11,12 +11,11 @@ import torch
 from sklearn.utils import check_random_state
 from torch import Tensor
 
-from sitewise.adaptation.bootstrap import NO_REFIT, NOT_IN_MEMORY, bootstrap_fit, rescored
+from sitewise.adaptation.bootstrap import NO_REFIT, NOT_IN_MEMORY, DrawnPrevalence, Resamples, bootstrap_fit, rescored
 from sitewise.adaptation.draws import Drawn, PrevalenceDraws, draw_fits
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.families import FAMILIES, Family
 from sitewise.adaptation.fit import Fit, no_curvature
-from sitewise.adaptation.resamples import DrawnPrevalence, Resamples
 from sitewise.adaptation.rows import Rows
 from sitewise.arrays import Container, Problems, distinct_rows, index_of, read_matrix
 from sitewise.calibration import Calibration
@@ -342,7 +341,7 @@ class PrevalenceEstimate:
     @property
     def has_curvature(self) -> bool:
         """Whether there are intervals without a bootstrap: from a posterior, or from the curvature at a maximum."""
-        return self._fit.posterior is not None or self._fit.look_back is not no_curvature
+        return self._fit.posterior is not None or self._fit.post_fit is not no_curvature
 
     @property
     def slope(self) -> float:
@@ -416,15 +415,15 @@ class PrevalenceEstimate:
 
     def _variance_at(self, codes: Tensor, probability: Tensor) -> Tensor:
         """Return the variance of g at rows of codes, (n, K), averaged over the candidate fits (equation 11b)."""
-        if not self._fit.rivals:
+        if not self._fit.candidates:
             return torch.diagonal(self._fit.curvature.at(codes), dim1=1, dim2=2)
         partly = self.confounders is not None and bool(self.confounders.missing(codes).any())
         total = torch.zeros_like(probability)
-        for rival in self._fit.rivals:
-            fit = rival.finish() if partly else rival.fit
+        for candidate in self._fit.candidates:
+            fit = candidate.finish() if partly else candidate.fit
             own = torch.diagonal(fit.curvature.at(codes), dim1=1, dim2=2)
-            total += rival.weight * (own + (fit.prevalence.log_prob(codes).exp() - probability) ** 2)
-        return total / sum(rival.weight for rival in self._fit.rivals)
+            total += candidate.weight * (own + (fit.prevalence.log_prob(codes).exp() - probability) ** 2)
+        return total / sum(candidate.weight for candidate in self._fit.candidates)
 
     def _conditional_interval(self, codes: Tensor, level: float) -> tuple[Tensor, Tensor]:
         probability = self._at(codes)
@@ -450,7 +449,7 @@ class PrevalenceEstimate:
 
     def _blank(self, codes: Tensor) -> Tensor:
         """Return which rows, (n,), have the marginal as their g."""
-        if self.confounders is None or (is_constant(self.prevalence) and not self._fit.rivals):
+        if self.confounders is None or (is_constant(self.prevalence) and not self._fit.candidates):
             return torch.ones(len(codes), dtype=torch.bool, device=codes.device)
         return self.confounders.missing(codes).all(dim=1)
 

@@ -20,7 +20,7 @@ from sitewise.adaptation.cell_problem import (
     table_problem,
 )
 from sitewise.adaptation.evidence import Evidence
-from sitewise.adaptation.fit import CONCAVE_TOLERANCE, Fit, Hindsight
+from sitewise.adaptation.fit import CONCAVE_TOLERANCE, Fit, PostFit
 from sitewise.adaptation.rows import Rows, Stream, scores
 from sitewise.posterior import softmax_hessian
 from sitewise.prevalence.base import ConstantPrevalence, Prevalence, finite
@@ -188,19 +188,19 @@ def _fit(
         n_iter=found.n_iter,
         trace=[-float(value) for value in found.trace],
         strength=strength,
-        look_back=lambda: look_back_at_cells(evidence, problem, probability, agreement, centre, strength),
+        post_fit=lambda: post_fit_at_cells(evidence, problem, probability, agreement, centre, strength),
         pseudo_counts=problem.pseudo,
     )
 
 
-def look_back_at_cells(
+def post_fit_at_cells(
     evidence: Evidence,
     problem: CellProblem,
     probability: Tensor,
     agreement: Callable[[Tensor], Tensor],
     centre: Centre | None,
     strength: float,
-) -> Hindsight:
+) -> PostFit:
     """Return the post-fit covariance of cells (C, K), and their optimism."""
     free = probability > FREE
     inverse = simplex_covariance(problem.information(probability), free)
@@ -215,7 +215,7 @@ def look_back_at_cells(
         level_covariance = centre.covariance
         optimism += float((pull @ level_covariance * _crossed_scores(problem, probability, centre)).sum())
     of_mean = _mean_covariance(evidence, problem, probability, inverse, pull, centre)
-    return Hindsight(CellCurvature(covariance, inverse, pull, level_covariance, of_mean, agreement), optimism)
+    return PostFit(CellCurvature(covariance, inverse, pull, level_covariance, of_mean, agreement), optimism)
 
 
 def _crossed_scores(problem: CellProblem, probability: Tensor, centre: Centre) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from sitewise.adaptation.cell_problem import CellProblem
 from sitewise.adaptation.cells import one_cell
 from sitewise.adaptation.evidence import Evidence
-from sitewise.adaptation.fit import Fit, Rival
+from sitewise.adaptation.fit import Candidate, Fit
 from sitewise.adaptation.posterior.points import Points
 from sitewise.arrays import Container, distinct_rows, index_of
 from sitewise.confounders import Confounders
@@ -159,17 +159,19 @@ def draw_fits(
         return (PointDraws(points, chosen.to(points.weight.device), fit.posterior.slope),)
     if not fit.identified:
         return (_anything(evidence, n_draws, generator),)
-    if not fit.rivals:
+    if not fit.candidates:
         return (draw(evidence, fit, n_draws, generator),)
-    return tuple(draw(evidence, rival, count, generator) for rival, count in deal(fit.rivals, n_draws, generator))
+    return tuple(
+        draw(evidence, candidate, count, generator) for candidate, count in deal(fit.candidates, n_draws, generator)
+    )
 
 
-def deal(rivals: tuple[Rival, ...], n_draws: int, generator: torch.Generator) -> Iterator[tuple[Fit, int]]:
+def deal(candidates: tuple[Candidate, ...], n_draws: int, generator: torch.Generator) -> Iterator[tuple[Fit, int]]:
     """Divide draws among the candidate fits at random by their weights; yield those with any."""
-    shares = torch.tensor([rival.weight for rival in rivals], dtype=torch.float64)
+    shares = torch.tensor([candidate.weight for candidate in candidates], dtype=torch.float64)
     drawn = torch.multinomial(shares, n_draws, replacement=True, generator=generator)
     counts = torch.bincount(drawn, minlength=len(shares)).tolist()
-    return ((rival.finish(), count) for rival, count in zip(rivals, counts, strict=True) if count)
+    return ((candidate.finish(), count) for candidate, count in zip(candidates, counts, strict=True) if count)
 
 
 def _anything(evidence: Evidence, n_draws: int, generator: torch.Generator) -> CellDraws:

@@ -11,14 +11,21 @@ from sklearn.utils import check_random_state
 from torch import Tensor
 
 from sitewise.adaptation.answer import PrevalenceEstimate
-from sitewise.adaptation.belief import Belief, read_belief, shared_schema
 from sitewise.adaptation.cell_problem import inside
 from sitewise.adaptation.cells import fit_constant_cell, variance_per_row
 from sitewise.adaptation.evidence import Evidence, read_evidence
 from sitewise.adaptation.families import FAMILIES, dropout_problem, finish, solver_problem
 from sitewise.adaptation.families.base import Request, constant_level
-from sitewise.adaptation.fit import Fit, best, rivals
-from sitewise.adaptation.known import CONTRADICTED, contradiction_sentence, of_rows, read_known
+from sitewise.adaptation.fit import Fit, best, weigh_candidates
+from sitewise.adaptation.known import (
+    CONTRADICTED,
+    Belief,
+    contradiction_sentence,
+    of_rows,
+    read_belief,
+    read_known,
+    shared_schema,
+)
 from sitewise.adaptation.partitioned import read_labeled_partitions, read_partitions
 from sitewise.adaptation.posterior.fit import fit_posterior
 from sitewise.adaptation.posterior.known import Known
@@ -369,10 +376,10 @@ def fit_any_model(request: Request) -> Fit:
     has_shape = request.centre is not None and not is_constant(request.centre)
     candidates = [fit for family in FAMILIES.values() for fit in family.candidates(request)]
 
-    everyone = rivals([*candidates, constant], request.evidence, finish)
+    everyone = weigh_candidates([*candidates, constant], request.evidence, finish)
     if not has_shape and max(map(score, candidates)) < score(constant) + MARGIN:
-        return replace(constant, rivals=everyone)
-    return replace(finish(best(candidates), request.evidence), rivals=everyone)
+        return replace(constant, candidates=everyone)
+    return replace(finish(best(candidates), request.evidence), candidates=everyone)
 
 
 def score(fit: Fit) -> float:

@@ -130,8 +130,8 @@ class Evidence:
 
         def speaks(rows: Rows) -> bool:
             ratio = rows.ratio
-            spread = ratio.abs() if ratio.shape[1] == 1 else ratio.amax(1) - ratio.amin(1)
-            return bool((spread >= 1e-12).any())
+            width = ratio.abs() if ratio.shape[1] == 1 else ratio.amax(1) - ratio.amin(1)
+            return bool((width >= 1e-12).any())
 
         return not (speaks(self.sample) or self.everything.any(speaks))
 

@@ -21,14 +21,14 @@ TIE = 1e-3  # log-likelihood units: more than the solvers' tolerance, less than 
 
 
 @dataclass(frozen=True)
-class Hindsight:
+class PostFit:
     """Post-fit diagnostics: the curvature, and the optimism of the likelihood on its own rows (equation 10)."""
 
     curvature: Curvature
     optimism: float
 
 
-def no_curvature() -> Hindsight:
+def no_curvature() -> PostFit:
     """Raise ValueError: a posterior has points instead, and a fit by plain EM has no curvature."""
     raise ValueError(NO_CURVATURE)
 
@@ -45,35 +45,36 @@ class Fit:
     n_iter: int
     trace: list[float] = field(repr=False)
     strength: float
-    look_back: Callable[[], Hindsight] | Hindsight = field(repr=False)  # the diagnostics, or a function for them
+    post_fit: Callable[[], PostFit] | PostFit = field(repr=False)  # the diagnostics, or a function for them
     refit: Callable[[Evidence], Prevalence] | None = field(default=None, repr=False)  # to other weights of the rows
     aim: Tensor | None = field(default=None, repr=False)  # (K,) what a constant g is shrunk to
     pseudo_counts: Tensor | None = field(default=None, repr=False)  # (C, K) of free distributions
     identified: bool = True  # whether f is informative
-    rivals: "tuple[Rival, ...]" = field(default=(), repr=False)  # all candidates, itself among them
+    candidates: "tuple[Candidate, ...]" = field(default=(), repr=False)  # all candidates, itself among them
     posterior: Posterior | None = field(default=None, repr=False)  # if g is a posterior's and not a maximum's
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickle: the post-fit diagnostics instead of the function that computes them."""
-        return vars(self) if self.look_back is no_curvature else {**vars(self), "look_back": self._hindsight}
+        return vars(self) if self.post_fit is no_curvature else {**vars(self), "post_fit": self.diagnostics}
 
     @cached_property
-    def _hindsight(self) -> Hindsight:
-        return self.look_back if isinstance(self.look_back, Hindsight) else self.look_back()
+    def diagnostics(self) -> PostFit:
+        """The post-fit diagnostics, computed when first needed."""
+        return self.post_fit if isinstance(self.post_fit, PostFit) else self.post_fit()
 
     @property
     def curvature(self) -> Curvature:
         """The post-fit curvature, from which intervals are computed."""
-        return self._hindsight.curvature
+        return self.diagnostics.curvature
 
     @property
     def optimism(self) -> float:
         """The optimism O of equation 10."""
-        return self._hindsight.optimism
+        return self.diagnostics.optimism
 
 
 @dataclass(frozen=True)
-class Rival:
+class Candidate:
     """A candidate fit, and its weight among all candidates."""
 
     fit: Fit
@@ -109,7 +110,9 @@ class Finisher:
         return self.finish(self.fit, self.evidence)
 
 
-def rivals(fits: list[Fit], evidence: Evidence, finish: Callable[[Fit, Evidence], Fit]) -> tuple[Rival, ...]:
+def weigh_candidates(
+    fits: list[Fit], evidence: Evidence, finish: Callable[[Fit, Evidence], Fit]
+) -> tuple[Candidate, ...]:
     """Return the candidates with weights by their left-out likelihood, without negligible ones (equation 11b)."""
     if len(fits) == 1:
         return ()
@@ -117,4 +120,4 @@ def rivals(fits: list[Fit], evidence: Evidence, finish: Callable[[Fit, Evidence]
     odds = [math.exp(left_out(fit) - top) for fit in fits]
     shares = [value / sum(odds) for value in odds]
     finishers = [Finisher(fit, evidence, finish) for fit in fits]
-    return tuple(Rival(*each) for each in zip(fits, shares, finishers, strict=True) if each[1] > NEGLIGIBLE)
+    return tuple(Candidate(*each) for each in zip(fits, shares, finishers, strict=True) if each[1] > NEGLIGIBLE)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sitewise.adaptation.evidence import Evidence
-from sitewise.adaptation.fit import GRADIENT_TOLERANCE, Fit, Hindsight
+from sitewise.adaptation.fit import GRADIENT_TOLERANCE, Fit, PostFit
 from sitewise.adaptation.rows import Rows, Stream, moments, scores
 from sitewise.posterior import contrasts, softmax_hessian
 from sitewise.prevalence.additive import AdditivePrevalence, features, fit_missing_columns, ridge
@@ -28,7 +28,7 @@ ENOUGH = 2**14  # at most so many distinct rows of z are used to fit the terms o
 
 
 @dataclass(frozen=True)
-class Part:
+class DesignRows:
     """A chunk of rows with the features (U, D) and the offset (U, K) of their z."""
 
     rows: Rows
@@ -51,7 +51,7 @@ class LinearProblem:
     """Minus the penalized observed log-likelihood per unit of weight, as a function of flat coefficients (P,)."""
 
     evidence: Evidence
-    parts: Stream[Part]
+    parts: Stream[DesignRows]
     penalty: Tensor  # (D,)
     centre: Prevalence | None = None  # whose log g is the offset
     _last: dict[str, Evaluation] = field(default_factory=dict, repr=False)
@@ -72,7 +72,7 @@ class LinearProblem:
         """The penalty of every coefficient, (P,)."""
         return self.penalty[:, None].expand(-1, self.evidence.n_classes - 1).reshape(-1)
 
-    def prevalence(self, part: Part, flat: Tensor) -> Tensor:
+    def prevalence(self, part: DesignRows, flat: Tensor) -> Tensor:
         """Return g at the z of a chunk, (U, K)."""
         return _prevalence(part, flat, self.basis)
 
@@ -125,7 +125,7 @@ class LinearProblem:
     def over(self, drawn: Evidence) -> "LinearProblem":
         """Return the same problem for the same rows with other weights or another f."""
         pairs = zip(drawn.rows, self.parts, strict=True)
-        parts = [Part(rows, part.design, part.offset) for rows, part in pairs]
+        parts = [DesignRows(rows, part.design, part.offset) for rows, part in pairs]
         return LinearProblem(drawn, Stream(parts), self.penalty, self.centre)
 
     def score_grams(self, flat: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -145,11 +145,11 @@ class LinearProblem:
         return total, slope
 
 
-def _prevalence(part: Part, flat: Tensor, basis: Tensor) -> Tensor:
+def _prevalence(part: DesignRows, flat: Tensor, basis: Tensor) -> Tensor:
     return torch.softmax(part.offset + part.design @ flat.reshape(part.design.shape[1], -1) @ basis.T, dim=1)
 
 
-def _sums(part: Part, flat: Tensor, basis: Tensor, order: int, blank: bool) -> tuple[Tensor, ...]:
+def _sums(part: DesignRows, flat: Tensor, basis: Tensor, order: int, blank: bool) -> tuple[Tensor, ...]:
     """What a stretch adds: likelihood, gradient, information; and where there are blank rows, g and its slope."""
     prevalence = _prevalence(part, flat, basis)
     at = moments(part.rows, prevalence, order)
@@ -163,23 +163,23 @@ def _sums(part: Part, flat: Tensor, basis: Tensor, order: int, blank: bool) -> t
     return tuple(sums)
 
 
-def _mean_slope(part: Part, prevalence: Tensor, basis: Tensor) -> Tensor:
+def _mean_slope(part: DesignRows, prevalence: Tensor, basis: Tensor) -> Tensor:
     """The derivative (K, P) of a stretch's sum of g."""
     weight = part.rows.cell_weight
     slope = torch.einsum("u,ukl,ud->kdl", weight, softmax_hessian(prevalence) @ basis, part.design)
     return slope.reshape(len(slope), -1)
 
 
-def _total_of_g(part: Part, flat: Tensor, basis: Tensor) -> tuple[Tensor, ...]:
+def _total_of_g(part: DesignRows, flat: Tensor, basis: Tensor) -> tuple[Tensor, ...]:
     prevalence = _prevalence(part, flat, basis)
     return part.rows.cell_weight @ prevalence, _mean_slope(part, prevalence, basis)
 
 
-def _score_gram(part: Part, flat: Tensor, basis: Tensor) -> tuple[Tensor, ...]:
+def _score_gram(part: DesignRows, flat: Tensor, basis: Tensor) -> tuple[Tensor, ...]:
     return (assemble(part.design, moments(part.rows, _prevalence(part, flat, basis), 2).logit_gram),)
 
 
-def row_scores(part: Part, flat: Tensor, basis: Tensor) -> tuple[Rows, Tensor]:
+def row_scores(part: DesignRows, flat: Tensor, basis: Tensor) -> tuple[Rows, Tensor]:
     """The derivative of every row's log-likelihood in the coefficients, (n, P)."""
     prevalence = _prevalence(part, flat, basis)
     relative = scores(part.rows, prevalence) - 1.0
@@ -194,8 +194,8 @@ def linear_problem(
     """Set up the problem of a g whose logits are those of a centre plus a linear function of features of z."""
     no_offset = penalty.new_zeros(1, evidence.n_classes)
 
-    def with_features(rows: Rows) -> Part:
-        return Part(rows, feature_map(rows.codes), no_offset if centre is None else centre.log_prob(rows.codes))
+    def with_features(rows: Rows) -> DesignRows:
+        return DesignRows(rows, feature_map(rows.codes), no_offset if centre is None else centre.log_prob(rows.codes))
 
     keep = evidence.n_rows * len(penalty) <= KEPT_FEATURES
     return LinearProblem(evidence, evidence.rows.map(with_features, keep=keep), penalty, centre)
@@ -310,12 +310,12 @@ def fit_missing_terms(fit: Fit, evidence: Evidence) -> Fit:
     unfinished = cast(AdditivePrevalence, fit.prevalence)
     model = fit_missing_columns(unfinished, aggregate_rows(evidence, unfinished), KNOCKOUT)
 
-    def look_back() -> Hindsight:
+    def post_fit() -> PostFit:
         assert isinstance(fit.curvature, LinearCurvature)
-        return Hindsight(replace(fit.curvature, log_prob=model.log_prob), fit.optimism)
+        return PostFit(replace(fit.curvature, log_prob=model.log_prob), fit.optimism)
 
     refit = RefitFinished(cast(RefitAdditive, fit.refit), model)
-    return replace(fit, prevalence=model, look_back=look_back, refit=refit)
+    return replace(fit, prevalence=model, post_fit=post_fit, refit=refit)
 
 
 @dataclass(frozen=True)
@@ -363,13 +363,13 @@ def linear_fit(
         n_iter=found.n_iter,
         trace=[-problem.evidence.total_weight * float(value) for value in found.trace],
         strength=strength,
-        look_back=lambda: look_back_at_linear(problem, found.point, model, feature_map),
+        post_fit=lambda: post_fit_at_linear(problem, found.point, model, feature_map),
     )
 
 
-def look_back_at_linear(
+def post_fit_at_linear(
     problem: LinearProblem, flat: Tensor, model: Prevalence, feature_map: Callable[[Tensor], Tensor]
-) -> Hindsight:
+) -> PostFit:
     """Return the post-fit covariance of linear logits, and their optimism."""
     inverse = invert_information(problem.penalized_information(flat))
     plain, by_group = problem.score_grams(flat)
@@ -377,7 +377,7 @@ def look_back_at_linear(
     optimism = optimism_of(inverse, plain, by_group)
     slope = problem.total_of_g(flat)[1]
     curvature = LinearCurvature(feature_map, model.log_prob, inverse, grouped, slope / problem.evidence.seen_weight)
-    return Hindsight(curvature, optimism)
+    return PostFit(curvature, optimism)
 
 
 def optimism_of(inverse: Tensor, *grams: Tensor | None) -> float:

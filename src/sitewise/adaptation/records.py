@@ -12,7 +12,7 @@ from sitewise.adaptation.answer import PrevalenceEstimate
 from sitewise.adaptation.evidence import Evidence, Groups, put_together
 from sitewise.adaptation.families import FAMILIES, finish
 from sitewise.adaptation.families.base import RefitByEM
-from sitewise.adaptation.fit import Finisher, Fit, Hindsight, Rival, no_curvature
+from sitewise.adaptation.fit import Candidate, Finisher, Fit, PostFit, no_curvature
 from sitewise.adaptation.joint import JointEstimate
 from sitewise.adaptation.posterior.fit import RefitLevel
 from sitewise.adaptation.posterior.known import Known
@@ -39,26 +39,26 @@ def _fields(value: Any, *left_out: str) -> Parts:
 
 
 def _take_estimate(estimate: PrevalenceEstimate) -> Parts:
-    rivals = [[rival.fit, rival.weight] for rival in estimate._fit.rivals]
-    return {**_fields(estimate), "rivals": rivals}
+    candidates = [[candidate.fit, candidate.weight] for candidate in estimate._fit.candidates]
+    return {**_fields(estimate), "rivals": candidates}
 
 
 def _make_estimate(parts: Parts) -> PrevalenceEstimate:
     finishers = ((fit, weight, Finisher(fit, parts["_evidence"], finish)) for fit, weight in parts.pop("rivals"))
-    rivals = tuple(Rival(*each) for each in finishers)
-    return PrevalenceEstimate(**{**parts, "_fit": replace(parts["_fit"], rivals=rivals)})
+    candidates = tuple(Candidate(*each) for each in finishers)
+    return PrevalenceEstimate(**{**parts, "_fit": replace(parts["_fit"], candidates=candidates)})
 
 
 def _take_fit(fit: Fit) -> Parts:
     return {
-        **_fields(fit, "look_back", "rivals"),
-        "hindsight": None if fit.look_back is no_curvature else fit._hindsight,
+        **_fields(fit, "post_fit", "candidates"),
+        "hindsight": None if fit.post_fit is no_curvature else fit.diagnostics,
     }
 
 
 def _make_fit(parts: Parts) -> Fit:
-    hindsight: Hindsight | None = parts.pop("hindsight")
-    return Fit(**parts, look_back=no_curvature if hindsight is None else hindsight)
+    diagnostics: PostFit | None = parts.pop("hindsight")
+    return Fit(**parts, post_fit=no_curvature if diagnostics is None else diagnostics)
 
 
 def _take_evidence(evidence: Evidence) -> Parts:
@@ -106,7 +106,7 @@ RECORDS = {
     "Rows": Record(Rows, dropped=("known",)),
     "Groups": Record(Groups),
     "Fit": Record(Fit, _take_fit, _make_fit),
-    "Hindsight": Record(Hindsight),
+    "Hindsight": Record(PostFit),
     "CellCurvature": Record(CellCurvature),
     "LinearCurvature": Record(LinearCurvature),
     "RefitByEM": Record(RefitByEM),

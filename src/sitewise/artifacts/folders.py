@@ -8,6 +8,7 @@ data only, and the size and depth of the JSON document are checked before it is 
 import hashlib
 import json
 import os
+import platform
 import re
 import warnings
 from collections.abc import Iterator
@@ -18,10 +19,13 @@ from typing import Any, NoReturn
 import numpy as np
 import safetensors
 import safetensors.torch
+import sklearn
+import torch
 from torch import Tensor
 
 from sitewise.arrays import Problems, brief, did_you_mean
 from sitewise.artifacts.places import make_durable, put_in_place, read_unchanged, sole_writer
+from sitewise.version import __version__
 
 FORMAT = "sitewise model"
 SCHEMA = 1  # to be raised when the format changes so that older versions cannot read it
@@ -288,3 +292,14 @@ def _read_files(place: Path, files: dict[str, dict[str, Any]]) -> dict[str, byte
             problems.add(f"{path} is not what was saved (its checksum differs): {AGAIN}")
     problems.raise_if_any()
     return contents
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of sitewise and of the libraries that its results depend on."""
+    return {
+        "sitewise": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "scikit-learn": sklearn.__version__,
+        "python": platform.python_version(),
+    }

@@ -42,8 +42,22 @@ class OddEntryError(ValueError):
 class Record:
     """A class that may be saved: by its fields, or by the functions `take_apart` and `put_together`.
 
-    `methods` are the methods that may be saved as functions bound to their object. `dropped` are fields of earlier
-    versions that are ignored when a file is read.
+    Parameters
+    ----------
+    kind : type or callable
+        The class, or a function that may be saved by its name.
+    take_apart : callable, optional
+        From an object to the dict that is saved; the fields of the dataclass otherwise.
+    put_together : callable, optional
+        From such a dict to the object; the class itself otherwise.
+    methods : tuple of str
+        Methods that may be saved as functions bound to their object.
+    dropped : tuple of str
+        Fields of earlier versions that are ignored when a file is read.
+
+    Examples
+    --------
+    >>> records = {"StepPrevalence": Record(StepPrevalence)}
     """
 
     kind: type | Callable[..., Any]

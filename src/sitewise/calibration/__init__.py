@@ -4,6 +4,6 @@ Only log f is scaled, never log f + log g, so that f does not depend on the prio
 """
 
 from sitewise.calibration.calibrate import calibrate_log_ratio
-from sitewise.calibration.scaling import Calibration
+from sitewise.calibration.fit import Calibration
 
 __all__ = ["Calibration", "calibrate_log_ratio"]

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from sitewise.arrays import Problems, read_groups, read_labels, read_matrix, read_weight, to_tensor
-from sitewise.calibration.fit import fit_calibration, resample_calibration
-from sitewise.calibration.scaling import METHODS, Calibration
+from sitewise.calibration.fit import METHODS, Calibration, fit_calibration, resample_calibration
 
 
 def calibrate_log_ratio(

@@ -7,9 +7,19 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from sitewise.cli.options import AsJson, Data, Encoding, Force, Packed, Quiet, Separator
-from sitewise.cli.outcome import outcome_text
-from sitewise.cli.output import Output, check_out, finite
+from sitewise.cli.output import (
+    AsJson,
+    Data,
+    Encoding,
+    Force,
+    Output,
+    Packed,
+    Quiet,
+    Separator,
+    check_out,
+    finite,
+    outcome_text,
+)
 
 LABELS_THERE = "column {name!r} holds labels, which are not used; add --use-labels to use them"
 SHOWN_METRICS = ("positive_f1", "macro_f1", "recall", "specificity", "precision", "auroc", "accuracy", "nll", "brier")
@@ -83,7 +93,7 @@ def adapt(
         output.note(OLD_FALLBACK)
     with output.working(f"reading {model} and {data}"):
         from sitewise.cli.loading import check_site, load_model, open_pack, reader_of, sites_of, take_site
-        from sitewise.estimator.at_site.naming import class_names
+        from sitewise.estimator.at_site.showing import class_names
         from sitewise.tables.files import open_table
         from sitewise.tables.values import Place
 
@@ -102,12 +112,12 @@ def adapt(
         labels = "some" if use_labels else "none"
         read = reader.read(rows, labels=labels, place=place, root=data.parent, packed=open_pack(packed))
     with output.working(f"adapting to {len(read):,} rows"):
-        told = {
+        settings = {
             "policy": policy.value.replace("-", " "),
             "fallback": fallback,
             "known_prevalence": _read_known(known, prevalence_table),
         }
-        here = trained.adapt(read.X, sample_confounder=read.Z, y=read.y, groups=read.groups, **told)
+        here = trained.adapt(read.X, sample_confounder=read.Z, y=read.y, groups=read.groups, **settings)
         here.site_name = site_name or site or out.name
         diagnosis = here.diagnose()
         choice = None
@@ -132,8 +142,8 @@ def adapt(
             "threshold": None if choice is None else choice.to_dict(),
         }
         here.save(out)
-    told_first = outcome_text(diagnosis)
-    output.tell(record, told_first, _prevalence_table(record), _expected_table(record), *_sentences(record))
+    outcome_line = outcome_text(diagnosis)
+    output.tell(record, outcome_line, _prevalence_table(record), _expected_table(record), *_sentences(record))
 
 
 def _read_known(text: str | None, table: Path | None) -> Any:

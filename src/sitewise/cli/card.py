@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sitewise.cli.options import AsJson, Force, Quiet
-from sitewise.cli.output import Output, check_out
+from sitewise.cli.output import AsJson, Force, Output, Quiet, check_out
 
 
 def card(

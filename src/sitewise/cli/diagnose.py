@@ -5,9 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sitewise.cli.options import AsJson, Quiet
-from sitewise.cli.outcome import outcome_text
-from sitewise.cli.output import Output
+from sitewise.cli.output import AsJson, Output, Quiet, outcome_text
 
 
 def diagnose(

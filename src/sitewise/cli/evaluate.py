@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from sitewise.cli.options import AsJson, Encoding, Force, Packed, Quiet, Separator
-from sitewise.cli.output import Output, check_out
+from sitewise.cli.output import AsJson, Encoding, Force, Output, Packed, Quiet, Separator, check_out
 
 if TYPE_CHECKING:
     from sitewise.performance import Evaluation

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from sitewise.cli.options import AsJson, Encoding, Quiet, Separator
-from sitewise.cli.output import Output
+from sitewise.cli.output import AsJson, Encoding, Output, Quiet, Separator
 
 if TYPE_CHECKING:
     import pandas as pd

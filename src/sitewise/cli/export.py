@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sitewise.cli.options import AsJson, Force, Quiet
-from sitewise.cli.output import Output, check_out
+from sitewise.cli.output import AsJson, Force, Output, Quiet, check_out
 
 
 def export(
@@ -31,5 +30,5 @@ def export(
 
         content = export_onnx(load_site(site), out, dtype)
     inputs = "x and z" if content["z"] else "x"
-    told = f"wrote {out}: {inputs} in, probability out; it differs from the model by {content['difference']:.1e}"
-    output.tell({"graph": str(out), **content}, told)
+    sentence = f"wrote {out}: {inputs} in, probability out; it differs from the model by {content['difference']:.1e}"
+    output.tell({"graph": str(out), **content}, sentence)

@@ -8,8 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from sitewise.cli.options import AsJson, Data, Encoding, Force, OutcomeName, Packed, Positive, Quiet, Separator
-from sitewise.cli.output import Output, check_out, finite
+from sitewise.cli.output import (
+    AsJson,
+    Data,
+    Encoding,
+    Force,
+    OutcomeName,
+    Output,
+    Packed,
+    Positive,
+    Quiet,
+    Separator,
+    check_out,
+    finite,
+)
 
 if TYPE_CHECKING:
     from sitewise.tables import Roles, TableReader

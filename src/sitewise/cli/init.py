@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from sitewise.cli.options import AsJson, Data, Encoding, Force, Quiet, Separator
-from sitewise.cli.output import Output, check_out
+from sitewise.cli.output import AsJson, Data, Encoding, Force, Output, Quiet, Separator, check_out
 
 if TYPE_CHECKING:
     from sitewise.estimator.suggesting import Suggestion

@@ -7,8 +7,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from sitewise.cli.options import AsJson, Data, Encoding, Force, Packed, Quiet, Separator
-from sitewise.cli.output import Output, check_out, finite
+from sitewise.cli.output import AsJson, Data, Encoding, Force, Output, Packed, Quiet, Separator, check_out, finite
 
 SHOWN = 40  # windows in the table on a terminal
 PICTURES = (".png", ".svg", ".pdf")

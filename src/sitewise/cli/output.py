@@ -1,4 +1,4 @@
-"""Check where a command may write, and print its result: a summary, JSON or nothing, with notes."""
+"""The options that commands share, where they may write, and how they print: a summary, JSON or nothing, with notes."""
 
 import json
 import os
@@ -8,15 +8,30 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+if TYPE_CHECKING:
+    from sitewise.diagnosis import Diagnosis
+
 THERE = "{path} exists already: choose another --out, or replace it with --force"
 NO_PLACE = "{path} cannot be written: the folder {folder} is read-only for you; choose another --out"
 SAME = "--out {path} is the input table: choose another file"
+VERDICT_STYLES = {"adapt": "bold green", "care": "bold yellow", "do not adapt": "bold red"}
+Data = Annotated[
+    Path, typer.Argument(metavar="DATA", help="CSV (.csv, .csv.gz, .tsv) or Parquet, a row for each sample.")
+]
+Separator = Annotated[str | None, typer.Option(help="Separator of a CSV; by default a comma (.tsv: a tab).")]
+Encoding = Annotated[str | None, typer.Option(help="Encoding of a CSV, for example latin-1; by default UTF-8.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing --out.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of the summary.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+OutcomeName = Annotated[str | None, typer.Option(help="Name of the outcome in reports; by default its column.")]
+Positive = Annotated[str | None, typer.Option(help="Name of the second of two classes in reports.")]
+Packed = Annotated[Path | None, typer.Option(help="Read images from this folder, made by `sitewise data pack`.")]
 
 
 def check_out(out: Path, force: bool, *, reading: Iterable[Path] = (), suffixes: tuple[str, ...] = ()) -> None:
@@ -94,3 +109,16 @@ def finite(value: Any) -> float | None:
     """A number for JSON; None if it is not finite."""
     number = None if value is None else float(value)
     return number if number is not None and number == number and abs(number) != float("inf") else None
+
+
+def outcome_text(diagnosis: "Diagnosis", *, all_findings: bool = False) -> Text:
+    """The outcome at a site with its reason and risk, the verdict, and findings that need care, with advice."""
+    assert diagnosis.outcome is not None
+    said = Text.assemble((diagnosis.outcome.sentence, "bold"), f"\n{diagnosis.outcome.risk}\nverdict: ")
+    said.append(diagnosis.verdict, VERDICT_STYLES[diagnosis.verdict])
+    for finding in diagnosis.findings:
+        if all_findings:
+            said.append(f"\n  {finding}")
+        elif finding.severity in ("care", "stop"):
+            said.append(f"\n  {finding.name}: {finding.sentence} {finding.advice}".rstrip())
+    return said

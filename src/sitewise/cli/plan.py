@@ -7,8 +7,7 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
-from sitewise.cli.options import AsJson, Encoding, Quiet, Separator
-from sitewise.cli.output import Output, check_out
+from sitewise.cli.output import AsJson, Encoding, Output, Quiet, Separator, check_out
 
 if TYPE_CHECKING:
     from sitewise.estimator.model import SiteModel
@@ -88,8 +87,8 @@ def plan(
     with output.working(f"planning from {data}"):
         model = _saved_model(data, roles) if data.is_dir() else _model_of_table(data, roles, separator, encoding)
         if labels:
-            told = model.plan_labels(**wanted)
-            output.tell(told.to_dict(), labels_table(told), f"{told}.")
+            needed = model.plan_labels(**wanted)
+            output.tell(needed.to_dict(), labels_table(needed), f"{needed}.")
             return
         found = model.plan(**wanted)
     record = found.to_dict()

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from sitewise.cli.options import AsJson, Data, Encoding, Force, Packed, Quiet, Separator
-from sitewise.cli.output import Output, check_out
+from sitewise.cli.output import AsJson, Data, Encoding, Force, Output, Packed, Quiet, Separator, check_out
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from sitewise.cli.options import AsJson, Quiet
-from sitewise.cli.output import Output, finite
+from sitewise.cli.output import AsJson, Output, Quiet, finite
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sitewise.cli.options import AsJson, Encoding, Force, OutcomeName, Positive, Quiet, Separator
-from sitewise.cli.output import Output, check_out
+from sitewise.cli.output import AsJson, Encoding, Force, OutcomeName, Output, Positive, Quiet, Separator, check_out
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sitewise.cli.options import AsJson, Data, Encoding, Force, Quiet, Separator
-from sitewise.cli.output import Output, check_out
+from sitewise.cli.output import AsJson, Data, Encoding, Force, Output, Quiet, Separator, check_out
 
 WEIGHT, ROW = "sample_weight", "sample_row"
 NAMED = "{data} has a column {name!r} already: rename it"

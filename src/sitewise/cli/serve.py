@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sitewise.cli.options import Quiet
-from sitewise.cli.output import Output
+from sitewise.cli.output import Output, Quiet
 
 
 def serve(

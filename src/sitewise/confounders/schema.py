@@ -10,8 +10,16 @@ import torch
 from torch import Tensor
 
 from sitewise.arrays import Problems, as_pandas
-from sitewise.confounders.learning import ColumnDigest, as_frame, learn_variable, refuse_infinite, resolve_columns
-from sitewise.confounders.variables import Categorical, Notes, Variable
+from sitewise.confounders.variables import (
+    Categorical,
+    ColumnDigest,
+    Notes,
+    Variable,
+    as_frame,
+    learn_variable,
+    refuse_infinite,
+    resolve_columns,
+)
 
 FEW = 16  # rows that are encoded value by value
 

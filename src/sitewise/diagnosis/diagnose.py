@@ -5,11 +5,10 @@ from torch import Tensor
 
 from sitewise.adaptation import PrevalenceEstimate
 from sitewise.adaptation.known import CONTRADICTED, contradiction_sentence
-from sitewise.calibration.scaling import centre
+from sitewise.calibration.fit import centre
 from sitewise.confounders import Confounders
 from sitewise.confounders.variables import Categorical
 from sitewise.diagnosis.coverage import TrainingTable, check_coverage, check_positivity
-from sitewise.diagnosis.groups import count
 from sitewise.diagnosis.identification import check_identification, draw_calibrations, slope_in_errors
 from sitewise.diagnosis.matching import EFFECTIVE, FEWEST, Matched, match
 from sitewise.diagnosis.mixture import check_mixture
@@ -17,7 +16,7 @@ from sitewise.diagnosis.optimization import check_optimization
 from sitewise.diagnosis.reliability import check_calibration
 from sitewise.diagnosis.representation import Representation, compare_features
 from sitewise.diagnosis.result import Diagnosis, Finding, conclude, holm
-from sitewise.diagnosis.samples import SourceSample, TargetSample, by_groups, evenly
+from sitewise.diagnosis.samples import SourceSample, TargetSample, by_groups, count, evenly
 from sitewise.diagnosis.stability import Stability, compare_log_ratios, make_strata
 
 TESTED_ROWS = 5000  # at most of either sample: more would only find shifts too small to matter

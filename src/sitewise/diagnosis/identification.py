@@ -9,9 +9,8 @@ from sitewise.adaptation.cell_problem import ManyConstants, solve_cells
 from sitewise.adaptation.rows import to_ratio
 from sitewise.calibration import Calibration
 from sitewise.calibration.fit import resample_calibration
-from sitewise.diagnosis.groups import number, scatter, several
 from sitewise.diagnosis.result import Finding
-from sitewise.diagnosis.samples import SourceSample, TargetSample, evenly
+from sitewise.diagnosis.samples import SourceSample, TargetSample, evenly, number, scatter, several
 from sitewise.posterior import combine
 
 CARE_WIDTH, STOP_WIDTH = 0.10, 0.25  # half the 95% interval of P(Y), including the calibration's uncertainty

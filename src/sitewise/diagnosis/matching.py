@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sitewise.confounders import Confounders
 from sitewise.confounders.variables import Categorical
-from sitewise.diagnosis.groups import add_up, number, scatter
+from sitewise.diagnosis.samples import add_up, number, scatter
 from sitewise.posterior import contrasts
 from sitewise.solvers import newton
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from sitewise.diagnosis.result import Finding, Grounds
 
-ENOUGH_BELIEVED = 0.8  # share of the rows' change that is applied: from here on the site counts as adapted
+ENOUGH_TRUSTED = 0.8  # share of the rows' change that is applied: from here on the site counts as adapted
 UNCHANGED = 0.1  # log-odds: a smaller mean change of the predictions is ignored
 PRECISE = 0.1  # half the interval of P(Y) from the rows alone: a narrower one would have shown a change
 ASSUMPTION = ("stability", "representation", "mixture")  # the checks of the assumption
@@ -28,7 +28,7 @@ def decide(grounds: Grounds) -> tuple[str, str]:
         return "as trained", "nothing changed"
     discounted = grounds.without_rehearsal - grounds.believed > (1.0 - grounds.believed) / 2.0
     if grounds.believed * grounds.change >= UNCHANGED:
-        if grounds.believed >= ENOUGH_BELIEVED:
+        if grounds.believed >= ENOUGH_TRUSTED:
             return "adapted", "the rows"
         return "partly adapted", "rehearsal" if discounted else "few rows"
     if grounds.by_chance:

@@ -7,9 +7,8 @@ from scipy.stats import chi2
 from torch import Tensor
 
 from sitewise.diagnosis.discrepancy import quadratic_p_value
-from sitewise.diagnosis.groups import number, several
 from sitewise.diagnosis.result import Finding
-from sitewise.diagnosis.samples import SourceSample
+from sitewise.diagnosis.samples import SourceSample, number, several
 from sitewise.posterior import combine
 
 BINS = 10

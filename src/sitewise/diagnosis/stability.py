@@ -8,8 +8,8 @@ from torch import Tensor
 from sitewise.confounders import Confounders
 from sitewise.confounders.variables import Categorical
 from sitewise.diagnosis.discrepancy import leave_out, quadratic_p_value
-from sitewise.diagnosis.groups import count
 from sitewise.diagnosis.matching import EFFECTIVE, FEWEST, Matched, frequent
+from sitewise.diagnosis.samples import count
 
 STRATA_SHARE = 0.5  # weight of all strata of z together in the statistic; the whole site has weight 1
 STRATA = 4  # at most of one variable

@@ -24,17 +24,16 @@ from sitewise.arrays import in_stretches, view_tensor
 from sitewise.diagnosis import Diagnosis, Outcome
 from sitewise.diagnosis.outcome import failed_check, follows
 from sitewise.diagnosis.result import conclude
-from sitewise.estimator.at_site.believing import believed_rows
-from sitewise.estimator.at_site.diagnosing import diagnose
+from sitewise.estimator.at_site.diagnosing import diagnose, shift_by_column
 from sitewise.estimator.at_site.evaluating import evaluate_site
+from sitewise.estimator.at_site.label_draws import drawn_rows
 from sitewise.estimator.at_site.outcome import rehearsed_breaches, site_outcome
 from sitewise.estimator.at_site.reporting import report_content
 from sitewise.estimator.at_site.sets import WeightedRows, predict_sets, weighted_rows
-from sitewise.estimator.at_site.shifting import shift_by_column
 from sitewise.estimator.at_site.showing import site_html, site_text
 from sitewise.estimator.at_site.updating import estimate_rows, update
 from sitewise.estimator.at_site.watching import watch
-from sitewise.estimator.source.columns import split_confounders
+from sitewise.estimator.source.reading import split_confounders
 from sitewise.estimator.source.regions import in_regions
 from sitewise.estimator.without_z.predicting import lacking, with_joint
 from sitewise.monitoring import ALARM_LEVEL
@@ -49,9 +48,9 @@ from sitewise.performance import (
     clinical_performance,
     decision_curve,
 )
-from sitewise.performance.believed_clinical import THRESHOLDS
 from sitewise.performance.choice import choose_threshold
-from sitewise.performance.expected import BelievedRows, Expected, summarize
+from sitewise.performance.expected import DrawnRows, Expected, summarize
+from sitewise.performance.expected_clinical import THRESHOLDS
 from sitewise.performance.metrics import decide
 from sitewise.performance.others import judged_instead
 from sitewise.performance.sampling import draw_sample
@@ -246,7 +245,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Whether predictions are those of the model itself.
 
         So they are where that was asked for, and where neither rows nor labels nor a known prevalence are there to be
-        believed and averaging over the prior has not been better than the model itself at rehearsed sites.
+        trusted and averaging over the prior has not been better than the model itself at rehearsed sites.
         """
         if self.policy != "auto":
             return self.policy == "as trained"
@@ -466,7 +465,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         classes = tuple(self.classes_.tolist())
         ours = y_pred is None and proba is None
-        rows = judged_instead(self.believed_rows, classes, y_pred, proba)
+        rows = judged_instead(self.drawn_rows, classes, y_pred, proba)
         return summarize(rows, classes, self.threshold_ if ours and threshold is None else threshold, level)
 
     def clinical_performance(
@@ -501,7 +500,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         dict of str to Expected
             For each metric (estimate, low, high).
         """
-        rows = judged_instead(self.believed_rows, tuple(self.classes_.tolist()), y_pred, proba)
+        rows = judged_instead(self.drawn_rows, tuple(self.classes_.tolist()), y_pred, proba)
         ours = y_pred is None and proba is None
         chosen = self.threshold_ if ours and threshold is None else threshold
         return clinical_performance(rows, threshold=chosen, specificity=specificity, level=level)
@@ -528,7 +527,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             A row for each threshold: the net benefit of treating by the predictions, of treating all, and of treating
             none.
         """
-        rows = judged_instead(self.believed_rows, tuple(self.classes_.tolist()), y_pred, proba)
+        rows = judged_instead(self.drawn_rows, tuple(self.classes_.tolist()), y_pred, proba)
         return decision_curve(rows, THRESHOLDS if thresholds is None else thresholds, level=level)
 
     def subgroups(
@@ -565,7 +564,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             One for each group of each column.
         """
         classes = tuple(self.classes_.tolist())
-        rows = judged_instead(self.believed_rows, classes, y_pred, proba)
+        rows = judged_instead(self.drawn_rows, classes, y_pred, proba)
         ours = y_pred is None and proba is None
         chosen = self.threshold_ if ours and threshold is None else threshold
         return subgroups(rows, classes, by, bands=bands, threshold=chosen, level=level)
@@ -638,7 +637,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         classes = tuple(self.classes_.tolist())
         choice = choose_threshold(
-            self.believed_rows, classes, sensitivity=sensitivity, harm_to_benefit=harm_to_benefit, level=level
+            self.drawn_rows, classes, sensitivity=sensitivity, harm_to_benefit=harm_to_benefit, level=level
         )
         self.threshold_ = choice.threshold
         return choice
@@ -913,9 +912,9 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self.model.confounders_.encode(Z)[0]
 
     @cached_property
-    def believed_rows(self) -> BelievedRows:
+    def drawn_rows(self) -> DrawnRows:
         """The distribution of the unknown labels of the rows adapted on, which expected performance comes from."""
-        return believed_rows(self)
+        return drawn_rows(self)
 
     @cached_property
     def weighted_rows(self) -> tuple[WeightedRows, WeightedRows]:

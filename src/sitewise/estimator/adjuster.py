@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sitewise.arrays import Problems, did_you_mean, in_stretches, read_groups, read_weight, shortened
 from sitewise.estimator.model import SiteModel
-from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, Fold, Part, rehearse
+from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, Fold, RemainingSites, rehearse
 from sitewise.estimator.scoring.probabilities import (
     TINY,
     Classifier,
@@ -26,11 +26,8 @@ from sitewise.estimator.scoring.probabilities import (
     warn_separated,
 )
 from sitewise.estimator.scoring.ratios import ProbabilityRows, fit_ratio
-from sitewise.estimator.source.held_out import score_held_out
-from sitewise.estimator.source.prevalences import RowPrevalence
-from sitewise.estimator.source.reading import Array, TrainingData, read_classes, read_training_data
-from sitewise.estimator.source.splitting import folds
-from sitewise.estimator.without_z.choosing import MISSING, judged
+from sitewise.estimator.source.held_out import RowPrevalence, score_held_out
+from sitewise.estimator.source.reading import Array, TrainingData, folds, read_classes, read_training_data
 from sitewise.estimator.without_z.pairs import (
     PairModel,
     PairRatio,
@@ -40,6 +37,7 @@ from sitewise.estimator.without_z.pairs import (
     pair_reader,
     read_points,
 )
+from sitewise.estimator.without_z.predicting import MISSING, judged
 from sitewise.rows import LabeledRows
 from sitewise.solvers import EM
 
@@ -213,7 +211,7 @@ class PrevalenceAdjuster(SiteModel):
         self.prior_ = self.rehearsal_.numbers.put_into(self.prior_)
         return self
 
-    def _fit_folds(self, parts: list[Part], data: TrainingData, X: Any, seed: int) -> Iterator[Fold]:
+    def _fit_folds(self, parts: list[RemainingSites], data: TrainingData, X: Any, seed: int) -> Iterator[Fold]:
         """Adjusters fitted without some sites: g, log f, calibration, and the estimator if it was given unfitted."""
         refits = self.estimator is not None and not is_ready(self.estimator)
         for part in parts:
@@ -226,7 +224,7 @@ class PrevalenceAdjuster(SiteModel):
             fold._learn(own, seed)
             yield Fold(fold, inputs)
 
-    def _refit(self, part: Part, classes: Array, X: Any, seed: int) -> tuple[Classifier, Tensor]:
+    def _refit(self, part: RemainingSites, classes: Array, X: Any, seed: int) -> tuple[Classifier, Tensor]:
         """The estimator fitted to some of the rows, and their cross-fitted log p."""
         rows = part.data.rows
         weight = None if bool((rows.weight == 1).all()) else rows.weight.double().numpy()

@@ -15,35 +15,34 @@ from torch import Tensor, nn
 
 from sitewise.arrays import Problems, read_groups
 from sitewise.estimator.model import SiteModel
-from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, Fold, Part, rehearse
+from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, Fold, RemainingSites, rehearse
 from sitewise.estimator.scoring.cached import cached_log_ratio, cached_score
 from sitewise.estimator.settings import read_network_settings
-from sitewise.estimator.source.held_out import score_held_out
-from sitewise.estimator.source.prevalences import RowPrevalence, by_site
+from sitewise.estimator.source.held_out import RowPrevalence, by_site, score_held_out
 from sitewise.estimator.source.reading import (
     TrainingData,
     read_classes,
     read_domain,
     read_inputs,
     read_training_data,
+    split_validation,
 )
-from sitewise.estimator.source.splitting import split_validation
-from sitewise.estimator.without_z.choosing import MISSING, judged
 from sitewise.estimator.without_z.joint import JointModel, calibrate_critic, fit_joint_model
+from sitewise.estimator.without_z.predicting import MISSING, judged
 from sitewise.inputs import Inputs
 from sitewise.ratio import RatioObjective, Scorer, build_ratio, for_network, network_inputs
 from sitewise.rows import LabeledRows
 from sitewise.solvers import EM
 from sitewise.training import Recipe
 from sitewise.training.augmentation import AUGMENTATIONS
-from sitewise.training.loop import train
-from sitewise.training.side_by_side import count_parallel, run_side_by_side
+from sitewise.training.loop import count_parallel, run_side_by_side, train
 
 EXPECTED_FAILED_CHECKS = {
     "check_sample_weight_equivalence_on_dense_data": (
         "a row of weight two and two rows of weight one are drawn into different mini-batches"
     ),
 }
+"""The checks of scikit-learn's `check_estimator` that a `GPAClassifier` cannot pass, with the reason."""
 
 
 FOLD_VALIDATION = 0.2  # share held out in the trainings of a rehearsal, if a whole site is held out otherwise
@@ -255,7 +254,7 @@ class GPAClassifier(SiteModel):
             raise ValueError("GPAClassifier: " + NO_SITES.format(count=len(data.site_names)))
         checkpoints = self._learn(data, recipe, seed)
 
-        def fit_folds(parts: list[Part]) -> Iterator[Fold]:
+        def fit_folds(parts: list[RemainingSites]) -> Iterator[Fold]:
             for fold, left in self._learn_folds(parts, recipe, seed):
                 checkpoints.extend(left)
                 yield Fold(fold, lambda rows: data.rows.take(rows).X)
@@ -266,7 +265,7 @@ class GPAClassifier(SiteModel):
             path.unlink(missing_ok=True)
 
     def _learn_folds(
-        self, parts: list[Part], recipe: Recipe, seed: int
+        self, parts: list[RemainingSites], recipe: Recipe, seed: int
     ) -> Iterator[tuple["GPAClassifier", list[Path]]]:
         """Models that are trained without some sites, several at a time if the GPU memory allows it."""
         in_memory = all(isinstance(part.data.rows.X, Tensor) for part in parts)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from numbers import Real
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -22,36 +22,36 @@ from sitewise.adaptation.known import read_known
 from sitewise.adaptation.posterior.known import Known
 from sitewise.arrays import Problems, did_you_mean, read_groups, read_weight, view_tensor
 from sitewise.calibration import Calibration
-from sitewise.calibration.scaling import METHODS
+from sitewise.calibration.fit import METHODS
 from sitewise.confounders import Confounders
 from sitewise.confounders.variables import Notes
 from sitewise.diagnosis.coverage import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.at_site.partitioned import adapt_partitions
 from sitewise.estimator.at_site.updating import estimate_rows
-from sitewise.estimator.source.balance import Balance, fit_balance
-from sitewise.estimator.source.columns import split_confounders
-from sitewise.estimator.source.held_out import calibrate
-from sitewise.estimator.source.prevalences import (
+from sitewise.estimator.source.held_out import (
+    Balance,
     RowPrevalence,
     between_sites,
     by_site,
+    calibrate,
     cross_fit,
     describe_source,
+    fit_balance,
     fit_prevalence,
 )
 from sitewise.estimator.source.reading import (
     Array,
     TrainingData,
     TrainingSummary,
+    folds,
     read_domain,
     read_partial_labels,
+    split_confounders,
     summarize_training,
 )
 from sitewise.estimator.source.regions import Region, find_unsupported, in_regions, region_counts, warn_kept
-from sitewise.estimator.source.splitting import folds
-from sitewise.estimator.without_z.choosing import fit_site_joint
-from sitewise.estimator.without_z.predicting import rows_with_joint
+from sitewise.estimator.without_z.predicting import fit_site_joint, rows_with_joint
 from sitewise.partitions import is_dask, map_rows
 from sitewise.posterior import combine
 from sitewise.prevalence import SitePrior
@@ -714,21 +714,17 @@ def read_policy(policy: str, fallback: str | None = None) -> str:
     return policy
 
 
-if TYPE_CHECKING:
-    from sitewise.estimator.model import SiteModel
-
-
-def plan_from_held_out(model: "SiteModel", **wanted: Any) -> SamplePlan:
+def plan_from_held_out(model: SiteModel, **wanted: Any) -> SamplePlan:
     """`plan_sample_size` on the held-out rows."""
     return plan_sample_size(**_labeled_rows(model), **wanted)
 
 
-def plan_labels_from_held_out(model: "SiteModel", **wanted: Any) -> LabelPlan:
+def plan_labels_from_held_out(model: SiteModel, **wanted: Any) -> LabelPlan:
     """`plan_labels` on the held-out rows."""
     return plan_labels(**_labeled_rows(model), **wanted)
 
 
-def _labeled_rows(model: "SiteModel") -> dict[str, Any]:
+def _labeled_rows(model: SiteModel) -> dict[str, Any]:
     """The held-out rows with all of z; if there are none, all held-out rows with z hidden."""
     complete, hidden = model.held_out_
     held, calibration = (complete, model.calibrations_[0]) if len(complete) else (hidden, model.calibrations_[1])

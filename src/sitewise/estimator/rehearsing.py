@@ -36,7 +36,7 @@ NO_SITES = "rehearsal='sites' needs at least two sites in sample_domain, got {co
 
 
 @dataclass(frozen=True)
-class Part:
+class RemainingSites:
     """Training data without some sites."""
 
     name: str  # of the sites left out
@@ -52,7 +52,7 @@ class Fold:
     inputs: Callable[[Tensor], Inputs]
 
 
-MakeFolds = Callable[[list[Part]], Iterator[Fold]]
+MakeFolds = Callable[[list[RemainingSites]], Iterator[Fold]]
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,11 @@ class Rehearsal:
         each check of the assumption finds it violated there.
     numbers : Numbers
         What was learned: the scales of a new site's prior, and how many of its rows to trust.
+
+    Examples
+    --------
+    >>> print(model.rehearsal_.sentence)
+    >>> model.rehearsal_.table[["nll_as_trained", "nll_adapted"]]
     """
 
     kind: str | None
@@ -146,11 +151,11 @@ def _can_train(data: TrainingData, site: int) -> bool:
     return len(torch.unique(data.rows.y[data.rows.site != site])) == len(data.classes)
 
 
-def _without(data: TrainingData, sites: Sequence[int]) -> Part:
+def _without(data: TrainingData, sites: Sequence[int]) -> RemainingSites:
     """The rows of all other sites."""
     left = (~torch.isin(data.rows.site, torch.tensor(sites))).nonzero().flatten()
     name = ", ".join(str(data.site_names[s]) for s in sites)
-    return Part(name, left, replace(data, rows=data.rows.take(left)))
+    return RemainingSites(name, left, replace(data, rows=data.rows.take(left)))
 
 
 @dataclass(frozen=True)

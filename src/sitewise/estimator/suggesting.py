@@ -15,7 +15,7 @@ from sitewise.adaptation import estimate_prevalence
 from sitewise.arrays import Problems, read_weight
 from sitewise.confounders import Confounders
 from sitewise.diagnosis.heterogeneity import ScoreTest, column_features, holm, site_interactions
-from sitewise.estimator.source.prevalences import by_site, fit_prevalence
+from sitewise.estimator.source.held_out import by_site, fit_prevalence
 from sitewise.estimator.source.reading import read_classes, read_domain
 from sitewise.posterior import combine, contrasts
 from sitewise.prevalence import SitePrior
@@ -103,28 +103,14 @@ def suggest_confounders(
     problems = Problems("suggest_confounders")
     frame = X.reset_index(drop=True) if isinstance(X, pd.DataFrame) else _as_frame(X, problems)
     problems.raise_if_any()
-    classes, target = read_classes(y, problems)
-    n_rows = len(frame)
-    if len(target) != n_rows:
-        problems.add(f"y has {len(target)} row(s), X has {n_rows}")
-    names, site = read_domain(sample_domain, n_rows, problems)
-    weight = read_weight(sample_weight, n_rows, problems)
-    if len(names) < 2:
-        problems.add(f"at least two sites are needed in sample_domain, got {len(names)}")
-    if not 0 < level < 1:
-        problems.add(f"level must lie between 0 and 1, got {level}")
     wanted = list(frame.columns) if candidates is None else list(candidates)
     unknown = [name for name in wanted if name not in frame.columns]
+    if not 0 < level < 1:
+        problems.add(f"level must lie between 0 and 1, got {level}")
     if unknown:
         problems.add(f"candidates must be columns of X; these are not: {unknown}")
-    problems.raise_if_any()
-    labels = torch.as_tensor(target, dtype=torch.int64)
-    parts = [column_features(frame[name]) for name in frame.columns]
-    main = torch.cat([part for part, _ in parts], dim=1)
-    places = [list(frame.columns).index(name) for name in wanted]
-    columns = [parts[place][1] for place in places]
-    rows = _Rows(main, labels, site, weight, len(classes))
-    chosen, tests, adjusted = _select(rows, columns, level)
+    rows, differing = _read(frame, y, sample_domain, sample_weight, problems)
+    chosen, tests, adjusted = _select(rows, [differing[name] for name in wanted], level)
     table = pd.DataFrame(
         {
             "statistic": [test.statistic for test in tests],
@@ -149,6 +135,24 @@ class _Rows:
     site: Tensor
     weight: Tensor
     n_classes: int
+
+
+def _read(
+    frame: pd.DataFrame, y: Any, sample_domain: Any, sample_weight: Any, problems: Problems
+) -> tuple[_Rows, dict[Any, Tensor]]:
+    """Read the rows, and the features of each column that may differ between sites."""
+    classes, target = read_classes(y, problems)
+    if len(target) != len(frame):
+        problems.add(f"y has {len(target)} row(s), X has {len(frame)}")
+    names, site = read_domain(sample_domain, len(frame), problems)
+    weight = read_weight(sample_weight, len(frame), problems)
+    if len(names) < 2:
+        problems.add(f"at least two sites are needed in sample_domain, got {len(names)}")
+    problems.raise_if_any()
+    parts = {name: column_features(frame[name]) for name in frame.columns}
+    main = torch.cat([part for part, _ in parts.values()], dim=1)
+    rows = _Rows(main, torch.as_tensor(target, dtype=torch.int64), site, weight, len(classes))
+    return rows, {name: differing for name, (_, differing) in parts.items()}
 
 
 def _select(rows: _Rows, columns: list[Tensor], level: float) -> tuple[list[int], list[ScoreTest], list[float]]:

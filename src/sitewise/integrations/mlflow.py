@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from sitewise.artifacts.versions import versions
+from sitewise.artifacts.folders import versions
 from sitewise.estimator import AdaptedClassifier
 from sitewise.estimator.files.card import held_out_metrics
 from sitewise.estimator.files.saving import load, save
@@ -175,6 +175,15 @@ def load_model(model_uri: str, *, trusted: Sequence[str] = ()) -> Any:
         A folder, `models:/name/version`, `runs:/run/name` or any other address that MLflow knows.
     trusted : sequence of str
         As in `sitewise.load`.
+
+    Returns
+    -------
+    GPAClassifier, PrevalenceAdjuster, AdaptedClassifier or Pipeline
+        What was saved.
+
+    Examples
+    --------
+    >>> here = sitewise.integrations.mlflow.load_model("models:/malignant/1")
     """
     _library()
     folder = importlib.import_module("mlflow.artifacts").download_artifacts(model_uri)

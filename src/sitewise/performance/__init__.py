@@ -1,11 +1,11 @@
 """Performance without labels: expected metrics with intervals, and thresholds with their expected performance."""
 
-from sitewise.performance.believed_clinical import clinical_performance, decision_curve
 from sitewise.performance.choice import ThresholdChoice
 from sitewise.performance.conformal import PredictionSets
 from sitewise.performance.estimate import expected_performance
 from sitewise.performance.evaluated import Evaluation
 from sitewise.performance.expected import ExpectedPerformance
+from sitewise.performance.expected_clinical import clinical_performance, decision_curve
 from sitewise.performance.sampling import LabelSample
 from sitewise.performance.subgroups import Subgroup
 

@@ -15,8 +15,15 @@ from sitewise.adaptation import PrevalenceEstimate
 from sitewise.adaptation.draws import PrevalenceDraws
 from sitewise.arrays import Problems, read_labels, read_matrix, read_weight
 from sitewise.calibration import Calibration
-from sitewise.performance.expected import BelievedRows, ExpectedPerformance, summarize
-from sitewise.performance.labels import Direction, OpenShape, Part, calibration_directions, draw_labels
+from sitewise.performance.expected import DrawnRows, ExpectedPerformance, summarize
+from sitewise.performance.labels import (
+    Direction,
+    OpenShape,
+    ResampledCalibration,
+    calibration_directions,
+    draw_labels,
+    every_row,
+)
 from sitewise.performance.unlearned import Learned
 from sitewise.posterior import normalize
 
@@ -100,12 +107,11 @@ def expected_performance(
     if len(names) != n_classes:
         problems.add(f"classes must be {n_classes} names, got {len(names)}")
     problems.raise_if_any()
-    parts = [] if calibration is None else [Part(calibration, lambda at: at.new_ones(len(at), dtype=torch.bool))]
-    rows = believe(
+    rows = draw_rows(
         normalize(ratios),
         codes,
         estimate,
-        parts=parts,
+        calibrations=[] if calibration is None else [ResampledCalibration(calibration, every_row)],
         known=known,
         weight=weight,
         z=z,
@@ -115,7 +121,7 @@ def expected_performance(
     return summarize(rows, names, threshold, level)
 
 
-def believe(
+def draw_rows(
     log_ratio: Tensor,
     codes: Tensor,
     estimate: PrevalenceEstimate,
@@ -124,7 +130,7 @@ def believe(
     supported: Tensor | None = None,
     by_marginal: Tensor | None = None,
     probability: Array | None = None,
-    parts: Sequence[Part] = (),
+    calibrations: Sequence[ResampledCalibration] = (),
     known: Array | None = None,
     weight: Tensor | None = None,
     z: pd.DataFrame | None = None,
@@ -132,7 +138,7 @@ def believe(
     source: tuple[float, Array] | None = None,
     shape: OpenShape | None = None,
     random_state: Any = None,
-) -> BelievedRows:
+) -> DrawnRows:
     """Compute the beliefs about the labels of rows with log f (n, K) and codes of z (n, V), and draw labels from them.
 
     Parameters
@@ -151,7 +157,7 @@ def believe(
         Rows with one P(y) as their g. Its draws move as the estimate's mean does.
     probability : array of shape (n, K), optional
         P(y|x,z), if it is not the estimate's.
-    parts : sequence of Part
+    calibrations : sequence of ResampledCalibration
         The calibrations of log f, with the rows that each was applied to.
     known : array of shape (n,), optional
         Known labels, NaN elsewhere.
@@ -171,7 +177,7 @@ def believe(
 
     Returns
     -------
-    BelievedRows
+    DrawnRows
         The rows with their predictions, beliefs and drawn labels.
     """
     n_site = len(log_ratio)
@@ -206,7 +212,7 @@ def believe(
         applied=estimate.slope,
         directions=tuple(
             replace(moved, log_ratio=slope * moved.log_ratio)
-            for moved in _directions(log_ratio, codes, estimate, parts, supported)
+            for moved in _directions(log_ratio, codes, estimate, calibrations, supported)
         ),
         shape=shape,
         by_marginal=by_marginal,
@@ -216,7 +222,7 @@ def believe(
         seed=None if shape is None else int(rng.integers(2**31)),
         rng=rng,
     )
-    return BelievedRows(
+    return DrawnRows(
         adjusted,
         _knowing(adjusted, known),
         draw(),
@@ -224,7 +230,7 @@ def believe(
         pd.DataFrame(index=range(n_rows)) if z is None else z,
         kept.numpy(),
         n_site,
-        told=None if supported is None else supported.cpu().numpy(),
+        identified=None if supported is None else supported.cpu().numpy(),
         learned=None if source is None else Learned(*source, draw),
     )
 
@@ -264,8 +270,8 @@ class LabelDraws:
             own, pairs = self.by_marginal[:, None], zip(draws, self.moves, strict=True)
             draws = (torch.where(own, self.log_prevalence + move, drawn) for drawn, move in pairs)
         if self.supported is not None:
-            told, kept = self.supported[:, None], self.log_prevalence
-            draws = (torch.where(told, drawn, kept) for drawn in draws)
+            identified, kept = self.supported[:, None], self.log_prevalence
+            draws = (torch.where(identified, drawn, kept) for drawn in draws)
         return draws
 
 
@@ -287,7 +293,11 @@ def evenly(n_rows: int, at_most: int) -> Tensor:
 
 
 def _directions(
-    log_ratio: Tensor, codes: Tensor, estimate: PrevalenceEstimate, parts: Sequence[Part], supported: Tensor | None
+    log_ratio: Tensor,
+    codes: Tensor,
+    estimate: PrevalenceEstimate,
+    calibrations: Sequence[ResampledCalibration],
+    supported: Tensor | None,
 ) -> list[Direction]:
     """Return the directions in which the calibrations' uncertainty moves log f and log g.
 
@@ -302,7 +312,7 @@ def _directions(
             return again.log_prob
         return lambda at: torch.where(supported[:, None], again.log_prob(at), 0.0)
 
-    return calibration_directions(log_ratio, codes, parts, refit)
+    return calibration_directions(log_ratio, codes, calibrations, refit)
 
 
 def _knowing(probability: Array, known: Array | None) -> Array:

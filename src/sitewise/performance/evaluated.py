@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sitewise.performance.believed_clinical import THRESHOLDS
 from sitewise.performance.choice import wilson
 from sitewise.performance.clinical import (
     calibration_in_the_large,
@@ -17,6 +16,7 @@ from sitewise.performance.clinical import (
     treat_all,
 )
 from sitewise.performance.expected import Expected, ExpectedPerformance, expected_value
+from sitewise.performance.expected_clinical import THRESHOLDS
 from sitewise.performance.metrics import EXPECTED_METRICS, Predictions
 
 Array = np.ndarray[Any, Any]

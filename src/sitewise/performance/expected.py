@@ -37,7 +37,7 @@ class ExpectedCounts(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class BelievedRows:
+class DrawnRows:
     """Rows with their predictions, the beliefs P(y|x,z) about their labels, and labels drawn from them."""
 
     probability: Array | None  # (n, K) predicted; None if only decisions are known
@@ -48,19 +48,19 @@ class BelievedRows:
     place: Array | None = None  # (n,) positions among the site's rows; None means all
     n_site: int | None = None  # number of rows of the site
     decided: Array | None = None  # (n,) predicted classes, if they do not follow from the probability
-    told: Array | None = None  # (n,) whether f is identified at this z, so that rows inform about g; None means all
+    identified: Array | None = None  # (n,) whether f is identified at this z, so that rows tell about g; None: all
     learned: Learned | None = None  # for the uncertainty of other models' predictions; None if not known
 
     def __len__(self) -> int:
         return len(self.weight)
 
-    def take(self, index: Array) -> "BelievedRows":
+    def take(self, index: Array) -> "DrawnRows":
         """Select rows by position."""
-        columns = (self.probability, self.place, self.decided, self.told)
-        probability, place, decided, told = (None if column is None else column[index] for column in columns)
+        columns = (self.probability, self.place, self.decided, self.identified)
+        probability, place, decided, identified = (None if column is None else column[index] for column in columns)
         z = self.z.iloc[index].reset_index(drop=True)
         own = (self.belief[index], self.labels[:, index], self.weight[index], z)
-        return BelievedRows(probability, *own, place, self.n_site, decided, told)
+        return DrawnRows(probability, *own, place, self.n_site, decided, identified)
 
     def of_site(self, values: Any, name: str) -> Any:
         """Select the values of these rows, (n, ...), from values of all rows of the site, (N, ...)."""
@@ -88,7 +88,7 @@ class ExpectedPerformance(Mapping[str, Expected]):
         Rows with P(y=1) at or above it are called positive; None for the most probable class.
     level : float
         Level of the intervals.
-    rows : BelievedRows
+    rows : DrawnRows
         The rows behind it.
 
     Notes
@@ -111,7 +111,7 @@ class ExpectedPerformance(Mapping[str, Expected]):
     classes: tuple[Any, ...]
     threshold: float | None
     level: float
-    rows: BelievedRows = field(repr=False)
+    rows: DrawnRows = field(repr=False)
 
     @property
     def n_rows(self) -> int:
@@ -222,7 +222,7 @@ def group_rows(values: pd.Series) -> dict[Any, Array]:
 
 
 def summarize(
-    rows: BelievedRows, classes: tuple[Any, ...], threshold: float | None = None, level: float = 0.95
+    rows: DrawnRows, classes: tuple[Any, ...], threshold: float | None = None, level: float = 0.95
 ) -> ExpectedPerformance:
     """Compute every expected metric of these rows, with its interval from the drawn labels."""
     problems = Problems("expected_performance")

@@ -32,11 +32,16 @@ class Direction:
 
 
 @dataclass(frozen=True)
-class Part:
+class ResampledCalibration:
     """A calibration with its resamples, and the rows that it was applied to, by their codes of z."""
 
     calibration: Calibration
     applies: Callable[[Tensor], Tensor]  # codes (n, V) -> (n,) bool
+
+
+def every_row(codes: Tensor) -> Tensor:
+    """All rows of codes (n, V), as a mask (n,): those of a calibration that is the same at every z."""
+    return codes.new_ones(len(codes), dtype=torch.bool)
 
 
 def draw_labels(
@@ -75,7 +80,7 @@ def _draw(logits: Array, rng: np.random.Generator) -> Array:
 def calibration_directions(
     log_ratio: Tensor,
     codes: Tensor,
-    parts: Sequence[Part],
+    calibrations: Sequence[ResampledCalibration],
     refit: Callable[[Callable[[Tensor, Tensor], Tensor]], Callable[[Tensor], Tensor]],
 ) -> list[Direction]:
     """Return the principal directions of the calibrations' resamples, and how they move log f and log g.
@@ -84,17 +89,19 @@ def calibration_directions(
     and log g are taken as linear in the parameters between minus and plus one standard deviation.
     """
     directions = []
-    for part in parts:
-        before = part.calibration
-        if bool((before.slope == 0).any()) or not bool(part.applies(codes).any()):
+    for own in calibrations:
+        before = own.calibration
+        if bool((before.slope == 0).any()) or not bool(own.applies(codes).any()):
             continue
         for step in _principal_steps(before):
             moved = []
             for sign in (-1.0, 1.0):
                 after = _moved(before, sign * step)
 
-                def change(old: Tensor, at: Tensor, after: Calibration = after, part: Part = part) -> Tensor:
-                    return torch.where(part.applies(at)[:, None], after.apply(part.calibration.undo(old)), old)
+                def change(
+                    old: Tensor, at: Tensor, after: Calibration = after, own: ResampledCalibration = own
+                ) -> Tensor:
+                    return torch.where(own.applies(at)[:, None], after.apply(own.calibration.undo(old)), old)
 
                 moved.append((change(log_ratio, codes), refit(change)(codes)))
             (low_ratio, low_g), (high_ratio, high_g) = moved

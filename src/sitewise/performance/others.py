@@ -8,19 +8,19 @@ import pandas as pd
 
 from sitewise.arrays import Problems, did_you_mean, read_matrix
 from sitewise.evaluation import SUM_TOLERANCE
-from sitewise.performance.expected import BelievedRows
+from sitewise.performance.expected import DrawnRows
 from sitewise.performance.metrics import decide
 from sitewise.performance.unlearned import logits_of, unlearned_directions
 
 Array = np.ndarray[Any, Any]
 
 
-def judged_instead(rows: BelievedRows, classes: tuple[Any, ...], y_pred: Any = None, proba: Any = None) -> BelievedRows:
+def judged_instead(rows: DrawnRows, classes: tuple[Any, ...], y_pred: Any = None, proba: Any = None) -> DrawnRows:
     """Return the same rows and beliefs with the predictions of another model.
 
     Parameters
     ----------
-    rows : BelievedRows
+    rows : DrawnRows
         The rows of the site.
     classes : tuple
         The classes, in order.
@@ -31,7 +31,7 @@ def judged_instead(rows: BelievedRows, classes: tuple[Any, ...], y_pred: Any = N
 
     Returns
     -------
-    BelievedRows
+    DrawnRows
         The rows with these predictions.
     """
     if y_pred is None and proba is None:
@@ -45,7 +45,7 @@ def judged_instead(rows: BelievedRows, classes: tuple[Any, ...], y_pred: Any = N
     return replace(rows, probability=probability, decided=decided, labels=_labels(rows, probability, decided))
 
 
-def _labels(rows: BelievedRows, probability: Array | None, decided: Array | None) -> Array:
+def _labels(rows: DrawnRows, probability: Array | None, decided: Array | None) -> Array:
     """Draw labels that include the uncertainty of f along the other model's predictions."""
     if rows.learned is None or rows.probability is None:
         return rows.labels

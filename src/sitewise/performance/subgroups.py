@@ -12,7 +12,7 @@ from sitewise.arrays import did_you_mean
 from sitewise.performance.clinical import calibration_in_the_large, observed_to_expected
 from sitewise.performance.expected import (
     MISSING,
-    BelievedRows,
+    DrawnRows,
     Expected,
     ExpectedPerformance,
     drawn_truths,
@@ -87,7 +87,7 @@ class Subgroup:
 
 
 def subgroups(
-    rows: BelievedRows,
+    rows: DrawnRows,
     classes: tuple[Any, ...],
     by: Any,
     *,
@@ -99,7 +99,7 @@ def subgroups(
 
     Parameters
     ----------
-    rows : BelievedRows
+    rows : DrawnRows
         Rows with the predictions to judge.
     classes : tuple
         The classes, in order.
@@ -136,7 +136,7 @@ def subgroups(
     return described
 
 
-def columns_of(rows: BelievedRows, by: Any) -> pd.DataFrame:
+def columns_of(rows: DrawnRows, by: Any) -> pd.DataFrame:
     """Return the columns to group by, one value for each row: confounders by name, or the given values."""
     if isinstance(by, pd.DataFrame):
         return by
@@ -187,7 +187,7 @@ def in_bands(values: pd.Series, bands: Sequence[float], column: str) -> tuple[pd
 
 
 def _describe(
-    rows: BelievedRows, classes: tuple[Any, ...], column: str, name: str, threshold: float | None, level: float
+    rows: DrawnRows, classes: tuple[Any, ...], column: str, name: str, threshold: float | None, level: float
 ) -> Subgroup:
     if len(rows) < FEWEST:
         return Subgroup(column, name, len(rows), {}, None, {}, TOO_FEW.format(n=len(rows), fewest=FEWEST))
@@ -202,19 +202,19 @@ def _describe(
     return Subgroup(column, name, len(rows), prevalence, performance, _calibration(rows, level), None)
 
 
-def _share(rows: BelievedRows, k: int, level: float) -> Expected:
+def _share(rows: DrawnRows, k: int, level: float) -> Expected:
     """Return the share of a class; rows at which f is not identified count as none or all at the interval's ends."""
     share = rows.weight / rows.weight.sum()
-    told = np.ones(len(rows), dtype=bool) if rows.told is None else rows.told
-    drawn = (rows.labels[:, told] == k) @ share[told]
+    identified = np.ones(len(rows), dtype=bool) if rows.identified is None else rows.identified
+    drawn = (rows.labels[:, identified] == k) @ share[identified]
     value = expected_value(float(share @ rows.belief[:, k]), drawn, level)
-    if told.all() or value.low is None or value.high is None:
+    if identified.all() or value.low is None or value.high is None:
         return value
     low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
-    return Expected(value.estimate, float(low), float(high + share[~told].sum()))
+    return Expected(value.estimate, float(low), float(high + share[~identified].sum()))
 
 
-def _calibration(rows: BelievedRows, level: float) -> dict[str, Expected]:
+def _calibration(rows: DrawnRows, level: float) -> dict[str, Expected]:
     """Return the expected calibration of probabilities of two classes, with intervals from the drawn labels."""
     if rows.probability is None or rows.belief.shape[1] != 2:
         return {}

@@ -110,6 +110,25 @@ class ConstantPrevalence:
 
 
 def fit_constant(targets: Tensor, weight: Tensor, *, smoothing: float = SMOOTHING) -> ConstantPrevalence:
-    """Fit to soft labels (n, K): their weighted mean."""
+    """Fit a constant g to soft labels: their weighted mean.
+
+    Parameters
+    ----------
+    targets : Tensor of shape (n, K)
+        One-hot labels, or responsibilities.
+    weight : Tensor of shape (n,)
+        Weights of the rows.
+    smoothing : float
+        Rows of even labels that are added, so that no class has probability zero.
+
+    Returns
+    -------
+    ConstantPrevalence
+        Its `log_marginal` (K,) is log g.
+
+    Examples
+    --------
+    >>> fit_constant(torch.eye(2)[y].double(), torch.ones(len(y)).double()).log_marginal.exp()
+    """
     mean = weight @ smooth(targets, weight, smoothing) / weight.sum()
     return ConstantPrevalence(finite(mean.log()))

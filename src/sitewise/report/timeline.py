@@ -65,8 +65,10 @@ def _draw_class(axis: Axes, part: pd.DataFrame, name: str) -> None:
         axis.vlines(time, part["low"], part["high"], color=ACCENT, lw=6, alpha=0.25, label="interval")
     axis.plot(time, part["estimate"], "o-", color=ACCENT, ms=4, label="estimate, no labels")
     if "p_value" in part and 0 < part["p_value"].isna().sum() < len(part):
-        untold = part[part["p_value"].isna()]
-        axis.plot(untold["time"], untold["estimate"], "o", color=ACCENT, mfc="white", ms=6, label="check cannot tell")
+        unchecked = part[part["p_value"].isna()]
+        axis.plot(
+            unchecked["time"], unchecked["estimate"], "o", color=ACCENT, mfc="white", ms=6, label="check cannot tell"
+        )
     if alarm.any():
         axis.plot(
             time[alarm], part["estimate"][alarm], "X", color=ALARM, mec="white", ms=11, label="alarm: the check fails"

@@ -26,15 +26,21 @@ def read_few(reader: TableReader, frame: pd.DataFrame) -> tuple[Array, Array | N
         return None
     rows = frame.to_numpy(dtype=object).tolist()
     X = [[x for f in reader.features for x in _columns(f, row[place[f.name]])] for row in rows]
+    Z = _confounders(reader, place, rows)
+    if any(cell is ODD for row in (*X, *Z) for cell in row):
+        return None
+    has_z = any(name in place for name in reader.roles.confounders)
+    return np.array(X, dtype=np.float64), np.array(Z, dtype=object) if has_z else None
+
+
+def _confounders(reader: TableReader, place: dict[Any, int], rows: list[list[Any]]) -> list[list[Any]]:
+    """The values of z, missing where there is no such column."""
     known = [place.get(name) for name in reader.roles.confounders]
     numeric = [name in reader.numeric_confounders for name in reader.roles.confounders]
-    Z = [
+    return [
         [_value(None if at is None else row[at], is_number) for at, is_number in zip(known, numeric, strict=True)]
         for row in rows
     ]
-    if any(cell is ODD for row in (*X, *Z) for cell in row):
-        return None
-    return np.array(X, dtype=np.float64), np.array(Z, dtype=object) if any(at is not None for at in known) else None
 
 
 def _columns(feature: Feature, cell: Any) -> list[Any]:

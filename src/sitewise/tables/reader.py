@@ -13,9 +13,12 @@ import pyarrow as pa
 from sklearn.compose import ColumnTransformer
 
 from sitewise.arrays import Problems, did_you_mean
+from sitewise.artifacts import Record
 from sitewise.tables.classes import learn_classes
 from sitewise.tables.features import (
+    CategoryFeature,
     Feature,
+    NumberFeature,
     column_order,
     fitted_transformer,
     holds_numbers,
@@ -347,3 +350,13 @@ def _read_images(files: Any, root: Path | None, how: ImageInput, place: Place, p
         found = enumerate(pool.map(read, range(len(files))))
         add_unreadable(problems, {place.number(row): why for row, why in found if why is not None})
     return images
+
+
+# The classes of this package that may be saved with a model.
+RECORDS = {
+    "CategoryFeature": Record(CategoryFeature),
+    "ImageInput": Record(ImageInput),
+    "NumberFeature": Record(NumberFeature),
+    "Roles": Record(Roles),
+    "TableReader": Record(TableReader),
+}

@@ -1,41 +1,46 @@
 """The training loop of all methods: batches over sites, a schedule, the best snapshot by validation, seeds, devices.
 
-A method provides an `Objective`; it has no optimizer or loop of its own.
+A method provides an `Objective`; it has no optimizer or loop of its own. Several trainings run at the same time on one
+GPU, if its memory suffices.
 """
 
 import copy
 import logging
 import math
+import multiprocessing
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from sitewise.arrays import keep_freed_memory
-from sitewise.training.batches import Plan, batches, parts_of, plan_training
 from sitewise.training.checkpoint import Stateful, identify, open_checkpoint
 from sitewise.training.devices import (
+    DistributedNetwork,
     Share,
-    Spread,
     check_agreement,
     launch,
     precision_of,
     share_of,
     shared_batch_norm,
+    torchrun_processes,
 )
-from sitewise.training.progress import progress_bar
-from sitewise.training.recipe import Recipe
+from sitewise.training.recipe import Plan, Recipe, batches, parts_of, plan_training
 
 logger = logging.getLogger(__name__)
 ALIKE = (
     "Give every process the same data, settings and random_state (a number); all must find the same checkpoint, or none"
 )
 FEW_ROWS = "{n} row(s) of a batch can't be shared by {of} processes: take larger batches, or fewer devices"
+CONTEXT = 2**29  # bytes that every process needs on a GPU in addition to its tensors
+
+Result = TypeVar("Result")
 
 
 class Objective(Protocol):
@@ -275,7 +280,7 @@ def _train_here(fabric: Any, task: _Task) -> dict[str, Any]:
     optimizer = _optimizer(module, recipe, fabric.device)
     scheduler = _schedule(optimizer, recipe, plan.epochs * plan.steps_per_epoch)
     network, stepper = fabric.setup(module, optimizer)  # all processes start with the weights of the first
-    fitted = Spread(network, share) if share.of > 1 else network
+    fitted = DistributedNetwork(network, share) if share.of > 1 else network
     identity = _identify(task, module) if share.of > 1 or task.checkpoint is not None else {}
     saved = None if task.checkpoint is None else open_checkpoint(task.checkpoint, task.label, identity)
     objective.to(fabric.device)
@@ -290,8 +295,7 @@ def _train_here(fabric: Any, task: _Task) -> dict[str, Any]:
         "objective": objective,
         "course": course,
     }
-    verbose = task.verbose if share.rank == 0 else False
-    bar = progress_bar(task.label, plan.epochs, verbose)
+    bar = progress_bar(task.label, plan.epochs, task.verbose if share.rank == 0 else False)
     with _random_state(task.seed), _fastest_convolutions(), bar as advance:
         if saved is not None:
             saved.restore(parts, generator)
@@ -299,16 +303,23 @@ def _train_here(fabric: Any, task: _Task) -> dict[str, Any]:
             check_agreement(fabric, {**identity, "epochs behind": str(course.epoch)}, ALIKE)
         for record in course.history:
             advance(record)
-        while not course.ended(plan.epochs, recipe.patience):
-            course.note(loop.epoch(course.epoch + 1), module)
-            advance(course.history[-1])
-            logger.debug("%s: %s", task.label, course.history[-1])
+        for record in _epochs(course, loop, module):
+            advance(record)
+            logger.debug("%s: %s", task.label, record)
             if saved is not None and share.rank == 0 and course.epoch % task.checkpoint_every == 0:
                 saved.save(parts, generator)
-    if saved is not None and share.rank == 0 and not task.keep_checkpoint:
+    if saved is None:
+        return {"course": course.state_dict(), "checkpoint": None}
+    if share.rank == 0 and not task.keep_checkpoint:
         saved.remove()
-    kept = saved.path if saved is not None and task.keep_checkpoint else None
-    return {"course": course.state_dict(), "checkpoint": kept}
+    return {"course": course.state_dict(), "checkpoint": saved.path if task.keep_checkpoint else None}
+
+
+def _epochs(course: "_Course", loop: "_Loop", module: nn.Module) -> Iterator[dict[str, float]]:
+    """Train until the last epoch or until patience ends, and yield the record of each epoch."""
+    while not course.ended(loop.plan.epochs, loop.recipe.patience):
+        course.note(loop.epoch(course.epoch + 1), module)
+        yield course.history[-1]
 
 
 def _identify(task: _Task, module: nn.Module) -> dict[str, str]:
@@ -347,3 +358,52 @@ def _random_state(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         yield
+
+
+@contextmanager
+def progress_bar(label: str, epochs: int, verbose: bool | None) -> Iterator[Any]:
+    """Show a progress bar if `verbose`; None means on a terminal only."""
+    if not (sys.stderr.isatty() if verbose is None else verbose):
+        yield lambda record: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, TextColumn, TimeRemainingColumn
+
+    columns = (*Progress.get_default_columns()[:3], TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+    console = Console(stderr=True)  # without a terminal the bar is printed once, at the end
+    with Progress(*columns, console=console, transient=console.is_terminal) as bar:
+        task = bar.add_task(label, total=epochs, note="")
+
+        def advance(record: dict[str, float]) -> None:
+            note = " ".join(f"{name} {value:.3f}" for name, value in record.items() if name != "epoch")
+            bar.update(task, advance=1, note=note)
+
+        yield advance
+
+
+def count_parallel(n_tasks: int, device: str, devices: int | str = 1, nodes: int = 1) -> int:
+    """Return how many trainings like the last one fit on the GPU at the same time; 1 without a GPU.
+
+    It is 1 in the worker process of a pool too, because its processes share the GPU already.
+    """
+    on_gpu = device in ("auto", "cuda", "gpu") and torch.cuda.is_available()
+    alone = devices == 1 and nodes == 1 and torchrun_processes() is None and multiprocessing.parent_process() is None
+    if not (on_gpu and alone):
+        return 1
+    free, _ = torch.cuda.mem_get_info()
+    return max(1, min(n_tasks, os.cpu_count() or 1, free // (torch.cuda.max_memory_reserved() + CONTEXT)))
+
+
+def run_side_by_side(
+    function: Callable[..., Result], tasks: Sequence[tuple[Any, ...]], n_parallel: int, label: str, verbose: bool | None
+) -> Iterator[Result]:
+    """Yield function(*task) of every task in order, computed in `n_parallel` processes, or in this one if it is 1."""
+    if n_parallel == 1:
+        yield from (function(*task) for task in tasks)
+        return
+    from joblib import Parallel, delayed
+
+    with progress_bar(label, len(tasks), verbose) as advance:
+        for result in Parallel(n_parallel, return_as="generator")(delayed(function)(*task) for task in tasks):
+            advance({})
+            yield result

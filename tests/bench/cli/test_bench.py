@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import sitewise.bench.experiments
-from sitewise.bench.cli.curves import Curve, read_curve
+from sitewise.bench.cli.bench import Curve, read_curve
 from sitewise.bench.experiments.runner import RunError
 from sitewise.bench.methods import METHODS
 from sitewise.cli import app, main
@@ -66,7 +66,7 @@ def records(monkeypatch):
         return pd.DataFrame(rows, columns=list(COLUMNS))
 
     monkeypatch.setattr(sitewise.bench.experiments, "run_experiment", run)
-    monkeypatch.setattr(sitewise.bench.experiments, "read_records", lambda path: made)
+    monkeypatch.setattr("sitewise.bench.experiments.records.read_records", lambda path: made)
     monkeypatch.setattr(sitewise.bench.experiments, "summarize", summarize)
     return made, calls
 

@@ -14,7 +14,7 @@ from sitewise.bench.report.comparison import (
     curve_figure,
     save_figure,
 )
-from sitewise.bench.report.summary import TOLD_MARK
+from sitewise.bench.report.summary import INFORMED_MARK
 
 MEANS = {"ERM": 0.66, "ERM^Z": 0.71, "CoPA": 0.85, "GPA": 0.858, "IRM": "needs two sites"}
 LONG = {f"ERM^c + label-shift EM, vector scaling, {number}": 0.5 + number / 100 for number in range(24)} | {"GPA": 0.8}
@@ -86,7 +86,7 @@ def test_points_stand_at_their_means_and_differences(summary):
     assert [x for x, *_ in marks(points)] == [0.66, 0.71, 0.85, 0.858]
     assert [x for x, *_ in marks(differences)] == pytest.approx([0.66 - 0.858, 0.71 - 0.858, 0.85 - 0.858])
     assert [label.get_text() for label in points.get_yticklabels()] == [
-        *("ERM", r"ERM$^{\mathrm{Z}}$", f"CoPA {TOLD_MARK}", "GPA")
+        *("ERM", r"ERM$^{\mathrm{Z}}$", f"CoPA {INFORMED_MARK}", "GPA")
     ]
     assert points.get_ylim()[0] > points.get_ylim()[1]  # the first method is on top
     assert points.get_xlabel() == "positive-class F1"
@@ -99,7 +99,7 @@ def test_told_methods_are_hollow_the_reference_is_bold_and_what_is_left_out_is_n
     assert weights == ["normal", "normal", "normal", "bold"]
     notes = figure.legends[0].get_title().get_text()
     assert "left out: IRM" in notes
-    assert TOLD_MARK in notes
+    assert INFORMED_MARK in notes
     assert "mean over 20 seeds" in notes
 
 
@@ -163,7 +163,7 @@ def test_lines_differ_without_colour(summary):
     figure = curve_figure(frame, "positive_f1", SIZES, over="draw", label="n", log=True, reference="GPA")
     handles = figure.legends[0].legend_handles
     assert len({(handle.get_marker(), handle.get_linestyle(), handle.get_lw()) for handle in handles}) == len(means)
-    assert [handle.get_label() for handle in handles if handle.get_mfc() == "white"] == [f"m3 {TOLD_MARK}"]
+    assert [handle.get_label() for handle in handles if handle.get_mfc() == "white"] == [f"m3 {INFORMED_MARK}"]
 
 
 def test_over_sites_the_draws_are_panels_and_sites_without_a_number_are_not_drawn(summary):

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from sitewise.bench.report.grids import Cell, Grid, TerminalGrid, escape_latex, escape_markdown, write_latex
-from sitewise.bench.report.summary import TOLD_MARK, choose, left_out, small_is_good
+from sitewise.bench.report.summary import INFORMED_MARK, choose, left_out, small_is_good
 from sitewise.bench.report.tables import (
     comparison_table,
     interval_text,
@@ -44,12 +44,12 @@ def test_the_reference_has_no_difference_and_the_best_competitor_is_bold_though_
     table = comparison_table(summary(MEANS, told={"CoPA"}), "positive_f1", "markdown", "GPA")
     assert cells(table, "GPA")[1] == "**0.858 (0.848 to 0.868)**"
     assert table.count("**") == 4  # the title and one cell
-    assert cells(table, "CoPA")[0] == f"CoPA {TOLD_MARK}"
-    assert f"{TOLD_MARK} sees labels of the test site" in table
+    assert cells(table, "CoPA")[0] == f"CoPA {INFORMED_MARK}"
+    assert f"{INFORMED_MARK} sees labels of the test site" in table
 
 
 def test_without_told_methods_there_is_no_dagger(summary):
-    assert TOLD_MARK not in comparison_table(summary(MEANS), "positive_f1", "markdown", "GPA")
+    assert INFORMED_MARK not in comparison_table(summary(MEANS), "positive_f1", "markdown", "GPA")
 
 
 def test_the_smallest_is_best_where_small_is_good(summary):

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import sitewise as sw
 from sitewise.cli import app
 from sitewise.diagnosis import Finding, Grounds, Outcome
-from sitewise.diagnosis.outcome import ENOUGH_BELIEVED, UNCHANGED, decide, failed_check, follows
+from sitewise.diagnosis.outcome import ENOUGH_TRUSTED, UNCHANGED, decide, failed_check, follows
 from sitewise.estimator.at_site.outcome import rehearsed_breaches
 from sitewise.report.wording import OUTCOMES, RISKS, outcome_sentence, risk_sentence
 
@@ -60,8 +60,8 @@ def test_a_change_of_sharpness_is_said():
 
 
 def test_the_thresholds_are_those_of_the_docs():
-    assert decide(replace(CHANGED, believed=ENOUGH_BELIEVED))[0] == "adapted"
-    assert decide(replace(CHANGED, believed=ENOUGH_BELIEVED - 0.01))[0] == "partly adapted"
+    assert decide(replace(CHANGED, believed=ENOUGH_TRUSTED))[0] == "adapted"
+    assert decide(replace(CHANGED, believed=ENOUGH_TRUSTED - 0.01))[0] == "partly adapted"
     assert decide(replace(CHANGED, believed=1.0, change=UNCHANGED - 0.01))[0] == "as trained"
 
 
@@ -101,7 +101,7 @@ def model():
     return sw.PrevalenceAdjuster(LogisticRegression()).fit(X, y, sample_domain=np.repeat(["a", "b", "c"], 400))
 
 
-def test_belief_grows_with_the_rows_and_a_broken_site_is_not_believed(model):
+def test_belief_grows_with_the_rows_and_a_broken_site_is_not_trusted(model):
     many = model.adapt(rows(2000, 0.05, 7)[0]).outcome
     few = [model.adapt(rows(20, 0.05, seed)[0]).outcome.grounds.believed for seed in range(8)]
     assert (many, many.reason) == ("adapted", "the rows")

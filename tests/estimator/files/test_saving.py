@@ -20,7 +20,7 @@ from torch import nn
 import sitewise as sw
 from sitewise.adaptation.families import FAMILIES
 from sitewise.artifacts.folders import Folder, read_folder, write_folder
-from sitewise.calibration.scaling import METHODS as CALIBRATIONS
+from sitewise.calibration.fit import METHODS as CALIBRATIONS
 from sitewise.estimator.files.card import held_out_metrics
 
 FAST = {"epochs": 1, "batch_size": 32, "device": "cpu", "random_state": 1, "rehearsal": None}
@@ -249,7 +249,7 @@ def test_unseen_levels_and_regions_without_a_class_are_kept(tmp_path):
     assert "never occurred in training" in (tmp_path / "saved" / "model" / "model.md").read_text()
 
 
-def test_a_constant_g_and_rivals_with_gaps_come_back_near_the_bound(tmp_path):
+def test_a_constant_g_and_candidates_with_gaps_come_back_near_the_bound(tmp_path):
     """Class 1 all but absent: intervals follow the likelihood of the rows, which must be there."""
     X, y, _, Z = data(9, 400)
     model = fitted()

@@ -10,9 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_predict
 
 import sitewise as sw
-from sitewise.estimator.source.balance import fit_balance
-from sitewise.estimator.source.held_out import calibrate_rows
-from sitewise.estimator.source.prevalences import describe_source
+from sitewise.estimator.source.held_out import calibrate_rows, describe_source, fit_balance
 from sitewise.posterior import combine
 from sitewise.prevalence.additive import features, fit_additive
 from sitewise.rows import HeldOut

@@ -9,7 +9,7 @@ import torch
 
 from sitewise import Confounders, GPAClassifier
 from sitewise.estimator.source.regions import find_unsupported
-from sitewise.estimator.without_z.choosing import share_unseen
+from sitewise.estimator.without_z.predicting import share_unseen
 from sitewise.rows import LabeledRows
 
 

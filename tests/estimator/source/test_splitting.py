@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sitewise.estimator.source.reading import TrainingData
-from sitewise.estimator.source.splitting import evenly, folds, split_validation
+from sitewise.estimator.source.reading import TrainingData, evenly, folds, split_validation
 from sitewise.rows import LabeledRows, SiteRows
 
 

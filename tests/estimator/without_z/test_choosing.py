@@ -11,8 +11,7 @@ import torch
 
 import sitewise as sw
 from sitewise.bench.datasets.known_densities import TARGETS, TRAINING
-from sitewise.estimator.without_z.choosing import judged
-from sitewise.estimator.without_z.predicting import joint_log_ratio
+from sitewise.estimator.without_z.predicting import joint_log_ratio, judged
 from sitewise.rows import LabeledRows
 
 QUICK = {"device": "cpu", "verbose": False, "epochs": 30, "batch_size": 128, "rehearsal": None}

@@ -7,7 +7,7 @@ from torch import nn
 
 from sitewise import GPAClassifier
 from sitewise.backbones.build import build_backbone
-from sitewise.estimator.without_z.layers import CHANNELS, Layers, blocks_of, layer_features, over_places
+from sitewise.estimator.without_z.joint import CHANNELS, Layers, blocks_of, layer_features, over_places
 from sitewise.estimator.without_z.predicting import joint_log_ratio
 from sitewise.ratio import RatioNetwork, Scorer
 from sitewise.training import Recipe

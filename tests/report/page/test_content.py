@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from sitewise.report.page.binning import called_shares, most_frequent, probability_shares
-from sitewise.report.page.content import Profile, plain
+from sitewise.report.page.content import Profile, called_shares, most_frequent, plain, probability_shares
 
 
 def test_shares_are_numpys_histogram():

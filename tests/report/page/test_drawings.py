@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sitewise.report.page.drawings import Row, curve, intervals
-from sitewise.report.page.svg import Scale, ceiling, element, path, ticks
+from sitewise.report.page.drawings import Row, Scale, ceiling, curve, element, intervals, path, ticks
 from sitewise.report.wording import compact, fixed, percent, plural, shorten, whole
 
 

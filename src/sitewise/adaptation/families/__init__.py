@@ -17,6 +17,8 @@ FAMILIES: dict[str, Family] = {
     "table": Table(),
     "network": Network(),
 }
+"""The families by name; an entry makes a family known to `prevalence=`, `model=`, saved folders and the tests."""
+
 SOLVERS = ("auto", "newton", "lbfgs", "em")
 SOLVERS_OF_AUTO = ("auto", "newton")
 

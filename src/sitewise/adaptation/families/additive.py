@@ -11,7 +11,7 @@ from torch import Tensor
 from sitewise.adaptation.draws import LinearDraws, draw_linear
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.families.base import Family, Request
-from sitewise.adaptation.fit import Fit, best, left_out, rivals
+from sitewise.adaptation.fit import Fit, best, left_out, weigh_candidates
 from sitewise.adaptation.linear import (
     RefitAdditive,
     RefitFinished,
@@ -57,7 +57,7 @@ class Additive(Family):
         """Fit at the given strength, or at the one with the highest left-out likelihood."""
         fits = additive_candidates(request)
         evidence = request.evidence
-        return replace(self.finish(best(fits), evidence), rivals=rivals(fits, evidence, self.finish))
+        return replace(self.finish(best(fits), evidence), candidates=weigh_candidates(fits, evidence, self.finish))
 
     def candidates(self, request: Request) -> list[Fit]:
         """Return additive models at every strength."""

@@ -72,6 +72,11 @@ class Family(ABC):
         What to do if a fit does not converge.
     records : mapping from str to Record
         The names and records by which its g, and the functions that refit it, are saved.
+
+    Examples
+    --------
+    >>> FAMILIES["step"] = Step()  # docs/extending.md has the whole family
+    >>> estimate_prevalence(log_ratio, Z, model="step")
     """
 
     name: ClassVar[str]
@@ -88,18 +93,61 @@ class Family(ABC):
     def fit_labels(
         self, targets: Tensor, codes: Tensor, weight: Tensor, schema: Confounders, *, knockout: float, seed: int
     ) -> Prevalence:
-        """Fit to soft labels (n, K) of rows of codes (n, V) with weights (n,)."""
+        """Fit g to soft labels.
+
+        Parameters
+        ----------
+        targets : Tensor of shape (n, K)
+            One-hot labels, or responsibilities.
+        codes : Tensor of shape (n, V)
+            z as the schema encodes it.
+        weight : Tensor of shape (n,)
+            Weights of the rows.
+        schema : Confounders
+            The schema of z.
+        knockout : float
+            The probability that a variable of a row is made missing while g is fitted.
+        seed : int
+            The seed of what is random.
+
+        Returns
+        -------
+        Prevalence
+            The fitted g: `name`, `schema` and `log_prob(codes)`.
+        """
 
     def with_dropout(self, dropout: float) -> "Family":
         """The family with dropout while its g is fitted: itself, for only a network has any."""
         return self
 
     def fit_rows(self, request: Request) -> Fit:
-        """Estimate g from unlabeled rows, by default by EM with the fit to labels as M-step."""
+        """Estimate g from unlabeled rows, by default by EM with the fit to labels as M-step.
+
+        Parameters
+        ----------
+        request : Request
+            The site's rows, and the arguments of `estimate_prevalence` that matter for the fit.
+
+        Returns
+        -------
+        Fit
+            The g with its likelihood, its gap and its trace.
+        """
         return fit_by_em(self, request)
 
     def candidates(self, request: Request) -> list[Fit]:
-        """Return the fits among which model="auto" chooses; none if this family does not take part."""
+        """Return the fits among which model="auto" chooses; none if this family does not take part.
+
+        Parameters
+        ----------
+        request : Request
+            As for `fit_rows`.
+
+        Returns
+        -------
+        list of Fit
+            Empty by default.
+        """
         return []
 
     def finish(self, fit: Fit, evidence: Evidence) -> Fit:
@@ -211,6 +259,6 @@ def fit_by_em(family: Family, request: Request) -> Fit:
         n_iter=found.n_iter,
         trace=[-float(value) for value in found.trace],
         strength=0.0,
-        look_back=no_curvature,
+        post_fit=no_curvature,
         refit=RefitByEM(family.name, request.seed),
     )

@@ -19,7 +19,7 @@ from sitewise.adaptation.cells import (
 from sitewise.adaptation.draws import CellDraws, draw_cells
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.families.base import Family, Request
-from sitewise.adaptation.fit import Fit, best, rivals
+from sitewise.adaptation.fit import Fit, best, weigh_candidates
 from sitewise.arrays import find_rows
 from sitewise.artifacts import Record
 from sitewise.confounders import Confounders
@@ -72,7 +72,7 @@ class Table(Family):
     def fit_rows(self, request: Request) -> Fit:
         """Fit at the given strength, or at the one with the highest left-out likelihood."""
         fits = table_candidates(request)
-        return replace(best(fits), rivals=rivals(fits, request.evidence, self.finish))
+        return replace(best(fits), candidates=weigh_candidates(fits, request.evidence, self.finish))
 
     def candidates(self, request: Request) -> list[Fit]:
         """Return tables at every strength if z has few cells with enough rows, else none."""

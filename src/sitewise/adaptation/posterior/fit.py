@@ -11,19 +11,19 @@ from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.fit import Fit, no_curvature
 from sitewise.adaptation.posterior.deviation import Deviation, fit_deviation
 from sitewise.adaptation.posterior.known import Known, stratum_means
-from sitewise.adaptation.posterior.labels import KnownLabels, LabelLikelihood, read_label_likelihood
-from sitewise.adaptation.posterior.levels import LevelPrior, Weighed, candidates, locate, weigh_levels
-from sitewise.adaptation.posterior.likelihood import Sums, evaluate_points, subset
-from sitewise.adaptation.posterior.points import Points, Posterior, shape_of
-from sitewise.adaptation.posterior.told import (
+from sitewise.adaptation.posterior.known_points import (
     contradiction,
+    copy_for_slopes,
     drawn_slopes,
     normal_noise,
     sampling_variance_of_predictions,
     settle,
-    spread_slopes,
     stepped,
 )
+from sitewise.adaptation.posterior.labels import KnownLabels, LabelLikelihood, read_label_likelihood
+from sitewise.adaptation.posterior.levels import LevelPrior, Weighed, candidates, locate, weigh_levels
+from sitewise.adaptation.posterior.likelihood import Sums, evaluate_points, subset
+from sitewise.adaptation.posterior.points import Points, Posterior, shape_of
 from sitewise.adaptation.rows import Rows, scores
 from sitewise.posterior import contrasts
 from sitewise.prevalence import SitePrior
@@ -97,19 +97,19 @@ def fit_posterior(
     power = power if prior.tempering(n_rows) > 0.0 else 0.0
     factor_scale = prior.factor_scale if has_shape(template) else 0.0
     located = locate(template, evidence, prior.level_scale, factor_scale, prior.slope)
-    believed = evidence if power else None
+    trusted = evidence if power else None
     labels = None if labeled is None else read_label_likelihood(labeled, as_trained, prior)
-    problem = Problem(template, evidence, believed, labels, known, located, power, prior.level_error, prior.slope)
-    depends = template.schema is not None and (believed is not None or labels is not None)
+    problem = Problem(template, evidence, trusted, labels, known, located, power, prior.level_error, prior.slope)
+    depends = template.schema is not None and (trusted is not None or labels is not None)
     deviation = None
     if depends:  # rough estimates of level and factor are enough to fit the deviation
-        few = replace(problem, unlabeled=None if believed is None else subset(believed, ENOUGH_ROWS))
+        few = replace(problem, unlabeled=None if trusted is None else subset(trusted, ENOUGH_ROWS))
         weighed = few.weigh(None)
         share = torch.softmax(weighed.log_weight, dim=0)
         deviation = fit_deviation(
             template, evidence, power, share @ weighed.factor, share @ weighed.level, prior.deviation, labels
         )
-    keep = keep_points if labels is None and known is None else keep_told_points
+    keep = keep_points if labels is None and known is None else keep_known_points
     posterior, score = keep(problem, problem.weigh(deviation), deviation, evidence, prior.slope)
     if known is not None:
         without = fit_posterior(evidence, prior, labeled).posterior
@@ -164,7 +164,7 @@ class Problem:
             found = self.power * evaluate_points(rows, points(factor, level), means=False).log_likelihood
             return found if deviation is None else found + deviation.log_prior(factor, level)
 
-        def told(factor: Tensor, level: Tensor) -> Tensor:
+        def known_log_likelihood(factor: Tensor, level: Tensor) -> Tensor:
             found = torch.zeros_like(factor)
             if self.labels is None and self.known is None:
                 return found
@@ -177,7 +177,7 @@ class Problem:
                 found = found + deviation.log_prior(factor, level)
             return found
 
-        return weigh_levels(self.unlabeled, self.prior, unlabeled, told, self.error)
+        return weigh_levels(self.unlabeled, self.prior, unlabeled, known_log_likelihood, self.error)
 
 
 def keep_points(
@@ -216,7 +216,7 @@ def keep_points(
     return Posterior(points, marginals, slope, problem.power), score
 
 
-def keep_told_points(
+def keep_known_points(
     problem: Problem, weighed: Weighed, deviation: Deviation | None, evidence: Evidence, slope: float
 ) -> tuple[Posterior, Tensor]:
     """Do as `keep_points` for a site with labels or a known prevalence: P(Y) is the mean prediction (section 20)."""
@@ -227,8 +227,8 @@ def keep_told_points(
     some = subset(evidence, ENOUGH_ROWS)
     at = fine if labels is None else labels.with_slopes(fine, labels.slopes_at(fine, torch.full_like(weight, 0.5)))
     middle = evaluate_points(some, at, slope=slope).predicted
-    spread, own_weight = (at, weight) if labels is None else spread_slopes(fine, labels, weight)
-    predicted = middle if labels is None else evaluate_points(some, spread, slope=slope).predicted
+    copies, own_weight = (at, weight) if labels is None else copy_for_slopes(fine, labels, weight)
+    predicted = middle if labels is None else evaluate_points(some, copies, slope=slope).predicted
     kept, share = choose_points(middle, weight, weighed.factor)
     points = replace(candidates(problem.template, weighed.factor[kept], weighed.level[kept]), weight=share)
     if deviation is not None:
@@ -258,8 +258,8 @@ def keep_told_points(
     else:
         marginals = spread_marginals(predicted, own_weight, extra)
     score = level_score(points, evaluate_points(evidence, points, slope=slope), problem.power * evidence.total_weight)
-    told = 0.0 if labels is None else float(labels.rows.weight.sum())
-    return Posterior(points, marginals, slope, problem.power, told), score
+    label_weight = 0.0 if labels is None else float(labels.rows.weight.sum())
+    return Posterior(points, marginals, slope, problem.power, label_weight), score
 
 
 def _covered(evidence: Evidence, known: Known) -> float:
@@ -316,8 +316,8 @@ def tilt(weight: Tensor, values: Tensor, wanted: Tensor) -> Tensor | None:
         off = share @ away
         if float(off.abs().max()) < 1e-14:
             break
-        spread = (away * share[:, None]).T @ away - off[:, None] * off
-        step = torch.linalg.solve(spread + 1e-14 * torch.eye(len(at)).to(spread), -off)
+        covariance = (away * share[:, None]).T @ away - off[:, None] * off
+        step = torch.linalg.solve(covariance + 1e-14 * torch.eye(len(at)).to(covariance), -off)
         at = at + step.clamp(-2.0, 2.0)
     return share if bool(torch.isfinite(share).all()) and float(at.abs().max()) < 30.0 else None
 
@@ -383,7 +383,7 @@ def _as_fit(evidence: Evidence, posterior: Posterior, score: Tensor, deviation: 
         n_iter=0 if deviation is None else deviation.n_iter,
         trace=[log_likelihood],
         strength=math.nan,
-        look_back=no_curvature,
+        post_fit=no_curvature,
         refit=RefitLevel(points, posterior.power, score),
         posterior=posterior,
     )

@@ -179,11 +179,7 @@ def _weigh_grid(
             return replace(grid, log_weight=of_rows + prior.log_density(grid.factor, 0.0 * grid.level + prior.centre))
         return replace(grid, log_weight=grid.log_prior + of_rows + labeled(grid.factor, grid.level))
 
-    sizes = [] if evidence is None else [size for size in (FEW, SOME) if 2 * size < evidence.n_rows]
-    stages: list[Evidence | None] = [evidence]
-    if evidence is not None:
-        stages = [*(subset(evidence, size) for size in sizes), evidence]
-    for rows in stages:
+    for rows in _stages(evidence):
         for _ in range(ROUNDS if rows is evidence else 1):
             found = weighed(rows)
             density = found.log_weight.reshape(len(factors), -1)
@@ -206,6 +202,13 @@ def _weigh_grid(
         odds = _where_mass_is(density - torch.gradient(odds)[0].log(), odds)
         found = weighed(evidence)
     return replace(found, covers_prior=unchanged)
+
+
+def _stages(evidence: Evidence | None) -> list[Evidence | None]:
+    """Subsets of growing size, which narrow the grid at little cost, then all rows."""
+    if evidence is None:
+        return [None]
+    return [*(subset(evidence, size) for size in (FEW, SOME) if 2 * size < evidence.n_rows), evidence]
 
 
 def _resolved(density: Tensor, odds: Tensor) -> bool:

@@ -70,8 +70,8 @@ def _sums_of_two(
     if slope is not None:
         own = (torch.log1p(rows.ratio) - torch.log1p(-rows.ratio)).clamp(-700.0, 700.0)
         own = (slope if points.slope is None else points.slope) * own
-        told = odds if points.shift is None else odds + (points.shift[:, 1] - points.shift[:, 0])
-        second = weight @ torch.sigmoid(own + (told if len(told) == 1 else rows.at_rows(told)))
+        shifted = odds if points.shift is None else odds + (points.shift[:, 1] - points.shift[:, 0])
+        second = weight @ torch.sigmoid(own + (shifted if len(shifted) == 1 else rows.at_rows(shifted)))
         of_y = torch.stack([weight.sum() - second, second], dim=1)
     return log_likelihood, of_g, of_y
 
@@ -93,9 +93,9 @@ def _sums_of_many(
         of_g = torch.einsum("u,umk->mk", rows.cell_weight, g.expand(len(rows.codes), -1, -1))
     if slope is not None:
         slopes = points.weight.new_tensor([slope]) if points.slope is None else points.slope
-        told = g if points.shift is None else g * points.shift.exp()
+        shifted = g if points.shift is None else g * points.shift.exp()
         sharp = rows.ratio.clamp_min(TINIEST)[:, None, :] ** slopes[:, None]  # (n, 1 or M, K)
-        of_y = _mean_predictions(weight, sharp, told if len(told) == 1 else rows.at_rows(told))
+        of_y = _mean_predictions(weight, sharp, shifted if len(shifted) == 1 else rows.at_rows(shifted))
     return log_likelihood, of_g, of_y
 
 

@@ -203,9 +203,9 @@ def _show_agreement(collection: "Collection", verdicts: "pd.Series[str]") -> Non
         f"{len(agree)} of {len(collection.paper)} row(s) agree with the paper{': ' if agree else ''}{', '.join(agree)}"
     )
     for site, verdict in verdicts.items():
-        told = (collection.caveats if verdict == AGREES else collection.reasons).get(str(site))
-        if told:
-            _say(f"{site} {'is absent' if verdict == ABSENT else verdict}: {told}")
+        reason = (collection.caveats if verdict == AGREES else collection.reasons).get(str(site))
+        if reason:
+            _say(f"{site} {'is absent' if verdict == ABSENT else verdict}: {reason}")
 
 
 def _share(value: float) -> str:

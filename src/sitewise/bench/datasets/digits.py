@@ -218,6 +218,34 @@ def colored_site(
     over [0, 1]. `hidden` = s in [-1, 1] adds an omitted confounder u with P(u=1|y) = ½ + s (y - ½), independent of z
     given y. It is visible in the image (`mark`) but not in Z. s = 0 is noise; the digits and colours do not depend on
     s.
+
+    Parameters
+    ----------
+    digits : Digits
+        The digits to draw from.
+    n : int
+        The number of rows.
+    model : str
+        The causal model, a name of `CAUSAL_MODELS`.
+    alpha : float
+        A parameter of the causal model that all sites share.
+    beta : float, optional
+        The site's parameter of the causal model; give it or `joint`.
+    joint : array-like of shape (2, M), optional
+        The table P(y, z).
+    coloring : str
+        How z is shown as a colour.
+    hidden : float, optional
+        The strength s of an omitted confounder.
+    name : str, optional
+        The name of the site.
+    seed : int
+        The seed of the draw.
+
+    Returns
+    -------
+    Site
+        X, y and Z.
     """
     rng = np.random.default_rng(seed)
     _check_hidden(hidden, coloring)

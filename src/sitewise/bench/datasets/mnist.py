@@ -74,6 +74,16 @@ def load_digits(data_dir: str | os.PathLike[str] | None = None) -> Digits:
 
     MNIST is read from `data_dir`, or from the folder in the environment variable SITEWISE_DATA: four idx.gz files in
     the folder or in its subfolder `mnist`, checked by MD5. A `data_dir` without them is an error.
+
+    Parameters
+    ----------
+    data_dir : path, optional
+        The folder with MNIST.
+
+    Returns
+    -------
+    Digits
+        Images and labels.
     """
     if data_dir is not None:
         folder = _mnist_folder(Path(data_dir))

@@ -92,6 +92,16 @@ def load_heart(folder: str | os.PathLike[str] | None = None) -> PatientTable:
 
     They are searched in `folder` or in `heart_disease/` below it; None uses the folder in SITEWISE_DATA. A pressure or
     a cholesterol of 0 counts as missing. z is age and sex.
+
+    Parameters
+    ----------
+    folder : path, optional
+        The folder with the four files.
+
+    Returns
+    -------
+    PatientTable
+        The rows with their sites, labels, confounders and features.
     """
     files = _find("heart", folder, [f"processed.{name}.data" for name in HOSPITALS], "heart_disease", HEART_WHERE)
     problems = Problems("heart disease")
@@ -107,6 +117,16 @@ def load_gusto(folder: str | os.PathLike[str] | None = None) -> PatientTable:
 
     It is searched in `folder` or in `gusto/` below it; None uses the folder in SITEWISE_DATA. Columns may have the
     names of predtools (`regl`, `day30`) or plain ones (`region`, `y`). z is age, sex and Killip class.
+
+    Parameters
+    ----------
+    folder : path, optional
+        The folder with the file.
+
+    Returns
+    -------
+    PatientTable
+        The rows with their sites, labels, confounders and features.
     """
     (path,) = _find("gusto", folder, ["gusto.csv"], "gusto", GUSTO_WHERE)
     problems = Problems("gusto")

@@ -86,6 +86,16 @@ def load_isic64(folder: Folder) -> SmallImages:
     A site is a collection of the archive, with HAM10000 split into its four contributing centres; y is melanoma. z is
     age, anatomical site (the three kinds of torso are one, as in `bench.datasets.isic`) and sex; the group is the
     lesion, else the patient, else the image.
+
+    Parameters
+    ----------
+    folder : path
+        The folder with the table and the images, or the folder above it.
+
+    Returns
+    -------
+    SmallImages
+        The table, with the images read when a site is made.
     """
     path, problems = _meta(folder, "isic64")
     columns = ("isic_id", "env", "y", "dx", "age_approx", "sex", "anatom_site_general", "lesion_id", "patient_id")
@@ -109,6 +119,16 @@ def isic64_roles(data: SmallImages) -> SiteRoles:
     """Train at three centres of HAM10000, validate at the fourth, test at NY3 and BCN2.
 
     NY3 is without its benign keratoses: no training site has any among its negatives, which are nevi.
+
+    Parameters
+    ----------
+    data : SmallImages
+        What `load_isic64` read.
+
+    Returns
+    -------
+    SiteRoles
+        Training, validation and test sites.
     """
     alike = _without_keratoses(data)
     training = Sites(tuple(alike.site(name) for name in ISIC64_TRAINING))
@@ -159,6 +179,16 @@ def load_cxr64(folder: Folder) -> SmallImages:
 
     y is pneumonia, and y = 0 means No Finding at every site: NIH's images with other findings are left out, for no
     other site has any. z is age, projection and sex (GUANGZHOU has neither age nor sex); the group is the patient.
+
+    Parameters
+    ----------
+    folder : path
+        The folder with the table and the images, or the folder above it.
+
+    Returns
+    -------
+    SmallImages
+        The table, with the images read when a site is made.
     """
     path, problems = _meta(folder, "cxr64")
     rows = read_table(path, ("image", "site", "y", "no_finding", "age", "sex", "projection", "patient"), problems)
@@ -184,6 +214,20 @@ def cxr64_roles(data: SmallImages, seed: int = 0, held_out: tuple[float, float] 
     Patients with pneumonia and those without are split by the same shares, `held_out` (validation, test). NIH_sel was
     chosen by outcome: it adds positives to the training and its prevalence means nothing, so it is held out nowhere; a
     patient of it that NIH holds out would be left out of it.
+
+    Parameters
+    ----------
+    data : SmallImages
+        What `load_cxr64` read.
+    seed : int
+        The seed of the split of NIH's patients.
+    held_out : tuple of two floats
+        The shares of patients for validation and for the test at home.
+
+    Returns
+    -------
+    SiteRoles
+        Training, validation and test sites.
     """
     if min(held_out) <= 0 or sum(held_out) >= 1:
         raise ValueError(f"held_out must be two positive shares that leave something to train on, got {held_out}")

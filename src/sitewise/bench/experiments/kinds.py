@@ -289,3 +289,4 @@ KINDS: dict[str, Kind] = {
     ),
     **IMAGE_KINDS,
 }
+"""The kinds of data by name, as `data: {kind: ...}` of an experiment."""

@@ -72,7 +72,12 @@ class Run:
 
 
 def make_method(
-    choice: Choice, recipe: dict[str, Any], network: dict[str, Any], seed: int = 0, device: str = "auto", **spread: Any
+    choice: Choice,
+    recipe: dict[str, Any],
+    network: dict[str, Any],
+    seed: int = 0,
+    device: str = "auto",
+    **processes: Any,
 ) -> Method:
     """The method of a choice with the recipe, the network and the devices that all share, ready to fit."""
     return METHODS[choice.method](
@@ -81,7 +86,7 @@ def make_method(
         validation=VALIDATION,
         random_state=seed,
         device=device,
-        **spread,
+        **processes,
         verbose=False,
     )
 

@@ -20,6 +20,15 @@ class Population:
     """What the rows of a site are drawn from: a draw of n rows by a seed, the true P(y), and P(y|z) if known.
 
     A real site is its own population: its only draw is all of its rows, and its P(y) is that of its labels.
+
+    Parameters
+    ----------
+    draw : callable
+        From a number of rows and a seed to a `Site`.
+    marginal : ndarray of shape (K,)
+        The true P(y).
+    given_z : callable or None
+        From Z to the true P(y|z), (n, K).
     """
 
     draw: Callable[[int | None, int], Site]
@@ -28,7 +37,18 @@ class Population:
 
 
 def no_faults(*options: Options) -> list[str]:
-    """No problems, for kinds without options."""
+    """Find no problems: for kinds without options.
+
+    Parameters
+    ----------
+    *options : dict
+        The options of data and of a site.
+
+    Returns
+    -------
+    list of str
+        An empty list.
+    """
     return []
 
 
@@ -36,10 +56,27 @@ def no_faults(*options: Options) -> list[str]:
 class Kind:
     """A kind of data: the options of `data` and of a site, the problems of a site's options, its population.
 
-    `load(data, folder)` reads the source of the sites, and `split` gives for a seed the part of each role; both are
-    None for simulated data. `populate(data, name, options, part, rng)` gets a role's part, and an rng for what a site
-    draws once, before its rows. Sites of a `real` kind are used with all rows; nothing is drawn. `data_faults` gives
-    the problems of `data` itself; `prepare` is called once, with what was loaded, before an experiment runs.
+    Parameters
+    ----------
+    data : tuple of str
+        The options of `data`.
+    site : tuple of str
+        The options of a site.
+    faults : callable
+        From the options of data and of a site to a list of problems.
+    populate : callable
+        `populate(data, name, options, part, rng)` returns the `Population` of a site. It gets the part of the site's
+        role, and an rng for what a site draws once, before its rows.
+    load : callable, optional
+        `load(data, folder)` reads the source of the sites; None for simulated data.
+    split : callable, optional
+        From the source and a seed to the part of each role; None for simulated data.
+    real : bool
+        Whether sites are used with all rows, so that nothing is drawn.
+    data_faults : callable
+        From the options of data to a list of problems.
+    prepare : callable, optional
+        Called once, with what was loaded, before an experiment runs.
     """
 
     data: tuple[str, ...]

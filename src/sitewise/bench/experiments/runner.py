@@ -75,14 +75,31 @@ def run_experiment(
 
     Parameters
     ----------
-    out : the folder of records; several runners, on one machine, may work in it at the same time.
-    jobs : processes, each with one thread of its own; by default one for each core, up to sixteen that share a GPU.
-        With 1 everything happens in this process.
-    device : "auto", "cpu" or "cuda".
-    devices, nodes, strategy : where several train together, as for `GPAClassifier`; then there is one run at a time.
-        Under torchrun its processes do every run together; the first returns the records, the others none.
-    data_dir : the folder with MNIST, or with the real images that the experiment is about.
-    verbose : whether to show a progress bar; None shows it on a terminal.
+    experiment : Experiment
+        What `read_experiment` read.
+    out : path
+        The folder of records; several runners, on one machine, may work in it at the same time.
+    jobs : int, optional
+        Processes, each with one thread of its own; by default one for each core, up to sixteen that share a GPU. With 1
+        everything happens in this process.
+    device : str
+        "auto", "cpu" or "cuda".
+    devices : int or str
+        How many devices train one network together, as for `GPAClassifier`; then there is one run at a time. Under
+        torchrun its processes do every run together; the first returns the records, the others none.
+    nodes : int
+        How many machines train together.
+    strategy : str
+        How several processes are started.
+    data_dir : path, optional
+        The folder with MNIST, or with the real images that the experiment is about.
+    verbose : bool, optional
+        Whether to show a progress bar; None shows it in a terminal.
+
+    Returns
+    -------
+    list of dict
+        All records of the experiment's file.
 
     Notes
     -----
@@ -92,11 +109,11 @@ def run_experiment(
     jobs needs `if __name__ == "__main__":`.
     """
     path = records_path(experiment, out)
-    spread: dict[str, Any] = {"devices": devices, "nodes": nodes, "strategy": strategy}
-    do = partial(run_one, data_dir=data_dir, device=device, **spread)
-    together = spread != ALONE
+    processes: dict[str, Any] = {"devices": devices, "nodes": nodes, "strategy": strategy}
+    do = partial(run_one, data_dir=data_dir, device=device, **processes)
+    together = processes != ALONE
     if together:
-        _check_spread(jobs, spread)
+        _check_processes(jobs, processes)
     fabric = join_processes(device) if together and torchrun_processes() is not None else None
     if fabric is not None and fabric.global_rank > 0:
         _follow(fabric, do)
@@ -150,10 +167,10 @@ def remaining_runs(runs: Iterable[Run], path: Path) -> list[Run]:
     return [run for run in runs if done.get(run.id) != run_fingerprint(run)]
 
 
-def _check_spread(jobs: int | None, spread: dict[str, Any]) -> None:
+def _check_processes(jobs: int | None, processes: dict[str, Any]) -> None:
     """Report all problems of training on several devices."""
     problems = Problems("run_experiment")
-    for problem in device_problems(**spread):
+    for problem in device_problems(**processes):
         problems.add(problem)
     if jobs not in (None, 1):
         problems.add(f"devices that train together do one run at a time: leave jobs out, got {jobs}")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sitewise.artifacts.versions import versions
+from sitewise.artifacts.folders import versions
 from sitewise.bench.experiments.experiment import TEST, VALIDATION
 from sitewise.bench.experiments.fingerprint import run_fingerprint
 from sitewise.bench.experiments.plan import Run, make_method
@@ -38,15 +38,15 @@ class Task:
     source_shares: Array
 
 
-def run_one(run: Run, data_dir: Folder = None, device: str = "auto", **spread: Any) -> Record:
+def run_one(run: Run, data_dir: Folder = None, device: str = "auto", **processes: Any) -> Record:
     """Do a run and return its record with everything that its numbers depend on; a refusal is recorded with its reason.
 
-    `spread` has devices, nodes and strategy, if several devices train together.
+    `processes` has devices, nodes and strategy, if several devices train together.
     """
     started, clock = datetime.now(UTC), time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
-        results = _results(run, world_of(run, data_dir), {"device": device, **spread})
+        results = _results(run, world_of(run, data_dir), {"device": device, **processes})
     return {
         "id": run.id,
         FINGERPRINT: run_fingerprint(run),
@@ -54,7 +54,7 @@ def run_one(run: Run, data_dir: Folder = None, device: str = "auto", **spread: A
         **run.plain(),
         "versions": versions(),
         "commit": commit(),
-        "device": device_name(device, spread.get("devices", 1)),
+        "device": device_name(device, processes.get("devices", 1)),
         "started": started.isoformat(timespec="seconds"),
         "seconds": time.perf_counter() - clock,
         "warnings": list(dict.fromkeys(str(warning.message) for warning in caught)),
@@ -128,8 +128,8 @@ def _refusal(method: Method, run: Run, world: World, schema: Confounders | None,
         if reason:
             return reason
     populations = [world.population(run.validation, VALIDATION), *(world.population(site, TEST) for site in run.tests)]
-    told = method.card.labels_at_test == "true g"
-    return NO_TRUTH if told and any(population.given_z is None for population in populations) else None
+    needs_truth = method.card.labels_at_test == "true g"
+    return NO_TRUTH if needs_truth and any(population.given_z is None for population in populations) else None
 
 
 def _at_every_site(method: Method, run: Run, world: World) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def _score_at(method: Method, task: Task) -> dict[str, Any]:
     """Adapt a method and score it: only methods whose card needs them get labels and truth."""
     seen, scored = task.adaptation, task.scored
     try:
-        here = method.adapt(seen.X, seen.Z, **_told(method, seen, task.population.given_z))
+        here = method.adapt(seen.X, seen.Z, **_given(method, seen, task.population.given_z))
         probability = here.own_proba() if seen is scored else here.predict_proba(scored.X, scored.Z)
     except Exception as error:
         error.add_note(f"{method.card.name} at {scored.name!r}, adapted on {len(seen)} row(s)")
@@ -160,7 +160,7 @@ def _score_at(method: Method, task: Task) -> dict[str, Any]:
     return score(task, probability, here.prevalence())
 
 
-def _told(method: Method, site: Site, truth: Truth | None) -> dict[str, Any]:
+def _given(method: Method, site: Site, truth: Truth | None) -> dict[str, Any]:
     asked = method.card.labels_at_test
     if asked == "true g":
         return {"prevalence": truth}

@@ -130,8 +130,8 @@ def _world(data: str, seed: int, data_dir: str | None) -> World:
 
 def _source_of(data: dict[str, Any], data_dir: Folder) -> Any:
     """What the sites are drawn from, read once for all runs."""
-    told = data if KINDS[data["kind"]].real else {"kind": data["kind"]}
-    return _source(json.dumps(told, sort_keys=True), _folder(data_dir))
+    options = data if KINDS[data["kind"]].real else {"kind": data["kind"]}
+    return _source(json.dumps(options, sort_keys=True), _folder(data_dir))
 
 
 def _folder(data_dir: Folder) -> str | None:

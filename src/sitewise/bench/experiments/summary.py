@@ -94,18 +94,18 @@ def summarize(experiment: Experiment, records: Iterable[Record]) -> pd.DataFrame
         available at a new site; `skipped` gives the reason if a row has no numbers.
     """
     values, skipped = _collect(final_records(experiment, records))
-    told = {entry.label: is_told(entry.candidates[0], experiment.recipe) for entry in experiment.methods}
+    informed = {entry.label: is_informed(entry.candidates[0], experiment.recipe) for entry in experiment.methods}
     metrics = [metric for metric in ALL_METRICS if any(place[3] == metric for place in values)] or [experiment.metric]
     have_run = {place[:2] for place in values}
     sites, draws = ([part.name for part in parts] for parts in (experiment.tests, experiment.draws))
     rows = []
-    for label, site, draw, metric in product(told, sites, draws, metrics):
+    for label, site, draw, metric in product(informed, sites, draws, metrics):
         mine = values.get((label, site, draw, metric), {})
         theirs = values.get((experiment.reference or "", site, draw, metric), {})
         gaps = [] if label == experiment.reference else [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
         reason = skipped.get((label, site), "" if (label, site) in have_run else NOT_RUN)
         intervals = (*t_interval(list(mine.values())), *t_interval(gaps))
-        rows.append((label, site, draw, metric, len(mine), *intervals, told[label], reason))
+        rows.append((label, site, draw, metric, len(mine), *intervals, informed[label], reason))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
@@ -120,7 +120,7 @@ def t_interval(values: list[float], level: float = LEVEL) -> tuple[float, float,
     return mean, mean - half, mean + half
 
 
-def is_told(choice: Choice, recipe: dict[str, Any]) -> bool:
+def is_informed(choice: Choice, recipe: dict[str, Any]) -> bool:
     """Whether a method, or the trainer of its network, uses information that is not available at a new site."""
     method = make_method(choice, recipe, {})
     return bool(method.card.is_reference or method.trainer().card.is_reference)

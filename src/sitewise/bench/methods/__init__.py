@@ -10,9 +10,18 @@ from sitewise.bench.methods.copa import CoPA, CoPAStar
 from sitewise.bench.methods.coral import CORAL
 from sitewise.bench.methods.dann import DANN
 from sitewise.bench.methods.erm import ERM, ERMWithoutColor, ERMWithZ
-from sitewise.bench.methods.gpa import GPA, GPAConstant, GPAGuarded, GPAJoint, GPAOracle, GPAStar
+from sitewise.bench.methods.gpa import (
+    GPA,
+    GPAAsTrained,
+    GPAConstant,
+    GPAGuarded,
+    GPAJoint,
+    GPAOracle,
+    GPAPooled,
+    GPAPooledStar,
+    GPAStar,
+)
 from sitewise.bench.methods.gpa_paper import GPAPaper, GPAPaperStar
-from sitewise.bench.methods.gpa_variants import GPAAsTrained, GPAPooled, GPAPooledStar
 from sitewise.bench.methods.group_dro import GroupDRO
 from sitewise.bench.methods.irm import IRM
 from sitewise.bench.methods.iwdann import IWDANN
@@ -60,5 +69,6 @@ METHODS: dict[str, type[Method]] = {
     "gpa_pooled": GPAPooled,
     "gpa_pooled_star": GPAPooledStar,
 }
+"""The methods by name; an entry makes a method known to experiments, tables and the contract tests."""
 
 __all__ = ["METHODS", "AdaptedMethod", "Card", "Method"]

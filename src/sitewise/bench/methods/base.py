@@ -30,7 +30,19 @@ SILENT = ("verbose", "checkpoint", "devices", "nodes", "strategy")  # settings t
 
 @dataclass(frozen=True)
 class AdaptedMethod:
-    """A method at one site: probabilities of each row, and its estimate of P(Y) (None if it has none)."""
+    """A method at one site, made by `Method.adapt`.
+
+    Parameters
+    ----------
+    classes_ : ndarray of shape (K,)
+        The classes, in the order of the columns of probabilities.
+    rule : callable
+        From X and Z to log P(y|x,z), (n, K).
+    own_rule : callable
+        log P(y|x,z) of the rows adapted on; methods that saw their labels cross-fit them.
+    marginal : ndarray of shape (K,), optional
+        The estimate of P(Y); None if the method has none.
+    """
 
     classes_: Array
     rule: Rule = field(repr=False)
@@ -98,6 +110,53 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Methods that train a network override `loss`; those that adjust a network's outputs to a site override `rule_at` and
     name the method whose network they use in `trainer`. All methods have the settings of `GPAClassifier`.
+
+    Parameters
+    ----------
+    backbone : str, module or callable
+        The network of x: "auto", a name, or your own.
+    weights : path, optional
+        Pretrained weights of the backbone.
+    normalize : str, optional
+        How pixels are normalized.
+    recipe : str or Recipe
+        How the network is trained.
+    epochs : int, optional
+        Passes over the training rows; None takes that of the recipe.
+    batch_size : int, optional
+        Rows of a step; None takes that of the recipe.
+    learning_rate : float, optional
+        The highest learning rate; None takes that of the recipe.
+    validation : float, str or None
+        A share of each site's rows, or a site, that is held out for early stopping and calibration.
+    device : str
+        "auto", "cpu", "cuda" or another device of torch.
+    devices : int or str
+        How many devices train together.
+    nodes : int
+        How many machines train together.
+    strategy : str
+        How several processes are started.
+    checkpoint : path, optional
+        A file or folder from which an interrupted training is resumed.
+    verbose : bool, optional
+        Whether to show progress; None shows it in a terminal.
+    random_state : int, RandomState or None
+        The seed of the training.
+
+    Attributes
+    ----------
+    card : Card
+        What the method assumes and needs.
+    reads_z : bool
+        Whether the network gets z as an input.
+    packages : tuple of str
+        What the method imports beyond the dependencies of sitewise.
+
+    Examples
+    --------
+    >>> method = METHODS["label_shift_em"](epochs=5).fit(X, y, sample_domain=site)
+    >>> method.adapt(X_new).predict_proba(X_new)
     """
 
     backbone: Any = "auto"
@@ -118,7 +177,7 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     card: ClassVar[Card]
     reads_z: ClassVar[bool] = False
-    packages: ClassVar[tuple[str, ...]] = ()  # what it imports beyond the dependencies of sitewise
+    packages: ClassVar[tuple[str, ...]] = ()
 
     # The face.
 

@@ -8,15 +8,38 @@ from sitewise.confounders.variables import Continuous
 
 @dataclass(frozen=True)
 class Card:
-    """A row of both tables; None means "does not apply".
+    """A row of both tables of methods; None means "does not apply".
 
-    `z_at_test` is "no", "optional" or "needed". `labels_at_test` is "no", "P(Y)", "labels" or "true g". All but the
-    first make a method a reference and not a competitor, and so does `told`: what the method is given about the
-    confounder.
+    Parameters
+    ----------
+    name : str
+        The method's name in tables.
+    cite : str
+        A key of docs/references.bib.
+    input : str
+        What is trained on: "X", or with Z.
+    single_site, several_sites : bool
+        Whether one training site is enough, and whether there may be several.
+    continuous_z, high_dimensional_z : bool, optional
+        Whether z may be continuous or have many variables.
+    z_at_test : str
+        "no", "optional" or "needed".
+    labels_at_test : str
+        "no", "P(Y)", "labels" or "true g". All but "no" make the method a reference and not a competitor.
+    unlabeled_in_training : bool
+        Whether unlabeled rows of other sites are trained on.
+    estimates_g : str
+        How g is estimated.
+    without_z : str
+        What is done without z.
+    told : str
+        What the method is given about the confounder; it makes the method a reference, too.
+    note : str
+        Anything else to know.
     """
 
     name: str
-    cite: str  # a key of docs/references.bib
+    cite: str
     input: str = "X"
     single_site: bool = True
     several_sites: bool = True

@@ -47,6 +47,11 @@ class CORAL(DANN):
 
     λ is `strength`. Unlabeled rows of other sites count as sites. Assumes, like DANN, that features with the same
     distribution at all sites are sufficient.
+
+    Parameters
+    ----------
+    strength : float
+        The factor λ of the distance between moments.
     """
 
     strength: float = 1.0

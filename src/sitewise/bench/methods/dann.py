@@ -62,6 +62,11 @@ class DANN(Method):
     reversal, λ = `strength` · (2/(1 + e^(-10p)) - 1) at share p of training). Unlabeled rows of
     other sites contribute to R_site. Assumes that features with the same distribution at all sites are sufficient,
     which is impossible under label shift.
+
+    Parameters
+    ----------
+    strength : float
+        The factor λ of the second term of the loss, at the end of training.
     """
 
     strength: float = 1.0

@@ -50,6 +50,11 @@ class ERMWithoutColor(ERM):
     """ERM^c: ERM on images without the confounder. It is given the feature to drop, so it is a reference.
 
     `drop` removes the feature from X; the default removes the colour of colored digits.
+
+    Parameters
+    ----------
+    drop : callable
+        From X to X without the feature.
     """
 
     drop: Callable[[Any], Any] = grayscale
@@ -70,7 +75,13 @@ BASES: dict[str, type[Method]] = {"erm": ERM, "erm_z": ERMWithZ, "erm_c": ERMWit
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class OverERM(Method):
-    """The common part of methods that adjust a trained ERM: `base` is "erm", "erm_z" or "erm_c"."""
+    """The common part of methods that adjust a trained ERM: `base` is "erm", "erm_z" or "erm_c".
+
+    Parameters
+    ----------
+    base : str
+        The ERM whose network is used: "erm", "erm_z" or "erm_c".
+    """
 
     base: str = "erm"
 

@@ -22,6 +22,7 @@ from sitewise.posterior import combine
 from sitewise.solvers import EM
 
 FROM_ROWS = "indirectly, from (x, z)"
+POOLED = "all training sites"
 
 
 @dataclass
@@ -44,6 +45,23 @@ class GPA(Method):
     rehearsal on the training sites. This is `GPAClassifier`, with its settings and in addition `balance`, `solver` and
     `prevalence_dropout`; `solver` may be the settings of an `EM` by name. Assumes that P(x|y,z) is the same at every
     site.
+
+    Parameters
+    ----------
+    prevalence : str
+        The family of g: "auto", "constant", "table", "additive" or "network".
+    knockout : float
+        The probability that a variable of z is made missing while f and g are fitted.
+    calibration : str
+        How log f is scaled: "vector", "bias_corrected", "temperature" or "none".
+    rehearsal : str or None
+        What is left out in turn to learn the prior: "auto", "sites", "rows" or None.
+    balance : bool or str
+        Whether the mean of f is made the same for all classes at every z: True, False or "auto".
+    solver : str, EM or dict
+        How g of a new site is estimated; a dict has the settings of an `EM`.
+    prevalence_dropout : float
+        The dropout of a network g.
     """
 
     prevalence: str = "auto"
@@ -131,6 +149,11 @@ class GPAStar(GPA):
 
     f(x,z₀) is what f learned by knockout for missing z: an approximation if P(z|y) shifts. `hidden` names the variables
     of z that the new site lacks; None means all.
+
+    Parameters
+    ----------
+    hidden : list of str, optional
+        The variables of z that the new site lacks; None means all.
     """
 
     hidden: list[str] | None = None
@@ -162,6 +185,11 @@ class GPAJoint(GPAStar):
 
     r(x,y,z) = P(x|y,z) / P_s(x) comes from the same f and a critic of P_s(z|x) / P_s(z) on its features; exact where
     GPA* approximates. `missing="auto"` uses GPA* if it has the higher left-out likelihood.
+
+    Parameters
+    ----------
+    missing : str
+        What predicts rows without z: "joint", "knockout" or "auto".
     """
 
     missing: str = "joint"
@@ -261,3 +289,43 @@ def read_solver(solver: Any) -> str | EM:
 def log_of(probability: Array) -> Tensor:
     """Logs of probabilities, at least log 1e-12."""
     return torch.tensor(np.log(np.clip(np.asarray(probability, dtype=float), 1e-12, None)))
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class GPAPooled(GPA):
+    """GPA with one g for all training sites: f is fitted with the g(z) of all their rows together.
+
+    The paper does not describe this case. One g is estimated from more rows than the g of a single site. But if P(y|z)
+    differs between the sites, f absorbs the difference. Only rows can be rehearsed, because all rows count as one site.
+    """
+
+    card: ClassVar = replace(GPA.card, name="GPA, one g")
+
+    def trainer(self) -> Method:
+        """The same f with and without z at the new site."""
+        return self.with_network_of(GPAPooled)
+
+    def train(self, X: Any, y: Any, domain: Any, Z: Any, groups: Any, weight: Any, unlabeled: Any) -> Any:
+        """Fit a `GPAClassifier` with all rows as one training site."""
+        if domain is not None:
+            held = np.asarray(domain, dtype=object) == self.validation
+            domain = np.where(held, domain, POOLED)
+        return super().train(X, y, domain, Z, groups, weight, unlabeled)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class GPAPooledStar(GPAPooled, GPAStar):
+    """GPA* with one g for all training sites: as GPA with one g, z hidden at the new site."""
+
+    card: ClassVar = replace(GPAStar.card, name="GPA*, one g")
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class GPAAsTrained(GPA):
+    """GPA, as trained: P(y|x,z) = Norm(f(x,z) g(z)), g that of all training rows together; without adaptation."""
+
+    card: ClassVar = replace(GPA.card, name="GPA, as trained", estimates_g="no")
+
+    def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
+        """Predict as trained, without an estimate of P(Y)."""
+        return self.log_proba, None

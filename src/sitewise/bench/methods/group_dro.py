@@ -42,6 +42,15 @@ class GroupDRO(Method):
     Groups are classes × cells of z (`groups="cells"`) or classes × sites ("sites"); η is `step`. A continuous variable
     is cut into `bins` bins with equally many training rows; with bins=None it is an error. Rows that lack part of z
     form one more cell. Assumes that a new site has the same groups with other shares.
+
+    Parameters
+    ----------
+    groups : str
+        "cells" for classes × cells of z, "sites" for classes × sites.
+    step : float
+        The step size η of the weights of groups.
+    bins : int or None
+        Bins of a continuous variable; with None such a variable is an error.
     """
 
     groups: str = "cells"

@@ -40,6 +40,13 @@ class IRM(Method):
 
     λ is 1 for the first `warm_up` share of training and `penalty` afterwards, where the sum is divided by it, so that
     the step size stays the same. Assumes features with the same P(y|features) at every site, and at least two sites.
+
+    Parameters
+    ----------
+    penalty : float
+        The factor λ of the penalty after the warm-up.
+    warm_up : float
+        The share of training with λ = 1.
     """
 
     penalty: float = 100.0

@@ -16,7 +16,7 @@ from sitewise.bench.methods.card import Card
 from sitewise.bench.methods.erm import OverERM
 from sitewise.bench.methods.network import Trained
 from sitewise.bench.methods.weights import bbse, confusion, hard, prior_from_weights, rlls
-from sitewise.calibration.scaling import METHODS as CALIBRATIONS
+from sitewise.calibration.fit import METHODS as CALIBRATIONS
 from sitewise.estimator.source.held_out import calibrate_rows
 from sitewise.posterior import combine
 
@@ -27,6 +27,11 @@ class LabelShift(OverERM, ABC):
 
     `base` is "erm", "erm_z" or "erm_c"; `calibration` as for `GPAClassifier`. Assumes that P(x|y) is the same at every
     site, which is wrong if the relation of z and y differs.
+
+    Parameters
+    ----------
+    calibration : str
+        How log f is scaled: "vector", "bias_corrected", "temperature" or "none".
     """
 
     calibration: str = "vector"
@@ -91,6 +96,11 @@ class BBSE(LabelShift):
 
     C[i,j] = P_s(ŷ = i, y = j) on the held-out rows s, μ the mean prediction at the new site; ŷ is the predicted class,
     or its probabilities if `soft`. w is relative to the held-out rows, not to the training rows.
+
+    Parameters
+    ----------
+    soft : bool
+        Whether predictions are probabilities instead of classes.
     """
 
     calibration: str = "none"
@@ -106,7 +116,15 @@ class BBSE(LabelShift):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class RLLS(LabelShift):
-    """RLLS [azizzadenesheli2018regularized]: BBSE with w = 1 + γθ, θ shrunk towards zero if there are few rows."""
+    """RLLS [azizzadenesheli2018regularized]: BBSE with w = 1 + γθ, θ shrunk towards zero if there are few rows.
+
+    Parameters
+    ----------
+    soft : bool
+        Whether predictions are probabilities instead of classes.
+    alpha : float
+        The factor of the penalty of θ.
+    """
 
     calibration: str = "none"
     soft: bool = False

@@ -50,6 +50,13 @@ class LAMDA(DANN):
     mean entropy of target predictions. Assumes that features can be made the same at both; made for one source and one
     target. The paper's abstract and its published code were read, not its text: there a critic with K + 1 outputs
     stands for the transport, and virtual adversarial training smooths predictions, which is left out here.
+
+    Parameters
+    ----------
+    label_weight : float
+        The factor β of the label cost.
+    entropy_weight : float
+        The factor τ of the entropy of target predictions.
     """
 
     label_weight: float = 1.0

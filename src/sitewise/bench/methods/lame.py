@@ -51,6 +51,11 @@ class LAME(OverERM):
     the bound that the paper minimizes round by round has the closed form of `agree`. A site's rows are one batch. A row
     that comes later is assigned by its neighbours among them, which stay as they are. A reference of test-time
     adaptation: it looks for clusters of features, and estimates no prevalence.
+
+    Parameters
+    ----------
+    neighbours : int
+        How many nearest rows count as near.
     """
 
     neighbours: int = 5

@@ -45,6 +45,11 @@ class MAPLS(LabelShift):
     λ (`share`) is learned: high where the maximum-likelihood estimate is far from even shares, low where it is near
     them. The fixed point is solved until its KKT gap is small; it is that of N(1-λ)/λ even rows added to N. The paper
     itself could not be read here: rule and constants of λ are those of its published code.
+
+    Parameters
+    ----------
+    share : float, optional
+        The factor λ; None learns it.
     """
 
     share: float | None = None

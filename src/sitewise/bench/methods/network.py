@@ -12,8 +12,7 @@ from torch.nn.functional import one_hot
 
 from sitewise.bench.methods.objective import MethodObjective
 from sitewise.confounders import Confounders
-from sitewise.estimator.source.reading import read_inputs, read_training_data
-from sitewise.estimator.source.splitting import split_validation
+from sitewise.estimator.source.reading import read_inputs, read_training_data, split_validation
 from sitewise.ratio import Scorer, build_ratio, for_network, network_inputs
 from sitewise.rows import LabeledRows
 from sitewise.training import Recipe

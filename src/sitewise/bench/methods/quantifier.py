@@ -93,6 +93,13 @@ class Quantifier(LabelShift):
     `quantifier` is the name of any aggregative quantifier of QuaPy (ACC, PACC, HDy, EDy, KDEyML, KDEyHD, KDEyCS, EMQ
     ...), `options` are arguments of its constructor (`bandwidth`, `calib` ...). It is fitted to the posteriors of the
     held-out rows, calibrated where `calibration` says so, and asked about those of the new site. EDy needs quadprog.
+
+    Parameters
+    ----------
+    quantifier : str
+        The name of an aggregative quantifier of QuaPy.
+    options : dict
+        Arguments of its constructor.
     """
 
     quantifier: str = "KDEyML"

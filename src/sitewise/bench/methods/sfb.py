@@ -82,6 +82,13 @@ class SFB(Method):
     features is fitted to the stable head's predictions ŷ. With M[k,j] = P(ŷ=j|y=k) from the stable head's own
     probabilities, p(y|x_U) solves p(ŷ|x_U) = Mᵀ p(y|x_U), and P(y|x) ∝ P(y|x_S) p(y|x_U) / P(y). Assumes that P(y|x_S)
     is the same everywhere and that both parts are independent given y. With one training site there is no IRM penalty.
+
+    Parameters
+    ----------
+    stability : float
+        The factor λ of the IRM penalty.
+    independence : float
+        The factor κ of the covariance of both parts given y.
     """
 
     stability: float = 10.0
@@ -129,11 +136,11 @@ class SFB(Method):
             return self.log_proba, marginal.numpy()
         noise = pseudo_given_true(probability)
         features = self._parts(self.outputs(X))[2]
-        spread = features.std(0).clamp_min(1e-6)
-        model = LogisticRegression(max_iter=300).fit((features / spread).numpy(), pseudo)
+        scale = features.std(0).clamp_min(1e-6)
+        model = LogisticRegression(max_iter=300).fit((features / scale).numpy(), pseudo)
 
         def rule(rows: Any, z: Any) -> Tensor:
-            unstable = self._parts(self.outputs(rows))[2] / spread
+            unstable = self._parts(self.outputs(rows))[2] / scale
             of_pseudo = torch.zeros(len(unstable), len(self.classes_), dtype=torch.float64)
             of_pseudo[:, torch.tensor(model.classes_)] = torch.tensor(model.predict_proba(unstable.numpy()))
             return boost(self.log_proba(rows, None), correct_pseudo_labels(of_pseudo, noise), marginal)

@@ -96,6 +96,13 @@ class TENT(OverERM):
     without batch norm (those for digits and tables) a scale and a shift of each input of the last layer. Adam with
     `rate`, `passes` over the site's rows in batches of 200; rows are then predicted one by one with what was found.
     A reference of test-time adaptation: certain predictions are not right ones where P(y) shifts.
+
+    Parameters
+    ----------
+    rate : float
+        The learning rate.
+    passes : int
+        How often the site's rows are passed over.
     """
 
     rate: float = 1e-3

@@ -52,6 +52,13 @@ class TTLSA(Method):
     temperature; p_b is the maximum a posteriori estimate from unlabeled x with a symmetric Dirichlet prior of
     `concentration`. Assumes that P(x|y,z) is the same at every site. It was made for one training site; adding log p_e
     for each site extends it to several. Any number of levels; a continuous variable only in `bins`.
+
+    Parameters
+    ----------
+    concentration : float
+        The concentration of the Dirichlet prior.
+    bins : int or None
+        Bins of a continuous variable; with None such a variable is an error.
     """
 
     concentration: float = 2.0

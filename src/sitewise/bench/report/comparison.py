@@ -18,13 +18,13 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from sitewise.arrays import Problems
 from sitewise.bench.report.summary import (
-    TOLD_MARK,
-    TOLD_NOTE,
+    INFORMED_MARK,
+    INFORMED_NOTE,
     choose,
+    informed_methods,
     left_out,
     seeds_note,
     shown_methods,
-    told_methods,
 )
 from sitewise.evaluation import metric_name
 from sitewise.report.style import ACCENT, GREY, GRID, INK, STRIPE, in_house_style
@@ -48,7 +48,7 @@ def comparison_figure(frame: pd.DataFrame, metric: str, reference: str, *, title
     unlabeled rows are hollow and have a dagger.
     """
     rows = choose(frame, metric)
-    methods, told = shown_methods(rows), told_methods(rows)
+    methods, informed = shown_methods(rows), informed_methods(rows)
     sites, draws = (list(rows[column].unique()) for column in ("site", "draw"))
     paired = bool(rows["difference"].notna().any())
     limits = {
@@ -56,7 +56,7 @@ def comparison_figure(frame: pd.DataFrame, metric: str, reference: str, *, title
         for site in sites
         for columns in (MEAN, DIFFERENCE)[: 1 + paired]
     }
-    notes = _notes(rows, told, cut=any(limit.cut for limit in limits.values()))
+    notes = _notes(rows, informed, cut=any(limit.cut for limit in limits.values()))
     notes += [f"draw: {draws[0]}"] if len(draws) == 1 else []
     widths = [PANEL_WIDTH, DIFFERENCE_WIDTH if paired else 0.01, GAP_WIDTH]
     across = len(sites) if len(sites) <= SITES_IN_A_ROW else 2
@@ -81,14 +81,14 @@ def comparison_figure(frame: pd.DataFrame, metric: str, reference: str, *, title
             unused.remove()
         for axis, columns in zip(axes, (MEAN, DIFFERENCE)[: 1 + paired], strict=False):
             axis.set_xlim(limits[site, columns].low, limits[site, columns].high)
-            _panel(axis, here, columns, methods, draws, told, reference)
+            _panel(axis, here, columns, methods, draws, informed, reference)
         axes[0].set_title(site, loc="left")
         axes[0].set_xlabel(metric_name(metric))
         _reference_line(axes[0], here[here["method"] == reference])
         if paired:
             axes[1].axvline(0, color=ACCENT, lw=1)
             axes[1].set_xlabel(f"minus {_label(reference, set())}, paired")
-    grid[0, 0].set_yticks(range(len(methods)), [_label(method, told) for method in methods])
+    grid[0, 0].set_yticks(range(len(methods)), [_label(method, informed) for method in methods])
     grid[0, 0].set_ylim(len(methods) - 0.5, -0.5)
     if reference in methods:
         for first in grid[:, 0]:
@@ -130,13 +130,13 @@ def _panel(
     columns: tuple[str, str, str],
     methods: list[str],
     draws: list[str],
-    told: set[str],
+    informed: set[str],
     reference: str,
 ) -> None:
     """Means or differences of all methods at one site."""
     _stripes(axis, len(methods), n_ticks=5 if columns == MEAN else 4)
     for place, method in enumerate(methods):
-        _points(axis, here[here["method"] == method], columns, place, draws, method in told, method == reference)
+        _points(axis, here[here["method"] == method], columns, place, draws, method in informed, method == reference)
 
 
 def _points(
@@ -145,7 +145,7 @@ def _points(
     columns: tuple[str, str, str],
     place: float,
     draws: list[str],
-    told: bool,
+    informed: bool,
     is_reference: bool,
 ) -> None:
     """The points of one method at one site, one below the other for its draws."""
@@ -162,7 +162,7 @@ def _points(
             xerr=_lengths(np.array([value]), np.array([low]), np.array([high])),
             fmt=DRAW_MARKERS[number % len(DRAW_MARKERS)],
             color=color,
-            mfc="white" if told else color,
+            mfc="white" if informed else color,
             ms=5.5,
             capsize=2.5,
             lw=1.6 if is_reference else 1.1,
@@ -240,10 +240,10 @@ def curve_figure(
     rows = choose(frame, metric)
     rows = rows[rows[over].isin(list(x))]
     _check_numbers(x, rows, over, log)
-    methods, told = shown_methods(rows), told_methods(rows)
+    methods, informed = shown_methods(rows), informed_methods(rows)
     panels = list(rows["site" if over == "draw" else "draw"].unique())
     limits = _limits(rows, MEAN)
-    notes = _notes(rows, told, cut=limits.cut)
+    notes = _notes(rows, informed, cut=limits.cut)
     width = len(panels) * CURVE_WIDTH + CHARACTER_WIDTH * _longest(methods) + 0.9
     height = max(3.6, 0.21 * len(methods) + 1) + 0.18 * _n_lines(notes, width)
     figure, grid = plt.subplots(
@@ -255,7 +255,7 @@ def curve_figure(
         here = rows[rows["site" if over == "draw" else "draw"] == panel]
         handles = [
             _curve(axis, here[here["method"] == method], {name: places[x[name]][number] for name in x}, over, look)
-            for number, (method, look) in enumerate(_looks(methods, told, reference).items())
+            for number, (method, look) in enumerate(_looks(methods, informed, reference).items())
         ]
         axis.set_title(panel, loc="left")
         axis.set_xlabel(label)
@@ -311,7 +311,7 @@ def _ticks(places: Mapping[float, Array], log: bool, width: float) -> tuple[list
     return shown, texts
 
 
-def _looks(methods: list[str], told: set[str], reference: str) -> dict[str, dict[str, Any]]:
+def _looks(methods: list[str], informed: set[str], reference: str) -> dict[str, dict[str, Any]]:
     """The style of each method's line; the reference is heavier, methods with more information are hollow."""
     looks: dict[str, dict[str, Any]] = {}
     number = 0
@@ -322,8 +322,8 @@ def _looks(methods: list[str], told: set[str], reference: str) -> dict[str, dict
             marker, dashes, color = (cycle[number % len(cycle)] for cycle in (LINE_MARKERS, DASHES, LINE_COLORS))
             look = {"marker": marker, "ls": dashes, "color": color, "lw": 1.2, "ms": 5}
             number += 1
-        look["mfc"] = "white" if method in told else look["color"]
-        looks[method] = {**look, "label": _label(method, told)}
+        look["mfc"] = "white" if method in informed else look["color"]
+        looks[method] = {**look, "label": _label(method, informed)}
     return looks
 
 
@@ -341,10 +341,10 @@ def _lengths(value: Array, low: Array, high: Array) -> Array:
     return np.asarray(np.clip(np.nan_to_num([value - low, high - value]), 0, None))
 
 
-def _label(method: str, told: set[str]) -> str:
+def _label(method: str, informed: set[str]) -> str:
     """The displayed name of a method: `ERM^Z` with a superscript, a dagger if it uses more than unlabeled rows."""
     name = re.sub(r"\^(\w+)", r"$^{\\mathrm{\1}}$", method.replace("$", r"\$"))
-    return f"{name} {TOLD_MARK}" if method in told else name
+    return f"{name} {INFORMED_MARK}" if method in informed else name
 
 
 def _longest(methods: list[str]) -> int:
@@ -352,11 +352,11 @@ def _longest(methods: list[str]) -> int:
     return max((len(method) + 2 for method in methods), default=0)
 
 
-def _notes(rows: pd.DataFrame, told: set[str], *, cut: bool) -> list[str]:
+def _notes(rows: pd.DataFrame, informed: set[str], *, cut: bool) -> list[str]:
     """The notes below the figure."""
     notes = [seeds_note(rows) + ("; intervals without an end go beyond the figure" if cut else "")]
-    if told & set(shown_methods(rows)):
-        notes.append(f"{TOLD_MARK} {TOLD_NOTE}")
+    if informed & set(shown_methods(rows)):
+        notes.append(f"{INFORMED_MARK} {INFORMED_NOTE}")
     without = [method for method in left_out(rows) if method not in shown_methods(rows)]
     return [*notes, f"left out: {'; '.join(without)}"] if without else notes
 

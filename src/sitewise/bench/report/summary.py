@@ -16,8 +16,10 @@ COLUMNS = (
     *("difference", "difference_low", "difference_high", "told", "skipped"),
 )
 SMALL_IS_GOOD = ("nll", "brier", "ece", "kl", "mse", "error")  # the last word of the name of such a metric
-TOLD_MARK = "†"
-TOLD_NOTE = "sees labels of the test site, the true prevalence, or which feature to drop: a reference, not a competitor"
+INFORMED_MARK = "†"
+INFORMED_NOTE = (
+    "sees labels of the test site, the true prevalence, or which feature to drop: a reference, not a competitor"
+)
 
 
 def small_is_good(metric: str) -> bool:
@@ -75,7 +77,7 @@ def without_number(rows: pd.DataFrame) -> list[str]:
     return [str(method) for method in rows["method"].unique() if method not in shown and method not in missing]
 
 
-def told_methods(rows: pd.DataFrame) -> set[str]:
+def informed_methods(rows: pd.DataFrame) -> set[str]:
     """The methods that use more than unlabeled rows."""
     return {str(method) for method in rows.loc[rows["told"].astype(bool), "method"].unique()}
 

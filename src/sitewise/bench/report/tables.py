@@ -8,14 +8,14 @@ import pandas as pd
 
 from sitewise.bench.report.grids import Cell, Grid, TerminalGrid, write_latex, write_markdown
 from sitewise.bench.report.summary import (
-    TOLD_MARK,
-    TOLD_NOTE,
+    INFORMED_MARK,
+    INFORMED_NOTE,
     choose,
+    informed_methods,
     left_out,
     seeds_note,
     shown_methods,
     small_is_good,
-    told_methods,
     without_number,
 )
 from sitewise.evaluation import metric_name
@@ -108,21 +108,21 @@ def _in_words(value: Any) -> str:
 
 
 def _comparison_grid(rows: pd.DataFrame, metric: str, reference: str | None) -> Grid:
-    digits, told = shown_digits(rows["mean"]), told_methods(rows)
+    digits, informed = shown_digits(rows["mean"]), informed_methods(rows)
     places = list(rows[["site", "draw"]].drop_duplicates().itertuples(index=False, name=None))
     by_place = {(row["method"], row["site"], row["draw"]): row for row in rows.to_dict("records")}
     best = {place: _best(by_place, place, metric, digits) for place in places}
     body = []
     for method in shown_methods(rows):
-        cells = [Cell(f"{method} {TOLD_MARK}" if method in told else method)]
+        cells = [Cell(f"{method} {INFORMED_MARK}" if method in informed else method)]
         for place in places:
             row = by_place.get((method, *place))
             cells.append(_comparison_cell(row, digits, best[place]))
         body.append(tuple(cells))
     notes = [f"{seeds_note(rows)}{_second_line(rows, reference)}; bold: the best in its column"]
-    if told & set(shown_methods(rows)):
-        notes[0] += f" of those without {TOLD_MARK}"
-        notes.append(f"{TOLD_MARK} {TOLD_NOTE}.")
+    if informed & set(shown_methods(rows)):
+        notes[0] += f" of those without {INFORMED_MARK}"
+        notes.append(f"{INFORMED_MARK} {INFORMED_NOTE}.")
     notes[0] = notes[0][0].upper() + notes[0][1:] + "."
     if without_number(rows):
         notes.append(f"Without a {metric_name(metric)}: {'; '.join(without_number(rows))}.")

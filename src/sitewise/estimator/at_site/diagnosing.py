@@ -1,8 +1,9 @@
-"""Prepare the inputs of the checks in `sitewise.diagnosis` from a fitted model and a site."""
+"""Prepare the inputs of the checks in `sitewise.diagnosis` from a fitted model and a site; test its columns."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pandas as pd
 import torch
 from sklearn.utils import check_random_state
 from torch import Tensor
@@ -10,11 +11,11 @@ from torch import Tensor
 from sitewise.critic import Bank
 from sitewise.diagnosis import Diagnosis, Finding
 from sitewise.diagnosis.diagnose import diagnose_site, run_tests
-from sitewise.diagnosis.groups import add_up
+from sitewise.diagnosis.heterogeneity import column_features, shift_concentration
 from sitewise.diagnosis.matching import EFFECTIVE, balance, z_features
 from sitewise.diagnosis.mixture import check_mixture
 from sitewise.diagnosis.result import conclude
-from sitewise.diagnosis.samples import SourceSample, TargetSample
+from sitewise.diagnosis.samples import SourceSample, TargetSample, add_up
 
 if TYPE_CHECKING:
     from sitewise.estimator.adapted import AdaptedClassifier
@@ -111,3 +112,20 @@ def site_tilt(
 def _worth(weight: Tensor, groups: Tensor | None) -> float:
     """The effective number of rows, or groups, of weighted rows."""
     return float(weight.sum() ** 2 / (add_up(weight[:, None], groups) ** 2).sum().clamp_min(1e-300))
+
+
+def shift_by_column(here: "AdaptedClassifier", columns: pd.DataFrame | None) -> pd.DataFrame:
+    """A test for each column, the smallest p-value first; rows where f is not identified are left out."""
+    rows, model = here.rows, here.model
+    if columns is None:
+        if model.confounders_ is None:
+            raise ValueError("shift_by_column: the model has no confounders; give columns of the rows adapted on")
+        columns = model.confounders_.decode(rows.codes)
+    if len(columns) != len(rows):
+        raise ValueError(f"shift_by_column: columns has {len(columns)} row(s), the site was adapted on {len(rows)}")
+    use = rows.supported
+    features = [column_features(columns[name].reset_index(drop=True))[1][use] for name in columns]
+    rows = rows.take(use)
+    tests = shift_concentration(rows.log_ratio, model.pooled_prevalence_.log_prob(rows.codes), features, rows.weights)
+    table = pd.DataFrame([vars(test) for test in tests], index=pd.Index([str(name) for name in columns], name="column"))
+    return table.sort_values(["p_value", "statistic"], ascending=[True, False], kind="stable")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from sitewise.estimator.at_site.believing import believed_rows
+from sitewise.estimator.at_site.label_draws import drawn_rows
 from sitewise.estimator.source.regions import in_regions
 from sitewise.estimator.without_z.predicting import with_joint
 from sitewise.inputs import take_inputs
@@ -54,7 +54,7 @@ def evaluate_site(
         weight=rows.weights,
         groups=units,
     )
-    expected = summarize(believed_rows(here, kept), tuple(here.classes_.tolist()), here.threshold_, level)
+    expected = summarize(drawn_rows(here, kept), tuple(here.classes_.tolist()), here.threshold_, level)
     numbers, weights = np.arange(len(rows)) if units is None else units.numpy(), rows.weights.numpy()
     as_trained = combine(plain, model.pooled_prevalence_.log_prob(rows.codes)).exp().numpy()
     probabilities = {"adapted": here.probability_of(kept.log_ratio, kept.codes).numpy(), "as trained": as_trained}

@@ -10,8 +10,8 @@ from torch import Tensor
 from sitewise.adaptation import PrevalenceEstimate
 from sitewise.arrays import in_stretches
 from sitewise.diagnosis import Grounds, Outcome
-from sitewise.diagnosis.outcome import ENOUGH_BELIEVED, UNCHANGED, decide
-from sitewise.estimator.at_site.naming import class_names
+from sitewise.diagnosis.outcome import ENOUGH_TRUSTED, UNCHANGED, decide
+from sitewise.estimator.at_site.showing import class_names
 from sitewise.estimator.at_site.updating import estimate_rows
 from sitewise.posterior import combine
 from sitewise.prevalence import SitePrior
@@ -61,7 +61,7 @@ def site_grounds(here: "AdaptedClassifier", failed: str | None) -> Grounds:
     p_asked = (share * asked).sum(0)
     by_level = float((logit(p_trained + p_asked) - logit(p_trained)).abs().max()) >= UNCHANGED
 
-    def believed(estimate: PrevalenceEstimate) -> float:
+    def trusted_share(estimate: PrevalenceEstimate) -> float:
         if by_level:
             made = (share * in_stretches(estimate.average, rows.log_ratio, rows.codes)).sum(0) - p_trained
             return along(made, p_asked)
@@ -70,22 +70,22 @@ def site_grounds(here: "AdaptedClassifier", failed: str | None) -> Grounds:
         return along(share.sqrt() * made, share.sqrt() * asked)
 
     prior = here.model.prior_of(here.policy, here.level_scale)
-    as_told = believed(here.estimate) if here.joint is None else 1.0
+    as_estimated = trusted_share(here.estimate) if here.joint is None else 1.0
     undiscounted = replace(prior, level_error=0.0, trusted_rows=float("inf"))
-    spread = (share * (trained * (1.0 - trained))).sum(0)
+    variance = (share * (trained * (1.0 - trained))).sum(0)
     held = p_trained.numpy()
     return Grounds(
         policy=here.policy,
         as_trained=tuple(p_trained.tolist()),
         rows_alone=tuple((share * (asked + trained)).sum(0).tolist()),
         here=tuple(np.asarray(here.prevalence(), dtype=np.float64).tolist()),
-        believed=as_told if failed is None or here.policy != "auto" else 0.0,
-        change=float(((share * asked.abs()).sum(0) / spread.clamp_min(1e-12)).max()),
+        believed=as_estimated if failed is None or here.policy != "auto" else 0.0,
+        change=float(((share * asked.abs()).sum(0) / variance.clamp_min(1e-12)).max()),
         half_width=float((high - low).max() / 2.0),
         by_chance=bool(((low <= held) & (held <= high)).all()),
-        without_rehearsal=as_told
-        if as_told >= ENOUGH_BELIEVED or here.policy != "auto"
-        else believed(_estimated_again(here, rows, undiscounted)),
+        without_rehearsal=as_estimated
+        if as_estimated >= ENOUGH_TRUSTED or here.policy != "auto"
+        else trusted_share(_estimated_again(here, rows, undiscounted)),
         slope=1.0 if here.predicts_as_trained else float(prior.slope),
         failed=failed,
     )

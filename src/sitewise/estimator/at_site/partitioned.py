@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
 from sitewise.adaptation.families import finish
-from sitewise.adaptation.fit import Finisher, Fit, Rival
+from sitewise.adaptation.fit import Candidate, Finisher, Fit
 from sitewise.adaptation.partitioned import stand_in
 from sitewise.adaptation.posterior.known import Known
 from sitewise.adaptation.posterior.points import Posterior
@@ -141,14 +141,7 @@ def adapt_partitions(
     known: Known | None,
 ) -> AdaptedPartitions:
     """Estimate g from all rows; then one more pass predicts them and draws a sample."""
-    problems = Problems("adapt")
-    if known is not None:
-        problems.add(KNOWN)
-    if given["sample_confounder"] is not None and model.confounders_ is None:
-        problems.add("sample_confounder is given, but the model was trained without confounders")
-    partitions = as_partitions(log_ratio, problems, **given)
-    problems.raise_if_any()
-    assert partitions is not None
+    partitions = _read_partitions(model, log_ratio, given, known)
     reader = SiteReader(model.classes_, model.confounders_, model.unsupported_)
     prior = None if policy == "rows" else model.prior_of(policy, level_scale)
     estimate = _estimate(model, partitions.changed(reader.readied), prior)
@@ -167,6 +160,18 @@ def adapt_partitions(
     return AdaptedPartitions(_settled(estimate), rows, sum(visit.n_rows for visit in visits), mean)
 
 
+def _read_partitions(model: "SiteModel", log_ratio: Any, given: dict[str, Any], known: Known | None) -> Partitions:
+    problems = Problems("adapt")
+    if known is not None:
+        problems.add(KNOWN)
+    if given["sample_confounder"] is not None and model.confounders_ is None:
+        problems.add("sample_confounder is given, but the model was trained without confounders")
+    partitions = as_partitions(log_ratio, problems, **given)
+    problems.raise_if_any()
+    assert partitions is not None
+    return partitions
+
+
 def _estimate(model: "SiteModel", partitions: Partitions, prior: SitePrior | None) -> PrevalenceEstimate:
     return estimate_prevalence(
         partitions,
@@ -181,12 +186,12 @@ def _settled(estimate: PrevalenceEstimate) -> PrevalenceEstimate:
     """The same estimate without its partitions: with its curvature computed, and some rows instead of all."""
     fit, evidence = estimate._fit, stand_in(estimate._evidence, SAMPLE_ROWS)
 
-    def looked_back(fit: Fit) -> Fit:
-        found = fit.look_back if fit.posterior is not None else fit._hindsight
-        return replace(fit, look_back=found, refit=None)
+    def with_diagnostics(fit: Fit) -> Fit:
+        found = fit.post_fit if fit.posterior is not None else fit.diagnostics
+        return replace(fit, post_fit=found, refit=None)
 
-    rivals = tuple(
-        Rival(own, rival.weight, Finisher(own, evidence, finish))
-        for own, rival in ((looked_back(rival.fit), rival) for rival in fit.rivals)
+    candidates = tuple(
+        Candidate(own, candidate.weight, Finisher(own, evidence, finish))
+        for own, candidate in ((with_diagnostics(candidate.fit), candidate) for candidate in fit.candidates)
     )
-    return replace(estimate, _fit=replace(looked_back(fit), rivals=rivals), _evidence=evidence)
+    return replace(estimate, _fit=replace(with_diagnostics(fit), candidates=candidates), _evidence=evidence)

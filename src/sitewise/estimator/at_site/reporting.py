@@ -11,15 +11,14 @@ import torch
 from torch import Tensor
 
 from sitewise.adaptation.draws import PrevalenceDraws
-from sitewise.artifacts.versions import versions
+from sitewise.artifacts.folders import versions
 from sitewise.confounders.variables import Categorical, Continuous, Notes, Variable
-from sitewise.estimator.at_site.naming import ABOUT, about, class_names
+from sitewise.estimator.at_site.showing import ABOUT, about, class_names
+from sitewise.estimator.source.reading import evenly
 from sitewise.estimator.source.regions import in_regions
-from sitewise.estimator.source.splitting import evenly
 from sitewise.performance import clinical_performance
 from sitewise.posterior import combine
-from sitewise.report.page.binning import most_frequent
-from sitewise.report.page.content import MOST_LEVELS, Content, Profile, TrainingSite, build_content
+from sitewise.report.page.content import MOST_LEVELS, Content, Profile, TrainingSite, build_content, most_frequent
 
 if TYPE_CHECKING:
     from sitewise.estimator.adapted import AdaptedClassifier
@@ -220,7 +219,7 @@ def _held_out(model: "SiteModel") -> tuple[Array, Array] | None:
 def _subgroups(here: "AdaptedClassifier", by: Any, bands: Any, level: float) -> list[dict[str, Any]]:
     """Prevalence, a few metrics and calibration of each subgroup; by default of confounders with few groups."""
     if by is None:
-        z = here.believed_rows.z
+        z = here.drawn_rows.z
         # Numbers are cut at their quartiles.
         few = [name for name in z if pd.api.types.is_numeric_dtype(z[name]) or z[name].nunique() <= MOST_GROUPS]
         by = z[few[:MOST_CONFOUNDERS]]
@@ -248,7 +247,7 @@ def _clinical(here: "AdaptedClassifier", level: float) -> dict[str, Any]:
     if len(here.classes_) != 2:
         return {}
     threshold = here.threshold_ if here.threshold_ is not None and 0 < here.threshold_ < 1 else None
-    found = clinical_performance(here.believed_rows, threshold=threshold, level=level)
+    found = clinical_performance(here.drawn_rows, threshold=threshold, level=level)
     curve = here.decision_curve(level=level)[["threshold", "net_benefit", "treat_all", "treat_none"]]
     named = curve.set_axis(["threshold", "predictions", "treat all", "treat none"], axis=1)
     return {"clinical": {name: v._asdict() for name, v in found.items()}, "decision_curve": named.to_dict("records")}

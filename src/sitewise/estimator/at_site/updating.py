@@ -10,7 +10,7 @@ from sitewise.adaptation.posterior.known import Known
 from sitewise.confounders.schema import Encoded
 from sitewise.confounders.variables import Notes
 from sitewise.estimator.scoring.cached import FEATURE_ROWS
-from sitewise.estimator.source.splitting import evenly
+from sitewise.estimator.source.reading import evenly
 from sitewise.estimator.without_z.predicting import rows_with_joint
 from sitewise.prevalence import SitePrior
 from sitewise.rows import ScoredRows

@@ -7,7 +7,7 @@ import numpy as np
 from sklearn.pipeline import Pipeline
 from torch import Tensor, nn
 
-from sitewise.artifacts.versions import versions
+from sitewise.artifacts.folders import versions
 from sitewise.confounders import Confounders
 from sitewise.confounders.variables import Categorical
 from sitewise.estimator.at_site.showing import counted_rows

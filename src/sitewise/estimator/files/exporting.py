@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sitewise.arrays import Problems, did_you_mean
-from sitewise.backbones.pixels import Standardize
+from sitewise.backbones.build import Standardize
 from sitewise.confounders import Confounders
 from sitewise.confounders.variables import Categorical
 from sitewise.estimator.adapted import AdaptedClassifier

@@ -17,8 +17,7 @@ from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.adjuster import PrevalenceAdjuster
 from sitewise.estimator.gpa import GPAClassifier
 from sitewise.estimator.scoring.ratios import AdditiveRatio, ScoreRatio, to_scores
-from sitewise.estimator.without_z.joint import JointModel, at_points
-from sitewise.estimator.without_z.layers import Layers
+from sitewise.estimator.without_z.joint import JointModel, Layers, at_points
 from sitewise.estimator.without_z.pairs import PairModel
 from sitewise.posterior import combine
 from sitewise.prevalence.additive import features
@@ -42,9 +41,9 @@ class AdaptedGraph(nn.Module):
         self.score = _score_part(here.model, precision)
         self.joint = None if here.joint is None or here.stays_as_trained else _joint_part(here, precision)
         self.pooled = traceable(here.model.pooled_prevalence_)
-        self.as_trained = told = here.predicts_as_trained
-        self.posterior = None if told else here.estimate_in_use._fit.posterior
-        self.prevalence = traceable(here.model.pooled_prevalence_ if told else here.estimate_in_use.prevalence)
+        self.as_trained = as_trained = here.predicts_as_trained
+        self.posterior = None if as_trained else here.estimate_in_use._fit.posterior
+        self.prevalence = traceable(here.model.pooled_prevalence_ if as_trained else here.estimate_in_use.prevalence)
 
     def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
         """Each row independently."""

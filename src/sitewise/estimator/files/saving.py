@@ -24,10 +24,9 @@ from sitewise.adaptation.joint import JointEstimate
 from sitewise.adaptation.records import all_records
 from sitewise.arrays import Problems, brief, did_you_mean
 from sitewise.artifacts import Record
-from sitewise.artifacts.folders import Folder, read_folder, write_folder
+from sitewise.artifacts.folders import Folder, read_folder, versions, write_folder
 from sitewise.artifacts.hints import fits, hints_of
 from sitewise.artifacts.packing import ODD, odd_entry, pack, unpack
-from sitewise.artifacts.versions import versions
 from sitewise.backbones.build import SMALL
 from sitewise.calibration import Calibration
 from sitewise.critic import Bank, Critic
@@ -42,7 +41,7 @@ from sitewise.estimator.model import SiteModel
 from sitewise.estimator.rehearsing import Rehearsal
 from sitewise.estimator.scoring.probabilities import is_ready
 from sitewise.estimator.scoring.ratios import AdditiveRatio, PooledRatio
-from sitewise.estimator.source.balance import Balance
+from sitewise.estimator.source.held_out import Balance
 from sitewise.estimator.source.reading import SiteSummary, TrainingSummary
 from sitewise.estimator.source.regions import Region
 from sitewise.estimator.source.rehearsal import Numbers
@@ -52,7 +51,7 @@ from sitewise.prevalence.base import Prevalence
 from sitewise.ratio import Scorer, build_ratio
 from sitewise.rows import HeldOut, ScoredRows
 from sitewise.solvers import EM
-from sitewise.tables.records import RECORDS as TABLE_RECORDS
+from sitewise.tables.reader import RECORDS as TABLE_RECORDS
 from sitewise.training import Recipe
 
 Values = dict[str, Any]

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from sitewise.estimator.source.splitting import evenly
+from sitewise.estimator.source.reading import evenly
 from sitewise.inputs import Inputs, StoredImages, fingerprint, take_inputs
 from sitewise.ratio import RatioNetwork, Scorer
 

@@ -16,8 +16,7 @@ from sklearn.utils.validation import check_is_fitted, has_fit_parameter
 from torch import Tensor, nn
 
 from sitewise.arrays import Problems, as_pandas, view_tensor
-from sitewise.estimator.source.reading import Array, without_gaps
-from sitewise.estimator.source.splitting import CROSS_FIT_FOLDS
+from sitewise.estimator.source.reading import CROSS_FIT_FOLDS, Array, without_gaps
 from sitewise.ratio import SCORED_VALUES, SCORING_BATCH
 
 TINY = 1e-12  # the smallest value of a probability

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sitewise.calibration.scaling import centre
+from sitewise.calibration.fit import centre
 from sitewise.confounders import Confounders
 from sitewise.estimator.source.held_out import calibrate_rows, smoothed_targets
 from sitewise.posterior import combine, contrasts
@@ -90,8 +90,8 @@ def fit_additive_ratio(
     basis = contrasts(n_classes)
     targets = smoothed_targets(rows.y, torch.bincount(rows.y, minlength=n_classes)) * rows.weight[:, None]
     scores = to_scores(rows.log_proba)
-    spread = (rows.weight @ scores**2 / rows.weight.sum()).mean().sqrt().clamp_min(1e-12)
-    scores = scores / spread
+    scale = (rows.weight @ scores**2 / rows.weight.sum()).mean().sqrt().clamp_min(1e-12)
+    scores = scores / scale
     design = products(scores, features(rows.codes, schema))
     n_features = design.shape[1] // n_classes
     penalty = torch.full((n_classes, n_features), strength, dtype=torch.float64)
@@ -108,7 +108,7 @@ def fit_additive_ratio(
         weak = torch.full((blanks.shape[1],), MISSING_PENALTY, dtype=torch.float64)
         flat = fit_linear(targets, rows.weight, blanks, weak, rows.masked_log_prevalence + fixed).point
         coefficients[:, columns] = (flat.reshape(blanks.shape[1], -1) @ basis.T).reshape(n_classes, -1, n_classes)
-    coefficients[1:] /= spread
+    coefficients[1:] /= scale
     return AdditiveRatio(schema, coefficients, strength)
 
 

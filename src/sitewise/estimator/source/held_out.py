@@ -1,17 +1,30 @@
-"""Held-out labeled rows for calibration."""
+"""g of training sites and of held-out labeled rows; calibration and balance of log f on these rows.
+
+Balance (section 18): at each z the mean of f over source rows must be the same for all classes. If f carries little
+information, errors of g_s(z) are large compared with it. An unbalanced f looks like another prevalence, at the source
+and at any other site.
+"""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from sitewise.adaptation.families import FAMILIES
 from sitewise.calibration import Calibration
-from sitewise.calibration.fit import fit_calibration, resample_calibration
+from sitewise.calibration.fit import centre, fit_calibration, resample_calibration
 from sitewise.confounders import Confounders
-from sitewise.estimator.source.prevalences import RowPrevalence
+from sitewise.estimator.source.reading import evenly, folds
 from sitewise.inputs import Inputs
+from sitewise.posterior import contrasts
+from sitewise.prevalence import SitePrior, fit_constant
+from sitewise.prevalence.additive import features, ridge
+from sitewise.prevalence.base import Prevalence
+from sitewise.prevalence.linear import NEWTON_LIMIT, fit_linear
+from sitewise.prevalence.pooled import owners, pool_sites
+from sitewise.prevalence.prior import missing_information
 from sitewise.rows import HeldOut, LabeledRows
 
 ENOUGH_TO_CALIBRATE = 10  # rows of each class
@@ -19,6 +32,93 @@ ENOUGH_TO_CALIBRATE = 10  # rows of each class
 Score = Callable[
     [Inputs, Tensor], tuple[Tensor, Tensor | None, Tensor | None]
 ]  # raw log f, features of some rows, numbers of these rows
+ROWS = 100_000  # the most rows used
+RIDGE = 0.01
+LEAST_SLOPE = 0.1  # slope of log f below which nothing is balanced
+ROUNDS = 3  # alternating steps: the slope of the balanced f, and the balance at that slope
+
+
+def fit_prevalence(
+    model: str,
+    rows: LabeledRows,
+    n_classes: int,
+    schema: Confounders | None,
+    knockout: float,
+    seed: int,
+    dropout: float = 0.0,
+) -> Prevalence:
+    """Fit g to labeled rows: the chosen model; "auto" is additive, or constant without z."""
+    targets = one_hot(rows.y, n_classes).double()
+    weight = rows.weight.double()
+    if schema is None:
+        return fit_constant(targets, weight)
+    family = FAMILIES["additive" if model == "auto" else model].with_dropout(dropout)
+    return family.fit_labels(targets, rows.codes, weight, schema, knockout=knockout, seed=seed)
+
+
+@dataclass(frozen=True)
+class RowPrevalence:
+    """log g of a fixed set of rows, each by its own model: its site's, or one that did not see its label."""
+
+    rows: list[Tensor]
+    models: list[Prevalence]
+
+    def log_prob(self, codes: Tensor) -> Tensor:
+        """log g of these rows at the given codes of z (knocked out or not)."""
+        parts = [model.log_prob(codes[rows]) for rows, model in zip(self.rows, self.models, strict=True)]
+        order = torch.cat(self.rows)
+        return torch.empty_like(torch.cat(parts)).index_copy_(0, order, torch.cat(parts))
+
+
+def cross_fit(
+    model: str,
+    rows: LabeledRows,
+    n_classes: int,
+    schema: Confounders | None,
+    knockout: float,
+    seed: int,
+    dropout: float = 0.0,
+) -> RowPrevalence:
+    """Fit g for each site of held-out rows, without the rows that it will be used on."""
+    held_rows, models = [], []
+    for site in torch.unique(rows.site):
+        inside = (rows.site == site).nonzero().flatten()
+        own = rows.take(inside)
+        for fold in folds(own, seed):
+            others = torch.ones(len(own), dtype=torch.bool)
+            others[fold] = False
+            held_rows.append(inside[fold])
+            source = own.take(others) if others.any() else own
+            models.append(fit_prevalence(model, source, n_classes, schema, knockout, seed, dropout))
+    return RowPrevalence(held_rows, models)
+
+
+def by_site(site: Tensor, models: dict[int, Prevalence]) -> RowPrevalence:
+    """log g of each row by the model of its site."""
+    numbers = torch.unique(site).tolist()
+    return RowPrevalence([(site == s).nonzero().flatten() for s in numbers], [models[s] for s in numbers])
+
+
+def describe_source(held: HeldOut, log_ratio: Tensor, pooled: Prevalence, deviation: Tensor | None) -> SitePrior:
+    """The source's g with the error of f: the effective number of held-out groups, and what f leaves open (18b)."""
+    missing = missing_information(log_ratio, pooled.log_prob(held.codes), held.weight)
+    return SitePrior(pooled, deviation=deviation, n_source=min(effective_rows(held), ROWS), missing=missing)
+
+
+def effective_rows(held: HeldOut) -> float:
+    """The effective number of held-out rows; groups count instead of rows if there are groups."""
+    unit = torch.arange(len(held)) if held.groups is None else torch.unique(held.groups, return_inverse=True)[1]
+    mass = torch.zeros(int(unit.max()) + 1, dtype=torch.float64).index_add_(0, unit, held.weight)
+    return float(mass.sum() ** 2 / mass.square().sum())
+
+
+def between_sites(rows: LabeledRows, n_classes: int, schema: Confounders | None) -> Tensor | None:
+    """Variances (D,) between sites of the coefficients of g(z); None if there is one site only."""
+    if schema is None or len(torch.unique(rows.site)) < 2 or len(owners(schema)) * (n_classes - 1) > NEWTON_LIMIT:
+        return None
+    return pool_sites(
+        one_hot(rows.y, n_classes).double(), rows.codes, rows.weight.double(), rows.site, schema
+    ).deviation
 
 
 def calibrate(held: HeldOut, method: str, n_classes: int) -> Calibration:
@@ -85,3 +185,46 @@ def smoothed_targets(y: Tensor, counts: Tensor) -> Tensor:
     return one_hot(y, n_classes).double() * (certainty - (1 - certainty) / (n_classes - 1)) + (1 - certainty) / (
         n_classes - 1
     )
+
+
+@dataclass(frozen=True)
+class Balance:
+    """log h(z), a sum of one term for each variable, for rows with all of z; other rows are not changed."""
+
+    schema: Confounders
+    coefficients: Tensor  # (D, K), each row sums to zero
+
+    def log_mean(self, codes: Tensor) -> Tensor:
+        """log h at codes, (n, K), to be subtracted from log f."""
+        lacking = self.schema.missing(codes).any(dim=1, keepdim=True)
+        return torch.where(lacking, 0.0, features(codes, self.schema) @ self.coefficients)
+
+
+def fit_balance(held: HeldOut, schema: Confounders | None, n_classes: int) -> Balance | None:
+    """h(z), the mean of f at z among labeled rows (equation 18a); None if too few rows have all of z.
+
+    g and h are fitted to the same labels, so that their common noise cancels. It is large compared with a weak f.
+    """
+    if schema is None or not len(held):
+        return None
+    finite = torch.isfinite(held.raw_log_ratio).all(dim=1).nonzero().flatten()
+    rows = finite[evenly(len(finite), ROWS)]
+    y, weight, codes, raw = held.y[rows], held.weight[rows], held.codes[rows], centre(held.raw_log_ratio[rows])
+    if int(torch.bincount(y, minlength=n_classes).min()) < ENOUGH_TO_CALIBRATE:
+        return None
+    totals = one_hot(y, n_classes).double() * weight[:, None]
+    design, basis = features(codes, schema), contrasts(n_classes)
+    penalty = ridge(RIDGE, design.shape[1])
+
+    def fitted(offset: Tensor) -> Tensor:
+        return fit_linear(totals, weight, design, penalty, offset).point.reshape(design.shape[1], -1) @ basis.T
+
+    log_g = torch.log_softmax(design @ fitted(torch.zeros_like(raw)), dim=1)
+    lacking = torch.zeros(design.shape[1], n_classes, dtype=torch.float64)
+    for _ in range(ROUNDS):
+        balanced = raw + design @ lacking
+        slope = calibrate_rows(balanced, log_g, y, weight, "temperature", n_classes).slope[0]
+        if float(slope) < LEAST_SLOPE:
+            return None
+        lacking = fitted(slope * raw + log_g) / slope
+    return Balance(schema, -lacking)

@@ -1,4 +1,4 @@
-"""Read and check the arguments of an estimator: inputs, classes, sites, confounders, groups, weights."""
+"""Read and check the arguments of an estimator: inputs, classes, sites, confounders, groups, weights; choose rows."""
 
 import warnings
 from dataclasses import dataclass, replace
@@ -15,6 +15,7 @@ from torch import Tensor
 from sitewise.arrays import (
     Problems,
     as_pandas,
+    did_you_mean,
     plain_tensor,
     read_column,
     read_groups,
@@ -25,7 +26,7 @@ from sitewise.confounders import Confounders
 from sitewise.inputs import Inputs, StoredImages, is_stored
 from sitewise.ratio import digest_rows
 from sitewise.report.wording import NO_SITES
-from sitewise.rows import LabeledRows
+from sitewise.rows import LabeledRows, SiteRows
 
 Array = np.ndarray[Any, Any]
 
@@ -33,6 +34,13 @@ NOT_NUMBERS = (
     "X must be numbers, column {column!r} holds {value!r} (row {row}): put a ColumnTransformer with a OneHotEncoder in "
     "front, make_pipeline(ColumnTransformer(...), {name}()), which sw.adapt adapts as a whole; or let "
     "sw.TableReader.learn(frame, roles) make numbers of the frame, as the command line does"
+)
+CROSS_FIT_FOLDS = 5
+ABSENT = "confounder_columns names {name!r}, which is not a column of X{meant}; its columns are {known}"
+NOT_A_PLACE = "confounder_columns holds {name!r}, but X is an array of {width} columns: give column numbers, from 0"
+OTHER_WIDTH = (
+    "X has {width} columns; the model was fitted with {fitted}: expected these, or these and the {own} columns of "
+    "confounder_columns"
 )
 
 
@@ -242,3 +250,86 @@ def summarize_training(data: TrainingData) -> TrainingSummary:
     sites = zip(data.site_names, counts, strict=True)
     summaries = (SiteSummary(name, int(count.sum()), tuple(count.tolist())) for name, count in sites)
     return TrainingSummary(tuple(summaries), digest_rows(rows), data.named)
+
+
+def split_validation(data: TrainingData, validation: Any, seed: int) -> tuple[Tensor, Tensor]:
+    """Row numbers to train on and to hold out: a share of each site and class (groups kept whole), or one site."""
+    everything = torch.arange(len(data.rows))
+    if validation is None or (not isinstance(validation, str) and validation == 0):
+        return everything, everything[:0]
+    if not isinstance(validation, float):
+        if validation not in data.site_names:
+            raise ValueError(f"validation names the site {validation!r}; the sites are {data.site_names}")
+        held = data.rows.site == data.site_names.index(validation)
+        if held.all():
+            raise ValueError(f"validation={validation!r} is the only site: nothing is left to train on")
+        return everything[~held], everything[held]
+    if not 0 < validation < 1:
+        raise ValueError(f"validation must be a share between 0 and 1, a site's name or None, got {validation}")
+    rng = np.random.default_rng(seed)
+    stratum = data.rows.site * (int(data.rows.y.max()) + 1) + data.rows.y
+    groups = data.rows.groups
+    units = everything if groups is None else groups
+    held = torch.zeros(len(everything), dtype=torch.bool)
+    apart = stratum if groups is None else data.rows.site
+    for value in torch.unique(apart):
+        inside = apart == value
+        names = torch.unique(units[inside]).numpy()
+        chosen = rng.permutation(names)[: int(validation * len(names))]
+        held |= inside & torch.isin(units, torch.tensor(chosen, dtype=units.dtype))
+    # A group with rows at several sites goes where its first site puts it.
+    if groups is not None:
+        held = torch.isin(groups, torch.unique(groups[held]))
+    return everything[~held], everything[held]
+
+
+def folds(rows: SiteRows, seed: int) -> list[Tensor]:
+    """The rows of each fold: groups are kept whole, and each row is in one fold."""
+    units = torch.arange(len(rows)) if rows.groups is None else torch.unique(rows.groups, return_inverse=True)[1]
+    n_units = int(units.max()) + 1
+    order = torch.tensor(np.random.default_rng(seed).permutation(n_units))
+    fold_of_unit = order % min(CROSS_FIT_FOLDS, n_units)
+    return [(fold_of_unit[units] == fold).nonzero().flatten() for fold in range(int(fold_of_unit.max()) + 1)]
+
+
+def evenly(n_rows: int, at_most: int) -> Tensor:
+    """Row numbers spread evenly over n rows; all of them if there are at most `at_most`."""
+    return torch.arange(n_rows) if n_rows <= at_most else torch.arange(at_most) * n_rows // at_most
+
+
+def split_confounders(X: Any, sample_confounder: Any, columns: Any, model: Any) -> tuple[Any, Any]:
+    """X as at `fit`, and z: the given one, or the named columns of X, which the model may also use as inputs."""
+    if columns is None:
+        return X, sample_confounder
+    names = list(columns)
+    X = X if hasattr(X, "shape") else np.asarray(X)
+    _check_columns(X, names)
+    Z = (X[names] if hasattr(X, "columns") else X[:, names]) if sample_confounder is None else sample_confounder
+    return _inputs(X, names, model), Z
+
+
+def _check_columns(X: Any, names: list[Any]) -> None:
+    problems = Problems("X")
+    is_frame, width = hasattr(X, "columns"), X.shape[1]
+    known = list(X.columns) if is_frame else range(width)
+    for name in names:
+        if name not in known:
+            shown = ", ".join(map(str, known))
+            message = ABSENT if is_frame else NOT_A_PLACE
+            problems.add(message.format(name=name, meant=did_you_mean(name, known), known=shown, width=width))
+    problems.raise_if_any()
+
+
+def _inputs(X: Any, names: list[Any], model: Any) -> Any:
+    """The columns of `fit`: by name if they are known; otherwise all columns, or all except those of z."""
+    if hasattr(X, "columns") and hasattr(model, "feature_names_in_"):
+        fitted = model.feature_names_in_.tolist()
+        return X[fitted] if set(fitted) <= set(X.columns) else X
+    width, expected = X.shape[1], getattr(model, "n_features_in_", X.shape[1])
+    if width == expected:
+        return X
+    if width != expected + len(names):
+        raise ValueError(OTHER_WIDTH.format(width=width, fitted=expected, own=len(names)))
+    if hasattr(X, "columns"):
+        return X[[name for name in X.columns if name not in names]]
+    return X[:, [place for place in range(width) if place not in names]]

@@ -17,7 +17,7 @@ from scipy.stats import t as student
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from sitewise.estimator.source.splitting import evenly
+from sitewise.estimator.source.reading import evenly
 from sitewise.posterior import combine, contrasts, normalize
 from sitewise.prevalence import SitePrior
 from sitewise.prevalence.linear import fit_linear, information
@@ -188,8 +188,8 @@ class Unit:
         powers = torch.tensor(
             [1.0 / (1.0 / self.tempering + n_rows / rows) if rows else 0.0 for rows in trusted], dtype=torch.float64
         )
-        believed = self.nodes.convolved(log_likelihood[:, None] * powers, numbers.level_error)
-        averaged = chosen @ torch.softmax(log_prior[:, None] + believed, dim=0)
+        convolved = self.nodes.convolved(log_likelihood[:, None] * powers, numbers.level_error)
+        averaged = chosen @ torch.softmax(log_prior[:, None] + convolved, dim=0)
         return -averaged.clamp_min(1e-12).log(), share
 
     def losses(self, numbers: "Numbers") -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from sitewise.adaptation.joint.balance import log_balance
+from sitewise.adaptation.joint.mixture import log_balance
 from sitewise.arrays import Problems
 from sitewise.calibration import Calibration
 from sitewise.calibration.fit import fit_calibration
@@ -19,9 +19,8 @@ from sitewise.confounders import Confounders
 from sitewise.critic import Bank
 from sitewise.estimator.scoring.probabilities import Classifier
 from sitewise.estimator.source.held_out import ENOUGH_TO_CALIBRATE
-from sitewise.estimator.source.reading import Array
+from sitewise.estimator.source.reading import Array, evenly
 from sitewise.estimator.source.regions import Region
-from sitewise.estimator.source.splitting import evenly
 from sitewise.estimator.without_z.joint import ENOUGH_ROWS, unseen_classes, with_all_of_z
 from sitewise.prevalence.base import Prevalence
 from sitewise.rows import LabeledRows

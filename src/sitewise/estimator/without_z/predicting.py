@@ -1,18 +1,31 @@
-"""Predictions for rows that lack z, from the joint model and a site's joint P(z, y)."""
+"""Predictions for rows that lack z, from the joint model and a site's joint P(z, y), or by knockout."""
 
+import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from sitewise.adaptation.joint import JointEstimate
+from sitewise.adaptation import estimate_prevalence
+from sitewise.adaptation.joint import JointEstimate, estimate_joint
 from sitewise.adaptation.joint.answer import joint_posterior
+from sitewise.estimator.source.reading import evenly
+from sitewise.estimator.source.regions import EXPECTED_ROWS
+from sitewise.estimator.without_z.joint import ENOUGH_ROWS, JointModel
 from sitewise.inputs import Inputs, take_inputs
-from sitewise.rows import ScoredRows
+from sitewise.posterior import combine
+from sitewise.rows import LabeledRows, ScoredRows, SiteRows
 
 if TYPE_CHECKING:
     from sitewise.estimator.gpa import GPAClassifier
+
+MISSING = ("auto", "knockout", "joint")
+JUDGED_ROWS = 1000
+WORSE = 1.2  # times the NLL of knockout; the joint model may be a little worse, because it assumes less
+UNSEEN = 0.25  # share of the training rows at z where some class is absent, above which f is unknown at too much of z
+MARGIN = 1.0  # difference of left-out log-likelihood by which the joint model must be better
+NO_JOINT = "missing='joint' needs confounders in training, and some rows that have all of them: use missing='auto'"
 
 
 def lacking(model: "GPAClassifier", codes: Tensor) -> Tensor:
@@ -74,3 +87,92 @@ def with_joint_marginal(
     return torch.where(
         lacking(model, codes)[:, None], site.weights.sum(0).cpu().clamp_min(1e-300).log(), log_prevalence
     )
+
+
+def fit_site_joint(model: "GPAClassifier", X: Inputs, given: SiteRows) -> JointEstimate | None:
+    """The site's joint P(z, y), estimated from all its rows; known labels and known parts of z are used.
+
+    None if the model uses knockout: for `missing="knockout"`; and for "auto" if some rows have all of z, which
+    determine g(z) better, or if the joint model is not better by held-out labels and left-out likelihood.
+    """
+    if model.missing == "joint" and model.joint_ is None:
+        raise ValueError(NO_JOINT)
+    short = lacking(model, given.codes)
+    if model.joint_ is None or model.missing == "knockout":
+        return None
+    if model.missing == "auto" and not (model.joint_.trusted and short.all()):
+        return None
+    log_ratio = joint_log_ratio(model, X, given.codes)
+    if given.y is not None:
+        other = torch.arange(len(model.classes_)) != given.y[:, None]
+        log_ratio = log_ratio.masked_fill((other & ~given.y.isnan()[:, None])[:, None], -torch.inf)
+    estimate = estimate_joint(log_ratio, prior=model.joint_.prior, sample_weight=given.weight)
+    if model.missing == "joint":
+        return estimate
+    rows = short.nonzero().flatten()
+    row_weight = None if given.weight is None else given.weight[rows]
+    blank = model.confounders_.missing_codes().expand(len(rows), -1)  # type: ignore[union-attr]
+    hidden = estimate
+    if given.y is not None or not torch.equal(blank, given.codes):
+        hidden_ratio = joint_log_ratio(model, take_inputs(X, rows), blank)
+        hidden = estimate_joint(hidden_ratio, prior=model.joint_.prior, sample_weight=row_weight)
+    return (
+        estimate if hidden.left_out > _left_out_by_knockout(model, take_inputs(X, rows), row_weight) + MARGIN else None
+    )
+
+
+def judged(model: "GPAClassifier", held: LabeledRows) -> JointModel | None:
+    """The joint model, marked as trusted unless it predicts held-out labels without z much worse than knockout.
+
+    The left-out likelihood of x cannot decide this: models with shifting z always have the higher one, even if f is
+    bad. Both are estimated from the held-out x alone, as at a new site. The joint model is not trusted either if some
+    class is absent at much of z: f is unknown there, and held-out rows of the same sites do not show it.
+    """
+    joint = model.joint_
+    if joint is None:
+        return joint
+    if share_unseen(joint.prior, joint.possible, model.training_summary_.n_rows) > UNSEEN:
+        return replace(joint, trusted=False)
+    if len(held) < ENOUGH_ROWS:
+        return joint
+    few = held.take(evenly(len(held), JUDGED_ROWS))
+    blank = joint.bank.schema.missing_codes().expand(len(few), -1)
+    weight = few.weight.double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # whether held-out rows identify the estimate is irrelevant here
+        ratios = joint_log_ratio(model, few.X, blank)
+        site = estimate_joint(ratios, prior=joint.prior, sample_weight=weight)
+        log_f = model.calibrated_log_ratio(few.X, blank)
+        constant = estimate_prevalence(log_f.numpy(), model="constant", sample_weight=weight).marginal
+    by_joint = -torch.as_tensor(site.posterior(ratios)).double().clamp_min(1e-12).log()
+    by_knockout = -combine(log_f, torch.tensor(constant).clamp_min(1e-12).log())
+    mine, theirs = (losses.gather(1, few.y[:, None])[:, 0] for losses in (by_joint, by_knockout))
+    worse = mine - WORSE * theirs
+    share = weight / weight.sum()
+    mean = share @ worse
+    error = ((share**2) @ (worse - mean) ** 2).sqrt()
+    return replace(joint, trusted=bool(mean <= 2 * error))
+
+
+def share_unseen(prior: Tensor, possible: Tensor, n_rows: int) -> float:
+    """The share of the training population at points where some class is absent although it was expected.
+
+    `prior` (M, K) is P_s(z_m, y), `possible` (M, K) is True where f has seen the class, and n_rows is the training
+    size.
+    """
+    rows = n_rows * prior
+    expected = rows.sum(1, keepdim=True) * prior.sum(0)
+    absent = ((rows < 1.0) & (expected >= EXPECTED_ROWS)) | ~possible
+    return float(prior.sum(1)[absent.any(1)].sum())
+
+
+def _left_out_by_knockout(model: "GPAClassifier", X: Inputs, weight: Tensor | None) -> float:
+    """The left-out log-likelihood of f(x, missing) with one P(Y), scaled so that its mean is one, as that of r is."""
+    assert model.confounders_ is not None
+    blank = model.confounders_.missing_codes().expand(len(X), -1)
+    log_f = model.calibrated_log_ratio(X, blank)
+    scaled = log_f - torch.logsumexp(log_f + model.pooled_prevalence_.log_prob(blank), dim=1, keepdim=True)
+    estimate = estimate_prevalence(log_f.numpy(), model="constant", sample_weight=weight)
+    marginal = torch.tensor(estimate.marginal).clamp_min(1e-300).log()
+    weights = torch.ones(len(X), dtype=torch.float64) if weight is None else weight.double()
+    return float(weights @ torch.logsumexp(scaled + marginal, dim=1)) - estimate._fit.optimism

@@ -10,13 +10,13 @@ import numpy as np
 from sitewise.arrays import Problems
 from sitewise.evaluation import reliability
 from sitewise.performance.choice import wilson
-from sitewise.report.page.binning import N_BINS, called, called_shares, most_frequent, probability_shares
 from sitewise.report.wording import NOT_CHECKED, crossing_sentence
 
 Array = np.ndarray[Any, Any]
 Content = dict[str, Any]
 FORMAT = "sitewise report 1"
 MOST_LEVELS, MOST_CLASSES = 24, 4
+N_BINS = 20
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ def build_content(
     verdict = "not checked" if diagnosis is None else str(diagnosis["verdict"])
     outcome = NOT_CHECKED
     if diagnosis is not None:  # an estimate from arrays alone has a verdict but no outcome
-        told = diagnosis.get("outcome") or {"word": verdict, "sentence": diagnosis["sentence"], "risk": ""}
-        outcome = {name: told[name] for name in ("word", "sentence", "risk")}
+        stated = diagnosis.get("outcome") or {"word": verdict, "sentence": diagnosis["sentence"], "risk": ""}
+        outcome = {name: stated[name] for name in ("word", "sentence", "risk")}
     content = {
         "format": FORMAT,
         "site": str(site),
@@ -270,3 +270,31 @@ def _reliability(y: Any, probability: Any, level: float) -> dict[str, Any]:
         ends = {"low": min(low, observed), "high": max(high, observed)}  # despite rounding
         bins.append({"predicted": predicted, "observed": observed, **ends, "rows": int(count)})
     return {"rows": sum(bin["rows"] for bin in bins), "bins": bins}
+
+
+def probability_shares(probability: Array, weight: Array | None = None, n_bins: int = N_BINS) -> Array:
+    """The share of rows in equal bins of [0, 1] for each class, (K, bins); the shares of a class sum to one."""
+    n_rows, n_classes = probability.shape
+    weights = np.ones(n_rows) if weight is None else np.asarray(weight, dtype=np.float64)
+    place = np.clip((probability * n_bins).astype(np.int64), 0, n_bins - 1)
+    counts = [np.bincount(place[:, k], weights=weights, minlength=n_bins) for k in range(n_classes)]
+    return np.asarray(np.stack(counts) / weights.sum())
+
+
+def called(probability: Array, threshold: float | None = None) -> Array:
+    """The decided class of each row, (n,): the most probable one, or by a threshold on the second of two."""
+    if threshold is None:
+        return np.asarray(probability.argmax(axis=1))
+    return np.asarray(probability[:, 1] >= threshold, dtype=np.int64)
+
+
+def called_shares(probability: Array, weight: Array | None = None, threshold: float | None = None) -> Array:
+    """The share of rows of each decided class, (K,): the most probable one, or by a threshold on the second of two."""
+    counts = np.bincount(called(probability, threshold), weights=weight, minlength=probability.shape[1])
+    return np.asarray(counts / counts.sum())
+
+
+def most_frequent(rows: Array, limit: int) -> list[int]:
+    """The indices of the `limit` largest counts, in their original order; equal counts by position."""
+    largest = np.argsort(-np.asarray(rows), kind="stable")[:limit]
+    return sorted(largest.tolist())

@@ -23,7 +23,23 @@ class Manifest:
     """Images of several sites: a table with a row for each image, the root folder, and the names of the confounders.
 
     The table has the columns `path` (text, relative to `root`), `site`, `y` (absent if there are no labels), the
-    confounders, `id` and, if known, `group`; other columns are kept. `y` is one of `classes`.
+    confounders, `id` and, if known, `group`; other columns are kept.
+
+    Parameters
+    ----------
+    table : DataFrame
+        A row for each image.
+    root : Path
+        The folder that paths start from.
+    confounders : tuple of str
+        The columns of z.
+    classes : tuple
+        The values of `y`.
+
+    Examples
+    --------
+    >>> manifest = read_manifest("lesions.csv", target="malignant", confounders=["age", "sex"])
+    >>> manifest.sites, manifest.site_table()
     """
 
     table: pd.DataFrame
@@ -55,7 +71,18 @@ class Manifest:
         return [self.root / path for path in self.table["path"]]
 
     def take(self, rows: Any) -> "Manifest":
-        """Some of the rows, by a mask or by position."""
+        """Take some of the rows.
+
+        Parameters
+        ----------
+        rows : array-like
+            A mask, or positions.
+
+        Returns
+        -------
+        Manifest
+            These rows.
+        """
         chosen = np.asarray(rows)
         if chosen.dtype == bool and len(chosen) != len(self):
             raise ValueError(f"a mask needs one entry for each of {len(self)} row(s), got {len(chosen)}")
@@ -63,7 +90,18 @@ class Manifest:
         return replace(self, table=self.table.iloc[chosen].reset_index(drop=True))
 
     def at(self, *sites: str) -> "Manifest":
-        """The rows of some sites; an unknown site is an error."""
+        """Take the rows of some sites; an unknown site is an error.
+
+        Parameters
+        ----------
+        *sites : str
+            Their names.
+
+        Returns
+        -------
+        Manifest
+            The rows of these sites.
+        """
         problems = Problems("manifest")
         check_sites(sites, self, problems)
         problems.raise_if_any()
@@ -79,7 +117,13 @@ class Manifest:
         return codes.numpy()
 
     def site_table(self) -> pd.DataFrame:
-        """A row for each site: samples, groups, prevalence (of the second of two classes), share of missing z."""
+        """Describe the sites.
+
+        Returns
+        -------
+        DataFrame
+            A row for each site: samples, groups, prevalence (of the second of two classes), share of missing z.
+        """
         table = self.table.reset_index(drop=True).astype({"site": str})
         by_site = table.groupby("site", sort=True)
         summary = pd.DataFrame({"samples": by_site.size()})

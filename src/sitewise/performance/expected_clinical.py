@@ -17,7 +17,7 @@ from sitewise.performance.clinical import (
     sensitivity_at,
     treat_all,
 )
-from sitewise.performance.expected import BelievedRows, Expected, drawn_truths, expected_value
+from sitewise.performance.expected import DrawnRows, Expected, drawn_truths, expected_value
 from sitewise.performance.metrics import decide
 
 Array = np.ndarray[Any, Any]
@@ -35,7 +35,7 @@ CLINICAL = (
 
 
 def clinical_performance(
-    rows: BelievedRows,
+    rows: DrawnRows,
     *,
     threshold: float | None = None,
     specificity: float = SPECIFICITY,
@@ -45,7 +45,7 @@ def clinical_performance(
 
     Parameters
     ----------
-    rows : BelievedRows
+    rows : DrawnRows
         Rows with the predictions to judge and the beliefs about their labels.
     threshold : float, optional
         Rows with P(y=1) at or above it are treated; its odds are the cost of a false positive. 0.5 by default.
@@ -97,12 +97,12 @@ def clinical_performance(
     return {name: expected_value(float(value[name][0]), drawn[name], level) for name in CLINICAL}
 
 
-def decision_curve(rows: BelievedRows, thresholds: Any = THRESHOLDS, *, level: float = 0.95) -> pd.DataFrame:
+def decision_curve(rows: DrawnRows, thresholds: Any = THRESHOLDS, *, level: float = 0.95) -> pd.DataFrame:
     """Compute the expected net benefit by threshold: of treating by the predictions, treating all, or treating none.
 
     Parameters
     ----------
-    rows : BelievedRows
+    rows : DrawnRows
         Rows of two classes with the predictions to judge.
     thresholds : sequence of float
         Thresholds between 0 and 1; 0.01 to 0.99 by default.
@@ -151,13 +151,13 @@ def decision_curve(rows: BelievedRows, thresholds: Any = THRESHOLDS, *, level: f
     return pd.DataFrame(columns)
 
 
-def _check_classes(rows: BelievedRows, problems: Problems) -> None:
+def _check_classes(rows: DrawnRows, problems: Problems) -> None:
     if rows.belief.shape[1] != 2:
         problems.add(f"two classes are needed, there are {rows.belief.shape[1]}")
 
 
 def _with_draws(
-    rows: BelievedRows, measure: Callable[[Array], dict[str, Array]]
+    rows: DrawnRows, measure: Callable[[Array], dict[str, Array]]
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Compute the measures for the belief, and for every draw of the labels."""
     drawn = [measure(truth[:, 1]) for truth in drawn_truths(rows.labels, 2)]

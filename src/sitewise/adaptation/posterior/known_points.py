@@ -25,7 +25,7 @@ STEPS = 100
 CLOSE = 1e-13
 
 
-def spread_slopes(points: Points, labels: LabelLikelihood, weight: Tensor) -> tuple[Points, Tensor]:
+def copy_for_slopes(points: Points, labels: LabelLikelihood, weight: Tensor) -> tuple[Points, Tensor]:
     """Return a copy of each point for every quantile of its slope, without points of negligible weight; and weights."""
     some = (weight > NEGLIGIBLE * weight.max()).nonzero().flatten()
     heavy, share = take_points(points, some), weight[some] / weight[some].sum()
@@ -111,13 +111,13 @@ def _solve(
     best = move = step = target.new_zeros(n_points, n_strata, n_classes)
     least = target.new_full((n_points, n_strata, 1), math.inf)
     for _ in range(STEPS):
-        mean, spread, _ = stratum_means(evidence, moved(move), slope, strata)
+        mean, covariance, _ = stratum_means(evidence, moved(move), slope, strata)
         off = (target - mean).transpose(0, 1)
         now = off.abs().amax(2, keepdim=True)
         if float(now.max()) < CLOSE:
             return move
         better = now < least
-        flat = basis.T @ spread.transpose(0, 1) @ basis + 1e-14 * torch.eye(n_classes - 1).to(basis)
+        flat = basis.T @ covariance.transpose(0, 1) @ basis + 1e-14 * torch.eye(n_classes - 1).to(basis)
         newton = torch.linalg.solve(flat, (off @ basis)[..., None])[..., 0].clamp(-3.0, 3.0) @ basis.T
         best, least = torch.where(better, move, best), torch.minimum(now, least)
         step = torch.where(better, newton, step / 2.0)

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from sitewise.estimator.source.held_out import resample
 from sitewise.estimator.without_z.predicting import lacking, with_joint_marginal
-from sitewise.performance.estimate import believe
-from sitewise.performance.expected import BelievedRows
-from sitewise.performance.labels import OpenShape, Part
+from sitewise.performance.estimate import draw_rows
+from sitewise.performance.expected import DrawnRows
+from sitewise.performance.labels import OpenShape, ResampledCalibration
 from sitewise.posterior import combine
 from sitewise.rows import ScoredRows
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 N_RESAMPLES = 100  # resamples of the held-out rows that a calibration was fitted to
 
 
-def believed_rows(here: "AdaptedClassifier", rows: ScoredRows | None = None) -> BelievedRows:
+def drawn_rows(here: "AdaptedClassifier", rows: ScoredRows | None = None) -> DrawnRows:
     """The given rows, or those adapted on, in the form that `sitewise.performance` reads."""
     model = here.model
     rows = here.rows_in_use if rows is None else rows
     joint = None if here.stays_as_trained else here.joint
     schema = model.confounders_
     as_trained = combine(rows.log_ratio, model.pooled_prevalence_.log_prob(rows.codes)).exp()
-    return believe(
+    return draw_rows(
         rows.log_ratio,
         rows.codes,
         here.estimate_in_use,
@@ -36,7 +36,7 @@ def believed_rows(here: "AdaptedClassifier", rows: ScoredRows | None = None) -> 
         supported=rows.supported,
         by_marginal=None if joint is None else lacking(model, rows.codes),
         probability=here.probability_of(rows.log_ratio, rows.codes).numpy(),
-        parts=calibration_parts(model, rows.codes, joint=joint is not None),
+        calibrations=resampled_calibrations(model, rows.codes, joint=joint is not None),
         known=None if rows.y is None else rows.y.numpy(),
         weight=rows.weight,
         z=None if schema is None else schema.decode(rows.codes),
@@ -54,11 +54,11 @@ def open_shape(here: "AdaptedClassifier", n_rows: int) -> OpenShape | None:
     schema, prior = here.model.confounders_, here.site_prior
     if schema is None or prior is None:
         return None
-    told = n_rows * prior.tempering(n_rows) * (1.0 - prior.missing)
-    return OpenShape(schema, here.model.training_summary_.n_rows + told)
+    effective_rows = n_rows * prior.tempering(n_rows) * (1.0 - prior.missing)
+    return OpenShape(schema, here.model.training_summary_.n_rows + effective_rows)
 
 
-def calibration_parts(model: "SiteModel", codes: Tensor, *, joint: bool = False) -> list[Part]:
+def resampled_calibrations(model: "SiteModel", codes: Tensor, *, joint: bool = False) -> list[ResampledCalibration]:
     """The calibrations that rows with such z use, each refitted to resamples of the held-out rows.
 
     Rows that lack z use the second calibration, unless the joint model predicts them.
@@ -78,7 +78,7 @@ def calibration_parts(model: "SiteModel", codes: Tensor, *, joint: bool = False)
 
     pairs = zip(model.calibrations_, (complete, hidden), (has_all, lacks_some), strict=True)
     return [
-        Part(resample(held_out, calibration, N_RESAMPLES, seed), applies)
+        ResampledCalibration(resample(held_out, calibration, N_RESAMPLES, seed), applies)
         for calibration, held_out, applies in pairs
         if calibration.method != "none" and bool(applies(codes).any()) and not (joint and applies is lacks_some)
     ]

@@ -151,6 +151,6 @@ def test_the_command_line_takes_a_known_prevalence(tmp_path):
 def test_expected_performance_is_that_of_the_told_prevalence():
     site = here(known_prevalence=0.12)
     expected = site.expected_performance()
-    truth = site.believed_rows.labels.mean()
+    truth = site.drawn_rows.labels.mean()
     assert truth == pytest.approx(0.12, abs=0.01)  # drawn labels have the mean of the predictions
     assert 0 < expected["nll"][0] < 0.6
