@@ -59,7 +59,7 @@ class PrevalenceEstimate:
     model : str
         The family of g.
     strength : float
-        How strongly g is shrunk: rows for each cell of "table", ridge penalty of "additive".
+        How strongly g is shrunk: pseudo-rows in each cell of "constant" and "table", ridge penalty of "additive".
     converged : bool
         Whether the gap is below the solver's tolerance.
     gap : float
@@ -264,7 +264,7 @@ class PrevalenceEstimate:
         return PrevalenceDraws(parts, self._encode, self._container)
 
     def refit(self, change: Callable[[Tensor, Tensor], Tensor]) -> Prevalence:
-        """Estimate g from a changed log f, with the same model and strength.
+        """Estimate g from a changed log f, with the same model of g and the same shrinkage.
 
         Parameters
         ----------

@@ -68,7 +68,7 @@ class SimulatedFamily:
     Notes
     -----
     The first K features of x depend on y only. Each confounder has one further feature, which depends on it and on y.
-    The log f of a row with a missing confounder is exact too: it is the one of the other features.
+    For a missing confounder, its feature of x is left out too; log f is exact for the remaining features.
 
     Examples
     --------
