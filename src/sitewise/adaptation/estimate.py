@@ -1,8 +1,9 @@
 """`estimate_prevalence`: a new site's prevalence from unlabeled rows; and `adjust`, the prediction with it."""
 
 import warnings
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -43,7 +44,7 @@ from sitewise.arrays import (
 )
 from sitewise.confounders import Confounders
 from sitewise.confounders.variables import Notes
-from sitewise.partitions import as_partitions
+from sitewise.partitions import Partitions, as_partitions
 from sitewise.posterior import combine, normalize
 from sitewise.prevalence.base import ConstantPrevalence, Prevalence, finite, is_constant
 from sitewise.solvers import EM
@@ -95,7 +96,7 @@ def estimate_prevalence(
     solver : {"auto", "newton", "lbfgs", "em"} or EM
         How the likelihood is maximized. "em" is the paper's algorithms 1 and 2, `EM(...)` the same with settings.
     strength : float or "auto"
-        How strongly g is shrunk to the prior: rows for each cell of "constant" and "table", ridge penalty on the
+        How strongly g is shrunk to the prior: pseudo-rows in each cell of "constant" and "table", ridge penalty on the
         log-odds of "additive". "auto" chooses by left-out likelihood (for "constant": no shrinkage).
     prior : array of shape (K,), SitePrior or estimate, optional
         What g is shrunk to, and the result if f is not informative. K probabilities (a Series is matched by its class
@@ -136,50 +137,30 @@ def estimate_prevalence(
     >>> probabilities = adjust(log_ratio, estimate.log_prevalence(Z))
     """
     problems = Problems("estimate_prevalence")
-    beside = {"sample_confounder": sample_confounder, "y": y, "sample_weight": sample_weight, "groups": groups}
-    partitions = as_partitions(log_ratio, problems, **beside)
-    source = None if partitions is not None else as_chunks(log_ratio, sample_confounder, problems)
-    rows, Z = (log_ratio, sample_confounder) if source is None else first_chunk(source)
-    if partitions is not None:
-        rows, Z = partitions.example, partitions.given.get("sample_confounder")
-    solver = _check_choices(model, solver, strength, dropout, Z, confounders, problems)
-    matrix = view_matrix(rows, "log_ratio", problems)
+    given = _Given.of(log_ratio, sample_confounder, problems, y=y, sample_weight=sample_weight, groups=groups)
+    solver = _check_choices(model, solver, strength, dropout, given.Z, confounders, problems)
+    matrix = view_matrix(given.example, "log_ratio", problems)
     if matrix is None:
         problems.raise_if_any()
     assert matrix is not None
-    container = Container.of(rows)
+    container = Container.of(given.example)
     expected = (matrix.shape[1], container.columns, matrix.device, problems)
     prior_belief, start_belief = read_belief(prior, "prior", *expected), read_belief(start, "start", *expected)
     schema = confounders if isinstance(confounders, Confounders) else None
-    if Z is not None:
+    if given.Z is not None:
         schema = shared_schema(schema, prior_belief, start_belief, problems)
     takes_prior = model not in FAMILIES or FAMILIES[model].takes_prior
     by_posterior = prior_belief is not None and strength == "auto" and not isinstance(solver, EM) and takes_prior
     if known_prevalence is not None and not by_posterior:
         problems.add("known_prevalence needs a prior (and strength='auto'): it is data of the posterior")
-    details = {"y": None if by_posterior else y, "sample_weight": sample_weight, "groups": groups}
-
-    def read(schema: Confounders | None, categorical: Any) -> tuple[Evidence, Notes]:
-        own = {"schema": schema, "categorical": categorical}
-        if partitions is not None:
-            plain = partitions.without("y") if by_posterior else partitions
-            return read_partitions(plain, matrix.shape[1], problems, **own)
-        own = {**own, **details}
-        if source is None:
-            return read_evidence(matrix, Z, problems, **own)
-        return read_chunks(source, Z is not None, matrix.shape[1], matrix.device, problems, **own)
-
+    read = partial(given.evidence, matrix, problems, with_labels=not by_posterior)
     evidence, notes = read(schema, categorical)
-    if Z is not None and model not in ("constant", "table"):
+    if given.Z is not None and model not in ("constant", "table"):
         evidence, notes = _without_rare_levels(evidence, notes, read, strength == "auto", schema is not None)
     seed = int(check_random_state(random_state).randint(2**31))
     if by_posterior:
         assert prior_belief is not None
-        if partitions is not None:
-            labeled = read_labeled_partitions(partitions, evidence)
-        else:
-            chunks = [(rows, Z)] if source is None else source
-            labeled = read_labeled(chunks, y, sample_weight, groups, evidence, problems)
+        labeled = given.labeled(evidence, problems)
         names = range(evidence.n_classes) if container.columns is None else container.columns
         known = read_known(known_prevalence, list(names), evidence.schema, problems, evidence.device)
         problems.raise_if_any()
@@ -203,6 +184,48 @@ def estimate_prevalence(
         _evidence=evidence,
         _container=container,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _Given:
+    """The caller's rows, as an array, in chunks or in partitions, with what is given of each row."""
+
+    example: Any  # log f: all of it, the first chunk, or a row like those of the partitions
+    Z: Any
+    source: Iterable[Any] | None
+    partitions: Partitions | None
+    details: dict[str, Any]  # y, sample_weight, groups
+
+    @classmethod
+    def of(cls, log_ratio: Any, Z: Any, problems: Problems, **details: Any) -> "_Given":
+        """Find out what kind of rows they are."""
+        partitions = as_partitions(log_ratio, problems, sample_confounder=Z, **details)
+        if partitions is not None:
+            return cls(partitions.example, partitions.given.get("sample_confounder"), None, partitions, details)
+        source = as_chunks(log_ratio, Z, problems)
+        example, Z = (log_ratio, Z) if source is None else first_chunk(source)
+        return cls(example, Z, source, None, details)
+
+    def evidence(
+        self, matrix: Tensor, problems: Problems, schema: Confounders | None, categorical: Any, *, with_labels: bool
+    ) -> tuple[Evidence, Notes]:
+        """Read and check all rows; a posterior takes the known labels apart from them."""
+        own = {"schema": schema, "categorical": categorical}
+        if self.partitions is not None:
+            plain = self.partitions if with_labels else self.partitions.without("y")
+            return read_partitions(plain, matrix.shape[1], problems, **own)
+        own |= self.details if with_labels else {**self.details, "y": None}
+        if self.source is None:
+            return read_evidence(matrix, self.Z, problems, **own)
+        return read_chunks(self.source, self.Z is not None, matrix.shape[1], matrix.device, problems, **own)
+
+    def labeled(self, evidence: Evidence, problems: Problems) -> KnownLabels | None:
+        """Read the rows with known labels."""
+        if self.partitions is not None:
+            return read_labeled_partitions(self.partitions, evidence)
+        chunks = [(self.example, self.Z)] if self.source is None else self.source
+        y, weight, groups = (self.details[name] for name in ("y", "sample_weight", "groups"))
+        return read_labeled(chunks, y, weight, groups, evidence, problems)
 
 
 def _without_rare_levels(

@@ -184,13 +184,12 @@ def draw_rows(
     kept = evenly(n_site, MOST_ROWS)
     if len(kept) < n_site:
         log_ratio, codes = log_ratio[kept], codes[kept]
-        log_prevalence = None if log_prevalence is None else log_prevalence[kept]
-        supported, by_marginal = (None if mask is None else mask[kept] for mask in (supported, by_marginal))
-        weight = None if weight is None else weight[kept]
+        given = (log_prevalence, supported, by_marginal, weight)
+        log_prevalence, supported, by_marginal, weight = (None if part is None else part[kept] for part in given)
         chosen = kept.numpy()
         probability, known = (None if values is None else values[chosen] for values in (probability, known))
         source = None if source is None else (source[0], source[1][chosen])
-        z = None if z is None else z.iloc[kept.numpy()].reset_index(drop=True)
+        z = None if z is None else z.iloc[chosen].reset_index(drop=True)
     n_rows = len(log_ratio)
     n_draws = number_of_draws(n_rows) if n_draws is None else n_draws
     rng = np.random.default_rng(check_random_state(random_state).randint(2**31))
@@ -199,9 +198,6 @@ def draw_rows(
     drawn_g = estimate.draws(n_draws, random_state=int(rng.integers(2**31)))
     row_weight = log_ratio.new_ones(n_rows) if weight is None else weight.to(log_ratio)
     slope = _slopes(log_ratio, estimate.slope, supported, by_marginal)
-    moves = None
-    if by_marginal is not None and bool(by_marginal.any()):
-        moves = torch.tensor(np.log(drawn_g.marginal / np.asarray(estimate.marginal)))
     draw = LabelDraws(
         log_ratio=log_ratio,
         codes=codes,
@@ -210,13 +206,10 @@ def draw_rows(
         slope=slope,
         drawn=drawn_g,
         applied=estimate.slope,
-        directions=tuple(
-            replace(moved, log_ratio=slope * moved.log_ratio)
-            for moved in _directions(log_ratio, codes, estimate, calibrations, supported)
-        ),
+        directions=_directions(log_ratio, slope, codes, estimate, calibrations, supported),
         shape=shape,
         by_marginal=by_marginal,
-        moves=moves,
+        moves=_moves_of_marginal(by_marginal, drawn_g, estimate),
         supported=None if supported is None or bool(supported.all()) else supported,
         known=known,
         seed=None if shape is None else int(rng.integers(2**31)),
@@ -233,6 +226,15 @@ def draw_rows(
         identified=None if supported is None else supported.cpu().numpy(),
         learned=None if source is None else Learned(*source, draw),
     )
+
+
+def _moves_of_marginal(
+    by_marginal: Tensor | None, drawn: PrevalenceDraws, estimate: PrevalenceEstimate
+) -> Tensor | None:
+    """How far the log of P(y) moves in each draw, (B, K); None if no row has P(y) as its g."""
+    if by_marginal is None or not bool(by_marginal.any()):
+        return None
+    return torch.tensor(np.log(drawn.marginal / np.asarray(estimate.marginal)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,11 +296,12 @@ def evenly(n_rows: int, at_most: int) -> Tensor:
 
 def _directions(
     log_ratio: Tensor,
+    slope: Array,
     codes: Tensor,
     estimate: PrevalenceEstimate,
     calibrations: Sequence[ResampledCalibration],
     supported: Tensor | None,
-) -> list[Direction]:
+) -> tuple[Direction, ...]:
     """Return the directions in which the calibrations' uncertainty moves log f and log g.
 
     g is refitted if its model allows that and its own draws do not include this uncertainty already.
@@ -312,7 +315,8 @@ def _directions(
             return again.log_prob
         return lambda at: torch.where(supported[:, None], again.log_prob(at), 0.0)
 
-    return calibration_directions(log_ratio, codes, calibrations, refit)
+    moved = calibration_directions(log_ratio, codes, calibrations, refit)
+    return tuple(replace(direction, log_ratio=slope * direction.log_ratio) for direction in moved)
 
 
 def _knowing(probability: Array, known: Array | None) -> Array:

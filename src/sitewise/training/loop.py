@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from sitewise.arrays import keep_freed_memory
-from sitewise.training.checkpoint import Stateful, identify, open_checkpoint
+from sitewise.training.checkpoint import Checkpoint, Stateful, identify, open_checkpoint
 from sitewise.training.devices import (
     DistributedNetwork,
     Share,
@@ -303,23 +303,22 @@ def _train_here(fabric: Any, task: _Task) -> dict[str, Any]:
             check_agreement(fabric, {**identity, "epochs behind": str(course.epoch)}, ALIKE)
         for record in course.history:
             advance(record)
-        for record in _epochs(course, loop, module):
-            advance(record)
-            logger.debug("%s: %s", task.label, record)
+        while not course.ended(plan.epochs, recipe.patience):
+            course.note(loop.epoch(course.epoch + 1), module)
+            advance(course.history[-1])
+            logger.debug("%s: %s", task.label, course.history[-1])
             if saved is not None and share.rank == 0 and course.epoch % task.checkpoint_every == 0:
                 saved.save(parts, generator)
-    if saved is None:
-        return {"course": course.state_dict(), "checkpoint": None}
-    if share.rank == 0 and not task.keep_checkpoint:
+    return {"course": course.state_dict(), "checkpoint": _kept(saved, task, share)}
+
+
+def _kept(saved: Checkpoint | None, task: _Task, share: Share) -> Path | None:
+    """The file of the checkpoint, if it is to be kept after the training; otherwise the first process removes it."""
+    if saved is None or task.keep_checkpoint:
+        return None if saved is None else saved.path
+    if share.rank == 0:
         saved.remove()
-    return {"course": course.state_dict(), "checkpoint": saved.path if task.keep_checkpoint else None}
-
-
-def _epochs(course: "_Course", loop: "_Loop", module: nn.Module) -> Iterator[dict[str, float]]:
-    """Train until the last epoch or until patience ends, and yield the record of each epoch."""
-    while not course.ended(loop.plan.epochs, loop.recipe.patience):
-        course.note(loop.epoch(course.epoch + 1), module)
-        yield course.history[-1]
+    return None
 
 
 def _identify(task: _Task, module: nn.Module) -> dict[str, str]:

@@ -131,11 +131,7 @@ def build_content(
     """
     before, after = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
     _check(len(classes), before, after, (prevalence, low, high, pooled), profiles)
-    verdict = "not checked" if diagnosis is None else str(diagnosis["verdict"])
-    outcome = NOT_CHECKED
-    if diagnosis is not None:  # an estimate from arrays alone has a verdict but no outcome
-        stated = diagnosis.get("outcome") or {"word": verdict, "sentence": diagnosis["sentence"], "risk": ""}
-        outcome = {name: stated[name] for name in ("word", "sentence", "risk")}
+    verdict, outcome = _conclusion(diagnosis)
     content = {
         "format": FORMAT,
         "site": str(site),
@@ -164,6 +160,15 @@ def build_content(
         ],
     }
     return {name: plain(value) for name, value in content.items()}
+
+
+def _conclusion(diagnosis: Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any]]:
+    """The verdict and the outcome; an estimate from arrays alone has a verdict but no outcome."""
+    if diagnosis is None:
+        return "not checked", NOT_CHECKED
+    verdict = str(diagnosis["verdict"])
+    stated = diagnosis.get("outcome") or {"word": verdict, "sentence": diagnosis["sentence"], "risk": ""}
+    return verdict, {name: stated[name] for name in ("word", "sentence", "risk")}
 
 
 def plain(value: Any) -> Any:
