@@ -147,7 +147,7 @@ def as_partitions(log_ratio: Any, problems: Problems, **others: Any) -> Partitio
     given = {"log_ratio": log_ratio, **{name: value for name, value in others.items() if value is not None}}
     if not is_dask(log_ratio):
         wrong = [name for name, value in given.items() if is_dask(value)]
-        problems.found += [f"{name} is a Dask collection and log_ratio is not: give both as such" for name in wrong]
+        problems.messages += [f"{name} is a Dask collection and log_ratio is not: give both as such" for name in wrong]
         return None
     for name, value in given.items():
         if not is_dask(value):

@@ -109,7 +109,7 @@ class PartitionReader:
         weight = read_weight(rows.sample_weight, rows.n_rows, own)
         if bool((weight == 0).all()):
             return weight
-        problems.found += own.found
+        problems.messages += own.messages
         return weight
 
 

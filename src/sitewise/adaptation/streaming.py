@@ -117,7 +117,7 @@ def read_chunks(
     if any(values is not None for values in given.values()):
         n_rows = sum(len(chunk[0]) for chunk in chunks_from(source))
         wrong = {name: len(v) for name, v in given.items() if v is not None and len(v) != n_rows}
-        problems.found += [f"{name} must have one entry a row ({n_rows}), got {n}" for name, n in wrong.items()]
+        problems.messages += [f"{name} must have one entry a row ({n_rows}), got {n}" for name, n in wrong.items()]
     problems.raise_if_any()
     reader = ChunkReader(source, schema, has_z, labels, weight, names, device)
     evidence, notes = _first_pass(reader, n_classes)

@@ -90,10 +90,10 @@ def learn_features(
     rows: Rows, names: Sequence[str], categorical: Sequence[str], place: Place, problems: Problems
 ) -> tuple[Feature, ...]:
     """The features of the columns; an empty result if there are problems."""
-    before = len(problems.found)
+    before = len(problems.messages)
     kinds = [_kind(rows, name, name in categorical, place, problems) for name in names]
     features = tuple(feature for feature in kinds if feature is not None)
-    if not features or len(problems.found) > before:
+    if not features or len(problems.messages) > before:
         return ()
     values = read_values(features, rows, place, problems)
     transformer = _unfitted(features).fit(values)
@@ -168,9 +168,9 @@ def _kind(rows: Rows, name: str, categorical: bool, place: Place, problems: Prob
             problems.add(TOO_MANY.format(where=place.column(name), count=len(found.categories)))
             return None
         return CategoryFeature(name, tuple(found.categories), bool((found.codes < 0).any()))
-    before = len(problems.found)
+    before = len(problems.messages)
     missing = np.isnan(numbers(rows, name, place, problems))
-    if len(problems.found) > before:
+    if len(problems.messages) > before:
         return None
     if missing.all():
         problems.add(NO_VALUES.format(where=place.column(name)))

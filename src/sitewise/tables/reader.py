@@ -286,7 +286,7 @@ class TableReader:
 
     def _features(self, rows: Rows, place: Place, problems: Problems) -> Array:
         values = read_values(self.features, rows, place, problems)
-        if problems.found:
+        if problems.messages:
             return values
         prepared: Array = self.transformer.transform(values).take(column_order(self.features), axis=1)
         return prepared
@@ -344,7 +344,7 @@ def _read_images(files: Any, root: Path | None, how: ImageInput, place: Place, p
             return str(error)
         return None
 
-    if problems.found:
+    if problems.messages:
         return images
     with ThreadPoolExecutor(available_cores()) as pool:
         found = enumerate(pool.map(read, range(len(files))))

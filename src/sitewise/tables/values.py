@@ -191,10 +191,10 @@ def labels_by_text(classes: Sequence[Any]) -> dict[str | None, Any]:
 
 def probabilities(rows: Rows, columns: Sequence[str], place: Place, problems: Problems) -> Array:
     """Probabilities (n, K) whose rows sum to one; a single column is that of the second of two classes."""
-    before = len(problems.found)
+    before = len(problems.messages)
     parts = [numbers(rows, name, place, problems) for name in columns]
     where = place.column(*columns)
-    if len(problems.found) > before:
+    if len(problems.messages) > before:
         return np.stack(parts, axis=1)
     for name, part in zip(columns, parts, strict=True):
         if np.isnan(part.sum()):
@@ -206,7 +206,7 @@ def probabilities(rows: Rows, columns: Sequence[str], place: Place, problems: Pr
             problems.add(OUTSIDE.format(**said, **place.row(outside)))
     if len(parts) == 1:
         parts = [1 - parts[0], parts[0]]
-    elif len(problems.found) == before:
+    elif len(problems.messages) == before:
         total = np.sum(parts, axis=0)
         wrong = np.flatnonzero(np.abs(total - 1) > PROBABILITY_TOLERANCE)
         if len(wrong):

@@ -78,7 +78,7 @@ def read_points(joint: Any, schema: Confounders | None) -> Tensor:
     for name, levels in notes.levels.items():
         problems.add(f"joint has {name} = {', '.join(sorted(levels))}, which no source row has")
     bare = schema.missing(codes).any(dim=1).nonzero().flatten().tolist()
-    if bare and not problems.found:
+    if bare and not problems.messages:
         problems.add(
             f"joint lacks a value in {len(bare)} z-point(s), first at row {bare[0]}: each point needs all values"
         )
