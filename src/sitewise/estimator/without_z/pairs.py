@@ -188,8 +188,8 @@ def pair_problems(model: "PrevalenceAdjuster", ready: bool) -> list[str]:
     """The problems of settings that concern pairs."""
     if model.joint is None:
         return [NO_PAIRS] if model.missing == "joint" else []
-    found = [] if ready else [NOT_FITTED]
-    return found + ([SEES_X] if model.classifier_sees == "x" else [])
+    problems = [] if ready else [NOT_FITTED]
+    return problems + ([SEES_X] if model.classifier_sees == "x" else [])
 
 
 def pair_reader(estimator: Any, classes: Array, joint: Any, floor: float) -> Classifier:
