@@ -319,10 +319,10 @@ def _lay_out(partitions: Partitions, reader: PartitionReader) -> tuple[Cluster, 
     room, largest, batch = KEPT_BYTES * n_workers, 0, 2 * n_workers
     while len(kept) < len(partitions) and batch:
         more = persist(partitions.tasks(reader, first=len(kept), last=len(kept) + batch))
-        found: list[Summary] = compute([delayed(_summarized, pure=False)(part) for part in more])
-        kept, summaries = [*kept, *more], [*summaries, *found]
-        room -= sum(summary.n_bytes for summary in found)
-        largest = max(largest, *(summary.n_bytes for summary in found))
+        more_summaries: list[Summary] = compute([delayed(_summarized, pure=False)(part) for part in more])
+        kept, summaries = [*kept, *more], [*summaries, *more_summaries]
+        room -= sum(summary.n_bytes for summary in more_summaries)
+        largest = max(largest, *(summary.n_bytes for summary in more_summaries))
         batch = min(2 * batch, max(0, room // max(largest, 1)))
     summaries += compute(partitions.tasks(partial(_summary_of, reader), first=len(kept)))
     return Cluster(partitions, reader, kept, client), summaries

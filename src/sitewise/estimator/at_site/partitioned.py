@@ -151,8 +151,8 @@ def adapt_partitions(
         as_trained = not prior.trusted_rows and not prior.averaged  # as `predicts_as_trained` of the site
     predict = Predictor(fit.posterior, fit.prevalence, model.pooled_prevalence_, model.unsupported_, as_trained)
     step = -(-evidence_of(estimate).n_rows // SAMPLE_ROWS)
-    found = compute(partitions.tasks(partial(_visit, reader, predict, step)))
-    visits: list[Visit] = [visit for visit in found if visit is not None]
+    visited = compute(partitions.tasks(partial(_visit, reader, predict, step)))
+    visits: list[Visit] = [visit for visit in visited if visit is not None]
     if model.confounders_ is not None:
         counts = [sum(own) for own in zip(*(visit.kept for visit in visits), strict=True)]
         warn_kept(counts, model.unsupported_, model.confounders_, model.classes_.tolist())

@@ -253,8 +253,8 @@ def cross_fit_classifier(
         copy = clone(estimator).fit(_safe_indexing(X, train), y[train], **own)
         known = Classifier(copy, copy.classes_)
         rows = _safe_indexing(X, test)
-        found = (known.probabilities(rows) if are_probabilities else known.log_proba(rows).exp()).numpy()
-        scored[np.ix_(test, [classes.tolist().index(label) for label in copy.classes_.tolist()])] = found
+        held_out = (known.probabilities(rows) if are_probabilities else known.log_proba(rows).exp()).numpy()
+        scored[np.ix_(test, [classes.tolist().index(label) for label in copy.classes_.tolist()])] = held_out
     probabilities = torch.tensor(scored)
     floor = find_floor(probabilities)
     return Classifier(fitted, classes, floor), probabilities.clamp_min(floor).log()
