@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from joblib import Parallel, delayed
 from peers_em import published_em
@@ -177,12 +178,12 @@ def population_prevalence(case: Case) -> float:
     family = case.family
     inner = (np.arange(400) + 0.5) / 400
     grid = np.meshgrid(*[inner] * family.n_continuous, *map(np.arange, family.levels), indexing="ij")
-    z = np.stack([axis.ravel() for axis in grid], axis=1).astype(float)
-    ages = z[:, : family.n_continuous]
+    z = np.stack([axis.ravel() for axis in grid], axis=1)
+    ages, levels = z[:, : family.n_continuous], z[:, family.n_continuous :].astype(int)
     weight = (ages * (1 - ages)).prod(axis=1)  # continuous z is Beta(2, 2), levels are even
-    level = family._level(np.array(case.site_settings["prevalence"]), case.dependence, 0.0)
-    logits = level + case.dependence * family._effect(z)
-    return float(np.average(1 / (1 + np.exp(logits[:, 0] - logits[:, 1])), weights=weight))
+    values = [*(20 + 70 * ages).T, *([f"level {level}" for level in column] for column in levels.T)]
+    Z = pd.DataFrame(dict(zip(family.names, values, strict=True)))
+    return float(np.average(np.exp(family.log_prevalence(Z, **case.site_settings)[:, 1]), weights=weight))
 
 
 def known_case(record: Record) -> Case:

@@ -18,7 +18,7 @@ import json
 import time
 import warnings
 from dataclasses import asdict, dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 
@@ -89,32 +89,14 @@ def plan(parts):
     return cases
 
 
-class Family(sw.SimulatedFamily):
-    """A simulated family that remembers the levels of its sites: they cost more than the draws."""
-
-    def _level(self, target, dependence, z_shift):
-        return remembered_level(self.seed, self.signal, tuple(target), dependence, z_shift)
-
-
-@cache
-def remembered_level(seed, signal, target, dependence, z_shift):
-    family = sw.SimulatedFamily(seed=seed, signal=signal)
-    return family._level(np.array(target), dependence, z_shift)
-
-
 def setting(case):
     """A generator, the family, and what its site is like."""
     number = case.seed % 12
-    family = Family(seed=number, signal=(1.5, 2.0, 3.0)[number % 3])
+    family = sw.SimulatedFamily(seed=number, signal=(1.5, 2.0, 3.0)[number % 3])
     kinds = [(0.5, 1.0, 0.0), (0.2, -0.5, 0.7), (0.1, 0.3, -0.7), (0.35, 1.3, 0.5)]
     positive, dependence, z_shift = kinds[case.seed // 3 % 4]
     settings = {"prevalence": [1 - positive, positive], "dependence": dependence, "z_shift": z_shift}
     return np.random.default_rng([case.seed, case.n]), family, settings
-
-
-def numbers(Z):
-    """The family's z of a frame."""
-    return np.stack([(Z["age0"] - 20) / 70, *(Z[f"group{j}"].str[-1].astype(float) for j in (0, 1))], axis=1)
 
 
 def with_patients(case):
@@ -126,11 +108,10 @@ def with_patients(case):
         site = family.site(n, **kind, seed=int(rng.integers(2**31)))
         schema = schema or Confounders.learn(site.Z)
         whose = np.arange(n).repeat(rng.integers(*ROWS_OF_ONE, n))
-        z = numbers(site.Z)
-        means = family._means(z)[np.arange(n), site.y]
+        means = family.means(site.Z)[np.arange(n), site.y]
         X = means[whose] + case.size**0.5 * (site.X - means)[whose]
         X = X + (1 - case.size) ** 0.5 * rng.normal(size=X.shape)
-        raw = 1.4 * family._log_ratio(X, z[whose], np.zeros((len(whose), z.shape[1]), dtype=bool))
+        raw = 1.4 * family.log_ratio(X, site.Z.iloc[whose])
         raw = raw + np.array([0.3, -0.3])
         codes = schema.encode(site.Z, quiet=True)[0][whose]
         log_prevalence = torch.tensor(site.log_prevalence[whose])
@@ -151,8 +132,7 @@ def simulated(case):
     parts = []
     for site, X in ((source, source.X), (target, changed), (target, target.X)):
         codes = schema.encode(site.Z, quiet=True)[0]
-        z = numbers(site.Z)
-        raw = 1.4 * family._log_ratio(X, z, np.zeros(z.shape, dtype=bool)) + np.array([0.3, -0.3])
+        raw = 1.4 * family.log_ratio(X, site.Z) + np.array([0.3, -0.3])
         if case.part == "uninformative":
             raw = rng.normal(size=raw.shape)
         parts.append((torch.tensor(raw), torch.tensor(site.log_prevalence), site.y, codes, torch.tensor(X).float()))

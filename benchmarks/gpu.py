@@ -12,6 +12,7 @@ import torch
 from records import provenance
 
 import sitewise as sw
+from sitewise.adaptation.answer import evidence_of
 from sitewise.adaptation.rows import moments
 
 REPEATS = 20
@@ -54,7 +55,7 @@ def main():
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     prevalence = estimate.marginal[None]
-    rows = estimate._evidence.everything
+    rows = evidence_of(estimate).everything
     one_pass = median_seconds(lambda: [moments(part, prevalence, 2) for part in rows])
     read = median_seconds(lambda: log_ratio.sum())
     record = {

@@ -315,7 +315,7 @@ def sets_table(records):
 def subgroup_tables(records):
     groups = [group for r in records for group in r["groups"]]
     text = [
-        "| groups by | rows | groups | nothing claimed | all metrics | prevalence | O:E |",
+        "| subgroups by | rows | subgroups | no interval given | all metrics | prevalence | O:E (observed/expected) |",
         "|---|---|---|---|---|---|---|",
     ]
 

@@ -131,12 +131,13 @@ def measure_points(n_points):
     """Predict a million rows by so many points of a posterior."""
     import torch
 
+    from sitewise.adaptation.answer import fit_of
     from sitewise.adaptation.posterior.known_points import take_points
 
     model = fitted(rehearsal=None)
     proba, _, Z = site(1_000, 1, 1.0)
     here = model.adapt(proba, Z)
-    points = take_points(here.estimate._fit.posterior.points, torch.arange(n_points))
+    points = take_points(fit_of(here.estimate).posterior.points, torch.arange(n_points))
     proba, _, Z = site(1_000_000, 2, 1.0)
     log_ratio, codes = torch.tensor(model.log_ratio(proba, Z)), model.confounders_.encode(Z)[0]
     from sitewise.arrays import in_stretches

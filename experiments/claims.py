@@ -35,8 +35,10 @@ DIGITS = ("1,000", "30,000")
 WHOLE = ("whole site",)
 CLAIMS = (
     Claim("GPA outperforms all the baselines", "cmnist_result", "paper's site", DIGITS, "above"),
-    Claim("the same with every method that we added", "cmnist_result", "paper's site", DIGITS, "above", None),
-    Claim("the same where P(y given z) flips (our site)", "cmnist_result", "flipped site", DIGITS, "above", None),
+    Claim(
+        "better than every method that is not told what to drop", "cmnist_result", "paper's site", DIGITS, "above", None
+    ),
+    Claim("the same where P(y given z) is reversed (our site)", "cmnist_result", "flipped site", DIGITS, "above", None),
     Claim("adaptation outperforms ERM", "cmnist_result", "paper's site", DIGITS, "above", ("ERM",)),
     Claim("GPA is slightly worse than CoPA", "cmnist_result", "paper's site", DIGITS, "below", ("CoPA",)),
     Claim("without z F1 falls by 1 to 2%", "cmnist_short", "paper's site", DIGITS, "falls", (), without_z=True),
@@ -87,8 +89,8 @@ def judge(kind, leads):
     if kind == "above" and between:
         return f"**not decided** against {named(between)}" + (f"; ahead of {len(ahead)} others" if ahead else "")
     if kind == "level" and between:
-        return f"**yes**: none is ahead outside its interval; closest {named(between)}"
-    return f"**yes**: closest {named(ranked[:1])}"
+        return f"**yes**: none is significantly better; closest {named(between)}"
+    return "**yes**: " + ("closest " if len(leads) > 1 else "") + named(ranked[:1])
 
 
 def named(leads):

@@ -11,11 +11,13 @@ from scipy.optimize import minimize
 
 import sitewise as sw
 from given import evidence_of
+from sitewise.adaptation.answer import fit_of
 from sitewise.adaptation.estimate import fit_any_model
 from sitewise.adaptation.families import additive, table
 from sitewise.adaptation.families.base import Request
 from sitewise.adaptation.families.table import can_fill_a_table
 from sitewise.adaptation.fit import Fit, PostFit, best, weigh_candidates
+from sitewise.uncertainty import logit_interval, near_a_bound
 
 
 def site_with_z(n_rows=1500, seed=0, **arguments):
@@ -63,7 +65,7 @@ def test_the_cheap_leave_one_out_is_leave_one_out():
                 site.log_ratio[others], site.Z[others], model=model, strength=strength, confounders=schema
             )
             left_out += np.log((np.exp(log_ratio[row]) * np.exp(fit.log_prevalence(site.Z[~others])[0])).sum())
-        cheap = whole.log_likelihood - whole._fit.optimism
+        cheap = whole.log_likelihood - fit_of(whole).optimism
         assert abs(cheap - left_out) < 0.25 * abs(whole.log_likelihood - left_out)
 
 
@@ -301,18 +303,24 @@ def test_candidates_count_by_what_they_give_to_left_out_rows():
     assert weigh_candidates([made_up(-50.0)], None, lambda fit, _: fit) == ()
 
 
-def test_an_interval_at_z_allows_for_the_models_that_were_not_chosen():
+@pytest.mark.parametrize("dependence", [0.2, 0.5])
+def test_an_interval_at_z_allows_for_the_models_that_were_not_chosen(dependence):
     """Where candidates disagree the interval is wider than that of the chosen one alone, by equation 11b."""
-    site = sw.SimulatedFamily(signal=1.0, seed=0).site(400, prevalence=[0.8, 0.2], dependence=0.5, seed=1000)
+    site = sw.SimulatedFamily(signal=2.0, seed=0).site(400, dependence=dependence, seed=1002)
     estimate = sw.estimate_prevalence(*_pair(site))
     codes = estimate.confounders.encode(site.Z)[0]
     chosen = estimate.prevalence.log_prob(codes).exp()
-    weights = np.array([r.weight for r in estimate._fit.candidates])
-    apart = [((r.fit.prevalence.log_prob(codes).exp() - chosen) ** 2).numpy() for r in estimate._fit.candidates]
-    own = [r.fit.curvature.at(codes).diagonal(dim1=1, dim2=2).numpy() for r in estimate._fit.candidates]
-    expected = np.tensordot(weights / weights.sum(), np.array(apart) + np.array(own), 1)
-    np.testing.assert_allclose(estimate._variance_at(codes, chosen).numpy(), expected)
-    assert np.array(apart).max() > 0.1 * expected.max()
+    candidates = fit_of(estimate).candidates
+    weights = np.array([r.weight for r in candidates])
+    apart = [((r.fit.prevalence.log_prob(codes).exp() - chosen) ** 2).numpy() for r in candidates]
+    own = [r.fit.curvature.at(codes).diagonal(dim1=1, dim2=2).numpy() for r in candidates]
+    between, within = (np.tensordot(weights / weights.sum(), np.array(part), 1) for part in (apart, own))
+    assert (between / (between + within)).max() > 0.2
+    variance = torch.tensor(between + within)
+    inside = ~near_a_bound(chosen, variance).any(1).numpy()  # where curvature alone decides
+    assert inside.mean() > 0.9
+    for found, bound in zip(estimate.interval(site.Z), logit_interval(chosen, variance, 0.95), strict=True):
+        np.testing.assert_allclose(found[inside], bound.numpy()[inside], rtol=1e-9)
 
 
 def test_gradient_steps_survive_a_strong_ridge():

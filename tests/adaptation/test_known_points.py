@@ -10,6 +10,7 @@ import torch
 
 import sitewise as sw
 from sitewise.adaptation import adjust, estimate_prevalence
+from sitewise.adaptation.answer import fit_of
 from sitewise.adaptation.known import read_band
 from sitewise.prevalence import SitePrior
 from sitewise.prevalence.base import ConstantPrevalence
@@ -250,10 +251,10 @@ def test_the_rows_prevalence_contradicts_nothing_and_another_does():
     said = estimate(2, False, prior=prior)
     low, high = said.interval()
     same = estimate(2, False, prior=prior, known_prevalence=float(said.marginal[1]))
-    assert same._fit.posterior.against.p_value > 0.5
+    assert fit_of(same).posterior.against.p_value > 0.5
     with pytest.warns(UserWarning, match=CONTRADICT):
         other = estimate(2, False, prior=prior, known_prevalence=float(low[1]) / 4)
-    against = other._fit.posterior.against
+    against = fit_of(other).posterior.against
     assert against.p_value < 0.01
     assert against.without[0].numpy() == pytest.approx(said.marginal, abs=0.02)
     assert [against.without[1, 1], against.without[2, 1]] == pytest.approx([low[1], high[1]], abs=0.02)

@@ -98,7 +98,7 @@ def lead(other, mean, half=0.01):
             "**not decided** against B +0.005 (-0.005 to +0.015); ahead of 1 others",
         ),
         ("above", [("A", 0.05), ("B", -0.02)], "**no**: behind B -0.020 (-0.030 to -0.010)"),
-        ("level", [("A", 0.05), ("B", -0.005)], "**yes**: none is ahead outside its interval; closest B -0.005"),
+        ("level", [("A", 0.05), ("B", -0.005)], "**yes**: none is significantly better; closest B -0.005"),
         ("level", [("A", -0.05)], "**no**: behind A"),
         ("below", [("A", -0.02)], "**yes**: A -0.020"),
         ("below", [("A", 0.02)], "**no**: A +0.020"),

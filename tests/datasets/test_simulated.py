@@ -34,6 +34,26 @@ def test_each_argument_moves_what_it_says():
     assert (strong.log_ratio.argmax(1) == strong.y).mean() > (plain.log_ratio.argmax(1) == plain.y).mean() + 0.05
 
 
+@pytest.mark.parametrize("missing", [0.0, 0.4, 1.0])
+def test_f_of_any_rows_is_that_of_the_site(missing):
+    family = sw.SimulatedFamily(n_classes=3, n_continuous=2, levels=(2, 11), seed=4)
+    site = family.site(300, missing=missing, seed=2)
+    np.testing.assert_allclose(family.log_ratio(site.X, site.Z), site.log_ratio, rtol=1e-9)
+    moved = site.X + np.eye(site.X.shape[1])[0]
+    assert np.abs(family.log_ratio(moved, site.Z) - site.log_ratio).min(axis=1).max() > 0.1
+
+
+def test_g_and_the_means_of_x_at_any_z_are_those_of_the_site():
+    family = sw.SimulatedFamily(seed=3, levels=[2, 3])
+    settings = {"prevalence": [0.7, 0.3], "dependence": -0.5, "z_shift": 0.4}
+    site = family.site(60_000, **settings, seed=1)
+    np.testing.assert_allclose(family.log_prevalence(site.Z, **settings), site.log_prevalence, atol=1e-9)
+    assert np.abs(family.log_prevalence(site.Z) - site.log_prevalence).max() > 0.1
+    away = site.X - family.means(site.Z)[np.arange(len(site.y)), site.y]
+    np.testing.assert_allclose(away.mean(0), 0.0, atol=0.025)  # six standard errors
+    np.testing.assert_allclose(np.cov(away.T), np.eye(away.shape[1]), atol=0.035)
+
+
 def test_seeds_repeat_and_bad_arguments_are_refused():
     family = sw.SimulatedFamily(seed=7)
     np.testing.assert_array_equal(family.site(50, seed=1).X, sw.SimulatedFamily(seed=7).site(50, seed=1).X)

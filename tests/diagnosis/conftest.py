@@ -18,10 +18,6 @@ def _cheap_levels(monkeypatch):
     monkeypatch.setattr(simulated, "REFERENCE", 200)
 
 
-def read_z(frame):
-    return np.stack([(frame["age0"] - 20) / 70, *(frame[f"group{j}"].str[-1].astype(float) for j in (0, 1))], axis=1)
-
-
 @pytest.fixture
 def draw_samples():
     return samples
@@ -37,7 +33,7 @@ def samples(seed, n=600, m=800, *, move=0.0, n_classes=2, signal=2.0, positive=N
     target = family.site(n, prevalence=first, dependence=-0.4, z_shift=0.3, seed=int(rng.integers(2**31)))
     X = target.X.copy()
     X[:, 0] += move
-    log_ratio = family._log_ratio(X, read_z(target.Z), np.zeros((n, 3), dtype=bool))
+    log_ratio = family.log_ratio(X, target.Z)
     raw = 1.3 * source.log_ratio
     raw_here = 1.3 * log_ratio
     if uninformative:

@@ -167,13 +167,12 @@ def test_the_findings_say_that_they_are_by_groups(draw_samples):
 def patients(family, rng, n_patients, likeness, **settings):
     """Rows of patients with 4 to 10 images each: y, z and a part of the noise in x are the patient's own."""
     site = family.site(n_patients, seed=int(rng.integers(2**31)), **settings)
-    z = np.stack([(site.Z["age0"] - 20) / 70, *(site.Z[f"group{j}"].str[-1].astype(float) for j in (0, 1))], axis=1)
-    means = family._means(z)[np.arange(n_patients), site.y]
+    means = family.means(site.Z)[np.arange(n_patients), site.y]
     rows = np.arange(n_patients).repeat(rng.integers(4, 11, n_patients))
     noise = rng.normal(size=(len(rows), means.shape[1]))
     X = means[rows] + likeness**0.5 * (site.X - means)[rows] + (1 - likeness) ** 0.5 * noise
-    log_ratio = family._log_ratio(X, z[rows], np.zeros((len(rows), 3), dtype=bool))
-    return X, log_ratio, site.y[rows], site.Z.iloc[rows].reset_index(drop=True), site.log_prevalence[rows], rows
+    Z = site.Z.iloc[rows].reset_index(drop=True)
+    return X, family.log_ratio(X, Z), site.y[rows], Z, site.log_prevalence[rows], rows
 
 
 def patient_samples(seed, likeness=0.8):

@@ -59,7 +59,7 @@ class PrevalenceEstimate:
     model : str
         The family of g.
     strength : float
-        How strongly g is shrunk: rows for each cell of "table", ridge penalty of "additive".
+        How strongly g is shrunk: pseudo-rows in each cell of "constant" and "table", ridge penalty of "additive".
     converged : bool
         Whether the gap is below the solver's tolerance.
     gap : float
@@ -264,7 +264,7 @@ class PrevalenceEstimate:
         return PrevalenceDraws(parts, self._encode, self._container)
 
     def refit(self, change: Callable[[Tensor, Tensor], Tensor]) -> Prevalence:
-        """Estimate g from a changed log f, with the same model and strength.
+        """Estimate g from a changed log f, with the same model of g and the same shrinkage.
 
         Parameters
         ----------
@@ -495,3 +495,13 @@ class PrevalenceEstimate:
 def _draw(evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator) -> Drawn:
     """Draw g around a fit by its family."""
     return FAMILIES[fit.prevalence.name].draw(evidence, fit, n_draws, generator)
+
+
+def fit_of(estimate: PrevalenceEstimate) -> Fit:
+    """Return the fit behind an estimate, for other modules: candidates, post-fit diagnostics, posterior."""
+    return estimate._fit
+
+
+def evidence_of(estimate: PrevalenceEstimate) -> Evidence:
+    """Return the rows behind an estimate, for other modules."""
+    return estimate._evidence

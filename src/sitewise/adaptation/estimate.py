@@ -96,7 +96,7 @@ def estimate_prevalence(
     solver : {"auto", "newton", "lbfgs", "em"} or EM
         How the likelihood is maximized. "em" is the paper's algorithms 1 and 2, `EM(...)` the same with settings.
     strength : float or "auto"
-        How strongly g is shrunk to the prior: rows for each cell of "constant" and "table", ridge penalty on the
+        How strongly g is shrunk to the prior: pseudo-rows in each cell of "constant" and "table", ridge penalty on the
         log-odds of "additive". "auto" chooses by left-out likelihood (for "constant": no shrinkage).
     prior : array of shape (K,), SitePrior or estimate, optional
         What g is shrunk to, and the result if f is not informative. K probabilities (a Series is matched by its class

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from sitewise.adaptation.answer import PrevalenceEstimate
+from sitewise.adaptation.answer import PrevalenceEstimate, fit_of
 from sitewise.adaptation.evidence import Evidence, Groups, put_together
 from sitewise.adaptation.families import FAMILIES, finish
 from sitewise.adaptation.families.base import RefitByEM
@@ -39,7 +39,7 @@ def _fields(value: Any, *left_out: str) -> Parts:
 
 
 def _take_estimate(estimate: PrevalenceEstimate) -> Parts:
-    candidates = [[candidate.fit, candidate.weight] for candidate in estimate._fit.candidates]
+    candidates = [[candidate.fit, candidate.weight] for candidate in fit_of(estimate).candidates]
     return {**_fields(estimate), "rivals": candidates}
 
 

@@ -32,14 +32,14 @@ def calibrate_log_ratio(
     log_prevalence : array of shape (n, K) or (K,)
         log g of the rows' own site. It must not be fitted on the same labels; cross-fit it.
     method : {"vector", "bias_corrected", "temperature", "none"}
-        "temperature" has one slope, "bias_corrected" one slope and a bias for each class, "vector" a slope and a bias
-        for each class. For two classes "vector" is the same as "bias_corrected".
+        "temperature" has one slope, "bias_corrected" one slope for all classes and a bias for each, "vector" a slope
+        and a bias for each class. For two classes "vector" is the same as "bias_corrected".
     sample_weight : array of shape (n,), optional
         One weight for each row.
     groups : array of shape (n,), optional
         Rows of one group, for example a patient, are resampled together.
     n_resamples : int
-        The number of bootstrap resamples of the rows to refit, given log g.
+        The number of bootstrap resamples of the rows. The calibration is refitted to each, with log g fixed.
     random_state : int, RandomState or None
         Seed of the resamples, as in scikit-learn.
 

@@ -158,8 +158,8 @@ def fit_calibration(
 ) -> Calibration:
     """Fit to soft labels (n, K), whose rows sum to one; labels of a class with log g = -inf are ignored.
 
-    Log-ratios are divided by their root mean square before Newton, and the slopes are rescaled afterwards. So the
-    solver converges for overconfident log-ratios as well as for others.
+    All log-ratios are divided by one number, their root mean square, before Newton, and the slopes are rescaled
+    afterwards. So the solver converges for overconfident log-ratios as well as for others.
     """
     if method == "none":
         return Calibration(method, torch.ones_like(log_ratio[0]), torch.zeros_like(log_ratio[0]))

@@ -20,7 +20,7 @@ def serve(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Predictions over HTTP: rows as JSON, CSV or Parquet are posted to /invocations (needs `sitewise[mlflow]`)."""
+    """Predictions over HTTP: rows as JSON, CSV or Parquet are posted to /invocations (needs the extra mlflow)."""
     output = Output(quiet, False)
     with output.working(f"reading {site}"):
         from sitewise.integrations import serving

@@ -5,6 +5,7 @@ and share of missing values.
 """
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from sitewise.sites import Site
 
 Array = np.ndarray[Any, Any]
 REFERENCE = 4000  # draws of z on which a site's level is set
+KEPT_LEVELS = 256  # levels of sites that are kept: they cost more than the draws
 AGE_RANGE = (20.0, 90.0)
 
 
@@ -66,7 +68,7 @@ class SimulatedFamily:
     Notes
     -----
     The first K features of x depend on y only. Each confounder has one further feature, which depends on it and on y.
-    The log f of a row with a missing confounder is exact too: it is the one of the other features.
+    For a missing confounder, its feature of x is left out too; log f is exact for the remaining features.
 
     Examples
     --------
@@ -90,6 +92,7 @@ class SimulatedFamily:
                 "a simulated family needs n_classes ≥ 2, at least one confounder and two levels for a categorical one, "
                 f"got n_classes={self.n_classes}, n_continuous={self.n_continuous}, levels={self.levels}"
             )
+        object.__setattr__(self, "levels", tuple(self.levels))
         rng = np.random.default_rng(self.seed)
         shapes = {
             "own_signal": rng.normal(0, 0.5, (self.n_variables, self.n_classes)),
@@ -146,14 +149,8 @@ class SimulatedFamily:
             The rows with their true log f and log g.
         """
         rng = np.random.default_rng(seed)
-        target = (
-            np.full(self.n_classes, 1 / self.n_classes) if prevalence is None else np.asarray(prevalence, dtype=float)
-        )
-        if target.shape != (self.n_classes,) or (target <= 0).any() or abs(target.sum() - 1) > 1e-6:
-            raise ValueError(
-                f"prevalence must be {self.n_classes} positive probabilities that sum to one, got {prevalence}"
-            )
-        level = self._level(target, dependence, z_shift)
+        target = self._read_prevalence(prevalence)
+        level = _level(self, tuple(target), dependence, z_shift)
         z = self._draw_z(n_rows, z_shift, rng)
         log_prevalence = _log_softmax(level + dependence * self._effect(z))
         y = (rng.random((n_rows, 1)) > np.cumsum(np.exp(log_prevalence), axis=1)[:, :-1]).sum(axis=1)
@@ -161,6 +158,72 @@ class SimulatedFamily:
         hidden = np.asarray(rng.random(z.shape) < missing)
         record = Site(name, x, y, self._as_frame(z, hidden))
         return SimulatedSite(record, self._log_ratio(x, z, hidden), log_prevalence, target)
+
+    def log_prevalence(
+        self, Z: pd.DataFrame, *, prevalence: Any = None, dependence: float = 1.0, z_shift: float = 0.0
+    ) -> Array:
+        """Return the true log g of a site at any z.
+
+        Parameters
+        ----------
+        Z : DataFrame
+            Confounders as those of a site, without missing values.
+        prevalence : array of shape (K,), optional
+            P(y) at the site, as for `site`.
+        dependence : float
+            As for `site`.
+        z_shift : float
+            As for `site`.
+
+        Returns
+        -------
+        ndarray of shape (n, K)
+            log P(y|z).
+        """
+        level = _level(self, tuple(self._read_prevalence(prevalence)), dependence, z_shift)
+        return _log_softmax(level + dependence * self._effect(self._from_frame(Z)[0]))
+
+    def log_ratio(self, X: Any, Z: pd.DataFrame) -> Array:
+        """Return the true log f of any rows, for example of rows whose x was changed.
+
+        Parameters
+        ----------
+        X : array of shape (n, d)
+            Inputs.
+        Z : DataFrame
+            Their confounders, NaN or None where missing.
+
+        Returns
+        -------
+        ndarray of shape (n, K)
+            log P(x|y,z) up to a constant for each row, without the features of missing confounders.
+        """
+        return self._log_ratio(np.asarray(X), *self._from_frame(Z))
+
+    def means(self, Z: pd.DataFrame) -> Array:
+        """Return the mean of x in every class.
+
+        Parameters
+        ----------
+        Z : DataFrame
+            Confounders, without missing values.
+
+        Returns
+        -------
+        ndarray of shape (n, K, d)
+            E[x|y,z].
+        """
+        return self._means(self._from_frame(Z)[0])
+
+    def _read_prevalence(self, prevalence: Any) -> Array:
+        target = (
+            np.full(self.n_classes, 1 / self.n_classes) if prevalence is None else np.asarray(prevalence, dtype=float)
+        )
+        if target.shape != (self.n_classes,) or (target <= 0).any() or abs(target.sum() - 1) > 1e-6:
+            raise ValueError(
+                f"prevalence must be {self.n_classes} positive probabilities that sum to one, got {prevalence}"
+            )
+        return target
 
     def _draw_z(self, n_rows: int, z_shift: float, rng: np.random.Generator) -> Array:
         """Draw z (n, V): continuous variables in [0, 1], then levels as numbers."""
@@ -181,14 +244,6 @@ class SimulatedFamily:
         for j in range(len(self.levels)):
             total += self._shapes[f"level{j}"][z[:, self.n_continuous + j].astype(int)]
         return self.effect * total
-
-    def _level(self, target: Array, dependence: float, z_shift: float) -> Array:
-        """Return the intercepts (K,) at which the site has the given marginal prevalence."""
-        effect = dependence * self._effect(self._draw_z(REFERENCE, z_shift, np.random.default_rng(self.seed)))
-        level = np.log(target)
-        for _ in range(200):
-            level = level + np.log(target) - np.log(np.exp(_log_softmax(level + effect)).mean(axis=0))
-        return np.asarray(level)
 
     def _means(self, z: Array) -> Array:
         """E[x|y,z] for every class, (n, K, d)."""
@@ -215,6 +270,26 @@ class SimulatedFamily:
                 labels = np.array([f"level {int(v)}" for v in z[:, j]], dtype=object)
                 columns[name] = pd.Series(labels).mask(hidden[:, j], None)
         return pd.DataFrame(columns)
+
+    def _from_frame(self, Z: pd.DataFrame) -> tuple[Array, Array]:
+        """z (n, V) as `_draw_z` draws it, 0 where it is missing; and where it is missing."""
+        low, high = AGE_RANGE
+        hidden = Z[self.names].isna().to_numpy()
+        ages = [(Z[name].to_numpy(dtype=float) - low) / (high - low) for name in self.names[: self.n_continuous]]
+        levels = [Z[name].str.removeprefix("level ").astype(float) for name in self.names[self.n_continuous :]]
+        return np.where(hidden, 0.0, np.stack([*ages, *levels], axis=1)), hidden
+
+
+@lru_cache(KEPT_LEVELS)
+def _level(family: SimulatedFamily, target: tuple[float, ...], dependence: float, z_shift: float) -> Array:
+    """Return the intercepts (K,) at which a site has the given marginal prevalence."""
+    wanted = np.log(np.asarray(target))
+    effect = dependence * family._effect(family._draw_z(REFERENCE, z_shift, np.random.default_rng(family.seed)))
+    level: Array = wanted
+    for _ in range(200):
+        level = level + wanted - np.log(np.exp(_log_softmax(level + effect)).mean(axis=0))
+    level.flags.writeable = False
+    return level
 
 
 def _log_softmax(logits: Array) -> Array:

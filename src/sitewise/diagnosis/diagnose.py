@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from sitewise.adaptation import PrevalenceEstimate
+from sitewise.adaptation.answer import fit_of
 from sitewise.adaptation.known import CONTRADICTED, contradiction_sentence
 from sitewise.calibration.fit import centre
 from sitewise.confounders import Confounders
@@ -213,7 +214,7 @@ def grade(adjusted: float, large: bool) -> str:
 
 def check_known(estimate: PrevalenceEstimate) -> tuple[Finding, ...]:
     """Return the finding about a known prevalence, if one was given."""
-    posterior = estimate._fit.posterior
+    posterior = fit_of(estimate).posterior
     if posterior is None or posterior.against is None:
         return ()
     against = posterior.against

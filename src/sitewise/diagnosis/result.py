@@ -86,11 +86,11 @@ class Grounds:
     here : tuple of float
         P(Y) of each class by the predictions of the adapted model.
     believed : float
-        The share, from 0 to 1, of the change implied by the rows alone that the predictions make.
+        How much of the change implied by the rows alone is in the predictions, from 0 to 1.
     change : float
         The mean change of the predictions, in log-odds, that the rows alone imply.
     half_width : float
-        Half the 95% interval of P(Y) from the rows alone, of the class with the widest one.
+        Half the width of the 95% interval of P(Y) from the rows alone, for the class with the widest interval.
     by_chance : bool
         Whether that interval contains the prevalence as trained.
     without_rehearsal : float

@@ -49,8 +49,8 @@ class SourceSample(HeldOut):
     """Held-out labeled rows with the calibration that was fitted to them.
 
     `tilt` weights the rows to the new site's distribution of z within each class, if z is masked in `codes`; None
-    leaves their weights unchanged. Rows of one of the `groups` (patients) are not independent; None means that all rows
-    are.
+    leaves their weights unchanged. Rows of one of the `groups` (patients) are not independent; None: all rows are
+    independent.
     """
 
     calibration: Calibration

@@ -3,6 +3,7 @@
 import copy
 import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +22,7 @@ from sitewise.adaptation import PrevalenceEstimate
 from sitewise.adaptation.joint import JointEstimate
 from sitewise.adaptation.posterior.known import Known
 from sitewise.arrays import in_stretches, view_tensor
-from sitewise.diagnosis import Diagnosis, Outcome
+from sitewise.diagnosis import Diagnosis, Finding, Outcome
 from sitewise.diagnosis.outcome import failed_check, follows
 from sitewise.diagnosis.result import conclude
 from sitewise.estimator.at_site.diagnosing import diagnose, shift_by_column
@@ -193,7 +194,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return Diagnosis(follows(outcome, outcome.reason, self._failed_check, findings), findings, outcome)
 
     def rename(self, names: dict[str, str]) -> None:
-        """Change how the outcome or the positive class is called in reports.
+        """Set the name of the predicted condition or of the positive class in reports.
 
         Parameters
         ----------
@@ -213,8 +214,12 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         AdaptedClassifier
             A copy that trusts its rows as far as the rehearsal allows, without looking at the checks.
         """
+        return self.with_checks(())
+
+    def with_checks(self, findings: Sequence[Finding]) -> "AdaptedClassifier":
+        """A copy of the site whose checks found this; its outcome follows from them."""
         other = copy.copy(self)
-        other._diagnosis, other._outcome = conclude(()), None
+        other._diagnosis, other._outcome = conclude(tuple(findings)), None
         return other
 
     @property
@@ -293,7 +298,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         X : array-like of shape (n, d) or (n, C, H, W)
-            Rows, as at `fit` of the model.
+            Rows in the same format as for `fit`.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
             Their confounders z; missing values are allowed.
 
@@ -316,7 +321,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return with_joint(self.model, joint, inputs, codes, self.model.calibrated_log_ratio(inputs, codes)), codes
 
     def probability_of(self, log_ratio: Tensor, codes: Tensor) -> Tensor:
-        """P(y|x,z) of rows at this site, (n, K), from log f as `_scored` returns it."""
+        """P(y|x,z) of rows at this site, (n, K), from calibrated log f."""
         if self.predicts_as_trained:
             return combine(log_ratio, self.model.pooled_prevalence_.log_prob(codes)).exp()
         found = in_stretches(self.estimate_in_use.average, log_ratio, codes)
@@ -359,7 +364,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         X : array-like of shape (n, d) or (n, C, H, W)
-            Rows, as at `fit` of the model.
+            Rows in the same format as for `fit`.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
             Their confounders z; missing values are allowed.
 
@@ -391,7 +396,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         X : array-like of shape (n, d) or (n, C, H, W)
-            Rows, as at `fit` of the model.
+            Rows in the same format as for `fit`.
         y : array-like of shape (n,)
             Their labels.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
@@ -412,13 +417,13 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Predict a set of classes for each row that contains its true class with probability `coverage`.
 
         This is weighted conformal prediction. Labeled rows that were held out in training are weighted to this site's
-        P(y, z); they decide how improbable a class of a set may be. Like all predictions here, the coverage requires
-        that P(x|y,z) is the same as in training.
+        P(y, z); they determine the lowest probability at which a class is still included. Like all predictions here,
+        the coverage requires that P(x|y,z) is the same as in training.
 
         Parameters
         ----------
         X : array-like of shape (n, d) or (n, C, H, W)
-            Rows, as at `fit` of the model.
+            Rows in the same format as for `fit`.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
             Their confounders z.
         coverage : float
@@ -439,8 +444,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> ExpectedPerformance:
         """Estimate the performance on the rows adapted on, without labels.
 
-        By default of `predict`; of another model if `y_pred` or `proba` is given. With `y_pred` alone, metrics of
-        probabilities are undefined (None).
+        By default the performance of `predict` is estimated; if `y_pred` or `proba` is given, that of the other model.
+        With `y_pred` alone, metrics of probabilities are undefined (None).
 
         Parameters
         ----------
@@ -801,7 +806,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X : array-like of shape (n, d) or (n, C, H, W)
             New rows, in any order.
         time : array-like of shape (n,)
-            Their dates or numbers.
+            The date of each row, or a number that increases with time.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
             Their confounders z.
         window : int or str
@@ -844,7 +849,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         level : float
             The level of the intervals.
         subgroups : str, list of str, Series, DataFrame or array-like, optional
-            The subgroups of the page, as `by` of `subgroups`; the confounders otherwise.
+            Subgroups shown in the report, as the argument `by` of the method `subgroups`. Default: the confounders.
         bands : sequence of float, or dict of them by column, optional
             Edges between the groups of a numeric column, as in `subgroups`.
 
@@ -922,7 +927,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return weighted_rows(self)
 
     def log_prevalence_at(self, codes: Tensor) -> Tensor:
-        """log g at this site; the training prevalence in regions where f is not identified (equation 12)."""
+        """Return log g(z) at this site; the training prevalence where f is not identified (equation 12)."""
         if self.predicts_as_trained:
             return self.model.pooled_prevalence_.log_prob(codes)
         here = in_stretches(self.estimate_in_use.prevalence.log_prob, codes)

@@ -186,7 +186,8 @@ class PrevalenceAdjuster(SiteModel):
         sample_confounder : DataFrame or array-like of shape (n, V), optional
             The confounders z, NaN where missing.
         groups : array-like of shape (n,), optional
-            Patients. A patient is never split between folds, and checks count patients instead of rows.
+            The patient (or other group) of each row. A patient is never split between folds, and checks count patients
+            instead of rows.
         sample_weight : array-like of shape (n,), optional
             Weights of the rows.
 
@@ -357,7 +358,7 @@ class PrevalenceAdjuster(SiteModel):
         return facts | {f"held-out NLL if it sees {sees}": nll for sees, nll in self.held_out_nll_.items()}
 
     def inputs_of(self, X: Any) -> Tensor:
-        """log p of rows."""
+        """Return the log of the classifier's probabilities for rows X."""
         return self.classifier_.log_proba(self._in_fitted_order(X))
 
     def _in_fitted_order(self, X: Any) -> Any:

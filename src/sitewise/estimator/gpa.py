@@ -67,12 +67,12 @@ class GPAClassifier(SiteModel):
         The probability with which each confounder is hidden in training. It may then be missing at prediction.
     missing : {"auto", "knockout", "joint"}
         How rows that lack z are predicted. "knockout": from f with z missing, as in the paper. "joint": from the site's
-        joint distribution P(z, y), which is estimated from x. "auto": "joint" if no row of a site has all of z and the
-        joint model has the higher left-out likelihood; "knockout" otherwise.
+        joint distribution P(z, y), which is estimated from x. "auto": "joint" if no row of a site has all of z, the
+        joint model has the higher left-out likelihood, and it was not much worse on held-out labels; else "knockout".
     calibration : {"vector", "bias_corrected", "temperature", "none"}
         The calibration of log f on held-out rows.
     weights : path, optional
-        A local file with weights of the backbone: .safetensors, .pt or .pth. Weights of its last, classifying layer are
+        A local file with weights of the backbone: .safetensors, .pt or .pth. Weights of its classification head are
         not used.
     normalize : {None, "imagenet", "data"}
         How images are normalized. None: bytes are divided by 255. "data": by mean and standard deviation of the
@@ -226,8 +226,8 @@ class GPAClassifier(SiteModel):
         sample_confounder : DataFrame or array-like of shape (n, V), optional
             The confounders z, NaN where missing.
         groups : array-like of shape (n,), optional
-            Patients. A patient is never split between training and validation, and checks count patients instead of
-            rows.
+            The patient (or other group) of each row. A patient is never split between training and validation, and
+            checks count patients instead of rows.
         sample_weight : array-like of shape (n,), optional
             Weights of the rows.
 
@@ -363,7 +363,7 @@ class GPAClassifier(SiteModel):
     def calibrate(
         self, X: Any, y: Any, sample_domain: Any = None, sample_confounder: Any = None, groups: Any = None
     ) -> Self:
-        """Calibrate again, on labeled rows of a separate site. f and g are not changed.
+        """Calibrate again, on labeled rows that were not used in training. The network and g are not changed.
 
         Parameters
         ----------

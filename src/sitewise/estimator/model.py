@@ -448,7 +448,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         y : array-like of shape (n,), optional
             Known labels, NaN or None elsewhere.
         groups : array-like of shape (n,), optional
-            Patients. Intervals and checks allow for similar rows of one patient.
+            The patient (or other group) of each row. Intervals and checks allow for similar rows of one patient.
         sample_weight : array-like of shape (n,), optional
             Weights of the rows.
         fallback : str, optional
@@ -516,7 +516,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         y : array-like of shape (n,), optional
             Known labels, NaN or None elsewhere.
         groups : array-like of shape (n,), optional
-            Patients.
+            The patient (or other group) of each row.
         sample_weight : array-like of shape (n,), optional
             Weights of the rows.
         fallback : str, optional
@@ -568,7 +568,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         return AdaptedClassifier(self, estimate, rows, policy, level_scale, known_prevalence=known, **own)
 
     def read_site(self, X: Any, Z: Any, y: Any, groups: Any, weight: Any, call: str) -> tuple[Any, ScoredRows, Notes]:
-        """A site's inputs and rows, read, encoded and scored once, and notes about z."""
+        """Read, encode and score the rows of a site; return inputs, scored rows and notes about unusual z."""
         inputs = self.inputs_of(X)
         given, notes = self.read_rows(len(inputs), Z, y, groups, weight, call)
         log_ratio, features, feature_rows = self.score_calibrated(inputs, given.codes)
@@ -617,7 +617,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         return replace(known, share=left / left.sum(1, keepdim=True))
 
     def prior_of(self, policy: str, level_scale: float | None = None) -> SitePrior:
-        """The prior of a new site: as rehearsed; for policy "rows", as if f were exact there."""
+        """Return the prior for a new site, as learned in the rehearsal. For policy "rows", f is treated as exact."""
         problems = Problems("adapt")
         if level_scale is not None and not (isinstance(level_scale, Real) and 0 < level_scale < float("inf")):
             problems.add(f"level_scale must be a number above 0 (log-odds), got {level_scale!r}")
@@ -672,7 +672,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         return codes, notes
 
     def score_calibrated(self, X: Any, codes: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Calibrated log f, and features as in `score_raw`."""
+        """Return calibrated log f, features of the last layer (or None), and the rows they belong to."""
         raw_log_ratio, features, feature_rows = self.score_raw(X, codes)
         return self.calibrated(raw_log_ratio, codes), features, feature_rows
 
@@ -685,7 +685,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         return raw_log_ratio if self.balance_ is None else raw_log_ratio - self.balance_.log_mean(codes)
 
     def calibrated(self, raw_log_ratio: Tensor, codes: Tensor) -> Tensor:
-        """log f balanced and calibrated; rows that lack some of z use the calibration for such rows (equation 6)."""
+        """Balance (equation 18a) and calibrate log f. Rows that lack some of z use the calibration for such rows."""
         balanced = self.balanced(raw_log_ratio, codes)
         complete, incomplete = (calibration.apply(balanced) for calibration in self.calibrations_)
         if self.confounders_ is None:

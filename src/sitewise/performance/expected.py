@@ -94,10 +94,10 @@ class ExpectedPerformance(Mapping[str, Expected]):
     Notes
     -----
     Means over rows (accuracy, brier, nll) are exact expectations under P(y|x,z) at the site. Ratios of counts (F1,
-    precision, recall, areas) are ratios of expected counts. `ece` is the mean over the draws, because its expectation
-    under the model's own probabilities carries no information. The interval is for the value on these rows: it includes
-    the uncertainty of g, of the calibration of f, and of the labels given both. It does not include a shift of
-    P(x|y,z), which `diagnose` tests. "f1" means positive_f1 for two classes and macro_f1 for more.
+    precision, recall, AUROC, AUPRC) are ratios of expected counts. `ece` is the mean over the draws, because its
+    expectation under the model's own probabilities carries no information. The interval is for the value on these rows:
+    it includes the uncertainty of g, of the calibration of f, and of the labels given both. It does not include a shift
+    of P(x|y,z), which `diagnose` tests. "f1" means positive_f1 for two classes and macro_f1 for more.
 
     Examples
     --------

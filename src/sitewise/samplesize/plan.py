@@ -31,7 +31,7 @@ OUT_OF_REACH = (
     "{wanted} is out of reach: no number of unlabeled rows gives a {target} below {floor:.3g}. What would help: labels "
     "of some rows of the new site, more training sites, or a better classifier"
 )
-ENOUGH = "{answer:,} unlabeled rows are enough for {wanted}; no number of them gives a {target} below {floor:.3g}"
+ENOUGH = "{answer:,} unlabeled rows are enough for {wanted}; with 10,000,000 rows the {target} would be {floor:.3g}"
 MODELS_OF_G = ("auto", *(name for name, family in FAMILIES.items() if family.quick))
 
 

@@ -36,7 +36,7 @@ class Roles:
     image : str or None
         The column with the path of an image.
     proba : tuple of str
-        The columns of a classifier's probabilities: one for each class, or that of the second of two.
+        The columns of a classifier's probabilities: one for each class; for two classes, that of the second is enough.
     group : str or None
         The column of groups (patients), which are never split between training and validation.
     id : str or None

@@ -1,6 +1,7 @@
 """The small sets on packs made here: what is read, the roles, and that no group is in two of them."""
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -122,6 +123,18 @@ def test_a_centre_left_out_is_tested_at_and_lesions_of_the_others_validate(centr
     again = si.isic64_centre_roles(centres, left_out, seed=1).validation.groups
     assert list(again) == list(roles.validation.groups)
     assert set(again) != set(si.isic64_centre_roles(centres, left_out, seed=2).validation.groups)
+
+
+def test_a_lesion_of_the_centre_left_out_is_not_trained_on_elsewhere(centres):
+    table = centres.table
+    ours, theirs = ((table["site"] == name).idxmax() for name in ("HAM_vidir_modern", "HAM_rosendahl"))
+    shared = replace(
+        centres, table=table.assign(group=table["group"].mask(table.index == theirs, table["group"][ours]))
+    )
+    roles = si.isic64_centre_roles(shared, "HAM_vidir_modern")
+    assert [len(site) for site in roles.tests] == [15] * 3
+    assert sum(len(site) for site in (*roles.training, roles.validation)) == 3 * 15 - 1
+    assert len(si.isic64_centre_roles(shared, "HAM_vienna_dias").tests["HAM_vienna_dias"]) == 15
 
 
 def test_a_centre_that_is_none_is_refused(centres):

@@ -147,8 +147,10 @@ def here(model):
 
 
 @pytest.mark.parametrize(("word", "reason"), OUTCOMES)
-def test_every_surface_begins_with_the_same_sentence(here, word, reason, tmp_path):
-    here._outcome = outcome = made(word, reason)
+def test_every_surface_begins_with_the_same_sentence(here, word, reason, tmp_path, monkeypatch):
+    outcome = made(word, reason)
+    monkeypatch.setattr("sitewise.estimator.adapted.site_outcome", lambda *_: outcome)
+    here = here.with_checks(here.checks.findings)
     assert repr(here).splitlines()[1].strip() == outcome.sentence
     assert here._repr_html_().startswith(f"<p><b>{escape(outcome.sentence)}</b></p>")
     found = here.diagnose()
@@ -171,13 +173,14 @@ def test_every_surface_begins_with_the_same_sentence(here, word, reason, tmp_pat
 
 
 @pytest.mark.parametrize(("word", "reason"), OUTCOMES)
-def test_the_command_line_begins_with_it(word, reason, tmp_path):
+def test_the_command_line_begins_with_it(word, reason, tmp_path, monkeypatch):
     known = [rows(300, share, seed) for seed, share in enumerate((0.2, 0.5))]
     proba = [np.stack([1 / (1 + np.exp(X[:, 0])), 1 / (1 + np.exp(-X[:, 0]))], axis=1) for X, _ in known]
     y = np.concatenate([y for _, y in known])
     adjuster = sw.PrevalenceAdjuster(rehearsal=None).fit(np.concatenate(proba), y, np.repeat(["a", "b"], 300))
     site = adjuster.adapt(proba[0])
-    site._outcome = outcome = made(word, reason)
+    outcome = made(word, reason)
+    monkeypatch.setattr("sitewise.estimator.adapted.site_outcome", lambda *_: outcome)
     site.save(tmp_path / "site")
     verdict = site.diagnose().verdict
     said = CliRunner().invoke(app, ["diagnose", str(tmp_path / "site")]).stdout

@@ -36,7 +36,7 @@ def test_the_answer_is_shown(model, here):
         repr(here.estimate): ("P(0) = ", "95% interval"),
         repr(here.expected_performance()): ("500 rows", "recall"),
         repr(model.rehearsal_): (model.rehearsal_.sentence, "nll_adapted"),
-        repr(model.plan(width=0.2, n_simulations=0)): ("no number of them gives a width below",),
+        repr(model.plan(width=0.2, n_simulations=0)): ("with 10,000,000 rows the width would be",),
     }
     for text, words in shown.items():
         assert all(word in text for word in words), text

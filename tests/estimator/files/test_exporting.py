@@ -16,7 +16,6 @@ import sitewise as sw
 from sitewise.adaptation.posterior.points import Points, Posterior
 from sitewise.calibration import Calibration
 from sitewise.diagnosis import Finding
-from sitewise.diagnosis.result import conclude
 from sitewise.estimator.files import exporting
 from sitewise.estimator.files.exporting import NO_LIBRARY
 from sitewise.estimator.files.graph import OWN_ESTIMATOR
@@ -259,8 +258,8 @@ def test_policies_and_regions_where_the_training_g_is_kept(sites, here, tmp_path
     seen = []
     broken = Finding("stability", "stop", 0.0, 0.01, "Broken.", details={"gap": 0.9})
     for policy, findings in (("auto", ()), ("auto", (broken,)), ("as trained", ())):
+        here = here.with_checks(findings)
         here.policy = policy
-        here._diagnosis, here._outcome = conclude(findings), None
         found, told = run(here.export_onnx(tmp_path / f"{len(seen)}.onnx"), sites.new.X, Z)
         assert told["outcome"] == str(here.outcome)
         assert np.abs(found - here.predict_proba(sites.new.X.astype(np.float32), Z)).max() <= 1e-5

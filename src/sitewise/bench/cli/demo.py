@@ -12,7 +12,7 @@ from rich.table import Table
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for demo.json, the figures and the reports.")] = Path("demo"),
     seed: Annotated[int, typer.Option(min=0, help="Seed of data and training.")] = 21,
-    quick: Annotated[bool, typer.Option("--quick", help="Shorter training, about a minute.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Shorter training, about half the time.")] = False,
 ) -> None:
     """Digits on colored paper: a classifier fails at shifted sites, and GPA repairs it without labels."""
     from sitewise.bench.demo import QUICK, DemoSize, run_demo, write_demo

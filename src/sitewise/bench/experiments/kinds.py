@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.special import softmax
 
 from sitewise.bench.datasets.digits import (
     ALPHA,
@@ -33,7 +32,7 @@ from sitewise.bench.datasets.small_images import (
 from sitewise.bench.experiments.experiment import TEST, TRAINING, VALIDATION
 from sitewise.bench.experiments.images import IMAGE_KINDS, needed_folder
 from sitewise.bench.experiments.populations import Array, Folder, Kind, Options, Population, no_faults
-from sitewise.datasets.simulated import AGE_RANGE, SimulatedFamily
+from sitewise.datasets.simulated import SimulatedFamily
 from sitewise.sites import Site
 
 SHIFTS = ("dirichlet", "tweak_one", "app")
@@ -123,21 +122,14 @@ def simulated_population(
     family = SimulatedFamily(**data | ({"levels": tuple(data["levels"])} if "levels" in data else {}))
     even = np.full(family.n_classes, 1 / family.n_classes)
     marginal = np.asarray(options.get("prevalence", even), dtype=float)
-    dependence = options.get("dependence", 1.0)
+    shape = {key: options[key] for key in ("prevalence", "dependence", "z_shift") if key in options}
 
     def draw(n: int | None, seed: int) -> Site:
         assert n is not None
         return family.site(n, name=name, seed=seed, **options).site
 
     def truth(Z: pd.DataFrame) -> Array:
-        low, high = AGE_RANGE
-        columns = [
-            (Z[name] - low) / (high - low) if j < family.n_continuous else Z[name].str.removeprefix("level ")
-            for j, name in enumerate(family.names)
-        ]
-        z = np.stack([column.to_numpy(dtype=float) for column in columns], axis=1)
-        level = family._level(marginal, dependence, options.get("z_shift", 0.0))
-        return np.asarray(softmax(level + dependence * family._effect(z), axis=1))
+        return np.exp(family.log_prevalence(Z, **shape))
 
     return Population(draw, marginal, None if options.get("missing") else truth)
 

@@ -136,7 +136,7 @@ def _comparison_grid(rows: pd.DataFrame, metric: str, reference: str | None) -> 
 def _second_line(rows: pd.DataFrame, reference: str | None) -> str:
     if rows["difference"].isna().all():
         return ""
-    return f"; below each number its paired difference to {reference or 'the reference'}"
+    return f"; below each number the method minus {reference or 'the reference'}, paired by seed"
 
 
 def _comparison_cell(row: Mapping[Any, Any] | None, digits: int, best: str) -> Cell:

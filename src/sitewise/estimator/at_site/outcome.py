@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from sitewise.adaptation import PrevalenceEstimate
+from sitewise.adaptation.answer import fit_of
 from sitewise.arrays import in_stretches
 from sitewise.diagnosis import Grounds, Outcome
 from sitewise.diagnosis.outcome import ENOUGH_TRUSTED, UNCHANGED, decide
@@ -111,7 +112,7 @@ def logit(share: Tensor) -> Tensor:
 
 def _unscaled(estimate: PrevalenceEstimate) -> Any:
     """Predictions of an estimate without the slope of log f, which does not come from the rows of this site."""
-    posterior = estimate._fit.posterior
+    posterior = fit_of(estimate).posterior
 
     def average(log_ratio: Tensor, codes: Tensor) -> Tensor:
         if posterior is None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
+from sitewise.adaptation.answer import evidence_of, fit_of
 from sitewise.adaptation.families import finish
 from sitewise.adaptation.fit import Candidate, Finisher, Fit
 from sitewise.adaptation.partitioned import stand_in
@@ -145,11 +146,11 @@ def adapt_partitions(
     reader = SiteReader(model.classes_, model.confounders_, model.unsupported_)
     prior = None if policy == "rows" else model.prior_of(policy, level_scale)
     estimate = _estimate(model, partitions.changed(reader.readied), prior)
-    fit, as_trained = estimate._fit, policy == "as trained"
+    fit, as_trained = fit_of(estimate), policy == "as trained"
     if policy == "auto" and given["y"] is None and level_scale is None and prior is not None:
         as_trained = not prior.trusted_rows and not prior.averaged  # as `predicts_as_trained` of the site
     predict = Predictor(fit.posterior, fit.prevalence, model.pooled_prevalence_, model.unsupported_, as_trained)
-    step = -(-estimate._evidence.n_rows // SAMPLE_ROWS)
+    step = -(-evidence_of(estimate).n_rows // SAMPLE_ROWS)
     found = compute(partitions.tasks(partial(_visit, reader, predict, step)))
     visits: list[Visit] = [visit for visit in found if visit is not None]
     if model.confounders_ is not None:
@@ -184,7 +185,7 @@ def _estimate(model: "SiteModel", partitions: Partitions, prior: SitePrior | Non
 
 def _settled(estimate: PrevalenceEstimate) -> PrevalenceEstimate:
     """The same estimate without its partitions: with its curvature computed, and some rows instead of all."""
-    fit, evidence = estimate._fit, stand_in(estimate._evidence, SAMPLE_ROWS)
+    fit, evidence = fit_of(estimate), stand_in(evidence_of(estimate), SAMPLE_ROWS)
 
     def with_diagnostics(fit: Fit) -> Fit:
         found = fit.post_fit if fit.posterior is not None else fit.diagnostics

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sitewise.adaptation.answer import fit_of
 from sitewise.adaptation.joint.answer import joint_posterior
 from sitewise.confounders import Confounders
 from sitewise.confounders.variables import Categorical
@@ -42,7 +43,7 @@ class AdaptedGraph(nn.Module):
         self.joint = None if here.joint is None or here.stays_as_trained else _joint_part(here, precision)
         self.pooled = traceable(here.model.pooled_prevalence_)
         self.as_trained = as_trained = here.predicts_as_trained
-        self.posterior = None if as_trained else here.estimate_in_use._fit.posterior
+        self.posterior = None if as_trained else fit_of(here.estimate_in_use).posterior
         self.prevalence = traceable(here.model.pooled_prevalence_ if as_trained else here.estimate_in_use.prevalence)
 
     def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:

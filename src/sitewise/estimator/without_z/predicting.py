@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sitewise.adaptation import estimate_prevalence
+from sitewise.adaptation.answer import fit_of
 from sitewise.adaptation.joint import JointEstimate, estimate_joint
 from sitewise.adaptation.joint.answer import joint_posterior
 from sitewise.estimator.source.reading import evenly
@@ -175,4 +176,4 @@ def _left_out_by_knockout(model: "GPAClassifier", X: Inputs, weight: Tensor | No
     estimate = estimate_prevalence(log_f.numpy(), model="constant", sample_weight=weight)
     marginal = torch.tensor(estimate.marginal).clamp_min(1e-300).log()
     weights = torch.ones(len(X), dtype=torch.float64) if weight is None else weight.double()
-    return float(weights @ torch.logsumexp(scaled + marginal, dim=1)) - estimate._fit.optimism
+    return float(weights @ torch.logsumexp(scaled + marginal, dim=1)) - fit_of(estimate).optimism
