@@ -145,10 +145,10 @@ def _sum_each(function: Callable[[T], tuple[Tensor, ...]], things: Iterable[T]) 
     return add_up(map(function, things))
 
 
-def add_up(found: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+def add_up(summands: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     """Add up tuples of sums, one by one; those without any are left out."""
     sums: tuple[Tensor, ...] = ()
-    for more in found:
+    for more in summands:
         sums = tuple(total + value for total, value in zip(sums, more, strict=True)) if sums and more else sums or more
     return sums
 
