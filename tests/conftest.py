@@ -20,6 +20,7 @@ SLOW = {
     "adaptation": "bootstrap degenerate estimate families joint "
     "partitioned pooling posterior site_prior streaming known_points",
     "artifacts": "replacing",
+    "benchmarks": "structure",
     "bench": "demo experiments medical_experiments results_page run_all",
     "bench/cli": "bench",
     "bench/datasets": "digits",

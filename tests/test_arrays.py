@@ -36,8 +36,8 @@ def test_two_dimensional_labels_and_groups_are_named():
     ):
         problems = Problems("test")
         read(problems)
-        assert len(problems.found) == 1
-        assert "one column with an entry for each of the 3 row(s), got shape (3, 1)" in problems.found[0]
+        assert len(problems.messages) == 1
+        assert "one column with an entry for each of the 3 row(s), got shape (3, 1)" in problems.messages[0]
 
 
 def test_classes_are_aligned_by_label_where_the_labels_are_the_same():

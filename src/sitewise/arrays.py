@@ -54,22 +54,22 @@ class Problems:
 
     def __init__(self, call: str) -> None:
         self.call = call
-        self.found: list[str] = []
+        self.messages: list[str] = []
 
     def add(self, problem: str) -> None:
         """Add one problem to the list."""
-        self.found.append(problem)
+        self.messages.append(problem)
 
     def raise_if_any(self) -> None:
         """Raise a ValueError that lists the collected problems."""
-        if not self.found:
+        if not self.messages:
             return
-        shown = [p if len(p) <= LONGEST_PROBLEM else f"{p[:LONGEST_PROBLEM]}…" for p in self.found[:MOST_PROBLEMS]]
-        if len(self.found) == 1:
+        shown = [p if len(p) <= LONGEST_PROBLEM else f"{p[:LONGEST_PROBLEM]}…" for p in self.messages[:MOST_PROBLEMS]]
+        if len(self.messages) == 1:
             raise ValueError(f"{self.call}: {shown[0]}")
-        more = f"\n  and {len(self.found) - len(shown)} more" if len(self.found) > len(shown) else ""
+        more = f"\n  and {len(self.messages) - len(shown)} more" if len(self.messages) > len(shown) else ""
         listed = "\n".join(f"  - {problem}" for problem in shown)
-        raise ValueError(f"{self.call}: {len(self.found)} problems\n{listed}{more}")
+        raise ValueError(f"{self.call}: {len(self.messages)} problems\n{listed}{more}")
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def monitor(
         own = {name: take_rows(value, rows) for name, value in by_row.items()}
         Z = take_rows(sample_confounder, rows)
         estimate = estimate_prevalence(ratios[rows], Z, prior=prior, **own, **settings)
-        found = _shares(estimate, ratios[rows], Z, own.get("sample_weight"), level)
+        shares = _shares(estimate, ratios[rows], Z, own.get("sample_weight"), level)
         p_value = None if check is None else check(rows, estimate)
         start, end = times.iloc[rows].min(), times.iloc[rows].max()
         about = {"time": start + (end - start) / 2, "start": start, "end": end, "n": len(rows)}
@@ -90,7 +90,7 @@ def monitor(
                 {
                     **about,
                     "class": names[k],
-                    **dict(zip(("estimate", "low", "high"), found[:, k], strict=True)),
+                    **dict(zip(("estimate", "low", "high"), shares[:, k], strict=True)),
                     **judged,
                 }
             )
@@ -100,8 +100,8 @@ def monitor(
 
 def _alarms(frame: pd.DataFrame, alarm_level: float) -> Array:
     """Which rows of the frame belong to a window with an alarm, by Holm's method over the p-values of all windows."""
-    found = frame.groupby("start", sort=False)["p_value"].first().dropna()
-    alarming = {start for start, p in zip(found.index, holm(found.tolist()), strict=True) if p <= alarm_level}
+    p_values = frame.groupby("start", sort=False)["p_value"].first().dropna()
+    alarming = {start for start, p in zip(p_values.index, holm(p_values.tolist()), strict=True) if p <= alarm_level}
     return frame["start"].isin(alarming).to_numpy()
 
 

@@ -115,14 +115,14 @@ def _read(
     *pieces: Any,
 ) -> S:
     """Run where a partition is: put its columns into the order of the frame, check it, apply the function."""
-    found = _checked(dict(zip(names, pieces, strict=True)), columns, f"partition {number}")
-    whole = Partition(number, **found)
+    given = _checked(dict(zip(names, pieces, strict=True)), columns, f"partition {number}")
+    whole = Partition(number, **given)
     return function(whole if change is None else change(whole))
 
 
 def _checked(pieces: dict[str, Any], columns: dict[str, list[Any] | None], call: str) -> dict[str, Any]:
     """The pieces of one partition with their columns in the order of the frames; an error where they differ."""
-    problems, found = Problems(call), dict[str, Any]()
+    problems, checked = Problems(call), dict[str, Any]()
     for name, piece in pieces.items():
         expected = columns[name]
         if expected is not None and list(piece.columns) != expected:
@@ -131,13 +131,13 @@ def _checked(pieces: dict[str, Any], columns: dict[str, list[Any] | None], call:
                 problems.add(f"{name} must have the columns {expected}, got {list(piece.columns)}")
                 continue
             piece = piece[expected]
-        found[name] = piece
+        checked[name] = piece
     first, *others = pieces
     for name in others:
-        if first in found and name in found and len(found[name]) != len(found[first]):
-            problems.add(f"{name} has {len(found[name])} row(s), {first} has {len(found[first])}")
+        if first in checked and name in checked and len(checked[name]) != len(checked[first]):
+            problems.add(f"{name} has {len(checked[name])} row(s), {first} has {len(checked[first])}")
     problems.raise_if_any()
-    return found
+    return checked
 
 
 def as_partitions(log_ratio: Any, problems: Problems, **others: Any) -> Partitions | None:
@@ -147,7 +147,7 @@ def as_partitions(log_ratio: Any, problems: Problems, **others: Any) -> Partitio
     given = {"log_ratio": log_ratio, **{name: value for name, value in others.items() if value is not None}}
     if not is_dask(log_ratio):
         wrong = [name for name, value in given.items() if is_dask(value)]
-        problems.found += [f"{name} is a Dask collection and log_ratio is not: give both as such" for name in wrong]
+        problems.messages += [f"{name} is a Dask collection and log_ratio is not: give both as such" for name in wrong]
         return None
     for name, value in given.items():
         if not is_dask(value):
@@ -167,8 +167,8 @@ def _pieces(collection: Any) -> Sequence[Any]:
     """The partitions of a collection as delayed values; of an array those along its rows."""
     if hasattr(collection, "numblocks"):
         whole = collection.rechunk({1: -1}) if collection.ndim > 1 and collection.numblocks[1] > 1 else collection
-        found: list[Any] = whole.to_delayed().ravel().tolist()
-        return found
+        pieces: list[Any] = whole.to_delayed().ravel().tolist()
+        return pieces
     return list(collection.to_delayed())
 
 
@@ -254,10 +254,10 @@ def _call(
     *pieces: Any,
 ) -> Any:
     """Run where a partition is; one without rows is not shown to the function."""
-    found = _checked(dict(zip(expected, pieces, strict=True)), expected, "a partition")
-    X, n_rows = found["X"], len(found["X"])
+    given = _checked(dict(zip(expected, pieces, strict=True)), expected, "a partition")
+    X, n_rows = given["X"], len(given["X"])
     shape = (0,) if columns is None else (0, len(columns))
-    values = np.asarray(function(X, found.get("sample_confounder"))) if n_rows else np.empty(shape, dtype)
+    values = np.asarray(function(X, given.get("sample_confounder"))) if n_rows else np.empty(shape, dtype)
     if not isinstance(X, pd.DataFrame):
         return values
     return pd.Series(values, X.index) if columns is None else pd.DataFrame(values, X.index, list(columns))

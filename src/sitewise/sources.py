@@ -161,7 +161,7 @@ def _find_files(path: Any, problems: Problems) -> list[Path]:
         if place.is_dir() and not named:
             problems.add(f"folder {place} holds no .parquet file")
         missing = [p for p in named if not p.exists()]
-        problems.found += [f"there is no file {p}" for p in missing]
+        problems.messages += [f"there is no file {p}" for p in missing]
         files += [p for p in named if p.exists()]
     return files
 

@@ -14,7 +14,7 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=1
 def problems_of(roles):
     problems = Problems("roles")
     roles.check(problems)
-    return problems.found
+    return problems.messages
 
 
 @given(target=NAMES, features=st.lists(NAMES, max_size=4, unique=True), why=st.text(max_size=30))

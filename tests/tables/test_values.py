@@ -125,7 +125,7 @@ def test_kinds_that_are_no_cells_are_refused_all_at_once():
     rows = pa.table({"a": [[1]], "b": [{"x": 1}], "c": [b"x"], "d": [1], "e": pa.array(["x"]).dictionary_encode()})
     problems = Problems("test")
     refuse_kinds(rows, rows.column_names, HERE, problems)
-    assert [said.split(" holds ")[0] for said in problems.found] == [f"t.csv, column '{name}'" for name in "abc"]
+    assert [said.split(" holds ")[0] for said in problems.messages] == [f"t.csv, column '{name}'" for name in "abc"]
 
 
 def test_names_keep_their_text_and_lose_only_what_storage_added():
@@ -170,13 +170,13 @@ def test_one_column_of_probabilities_is_the_second_class(values):
 def test_absent_columns_are_named_with_their_role_and_the_spelling_meant():
     problems = Problems("test")
     find_columns(("age", "Sex", "y"), [("confounders", "sex"), ("", "agee"), ("target", "y")], HERE, problems)
-    assert problems.found == [
+    assert problems.messages == [
         "t.csv has no column 'sex' (confounders); did you mean 'Sex'?; its columns are age, Sex, y",
         "t.csv has no column 'agee'; did you mean 'age'?; its columns are age, Sex, y",
     ]
     many = Problems("test")
     find_columns([f"c{i}" for i in range(40)], [("", "x")], HERE, many)
-    assert many.found[0].endswith("c29 and 10 more")
+    assert many.messages[0].endswith("c29 and 10 more")
 
 
 def test_a_table_is_a_frame_or_arrows():

@@ -198,8 +198,8 @@ class PrevalenceEstimate:
             if Z is None:
                 return resamples.interval(level=level)
             codes = self._encode(Z)
-            found = resamples.interval(lambda g: g.prevalence.log_prob(codes).exp().cpu(), level)
-            low, high = (self._container.rows(torch.tensor(bound), index_of(Z)) for bound in found)
+            bounds = resamples.interval(lambda g: g.prevalence.log_prob(codes).exp().cpu(), level)
+            low, high = (self._container.rows(torch.tensor(bound), index_of(Z)) for bound in bounds)
             return low, high
         if Z is None:
             low, high = self._marginal_interval(level)
@@ -238,9 +238,9 @@ class PrevalenceEstimate:
             problems.add("calibration must carry resamples: fit it by calibrate_log_ratio(..., n_resamples=200)")
         problems.raise_if_any()
         generator = torch.Generator().manual_seed(int(check_random_state(random_state).randint(2**31)))
-        found = bootstrap_fit(self._evidence, self._fit, int(n_resamples), generator, calibration)
+        resamples = bootstrap_fit(self._evidence, self._fit, int(n_resamples), generator, calibration)
         own = (self._encode, self._container)
-        return Resamples(tuple(DrawnPrevalence(model, mean, *own) for model, mean in found))
+        return Resamples(tuple(DrawnPrevalence(model, mean, *own) for model, mean in resamples))
 
     def draws(self, n_draws: int = 200, *, random_state: Any = None) -> PrevalenceDraws:
         """Draw g from its uncertainty given f: fast, and consistent with `interval` (equation 11c).

@@ -130,10 +130,10 @@ class CellProblem(Cells):
 def _into_cells(
     sums: Callable[[Rows, Tensor], tuple[Tensor, ...]], n_cells: int, placed: tuple[Rows, Tensor]
 ) -> tuple[Tensor, ...]:
-    found, place = sums(*placed), placed[1]
+    sums_of_cells, place = sums(*placed), placed[1]
     if n_cells == 1:
-        return found
-    return tuple(s.new_zeros(n_cells, *s.shape[1:]).index_add_(0, place, s) for s in found)
+        return sums_of_cells
+    return tuple(s.new_zeros(n_cells, *s.shape[1:]).index_add_(0, place, s) for s in sums_of_cells)
 
 
 def _cell_weight(rows: Rows, place: Tensor) -> tuple[Tensor, ...]:
@@ -169,8 +169,8 @@ def table_problem(evidence: Evidence, cells: Tensor, pseudo: Tensor) -> CellProb
 
 def find_cells(evidence: Evidence) -> Tensor:
     """Return the distinct rows of z, (C, V)."""
-    found = torch.cat(evidence.rows.collect(lambda rows: distinct_rows(rows.codes)[0]))
-    return distinct_rows(found)[0]
+    distinct = torch.cat(evidence.rows.collect(lambda rows: distinct_rows(rows.codes)[0]))
+    return distinct_rows(distinct)[0]
 
 
 def solve_cells(
@@ -188,8 +188,8 @@ def solve_cells(
             max_iter=solver.iterations or 10_000,
         )
     quick = _solve_for_one_number if start.shape[1] == 2 else _solve_on_the_simplex
-    found = quick(problem, start, tolerance)
-    return found if found.converged else _solve_from_inside(problem, start, found, tolerance)
+    solution = quick(problem, start, tolerance)
+    return solution if solution.converged else _solve_from_inside(problem, start, solution, tolerance)
 
 
 def _solve_from_inside(problem: Cells, start: Tensor, quick: Solution[Tensor], tolerance: float) -> Solution[Tensor]:
@@ -198,8 +198,8 @@ def _solve_from_inside(problem: Cells, start: Tensor, quick: Solution[Tensor], t
 
     def look(weights: Tensor) -> tuple[Tensor, Tensor]:  # moments are those of a g that sums to one
         size = weights.sum(1)
-        found = problem.moments(weights / size[:, None], 2)
-        return found.log_likelihood / total + share * size.log(), found.slope / (total * size)[:, None]
+        moments = problem.moments(weights / size[:, None], 2)
+        return moments.log_likelihood / total + share * size.log(), moments.slope / (total * size)[:, None]
 
     def bend(weights: Tensor, _: int) -> Tensor:
         size = weights.sum(1)
@@ -222,16 +222,16 @@ def _solve_for_one_number(problem: Cells, start: Tensor, tolerance: float) -> So
         return -problem.log_likelihood(at(p), order=2) / problem.total
 
     def derivatives(p: Tensor) -> tuple[Tensor, Tensor]:
-        found = problem.moments(at(p), 2)
-        assert found.first is not None
-        assert found.second is not None
+        moments = problem.moments(at(p), 2)
+        assert moments.first is not None
+        assert moments.second is not None
         per_class = _safe_divide(problem.pseudo, at(p)), _safe_divide(problem.pseudo, at(p) ** 2)
-        slope = found.first + per_class[0][:, 1:] - per_class[0][:, :1]
-        bend = found.second + per_class[1].sum(1)[:, None, None]
+        slope = moments.first + per_class[0][:, 1:] - per_class[0][:, :1]
+        bend = moments.second + per_class[1].sum(1)[:, None, None]
         return -slope / problem.total[:, None], bend / problem.total[:, None, None]
 
     begin = start[:, 1:]
-    found = newton(
+    solution = newton(
         value,
         derivatives,
         begin,
@@ -241,25 +241,25 @@ def _solve_for_one_number(problem: Cells, start: Tensor, tolerance: float) -> So
         tolerance=tolerance,
         rounding=GPU_ROUNDING if start.is_cuda else ROUNDING,
     )
-    trace = [(problem.total * step).sum() for step in found.trace]
-    return replace(found, point=at(found.point), trace=trace)
+    trace = [(problem.total * step).sum() for step in solution.trace]
+    return replace(solution, point=at(solution.point), trace=trace)
 
 
 def _solve_on_the_simplex(problem: Cells, start: Tensor, tolerance: float) -> Solution[Tensor]:
     """Maximize over g ≥ 0 for several classes by Newton, starting from a sample if there are many rows."""
-    found = _solve_by_way_of_a_sample(problem, start)
-    if found is None or not found.converged:
-        found = newton(
+    solution = _solve_by_way_of_a_sample(problem, start)
+    if solution is None or not solution.converged:
+        solution = newton(
             problem.value,
             problem.derivatives,
-            start if found is None else found.point,
+            start if solution is None else solution.point,
             gap=_simplex_gap,
             lower=torch.zeros_like(start),
             retract=_onto_the_simplex,
             tolerance=tolerance,
         )
-    trace = [(problem.total * (step - 1.0)).sum() for step in found.trace]
-    return replace(found, trace=trace)
+    trace = [(problem.total * (step - 1.0)).sum() for step in solution.trace]
+    return replace(solution, trace=trace)
 
 
 def _solve_by_way_of_a_sample(problem: Cells, start: Tensor) -> Solution[Tensor] | None:
@@ -272,10 +272,10 @@ def _solve_by_way_of_a_sample(problem: Cells, start: Tensor) -> Solution[Tensor]
     if few is None:
         return None
     assert isinstance(problem, CellProblem)
-    found, rough = None, replace(problem, rough=True, _last={})
+    solution, rough = None, replace(problem, rough=True, _last={})
     for climb, bent, tolerance in ((rough, few, ROUGH_TOLERANCE), (problem, rough, CONCAVE_TOLERANCE)):
-        begin = start if found is None else found.point
-        found = quasi_newton(
+        begin = start if solution is None else solution.point
+        solution = quasi_newton(
             climb.value_and_gradient,
             begin,
             bent.information(begin) / bent.total[:, None, None],
@@ -284,7 +284,7 @@ def _solve_by_way_of_a_sample(problem: Cells, start: Tensor) -> Solution[Tensor]
             retract=_onto_the_simplex,
             tolerance=tolerance,
         )
-    return found
+    return solution
 
 
 def _simplex_gap(_: Tensor, gradient: Tensor) -> Tensor:

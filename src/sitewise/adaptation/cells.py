@@ -49,11 +49,11 @@ def fit_constant_cell(evidence: Evidence, prior: Tensor, strength: float, solver
     begin, sample = start[None], problem.sampled(few=True)
     if sample is not None and not isinstance(solver, EM):
         begin = inside(solve_cells(sample, begin, solver).point)
-    found = solve_cells(problem, begin, solver)
-    prevalence = ConstantPrevalence(finite(found.point.log())[0])
+    solution = solve_cells(problem, begin, solver)
+    prevalence = ConstantPrevalence(finite(solution.point.log())[0])
     pooled = evidence.without_confounders()
-    fit = _fit(pooled, problem, found, prevalence, one_cell, None, strength)
-    return replace(fit, refit=RefitConstant(prior, strength, inside(found.point[0])), aim=prior)
+    fit = _fit(pooled, problem, solution, prevalence, one_cell, None, strength)
+    return replace(fit, refit=RefitConstant(prior, strength, inside(solution.point[0])), aim=prior)
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,11 @@ def fit_table_cells(evidence: Evidence, cells: Tensor, centre: Centre, strength:
     require_discrete(evidence.schema)
     problem = table_problem(evidence, cells, strength * centre.prevalence)
     start = inside(centre.prevalence)
-    found = solve_cells(problem, start, solver)
+    solution = solve_cells(problem, start, solver)
     if evidence.blank_weight:
-        found = _share_blank_rows(evidence, problem, 0.99 * found.point + 0.01 * start)
-    table = TablePrevalence(evidence.schema, cells, finite(found.point.log()), problem.cell_weight)
-    return _fit(evidence, problem, found, table, table.agreement, centre, strength)
+        solution = _share_blank_rows(evidence, problem, 0.99 * solution.point + 0.01 * start)
+    table = TablePrevalence(evidence.schema, cells, finite(solution.point.log()), problem.cell_weight)
+    return _fit(evidence, problem, solution, table, table.agreement, centre, strength)
 
 
 def fixed_centre(cells: Tensor, level: Tensor) -> Centre:
@@ -167,14 +167,14 @@ def _share_blank_rows(evidence: Evidence, problem: CellProblem, start: Tensor) -
 def _fit(
     evidence: Evidence,
     problem: CellProblem,
-    found: Solution[Tensor],
+    solution: Solution[Tensor],
     prevalence: ConstantPrevalence | TablePrevalence,
     agreement: Callable[[Tensor], Tensor],
     centre: Centre | None,
     strength: float,
 ) -> Fit:
     """Make a fit from solved cells."""
-    probability = finite(found.point.log()).exp()
+    probability = finite(solution.point.log()).exp()
     log_likelihood = problem.moments(probability, 0).log_likelihood.sum()
     if evidence.blank_weight:
         mean = problem.cell_weight @ probability / evidence.seen_weight
@@ -182,11 +182,11 @@ def _fit(
     return Fit(
         prevalence,
         log_likelihood=float(log_likelihood),
-        converged=found.converged,
-        gap=float(found.gap.max()),
+        converged=solution.converged,
+        gap=float(solution.gap.max()),
         tolerance=CONCAVE_TOLERANCE,
-        n_iter=found.n_iter,
-        trace=[-float(value) for value in found.trace],
+        n_iter=solution.n_iter,
+        trace=[-float(value) for value in solution.trace],
         strength=strength,
         post_fit=lambda: post_fit_at_cells(evidence, problem, probability, agreement, centre, strength),
         pseudo_counts=problem.pseudo,

@@ -274,8 +274,8 @@ def _from_likelihood(
     def density(logits: Tensor) -> Tensor:
         """Return the log-density of log-odds (G, C)."""
         shares = torch.stack([torch.sigmoid(-logits), torch.sigmoid(logits)], dim=2)
-        found = torch.stack([problem.log_likelihood(at, order=0) for at in shares]) / inflation
-        return found + torch.log(shares).sum(2)
+        log_density = torch.stack([problem.log_likelihood(at, order=0) for at in shares]) / inflation
+        return log_density + torch.log(shares).sum(2)
 
     steps = torch.linspace(0, 1, GRID, dtype=torch.float64, device=like.device)[:, None]
     low = like.new_full((n_cells,), -LOGIT_REACH)
@@ -309,6 +309,6 @@ def _normal(covariance: Tensor, n_draws: int, generator: torch.Generator) -> Ten
 def _some_rows(evidence: Evidence) -> tuple[Tensor, Tensor]:
     """Return codes and weights of the rows with z, or of every n-th one if there are very many."""
     step = 1 + evidence.n_rows // ENOUGH
-    found = evidence.rows.collect(lambda rows: (rows.codes[::step], rows.cell_weight[::step]))
-    codes, weight = (torch.cat(parts) for parts in zip(*found, strict=True))
+    samples = evidence.rows.collect(lambda rows: (rows.codes[::step], rows.cell_weight[::step]))
+    codes, weight = (torch.cat(parts) for parts in zip(*samples, strict=True))
     return codes, weight

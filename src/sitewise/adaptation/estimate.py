@@ -232,10 +232,10 @@ def _without_rare_levels(
     evidence: Evidence, notes: Notes, read: Callable[..., tuple[Evidence, Notes]], judged: bool, fixed: bool
 ) -> tuple[Evidence, Notes]:
     """Return the same rows, read again if levels of z have too few rows to learn from."""
-    found = without_rare_levels(evidence, judged=judged, fixed=fixed)
-    if found.schema is not evidence.schema:
-        evidence, notes = read(found.schema, None)
-    return replace(evidence, weakest_ridge=found.weakest_ridge), notes
+    merged = without_rare_levels(evidence, judged=judged, fixed=fixed)
+    if merged.schema is not evidence.schema:
+        evidence, notes = read(merged.schema, None)
+    return replace(evidence, weakest_ridge=merged.weakest_ridge), notes
 
 
 def adjust(log_ratio: Any, log_prevalence: Any) -> Any:

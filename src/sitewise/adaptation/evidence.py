@@ -91,8 +91,8 @@ class Evidence:
 
     def log_likelihood(self, at: At) -> float:
         """Return L(g), equation 7; the g of a blank row is the mean of g (equation 9)."""
-        found = self.rows.total(lambda rows: (moments(rows, at(rows.codes), 0).log_likelihood.sum(),))
-        total = float(found[0]) if found else 0.0
+        totals = self.rows.total(lambda rows: (moments(rows, at(rows.codes), 0).log_likelihood.sum(),))
+        total = float(totals[0]) if totals else 0.0
         if self.blank_weight:
             total += float(self.blank_moments(self.mean(at), 0).log_likelihood)
         return total
@@ -114,8 +114,8 @@ class Evidence:
         """Return the moments of blank rows at the mean of g (K,)."""
 
         def sums(rows: Rows) -> tuple[Tensor, ...]:
-            found = moments(rows, mean[None], order)
-            return found.weight, *found.sums
+            own = moments(rows, mean[None], order)
+            return own.weight, *own.sums
 
         return Moments(mean[None], *self.blank.total(sums))
 
@@ -256,17 +256,17 @@ def _cut(whole: Rows) -> list[Rows]:
 
 def _cut_with_codes(whole: Rows, codes: Tensor, cell: Tensor | None) -> list[Rows]:
     """Cut rows into chunks with their codes: one for each row, or for equal rows if they are sorted by `cell`."""
-    found, size = [], stretch_size(whole.ratio, max(FEATURES, whole.ratio.shape[1]))
+    stretches, size = [], stretch_size(whole.ratio, max(FEATURES, whole.ratio.shape[1]))
     for start in range(0, len(whole), size):
         place = slice(start, start + size)
         part = whole.pick(place)
         if cell is None:
-            found.append(replace(part, codes=codes[place]))
+            stretches.append(replace(part, codes=codes[place]))
             continue
         first, last = int(cell[place][0]), int(cell[place][-1])
         local = cell[place] - first if last > first else None
-        found.append(replace(part, codes=codes[first : last + 1], cell=local))
-    return found
+        stretches.append(replace(part, codes=codes[first : last + 1], cell=local))
+    return stretches
 
 
 def put_together(

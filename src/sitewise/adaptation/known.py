@@ -64,10 +64,10 @@ def read_known(
         return value
     if isinstance(value, pd.DataFrame):
         return _read_table(value, list(names), schema, problems, device)
-    found = _read_shares(value, list(names), problems)
-    if found is None:
+    shares = _read_shares(value, list(names), problems)
+    if shares is None:
         return None
-    share, error = (torch.tensor(part[None], device=device) for part in found)
+    share, error = (torch.tensor(part[None], device=device) for part in shares)
     return Known(share, error)
 
 
@@ -192,19 +192,19 @@ def read_band(value: Any) -> Band | None:
         high = np.nextafter(float(value.right), np.inf) if value.closed_right else float(value.right)
         return Band(float(low), float(high), whole=False)
     text = str(value)
-    if found := BAND.match(text):
-        low, high = float(found[1]), float(found[2])
+    if match := BAND.match(text):
+        low, high = float(match[1]), float(match[2])
         return Band(low, high, low.is_integer() and high.is_integer())
-    if found := BRACKETS.match(text):
-        low, high = float(found[2]), float(found[3])
-        low = float(np.nextafter(low, np.inf)) if found[1] == "(" else low
-        return Band(low, float(np.nextafter(high, np.inf)) if found[4] == "]" else high, whole=False)
-    if found := BELOW.match(text):
-        high = float(found[2])
-        return Band(-np.inf, float(np.nextafter(high, np.inf)) if found[1] == "<=" else high, whole=False)
-    if (found := ABOVE.match(text)) and (found[1] or found[3]):
-        low = float(found[2])
-        return Band(float(np.nextafter(low, np.inf)) if found[1] == ">" else low, np.inf, whole=False)
+    if match := BRACKETS.match(text):
+        low, high = float(match[2]), float(match[3])
+        low = float(np.nextafter(low, np.inf)) if match[1] == "(" else low
+        return Band(low, float(np.nextafter(high, np.inf)) if match[4] == "]" else high, whole=False)
+    if match := BELOW.match(text):
+        high = float(match[2])
+        return Band(-np.inf, float(np.nextafter(high, np.inf)) if match[1] == "<=" else high, whole=False)
+    if (match := ABOVE.match(text)) and (match[1] or match[3]):
+        low = float(match[2])
+        return Band(float(np.nextafter(low, np.inf)) if match[1] == ">" else low, np.inf, whole=False)
     return None
 
 

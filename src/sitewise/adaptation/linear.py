@@ -108,10 +108,10 @@ class LinearProblem:
         if last is not None and torch.equal(last.flat, flat) and (order < 2 or last.information is not None):
             return last
         blank = self.evidence.blank_weight > 0
-        found = self.parts.total(partial(_sums, flat=flat, basis=self.basis, order=order, blank=blank))
-        log_likelihood, sums = found[0], list(found[1 : order + 1])
+        totals = self.parts.total(partial(_sums, flat=flat, basis=self.basis, order=order, blank=blank))
+        log_likelihood, sums = totals[0], list(totals[1 : order + 1])
         if blank:
-            mean, jacobian = found[-2] / self.evidence.seen_weight, found[-1] / self.evidence.seen_weight
+            mean, jacobian = totals[-2] / self.evidence.seen_weight, totals[-1] / self.evidence.seen_weight
             at_mean = self.evidence.blank_moments(mean, order)
             log_likelihood = log_likelihood + at_mean.log_likelihood[0]
             if order >= 1:
@@ -221,14 +221,14 @@ def solve_linear(problem: LinearProblem, start: Tensor, solver: str | EM) -> Sol
         return _solve_by_em(problem, start, solver)
     if solver == "lbfgs" or (solver == "auto" and len(start) > NEWTON_LIMIT):
         return lbfgs(lambda flat: (problem.value(flat), problem.gradient(flat)), start, tolerance=GRADIENT_TOLERANCE)
-    found = newton(
+    solution = newton(
         lambda points: problem.value(points[0], order=2)[None],
         problem.derivatives,
         start[None],
         tolerance=GRADIENT_TOLERANCE,
         max_iter=200,
     )
-    return Solution(found.point[0], found.gap[0], found.converged, found.n_iter, found.trace)
+    return Solution(solution.point[0], solution.gap[0], solution.converged, solution.n_iter, solution.trace)
 
 
 def _solve_by_em(problem: LinearProblem, start: Tensor, solver: EM) -> Solution[Tensor]:
@@ -272,13 +272,13 @@ def fit_additive_terms(problem: LinearProblem, strength: float, start: Tensor, s
     """
     schema = problem.evidence.schema
     assert schema is not None
-    found = solve_linear(problem, start, solver)
-    coefficients = found.point.reshape(problem.n_features, -1) @ problem.basis.T
-    total = problem.total_of_g(found.point)[0]
+    solution = solve_linear(problem, start, solver)
+    coefficients = solution.point.reshape(problem.n_features, -1) @ problem.basis.T
+    total = problem.total_of_g(solution.point)[0]
     marginal = finite((total / problem.evidence.seen_weight).log())
     model = AdditivePrevalence(schema, coefficients, marginal, problem.centre)
-    fit = linear_fit(problem, found, model, model.features, strength)
-    return replace(fit, refit=RefitAdditive(model, found.point, problem.penalty, {"first": problem})), found.point
+    fit = linear_fit(problem, solution, model, model.features, strength)
+    return replace(fit, refit=RefitAdditive(model, solution.point, problem.penalty, {"first": problem})), solution.point
 
 
 @dataclass(frozen=True)
@@ -341,13 +341,13 @@ def aggregate_rows(evidence: Evidence, model: Prevalence) -> Aggregate:
         totals = (prevalence * moments(rows, prevalence, 1).slope)[::step]
         return rows.codes[::step], rows.cell_weight[::step], totals
 
-    codes, weights, totals = (torch.cat(found) for found in zip(*evidence.rows.collect(some), strict=True))
+    codes, weights, totals = (torch.cat(collected) for collected in zip(*evidence.rows.collect(some), strict=True))
     return Aggregate(codes, torch.arange(len(codes), device=codes.device), weights, totals)
 
 
 def linear_fit(
     problem: LinearProblem,
-    found: Solution[Tensor],
+    solution: Solution[Tensor],
     model: Prevalence,
     feature_map: Callable[[Tensor], Tensor],
     strength: float,
@@ -356,14 +356,14 @@ def linear_fit(
     """Make a fit from a solved linear problem."""
     return Fit(
         model,
-        log_likelihood=float(problem.evaluate(found.point, 0).log_likelihood),
-        converged=found.converged,
-        gap=float(found.gap),
+        log_likelihood=float(problem.evaluate(solution.point, 0).log_likelihood),
+        converged=solution.converged,
+        gap=float(solution.gap),
         tolerance=tolerance,
-        n_iter=found.n_iter,
-        trace=[-problem.evidence.total_weight * float(value) for value in found.trace],
+        n_iter=solution.n_iter,
+        trace=[-problem.evidence.total_weight * float(value) for value in solution.trace],
         strength=strength,
-        post_fit=lambda: post_fit_at_linear(problem, found.point, model, feature_map),
+        post_fit=lambda: post_fit_at_linear(problem, solution.point, model, feature_map),
     )
 
 

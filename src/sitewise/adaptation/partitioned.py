@@ -86,8 +86,8 @@ class PartitionReader:
         reader = ChunkReader((), self.schema, rows.sample_confounder is not None, labels, weight, groups, CPU)
         notes = Notes()
         chunk = rows.log_ratio, rows.sample_confounder
-        found = reader.read(chunk, rows.number, 0, with_codes=True, notes=notes, name="partition")
-        laid = LaidOut(*([_without_the_rest(part) for part in found[kind]] for kind in ("seen", "blank")))
+        laid_out = reader.read(chunk, rows.number, 0, with_codes=True, notes=notes, name="partition")
+        laid = LaidOut(*([_without_the_rest(part) for part in laid_out[kind]] for kind in ("seen", "blank")))
         counted = [] if weight is None else [float(weight[weight > 0].min()), float(weight.max())]
         return laid, Summary(
             [len(part) for part in laid.seen],
@@ -109,7 +109,7 @@ class PartitionReader:
         weight = read_weight(rows.sample_weight, rows.n_rows, own)
         if bool((weight == 0).all()):
             return weight
-        problems.found += own.found
+        problems.messages += own.messages
         return weight
 
 
@@ -118,12 +118,12 @@ def _hashed(groups: Any) -> np.ndarray[Any, Any]:
     return np.asarray(pd.util.hash_pandas_object(names, index=False).to_numpy())
 
 
-def _summarized(found: tuple[LaidOut, Summary]) -> Summary:
-    return found[1]
+def _summarized(kept: tuple[LaidOut, Summary]) -> Summary:
+    return kept[1]
 
 
-def _of_kept(function: Callable[[LaidOut], S], found: tuple[LaidOut, Summary]) -> S:
-    return function(found[0])
+def _of_kept(function: Callable[[LaidOut], S], kept: tuple[LaidOut, Summary]) -> S:
+    return function(kept[0])
 
 
 def _of_read(function: Callable[[LaidOut], S], reader: PartitionReader, rows: Partition) -> S:
@@ -150,8 +150,8 @@ class Cluster:
 
     def sums(self, function: Callable[[LaidOut], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """Add up what a function makes of each partition."""
-        found: tuple[Tensor, ...] = add_tasks(self.tasks(function), add_up)
-        return found
+        total: tuple[Tensor, ...] = add_tasks(self.tasks(function), add_up)
+        return total
 
     def collect(self, function: Callable[[LaidOut], S]) -> list[S]:
         """What a function makes of each partition."""
@@ -193,7 +193,7 @@ class PartitionStream(Stream[T]):
 
     def collect(self, function: Callable[[T], S]) -> list[S]:
         """What a function makes of each thing."""
-        return [one for found in self.cluster.collect(partial(_each, function, self.get)) for one in found]
+        return [one for values in self.cluster.collect(partial(_each, function, self.get)) for one in values]
 
     def any(self, function: Callable[[T], bool]) -> bool:
         """Tell whether something holds of any of them."""
@@ -256,8 +256,8 @@ def _without_the_rest(value: Any) -> Any:
 
 
 def _stretches(kinds: tuple[str, ...], rounded: bool, laid: LaidOut) -> list[Rows]:
-    found = [rows for kind in kinds for rows in getattr(laid, kind)]
-    return [rows.in_single_precision() for rows in found] if rounded else found
+    stretches = [rows for kind in kinds for rows in getattr(laid, kind)]
+    return [rows.in_single_precision() for rows in stretches] if rounded else stretches
 
 
 def _without_codes(rows: Rows) -> Rows:
@@ -319,10 +319,10 @@ def _lay_out(partitions: Partitions, reader: PartitionReader) -> tuple[Cluster, 
     room, largest, batch = KEPT_BYTES * n_workers, 0, 2 * n_workers
     while len(kept) < len(partitions) and batch:
         more = persist(partitions.tasks(reader, first=len(kept), last=len(kept) + batch))
-        found: list[Summary] = compute([delayed(_summarized, pure=False)(part) for part in more])
-        kept, summaries = [*kept, *more], [*summaries, *found]
-        room -= sum(summary.n_bytes for summary in found)
-        largest = max(largest, *(summary.n_bytes for summary in found))
+        more_summaries: list[Summary] = compute([delayed(_summarized, pure=False)(part) for part in more])
+        kept, summaries = [*kept, *more], [*summaries, *more_summaries]
+        room -= sum(summary.n_bytes for summary in more_summaries)
+        largest = max(largest, *(summary.n_bytes for summary in more_summaries))
         batch = min(2 * batch, max(0, room // max(largest, 1)))
     summaries += compute(partitions.tasks(partial(_summary_of, reader), first=len(kept)))
     return Cluster(partitions, reader, kept, client), summaries
@@ -355,8 +355,8 @@ def read_labeled_partitions(partitions: Partitions, evidence: Evidence) -> Known
     bare = replace(
         evidence, rows=Stream(()), blank=Stream(()), everything=Stream(()), sample=evidence.sample.take(0, 0)
     )
-    found = compute(partitions.tasks(partial(_labeled, bare)))
-    parts = [part for part in found if part is not None]
+    by_partition = compute(partitions.tasks(partial(_labeled, bare)))
+    parts = [part for part in by_partition if part is not None]
     together = parts[0] if parts else None
     for part in parts[1:]:
         assert together is not None
@@ -369,9 +369,9 @@ def _labeled(evidence: Evidence, rows: Partition) -> KnownLabels | None:
         return None
     problems = Problems(f"partition {rows.number}")
     chunks = [(rows.log_ratio, rows.sample_confounder)]
-    found = read_labeled(chunks, rows.y, rows.sample_weight, rows.groups, evidence, problems)
+    labels = read_labeled(chunks, rows.y, rows.sample_weight, rows.groups, evidence, problems)
     problems.raise_if_any()
-    return found
+    return labels
 
 
 def stand_in(evidence: Evidence, at_most: int) -> Evidence:

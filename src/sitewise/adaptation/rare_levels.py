@@ -83,10 +83,10 @@ def level_counts(evidence: Evidence, j: int) -> Tensor:
     """Return the number of rows of each level of a variable, (L,); weights above one count as several rows."""
     assert evidence.schema is not None
     n_levels = int(evidence.schema.variables[j].missing_code)
-    found = evidence.rows.total(
+    counts = evidence.rows.total(
         lambda rows: (torch.bincount(rows.codes[:, j].long(), rows.by_cell(_row_counts(rows)), n_levels + 1),)
     )
-    return (found[0] if found else torch.zeros(n_levels, dtype=torch.float64, device=evidence.device))[:n_levels]
+    return (counts[0] if counts else torch.zeros(n_levels, dtype=torch.float64, device=evidence.device))[:n_levels]
 
 
 def _row_counts(rows: Rows) -> Tensor:
@@ -142,8 +142,8 @@ def _rows_of(evidence: Evidence, j: int, chosen: Tensor) -> tuple[Tensor, Tensor
         weight = rows.codes.new_ones(len(place)) if rows.weight is None else rows.weight[place]
         return rows.ratio[place].double(), weight, level[place]
 
-    found = [nothing, *evidence.rows.collect(of_levels)]
-    ratio, weights, levels = (torch.cat(parts) for parts in zip(*found, strict=True))
+    collected = [nothing, *evidence.rows.collect(of_levels)]
+    ratio, weights, levels = (torch.cat(parts) for parts in zip(*collected, strict=True))
     ratio = torch.cat([0.5 * (1.0 - ratio), 0.5 * (1.0 + ratio)], dim=1) if ratio.shape[1] == 1 else ratio
     return ratio, weights, levels
 

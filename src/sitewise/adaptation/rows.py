@@ -146,10 +146,10 @@ def _sum_each(function: Callable[[T], tuple[Tensor, ...]], things: Iterable[T]) 
     return add_up(map(function, things))
 
 
-def add_up(found: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+def add_up(summands: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     """Add up tuples of sums, one by one; those without any are left out."""
     sums: tuple[Tensor, ...] = ()
-    for more in found:
+    for more in summands:
         sums = tuple(total + value for total, value in zip(sums, more, strict=True)) if sums and more else sums or more
     return sums
 
@@ -232,7 +232,7 @@ def moments(rows: Rows, prevalence: Tensor, order: int) -> Moments:
     one_z = len(rows.codes) == 1 and rows.cell is None
     if one_z and rows.ratio.dtype == torch.float32 and not rows.ratio.is_cuda:  # what is converted stays in the cache
         size = max(1, WIDE_STRETCH // rows.ratio.shape[1])
-        parts = (rows.take(start, start + size) for start in range(0, len(rows), size))
+        parts = (rows.take(start, start + size) for start in range(0, max(1, len(rows)), size))
         return Moments(prevalence, rows.cell_weight, *add_up(_moments(part, prevalence, order) for part in parts))
     return Moments(prevalence, rows.cell_weight, *_moments(rows, prevalence, order))
 

@@ -70,9 +70,9 @@ class ChunkReader:
         """Read all chunks from `first` on, after `offset` rows; raise RuntimeError unless there are `expected` rows."""
         total = offset
         for position, chunk in enumerate(chunks_from(self.source, first), first):
-            found = self.read(chunk, position, total, with_codes=kind != "everything")
+            laid_out = self.read(chunk, position, total, with_codes=kind != "everything")
             total += len(chunk[0])
-            yield from (rows.in_single_precision() for rows in found[kind])
+            yield from (rows.in_single_precision() for rows in laid_out[kind])
         if total != expected:
             raise RuntimeError(CHANGED.format(first=expected, now=total))
 
@@ -117,7 +117,7 @@ def read_chunks(
     if any(values is not None for values in given.values()):
         n_rows = sum(len(chunk[0]) for chunk in chunks_from(source))
         wrong = {name: len(v) for name, v in given.items() if v is not None and len(v) != n_rows}
-        problems.found += [f"{name} must have one entry a row ({n_rows}), got {n}" for name, n in wrong.items()]
+        problems.messages += [f"{name} must have one entry a row ({n_rows}), got {n}" for name, n in wrong.items()]
     problems.raise_if_any()
     reader = ChunkReader(source, schema, has_z, labels, weight, names, device)
     evidence, notes = _first_pass(reader, n_classes)
@@ -132,17 +132,17 @@ def _first_pass(reader: ChunkReader, n_classes: int) -> tuple[Evidence, Notes]:
     notes, sampler = Notes(), Sampler()
     n_kept, rows_kept, n_rows, n_bytes = 0, 0, 0, 0
     for position, chunk in enumerate(chunks_from(reader.source)):
-        found = reader.read(chunk, position, n_rows, with_codes=True, notes=notes)
+        laid_out = reader.read(chunk, position, n_rows, with_codes=True, notes=notes)
         n_rows += len(chunk[0])
-        for kind, stretches in found.items():
+        for kind, stretches in laid_out.items():
             weights[kind] += sum(float(rows.cell_weight.sum()) for rows in stretches)
             for rows in stretches:
                 sampler.add(rows)
-        n_bytes += sum(rows.n_bytes() for stretches in found.values() for rows in stretches)
+        n_bytes += sum(rows.n_bytes() for stretches in laid_out.values() for rows in stretches)
         if n_bytes > KEPT_BYTES:
             continue
         n_kept, rows_kept = position + 1, n_rows
-        for kind, stretches in found.items():
+        for kind, stretches in laid_out.items():
             kept[kind] += stretches
     if n_rows * n_classes > LARGE:
         kept = {kind: [rows.in_single_precision() for rows in stretches] for kind, stretches in kept.items()}

@@ -43,7 +43,7 @@ MOST_INSIDE = 4  # levels of nested folders; an adapted site has one: its model
 
 NO_PATH = "load: there is no folder {path}{meant}"
 NO_FOLDER = "load: {path} is a file, expected the folder that save() made{hint}"
-NO_MODEL = "load: {path} holds no {document}, so it is no saved model (it holds {found}): give the folder save() made"
+NO_MODEL = "load: {path} holds no {document}, so it is no saved model (it holds {content}): give the folder save() made"
 UNREADABLE = "load: {path} is truncated or damaged ({error}): copy the folder again, or save the model again"
 CHANGED = "load: {path} was changed after it was saved: copy the folder again, or save the model again"
 NEWER = (
@@ -213,8 +213,8 @@ def _check_readable(place: Path) -> None:
         hint = f": give {place.parent}" if place.name == DOCUMENT else ""
         raise ValueError(NO_FOLDER.format(path=place, hint=hint))
     if not (place / DOCUMENT).is_file():
-        found = ", ".join(sorted(os.listdir(place))[:5]) or "nothing"
-        raise ValueError(NO_MODEL.format(path=place, document=DOCUMENT, found=found))
+        content = ", ".join(sorted(os.listdir(place))[:5]) or "nothing"
+        raise ValueError(NO_MODEL.format(path=place, document=DOCUMENT, content=content))
 
 
 def _check_length(path: Path, count: int, call: str) -> None:

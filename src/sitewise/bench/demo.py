@@ -263,13 +263,13 @@ def describe_site(
     }
 
 
-def write_demo(found: Demonstration, out: Path) -> list[Path]:
+def write_demo(demonstration: Demonstration, out: Path) -> list[Path]:
     """Write `demo.json`, the figures drawn from it, and a report of each new site into a folder."""
     out.mkdir(parents=True, exist_ok=True)
     path = out / "demo.json"
-    path.write_text(json.dumps(found.record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    reports = [here.report(out / REPORTS[name], site=name) for name, here in found.adapted.items()]
-    return [path, *draw_demo(found.record, out), *reports]
+    path.write_text(json.dumps(demonstration.record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    reports = [here.report(out / REPORTS[name], site=name) for name, here in demonstration.adapted.items()]
+    return [path, *draw_demo(demonstration.record, out), *reports]
 
 
 def _given_z(site: Site) -> list[float]:
@@ -282,8 +282,8 @@ def _score(
     """A method's metrics, and its estimate of P(y=1) where it has one."""
     about = {"groups": scored.groups, "sample_weight": scored.sample_weight}
     metrics = evaluate(scored.y, probability, **about, n_resamples=n_resamples, random_state=seed)
-    found: dict[str, Any] = {name: asdict(metrics[name]) for name in METRICS}
+    scores: dict[str, Any] = {name: asdict(metrics[name]) for name in METRICS}
     if estimate is None:
-        return {**found, "prevalence": None}
+        return {**scores, "prevalence": None}
     value, low, high = (float(part[1]) for part in estimate)
-    return {**found, "prevalence": {"value": value, "low": low, "high": high}}
+    return {**scores, "prevalence": {"value": value, "low": low, "high": high}}

@@ -106,8 +106,8 @@ def adapt(
             output.note(LABELS_THERE.format(name=target))
         wanted = reader.columns(table.columns, labels=False) + ([target] if use_labels and target else [])
         rows, place = table.read(wanted), Place(str(data))
-        found = sites_of(rows, reader.roles.site, place)
-        check_site(set() if found is None else set(found.tolist()), site, reader.roles.site, str(data))
+        sites = sites_of(rows, reader.roles.site, place)
+        check_site(set() if sites is None else set(sites.tolist()), site, reader.roles.site, str(data))
         rows, place = take_site(rows, reader.roles.site, site, place)
         labels = "some" if use_labels else "none"
         read = reader.read(rows, labels=labels, place=place, root=data.parent, packed=open_pack(packed))

@@ -49,8 +49,8 @@ def evaluate(
         table.find(named)
         wanted = [*reader.columns(table.columns, labels=False), *named]
         rows, place = table.read(list(dict.fromkeys(wanted))), Place(str(labeled))
-        found = sites_of(rows, reader.roles.site, place)
-        check_site(set() if found is None else set(found.tolist()), only_site, reader.roles.site, str(labeled))
+        sites = sites_of(rows, reader.roles.site, place)
+        check_site(set() if sites is None else set(sites.tolist()), only_site, reader.roles.site, str(labeled))
         rows, place = take_site(rows, reader.roles.site, only_site, place)
         read = reader.read(rows, labels="some", place=place, root=labeled.parent, packed=open_pack(packed))
         weights = None if weight is None else rows.column(weight).to_pandas().to_numpy(dtype=float)

@@ -97,9 +97,9 @@ def read_columns(
     table.find(wanted)
     column = reader_of(here.model, site).roles.site
     rows, place = table.read(table.columns), Place(str(data))
-    found = sites_of(rows, column, place)
-    if only_site is not None or (found is not None and len(rows) != len(here.rows)):
-        check_site(set() if found is None else set(found.tolist()), only_site, column, str(data))
+    sites = sites_of(rows, column, place)
+    if only_site is not None or (sites is not None and len(rows) != len(here.rows)):
+        check_site(set() if sites is None else set(sites.tolist()), only_site, column, str(data))
         rows, place = take_site(rows, column, only_site, place)
     if len(rows) != len(here.rows):
         raise ValueError(
@@ -115,14 +115,14 @@ def _predictions(
     """The predictions in the form that `expected_performance` reads."""
     import numpy as np
 
-    found: dict[str, Any] = {}
+    predictions: dict[str, Any] = {}
     if proba:
         numbers = np.column_stack([_numbers(rows[name], data, name) for name in proba])
-        found["proba"] = numbers[:, 0] if len(proba) == 1 else numbers
+        predictions["proba"] = numbers[:, 0] if len(proba) == 1 else numbers
     if decision:
         as_class = {str(label): label for label in here.classes_.tolist()}
-        found["y_pred"] = np.array([as_class.get(str(value), value) for value in rows[decision]], dtype=object)
-    return found
+        predictions["y_pred"] = np.array([as_class.get(str(value), value) for value in rows[decision]], dtype=object)
+    return predictions
 
 
 def _numbers(column: Any, data: Path, name: str) -> Any:

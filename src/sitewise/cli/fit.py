@@ -151,12 +151,12 @@ def _with_inputs(roles: "Roles", table: "TableFile", output: Output) -> "Roles":
     if roles.features or roles.image or roles.proba:
         return roles
     proposal = propose_roles(table.read(at_most=100_000), roles)
-    found = proposal.roles
-    if found.image or found.proba:
-        output.note(f"inputs are {found.image or ', '.join(found.proba)} (guessed); --features names others")
-        return roles.updated(image=found.image, proba=found.proba)
+    proposed = proposal.roles
+    if proposed.image or proposed.proba:
+        output.note(f"inputs are {proposed.image or ', '.join(proposed.proba)} (guessed); --features names others")
+        return roles.updated(image=proposed.image, proba=proposed.proba)
     named = {name for _, name in roles.columns()}
-    features = [name for name in table.columns if name in found.features or name in found.confounders]
+    features = [name for name in table.columns if name in proposed.features or name in proposed.confounders]
     chosen = [name for name in features if name not in named]
     for name, why in proposal.left_out.items():
         output.note(f"column {name!r} is not used as a feature: {why}; name it in --features to use it")
@@ -175,12 +175,12 @@ def _rows(table: "TableFile", roles: "Roles", leave_out: list[str]) -> "tuple[An
     rows, place = table.read([name for _, name in roles.columns()]), Place(str(table.path))
     if not leave_out:
         return rows, place
-    found = sites_of(rows, roles.site, place)
-    if found is None:
+    sites = sites_of(rows, roles.site, place)
+    if sites is None:
         raise ValueError("--leave-out needs the column of the site, by --site")
     for name in leave_out:
-        check_site(set(found.tolist()), name, roles.site, str(table.path))
-    kept = np.flatnonzero(~np.isin(found, leave_out))
+        check_site(set(sites.tolist()), name, roles.site, str(table.path))
+    kept = np.flatnonzero(~np.isin(sites, leave_out))
     if not len(kept):
         raise ValueError(f"{table.path}: every site is left out: nothing remains to train on")
     return rows.take(kept), replace(place, kept=kept)

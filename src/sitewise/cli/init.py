@@ -104,15 +104,15 @@ def suggest_roles(rows: Any, proposal: "Proposal") -> "tuple[Proposal, Suggestio
     columns = list(dict.fromkeys([*roles.confounders, *roles.features]))
     frame = rows.to_pandas()
     values = {name: _as_numbers(frame[name]) for name in columns}
-    found = suggest_confounders(pd.DataFrame(values), frame[roles.target], frame[roles.site])
-    if not found.confounders:
-        return proposal, found
-    taken = tuple(found.confounders)
+    suggestion = suggest_confounders(pd.DataFrame(values), frame[roles.target], frame[roles.site])
+    if not suggestion.confounders:
+        return proposal, suggestion
+    taken = tuple(suggestion.confounders)
     features = tuple(name for name in roles.features if name not in taken) + tuple(
         name for name in roles.confounders if name not in taken and name not in roles.features
     )
     reasons = proposal.reasons | {"confounders": "their relation to the label differs between sites"}
-    return replace(proposal, roles=replace(roles, confounders=taken, features=features), reasons=reasons), found
+    return replace(proposal, roles=replace(roles, confounders=taken, features=features), reasons=reasons), suggestion
 
 
 def _as_numbers(column: Any) -> Any:

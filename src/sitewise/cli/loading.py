@@ -62,9 +62,9 @@ def sites_of(rows: Any, column: str | None, place: "Place") -> "Array | None":
     if column is None or column not in rows.column_names:
         return None
     problems = Problems("table")
-    found = names(rows, column, place, problems)
+    sites = names(rows, column, place, problems)
     problems.raise_if_any()
-    return found
+    return sites
 
 
 def take_site(rows: Any, column: str | None, wanted: str | None, place: "Place") -> "tuple[Any, Place]":
@@ -73,11 +73,11 @@ def take_site(rows: Any, column: str | None, wanted: str | None, place: "Place")
 
     if wanted is None:
         return rows, place
-    found = sites_of(rows, column, place)
-    if found is None:
+    sites = sites_of(rows, column, place)
+    if sites is None:
         known = "no column of sites is known" if column is None else f"there is no column {column!r}"
         raise ValueError(f"{place.source}: --site {wanted} is given, but {known}")
-    kept = np.flatnonzero(found == wanted)
+    kept = np.flatnonzero(sites == wanted)
     return rows.take(kept), replace(place, kept=kept)
 
 

@@ -50,8 +50,8 @@ def monitor(
         wanted = reader.columns(table.columns, labels=False)
         output.note(*reader.notes([name for name in table.columns if name != time or name in wanted]))
         rows, place = table.read(list(dict.fromkeys([time, *wanted]))), Place(str(data))
-        found = sites_of(rows, reader.roles.site, place)
-        check_site(set() if found is None else set(found.tolist()), only_site, reader.roles.site, str(data))
+        sites = sites_of(rows, reader.roles.site, place)
+        check_site(set() if sites is None else set(sites.tolist()), only_site, reader.roles.site, str(data))
         rows, place = take_site(rows, reader.roles.site, only_site, place)
         read = reader.read(rows, labels="none", place=place, root=data.parent, packed=open_pack(packed))
     with output.working(f"checking {len(read):,} rows"):

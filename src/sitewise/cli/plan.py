@@ -90,9 +90,9 @@ def plan(
             needed = model.plan_labels(**wanted)
             output.tell(needed.to_dict(), labels_table(needed), f"{needed}.")
             return
-        found = model.plan(**wanted)
-    record = found.to_dict()
-    parts: list[RenderableType] = [str(found), plan_table(found), _sentence(found)]
+        needed_rows = model.plan(**wanted)
+    record = needed_rows.to_dict()
+    parts: list[RenderableType] = [str(needed_rows), plan_table(needed_rows), _sentence(needed_rows)]
     if out is not None:
         from sitewise.report.planning import plan_figure, save_plan_figure
 
@@ -101,21 +101,21 @@ def plan(
     output.tell(record, *parts)
 
 
-def plan_table(found: "SamplePlan") -> Table:
+def plan_table(plan: "SamplePlan") -> Table:
     """A line for each size, the answer in bold."""
-    shares = ", ".join(f"{share:.3g}" for share in found.prevalence)
-    title = f"P(y) = {shares}; {found.level:.0%} intervals; {found.n_source:,} labeled rows"
+    shares = ", ".join(f"{share:.3g}" for share in plan.prevalence)
+    title = f"P(y) = {shares}; {plan.level:.0%} intervals; {plan.n_source:,} labeled rows"
     table = Table(title=title, title_justify="left")
     for name in ("unlabeled rows", "width, information", "width, simulated", "KL(g, estimate)", "F1 lost"):
         table.add_column(name, justify="right")
-    for point in found.points:
+    for point in plan.points:
         simulated = (
             (point.simulated_width, point.simulated_width_error),
             (point.kl, point.kl_error),
             (point.f1_loss, point.f1_loss_error),
         )
         cells = ["" if mean is None else f"{mean:.4f} ± {error:.4f}" for mean, error in simulated]
-        style = "bold" if point.n == found.answer else None
+        style = "bold" if point.n == plan.answer else None
         table.add_row(f"{point.n:,}", f"{point.width:.4f}", *cells, style=style)
     return table
 
@@ -127,23 +127,21 @@ def check_no_rows_wanted(kl: float | None, f1_loss: float | None, out: Path | No
         raise ValueError(f"--labels goes with --width or --log-loss: leave {', '.join(given)} out")
 
 
-def labels_table(found: "LabelPlan") -> Table:
+def labels_table(plan: "LabelPlan") -> Table:
     """A line for each number of labels."""
-    shares = ", ".join(f"{share:.3g}" for share in found.prevalence)
-    title = f"P(y) = {shares}; {found.rows:,} rows; {found.n_simulations} simulated sites"
+    shares = ", ".join(f"{share:.3g}" for share in plan.prevalence)
+    title = f"P(y) = {shares}; {plan.rows:,} rows; {plan.n_simulations} simulated sites"
     table = Table(title=title, title_justify="left")
-    for name in ("labels", f"width of the {found.level:.0%} interval", "log loss above the true one's"):
+    for name in ("labels", f"width of the {plan.level:.0%} interval", "log loss above the true one's"):
         table.add_column(name, justify="right")
-    for point in found.points:
+    for point in plan.points:
         means = ((point.width, point.width_error), (point.log_loss, point.log_loss_error))
         table.add_row(f"{point.n:,}", *(f"{mean:.4f} ± {error:.4f}" for mean, error in means))
     return table
 
 
-def _sentence(found: "SamplePlan") -> str:
-    return (
-        f"any number of rows: width {found.floor_width:.4f}, KL {found.floor_kl:.4f}, F1 lost {found.floor_f1_loss:.4f}"
-    )
+def _sentence(plan: "SamplePlan") -> str:
+    return f"any number of rows: width {plan.floor_width:.4f}, KL {plan.floor_kl:.4f}, F1 lost {plan.floor_f1_loss:.4f}"
 
 
 def _read_prevalence(text: str | None) -> Any:

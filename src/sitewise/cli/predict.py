@@ -138,8 +138,8 @@ class Predictions:
         from sitewise.tables.values import Place, plain
 
         place = Place(str(self.table.path), start)
-        found = sites_of(chunk, self.reader.roles.site, place)
-        self.sites.update([] if found is None else found.tolist())
+        sites = sites_of(chunk, self.reader.roles.site, place)
+        self.sites.update([] if sites is None else sites.tolist())
         if self.site is None:
             check_site(self.sites, None, self.reader.roles.site, str(self.table.path))
         rows, place = take_site(chunk, self.reader.roles.site, self.site, place)

@@ -81,11 +81,11 @@ def as_numbers(column: "pd.Series") -> "pd.Series":
 
 def read_bands(given: list[str]) -> dict[str, list[float]]:
     """`age=50,65` as the edges of a column's groups."""
-    found = {}
+    bands = {}
     for text in given:
         name, _, edges = text.partition("=")
         try:
-            found[name.strip()] = [float(edge) for edge in edges.split(",")]
+            bands[name.strip()] = [float(edge) for edge in edges.split(",")]
         except ValueError:
             raise ValueError(f"--bands must be a column and numbers, such as age=50,65, got {text!r}") from None
-    return found
+    return bands

@@ -150,7 +150,7 @@ class SimulatedFamily:
         """
         rng = np.random.default_rng(seed)
         target = self._read_prevalence(prevalence)
-        level = _level(self, tuple(target), dependence, z_shift)
+        level = _level(self, tuple(target), dependence, z_shift, REFERENCE)
         z = self._draw_z(n_rows, z_shift, rng)
         log_prevalence = _log_softmax(level + dependence * self._effect(z))
         y = (rng.random((n_rows, 1)) > np.cumsum(np.exp(log_prevalence), axis=1)[:, :-1]).sum(axis=1)
@@ -180,7 +180,7 @@ class SimulatedFamily:
         ndarray of shape (n, K)
             log P(y|z).
         """
-        level = _level(self, tuple(self._read_prevalence(prevalence)), dependence, z_shift)
+        level = _level(self, tuple(self._read_prevalence(prevalence)), dependence, z_shift, REFERENCE)
         return _log_softmax(level + dependence * self._effect(self._from_frame(Z)[0]))
 
     def log_ratio(self, X: Any, Z: pd.DataFrame) -> Array:
@@ -281,10 +281,10 @@ class SimulatedFamily:
 
 
 @lru_cache(KEPT_LEVELS)
-def _level(family: SimulatedFamily, target: tuple[float, ...], dependence: float, z_shift: float) -> Array:
-    """Return the intercepts (K,) at which a site has the given marginal prevalence."""
+def _level(family: SimulatedFamily, target: tuple[float, ...], dependence: float, z_shift: float, n: int) -> Array:
+    """Return the intercepts (K,) at which a site has the given marginal prevalence, over n draws of z."""
     wanted = np.log(np.asarray(target))
-    effect = dependence * family._effect(family._draw_z(REFERENCE, z_shift, np.random.default_rng(family.seed)))
+    effect = dependence * family._effect(family._draw_z(n, z_shift, np.random.default_rng(family.seed)))
     level: Array = wanted
     for _ in range(200):
         level = level + wanted - np.log(np.exp(_log_softmax(level + effect)).mean(axis=0))

@@ -324,17 +324,17 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """P(y|x,z) of rows at this site, (n, K), from calibrated log f."""
         if self.predicts_as_trained:
             return combine(log_ratio, self.model.pooled_prevalence_.log_prob(codes)).exp()
-        found = in_stretches(self.estimate_in_use.average, log_ratio, codes)
+        probability = in_stretches(self.estimate_in_use.average, log_ratio, codes)
         kept = in_regions(codes, self.model.unsupported_)
         if self.joint is not None and not self.stays_as_trained:
             own = lacking(self.model, codes)
             marginal = self.joint.weights.sum(0).cpu().clamp_min(1e-300).log()
-            found = torch.where(own[:, None], combine(log_ratio, marginal).exp(), found)
+            probability = torch.where(own[:, None], combine(log_ratio, marginal).exp(), probability)
             kept = kept & ~own
         if not kept.any():
-            return found
+            return probability
         return torch.where(
-            kept[:, None], combine(log_ratio, self.model.pooled_prevalence_.log_prob(codes)).exp(), found
+            kept[:, None], combine(log_ratio, self.model.pooled_prevalence_.log_prob(codes)).exp(), probability
         )
 
     def adjust(self, log_ratio: Any, sample_confounder: Any = None) -> Any:

@@ -281,7 +281,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         if self.calibration == "none" and self.balance_ is None:
             return held.raw_log_ratio
         raw = held if self.balance_ is None else held.shifted(self.balance_.log_mean)
-        found = torch.empty_like(raw.raw_log_ratio)
+        calibrated = torch.empty_like(raw.raw_log_ratio)
         for fold in folds(raw, CROSS_SEED):
             others = torch.ones(len(raw), dtype=torch.bool)
             others[fold] = False
@@ -290,8 +290,8 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
             if balance is not None:
                 apart, own = apart.balanced(balance.log_mean), own.balanced(balance.log_mean)
             calibration = calibrate(apart, self.calibration, len(self.classes_))
-            found[fold] = calibration.apply(own.raw_log_ratio)
-        return found
+            calibrated[fold] = calibration.apply(own.raw_log_ratio)
+        return calibrated
 
     def _fit_calibrations(self) -> tuple[Calibration, Calibration]:
         """Calibrations for rows with all of z, and for rows that lack some of it."""
@@ -538,9 +538,9 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         if is_dask(log_ratio):
             beside = {"sample_confounder": Z, "y": y, "groups": groups, "sample_weight": sample_weight}
             known = self._read_known(known_prevalence, policy)
-            found = adapt_partitions(self, log_ratio, beside, policy, level_scale, known)
-            here = AdaptedClassifier(self, found.estimate, found.rows, policy, level_scale)
-            here.n_rows_, here.mean_probability_ = found.n_rows, found.mean_probability
+            adapted = adapt_partitions(self, log_ratio, beside, policy, level_scale, known)
+            here = AdaptedClassifier(self, adapted.estimate, adapted.rows, policy, level_scale)
+            here.n_rows_, here.mean_probability_ = adapted.n_rows, adapted.mean_probability
             return here
         ratios = view_tensor(log_ratio).double().cpu()
         given, notes = self.read_rows(len(ratios), Z, y, groups, sample_weight, "adapt")

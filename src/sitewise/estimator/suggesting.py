@@ -161,9 +161,9 @@ def _select(rows: _Rows, columns: list[Tensor], level: float) -> tuple[list[int]
     tests: dict[int, ScoreTest] = {}
     adjusted: dict[int, float] = {}
     while True:
-        found = site_interactions(rows.main, columns, rows.y, rows.site, rows.weight, rows.n_classes, chosen)
-        open_ = [j for j, test in enumerate(found) if test is not None]
-        now = {j: test for j, test in enumerate(found) if test is not None}
+        score_tests = site_interactions(rows.main, columns, rows.y, rows.site, rows.weight, rows.n_classes, chosen)
+        open_ = [j for j, test in enumerate(score_tests) if test is not None]
+        now = {j: test for j, test in enumerate(score_tests) if test is not None}
         tests |= now
         adjusted |= dict(zip(open_, holm([now[j].p_value for j in open_]), strict=True))
         best = min(open_, key=lambda j: (now[j].p_value, -now[j].statistic), default=None)

@@ -102,9 +102,9 @@ class FrameModel:
         """P(class) of every row and the decision: columns `p_...` and `decision`."""
         probability = self.predict_proba(frame)
         decision = self.core.classes_[decide(probability, getattr(self.last, "threshold_", None))]
-        found = pd.DataFrame(dict(enumerate((*probability.T, decision))), index=frame.index)
-        found.columns = self._names  # made once: pandas looks at names for longer than at a row
-        return found
+        predictions = pd.DataFrame(dict(enumerate((*probability.T, decision))), index=frame.index)
+        predictions.columns = self._names  # made once: pandas looks at names for longer than at a row
+        return predictions
 
     def predict_proba(self, frame: pd.DataFrame) -> Array:
         """P(class) of every row, (n, K)."""

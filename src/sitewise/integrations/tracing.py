@@ -42,8 +42,8 @@ class TracedSite:
     def __call__(self, inputs: Tensor, codes: Tensor) -> Array:
         """P(class) of rows whose inputs and z have been read, (n, K)."""
         with torch.no_grad():
-            found: Array = self.module(inputs, codes).numpy()
-        return found
+            probability: Array = self.module(inputs, codes).numpy()
+        return probability
 
 
 def trace_site(here: AdaptedClassifier) -> TracedSite | None:

@@ -74,9 +74,9 @@ def minimize_module(
         gradients = torch.autograd.grad(value, chosen)
         return value.detach(), parameters_to_vector(gradients)
 
-    found = lbfgs(value_and_gradient, parameters_to_vector(chosen).detach(), tolerance=tolerance, max_iter=max_iter)
-    vector_to_parameters(found.point, chosen)
-    return Solution(working, found.gap, found.converged, found.n_iter, found.trace)
+    solution = lbfgs(value_and_gradient, parameters_to_vector(chosen).detach(), tolerance=tolerance, max_iter=max_iter)
+    vector_to_parameters(solution.point, chosen)
+    return Solution(working, solution.gap, solution.converged, solution.n_iter, solution.trace)
 
 
 def cross_entropy(module: nn.Sequential, inputs: Tensor, totals: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ def fit_missing_inputs(model: NetworkPrevalence, data: Aggregate, knockout: floa
         (gradient,) = torch.autograd.grad(loss, values)
         return loss.detach(), gradient.reshape(-1)
 
-    found = lbfgs(value_and_gradient, frozen[:, columns].reshape(-1), tolerance=1e-5, max_iter=50)
+    solution = lbfgs(value_and_gradient, frozen[:, columns].reshape(-1), tolerance=1e-5, max_iter=50)
     with torch.no_grad():
-        first.weight.copy_(with_columns(found.point.reshape(HIDDEN, -1)))
+        first.weight.copy_(with_columns(solution.point.reshape(HIDDEN, -1)))
     return NetworkPrevalence(model.schema, base, model.log_marginal)

@@ -214,7 +214,7 @@ def look_at_site(
     truth = combine(torch.tensor(right), torch.tensor(log_g)).exp().numpy()
     Z = None if population.z is None else population.z.iloc[drawn].reset_index(drop=True)
     labeled = rng.permutation(rows)
-    found = []
+    errors = []
     for number in numbers:
         known = np.full(rows, np.nan)
         known[labeled[:number]] = y[labeled[:number]]
@@ -230,5 +230,5 @@ def look_at_site(
             )
         predicted = np.asarray(estimate.predict_proba(handed, Z)).clip(1e-12)
         lost = (truth * (np.log(truth.clip(1e-300)) - np.log(predicted))).sum(axis=1).mean()
-        found.append([interval_width(estimate, level), float(lost)])
-    return np.array(found)
+        errors.append([interval_width(estimate, level), float(lost)])
+    return np.array(errors)

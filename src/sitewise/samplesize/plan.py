@@ -233,13 +233,13 @@ def look_at_size(
 ) -> SizePoint:
     """The width by information, and simulated width, KL and loss of F1, at one size."""
     width = information_width(population, n, level)
-    found = []
+    estimates = []
     for _ in range(n_simulations):
         estimate = population.estimate(rng.multinomial(n, population.weight).astype(float))
-        found.append([interval_width(estimate, level), *population.losses(estimate)])
+        estimates.append([interval_width(estimate, level), *population.losses(estimate)])
     if n_simulations < 2:
         return SizePoint(n, width)
-    values = np.array(found)
+    values = np.array(estimates)
     means, errors = values.mean(axis=0), values.std(axis=0, ddof=1) / math.sqrt(n_simulations)
     return SizePoint(
         n,

@@ -74,8 +74,8 @@ class Population:
     def f1(self, log_prevalence: Array) -> float:
         """The expected F1 of the most probable class with this g: of class 1 if K = 2, otherwise the mean."""
         predictions = Predictions.of(self.posterior(log_prevalence))
-        found = confusion_metrics(predictions.confusion(self.truth.T[None], self.weight))
-        return float(np.nan_to_num(found["positive_f1" if self.truth.shape[1] == 2 else "macro_f1"][0]))
+        metrics = confusion_metrics(predictions.confusion(self.truth.T[None], self.weight))
+        return float(np.nan_to_num(metrics["positive_f1" if self.truth.shape[1] == 2 else "macro_f1"][0]))
 
 
 def read_population(

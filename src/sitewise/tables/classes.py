@@ -34,8 +34,8 @@ def learn_classes(rows: Rows, name: str, given: Sequence[str], place: Place, pro
         classes = sort_labels([as_label(spelling(label) or label) for label in given])
         labels(rows, name, classes, place, problems)
         return classes
-    found = levels(rows, name, place, problems)
-    classes = sort_labels([as_label(value) for value in found.categories])
+    values = levels(rows, name, place, problems)
+    classes = sort_labels([as_label(value) for value in values.categories])
     where = place.column(name)
     if len(classes) == 1:
         problems.add(ONE_CLASS.format(where=where, value=classes[0]))
@@ -43,9 +43,9 @@ def learn_classes(rows: Rows, name: str, given: Sequence[str], place: Place, pro
         problems.add(MANY.format(where=where, count=len(classes)))
     else:
         mostly_numbers = holds_numbers(rows, name)
-        for number, value in enumerate(found.categories):
-            said = {"where": where, "value": value, **place.row(np.flatnonzero(found.codes == number))}
-            meant = _meant(found, number)
+        for number, value in enumerate(values.categories):
+            said = {"where": where, "value": value, **place.row(np.flatnonzero(values.codes == number))}
+            meant = _meant(values, number)
             if mostly_numbers and not _is_number(value):
                 problems.add(MIXED.format(**said))
             elif meant and not _is_number(value):
@@ -54,12 +54,12 @@ def learn_classes(rows: Rows, name: str, given: Sequence[str], place: Place, pro
     return classes
 
 
-def _meant(found: pd.Categorical, number: int) -> str:
+def _meant(values: pd.Categorical, number: int) -> str:
     """A more frequent label that one is a misspelling of, as a hint: any near one where it is rare, else by case."""
-    counts = np.bincount(found.codes[found.codes >= 0], minlength=len(found.categories))
-    value = found.categories[number]
-    others = [other for other, count in zip(found.categories, counts, strict=True) if count > counts[number]]
-    if counts[number] > max(1, RARE * len(found.codes)):
+    counts = np.bincount(values.codes[values.codes >= 0], minlength=len(values.categories))
+    value = values.categories[number]
+    others = [other for other, count in zip(values.categories, counts, strict=True) if count > counts[number]]
+    if counts[number] > max(1, RARE * len(values.codes)):
         others = [other for other in others if other.casefold() == value.casefold()]
     return did_you_mean(value, others)
 

@@ -75,11 +75,11 @@ class CategoryFeature:
 
     def read(self, rows: Rows, place: Place, problems: Problems) -> Array:
         """The level number of each row (n,): L if missing, L + 1 for a level not seen before, for L levels."""
-        found = levels(rows, self.name, place, problems)
+        values = levels(rows, self.name, place, problems)
         missing, unseen = len(self.levels), len(self.levels) + 1
         code_of = {level: code for code, level in enumerate(self.levels)}
-        translate = np.array([*(code_of.get(value, unseen) for value in found.categories), missing], dtype=np.float64)
-        codes: Array = translate[found.codes]
+        translate = np.array([*(code_of.get(value, unseen) for value in values.categories), missing], dtype=np.float64)
+        codes: Array = translate[values.codes]
         return codes
 
 
@@ -90,10 +90,10 @@ def learn_features(
     rows: Rows, names: Sequence[str], categorical: Sequence[str], place: Place, problems: Problems
 ) -> tuple[Feature, ...]:
     """The features of the columns; an empty result if there are problems."""
-    before = len(problems.found)
+    before = len(problems.messages)
     kinds = [_kind(rows, name, name in categorical, place, problems) for name in names]
     features = tuple(feature for feature in kinds if feature is not None)
-    if not features or len(problems.found) > before:
+    if not features or len(problems.messages) > before:
         return ()
     values = read_values(features, rows, place, problems)
     transformer = _unfitted(features).fit(values)
@@ -160,17 +160,17 @@ def _kind(rows: Rows, name: str, categorical: bool, place: Place, problems: Prob
     if refuse_decimal_commas(rows, name, place, problems):
         return None
     if categorical or not holds_numbers(rows, name):
-        found = levels(rows, name, place, problems)
-        if not len(found.categories):
+        values = levels(rows, name, place, problems)
+        if not len(values.categories):
             problems.add(NO_VALUES.format(where=place.column(name)))
             return None
-        if len(found.categories) > MOST_LEVELS and not categorical:
-            problems.add(TOO_MANY.format(where=place.column(name), count=len(found.categories)))
+        if len(values.categories) > MOST_LEVELS and not categorical:
+            problems.add(TOO_MANY.format(where=place.column(name), count=len(values.categories)))
             return None
-        return CategoryFeature(name, tuple(found.categories), bool((found.codes < 0).any()))
-    before = len(problems.found)
+        return CategoryFeature(name, tuple(values.categories), bool((values.codes < 0).any()))
+    before = len(problems.messages)
     missing = np.isnan(numbers(rows, name, place, problems))
-    if len(problems.found) > before:
+    if len(problems.messages) > before:
         return None
     if missing.all():
         problems.add(NO_VALUES.format(where=place.column(name)))
@@ -184,10 +184,10 @@ def refuse_decimal_commas(rows: Rows, name: str, place: Place, problems: Problem
     if not (pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type)):
         return False
     known = known_text(cells).drop_null()
-    found = known.filter(pc.match_substring_regex(known, DECIMAL_COMMA))
-    if 2 * len(found) <= len(known):
+    with_commas = known.filter(pc.match_substring_regex(known, DECIMAL_COMMA))
+    if 2 * len(with_commas) <= len(known):
         return False
-    problems.add(DECIMAL_COMMAS.format(where=place.column(name), value=found[0].as_py()))
+    problems.add(DECIMAL_COMMAS.format(where=place.column(name), value=with_commas[0].as_py()))
     return True
 
 

@@ -63,10 +63,10 @@ class TableFile:
         self.find(wanted)
         if columns is not None:
             self.refuse_kinds(wanted)
-        found = self._parquet_chunks(wanted, rows) if self.separator is None else self._csv_chunks(wanted)
+        batches = self._parquet_chunks(wanted, rows) if self.separator is None else self._csv_chunks(wanted)
         n_rows = 0
         try:
-            for chunk in found:
+            for chunk in batches:
                 n_rows += chunk.num_rows
                 if chunk.num_rows:
                     yield chunk
@@ -79,21 +79,21 @@ class TableFile:
 
     def read(self, columns: Sequence[str] | None = None, *, at_most: int | None = None) -> pa.Table:
         """These columns of all rows, or of the first ones, in memory."""
-        found = []
+        batches = []
         n_rows = 0
         for chunk in self.chunks(columns):
-            found.append(chunk)
+            batches.append(chunk)
             n_rows += chunk.num_rows
             if at_most is not None and n_rows >= at_most:
                 break
-        return pa.Table.from_batches(found).slice(0, at_most)
+        return pa.Table.from_batches(batches).slice(0, at_most)
 
     def type_of(self, column: str) -> pa.DataType:
         """The stored type of a column; text for a CSV."""
         if self.separator is not None:
             return pa.string()
-        found = parquet.read_schema(self.path).field(column).type
-        return found.value_type if pa.types.is_dictionary(found) else found
+        kind = parquet.read_schema(self.path).field(column).type
+        return kind.value_type if pa.types.is_dictionary(kind) else kind
 
     def refuse_kinds(self, columns: Sequence[str]) -> None:
         """Raise one ValueError that lists all columns whose cells are not single values."""
@@ -206,9 +206,13 @@ def _open_csv(path: Path, separator: str, encoding: str) -> TableFile:
         raise ValueError(UNREADABLE.format(path=path, kind="CSV", error=_short(error))) from error
     if not names:
         raise ValueError(EMPTY.format(path=path))
-    found = [other for other in OTHER_SEPARATORS if other != separator and other in names[0]]
-    if len(names) == 1 and found:
-        said = {"found": NAMED[found[0]], "option": found[0], "separator": NAMED.get(separator, repr(separator))}
+    separators = [other for other in OTHER_SEPARATORS if other != separator and other in names[0]]
+    if len(names) == 1 and separators:
+        said = {
+            "found": NAMED[separators[0]],
+            "option": separators[0],
+            "separator": NAMED.get(separator, repr(separator)),
+        }
         raise ValueError(SEPARATED.format(path=path, column=names[0][:60], **said))
     _refuse_twice(path, names)
     return TableFile(path, names, separator, encoding)

@@ -189,14 +189,14 @@ def _find_site_by_structure(columns: list[Column]) -> Answer:
         and 2 <= column.n_distinct <= min(MOST_SITES, column.n_known // 20)
         and not column.words & {*CONFOUNDERS, *GROUPS}
     ]
-    found = {
+    matches = {
         column.name: [other.name for other in columns if other is not column and _constant_within(other, column)]
         for column in able
     }
-    named = max(found, key=lambda name: len(found[name]), default=None)
-    if named is None or not found[named]:
+    named = max(matches, key=lambda name: len(matches[name]), default=None)
+    if named is None or not matches[named]:
         return None
-    return named, f"{', '.join(found[named][:3])} never vary within its values"
+    return named, f"{', '.join(matches[named][:3])} never vary within its values"
 
 
 def _constant_within(column: Column, site: Column) -> bool:
@@ -211,16 +211,16 @@ def _constant_within(column: Column, site: Column) -> bool:
 
 def _find_named(columns: list[Column], words: Iterable[str], reason: str) -> Answer:
     """The column with one of the words in its name: the shortest name first, then the order of the words."""
-    found = [(len(c.words), n, c, word) for n, word in enumerate(words) for c in columns if word in c.words]
-    if not found:
+    matches = [(len(c.words), n, c, word) for n, word in enumerate(words) for c in columns if word in c.words]
+    if not matches:
         return None
-    _, _, column, word = min(found, key=lambda entry: entry[:2])
+    _, _, column, word = min(matches, key=lambda entry: entry[:2])
     return column.name, f"{reason.format(word)}; {column.n_distinct} different values"
 
 
 def _find_image(columns: list[Column]) -> Answer:
-    found = [c for c in columns if c.kind == "category" and IMAGES.search(c.example)]
-    return (found[0].name, f"paths of images, such as {found[0].example}") if found else None
+    matches = [c for c in columns if c.kind == "category" and IMAGES.search(c.example)]
+    return (matches[0].name, f"paths of images, such as {matches[0].example}") if matches else None
 
 
 def _find_id(columns: list[Column], n_rows: int) -> Answer:
@@ -243,11 +243,13 @@ def _find_probabilities(columns: list[Column], table: Rows) -> Answer:
     stems: dict[str, list[str]] = {}
     for name in unit:
         stems.setdefault(re.split(r"[_\d]", name)[0], []).append(name)
-    for found in stems.values():
-        if len(found) > 1:
-            total = sum(numbers(table, name, Place(), Problems("look")) for name in found)
+    for columns_of_stem in stems.values():
+        if len(columns_of_stem) > 1:
+            total = sum(numbers(table, name, Place(), Problems("look")) for name in columns_of_stem)
             if np.allclose(total, 1, atol=1e-3):
-                return tuple(found), "numbers between 0 and 1 that sum to one: probably a classifier's probabilities"
+                return tuple(
+                    columns_of_stem
+                ), "numbers between 0 and 1 that sum to one: probably a classifier's probabilities"
     return None
 
 

@@ -286,7 +286,7 @@ class TableReader:
 
     def _features(self, rows: Rows, place: Place, problems: Problems) -> Array:
         values = read_values(self.features, rows, place, problems)
-        if problems.found:
+        if problems.messages:
             return values
         prepared: Array = self.transformer.transform(values).take(column_order(self.features), axis=1)
         return prepared
@@ -325,7 +325,7 @@ def _order_of(roles: Roles, classes: tuple[Any, ...], problems: Problems) -> tup
         return roles.proba
     if not roles.classes:
         named = [[n for n in roles.proba if n.casefold().endswith(str(label).casefold())] for label in classes]
-        if all(len(found) == 1 for found in named) and [found[0] for found in named] != list(roles.proba):
+        if all(len(matches) == 1 for matches in named) and [matches[0] for matches in named] != list(roles.proba):
             problems.add(OTHER_ORDER.format(proba=", ".join(roles.proba), classes=", ".join(map(str, classes))))
         return roles.proba
     column_of = dict(zip(roles.classes, roles.proba, strict=True))
@@ -344,11 +344,11 @@ def _read_images(files: Any, root: Path | None, how: ImageInput, place: Place, p
             return str(error)
         return None
 
-    if problems.found:
+    if problems.messages:
         return images
     with ThreadPoolExecutor(available_cores()) as pool:
-        found = enumerate(pool.map(read, range(len(files))))
-        add_unreadable(problems, {place.number(row): why for row, why in found if why is not None})
+        arrays = enumerate(pool.map(read, range(len(files))))
+        add_unreadable(problems, {place.number(row): why for row, why in arrays if why is not None})
     return images
 
 

@@ -93,11 +93,11 @@ class Roles:
         list of tuple
             Pairs of a role and a column.
         """
-        found: list[tuple[str, str]] = []
+        pairs: list[tuple[str, str]] = []
         for role in ("target", "site", "confounders", "features", "image", "proba", "group", "id"):
             value = getattr(self, role)
-            found += [(role, name) for name in ((value,) if isinstance(value, str) else value or ())]
-        return found
+            pairs += [(role, name) for name in ((value,) if isinstance(value, str) else value or ())]
+        return pairs
 
     def updated(self, **given: Any) -> "Roles":
         """Replace some roles; another kind of input replaces the old one.
@@ -126,18 +126,18 @@ def read_roles(path: str | os.PathLike[str]) -> Roles:
         near = [other.name for other in place.parent.glob("*.toml")] if place.parent.is_dir() else []
         raise FileNotFoundError(f"there is no file {place}{did_you_mean(place.name, near)}")
     try:
-        found = tomllib.loads(place.read_text(encoding="utf-8-sig"))
+        content = tomllib.loads(place.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{place} is not TOML ({error})") from error
     problems = Problems(f"roles {place}")
     known = [field.name for field in fields(Roles)]
-    for name, value in found.items():
+    for name, value in content.items():
         if name in known:
             _check_value(name, value, problems)
         else:
             problems.add(f"{name!r} is not a role{did_you_mean(name, known)}; the roles are {', '.join(known)}")
     problems.raise_if_any()
-    read: dict[str, Any] = {name: tuple(map(str, v)) if name in LISTS else v for name, v in found.items()}
+    read: dict[str, Any] = {name: tuple(map(str, v)) if name in LISTS else v for name, v in content.items()}
     return Roles(**read)
 
 

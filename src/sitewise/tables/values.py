@@ -91,22 +91,22 @@ def numbers(rows: Rows, name: str, place: Place, problems: Problems) -> Array:
     if pa.types.is_temporal(column.type):
         problems.add(DATES.format(where=place.column(name)))
         return np.full(len(column), np.nan)
-    found = _to_numbers(column)
-    if found is None:
+    values = _to_numbers(column)
+    if values is None:
         cells = known_text(column).to_pandas()
-        found = pd.to_numeric(cells, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan, copy=True)
-        strange = np.flatnonzero(np.isnan(found) & cells.notna().to_numpy())
+        values = pd.to_numeric(cells, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan, copy=True)
+        strange = np.flatnonzero(np.isnan(values) & cells.notna().to_numpy())
         if len(strange):
             value = cells.iloc[strange[0]]
             problems.add(NO_NUMBER.format(where=place.column(name), value=value, name=name, **place.row(strange)))
-    if not np.abs(found.sum()) <= LARGEST:  # one check of all values; NaN only costs a second check
-        infinite = np.flatnonzero(np.isinf(found))
-        large = np.flatnonzero((np.abs(found) > LARGEST) & np.isfinite(found))
+    if not np.abs(values.sum()) <= LARGEST:  # one check of all values; NaN only costs a second check
+        infinite = np.flatnonzero(np.isinf(values))
+        large = np.flatnonzero((np.abs(values) > LARGEST) & np.isfinite(values))
         if len(infinite):
             problems.add(INFINITE.format(where=place.column(name), **place.row(infinite)))
         if len(large):
-            problems.add(TOO_LARGE.format(where=place.column(name), value=found[large[0]], **place.row(large)))
-    return found
+            problems.add(TOO_LARGE.format(where=place.column(name), value=values[large[0]], **place.row(large)))
+    return values
 
 
 def refuse_kinds(rows: Rows, names: Iterable[str], place: Place, problems: Problems) -> None:
@@ -143,18 +143,18 @@ def levels(rows: Rows, name: str, place: Place, problems: Problems) -> pd.Catego
 def text(rows: Rows, name: str, place: Place | None = None, problems: Problems | None = None) -> Array:
     """The text of a column, unchanged (n,); with `problems`, an empty cell is a problem."""
     cells = pc.fill_null(_spelled(plain(rows.column(name))), "")
-    found: Array = cells.to_numpy(zero_copy_only=False).astype(object)
+    values: Array = cells.to_numpy(zero_copy_only=False).astype(object)
     if problems is not None and place is not None:
         empty = np.flatnonzero(pc.equal(pc.utf8_trim_whitespace(cells), "").to_numpy(zero_copy_only=False))
         if len(empty):
             problems.add(NO_NAME.format(where=place.column(name), **place.row(empty)))
-    return found
+    return values
 
 
 def names(rows: Rows, name: str, place: Place | None = None, problems: Problems | None = None) -> Array:
     """A column of names, such as sites, stripped; with `problems`, an empty cell is a problem."""
-    found = text(rows, name, place, problems)
-    distinct, index = np.unique(found, return_inverse=True)
+    values = text(rows, name, place, problems)
+    distinct, index = np.unique(values, return_inverse=True)
     return np.array([spell_name(value) for value in distinct], dtype=object)[index]
 
 
@@ -162,39 +162,39 @@ def labels(
     rows: Rows, name: str, classes: Sequence[Any], place: Place, problems: Problems, *, partly: bool = False
 ) -> Array:
     """The class of each row (n,); with `partly`, None for unknown labels."""
-    found = levels(rows, name, place, problems)
+    values = levels(rows, name, place, problems)
     spelled = labels_by_text(classes)
-    missing = np.flatnonzero(found.codes < 0)
+    missing = np.flatnonzero(values.codes < 0)
     if len(missing) and not partly:
         problems.add(NO_LABEL.format(where=place.column(name), **place.row(missing)))
-    unknown = [number for number, value in enumerate(found.categories) if value not in spelled]
-    strange = np.flatnonzero(np.isin(found.codes, unknown))
+    unknown = [number for number, value in enumerate(values.categories) if value not in spelled]
+    strange = np.flatnonzero(np.isin(values.codes, unknown))
     if len(strange):
-        value = found.categories[found.codes[strange[0]]]
+        value = values.categories[values.codes[strange[0]]]
         known = [str(label) for label in classes]
         said = {"known": shown(known), "value": value, "meant": did_you_mean(value, known)}
         problems.add(OTHER_LABEL.format(where=place.column(name), **said, **place.row(strange)))
-    meant = np.empty(len(found.categories) + 1, dtype=object)
-    meant[:-1] = [spelled.get(value) for value in found.categories]
-    chosen = meant[found.codes]
+    meant = np.empty(len(values.categories) + 1, dtype=object)
+    meant[:-1] = [spelled.get(value) for value in values.categories]
+    chosen = meant[values.codes]
     return chosen if partly or len(missing) or len(strange) else np.array(chosen.tolist())
 
 
 def labels_by_text(classes: Sequence[Any]) -> dict[str | None, Any]:
     """The classes by the text of a cell; False and True also match 0 and 1, and the reverse."""
-    found = {spelling(label): label for label in classes}
+    by_text = {spelling(label): label for label in classes}
     for one, other in (TRUTH, TRUTH[::-1]):
-        if set(found) == set(one):
-            return found | {text: found[meant] for text, meant in zip(other, one, strict=True)}
-    return found
+        if set(by_text) == set(one):
+            return by_text | {text: by_text[meant] for text, meant in zip(other, one, strict=True)}
+    return by_text
 
 
 def probabilities(rows: Rows, columns: Sequence[str], place: Place, problems: Problems) -> Array:
     """Probabilities (n, K) whose rows sum to one; a single column is that of the second of two classes."""
-    before = len(problems.found)
+    before = len(problems.messages)
     parts = [numbers(rows, name, place, problems) for name in columns]
     where = place.column(*columns)
-    if len(problems.found) > before:
+    if len(problems.messages) > before:
         return np.stack(parts, axis=1)
     for name, part in zip(columns, parts, strict=True):
         if np.isnan(part.sum()):
@@ -206,7 +206,7 @@ def probabilities(rows: Rows, columns: Sequence[str], place: Place, problems: Pr
             problems.add(OUTSIDE.format(**said, **place.row(outside)))
     if len(parts) == 1:
         parts = [1 - parts[0], parts[0]]
-    elif len(problems.found) == before:
+    elif len(problems.messages) == before:
         total = np.sum(parts, axis=0)
         wrong = np.flatnonzero(np.abs(total - 1) > PROBABILITY_TOLERANCE)
         if len(wrong):
@@ -267,8 +267,8 @@ def _to_numbers(column: Any) -> Array | None:
             column = (column if decimal else known_text(column)).cast(pa.float64())
         except pa.ArrowInvalid:
             return None
-    found = column.to_numpy(zero_copy_only=False)
-    return np.asarray(found, dtype=np.float64)
+    values = column.to_numpy(zero_copy_only=False)
+    return np.asarray(values, dtype=np.float64)
 
 
 def _spelled(column: Any) -> Any:

@@ -190,10 +190,10 @@ class SiteLikelihood:
     def likelihood(self, prevalence: Tensor) -> tuple[Tensor, Tensor]:
         """Return L(g) and its derivative (U, K)."""
         parts = prevalence.split([len(rows.codes) for rows in self.stretches])
-        found = [moments(rows, part, 1) for rows, part in zip(self.stretches, parts, strict=True)]
-        total, slope = sum(m.log_likelihood.sum() for m in found), torch.cat([m.slope for m in found])
+        by_stretch = [moments(rows, part, 1) for rows, part in zip(self.stretches, parts, strict=True)]
+        total, slope = sum(m.log_likelihood.sum() for m in by_stretch), torch.cat([m.slope for m in by_stretch])
         if self.evidence.blank_weight:
-            share = torch.cat([m.weight for m in found])[:, None] / self.evidence.seen_weight
+            share = torch.cat([m.weight for m in by_stretch])[:, None] / self.evidence.seen_weight
             blank = self.evidence.blank_moments((share * prevalence).sum(0), 1)
             total, slope = total + blank.log_likelihood[0], slope + share * blank.slope
         return torch.as_tensor(total), slope
@@ -234,13 +234,13 @@ def fit_by_em(family: Family, request: Request) -> Fit:
     def m_step(totals: Tensor, model: Prevalence | None) -> Prevalence:
         weight = totals.sum(1)
         targets = totals / weight.clamp_min(1e-300)[:, None]
-        found = family.fit_labels(targets, codes, weight, schema, knockout=KNOCKOUT, seed=request.seed)
+        fitted = family.fit_labels(targets, codes, weight, schema, knockout=KNOCKOUT, seed=request.seed)
         if model is not None:
-            changes.append((at(found) - at(model)).abs().max())
-        return found
+            changes.append((at(fitted) - at(model)).abs().max())
+        return fitted
 
     solver = request.solver
-    found = em(
+    solution = em(
         m_step(site.soft_labels(request.level.expand(len(codes), -1)), None),
         lambda model: site.soft_labels(at(model)),
         m_step,
@@ -251,13 +251,13 @@ def fit_by_em(family: Family, request: Request) -> Fit:
     )
 
     return Fit(
-        found.point,
-        log_likelihood=-float(found.trace[-1]),
-        converged=found.converged,
-        gap=float(found.gap),
+        solution.point,
+        log_likelihood=-float(solution.trace[-1]),
+        converged=solution.converged,
+        gap=float(solution.gap),
         tolerance=EM_TOLERANCE,
-        n_iter=found.n_iter,
-        trace=[-float(value) for value in found.trace],
+        n_iter=solution.n_iter,
+        trace=[-float(value) for value in solution.trace],
         strength=0.0,
         post_fit=no_curvature,
         refit=RefitByEM(family.name, request.seed),

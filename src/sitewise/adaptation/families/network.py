@@ -122,10 +122,10 @@ def fit_network_terms(request: Request, dropout: float = 0.0) -> Fit:
             last.weight.mul_(0.01)
             last.bias.copy_(request.level.log())
     if isinstance(solver, EM):
-        found = _algorithm_one(problem, module, solver, seed)
+        solution = _algorithm_one(problem, module, solver, seed)
     else:
-        found = minimize_module(module, problem.loss, tolerance=TOLERANCE, max_iter=DIRECT_ITERATIONS)
-    network = found.point
+        solution = minimize_module(module, problem.loss, tolerance=TOLERANCE, max_iter=DIRECT_ITERATIONS)
+    network = solution.point
 
     def at(codes: Tensor) -> Tensor:
         with torch.no_grad():
@@ -133,7 +133,7 @@ def fit_network_terms(request: Request, dropout: float = 0.0) -> Fit:
 
     model = NetworkPrevalence(schema, network, finite(evidence.mean(at).log()))
     model = fit_missing_inputs(model, aggregate_rows(evidence, model), KNOCKOUT)
-    return _with_last_layer(evidence, model, found)
+    return _with_last_layer(evidence, model, solution)
 
 
 def _algorithm_one(problem: NetworkProblem, module: nn.Sequential, solver: EM, seed: int) -> Solution[nn.Sequential]:
@@ -191,12 +191,12 @@ def _largest_gradient(module: nn.Sequential, loss: Callable[[nn.Sequential], Ten
     return torch.stack([g.abs().max() for g in gradients]).max()
 
 
-def _with_last_layer(evidence: Evidence, model: NetworkPrevalence, found: Solution[nn.Sequential]) -> Fit:
+def _with_last_layer(evidence: Evidence, model: NetworkPrevalence, solution: Solution[nn.Sequential]) -> Fit:
     """Add the curvature of the last layer for intervals: given the hidden features, the logits are linear."""
     last = model.module[-1]
     assert isinstance(last, nn.Linear)
     penalty = ridge(LAST_LAYER_PENALTY, last.in_features + 1, evidence.device)
     problem = linear_problem(evidence, model.features, None, penalty)
     flat = (torch.cat([last.bias[:, None], last.weight], dim=1).detach().T @ problem.basis).reshape(-1)
-    at_end = Solution(flat, found.gap, found.converged, found.n_iter, found.trace)
+    at_end = Solution(flat, solution.gap, solution.converged, solution.n_iter, solution.trace)
     return linear_fit(problem, at_end, model, model.features, strength=0.0, tolerance=TOLERANCE)

@@ -107,7 +107,7 @@ def tempered(evidence: Evidence, power: float, labels: LabelLikelihood | None) -
 
     seen, blank = evidence.rows.map(apply), evidence.blank.map(apply)
     sums = [stream.total(lambda rows: (rows.cell_weight.sum(),)) for stream in (seen, blank)]
-    seen_weight, blank_weight = (float(found[0]) if found else 0.0 for found in sums)
+    seen_weight, blank_weight = (float(total[0]) if total else 0.0 for total in sums)
     label_weight = 0.0
     if labels is not None:
         assert evidence.schema is not None
@@ -148,14 +148,14 @@ def fit_deviation(
 
     problem = problem_at(factor)
     start = level.new_zeros(n_features * (n_classes - 1))
-    found = solve_linear(problem, start, "auto")
-    information = problem.penalized_information(found.point)
+    solution = solve_linear(problem, start, "auto")
+    information = problem.penalized_information(solution.point)
     width = n_classes - 1
     ahead = problem_at(factor + STEP)
-    turn = (ahead.gradient(found.point) - problem.gradient(found.point)) * rows.total_weight / STEP
+    turn = (ahead.gradient(solution.point) - problem.gradient(solution.point)) * rows.total_weight / STEP
     along = torch.cat([information[:, :width] - torch.diag(problem.flat_penalty)[:, :width], turn[:, None]], dim=1)
     along[:width] = 0.0  # the intercept does not respond to the level
-    sized = average_sizes(information, found.point, 1.0 / problem.flat_penalty)
+    sized = average_sizes(information, solution.point, 1.0 / problem.flat_penalty)
     return Deviation(
         factor,
         level,
@@ -164,7 +164,7 @@ def fit_deviation(
         sized.covariance,
         sized.variance,
         middle,
-        found.converged,
-        float(found.gap),
-        found.n_iter,
+        solution.converged,
+        float(solution.gap),
+        solution.n_iter,
     )

@@ -157,25 +157,25 @@ class Problem:
         """Return weighted points of level and factor, with the deviation from the shape if it is given."""
 
         def points(factor: Tensor, level: Tensor) -> Points:
-            found = candidates(self.template, factor, level)
-            return found if deviation is None else deviation.put_on(found)
+            at = candidates(self.template, factor, level)
+            return at if deviation is None else deviation.put_on(at)
 
         def unlabeled(rows: Evidence, factor: Tensor, level: Tensor) -> Tensor:
-            found = self.power * evaluate_points(rows, points(factor, level), means=False).log_likelihood
-            return found if deviation is None else found + deviation.log_prior(factor, level)
+            log_likelihood = self.power * evaluate_points(rows, points(factor, level), means=False).log_likelihood
+            return log_likelihood if deviation is None else log_likelihood + deviation.log_prior(factor, level)
 
         def known_log_likelihood(factor: Tensor, level: Tensor) -> Tensor:
-            found = torch.zeros_like(factor)
+            log_likelihood = torch.zeros_like(factor)
             if self.labels is None and self.known is None:
-                return found
+                return log_likelihood
             at = points(factor, level)
             if self.labels is not None:
-                found = found + self.labels(at)
+                log_likelihood = log_likelihood + self.labels(at)
             if self.known is not None:
-                found = found + self.known.weigh(self.rows, at, self.slope)
+                log_likelihood = log_likelihood + self.known.weigh(self.rows, at, self.slope)
             if deviation is not None and self.unlabeled is None:
-                found = found + deviation.log_prior(factor, level)
-            return found
+                log_likelihood = log_likelihood + deviation.log_prior(factor, level)
+            return log_likelihood
 
         return weigh_levels(self.unlabeled, self.prior, unlabeled, known_log_likelihood, self.error)
 
@@ -334,13 +334,13 @@ def spread_marginals(mean: Tensor, weight: Tensor, extra: Tensor) -> Tensor:
         after = torch.searchsorted(middle, at).clamp(1, len(ordered) - 1)
         part = ((at - middle[after - 1]) / (middle[after] - middle[after - 1]).clamp_min(1e-300)).clamp(0.0, 1.0)
         second = ordered[after - 1] + part * (ordered[after] - ordered[after - 1])
-        found = torch.stack([1.0 - second, second], dim=1)
+        marginals = torch.stack([1.0 - second, second], dim=1)
     else:
         order = torch.argsort(mean[:, int(variance.argmax())], stable=True)
         at = (torch.arange(MARGINALS, dtype=torch.float64, device=mean.device) + 0.5) / MARGINALS
-        found = mean[order[torch.searchsorted(torch.cumsum(weight[order], 0), at).clamp_max(len(order) - 1)]]
+        marginals = mean[order[torch.searchsorted(torch.cumsum(weight[order], 0), at).clamp_max(len(order) - 1)]]
     stretch = (1.0 + extra / variance.clamp_min(1e-300)).sqrt().clamp_max(1e6)
-    return (centre + (found - centre) * stretch).clamp(0.0, 1.0)
+    return (centre + (marginals - centre) * stretch).clamp(0.0, 1.0)
 
 
 def sampling_variance(points: Points, some: Evidence, evidence: Evidence) -> Tensor:

@@ -48,8 +48,8 @@ class Known:
         known, free = self.error.square()[:, None], self.freedom**2
         at = torch.logit(predicted.clamp(1e-12, 1 - 1e-12))
         middle = (known * at + free * torch.logit(self.share)[:, None]) / (known + free)
-        found = torch.sigmoid(middle + (known * free / (known + free)).sqrt() * noise)
-        return found / found.sum(2, keepdim=True)
+        shares = torch.sigmoid(middle + (known * free / (known + free)).sqrt() * noise)
+        return shares / shares.sum(2, keepdim=True)
 
 
 def stratum_means(evidence: Evidence, points: Points, slope: float, strata: Strata | None) -> tuple[Tensor, ...]:
@@ -60,7 +60,7 @@ def stratum_means(evidence: Evidence, points: Points, slope: float, strata: Stra
             seen = seen.followed_by(evidence.blank.map(lambda rows: (rows, True)))
         else:
             seen = evidence.everything.map(lambda rows: (rows, True))
-    mean, square, weight = seen.total(lambda found: _stratum_sums(found[0], points, slope, strata, found[1]))
+    mean, square, weight = seen.total(lambda pair: _stratum_sums(pair[0], points, slope, strata, pair[1]))
     size = weight.clamp_min(1e-300)[:, None, None]
     mean, square = mean / size, square / size[..., None]
     return mean, torch.diag_embed(mean) - square, weight
@@ -80,8 +80,8 @@ def _stratum_sums(
             weight = weight * strata.holds(codes)
         p = _predictions(rows.ratio[place], codes, points, slope)
         square = torch.einsum("ns,nmk,nml->smkl", weight, p, p)
-        found = (torch.einsum("ns,nmk->smk", weight, p), square, weight.sum(0))
-        total = tuple(a + b for a, b in zip(total, found, strict=True)) if total else found
+        sums = (torch.einsum("ns,nmk->smk", weight, p), square, weight.sum(0))
+        total = tuple(a + b for a, b in zip(total, sums, strict=True)) if total else sums
     return total[0], total[1], total[2]
 
 

@@ -153,10 +153,10 @@ def sampling_variance_of_predictions(
         predicted.append((rows, points.average(log_ratio_of(rows.ratio), known, slope)))
     together = Stream(predicted)
     totals = together.total(
-        lambda found: tuple(found[0].weighted(p).sum(0) for p in (found[1], found[1] * (1.0 - found[1])))
+        lambda pair: tuple(pair[0].weighted(p).sum(0) for p in (pair[1], pair[1] * (1.0 - pair[1])))
     )
     mean, uncertainty = (total / some.total_weight for total in totals)
-    plain, grouped = some.gram(together, lambda found: (found[0], found[1] - mean))
+    plain, grouped = some.gram(together, lambda pair: (pair[0], pair[1] - mean))
     scattered = torch.diagonal(plain if grouped is None else torch.maximum(plain, grouped)) / some.total_weight
     variance: Tensor = scattered / evidence.total_weight + 2.0 * uncertainty * power * scattered * level_variance
     return variance

@@ -212,12 +212,12 @@ def read_labeled(
     if start != n_rows:
         problems.add(f"y must have one entry a row ({start}), got {n_rows}")
         return None
-    if not len(found := labels[picked].long()):
+    if not len(classes := labels[picked].long()):
         return None
     return KnownLabels(
         log_ratio=torch.cat(ratios),
         codes=torch.cat(codes),
-        y=found,
+        y=classes,
         weight=weights[picked],
         groups=None if names is None else names[picked],
     )

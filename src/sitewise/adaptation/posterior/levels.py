@@ -181,27 +181,27 @@ def _weigh_grid(
 
     for rows in _stages(evidence):
         for _ in range(ROUNDS if rows is evidence else 1):
-            found = weighed(rows)
-            density = found.log_weight.reshape(len(factors), -1)
+            points = weighed(rows)
+            density = points.log_weight.reshape(len(factors), -1)
             narrower = _narrowed(density, odds, factors, ALIVE if rows is evidence else SURELY)
             if narrower is None:
                 break
             odds, factors = narrower
     for _ in range(ROUNDS):
-        density = found.log_weight.reshape(len(factors), -1)
+        density = points.log_weight.reshape(len(factors), -1)
         focused = _focused(density, factors)
         if focused is None:
             break
         factors = focused
-        found = weighed(evidence)
+        points = weighed(evidence)
     if error:
-        flat = prior.log_density(found.factor, 0.0 * found.level + prior.centre).reshape(len(factors), -1)
+        flat = prior.log_density(points.factor, 0.0 * points.level + prior.centre).reshape(len(factors), -1)
         return _convolved(prior, odds, factors, density - flat, labeled, error)
     unchanged = torch.equal(odds, widest[0]) and torch.equal(factors, widest[1])
     if not _resolved(density, odds):
         odds = _where_mass_is(density - torch.gradient(odds)[0].log(), odds)
-        found = weighed(evidence)
-    return replace(found, covers_prior=unchanged)
+        points = weighed(evidence)
+    return replace(points, covers_prior=unchanged)
 
 
 def _stages(evidence: Evidence | None) -> list[Evidence | None]:

@@ -45,8 +45,8 @@ def _sums(
     total: tuple[Tensor, ...] = (points.weight.new_zeros(len(points)), 0.0 * points.level, 0.0 * points.level)
     for part in _chunks(rows, points.level.numel()):
         weight = part.ratio.new_ones(len(part)) if part.weight is None else part.weight
-        found = summed(part, weight, points, means, slope, mean)
-        total = tuple(one + other for one, other in zip(total, found, strict=True))
+        sums = summed(part, weight, points, means, slope, mean)
+        total = tuple(one + other for one, other in zip(total, sums, strict=True))
     return total
 
 

@@ -213,8 +213,8 @@ def _share(value: float) -> str:
 
 
 def _images_found(manifest: "Manifest", opened: bool) -> str:
-    found = sum(file.is_file() for file in manifest.files)
-    said = f"images: {found} of {len(manifest)} found below {manifest.root}"
+    n_files = sum(file.is_file() for file in manifest.files)
+    said = f"images: {n_files} of {len(manifest)} found below {manifest.root}"
     if opened:
         return f"{said}, and all could be read"
     first = next(

@@ -25,11 +25,11 @@ def demo(
             console.print(f"[dim]{text}[/dim]", highlight=False)
             status.update(text)
 
-        found = run_demo(seed=seed, size=QUICK if quick else DemoSize(), say=say)
+        demonstration = run_demo(seed=seed, size=QUICK if quick else DemoSize(), say=say)
         say("writing figures and reports")
-        paths = write_demo(found, out)
-    console.print(rehearsal_table(found.record["rehearsal"]))
-    for name, site in found.record["sites"].items():
+        paths = write_demo(demonstration, out)
+    console.print(rehearsal_table(demonstration.record["rehearsal"]))
+    for name, site in demonstration.record["sites"].items():
         console.print(demo_table(name, site))
         console.print(site["outcome"], highlight=False, soft_wrap=True)
     for path in paths:
@@ -65,7 +65,11 @@ def demo_table(name: str, site: dict[str, Any]) -> Table:
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
     for method, scored in site["methods"].items():
         values = [f"{scored[metric]['value']:.3f}" for metric in ("positive_f1", "macro_f1", "nll")]
-        found = scored["prevalence"]
-        shown = "" if found is None else f"{found['value']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
+        prevalence = scored["prevalence"]
+        shown = (
+            ""
+            if prevalence is None
+            else f"{prevalence['value']:.3f} ({prevalence['low']:.3f} to {prevalence['high']:.3f})"
+        )
         table.add_row(method, *values, shown, style="bold" if method == "GPA" else None)
     return table

@@ -304,8 +304,8 @@ def _table(rows: pd.DataFrame, site: str, y: pd.Series, group: pd.Series, **colu
 def _manifest(table: pd.DataFrame, folder: Folder) -> Manifest:
     """Find each row's image by its id, or give the path where the collection puts it."""
     stems = (os.path.splitext(name)[0] for name in table["id"])
-    found = [folder.images.get(stem, place) for stem, place in zip(stems, table["usual"], strict=True)]
-    return _finish(table.assign(path=found), folder)
+    paths = [folder.images.get(stem, place) for stem, place in zip(stems, table["usual"], strict=True)]
+    return _finish(table.assign(path=paths), folder)
 
 
 def _finish(table: pd.DataFrame, folder: Folder) -> Manifest:

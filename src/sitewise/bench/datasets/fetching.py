@@ -12,7 +12,7 @@ MNIST_SOURCE = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 TIMEOUT = 30  # seconds without an answer
 CHUNK = 1 << 20  # bytes
 NOT_FETCHED = "{url} could not be downloaded ({error}): try again, or download it by hand and put it into {folder}"
-WRONG_HASH = "{url} has the wrong content: expected MD5 {expected}, got {found}; it was deleted"
+WRONG_HASH = "{url} has the wrong content: expected MD5 {expected}, got {digest}; it was deleted"
 
 
 def fetch_mnist(folder: str | os.PathLike[str]) -> list[Path]:
@@ -23,13 +23,13 @@ def fetch_mnist(folder: str | os.PathLike[str]) -> list[Path]:
 def fetch_files(source: str, md5: Mapping[str, str], folder: Path) -> list[Path]:
     """Download files by name from a source; a file gets its name only if its hash is correct."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = []
+    paths = []
     for name, expected in md5.items():
         file = folder / name
         if not (file.is_file() and _md5_of(file) == expected):
             _fetch(source + name, file, expected)
-        found.append(file)
-    return found
+        paths.append(file)
+    return paths
 
 
 def _fetch(url: str, file: Path, expected: str) -> None:
@@ -41,9 +41,9 @@ def _fetch(url: str, file: Path, expected: str) -> None:
                     kept.write(chunk)
         except OSError as error:  # urllib's errors are subclasses of it
             raise ConnectionError(NOT_FETCHED.format(url=url, error=error, folder=file.parent)) from error
-        found = _md5_of(part)
-        if found != expected:
-            raise ConnectionError(WRONG_HASH.format(url=url, expected=expected, found=found))
+        digest = _md5_of(part)
+        if digest != expected:
+            raise ConnectionError(WRONG_HASH.format(url=url, expected=expected, digest=digest))
         os.replace(part, file)
     finally:
         part.unlink(missing_ok=True)

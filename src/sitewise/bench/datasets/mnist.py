@@ -100,9 +100,9 @@ def load_digits(data_dir: str | os.PathLike[str] | None = None) -> Digits:
 
 def _mnist_folder(root: Path) -> Path | None:
     """The folder with the most of the four files, the root first; None if there are none."""
-    found = {folder: sum((folder / name).is_file() for name in MNIST_MD5) for folder in (root, root / "mnist")}
-    best = max(found, key=lambda folder: found[folder])
-    return best if found[best] else None
+    n_files = {folder: sum((folder / name).is_file() for name in MNIST_MD5) for folder in (root, root / "mnist")}
+    best = max(n_files, key=lambda folder: n_files[folder])
+    return best if n_files[best] else None
 
 
 def _read_mnist(folder: Path) -> Digits:

@@ -190,11 +190,11 @@ def _find(name: str, folder: str | os.PathLike[str] | None, files: Sequence[str]
     if not named:
         raise FileNotFoundError(NO_FOLDER.format(name=name, where=where))
     for place in (Path(named), Path(named) / below):
-        found: Mapping[str, list[Path]] = {
+        by_name: Mapping[str, list[Path]] = {
             file: [path for path in (place / file, place / f"{file}.gz") if path.is_file()] for file in files
         }
-        if all(found.values()):
-            return [paths[0] for paths in found.values()]
+        if all(by_name.values()):
+            return [paths[0] for paths in by_name.values()]
     raise FileNotFoundError(
         NOT_FOUND.format(name=name, place=named, files=", ".join(files), folders=repr(below), where=where)
     )

@@ -32,13 +32,13 @@ class Folder:
 
     def find(self, *patterns: str) -> list[Path]:
         """The files whose name matches a pattern, ignoring case and .gz, in the order of the patterns."""
-        found: list[Path] = []
+        matches: list[Path] = []
         for pattern in patterns:
             for other in self.others:
                 name = os.path.basename(other).lower().removesuffix(".gz")
-                if fnmatch(name, pattern.lower()) and self.root / other not in found:
-                    found.append(self.root / other)
-        return found
+                if fnmatch(name, pattern.lower()) and self.root / other not in matches:
+                    matches.append(self.root / other)
+        return matches
 
 
 def scan(root: str | os.PathLike[str], *, images: bool = True) -> Folder:
@@ -52,7 +52,7 @@ def scan(root: str | os.PathLike[str], *, images: bool = True) -> Folder:
         hint = f", did you mean {base.with_name(near[0])}?" if near else ""
         raise FileNotFoundError(f"there is no folder {base}{hint}")
     others: list[str] = []
-    found: list[tuple[bool, bool, str, str]] = []
+    entries: list[tuple[bool, bool, str, str]] = []
     for folder, below, files in os.walk(base):
         below.sort()
         relative = os.path.relpath(folder, base)
@@ -65,8 +65,8 @@ def scan(root: str | os.PathLike[str], *, images: bool = True) -> Folder:
                 others.append(path)
             elif images:
                 short = stem.removesuffix(SHRUNK)
-                found.append((suffix.lower() in DICOM_SUFFIXES, short != stem, path, short))
-    place = {stem: path for _, _, path, stem in sorted(found, reverse=True)}
+                entries.append((suffix.lower() in DICOM_SUFFIXES, short != stem, path, short))
+    place = {stem: path for _, _, path, stem in sorted(entries, reverse=True)}
     return Folder(base, tuple(sorted(others)), place)
 
 

@@ -59,16 +59,16 @@ def code_digest(entries: tuple[str, ...], *cut: str) -> str:
 
 def closure(entries: Iterable[str], *cut: str) -> dict[str, Path]:
     """The files that the entries may load, of the package and next to a script, by name, without excluded ones."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     waiting = list(entries)
     while waiting:
         name = waiting.pop()
         path, label = _path_of(name), _label(name)
-        if path is None or label in found or name in cut or _is_aside(name):
+        if path is None or label in files or name in cut or _is_aside(name):
             continue
-        found[label] = path
+        files[label] = path
         waiting += _needs(name, path)
-    return found
+    return files
 
 
 def code_of(text: str) -> str:
@@ -139,8 +139,8 @@ class _Visitor(ast.NodeVisitor):
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         module = "." * node.level + (node.module or "")
-        found = self.typed if self.for_types else self.names
-        found += [(module, part.name, part.asname or part.name) for part in node.names]
+        imports = self.typed if self.for_types else self.names
+        imports += [(module, part.name, part.asname or part.name) for part in node.names]
 
     def visit_Import(self, node: ast.Import) -> None:
         if not self.for_types:
@@ -154,10 +154,10 @@ class _Visitor(ast.NodeVisitor):
 
 @cache
 def _read(path: Path) -> _Imports:
-    found = _Visitor()
-    found.visit(ast.parse(path.read_text(encoding="utf-8")))
-    attributes = tuple(dict.fromkeys(found.attributes))
-    return _Imports(tuple(found.names), tuple(found.typed), tuple(found.modules), attributes)
+    visitor = _Visitor()
+    visitor.visit(ast.parse(path.read_text(encoding="utf-8")))
+    attributes = tuple(dict.fromkeys(visitor.attributes))
+    return _Imports(tuple(visitor.names), tuple(visitor.typed), tuple(visitor.modules), attributes)
 
 
 def _absolute(module: str, importer: str, path: Path) -> str:

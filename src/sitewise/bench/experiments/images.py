@@ -63,8 +63,8 @@ class ImageCollection:
     def site(self, name: str, label: str) -> Site:
         """One of the sites, with its name in the experiment; y are class numbers, images stay on disk."""
         number_of = {value: number for number, value in enumerate(self.manifest.classes)}
-        found = to_site(self.manifest, self.images, name)
-        return replace(found, name=label, y=np.array([number_of[value] for value in found.y.tolist()]))
+        whole = to_site(self.manifest, self.images, name)
+        return replace(whole, name=label, y=np.array([number_of[value] for value in whole.y.tolist()]))
 
 
 def join_images(parts: Sequence[Any]) -> Any:
@@ -137,30 +137,30 @@ def image_population(
 
 def image_faults(data: Options) -> list[str]:
     """Problems of the options that all kinds of images have."""
-    found = []
+    faults = []
     for name in ("size", "at_most"):
         value = data.get(name, 1)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            found.append(f"{name} must be a whole number of at least 1, got {value!r}")
+            faults.append(f"{name} must be a whole number of at least 1, got {value!r}")
     if data.get("channels", 1) not in (1, 3):
-        found.append(f"channels must be 1 (gray) or 3 (RGB), got {data['channels']!r}")
-    return found
+        faults.append(f"channels must be 1 (gray) or 3 (RGB), got {data['channels']!r}")
+    return faults
 
 
 def manifest_faults(data: Options) -> list[str]:
     """Problems of the options of a manifest, before it is read."""
-    found = image_faults(data)
+    faults = image_faults(data)
     if not isinstance(data.get("manifest"), str):
-        found.append(f"manifest must name a CSV or Parquet file, got {data.get('manifest')!r}")
+        faults.append(f"manifest must name a CSV or Parquet file, got {data.get('manifest')!r}")
     for name in ("image", "site", "target", "group", "id"):
         if not isinstance(data.get(name, ""), str):
-            found.append(f"{name} must name a column, got {data[name]!r}")
+            faults.append(f"{name} must name a column, got {data[name]!r}")
     for name in ("confounders", "classes", "categorical"):
         if not isinstance(data.get(name, []), list):
-            found.append(f"{name} must be a list, as in [age, sex], got {data[name]!r}")
+            faults.append(f"{name} must be a list, as in [age, sex], got {data[name]!r}")
         elif any(isinstance(value, bool) for value in data.get(name, [])):
-            found.append(f"{name} has true or false, as YAML reads yes and no: put the words in quotes")
-    return found
+            faults.append(f"{name} has true or false, as YAML reads yes and no: put the words in quotes")
+    return faults
 
 
 def _collect(data: Options, manifest: Manifest, root: str | Path) -> ImageCollection:

@@ -42,16 +42,16 @@ NONE = "none"  # of the centres left out
 
 def colored_faults(data: Options, options: Options) -> list[str]:
     """Problems of a site of colored digits."""
-    found = _choice("data.model", data.get("model", "confounded"), tuple(CAUSAL_MODELS))
-    found += _choice("data.coloring", data.get("coloring", "binary"), COLORINGS)
+    faults = _choice("data.model", data.get("model", "confounded"), tuple(CAUSAL_MODELS))
+    faults += _choice("data.coloring", data.get("coloring", "binary"), COLORINGS)
     if ("beta" in options) == ("joint" in options):
-        found.append("give either beta, for the causal model, or joint, a table P(y, z) or `flipped`")
+        faults.append("give either beta, for the causal model, or joint, a table P(y, z) or `flipped`")
     if isinstance(options.get("joint"), str):
-        found += _choice("joint", options["joint"], ("flipped",))
+        faults += _choice("joint", options["joint"], ("flipped",))
     missing = options.get("missing", 0.0)
     if isinstance(missing, bool) or not isinstance(missing, int | float) or not 0 <= missing <= 1:
-        found.append(f"missing must be a share between 0 and 1, got {missing!r}")
-    return found
+        faults.append(f"missing must be a share between 0 and 1, got {missing!r}")
+    return faults
 
 
 def colored_population(
@@ -89,12 +89,12 @@ def hide_some(site: Site, share: float, seed: int) -> Site:
 
 def digits_faults(data: Options, options: Options) -> list[str]:
     """Problems of a site of ten classes."""
-    found = _choice("shift", options["shift"], SHIFTS) if "shift" in options else []
+    faults = _choice("shift", options["shift"], SHIFTS) if "shift" in options else []
     if ("shift" in options) != ("parameter" in options):
-        found.append("shift and parameter go together, as in {shift: dirichlet, parameter: 0.1}")
+        faults.append("shift and parameter go together, as in {shift: dirichlet, parameter: 0.1}")
     if "shift" in options and "prevalence" in options:
-        found.append("give either shift, which draws P(y), or prevalence")
-    return found
+        faults.append("give either shift, which draws P(y), or prevalence")
+    return faults
 
 
 def digits_population(
@@ -136,15 +136,15 @@ def simulated_population(
 
 def mixed_faults(data: Options, options: Options) -> list[str]:
     """Problems of a site of known densities."""
-    found = [] if _is_positive(data.get("blur", 1.0)) else [f"data.blur must be above zero, got {data['blur']!r}"]
+    faults = [] if _is_positive(data.get("blur", 1.0)) else [f"data.blur must be above zero, got {data['blur']!r}"]
     for name, size in (("coefficients", 4), ("ages", 2), ("scanners", 3)):
         given = options.get(name, [] if name == "coefficients" else [1] * size)
         numbers = isinstance(given, list) and all(isinstance(part, int | float) for part in given)
         if not numbers or len(given) != size:
-            found.append(f"{name} must be {size} numbers, got {given!r}")
+            faults.append(f"{name} must be {size} numbers, got {given!r}")
         elif name != "coefficients" and not all(map(_is_positive, given)):
-            found.append(f"{name} must be above zero, got {given}")
-    return found
+            faults.append(f"{name} must be above zero, got {given}")
+    return faults
 
 
 def mixed_population(

@@ -37,15 +37,15 @@ def append_record(path: Path, record: Record) -> None:
 
 def read_records(path: Path) -> list[Record]:
     """All records, one for each id: those of `path` with .gz added, if it exists, and those of `path`."""
-    found: dict[str, Record] = {}
+    by_id: dict[str, Record] = {}
     for file in _files(path):
         for number, line in enumerate(_lines(file), start=1):
             try:
                 record = json.loads(line)
-                found[record["id"]] = record
+                by_id[record["id"]] = record
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{file}, line {number}: not a record ({error!r}); delete the line") from None
-    return list(found.values())
+    return list(by_id.values())
 
 
 def fingerprints(path: Path) -> dict[str, str]:

@@ -50,8 +50,8 @@ def final_records(experiment: Experiment, records: Iterable[Record]) -> list[Rec
     for record in known.values():
         alike.setdefault(_training(record), []).append(record)
     runs = final_runs(experiment, chosen, digits)
-    found = (known.get(run.id) or _from_others(run.plain(), alike.get(_training(run.plain()), [])) for run in runs)
-    return [record for record in found if record is not None]
+    candidates = (known.get(run.id) or _from_others(run.plain(), alike.get(_training(run.plain()), [])) for run in runs)
+    return [record for record in candidates if record is not None]
 
 
 def _training(settings: Mapping[str, Any]) -> str:

@@ -374,10 +374,10 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         key = (id(X), id(Z))
         if trained.remembered is not None and key in trained.remembered:
             return trained.remembered[key][2]
-        found = trained.scorer(*self.network_rows(X, Z))
+        computed = trained.scorer(*self.network_rows(X, Z))
         if trained.remembered is not None:
-            trained.remembered[key] = (X, Z, found)
-        return found
+            trained.remembered[key] = (X, Z, computed)
+        return computed
 
     def features(self, X: Any, Z: Any = None) -> Tensor:
         """The inputs of the last layer for each row, (n, D)."""
@@ -414,8 +414,8 @@ class LastFeatures(nn.Module):
 
     def forward(self, x: Tensor, z: Tensor) -> Tensor:
         """(n, D)."""
-        found: Tensor = self.network.features(x, z)  # type: ignore[operator]
-        return found
+        features: Tensor = self.network.features(x, z)  # type: ignore[operator]
+        return features
 
 
 def training_key(method: Method) -> str:
@@ -450,6 +450,6 @@ def cross_fitted(n_rows: int, seed: int, predict: Callable[[Array, Array], Tenso
     """Predict each row by a fit to the rows of other folds: predict(fitted rows, scored rows) -> (m, K)."""
     order = np.random.default_rng(seed).permutation(n_rows)
     parts = [np.sort(part) for part in np.array_split(order, min(n_folds, n_rows))]
-    found = [predict(np.setdiff1d(order, part), part) for part in parts]
-    joined = torch.cat(found)
+    predictions = [predict(np.setdiff1d(order, part), part) for part in parts]
+    joined = torch.cat(predictions)
     return torch.empty_like(joined).index_copy_(0, torch.tensor(np.concatenate(parts)), joined)

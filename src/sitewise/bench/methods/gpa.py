@@ -137,10 +137,10 @@ class GPA(Method):
         key = (id(X), id(Z), self.calibration, self.balance)
         if remembered is not None and key in remembered:
             return remembered[key][2]  # type: ignore[no-any-return]
-        found = torch.tensor(np.asarray(self.model_.log_ratio(X, sample_confounder=Z)))
+        computed = torch.tensor(np.asarray(self.model_.log_ratio(X, sample_confounder=Z)))
         if remembered is not None:
-            remembered[key] = (X, Z, found)
-        return found
+            remembered[key] = (X, Z, computed)
+        return computed
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -48,8 +48,8 @@ class ClassWeights:
     def update(self) -> None:
         """w from the confusion matrix of the epoch (BBSE), mixed with the old one."""
         if float(self.mass.min()) > 0:
-            found = bbse((self.joint / self.mass[0]).cpu(), (self.predicted / self.mass[1]).cpu())
-            self.weight.copy_(MEMORY * self.weight + (1 - MEMORY) * found.to(self.weight))
+            weights = bbse((self.joint / self.mass[0]).cpu(), (self.predicted / self.mass[1]).cpu())
+            self.weight.copy_(MEMORY * self.weight + (1 - MEMORY) * weights.to(self.weight))
         for sums in (self.joint, self.predicted, self.mass):
             sums.zero_()
 

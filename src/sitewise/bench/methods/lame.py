@@ -21,14 +21,14 @@ def nearest(rows: Tensor, among: Tensor, k: int, *, same: bool = False, device: 
     """The numbers (n, k) of the nearest of `among`; with `same` both are one set and no row is its own neighbour."""
     k = min(k, len(among) - int(same))
     rows, among = rows.to(device), among.to(device)
-    found = []
+    neighbours = []
     for start in range(0, len(rows), CHUNK):
         distance = torch.cdist(rows[start : start + CHUNK], among)
         if same:
             own = torch.arange(start, start + len(distance), device=device)
             distance[own - start, own] = torch.inf
-        found.append(distance.topk(k, largest=False).indices.cpu())
-    return torch.cat(found)
+        neighbours.append(distance.topk(k, largest=False).indices.cpu())
+    return torch.cat(neighbours)
 
 
 def agree(log_proba: Tensor, neighbours: Tensor) -> Tensor:

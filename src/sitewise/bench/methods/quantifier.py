@@ -131,5 +131,5 @@ class Quantifier(LabelShift):
         options = dict(self.options)
         if "random_state" in signature(find_quantifier(self.quantifier)).parameters:
             options.setdefault("random_state", self.random_state)
-        found = quantify(self.quantifier, held, self._held_y.numpy(), here, options)
-        return torch.tensor(found).clamp_min(0)
+        shares = quantify(self.quantifier, held, self._held_y.numpy(), here, options)
+        return torch.tensor(shares).clamp_min(0)

@@ -123,8 +123,8 @@ class TENT(OverERM):
             last = Scorer(head, device)
 
             def rule(rows: Any, z: Any) -> Tensor:
-                found = self.features(rows, z).float()
-                return torch.log_softmax(last(found, found[:, :0]), dim=1)
+                features = self.features(rows, z).float()
+                return torch.log_softmax(last(features, features[:, :0]), dim=1)
 
             return rule, None
         for layer in norms:

@@ -35,13 +35,13 @@ NO_SITES = Finding(
 def diagnose(here: "AdaptedClassifier") -> Diagnosis:
     """All checks of an adapted model."""
     model = here.model
-    found = diagnose_site(
+    diagnosis = diagnose_site(
         *samples_of(here),
         here.estimate,
         table=model.training_table_,
         random_state=int(check_random_state(model.random_state).randint(2**31 - 1)),
     )
-    return found if model.training_summary_.named else conclude((*found.findings, NO_SITES))
+    return diagnosis if model.training_summary_.named else conclude((*diagnosis.findings, NO_SITES))
 
 
 def breaches(here: "AdaptedClassifier") -> dict[str, float]:

@@ -127,8 +127,8 @@ def rehearsed_gains(model: "SiteModel") -> list[float]:
     rehearsal = getattr(model, "rehearsal_", None)
     if rehearsal is None or rehearsal.kind != "sites" or not len(rehearsal.table):
         return []
-    found = rehearsal.table["nll_as_trained"] - rehearsal.table["nll_adapted"]
-    return [float(gain) for gain in found]
+    gains = rehearsal.table["nll_as_trained"] - rehearsal.table["nll_adapted"]
+    return [float(gain) for gain in gains]
 
 
 def rehearsed_breaches(model: "SiteModel") -> dict[str, float]:

@@ -53,7 +53,7 @@ class SiteReader:
         """The rows of a partition as a site keeps them."""
         problems, n_rows, codes = Problems(f"partition {rows.number}"), rows.n_rows, self.codes(rows)
         weight = None if rows.sample_weight is None else read_weight(rows.sample_weight, n_rows, Problems("adapt"))
-        found = ScoredRows(
+        rows_here = ScoredRows(
             codes=codes,
             weight=weight,
             groups=read_groups(rows.groups, n_rows, problems),
@@ -62,7 +62,7 @@ class SiteReader:
             supported=~in_regions(codes, self.unsupported),
         )
         problems.raise_if_any()
-        return found
+        return rows_here
 
     def readied(self, rows: Partition) -> Partition:
         """The rows that g is estimated from, with numbers for labels."""
@@ -96,10 +96,10 @@ class Predictor:
         if self.as_trained and trained is not None:
             return trained
         if self.posterior is None:
-            found = combine(log_ratio, self.prevalence.log_prob(codes)).exp()
+            probability = combine(log_ratio, self.prevalence.log_prob(codes)).exp()
         else:
-            found = self.posterior.points.average(log_ratio, codes, self.posterior.slope)
-        return found if trained is None else torch.where(kept[:, None], trained, found)
+            probability = self.posterior.points.average(log_ratio, codes, self.posterior.slope)
+        return probability if trained is None else torch.where(kept[:, None], trained, probability)
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,8 @@ def adapt_partitions(
         as_trained = not prior.trusted_rows and not prior.averaged  # as `predicts_as_trained` of the site
     predict = Predictor(fit.posterior, fit.prevalence, model.pooled_prevalence_, model.unsupported_, as_trained)
     step = -(-evidence_of(estimate).n_rows // SAMPLE_ROWS)
-    found = compute(partitions.tasks(partial(_visit, reader, predict, step)))
-    visits: list[Visit] = [visit for visit in found if visit is not None]
+    visited = compute(partitions.tasks(partial(_visit, reader, predict, step)))
+    visits: list[Visit] = [visit for visit in visited if visit is not None]
     if model.confounders_ is not None:
         counts = [sum(own) for own in zip(*(visit.kept for visit in visits), strict=True)]
         warn_kept(counts, model.unsupported_, model.confounders_, model.classes_.tolist())
@@ -188,8 +188,8 @@ def _settled(estimate: PrevalenceEstimate) -> PrevalenceEstimate:
     fit, evidence = fit_of(estimate), stand_in(evidence_of(estimate), SAMPLE_ROWS)
 
     def with_diagnostics(fit: Fit) -> Fit:
-        found = fit.post_fit if fit.posterior is not None else fit.diagnostics
-        return replace(fit, post_fit=found, refit=None)
+        post_fit = fit.post_fit if fit.posterior is not None else fit.diagnostics
+        return replace(fit, post_fit=post_fit, refit=None)
 
     candidates = tuple(
         Candidate(own, candidate.weight, Finisher(own, evidence, finish))

@@ -247,10 +247,10 @@ def _clinical(here: "AdaptedClassifier", level: float) -> dict[str, Any]:
     if len(here.classes_) != 2:
         return {}
     threshold = here.threshold_ if here.threshold_ is not None and 0 < here.threshold_ < 1 else None
-    found = clinical_performance(here.drawn_rows, threshold=threshold, level=level)
+    clinical = clinical_performance(here.drawn_rows, threshold=threshold, level=level)
     curve = here.decision_curve(level=level)[["threshold", "net_benefit", "treat_all", "treat_none"]]
     named = curve.set_axis(["threshold", "predictions", "treat all", "treat none"], axis=1)
-    return {"clinical": {name: v._asdict() for name, v in found.items()}, "decision_curve": named.to_dict("records")}
+    return {"clinical": {name: v._asdict() for name, v in clinical.items()}, "decision_curve": named.to_dict("records")}
 
 
 def _done(here: "AdaptedClassifier") -> dict[str, dict[str, Any]]:

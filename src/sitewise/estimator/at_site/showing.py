@@ -16,10 +16,10 @@ ABOUT = ("outcome_name", "positive", "intended_use", "contact")
 
 def about(model: "SiteModel", name: str) -> str | None:
     """An entry of the model's `about_`; for the outcome, by default the target column of its table."""
-    found = model.about_.get(name)
-    if found is None and name == "outcome_name":
-        found = getattr(getattr(getattr(model, "table_reader_", None), "roles", None), "target", None)
-    return None if found is None else str(found)
+    name_of = model.about_.get(name)
+    if name_of is None and name == "outcome_name":
+        name_of = getattr(getattr(getattr(model, "table_reader_", None), "roles", None), "target", None)
+    return None if name_of is None else str(name_of)
 
 
 def class_names(model: "SiteModel") -> list[str]:

@@ -167,12 +167,12 @@ def _about(model: "SiteModel") -> list[str]:
         "intended_use": "Intended use",
         "contact": "Contact",
     }
-    found = [
+    lines = [
         f"- {word}: {_plain(' '.join(model.about_[name].split()))}"
         for name, word in words.items()
         if name in model.about_
     ]
-    return ["\n".join(found)] if found else []
+    return ["\n".join(lines)] if lines else []
 
 
 def _training_table(model: "SiteModel") -> str:
@@ -233,8 +233,8 @@ def held_out_metrics(model: "SiteModel") -> dict[str, float | None]:
         return {}
     calibrated_log_ratio = model.calibrations_[0].apply(held_out.raw_log_ratio)
     probability = combine(calibrated_log_ratio, held_out.log_prevalence).exp().numpy()
-    found = evaluate(held_out.y.numpy(), probability, sample_weight=held_out.weight.numpy())
-    return {name: found[name].value for name in METRICS}
+    metrics = evaluate(held_out.y.numpy(), probability, sample_weight=held_out.weight.numpy())
+    return {name: metrics[name].value for name in METRICS}
 
 
 def _regions(model: "SiteModel") -> list[str]:

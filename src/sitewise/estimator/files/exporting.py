@@ -176,7 +176,7 @@ def _try_out(here: AdaptedClassifier, runtime: Any, path: Path, inputs: tuple[Te
     feed = dict(zip(("x", "z"), (part.numpy() for part in inputs), strict=False))
     try:
         session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        (found,) = session.run(None, feed)
+        (probability,) = session.run(None, feed)
     except Exception as error:  # the runtime has exceptions of its own
         raise ValueError(NOT_TRACED.format(error=str(error).strip().partition("\n")[0])) from error
     Z = None
@@ -186,7 +186,7 @@ def _try_out(here: AdaptedClassifier, runtime: Any, path: Path, inputs: tuple[Te
         Z = schema.decode(encode(schema, inputs[1]))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # random rows have no column names
-        return here.predict_proba(inputs[0].numpy(), Z), found
+        return here.predict_proba(inputs[0].numpy(), Z), probability
 
 
 def same_probabilities(ours: Array, theirs: Array) -> bool:

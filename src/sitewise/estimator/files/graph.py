@@ -60,15 +60,17 @@ class AdaptedGraph(nn.Module):
             log_posterior = self.joint(x, codes)
             log_ratio = torch.where(lacking[:, None], log_posterior - self.joint.log_marginal, log_ratio)
         if self.posterior is None:
-            found = combine(log_ratio, self.prevalence.log_prob(codes)).exp()
+            probability = combine(log_ratio, self.prevalence.log_prob(codes)).exp()
         else:
-            found = self.prevalence.average(log_ratio, codes, self.posterior.slope)
+            probability = self.prevalence.average(log_ratio, codes, self.posterior.slope)
         if self.joint is not None and not self.as_trained:
-            found = torch.where(lacking[:, None], log_posterior.exp(), found)
+            probability = torch.where(lacking[:, None], log_posterior.exp(), probability)
         for region in self.model.unsupported_:  # f is not identified there (equation 12)
             inside = (codes[:, region.variable] == region.code) & ~lacking
-            found = torch.where(inside[:, None], combine(log_ratio, self.pooled.log_prob(codes)).exp(), found)
-        return found
+            probability = torch.where(
+                inside[:, None], combine(log_ratio, self.pooled.log_prob(codes)).exp(), probability
+            )
+        return probability
 
 
 class NetworkScore(nn.Module):
@@ -182,8 +184,8 @@ class TraceableRatio:
         coefficients = self.ratio.coefficients
         at_z = features(codes, self.ratio.schema) @ coefficients.transpose(0, 1).flatten(1)
         parts = at_z.unflatten(1, coefficients.shape[::2])
-        found: Tensor = parts[:, 0] + (parts[:, 1:] * to_scores(log_proba)[:, :, None]).sum(dim=1)
-        return found
+        log_ratio: Tensor = parts[:, 0] + (parts[:, 1:] * to_scores(log_proba)[:, :, None]).sum(dim=1)
+        return log_ratio
 
 
 def traceable(part: Any) -> Any:

@@ -321,9 +321,8 @@ def _make_adapted(values: Values, inside: dict[str, Any], attached: Mapping[str,
     _parts(site, "site/", estimate=PrevalenceEstimate, rows=ScoredRows, classes_=np.ndarray)
     _check_attributes(site, "site/", AdaptedClassifier, SITE)
     here = AdaptedClassifier.__new__(AdaptedClassifier)
-    here.__dict__.update(site, model=model)
-    if here._outcome is not None:
-        here._outcome = Outcome(**site["_outcome"])
+    outcome = site.get("_outcome")
+    here.__dict__.update(site, model=model, _outcome=None if outcome is None else Outcome(**outcome))
     _check_shapes(here.model, {"this site": here.estimate.prevalence})
     return here
 

@@ -42,14 +42,14 @@ class ScoreFolder:
         try:
             with safe_open(file, "pt") as content:
                 about = content.metadata() or {}
-                found = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
+                tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
         except Exception as error:  # a truncated file can raise any error
             warnings.warn(DAMAGED.format(path=file, reason=error), stacklevel=2)
             return None
-        if (about.get("key"), about.get("sha256")) != (key, hash_tensors(found)):
+        if (about.get("key"), about.get("sha256")) != (key, hash_tensors(tensors)):
             warnings.warn(DAMAGED.format(path=file, reason="its checksum differs"), stacklevel=2)
             return None
-        return found
+        return tensors
 
     def save(self, key: str, tensors: Mapping[str, Tensor]) -> None:
         """Write the tensors of a key; a warning instead of an error if that is not possible."""
@@ -73,11 +73,11 @@ def cached_log_ratio(folder: str | os.PathLike[str] | None, scorer: Scorer, X: I
     if folder is None:
         return scorer(X, z)
     kept, key = ScoreFolder(Path(folder)), score_key(scorer.module, X, z)
-    found = kept.load(key)
-    if found is None:
-        found = {RAW: scorer(X, z)}
-        kept.save(key, found)
-    return found[RAW]
+    tensors = kept.load(key)
+    if tensors is None:
+        tensors = {RAW: scorer(X, z)}
+        kept.save(key, tensors)
+    return tensors[RAW]
 
 
 def cached_score(
@@ -87,16 +87,16 @@ def cached_score(
     if folder is None:
         return score_keeping_features(scorer, X, z, n_classes)
     kept, key = ScoreFolder(Path(folder)), score_key(scorer.module, X, z)
-    found = kept.load(key)
-    if found is None or FEATURES not in found:
-        if found is None:
+    tensors = kept.load(key)
+    if tensors is None or FEATURES not in tensors:
+        if tensors is None:
             raw, features, rows = score_keeping_features(scorer, X, z, n_classes)
         else:
-            raw, rows = found[RAW], evenly(len(X), FEATURE_ROWS)
+            raw, rows = tensors[RAW], evenly(len(X), FEATURE_ROWS)
             features = score_keeping_features(scorer, take_inputs(X, rows), z[rows], n_classes)[1]
-        found = {RAW: raw, FEATURES: features, FEATURE_ROW_NUMBERS: rows}
-        kept.save(key, found)
-    return found[RAW], found[FEATURES], found[FEATURE_ROW_NUMBERS]
+        tensors = {RAW: raw, FEATURES: features, FEATURE_ROW_NUMBERS: rows}
+        kept.save(key, tensors)
+    return tensors[RAW], tensors[FEATURES], tensors[FEATURE_ROW_NUMBERS]
 
 
 def score_key(module: nn.Module, X: Inputs, z: Tensor) -> str:
@@ -110,20 +110,20 @@ def score_key(module: nn.Module, X: Inputs, z: Tensor) -> str:
 
 def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
     """A hash of names, shapes, types and all bytes."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in sorted(tensors):
         value = tensors[name].detach().cpu()
-        found.update(f"{name} {tuple(value.shape)} {value.dtype};".encode())
-        found.update(value.contiguous().flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        digest.update(f"{name} {tuple(value.shape)} {value.dtype};".encode())
+        digest.update(value.contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def hash_texts(texts: Iterable[str]) -> str:
     """A hash of a sequence of texts, each preceded by its length."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for text in texts:
-        found.update(f"{len(text)}:{text}".encode())
-    return found.hexdigest()
+        digest.update(f"{len(text)}:{text}".encode())
+    return digest.hexdigest()
 
 
 class ScoreAndFeatures(nn.Module):

@@ -38,33 +38,45 @@ def read_probabilities(values: Any, classes: Array, problems: Problems) -> Tenso
     values = _by_class(values, classes, problems)
     n_classes = len(classes)
     try:
-        found = view_tensor(values).double()
+        probabilities = view_tensor(values).double()
     except (TypeError, ValueError) as error:
         problems.add(f"probabilities must be numbers ({error})")
         return torch.full((0, n_classes), 1 / n_classes, dtype=torch.float64)
-    if found.ndim != 2 or found.shape[1] != n_classes:
-        hint = ": give a column for each class, np.column_stack([1 - p, p])" if found.ndim == 1 else ""
+    if probabilities.ndim != 2 or probabilities.shape[1] != n_classes:
+        hint = ": give a column for each class, np.column_stack([1 - p, p])" if probabilities.ndim == 1 else ""
         shape = f"(rows, {n_classes}), a column for each class of {classes.tolist()}"
-        problems.add(f"probabilities must have shape {shape}, got {tuple(found.shape)}{hint}")
-        return torch.full((len(found) if found.ndim else 0, n_classes), 1 / n_classes, dtype=torch.float64)
-    if not len(found):
+        problems.add(f"probabilities must have shape {shape}, got {tuple(probabilities.shape)}{hint}")
+        return torch.full(
+            (len(probabilities) if probabilities.ndim else 0, n_classes), 1 / n_classes, dtype=torch.float64
+        )
+    if not len(probabilities):
         problems.add("probabilities are empty: at least one row is needed")
-        return found
-    found = found.cpu()
-    off = (found.sum(dim=1) - 1).abs()
-    if float(off.max()) <= SUM_TOLERANCE and float(found.min()) >= 0:  # NaN compares as false
-        return found
-    _note(found.isnan().any(dim=1), found, "hold NaN", "drop such rows or correct the classifier", problems)
-    _note((found < 0).any(dim=1), found, "are negative", "are these logits? Apply softmax first", problems)
-    wrong = ~(off <= SUM_TOLERANCE) & ~found.isnan().any(dim=1) & ~(found < 0).any(dim=1)
-    _note(wrong, found, "do not sum to one", "give a column for each class, or apply softmax to logits", problems)
-    return found
+        return probabilities
+    probabilities = probabilities.cpu()
+    off = (probabilities.sum(dim=1) - 1).abs()
+    if float(off.max()) <= SUM_TOLERANCE and float(probabilities.min()) >= 0:  # NaN compares as false
+        return probabilities
+    _note(
+        probabilities.isnan().any(dim=1),
+        probabilities,
+        "hold NaN",
+        "drop such rows or correct the classifier",
+        problems,
+    )
+    _note(
+        (probabilities < 0).any(dim=1), probabilities, "are negative", "are these logits? Apply softmax first", problems
+    )
+    wrong = ~(off <= SUM_TOLERANCE) & ~probabilities.isnan().any(dim=1) & ~(probabilities < 0).any(dim=1)
+    _note(
+        wrong, probabilities, "do not sum to one", "give a column for each class, or apply softmax to logits", problems
+    )
+    return probabilities
 
 
-def _note(bad: Tensor, found: Tensor, what: str, advice: str, problems: Problems) -> None:
+def _note(bad: Tensor, probabilities: Tensor, what: str, advice: str, problems: Problems) -> None:
     rows = bad.nonzero().flatten().tolist()
     if rows:
-        shown = ", ".join(f"{value:.4g}" for value in found[rows[0]].tolist()[:5])
+        shown = ", ".join(f"{value:.4g}" for value in probabilities[rows[0]].tolist()[:5])
         problems.add(f"probabilities {what} in {len(rows)} row(s), first at row {rows[0]} ({shown}): {advice}")
 
 
@@ -141,9 +153,9 @@ class Classifier:
         """Probabilities, zeros included."""
         problems = Problems("PrevalenceAdjuster")
         values = X if self.estimator is None else self.estimator.predict_proba(without_gaps(X))
-        found = read_probabilities(values, np.array(self.columns), problems)
+        probabilities = read_probabilities(values, np.array(self.columns), problems)
         problems.raise_if_any()
-        return found
+        return probabilities
 
     def by_class(self, log_proba: Tensor) -> Tensor:
         """log P(y|x), (n, K), from the result of `log_proba`."""
@@ -241,8 +253,8 @@ def cross_fit_classifier(
         copy = clone(estimator).fit(_safe_indexing(X, train), y[train], **own)
         known = Classifier(copy, copy.classes_)
         rows = _safe_indexing(X, test)
-        found = (known.probabilities(rows) if are_probabilities else known.log_proba(rows).exp()).numpy()
-        scored[np.ix_(test, [classes.tolist().index(label) for label in copy.classes_.tolist()])] = found
+        held_out = (known.probabilities(rows) if are_probabilities else known.log_proba(rows).exp()).numpy()
+        scored[np.ix_(test, [classes.tolist().index(label) for label in copy.classes_.tolist()])] = held_out
     probabilities = torch.tensor(scored)
     floor = find_floor(probabilities)
     return Classifier(fitted, classes, floor), probabilities.clamp_min(floor).log()

@@ -127,11 +127,11 @@ class CrossFitted:
 
     def log_ratio(self, rows: Tensor, codes: Tensor) -> Tensor:
         """log f of rows given by number, each by the ratio of its fold, at these codes of z."""
-        found = torch.empty(len(rows), self.log_proba.shape[1], dtype=torch.float64)
+        log_ratio = torch.empty(len(rows), self.log_proba.shape[1], dtype=torch.float64)
         for number, ratio in enumerate(self.ratios):
             inside = self.fold[rows] == number
-            found[inside] = ratio.log_ratio(self.log_proba[rows[inside]], codes[inside])
-        return found
+            log_ratio[inside] = ratio.log_ratio(self.log_proba[rows[inside]], codes[inside])
+        return log_ratio
 
     def score(self, numbers: Any, codes: Tensor) -> tuple[Tensor, None, None]:
         """The same for rows whose X (n, 1) is their number, as `score_held_out` needs it; without features."""

@@ -108,10 +108,10 @@ class Unit:
         penalty = torch.full(
             (1,), 0.25, dtype=torch.float64
         )  # half a row of each class, so one class alone stays finite
-        found = fit_linear(totals, weight, design, penalty, offset).point
-        log_p = torch.log_softmax(offset + found @ contrasts(self.n_classes).T, dim=1)
-        curvature = information(design, weight, log_p.exp()) + 0.25 * torch.eye(len(found))
-        return found, torch.linalg.inv(curvature), float(-(self.share @ (self.labels * log_p).sum(1)))
+        coefficients = fit_linear(totals, weight, design, penalty, offset).point
+        log_p = torch.log_softmax(offset + coefficients @ contrasts(self.n_classes).T, dim=1)
+        curvature = information(design, weight, log_p.exp()) + 0.25 * torch.eye(len(coefficients))
+        return coefficients, torch.linalg.inv(curvature), float(-(self.share @ (self.labels * log_p).sum(1)))
 
     @cached_property
     def labeled_level(self) -> tuple[Tensor, Tensor, float]:
@@ -139,9 +139,9 @@ class Unit:
         if slope not in self._predictions:
             self._predictions.clear()
             g = self.nodes.log_prevalence(self.log_prevalence, self.share)
-            found = torch.softmax(slope * self.log_ratio[:, None, :] + g, dim=2)
-            chosen = found.gather(2, self.y[:, None, None].expand(-1, found.shape[1], 1))[:, :, 0]
-            self._predictions[slope] = found.flatten(1), chosen.contiguous()
+            probability = torch.softmax(slope * self.log_ratio[:, None, :] + g, dim=2)
+            chosen = probability.gather(2, self.y[:, None, None].expand(-1, probability.shape[1], 1))[:, :, 0]
+            self._predictions[slope] = probability.flatten(1), chosen.contiguous()
         return self._predictions[slope]
 
     @cached_property
@@ -264,8 +264,8 @@ class Nodes:
         wanted = as_trained.clamp_min(1e-12).log()
 
         def off(centre: Tensor) -> Tensor:
-            found = torch.softmax(self.log_prior(numbers, centre), dim=0) @ predicted
-            apart = wanted - found.clamp_min(1e-12).log()
+            mean = torch.softmax(self.log_prior(numbers, centre), dim=0) @ predicted
+            apart = wanted - mean.clamp_min(1e-12).log()
             return apart - apart.mean()
 
         if n_classes == 2:
@@ -391,10 +391,10 @@ def _factor_excess(unit: Unit) -> float:
     offset = unit.log_ratio + unit.log_prevalence
     design = torch.cat([torch.ones(len(shape), 1, dtype=torch.float64), shape], dim=1)
     penalty = torch.tensor([0.25, 1.0 / (2.0 * USUAL_FACTOR) ** 2], dtype=torch.float64)
-    found = fit_linear(unit.labels * unit.weight[:, None], unit.weight, design, penalty, offset).point
-    log_p = torch.log_softmax(offset + (design @ found.reshape(2, 1)) @ contrasts(2).T, dim=1)
+    coefficients = fit_linear(unit.labels * unit.weight[:, None], unit.weight, design, penalty, offset).point
+    log_p = torch.log_softmax(offset + (design @ coefficients.reshape(2, 1)) @ contrasts(2).T, dim=1)
     covariance = torch.linalg.inv(information(design, unit.weight, log_p.exp()) + torch.diag(penalty))
-    return float((found[1] ** 2 - covariance[1, 1]).clamp_min(0.0))
+    return float((coefficients[1] ** 2 - covariance[1, 1]).clamp_min(0.0))
 
 
 def _best_slope(losses: Tensor) -> float:

@@ -131,8 +131,8 @@ def fit_joint_model(
     critic = train_critic(pairs, held_pairs, device=model.device, seed=seed)
     bank, point_of = make_bank(schema, rows.codes, rows.weight, n_points(len(model.classes_)))
     possible = ~unseen_classes(bank.codes, len(model.classes_), model.unsupported_)
-    found = JointModel(bank, model.fit_prevalence(rows, seed), possible, torch.zeros(possible.shape), critic)
-    return balance_critic(model, calibrate_critic(model, found, held, seed), pairs, point_of, rows.y)
+    model_of_r = JointModel(bank, model.fit_prevalence(rows, seed), possible, torch.zeros(possible.shape), critic)
+    return balance_critic(model, calibrate_critic(model, model_of_r, held, seed), pairs, point_of, rows.y)
 
 
 def n_points(n_classes: int) -> int:

@@ -78,7 +78,7 @@ def read_points(joint: Any, schema: Confounders | None) -> Tensor:
     for name, levels in notes.levels.items():
         problems.add(f"joint has {name} = {', '.join(sorted(levels))}, which no source row has")
     bare = schema.missing(codes).any(dim=1).nonzero().flatten().tolist()
-    if bare and not problems.found:
+    if bare and not problems.messages:
         problems.add(
             f"joint lacks a value in {len(bare)} z-point(s), first at row {bare[0]}: each point needs all values"
         )
@@ -188,8 +188,8 @@ def pair_problems(model: "PrevalenceAdjuster", ready: bool) -> list[str]:
     """The problems of settings that concern pairs."""
     if model.joint is None:
         return [NO_PAIRS] if model.missing == "joint" else []
-    found = [] if ready else [NOT_FITTED]
-    return found + ([SEES_X] if model.classifier_sees == "x" else [])
+    problems = [] if ready else [NOT_FITTED]
+    return problems + ([SEES_X] if model.classifier_sees == "x" else [])
 
 
 def pair_reader(estimator: Any, classes: Array, joint: Any, floor: float) -> Classifier:

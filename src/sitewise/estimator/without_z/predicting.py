@@ -40,10 +40,10 @@ def joint_log_ratio(model: "GPAClassifier", X: Inputs, codes: Tensor) -> Tensor:
     """log r(x,y,z_m) of rows over the bank (n, M, K), -inf at points that contradict the known part of a row's z."""
     joint = model.joint_
     assert joint is not None
-    found = torch.empty(len(X), *joint.prior.shape, dtype=torch.float32)
+    log_ratio = torch.empty(len(X), *joint.prior.shape, dtype=torch.float32)
     for part, ratios in joint.ratios(model, X):
-        found[part] = (ratios + joint.bank.log_agreement(codes[part])[..., None]).float()
-    return found
+        log_ratio[part] = (ratios + joint.bank.log_agreement(codes[part])[..., None]).float()
+    return log_ratio
 
 
 def joint_log_posterior(model: "GPAClassifier", site: JointEstimate, X: Inputs, codes: Tensor) -> Tensor:

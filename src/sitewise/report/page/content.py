@@ -268,9 +268,9 @@ def _profile(profile: Profile) -> dict[str, Any]:
 
 def _reliability(y: Any, probability: Any, level: float) -> dict[str, Any]:
     """Bins of equal size of held-out rows: predicted and observed shares, with Wilson's interval."""
-    found = reliability(y, probability)
+    curve = reliability(y, probability)
     bins = []
-    for predicted, observed, count in zip(*(found[c] for c in ("mean_predicted", "observed", "count")), strict=True):
+    for predicted, observed, count in zip(*(curve[c] for c in ("mean_predicted", "observed", "count")), strict=True):
         low, high = wilson(observed, count, level)
         ends = {"low": min(low, observed), "high": max(high, observed)}  # despite rounding
         bins.append({"predicted": predicted, "observed": observed, **ends, "rows": int(count)})

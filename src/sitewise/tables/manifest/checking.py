@@ -40,8 +40,8 @@ def check(manifest: Manifest, *, images: bool = True, allow_one_class: bool = Fa
         files = manifest.files
         rows = np.flatnonzero(there)
         with ThreadPoolExecutor(jobs or available_cores()) as pool:
-            found = list(pool.map(_why_unreadable, (files[row] for row in rows)))
-        add_unreadable(problems, {int(row): why for row, why in zip(rows, found, strict=True) if why is not None})
+            reasons = list(pool.map(_why_unreadable, (files[row] for row in rows)))
+        add_unreadable(problems, {int(row): why for row, why in zip(rows, reasons, strict=True) if why is not None})
     problems.raise_if_any()
 
 
@@ -57,11 +57,11 @@ def notes(manifest: Manifest) -> list[str]:
     """Probable errors that may also be true: sites with one class only."""
     if not manifest.labeled:
         return []
-    found = []
+    lines = []
     for site, labels in manifest.table["y"].groupby(manifest.table["site"].astype(str)):
         if labels.nunique() == 1:
-            found.append(ONE_CLASS.format(site=site, label=labels.iloc[0], rows=len(labels)))
-    return found
+            lines.append(ONE_CLASS.format(site=site, label=labels.iloc[0], rows=len(labels)))
+    return lines
 
 
 def check_links(table: pd.DataFrame, root: Path, problems: Problems) -> Array:

@@ -119,8 +119,8 @@ def write_manifest(manifest: Manifest, file: Table) -> Path:
 def _labels(rows: Rows, name: str, classes: tuple[Any, ...], place: Place, problems: Problems) -> pd.Series:
     """The class of each value; unknown values are unchanged, missing ones stay missing."""
     class_of = labels_by_text(classes)
-    found = _levels(rows, name, place, problems)
-    meant = found.map(lambda value: class_of.get(value, value), na_action="ignore")
+    values = _levels(rows, name, place, problems)
+    meant = values.map(lambda value: class_of.get(value, value), na_action="ignore")
     return meant.astype(np.int64) if all(isinstance(value, int) for value in meant) else meant
 
 

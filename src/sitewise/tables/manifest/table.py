@@ -142,7 +142,7 @@ def check_table(
     table: pd.DataFrame, root: Path, confounders: tuple[str, ...], classes: tuple[Any, ...], problems: Problems
 ) -> None:
     """Report all problems of a table that can be found without the files."""
-    before = len(problems.found)
+    before = len(problems.messages)
     for column in ("path", "site", "id"):
         if column not in table:
             problems.add(f"the table has no column {column!r}{did_you_mean(column, table.columns)}")
@@ -157,7 +157,7 @@ def check_table(
         problems.add(f"classes must be at least two different labels, got {list(classes)}")
     if not len(table):
         problems.add("the table has no rows")
-    if len(problems.found) == before:
+    if len(problems.messages) == before:
         _check_rows(table, root, classes, problems)
 
 
