@@ -34,10 +34,18 @@ class Spy:
         return torch.zeros(len(codes), 2, dtype=torch.float64)
 
 
+class SpyNetwork:
+    """An f that remembers the inputs of z it was given."""
+
+    def __call__(self, x, z):
+        self.seen = z
+        return torch.zeros(len(x), 2)
+
+
 def test_f_and_g_see_the_same_mask():
     """Trap: f sees the knocked-out z while g sees the true one."""
     rows, schema = rows_with_z()
-    spies = [Spy(), Spy()]
+    spies, network = [Spy(), Spy()], SpyNetwork()
     objective = RatioObjective(rows, None, schema, spies, None, knockout=0.5)
     generator = torch.Generator().manual_seed(1)
     for _ in range(3):
@@ -45,7 +53,8 @@ def test_f_and_g_see_the_same_mask():
         for site, spy in enumerate(spies):
             at_site = rows.site == site
             expected = network_inputs(schema, spy.seen[-1])
-            assert torch.equal(objective._inputs[at_site], expected)
+            objective.loss(network, at_site.nonzero().flatten())
+            assert torch.equal(network.seen, expected)
             hidden = schema.missing(spy.seen[-1])
             assert hidden.any()
             assert not hidden.all()

@@ -213,6 +213,23 @@ def test_the_public_names_are_what_a_user_calls():
     assert all(inspect.getdoc(getattr(sitewise, name)) for name in sitewise.__all__ if name != "__version__")
 
 
+def private_reads(text, private):
+    """(line, name) of attributes of other objects than `self` and `cls` that are private to a documented class."""
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute) and node.attr in private]
+    return [(n.lineno, n.attr) for n in nodes if not (isinstance(n.value, ast.Name) and n.value.id in SELF)]
+
+
+def test_nothing_outside_reads_private_attributes_of_documented_classes():
+    """Tests and studies use what users have, or what the package has for other modules (`answer.fit_of`)."""
+    classes = [find(entry.path) for entry in DOCUMENTED if find(entry.path).is_class]
+    private = {name for one in classes for name in one.all_members if re.match(r"_(?!_|repr_html_)", name)}
+    assert {"_fit", "_evidence", "_diagnosis", "_log_ratio"} <= private
+    assert private_reads("self._fit; here.estimate._fit", private) == [(1, "_fit")]
+    paths = [path for folder in ("tests", "benchmarks", "experiments") for path in (ROOT / folder).rglob("*.py")]
+    found = {str(path.relative_to(ROOT)): private_reads(path.read_text(encoding="utf-8"), private) for path in paths}
+    assert {path: reads for path, reads in found.items() if reads} == {}
+
+
 def test_the_page_hides_private_names():
     """Private and special methods are hidden, except `__call__`: calling a `Calibration` is how it is used."""
     settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))

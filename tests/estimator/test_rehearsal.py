@@ -14,6 +14,7 @@ from sklearn.linear_model import LogisticRegression
 
 import sitewise as sw
 from sitewise.estimator import gpa, rehearsing
+from sitewise.estimator import model as model_module
 from sitewise.estimator.source.rehearsal import Numbers, Unit, learn_numbers
 from sitewise.prevalence import SitePrior
 from sitewise.prevalence.base import ConstantPrevalence
@@ -95,17 +96,17 @@ class Spy:
 
     def __init__(self, monkeypatch):
         self.data, self.units = [], []
-        learn, learn_from_units = sw.PrevalenceAdjuster._learn, rehearsing.learn_numbers
+        summarize, learn_from_units = model_module.summarize_training, rehearsing.learn_numbers
 
-        def record_data(adjuster, data, seed):
+        def record_data(data):
             self.data.append(data)
-            learn(adjuster, data, seed)
+            return summarize(data)
 
         def record_units(units):
             self.units.append(list(units))
             return learn_from_units(units)
 
-        monkeypatch.setattr(sw.PrevalenceAdjuster, "_learn", record_data)
+        monkeypatch.setattr(model_module, "summarize_training", record_data)  # once for each model that is fitted
         monkeypatch.setattr(rehearsing, "learn_numbers", record_units)
 
 
