@@ -1,17 +1,20 @@
-"""How time and memory grow, and what Dask costs: `python benchmarks/scale.py run PART --out FILE`, then `figure FILE`.
+"""How time and memory grow, and what Dask costs: `python benchmarks/scale.py PART [SIZES]`.
 
-Each measurement runs in a process of its own, so that its peak memory is its own. Growth is measured in seconds of
-processor time in one thread, which others on the machine change little; Dask by the clock. Records are lines of JSON.
+Each measurement runs in a process of its own, after a first one of the smallest size, which imports and compiles.
+Growth is measured in seconds of processor time in one thread, which other programs on the machine change little, and
+in working memory: how far the peak of the process rises above what it had with the data in memory. Dask is measured by
+the clock. Records are lines of JSON; `benchmarks/scale_page.py` makes docs/scale.md of them.
 """
 
 import argparse
 import json
 import os
-import resource
+import pickle
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +28,7 @@ CLASSES = (2, 5, 10, 20, 50, 100, 200)
 CONFOUNDERS = (1, 2, 4, 8, 16)
 SITES = (25, 50, 100, 200)
 POINTS = (1, 4, 16, 64)
+TASKS = (250, 500, 1_000)
 SITE_ROWS = 1_000
 PARTITION_ROWS = 4_000_000
 GROWTH = {  # part: the sizes, what they are called, and what is held fixed
@@ -36,6 +40,8 @@ GROWTH = {  # part: the sizes, what they are called, and what is held fixed
     "points": (POINTS, "posterior points", "predicting 1,000,000 rows, 2 classes"),
     "sites": (SITES, "sites", "1,000 rows each, three mixed confounders, two processes"),
 }
+ON_CLUSTERS = ("dask", "cluster", "tasks")  # by the clock, on a LocalCluster of two workers
+TASK_ROWS = 1_000
 
 
 def scores(n_rows, n_classes, seed):
@@ -87,16 +93,23 @@ def fitted(**settings):
     )
 
 
+def memory(name, pid="self"):
+    """VmRSS (now) or VmHWM (the peak) of a process, in GB."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 2**20
+
+
 def timed(work):
-    """Processor seconds of a call, the least of up to five in five seconds, and what it returned."""
-    best, begun = float("inf"), time.process_time()
+    """Processor seconds of a call, the least of up to five in five seconds; what it returned; its working memory."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak counts from here
+    before, best, begun = memory("VmRSS"), float("inf"), time.process_time()
     for _ in range(5):
         start = time.process_time()
         found = work()
         best = min(best, time.process_time() - start)
         if time.process_time() - begun > 5.0:
             break
-    return best, found
+    return best, found, {"working_gb": memory("VmHWM") - before}
 
 
 def measure(part, size):
@@ -106,25 +119,30 @@ def measure(part, size):
     if part in ("rows", "classes"):
         n_rows, n_classes = (size, 2) if part == "rows" else (50_000, size)
         log_ratio = scores(n_rows, n_classes, 0)
-        seconds, found = timed(lambda: sw.estimate_prevalence(log_ratio, model="constant"))
-        return seconds, {"gap": found.gap, "iterations": found.n_iter}
+        return estimated(lambda: sw.estimate_prevalence(log_ratio, model="constant"))
     if part == "rows_additive":
         proba, _, Z = site(size, 1)
-        seconds, found = timed(lambda: sw.estimate_prevalence(np.log(proba), Z, model="additive", strength=10.0))
-        return seconds, {"gap": found.gap, "iterations": found.n_iter}
+        log_ratio = np.log(proba)
+        return estimated(lambda: sw.estimate_prevalence(log_ratio, Z, model="additive", strength=10.0))
     if part == "rows_posterior":
         model = fitted()
         proba, _, Z = site(size, 1, 1.0)
-        return timed(lambda: model.adapt(proba, Z))[0], {}
+        seconds, _, facts = timed(lambda: model.adapt(proba, Z))
+        return seconds, facts
     if part == "confounders":
         rng = np.random.default_rng(0)
         Z = pd.DataFrame(rng.normal(size=(20_000, size)), columns=[f"z{i}" for i in range(size)])
         log_ratio = scores(20_000, 2, 0)
-        seconds, found = timed(lambda: sw.estimate_prevalence(log_ratio, Z, model="additive", strength=10.0))
-        return seconds, {"gap": found.gap, "iterations": found.n_iter}
+        return estimated(lambda: sw.estimate_prevalence(log_ratio, Z, model="additive", strength=10.0))
     if part == "points":
         return measure_points(size)
     return measure_sites(size)
+
+
+def estimated(work):
+    """Seconds and facts of an estimate."""
+    seconds, found, facts = timed(work)
+    return seconds, {"gap": found.gap, "iterations": found.n_iter, **facts}
 
 
 def measure_points(n_points):
@@ -142,7 +160,8 @@ def measure_points(n_points):
     log_ratio, codes = torch.tensor(model.log_ratio(proba, Z)), model.confounders_.encode(Z)[0]
     from sitewise.arrays import in_stretches
 
-    return timed(lambda: in_stretches(points.average, log_ratio, codes))[0], {}
+    seconds, _, facts = timed(lambda: in_stretches(points.average, log_ratio, codes))
+    return seconds, facts
 
 
 def adapt_one(model, seed):
@@ -189,41 +208,65 @@ def simulated(n_rows, rows=PARTITION_ROWS):
     return da.concatenate(parts)
 
 
-def peak_of_all(cluster_pids):
-    """The peak memory of this process and its workers together, in GB, by the system's own count."""
-    total = 0
-    for pid in ("self", *cluster_pids):
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
-        total += next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-    return total / 2**20
+def peak_of_all():
+    """The peak memory of this process and of all that it started, added up, in GB: pages they share count for each."""
+    import psutil
+
+    children = psutil.Process().children(recursive=True)
+    return memory("VmHWM") + sum(memory("VmHWM", child.pid) for child in children)
 
 
-def measure_cluster(n_rows):
-    """Simulated rows on a LocalCluster of two workers: seconds, and the peak of all processes."""
+@contextmanager
+def local_cluster():
+    """Two workers of one thread each, with the package imported."""
     from distributed import Client, LocalCluster
-
-    import sitewise as sw
 
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
         Client(cluster) as client,
     ):
-        start = time.perf_counter()
-        found = sw.estimate_prevalence(simulated(n_rows), model="constant")
-        seconds = time.perf_counter() - start
-        peak = peak_of_all(client.run(os.getpid).values())
-    return seconds, {
-        "gap": found.gap,
-        "prevalence": float(found.marginal[1]),
-        "peak_gb": peak,
-        "iterations": found.n_iter,
-    }
+        client.run(lambda: __import__("sitewise.adaptation.partitioned"))
+        yield
+
+
+def on_cluster(rows):
+    """A constant g of rows in partitions: seconds, those until the rows are laid out, passes after that, the peak."""
+    import sitewise as sw
+    from sitewise.adaptation import partitioned
+
+    passes, lay_out, tasks = [], partitioned._lay_out, partitioned.Cluster.tasks
+
+    def laid_out(*given):
+        found = lay_out(*given)
+        passes.append(time.perf_counter())
+        return found
+
+    def counted(self, function):
+        passes.append(time.perf_counter())
+        return tasks(self, function)
+
+    partitioned._lay_out, partitioned.Cluster.tasks = laid_out, counted
+    start = time.perf_counter()
+    found = sw.estimate_prevalence(rows, model="constant")
+    end = time.perf_counter()
+    facts = {"layout_seconds": passes[0] - start, "passes": len(passes) - 1, "iterations": found.n_iter}
+    facts |= {"gap": found.gap, "prevalence": float(np.asarray(found.marginal)[1]), "peak_gb": peak_of_all()}
+    return end - start, facts, found
+
+
+def measure_cluster(n_rows, partition_rows=PARTITION_ROWS):
+    """Simulated rows on a LocalCluster; they are generated again wherever they are not kept."""
+    start = time.process_time()
+    generated(0, partition_rows)
+    generating = time.process_time() - start
+    with local_cluster():
+        seconds, facts, _ = on_cluster(simulated(n_rows, partition_rows))
+    return seconds, {**facts, "partition_rows": partition_rows, "generating_one_seconds": generating}
 
 
 def measure_both(n_rows):
     """Rows of Parquet files by the chunked path and by Dask on a LocalCluster: seconds of each, their difference."""
     import dask.dataframe as dd
-    from distributed import Client, LocalCluster
 
     import sitewise as sw
     from sitewise.sources import ParquetChunks
@@ -233,38 +276,43 @@ def measure_both(n_rows):
         for number, begin in enumerate(range(0, n_rows, PARTITION_ROWS)):
             rows = generated(number, min(PARTITION_ROWS, n_rows - begin))
             pd.DataFrame(rows, columns=names).to_parquet(Path(folder) / f"{number:05}.parquet")
+        n_bytes = sum(file.stat().st_size for file in Path(folder).iterdir())
         start = time.perf_counter()
         chunked = sw.estimate_prevalence(ParquetChunks(folder, names), model="constant")
         chunked_seconds = time.perf_counter() - start
-        with (
-            LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
-            Client(cluster) as client,
-        ):
-            client.run(lambda: __import__("sitewise.adaptation.partitioned"))
-            start = time.perf_counter()
-            found = sw.estimate_prevalence(dd.read_parquet(folder), model="constant")
-            seconds = time.perf_counter() - start
-            peak = peak_of_all(client.run(os.getpid).values())
+        with local_cluster():
+            seconds, facts, found = on_cluster(dd.read_parquet(folder))
     away = float(np.abs(np.asarray(found.marginal) - np.asarray(chunked.marginal)).max())
-    facts = {"chunked_seconds": chunked_seconds, "ratio": seconds / chunked_seconds, "difference": away}
-    return seconds, {**facts, "gap": found.gap, "peak_gb": peak}
+    facts |= {"chunked_seconds": chunked_seconds, "ratio": seconds / chunked_seconds, "difference": away}
+    return seconds, {**facts, "file_bytes": n_bytes, "partition_rows": PARTITION_ROWS}
+
+
+def measure_tasks(n_partitions):
+    """The scheduler's share: partitions so small that only their number counts."""
+    import torch
+
+    seconds, facts = measure_cluster(n_partitions * TASK_ROWS, TASK_ROWS)
+    a_pass = (seconds - facts["layout_seconds"]) / facts["passes"]
+    sums = tuple(torch.zeros((1,) * order, dtype=torch.float64) for order in (1, 2, 3))  # what a partition sends
+    return seconds, {**facts, "seconds_a_pass": a_pass, "record_bytes": len(pickle.dumps(sums))}
 
 
 def one(part, size):
     """Measure in this process and print the record."""
-    works = {"cluster": measure_cluster, "dask": measure_both}
+    works = {"cluster": measure_cluster, "dask": measure_both, "tasks": measure_tasks}
+    if part not in (*works, "sites"):
+        measure(part, GROWTH[part][0][0])
     seconds, facts = works[part](size) if part in works else measure(part, size)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    facts |= {"process_gb": peak, "load": os.getloadavg()[0], "processors": os.cpu_count()}
+    facts |= {"process_gb": memory("VmHWM"), "load": os.getloadavg()[0], "processors": os.cpu_count()}
     print(json.dumps({"part": part, "size": size, "seconds": seconds, **facts}))
 
 
 def run(part, sizes, out):
     """Measure every size in a process of its own and append the records."""
-    sizes = sizes or GROWTH[part][0]
+    sizes = sizes or (TASKS if part == "tasks" else GROWTH[part][0])
     made_by = provenance(__file__)
     for size in sizes:
-        command = [sys.executable, __file__, "one", part, str(size)]
+        command = [sys.executable, __file__, part, str(size), "--here"]
         threads = "2" if part == "dask" else "1"  # the chunked path has as many as Dask has workers
         calm = {**os.environ, "OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"}
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=calm)
@@ -274,87 +322,17 @@ def run(part, sizes, out):
             file.write(json.dumps({**record, "made_by": made_by}) + "\n")
 
 
-def exponent(sizes, values):
-    """The slope of log values in log sizes, by least squares."""
-    return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
-
-
-def read(path):
-    """The records of each part, the last of each size."""
-    found = {}
-    for line in Path(path).read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        found.setdefault(record["part"], {})[record["size"]] = record
-    return {part: [by_size[size] for size in sorted(by_size)] for part, by_size in found.items()}
-
-
-def table(path):
-    """Print the growth of every part with its exponents, and the records of Dask."""
-    found = read(path)
-    print("| against | fixed | sizes | seconds | exponent | exponent of the upper half | peak GB at the largest |")
-    print("|---|---|---|---|---|---|---|")
-    for part, (_, name, fixed) in GROWTH.items():
-        records = found.get(part, [])
-        if len(records) < 2:
-            continue
-        sizes, seconds = ([r[key] for r in records] for key in ("size", "seconds"))
-        half = len(sizes) // 2
-        upper = exponent(sizes[half:], seconds[half:]) if len(sizes) - half > 1 else exponent(sizes, seconds)
-        print(
-            f"| {name} | {fixed} | {sizes[0]:,} to {sizes[-1]:,} | {seconds[0]:.3g} to {seconds[-1]:.3g} "
-            f"| {exponent(sizes, seconds):.2f} | {upper:.2f} | {records[-1]['process_gb']:.2f} |"
-        )
-    for part in ("dask", "cluster"):
-        for record in found.get(part, []):
-            print({key: value for key, value in record.items() if key != "made_by"})
-
-
-def figure(path, out):
-    """Draw seconds against every size."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    found = read(path)
-    parts = [part for part in GROWTH if len(found.get(part, [])) > 1]
-    fig, axes = plt.subplots(2, 4, figsize=(12, 5.4), layout="constrained")
-    for axis, part in zip(axes.flat, parts, strict=False):
-        _, name, fixed = GROWTH[part]
-        sizes, seconds = ([r[key] for r in found[part]] for key in ("size", "seconds"))
-        axis.loglog(sizes, seconds, "o-")
-        axis.set(xlabel=name, ylabel="processor seconds")
-        axis.set_title(f"{fixed}\nexponent {exponent(sizes, seconds):.2f}", fontsize=8)
-        axis.grid(alpha=0.3)
-    for axis in axes.flat[len(parts) :]:
-        axis.set_axis_off()
-    fig.savefig(out, dpi=110)
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    measuring = commands.add_parser("run")
-    measuring.add_argument("part", choices=[*GROWTH, "cluster", "dask"])
-    measuring.add_argument("sizes", nargs="*", type=int)
-    measuring.add_argument("--out", default="benchmarks/scale.jsonl")
-    single = commands.add_parser("one")
-    single.add_argument("part")
-    single.add_argument("size", type=int)
-    printing = commands.add_parser("table")
-    printing.add_argument("path", nargs="?", default="benchmarks/scale.jsonl")
-    drawing = commands.add_parser("figure")
-    drawing.add_argument("path", nargs="?", default="benchmarks/scale.jsonl")
-    drawing.add_argument("--out", default="docs/images/scale.png")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=[*GROWTH, *ON_CLUSTERS])
+    parser.add_argument("sizes", nargs="*", type=int)
+    parser.add_argument("--out", default="benchmarks/scale.jsonl")
+    parser.add_argument("--here", action="store_true", help="measure one size in this process and print the record")
     given = parser.parse_args()
-    if given.command == "run":
-        run(given.part, given.sizes, given.out)
-    elif given.command == "one":
-        one(given.part, given.size)
-    elif given.command == "table":
-        table(given.path)
+    if given.here:
+        one(given.part, given.sizes[0])
     else:
-        figure(given.path, given.out)
+        run(given.part, given.sizes, given.out)
 
 
 if __name__ == "__main__":

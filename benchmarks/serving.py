@@ -7,7 +7,7 @@ Three servers are started on loopback: `mlflow models serve` of a site, `sitewis
 connection asks them in turns, in short blocks: the ratio of two neighbouring blocks holds on a busy machine too, which
 the rates do not. The site is a network with six features; z is two numbers and two categories. The large request is
 sent as JSON (`dataframe_split`), as Parquet, and as CSV where the server takes it. Its parts are timed in this process,
-by processor time.
+by processor time. `--table` prints the table of docs/performance.md from a record.
 """
 
 import argparse
@@ -182,8 +182,12 @@ def main():
     parser.add_argument("--requests", type=int, default=50)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--table", action="store_true", help="print the table of the record in --out")
     options = parser.parse_args()
-    record = provenance(__file__)
+    if options.table:
+        print(table(json.loads(options.out.read_text())))
+        return
+    record = provenance(__file__) | {"load": os.getloadavg()[0]}
     here, frame = make_site()
     with tempfile.TemporaryDirectory() as place, ExitStack() as servers:
         folder = Path(place)
@@ -222,6 +226,19 @@ def main():
     options.out.write_text(json.dumps(record, indent=1).replace("NaN", "null") + "\n")
     print(json.dumps(record, indent=1))
     print(f"wanted: ratios of requests of at least {RATIO}, 100,000 rows under {SECONDS} s")
+
+
+def table(record):
+    """The requests a second and the seconds of a large request of every server, as Markdown."""
+    kinds = ("json", "parquet", "csv")
+    head = ["server", "requests a second", "of the no-op's", *(f"100,000 rows as {kind.upper()}, s" for kind in kinds)]
+    rows = []
+    for name, one in record["one row"].items():
+        large = [record["100,000 rows"].get(f"{name}, {kind}") for kind in kinds]
+        ratio = "" if name == "no-op" else f"{one['ratio to no-op, median of blocks']:.2f}"
+        seconds = ["-" if found is None else f"{found['seconds, median']:.2f}" for found in large]
+        rows.append([name, f"{one['requests a second, median']:.0f}", ratio, *seconds])
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
 
 
 def save_no_op(folder, here):

@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from sitewise.adaptation.rows import Rows, Stream, know_labels, moments, number_sums, quick_number_sums, to_ratio
+from sitewise.adaptation import rows as module
+from sitewise.adaptation.rows import (
+    Rows,
+    Stream,
+    know_labels,
+    moments,
+    number_sums,
+    quick_number_sums,
+    rough_moments,
+    to_ratio,
+)
 from sitewise.posterior import contrasts, normalize
 
 
@@ -20,6 +30,24 @@ def some_rows(n_classes, cells, weighted, n_rows=40, seed=0):
     logits = torch.randn(n_cells, n_classes, generator=generator, dtype=torch.float64)
     codes = torch.zeros(n_cells, 1, dtype=torch.float64)
     return Rows(to_ratio(log_ratio), weight, codes, cell, None), log_ratio, logits
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rough_sums_and_sums_of_short_parts_are_those_of_all_rows(weighted, monkeypatch):
+    """Rounded f: its sums in parts differ by rounding in double precision, the rough ones in single precision."""
+    rows, _, logits = some_rows(5, "one", weighted, n_rows=500)
+    rows = rows.in_single_precision()
+    wide = Rows(rows.ratio.double(), rows.weight, rows.codes, None, None)
+    g = torch.softmax(logits, dim=1)
+    monkeypatch.setattr(module, "WIDE_STRETCH", 5 * 64)
+    for order in (0, 1, 2):
+        whole, parts, rough = moments(wide, g, order), moments(rows, g, order), rough_moments(rows, g, max(order, 1))
+        assert len(parts.sums) == len(whole.sums) == order + 1
+        for expected, exact, near in zip(whole.sums, parts.sums, rough.sums, strict=False):
+            scale = float(expected.abs().max())
+            assert (exact - expected).abs().max() <= 1e-12 * scale
+            assert (near - expected).abs().max() <= 1e-4 * scale
+            assert near.dtype == exact.dtype == torch.float64
 
 
 @pytest.mark.parametrize("n_classes", [2, 3])

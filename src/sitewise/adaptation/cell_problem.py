@@ -110,7 +110,7 @@ class CellProblem(Cells):
         rough = self.rough
 
         def sums(rows: Rows, place: Tensor) -> tuple[Tensor, ...]:
-            return (rough_moments(rows, prevalence) if rough else moments(rows, prevalence[place], order)).sums
+            return (rough_moments(rows, prevalence, order) if rough else moments(rows, prevalence[place], order)).sums
 
         return Moments(prevalence, self.cell_weight, *self.total_of(sums))
 
@@ -263,16 +263,17 @@ def _solve_on_the_simplex(problem: Cells, start: Tensor, tolerance: float) -> So
 
 
 def _solve_by_way_of_a_sample(problem: Cells, start: Tensor) -> Solution[Tensor] | None:
-    """Maximize with the gradient of all rows and the curvature of a sample: a Hessian of all rows is expensive.
+    """Maximize with an approximate curvature, which is faster to compute than that of all rows in double precision.
 
-    The first pass is rough; the second uses the curvature at its result and full precision.
+    The first pass is rough, with the curvature of a sample. The second has full precision, and the rough curvature of
+    all rows at the result of the first, so that few passes in double precision are left.
     """
-    few, sample = problem.sampled(few=True), problem.sampled()
-    if few is None or sample is None:
+    few = problem.sampled(few=True)
+    if few is None:
         return None
     assert isinstance(problem, CellProblem)
     solution, rough = None, replace(problem, rough=True, _last={})
-    for climb, bent, tolerance in ((rough, few, ROUGH_TOLERANCE), (problem, sample, CONCAVE_TOLERANCE)):
+    for climb, bent, tolerance in ((rough, few, ROUGH_TOLERANCE), (problem, rough, CONCAVE_TOLERANCE)):
         begin = start if solution is None else solution.point
         solution = quasi_newton(
             climb.value_and_gradient,

@@ -17,6 +17,7 @@ from sitewise.arrays import keep_freed_memory
 from sitewise.posterior import Moments, binary_direction, normalize
 
 STRETCH = 2**20  # entries of f in a chunk: enough to keep all threads busy, few enough for the cache
+WIDE_STRETCH = 2**18  # entries of f in single precision that are converted to double precision at a time
 GPU_STRETCH = 2**28
 MODERATE = 40.0  # smaller log-ratios can be exponentiated without scaling
 LARGE = 2**20  # entries of f beyond which it is kept in single precision
@@ -162,7 +163,8 @@ def to_ratio(log_ratio: Tensor) -> Tensor:
     if log_ratio.shape[1] == 2:
         return _to_contrast(log_ratio).to(dtype)[:, None]
     ratio = log_ratio.new_empty(log_ratio.shape, dtype=dtype)
-    moderate = bool(torch.linalg.vector_norm(log_ratio, torch.inf) < MODERATE)
+    low, high = log_ratio.aminmax()
+    moderate = bool((low > -MODERATE) & (high < MODERATE))
     for part, into in zip(_stretches(log_ratio), _stretches(ratio), strict=True):
         into.copy_(part if moderate else part - part.amax(1, keepdim=True))
         total = into.exp_().sum(1, keepdim=True)
@@ -211,28 +213,38 @@ def mixture(rows: Rows, prevalence: Tensor) -> tuple[Tensor, Tensor]:
     return ratio, (ratio * rows.at_rows(prevalence)).sum(1)
 
 
-def rough_moments(rows: Rows, prevalence: Tensor) -> Moments:
-    """Return the moments of order 1 of rows without z in the precision of f: half the time, to six digits."""
+def rough_moments(rows: Rows, prevalence: Tensor, order: int) -> Moments:
+    """Return the moments of rows without z in the precision of f: faster, to six digits."""
     mixed = rows.ratio @ prevalence[0].to(rows.ratio.dtype)
-    first = rows.weighted(mixed.reciprocal()).to(rows.ratio.dtype) @ rows.ratio
     log_likelihood = rows.weighted(mixed.log()).sum(dtype=torch.float64)
-    return Moments(prevalence, rows.cell_weight, log_likelihood[None], first[None].double())
+    sums = (total.double() for total in _sums_of_one_z(rows, rows.ratio, mixed, order))
+    return Moments(prevalence, rows.cell_weight, log_likelihood[None], *sums)
 
 
 def moments(rows: Rows, prevalence: Tensor, order: int) -> Moments:
     """Return sums over the rows at g (U, K): the log-likelihood (order 0), its slope (1) and its curvature (2)."""
     if len(rows.codes) == 1 and rows.ratio.shape[1] == 1:
         lean = prevalence[0, 1] - prevalence[0, 0]
-        add_up = sums_of_numbers(rows.ratio.device.type, rows.ratio.dtype)
-        numbers = add_up(rows.ratio[:, 0], rows.weight, lean)[: order + 1]
+        number_sums_of = sums_of_numbers(rows.ratio.device.type, rows.ratio.dtype)
+        numbers = number_sums_of(rows.ratio[:, 0], rows.weight, lean)[: order + 1]
         shaped = (number.reshape((1,) * (place + 1)) for place, number in enumerate(numbers))
         return Moments(prevalence, rows.cell_weight, *shaped)
+    one_z = len(rows.codes) == 1 and rows.cell is None
+    if one_z and rows.ratio.dtype == torch.float32 and not rows.ratio.is_cuda:  # what is converted stays in the cache
+        size = max(1, WIDE_STRETCH // rows.ratio.shape[1])
+        parts = (rows.take(start, start + size) for start in range(0, max(1, len(rows)), size))
+        return Moments(prevalence, rows.cell_weight, *add_up(_moments(part, prevalence, order) for part in parts))
+    return Moments(prevalence, rows.cell_weight, *_moments(rows, prevalence, order))
+
+
+def _moments(rows: Rows, prevalence: Tensor, order: int) -> tuple[Tensor, ...]:
+    """The sums of `moments`, computed from all rows at once."""
     ratio, mixed = mixture(rows, prevalence)
     log_likelihood = rows.by_cell(rows.weighted(mixed.log()))
     if order == 0:
-        return Moments(prevalence, rows.cell_weight, log_likelihood)
+        return (log_likelihood,)
     sums = _sums_of_one_z if len(rows.codes) == 1 else _sums_by_cell
-    return Moments(prevalence, rows.cell_weight, log_likelihood, *sums(rows, ratio, mixed, order))
+    return log_likelihood, *sums(rows, ratio, mixed, order)
 
 
 def number_sums(contrast: Tensor, weight: Tensor | None, lean: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -273,7 +285,7 @@ def sums_of_numbers(device_type: str, dtype: torch.dtype) -> Callable[..., tuple
 
 def _sums_of_one_z(rows: Rows, ratio: Tensor, mixed: Tensor, order: int) -> tuple[Tensor, ...]:
     """Return Σ w u and Σ w u uᵀ of rows with one z, (1, J) and (1, J, J), by matrix products."""
-    per_row = rows.weighted(mixed.reciprocal())
+    per_row = rows.weighted(mixed.reciprocal()).to(ratio.dtype)
     first = (per_row @ ratio)[None]
     if order == 1:
         return (first,)

@@ -36,7 +36,7 @@ def cells(markdown, method):
 def test_a_cell_has_mean_interval_and_paired_difference(summary):
     table = comparison_table(summary(MEANS, told={"CoPA"}), "positive_f1", "markdown", "GPA")
     assert cells(table, "ERM |")[1] == "0.660 (0.650 to 0.670)<br>-0.198 (-0.208 to -0.188)"
-    assert "below each number its paired difference to GPA" in table
+    assert "below each number the method minus GPA, paired by seed" in table
     assert "ean over 20 seeds with its 95% interval" in table
 
 
