@@ -17,7 +17,7 @@ from sitewise.arrays import Problems, read_groups
 from sitewise.estimator.model import SiteModel
 from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, Fold, RemainingSites, rehearse
 from sitewise.estimator.scoring.cached import cached_log_ratio, cached_score
-from sitewise.estimator.settings import read_network_settings
+from sitewise.estimator.settings import build_network, read_network_settings, train_network
 from sitewise.estimator.source.held_out import RowPrevalence, by_site, score_held_out
 from sitewise.estimator.source.reading import (
     TrainingData,
@@ -30,12 +30,12 @@ from sitewise.estimator.source.reading import (
 from sitewise.estimator.without_z.joint import JointModel, calibrate_critic, fit_joint_model
 from sitewise.estimator.without_z.predicting import MISSING, judged
 from sitewise.inputs import Inputs
-from sitewise.ratio import RatioObjective, Scorer, build_ratio, for_network, network_inputs
+from sitewise.ratio import RatioObjective, Scorer, for_network, network_inputs
 from sitewise.rows import LabeledRows
 from sitewise.solvers import EM
 from sitewise.training import Recipe
 from sitewise.training.augmentation import AUGMENTATIONS
-from sitewise.training.loop import count_parallel, run_side_by_side, train
+from sitewise.training.loop import count_parallel, run_side_by_side
 
 EXPECTED_FAILED_CHECKS = {
     "check_sample_weight_equivalence_on_dense_data": (
@@ -291,29 +291,9 @@ class GPAClassifier(SiteModel):
         self._learn_sites(data, training, seed)
         validation_prevalence = self._validation_prevalence(validation, seed)
         objective = self._objective(training, validation, validation_prevalence, recipe)
-        module = build_ratio(
-            self.backbone,
-            training.X,
-            data.schema,
-            len(data.classes),
-            seed,
-            weights=self.weights,
-            normalize=self.normalize,
-        )
-        trained = train(
-            module,
-            objective,
-            recipe,
-            device=self.device,
-            devices=self.devices,
-            nodes=self.nodes,
-            strategy=self.strategy,
-            seed=seed,
-            verbose=self.verbose,
-            label=label,
-            checkpoint=_checkpoint_of(self.checkpoint, label),
-            keep_checkpoint=True,
-        )
+        module = build_network(self, training.X, data.schema, len(data.classes), seed)
+        kept_at = {"checkpoint": _checkpoint_of(self.checkpoint, label), "keep_checkpoint": True}
+        trained = train_network(self, module, objective, recipe, seed, label, **kept_at)
         self.scorer_ = Scorer(trained.module, self.device)
         self.training_history_, self.best_epoch_ = trained.history, trained.best_epoch
         self._hold_out(score_held_out(validation, validation_prevalence, self.confounders_, self.score_raw))

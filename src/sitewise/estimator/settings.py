@@ -1,12 +1,18 @@
-"""Settings of all estimators with a network: backbone, weights, normalization, devices, recipe."""
+"""All estimators with a network: their settings, and its construction and training with them."""
 
 import os
 from typing import Any
 
+from torch import nn
+
 from sitewise.arrays import Problems
 from sitewise.backbones.build import backbone_problems
+from sitewise.confounders import Confounders
+from sitewise.inputs import Inputs
+from sitewise.ratio import RatioNetwork, build_ratio
 from sitewise.training import Recipe
 from sitewise.training.devices import device_problems
+from sitewise.training.loop import Objective, Training, train
 from sitewise.training.recipe import resolve_recipe
 
 CHANGES = ("epochs", "batch_size", "learning_rate")
@@ -29,3 +35,17 @@ def read_network_settings(estimator: Any, problems: Problems) -> Recipe:
     except ValueError as error:
         problems.add(str(error))
         return Recipe()
+
+
+def build_network(estimator: Any, X: Inputs, schema: Confounders | None, n_outputs: int, seed: int) -> RatioNetwork:
+    """The network of an estimator for inputs like X, with random weights or those of a file."""
+    own = {"weights": estimator.weights, "normalize": estimator.normalize}
+    return build_ratio(estimator.backbone, X, schema, n_outputs, seed, **own)
+
+
+def train_network(
+    estimator: Any, module: nn.Module, objective: Objective, recipe: Recipe, seed: int, label: str, **checkpoint: Any
+) -> Training:
+    """Train a network on the devices of an estimator."""
+    own = {name: getattr(estimator, name) for name in ("device", "devices", "nodes", "strategy", "verbose")}
+    return train(module, objective, recipe, seed=seed, label=label, **own, **checkpoint)

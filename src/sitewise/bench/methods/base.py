@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sitewise.arrays import Problems
 from sitewise.bench.methods.card import Card, refuse
-from sitewise.bench.methods.network import Array, Trained, train_network
+from sitewise.bench.methods.network import Array, Trained, train_method
 from sitewise.bench.methods.objective import Batch, Prepared, mean_nll
 from sitewise.confounders import Confounders
 from sitewise.estimator.settings import read_network_settings
@@ -346,7 +346,7 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self, X: Any, y: Any, domain: Any, Z: Any, groups: Any, weight: Any, unlabeled: Mapping[str, Any] | None
     ) -> Any:
         """Train the network of this method; the same seed gives the same network."""
-        return train_network(self, X, y, domain, Z, groups, weight, unlabeled)
+        return train_method(self, X, y, domain, Z, groups, weight, unlabeled)
 
     def resolved_recipe(self) -> Recipe:
         """The recipe with this method's changes; one error lists all problems of recipe and backbone."""

@@ -12,12 +12,12 @@ from torch.nn.functional import one_hot
 
 from sitewise.bench.methods.objective import MethodObjective
 from sitewise.confounders import Confounders
+from sitewise.estimator.settings import build_network, train_network
 from sitewise.estimator.source.reading import read_inputs, read_training_data, split_validation
-from sitewise.ratio import Scorer, build_ratio, for_network, network_inputs
+from sitewise.ratio import Scorer, for_network, network_inputs
 from sitewise.rows import LabeledRows
 from sitewise.training import Recipe
 from sitewise.training.augmentation import AUGMENTATIONS
-from sitewise.training.loop import train
 
 if TYPE_CHECKING:
     from sitewise.bench.methods.base import Method
@@ -42,7 +42,7 @@ class Trained:
     remembered: dict[tuple[int, int], tuple[Any, Any, Tensor]] | None = None
 
 
-def train_network(
+def train_method(
     method: "Method",
     X: Any,
     y: Any,
@@ -68,15 +68,7 @@ def train_network(
     n_classes = len(data.classes)
     prepared = method.prepare(training, held_out, data.schema, n_classes)
     schema = data.schema if method.reads_z else None
-    network = build_ratio(
-        method.backbone,
-        for_network(training.X),
-        schema,
-        method.n_outputs(n_classes, prepared),
-        seed,
-        weights=method.weights,
-        normalize=method.normalize,
-    )
+    network = build_network(method, for_network(training.X), schema, method.n_outputs(n_classes, prepared), seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed + 1)
         module = method.build(network, int(numbers.max()) + 1 + len(pools), prepared)
@@ -90,19 +82,8 @@ def train_network(
         AUGMENTATIONS[recipe.augment] if recipe.augment else None,
         method.own_settings(),
     )
-    result = train(
-        module,
-        objective,
-        recipe,
-        device=method.device,
-        devices=method.devices,
-        nodes=method.nodes,
-        strategy=method.strategy,
-        seed=seed,
-        verbose=method.verbose,
-        label=f"training {method.card.name}",
-        checkpoint=method.checkpoint,
-    )
+    label = f"training {method.card.name}"
+    result = train_network(method, module, objective, recipe, seed, label, checkpoint=method.checkpoint)
     scorer = Scorer(result.module, method.device)
     shares = (training.weight[:, None] * one_hot(training.y, n_classes)).sum(0).double()
     return Trained(
