@@ -100,7 +100,8 @@ def estimate_prevalence(
         log-odds of "additive". "auto" chooses by left-out likelihood (for "constant": no shrinkage).
     prior : array of shape (K,), SitePrior or estimate, optional
         What g is shrunk to, and the result if f is not informative. K probabilities (a Series is matched by its class
-        labels), or another estimate, whose shape "table" and "additive" use with a free level.
+        labels), or another estimate: "table" and "additive" are shrunk to its g(z), shifted to the level of this
+        site. A `SitePrior` also has the scales that the rehearsal learned.
     confounders : Confounders, optional
         The schema learned in training. By default it is that of the prior or start, else it is learned from
         `sample_confounder`.

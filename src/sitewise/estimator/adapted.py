@@ -25,7 +25,7 @@ from sitewise.arrays import in_stretches, view_tensor
 from sitewise.diagnosis import Diagnosis, Finding, Outcome
 from sitewise.diagnosis.outcome import failed_check, follows
 from sitewise.diagnosis.result import conclude
-from sitewise.estimator.at_site.diagnosing import diagnose, shift_by_column
+from sitewise.estimator.at_site.diagnosing import checked_without_z, diagnose, shift_by_column
 from sitewise.estimator.at_site.evaluating import evaluate_site
 from sitewise.estimator.at_site.label_draws import drawn_rows
 from sitewise.estimator.at_site.outcome import rehearsed_breaches, site_outcome
@@ -233,10 +233,10 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _failed_check(self) -> str | None:
         """The check of the assumption that fails here and is worse than at all rehearsed sites; None if there is none.
 
-        The checks compare P(x|y,z). They do not count where z is estimated (`joint`): a difference may then be one of
-        z.
+        The checks compare P(x|y,z). They do not count where they use rows whose z is estimated (`joint`): a difference
+        may then be one of z.
         """
-        if self.joint is not None:
+        if self.joint is not None and checked_without_z(self):
             return None
         return failed_check(self.checks.findings, rehearsed_breaches(self.model))
 
@@ -269,7 +269,10 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @cached_property
     def estimate_without_rows(self) -> PrevalenceEstimate:
-        """The posterior without this site's unlabeled rows: its mean prediction is that of the model as trained."""
+        """The posterior without this site's unlabeled rows.
+
+        Without labels and a known prevalence, its mean prediction is that of the model as trained.
+        """
         prior = replace(self.model.prior_of("auto", self.level_scale), trusted_rows=0.0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # `adapt` has already warned about these rows

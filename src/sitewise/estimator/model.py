@@ -448,7 +448,8 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         y : array-like of shape (n,), optional
             Known labels, NaN or None elsewhere.
         groups : array-like of shape (n,), optional
-            The patient (or other group) of each row. Intervals and checks allow for similar rows of one patient.
+            The patient (or other group) of each row. Checks and intervals of the prevalence allow for similar rows of
+            one patient; intervals of the expected performance do not.
         sample_weight : array-like of shape (n,), optional
             Weights of the rows.
         fallback : str, optional
@@ -466,8 +467,9 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         known_prevalence : float, tuple, dict or DataFrame, optional
             P(y) of the site, if it is known from another source: a number, the share of the second of two classes;
             `(value, low, high)` with a 95% interval; a dict by class; or a table with a row for each stratum of z and a
-            column "prevalence" (and "low", "high"). The mean prediction is then this prevalence, and a warning says if
-            the rows contradict it. Rows that lack z are then predicted by knockout.
+            column "prevalence" (and "low", "high"). The mean prediction is exactly
+            this prevalence if it has no interval; otherwise it is combined with the rows. A warning says if the rows
+            contradict it. Rows that lack z are then predicted by knockout.
 
         Returns
         -------
@@ -608,7 +610,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         return known
 
     def where_supported(self, known: Known | None, rows: ScoredRows) -> Known | None:
-        """A known prevalence of the site, as that of its rows where f is identified."""
+        """Convert the known prevalence of the whole site to that of the rows where f is identified."""
         if known is None or known.strata is not None or bool(rows.supported.all()):
             return known
         share, inside = rows.weights / rows.weights.sum(), ~rows.supported
@@ -681,7 +683,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         return self.calibrated(self.raw_log_ratio(X, codes), codes)
 
     def balanced(self, raw_log_ratio: Tensor, codes: Tensor) -> Tensor:
-        """log f (..., n, K), divided by the mean of f at each row's z (equation 18a)."""
+        """Log of f divided by its mean at each row's z, (..., n, K) (equation 18a)."""
         return raw_log_ratio if self.balance_ is None else raw_log_ratio - self.balance_.log_mean(codes)
 
     def calibrated(self, raw_log_ratio: Tensor, codes: Tensor) -> Tensor:

@@ -198,3 +198,11 @@ def test_auto_trusts_the_joint_model_only_where_held_out_labels_do(model, site):
     assert not ruined.joint_.trusted
     assert ruined.adapt(site.X).missing == "knockout"
     assert judged(model, rows).trusted
+
+
+def test_a_check_of_rows_with_z_counts_in_the_joint_model_too(model, site):
+    changed = 3 * site.X + 2
+    with_z, without = model.adapt(changed, sample_confounder=site.Z), model.adapt(changed)
+    assert with_z.missing == without.missing == "joint"
+    assert (with_z.outcome, with_z.outcome.reason) == ("as trained", "check")
+    assert without.outcome.reason != "check"

@@ -44,7 +44,7 @@ def estimate_joint(
     ----------
     log_joint_ratio : array of shape (n, M, K)
         log r(x,y,z_m) over a bank of M z-points; a constant may be added to each row. -inf excludes a point for a row,
-        for example one whose z is partly known.
+        for example a point that disagrees with the known part of the row's z.
     prior : array of shape (M, K), optional
         The joint distribution to which the estimate is shrunk, usually that of the training data; uniform by default.
     strength : float or "auto"

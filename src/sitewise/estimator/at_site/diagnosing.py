@@ -56,6 +56,22 @@ def breaches(here: "AdaptedClassifier") -> dict[str, float]:
     }
 
 
+def rows_by_z(here: "AdaptedClassifier") -> tuple[Tensor, Tensor]:
+    """Which rows of the site have no z, and which have all of it."""
+    schema, rows = here.model.confounders_, here.rows
+    if schema is None:
+        hidden = torch.zeros(len(rows), dtype=torch.bool)
+        return hidden, ~hidden
+    missing = schema.missing(rows.codes)
+    return missing.all(dim=1), ~missing.any(dim=1)
+
+
+def checked_without_z(here: "AdaptedClassifier") -> bool:
+    """Whether the checks use the rows that have no z, because they are more than those that have all of it."""
+    hidden, tested = rows_by_z(here)
+    return int(hidden.sum()) > int(tested.sum())
+
+
 def samples_of(here: "AdaptedClassifier") -> tuple[SourceSample, TargetSample]:
     """The held-out rows and the site's rows, as the checks read them.
 
@@ -63,13 +79,8 @@ def samples_of(here: "AdaptedClassifier") -> tuple[SourceSample, TargetSample]:
     rows too. If a joint P(z, y) was estimated, the held-out rows are weighted to it, because P(x|y) changes with z.
     """
     model, rows = here.model, here.rows
-    n_rows = len(rows)
-    hidden = torch.zeros(n_rows, dtype=torch.bool)
-    tested = ~hidden
-    if model.confounders_ is not None:
-        missing = model.confounders_.missing(rows.codes)
-        hidden, tested = missing.all(dim=1), ~missing.any(dim=1)
-    which = int(hidden.sum()) > int(tested.sum())
+    hidden, tested = rows_by_z(here)
+    which = checked_without_z(here)
     held, calibration = model.held_out_[which], model.calibrations_[which]
     tilt, log_ratio = None, rows.log_ratio
     if which and here.joint is not None and rows.without_z is not None and held.known_codes is not None:
