@@ -199,7 +199,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         names : dict of str to str
-            New entries of the model's `about_`, for example `{"outcome_name": "sepsis"}`. The model is unchanged.
+            Entries of `about_` to replace at this site, for example `{"outcome_name": "sepsis"}`. The model that the
+            site was adapted from keeps its own.
         """
         if names:
             self.model = copy.copy(self.model)

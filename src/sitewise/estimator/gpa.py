@@ -118,7 +118,7 @@ class GPAClassifier(SiteModel):
         classes (equation 18a). "auto": if it is calibrated. The paper does not balance f.
     solver : str or EM
         The solver of g at a new site, as for `estimate_prevalence`. `EM(iterations=5)` is the paper's. EM takes no
-        prior: what rehearsal learned for one is not used then.
+        prior, so with EM the prior that the rehearsal learned is not used.
     prevalence_dropout : float
         The share of hidden units that are dropped while a network g is fitted. The paper has 0.5 for ISIC and CXR, and
         none for digits.

@@ -469,7 +469,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
             `(value, low, high)` with a 95% interval; a dict by class; or a table with a row for each stratum of z and a
             column "prevalence" (and "low", "high"). The mean prediction is exactly
             this prevalence if it has no interval; otherwise it is combined with the rows. A warning says if the rows
-            contradict it. Rows that lack z are then predicted by knockout.
+            contradict it. With a known prevalence, rows that lack z are always predicted by knockout.
 
         Returns
         -------
@@ -511,8 +511,8 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         Parameters
         ----------
         log_ratio : array-like of shape (n, K), or a Dask DataFrame or array
-            What `log_ratio` returned for the rows of the site and the same z. If it is a Dask collection, so are the
-            other arguments with a row for each row, with the same partitions.
+            What `log_ratio` returned for the rows of the site and the same z. If it is a Dask collection, every other
+            argument with one entry for each row must be one too, with the same partitions.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
             The same z.
         y : array-like of shape (n,), optional

@@ -134,8 +134,8 @@ def plan_labels(
     log_loss : float, optional
         The wanted log loss above that of the true f and g. Give either this or `width`.
     prior : SitePrior, optional
-        What the rehearsal found about a new site: `prior_` of a model. Its slope and level error are the errors of the
-        simulated f.
+        What the rehearsal found about a new site: `prior_` of a model. In the simulation, f has errors of slope and
+        level as large as this prior says.
     rows : int
         The number of rows of the site.
     prevalence : float or array-like of shape (K,), optional

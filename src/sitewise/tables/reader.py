@@ -170,7 +170,7 @@ class TableReader:
         return tuple(name for feature in self.features for name in feature.columns)
 
     def columns(self, available: Sequence[str], *, labels: bool) -> list[str]:
-        """The columns of a table that `read` needs: all inputs, and the available ones of the others.
+        """The columns of a table that `read` needs: all inputs, and those columns with other roles that the table has.
 
         Parameters
         ----------

@@ -100,7 +100,7 @@ class Roles:
         return pairs
 
     def updated(self, **given: Any) -> "Roles":
-        """Replace some roles; another kind of input replaces the old one.
+        """Replace some roles. If an input role is given, the input roles that are not given are cleared.
 
         Parameters
         ----------
