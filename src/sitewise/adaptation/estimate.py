@@ -123,8 +123,9 @@ def estimate_prevalence(
         collections, none for digits).
     known_prevalence : float, array, tuple, dict or DataFrame, optional
         The known P(y) of the site, as data in addition to the rows; it needs a prior. K probabilities, or for two
-        classes that of the second; `(value, low, high)` with a 95% interval; a dict of either by class (its index, or
-        its column of `log_ratio`); or a DataFrame by strata of z (see docs/known_labels.md).
+        classes that of the second; `(value, low, high)` with a 95% interval; a dict from class (its index, or the name
+        of its column in `log_ratio`) to a probability or to `(value, low, high)`; or a DataFrame by strata of z (see
+        docs/known_labels.md).
 
     Returns
     -------
