@@ -40,9 +40,9 @@ def pool_prevalence(
 ) -> SitePrior:
     """Learn the prior of a new site's P(Y|Z) from labeled training sites.
 
-    The prior consists of the additive g of a typical
-    site, and of variances that say how much the level and each confounder's effect differ between sites. The estimate
-    of a new site is then shrunk little where training sites differ, and much where they agree (equation 13).
+    The prior consists of the additive g of a typical site, and of variances that say how much the level and each
+    confounder's effect differ between sites. The estimate of a new site is then shrunk little where training sites
+    differ, and much where they agree (equation 13).
 
     Parameters
     ----------

@@ -196,8 +196,7 @@ class SimulatedFamily:
         Returns
         -------
         ndarray of shape (n, K)
-            log P(x|y,z) up to a constant for each row. The feature of x that belongs to a missing confounder is left
-            out.
+            log P(x|y,z) up to a constant for each row, without features of x of missing confounders.
         """
         return self._log_ratio(np.asarray(X), *self._from_frame(Z))
 
@@ -256,9 +255,10 @@ class SimulatedFamily:
         return means
 
     def _log_ratio(self, x: Array, z: Array, hidden: Array) -> Array:
-        """log P(x|y,z) up to a constant for each row. The feature of x that belongs to a missing confounder is left
-        out.""" squares = (x[:, None, :] - self._means(z)) ** 2 kept = np.concatenate([np.ones((len(x), self.n_classes),
-        dtype=bool), ~hidden], axis=1) return np.asarray(-0.5 * (squares * kept[:, None, :]).sum(axis=2))
+        """log P(x|y,z) up to a constant for each row, without features of x of missing confounders."""
+        squares = (x[:, None, :] - self._means(z)) ** 2
+        kept = np.concatenate([np.ones((len(x), self.n_classes), dtype=bool), ~hidden], axis=1)
+        return np.asarray(-0.5 * (squares * kept[:, None, :]).sum(axis=2))
 
     def _as_frame(self, z: Array, hidden: Array) -> pd.DataFrame:
         low, high = AGE_RANGE
