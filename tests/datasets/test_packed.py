@@ -187,7 +187,7 @@ import os, signal
 import numpy as np, pandas as pd
 from pathlib import Path
 from sitewise.tables.manifest import Manifest
-from sitewise.datasets.packed import pack
+from sitewise.datasets.packed.writing import pack
 save, calls = np.save, []
 def stalling(file, pixels):
     calls.append(1)

@@ -12,7 +12,6 @@ from sitewise.bench.experiments import read_experiment, run_experiment, sites
 from sitewise.bench.experiments.images import ImageCollection, join_images, load_manifest
 from sitewise.bench.experiments.plan import final_runs
 from sitewise.bench.experiments.scoring import run_one
-from sitewise.datasets import packed
 from sitewise.datasets.packed import PackedImages
 from sitewise.datasets.packed import writing as packing
 from sitewise.tables.images import read_image
@@ -151,7 +150,7 @@ def test_another_folder_for_packs_can_be_named(folder, tmp_path_factory, monkeyp
 
 def test_two_processes_never_pack_the_same_images_at_once(folder, monkeypatch):
     held = []
-    real = packed.pack
+    real = packing.pack
 
     def pack(manifest, target, *args, **kwargs):
         descriptor = os.open(target.with_name(f".{target.name}.lock"), os.O_RDWR)

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from sitewise.arrays import Problems
 from sitewise.bench.cli.printing import FigureFormat, TableFormat, show
-from sitewise.bench.report.summary import meant
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from sitewise.arrays import Problems
     from sitewise.bench.experiments.experiment import Experiment
 
 app = typer.Typer(help="Run an experiment and show its results.", no_args_is_help=True)
@@ -186,6 +185,9 @@ def read_curve(
     The number of a draw is its `adapt`, otherwise its `score`; that of a test site is the option that `key` names.
     Sites without that option are not drawn.
     """
+    from sitewise.arrays import Problems
+    from sitewise.bench.report.summary import meant
+
     problems = Problems("figure")
     for unknown in (key for key in spec if key not in KEYS):
         problems.add(f"{unknown} is not a key here{meant(str(unknown), KEYS)}")
@@ -206,8 +208,10 @@ def read_curve(
     return Curve("site", numbers, str(spec.get("label", key)), log)
 
 
-def _check_key(key: str, tests: Mapping[str, Mapping[str, Any]], problems: Problems) -> None:
+def _check_key(key: str, tests: Mapping[str, Mapping[str, Any]], problems: "Problems") -> None:
     """Note a key that is a number at no test site."""
+    from sitewise.bench.report.summary import meant
+
     options = sorted({option for site in tests.values() for option, value in site.items() if _is_number(value)})
     if key not in options:
         problems.add(f"key must name an option of the test sites that is a number, got {key!r}{meant(key, options)}")
