@@ -105,6 +105,8 @@ def test_an_estimate_is_saved_and_says_the_same(name):
     tree, tensors = pack({"it": estimate}, all_records())
     again = unpack(json.loads(json.dumps(tree)), tensors, all_records())["it"]
     np.testing.assert_array_equal(again.log_prevalence(rows.Z), estimate.log_prevalence(rows.Z))
+    assert f"by {name} g" in repr(again)
+    assert repr(again) == repr(estimate)
     if name != "halves":
         np.testing.assert_array_equal(again.interval(), estimate.interval())
         return

@@ -112,10 +112,10 @@ class PrevalenceEstimate:
 
     @property
     def _lines(self) -> list[str]:
-        """P(class) of every class, with its interval unless rows would have to be read again for it."""
+        """P(class) of every class, with its interval unless rows would have to be read or drawn again for it."""
         names = range(len(self._mean)) if self._container.columns is None else self._container.columns
         lines = [f"P({name}) = {share:.4f}" for name, share in zip(names, self._mean.tolist(), strict=True)]
-        if not self._evidence.in_memory:
+        if not (self._evidence.in_memory and self.has_curvature):
             return lines
         bounds = zip(*(bound.tolist() for bound in self._marginal_interval(0.95)), strict=True)
         return [
