@@ -1,7 +1,10 @@
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pandas as pd
 import torch
+from torch import nn
 
 import sitewise as sw
 from sitewise.prevalence.base import ConstantPrevalence
@@ -128,3 +131,30 @@ def test_a_scorer_takes_the_precision_of_the_rows_and_keeps_it():
     narrow = scorer(rows.X, z)
     assert {value.dtype for value in module.parameters()} == {torch.float32}
     torch.testing.assert_close(narrow, wide, rtol=1e-4, atol=1e-4)
+
+
+class SlowToConvert(nn.Module):
+    """A network that takes its time to become double precision, and counts how often it was asked to."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.conversions = nn.Linear(3, 2), 0
+
+    def forward(self, x, z):
+        return self.layer(x)
+
+    def to(self, *args):
+        self.conversions += 1
+        time.sleep(0.05)
+        return super().to(*args)
+
+
+def test_one_thread_converts_a_network_and_the_others_wait():
+    module, X = SlowToConvert(), torch.randn(8, 3, dtype=torch.float64)
+    expected = X @ module.layer.weight.detach().double().T + module.layer.bias.detach().double()
+    scorer = Scorer(module, "cpu")
+    with ThreadPoolExecutor(4) as pool:
+        scores = list(pool.map(lambda _: scorer(X, X[:, :0]), range(4)))
+    assert module.conversions == 1
+    for one in scores:
+        torch.testing.assert_close(one, expected)

@@ -1,6 +1,7 @@
 """The ratio f: a network on x and z, and its training loss given each site's log g (equation 4)."""
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from sitewise.training.checkpoint import digest
 from sitewise.training.devices import share_of
 
 FUSION_WIDTH = 100
+CONVERTING = threading.Lock()  # held while a network is converted or moved
 SCORING_BATCH = 2048
 SCORED_VALUES = 2**26  # at most in a batch, so that a batch of large images has fewer rows
 
@@ -235,7 +237,8 @@ def score(module: nn.Module, X: Inputs, z: Tensor, device: torch.device | None =
 class Scorer:
     """A trained network that scores rows on a GPU if there is one, and stays on the CPU between calls.
 
-    Tables are scored in float64, so that the score of a row is the same in any batch.
+    Tables are scored in float64, so that the score of a row is the same in any batch. Threads may score at the same
+    time: one converts or moves the network, the others wait, because a half-converted network gives wrong scores.
     """
 
     module: nn.Module
@@ -245,11 +248,14 @@ class Scorer:
         """Return the network's outputs, (n, m) in float64 on the CPU."""
         device = scoring_device(self.device)
         dtype = torch.float64 if X.dtype == torch.float64 else torch.float32
-        module = self.module if _is_ready(self.module, device, dtype) else self.module.to(device, dtype)
-        outputs = score(module, X, z.to(X.dtype) if X.is_floating_point() else z, device).double().cpu()
-        if device.type != "cpu":
-            self.module.to("cpu")
-        return outputs
+        z = z.to(X.dtype) if X.is_floating_point() else z
+        with CONVERTING:
+            module = self.module if _is_ready(self.module, device, dtype) else self.module.to(device, dtype)
+            if device.type != "cpu":
+                outputs = score(module, X, z, device).double().cpu()
+                self.module.to("cpu")
+                return outputs
+        return score(module, X, z, device).double()
 
 
 def _is_ready(module: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
