@@ -24,6 +24,7 @@ from sitewise.prevalence.linear import fit_linear, information
 from sitewise.prevalence.prior import (
     FACTOR_SITES,
     FREEDOM,
+    USUAL_ERROR,
     USUAL_FACTOR,
     USUAL_LEVEL,
     USUAL_SITES,
@@ -38,7 +39,8 @@ NODES, FACTORS, SAMPLES = 49, 15, 512
 FINEST = 0.5  # log-odds up to which the steps of the grid of levels are equal; beyond, they grow in proportion
 REACH = 16.0
 WIDE_LEVEL = 3.0  # scale of the level, in log-odds, of a very different site
-BOUND = 9.0  # log-odds beyond which an estimated level has diverged
+BOUND = 9.0  # largest shift of the prior's centre, in log-odds
+ERRORS = tuple(float(value) for value in np.geomspace(0.02, 12.0, 60))  # of a level, in log-odds, to choose from
 FARTHEST = 6.0  # the largest shift of a unit's level, in log-odds
 
 
@@ -149,16 +151,16 @@ class Unit:
         return {}
 
     @cached_property
-    def unlabeled_level(self) -> tuple[Tensor, Tensor] | None:
-        """The posterior mean (K-1,) and variances of the shift of the level without labels; None at a bound."""
-        nodes = self.nodes
-        log_likelihood = self.tempering * (self.weight @ self.row_log_likelihood)
-        weight = torch.softmax(log_likelihood + nodes.log_volume + nodes.log_factor(USUAL_FACTOR), dim=0)
-        level = nodes.level @ contrasts(self.n_classes)
-        if float(weight @ (nodes.level.abs().amax(1) > BOUND / 2.0).double()) > 0.1:
-            return None
-        mean = weight @ level
-        return mean, weight @ (level - mean) ** 2
+    def error_log_likelihood(self) -> Tensor:
+        """The log-likelihood (S,) of each of ERRORS: how well the rows without labels find the level of the labels."""
+        nodes, (truth, covariance, _) = self.nodes, self.labeled_level
+        of_rows = self.tempering * (self.weight @ self.row_log_likelihood) + nodes.log_volume
+        of_rows = of_rows + nodes.log_factor(USUAL_FACTOR)
+        width = self.n_classes - 1
+        squares = 2.0 * (nodes.level @ contrasts(self.n_classes) - truth).square().sum(1)
+        variance = torch.tensor(ERRORS, dtype=torch.float64) ** 2 + 2.0 * covariance.trace() / width
+        normal = -0.5 * (squares / variance[:, None] + width * variance.log()[:, None])
+        return torch.logsumexp(of_rows + normal, dim=1)
 
     @cached_property
     def loss_as_trained(self) -> float:
@@ -192,15 +194,9 @@ class Unit:
         averaged = chosen @ torch.softmax(log_prior[:, None] + convolved, dim=0)
         return -averaged.clamp_min(1e-12).log(), share
 
-    def losses(self, numbers: "Numbers") -> tuple[Tensor, Tensor]:
-        """For each number of trusted rows: the loss averaged over the prior of the level, and the harm.
-
-        Harm is the loss of the unit as it is, above its loss without trusting its rows, minus the standard error.
-        """
+    def expected_losses(self, numbers: "Numbers") -> Tensor:
+        """The loss for each number of trusted rows, averaged over the prior of the level."""
         own, share = self._row_losses(numbers, TRUSTED, None)
-        more = own - own[:, :1]
-        mean = share @ more
-        error = (share.square() @ (more - mean).square()).sqrt()
         average = SHIFTS[0][1] * (share @ own)
         directions = torch.eye(self.n_classes, dtype=torch.float64)[1 if self.n_classes == 2 else 0 :]
         for size, part in SHIFTS[1:]:
@@ -208,7 +204,15 @@ class Unit:
             for direction in directions:
                 shifted, drawn = self._row_losses(numbers, TRUSTED, reach * direction)
                 average = average + part / len(directions) * (drawn @ shifted)
-        return average, (mean - error).clamp_min(0.0)
+        return average
+
+    def harms(self, numbers: "Numbers") -> Tensor:
+        """For each number of trusted rows: the increase of the loss of the unit as it is, less its standard error."""
+        own, share = self._row_losses(numbers, TRUSTED, None)
+        more = own - own[:, :1]
+        mean = share @ more
+        error = (share.square() @ (more - mean).square()).sqrt()
+        return (mean - error).clamp_min(0.0)
 
 
 @dataclass(frozen=True)
@@ -331,15 +335,10 @@ def learn_numbers(units: list[Unit]) -> Numbers:
     if not units:
         return Numbers()
     sites = [unit for unit in units if unit.shifted]
-    squares, errors, factors = [], [0.0], []
+    squares, factors = [], []
     for unit in sites:
-        width = unit.n_classes - 1
         level, covariance, _ = unit.labeled_level
-        squares.append(2.0 * float((level.square().sum() - covariance.trace()).clamp_min(0.0)) / width)
-        estimated = unit.unlabeled_level
-        if estimated is not None:  # an estimate at a bound does not show the size of its error
-            away = (estimated[0] - level).square().sum() - estimated[1].sum() - covariance.trace()
-            errors.append(2.0 * float(away.clamp_min(0.0)) / width)
+        squares.append(2.0 * float((level.square().sum() - covariance.trace()).clamp_min(0.0)) / (unit.n_classes - 1))
         factors.append(_factor_excess(unit))
     slope = _best_slope(torch.stack([unit.slope_losses for unit in units]).mean(0)) if sites else 1.0
     numbers = Numbers(
@@ -347,7 +346,7 @@ def learn_numbers(units: list[Unit]) -> Numbers:
         factor_scale=math.sqrt((FACTOR_SITES * USUAL_FACTOR**2 + sum(factors)) / (FACTOR_SITES + len(factors))),
         slope=slope,
         slope_scale=_slope_scale(sites, slope),
-        level_error=math.sqrt(sum(errors) / len(errors)),
+        level_error=_level_error(sites),
     )
     wide = replace(numbers, level_scale=max(WIDE_LEVEL, numbers.level_scale))
     return replace(
@@ -356,6 +355,18 @@ def learn_numbers(units: list[Unit]) -> Numbers:
         wide_trusted_rows=_expected_trust(sites, wide) if sites else math.inf,
         averaged=_averaging_helps(sites, numbers),
     )
+
+
+def _level_error(sites: list[Unit]) -> float:
+    """The standard deviation of the error of a level at an unseen site, by maximum likelihood.
+
+    The usual error counts as one more site. Without sites, f is taken to be as right as at the source.
+    """
+    if not sites:
+        return 0.0
+    errors = torch.tensor(ERRORS, dtype=torch.float64)
+    usual = -(sites[0].n_classes - 1) * (0.5 * (USUAL_ERROR / errors) ** 2 + errors.log())
+    return ERRORS[int((usual + sum(unit.error_log_likelihood for unit in sites)).argmax())]
 
 
 def _averaging_helps(sites: list[Unit], numbers: Numbers) -> bool:
@@ -369,16 +380,16 @@ def _averaging_helps(sites: list[Unit], numbers: Numbers) -> bool:
 
 def _learn_trust(units: list[Unit], numbers: Numbers) -> float:
     """The number of a new site's rows to trust: it lowers the loss at sites and does no harm without a shift."""
-    harmless = [_harmless(unit.losses(numbers)[1]) for unit in units if not unit.shifted]
-    sites = [unit.losses(numbers) for unit in units if unit.shifted]
-    trusted = _best_trust(*(torch.stack(part) for part in zip(*sites, strict=True))) if sites else math.inf
+    harmless = [_harmless(unit.harms(numbers)) for unit in units if not unit.shifted]
+    sites = [unit.expected_losses(numbers) for unit in units if unit.shifted]
+    trusted = best_trust(torch.stack(sites)) if sites else math.inf
     return min([trusted, *harmless])
 
 
 def _expected_trust(sites: list[Unit], numbers: Numbers) -> float:
     """The number of rows to trust at a site drawn from the prior: the one with the smallest expected loss."""
-    averages = torch.stack([unit.losses(numbers)[0] for unit in sites]).mean(0)
-    return TRUSTED[int(averages.argmin())]
+    losses = torch.stack([unit.expected_losses(numbers) for unit in sites]).mean(0)
+    return TRUSTED[int(losses.argmin())]
 
 
 def _factor_excess(unit: Unit) -> float:
@@ -430,22 +441,14 @@ def _harmless(harms: Tensor) -> float:
     return TRUSTED[int(first[0]) - 1] if len(first) else math.inf
 
 
-def _best_trust(averages: Tensor, harms: Tensor) -> float:
-    """The number of a new site's rows to trust, from average losses and harms (units, choices).
+def best_trust(losses: Tensor) -> float:
+    """The number of a new site's rows to trust, from expected losses (units, choices).
 
-    The cost of a choice is its mean loss plus the harm at the unit that it harms most. No rows are trusted unless some
-    choice is better than that by a standard error between units (by Student's t, because units are few). Then the
-    largest number is taken whose cost is within a standard error of the best.
+    It is the choice with the smallest upper bound of the mean loss relative to trusting none: one standard error
+    between units, by Student's t, because units are few.
     """
-    gain, count = averages - averages[:, :1], len(averages)
-    few = student.ppf(norm.cdf(1.0), count - 1) / math.sqrt(count) if count > 1 else 0.0
-
-    def error(values: Tensor) -> Tensor:
-        return few * values.std(0) if count > 1 else torch.zeros_like(values[0])
-
-    cost = gain.mean(0) + harms.amax(0)
-    if not bool((cost + error(gain) < 0).any()):
-        return 0.0
-    apart = gain - gain[:, [int(cost.argmin())]]
-    close = cost - cost.min() <= error(apart)
-    return TRUSTED[int(close.nonzero().max())]
+    gain, count = losses - losses[:, :1], len(losses)
+    if count == 1:
+        return TRUSTED[int(gain[0].argmin())]
+    error = student.ppf(norm.cdf(1.0), count - 1) * gain.std(0) / math.sqrt(count)
+    return TRUSTED[int((gain.mean(0) + error).argmin())]
