@@ -13,7 +13,6 @@ FREEDOM = 3.0  # degrees of freedom of the level's Student prior: heavy tails, s
 USUAL_LEVEL = 1.5  # scale of the level between sites, in log-odds
 USUAL_FACTOR = 0.7  # standard deviation of the factor on the source's shape, which may vanish or change sign
 USUAL_DEVIATION = 0.3  # standard deviation of a coefficient's deviation between sites, in log-odds
-USUAL_ERROR = 0.5  # standard deviation of the error of a level estimated at an unseen site, in log-odds
 USUAL_SLOPE = 0.3  # standard deviation of the log of f's slope between sites
 USUAL_SITES = 1.0  # weight of these usual values, in sites
 FACTOR_SITES = 2.0  # weight of the usual factor: it may change sign even where levels hardly differ

@@ -24,7 +24,6 @@ from sitewise.prevalence.linear import fit_linear, information
 from sitewise.prevalence.prior import (
     FACTOR_SITES,
     FREEDOM,
-    USUAL_ERROR,
     USUAL_FACTOR,
     USUAL_LEVEL,
     USUAL_SITES,
@@ -40,7 +39,7 @@ FINEST = 0.5  # log-odds up to which the steps of the grid of levels are equal; 
 REACH = 16.0
 WIDE_LEVEL = 3.0  # scale of the level, in log-odds, of a very different site
 BOUND = 9.0  # largest shift of the prior's centre, in log-odds
-ERRORS = tuple(float(value) for value in np.geomspace(0.02, 12.0, 60))  # of a level, in log-odds, to choose from
+ERRORS = (0.0, *np.geomspace(0.1, 12.0, 45).tolist())  # standard deviations of a level's error to choose from, log-odds
 FARTHEST = 6.0  # the largest shift of a unit's level, in log-odds
 
 
@@ -358,15 +357,10 @@ def learn_numbers(units: list[Unit]) -> Numbers:
 
 
 def _level_error(sites: list[Unit]) -> float:
-    """The standard deviation of the error of a level at an unseen site, by maximum likelihood.
-
-    The usual error counts as one more site. Without sites, f is taken to be as right as at the source.
-    """
+    """The standard deviation of the error of a level at an unseen site, by maximum likelihood; zero without sites."""
     if not sites:
         return 0.0
-    errors = torch.tensor(ERRORS, dtype=torch.float64)
-    usual = -(sites[0].n_classes - 1) * (0.5 * (USUAL_ERROR / errors) ** 2 + errors.log())
-    return ERRORS[int((usual + sum(unit.error_log_likelihood for unit in sites)).argmax())]
+    return ERRORS[int(torch.stack([unit.error_log_likelihood for unit in sites]).sum(0).argmax())]
 
 
 def _averaging_helps(sites: list[Unit], numbers: Numbers) -> bool:
