@@ -39,7 +39,10 @@ FINEST = 0.5  # log-odds up to which the steps of the grid of levels are equal; 
 REACH = 16.0
 WIDE_LEVEL = 3.0  # scale of the level, in log-odds, of a very different site
 BOUND = 9.0  # largest shift of the prior's centre, in log-odds
-ERRORS = (0.0, *np.geomspace(0.1, 12.0, 45).tolist())  # standard deviations of a level's error to choose from, log-odds
+ERRORS: tuple[float, ...] = (
+    0.0,
+    *np.geomspace(0.1, 12.0, 45).tolist(),
+)  # standard deviations of a level's error to choose from, log-odds
 FARTHEST = 6.0  # the largest shift of a unit's level, in log-odds
 
 
