@@ -57,8 +57,7 @@ def site_grounds(here: "AdaptedClassifier", failed: str | None) -> Grounds:
     trained = combine(rows.log_ratio, here.model.pooled_prevalence_.log_prob(rows.codes)).exp()
     asked = in_stretches(alone.average, rows.log_ratio, rows.codes) - trained
     p_trained = (share * trained).sum(0)
-    bounds = alone.interval() if alone.has_curvature else alone.interval(method="bootstrap")
-    low, high = (np.asarray(bound, dtype=np.float64) for bound in bounds)
+    low, high = (np.asarray(bound, dtype=np.float64) for bound in alone.interval())
     p_asked = (share * asked).sum(0)
     by_level = float((logit(p_trained + p_asked) - logit(p_trained)).abs().max()) >= UNCHANGED
 
