@@ -32,7 +32,7 @@ from sitewise.estimator.at_site.outcome import rehearsed_breaches, site_outcome
 from sitewise.estimator.at_site.reporting import report_content
 from sitewise.estimator.at_site.sets import WeightedRows, predict_sets, weighted_rows
 from sitewise.estimator.at_site.showing import site_html, site_text
-from sitewise.estimator.at_site.updating import estimate_rows, update
+from sitewise.estimator.at_site.updating import update
 from sitewise.estimator.at_site.watching import watch
 from sitewise.estimator.source.reading import split_confounders
 from sitewise.estimator.source.regions import in_regions
@@ -278,7 +278,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # `adapt` has already warned about these rows
             rows = self.rows.by_knockout()
-            return estimate_rows(self.model, rows, prior=prior, known=self.known_prevalence)
+            return self.model.estimate_rows(rows, prior=prior, known=self.known_prevalence)
 
     @property
     def estimate_in_use(self) -> PrevalenceEstimate:

@@ -13,7 +13,6 @@ from sitewise.arrays import in_stretches
 from sitewise.diagnosis import Grounds, Outcome
 from sitewise.diagnosis.outcome import ENOUGH_TRUSTED, UNCHANGED, decide
 from sitewise.estimator.at_site.showing import class_names
-from sitewise.estimator.at_site.updating import estimate_rows
 from sitewise.posterior import combine
 from sitewise.prevalence import SitePrior
 from sitewise.report.wording import outcome_sentence, risk_sentence
@@ -94,7 +93,7 @@ def site_grounds(here: "AdaptedClassifier", failed: str | None) -> Grounds:
 def _estimated_again(here: "AdaptedClassifier", rows: ScoredRows, prior: SitePrior | None) -> PrevalenceEstimate:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `adapt` has already warned about these rows
-        return estimate_rows(here.model, rows, prior=prior, known=here.known_prevalence)
+        return here.model.estimate_rows(rows, prior=prior, known=here.known_prevalence)
 
 
 def along(made: Tensor, asked: Tensor) -> float:
