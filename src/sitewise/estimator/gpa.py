@@ -279,11 +279,11 @@ class GPAClassifier(SiteModel):
         kept, held = split_validation(data, self.validation, seed)
         training, validation = data.rows.take(kept), data.rows.take(held)
 
-        # g of every site, from its (y, z)
+        # Algorithm 3 of the paper, step 1: g of every site from its (y, z) (equation 2).
         self._learn_sites(data, training, seed)
         validation_prevalence = self._validation_prevalence(validation, seed)
 
-        # f, given these g
+        # Step 2: f, given these g (equations 3 to 5).
         objective = self._objective(training, validation, validation_prevalence, recipe)
         module = build_network(self, training.X, data.schema, len(data.classes), seed)
         kept_at = {"checkpoint": _checkpoint_of(self.checkpoint, label), "keep_checkpoint": True}
@@ -291,11 +291,11 @@ class GPAClassifier(SiteModel):
         self.scorer_ = Scorer(trained.module, self.device)
         self.training_history_, self.best_epoch_ = trained.history, trained.best_epoch
 
-        # f calibrated on the held-out rows
+        # Step 3: f calibrated on the held-out rows (equations 6 and 18a).
         held_out = score_held_out(validation, validation_prevalence, self.confounders_, self.score_raw)
         self._balance_and_calibrate(held_out)
 
-        # r, for rows that lack z
+        # Beyond the paper: r for rows that lack z (section 15).
         learns = self.missing != "knockout" and self.confounders_ is not None
         self.joint_ = fit_joint_model(self, training, validation, seed) if learns else None
         self.joint_ = judged(self, validation)
