@@ -32,7 +32,7 @@ from sitewise.bench.methods.objective import MethodObjective, Prepared
 from sitewise.confounders import Confounders
 from sitewise.datasets.packed import PackedImages
 from sitewise.datasets.packed.writing import pack
-from sitewise.estimator.source.held_out import fit_prevalence
+from sitewise.estimator.source.prevalences import fit_prevalence
 from sitewise.inputs import DEVICE_SHARE, StoredImages
 from sitewise.ratio import RatioObjective, build_ratio
 from sitewise.rows import LabeledRows

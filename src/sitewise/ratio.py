@@ -20,7 +20,7 @@ from sitewise.training.checkpoint import digest
 from sitewise.training.devices import share_of
 
 FUSION_WIDTH = 100
-CONVERTING = threading.Lock()  # held while a network is converted or moved
+CHANGING = threading.RLock()  # held while a network is converted, moved, or put in evaluation mode
 SCORING_BATCH = 2048
 SCORED_VALUES = 2**26  # at most in a batch, so that a batch of large images has fewer rows
 
@@ -249,7 +249,7 @@ class Scorer:
         device = scoring_device(self.device)
         dtype = torch.float64 if X.dtype == torch.float64 else torch.float32
         z = z.to(X.dtype) if X.is_floating_point() else z
-        with CONVERTING:
+        with CHANGING:
             module = self.module if _is_ready(self.module, device, dtype) else self.module.to(device, dtype)
             if device.type != "cpu":
                 outputs = score(module, X, z, device).double().cpu()

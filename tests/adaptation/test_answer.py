@@ -97,7 +97,7 @@ def test_refitting_follows_f(estimate):
     [
         (lambda e: e.log_prevalence(None), "expected Z with one row for each row of the result, got None"),
         (lambda e: e.interval(level=1.0), "level must lie between 0 and 1, got 1.0"),
-        (lambda e: e.interval(method="jackknife"), "method must be one of curvature, bootstrap"),
+        (lambda e: e.interval(method="jackknife"), "method must be one of auto, curvature, bootstrap"),
         (lambda e: e.bootstrap(1), "n_resamples must be a whole number from 2 up, got 1"),
         (lambda e: e.draws(0), "n_draws must be a whole number from 1 up, got 0"),
         (lambda e: e.predict_proba([[0.0, np.nan]]), "NaN"),

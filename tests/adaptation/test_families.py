@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import sitewise as sw
+from sitewise.adaptation.answer import N_REFITS
 from sitewise.adaptation.families import FAMILIES, Family
 from sitewise.adaptation.records import all_records
 from sitewise.artifacts import Record
@@ -107,14 +108,24 @@ def test_an_estimate_is_saved_and_says_the_same(name):
     np.testing.assert_array_equal(again.log_prevalence(rows.Z), estimate.log_prevalence(rows.Z))
     assert f"by {name} g" in repr(again)
     assert repr(again) == repr(estimate)
-    if name != "halves":
-        np.testing.assert_array_equal(again.interval(), estimate.interval())
-        return
-    for one in (estimate, again):  # fitted by plain EM
-        with pytest.raises(ValueError, match=r"no curvature.*bootstrap"):
-            one.interval()
-    low, high = again.interval(method="bootstrap", n_resamples=5, random_state=0)
-    np.testing.assert_array_equal((low, high), estimate.interval(method="bootstrap", n_resamples=5, random_state=0))
+    np.testing.assert_array_equal(again.interval(), estimate.interval())
+    np.testing.assert_array_equal(again.draws(9, random_state=0).marginal, estimate.draws(9, random_state=0).marginal)
+
+
+def test_a_family_without_curvature_has_the_intervals_and_draws_of_its_bootstrap(monkeypatch):
+    monkeypatch.setitem(FAMILIES, "halves", Halves())
+    rows = site()
+    estimate = sw.estimate_prevalence(rows.log_ratio, rows.Z, model="halves")
+    refits = estimate.bootstrap(N_REFITS, random_state=0)
+    np.testing.assert_array_equal(estimate.interval(), refits.interval())
+    at_z = refits.interval(lambda g: np.exp(g.log_prevalence(rows.Z[:5])))
+    np.testing.assert_allclose(estimate.interval(rows.Z[:5]), at_z, rtol=1e-12)
+    draws = estimate.draws(N_REFITS, random_state=3)
+    np.testing.assert_allclose(np.sort(draws.marginal[:, 1]), np.sort(refits.marginal[:, 1]), rtol=1e-12)
+    np.testing.assert_allclose(np.exp(next(draws.log_prevalence(rows.Z))).mean(0), draws.marginal[0], atol=0.05)
+    assert len(estimate.draws(3 * N_REFITS + 1)) == 3 * N_REFITS + 1
+    with pytest.raises(ValueError, match=r"no curvature.*bootstrap"):
+        estimate.interval(method="curvature")
 
 
 def test_every_quick_family_can_be_bootstrapped(name):
@@ -140,6 +151,28 @@ def test_a_model_is_fitted_adapted_and_saved_with_it(name, tmp_path):
     again = sw.load(tmp_path / "site")
     np.testing.assert_array_equal(again.predict_proba(proba, train.Z), here.predict_proba(proba, train.Z))
     np.testing.assert_array_equal(again.prevalence_interval(new.Z), here.prevalence_interval(new.Z))
+
+
+def test_a_site_of_a_family_without_curvature_answers_everything_by_its_rows_alone(monkeypatch, tmp_path):
+    monkeypatch.setitem(FAMILIES, "halves", Halves())
+    monkeypatch.setattr("sitewise.adaptation.answer.N_REFITS", 30)
+    train, new = site(300, n_classes=2), site(150, n_classes=2, seed=5)
+    proba, proba_new = (np.asarray(sw.adjust(rows.log_ratio, np.zeros(2))) for rows in (train, new))
+    model = sw.PrevalenceAdjuster(prevalence="halves", rehearsal=None, random_state=0)
+    model.fit(proba, train.y, sample_confounder=train.Z)
+    here = model.adapt(proba_new, sample_confounder=new.Z, policy="rows")
+    identification = next(finding for finding in here.diagnose().findings if finding.name == "identification")
+    low, high = here.estimate.interval()
+    assert identification.details["half_width_given_f"] == pytest.approx(float((high - low).max()) / 2)
+    assert here.outcome.grounds.half_width == pytest.approx(float((high - low).max()) / 2)
+    estimate, low, high = here.expected_performance()["accuracy"]
+    assert low < estimate < high
+    assert "95% interval" in repr(here)
+    assert here.report(tmp_path / "site.html").exists()
+    here.save(tmp_path / "site")
+    again = sw.load(tmp_path / "site")
+    np.testing.assert_array_equal(again.prevalence_interval(), here.prevalence_interval())
+    assert again.outcome == here.outcome
 
 
 def test_a_name_that_no_family_has_is_refused():

@@ -9,7 +9,7 @@ import pytest
 
 import sitewise as sw
 from sitewise.artifacts.packing import pack, unpack
-from sitewise.estimator.at_site.diagnosing import diagnose
+from sitewise.estimator.at_site.diagnosing import check_site
 from sitewise.estimator.files.saving import RECORDS
 
 SETTINGS = {"epochs": 5, "batch_size": 128, "device": "cpu", "verbose": False, "rehearsal": None}
@@ -142,7 +142,7 @@ def test_groups_are_saved_and_a_folder_without_them_loads(of_patients, site, tmp
     here.save(tmp_path / "site")
     again = sw.load(tmp_path / "site")
     assert again.diagnose() == here.diagnose()
-    assert diagnose(again) == diagnose(here) == here.checks
+    assert check_site(again) == check_site(here) == here.checks
     tree, tensors = pack({"held": of_patients.held_out_[0]}, RECORDS)
     del tree["held"]["fields"]["groups"], tensors["held/groups"]
     assert unpack(tree, tensors, RECORDS)["held"].groups is None

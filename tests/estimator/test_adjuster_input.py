@@ -1,5 +1,7 @@
 """What may be wrong with probabilities, classes and settings: one error that names all of it, and the row."""
 
+from unittest.mock import patch
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -127,6 +129,12 @@ def test_nothing_is_left_half_fitted():
     before = adjuster.predict_proba(PROBA)
     with pytest.raises(ValueError, match="sample_domain"):
         adjuster.fit(PROBA[:, ::-1], Y, sample_domain=["a"])
+    np.testing.assert_array_equal(adjuster.predict_proba(PROBA), before)
+    with (
+        patch("sitewise.estimator.adjuster.fit_ratio", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        adjuster.fit(PROBA[:70], Y[:70])  # g has been fitted by then
     np.testing.assert_array_equal(adjuster.predict_proba(PROBA), before)
 
 

@@ -237,3 +237,20 @@ def test_a_trace_predicts_few_rows_to_the_bit_or_not_at_all(table):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tracing.AdaptedGraph, "at", lambda graph, x, codes: torch.full((len(x), 2), 0.5).double())
         assert FrameModel(table.here).trace().traced is None
+
+
+@pytest.mark.parametrize("error", [RuntimeError, TypeError, torch.jit.Error])
+def test_a_site_that_torch_cannot_trace_predicts_as_it_is_and_a_mistake_of_ours_is_raised(table, monkeypatch, error):
+    from sitewise.integrations import tracing
+
+    def refuse(kind):
+        def at(graph, x, codes):
+            raise kind("no")
+
+        monkeypatch.setattr(tracing.AdaptedGraph, "at", at)
+
+    refuse(error)
+    assert FrameModel(table.here).trace().traced is None
+    refuse(KeyError)
+    with pytest.raises(KeyError):
+        FrameModel(table.here).trace()

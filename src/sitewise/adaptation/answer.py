@@ -12,7 +12,7 @@ from sklearn.utils import check_random_state
 from torch import Tensor
 
 from sitewise.adaptation.bootstrap import NO_REFIT, NOT_IN_MEMORY, DrawnPrevalence, Resamples, bootstrap_fit, rescored
-from sitewise.adaptation.draws import Drawn, PrevalenceDraws, draw_fits
+from sitewise.adaptation.draws import Drawn, PrevalenceDraws, draw_fits, draw_refits
 from sitewise.adaptation.evidence import Evidence
 from sitewise.adaptation.families import FAMILIES, Family
 from sitewise.adaptation.fit import Fit, no_curvature
@@ -40,7 +40,8 @@ from sitewise.uncertainty import (
     take_out,
 )
 
-METHODS = ("curvature", "bootstrap")
+METHODS = ("auto", "curvature", "bootstrap")
+N_REFITS = 200  # of a family without curvature, for its intervals and draws
 AT_BOUND = 1e-9
 NO_Z = (
     "log_prevalence: expected Z with one row for each row of the result, got None; use NaN for missing values, "
@@ -154,7 +155,7 @@ class PrevalenceEstimate:
         Z: Any = None,
         level: float = 0.95,
         *,
-        method: str = "curvature",
+        method: str = "auto",
         n_resamples: int = 500,
         calibration: Calibration | None = None,
         random_state: Any = None,
@@ -167,16 +168,17 @@ class PrevalenceEstimate:
             Confounders at which the interval is computed; without it the interval is for P(Y).
         level : float
             Level of the interval.
-        method : {"curvature", "bootstrap"}
+        method : {"auto", "curvature", "bootstrap"}
             "curvature" is fast. Near 0 and 1 it uses the decrease of the likelihood, and at given z it includes the
-            uncertainty of the choice of the model. "bootstrap" resamples the rows, see `bootstrap`.
+            uncertainty of the choice of the model. "bootstrap" resamples the rows, see `bootstrap`. "auto" is
+            "curvature", or 200 bootstrap resamples with a fixed seed, made once, if the family of g has no curvature.
         n_resamples : int
-            The number of bootstrap resamples.
+            The number of resamples of "bootstrap".
         calibration : Calibration, optional
             The calibration that was applied to `log_ratio`, with resamples; only for "bootstrap". The interval then
             includes its uncertainty. Otherwise f is taken as given.
         random_state : int, RandomState or None
-            Seed of the bootstrap.
+            Seed of "bootstrap".
 
         Returns
         -------
@@ -193,8 +195,13 @@ class PrevalenceEstimate:
         elif calibration is not None and method != "bootstrap":
             problems.add("a calibration's uncertainty is drawn, not derived: use method='bootstrap'")
         problems.raise_if_any()
-        if method == "bootstrap" and self._fit.identified:
-            resamples = self.bootstrap(n_resamples, calibration=calibration, random_state=random_state)
+        refitted = method == "bootstrap" or (method == "auto" and not self.has_curvature)
+        if refitted and self._fit.identified:
+            resamples = (
+                self._refits
+                if method == "auto"
+                else self.bootstrap(n_resamples, calibration=calibration, random_state=random_state)
+            )
             if Z is None:
                 return resamples.interval(level=level)
             codes = self._encode(Z)
@@ -245,6 +252,8 @@ class PrevalenceEstimate:
     def draws(self, n_draws: int = 200, *, random_state: Any = None) -> PrevalenceDraws:
         """Draw g from its uncertainty given f: fast, and consistent with `interval` (equation 11c).
 
+        If the family of g has no curvature, the draws are the bootstrap refits that `interval` uses.
+
         Parameters
         ----------
         n_draws : int
@@ -260,8 +269,18 @@ class PrevalenceEstimate:
         if not (isinstance(n_draws, Integral) and n_draws >= 1):
             raise ValueError(f"draws: n_draws must be a whole number from 1 up, got {n_draws!r}")
         generator = torch.Generator().manual_seed(int(check_random_state(random_state).randint(2**31)))
-        parts = draw_fits(self._evidence, self._fit, int(n_draws), generator, _draw)
+        if self.has_curvature or not self._fit.identified:
+            parts = draw_fits(self._evidence, self._fit, int(n_draws), generator, _draw)
+        else:
+            parts = (
+                draw_refits([refit.prevalence for refit in self._refits], self._refits.marginal, n_draws, generator),
+            )
         return PrevalenceDraws(parts, self._encode, self._container)
+
+    @cached_property
+    def _refits(self) -> Resamples:
+        """The bootstrap refits that a family without curvature has its intervals and draws from."""
+        return self.bootstrap(N_REFITS, random_state=0)
 
     def refit(self, change: Callable[[Tensor, Tensor], Tensor]) -> Prevalence:
         """Estimate g from a changed log f, with the same model of g and the same shrinkage.

@@ -25,7 +25,8 @@ BATCH = 2**20  # rows times draws that are processed at a time
 DRAW_TOLERANCE = 1e-7  # of the KKT gap; draws differ by far more
 
 NOT_IN_MEMORY = (
-    "bootstrap needs all rows in memory, and these are streamed: use interval(), whose curvature needs sums only"
+    "bootstrap needs all rows in memory, and these are streamed: use interval(method='curvature'), which needs sums "
+    "only, or give the rows as arrays if this family of g has no curvature"
 )
 NO_REFIT = "a {model} g is not bootstrapped: use model='auto' or 'additive'"
 Encode = Callable[[Any], Tensor]

@@ -2,7 +2,8 @@
 
 The coefficients of linear logits are drawn from a normal distribution by their curvature; near 0 and 1 the draws are
 weighted by their likelihood. A free distribution over two classes is drawn from its likelihood. One over more classes
-is drawn from a normal distribution by its curvature, clipped at zero.
+is drawn from a normal distribution by its curvature, clipped at zero. A g without curvature is drawn from its bootstrap
+refits.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -107,6 +108,19 @@ class PointDraws:
 
 
 @dataclass(frozen=True)
+class RefitDraws:
+    """Draws that are refits of g to resamples of the rows."""
+
+    models: tuple[Prevalence, ...]
+    log_marginal: Tensor  # (B, K)
+
+    def log_prob(self, codes: Tensor) -> Iterator[Tensor]:
+        """Yield log g of each draw, (n, K)."""
+        for model in self.models:
+            yield model.log_prob(codes)
+
+
+@dataclass(frozen=True)
 class PrevalenceDraws:
     """Draws of g, which can be evaluated at any z.
 
@@ -117,7 +131,7 @@ class PrevalenceDraws:
     >>> for log_g in draws.log_prevalence(Z): ...        # (n, K) each
     """
 
-    parts: tuple[LinearDraws | CellDraws | PointDraws, ...] = field(repr=False)
+    parts: tuple[LinearDraws | CellDraws | PointDraws | RefitDraws, ...] = field(repr=False)
     _encode: Encode = field(repr=False)
     _container: Container = field(repr=False)
 
@@ -164,6 +178,14 @@ def draw_fits(
     return tuple(
         draw(evidence, candidate, count, generator) for candidate, count in deal(fit.candidates, n_draws, generator)
     )
+
+
+def draw_refits(models: Sequence[Prevalence], marginal: Any, n_draws: int, generator: torch.Generator) -> RefitDraws:
+    """Draw among refits of g with their P(Y) (R, K): each as often as every other, up to one."""
+    rounds = [torch.randperm(len(models), generator=generator) for _ in range(-(-n_draws // len(models)))]
+    chosen = torch.cat(rounds)[:n_draws]
+    log_marginal = finite(torch.as_tensor(marginal)[chosen].log())
+    return RefitDraws(tuple(models[number] for number in chosen.tolist()), log_marginal)
 
 
 def deal(candidates: tuple[Candidate, ...], n_draws: int, generator: torch.Generator) -> Iterator[tuple[Fit, int]]:

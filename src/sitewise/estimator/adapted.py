@@ -25,14 +25,14 @@ from sitewise.arrays import in_stretches, view_tensor
 from sitewise.diagnosis import Diagnosis, Finding, Outcome
 from sitewise.diagnosis.outcome import failed_check, follows
 from sitewise.diagnosis.result import conclude
-from sitewise.estimator.at_site.diagnosing import checked_without_z, diagnose, shift_by_column
+from sitewise.estimator.at_site.diagnosing import check_site, checked_without_z, shift_by_column
 from sitewise.estimator.at_site.evaluating import evaluate_site
 from sitewise.estimator.at_site.label_draws import drawn_rows
 from sitewise.estimator.at_site.outcome import rehearsed_breaches, site_outcome
 from sitewise.estimator.at_site.reporting import report_content
 from sitewise.estimator.at_site.sets import WeightedRows, predict_sets, weighted_rows
 from sitewise.estimator.at_site.showing import site_html, site_text
-from sitewise.estimator.at_site.updating import estimate_rows, update
+from sitewise.estimator.at_site.updating import update
 from sitewise.estimator.at_site.watching import watch
 from sitewise.estimator.source.reading import split_confounders
 from sitewise.estimator.source.regions import in_regions
@@ -158,143 +158,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.joint = joint
         self._diagnosis: Diagnosis | None = None  # the checks of the rows; `diagnose` adds the outcome
 
-    @property
-    def missing(self) -> str:
-        """How rows that lack z are predicted at this site.
-
-        Returns
-        -------
-        str
-            "joint": from the site's joint distribution P(z, y). "knockout": from log f with z missing.
-        """
-        return "knockout" if self.joint is None else "joint"
-
-    @property
-    def outcome(self) -> Outcome:
-        """What was done at this site, and why.
-
-        Returns
-        -------
-        Outcome
-            Equal to "adapted", "partly adapted" or "as trained". `sentence`, `reason` and `risk` explain it.
-        """
-        if self._outcome is None:
-            self._outcome = site_outcome(self, self._failed_check)
-        return self._outcome
-
-    def diagnose(self) -> Diagnosis:
-        """Check whether adapting is safe at this site. The checks are computed once and kept.
-
-        Returns
-        -------
-        Diagnosis
-            The outcome, the verdict that follows from it, and all checks with their numbers and advice.
-        """
-        outcome, findings = self.outcome, self.checks.findings
-        return Diagnosis(follows(outcome, outcome.reason, self._failed_check, findings), findings, outcome)
-
-    def rename(self, names: dict[str, str]) -> None:
-        """Set the name of the predicted condition or of the positive class in reports.
-
-        Parameters
-        ----------
-        names : dict of str to str
-            Entries of `about_` to replace at this site, for example `{"outcome_name": "sepsis"}`. The model that the
-            site was adapted from keeps its own.
-        """
-        if names:
-            self.model = copy.copy(self.model)
-            self.model.about_ = {**self.model.about_, **names}
-            self._outcome = None
-
-    def unchecked(self) -> "AdaptedClassifier":
-        """Return the same site without the checks of the assumption.
-
-        Returns
-        -------
-        AdaptedClassifier
-            A copy that trusts its rows as far as the rehearsal allows, without looking at the checks.
-        """
-        return self.with_checks(())
-
-    def with_checks(self, findings: Sequence[Finding]) -> "AdaptedClassifier":
-        """A copy of the site whose checks found this; its outcome follows from them."""
-        other = copy.copy(self)
-        other._diagnosis, other._outcome = conclude(tuple(findings)), None
-        return other
-
-    @property
-    def checks(self) -> Diagnosis:
-        """The checks of the rows, computed once: `diagnose` without the outcome."""
-        if self._diagnosis is None:
-            self._diagnosis = diagnose(self)
-        return self._diagnosis
-
-    @property
-    def _failed_check(self) -> str | None:
-        """The check of the assumption that fails here and is worse than at all rehearsed sites; None if there is none.
-
-        The checks compare P(x|y,z). They do not count where they use rows whose z is estimated (`joint`): a difference
-        may then be one of z.
-        """
-        if self.joint is not None and checked_without_z(self):
-            return None
-        return failed_check(self.checks.findings, rehearsed_breaches(self.model))
-
-    @property
-    def stays_as_trained(self) -> bool:
-        """Whether the rows are not used at all: because of the policy, or because a check of the assumption failed."""
-        return self.policy == "as trained" or (self.policy == "auto" and self._failed_check is not None)
-
-    @property
-    def predicts_as_trained(self) -> bool:
-        """Whether predictions are those of the model itself.
-
-        So they are where that was asked for, and where neither rows nor labels nor a known prevalence are there to be
-        trusted and averaging over the prior has not been better than the model itself at rehearsed sites.
-        """
-        if self.policy != "auto":
-            return self.policy == "as trained"
-        if self.rows.y is not None or self.known_prevalence is not None or self.level_scale is not None:
-            return False
-        prior = self.site_prior
-        return prior is not None and not prior.trusted_rows and not prior.averaged
-
-    @property
-    def site_prior(self) -> SitePrior | None:
-        """The prior of this site with the trust in its rows; None for policy "rows"."""
-        if self.policy == "rows":
-            return None
-        prior = self.model.prior_of(self.policy, self.level_scale)
-        return replace(prior, trusted_rows=0.0) if self.stays_as_trained else prior
-
-    @cached_property
-    def estimate_without_rows(self) -> PrevalenceEstimate:
-        """The posterior without this site's unlabeled rows.
-
-        Without labels and a known prevalence, its mean prediction is that of the model as trained.
-        """
-        prior = replace(self.model.prior_of("auto", self.level_scale), trusted_rows=0.0)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # `adapt` has already warned about these rows
-            rows = self.rows.by_knockout()
-            return estimate_rows(self.model, rows, prior=prior, known=self.known_prevalence)
-
-    @property
-    def estimate_in_use(self) -> PrevalenceEstimate:
-        """The posterior that all answers about the site come from."""
-        return self.estimate_without_rows if self.stays_as_trained else self.estimate
-
-    @property
-    def rows_in_use(self) -> ScoredRows:
-        """The rows as they are predicted: with the joint model for rows that lack z, where it is in use."""
-        return self.rows.by_knockout() if self.stays_as_trained else self.rows
-
-    def __repr__(self) -> str:
-        return site_text(self)
-
-    def _repr_html_(self) -> str:
-        return site_html(self)
+    # Predictions.
 
     def predict_proba(self, X: Any, sample_confounder: Any = None) -> Any:
         """Predict P(y|x,z) at this site. Each row is predicted independently of the other rows.
@@ -382,18 +246,6 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return map_rows(self.predict, X, sample_confounder, columns=None, dtype=self.classes_.dtype)
         return self.classes_[decide(np.asarray(self.predict_proba(X, sample_confounder)), self.threshold_)]
 
-    def fit(self, X: Any, y: Any = None) -> NoReturn:
-        """Raise TypeError: an adapted classifier is made by `adapt`. scikit-learn requires that the method exists.
-
-        Parameters
-        ----------
-        X : object
-            Not used.
-        y : object
-            Not used.
-        """
-        raise TypeError(NOT_FITTED)
-
     def score(self, X: Any, y: Any, sample_confounder: Any = None, sample_weight: Any = None) -> float:
         """Return the accuracy of `predict`, for scikit-learn's model selection.
 
@@ -415,33 +267,257 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         return float(accuracy_score(y, self.predict(X, sample_confounder), sample_weight=sample_weight))
 
-    def predict_set(
-        self, X: Any, sample_confounder: Any = None, *, coverage: float = 0.9, by_class: bool = False
-    ) -> PredictionSets:
-        """Predict a set of classes for each row that contains its true class with probability `coverage`.
-
-        This is weighted conformal prediction. Labeled rows that were held out in training are weighted to this site's
-        P(y, z); they determine the lowest probability at which a class is still included. Like all predictions here,
-        the coverage requires that P(x|y,z) is the same as in training.
+    def fit(self, X: Any, y: Any = None) -> NoReturn:
+        """Raise TypeError: an adapted classifier is made by `adapt`. scikit-learn requires that the method exists.
 
         Parameters
         ----------
-        X : array-like of shape (n, d) or (n, C, H, W)
-            Rows in the same format as for `fit`.
-        sample_confounder : DataFrame or array-like of shape (n, V), optional
-            Their confounders z.
-        coverage : float
-            The wanted probability, between 0 and 1.
-        by_class : bool
-            Whether the coverage must hold within each class, and not only on average.
+        X : object
+            Not used.
+        y : object
+            Not used.
+        """
+        raise TypeError(NOT_FITTED)
+
+    @property
+    def missing(self) -> str:
+        """How rows that lack z are predicted at this site.
 
         Returns
         -------
-        PredictionSets
-            The sets, with the effective number of held-out rows behind them.
+        str
+            "joint": from the site's joint distribution P(z, y). "knockout": from log f with z missing.
         """
-        log_ratio, codes = self._scored(X, sample_confounder)
-        return predict_sets(self, self.probability_of(log_ratio, codes), codes, coverage, by_class)
+        return "knockout" if self.joint is None else "joint"
+
+    # The prevalence.
+
+    def prevalence(self, Z: Any = None) -> Any:
+        """Return the estimated prevalence of each class.
+
+        Parameters
+        ----------
+        Z : DataFrame or array-like of shape (n, V), optional
+            Values of the confounders.
+
+        Returns
+        -------
+        ndarray of shape (K,) or (n, K)
+            P(Y) of the site; with `Z`, P(Y|Z) for each row of `Z`.
+        """
+        if Z is None:
+            return self._mean_probability.numpy()
+        return self.log_prevalence_at(self._codes(Z)).exp().numpy()
+
+    @property
+    def _mean_probability(self) -> Tensor:
+        """The weighted mean of the predictions for the rows adapted on, (K,).
+
+        For rows in partitions, the mean over all rows was computed by `adapt_log_ratio`. If the checks fail afterwards,
+        it is the mean over the sample.
+        """
+        if self.mean_probability_ is not None and (self.policy == "as trained" or not self.stays_as_trained):
+            return self.mean_probability_
+        return self.rows_in_use.weighted_mean(self.probability_of(self.rows_in_use.log_ratio, self.rows_in_use.codes))
+
+    def prevalence_interval(self, Z: Any = None, level: float = 0.95) -> tuple[Any, Any]:
+        """Return an interval for the prevalence of each class in the site's population.
+
+        The interval of P(Y) always contains `prevalence()`. The interval of P(Y|Z) has width zero where f is not
+        identified, because the training prevalence is kept there.
+
+        Parameters
+        ----------
+        Z : DataFrame or array-like of shape (n, V), optional
+            Values of the confounders.
+        level : float
+            The level of the interval.
+
+        Returns
+        -------
+        low, high : ndarray of shape (K,) or (n, K)
+            The bounds for P(Y); with `Z`, those for P(Y|Z).
+        """
+        if Z is None:
+            joint = None if self.stays_as_trained else self.joint
+            low, high = (np.asarray(bound) for bound in (joint or self.estimate_in_use).interval(level=level))
+            low, high = (self._mix(b) if joint is None else self._stretched(b, level) for b in (low, high))
+            reported = self.prevalence()
+            return np.minimum(low, reported), np.maximum(high, reported)
+        low, high = (np.array(bound) for bound in self.estimate_in_use.interval(Z, level=level))
+        codes = self._codes(Z)
+        kept = in_regions(codes, self.model.unsupported_).numpy()
+        low[kept] = high[kept] = self.log_prevalence_at(codes).exp().numpy()[kept]
+        return low, high
+
+    def _mix(self, outside: Any) -> Any:
+        """The average over all rows: the estimate where f is identified, the training prevalence elsewhere."""
+        kept = self.rows.take(~self.rows.supported)
+        if not len(kept):
+            return outside
+        share = float(kept.weights.sum() / self.rows.weights.sum())
+        inside = kept.weighted_mean(self.model.pooled_prevalence_.log_prob(kept.codes).exp()).numpy()
+        return (1 - share) * outside + share * inside
+
+    def _stretched(self, bound: Any, level: float) -> Any:
+        """A bound of the joint model's P(Y), widened for the error of r, the errors seen in rehearsal, and groups."""
+        rows, prior = self.rows, self.model.prior_of(self.policy)
+        n_rows = float(len(rows) if rows.weight is None else rows.weight.sum())
+        alike = 1.0
+        if rows.groups is not None:
+            sizes = torch.bincount(rows.groups, rows.weight).double()
+            alike = float(sizes.square().sum() / sizes.sum())
+        stretch = (max(alike, 1.0) / max(prior.tempering(n_rows), LEAST_TRUST)) ** 0.5
+        error = NormalDist().inv_cdf(0.5 + level / 2) * prior.level_error
+        middle = torch.as_tensor(np.asarray(self.joint.marginal))  # type: ignore[union-attr]
+        return stretched(torch.as_tensor(bound), middle, stretch, error).numpy()
+
+    def log_prevalence_at(self, codes: Tensor) -> Tensor:
+        """Return log g(z) at this site; the training prevalence where f is not identified (equation 12)."""
+        if self.predicts_as_trained:
+            return self.model.pooled_prevalence_.log_prob(codes)
+        here = in_stretches(self.estimate_in_use.prevalence.log_prob, codes)
+        kept = in_regions(codes, self.model.unsupported_)
+        if not kept.any():
+            return here
+        return torch.where(kept[:, None], self.model.pooled_prevalence_.log_prob(codes), here)
+
+    def _codes(self, Z: Any) -> Tensor:
+        if self.model.confounders_ is None:
+            raise ValueError("Z is given, but the model was trained without confounders")
+        return self.model.confounders_.encode(Z)[0]
+
+    # What was done and whether it is safe, and which estimate the answers come from.
+
+    @property
+    def outcome(self) -> Outcome:
+        """What was done at this site, and why.
+
+        Returns
+        -------
+        Outcome
+            Equal to "adapted", "partly adapted" or "as trained". `sentence`, `reason` and `risk` explain it.
+        """
+        if self._outcome is None:
+            self._outcome = site_outcome(self, self._failed_check)
+        return self._outcome
+
+    def diagnose(self) -> Diagnosis:
+        """Check whether adapting is safe at this site. The checks are computed once and kept.
+
+        Returns
+        -------
+        Diagnosis
+            The outcome, the verdict that follows from it, and all checks with their numbers and advice.
+        """
+        outcome, findings = self.outcome, self.checks.findings
+        return Diagnosis(follows(outcome, outcome.reason, self._failed_check, findings), findings, outcome)
+
+    @property
+    def checks(self) -> Diagnosis:
+        """The checks of the rows, computed once: `diagnose` without the outcome."""
+        if self._diagnosis is None:
+            self._diagnosis = check_site(self)
+        return self._diagnosis
+
+    @property
+    def _failed_check(self) -> str | None:
+        """The check of the assumption that fails here and is worse than at all rehearsed sites; None if there is none.
+
+        The checks compare P(x|y,z). They do not count where they use rows whose z is estimated (`joint`): a difference
+        may then be one of z.
+        """
+        if self.joint is not None and checked_without_z(self):
+            return None
+        return failed_check(self.checks.findings, rehearsed_breaches(self.model))
+
+    @property
+    def stays_as_trained(self) -> bool:
+        """Whether the rows are not used at all: because of the policy, or because a check of the assumption failed."""
+        return self.policy == "as trained" or (self.policy == "auto" and self._failed_check is not None)
+
+    @property
+    def predicts_as_trained(self) -> bool:
+        """Whether predictions are those of the model itself.
+
+        So they are where that was asked for, and where neither rows nor labels nor a known prevalence are there to be
+        trusted and averaging over the prior has not been better than the model itself at rehearsed sites.
+        """
+        if self.policy != "auto":
+            return self.policy == "as trained"
+        if self.rows.y is not None or self.known_prevalence is not None or self.level_scale is not None:
+            return False
+        prior = self.site_prior
+        return prior is not None and not prior.trusted_rows and not prior.averaged
+
+    @property
+    def estimate_in_use(self) -> PrevalenceEstimate:
+        """The posterior that all answers about the site come from."""
+        return self.estimate_without_rows if self.stays_as_trained else self.estimate
+
+    @cached_property
+    def estimate_without_rows(self) -> PrevalenceEstimate:
+        """The posterior without this site's unlabeled rows.
+
+        Without labels and a known prevalence, its mean prediction is that of the model as trained.
+        """
+        prior = replace(self.model.prior_of("auto", self.level_scale), trusted_rows=0.0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # `adapt` has already warned about these rows
+            rows = self.rows.by_knockout()
+            return self.model.estimate_rows(rows, prior=prior, known=self.known_prevalence)
+
+    @property
+    def site_prior(self) -> SitePrior | None:
+        """The prior of this site with the trust in its rows; None for policy "rows"."""
+        if self.policy == "rows":
+            return None
+        prior = self.model.prior_of(self.policy, self.level_scale)
+        return replace(prior, trusted_rows=0.0) if self.stays_as_trained else prior
+
+    @property
+    def rows_in_use(self) -> ScoredRows:
+        """The rows as they are predicted: with the joint model for rows that lack z, where it is in use."""
+        return self.rows.by_knockout() if self.stays_as_trained else self.rows
+
+    def unchecked(self) -> "AdaptedClassifier":
+        """Return the same site without the checks of the assumption.
+
+        Returns
+        -------
+        AdaptedClassifier
+            A copy that trusts its rows as far as the rehearsal allows, without looking at the checks.
+        """
+        return self.with_checks(())
+
+    def with_checks(self, findings: Sequence[Finding]) -> "AdaptedClassifier":
+        """A copy of the site whose checks found this; its outcome follows from them."""
+        other = copy.copy(self)
+        other._diagnosis, other._outcome = conclude(tuple(findings)), None
+        return other
+
+    def shift_by_column(self, columns: pd.DataFrame | None = None) -> pd.DataFrame:
+        """Test along which columns P(y|z) differs between the training sites and this site, without labels.
+
+        Parameters
+        ----------
+        columns : DataFrame, optional
+            Columns in the order of the rows adapted on; the confounders otherwise.
+
+        Returns
+        -------
+        DataFrame
+            A row for each column, the smallest p-value first: the score test that g depends on this column as at the
+            training sites (`statistic`, `freedom`, `p_value`). A shift of the overall level alone does not count.
+        """
+        return shift_by_column(self, columns)
+
+    # Performance.
+
+    @cached_property
+    def drawn_rows(self) -> DrawnRows:
+        """The distribution of the unknown labels of the rows adapted on, which expected performance comes from."""
+        return drawn_rows(self)
 
     def expected_performance(
         self, y_pred: Any = None, proba: Any = None, *, level: float = 0.95, threshold: float | None = None
@@ -578,49 +654,6 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         chosen = self.threshold_ if ours and threshold is None else threshold
         return subgroups(rows, classes, by, bands=bands, threshold=chosen, level=level)
 
-    def shift_by_column(self, columns: pd.DataFrame | None = None) -> pd.DataFrame:
-        """Test along which columns P(y|z) differs between the training sites and this site, without labels.
-
-        Parameters
-        ----------
-        columns : DataFrame, optional
-            Columns in the order of the rows adapted on; the confounders otherwise.
-
-        Returns
-        -------
-        DataFrame
-            A row for each column, the smallest p-value first: the score test that g depends on this column as at the
-            training sites (`statistic`, `freedom`, `p_value`). A shift of the overall level alone does not count.
-        """
-        return shift_by_column(self, columns)
-
-    def sample(self, n: int, *, random_state: int = 0) -> LabelSample:
-        """Draw rows to be labeled from the rows adapted on, stratified by score and z.
-
-        Parameters
-        ----------
-        n : int
-            The number of rows to draw.
-        random_state : int
-            Seed.
-
-        Returns
-        -------
-        LabelSample
-            The row numbers, and weights with which means over the sample estimate means over all rows.
-
-        Examples
-        --------
-        >>> sample = here.sample(50)
-        >>> here.evaluate(X[sample.rows], y, Z.iloc[sample.rows], sample_weight=sample.weight)
-        """
-        if self.n_rows_ is not None:
-            raise ValueError(SAMPLE_ONLY.format(call="sample", total=self.n_rows_, kept=len(self.rows)))
-        schema = self.model.confounders_
-        z = pd.DataFrame(index=range(len(self.rows))) if schema is None else schema.decode(self.rows.codes)
-        probability = self.probability_of(self.rows.log_ratio, self.rows.codes).numpy()
-        return draw_sample(probability, z, n, seed=random_state)
-
     def choose_threshold(
         self, *, sensitivity: float | None = None, harm_to_benefit: float | None = None, level: float = 0.95
     ) -> ThresholdChoice:
@@ -650,6 +683,66 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         self.threshold_ = choice.threshold
         return choice
+
+    @cached_property
+    def weighted_rows(self) -> tuple[WeightedRows, WeightedRows]:
+        """Held-out labeled rows weighted to this site, for prediction sets."""
+        return weighted_rows(self)
+
+    def predict_set(
+        self, X: Any, sample_confounder: Any = None, *, coverage: float = 0.9, by_class: bool = False
+    ) -> PredictionSets:
+        """Predict a set of classes for each row that contains its true class with probability `coverage`.
+
+        This is weighted conformal prediction. Labeled rows that were held out in training are weighted to this site's
+        P(y, z); they determine the lowest probability at which a class is still included. Like all predictions here,
+        the coverage requires that P(x|y,z) is the same as in training.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d) or (n, C, H, W)
+            Rows in the same format as for `fit`.
+        sample_confounder : DataFrame or array-like of shape (n, V), optional
+            Their confounders z.
+        coverage : float
+            The wanted probability, between 0 and 1.
+        by_class : bool
+            Whether the coverage must hold within each class, and not only on average.
+
+        Returns
+        -------
+        PredictionSets
+            The sets, with the effective number of held-out rows behind them.
+        """
+        log_ratio, codes = self._scored(X, sample_confounder)
+        return predict_sets(self, self.probability_of(log_ratio, codes), codes, coverage, by_class)
+
+    def sample(self, n: int, *, random_state: int = 0) -> LabelSample:
+        """Draw rows to be labeled from the rows adapted on, stratified by score and z.
+
+        Parameters
+        ----------
+        n : int
+            The number of rows to draw.
+        random_state : int
+            Seed.
+
+        Returns
+        -------
+        LabelSample
+            The row numbers, and weights with which means over the sample estimate means over all rows.
+
+        Examples
+        --------
+        >>> sample = here.sample(50)
+        >>> here.evaluate(X[sample.rows], y, Z.iloc[sample.rows], sample_weight=sample.weight)
+        """
+        if self.n_rows_ is not None:
+            raise ValueError(SAMPLE_ONLY.format(call="sample", total=self.n_rows_, kept=len(self.rows)))
+        schema = self.model.confounders_
+        z = pd.DataFrame(index=range(len(self.rows))) if schema is None else schema.decode(self.rows.codes)
+        probability = self.probability_of(self.rows.log_ratio, self.rows.codes).numpy()
+        return draw_sample(probability, z, n, seed=random_state)
 
     def evaluate(
         self,
@@ -688,76 +781,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         return evaluate_site(self, X, y, sample_confounder, groups, sample_weight, level, n_resamples)
 
-    def prevalence(self, Z: Any = None) -> Any:
-        """Return the estimated prevalence of each class.
-
-        Parameters
-        ----------
-        Z : DataFrame or array-like of shape (n, V), optional
-            Values of the confounders.
-
-        Returns
-        -------
-        ndarray of shape (K,) or (n, K)
-            P(Y) of the site; with `Z`, P(Y|Z) for each row of `Z`.
-        """
-        if Z is None:
-            return self._mean_probability.numpy()
-        return self.log_prevalence_at(self._codes(Z)).exp().numpy()
-
-    @property
-    def _mean_probability(self) -> Tensor:
-        """The weighted mean of the predictions for the rows adapted on, (K,).
-
-        For rows in partitions, the mean over all rows was computed by `adapt_log_ratio`. If the checks fail afterwards,
-        it is the mean over the sample.
-        """
-        if self.mean_probability_ is not None and (self.policy == "as trained" or not self.stays_as_trained):
-            return self.mean_probability_
-        return self.rows_in_use.weighted_mean(self.probability_of(self.rows_in_use.log_ratio, self.rows_in_use.codes))
-
-    def prevalence_interval(self, Z: Any = None, level: float = 0.95) -> tuple[Any, Any]:
-        """Return an interval for the prevalence of each class in the site's population.
-
-        The interval of P(Y) always contains `prevalence()`. The interval of P(Y|Z) has width zero where f is not
-        identified, because the training prevalence is kept there.
-
-        Parameters
-        ----------
-        Z : DataFrame or array-like of shape (n, V), optional
-            Values of the confounders.
-        level : float
-            The level of the interval.
-
-        Returns
-        -------
-        low, high : ndarray of shape (K,) or (n, K)
-            The bounds for P(Y); with `Z`, those for P(Y|Z).
-        """
-        if Z is None:
-            joint = None if self.stays_as_trained else self.joint
-            low, high = (np.asarray(bound) for bound in (joint or self.estimate_in_use).interval(level=level))
-            low, high = (self._mix(b) if joint is None else self._stretched(b, level) for b in (low, high))
-            reported = self.prevalence()
-            return np.minimum(low, reported), np.maximum(high, reported)
-        low, high = (np.array(bound) for bound in self.estimate_in_use.interval(Z, level=level))
-        codes = self._codes(Z)
-        kept = in_regions(codes, self.model.unsupported_).numpy()
-        low[kept] = high[kept] = self.log_prevalence_at(codes).exp().numpy()[kept]
-        return low, high
-
-    def _stretched(self, bound: Any, level: float) -> Any:
-        """A bound of the joint model's P(Y), widened for the error of r, the errors seen in rehearsal, and groups."""
-        rows, prior = self.rows, self.model.prior_of(self.policy)
-        n_rows = float(len(rows) if rows.weight is None else rows.weight.sum())
-        alike = 1.0
-        if rows.groups is not None:
-            sizes = torch.bincount(rows.groups, rows.weight).double()
-            alike = float(sizes.square().sum() / sizes.sum())
-        stretch = (max(alike, 1.0) / max(prior.tempering(n_rows), LEAST_TRUST)) ** 0.5
-        error = NormalDist().inv_cdf(0.5 + level / 2) * prior.level_error
-        middle = torch.as_tensor(np.asarray(self.joint.marginal))  # type: ignore[union-attr]
-        return stretched(torch.as_tensor(bound), middle, stretch, error).numpy()
+    # More rows of the site.
 
     def update(
         self, X: Any, sample_confounder: Any = None, y: Any = None, groups: Any = None, sample_weight: Any = None
@@ -833,6 +857,22 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         settings = {"level": level, "alarm_level": alarm_level}
         return watch(self, X, time, sample_confounder, groups, sample_weight, window, **settings)
 
+    # The report and folders.
+
+    def rename(self, names: dict[str, str]) -> None:
+        """Set the name of the predicted condition or of the positive class in reports.
+
+        Parameters
+        ----------
+        names : dict of str to str
+            Entries of `about_` to replace at this site, for example `{"outcome_name": "sepsis"}`. The model that the
+            site was adapted from keeps its own.
+        """
+        if names:
+            self.model = copy.copy(self.model)
+            self.model.about_ = {**self.model.about_, **names}
+            self._outcome = None
+
     def report(
         self,
         path: str | os.PathLike[str],
@@ -904,6 +944,14 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         export_onnx(self, path, dtype)
         return Path(path)
 
+    def __repr__(self) -> str:
+        return site_text(self)
+
+    def _repr_html_(self) -> str:
+        return site_html(self)
+
+    # What scikit-learn asks.
+
     def __sklearn_is_fitted__(self) -> bool:
         return True
 
@@ -914,37 +962,3 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.input_tags = get_tags(self.model).input_tags
         return tags
-
-    def _codes(self, Z: Any) -> Tensor:
-        if self.model.confounders_ is None:
-            raise ValueError("Z is given, but the model was trained without confounders")
-        return self.model.confounders_.encode(Z)[0]
-
-    @cached_property
-    def drawn_rows(self) -> DrawnRows:
-        """The distribution of the unknown labels of the rows adapted on, which expected performance comes from."""
-        return drawn_rows(self)
-
-    @cached_property
-    def weighted_rows(self) -> tuple[WeightedRows, WeightedRows]:
-        """Held-out labeled rows weighted to this site, for prediction sets."""
-        return weighted_rows(self)
-
-    def log_prevalence_at(self, codes: Tensor) -> Tensor:
-        """Return log g(z) at this site; the training prevalence where f is not identified (equation 12)."""
-        if self.predicts_as_trained:
-            return self.model.pooled_prevalence_.log_prob(codes)
-        here = in_stretches(self.estimate_in_use.prevalence.log_prob, codes)
-        kept = in_regions(codes, self.model.unsupported_)
-        if not kept.any():
-            return here
-        return torch.where(kept[:, None], self.model.pooled_prevalence_.log_prob(codes), here)
-
-    def _mix(self, outside: Any) -> Any:
-        """The average over all rows: the estimate where f is identified, the training prevalence elsewhere."""
-        kept = self.rows.take(~self.rows.supported)
-        if not len(kept):
-            return outside
-        share = float(kept.weights.sum() / self.rows.weights.sum())
-        inside = kept.weighted_mean(self.model.pooled_prevalence_.log_prob(kept.codes).exp()).numpy()
-        return (1 - share) * outside + share * inside

@@ -13,7 +13,7 @@ from sklearn.utils import Tags, _safe_indexing, check_random_state, get_tags, in
 from torch import Tensor, nn
 
 from sitewise.arrays import Problems, did_you_mean, in_stretches, read_groups, read_weight, shortened
-from sitewise.estimator.model import SiteModel
+from sitewise.estimator.model import SiteModel, unchanged_on_error
 from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, Fold, RemainingSites, rehearse
 from sitewise.estimator.scoring.probabilities import (
     TINY,
@@ -26,7 +26,8 @@ from sitewise.estimator.scoring.probabilities import (
     warn_separated,
 )
 from sitewise.estimator.scoring.ratios import ProbabilityRows, fit_ratio
-from sitewise.estimator.source.held_out import RowPrevalence, score_held_out
+from sitewise.estimator.source.held_out import score_held_out
+from sitewise.estimator.source.prevalences import RowPrevalence, cross_fit
 from sitewise.estimator.source.reading import Array, TrainingData, folds, read_classes, read_training_data
 from sitewise.estimator.without_z.pairs import (
     PairModel,
@@ -196,86 +197,21 @@ class PrevalenceAdjuster(SiteModel):
         PrevalenceAdjuster
             Itself, fitted.
         """
-        self._check_settings()
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        classifier, log_proba = self._score_source(X, y, groups, sample_weight, seed)
-        data = read_training_data(log_proba, y, sample_domain, sample_confounder, groups, sample_weight)
-        data = data.in_order(classifier.classes)
-        if self.rehearsal == "sites" and len(data.site_names) < 2:
-            raise ValueError("PrevalenceAdjuster: " + NO_SITES.format(count=len(data.site_names)))
-        warn_separated(classifier.by_class(data.rows.X), data.rows.y)  # type: ignore[arg-type]
-        self._learn(data, seed)
-        self.classifier_, self.estimator_ = classifier, classifier.estimator
-        self._note_inputs(X)
-        self.rehearsal_ = rehearse(self, data, lambda parts: self._fit_folds(parts, data, X, seed))
-        self.prior_ = self.rehearsal_.numbers.put_into(self.prior_)
+        with unchanged_on_error(self):
+            self._check_settings()
+            seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+            classifier, log_proba = self._score_source(X, y, groups, sample_weight, seed)
+            data = read_training_data(log_proba, y, sample_domain, sample_confounder, groups, sample_weight)
+            data = data.in_order(classifier.classes)
+            if self.rehearsal == "sites" and len(data.site_names) < 2:
+                raise ValueError("PrevalenceAdjuster: " + NO_SITES.format(count=len(data.site_names)))
+            warn_separated(classifier.by_class(data.rows.X), data.rows.y)  # type: ignore[arg-type]
+            self._learn(data, seed)
+            self.classifier_, self.estimator_ = classifier, classifier.estimator
+            self._note_inputs(X)
+            self.rehearsal_ = rehearse(self, data, lambda parts: self._fit_folds(parts, data, X, seed))
+            self.prior_ = self.rehearsal_.numbers.put_into(self.prior_)
         return self
-
-    def _fit_folds(self, parts: list[RemainingSites], data: TrainingData, X: Any, seed: int) -> Iterator[Fold]:
-        """Adjusters fitted without some sites: g, log f, calibration, and the estimator if it was given unfitted."""
-        refits = self.estimator is not None and not is_ready(self.estimator)
-        for part in parts:
-            fold, own = clone(self), part.data
-            inputs: Callable[[Tensor], Any] = data.rows.X.__getitem__  # log p, the same in all folds
-            if refits:
-                classifier, log_proba = self._refit(part, data.classes, X, seed)
-                own = replace(own, rows=replace(own.rows, X=log_proba))
-                inputs = partial(_log_proba_of, classifier, X)
-            fold._learn(own, seed)
-            yield Fold(fold, inputs)
-
-    def _refit(self, part: RemainingSites, classes: Array, X: Any, seed: int) -> tuple[Classifier, Tensor]:
-        """The estimator fitted to some of the rows, and their cross-fitted log p."""
-        rows = part.data.rows
-        weight = None if bool((rows.weight == 1).all()) else rows.weight.double().numpy()
-        y, some = classes[rows.y.numpy()], _safe_indexing(indexable(X)[0], part.rows.numpy())
-        return cross_fit_classifier(self.estimator, some, y, classes, rows.groups, weight, seed)
-
-    def _learn(self, data: TrainingData, seed: int) -> None:
-        """Learn everything except the classifier, from checked rows whose X is log p."""
-        rows, schema = data.rows, data.schema
-        self._learn_sites(data, rows, seed)
-        own = self._cross_fit(rows, seed)
-        if self.joint is not None:
-            self._learn_pairs(rows, own)
-            return
-        masked = rows.codes
-        if schema is not None:
-            hidden = torch.rand(rows.codes.shape, generator=torch.Generator().manual_seed(seed)) < self.knockout
-            masked = schema.knock_out(rows.codes, hidden)
-        at_full, at_masked = own.log_prob(rows.codes), own.log_prob(masked)
-        assert isinstance(rows.X, Tensor)
-        scored = rows.extended(
-            ProbabilityRows,
-            weight=rows.weight.double(),
-            log_proba=rows.X,
-            log_prevalence=at_full,
-            masked_codes=masked,
-            masked_log_prevalence=at_masked,
-        )
-        chosen = fit_ratio(
-            scored,
-            schema,
-            self.pooled_prevalence_,
-            sees=self.classifier_sees,
-            calibration=self.calibration,
-            folds=folds(rows, seed),
-        )
-        self.ratio_, self.classifier_sees_, self.held_out_nll_ = chosen.ratio, chosen.sees, chosen.nll
-        numbered = replace(rows, X=torch.arange(len(rows))[:, None])
-        self._hold_out(score_held_out(numbered, own, schema, chosen.cross_fitted.score))
-        self.joint_ = None
-
-    def _learn_pairs(self, rows: LabeledRows, own: RowPrevalence) -> None:
-        """Learn r over the z-points from log P(y, z|x) of checked rows; log f needs no fit."""
-        points = read_points(self.joint, self.confounders_)
-        assert self.confounders_ is not None
-        bank, prior = fit_pairs(rows, points, self.confounders_, len(self.classes_))
-        self.ratio_ = PairRatio(bank, self.pooled_prevalence_)
-        self.classifier_sees_, self.held_out_nll_ = "xz", {}
-        self._hold_out(score_held_out(rows, own, self.confounders_, self.score_raw))  # type: ignore[arg-type]
-        self.joint_ = fit_pair_model(rows, bank, prior, self.unsupported_, self.calibration)
-        self.joint_ = judged(self, rows)  # type: ignore[assignment]
 
     def _check_settings(self) -> None:
         problems = Problems("PrevalenceAdjuster")
@@ -332,6 +268,52 @@ class PrevalenceAdjuster(SiteModel):
             problems.add(f"y holds {unknown}, which are not among the classes {classes.tolist()}{meant}")
         return classes
 
+    def _learn(self, data: TrainingData, seed: int) -> None:
+        """Learn everything except the classifier, from checked rows whose X is log p."""
+        rows, schema = data.rows, data.schema
+        self._learn_sites(data, rows, seed)
+        own = cross_fit(self.fit_prevalence, rows, seed)
+        if self.joint is not None:
+            self._learn_pairs(rows, own)
+            return
+        masked = rows.codes
+        if schema is not None:
+            hidden = torch.rand(rows.codes.shape, generator=torch.Generator().manual_seed(seed)) < self.knockout
+            masked = schema.knock_out(rows.codes, hidden)
+        at_full, at_masked = own.log_prob(rows.codes), own.log_prob(masked)
+        assert isinstance(rows.X, Tensor)
+        scored = rows.extended(
+            ProbabilityRows,
+            weight=rows.weight.double(),
+            log_proba=rows.X,
+            log_prevalence=at_full,
+            masked_codes=masked,
+            masked_log_prevalence=at_masked,
+        )
+        chosen = fit_ratio(
+            scored,
+            schema,
+            self.pooled_prevalence_,
+            sees=self.classifier_sees,
+            calibration=self.calibration,
+            folds=folds(rows, seed),
+        )
+        self.ratio_, self.classifier_sees_, self.held_out_nll_ = chosen.ratio, chosen.sees, chosen.nll
+        numbered = replace(rows, X=torch.arange(len(rows))[:, None])
+        self._balance_and_calibrate(score_held_out(numbered, own, schema, chosen.cross_fitted.score))
+        self.joint_ = None
+
+    def _learn_pairs(self, rows: LabeledRows, own: RowPrevalence) -> None:
+        """Learn r over the z-points from log P(y, z|x) of checked rows; log f needs no fit."""
+        points = read_points(self.joint, self.confounders_)
+        assert self.confounders_ is not None
+        bank, prior = fit_pairs(rows, points, self.confounders_, len(self.classes_))
+        self.ratio_ = PairRatio(bank, self.pooled_prevalence_)
+        self.classifier_sees_, self.held_out_nll_ = "xz", {}
+        self._balance_and_calibrate(score_held_out(rows, own, self.confounders_, self.score_raw))  # type: ignore[arg-type]
+        self.joint_ = fit_pair_model(rows, bank, prior, self.unsupported_, self.calibration)
+        self.joint_ = judged(self, rows)  # type: ignore[assignment]
+
     def _note_inputs(self, X: Any) -> None:
         """Set the number and the names of the features, if they are known."""
         source = self.estimator_ if self.estimator_ is not None else None
@@ -343,6 +325,26 @@ class PrevalenceAdjuster(SiteModel):
         if source is None:
             self.n_features_in_ = len(self.classifier_.columns)
         self._column_names = column_names(X) if source is None and isinstance(X, pd.DataFrame) else None
+
+    def _fit_folds(self, parts: list[RemainingSites], data: TrainingData, X: Any, seed: int) -> Iterator[Fold]:
+        """Adjusters fitted without some sites: g, log f, calibration, and the estimator if it was given unfitted."""
+        refits = self.estimator is not None and not is_ready(self.estimator)
+        for part in parts:
+            fold, own = clone(self), part.data
+            inputs: Callable[[Tensor], Any] = data.rows.X.__getitem__  # log p, the same in all folds
+            if refits:
+                classifier, log_proba = self._refit(part, data.classes, X, seed)
+                own = replace(own, rows=replace(own.rows, X=log_proba))
+                inputs = partial(_log_proba_of, classifier, X)
+            fold._learn(own, seed)
+            yield Fold(fold, inputs)
+
+    def _refit(self, part: RemainingSites, classes: Array, X: Any, seed: int) -> tuple[Classifier, Tensor]:
+        """The estimator fitted to some of the rows, and their cross-fitted log p."""
+        rows = part.data.rows
+        weight = None if bool((rows.weight == 1).all()) else rows.weight.double().numpy()
+        y, some = classes[rows.y.numpy()], _safe_indexing(indexable(X)[0], part.rows.numpy())
+        return cross_fit_classifier(self.estimator, some, y, classes, rows.groups, weight, seed)
 
     @property
     def probability_columns(self) -> list[str]:

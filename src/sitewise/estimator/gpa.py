@@ -14,11 +14,12 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from sitewise.arrays import Problems, read_groups
-from sitewise.estimator.model import SiteModel
+from sitewise.estimator.model import SiteModel, unchanged_on_error
 from sitewise.estimator.rehearsing import NO_SITES, REHEARSALS, Fold, RemainingSites, rehearse
 from sitewise.estimator.scoring.cached import cached_log_ratio, cached_score
 from sitewise.estimator.settings import build_network, read_network_settings, train_network
-from sitewise.estimator.source.held_out import RowPrevalence, by_site, score_held_out
+from sitewise.estimator.source.held_out import score_held_out
+from sitewise.estimator.source.prevalences import RowPrevalence, by_site, cross_fit
 from sitewise.estimator.source.reading import (
     TrainingData,
     read_classes,
@@ -236,33 +237,90 @@ class GPAClassifier(SiteModel):
         GPAClassifier
             Itself, fitted.
         """
-        before = dict(vars(self))
-        try:
-            self._fit(X, y, sample_domain, sample_confounder, groups, sample_weight)
-        except BaseException:  # do not leave a half-fitted model
-            self.__dict__.clear()
-            self.__dict__.update(before)
-            raise
+        with unchanged_on_error(self):
+            recipe = self._check_settings()
+            inputs = read_inputs(self, X, reset=True)
+            data = read_training_data(inputs, y, sample_domain, sample_confounder, groups, sample_weight)
+            seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+            if self.rehearsal == "sites" and len(data.site_names) < 2:
+                raise ValueError("GPAClassifier: " + NO_SITES.format(count=len(data.site_names)))
+            checkpoints = self._learn(data, recipe, seed)
+
+            def fit_folds(parts: list[RemainingSites]) -> Iterator[Fold]:
+                for fold, left in self._learn_folds(parts, recipe, seed):
+                    checkpoints.extend(left)
+                    yield Fold(fold, lambda rows: data.rows.take(rows).X)
+
+            self.rehearsal_ = rehearse(self, data, fit_folds)
+            self.prior_ = self.rehearsal_.numbers.put_into(self.prior_)
+            for path in checkpoints:
+                path.unlink(missing_ok=True)
         return self
 
-    def _fit(self, X: Any, y: Any, domain: Any, Z: Any, groups: Any, weight: Any) -> None:
-        recipe = self._check_settings()
-        inputs = read_inputs(self, X, reset=True)
-        data = read_training_data(inputs, y, domain, Z, groups, weight)
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        if self.rehearsal == "sites" and len(data.site_names) < 2:
-            raise ValueError("GPAClassifier: " + NO_SITES.format(count=len(data.site_names)))
-        checkpoints = self._learn(data, recipe, seed)
+    def _check_settings(self) -> Recipe:
+        problems = Problems("GPAClassifier")
+        recipe = read_network_settings(self, problems)
+        if self.cache is not None and (not isinstance(self.cache, str | os.PathLike) or os.path.isfile(self.cache)):
+            problems.add(f"cache must be the path of a folder, got {self.cache!r}")
+        self._check_prevalence(problems)
+        if not 0 <= self.knockout < 1:
+            problems.add(f"knockout must be a probability below one, got {self.knockout!r}")
+        if self.rehearsal not in REHEARSALS:
+            known = ", ".join(str(option) for option in REHEARSALS)
+            problems.add(f"rehearsal must be one of {known}, got {self.rehearsal!r}")
+        if self.missing not in MISSING:
+            problems.add(f"missing must be one of {', '.join(MISSING)}, got {self.missing!r}")
+        self._check_scaling(problems)
+        problems.raise_if_any()
+        return recipe
 
-        def fit_folds(parts: list[RemainingSites]) -> Iterator[Fold]:
-            for fold, left in self._learn_folds(parts, recipe, seed):
-                checkpoints.extend(left)
-                yield Fold(fold, lambda rows: data.rows.take(rows).X)
+    def _learn(self, data: TrainingData, recipe: Recipe, seed: int, label: str = "training f") -> list[Path]:
+        """Train, calibrate and fit all else but the rehearsal; return the checkpoints to remove."""
+        kept, held = split_validation(data, self.validation, seed)
+        training, validation = data.rows.take(kept), data.rows.take(held)
 
-        self.rehearsal_ = rehearse(self, data, fit_folds)
-        self.prior_ = self.rehearsal_.numbers.put_into(self.prior_)
-        for path in checkpoints:
-            path.unlink(missing_ok=True)
+        # Algorithm 3 of the paper, step 1: g of every site from its (y, z) (equation 2).
+        self._learn_sites(data, training, seed)
+        validation_prevalence = self._validation_prevalence(validation, seed)
+
+        # Step 2: f, given these g (equations 3 to 5).
+        objective = self._objective(training, validation, validation_prevalence, recipe)
+        module = build_network(self, training.X, data.schema, len(data.classes), seed)
+        kept_at = {"checkpoint": _checkpoint_of(self.checkpoint, label), "keep_checkpoint": True}
+        trained = train_network(self, module, objective, recipe, seed, label, **kept_at)
+        self.scorer_ = Scorer(trained.module, self.device)
+        self.training_history_, self.best_epoch_ = trained.history, trained.best_epoch
+
+        # Step 3: f calibrated on the held-out rows (equations 6 and 18a).
+        held_out = score_held_out(validation, validation_prevalence, self.confounders_, self.score_raw)
+        self._balance_and_calibrate(held_out)
+
+        # Beyond the paper: r for rows that lack z (section 15).
+        learns = self.missing != "knockout" and self.confounders_ is not None
+        self.joint_ = fit_joint_model(self, training, validation, seed) if learns else None
+        self.joint_ = judged(self, validation)
+        return [] if trained.checkpoint is None else [trained.checkpoint]
+
+    def _validation_prevalence(self, validation: LabeledRows, seed: int) -> RowPrevalence:
+        """g of the held-out rows, by models that did not see their labels."""
+        models = {s: self.site_prevalences_[n] for s, n in enumerate(self.sites_) if n in self.site_prevalences_}
+        if all(s in models for s in torch.unique(validation.site).tolist()):
+            return by_site(validation.site, models)
+        return cross_fit(self.fit_prevalence, validation, seed)
+
+    def _objective(
+        self, training: LabeledRows, validation: LabeledRows, prevalence: RowPrevalence, recipe: Recipe
+    ) -> RatioObjective:
+        number_of = {s: i for i, s in enumerate(torch.unique(training.site).tolist())}
+        sites = torch.tensor([number_of[s] for s in training.site.tolist()], dtype=torch.int64)
+        rows = replace(training, X=for_network(training.X), site=sites)
+        held = replace(validation, X=for_network(validation.X))
+        if recipe.balance_validation:
+            held = held.balanced()
+        log_prevalence = prevalence.log_prob(validation.codes) if len(validation) else None
+        augment = AUGMENTATIONS[recipe.augment] if recipe.augment else None
+        models = list(self.site_prevalences_.values())
+        return RatioObjective(rows, held, self.confounders_, models, log_prevalence, self.knockout, augment)
 
     def _learn_folds(
         self, parts: list[RemainingSites], recipe: Recipe, seed: int
@@ -283,62 +341,6 @@ class GPAClassifier(SiteModel):
         if isinstance(self.validation, str):  # that site may be among those left out
             changes["validation"] = FOLD_VALIDATION
         return GPAClassifier(**{**self.get_params(deep=False), **changes})
-
-    def _learn(self, data: TrainingData, recipe: Recipe, seed: int, label: str = "training f") -> list[Path]:
-        """Train, calibrate and fit all else but the rehearsal; return the checkpoints to remove."""
-        kept, held = split_validation(data, self.validation, seed)
-        training, validation = data.rows.take(kept), data.rows.take(held)
-        self._learn_sites(data, training, seed)
-        validation_prevalence = self._validation_prevalence(validation, seed)
-        objective = self._objective(training, validation, validation_prevalence, recipe)
-        module = build_network(self, training.X, data.schema, len(data.classes), seed)
-        kept_at = {"checkpoint": _checkpoint_of(self.checkpoint, label), "keep_checkpoint": True}
-        trained = train_network(self, module, objective, recipe, seed, label, **kept_at)
-        self.scorer_ = Scorer(trained.module, self.device)
-        self.training_history_, self.best_epoch_ = trained.history, trained.best_epoch
-        self._hold_out(score_held_out(validation, validation_prevalence, self.confounders_, self.score_raw))
-        learns = self.missing != "knockout" and self.confounders_ is not None
-        self.joint_ = fit_joint_model(self, training, validation, seed) if learns else None
-        self.joint_ = judged(self, validation)
-        return [] if trained.checkpoint is None else [trained.checkpoint]
-
-    def _check_settings(self) -> Recipe:
-        problems = Problems("GPAClassifier")
-        recipe = read_network_settings(self, problems)
-        if self.cache is not None and (not isinstance(self.cache, str | os.PathLike) or os.path.isfile(self.cache)):
-            problems.add(f"cache must be the path of a folder, got {self.cache!r}")
-        self._check_prevalence(problems)
-        if not 0 <= self.knockout < 1:
-            problems.add(f"knockout must be a probability below one, got {self.knockout!r}")
-        if self.rehearsal not in REHEARSALS:
-            known = ", ".join(str(option) for option in REHEARSALS)
-            problems.add(f"rehearsal must be one of {known}, got {self.rehearsal!r}")
-        if self.missing not in MISSING:
-            problems.add(f"missing must be one of {', '.join(MISSING)}, got {self.missing!r}")
-        self._check_scaling(problems)
-        problems.raise_if_any()
-        return recipe
-
-    def _validation_prevalence(self, validation: LabeledRows, seed: int) -> RowPrevalence:
-        """g of the held-out rows, by models that did not see their labels."""
-        models = {s: self.site_prevalences_[n] for s, n in enumerate(self.sites_) if n in self.site_prevalences_}
-        if all(s in models for s in torch.unique(validation.site).tolist()):
-            return by_site(validation.site, models)
-        return self._cross_fit(validation, seed)
-
-    def _objective(
-        self, training: LabeledRows, validation: LabeledRows, prevalence: RowPrevalence, recipe: Recipe
-    ) -> RatioObjective:
-        number_of = {s: i for i, s in enumerate(torch.unique(training.site).tolist())}
-        sites = torch.tensor([number_of[s] for s in training.site.tolist()], dtype=torch.int64)
-        rows = replace(training, X=for_network(training.X), site=sites)
-        held = replace(validation, X=for_network(validation.X))
-        if recipe.balance_validation:
-            held = held.balanced()
-        log_prevalence = prevalence.log_prob(validation.codes) if len(validation) else None
-        augment = AUGMENTATIONS[recipe.augment] if recipe.augment else None
-        models = list(self.site_prevalences_.values())
-        return RatioObjective(rows, held, self.confounders_, models, log_prevalence, self.knockout, augment)
 
     def calibrate(
         self, X: Any, y: Any, sample_domain: Any = None, sample_confounder: Any = None, groups: Any = None
@@ -379,7 +381,8 @@ class GPAClassifier(SiteModel):
         numbers = number_of[torch.tensor(target)]
         rows = LabeledRows(X=inputs, y=numbers, weight=weight, site=site, codes=codes, groups=group)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self._hold_out(score_held_out(rows, self._cross_fit(rows, seed), self.confounders_, self.score_raw))
+        own = cross_fit(self.fit_prevalence, rows, seed)
+        self._balance_and_calibrate(score_held_out(rows, own, self.confounders_, self.score_raw))
         self._keep_rehearsed()
         self.joint_ = None if self.joint_ is None else calibrate_critic(self, self.joint_, rows, seed)
         self.joint_ = judged(self, rows)

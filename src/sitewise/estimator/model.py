@@ -4,7 +4,8 @@ import copy
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Real
 from types import MappingProxyType
@@ -17,6 +18,7 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from sitewise.adaptation import PrevalenceEstimate, estimate_prevalence
 from sitewise.adaptation.families import FAMILIES, dropout_problem, quick_model, solver_problem
 from sitewise.adaptation.known import read_known
 from sitewise.adaptation.posterior.known import Known
@@ -24,22 +26,13 @@ from sitewise.arrays import Problems, did_you_mean, read_groups, read_weight, vi
 from sitewise.calibration import Calibration
 from sitewise.calibration.fit import METHODS
 from sitewise.confounders import Confounders
+from sitewise.confounders.schema import Encoded
 from sitewise.confounders.variables import Notes
 from sitewise.diagnosis.coverage import TrainingTable
 from sitewise.estimator.adapted import AdaptedClassifier
 from sitewise.estimator.at_site.partitioned import adapt_partitions
-from sitewise.estimator.at_site.updating import estimate_rows
-from sitewise.estimator.source.held_out import (
-    Balance,
-    RowPrevalence,
-    between_sites,
-    by_site,
-    calibrate,
-    cross_fit,
-    describe_source,
-    fit_balance,
-    fit_prevalence,
-)
+from sitewise.estimator.source.held_out import Balance, calibrate, describe_source, fit_balance
+from sitewise.estimator.source.prevalences import between_sites, by_site, fit_prevalence
 from sitewise.estimator.source.reading import (
     Array,
     TrainingData,
@@ -86,6 +79,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
       without z;
     - methods that read rows: `read_site` (with inputs), `read_rows`, `codes_of`;
     - methods that compute log f: `calibrated_log_ratio`, or in steps `raw_log_ratio`, `balanced`, `calibrated`;
+    - `estimate_rows`, which estimates g from scored rows, and `fit_prevalence`, which fits it to labeled ones;
     - held-out rows for tests and calibration (`telling_rows`, `cross_calibrated`), and `prior_of` a policy.
     """
 
@@ -136,6 +130,135 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
     def facts(self) -> dict[str, Any]:
         """How f was made, by heading, for reports."""
 
+    # What is learned from labeled rows, in the order of a fit.
+
+    def _check_prevalence(self, problems: Problems) -> None:
+        """Note what is wrong with the settings of g."""
+        if self.prevalence not in ("auto", *FAMILIES):
+            meant = did_you_mean(self.prevalence, FAMILIES)
+            problems.add(f"prevalence must be one of auto, {', '.join(FAMILIES)}, got {self.prevalence!r}{meant}")
+        for wrong in (
+            solver_problem(self.prevalence, self.solver),
+            dropout_problem(self.prevalence, self.prevalence_dropout, "prevalence_dropout"),
+        ):
+            if wrong is not None:
+                problems.add(wrong)
+
+    def _check_scaling(self, problems: Problems) -> None:
+        """Note what is wrong with the settings of calibration and balance."""
+        if self.calibration not in METHODS:
+            meant = did_you_mean(self.calibration, METHODS)
+            problems.add(f"calibration must be one of {', '.join(METHODS)}, got {self.calibration!r}{meant}")
+        if not (isinstance(self.balance, bool) or self.balance == "auto"):
+            problems.add(f"balance must be True, False or 'auto', got {self.balance!r}")
+
+    def _learn_sites(self, data: TrainingData, training: LabeledRows, seed: int) -> None:
+        """Fit g of each training site and of all rows together, and find the regions where f is not identified."""
+        rows, schema, n_classes = data.rows, data.schema, len(data.classes)
+        self.classes_, self.sites_, self.confounders_ = data.classes, data.site_names, schema
+        self.training_summary_ = summarize_training(data)
+        self.site_prevalences_ = {
+            data.site_names[s]: self.fit_prevalence(training.take(training.site == s), seed)
+            for s in torch.unique(training.site).tolist()
+        }
+        self.pooled_prevalence_ = self.fit_prevalence(rows, seed)
+        self.unsupported_ = find_unsupported(rows, n_classes, schema)
+        self.deviation_ = between_sites(rows, n_classes, schema)
+        names = tuple(map(str, data.site_names))
+        self.training_table_ = TrainingTable.of(rows.codes, rows.y, rows.site, names, n_classes, schema)
+
+    def fit_prevalence(self, rows: LabeledRows, seed: int) -> Prevalence:
+        """g of labeled rows, by the chosen model of g."""
+        own = (len(self.classes_), self.confounders_, self.knockout, seed, self.prevalence_dropout)
+        return fit_prevalence(self.prevalence, rows, *own)
+
+    def _balance_and_calibrate(self, held: tuple[HeldOut, HeldOut]) -> None:
+        """Keep the held-out rows; balance f on them, if it is to be, then calibrate it."""
+        self.balance_ = fit_balance(held[0], self.confounders_, len(self.classes_)) if self._balances else None
+        if self.balance_ is not None:
+            held = held[0].balanced(self.balance_.log_mean), held[1].balanced(self.balance_.log_mean)
+        self.held_out_ = held
+        self._calibrate()
+
+    @property
+    def _balances(self) -> bool:
+        """Whether the mean of f is divided out: by default where f is calibrated."""
+        return self.calibration != "none" if self.balance == "auto" else bool(self.balance)
+
+    def _calibrate(self) -> None:
+        """Calibrate f on the held-out rows, with all of z and with z hidden, and note their number for the prior."""
+        complete, hidden = self.telling_rows()
+        with_z = calibrate(complete, self.calibration, len(self.classes_))
+        without_z = with_z if hidden is complete else calibrate(hidden, self.calibration, len(self.classes_))
+        self.calibrations_ = with_z, without_z
+        rows, calibration = (complete, with_z) if len(complete) else (hidden, without_z)
+        self.prior_ = SitePrior(self.pooled_prevalence_, deviation=self.deviation_)
+        if len(rows):
+            calibrated = calibration.apply(rows.raw_log_ratio)
+            self.prior_ = describe_source(rows, calibrated, self.pooled_prevalence_, self.deviation_)
+
+    def telling_rows(self) -> tuple[HeldOut, HeldOut]:
+        """The held-out rows for calibration: without rows at z where a class never occurs, which would bias f."""
+        complete, hidden = self.held_out_
+        pushing = in_regions(complete.codes, self.unsupported_)
+        return (complete.take(~pushing) if bool(pushing.any()) else complete), hidden
+
+    def cross_calibrated(self, held: HeldOut) -> Tensor:
+        """log f (n, K) of held-out rows, each balanced and calibrated without its own fold."""
+        if self.calibration == "none" and self.balance_ is None:
+            return held.raw_log_ratio
+        raw = held if self.balance_ is None else held.shifted(self.balance_.log_mean)
+        calibrated = torch.empty_like(raw.raw_log_ratio)
+        for fold in folds(raw, CROSS_SEED):
+            others = torch.ones(len(raw), dtype=torch.bool)
+            others[fold] = False
+            apart, own = raw.take(others), raw.take(fold)
+            balance = None if self.balance_ is None else fit_balance(apart, self.confounders_, len(self.classes_))
+            if balance is not None:
+                apart, own = apart.balanced(balance.log_mean), own.balanced(balance.log_mean)
+            calibration = calibrate(apart, self.calibration, len(self.classes_))
+            calibrated[fold] = calibration.apply(own.raw_log_ratio)
+        return calibrated
+
+    def _keep_rehearsed(self) -> None:
+        """Give the prior the numbers of the rehearsal again, after held-out rows have described the source anew."""
+        if (rehearsal := getattr(self, "rehearsal_", None)) is not None:  # None in folders of early versions
+            self.prior_ = rehearsal.numbers.put_into(self.prior_)
+
+    def with_calibration(self, calibration: str, *, balance: bool | str | None = None) -> Self:
+        """Return a copy of this model with another calibration, fitted to the same held-out rows.
+
+        Parameters
+        ----------
+        calibration : {"vector", "bias_corrected", "temperature", "none"}
+            The calibration.
+        balance : bool or "auto", optional
+            Whether f is balanced first. None: as in this model.
+
+        Returns
+        -------
+        GPAClassifier or PrevalenceAdjuster
+            A new model with the same f; this one is unchanged.
+        """
+        check_is_fitted(self)
+        other = copy.copy(self)
+        other.calibration, other.balance = calibration, self.balance if balance is None else balance
+        problems = Problems("with_calibration")  # other settings are not checked again: their files may no longer exist
+        other._check_scaling(problems)
+        problems.raise_if_any()
+        if other._balances == self._balances:
+            other._calibrate()
+            other._keep_rehearsed()
+            return other
+        complete, hidden = self.held_out_
+        if self.balance_ is not None:
+            complete, hidden = complete.shifted(self.balance_.log_mean), hidden.shifted(self.balance_.log_mean)
+        other._balance_and_calibrate((complete, hidden))
+        other._keep_rehearsed()
+        return other
+
+    # log f of rows.
+
     def log_ratio(self, X: Any, sample_confounder: Any = None) -> Any:
         """Compute calibrated log f(x,z), for the functions that work on arrays (`estimate_prevalence`, `adjust`).
 
@@ -178,6 +301,30 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         """The names of the columns of `transform`."""
         check_is_fitted(self)
         return np.array([f"log_ratio_{label}" for label in self.classes_.tolist()], dtype=object)
+
+    def calibrated_log_ratio(self, X: Any, codes: Tensor) -> Tensor:
+        """Calibrated log f, (n, K)."""
+        return self.calibrated(self.raw_log_ratio(X, codes), codes)
+
+    def score_calibrated(self, X: Any, codes: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return calibrated log f, features of the last layer (or None), and the rows they belong to."""
+        raw_log_ratio, features, feature_rows = self.score_raw(X, codes)
+        return self.calibrated(raw_log_ratio, codes), features, feature_rows
+
+    def balanced(self, raw_log_ratio: Tensor, codes: Tensor) -> Tensor:
+        """Log of f divided by its mean at each row's z, (..., n, K) (equation 18a)."""
+        return raw_log_ratio if self.balance_ is None else raw_log_ratio - self.balance_.log_mean(codes)
+
+    def calibrated(self, raw_log_ratio: Tensor, codes: Tensor) -> Tensor:
+        """Balance (equation 18a) and calibrate log f. Rows that lack some of z use the calibration for such rows."""
+        balanced = self.balanced(raw_log_ratio, codes)
+        complete, incomplete = (calibration.apply(balanced) for calibration in self.calibrations_)
+        if self.confounders_ is None:
+            return complete
+        lacking = self.confounders_.missing(codes).any(dim=1, keepdim=True)
+        return torch.where(lacking, incomplete, complete)
+
+    # Predictions at the training sites.
 
     def predict_proba(self, X: Any, sample_domain: Any = None, sample_confounder: Any = None) -> Any:
         """Predict P(y|x,z) at training sites. For a new site, use `adapt`.
@@ -225,144 +372,6 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         probability = self.predict_proba(X, sample_domain=sample_domain, sample_confounder=sample_confounder)
         return self.classes_[np.asarray(probability).argmax(axis=1)]
 
-    def _learn_sites(self, data: TrainingData, training: LabeledRows, seed: int) -> None:
-        """Fit g of each training site and of all rows together, and find the regions where f is not identified."""
-        rows, schema, n_classes = data.rows, data.schema, len(data.classes)
-        self.classes_, self.sites_, self.confounders_ = data.classes, data.site_names, schema
-        self.training_summary_ = summarize_training(data)
-        self.site_prevalences_ = {
-            data.site_names[s]: self.fit_prevalence(training.take(training.site == s), seed)
-            for s in torch.unique(training.site).tolist()
-        }
-        self.pooled_prevalence_ = self.fit_prevalence(rows, seed)
-        self.unsupported_ = find_unsupported(rows, n_classes, schema)
-        self.deviation_ = between_sites(rows, n_classes, schema)
-        names = tuple(map(str, data.site_names))
-        self.training_table_ = TrainingTable.of(rows.codes, rows.y, rows.site, names, n_classes, schema)
-
-    def fit_prevalence(self, rows: LabeledRows, seed: int) -> Prevalence:
-        """g of labeled rows, by the chosen model of g."""
-        own = (len(self.classes_), self.confounders_, self.knockout, seed, self.prevalence_dropout)
-        return fit_prevalence(self.prevalence, rows, *own)
-
-    def _cross_fit(self, rows: LabeledRows, seed: int) -> RowPrevalence:
-        """g of held-out rows, each by models that did not see its label."""
-        own = (len(self.classes_), self.confounders_, self.knockout, seed, self.prevalence_dropout)
-        return cross_fit(self.prevalence, rows, *own)
-
-    def _hold_out(self, held: tuple[HeldOut, HeldOut]) -> None:
-        """Keep the held-out rows; balance f on them, if it is to be, then calibrate it."""
-        self.balance_ = None
-        if self._balances:
-            self.balance_ = fit_balance(held[0], self.confounders_, len(self.classes_))
-        if self.balance_ is not None:
-            held = held[0].balanced(self.balance_.log_mean), held[1].balanced(self.balance_.log_mean)
-        self.held_out_ = held
-        self._calibrate_held_out()
-
-    @property
-    def _balances(self) -> bool:
-        """Whether the mean of f is divided out: by default where f is calibrated."""
-        return self.calibration != "none" if self.balance == "auto" else bool(self.balance)
-
-    def _calibrate_held_out(self) -> None:
-        """Calibrate f on the held-out rows, and estimate its error from them."""
-        self.calibrations_ = self._fit_calibrations()
-        telling = self.telling_rows()
-        which = not len(telling[0])
-        rows = telling[which]
-        self.prior_ = SitePrior(self.pooled_prevalence_, deviation=self.deviation_)
-        if len(rows):
-            calibrated = self.calibrations_[which].apply(rows.raw_log_ratio)
-            self.prior_ = describe_source(rows, calibrated, self.pooled_prevalence_, self.deviation_)
-
-    def cross_calibrated(self, held: HeldOut) -> Tensor:
-        """log f (n, K) of held-out rows, each balanced and calibrated without its own fold."""
-        if self.calibration == "none" and self.balance_ is None:
-            return held.raw_log_ratio
-        raw = held if self.balance_ is None else held.shifted(self.balance_.log_mean)
-        calibrated = torch.empty_like(raw.raw_log_ratio)
-        for fold in folds(raw, CROSS_SEED):
-            others = torch.ones(len(raw), dtype=torch.bool)
-            others[fold] = False
-            apart, own = raw.take(others), raw.take(fold)
-            balance = None if self.balance_ is None else fit_balance(apart, self.confounders_, len(self.classes_))
-            if balance is not None:
-                apart, own = apart.balanced(balance.log_mean), own.balanced(balance.log_mean)
-            calibration = calibrate(apart, self.calibration, len(self.classes_))
-            calibrated[fold] = calibration.apply(own.raw_log_ratio)
-        return calibrated
-
-    def _fit_calibrations(self) -> tuple[Calibration, Calibration]:
-        """Calibrations for rows with all of z, and for rows that lack some of it."""
-        complete, hidden = self.telling_rows()
-        n_classes = len(self.classes_)
-        first = calibrate(complete, self.calibration, n_classes)
-        return first, first if hidden is complete else calibrate(hidden, self.calibration, n_classes)
-
-    def telling_rows(self) -> tuple[HeldOut, HeldOut]:
-        """The held-out rows for calibration: without rows at z where a class never occurs, which would bias f."""
-        complete, hidden = self.held_out_
-        pushing = in_regions(complete.codes, self.unsupported_)
-        return (complete.take(~pushing) if bool(pushing.any()) else complete), hidden
-
-    def with_calibration(self, calibration: str, *, balance: bool | str | None = None) -> Self:
-        """Return a copy of this model with another calibration, fitted to the same held-out rows.
-
-        Parameters
-        ----------
-        calibration : {"vector", "bias_corrected", "temperature", "none"}
-            The calibration.
-        balance : bool or "auto", optional
-            Whether f is balanced first. None: as in this model.
-
-        Returns
-        -------
-        GPAClassifier or PrevalenceAdjuster
-            A new model with the same f; this one is unchanged.
-        """
-        check_is_fitted(self)
-        other = copy.copy(self)
-        other.calibration, other.balance = calibration, self.balance if balance is None else balance
-        problems = Problems("with_calibration")  # other settings are not checked again: their files may no longer exist
-        other._check_scaling(problems)
-        problems.raise_if_any()
-        if other._balances == self._balances:
-            other._calibrate_held_out()
-            other._keep_rehearsed()
-            return other
-        complete, hidden = self.held_out_
-        if self.balance_ is not None:
-            complete, hidden = complete.shifted(self.balance_.log_mean), hidden.shifted(self.balance_.log_mean)
-        other._hold_out((complete, hidden))
-        other._keep_rehearsed()
-        return other
-
-    def _check_scaling(self, problems: Problems) -> None:
-        """Note what is wrong with the settings of calibration and balance."""
-        if self.calibration not in METHODS:
-            meant = did_you_mean(self.calibration, METHODS)
-            problems.add(f"calibration must be one of {', '.join(METHODS)}, got {self.calibration!r}{meant}")
-        if not (isinstance(self.balance, bool) or self.balance == "auto"):
-            problems.add(f"balance must be True, False or 'auto', got {self.balance!r}")
-
-    def _check_prevalence(self, problems: Problems) -> None:
-        """Note what is wrong with the settings of g."""
-        if self.prevalence not in ("auto", *FAMILIES):
-            meant = did_you_mean(self.prevalence, FAMILIES)
-            problems.add(f"prevalence must be one of auto, {', '.join(FAMILIES)}, got {self.prevalence!r}{meant}")
-        for wrong in (
-            solver_problem(self.prevalence, self.solver),
-            dropout_problem(self.prevalence, self.prevalence_dropout, "prevalence_dropout"),
-        ):
-            if wrong is not None:
-                problems.add(wrong)
-
-    def _keep_rehearsed(self) -> None:
-        """Give the prior the numbers of the rehearsal again, after held-out rows have described the source anew."""
-        if (rehearsal := getattr(self, "rehearsal_", None)) is not None:  # None in folders of early versions
-            self.prior_ = rehearsal.numbers.put_into(self.prior_)
-
     def score(
         self, X: Any, y: Any, sample_domain: Any = None, sample_confounder: Any = None, sample_weight: Any = None
     ) -> float:
@@ -389,39 +398,36 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         predicted = self.predict(X, sample_domain=sample_domain, sample_confounder=sample_confounder)
         return float(accuracy_score(y, predicted, sample_weight=sample_weight))
 
-    def plan(self, **wanted: Any) -> SamplePlan:
-        """Plan how many unlabeled rows a new site needs, from the held-out labeled rows.
+    def _training_prevalence(self, sample_domain: Any, codes: Tensor) -> Tensor:
+        problems = Problems("predict")
+        names, site = read_domain(sample_domain, len(codes), problems)
+        unknown = [name for name in names if name not in self.site_prevalences_]
+        if unknown:
+            known = list(self.site_prevalences_)
+            problems.add(f"unknown sample_domain {unknown}; the training sites are {known}. Use adapt() for a new site")
+        problems.raise_if_any()
+        return by_site(site, {s: self.site_prevalences_[name] for s, name in enumerate(names)}).log_prob(codes)
 
-        Parameters
-        ----------
-        **wanted : object
-            One target, `width=`, `kl=` or `f1_loss=`, and further arguments of `plan_sample_size`: `prevalence=`,
-            `level=`, `sizes=`, `n_simulations=`, `random_state=`.
+    def codes_of(self, Z: Any, n_rows: int) -> Tensor:
+        """z of rows to predict, encoded; unusual values give a warning."""
+        codes, notes = self._encode(Z, n_rows)
+        notes.warn(stacklevel=4)
+        return codes
 
-        Returns
-        -------
-        SamplePlan
-            The number of rows, with a table of sizes.
-        """
-        check_is_fitted(self)
-        return plan_from_held_out(self, **wanted)
+    def _encode(self, Z: Any, n_rows: int) -> tuple[Tensor, Notes]:
+        """Codes of z, and notes about unusual values."""
+        if self.confounders_ is None:
+            if Z is not None:
+                raise ValueError("sample_confounder is given, but the model was trained without confounders")
+            return torch.zeros(n_rows, 0, dtype=torch.float64), Notes()
+        if Z is None:
+            return self.confounders_.missing_codes().expand(n_rows, -1), Notes()
+        codes, notes = self.confounders_.encode(Z, quiet=True)
+        if len(codes) != n_rows:
+            raise ValueError(f"sample_confounder has {len(codes)} row(s), X has {n_rows}")
+        return codes, notes
 
-    def plan_labels(self, **wanted: Any) -> LabelPlan:
-        """Plan how many rows of a new site to label, from the held-out labeled rows.
-
-        Parameters
-        ----------
-        **wanted : object
-            One target, `width=` or `log_loss=`, and further arguments of `plan_labels`: `rows=`, `prevalence=`,
-            `level=`, `labels=`, `n_simulations=`, `random_state=`.
-
-        Returns
-        -------
-        LabelPlan
-            The number of labels, with a table of numbers tried.
-        """
-        check_is_fitted(self)
-        return plan_labels_from_held_out(self, **wanted)
+    # A new site, in the order of `adapt`.
 
     def adapt(
         self,
@@ -485,10 +491,11 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         policy = read_policy(policy, fallback)
         X, Z = split_confounders(X, sample_confounder, confounder_columns, self)
         inputs, rows, notes = self.read_site(X, Z, y, groups, sample_weight, "adapt")
-        joint = None if known_prevalence is not None else fit_site_joint(self, inputs, rows)
+        known = self._read_known(known_prevalence, policy)
+        joint = fit_site_joint(self, inputs, rows) if known is None else None
         rows = rows_with_joint(self, joint, inputs, rows)
-        known, columns = self._read_known(known_prevalence, policy), confounder_columns
-        own = {"joint": joint, "confounder_columns": None if columns is None else list(columns)}
+        columns = None if confounder_columns is None else list(confounder_columns)
+        own = {"joint": joint, "confounder_columns": columns}
         return self._at_site(rows, notes if Z is not None else None, policy, level_scale, known, **own)
 
     def adapt_log_ratio(
@@ -546,28 +553,8 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
             return here
         ratios = view_tensor(log_ratio).double().cpu()
         given, notes = self.read_rows(len(ratios), Z, y, groups, sample_weight, "adapt")
-        known = self._read_known(known_prevalence, policy)
-        return self._at_site(
-            self._with_log_ratio(given, ratios), notes if Z is not None else None, policy, level_scale, known
-        )
-
-    def _at_site(
-        self,
-        rows: ScoredRows,
-        notes: Notes | None,
-        policy: str,
-        level_scale: float | None,
-        known: Known | None,
-        **own: Any,
-    ) -> AdaptedClassifier:
-        """The model at the site of these rows; `notes` is None if they came without z."""
-        if not bool(rows.supported.any()):
-            raise ValueError(
-                "adapt: all rows have values of z where some class never occurs in training; nothing can be estimated"
-            )
-        prior = None if policy == "rows" else self.prior_of(policy, level_scale)
-        estimate = estimate_rows(self, rows, prior=prior, known=known, notes=notes)
-        return AdaptedClassifier(self, estimate, rows, policy, level_scale, known_prevalence=known, **own)
+        rows, known = self._with_log_ratio(given, ratios), self._read_known(known_prevalence, policy)
+        return self._at_site(rows, notes if Z is not None else None, policy, level_scale, known)
 
     def read_site(self, X: Any, Z: Any, y: Any, groups: Any, weight: Any, call: str) -> tuple[Any, ScoredRows, Notes]:
         """Read, encode and score the rows of a site; return inputs, scored rows and notes about unusual z."""
@@ -609,14 +596,23 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         problems.raise_if_any()
         return known
 
-    def where_supported(self, known: Known | None, rows: ScoredRows) -> Known | None:
-        """Convert the known prevalence of the whole site to that of the rows where f is identified."""
-        if known is None or known.strata is not None or bool(rows.supported.all()):
-            return known
-        share, inside = rows.weights / rows.weights.sum(), ~rows.supported
-        kept = combine(rows.log_ratio[inside], self.pooled_prevalence_.log_prob(rows.codes[inside])).exp()
-        left = (known.share - share[inside] @ kept).clamp_min(1e-6)
-        return replace(known, share=left / left.sum(1, keepdim=True))
+    def _at_site(
+        self,
+        rows: ScoredRows,
+        notes: Notes | None,
+        policy: str,
+        level_scale: float | None,
+        known: Known | None,
+        **own: Any,
+    ) -> AdaptedClassifier:
+        """The model at the site of these rows; `notes` is None if they came without z."""
+        if not bool(rows.supported.any()):
+            raise ValueError(
+                "adapt: all rows have values of z where some class never occurs in training; nothing can be estimated"
+            )
+        prior = None if policy == "rows" else self.prior_of(policy, level_scale)
+        estimate = self.estimate_rows(rows, prior=prior, known=known, notes=notes)
+        return AdaptedClassifier(self, estimate, rows, policy, level_scale, known_prevalence=known, **own)
 
     def prior_of(self, policy: str, level_scale: float | None = None) -> SitePrior:
         """Return the prior for a new site, as learned in the rehearsal. For policy "rows", f is treated as exact."""
@@ -628,6 +624,76 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         if policy != "rows":
             return prior
         return replace(prior, slope=1.0, level_error=0.0, trusted_rows=float("inf"))
+
+    def estimate_rows(
+        self, rows: ScoredRows, *, prior: SitePrior | None, known: Known | None = None, notes: Notes | None = None
+    ) -> PrevalenceEstimate:
+        """Estimate g from a site's rows with this prior; by maximum likelihood if there is none.
+
+        A `known` prevalence enters the posterior as data. `notes` list what was unusual about z when it was read.
+        """
+        own, schema = rows.take(rows.supported), self.confounders_
+        knows_z = notes is not None or (schema is not None and not bool(schema.missing(own.codes).all()))
+        g = self.prevalence if knows_z else "constant"
+        return estimate_prevalence(
+            own.log_ratio.numpy(),
+            Encoded(schema, own.codes, notes or Notes()) if schema is not None and knows_z else None,
+            model=g,
+            solver=self.solver if solver_problem(g, self.solver) is None else "auto",
+            dropout=self.prevalence_dropout if g == "network" else 0.0,
+            prior=prior,
+            confounders=schema,
+            y=None if own.y is None else own.y.numpy(),
+            groups=None if own.groups is None else own.groups.numpy(),
+            sample_weight=own.weight,
+            known_prevalence=None if prior is None else self.where_supported(known, rows),
+            random_state=self.random_state,
+        )
+
+    def where_supported(self, known: Known | None, rows: ScoredRows) -> Known | None:
+        """Convert the known prevalence of the whole site to that of the rows where f is identified."""
+        if known is None or known.strata is not None or bool(rows.supported.all()):
+            return known
+        share, inside = rows.weights / rows.weights.sum(), ~rows.supported
+        kept = combine(rows.log_ratio[inside], self.pooled_prevalence_.log_prob(rows.codes[inside])).exp()
+        left = (known.share - share[inside] @ kept).clamp_min(1e-6)
+        return replace(known, share=left / left.sum(1, keepdim=True))
+
+    # Plans and folders.
+
+    def plan(self, **wanted: Any) -> SamplePlan:
+        """Plan how many unlabeled rows a new site needs, from the held-out labeled rows.
+
+        Parameters
+        ----------
+        **wanted : object
+            One target, `width=`, `kl=` or `f1_loss=`, and further arguments of `plan_sample_size`: `prevalence=`,
+            `level=`, `sizes=`, `n_simulations=`, `random_state=`.
+
+        Returns
+        -------
+        SamplePlan
+            The number of rows, with a table of sizes.
+        """
+        check_is_fitted(self)
+        return plan_sample_size(**_labeled_rows(self), **wanted)
+
+    def plan_labels(self, **wanted: Any) -> LabelPlan:
+        """Plan how many rows of a new site to label, from the held-out labeled rows.
+
+        Parameters
+        ----------
+        **wanted : object
+            One target, `width=` or `log_loss=`, and further arguments of `plan_labels`: `rows=`, `prevalence=`,
+            `level=`, `labels=`, `n_simulations=`, `random_state=`.
+
+        Returns
+        -------
+        LabelPlan
+            The number of labels, with a table of numbers tried.
+        """
+        check_is_fitted(self)
+        return plan_labels(**_labeled_rows(self), **wanted)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the model as a folder that `sitewise.load` reads: JSON, safetensors and a model card, no code.
@@ -644,56 +710,17 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
 
         save(self, path)
 
-    def _training_prevalence(self, sample_domain: Any, codes: Tensor) -> Tensor:
-        problems = Problems("predict")
-        names, site = read_domain(sample_domain, len(codes), problems)
-        unknown = [name for name in names if name not in self.site_prevalences_]
-        if unknown:
-            known = list(self.site_prevalences_)
-            problems.add(f"unknown sample_domain {unknown}; the training sites are {known}. Use adapt() for a new site")
-        problems.raise_if_any()
-        return by_site(site, {s: self.site_prevalences_[name] for s, name in enumerate(names)}).log_prob(codes)
 
-    def codes_of(self, Z: Any, n_rows: int) -> Tensor:
-        """z of rows to predict, encoded; unusual values give a warning."""
-        codes, notes = self._encode(Z, n_rows)
-        notes.warn(stacklevel=4)
-        return codes
-
-    def _encode(self, Z: Any, n_rows: int) -> tuple[Tensor, Notes]:
-        """Codes of z, and notes about unusual values."""
-        if self.confounders_ is None:
-            if Z is not None:
-                raise ValueError("sample_confounder is given, but the model was trained without confounders")
-            return torch.zeros(n_rows, 0, dtype=torch.float64), Notes()
-        if Z is None:
-            return self.confounders_.missing_codes().expand(n_rows, -1), Notes()
-        codes, notes = self.confounders_.encode(Z, quiet=True)
-        if len(codes) != n_rows:
-            raise ValueError(f"sample_confounder has {len(codes)} row(s), X has {n_rows}")
-        return codes, notes
-
-    def score_calibrated(self, X: Any, codes: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return calibrated log f, features of the last layer (or None), and the rows they belong to."""
-        raw_log_ratio, features, feature_rows = self.score_raw(X, codes)
-        return self.calibrated(raw_log_ratio, codes), features, feature_rows
-
-    def calibrated_log_ratio(self, X: Any, codes: Tensor) -> Tensor:
-        """Calibrated log f, (n, K)."""
-        return self.calibrated(self.raw_log_ratio(X, codes), codes)
-
-    def balanced(self, raw_log_ratio: Tensor, codes: Tensor) -> Tensor:
-        """Log of f divided by its mean at each row's z, (..., n, K) (equation 18a)."""
-        return raw_log_ratio if self.balance_ is None else raw_log_ratio - self.balance_.log_mean(codes)
-
-    def calibrated(self, raw_log_ratio: Tensor, codes: Tensor) -> Tensor:
-        """Balance (equation 18a) and calibrate log f. Rows that lack some of z use the calibration for such rows."""
-        balanced = self.balanced(raw_log_ratio, codes)
-        complete, incomplete = (calibration.apply(balanced) for calibration in self.calibrations_)
-        if self.confounders_ is None:
-            return complete
-        lacking = self.confounders_.missing(codes).any(dim=1, keepdim=True)
-        return torch.where(lacking, incomplete, complete)
+@contextmanager
+def unchanged_on_error(model: BaseEstimator) -> Iterator[None]:
+    """Restore all attributes if a fit fails, so that no half-fitted model is left."""
+    before = dict(vars(model))
+    try:
+        yield
+    except BaseException:
+        model.__dict__.clear()
+        model.__dict__.update(before)
+        raise
 
 
 def _like(X: Any, values: Tensor) -> Any:
@@ -714,16 +741,6 @@ def read_policy(policy: str, fallback: str | None = None) -> str:
     if fallback is not None:
         warnings.warn(OLD_NAME.format(value=fallback), DeprecationWarning, stacklevel=3)
     return policy
-
-
-def plan_from_held_out(model: SiteModel, **wanted: Any) -> SamplePlan:
-    """`plan_sample_size` on the held-out rows."""
-    return plan_sample_size(**_labeled_rows(model), **wanted)
-
-
-def plan_labels_from_held_out(model: SiteModel, **wanted: Any) -> LabelPlan:
-    """`plan_labels` on the held-out rows."""
-    return plan_labels(**_labeled_rows(model), **wanted)
 
 
 def _labeled_rows(model: SiteModel) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.jit.frontend import FrontendError
 
 from sitewise.estimator import AdaptedClassifier, GPAClassifier
 from sitewise.estimator.files.graph import AdaptedGraph
@@ -19,6 +20,7 @@ from sitewise.ratio import scoring_device
 Array = np.ndarray[Any, Any]
 TRACED_ROWS, CHECKED_ROWS = 3, (1, 5, 16)
 TOLERANCE = 1e-13
+NOT_TRACED = (RuntimeError, TypeError, torch.jit.Error, FrontendError)  # raised by torch while tracing or running
 
 
 class FromCodes(nn.Module):
@@ -64,7 +66,7 @@ def trace_site(here: AdaptedClassifier) -> TracedSite | None:
             example = inputs[:TRACED_ROWS], codes[:TRACED_ROWS]
             site = TracedSite(torch.jit.freeze(torch.jit.trace(graph, example, check_trace=False)))
         same = all(_is_same(here, site, inputs[:n], codes[:n]) for n in CHECKED_ROWS)
-    except Exception:  # whatever a network of one's own leads to: the site predicts as it is
+    except NOT_TRACED:  # a network of one's own may not be traceable: the site predicts as it is
         return None
     return site if same else None
 

@@ -137,7 +137,7 @@ def test_guarded_is_gpa_where_adapting_is_safe_and_the_training_g_elsewhere(site
     guarded = METHODS["gpa_guarded"](**FAST).attach(gpa.trained_)
     broken = Finding("stability", "stop", 0.0, 0.01, "Broken.", details={"gap": 1.0})
     for findings in ((), (broken,)):
-        monkeypatch.setattr("sitewise.estimator.adapted.diagnose", lambda here, found=findings: conclude(found))
+        monkeypatch.setattr("sitewise.estimator.adapted.check_site", lambda here, found=findings: conclude(found))
         here = guarded.adapt(X, Z)
         if not findings:
             np.testing.assert_allclose(here.predict_proba(X, Z), gpa.adapt(X, Z).predict_proba(X, Z), rtol=1e-9)

@@ -32,8 +32,8 @@ NO_SITES = Finding(
 )
 
 
-def diagnose(here: "AdaptedClassifier") -> Diagnosis:
-    """All checks of an adapted model."""
+def check_site(here: "AdaptedClassifier") -> Diagnosis:
+    """All checks of a site's rows, against held-out rows of its model."""
     model = here.model
     diagnosis = diagnose_site(
         *samples_of(here),

@@ -13,7 +13,6 @@ from sitewise.arrays import in_stretches
 from sitewise.diagnosis import Grounds, Outcome
 from sitewise.diagnosis.outcome import ENOUGH_TRUSTED, UNCHANGED, decide
 from sitewise.estimator.at_site.showing import class_names
-from sitewise.estimator.at_site.updating import estimate_rows
 from sitewise.posterior import combine
 from sitewise.prevalence import SitePrior
 from sitewise.report.wording import outcome_sentence, risk_sentence
@@ -57,8 +56,7 @@ def site_grounds(here: "AdaptedClassifier", failed: str | None) -> Grounds:
     trained = combine(rows.log_ratio, here.model.pooled_prevalence_.log_prob(rows.codes)).exp()
     asked = in_stretches(alone.average, rows.log_ratio, rows.codes) - trained
     p_trained = (share * trained).sum(0)
-    bounds = alone.interval() if alone.has_curvature else alone.interval(method="bootstrap")
-    low, high = (np.asarray(bound, dtype=np.float64) for bound in bounds)
+    low, high = (np.asarray(bound, dtype=np.float64) for bound in alone.interval())
     p_asked = (share * asked).sum(0)
     by_level = float((logit(p_trained + p_asked) - logit(p_trained)).abs().max()) >= UNCHANGED
 
@@ -95,7 +93,7 @@ def site_grounds(here: "AdaptedClassifier", failed: str | None) -> Grounds:
 def _estimated_again(here: "AdaptedClassifier", rows: ScoredRows, prior: SitePrior | None) -> PrevalenceEstimate:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `adapt` has already warned about these rows
-        return estimate_rows(here.model, rows, prior=prior, known=here.known_prevalence)
+        return here.model.estimate_rows(rows, prior=prior, known=here.known_prevalence)
 
 
 def along(made: Tensor, asked: Tensor) -> float:

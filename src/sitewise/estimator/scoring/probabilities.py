@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sitewise.arrays import Problems, as_pandas, view_tensor
 from sitewise.estimator.source.reading import CROSS_FIT_FOLDS, Array, without_gaps
-from sitewise.ratio import SCORED_VALUES, SCORING_BATCH
+from sitewise.ratio import CHANGING, SCORED_VALUES, SCORING_BATCH
 
 TINY = 1e-12  # the smallest value of a probability
 SUM_TOLERANCE = 1e-3  # probabilities may be rounded
@@ -189,7 +189,9 @@ class Classifier:
 def module_outputs(module: nn.Module, X: Any) -> Tensor:
     """The outputs of a torch module, in float64 on the CPU, computed in batches in evaluation mode.
 
-    Floats are converted to the precision of its weights; other types (bytes of images) are passed as they are.
+    Threads may call this at the same time. If the module is in training mode, one of them computes and the others wait,
+    because its mode is changed for the others too. Floats are converted to the precision of its weights; other types
+    (bytes of images) are passed as they are.
     """
     weights = next(module.parameters(), None)
     inputs = without_gaps(X)
@@ -197,14 +199,23 @@ def module_outputs(module: nn.Module, X: Any) -> Tensor:
     dtype = weights.dtype if weights is not None and inputs.is_floating_point() else None
     device = None if weights is None else weights.device
     size = min(SCORING_BATCH, max(1, SCORED_VALUES // max(1, inputs.shape[1:].numel())))
-    was_training = module.training
-    module.eval()
-    try:
+
+    def outputs() -> Tensor:
         with torch.no_grad():
             parts = [module(part.to(device=device, dtype=dtype)).double().cpu() for part in inputs.split(size)]
-    finally:
-        module.train(was_training)
-    return torch.cat(parts)
+        return torch.cat(parts)
+
+    with CHANGING:
+        training = {layer: layer.training for layer in module.modules()}
+        if any(training.values()):
+            module.eval()
+            try:
+                return outputs()
+            finally:
+                module.train(training[module])
+                for layer, mode in training.items():  # also of layers that were frozen in a module in training
+                    layer.training = mode
+    return outputs()
 
 
 def is_ready(estimator: Any) -> bool:

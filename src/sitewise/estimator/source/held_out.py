@@ -1,4 +1,6 @@
-"""g of training sites and of held-out labeled rows; calibration and balance of log f on these rows.
+"""Held-out labeled rows: log f of them, its balance and calibration, and what they say about the source for a prior.
+
+In the order of a fit: `score_held_out`, `fit_balance`, `calibrate`, `describe_source`.
 
 Balance (section 18): at each z the mean of f over source rows must be the same for all classes. If f carries little
 information, errors of g_s(z) are large compared with it. An unbalanced f looks like another prevalence, at the source
@@ -12,18 +14,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from sitewise.adaptation.families import FAMILIES
 from sitewise.calibration import Calibration
 from sitewise.calibration.fit import centre, fit_calibration, resample_calibration
 from sitewise.confounders import Confounders
-from sitewise.estimator.source.reading import evenly, folds
+from sitewise.estimator.source.prevalences import RowPrevalence
+from sitewise.estimator.source.reading import evenly
 from sitewise.inputs import Inputs
 from sitewise.posterior import contrasts
-from sitewise.prevalence import SitePrior, fit_constant
+from sitewise.prevalence import SitePrior
 from sitewise.prevalence.additive import features, ridge
 from sitewise.prevalence.base import Prevalence
-from sitewise.prevalence.linear import NEWTON_LIMIT, fit_linear
-from sitewise.prevalence.pooled import owners, pool_sites
+from sitewise.prevalence.linear import fit_linear
 from sitewise.prevalence.prior import missing_information
 from sitewise.rows import HeldOut, LabeledRows
 
@@ -36,116 +37,6 @@ ROWS = 100_000  # the most rows used
 RIDGE = 0.01
 LEAST_SLOPE = 0.1  # slope of log f below which nothing is balanced
 ROUNDS = 3  # alternating steps: the slope of the balanced f, and the balance at that slope
-
-
-def fit_prevalence(
-    model: str,
-    rows: LabeledRows,
-    n_classes: int,
-    schema: Confounders | None,
-    knockout: float,
-    seed: int,
-    dropout: float = 0.0,
-) -> Prevalence:
-    """Fit g to labeled rows: the chosen model; "auto" is additive, or constant without z."""
-    targets = one_hot(rows.y, n_classes).double()
-    weight = rows.weight.double()
-    if schema is None:
-        return fit_constant(targets, weight)
-    family = FAMILIES["additive" if model == "auto" else model].with_dropout(dropout)
-    return family.fit_labels(targets, rows.codes, weight, schema, knockout=knockout, seed=seed)
-
-
-@dataclass(frozen=True)
-class RowPrevalence:
-    """log g of a fixed set of rows, each by its own model: its site's, or one that did not see its label."""
-
-    rows: list[Tensor]
-    models: list[Prevalence]
-
-    def log_prob(self, codes: Tensor) -> Tensor:
-        """log g of these rows at the given codes of z (knocked out or not)."""
-        parts = [model.log_prob(codes[rows]) for rows, model in zip(self.rows, self.models, strict=True)]
-        order = torch.cat(self.rows)
-        return torch.empty_like(torch.cat(parts)).index_copy_(0, order, torch.cat(parts))
-
-
-def cross_fit(
-    model: str,
-    rows: LabeledRows,
-    n_classes: int,
-    schema: Confounders | None,
-    knockout: float,
-    seed: int,
-    dropout: float = 0.0,
-) -> RowPrevalence:
-    """Fit g for each site of held-out rows, without the rows that it will be used on."""
-    held_rows, models = [], []
-    for site in torch.unique(rows.site):
-        inside = (rows.site == site).nonzero().flatten()
-        own = rows.take(inside)
-        for fold in folds(own, seed):
-            others = torch.ones(len(own), dtype=torch.bool)
-            others[fold] = False
-            held_rows.append(inside[fold])
-            source = own.take(others) if others.any() else own
-            models.append(fit_prevalence(model, source, n_classes, schema, knockout, seed, dropout))
-    return RowPrevalence(held_rows, models)
-
-
-def by_site(site: Tensor, models: dict[int, Prevalence]) -> RowPrevalence:
-    """log g of each row by the model of its site."""
-    numbers = torch.unique(site).tolist()
-    return RowPrevalence([(site == s).nonzero().flatten() for s in numbers], [models[s] for s in numbers])
-
-
-def describe_source(held: HeldOut, log_ratio: Tensor, pooled: Prevalence, deviation: Tensor | None) -> SitePrior:
-    """The source's g with the error of f: the effective number of held-out groups, and what f leaves open (18b)."""
-    missing = missing_information(log_ratio, pooled.log_prob(held.codes), held.weight)
-    return SitePrior(pooled, deviation=deviation, n_source=min(effective_rows(held), ROWS), missing=missing)
-
-
-def effective_rows(held: HeldOut) -> float:
-    """The effective number of held-out rows; groups count instead of rows if there are groups."""
-    unit = torch.arange(len(held)) if held.groups is None else torch.unique(held.groups, return_inverse=True)[1]
-    mass = torch.zeros(int(unit.max()) + 1, dtype=torch.float64).index_add_(0, unit, held.weight)
-    return float(mass.sum() ** 2 / mass.square().sum())
-
-
-def between_sites(rows: LabeledRows, n_classes: int, schema: Confounders | None) -> Tensor | None:
-    """Variances (D,) between sites of the coefficients of g(z); None if there is one site only."""
-    if schema is None or len(torch.unique(rows.site)) < 2 or len(owners(schema)) * (n_classes - 1) > NEWTON_LIMIT:
-        return None
-    return pool_sites(
-        one_hot(rows.y, n_classes).double(), rows.codes, rows.weight.double(), rows.site, schema
-    ).deviation
-
-
-def calibrate(held: HeldOut, method: str, n_classes: int) -> Calibration:
-    """Fit the chosen calibration to held-out rows, or a simpler one if there are too few labels."""
-    return calibrate_rows(held.raw_log_ratio, held.log_prevalence, held.y, held.weight, method, n_classes)
-
-
-def resample(held: HeldOut, calibration: Calibration, n_resamples: int, seed: int) -> Calibration:
-    """The calibration with refits to resamples of held-out rows (equation 6a)."""
-    targets = smoothed_targets(held.y, torch.bincount(held.y, minlength=len(calibration.slope)))
-    rows = (held.raw_log_ratio, targets, held.log_prevalence, held.weight)
-    return resample_calibration(calibration, *rows, n_resamples=n_resamples, random_state=seed)
-
-
-def calibrate_rows(
-    raw_log_ratio: Tensor, log_prevalence: Tensor, y: Tensor, weight: Tensor, method: str, n_classes: int
-) -> Calibration:
-    """Fit the chosen calibration to rows, or a simpler one if there are too few labels."""
-    counts = torch.bincount(y, minlength=n_classes)
-    if int(counts.min()) < ENOUGH_TO_CALIBRATE and method in ("vector", "bias_corrected"):
-        method = "temperature"
-    if len(y) < n_classes * ENOUGH_TO_CALIBRATE or int((counts > 0).sum()) < 2:
-        method = "none"
-    if method == "none":
-        flat = torch.zeros(n_classes, dtype=torch.float64)
-        return Calibration("none", flat + 1, flat)
-    return fit_calibration(raw_log_ratio, smoothed_targets(y, counts), log_prevalence, weight, method)
 
 
 def score_held_out(
@@ -176,15 +67,6 @@ def score_held_out(
     blank = schema.missing_codes().expand_as(rows.codes)
     hidden = torch.where(complete[:, None], blank, rows.codes)
     return scored(rows.codes, everything[complete]), scored(hidden, everything)
-
-
-def smoothed_targets(y: Tensor, counts: Tensor) -> Tensor:
-    """Platt's soft labels, (n + 1) / (n + 2) for a class with n rows; separable data then give finite fits."""
-    n_classes = len(counts)
-    certainty = ((counts + 1) / (counts + 2)).double()[y][:, None]
-    return one_hot(y, n_classes).double() * (certainty - (1 - certainty) / (n_classes - 1)) + (1 - certainty) / (
-        n_classes - 1
-    )
 
 
 @dataclass(frozen=True)
@@ -228,3 +110,52 @@ def fit_balance(held: HeldOut, schema: Confounders | None, n_classes: int) -> Ba
             return None
         lacking = fitted(slope * raw + log_g) / slope
     return Balance(schema, -lacking)
+
+
+def calibrate(held: HeldOut, method: str, n_classes: int) -> Calibration:
+    """Fit the chosen calibration to held-out rows, or a simpler one if there are too few labels."""
+    return calibrate_rows(held.raw_log_ratio, held.log_prevalence, held.y, held.weight, method, n_classes)
+
+
+def calibrate_rows(
+    raw_log_ratio: Tensor, log_prevalence: Tensor, y: Tensor, weight: Tensor, method: str, n_classes: int
+) -> Calibration:
+    """Fit the chosen calibration to rows, or a simpler one if there are too few labels."""
+    counts = torch.bincount(y, minlength=n_classes)
+    if int(counts.min()) < ENOUGH_TO_CALIBRATE and method in ("vector", "bias_corrected"):
+        method = "temperature"
+    if len(y) < n_classes * ENOUGH_TO_CALIBRATE or int((counts > 0).sum()) < 2:
+        method = "none"
+    if method == "none":
+        flat = torch.zeros(n_classes, dtype=torch.float64)
+        return Calibration("none", flat + 1, flat)
+    return fit_calibration(raw_log_ratio, smoothed_targets(y, counts), log_prevalence, weight, method)
+
+
+def smoothed_targets(y: Tensor, counts: Tensor) -> Tensor:
+    """Platt's soft labels, (n + 1) / (n + 2) for a class with n rows; separable data then give finite fits."""
+    n_classes = len(counts)
+    certainty = ((counts + 1) / (counts + 2)).double()[y][:, None]
+    return one_hot(y, n_classes).double() * (certainty - (1 - certainty) / (n_classes - 1)) + (1 - certainty) / (
+        n_classes - 1
+    )
+
+
+def resample(held: HeldOut, calibration: Calibration, n_resamples: int, seed: int) -> Calibration:
+    """The calibration with refits to resamples of held-out rows (equation 6a)."""
+    targets = smoothed_targets(held.y, torch.bincount(held.y, minlength=len(calibration.slope)))
+    rows = (held.raw_log_ratio, targets, held.log_prevalence, held.weight)
+    return resample_calibration(calibration, *rows, n_resamples=n_resamples, random_state=seed)
+
+
+def describe_source(held: HeldOut, log_ratio: Tensor, pooled: Prevalence, deviation: Tensor | None) -> SitePrior:
+    """The source's g with the error of f: the effective number of held-out groups, and what f leaves open (18b)."""
+    missing = missing_information(log_ratio, pooled.log_prob(held.codes), held.weight)
+    return SitePrior(pooled, deviation=deviation, n_source=min(effective_rows(held), ROWS), missing=missing)
+
+
+def effective_rows(held: HeldOut) -> float:
+    """The effective number of held-out rows; groups count instead of rows if there are groups."""
+    unit = torch.arange(len(held)) if held.groups is None else torch.unique(held.groups, return_inverse=True)[1]
+    mass = torch.zeros(int(unit.max()) + 1, dtype=torch.float64).index_add_(0, unit, held.weight)
+    return float(mass.sum() ** 2 / mass.square().sum())

@@ -161,7 +161,7 @@ def read_training_data(
         problems.add("the rows of positive weight hold one class only: training needs at least two classes")
         problems.raise_if_any()
     if sample_domain is None:
-        warnings.warn(NO_SITES, UserWarning, stacklevel=4)
+        warnings.warn(NO_SITES, UserWarning, stacklevel=3)
     return TrainingData(rows, names, classes, schema, named=sample_domain is not None)
 
 
