@@ -15,11 +15,11 @@ OUTCOMES = {
         "trained."
     ),
     ("partly adapted", "few rows"): (
-        "Partly adapted: {believed} of the change that the rows suggest was made, because the rows are too few for "
+        "Partly adapted: {applied} of the change that the rows suggest was made, because the rows are too few for "
         "more; the share of {name} is {here} here, {trained} as trained, {rows} by the rows alone."
     ),
     ("partly adapted", "rehearsal"): (
-        "Partly adapted: {believed} of the change that the rows suggest was made, because estimates at rehearsed sites "
+        "Partly adapted: {applied} of the change that the rows suggest was made, because estimates at rehearsed sites "
         "had errors; the share of {name} is {here} here, {trained} as trained, {rows} by the rows alone."
     ),
     ("as trained", "asked"): "As trained, as requested (policy='as trained'): the share of {name} is {here}.",
@@ -259,7 +259,7 @@ def outcome_sentence(
     here: Sequence[float],
     as_trained: Sequence[float],
     rows_alone: Sequence[float],
-    believed: float,
+    applied_share: float,
     slope: float,
     failed: str | None,
 ) -> str:
@@ -271,7 +271,7 @@ def outcome_sentence(
         here=percent(here[k]),
         trained=percent(as_trained[k]),
         rows=percent(rows_alone[k]),
-        believed=f"{100 * believed:.0f}%",
+        applied=f"{100 * applied_share:.0f}%",
         failed=failed,
     )
     if reason == "asked" or abs(slope - 1.0) < NOTABLE_SLOPE:

@@ -213,7 +213,7 @@ CARD = {
     "unlabeled_in_training": False,
     "estimates_g": "indirectly, EM",
     "without_z": "input knockout",
-    "told": "",
+    "given": "",
     "note": "a note",
 }
 

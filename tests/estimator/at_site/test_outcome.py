@@ -16,23 +16,23 @@ from sitewise.diagnosis.outcome import ENOUGH_TRUSTED, UNCHANGED, decide, failed
 from sitewise.estimator.at_site.outcome import rehearsed_breaches
 from sitewise.report.wording import OUTCOMES, RISKS, outcome_sentence, risk_sentence
 
-CHANGED = Grounds("auto", (0.7, 0.3), (0.9, 0.1), (0.88, 0.12), believed=0.9, change=1.3)
+CHANGED = Grounds("auto", (0.7, 0.3), (0.9, 0.1), (0.88, 0.12), applied_share=0.9, change=1.3)
 GROUNDS = {
     ("adapted", "the rows"): CHANGED,
     ("adapted", "asked"): replace(CHANGED, policy="rows"),
-    ("partly adapted", "few rows"): replace(CHANGED, believed=0.5, without_rehearsal=0.52),
-    ("partly adapted", "rehearsal"): replace(CHANGED, believed=0.5, without_rehearsal=0.9),
+    ("partly adapted", "few rows"): replace(CHANGED, applied_share=0.5, without_rehearsal=0.52),
+    ("partly adapted", "rehearsal"): replace(CHANGED, applied_share=0.5, without_rehearsal=0.9),
     ("as trained", "asked"): replace(CHANGED, policy="as trained"),
     ("as trained", "check"): replace(CHANGED, failed="stability"),
-    ("as trained", "rehearsal"): replace(CHANGED, believed=0.0, without_rehearsal=0.9),
-    ("as trained", "nothing changed"): replace(CHANGED, change=0.3, believed=0.2, by_chance=True, half_width=0.05),
-    ("as trained", "cannot tell"): replace(CHANGED, change=0.3, believed=0.2, by_chance=True, half_width=0.3),
+    ("as trained", "rehearsal"): replace(CHANGED, applied_share=0.0, without_rehearsal=0.9),
+    ("as trained", "nothing changed"): replace(CHANGED, change=0.3, applied_share=0.2, by_chance=True, half_width=0.05),
+    ("as trained", "cannot tell"): replace(CHANGED, change=0.3, applied_share=0.2, by_chance=True, half_width=0.3),
 }
 
 
 def made(word, reason, gains=(0.02, -0.01), slope=1.0):
     grounds = replace(GROUNDS[word, reason], slope=slope)
-    numbers = {name: getattr(grounds, name) for name in ("here", "as_trained", "rows_alone", "believed", "failed")}
+    numbers = {name: getattr(grounds, name) for name in ("here", "as_trained", "rows_alone", "applied_share", "failed")}
     sentence = outcome_sentence(word, reason, names=["healthy", "<b>ill</b>"], slope=slope, **numbers)
     return Outcome(word, reason, sentence, risk_sentence(word, reason, gains), grounds)
 
@@ -60,9 +60,9 @@ def test_a_change_of_sharpness_is_said():
 
 
 def test_the_thresholds_are_those_of_the_docs():
-    assert decide(replace(CHANGED, believed=ENOUGH_TRUSTED))[0] == "adapted"
-    assert decide(replace(CHANGED, believed=ENOUGH_TRUSTED - 0.01))[0] == "partly adapted"
-    assert decide(replace(CHANGED, believed=1.0, change=UNCHANGED - 0.01))[0] == "as trained"
+    assert decide(replace(CHANGED, applied_share=ENOUGH_TRUSTED))[0] == "adapted"
+    assert decide(replace(CHANGED, applied_share=ENOUGH_TRUSTED - 0.01))[0] == "partly adapted"
+    assert decide(replace(CHANGED, applied_share=1.0, change=UNCHANGED - 0.01))[0] == "as trained"
 
 
 @pytest.mark.parametrize(("word", "reason"), OUTCOMES)
@@ -103,15 +103,15 @@ def model():
 
 def test_belief_grows_with_the_rows_and_a_broken_site_is_not_trusted(model):
     many = model.adapt(rows(2000, 0.05, 7)[0]).outcome
-    few = [model.adapt(rows(20, 0.05, seed)[0]).outcome.grounds.believed for seed in range(8)]
+    few = [model.adapt(rows(20, 0.05, seed)[0]).outcome.grounds.applied_share for seed in range(8)]
     assert (many, many.reason) == ("adapted", "the rows")
-    assert many.grounds.believed > np.mean(few)
+    assert many.grounds.applied_share > np.mean(few)
     broken = model.adapt(rows(1000, 0.3, 8, distance=4.0)[0])
     assert (broken.outcome, broken.outcome.reason) == ("as trained", "check")
     as_trained = model.predict_proba(rows(1000, 0.3, 8, distance=4.0)[0]).mean(axis=0)
     np.testing.assert_allclose(broken.prevalence(), as_trained, atol=1e-6)
     same = model.adapt(rows(300, 0.35, 9)[0]).outcome
-    assert same.grounds.believed * same.grounds.change < 0.6
+    assert same.grounds.applied_share * same.grounds.change < 0.6
 
 
 @pytest.mark.parametrize("policy", ["auto", "as trained", "rows"])

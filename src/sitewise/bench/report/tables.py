@@ -29,7 +29,7 @@ METHOD_COLUMNS = {
     "high_dimensional_z": ("z", "high-dim."),
     "z_at_test": ("at test", "z"),
     "labels_at_test": ("at test", "labels"),
-    "told": ("told beforehand",),
+    "given": ("given beforehand",),
     "unlabeled_in_training": ("trains with", "unlabeled"),
     "input": ("input",),
     "without_z": ("without z",),
