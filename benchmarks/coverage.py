@@ -5,7 +5,7 @@
 
 Three source sites of 600 rows whose levels differ; a logistic regression or a forest of x and z, cross-fitted, in
 `PrevalenceAdjuster` with its defaults, or the network of `GPAClassifier` with its defaults; eight new sites of 500 rows
-for each relation of y and z: as at the source, none, or turned around; each adapted to with z and without it. Grouped:
+for each relation of y and z: as at the source, none, or reversed; each adapted to with z and without it. Grouped:
 rows come from patients of one to five rows that share most of x. A source is drawn and learned anew for every seed.
 """
 
@@ -136,8 +136,9 @@ def table(options):
         for record in read_records(Path(str(options.file).removesuffix(".gz")))
         for site in record["sites"]
     ]
-    grouped = pd.DataFrame(lines).groupby(["classifier", "rows", "z", "relation"], sort=False)
-    shown = grouped.agg(sites=("held", "size"), held=("held", "mean"), width=("width", "mean"), error=("error", "mean"))
+    frame = pd.DataFrame(lines).replace({"relation": {"turned around": "reversed"}})  # as records call it
+    grouped = frame.groupby(["classifier", "rows", "z", "relation"], sort=False)
+    shown = grouped.agg(sites=("held", "size"), covered=("held", "mean"), width=("width", "mean"), error=("error", "mean"))
     print(shown.round(3).to_string())
 
 

@@ -70,7 +70,7 @@ def test_equal_as_shown_is_equally_bold(summary):
 def test_skipped_methods_stand_below_with_their_reason(summary):
     table = comparison_table(summary(MEANS), "positive_f1", "markdown", "GPA")
     assert "| IRM" not in table
-    assert "IRM left out: IRM needs two training sites, got 1." in table
+    assert "Left out (IRM needs two training sites, got 1): IRM." in table
 
 
 def test_several_metrics_stand_side_by_side_each_with_its_best(summary):
@@ -82,12 +82,12 @@ def test_several_metrics_stand_side_by_side_each_with_its_best(summary):
     ]
     assert ["**" in cell for cell in cells(table, "GPA")] == [False, True, False]
     assert ["**" in cell for cell in cells(table, "ERM |")] == [False, False, True]
-    assert table.count("IRM left out") == 1
+    assert table.count("Left out (IRM") == 1
 
 
 def test_methods_left_out_for_one_reason_share_a_line(summary):
     table = comparison_table(summary({"GPA": 0.8, "A": "not run yet", "B": "not run yet"}), "positive_f1", "markdown")
-    assert "A, B left out: not run yet." in table
+    assert "Left out (not run yet): A; B." in table
 
 
 def test_a_method_skipped_at_one_site_keeps_its_row_and_says_where(summary):

@@ -128,8 +128,8 @@ def _comparison_grid(rows: pd.DataFrame, metric: str, reference: str | None) -> 
         notes.append(f"Without a {metric_name(metric)}: {'; '.join(without_number(rows))}.")
     reasons = left_out(rows)
     for reason in dict.fromkeys(reasons.values()):
-        methods = ", ".join(method for method, own in reasons.items() if own == reason)
-        notes.append(f"{methods} left out: {reason}.")
+        methods = "; ".join(method for method, own in reasons.items() if own == reason)
+        notes.append(f"Left out ({reason}): {methods}.")
     return Grid(metric_name(metric), (("method",), *places), tuple(body), tuple(notes))
 
 
