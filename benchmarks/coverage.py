@@ -138,7 +138,9 @@ def table(options):
     ]
     frame = pd.DataFrame(lines).replace({"relation": {"turned around": "reversed"}})  # as records call it
     grouped = frame.groupby(["classifier", "rows", "z", "relation"], sort=False)
-    shown = grouped.agg(sites=("held", "size"), covered=("held", "mean"), width=("width", "mean"), error=("error", "mean"))
+    shown = grouped.agg(
+        sites=("held", "size"), covered=("held", "mean"), width=("width", "mean"), error=("error", "mean")
+    )
     print(shown.round(3).to_string())
 
 

@@ -32,16 +32,16 @@ NO_LIBRARY = 'sitewise.integrations.mlflow needs MLflow ({error}): pip install "
 
 
 class PyFunc:
-    """What MLflow calls for predictions: a frame in, P(class) and the decision of every row out."""
+    """The object that MLflow calls for predictions: from a frame to P(class) and the decision of each row."""
 
     def __init__(self, model: Any) -> None:
         self.frames = FrameModel(model)
         if isinstance(self.frames.last, AdaptedClassifier):
-            _ = self.frames.last.estimate_in_use  # found now, not by the first request
+            _ = self.frames.last.estimate_in_use  # computed now, not by the first request
         self.frames.trace()
 
     def predict(self, model_input: Any) -> pd.DataFrame:
-        """Predict rows; MLflow answers 400 with our sentence where they cannot be read."""
+        """Predict rows; if they cannot be read, MLflow answers with status 400 and the message of sitewise."""
         from mlflow.exceptions import MlflowException
 
         frame = model_input if isinstance(model_input, pd.DataFrame) else pd.DataFrame(model_input)
@@ -191,10 +191,10 @@ def load_model(model_uri: str, *, trusted: Sequence[str] = ()) -> Any:
 
 
 def signature_of(frames: FrameModel) -> Any:
-    """The signature: every column may hold anything and be absent, as far as MLflow is concerned.
+    """The signature: columns of any type, none of them required.
 
-    MLflow refuses a whole number where a column is declared as a float, and says so in words of its own. Whether a cell
-    can be read is for the model to say, which names the column, the row and what to do.
+    MLflow would reject an integer in a column that is declared as a float. The model checks the values itself, and its
+    messages name the column, the row and what to do.
     """
     types = importlib.import_module("mlflow.types.schema")
     models = importlib.import_module("mlflow.models")
@@ -209,7 +209,7 @@ def signature_of(frames: FrameModel) -> Any:
 
 
 def requirements() -> list[str]:
-    """What an environment for the model installs, in the versions of this one."""
+    """The packages that an environment for the model installs, in the versions of this one."""
     own = {name: version for name, version in versions().items() if name not in ("sitewise", "python")}
     return [
         f"sitewise[mlflow]=={__version__}",

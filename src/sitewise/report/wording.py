@@ -54,8 +54,8 @@ RISKS = {
     "rehearsal": "Trusting the rows would probably do harm: at rehearsed sites it did not lower the log loss.",
     "rows": "Harm is possible: the rows are trusted as if the model were right here.",
     "no gain": "No gain is expected: the prevalence stays as trained.",
-    "gain": "A gain is expected: the log loss falls by about {gain:.3f} (rehearsal: {better} of {count} sites better).",
-    "loss": "No gain is expected: the log loss rises by about {loss:.3f} (rehearsal: {better} of {count} sites better).",
+    "gain": "A gain is expected: log loss lower by about {gain:.3f} (rehearsal: {better} of {count} sites better).",
+    "loss": "No gain is expected: log loss higher by about {loss:.3f} (rehearsal: {better} of {count} sites better).",
     "not rehearsed": "It is unknown whether a gain can be expected: adapting was not rehearsed at other sites.",
 }
 REHEARSALS = {
