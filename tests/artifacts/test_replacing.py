@@ -9,7 +9,7 @@ import signal
 import threading
 
 import pytest
-from writers import compete, make, number_of, save_and_be_killed, save_until
+from writers import compete, make, number_of, save_and_be_killed, save_until, without_exchange
 
 from patience import LONG, wait_for
 from sitewise.artifacts import places
@@ -23,7 +23,7 @@ FORK = multiprocessing.get_context("fork")  # quick; it only writes files
 def either_way(request, monkeypatch):
     """With the exchange of two folders at once, and where the system has none."""
     if request.param == "two renames":
-        monkeypatch.setattr(places, "_exchange", lambda one, other: False)
+        without_exchange(monkeypatch)
     return request.param == "exchange"
 
 
@@ -85,7 +85,7 @@ def test_a_folder_that_is_replaced_all_the_time_is_not_called_damaged(tmp_path, 
 
 @pytest.mark.parametrize("replace", [True, False])
 @pytest.mark.parametrize(
-    ("owner", "name"), [("os", "fsync"), ("Path", "rename"), ("Path", "mkdir"), ("places", "_exchange")]
+    ("owner", "name"), [("os", "fsync"), ("Path", "rename"), ("Path", "mkdir"), ("os", "fsencode")]
 )
 def test_a_killed_writer_leaves_the_old_or_the_new_model_and_the_next_one_tidies_up(
     tmp_path, either_way, replace, owner, name

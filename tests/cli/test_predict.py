@@ -324,7 +324,7 @@ def test_an_interrupted_prediction_leaves_nothing(run, saved, tmp_path, monkeypa
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sitewise.cli.predict.Predictions._predict", interrupt)
+    monkeypatch.setattr("sitewise.estimator.adapted.AdaptedClassifier.predict_proba", interrupt)
     code, _, _ = run("predict", saved / "proba site", saved / "new.csv", "--out", tmp_path / "p.csv")
     assert code in (1, 130)
     assert list(tmp_path.iterdir()) == []

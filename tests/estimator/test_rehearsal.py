@@ -19,8 +19,9 @@ from sitewise.estimator.source.rehearsal import Numbers, Unit, learn_numbers
 from sitewise.prevalence import SitePrior
 from sitewise.prevalence.base import ConstantPrevalence
 from sitewise.prevalence.prior import FREEDOM, USUAL_FACTOR, USUAL_LEVEL, USUAL_SITES, student_scale
+from sitewise.ratio import RatioObjective
 from sitewise.report.wording import REHEARSALS
-from sitewise.training.loop import CONTEXT, _Loop, count_parallel
+from sitewise.training.loop import CONTEXT, count_parallel
 
 N_ROWS = 300  # a site
 SHARES = (0.2, 0.35, 0.6)
@@ -246,24 +247,28 @@ def test_an_estimator_that_comes_unfitted_is_fitted_without_the_site_it_is_rehea
 
 def test_a_sites_row_of_the_table_has_the_numbers_of_the_other_sites(monkeypatch):
     spy = Spy(monkeypatch)
-    used, line = [], rehearsing._line
+    spied = rehearsing.learn_numbers
 
-    def record_numbers(rows, numbers):
-        used.append((rows.name, numbers))
-        return line(rows, numbers)
+    def distrust_south(units):
+        """Without trust a site's row shows the model as trained; only the numbers without south's unit are changed."""
+        without_south = "south" not in [unit.name for unit in units]
+        numbers = spied(units)
+        return replace(numbers, trusted_rows=0.0, averaged=False) if without_south else numbers
 
-    monkeypatch.setattr(rehearsing, "_line", record_numbers)
+    monkeypatch.setattr(rehearsing, "learn_numbers", distrust_south)
     model = fitted()
     *of_sites, of_all = spy.units
     assert [unit.name for unit in of_all] == [*NAMES, "held-out rows"]
-    for (name, numbers), units in zip(used, of_sites, strict=True):
+    for name, units in zip(NAMES, of_sites, strict=True):
         sites = [unit for unit in units if unit.shifted]
         assert [unit.name for unit in sites] == [other for other in NAMES if other != name]
         (held,) = (unit for unit in units if not unit.shifted)
         _, y, site, _ = training()
         assert held.y.tolist() == y[site != name].tolist()
-        assert numbers == learn_numbers(units)
     assert model.rehearsal_.numbers == learn_numbers(of_all)
+    table = model.rehearsal_.table
+    as_trained = table["nll_adapted"] == table["nll_as_trained"]
+    assert as_trained.to_dict() == {name: name == "south" for name in NAMES}
 
 
 def test_many_sites_are_left_out_in_at_most_eight_folds(monkeypatch):
@@ -518,15 +523,15 @@ def test_trainings_are_side_by_side_where_a_gpu_has_room(monkeypatch):
 
 @pytest.mark.parametrize("name", ["runs", "run.pt"], ids=["folder", "file"])
 def test_a_fit_that_is_killed_in_a_rehearsal_goes_on_to_the_same_model(tmp_path, monkeypatch, name):
-    epoch, begun, kill_at = _Loop.epoch, [], None
+    begin_epoch, begun, kill_at = RatioObjective.begin_epoch, [], None
 
-    def counted(loop, number):
-        begun.append(number)
+    def counted(objective, *progress):
+        begun.append(progress)
         if len(begun) == kill_at:
             raise KeyboardInterrupt
-        return epoch(loop, number)
+        return begin_epoch(objective, *progress)
 
-    monkeypatch.setattr(_Loop, "epoch", counted)
+    monkeypatch.setattr(RatioObjective, "begin_epoch", counted)
     straight, X = tiny_classifier()
     assert len(begun) % 3 == 0  # the model and two folds
     of_one = len(begun) // 3

@@ -11,7 +11,7 @@ import sitewise as sw
 from sitewise.calibration import Calibration
 from sitewise.datasets.simulated import SimulatedFamily
 from sitewise.evaluation import evaluate
-from sitewise.performance import estimate as room
+from sitewise.performance import estimate as estimating
 from sitewise.performance import expected_performance
 from sitewise.performance.choice import choose_threshold
 from sitewise.performance.expected import DrawnRows, group_rows, summarize
@@ -242,7 +242,7 @@ def test_many_classes():
 
 
 def test_of_a_large_site_some_rows_stand_for_all(site, estimate, monkeypatch):
-    monkeypatch.setattr(room, "MOST_ROWS", 200)
+    monkeypatch.setattr(estimating, "MOST_ROWS", 200)
     found = expected_performance(site.log_ratio, estimate, site.Z, y=np.where(site.y == 1, 1, np.nan), random_state=0)
     assert found.n_rows == 200
     assert found.rows.labels.shape[1] == len(found.rows.z) == 200

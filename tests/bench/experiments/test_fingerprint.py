@@ -135,6 +135,13 @@ def test_settings_and_methods_change_the_fingerprint(tiny, monkeypatch):
     assert run_fingerprint(run) != found
 
 
+def forget():
+    """Clear every cache of the module, because sources were edited."""
+    for function in vars(module).values():
+        if hasattr(function, "cache_clear"):
+            function.cache_clear()
+
+
 @pytest.fixture
 def copied(tmp_path, monkeypatch):
     """A copy of the sources that may be edited."""
@@ -146,10 +153,6 @@ def copied(tmp_path, monkeypatch):
         text = path.read_text(encoding="utf-8")
         assert old in text
         path.write_text(text.replace(old, new, 1), encoding="utf-8")
-
-    def forget():
-        for cached in (module.code_digest, module._read, module._file_digest):
-            cached.cache_clear()
 
     forget()
     yield lambda *change: [edit(*change), forget()]
@@ -188,6 +191,5 @@ def test_a_script_counts_with_its_neighbours(tmp_path):
     first = script_fingerprint(script)
     for text, same in (("size = 3  # rows\n", True), ("size = 4\n", False)):
         neighbour.write_text(text)
-        module.code_digest.cache_clear()
-        module._file_digest.cache_clear()
+        forget()
         assert (script_fingerprint(script) == first) == same

@@ -1,5 +1,6 @@
 """Quantifiers, MAPLS, LaSCal, TENT, LAME and LAMDA against closed forms, brute force and QuaPy itself."""
 
+from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
@@ -174,8 +175,10 @@ def test_lascal_finds_the_temperature_that_was_taken_out(erm):
     marginal = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
     plain = method.temperature(log_ratio, marginal)
     assert 0.5 < plain < 2
-    method.trained_ = type("Sharp", (), {"held_out_outputs": 3 * (fitted.trained_.held_out_outputs)})()
-    method._log_shares = 3 * method._log_shares
+    sharp = replace(
+        fitted.trained_, held_out_outputs=3 * fitted.trained_.held_out_outputs, shares=fitted.trained_.shares**3
+    )
+    method = METHODS["lascal"](**FAST).attach(sharp)
     assert method.temperature(3 * log_ratio, marginal) == pytest.approx(3 * plain, rel=0.08)  # steps of the grid: 3%
 
 

@@ -4,6 +4,7 @@ import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
 from sitewise.bench.report.comparison import (
     DASHES,
@@ -43,7 +44,8 @@ def drawn_texts(figure):
     for legend in figure.legends:
         texts += [legend.get_title(), *legend.get_texts()]
     for axis in figure.axes:
-        texts += [axis.title, axis._left_title, axis.xaxis.label, axis.yaxis.label]
+        titles = [text for text in axis.get_children() if isinstance(text, Text) and text not in axis.texts]
+        texts += [*titles, axis.xaxis.label, axis.yaxis.label]
         for side, limits in ((axis.xaxis, axis.get_xlim()), (axis.yaxis, axis.get_ylim())):
             ticks = [tick for tick in side.get_major_ticks() if min(limits) <= tick.get_loc() <= max(limits)]
             texts += [tick.label1 for tick in ticks if tick.label1.get_visible()]
