@@ -298,16 +298,16 @@ def run_case(case):
             groups=site_groups,
         )
         start = time.process_time()
-        found = diagnose_site(held, here, estimate, random_state=case.seed)
+        diagnosis = diagnose_site(held, here, estimate, random_state=case.seed)
     return asdict(case) | {
-        "verdict": found.verdict,
-        "severities": {finding.name: finding.severity for finding in found.findings},
-        "stability": short(found["stability"].p_value),
-        "gap": short(found["stability"].details.get("gap")),
-        "representation": short(found["representation"].p_value),
-        "mixture": short(found["mixture"].p_value),
-        "auc": short(found["representation"].details.get("auc")),
-        "width": short(found["identification"].value),
+        "verdict": diagnosis.verdict,
+        "severities": {finding.name: finding.severity for finding in diagnosis.findings},
+        "stability": short(diagnosis["stability"].p_value),
+        "gap": short(diagnosis["stability"].details.get("gap")),
+        "representation": short(diagnosis["representation"].p_value),
+        "mixture": short(diagnosis["mixture"].p_value),
+        "auc": short(diagnosis["representation"].details.get("auc")),
+        "width": short(diagnosis["identification"].value),
         "cost": short(f1.get("unchanged", f1["here"]) - f1["here"]),
         "f1": short(f1["here"]),
         "held_out": len(y),

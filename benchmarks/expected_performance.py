@@ -40,8 +40,8 @@ CALIBRATION_ROWS = 1000
 def observed(y, probability, threshold=None):
     """Every metric as the labels show it."""
     truth = np.eye(probability.shape[1])[y].T[None]
-    found = Predictions.of(probability, threshold).metrics(truth, np.ones(len(y)))
-    values = {name: float(found[name][0]) for name in EXPECTED_METRICS}
+    metric_values = Predictions.of(probability, threshold).metrics(truth, np.ones(len(y)))
+    values = {name: float(metric_values[name][0]) for name in EXPECTED_METRICS}
     assert abs(values["accuracy"] - evaluate(y, probability)["accuracy"].value) < 1e-9 or threshold is not None
     return values
 

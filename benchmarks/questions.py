@@ -83,8 +83,8 @@ class World:
 def observed(y, probability, threshold):
     """Every metric as the labels show it."""
     weight, event = np.ones(len(y)), (y == 1).astype(float)[None]
-    found = Predictions.of(probability, threshold).metrics(np.eye(2)[y].T[None], weight)
-    values = {name: float(value[0]) for name, value in found.items()}
+    metric_values = Predictions.of(probability, threshold).metrics(np.eye(2)[y].T[None], weight)
+    values = {name: float(value[0]) for name, value in metric_values.items()}
     score, at = probability[:, 1], np.array([0.5 if threshold is None else threshold])
     called = score >= at[0]
     return values | {
@@ -200,9 +200,9 @@ def confounders(seed):
         logit = logit + (rng.permutation([-0.5, 0.0, 0.5]))[site] * X[:, column]
     y = (rng.random(6000) < expit(logit)).astype(int)
     frame = pd.DataFrame(X, columns=[f"c{j}" for j in range(20)])
-    found = sw.suggest_confounders(frame, y, site, rehearse=False)
+    suggestion = sw.suggest_confounders(frame, y, site, rehearse=False)
     wanted = sorted(f"c{j}" for j in true)
-    yield f"confounders-{seed}", {"part": "confounders", "true": wanted, "suggested": found.confounders}
+    yield f"confounders-{seed}", {"part": "confounders", "true": wanted, "suggested": suggestion.confounders}
 
 
 def shift(seed):
@@ -250,9 +250,9 @@ def speed(seed):
     site = np.repeat(np.arange(5), 4000)
     logit = frame.to_numpy() @ rng.normal(0, 0.3, 40) + 0.3 * (site - 2) * frame["c3"].to_numpy()
     start, cpu = time.perf_counter(), time.process_time()
-    found = sw.suggest_confounders(frame, (rng.random(20_000) < expit(logit)).astype(int), site)
+    suggestion = sw.suggest_confounders(frame, (rng.random(20_000) < expit(logit)).astype(int), site)
     record |= {"suggest_seconds": time.perf_counter() - start, "suggest_cpu_seconds": time.process_time() - cpu}
-    yield f"speed-{seed}", {"part": "speed", **record, "suggested": found.confounders}
+    yield f"speed-{seed}", {"part": "speed", **record, "suggested": suggestion.confounders}
 
 
 PARTS = {"sites": sites, "confounders": confounders, "shift": shift, "speed": speed}

@@ -237,9 +237,9 @@ def on_cluster(rows):
     passes, lay_out, tasks = [], partitioned._lay_out, partitioned.Cluster.tasks
 
     def laid_out(*given):
-        found = lay_out(*given)
+        estimate = lay_out(*given)
         passes.append(time.perf_counter())
-        return found
+        return estimate
 
     def counted(self, function):
         passes.append(time.perf_counter())
@@ -247,11 +247,11 @@ def on_cluster(rows):
 
     partitioned._lay_out, partitioned.Cluster.tasks = laid_out, counted
     start = time.perf_counter()
-    found = sw.estimate_prevalence(rows, model="constant")
+    estimate = sw.estimate_prevalence(rows, model="constant")
     end = time.perf_counter()
-    facts = {"layout_seconds": passes[0] - start, "passes": len(passes) - 1, "iterations": found.n_iter}
-    facts |= {"gap": found.gap, "prevalence": float(np.asarray(found.marginal)[1]), "peak_gb": peak_of_all()}
-    return end - start, facts, found
+    facts = {"layout_seconds": passes[0] - start, "passes": len(passes) - 1, "iterations": estimate.n_iter}
+    facts |= {"gap": estimate.gap, "prevalence": float(np.asarray(estimate.marginal)[1]), "peak_gb": peak_of_all()}
+    return end - start, facts, estimate
 
 
 def measure_cluster(n_rows, partition_rows=PARTITION_ROWS):

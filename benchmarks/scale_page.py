@@ -168,9 +168,9 @@ def figure(found, out):
 
 
 def main():
-    found = read()
-    PAGE.write_text(rewrite(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
-    figure(found, FIGURE)
+    read_back = read()
+    PAGE.write_text(rewrite(PAGE.read_text(encoding="utf-8"), read_back), encoding="utf-8")
+    figure(read_back, FIGURE)
 
 
 if __name__ == "__main__":

@@ -27,9 +27,9 @@ def year():
 @pytest.mark.parametrize(("n", "window", "sizes"), [(10, 4, [4, 4, 2]), (9, 4, [4, 5]), (3, 10, [3]), (4, 1, [1] * 4)])
 def test_windows_of_rows_hold_every_row_once_in_order(n, window, sizes):
     time = pd.Series(np.random.default_rng(n).permutation(n).astype(float))
-    found = split_windows(time, window)
-    assert [len(rows) for rows in found] == sizes
-    assert time[np.concatenate(found)].tolist() == sorted(time)
+    windows = split_windows(time, window)
+    assert [len(rows) for rows in windows] == sizes
+    assert time[np.concatenate(windows)].tolist() == sorted(time)
 
 
 def test_windows_of_time_leave_empty_ones_out():

@@ -90,8 +90,8 @@ def test_a_table_with_rows_that_lack_z_climbs_to_the_joint_optimum():
         objective, np.full(len(cells), 0.5), bounds=[(1e-9, 1 - 1e-9)] * len(cells), options={"ftol": 1e-14}
     )
     assert estimate.log_likelihood == pytest.approx(-best.fun, abs=1e-4)
-    found = np.exp(estimate.log_prevalence(pd.DataFrame(cells, columns=Z.columns)))[:, 1]
-    np.testing.assert_allclose(found, best.x, atol=2e-3)
+    prevalence = np.exp(estimate.log_prevalence(pd.DataFrame(cells, columns=Z.columns)))[:, 1]
+    np.testing.assert_allclose(prevalence, best.x, atol=2e-3)
 
 
 @pytest.mark.parametrize("missing", [0.0, 0.5])

@@ -296,18 +296,18 @@ def test_a_size_is_weighed_by_how_well_it_predicts():
     mean = posterior @ at
     mode = best * told / (told + 1.0 / variance)
     one = torch.ones(1, dtype=torch.float64)
-    found = average_sizes((told + 1.0 / variance) * one[None], mode * one, variance * one)
-    assert float(found.mean) == pytest.approx(mean, rel=1e-3)
-    assert float(found.covariance) == pytest.approx(posterior @ (at - mean) ** 2, rel=1e-3)
+    average = average_sizes((told + 1.0 / variance) * one[None], mode * one, variance * one)
+    assert float(average.mean) == pytest.approx(mean, rel=1e-3)
+    assert float(average.covariance) == pytest.approx(posterior @ (at - mean) ** 2, rel=1e-3)
 
 
 def test_a_deviation_that_rows_say_nothing_of_is_the_prior():
     variance = torch.tensor([0.1, 0.4], dtype=torch.float64)
-    found = average_sizes(torch.diag(1.0 / variance), torch.zeros(2, dtype=torch.float64), variance)
+    average = average_sizes(torch.diag(1.0 / variance), torch.zeros(2, dtype=torch.float64), variance)
     expected = variance * np.square(SIZES).mean()
-    assert torch.equal(found.mean, torch.zeros(2, dtype=torch.float64))
-    assert torch.allclose(found.covariance, torch.diag(expected))
-    assert torch.allclose(found.variance, expected)
+    assert torch.equal(average.mean, torch.zeros(2, dtype=torch.float64))
+    assert torch.allclose(average.covariance, torch.diag(expected))
+    assert torch.allclose(average.variance, expected)
 
 
 def test_an_estimate_is_of_sound_probabilities(case):
@@ -345,10 +345,10 @@ def test_tilted_weights_reach_the_mean_that_is_wanted(n_classes):
     weight = torch.tensor(rng.dirichlet(np.ones(64)))
     wanted = torch.tensor(EXPECTED[n_classes], dtype=torch.float64)
     values, wanted = values[:, 1:], wanted[1:]
-    found = tilt(weight, values, wanted)
-    assert float(found.sum()) == pytest.approx(1.0)
-    assert (found > 0).all()
-    assert (found @ values).numpy() == pytest.approx(wanted.numpy(), abs=1e-9)
+    tilted = tilt(weight, values, wanted)
+    assert float(tilted.sum()) == pytest.approx(1.0)
+    assert (tilted > 0).all()
+    assert (tilted @ values).numpy() == pytest.approx(wanted.numpy(), abs=1e-9)
     assert tilt(weight, values, weight @ values).numpy() == pytest.approx(weight.numpy(), abs=1e-9)
     assert tilt(weight, values, 0.0 * wanted) is None  # no weights of these values have this mean
 

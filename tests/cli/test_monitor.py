@@ -50,9 +50,9 @@ def test_a_year_in_quarters(folder, tmp_path):
         *("--out", picture),
     )
     assert result.exit_code == 0
-    found = json.loads(result.stdout)
-    assert [window["alarm"] for window in found["windows"]] == [False, False, True, False]
-    assert sum(window["n"] for window in found["windows"]) == 1200
+    document = json.loads(result.stdout)
+    assert [window["alarm"] for window in document["windows"]] == [False, False, True, False]
+    assert sum(window["n"] for window in document["windows"]) == 1200
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in tmp_path.iterdir()] == ["year.png"]
 

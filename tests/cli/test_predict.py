@@ -151,9 +151,9 @@ def test_a_model_from_the_commands_is_a_model_in_python(run, saved, new_site, tm
     rows = here.model.table_reader_.read(new_site, labels="none")
     expected = here.predict_proba(rows.X, sample_confounder=rows.Z)
     assert run("predict", tmp_path / "site", saved / "new.parquet", "--out", tmp_path / "p.parquet", "--quiet")[0] == 0
-    found = pd.read_parquet(tmp_path / "p.parquet")
-    np.testing.assert_array_equal(found[["p_0", "p_1"]], expected)
-    assert found["id"].tolist() == new_site["id"].tolist()
+    read_table = pd.read_parquet(tmp_path / "p.parquet")
+    np.testing.assert_array_equal(read_table[["p_0", "p_1"]], expected)
+    assert read_table["id"].tolist() == new_site["id"].tolist()
 
 
 @pytest.mark.parametrize("kind", ["features", "proba"])
@@ -169,10 +169,10 @@ def test_predictions_are_those_of_the_model_whatever_the_chunks(
     monkeypatch.setattr(f"{chunks}.__kwdefaults__", {"rows": 37})
     out = tmp_path / "p.parquet"
     assert run("predict", saved / f"{kind} site", saved / data, "--out", out, "--id", "id", "--quiet")[0] == 0
-    found = pd.read_parquet(out)
-    np.testing.assert_allclose(found[["p_0", "p_1"]], expected, rtol=0, atol=1e-12)
-    assert found["id"].tolist() == new_site["id"].tolist()
-    assert found["decision"].tolist() == (expected[:, 1] >= here.threshold_).astype(int).tolist()
+    read_table = pd.read_parquet(out)
+    np.testing.assert_allclose(read_table[["p_0", "p_1"]], expected, rtol=0, atol=1e-12)
+    assert read_table["id"].tolist() == new_site["id"].tolist()
+    assert read_table["decision"].tolist() == (expected[:, 1] >= here.threshold_).astype(int).tolist()
 
 
 def test_rows_without_a_name_get_their_number(run, saved, tmp_path):
@@ -189,8 +189,8 @@ def test_probabilities_by_command(run, saved, tmp_path):
     record = json.loads(out)
     assert (record["kind"], record["inputs"], record["rows"]) == ("PrevalenceAdjuster", ["p0", "p1"], 600)
     code, out, _ = run("adapt", tmp_path / "post", saved / "new.csv", "--out", tmp_path / "site", "--json")
-    found = json.loads(out)["prevalence"][1]
-    assert found["low"] < found["estimate"] < 0.3  # 0.15 here, 0.47 at the training sites
+    document = json.loads(out)["prevalence"][1]
+    assert document["low"] < document["estimate"] < 0.3  # 0.15 here, 0.47 at the training sites
     said = run(
         "fit", saved / "labeled.csv", "--target", "y", "--proba", "p0,p1", "--epochs", 3, "--out", tmp_path / "x"
     )
@@ -382,9 +382,9 @@ def test_a_rehearsal_is_shown(run, saved):
     assert code == 0
     assert out.startswith(model.rehearsal_.sentence)
     code, out, _ = run("rehearse", saved / "proba", "--json")
-    found = json.loads(out)
-    assert found["sentence"] == model.rehearsal_.sentence
-    assert [site["site"] for site in found["sites"]] == model.rehearsal_.table.index.tolist()
+    document = json.loads(out)
+    assert document["sentence"] == model.rehearsal_.sentence
+    assert [site["site"] for site in document["sites"]] == model.rehearsal_.table.index.tolist()
 
 
 def test_sites_that_are_not_named_are_told(run, saved, tmp_path):

@@ -52,14 +52,14 @@ def test_false_alarms_are_as_rare_as_the_level_says(share):
 def test_rows_that_moved_away_from_a_class_have_no_prevalence_that_explains_them(order):
     rng = np.random.default_rng(1)
     centres = np.array([0.0, 1.0])[list(order)]
-    found = check_mixture(held_out(centres, 300, rng), *at_site(rng.normal(size=1500) - 0.5, centres))
-    assert found.severity == "stop"
-    assert found.p_value < 1e-6
-    assert found.details["class"] == order.index(1)
+    finding = check_mixture(held_out(centres, 300, rng), *at_site(rng.normal(size=1500) - 0.5, centres))
+    assert finding.severity == "stop"
+    assert finding.p_value < 1e-6
+    assert finding.details["class"] == order.index(1)
     # E[t] by a quadrature of its own: t = 1 / (1 + exp(1/2 - x)), x around 0 and around -1/2.
     x, mass = np.polynomial.hermite_e.hermegauss(60)
     before, after = (mass @ (1 / (1 + np.exp(0.5 - x - move))) / mass.sum() for move in (0.0, -0.5))
-    assert found.details["shortfall"] == pytest.approx(1 - after / before, abs=0.06)
+    assert finding.details["shortfall"] == pytest.approx(1 - after / before, abs=0.06)
 
 
 def test_a_class_estimated_at_nothing_asks_for_care_even_if_rows_look_like_that():
@@ -68,10 +68,10 @@ def test_a_class_estimated_at_nothing_asks_for_care_even_if_rows_look_like_that(
         site, estimate = at_site(rng.normal(size=1000), (0.0, 2.0))
         if estimate.at_bound[1]:
             break
-    found = check_mixture(held_out((0.0, 2.0), 400, rng), site, estimate)
-    assert found.severity == "care"
-    assert found.p_value > 0.05
-    assert "not to occur" in found.sentence
+    finding = check_mixture(held_out((0.0, 2.0), 400, rng), site, estimate)
+    assert finding.severity == "care"
+    assert finding.p_value > 0.05
+    assert "not to occur" in finding.sentence
 
 
 def test_of_three_classes_one_that_rows_moved_away_from_tells():

@@ -216,9 +216,9 @@ def test_zeros_count_as_half_the_smallest_that_is_none(two):
     forest = RandomForestClassifier(25, min_samples_leaf=5, random_state=0)
     adjuster = sw.PrevalenceAdjuster(forest, rehearsal=None).fit(two.X, two.y, two.site, two.Z)
     here = adjuster.adapt(two.new.X, sample_confounder=two.new.Z)
-    found = here.predict_proba(two.new.X, two.new.Z)
-    assert np.isfinite(np.log(found)).all()
-    assert two.nll(found) < two.nll(forest.fit(two.X, two.y).predict_proba(two.new.X).clip(1e-3)) - 0.03
+    predicted = here.predict_proba(two.new.X, two.new.Z)
+    assert np.isfinite(np.log(predicted)).all()
+    assert two.nll(predicted) < two.nll(forest.fit(two.X, two.y).predict_proba(two.new.X).clip(1e-3)) - 0.03
     proba = np.array([[0.0, 1.0], [0.02, 0.98], [0.5, 0.5], [1.0, 0.0]] * 20)
     stored = sw.PrevalenceAdjuster().fit(proba, np.array([1, 0, 1, 0] * 20))
     assert stored.classifier_.floor == 0.01

@@ -167,7 +167,7 @@ def test_a_worker_that_is_killed_changes_nothing(new, tmp_path):
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
         distributed.Client(cluster),
     ):
-        found = sw.estimate_prevalence(deadly[F], deadly[Z], model="additive", confounders=schema)
+        estimate = sw.estimate_prevalence(deadly[F], deadly[Z], model="additive", confounders=schema)
     assert os.path.exists(marker)
-    np.testing.assert_allclose(found.marginal, expected.marginal, rtol=0, atol=1e-9)
-    assert found.strength == expected.strength
+    np.testing.assert_allclose(estimate.marginal, expected.marginal, rtol=0, atol=1e-9)
+    assert estimate.strength == expected.strength

@@ -357,8 +357,8 @@ def test_a_saved_model_keeps_what_was_rehearsed(adapted, new, tmp_path):
     expected = model.predict_proba(proba, sample_confounder=Z)
     assert np.array_equal(again.predict_proba(proba, sample_confounder=Z), expected)
     expected = model.adapt(proba, sample_confounder=Z).predict_proba(proba, Z)
-    found = again.adapt(proba, sample_confounder=Z).predict_proba(proba, Z)
-    assert np.allclose(found, expected, rtol=0, atol=1e-9)  # fitted again, in memory that lies elsewhere
+    predicted = again.adapt(proba, sample_confounder=Z).predict_proba(proba, Z)
+    assert np.allclose(predicted, expected, rtol=0, atol=1e-9)  # fitted again, in memory that lies elsewhere
     here = adapt()
     here.save(tmp_path / "site")
     there = sw.load(tmp_path / "site")

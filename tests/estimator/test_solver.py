@@ -62,8 +62,8 @@ def test_em_starts_where_it_is_told(two, adjusted):
     joint = np.exp(log_ratio) * [0.8, 0.2]
     one_round = (joint / joint.sum(1, keepdims=True)).mean(0)
     with pytest.warns(UserWarning, match="constant g did not converge"):
-        found = sw.estimate_prevalence(log_ratio, solver=sw.EM(iterations=1), model="constant", start=[0.8, 0.2])
-    np.testing.assert_allclose(found.marginal, one_round, rtol=1e-9)
+        estimate = sw.estimate_prevalence(log_ratio, solver=sw.EM(iterations=1), model="constant", start=[0.8, 0.2])
+    np.testing.assert_allclose(estimate.marginal, one_round, rtol=1e-9)
 
 
 def test_balance_and_calibration_are_switched_apart(two, adjusted):

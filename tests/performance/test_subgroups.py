@@ -33,9 +33,9 @@ def test_a_group_is_described_as_its_rows_alone_are():
 
 def test_shares_of_groups_add_up_to_the_site():
     rows, age = made(), pd.Series(np.random.default_rng(1).normal(60, 10, 600))
-    found = subgroups(rows, (0, 1), age.rename("age"), bands=[50, 65])
-    assert [group.name for group in found] == ["below 50", "50 to below 65", "65 and above"]
-    total = sum(group.n_rows * group.prevalence[1].estimate for group in found)
+    groups = subgroups(rows, (0, 1), age.rename("age"), bands=[50, 65])
+    assert [group.name for group in groups] == ["below 50", "50 to below 65", "65 and above"]
+    total = sum(group.n_rows * group.prevalence[1].estimate for group in groups)
     assert total == pytest.approx(rows.belief[:, 1].sum())
 
 
@@ -52,11 +52,11 @@ def test_a_group_whose_prevalence_is_not_identified_says_so():
     rows = made(100)
     shaken = np.where(np.arange(200)[:, None] % 2 == 0, 0, 1) * np.ones((1, 100), dtype=int)
     unsure = DrawnRows(rows.probability, rows.belief, shaken, rows.weight, rows.z)
-    (found,) = subgroups(unsure, (0, 1), pd.Series(["x"] * 100))
-    assert "do not determine the prevalence" in found.note
-    assert found.prevalence[1].high - found.prevalence[1].low > WIDE
-    assert found.performance is None
-    assert not found.calibration
+    (groups,) = subgroups(unsure, (0, 1), pd.Series(["x"] * 100))
+    assert "do not determine the prevalence" in groups.note
+    assert groups.prevalence[1].high - groups.prevalence[1].low > WIDE
+    assert groups.performance is None
+    assert not groups.calibration
 
 
 def test_rows_whose_g_is_not_identified_may_be_of_any_class():
@@ -107,9 +107,9 @@ def test_many_classes_and_decisions_alone_have_no_calibration():
 
 def test_missing_values_are_a_group():
     values = pd.Series([np.nan] * 50 + list(np.linspace(0, 100, 550)))
-    found = subgroups(made(), (0, 1), values, bands=[50])
-    assert found[-1].name == "missing"
-    assert found[-1].n_rows == 50
+    groups = subgroups(made(), (0, 1), values, bands=[50])
+    assert groups[-1].name == "missing"
+    assert groups[-1].n_rows == 50
 
 
 # Samples

@@ -91,9 +91,9 @@ def test_numbers_and_levels_do_not_depend_on_how_a_column_is_stored(values):
     expected = np.array([np.nan if v is None else v for v in values], dtype=float)
     for rows in stored:
         np.testing.assert_array_equal(read(numbers, rows), expected)
-        found = read(levels, rows)
-        assert known(found) == [None if v is None else str(v) for v in values]
-        assert found.categories.tolist() == sorted({str(v) for v in values if v is not None})
+        read_back = read(levels, rows)
+        assert known(read_back) == [None if v is None else str(v) for v in values]
+        assert read_back.categories.tolist() == sorted({str(v) for v in values if v is not None})
 
 
 def test_a_batch_is_read_as_a_table_is():
@@ -161,10 +161,10 @@ def test_an_unknown_label_says_which_was_meant():
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
 def test_one_column_of_probabilities_is_the_second_class(values):
     problems = Problems("test")
-    found = probabilities(column(values), ["c"], HERE, problems)
+    read_back = probabilities(column(values), ["c"], HERE, problems)
     problems.raise_if_any()
-    np.testing.assert_array_equal(found[:, 1], values)
-    np.testing.assert_allclose(found.sum(axis=1), 1, rtol=0, atol=1e-15)
+    np.testing.assert_array_equal(read_back[:, 1], values)
+    np.testing.assert_allclose(read_back.sum(axis=1), 1, rtol=0, atol=1e-15)
 
 
 def test_absent_columns_are_named_with_their_role_and_the_spelling_meant():

@@ -128,11 +128,11 @@ def lazy_packages():
 
 def test_settings_and_methods_change_the_fingerprint(tiny, monkeypatch):
     run = final_runs(tiny(), {})[0]
-    found = run_fingerprint(run)
-    assert run_fingerprint(replace(run)) == found
-    assert run_fingerprint(replace(run, seed=run.seed + 1)) != found
+    fingerprint = run_fingerprint(run)
+    assert run_fingerprint(replace(run)) == fingerprint
+    assert run_fingerprint(replace(run, seed=run.seed + 1)) != fingerprint
     monkeypatch.setitem(METHODS, run.methods[0].method, METHODS["sees_labels"])
-    assert run_fingerprint(run) != found
+    assert run_fingerprint(run) != fingerprint
 
 
 def forget():
@@ -185,9 +185,9 @@ def test_a_script_counts_with_its_neighbours(tmp_path):
         """)
     )
     neighbour.write_text("size = 3\n")
-    found = closure([str(script)])
-    assert {"study", "helper_of_study", "sitewise.adaptation.estimate"} <= set(found)
-    assert "sitewise.estimator.gpa" not in found
+    sources = closure([str(script)])
+    assert {"study", "helper_of_study", "sitewise.adaptation.estimate"} <= set(sources)
+    assert "sitewise.estimator.gpa" not in sources
     first = script_fingerprint(script)
     for text, same in (("size = 3  # rows\n", True), ("size = 4\n", False)):
         neighbour.write_text(text)

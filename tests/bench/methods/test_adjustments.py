@@ -49,8 +49,8 @@ def test_cross_fitting_never_scores_a_row_by_itself():
         seen[np.ix_(scored, fitted)] = True
         return torch.tensor(scored)[:, None].double()
 
-    found = cross_fitted(10, 0, predict)
-    assert found[:, 0].tolist() == list(range(10))
+    predicted = cross_fitted(10, 0, predict)
+    assert predicted[:, 0].tolist() == list(range(10))
     assert not seen.diagonal().any()
     assert (seen.sum(1) == 8).all()
 

@@ -55,11 +55,11 @@ def test_a_quantifier_by_name_finds_the_shares(name, share):
     held, y = posteriors(2000, np.full(len(share), 1 / len(share)), 1)
     here, labels = posteriors(2000, share, 2)
     options = {"random_state": 0} if name == "KDEyHD" else {}
-    found = quantify(name, held, y, here, options)
-    assert found.sum() == pytest.approx(1, abs=1e-6)
+    prevalence = quantify(name, held, y, here, options)
+    assert prevalence.sum() == pytest.approx(1, abs=1e-6)
     truth = np.bincount(labels, minlength=len(share)) / len(labels)
     # six standard errors of a share that a classifier with these posteriors tells: below 0.012 each
-    np.testing.assert_allclose(found, truth, atol=0.07)
+    np.testing.assert_allclose(prevalence, truth, atol=0.07)
 
 
 @quapy_only
@@ -114,10 +114,10 @@ def test_packages_that_are_missing_are_a_refusal(monkeypatch):
 def test_mapls_is_its_fixed_point(erm):
     fitted, (X, _) = erm
     method = METHODS["mapls"](**FAST, share=0.8).attach(fitted.trained_)
-    found = method.adapt(X).prevalence()
-    joint = found * np.exp(method.log_ratio(X, None).numpy())
+    estimated = method.adapt(X).prevalence()
+    joint = estimated * np.exp(method.log_ratio(X, None).numpy())
     responsibilities = (joint / joint.sum(1, keepdims=True)).mean(0)
-    np.testing.assert_allclose(found, 0.8 * responsibilities + 0.2 / 3, atol=1e-7)
+    np.testing.assert_allclose(estimated, 0.8 * responsibilities + 0.2 / 3, atol=1e-7)
     plain = METHODS["label_shift_em"](**FAST).attach(fitted.trained_).adapt(X).prevalence()
     all_data = METHODS["mapls"](**FAST, share=1.0).attach(fitted.trained_).adapt(X).prevalence()
     np.testing.assert_allclose(all_data, plain, atol=1e-7)
@@ -144,12 +144,12 @@ def test_lascals_error_is_the_calibration_error_with_labels_where_these_are_know
     proba, y = posteriors(3000, [0.5, 0.3, 0.2], 3)
     proba = softmax(2 * np.log(proba), axis=1)  # too certain
     here, labels = torch.tensor(proba), torch.tensor(y)
-    found = shifted_calibration_error(here, labels, here, torch.ones(3, dtype=torch.float64), n_bins=10)
+    error = shifted_calibration_error(here, labels, here, torch.ones(3, dtype=torch.float64), n_bins=10)
     for k in range(3):
         edges = np.quantile(proba[:, k], np.linspace(0, 1, 11)[1:-1])
         cell = np.searchsorted(edges, proba[:, k])
         truth = np.array([(y[cell == b] == k).mean() if (cell == b).any() else 0 for b in range(10)])
-        assert float(found[k]) == pytest.approx(((proba[:, k] - truth[cell]) ** 2).mean(), rel=1e-9)
+        assert float(error[k]) == pytest.approx(((proba[:, k] - truth[cell]) ** 2).mean(), rel=1e-9)
 
 
 def test_lascals_error_needs_no_labels_of_the_site():
@@ -192,10 +192,10 @@ def test_tents_entropy_and_that_it_falls():
     none = features[:, :0]
     assert torch.equal(Modulated(last, 6)(features, none), last(features))
     before = float(mean_entropy(last(features)))
-    found = sharpen(Modulated(last, 6), features, none, rate=1e-2, passes=3, seed=0, device="cpu")
+    sharpened = sharpen(Modulated(last, 6), features, none, rate=1e-2, passes=3, seed=0, device="cpu")
     with torch.no_grad():
-        assert float(mean_entropy(found(features, none))) < before - 0.01
-    assert torch.equal(found.last.weight, last.weight)
+        assert float(mean_entropy(sharpened(features, none))) < before - 0.01
+    assert torch.equal(sharpened.last.weight, last.weight)
 
 
 def test_tent_adapts_batch_norm_to_the_site_and_leaves_the_network_alone():

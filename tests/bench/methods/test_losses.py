@@ -152,9 +152,9 @@ def test_coral_pulls_the_sites_together():
 
 def test_group_losses_by_hand():
     losses, weight, group = torch.tensor([1.0, 3.0, 5.0]), torch.tensor([1.0, 3.0, 1.0]), torch.tensor([0, 0, 2])
-    found = group_losses(losses, weight, group, 3)
-    assert found[[0, 2]].tolist() == [2.5, 5.0]
-    assert found[1].isnan()
+    by_group = group_losses(losses, weight, group, 3)
+    assert by_group[[0, 2]].tolist() == [2.5, 5.0]
+    assert by_group[1].isnan()
 
 
 def test_group_dros_weights_grow_on_the_worst_group():
@@ -199,8 +199,8 @@ def test_boosting_independent_parts_is_bayes_rule():
     prior, stable, unstable = torch.tensor([0.8, 0.2]), torch.tensor([0.3, 0.6]), torch.tensor([0.1, 0.5])
     whole = prior * stable * unstable
     of_stable, of_unstable = (prior * part / (prior * part).sum() for part in (stable, unstable))
-    found = boost(of_stable.log()[None], of_unstable[None], prior).exp()[0]
-    np.testing.assert_allclose(found, whole / whole.sum(), rtol=1e-5)
+    boosted = boost(of_stable.log()[None], of_unstable[None], prior).exp()[0]
+    np.testing.assert_allclose(boosted, whole / whole.sum(), rtol=1e-5)
 
 
 def test_the_noise_of_pseudo_labels_by_hand():

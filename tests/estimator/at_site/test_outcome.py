@@ -153,11 +153,11 @@ def test_every_surface_begins_with_the_same_sentence(here, word, reason, tmp_pat
     here = here.with_checks(here.checks.findings)
     assert repr(here).splitlines()[1].strip() == outcome.sentence
     assert here._repr_html_().startswith(f"<p><b>{escape(outcome.sentence)}</b></p>")
-    found = here.diagnose()
-    assert found.sentence == outcome.sentence
-    assert str(found).startswith(f"{outcome.sentence}\n{outcome.risk}\nverdict: {found.verdict}\n")
-    assert found._repr_html_().startswith(f"<p>{escape(outcome.sentence)}</p>")
-    assert found.to_dict()["outcome"]["sentence"] == outcome.sentence
+    diagnosis = here.diagnose()
+    assert diagnosis.sentence == outcome.sentence
+    assert str(diagnosis).startswith(f"{outcome.sentence}\n{outcome.risk}\nverdict: {diagnosis.verdict}\n")
+    assert diagnosis._repr_html_().startswith(f"<p>{escape(outcome.sentence)}</p>")
+    assert diagnosis.to_dict()["outcome"]["sentence"] == outcome.sentence
 
     here.save(tmp_path / "site")
     card = (tmp_path / "site" / "model.md").read_text(encoding="utf-8").replace("\\", "")
@@ -167,9 +167,9 @@ def test_every_surface_begins_with_the_same_sentence(here, word, reason, tmp_pat
 
     page = here.report(tmp_path / "site.html").read_text(encoding="utf-8")
     main = unescape(page[page.index("<main>") :])
-    assert main.index(outcome.sentence) < main.index(outcome.risk) < main.index(f"Verdict: {found.verdict}")
+    assert main.index(outcome.sentence) < main.index(outcome.risk) < main.index(f"Verdict: {diagnosis.verdict}")
     told = json.loads((tmp_path / "site.json").read_text(encoding="utf-8"))
-    assert (told["outcome"]["sentence"], told["verdict"]) == (outcome.sentence, found.verdict)
+    assert (told["outcome"]["sentence"], told["verdict"]) == (outcome.sentence, diagnosis.verdict)
 
 
 @pytest.mark.parametrize(("word", "reason"), OUTCOMES)
@@ -185,8 +185,8 @@ def test_the_command_line_begins_with_it(word, reason, tmp_path, monkeypatch):
     verdict = site.diagnose().verdict
     said = CliRunner().invoke(app, ["diagnose", str(tmp_path / "site")]).stdout
     assert said.startswith(f"{outcome.sentence}\n{outcome.risk}\nverdict: {verdict}\n")
-    found = json.loads(CliRunner().invoke(app, ["diagnose", str(tmp_path / "site"), "--json"]).stdout)
-    assert next(iter(found)) == "outcome"
-    assert (found["outcome"]["sentence"], found["verdict"]) == (outcome.sentence, verdict)
+    document = json.loads(CliRunner().invoke(app, ["diagnose", str(tmp_path / "site"), "--json"]).stdout)
+    assert next(iter(document)) == "outcome"
+    assert (document["outcome"]["sentence"], document["verdict"]) == (outcome.sentence, verdict)
     words = ["report", str(tmp_path / "site"), "--out", str(tmp_path / "site.html")]
     assert CliRunner().invoke(app, words).stdout.startswith(outcome.sentence)

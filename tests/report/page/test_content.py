@@ -13,11 +13,11 @@ from sitewise.report.page.content import Profile, called_shares, most_frequent, 
 def test_shares_are_numpys_histogram():
     rng = np.random.default_rng(0)
     probability, weight = rng.dirichlet([1, 2, 3], 400), rng.uniform(0, 2, 400)
-    found = probability_shares(probability, weight)
+    shares = probability_shares(probability, weight)
     for k in range(3):
         expected, _ = np.histogram(probability[:, k], bins=20, range=(0, 1), weights=weight)
-        np.testing.assert_allclose(found[k], expected / weight.sum())
-    np.testing.assert_allclose(found.sum(axis=1), 1)
+        np.testing.assert_allclose(shares[k], expected / weight.sum())
+    np.testing.assert_allclose(shares.sum(axis=1), 1)
 
 
 def test_the_ends_of_the_unit_interval_have_a_bin():
