@@ -319,16 +319,16 @@ def subgroup_tables(records):
         "|---|---|---|---|---|---|---|",
     ]
 
-    def holds(told, names=None):
-        lines = [v for g in told for name, v in g["metrics"].items() if names is None or name in names]
+    def holds(estimated, names=None):
+        lines = [v for g in estimated for name, v in g["metrics"].items() if names is None or name in names]
         return np.mean([low - 1e-5 <= seen <= high + 1e-5 for _, low, high, seen in lines])
 
     for column in dict.fromkeys(group["column"] for group in groups):
         for n in GROUP_ROWS:
             own = [group for group in groups if group["column"] == column and group["n"] == n]
-            told = [group for group in own if "metrics" in group]
-            cells = [holds(told), holds(told, {"prevalence"}), holds(told, {"oe_ratio"})]
-            quiet = f"{1 - len(told) / len(own):.1%}"
+            estimated = [group for group in own if "metrics" in group]
+            cells = [holds(estimated), holds(estimated, {"prevalence"}), holds(estimated, {"oe_ratio"})]
+            quiet = f"{1 - len(estimated) / len(own):.1%}"
             text.append(f"| {column} | {n} | {len(own)} | {quiet} | {' | '.join(f'{c:.1%}' for c in cells)} |")
     return [*text, "", *held_table([group["metrics"] for group in groups if "metrics" in group])]
 
@@ -348,11 +348,11 @@ def table(options):
         head = "| true z | tables | found, nothing else | found | anything wrong |"
         text += [head, "|---|---|---|---|---|"]
         for n_true in (0, 1, 2):
-            found = [r for r in by_part["confounders"] if len(r["true"]) == n_true]
-            exact = np.mean([sorted(r["suggested"]) == r["true"] for r in found])
-            all_ = np.mean([set(r["true"]) <= set(r["suggested"]) for r in found])
-            wrong = np.mean([bool(set(r["suggested"]) - set(r["true"])) for r in found])
-            text.append(f"| {n_true} | {len(found)} | {exact:.1%} | {all_:.1%} | {wrong:.1%} |")
+            chosen = [r for r in by_part["confounders"] if len(r["true"]) == n_true]
+            exact = np.mean([sorted(r["suggested"]) == r["true"] for r in chosen])
+            all_ = np.mean([set(r["true"]) <= set(r["suggested"]) for r in chosen])
+            wrong = np.mean([bool(set(r["suggested"]) - set(r["true"])) for r in chosen])
+            text.append(f"| {n_true} | {len(chosen)} | {exact:.1%} | {all_:.1%} | {wrong:.1%} |")
         text.append("")
     if by_part["shift"]:
         first = np.mean([r["rank"] == 0 for r in by_part["shift"]])

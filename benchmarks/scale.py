@@ -105,11 +105,11 @@ def timed(work):
     before, best, begun = memory("VmRSS"), float("inf"), time.process_time()
     for _ in range(5):
         start = time.process_time()
-        found = work()
+        outcome = work()
         best = min(best, time.process_time() - start)
         if time.process_time() - begun > 5.0:
             break
-    return best, found, {"working_gb": memory("VmHWM") - before}
+    return best, outcome, {"working_gb": memory("VmHWM") - before}
 
 
 def measure(part, size):
@@ -183,9 +183,9 @@ def measure_sites(n_sites):
     with Parallel(n_jobs=2) as pool:
         pool(delayed(adapt_one)(model, seed) for seed in range(2))  # the processes start once a night
         start = time.perf_counter()
-        found = np.array(pool(delayed(adapt_one)(model, seed) for seed in range(n_sites)))
+        results = np.array(pool(delayed(adapt_one)(model, seed) for seed in range(n_sites)))
         wall = time.perf_counter() - start
-    return found[:, 0].sum() / 2, {"wall_seconds": wall, "mean": found[:, 1].mean()}
+    return results[:, 0].sum() / 2, {"wall_seconds": wall, "mean": results[:, 1].mean()}
 
 
 def generated(number, rows):

@@ -3,7 +3,7 @@
     python benchmarks/speed.py --out benchmarks/results.json [--quick]
 
 Peers: QuaPy's EMQ at its defaults, abstention's EM on calibrated probabilities, and the paper's network EM as the paper
-describes it. Where a peer stops early, its distance from the certified optimum stands in the table.
+describes it. Where a peer stops early, the table has its distance from the optimum.
 """
 
 import argparse
@@ -53,8 +53,8 @@ def interleaved(theirs, ours, repeats):
     pairs = [(timed(theirs), timed(ours)) for _ in range(repeats)]
     ratios = [peer[0] / own[0] for peer, own in pairs]
     seconds = {"theirs_s": np.median([p[0] for p, _ in pairs]), "ours_s": np.median([o[0] for _, o in pairs])}
-    found = {"ratio": np.median(ratios), "low": min(ratios), "high": max(ratios)} | seconds
-    return {name: float(value) for name, value in found.items()}, pairs[-1][0][1], pairs[-1][1][1]
+    summary = {"ratio": np.median(ratios), "low": min(ratios), "high": max(ratios)} | seconds
+    return {name: float(value) for name, value in summary.items()}, pairs[-1][0][1], pairs[-1][1][1]
 
 
 def constants(repeats):

@@ -322,7 +322,7 @@ def test_a_killed_training_on_a_pack_goes_on_to_the_same_bits(packed, labels, tm
     same(weights(resumed), weights(whole))
 
 
-# A GPU, as far as it can be told without one.
+# A GPU, as far as this can be tested without one.
 
 
 def test_images_go_to_the_gpu_where_they_fit_their_share(packed, monkeypatch):

@@ -90,7 +90,7 @@ def test_many_classes_have_a_row_each():
     plt.close("all")
 
 
-def test_everything_wrong_is_told_at_once():
+def test_all_problems_are_in_one_error():
     log_ratio = np.zeros((3, 2))
     with pytest.raises(ValueError, match="3 problems") as caught:
         monitor(log_ratio, ["2025-01-01", "soon", None], window=0, alarm_level=0.05)

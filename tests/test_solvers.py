@@ -128,7 +128,7 @@ def test_settings_of_em_that_make_no_sense_are_refused(settings, words):
         EM(**settings)
 
 
-def test_quasi_newton_mends_a_wrong_hessian_and_keeps_to_the_bounds():
+def test_quasi_newton_corrects_a_wrong_hessian_and_keeps_to_the_bounds():
     scale = torch.tensor([1.0, 10.0, 100.0, 1000.0], dtype=torch.float64)
     goal = torch.tensor([[1.0, 2.0, 3.0, -4.0]], dtype=torch.float64)
 

@@ -55,7 +55,7 @@ def test_cells_of_a_table_with_few_rows_reach_the_optimum():
 
 @pytest.mark.parametrize("seed", [7, 13, 48])
 @pytest.mark.parametrize("row", [[0.0, -40.0], [0.0, -40.0, -3.0], [0.0, -800.0, 1.0]])
-def test_em_stays_on_the_simplex_where_nothing_speaks_for_a_class(seed, row):
+def test_em_stays_on_the_simplex_without_evidence_for_a_class(seed, row):
     estimate = sw.estimate_prevalence([row] * 20, model="constant", solver="em", random_state=seed)
     assert np.isfinite(estimate.marginal).all()
     assert np.isfinite(estimate.gap)

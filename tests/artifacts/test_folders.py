@@ -37,7 +37,7 @@ def files_below(path):
 
 
 def rewrite(path, change):
-    """Change `model.json` as somebody would who also mends its checksum."""
+    """Change `model.json` as a person would who also corrects its checksum."""
     document = json.loads(path.read_text())
     change(document)
     document["sha256"] = ""

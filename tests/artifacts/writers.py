@@ -26,9 +26,9 @@ def make(number):
 def number_of(folder):
     """The one writing that all parts of a folder are of."""
     parts = (folder, *folder.inside.values())
-    found = {part.content["number"] for part in parts} | {int(part.tensors["w"][7]) for part in parts}
-    assert len(found) == 1, found
-    return found.pop()
+    numbers = {part.content["number"] for part in parts} | {int(part.tensors["w"][7]) for part in parts}
+    assert len(numbers) == 1, numbers
+    return numbers.pop()
 
 
 def without_exchange(monkeypatch):

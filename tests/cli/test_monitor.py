@@ -76,7 +76,7 @@ def test_a_table_for_people(folder, tmp_path):
         (("--time", "age", "--window", "30D"), "give a number of rows"),
     ],
 )
-def test_wrong_input_is_told(folder, tmp_path, arguments, words):
+def test_wrong_input_is_reported(folder, tmp_path, arguments, words):
     with pytest.raises(ValueError, match=words):
         run("monitor", folder / "site", folder / "year.csv", *arguments, "--out", tmp_path / "year.png")
     assert not list(tmp_path.iterdir())

@@ -271,13 +271,13 @@ def test_images_by_command(run, tmp_path):
     pack = ("--out", tmp_path / "pack", "--size", 12, "--channels", 1, "--image", "scan", "--site", "clinic")
     assert run("data", "pack", data, *pack)[0] == 0
     assert run("adapt", tmp_path / "model", data, "--site", "C", "--out", tmp_path / "site", "--quiet")[0] == 0
-    found = {}
+    predictions = {}
     for name, source in (("a.csv", ()), ("b.csv", ("--packed", tmp_path / "pack"))):
         options = ("--site", "C", "--out", tmp_path / name, "--quiet")
         assert run("predict", tmp_path / "site", data, *options, *source)[0] == 0
-        found[name] = pd.read_csv(tmp_path / name)
-    pd.testing.assert_frame_equal(found["a.csv"], found["b.csv"])
-    assert found["a.csv"]["row"].tolist() == list(range(2, 48, 3))
+        predictions[name] = pd.read_csv(tmp_path / name)
+    pd.testing.assert_frame_equal(predictions["a.csv"], predictions["b.csv"])
+    assert predictions["a.csv"]["row"].tolist() == list(range(2, 48, 3))
     (tmp_path / "5.png").unlink()
     code, _, said = run("predict", tmp_path / "site", data, "--site", "C", "--out", tmp_path / "c.csv")
     assert code == 2
@@ -336,15 +336,15 @@ def test_a_graph_predicts_as_the_command_does(run, saved, new_site, tmp_path, na
     site, out = saved / f"{name} site", tmp_path / "site.onnx"
     code, said, _ = run("export", site, "--out", out, "--json")
     assert code == 0
-    told = json.loads(said)
-    assert told["difference"] <= 1e-5
-    assert [feature["name"] for feature in told["x"]["from"]] == (["bp", "pain"] if name == "features" else [])
+    metadata = json.loads(said)
+    assert metadata["difference"] <= 1e-5
+    assert [feature["name"] for feature in metadata["x"]["from"]] == (["bp", "pain"] if name == "features" else [])
     assert run("predict", site, saved / "new.csv", "--out", tmp_path / "p.csv")[0] == 0
     rows = sw.load(site).model.table_reader_.read(new_site, labels="none")
-    z = np.stack([new_site["age"], new_site["sex"].map(told["z"][1]["levels"].index)], axis=1)
-    (found,) = runtime.InferenceSession(out).run(None, {"x": rows.X.astype(np.float32), "z": z.astype(float)})
-    predicted = pd.read_csv(tmp_path / "p.csv")[[f"p_{label}" for label in told["classes"]]]
-    assert np.abs(found - predicted.to_numpy()).max() <= 1e-5
+    z = np.stack([new_site["age"], new_site["sex"].map(metadata["z"][1]["levels"].index)], axis=1)
+    (exported,) = runtime.InferenceSession(out).run(None, {"x": rows.X.astype(np.float32), "z": z.astype(float)})
+    predicted = pd.read_csv(tmp_path / "p.csv")[[f"p_{label}" for label in metadata["classes"]]]
+    assert np.abs(exported - predicted.to_numpy()).max() <= 1e-5
 
 
 def test_the_terminal_says_first_what_was_done(run, saved, tmp_path):
@@ -387,7 +387,7 @@ def test_a_rehearsal_is_shown(run, saved):
     assert [site["site"] for site in document["sites"]] == model.rehearsal_.table.index.tolist()
 
 
-def test_sites_that_are_not_named_are_told(run, saved, tmp_path):
+def test_sites_that_are_not_named_are_reported(run, saved, tmp_path):
     code, out, _ = run("fit", saved / "labeled.csv", "--target", "y", "--proba", "p0,p1", "--out", tmp_path / "model")
     assert code == 0
     assert "no sample_domain is given" in out

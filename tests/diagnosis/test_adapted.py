@@ -65,8 +65,8 @@ def test_where_a_check_fails_predictions_are_as_trained(model, site):
     rows = model.adapt(X, sample_confounder=site.Z, policy="rows")
     assert (rows.outcome, rows.diagnose().verdict) == ("adapted", "do not adapt")
     assert abs(rows.prevalence() - plain.mean(axis=0)).max() > 0.01
-    told = model.adapt(X, sample_confounder=site.Z, policy="as trained")
-    np.testing.assert_array_equal(told.predict_proba(X, sample_confounder=site.Z), plain)
+    unchanged = model.adapt(X, sample_confounder=site.Z, policy="as trained")
+    np.testing.assert_array_equal(unchanged.predict_proba(X, sample_confounder=site.Z), plain)
 
 
 def test_the_old_name_of_the_policy_warns_and_what_was_unsafe_is_gone(model, site):
@@ -115,7 +115,7 @@ def test_the_same_site_gets_the_same_answer(model, site):
 
 @pytest.fixture(scope="module")
 def of_patients(data):
-    """A model that was told which rows are of one patient; names, one of them missing."""
+    """A model with groups of patients, by name; one of the names is missing."""
     patients = np.array([f"patient {i // 2}" for i in range(3000)], dtype=object)
     patients[5] = None
     return sw.GPAClassifier(validation=0.4, missing="knockout", **SETTINGS | {"epochs": 2}).fit(**data, groups=patients)

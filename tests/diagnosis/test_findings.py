@@ -114,7 +114,7 @@ def test_calibrated_probabilities_have_little_error_and_wrong_ones_have_it():
     assert error.statistic > 1000
 
 
-def test_a_badly_calibrated_f_asks_for_care(draw_samples):
+def test_a_badly_calibrated_f_gives_care(draw_samples):
     held, _, _ = draw_samples(6, m=3000)
     bad = replace(held, calibration=replace(held.calibration, slope=4 * held.calibration.slope))
     assert check_calibration(held, 10.0).severity == "good"
@@ -148,7 +148,7 @@ def test_counts_are_those_of_a_cross_table(training):
     assert table.counts[0].sum() == len(frame)
 
 
-def test_new_values_and_missing_ones_ask_for_care(training):
+def test_new_values_and_missing_ones_give_care(training):
     frame, y, site = training
     schema, _, table = table_of(frame, y, site)
     here = frame.iloc[:200].copy()

@@ -39,13 +39,13 @@ def at_site(x, centres):
 @pytest.mark.parametrize("share", [0.0, 0.03])
 def test_false_alarms_are_as_rare_as_the_level_says(share):
     rng = np.random.default_rng(0)
-    found = []
+    p_values = []
     for _ in range(300):
         held = held_out((0.0, 1.0), 150, rng)
         x = rng.normal(size=600) + (rng.random(600) < share)
-        found.append(check_mixture(held, *at_site(x, (0.0, 1.0))).p_value)
-    assert np.mean(np.array(found) < 0.05) < 0.08
-    assert np.mean(np.array(found) < 0.01) < 0.03
+        p_values.append(check_mixture(held, *at_site(x, (0.0, 1.0))).p_value)
+    assert np.mean(np.array(p_values) < 0.05) < 0.08
+    assert np.mean(np.array(p_values) < 0.01) < 0.03
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -62,7 +62,7 @@ def test_rows_that_moved_away_from_a_class_have_no_prevalence_that_explains_them
     assert finding.details["shortfall"] == pytest.approx(1 - after / before, abs=0.06)
 
 
-def test_a_class_estimated_at_nothing_asks_for_care_even_if_rows_look_like_that():
+def test_a_class_that_is_estimated_as_absent_gives_care_even_if_the_rows_agree():
     rng = np.random.default_rng(3)
     for _ in range(20):
         site, estimate = at_site(rng.normal(size=1000), (0.0, 2.0))

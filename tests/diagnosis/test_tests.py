@@ -24,15 +24,15 @@ def stability(held, site, estimate, log_ratio=None, shown=None):
 
 
 def test_p_values_are_spread_evenly_where_the_assumption_holds(draw_samples):
-    found = [run_tests(*draw_samples(seed, n=400, m=1000)) for seed in range(30)]
-    for p_values in zip(*((a.p_value, b.p_value) for a, b in found), strict=True):
+    results = [run_tests(*draw_samples(seed, n=400, m=1000)) for seed in range(30)]
+    for p_values in zip(*((a.p_value, b.p_value) for a, b in results), strict=True):
         assert kstest(p_values, "uniform").pvalue > 0.005
         assert np.mean(np.array(p_values) < 0.05) <= 0.15
 
 
 def test_a_shifted_feature_is_seen_by_both(draw_samples):
-    found = [run_tests(*draw_samples(seed, n=1500, m=1500, move=1.0, signal=3.0)) for seed in range(4)]
-    assert all(a.p_value < 0.01 and b.p_value < 1e-6 and b.auc > 0.6 for a, b in found)
+    results = [run_tests(*draw_samples(seed, n=1500, m=1500, move=1.0, signal=3.0)) for seed in range(4)]
+    assert all(a.p_value < 0.01 and b.p_value < 1e-6 and b.auc > 0.6 for a, b in results)
 
 
 def test_an_increasing_change_of_scale_changes_nothing(draw_samples):

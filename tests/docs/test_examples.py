@@ -96,8 +96,8 @@ def parse(words):
 
 def run_command(words):
     result = CliRunner().invoke(app, words)
-    told = f"sitewise {shlex.join(words)}\n{result.output}\n{result.exception!r}"
-    assert result.exit_code == 0, told
+    message = f"sitewise {shlex.join(words)}\n{result.output}\n{result.exception!r}"
+    assert result.exit_code == 0, message
     return result.stdout
 
 

@@ -55,12 +55,12 @@ def test_a_site_in_partitions_predicts_as_one_adapted_to_at_once(sites, new):
     here, there, rows = sites
     whole = here.adjust(new[F].to_numpy(), new[Z])
     with dask.config.set(scheduler="synchronous"):
-        found = there.adjust(rows[F], rows[Z]).compute()
+        computed = there.adjust(rows[F], rows[Z]).compute()
         classes = there.predict(rows[["p0", "p1"]], rows[Z]).compute()
     # The posterior is a quadrature over the same points, whose location is read from all rows where these are few.
-    np.testing.assert_allclose(found.to_numpy(), whole, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(computed.to_numpy(), whole, rtol=0, atol=1e-6)
     np.testing.assert_allclose(there.prevalence(), here.prevalence(), rtol=0, atol=1e-6)
-    assert found.columns.tolist() == here.classes_.tolist()
+    assert computed.columns.tolist() == here.classes_.tolist()
     assert (classes.to_numpy() == here.predict(new[["p0", "p1"]].to_numpy(), new[Z])).mean() > 0.999
 
 
@@ -129,8 +129,8 @@ def test_predictions_of_empty_partitions_and_of_columns_in_another_order(sites, 
     calls = {here.adjust: F, here.predict_proba: P, here.predict: P, model.log_ratio: P}
     with dask.config.set(scheduler="synchronous"):
         for call, names in calls.items():
-            found = call(odd(names), odd(Z)).compute().to_numpy()
-            np.testing.assert_array_equal(found, call(new[names].to_numpy(), new[Z]))
+            computed = call(odd(names), odd(Z)).compute().to_numpy()
+            np.testing.assert_array_equal(computed, call(new[names].to_numpy(), new[Z]))
 
 
 def test_predictions_of_a_partition_without_a_column_or_with_other_rows_are_refused(sites, new):

@@ -179,14 +179,14 @@ def test_held_out_rows_are_rehearsed_where_that_is_asked_or_all_there_is(several
 
 
 def test_no_label_of_a_site_reaches_the_model_that_is_adapted_to_it(monkeypatch):
-    """The labels of one site are planted, all turned around: its own fold sees none of them and does not change.
+    """The labels of one site are all reversed: its own fold sees none of them and does not change.
 
     The other sites' models learn from them, and through these the numbers that its row of the table is made with.
     """
     _, y, site, _ = training()
     left_out = NAMES.index("south")
     planted = np.where(site == "south", 1 - y, y)
-    found = []
+    runs = []
     for labels in (y, planted):
         spy = Spy(monkeypatch)
         table = fitted(labels).rehearsal_.table
@@ -197,9 +197,9 @@ def test_no_label_of_a_site_reaches_the_model_that_is_adapted_to_it(monkeypatch)
             others = site != NAMES[number]
             assert number not in part.rows.site
             assert part.rows.y.tolist() == labels[others].tolist()
-        found.append((spy, table))
+        runs.append((spy, table))
         monkeypatch.undo()
-    (honest, table), (turned, other_table) = found
+    (honest, table), (turned, other_table) = runs
     held, other_held = (spy.units[left_out][-1] for spy in (honest, turned))
     assert torch.equal(held.log_ratio, other_held.log_ratio)
     own, other_own = (spy.units[-1][left_out] for spy in (honest, turned))
@@ -414,14 +414,14 @@ def units(n_sites=4, n_rows=400, sharpness=1.0, offset=0.0, spread=0.0, seed=0, 
     family = sw.SimulatedFamily(n_classes=n_classes, levels=(2,), effect=0.0, seed=1)
     even = np.full(n_classes, 1 / n_classes)
     prior = SitePrior(ConstantPrevalence(torch.tensor(even).log()))
-    found = []
+    runs = []
     for number in range(n_sites):
         logits = spread * rng.normal(size=n_classes)
         drawn = family.site(n_rows, prevalence=np.exp(logits) / np.exp(logits).sum(), seed=100 * seed + number)
         ratio = sharpness * torch.tensor(drawn.log_ratio) + offset * torch.tensor(rng.normal(size=n_classes))
         log_g, weight = prior.log_prob(torch.zeros(n_rows, 0)), torch.ones(n_rows)
-        found.append(Unit.of(str(number), ratio, log_g, torch.tensor(drawn.y), weight, prior, shifted=True))
-    return found
+        runs.append(Unit.of(str(number), ratio, log_g, torch.tensor(drawn.y), weight, prior, shifted=True))
+    return runs
 
 
 @pytest.mark.parametrize("n_classes", [2, 3])
@@ -475,8 +475,8 @@ def test_nothing_rehearsed_is_as_usual():
 @pytest.mark.parametrize("scale", [0.3, 1.0, 4.0])
 def test_the_scale_of_many_deviations_comes_back(scale):
     draws = scale * np.random.default_rng(0).standard_t(FREEDOM, 5000)
-    found = student_scale(torch.tensor(draws**2), USUAL_LEVEL)
-    assert found == pytest.approx(scale, rel=0.05)  # its standard error is about 1.4 percent
+    runs = student_scale(torch.tensor(draws**2), USUAL_LEVEL)
+    assert runs == pytest.approx(scale, rel=0.05)  # its standard error is about 1.4 percent
     doubled = student_scale(torch.tensor(draws**2), USUAL_LEVEL, usual_sites=0.0)
     assert student_scale(torch.tensor(4 * draws**2), 2 * USUAL_LEVEL, usual_sites=0.0) == pytest.approx(2 * doubled)
 
@@ -507,7 +507,7 @@ def test_rehearsals_side_by_side_give_what_they_give_one_after_the_other(monkeyp
     assert np.allclose(beside.adapt(X).predict_proba(X), straight.adapt(X).predict_proba(X), atol=1e-4)
 
 
-def test_trainings_are_side_by_side_where_a_gpu_has_room(monkeypatch):
+def test_trainings_are_side_by_side_if_a_gpu_has_enough_memory(monkeypatch):
     assert count_parallel(4, "cpu") == 1
     gigabyte = 2**30
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

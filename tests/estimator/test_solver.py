@@ -56,7 +56,7 @@ def test_em_takes_no_prior_and_rows_without_z_have_a_solver_too(two, adjusted):
     assert climbing.adapt(new).estimate.model == "posterior"  # a constant g has no lbfgs
 
 
-def test_em_starts_where_it_is_told(two, adjusted):
+def test_em_begins_at_the_given_start(two, adjusted):
     fit, _, new = adjusted
     log_ratio = fit().log_ratio(new, two.new.Z)
     joint = np.exp(log_ratio) * [0.8, 0.2]

@@ -63,9 +63,9 @@ def test_the_signature_and_the_metadata_name_the_columns(table, saved):
     record = mlflow.models.Model.load(str(saved))
     assert record.signature.inputs.input_names() == list(table.frame)
     assert record.signature.outputs.input_names() == ["p_ill", "p_well", "decision"]
-    told = {column["name"]: (column["kind"], column["needed"]) for column in record.metadata["sitewise"]["columns"]}
-    assert told["lab0"] == ("number", True)
-    assert (told["age0"], told["group0"]) == (("number", False), ("category", False))
+    columns = {column["name"]: (column["kind"], column["needed"]) for column in record.metadata["sitewise"]["columns"]}
+    assert columns["lab0"] == ("number", True)
+    assert (columns["age0"], columns["group0"]) == (("number", False), ("category", False))
 
 
 def test_the_artifact_holds_no_code_and_no_pickle(saved):

@@ -241,7 +241,7 @@ def test_many_classes():
         expected_performance(site.log_ratio, estimate, site.Z, threshold=0.3)
 
 
-def test_of_a_large_site_some_rows_stand_for_all(site, estimate, monkeypatch):
+def test_a_large_site_is_represented_by_some_rows(site, estimate, monkeypatch):
     monkeypatch.setattr(estimating, "MOST_ROWS", 200)
     performance = expected_performance(
         site.log_ratio, estimate, site.Z, y=np.where(site.y == 1, 1, np.nan), random_state=0

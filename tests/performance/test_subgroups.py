@@ -22,13 +22,13 @@ def made(n=600, seed=0, n_classes=2):
 
 def test_a_group_is_described_as_its_rows_alone_are():
     rows, sex = made(), pd.Series(["f", "m"] * 300)
-    found = {group.name: group for group in subgroups(rows, (0, 1), sex.rename("sex"))}
+    groups = {group.name: group for group in subgroups(rows, (0, 1), sex.rename("sex"))}
     alone = summarize(rows.take(np.arange(0, 600, 2)), (0, 1))
-    assert found["f"].performance.to_dict() == alone.to_dict()
-    assert found["f"].prevalence[1].estimate == pytest.approx(rows.belief[::2, 1].mean())
-    assert found["f"].prevalence[1].low < found["f"].prevalence[1].estimate < found["f"].prevalence[1].high
-    assert found["f"].calibration["oe_ratio"].estimate == pytest.approx(1.0)
-    json.dumps([group.to_dict() for group in found.values()], allow_nan=False)
+    assert groups["f"].performance.to_dict() == alone.to_dict()
+    assert groups["f"].prevalence[1].estimate == pytest.approx(rows.belief[::2, 1].mean())
+    assert groups["f"].prevalence[1].low < groups["f"].prevalence[1].estimate < groups["f"].prevalence[1].high
+    assert groups["f"].calibration["oe_ratio"].estimate == pytest.approx(1.0)
+    json.dumps([group.to_dict() for group in groups.values()], allow_nan=False)
 
 
 def test_shares_of_groups_add_up_to_the_site():
@@ -71,7 +71,7 @@ def test_rows_whose_g_is_not_identified_may_be_of_any_class():
     assert nothing.performance is None
 
 
-def test_columns_are_named_or_handed_over():
+def test_columns_are_named_or_passed():
     rows = replace(made(), z=pd.DataFrame({"age": np.linspace(20, 90, 600), "sex": ["f", "m"] * 300}))
     by_name = subgroups(rows, (0, 1), ["age", "sex"], bands={"age": [50]})
     assert [group.name for group in by_name] == ["below 50", "50 and above", "f", "m"]
@@ -122,7 +122,7 @@ def rows_to_sample(n=2000, seed=0):
     return np.stack([1 - p, p], axis=1), z
 
 
-def test_weights_stand_for_all_rows_and_means_are_unbiased():
+def test_weights_represent_all_rows_and_means_are_unbiased():
     probability, z = rows_to_sample()
     value = np.random.default_rng(1).random(2000) < probability[:, 1]
     means = []

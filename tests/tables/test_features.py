@@ -34,10 +34,10 @@ def by_hand(column, training):
         filled = training.fillna(training.median())
         spread = filled.std(ddof=0)
         scaled = (column.fillna(training.median()) - filled.mean()) / (spread if filled.nunique() > 1 else 1.0)
-        found = [scaled.to_numpy()]
+        columns = [scaled.to_numpy()]
     else:
-        found = [(column == level).to_numpy() for level in sorted(training.dropna().unique())]
-    return np.stack([*found, *([column.isna().to_numpy()] if gaps else [])], axis=1).astype(float)
+        columns = [(column == level).to_numpy() for level in sorted(training.dropna().unique())]
+    return np.stack([*columns, *([column.isna().to_numpy()] if gaps else [])], axis=1).astype(float)
 
 
 @st.composite
@@ -103,7 +103,7 @@ def test_names_that_meet_do_not_mix_columns():
     assert (np.diff(read_back[:, 2]) < 0).tolist() == [True, False, True]
 
 
-def test_columns_are_an_array_whatever_scikit_learn_is_told():
+def test_columns_are_an_array_whatever_scikit_learn_is_set_to():
     frame = pd.DataFrame({"x": [1.0, None, 3.0], "c": ["u", "v", "v"]})
     expected = read(reader_of(frame), frame)
     with sklearn.config_context(transform_output="pandas"):

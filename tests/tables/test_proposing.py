@@ -1,4 +1,4 @@
-"""Roles proposed for tables that nobody has described: by names and values, with reasons."""
+"""Roles proposed for tables without a description: by names and values, with reasons."""
 
 import numpy as np
 import pandas as pd

@@ -39,9 +39,9 @@ def column(values, kind=None):
 def read(function, rows, *more):
     """What a function makes of the column, where nothing is wrong with it."""
     problems = Problems("test")
-    found = function(rows, "c", *more, HERE, problems)
+    values_read = function(rows, "c", *more, HERE, problems)
     problems.raise_if_any()
-    return found
+    return values_read
 
 
 def known(found):
@@ -62,7 +62,7 @@ def test_a_whole_number_is_one_level_however_it_is_written(number):
 
 @pytest.mark.parametrize("written", ["007", "1.50", "1e3", "+1", "- 1", "1.0.0", "1.", "NaN2"])
 def test_what_only_looks_like_a_number_keeps_its_text(written):
-    """A postcode or a version is a name: nobody asked for its value."""
+    """A postcode or a version is a name, and not converted to a number."""
     assert spelling(written) == written
     assert as_label(written) == written
 

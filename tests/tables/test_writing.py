@@ -118,6 +118,6 @@ def test_any_names_and_cells_go_through_a_file(tmp_path_factory, cells, cut):
         with table_writer(folder / name, table.schema) as writer:
             for part in (table.slice(0, cut), table.slice(cut)):
                 writer.write(part)
-        found = open_table(folder / name).read(["a"]).column("a")
+        read_back = open_table(folder / name).read(["a"]).column("a")
         expected = table.column("a").combine_chunks()
-        assert found.to_pylist() == (text_for_spreadsheets(expected) if name == "t.csv" else expected).to_pylist()
+        assert read_back.to_pylist() == (text_for_spreadsheets(expected) if name == "t.csv" else expected).to_pylist()

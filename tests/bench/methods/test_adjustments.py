@@ -89,8 +89,8 @@ def test_copa_star_is_the_average_over_z_by_hand(sites):
         by_hand += joint / joint.sum(1, keepdims=True)
     by_hand /= by_hand.sum(1, keepdims=True)
     np.testing.assert_allclose(method.adapt(rows, prevalence=prior).predict_proba(rows), by_hand, rtol=1e-9)
-    told = method.adapt(X, y=y).predict_proba(rows)
-    np.testing.assert_allclose(told, method.adapt(X, prevalence=np.bincount(y) / len(y)).predict_proba(rows))
+    with_labels = method.adapt(X, y=y).predict_proba(rows)
+    np.testing.assert_allclose(with_labels, method.adapt(X, prevalence=np.bincount(y) / len(y)).predict_proba(rows))
 
 
 def test_points_of_z_are_spread_evenly_over_its_range():

@@ -132,9 +132,9 @@ def test_mapls_trusts_rows_the_more_the_further_they_are_from_even_shares():
     assert confidence(0.5, 0.3) == pytest.approx(0.3)
     assert confidence(0.0, 0.3) == 0
     source = torch.tensor([0.1, 0.3, 0.3, 0.3], dtype=torch.float64)
-    found = [data_share(share, source) for share in shares]
-    assert found == sorted(found)
-    assert found[-1] > found[0] + 0.1
+    weights = [data_share(share, source) for share in shares]
+    assert weights == sorted(weights)
+    assert weights[-1] > weights[0] + 0.1
     # an even source has distance 0: any other distance then counts wholly, 0.9 + 0.1 (1 - 1)
     assert data_share(shares[2], even) == pytest.approx(0.9)
 
@@ -162,10 +162,10 @@ def test_lascals_error_needs_no_labels_of_the_site():
     for power in (1.0, 2.0):
         own, there = (torch.softmax(power * p.log(), dim=1) for p in (here, held))
         without = shifted_calibration_error(there, torch.tensor(y), own, weights)
-        told = shifted_calibration_error(own, torch.tensor(labels), own, torch.ones(3, dtype=torch.float64))
+        with_labels = shifted_calibration_error(own, torch.tensor(labels), own, torch.ones(3, dtype=torch.float64))
         # in a bin of 13,000 rows P(y = k) has a standard error below 0.012; with gaps of 0.08, over 15 bins: 5e-4
-        np.testing.assert_allclose(without, told, atol=2.5e-3)
-    assert float(told.mean()) > 4e-3
+        np.testing.assert_allclose(without, with_labels, atol=2.5e-3)
+    assert float(with_labels.mean()) > 4e-3
 
 
 def test_lascal_finds_the_temperature_that_was_taken_out(erm):
@@ -265,7 +265,7 @@ def test_lamdas_costs_and_its_transport_by_linear_programming():
 
 
 def test_lamda_aligns_a_target_that_moved():
-    """A feature that goes with y in training is elsewhere, and goes with nothing, at the target."""
+    """A feature that is correlated with y in training is moved, and not correlated, at the target."""
     pytest.importorskip("ot", reason="POT comes with sitewise[bench]")
     rng = np.random.default_rng(0)
     y, labels = rng.integers(2, size=(2, 600))

@@ -231,8 +231,8 @@ def test_iwdann_weighs_labeled_rows_by_the_class_weights():
         sources = cross_entropy(critic[:2], torch.zeros(2, dtype=torch.int64), reduction="none")
         targets = cross_entropy(critic[2:], torch.ones(2, dtype=torch.int64))
         expected = (1.5 * each[0] + 0.5 * each[1]) / 2 + ((1.5 * sources[0] + 0.5 * sources[1]) / 2 + targets) / 2
-        found = method.loss(network, rows, ClassWeights(torch.tensor([1.5, 0.5], dtype=torch.float64)))
-    assert float(found) == pytest.approx(float(expected), rel=1e-5)
+        value = method.loss(network, rows, ClassWeights(torch.tensor([1.5, 0.5], dtype=torch.float64)))
+    assert float(value) == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_no_method_owns_an_optimizer():

@@ -44,8 +44,8 @@ def test_every_outcome_is_reached(expected, grounds):
 
 def test_there_is_a_sentence_for_each_outcome_and_none_that_never_shows():
     assert set(OUTCOMES) == set(GROUNDS)
-    told = {made(*key, gains=gains).risk for key in OUTCOMES for gains in ((), (0.02, 0.01, -0.01), (-0.02, 0.01))}
-    assert len(told) == len(RISKS)
+    risks = {made(*key, gains=gains).risk for key in OUTCOMES for gains in ((), (0.02, 0.01, -0.01), (-0.02, 0.01))}
+    assert len(risks) == len(RISKS)
     assert len({made(*key).sentence for key in OUTCOMES}) == len(OUTCOMES)
 
 
@@ -168,8 +168,8 @@ def test_every_surface_begins_with_the_same_sentence(here, word, reason, tmp_pat
     page = here.report(tmp_path / "site.html").read_text(encoding="utf-8")
     main = unescape(page[page.index("<main>") :])
     assert main.index(outcome.sentence) < main.index(outcome.risk) < main.index(f"Verdict: {diagnosis.verdict}")
-    told = json.loads((tmp_path / "site.json").read_text(encoding="utf-8"))
-    assert (told["outcome"]["sentence"], told["verdict"]) == (outcome.sentence, diagnosis.verdict)
+    report = json.loads((tmp_path / "site.json").read_text(encoding="utf-8"))
+    assert (report["outcome"]["sentence"], report["verdict"]) == (outcome.sentence, diagnosis.verdict)
 
 
 @pytest.mark.parametrize(("word", "reason"), OUTCOMES)
