@@ -94,7 +94,7 @@ class Grounds:
     by_chance : bool
         Whether that interval contains the prevalence as trained.
     without_rehearsal : float
-        The value of `applied_share` without the rehearsal's discount.
+        What `applied_share` would be if the rehearsal had found no errors of estimates.
     slope : float
         Factor on log f in predictions, from the rehearsal; below one, probabilities are less extreme.
     failed : str or None

@@ -218,7 +218,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self.with_checks(())
 
     def with_checks(self, findings: Sequence[Finding]) -> "AdaptedClassifier":
-        """A copy of the site whose checks found this; its outcome follows from them."""
+        """A copy of the site with these results of the checks, from which its outcome follows."""
         other = copy.copy(self)
         other._diagnosis, other._outcome = conclude(tuple(findings)), None
         return other

@@ -66,20 +66,20 @@ def save_model(
     Parameters
     ----------
     model : AdaptedClassifier, GPAClassifier, PrevalenceAdjuster or Pipeline
-        What `sitewise.save` saves; it is loaded again before the folder is kept.
+        A fitted model, a site or a pipeline. After saving, it is loaded once as a check.
     path : path
-        Of the new folder.
+        The new folder.
     trusted : sequence of str
-        Types of a classifier inside that `sitewise.load` is to trust. A server of the model needs the names again, in
-        the environment variable `SITEWISE_TRUSTED`: an artifact does not choose what is trusted.
+        Types in a classifier that `sitewise.load` should trust. A server of the model needs the same names in
+        the environment variable `SITEWISE_TRUSTED`, because an artifact must not choose what is trusted.
     input_example : DataFrame, optional
-        Rows to be kept as an example of a request. They are written as they are: take no patient's.
+        Rows that are saved as an example of a request. They are saved unchanged, so do not use rows of patients.
     pip_requirements : sequence of str, optional
-        What an environment made for the model installs; sitewise and its libraries in these versions otherwise.
+        The packages for an environment of the model; by default sitewise and its libraries in these versions.
     mlflow_model : mlflow.models.Model, optional
-        The record to add to.
+        An MLflow model to which the saved model is added.
     metadata : dict, optional
-        More to keep with the model.
+        Further metadata of the model.
 
     Examples
     --------
@@ -121,15 +121,15 @@ def log_model(
     Parameters
     ----------
     model : AdaptedClassifier, GPAClassifier, PrevalenceAdjuster or Pipeline
-        What to log. Of a site, the parameters are those of its model and of `adapt`.
+        A fitted model, a site or a pipeline. The parameters of a site are those of its model and of `adapt`.
     name : str
-        Of the logged model.
+        The name of the logged model.
     registered_model_name : str, optional
-        Register it as a new version under this name.
+        The name under which it is registered as a new version.
     report : bool
-        Whether to log the site's page, `report.html`, too.
+        Whether to log the report of the site, `report.html`, too.
     **settings
-        Those of `save_model`: trusted, input_example, pip_requirements, metadata.
+        Arguments of `save_model`: trusted, input_example, pip_requirements, metadata.
 
     Returns
     -------
@@ -138,10 +138,10 @@ def log_model(
 
     Notes
     -----
-    Without an active run one is started and ended. Metrics: `prevalence_<class>` with `_low` and `_high` of a site, and
-    the model's metrics on held-out rows. Tags: `sitewise.outcome`, `sitewise.verdict`, `sitewise.rehearsal`. Artifacts,
+    If there is no active run, one is started and ended. Metrics: `prevalence_<class>` with `_low` and `_high` of a site,
+    and the model's metrics on held-out rows. Tags: `sitewise.outcome`, `sitewise.verdict`, `sitewise.rehearsal`. Artifacts,
     in the folder `about_<name>`: `outcome.json`, `rehearsal.json` (a table), `report.html`, `report.json`. No
-    inputs of the site are logged, but the model's scores of its rows are: treat the store as one with patient data.
+    inputs of the site are logged, but scores of its rows are, so treat the store as patient data.
 
     Examples
     --------

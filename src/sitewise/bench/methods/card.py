@@ -17,7 +17,7 @@ class Card:
     cite : str
         A key of docs/references.bib.
     input : str
-        What is trained on: "X", or with Z.
+        The inputs in training: "X", or X with Z.
     single_site, several_sites : bool
         Whether one training site is enough, and whether there may be several.
     continuous_z, high_dimensional_z : bool, optional
