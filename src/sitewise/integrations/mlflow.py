@@ -138,10 +138,10 @@ def log_model(
 
     Notes
     -----
-    If there is no active run, one is started and ended. Metrics: `prevalence_<class>` with `_low` and `_high` of a site,
-    and the model's metrics on held-out rows. Tags: `sitewise.outcome`, `sitewise.verdict`, `sitewise.rehearsal`. Artifacts,
-    in the folder `about_<name>`: `outcome.json`, `rehearsal.json` (a table), `report.html`, `report.json`. No
-    inputs of the site are logged, but scores of its rows are, so treat the store as patient data.
+    If there is no active run, one is started and ended. Metrics: `prevalence_<class>` with `_low` and `_high` of a
+    site, and the model's metrics on held-out rows. Tags: `sitewise.outcome`, `sitewise.verdict`, `sitewise.rehearsal`.
+    Artifacts, in the folder `about_<name>`: `outcome.json`, `rehearsal.json` (a table), `report.html`, `report.json`.
+    No inputs of the site are logged, but scores of its rows are, so treat the store as patient data.
 
     Examples
     --------
