@@ -182,7 +182,7 @@ def test_report_has_the_subgroups_that_are_named(place, capsys):
     [
         (["--bands", "age=50"], "name the columns with --subgroups"),
         (["--subgroups", "age", "--bands", "age:50"], "--bands must be a column and numbers, such as age=50,65"),
-        (["--subgroups", "rule"], "there is no confounder 'rule'; there are ['age']; hand over the values"),
+        (["--subgroups", "rule"], "there is no confounder 'rule'; there are ['age']; pass the values"),
         (["--subgroups", "age", "--bands", "ages=50"], "bands of 'ages'; did you mean 'age'"),
     ],
 )

@@ -80,7 +80,7 @@ def test_columns_are_named_or_passed():
     assert [group.name for group in subgroups(rows, (0, 1), ["f", "m"] * 300)] == ["f", "m"]
     with pytest.raises(ValueError, match=r"no confounder 'sexx'; did you mean 'sex'"):
         subgroups(rows, (0, 1), "sexx")
-    with pytest.raises(ValueError, match=r"no confounder 'ward'; there are \['age', 'sex'\]; hand over the values"):
+    with pytest.raises(ValueError, match=r"no confounder 'ward'; there are \['age', 'sex'\]; pass the values"):
         subgroups(rows, (0, 1), ["sex", "ward"])
     with pytest.raises(ValueError, match=r"bands of 'agee'; did you mean 'age'"):
         subgroups(rows, (0, 1), "age", bands={"agee": [50]})
