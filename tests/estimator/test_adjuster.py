@@ -305,8 +305,11 @@ def test_the_face_of_an_adapted_model(two, sees_x, tmp_path):
     expected = here.expected_performance()["accuracy"]
     assert abs(expected[0] - (here.predict(proba_new, two.new.Z) == two.new.y).mean()) < 0.03
     page = here.report(tmp_path / "site.html").read_text()
-    assert "probabilities handed over" in page
-    assert adjuster.plan(width=0.1, n_simulations=2, sizes=[100, 1000]) is not None
+    assert "given probabilities" in page
+    plan = adjuster.plan(width=0.1, n_simulations=2, sizes=[100, 1000])
+    widths = plan.table.set_index("n")["width"]
+    assert widths[1000] < widths[100]
+    assert widths[plan.answer] == pytest.approx(0.1, rel=0.01)
     halves = (slice(0, 1000), slice(1000, 2000))
     first, second = ((proba_new[half], two.new.Z[half].reset_index(drop=True)) for half in halves)
     updated = adjuster.adapt(*first).update(*second)
