@@ -172,7 +172,7 @@ def short(value: float) -> float | None:
 def population_prevalence(case: Case) -> float:
     """P(y=1) over the site's whole population of z, by quadrature.
 
-    The simulator sets a site's level on 4,000 draws of z, so that P(y=1) is near the prevalence asked for, not at it:
+    The simulator sets a site's level on 4,000 draws of z, so that P(y=1) is only near the requested prevalence:
     with strong dependence it misses by about 0.003, a third of a standard error of the estimate from 3,000 rows.
     """
     family = case.family
@@ -192,17 +192,17 @@ def known_case(record: Record) -> Case:
 
 def read_records(path: Path) -> list[Record]:
     """The records of a file, the last one of each case."""
-    found = {}
+    records = {}
     text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text(encoding="utf-8")
     for number, line in enumerate(text.splitlines(), start=1):
         try:
             record = json.loads(line)
-            found[known_case(record)] = record
+            records[known_case(record)] = record
         except (json.JSONDecodeError, KeyError) as error:
             raise ValueError(
                 f"{path}, line {number}: not a record of this study ({error!r}); delete the line"
             ) from None
-    return list(found.values())
+    return list(records.values())
 
 
 def run(cases: list[Case], out: Path, n_jobs: int) -> None:
@@ -252,7 +252,7 @@ def holds(value: float, interval: list[float | None]) -> bool:
 
 
 def coverage_of(records: list[Record]) -> dict[str, tuple[float, float]]:
-    """Share of intervals that hold the truth and its standard error: marginal, points, and marginal as asked for."""
+    """Share of intervals that hold the truth and its standard error: marginal, points, and marginal as requested."""
     return {
         "marginal": mean_and_error(holds(record["truth"], record["marginal"]) for record in records),
         "points": mean_and_error(record["points"][0] / N_POINTS for record in records),
@@ -267,8 +267,8 @@ def verdict(reached: bool) -> str:
 def kl_rows(records: Iterable[Record]) -> list[Row]:
     rows = []
     for (signal, shift, n), group in grouped(of_part(records, "kl"), "signal", "dependence", "n").items():
-        found = {method: divergence_of(group, method) for method in METHODS}
-        auto, constant, network, published = (found[method][0] for method in METHODS)
+        divergences = {method: divergence_of(group, method) for method in METHODS}
+        auto, constant, network, published = (divergences[method][0] for method in METHODS)
         below = auto < constant
         if shift == 0:
             beside_constant = verdict(auto <= FLAT_FACTOR * constant + FLAT_SLACK)
@@ -278,7 +278,7 @@ def kl_rows(records: Iterable[Record]) -> list[Row]:
             beside_constant = "(below)" if below else "(not below)"
         rows.append(
             {"f": SIGNALS[signal], "shift of g": SHIFTS[shift], "n": f"{n:,}", "sites": str(len(group))}
-            | {method: f"{mean:.4f} ± {error:.4f}" for method, (mean, error) in found.items()}
+            | {method: f"{mean:.4f} ± {error:.4f}" for method, (mean, error) in divergences.items()}
             | {"auto / network": f"{auto / network:.2f}", "auto / published": f"{auto / published:.2f}"}
             | {"vs published": verdict(auto <= NETWORK_SHARE * published if n <= SMALL else auto < published)}
             | {"vs constant": beside_constant}
@@ -300,8 +300,8 @@ def coverage_rows(records: Iterable[Record]) -> list[Row]:
     for (z, signal, n), pooled in grouped(of_part(records, "coverage"), "z", "signal", "n").items():
         by_shift = {SHIFTS[shift]: group for (shift,), group in grouped(pooled, "dependence").items()}
         for name, group in [*by_shift.items(), ("**all**", pooled)]:
-            found = coverage_of(group)
-            marginal, points, asked = (found[kind][0] for kind in ("marginal", "points", "asked"))
+            covered = coverage_of(group)
+            marginal, points, asked = (covered[kind][0] for kind in ("marginal", "points", "asked"))
             low, high = COVERAGE_RANGE
             width = float(np.mean([r["marginal"][2] - r["marginal"][1] for r in group if None not in r["marginal"]]))
             width_at_points = float(np.mean([r["points"][1] for r in group if r["points"][1] is not None]))
@@ -309,7 +309,7 @@ def coverage_rows(records: Iterable[Record]) -> list[Row]:
                 {"z": z, "f": SIGNALS[signal], "n": f"{n:,}", "shift of g": name, "sites": str(len(group))}
                 | {"marginal": f"{marginal:.3f}", "": verdict(low <= marginal <= high), "width": f"{width:.3f}"}
                 | {"points": f"{points:.3f}", " ": verdict(low <= points <= high), "width ": f"{width_at_points:.3f}"}
-                | {"holds P(y) asked for": f"{asked:.3f}"}
+                | {"holds P(y) requested": f"{asked:.3f}"}
             )
     return rows
 
@@ -359,7 +359,7 @@ TABLES: dict[str, tuple[Callable[[Iterable[Record]], list[Row]], str]] = {
     "Coverage of 95% intervals": (
         coverage_rows,
         f"Target {COVERAGE_RANGE[0]} to {COVERAGE_RANGE[1]}. The truth is P(y=1) of the site's population; the "
-        "last column counts the P(y=1) that the simulator was asked for, which it meets only nearly.",
+        "last column counts the requested P(y=1), which the simulator meets only approximately.",
     ),
     "Rare classes": (
         rare_rows,

@@ -5,7 +5,7 @@
 
 Three source sites of 600 rows whose levels differ; a logistic regression or a forest of x and z, cross-fitted, in
 `PrevalenceAdjuster` with its defaults, or the network of `GPAClassifier` with its defaults; eight new sites of 500 rows
-for each relation of y and z: as at the source, none, or turned around; each adapted to with z and without it. Grouped:
+for each relation of y and z: as at the source, none, or reversed; each adapted to with z and without it. Grouped:
 rows come from patients of one to five rows that share most of x. A source is drawn and learned anew for every seed.
 """
 
@@ -92,7 +92,7 @@ def study(case):
     patient = np.concatenate([part[3] + 10_000 * number for number, part in enumerate(parts)])
     source = (X, y, site, Z, patient, grouped)
     adapt = fit_network(case["seed"], *source) if make is None else fit_adjuster(make(), *source)
-    found = []
+    lines = []
     for relation, _ in itertools.product(RELATIONS, range(N_SITES)):
         truth = prevalence(NEW_LEVEL, RELATIONS[relation])
         X, Z, y, patient = draw(rng, N_NEW, NEW_LEVEL, RELATIONS[relation], grouped)
@@ -100,8 +100,8 @@ def study(case):
             here = adapt(X, Z, seen, patient if grouped else None)
             low, high = here.prevalence_interval()
             line = {"relation": relation, "z": name, "held": bool(low[1] <= truth <= high[1])}
-            found.append({**line, "width": float(high[1] - low[1]), "error": float(here.prevalence()[1] - truth)})
-    return found
+            lines.append({**line, "width": float(high[1] - low[1]), "error": float(here.prevalence()[1] - truth)})
+    return lines
 
 
 def do(case):
@@ -136,8 +136,11 @@ def table(options):
         for record in read_records(Path(str(options.file).removesuffix(".gz")))
         for site in record["sites"]
     ]
-    grouped = pd.DataFrame(lines).groupby(["classifier", "rows", "z", "relation"], sort=False)
-    shown = grouped.agg(sites=("held", "size"), held=("held", "mean"), width=("width", "mean"), error=("error", "mean"))
+    frame = pd.DataFrame(lines).replace({"relation": {"turned around": "reversed"}})  # the name in records
+    grouped = frame.groupby(["classifier", "rows", "z", "relation"], sort=False)
+    shown = grouped.agg(
+        sites=("held", "size"), covered=("held", "mean"), width=("width", "mean"), error=("error", "mean")
+    )
     print(shown.round(3).to_string())
 
 

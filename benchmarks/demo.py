@@ -52,8 +52,8 @@ def tables(records):
         for method in f1:
             means = [metric(sites, method, which).mean() for which in ("positive_f1", "macro_f1", "nll")]
             ahead = "" if method == "GPA" else f"{(f1['GPA'] > f1[method]).sum()} of {len(sites)}"
-            found = [(site["methods"][method]["prevalence"], site["true_prevalence"]) for site in sites]
-            held = [one["low"] <= truth <= one["high"] for one, truth in found if one is not None]
+            estimates = [(site["methods"][method]["prevalence"], site["true_prevalence"]) for site in sites]
+            held = [one["low"] <= truth <= one["high"] for one, truth in estimates if one is not None]
             shown = f"{sum(held)} of {len(held)}" if held else ""
             cells = [name, method, *(f"{mean:.3f}" for mean in means), ahead, shown]
             lines.append("| " + " | ".join(cells) + " |")

@@ -7,7 +7,7 @@
 Parts. null: sites where the assumption holds, simulated ones with known f and colored digits with a trained network;
 each site has held-out source rows of its own. broken: the same with one thing changed, at growing sizes, and what that
 costs adapted predictions in F1 against the same rows unchanged. uninformative: log f is noise. groups: sites where the
-assumption holds and every patient has 4 to 10 rows with the same y and z and alike x, told of patients and not.
+assumption holds and every patient has 4 to 10 rows with the same y and z and similar x, with and without `groups`.
 Digits that train the network, that are held out and that make up a site are never the same ones.
 Every site adds one line to the file of records; a site that is already in the file is not done again.
 """
@@ -46,7 +46,7 @@ BROKEN_ROWS = (1000, 2500)
 PATIENTS, HELD_OUT_PATIENTS, ROWS_OF_ONE = (100, 200, 400), 600, (4, 11)
 LIKENESS = (0.3, 0.8)  # the share of the variance of x given y and z that is the patient's own
 N_PATIENT_SITES = 60
-TOLD = ("by groups", "by rows")
+TESTED = ("by groups", "by rows")
 CHANGES = {
     "feature": (0.2, 0.4, 0.7, 1.0, 1.5),  # one feature of a simulated site moved, in standard deviations
     "noise": (10, 20, 40, 60, 90),  # standard deviation of Gaussian noise on 0..255
@@ -84,8 +84,8 @@ def plan(parts):
     if "uninformative" in parts:
         cases += [Case("uninformative", "simulated", SIZES[s % 4], s) for s in range(N_UNINFORMATIVE)]
     if "groups" in parts:
-        for seed, likeness, told in product(range(N_PATIENT_SITES), LIKENESS, TOLD):
-            cases.append(Case("groups", "simulated", PATIENTS[seed % 3], seed, told, likeness))
+        for seed, likeness, tested in product(range(N_PATIENT_SITES), LIKENESS, TESTED):
+            cases.append(Case("groups", "simulated", PATIENTS[seed % 3], seed, tested, likeness))
     return cases
 
 
@@ -175,7 +175,7 @@ def scores(number, change, size):
     model, images, _ = network(number)
     images = images if change == "none" else images[:CHANGED_POOL]
     rng = np.random.default_rng([number, int(100 * size)])
-    found = []
+    batches = []
     for z in (0, 1):
         X = color(changed_digits(images, change, size, rng), np.full(len(images), z))
         X = changed_colours(X, change, size, rng)
@@ -190,8 +190,8 @@ def scores(number, change, size):
             )
             raw.append(one)
             features.append(some)
-        found.append((torch.cat(raw), torch.cat(features)))
-    return tuple(torch.stack(part) for part in zip(*found, strict=True))
+        batches.append((torch.cat(raw), torch.cat(features)))
+    return tuple(torch.stack(part) for part in zip(*batches, strict=True))
 
 
 def changed_digits(images, change, size, rng):
@@ -298,16 +298,16 @@ def run_case(case):
             groups=site_groups,
         )
         start = time.process_time()
-        found = diagnose_site(held, here, estimate, random_state=case.seed)
+        diagnosis = diagnose_site(held, here, estimate, random_state=case.seed)
     return asdict(case) | {
-        "verdict": found.verdict,
-        "severities": {finding.name: finding.severity for finding in found.findings},
-        "stability": short(found["stability"].p_value),
-        "gap": short(found["stability"].details.get("gap")),
-        "representation": short(found["representation"].p_value),
-        "mixture": short(found["mixture"].p_value),
-        "auc": short(found["representation"].details.get("auc")),
-        "width": short(found["identification"].value),
+        "verdict": diagnosis.verdict,
+        "severities": {finding.name: finding.severity for finding in diagnosis.findings},
+        "stability": short(diagnosis["stability"].p_value),
+        "gap": short(diagnosis["stability"].details.get("gap")),
+        "representation": short(diagnosis["representation"].p_value),
+        "mixture": short(diagnosis["mixture"].p_value),
+        "auc": short(diagnosis["representation"].details.get("auc")),
+        "width": short(diagnosis["identification"].value),
         "cost": short(f1.get("unchanged", f1["here"]) - f1["here"]),
         "f1": short(f1["here"]),
         "held_out": len(y),
@@ -379,17 +379,17 @@ def tables(frame):
 
 
 def patients_table(frame):
-    """False alarms where patients have several rows, told of patients and not."""
+    """False alarms where patients have several rows, tested by groups and by rows."""
     tests = ("stability", "representation", "mixture")
     heads = ["sites", "do not adapt", "care", *(f"{test} p < 0.05" for test in tests)]
-    lines = [f"| told | alike | {' | '.join(heads)} |", "|---" * 8 + "|"]
-    for (likeness, told), sites in frame.groupby(["size", "change"]):
+    lines = [f"| tested | alike | {' | '.join(heads)} |", "|---" * 8 + "|"]
+    for (likeness, tested), sites in frame.groupby(["size", "change"]):
         stops, cares = ((sites.verdict == verdict).mean() for verdict in ("do not adapt", "care"))
         rates = []
         for test in tests:
             p = sites[test].dropna()
             rates.append(f"{(p < 0.05).mean():.1%} of {len(p)}")
-        lines.append(f"| {told} | {likeness:g} | {len(sites)} | {stops:.1%} | {cares:.1%} | {' | '.join(rates)} |")
+        lines.append(f"| {tested} | {likeness:g} | {len(sites)} | {stops:.1%} | {cares:.1%} | {' | '.join(rates)} |")
     return lines
 
 

@@ -40,8 +40,8 @@ CALIBRATION_ROWS = 1000
 def observed(y, probability, threshold=None):
     """Every metric as the labels show it."""
     truth = np.eye(probability.shape[1])[y].T[None]
-    found = Predictions.of(probability, threshold).metrics(truth, np.ones(len(y)))
-    values = {name: float(found[name][0]) for name in EXPECTED_METRICS}
+    metric_values = Predictions.of(probability, threshold).metrics(truth, np.ones(len(y)))
+    values = {name: float(metric_values[name][0]) for name in EXPECTED_METRICS}
     assert abs(values["accuracy"] - evaluate(y, probability)["accuracy"].value) < 1e-9 or threshold is not None
     return values
 
@@ -144,17 +144,17 @@ def summarize(records, part, key="metrics"):
     """Mean absolute error, bias and coverage of every metric."""
     rows = {}
     for name in SHOWN:
-        found = [
+        values = [
             r[key][name]
             for r in records
             if r["part"] == part and name in r.get(key, {}) and r[key][name][3] is not None
         ]
-        if not found:
+        if not values:
             continue
-        estimate, low, high, seen = np.array(found, dtype=float).T
+        estimate, low, high, seen = np.array(values, dtype=float).T
         held = (low <= seen) & (seen <= high)
         rows[name] = {
-            "sites": len(found),
+            "sites": len(values),
             "mae": float(np.abs(estimate - seen).mean()),
             "bias": float((estimate - seen).mean()),
             "coverage": float(held.mean()),
@@ -186,8 +186,8 @@ def figure(records):
     drawn, axes = plt.subplots(1, 2, figsize=(8, 4), layout="constrained")
     for axis, name in zip(axes, ("positive_f1", "accuracy"), strict=True):
         for part, marker, colour in (("simulated", "o", ACCENT), ("digits", "^", INK)):
-            found = [r["metrics"][name] for r in records if r["part"] == part]
-            estimate, _, _, seen = np.array(found, dtype=float).reshape(-1, 4).T
+            values = [r["metrics"][name] for r in records if r["part"] == part]
+            estimate, _, _, seen = np.array(values, dtype=float).reshape(-1, 4).T
             axis.plot(seen, estimate, marker, color=colour, ms=3.5, mfc="none", alpha=0.7, label=f"{part} sites")
         low = axis.get_xlim()[0]
         axis.plot([low, 1], [low, 1], color=GREY, lw=1)

@@ -214,15 +214,15 @@ def measure(settings, data):
         for name, loop in LOOPS.items():
             seconds, places[name] = loop(settings, data)
             rates[name].append((bare_counted if name == "bare" else counted) / seconds)
-        shown = ", ".join(f"{name} {found[-1]:.0f}" for name, found in rates.items())
+        shown = ", ".join(f"{name} {ratios[-1]:.0f}" for name, ratios in rates.items())
         print(f"round {number + 1}: images/s {shown}", flush=True)
     return rates, places
 
 
 def ratio(numerators, denominators):
     """The median and the range of round by round ratios."""
-    found = np.array(numerators) / np.array(denominators)
-    return {"median": float(np.median(found)), "low": float(found.min()), "high": float(found.max())}
+    ratios = np.array(numerators) / np.array(denominators)
+    return {"median": float(np.median(ratios)), "low": float(ratios.min()), "high": float(ratios.max())}
 
 
 def summarize(rates):
@@ -231,7 +231,7 @@ def summarize(rates):
     step = ratio(rates["erm"], rates["gpa"])
     reached = {name: over_bare[name]["median"] >= target for name, target in TARGETS.items()}
     return {
-        "images_per_second": {name: float(np.median(found)) for name, found in rates.items()},
+        "images_per_second": {name: float(np.median(ratios)) for name, ratios in rates.items()},
         "ratios": over_bare | {"gpa's step over erm's": step},
         "targets": TARGETS | {"gpa's step over erm's": STEP_TARGET},
         "reached": reached | {"gpa's step over erm's": step["median"] <= STEP_TARGET},

@@ -40,15 +40,15 @@ SOURCE_ROWS = 1500.0  # that calibrated the networks of HAM
 def losses(y, as_trained, adapt, draws, seed):
     """Log losses of unlabeled rows, a dict for each number of labels and draw; `adapt` maps partial labels to P."""
     unlabeled = adapt(None)
-    found = []
+    lines = []
     for m, draw in itertools.product((m for m in LABELS if m <= len(y) - LEFT), range(draws)):
         chosen = np.random.default_rng([seed, m, draw]).permutation(len(y))[:m]
         partial = np.full(len(y), np.nan)
         partial[chosen] = y[chosen]
         rest = np.isnan(partial)
         arms = {"as trained": as_trained, "no labels": unlabeled, "labels": adapt(partial)}
-        found.append({"labels": m, "nll": {name: nll(y[rest], p[rest]) for name, p in arms.items()}})
-    return found
+        lines.append({"labels": m, "nll": {name: nll(y[rest], p[rest]) for name, p in arms.items()}})
+    return lines
 
 
 def tables(case):
@@ -72,8 +72,8 @@ def tables(case):
     known = adjuster.adapt(p, new[z], known_prevalence=float(y.mean())).predict_proba(p, new[z])
     numbers = vars(adjuster.rehearsal_.numbers)
     whole = {"as trained": nll(y, as_trained), "no labels": nll(y, adapt(None)), "known": nll(y, known)}
-    found = {"nll": whole, "prevalence": float(y.mean()), "numbers": numbers, "rows": len(y)}
-    return found | {"drawn": losses(y, as_trained, adapt, case["draws"], 0)}
+    record = {"nll": whole, "prevalence": float(y.mean()), "numbers": numbers, "rows": len(y)}
+    return record | {"drawn": losses(y, as_trained, adapt, case["draws"], 0)}
 
 
 @dataclass(frozen=True)
@@ -109,17 +109,17 @@ def ham(case):
     odds = log_g[:, 1] - log_g[:, 0]
     prior, Z = numbers.put_into(prior_of(odds)), pd.DataFrame({"odds": odds})
 
-    def adapt(partial, **told):
+    def adapt(partial, **known):
         estimate = sw.estimate_prevalence(
-            log_ratio, Z, prior=prior, confounders=prior.prevalence.schema, y=partial, **told
+            log_ratio, Z, prior=prior, confounders=prior.prevalence.schema, y=partial, **known
         )
         return estimate.predict_proba(log_ratio, Z)
 
     as_trained = sw.adjust(log_ratio, log_g)
     known = adapt(None, known_prevalence=float(y.mean()))
     whole = {"as trained": nll(y, as_trained), "no labels": nll(y, adapt(None)), "known": nll(y, known)}
-    found = {"nll": whole, "prevalence": float(y.mean()), "numbers": vars(numbers), "rows": len(y)}
-    return found | {"drawn": losses(y, as_trained, adapt, case["draws"], seed)}
+    record = {"nll": whole, "prevalence": float(y.mean()), "numbers": vars(numbers), "rows": len(y)}
+    return record | {"drawn": losses(y, as_trained, adapt, case["draws"], seed)}
 
 
 PARTS = {"tables": tables, "ham": ham}
@@ -157,8 +157,8 @@ def run(options):
             if f"{part} {name}" not in done:
                 jobs.append((f"{part} {name}", part, case))
     with ProcessPoolExecutor(options.jobs) as pool:
-        found = pool.map(do, [(part, case) for _, part, case in jobs])
-        for (name, part, case), result in zip(jobs, found, strict=True):
+        results = pool.map(do, [(part, case) for _, part, case in jobs])
+        for (name, part, case), result in zip(jobs, results, strict=True):
             plain = {key: value for key, value in case.items() if key != "folder"}
             result["numbers"] = {key: (v if np.isfinite(v) else None) for key, v in result["numbers"].items()}
             append_record(options.out, {"id": name, "part": part, "case": plain, **result, **made})

@@ -29,10 +29,10 @@ TARGET, SITE = "y", "hospital"
 
 def sites() -> tuple[pd.DataFrame, np.ndarray, pd.DataFrame, list[str], sw.SimulatedFamily]:
     family = sw.SimulatedFamily(n_continuous=2, levels=(2, 3), seed=0)
-    found = [family.site(500, seed=seed) for seed in range(3)]
-    X = pd.DataFrame(np.concatenate([site.X for site in found])).add_prefix("x")
-    Z = pd.concat([site.Z for site in found], ignore_index=True)
-    return X, np.concatenate([site.y for site in found]), Z, list(np.repeat(["a", "b", "c"], 500)), family
+    sites = [family.site(500, seed=seed) for seed in range(3)]
+    X = pd.DataFrame(np.concatenate([site.X for site in sites])).add_prefix("x")
+    Z = pd.concat([site.Z for site in sites], ignore_index=True)
+    return X, np.concatenate([site.y for site in sites]), Z, list(np.repeat(["a", "b", "c"], 500)), family
 
 
 def milliseconds(call: Callable[[], object], calls: int, clock: Callable[[], float]) -> list[float]:

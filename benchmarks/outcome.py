@@ -60,13 +60,13 @@ def one_model(kind, shown, seed):
     X, y = (np.concatenate(part) for part in zip(*own, strict=True))
     model = sw.PrevalenceAdjuster(LogisticRegression(), random_state=seed)
     model.fit(X, y, sample_domain=np.repeat(["a", "b", "c", "d"], 300))
-    found = []
+    lines = []
     for _ in range(SITES_A_MODEL[kind]):
         n_rows, share = int(rng.choice(SIZES)), float(rng.uniform(0.05, 0.7))
         X_new, y_new = site(rng, n_rows, share, distance, kind, breach(rng, kind))
         here = model.adapt(X_new)
         rows = model.adapt(X_new, policy="rows")
-        found.append(
+        lines.append(
             {
                 "rows": n_rows,
                 "outcome": str(here.outcome),
@@ -78,7 +78,7 @@ def one_model(kind, shown, seed):
                 "rows_alone": nll(y_new, rows.predict_proba(X_new)),
             }
         )
-    return found
+    return lines
 
 
 def run(out, models):

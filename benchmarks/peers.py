@@ -22,10 +22,10 @@ def abstention_em(prior, posterior, labels_prior_rows):
     from abstention.label_shift import EMImbalanceAdapter
 
     adapter = EMImbalanceAdapter(calibrator_factory=None)
-    found = adapter(
+    adapted = adapter(
         tofit_initial_posterior_probs=posterior,
         valid_posterior_probs=np.tile(prior, (len(labels_prior_rows), 1)),
         valid_labels=labels_prior_rows,
     )
-    shares = found.multipliers * prior
+    shares = adapted.multipliers * prior
     return shares / shares.sum()

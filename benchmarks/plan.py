@@ -83,9 +83,9 @@ def run(out, folder, data_dir, sites):
                 plan = model.plan(kl=1e-3, sizes=SIZES, n_simulations=SIMULATIONS, **settings)
             rng = np.random.default_rng([3, number, int(1000 * prevalence)])
             sizes = [plan.answer] if target == "width" else SIZES
-            found = {str(n): [achieved(model, pool, n, joint, rng) for _ in range(sites)] for n in sizes}
+            achieved_by_size = {str(n): [achieved(model, pool, n, joint, rng) for _ in range(sites)] for n in sizes}
             record = {"target": target, "wanted": wanted, "prevalence": prevalence, "plan": plan.to_dict()}
-            append_record(out, {"id": name, **record, "sites": found, **made})
+            append_record(out, {"id": name, **record, "sites": achieved_by_size, **made})
 
 
 def table(records):

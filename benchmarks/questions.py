@@ -83,8 +83,8 @@ class World:
 def observed(y, probability, threshold):
     """Every metric as the labels show it."""
     weight, event = np.ones(len(y)), (y == 1).astype(float)[None]
-    found = Predictions.of(probability, threshold).metrics(np.eye(2)[y].T[None], weight)
-    values = {name: float(value[0]) for name, value in found.items()}
+    metric_values = Predictions.of(probability, threshold).metrics(np.eye(2)[y].T[None], weight)
+    values = {name: float(value[0]) for name, value in metric_values.items()}
     score, at = probability[:, 1], np.array([0.5 if threshold is None else threshold])
     called = score >= at[0]
     return values | {
@@ -200,9 +200,9 @@ def confounders(seed):
         logit = logit + (rng.permutation([-0.5, 0.0, 0.5]))[site] * X[:, column]
     y = (rng.random(6000) < expit(logit)).astype(int)
     frame = pd.DataFrame(X, columns=[f"c{j}" for j in range(20)])
-    found = sw.suggest_confounders(frame, y, site, rehearse=False)
+    suggestion = sw.suggest_confounders(frame, y, site, rehearse=False)
     wanted = sorted(f"c{j}" for j in true)
-    yield f"confounders-{seed}", {"part": "confounders", "true": wanted, "suggested": found.confounders}
+    yield f"confounders-{seed}", {"part": "confounders", "true": wanted, "suggested": suggestion.confounders}
 
 
 def shift(seed):
@@ -250,9 +250,9 @@ def speed(seed):
     site = np.repeat(np.arange(5), 4000)
     logit = frame.to_numpy() @ rng.normal(0, 0.3, 40) + 0.3 * (site - 2) * frame["c3"].to_numpy()
     start, cpu = time.perf_counter(), time.process_time()
-    found = sw.suggest_confounders(frame, (rng.random(20_000) < expit(logit)).astype(int), site)
+    suggestion = sw.suggest_confounders(frame, (rng.random(20_000) < expit(logit)).astype(int), site)
     record |= {"suggest_seconds": time.perf_counter() - start, "suggest_cpu_seconds": time.process_time() - cpu}
-    yield f"speed-{seed}", {"part": "speed", **record, "suggested": found.confounders}
+    yield f"speed-{seed}", {"part": "speed", **record, "suggested": suggestion.confounders}
 
 
 PARTS = {"sites": sites, "confounders": confounders, "shift": shift, "speed": speed}
@@ -319,16 +319,16 @@ def subgroup_tables(records):
         "|---|---|---|---|---|---|---|",
     ]
 
-    def holds(told, names=None):
-        lines = [v for g in told for name, v in g["metrics"].items() if names is None or name in names]
+    def holds(estimated, names=None):
+        lines = [v for g in estimated for name, v in g["metrics"].items() if names is None or name in names]
         return np.mean([low - 1e-5 <= seen <= high + 1e-5 for _, low, high, seen in lines])
 
     for column in dict.fromkeys(group["column"] for group in groups):
         for n in GROUP_ROWS:
             own = [group for group in groups if group["column"] == column and group["n"] == n]
-            told = [group for group in own if "metrics" in group]
-            cells = [holds(told), holds(told, {"prevalence"}), holds(told, {"oe_ratio"})]
-            quiet = f"{1 - len(told) / len(own):.1%}"
+            estimated = [group for group in own if "metrics" in group]
+            cells = [holds(estimated), holds(estimated, {"prevalence"}), holds(estimated, {"oe_ratio"})]
+            quiet = f"{1 - len(estimated) / len(own):.1%}"
             text.append(f"| {column} | {n} | {len(own)} | {quiet} | {' | '.join(f'{c:.1%}' for c in cells)} |")
     return [*text, "", *held_table([group["metrics"] for group in groups if "metrics" in group])]
 
@@ -348,11 +348,11 @@ def table(options):
         head = "| true z | tables | found, nothing else | found | anything wrong |"
         text += [head, "|---|---|---|---|---|"]
         for n_true in (0, 1, 2):
-            found = [r for r in by_part["confounders"] if len(r["true"]) == n_true]
-            exact = np.mean([sorted(r["suggested"]) == r["true"] for r in found])
-            all_ = np.mean([set(r["true"]) <= set(r["suggested"]) for r in found])
-            wrong = np.mean([bool(set(r["suggested"]) - set(r["true"])) for r in found])
-            text.append(f"| {n_true} | {len(found)} | {exact:.1%} | {all_:.1%} | {wrong:.1%} |")
+            chosen = [r for r in by_part["confounders"] if len(r["true"]) == n_true]
+            exact = np.mean([sorted(r["suggested"]) == r["true"] for r in chosen])
+            all_ = np.mean([set(r["true"]) <= set(r["suggested"]) for r in chosen])
+            wrong = np.mean([bool(set(r["suggested"]) - set(r["true"])) for r in chosen])
+            text.append(f"| {n_true} | {len(chosen)} | {exact:.1%} | {all_:.1%} | {wrong:.1%} |")
         text.append("")
     if by_part["shift"]:
         first = np.mean([r["rank"] == 0 for r in by_part["shift"]])

@@ -1,4 +1,4 @@
-"""Real tables, each site in turn the new one: any classifier unadjusted, adjusted, and told the truth.
+"""Real tables, each site in turn the new one: any classifier unadjusted, adjusted, and with the true prevalence.
 
     python benchmarks/real_tables.py run --data-dir DIR
     python benchmarks/real_tables.py table benchmarks/real_tables.jsonl
@@ -111,15 +111,15 @@ def at_site(data, site, name, seed, at_most):
         "true_prevalence": sw.adjust(plain.log_ratio(plain_X), truth),
         "true_g": told_the_labels(gpa, log_ratio, Z, y, seed),
     }
-    found = {arm: scores(y, proba, unadjusted, seed) for arm, proba in probabilities.items()}
+    by_arm = {arm: scores(y, proba, unadjusted, seed) for arm, proba in probabilities.items()}
     for arm, here in (("label_shift", shifted), ("gpa", adapted)):
         diagnosis, here = here.diagnose(), here.unchecked()
-        found[arm] |= prevalence_of(here.prevalence(), here.prevalence_interval())
+        by_arm[arm] |= prevalence_of(here.prevalence(), here.prevalence_interval())
         marked = {f.name: f.severity for f in diagnosis.findings if f.severity in ("care", "stop")}
-        found[arm] |= {"verdict": diagnosis.verdict, "marked": marked, "model": here.estimate.model}
+        by_arm[arm] |= {"verdict": diagnosis.verdict, "marked": marked, "model": here.estimate.model}
         expected = here.expected_performance()
-        found[arm]["expected"] = {m: list(expected[m]) for m in ("accuracy", "positive_f1", "auroc")}
-    found["gpa_prior"] |= prevalence_of(with_prior.marginal, with_prior.interval()) | {"model": with_prior.model}
+        by_arm[arm]["expected"] = {m: list(expected[m]) for m in ("accuracy", "positive_f1", "auroc")}
+    by_arm["gpa_prior"] |= prevalence_of(with_prior.marginal, with_prior.interval()) | {"model": with_prior.model}
     return {
         "data": data.name,
         "site": site,
@@ -131,7 +131,7 @@ def at_site(data, site, name, seed, at_most):
         "prevalence": y.mean(),
         "source_prevalence": source["y"].mean(),
         "sees": getattr(gpa, "classifier_sees_", None),
-        "arms": found,
+        "arms": by_arm,
         "seconds": time.perf_counter() - start,
     }
 
@@ -140,8 +140,8 @@ def told_the_labels(gpa, log_ratio, Z, y, seed):
     """GPA's f with g(z) fitted to the new site's labels, each row by a g that did not see it."""
     probability = np.empty_like(log_ratio)
     for fitted, held in StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(Z, y):
-        told = gpa.adapt_log_ratio(log_ratio[fitted], Z.iloc[fitted], y=y[fitted])
-        probability[held] = told.adjust(log_ratio[held], Z.iloc[held])
+        labeled = gpa.adapt_log_ratio(log_ratio[fitted], Z.iloc[fitted], y=y[fitted])
+        probability[held] = labeled.adjust(log_ratio[held], Z.iloc[held])
     return probability
 
 
@@ -181,14 +181,14 @@ def frame(records):
     """A row for each record and arm: means over seeds are the reader's business."""
     rows = []
     for record in records:
-        for arm, found in record["arms"].items():
-            values = {name: metric[0] for name, metric in found["metrics"].items()}
-            low_high = found.get("prevalence", [None] * 3)
+        for arm, entry in record["arms"].items():
+            values = {name: metric[0] for name, metric in entry["metrics"].items()}
+            low_high = entry.get("prevalence", [None] * 3)
             rows.append(
                 {key: record[key] for key in ("data", "site", "classifier", "seed", "at_most", "n", "prevalence")}
-                | {"arm": arm, **values, "gain": found["nll_gain"][0], "gain_error": found["nll_gain"][1]}
+                | {"arm": arm, **values, "gain": entry["nll_gain"][0], "gain_error": entry["nll_gain"][1]}
                 | dict(zip(("estimate", "low", "high"), low_high, strict=True))
-                | {"verdict": found.get("verdict", ""), "marked": ", ".join(found.get("marked", {}))}
+                | {"verdict": entry.get("verdict", ""), "marked": ", ".join(entry.get("marked", {}))}
             )
     table = pd.DataFrame(rows)
     held = (table["low"] <= table["prevalence"]) & (table["prevalence"] <= table["high"])

@@ -107,7 +107,7 @@ def in_turns(works, rounds):
             work()
             if turn:
                 seconds[name].append(time.perf_counter() - start)
-    return {name: round(statistics.median(found), 3) for name, found in seconds.items()}
+    return {name: round(statistics.median(values), 3) for name, values in seconds.items()}
 
 
 PARTS = {"network": network, "table": table, "adapt": adapt}
@@ -121,14 +121,14 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    found = {"device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu", **provenance(__file__)}
+    record = {"device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu", **provenance(__file__)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for part in options.parts:
-            found[part] = PARTS[part](options)
-            print(part, found[part], flush=True)
+            record[part] = PARTS[part](options)
+            print(part, record[part], flush=True)
     if options.out is not None:
-        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -105,11 +105,11 @@ def timed(work):
     before, best, begun = memory("VmRSS"), float("inf"), time.process_time()
     for _ in range(5):
         start = time.process_time()
-        found = work()
+        outcome = work()
         best = min(best, time.process_time() - start)
         if time.process_time() - begun > 5.0:
             break
-    return best, found, {"working_gb": memory("VmHWM") - before}
+    return best, outcome, {"working_gb": memory("VmHWM") - before}
 
 
 def measure(part, size):
@@ -183,9 +183,9 @@ def measure_sites(n_sites):
     with Parallel(n_jobs=2) as pool:
         pool(delayed(adapt_one)(model, seed) for seed in range(2))  # the processes start once a night
         start = time.perf_counter()
-        found = np.array(pool(delayed(adapt_one)(model, seed) for seed in range(n_sites)))
+        results = np.array(pool(delayed(adapt_one)(model, seed) for seed in range(n_sites)))
         wall = time.perf_counter() - start
-    return found[:, 0].sum() / 2, {"wall_seconds": wall, "mean": found[:, 1].mean()}
+    return results[:, 0].sum() / 2, {"wall_seconds": wall, "mean": results[:, 1].mean()}
 
 
 def generated(number, rows):
@@ -237,9 +237,9 @@ def on_cluster(rows):
     passes, lay_out, tasks = [], partitioned._lay_out, partitioned.Cluster.tasks
 
     def laid_out(*given):
-        found = lay_out(*given)
+        estimate = lay_out(*given)
         passes.append(time.perf_counter())
-        return found
+        return estimate
 
     def counted(self, function):
         passes.append(time.perf_counter())
@@ -247,11 +247,11 @@ def on_cluster(rows):
 
     partitioned._lay_out, partitioned.Cluster.tasks = laid_out, counted
     start = time.perf_counter()
-    found = sw.estimate_prevalence(rows, model="constant")
+    estimate = sw.estimate_prevalence(rows, model="constant")
     end = time.perf_counter()
-    facts = {"layout_seconds": passes[0] - start, "passes": len(passes) - 1, "iterations": found.n_iter}
-    facts |= {"gap": found.gap, "prevalence": float(np.asarray(found.marginal)[1]), "peak_gb": peak_of_all()}
-    return end - start, facts, found
+    facts = {"layout_seconds": passes[0] - start, "passes": len(passes) - 1, "iterations": estimate.n_iter}
+    facts |= {"gap": estimate.gap, "prevalence": float(np.asarray(estimate.marginal)[1]), "peak_gb": peak_of_all()}
+    return end - start, facts, estimate
 
 
 def measure_cluster(n_rows, partition_rows=PARTITION_ROWS):

@@ -18,10 +18,10 @@ NIGHT_SITES, NIGHT_CORES = 10_000, (2, 16, 64)
 
 def read(path=RECORDS):
     """The records of each part by size, the last of each size."""
-    found = {}
+    records = {}
     for record in map(json.loads, Path(path).read_text(encoding="utf-8").splitlines()):
-        found.setdefault(record["part"], {})[record["size"]] = record
-    return {part: {size: by_size[size] for size in sorted(by_size)} for part, by_size in found.items()}
+        records.setdefault(record["part"], {})[record["size"]] = record
+    return {part: {size: by_size[size] for size in sorted(by_size)} for part, by_size in records.items()}
 
 
 def exponent(sizes, values):
@@ -40,11 +40,11 @@ def markdown(head, rows):
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def growth(found):
+def growth(by_part):
     """Time and working memory of every part, with their exponents over the larger sizes."""
     rows = []
     for part, (_, name, fixed) in GROWTH.items():
-        records = list(found[part].values())
+        records = list(by_part[part].values())
         sizes, seconds = [r["size"] for r in records], [r["seconds"] for r in records]
         large = [(r["size"], r["working_gb"]) for r in records if r.get("working_gb", 0.0) > WORKING]
         memory = [f"{max(0.0, r['working_gb']):.2f}" if "working_gb" in r else "-" for r in (records[0], records[-1])]
@@ -63,9 +63,9 @@ def growth(found):
     return markdown(head, rows)
 
 
-def nightly(found):
+def nightly(records):
     """What a run over many sites takes, from the largest number that was measured."""
-    record = list(found["sites"].values())[-1]
+    record = list(records["sites"].values())[-1]
     processor = 2 * record["seconds"] / record["size"]
     rows = [
         (f"{record['size']} sites, each of two processes, measured", f"{record['seconds']:.0f} s of processor time"),
@@ -78,11 +78,11 @@ def nightly(found):
     return markdown(("run", "time"), rows)
 
 
-def partitions(found):
+def partitions(records):
     """The measurements on a LocalCluster."""
     rows = []
     for part, name in (("dask", "Parquet files"), ("cluster", "generated in the tasks")):
-        for r in found.get(part, {}).values():
+        for r in records.get(part, {}).values():
             against = f"{r['chunked_seconds']:.1f} ({r['ratio']:.2f})" if "ratio" in r else "-"
             times = (f"{r['seconds']:.1f}", f"{r['layout_seconds']:.1f}", str(r["passes"]), against)
             rows.append((f"{r['size']:,}", name, *times, f"{r['peak_gb']:.2f}", f"{r['gap']:.0e}", f"{r['load']:.1f}"))
@@ -90,19 +90,19 @@ def partitions(found):
     return markdown((*head, "one process in chunks, s (ratio)", "peak of all, GB", "gap", "load of the machine"), rows)
 
 
-def rates(found):
+def rates(records):
     """Measured rates: rows a second and worker read and laid out, and added up; the scheduler's seconds a partition."""
-    record = list(found["dask"].values())[-1]
+    record = list(records["dask"].values())[-1]
     read_rate = record["size"] / record["layout_seconds"] / 2
     pass_rate = record["size"] * record["passes"] / (record["seconds"] - record["layout_seconds"]) / 2
-    tasks = list(found["tasks"].values())
+    tasks = list(records["tasks"].values())
     slope = float(np.polyfit([t["size"] for t in tasks], [t["seconds_a_pass"] for t in tasks], 1)[0])
     return read_rate, pass_rate, slope, record["passes"], tasks[-1]["record_bytes"]
 
 
-def plan(found):
+def plan(records):
     """Arithmetic for very many rows from the measured rates."""
-    read_rate, pass_rate, task, passes, record_bytes = rates(found)
+    read_rate, pass_rate, task, passes, record_bytes = rates(records)
     n_partitions = PLAN_ROWS // PLAN_PARTITION_ROWS
     facts = [
         ("rows a second and worker, read from Parquet and laid out", f"{read_rate / 1e6:.1f} million", "measured"),
@@ -137,12 +137,12 @@ def plan(found):
 BLOCKS = {"growth": growth, "nightly": nightly, "partitions": partitions, "plan": plan}
 
 
-def rewrite(page, found):
+def rewrite(page, records):
     """The page with the tables that the records give."""
-    return BLOCK.sub(lambda block: f"{block[1]}\n{BLOCKS[block[2]](found)}\n\n{block[3]}", page)
+    return BLOCK.sub(lambda block: f"{block[1]}\n{BLOCKS[block[2]](records)}\n\n{block[3]}", page)
 
 
-def figure(found, out):
+def figure(records, out):
     """Draw seconds against every size, with the line of the fitted exponent."""
     import matplotlib
 
@@ -151,7 +151,7 @@ def figure(found, out):
 
     fig, axes = plt.subplots(2, 4, figsize=(12, 5.4), layout="constrained")
     for axis, (part, (_, name, fixed)) in zip(axes.flat, GROWTH.items(), strict=False):
-        sizes, seconds = (np.array([r[key] for r in found[part].values()]) for key in ("size", "seconds"))
+        sizes, seconds = (np.array([r[key] for r in records[part].values()]) for key in ("size", "seconds"))
         slope, level = np.polyfit(np.log(upper(sizes)), np.log(upper(seconds)), 1)
         axis.loglog(sizes, seconds, "o")
         axis.loglog(upper(sizes), np.exp(level) * upper(sizes) ** slope, "-", label=f"exponent {slope:.2f}")
@@ -168,9 +168,9 @@ def figure(found, out):
 
 
 def main():
-    found = read()
-    PAGE.write_text(rewrite(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
-    figure(found, FIGURE)
+    read_back = read()
+    PAGE.write_text(rewrite(PAGE.read_text(encoding="utf-8"), read_back), encoding="utf-8")
+    figure(read_back, FIGURE)
 
 
 if __name__ == "__main__":

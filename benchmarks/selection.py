@@ -32,16 +32,16 @@ def divergence(log_truth, log_estimate):
 
 def chosen(fits, price, margin, price_of_strength):
     """Decide at one price whether g depends on z, and at another how strongly it is shrunk."""
-    dear, cheap = (
+    strict, cheap = (
         np.array([fit.log_likelihood - p * fit.optimism for fit in fits]) for p in (price, price_of_strength)
     )
-    return 1 + int(cheap[1:].argmax()) if dear[1:].max() >= dear[0] + margin else 0
+    return 1 + int(cheap[1:].argmax()) if strict[1:].max() >= strict[0] + margin else 0
 
 
 def main():
     torch.set_num_threads(1)
-    dear = f"L - {PRICE:g} O with margin {MARGIN:g}"
-    print(f"mean KL(g || estimate) over {N_SITES} sites: constant, L - O, {dear}, {dear} and then L - O")
+    strict = f"L - {PRICE:g} O with margin {MARGIN:g}"
+    print(f"mean KL(g || estimate) over {N_SITES} sites: constant, L - O, {strict}, {strict} and then L - O")
     for signal in (1.0, 2.5):
         for dependence in (0.0, 0.5, 1.5):
             for n_rows in (200, 500, 1000, 3000):

@@ -54,10 +54,10 @@ mlflow.models.set_model(NoOp())
 def make_site():
     """A site of a model that reads tables, and rows for it."""
     family = sw.SimulatedFamily(n_continuous=2, levels=(2, 3), seed=0)
-    found = [family.site(500, seed=seed) for seed in range(3)]
-    X = pd.DataFrame(np.concatenate([site.X for site in found])).add_prefix("x")
-    Z = pd.concat([site.Z for site in found], ignore_index=True)
-    labels = {"y": np.concatenate([site.y for site in found]), "hospital": np.repeat(["a", "b", "c"], 500)}
+    sites = [family.site(500, seed=seed) for seed in range(3)]
+    X = pd.DataFrame(np.concatenate([site.X for site in sites])).add_prefix("x")
+    Z = pd.concat([site.Z for site in sites], ignore_index=True)
+    labels = {"y": np.concatenate([site.y for site in sites]), "hospital": np.repeat(["a", "b", "c"], 500)}
     labeled = pd.concat([X, Z], axis=1).assign(**labels)
     reader = sw.TableReader.learn(labeled, Roles("y", "hospital", confounders=tuple(Z), features=tuple(X)))
     rows = reader.read(labeled)
@@ -116,7 +116,7 @@ def as_json(frame):
 
 def rates(connections, body, blocks, requests):
     """Requests a second of every server, block by block in turns."""
-    found = {name: [] for name in connections}
+    by_server = {name: [] for name in connections}
     for block in range(blocks + 1):  # the first warms up
         for name, connection in connections.items():
             connection.close()  # a server may have closed it meanwhile
@@ -125,8 +125,8 @@ def rates(connections, body, blocks, requests):
             for _ in range(requests):
                 ask(connection, body)
             if block:
-                found[name].append(requests / (time.perf_counter() - start))
-    return found
+                by_server[name].append(requests / (time.perf_counter() - start))
+    return by_server
 
 
 def large_requests(connections, frame, repeats):
@@ -136,7 +136,7 @@ def large_requests(connections, frame, repeats):
     large.to_parquet(packed)
     bodies = {"json": (as_json(large), JSON), "parquet": (packed.getvalue(), PARQUET)}
     bodies["csv"] = (large.to_csv(index=False).encode(), CSV)
-    found = {}
+    seconds = {}
     for _ in range(repeats):
         for name, connection in connections.items():
             for kind, (body, content_type) in bodies.items():
@@ -145,8 +145,8 @@ def large_requests(connections, frame, repeats):
                 connection.close()
                 start = time.perf_counter()
                 ask(connection, body, content_type)
-                found.setdefault(name, {}).setdefault(kind, []).append(time.perf_counter() - start)
-    return found, bodies["json"][0]
+                seconds.setdefault(name, {}).setdefault(kind, []).append(time.perf_counter() - start)
+    return seconds, bodies["json"][0]
 
 
 def parts_of_a_large_request(path, body):
@@ -236,7 +236,7 @@ def table(record):
     for name, one in record["one row"].items():
         large = [record["100,000 rows"].get(f"{name}, {kind}") for kind in kinds]
         ratio = "" if name == "no-op" else f"{one['ratio to no-op, median of blocks']:.2f}"
-        seconds = ["-" if found is None else f"{found['seconds, median']:.2f}" for found in large]
+        seconds = ["-" if entry is None else f"{entry['seconds, median']:.2f}" for entry in large]
         rows.append([name, f"{one['requests a second, median']:.0f}", ratio, *seconds])
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
 

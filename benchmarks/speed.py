@@ -3,7 +3,7 @@
     python benchmarks/speed.py --out benchmarks/results.json [--quick]
 
 Peers: QuaPy's EMQ at its defaults, abstention's EM on calibrated probabilities, and the paper's network EM as the paper
-describes it. Where a peer stops early, its distance from the certified optimum stands in the table.
+describes it. Where a peer stops early, the table has its distance from the optimum.
 """
 
 import argparse
@@ -53,15 +53,15 @@ def interleaved(theirs, ours, repeats):
     pairs = [(timed(theirs), timed(ours)) for _ in range(repeats)]
     ratios = [peer[0] / own[0] for peer, own in pairs]
     seconds = {"theirs_s": np.median([p[0] for p, _ in pairs]), "ours_s": np.median([o[0] for _, o in pairs])}
-    found = {"ratio": np.median(ratios), "low": min(ratios), "high": max(ratios)} | seconds
-    return {name: float(value) for name, value in found.items()}, pairs[-1][0][1], pairs[-1][1][1]
+    summary = {"ratio": np.median(ratios), "low": min(ratios), "high": max(ratios)} | seconds
+    return {name: float(value) for name, value in summary.items()}, pairs[-1][0][1], pairs[-1][1][1]
 
 
 def constants(repeats):
     for n_rows, n_classes, target in CONSTANT:
         posterior, prior = scores(n_rows, n_classes)
         log_ratio = np.log(posterior) - np.log(prior)
-        found, theirs, ours = interleaved(
+        times, theirs, ours = interleaved(
             lambda p=prior, q=posterior: emq(p, q),
             lambda lr=log_ratio: sw.estimate_prevalence(lr, model="constant"),
             repeats,
@@ -71,22 +71,22 @@ def constants(repeats):
             "work": f"{n_rows:,} x {n_classes}, constant",
             "peer": "QuaPy EMQ",
             "target": target,
-            **found,
+            **times,
             "peer_error": error,
             "gap": ours.gap,
-            "met": found["ratio"] >= target and ours.gap < 1e-9,
+            "met": times["ratio"] >= target and ours.gap < 1e-9,
         }
     posterior, prior = scores(100_000, 2)
     labels = np.eye(2)[np.random.default_rng(1).integers(0, 2, 2000)]
     prior = labels.mean(axis=0)
     log_ratio = np.log(posterior) - np.log(prior)
-    found, theirs, ours = interleaved(
+    times, theirs, ours = interleaved(
         lambda: abstention_em(prior, posterior, labels),
         lambda: sw.estimate_prevalence(log_ratio, model="constant"),
         repeats,
     )
     error = float(np.abs(theirs - ours.marginal).max())
-    yield {"work": "100,000 x 2, constant", "peer": "abstention EM", **found, "peer_error": error, "gap": ours.gap}
+    yield {"work": "100,000 x 2, constant", "peer": "abstention EM", **times, "peer_error": error, "gap": ours.gap}
 
 
 def rare(repeats):
@@ -96,14 +96,14 @@ def rare(repeats):
     log_ratio = np.c_[np.zeros(len(y)), 2 * rng.normal(2.0 * y) - 2]
     posterior = np.exp(log_ratio) / np.exp(log_ratio).sum(axis=1, keepdims=True)
     prior = np.full(2, 0.5)
-    found, theirs, ours = interleaved(
+    times, theirs, ours = interleaved(
         lambda: emq(prior, posterior), lambda: sw.estimate_prevalence(log_ratio, model="constant"), repeats
     )
     shown = f"{theirs[1]:.4f} against {ours.marginal[1]:.4f}"
     yield {
         "work": "100,000 x 2, a class of 1%",
         "peer": "QuaPy EMQ",
-        **found,
+        **times,
         "peer_error": float(np.abs(theirs - ours.marginal).max()),
         "gap": ours.gap,
         "note": shown,
@@ -116,7 +116,7 @@ def additive(repeats):
         ("additive, fixed strength", {"model": "additive", "strength": 1.0}, 20.0),
         ("auto", {"model": "auto"}, 3.0),
     ):
-        found, theirs, ours = interleaved(
+        times, theirs, ours = interleaved(
             lambda: published_em(site.log_ratio, site.Z, seed=0),
             lambda options=options: sw.estimate_prevalence(site.log_ratio, site.Z, **options),
             max(2, repeats // 2),
@@ -129,10 +129,10 @@ def additive(repeats):
             "work": f"100,000 x 2, three mixed confounders, {name}",
             "peer": "paper's network EM",
             "target": target,
-            **found,
+            **times,
             "gap": ours.gap,
             "note": f"KL {errors[1]:.5f} against {errors[0]:.5f}",
-            "met": found["ratio"] >= target,
+            "met": times["ratio"] >= target,
         }
 
 
@@ -141,7 +141,7 @@ def bootstrap(repeats):
     log_ratio = np.log(posterior) - np.log(prior)
     estimate = sw.estimate_prevalence(log_ratio)
     rng = np.random.default_rng(0)
-    found, theirs, ours = interleaved(
+    times, theirs, ours = interleaved(
         lambda: [emq(prior, posterior[rng.integers(0, 5000, 5000)]) for _ in range(500)],
         lambda: estimate.bootstrap(500, random_state=0),
         repeats,
@@ -151,9 +151,9 @@ def bootstrap(repeats):
         "work": "500 bootstrap resamples of 5,000 x 2",
         "peer": "loop over QuaPy EMQ",
         "target": 10.0,
-        **found,
+        **times,
         "note": f"standard errors agree to {error:.0%}",
-        "met": found["ratio"] >= 10.0,
+        "met": times["ratio"] >= 10.0,
     }
 
 

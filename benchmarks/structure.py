@@ -102,10 +102,10 @@ def files_of(call):
 
     sys.setprofile(note)
     try:
-        found = call()
+        value = call()
     finally:
         sys.setprofile(None)
-    return len(files), found
+    return len(files), value
 
 
 def walks():

@@ -146,23 +146,23 @@ def _site_row(lines):
 @cache
 def stale_files():
     """The files of records that other code made, in whole or in part, or that lack runs of their experiment: why."""
-    found = {}
+    stale = {}
     for path in sorted((ROOT / "experiments").glob("*/records/*.jsonl.gz")):
         experiment = read_experiment(path.parents[1] / f"{path.name.removesuffix('.jsonl.gz')}.yaml")
         records = read_records(records_path(experiment, path.parent))
         state = record_state(experiment, records, records[-1]["digits"])
         if not state.is_current:
-            found[path] = f"{len(state.current)} runs are current, {len(state.remaining)} are to be done"
+            stale[path] = f"{len(state.current)} runs are current, {len(state.remaining)} are to be done"
     for path in sorted((ROOT / "experiments").glob("*/diagnosis/*.jsonl.gz")):
         script = path.parents[1] / "diagnose.py"
         experiment = read_experiment(path.parents[1] / f"{path.name.removesuffix('.jsonl.gz')}.yaml")
         ids = {run.id for run in final_runs(experiment, {}, experiment.data["kind"])}
         known = {f"{script_fingerprint(script)}-{run_id}" for run_id in ids}
-        found |= made_by_others(path, known)
+        stale |= made_by_others(path, known)
     for path in sorted((ROOT / "benchmarks").glob("*.jsonl.gz")):
         script = path.with_name(path.name.removesuffix(".jsonl.gz") + ".py")
-        found |= made_by_others(path, {script_fingerprint(script)})
-    return found
+        stale |= made_by_others(path, {script_fingerprint(script)})
+    return stale
 
 
 def made_by_others(path, known):

@@ -61,7 +61,7 @@ def is_slow(path: Path) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Slow files are not even imported where only fast ones are asked for."""
+    """Slow files are not even imported if only fast tests are requested."""
     asked = config.option.markexpr == FAST and collection_path.suffix == ".py"
     return True if asked and is_slow(collection_path) else None
 

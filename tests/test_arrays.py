@@ -88,8 +88,8 @@ def test_a_masked_confounder_is_a_missing_one():
     explicit = np.where(mask, np.nan, np.arange(40.0))
     assert Confounders.learn(hidden) == Confounders.learn(explicit)
     log_ratio = np.random.default_rng(1).normal(size=(40, 2))
-    found, expected = (sw.estimate_prevalence(log_ratio, Z, model="additive") for Z in (hidden, explicit))
-    np.testing.assert_array_equal(found.marginal, expected.marginal)
+    estimated, expected = (sw.estimate_prevalence(log_ratio, Z, model="additive") for Z in (hidden, explicit))
+    np.testing.assert_array_equal(estimated.marginal, expected.marginal)
     words = np.ma.array(["a", "b"] * 20, mask=mask)
     assert Confounders.learn(words).encode(words)[0][0, 0] == 2.0
 
@@ -97,8 +97,8 @@ def test_a_masked_confounder_is_a_missing_one():
 def test_masked_labels_are_unknown_and_masked_inputs_refused():
     y = np.ma.array(np.arange(8) % 2, mask=np.arange(8) == 3)
     known = np.where(np.arange(8) == 3, np.nan, np.arange(8) % 2)
-    found, expected = (sw.estimate_prevalence(SCORES, y=labels).marginal for labels in (y, known))
-    np.testing.assert_array_equal(found, expected)
+    estimated, expected = (sw.estimate_prevalence(SCORES, y=labels).marginal for labels in (y, known))
+    np.testing.assert_array_equal(estimated, expected)
     proba = np.full((8, 2), 0.5)
     with pytest.raises(ValueError, match="y is missing in 1 row"):
         sw.PrevalenceAdjuster().fit(proba, y)

@@ -50,12 +50,12 @@ def test_the_critic_learns_the_density_ratio_of_two_normals():
     grid = torch.stack([torch.linspace(-1.5, 1.5, 9), torch.zeros(9)], 1)
     share = torch.softmax(-0.5 * points[:, 0].double() ** 2, 0)
     with torch.no_grad():
-        found = log_lift(critic.network(grid)(grid, points).double(), share)
+        lift = log_lift(critic.network(grid)(grid, points).double(), share)
     shrink, spread = 1 / 1.49, np.sqrt(0.49 / 1.49)
     mean = shrink * grid[:, :1].double()
     truth = -0.5 * ((points.T - mean) / spread) ** 2 - np.log(spread) + 0.5 * points.T**2
     truth = log_lift(truth, share)
-    assert float((found - truth).abs().mean()) < 0.15
+    assert float((lift - truth).abs().mean()) < 0.15
 
 
 def test_shares_of_z_given_x_sum_to_one():

@@ -188,10 +188,10 @@ def test_rare_positives_absent_from_resamples_leave_no_nan():
     y = np.zeros(40, dtype=int)
     y[0] = 1
     p = np.random.default_rng(0).dirichlet([5, 1], 40)
-    found = evaluate(y, p, n_resamples=100)
-    assert all(metric.low <= metric.value <= metric.high for metric in found.values())
-    assert found["auroc"].value == pytest.approx(sk.roc_auc_score(y, p[:, 1]))
-    assert found["auroc"].low < found["auroc"].high
+    metrics = evaluate(y, p, n_resamples=100)
+    assert all(metric.low <= metric.value <= metric.high for metric in metrics.values())
+    assert metrics["auroc"].value == pytest.approx(sk.roc_auc_score(y, p[:, 1]))
+    assert metrics["auroc"].low < metrics["auroc"].high
 
 
 # Intervals

@@ -322,7 +322,7 @@ def test_a_killed_training_on_a_pack_goes_on_to_the_same_bits(packed, labels, tm
     same(weights(resumed), weights(whole))
 
 
-# A GPU, as far as it can be told without one.
+# A GPU, as far as this can be tested without one.
 
 
 def test_images_go_to_the_gpu_where_they_fit_their_share(packed, monkeypatch):
@@ -330,7 +330,9 @@ def test_images_go_to_the_gpu_where_they_fit_their_share(packed, monkeypatch):
     stored, cuda = StoredImages(packed, share=0.5), torch.device("cuda")
     made = []
     monkeypatch.setattr(inputs, "STRETCH_BYTES", 7 * 3 * SIZE**2)
-    monkeypatch.setattr(inputs, "_free_memory", lambda device: 2 * stored.numel())
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * stored.numel(), 10 * stored.numel()))
+    for name in ("memory_reserved", "memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: 0)
     monkeypatch.setattr(StoredImages, "read", lambda self, rows, device: self[rows])
     monkeypatch.setattr(Tensor := torch.Tensor, "to", lambda self, *_, **__: self)
     empty = torch.empty

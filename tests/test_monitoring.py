@@ -27,9 +27,9 @@ def year():
 @pytest.mark.parametrize(("n", "window", "sizes"), [(10, 4, [4, 4, 2]), (9, 4, [4, 5]), (3, 10, [3]), (4, 1, [1] * 4)])
 def test_windows_of_rows_hold_every_row_once_in_order(n, window, sizes):
     time = pd.Series(np.random.default_rng(n).permutation(n).astype(float))
-    found = split_windows(time, window)
-    assert [len(rows) for rows in found] == sizes
-    assert time[np.concatenate(found)].tolist() == sorted(time)
+    windows = split_windows(time, window)
+    assert [len(rows) for rows in windows] == sizes
+    assert time[np.concatenate(windows)].tolist() == sorted(time)
 
 
 def test_windows_of_time_leave_empty_ones_out():
@@ -90,7 +90,7 @@ def test_many_classes_have_a_row_each():
     plt.close("all")
 
 
-def test_everything_wrong_is_told_at_once():
+def test_all_problems_are_in_one_error():
     log_ratio = np.zeros((3, 2))
     with pytest.raises(ValueError, match="3 problems") as caught:
         monitor(log_ratio, ["2025-01-01", "soon", None], window=0, alarm_level=0.05)

@@ -80,11 +80,11 @@ def test_moments_are_the_derivatives_of_the_log_likelihood(n_classes):
     for shared in (False, True):
         versions = (f[0], f[0]) if shared else (f[0], f[1])
         ratio = torch.stack([contrast(v) if n_classes == 2 else v for v in versions])
-        found = moments_of(ratio[0] if shared else ratio, weight, g)
+        sums = moments_of(ratio[0] if shared else ratio, weight, g)
         for b, own in enumerate(versions):
             value = log_likelihood(b, own, g[b])
             slope = torch.autograd.functional.jacobian(lambda at, b=b, own=own: log_likelihood(b, own, at), g[b])
             bend = torch.autograd.functional.hessian(lambda at, b=b, own=own: log_likelihood(b, own, at), g[b])
-            torch.testing.assert_close(found.log_likelihood[b], value)
-            torch.testing.assert_close(found.slope[b], slope)
-            torch.testing.assert_close(found.curvature[b], -bend)
+            torch.testing.assert_close(sums.log_likelihood[b], value)
+            torch.testing.assert_close(sums.slope[b], slope)
+            torch.testing.assert_close(sums.curvature[b], -bend)

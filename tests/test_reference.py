@@ -99,11 +99,11 @@ def read(docstring):
 
 def documented_by(one):
     """What an object documents itself, or its base classes for it: a subclass repeats no field and no example."""
-    found = read(one.docstring)
+    read_back = read(one.docstring)
     for base in one.mro() if one.is_class else ():
         above = read(base.docstring)
-        found = Documented(above.parameters | found.parameters, above.sections | found.sections)
-    return found
+        read_back = Documented(above.parameters | read_back.parameters, above.sections | read_back.sections)
+    return read_back
 
 
 def accepted(one):

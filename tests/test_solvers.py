@@ -21,10 +21,10 @@ def rosenbrock_derivatives(points):
 
 def test_newton_descends_a_valley_that_is_not_convex_several_at_once():
     start = torch.tensor([[-1.2, 1.0], [0.0, 3.0], [2.0, -2.0]], dtype=torch.float64)
-    found = newton(rosenbrock, rosenbrock_derivatives, start)
-    assert found.converged
-    torch.testing.assert_close(found.point, torch.ones_like(start), atol=1e-6, rtol=0)
-    assert (torch.stack(found.trace).diff(dim=0) <= 1e-12).all()
+    solution = newton(rosenbrock, rosenbrock_derivatives, start)
+    assert solution.converged
+    torch.testing.assert_close(solution.point, torch.ones_like(start), atol=1e-6, rtol=0)
+    assert (torch.stack(solution.trace).diff(dim=0) <= 1e-12).all()
 
 
 def test_newton_stops_at_a_bound_it_wants_to_cross():
@@ -37,15 +37,15 @@ def test_newton_stops_at_a_bound_it_wants_to_cross():
         ]
 
     start = torch.full((1, 2), 5.0, dtype=torch.float64)
-    found = newton(value, derivatives, start, lower=torch.zeros_like(start))
-    assert found.converged
-    torch.testing.assert_close(found.point, torch.tensor([[0.0, 2.0]], dtype=torch.float64))
+    solution = newton(value, derivatives, start, lower=torch.zeros_like(start))
+    assert solution.converged
+    torch.testing.assert_close(solution.point, torch.tensor([[0.0, 2.0]], dtype=torch.float64))
 
 
 def test_newton_says_when_it_ran_out_of_iterations():
-    found = newton(rosenbrock, rosenbrock_derivatives, torch.tensor([[-1.2, 1.0]], dtype=torch.float64), max_iter=2)
-    assert not found.converged
-    assert found.n_iter == 2
+    solution = newton(rosenbrock, rosenbrock_derivatives, torch.tensor([[-1.2, 1.0]], dtype=torch.float64), max_iter=2)
+    assert not solution.converged
+    assert solution.n_iter == 2
 
 
 def kink(point):
@@ -70,10 +70,10 @@ def test_lbfgs_never_ends_above_where_it_was():
     def value_and_gradient(flat):
         return kink(flat), flat / torch.sqrt(1e-4 + flat**2)
 
-    found = lbfgs(value_and_gradient, start)
-    assert found.converged
-    assert (np.diff([float(v) for v in found.trace]) <= 0).all()
-    torch.testing.assert_close(found.point, torch.zeros(2, dtype=torch.float64), atol=1e-6, rtol=0)
+    solution = lbfgs(value_and_gradient, start)
+    assert solution.converged
+    assert (np.diff([float(v) for v in solution.trace]) <= 0).all()
+    torch.testing.assert_close(solution.point, torch.zeros(2, dtype=torch.float64), atol=1e-6, rtol=0)
     assert not lbfgs(value_and_gradient, start, max_iter=1).converged
 
 
@@ -94,10 +94,10 @@ def test_em_is_stopped_by_its_gap_and_not_by_small_steps():
     f = mixture()
     step, objective, gap = em_pieces(f)
     start = torch.tensor([0.5, 0.5], dtype=torch.float64)
-    found = em(start, step, lambda r, _: r, objective, gap, tolerance=1e-9)
+    solution = em(start, step, lambda r, _: r, objective, gap, tolerance=1e-9)
     best = minimize(lambda g: float(objective(torch.tensor([1 - g[0], g[0]]))), [0.1], bounds=[(1e-9, 1)], tol=1e-14)
-    assert found.converged
-    assert float(found.point[1]) == pytest.approx(best.x[0], abs=1e-5)
+    assert solution.converged
+    assert float(solution.point[1]) == pytest.approx(best.x[0], abs=1e-5)
     limited = em(start, step, lambda r, _: r, objective, gap, tolerance=1e-9, max_iter=5)
     assert not limited.converged
     assert limited.n_iter == 5
@@ -128,7 +128,7 @@ def test_settings_of_em_that_make_no_sense_are_refused(settings, words):
         EM(**settings)
 
 
-def test_quasi_newton_mends_a_wrong_hessian_and_keeps_to_the_bounds():
+def test_quasi_newton_corrects_a_wrong_hessian_and_keeps_to_the_bounds():
     scale = torch.tensor([1.0, 10.0, 100.0, 1000.0], dtype=torch.float64)
     goal = torch.tensor([[1.0, 2.0, 3.0, -4.0]], dtype=torch.float64)
 
@@ -136,7 +136,7 @@ def test_quasi_newton_mends_a_wrong_hessian_and_keeps_to_the_bounds():
         return 0.5 * (scale * (point - goal) ** 2).sum(1), scale * (point - goal)
 
     start = torch.full((1, 4), 5.0, dtype=torch.float64)
-    found = quasi_newton(
+    solution = quasi_newton(
         value_and_gradient,
         start,
         8.0 * torch.diag(scale)[None],
@@ -144,7 +144,7 @@ def test_quasi_newton_mends_a_wrong_hessian_and_keeps_to_the_bounds():
         lower=torch.zeros_like(start),
         retract=lambda point: point,
     )
-    assert found.converged
-    assert found.n_iter <= 12
-    torch.testing.assert_close(found.point, torch.tensor([[1.0, 2.0, 3.0, 0.0]], dtype=torch.float64))
-    assert (torch.stack(found.trace).diff(dim=0) <= 1e-12).all()
+    assert solution.converged
+    assert solution.n_iter <= 12
+    torch.testing.assert_close(solution.point, torch.tensor([[1.0, 2.0, 3.0, 0.0]], dtype=torch.float64))
+    assert (torch.stack(solution.trace).diff(dim=0) <= 1e-12).all()

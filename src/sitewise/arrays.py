@@ -136,7 +136,7 @@ def plain_tensor(value: Tensor) -> Tensor:
     }
     odd = [kind for kind, is_so in kinds.items() if is_so]
     if odd:
-        raise TypeError(f"the tensor is {odd[0]}: hand over a dense one of numbers")
+        raise TypeError(f"the tensor is {odd[0]}: pass a dense one of numbers")
     return value.detach()
 
 

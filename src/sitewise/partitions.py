@@ -1,7 +1,7 @@
 """Rows in the partitions of Dask collections: frames, series or arrays that hold the same rows, partition by partition.
 
-Dask computes something small of every partition, where that lies, and adds it up. Nothing here imports it before a
-caller comes with a collection of it.
+Dask computes small sums of each partition on its worker, and adds them up. Dask is not imported before a caller passes
+one of its collections.
 """
 
 import sys
@@ -24,7 +24,7 @@ NOT_DASK = "{name} must be a Dask collection with the partitions of log_ratio, g
 
 
 class Partition(NamedTuple):
-    """The rows of one partition as they came, with whatever was given beside log f."""
+    """The rows of one partition as given: log f, and the other arguments with an entry for each row."""
 
     number: int
     log_ratio: Any
@@ -60,7 +60,7 @@ def columns_of(collection: Any) -> list[Any] | None:
 
 
 class Partitions:
-    """Partitions of log f and of what belongs to its rows, each read where Dask has it."""
+    """Partitions of log f and of the other arguments with an entry for each row; each is read on its worker."""
 
     def __init__(self, given: dict[str, Any], change: Callable[[Partition], Partition] | None = None) -> None:
         self.given = {name: value for name, value in given.items() if value is not None}
@@ -85,11 +85,11 @@ class Partitions:
         return np.zeros((1, shape[1])) if len(shape) == 2 else np.zeros(1)
 
     def changed(self, change: Callable[[Partition], Partition]) -> "Partitions":
-        """The same partitions, each of which something is done to as it is read."""
+        """The same partitions; `change` is applied to each when it is read."""
         return Partitions(self.given, change)
 
     def without(self, name: str) -> "Partitions":
-        """The same rows without one of the things that belong to them."""
+        """The same partitions without one of the arguments."""
         return Partitions({**self.given, name: None}, self.change)
 
     @cached_property
@@ -98,7 +98,7 @@ class Partitions:
         return list(zip(*(_pieces(value) for value in self.given.values()), strict=True))
 
     def tasks(self, function: Callable[[Partition], S], first: int = 0, last: int | None = None) -> list[Any]:
-        """What a function makes of each partition from one to another, not computed yet."""
+        """Apply a function to the partitions from `first` to `last`; the results are delayed."""
         from dask import delayed
 
         read = delayed(partial(_read, function, tuple(self.given), self.columns, self.change), pure=False)
@@ -141,7 +141,7 @@ def _checked(pieces: dict[str, Any], columns: dict[str, list[Any] | None], call:
 
 
 def as_partitions(log_ratio: Any, problems: Problems, **others: Any) -> Partitions | None:
-    """The partitions of a log f that is a Dask collection, and of what belongs to its rows; None for anything else."""
+    """The partitions of log f and the other arguments, if log f is a Dask collection; otherwise None."""
     if isinstance(log_ratio, Partitions):
         return log_ratio
     given = {"log_ratio": log_ratio, **{name: value for name, value in others.items() if value is not None}}
@@ -173,7 +173,7 @@ def _pieces(collection: Any) -> Sequence[Any]:
 
 
 def compute(tasks: Sequence[Any]) -> list[Any]:
-    """Compute delayed values by whatever scheduler is in use, in their order."""
+    """Compute delayed values by the current scheduler, and return them in the same order."""
     import dask
 
     with _explained():
@@ -220,7 +220,7 @@ class _explained:  # noqa: N801
 def map_rows(
     function: Callable[[Any, Any], Any], X: Any, Z: Any, *, columns: Sequence[Any] | None, dtype: Any = float
 ) -> Any:
-    """What a function makes of X and Z, partition by partition: a frame or series for a frame, an array for an array.
+    """Apply a function to X and Z in each partition; a frame gives a frame or series, an array an array.
 
     `columns` None says that the function gives one value a row.
     """

@@ -43,7 +43,7 @@ def with_nan():
         ({"model": "table"}, "needs sample_confounder"),
         ({"model": "table", "sample_confounder": Z}, "'age' is continuous: use model='additive'"),
         ({"solver": "sgd"}, "solver must be one of"),
-        ({"model": "network", "sample_confounder": Z, "solver": "newton"}, "goes with model auto or constant"),
+        ({"model": "network", "sample_confounder": Z, "solver": "newton"}, "is available for model auto or constant"),
         ({"strength": -1.0}, "strength must be 'auto' or a number from 0 up"),
         ({"strength": "strong"}, "strength must be 'auto'"),
         ({"strength": None}, "strength must be 'auto' or a number from 0 up, got None"),

@@ -107,16 +107,16 @@ def test_centres_have_the_sites_level():
 
 
 def test_dust_is_absent_and_shares_still_sum_to_one():
-    found = without_dust(torch.tensor([[1e-12, 0.25, 0.75]], dtype=torch.float64))
-    assert found.tolist() == [[0.0, 0.25, 0.75]]
+    cleaned = without_dust(torch.tensor([[1e-12, 0.25, 0.75]], dtype=torch.float64))
+    assert cleaned.tolist() == [[0.0, 0.25, 0.75]]
 
 
 def test_with_certain_rows_the_variance_is_the_binomials():
     certain = torch.tensor([[0.0, -torch.inf]] * 30 + [[-torch.inf, 0.0]] * 70)
     level = torch.tensor([0.3, 0.7], dtype=torch.float64)
-    found = variance_per_row(evidence_of(certain), level)
+    variance = variance_per_row(evidence_of(certain), level)
     expected = torch.tensor([[0.21, -0.21], [-0.21, 0.21]], dtype=torch.float64)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(variance, expected, rtol=1e-6, atol=1e-9)
 
 
 def test_weights_fit_the_same_g_again():

@@ -55,7 +55,7 @@ def test_cells_of_a_table_with_few_rows_reach_the_optimum():
 
 @pytest.mark.parametrize("seed", [7, 13, 48])
 @pytest.mark.parametrize("row", [[0.0, -40.0], [0.0, -40.0, -3.0], [0.0, -800.0, 1.0]])
-def test_em_stays_on_the_simplex_where_nothing_speaks_for_a_class(seed, row):
+def test_em_stays_on_the_simplex_without_evidence_for_a_class(seed, row):
     estimate = sw.estimate_prevalence([row] * 20, model="constant", solver="em", random_state=seed)
     assert np.isfinite(estimate.marginal).all()
     assert np.isfinite(estimate.gap)
@@ -79,9 +79,9 @@ def test_a_joint_estimate_is_certified_in_double_precision(monkeypatch):
         mixture = make_mixture(log_ratio, torch.tensor(rng.uniform(0.5, 2, 500)))
         assert mixture.ratio.dtype == torch.float32
         pseudo, even = torch.full((6,), 0.5, dtype=torch.float64), torch.full((6,), 1 / 6, dtype=torch.float64)
-        found = climb(mixture, pseudo, even, tolerance=1e-9)
-        assert found.converged
-        r, cells = mixture.ratio.double().numpy(), found.point.numpy()
+        solution = climb(mixture, pseudo, even, tolerance=1e-9)
+        assert solution.converged
+        r, cells = mixture.ratio.double().numpy(), solution.point.numpy()
         assert oracles.optimality_gap(r, cells, mixture.weight.numpy(), pseudo.numpy()) < 2e-9
 
 
@@ -97,11 +97,11 @@ def test_many_mixtures_at_once_are_each_at_their_own_optimum():
         relative = f / torch.einsum("bnk,bk->bn", f, w)[..., None]
         return torch.einsum("bnk,bnl->bkl", relative, relative) / 7
 
-    found = interior(look, bend, torch.full((4, 5), 0.2).double(), torch.zeros(4, 5).double(), tolerance=1e-10)
-    assert found.converged
+    solution = interior(look, bend, torch.full((4, 5), 0.2).double(), torch.zeros(4, 5).double(), tolerance=1e-10)
+    assert solution.converged
     for b in range(4):
-        assert oracles.optimality_gap(f[b].numpy(), found.point[b].numpy(), np.ones(7)) < 1e-9
-    assert all((later <= before + 0.1).all() for before, later in zip(found.trace, found.trace[1:], strict=False))
+        assert oracles.optimality_gap(f[b].numpy(), solution.point[b].numpy(), np.ones(7)) < 1e-9
+    assert all((later <= before + 0.1).all() for before, later in zip(solution.trace, solution.trace[1:], strict=False))
 
 
 def test_a_posterior_of_several_classes_goes_where_the_rows_are():

@@ -143,7 +143,7 @@ def test_a_table_of_a_class_that_is_absent(strength):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_classes_that_stand_in_for_each_other_have_all_they_share_in_their_interval():
+def test_intervals_of_classes_that_can_replace_each_other_contain_their_total():
     """Moving one of them up by mixing takes from the third class too, which the likelihood forbids long before."""
     q = np.random.default_rng(0).normal(0.3, 1, 300)
     low, high = (estimate := sw.estimate_prevalence(np.c_[q, q, -q])).interval()
@@ -179,14 +179,14 @@ def test_classes_that_f_does_not_tell_apart_are_reported():
 @pytest.mark.parametrize("prevalence", [0.002, 0.02])
 def test_rare_classes_are_found_without_bias(prevalence):
     family = sw.SimulatedFamily(signal=3.0, effect=0.0, seed=0)
-    found = []
+    estimates = []
     for seed in range(12):
         site = family.site(20_000, prevalence=[1 - prevalence, prevalence], seed=seed)
         estimate = sw.estimate_prevalence(site.log_ratio, model="constant")
         check(estimate)
         assert estimate.gap < 1e-9
-        found.append(estimate.marginal[1])
-    assert abs(np.mean(found) - prevalence) < 3 * np.std(found) / np.sqrt(12) + 1e-4
+        estimates.append(estimate.marginal[1])
+    assert abs(np.mean(estimates) - prevalence) < 3 * np.std(estimates) / np.sqrt(12) + 1e-4
 
 
 @pytest.mark.parametrize("n_classes", [10, 100])

@@ -35,10 +35,10 @@ def test_draws_lie_around_the_estimate_as_wide_as_its_interval(estimate):
 def test_every_draw_is_a_distribution_whose_mean_is_its_marginal(estimate):
     draws = estimate.draws(5, random_state=1)
     Z = SITE.Z if estimate.model == "additive" else ONE_LEVEL
-    found = np.stack(list(draws.log_prevalence(Z)))
-    assert found.shape == (5, 400, 2)
-    np.testing.assert_allclose(np.exp(found).sum(axis=2), 1, atol=1e-9)
-    np.testing.assert_allclose(np.exp(found).mean(axis=1), draws.marginal, atol=1e-9)
+    prevalence = np.stack(list(draws.log_prevalence(Z)))
+    assert prevalence.shape == (5, 400, 2)
+    np.testing.assert_allclose(np.exp(prevalence).sum(axis=2), 1, atol=1e-9)
+    np.testing.assert_allclose(np.exp(prevalence).mean(axis=1), draws.marginal, atol=1e-9)
 
 
 def test_a_seed_repeats_its_draws(estimate):
@@ -53,8 +53,8 @@ def test_a_row_without_z_has_the_draws_mean():
     draws = estimate.draws(6, random_state=0)
     nothing = SITE.Z.iloc[:1].astype(object)
     nothing.iloc[:] = None
-    found = np.concatenate(list(draws.log_prevalence(nothing)))
-    np.testing.assert_allclose(np.exp(found), draws.marginal, atol=1e-12)
+    prevalence = np.concatenate(list(draws.log_prevalence(nothing)))
+    np.testing.assert_allclose(np.exp(prevalence), draws.marginal, atol=1e-12)
 
 
 def test_where_f_says_nothing_every_share_is_as_likely():

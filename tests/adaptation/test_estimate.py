@@ -90,21 +90,21 @@ def test_a_table_with_rows_that_lack_z_climbs_to_the_joint_optimum():
         objective, np.full(len(cells), 0.5), bounds=[(1e-9, 1 - 1e-9)] * len(cells), options={"ftol": 1e-14}
     )
     assert estimate.log_likelihood == pytest.approx(-best.fun, abs=1e-4)
-    found = np.exp(estimate.log_prevalence(pd.DataFrame(cells, columns=Z.columns)))[:, 1]
-    np.testing.assert_allclose(found, best.x, atol=2e-3)
+    prevalence = np.exp(estimate.log_prevalence(pd.DataFrame(cells, columns=Z.columns)))[:, 1]
+    np.testing.assert_allclose(prevalence, best.x, atol=2e-3)
 
 
 @pytest.mark.parametrize("missing", [0.0, 0.5])
 def test_additive_newton_lbfgs_and_em_agree(missing):
     site = site_with_z(600, missing=missing)
-    found = {
+    by_solver = {
         solver: sw.estimate_prevalence(*_pair(site), model="additive", strength=1.0, solver=solver, random_state=0)
         for solver in ("newton", "lbfgs", "em")
     }
-    for estimate in found.values():
+    for estimate in by_solver.values():
         assert estimate.converged
-        assert estimate.log_likelihood == pytest.approx(found["newton"].log_likelihood, abs=1e-2)
-        np.testing.assert_allclose(estimate.marginal, found["newton"].marginal, atol=1e-3)
+        assert estimate.log_likelihood == pytest.approx(by_solver["newton"].log_likelihood, abs=1e-2)
+        np.testing.assert_allclose(estimate.marginal, by_solver["newton"].marginal, atol=1e-3)
 
 
 def test_the_papers_em_does_not_call_its_limit_a_success():
@@ -298,8 +298,10 @@ def test_candidates_count_by_what_they_give_to_left_out_rows():
     def made_up(left_out):
         return Fit(None, left_out + 2.0, True, 0.0, 0.0, 1, [], 1.0, lambda: PostFit(None, 2.0))
 
-    found = weigh_candidates([made_up(-50.0), made_up(-51.0), made_up(-70.0)], None, lambda fit, _: fit)
-    np.testing.assert_allclose([r.weight for r in found], np.exp([0.0, -1.0]) / np.exp([0.0, -1.0]).sum(), atol=1e-6)
+    by_solver = weigh_candidates([made_up(-50.0), made_up(-51.0), made_up(-70.0)], None, lambda fit, _: fit)
+    np.testing.assert_allclose(
+        [r.weight for r in by_solver], np.exp([0.0, -1.0]) / np.exp([0.0, -1.0]).sum(), atol=1e-6
+    )
     assert weigh_candidates([made_up(-50.0)], None, lambda fit, _: fit) == ()
 
 
@@ -319,8 +321,8 @@ def test_an_interval_at_z_allows_for_the_models_that_were_not_chosen(dependence)
     variance = torch.tensor(between + within)
     inside = ~near_a_bound(chosen, variance).any(1).numpy()  # where curvature alone decides
     assert inside.mean() > 0.9
-    for found, bound in zip(estimate.interval(site.Z), logit_interval(chosen, variance, 0.95), strict=True):
-        np.testing.assert_allclose(found[inside], bound.numpy()[inside], rtol=1e-9)
+    for by_solver, bound in zip(estimate.interval(site.Z), logit_interval(chosen, variance, 0.95), strict=True):
+        np.testing.assert_allclose(by_solver[inside], bound.numpy()[inside], rtol=1e-9)
 
 
 def test_gradient_steps_survive_a_strong_ridge():

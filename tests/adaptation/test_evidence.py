@@ -80,8 +80,8 @@ def test_a_constant_g_sees_all_rows_alike():
     assert pooled.seen_weight == N
     assert evidence.log_likelihoods(levels).tolist() == pytest.approx(expected)
     for level, value in zip(levels, expected, strict=True):
-        found = pooled.log_likelihood(lambda codes, level=level: level.expand(len(codes), -1))
-        assert found == pytest.approx(value)
+        likelihood = pooled.log_likelihood(lambda codes, level=level: level.expand(len(codes), -1))
+        assert likelihood == pytest.approx(value)
 
 
 def test_mixtures_with_a_certain_class_are_mixtures():
@@ -116,9 +116,9 @@ def test_grams_of_rows_and_of_groups():
 
 
 def test_the_mean_size_of_a_group_is_that_of_a_rows_group():
-    found = count_groups(torch.tensor([0, 0, 0, 1, 2, 2]), None)
-    assert (found.n_names, found.count) == (3, 3)
-    assert found.mean_size == pytest.approx((9 + 1 + 4) / 6)
+    groups = count_groups(torch.tensor([0, 0, 0, 1, 2, 2]), None)
+    assert (groups.n_names, groups.count) == (3, 3)
+    assert groups.mean_size == pytest.approx((9 + 1 + 4) / 6)
     assert count_groups(torch.zeros(5, dtype=torch.long), None).mean_size == 1.0  # one group shows no difference
 
 

@@ -264,10 +264,10 @@ def test_a_balanced_ratio_gives_the_joint_back(n_classes, monkeypatch):
         rng.dirichlet(np.full(4 * n_classes, 5.0)).reshape(4, n_classes),
         rng.uniform(0.5, 2, len(log_ratio)),
     )
-    found = balanced(log_ratio, prior, weight)
+    balance = balanced(log_ratio, prior, weight)
     expected = sinkhorn(log_ratio, prior, weight)
-    np.testing.assert_allclose(found - found[0, 0], expected - expected[0, 0], atol=1e-4)
-    again = sw.estimate_joint(log_ratio + found, prior=prior, strength=0.0, sample_weight=weight)
+    np.testing.assert_allclose(balance - balance[0, 0], expected - expected[0, 0], atol=1e-4)
+    again = sw.estimate_joint(log_ratio + balance, prior=prior, strength=0.0, sample_weight=weight)
     np.testing.assert_allclose(again.joint, prior, atol=2e-4)
 
 
@@ -283,9 +283,9 @@ def test_balance_leaves_alone_what_it_cannot_know():
     log_ratio[:, 2, 1] = -np.inf
     prior = truth.copy()
     prior[0, 0] = 0
-    found = balanced(log_ratio, prior / prior.sum())
-    assert found[2, 1] == found[0, 0] == 0
-    assert np.isfinite(found).all()
+    balance = balanced(log_ratio, prior / prior.sum())
+    assert balance[2, 1] == balance[0, 0] == 0
+    assert np.isfinite(balance).all()
     certain = np.full((100, 2, 2), -np.inf)  # x tells each cell for certain: no factor changes how many rows are there
     certain.reshape(100, -1)[np.arange(100), np.arange(100) % 4] = 0.0
     np.testing.assert_allclose(balanced(certain, np.full((2, 2), 0.25)), 0, atol=1e-6)

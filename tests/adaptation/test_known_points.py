@@ -1,4 +1,4 @@
-"""Laws of a site that is told some labels, or its prevalence (section 20 of docs/maths.md)."""
+"""Laws of a site with some known labels, or a known prevalence (section 20 of docs/maths.md)."""
 
 from dataclasses import replace
 from functools import cache
@@ -74,8 +74,8 @@ def test_no_label_is_as_no_labels(n_classes, with_z):
     rows = own(n_classes, with_z)
     without = answers(estimate(n_classes, with_z), *rows)
     unknown = np.full(len(rows[0]), np.nan)
-    found = answers(estimate(n_classes, with_z, y=unknown), *rows)
-    assert found == pytest.approx(without, abs=1e-11)  # the last bits hang on where arrays lie in memory
+    answer = answers(estimate(n_classes, with_z, y=unknown), *rows)
+    assert answer == pytest.approx(without, abs=1e-11)  # the last bits hang on where arrays lie in memory
 
 
 @pytest.mark.parametrize("n_known", [10, 40])
@@ -85,28 +85,28 @@ def test_labels_beside_rows_without_z(n_known):
     Z = drawn.Z.copy()
     Z.iloc[::2] = np.nan
     given = {"prior": prior_of(2, True), "confounders": source(2).schema, "y": partial(drawn.y, n_known)}
-    found = estimate_prevalence(drawn.log_ratio, Z, **given)
-    assert found.converged
-    assert found.n_iter < 50
+    site_estimate = estimate_prevalence(drawn.log_ratio, Z, **given)
+    assert site_estimate.converged
+    assert site_estimate.n_iter < 50
 
 
 @every
 def test_p_of_y_is_one_number_with_labels(n_classes, with_z):
     ratios, Z = own(n_classes, with_z)
-    found = estimate(n_classes, with_z, y=partial(site(n_classes).y, 40))
-    low, high = found.interval()
-    assert found.predict_proba(ratios, Z).mean(0) == pytest.approx(found.marginal, abs=ROUNDING)
-    assert (low < found.marginal).all()
-    assert (found.marginal < high).all()
+    site_estimate = estimate(n_classes, with_z, y=partial(site(n_classes).y, 40))
+    low, high = site_estimate.interval()
+    assert site_estimate.predict_proba(ratios, Z).mean(0) == pytest.approx(site_estimate.marginal, abs=ROUNDING)
+    assert (low < site_estimate.marginal).all()
+    assert (site_estimate.marginal < high).all()
 
 
 @every
 def test_all_labels_give_the_sites_frequency(n_classes, with_z):
     drawn = site(n_classes)
-    found = estimate(n_classes, with_z, y=drawn.y.astype(float))
+    site_estimate = estimate(n_classes, with_z, y=drawn.y.astype(float))
     share = np.bincount(drawn.y, minlength=n_classes) / len(drawn.y)
     # Where labels decide, predictions have their mean; the prior moves it by about a label's worth.
-    assert found.marginal == pytest.approx(share, abs=3 / len(drawn.y))
+    assert site_estimate.marginal == pytest.approx(share, abs=3 / len(drawn.y))
 
 
 @every
@@ -136,20 +136,20 @@ def test_weight_two_is_two_labeled_rows(n_classes, with_z):
 
 
 @pytest.mark.parametrize("n_classes", [2, 3])
-def test_copies_of_a_label_that_are_told_to_be_copies_say_no_more_than_one(n_classes):
+def test_copies_of_a_label_in_one_group_count_as_one_label(n_classes):
     drawn = site(n_classes)
     y, rows = partial(drawn.y, 40), np.repeat(np.arange(len(drawn.y)), 4)
     once = estimate(n_classes, False, y=y)
-    told = estimate(n_classes, False, rows, y=y, groups=rows)
-    untold = estimate(n_classes, False, rows, y=y)
+    by_groups = estimate(n_classes, False, rows, y=y, groups=rows)
+    by_rows = estimate(n_classes, False, rows, y=y)
 
     def width(found):
         low, high = found.interval()
         return high - low
 
-    assert told.marginal == pytest.approx(once.marginal, abs=0.05 * width(once).max())
-    assert width(told) == pytest.approx(width(once), rel=0.15)
-    assert (width(untold) < 0.75 * width(once)).all()
+    assert by_groups.marginal == pytest.approx(once.marginal, abs=0.05 * width(once).max())
+    assert width(by_groups) == pytest.approx(width(once), rel=0.15)
+    assert (width(by_rows) < 0.75 * width(once)).all()
 
 
 @pytest.mark.parametrize("n_classes", [2, 3])
@@ -192,8 +192,8 @@ def test_labels_tell_the_slope_of_f(n_classes, wrong):
 
     def off(n_known):
         y = partial(drawn.y, n_known)
-        found = estimate_prevalence(drawn.log_ratio / wrong, prior=prior, y=y)
-        predicted = found.predict_proba(drawn.log_ratio / wrong)
+        site_estimate = estimate_prevalence(drawn.log_ratio / wrong, prior=prior, y=y)
+        predicted = site_estimate.predict_proba(drawn.log_ratio / wrong)
         return (right * np.log(right / predicted)).sum(1).mean()
 
     assert off(400) < 0.01
@@ -210,11 +210,11 @@ def test_an_exact_prevalence_is_the_mean_of_the_predictions(n_classes, with_z, n
     y = partial(site(n_classes).y, n_known) if n_known else None
     weight = np.random.default_rng(0).integers(1, 4, len(ratios))
     known = {2: (0.5, 0.5), 3: (0.25, 0.5, 0.25)}[n_classes]
-    found = estimate(n_classes, with_z, y=y, sample_weight=weight, known_prevalence=list(known))
-    mean = weight @ found.predict_proba(ratios, Z) / weight.sum()
+    site_estimate = estimate(n_classes, with_z, y=y, sample_weight=weight, known_prevalence=list(known))
+    mean = weight @ site_estimate.predict_proba(ratios, Z) / weight.sum()
     assert mean == pytest.approx(known, abs=1e-9)
-    assert found.marginal == pytest.approx(known, abs=1e-9)
-    low, high = found.interval()
+    assert site_estimate.marginal == pytest.approx(known, abs=1e-9)
+    low, high = site_estimate.interval()
     assert low == pytest.approx(known, abs=1e-9)
     assert high == pytest.approx(known, abs=1e-9)
 
@@ -236,9 +236,9 @@ def test_an_uncertain_prevalence_is_between_the_rows_and_the_known(n_classes, wi
 
     def marginal(width):
         entries = dict(enumerate([(share, share - width * share, share + width * share) for share in [*rest, known]]))
-        found = estimate(n_classes, with_z, known_prevalence=entries)
-        low, high = found.interval()
-        return found.marginal[-1], high[-1] - low[-1]
+        site_estimate = estimate(n_classes, with_z, known_prevalence=entries)
+        low, high = site_estimate.interval()
+        return site_estimate.marginal[-1], high[-1] - low[-1]
 
     (narrow, narrow_width), (wide, wide_width) = marginal(0.02), marginal(0.5)
     assert without < wide < narrow < known + 0.01
@@ -271,24 +271,24 @@ def test_a_table_holds_in_every_stratum():
     prior = replace(SitePrior(estimate_prevalence(ratios, Z, y=y.astype(float), model="additive").prevalence))
 
     def estimated(table):
-        found = estimate_prevalence(ratios, Z, prior=prior, confounders=schema, known_prevalence=table)
-        return found, found.predict_proba(ratios, Z)[:, 1]
+        site_estimate = estimate_prevalence(ratios, Z, prior=prior, confounders=schema, known_prevalence=table)
+        return site_estimate, site_estimate.predict_proba(ratios, Z)[:, 1]
 
     table = pd.DataFrame({"sex": ["f", "m"], "prevalence": [0.5, 0.4]})
-    found, p = estimated(table)
+    site_estimate, p = estimated(table)
     for sex, wanted in (("f", 0.5), ("m", 0.4)):
         assert p[(Z["sex"] == sex).to_numpy()].mean() == pytest.approx(wanted, abs=1e-9)
-    assert found.marginal[1] == pytest.approx(p.mean(), abs=ROUNDING)
+    assert site_estimate.marginal[1] == pytest.approx(p.mean(), abs=ROUNDING)
     bands = pd.DataFrame(
         {"age": ["<40", "40-59", "60+"], "sex": ["f", "f", "f"], "prevalence": [0.5, 0.5, 0.6]}
         | {"low": [0.5, 0.4, 0.55], "high": [0.5, 0.6, 0.65]}
     )
-    found, p = estimated(bands)
+    site_estimate, p = estimated(bands)
     young = ((Z["age"] < 40) & (Z["sex"] == "f")).to_numpy()
     assert p[young].mean() == pytest.approx(0.5, abs=1e-9)
-    low, high = found.interval()
-    assert low[1] < found.marginal[1] < high[1]
-    assert found.marginal[1] == pytest.approx(p.mean(), abs=ROUNDING)
+    low, high = site_estimate.interval()
+    assert low[1] < site_estimate.marginal[1] < high[1]
+    assert site_estimate.marginal[1] == pytest.approx(p.mean(), abs=ROUNDING)
 
 
 @pytest.mark.parametrize(
@@ -351,9 +351,9 @@ def test_labels_of_chunks_are_those_of_all_rows():
     y, prior = partial(drawn.y, 40), prior_of(2, True, **DOUBTFUL)
     schema = prior.schema
     chunks = [(drawn.log_ratio[part], drawn.Z.iloc[part]) for part in (slice(0, 50), slice(50, 120))]
-    found = estimate_prevalence(chunks, prior=prior, confounders=schema, y=y)
+    site_estimate = estimate_prevalence(chunks, prior=prior, confounders=schema, y=y)
     expected = estimate(2, True, y=y)
-    assert answers(found, *own(2, True)) == pytest.approx(answers(expected, *own(2, True)), abs=ROUNDING)
+    assert answers(site_estimate, *own(2, True)) == pytest.approx(answers(expected, *own(2, True)), abs=ROUNDING)
 
 
 def test_labels_must_be_as_many_as_rows():

@@ -71,11 +71,11 @@ def test_what_is_remembered_belongs_to_its_place():
 def test_newton_and_em_reach_the_same_optimum(blank):
     problem = additive_problem(rows_of(n_rows=80, blank=blank), 5.0, None)
     start = torch.zeros(problem.n_features * 2, dtype=torch.float64)
-    found = solve_linear(problem, start, "auto")
+    solution = solve_linear(problem, start, "auto")
     by_em = solve_linear(problem, start, EM())
-    assert found.converged
-    assert float(problem.gradient(found.point).abs().max()) < 1e-6
-    assert float(problem.value(found.point)) == pytest.approx(float(problem.value(by_em.point)), abs=1e-8)
+    assert solution.converged
+    assert float(problem.gradient(solution.point).abs().max()) < 1e-6
+    assert float(problem.value(solution.point)) == pytest.approx(float(problem.value(by_em.point)), abs=1e-8)
 
 
 def test_the_same_rows_with_doubled_weights_are_the_rows_twice():

@@ -32,7 +32,7 @@ with_and_without_z = pytest.mark.parametrize("with_z", [False, True], ids=["with
 
 @cache
 def site(n_classes, n_rows=150, prevalence=None, dependence=-1.0, seed=5, signal=2.0):
-    """A simulated site; its z goes with y the other way round than at the source."""
+    """A simulated site; its relation of z and y is the reverse of that at the source."""
     family = sw.SimulatedFamily(n_classes=n_classes, levels=(2,), signal=signal, seed=1)
     shares = ACTUAL[n_classes] if prevalence is None else prevalence
     return family.site(n_rows, prevalence=shares, dependence=dependence, seed=seed)
@@ -144,7 +144,7 @@ def test_rows_that_are_not_trusted_leave_the_mean_as_trained(n_classes, with_z, 
     assert estimate.predict_proba(drawn.log_ratio, Z).mean(0) == pytest.approx(expected, abs=ROUNDING)
     trusted = estimate_prevalence(drawn.log_ratio, Z, prior=replace(prior, trusted_rows=float("inf")))
     moved = trusted.predict_proba(drawn.log_ratio, Z).mean(0) - expected
-    assert np.abs(moved).max() > 0.05  # the same rows speak against it, where they are asked
+    assert np.abs(moved).max() > 0.05  # the same rows are evidence against it, if they are used
 
 
 def test_rows_that_are_not_trusted_leave_the_mean_of_many_rows_as_trained():
@@ -286,28 +286,28 @@ def test_level_and_factor_are_those_of_a_fine_grid():
 
 
 def test_a_size_is_weighed_by_how_well_it_predicts():
-    variance, told, best = 0.09, 40.0, 0.5  # of the prior, and the likelihood's curvature and maximum
+    variance, curvature, best = 0.09, 40.0, 0.5  # of the prior, and the likelihood's curvature and maximum
     at = np.linspace(-8, 8, 400_001)
-    likelihood = norm.pdf(at, best, told**-0.5)
+    likelihood = norm.pdf(at, best, curvature**-0.5)
     sizes = [np.zeros_like(at) if size == 0 else norm.pdf(at, 0, size * variance**0.5) for size in SIZES]
     sizes[SIZES.index(0.0)][np.abs(at).argmin()] = 1.0 / (at[1] - at[0])
     posterior = likelihood * sum(sizes)
     posterior /= posterior.sum()
     mean = posterior @ at
-    mode = best * told / (told + 1.0 / variance)
+    mode = best * curvature / (curvature + 1.0 / variance)
     one = torch.ones(1, dtype=torch.float64)
-    found = average_sizes((told + 1.0 / variance) * one[None], mode * one, variance * one)
-    assert float(found.mean) == pytest.approx(mean, rel=1e-3)
-    assert float(found.covariance) == pytest.approx(posterior @ (at - mean) ** 2, rel=1e-3)
+    average = average_sizes((curvature + 1.0 / variance) * one[None], mode * one, variance * one)
+    assert float(average.mean) == pytest.approx(mean, rel=1e-3)
+    assert float(average.covariance) == pytest.approx(posterior @ (at - mean) ** 2, rel=1e-3)
 
 
 def test_a_deviation_that_rows_say_nothing_of_is_the_prior():
     variance = torch.tensor([0.1, 0.4], dtype=torch.float64)
-    found = average_sizes(torch.diag(1.0 / variance), torch.zeros(2, dtype=torch.float64), variance)
+    average = average_sizes(torch.diag(1.0 / variance), torch.zeros(2, dtype=torch.float64), variance)
     expected = variance * np.square(SIZES).mean()
-    assert torch.equal(found.mean, torch.zeros(2, dtype=torch.float64))
-    assert torch.allclose(found.covariance, torch.diag(expected))
-    assert torch.allclose(found.variance, expected)
+    assert torch.equal(average.mean, torch.zeros(2, dtype=torch.float64))
+    assert torch.allclose(average.covariance, torch.diag(expected))
+    assert torch.allclose(average.variance, expected)
 
 
 def test_an_estimate_is_of_sound_probabilities(case):
@@ -345,16 +345,16 @@ def test_tilted_weights_reach_the_mean_that_is_wanted(n_classes):
     weight = torch.tensor(rng.dirichlet(np.ones(64)))
     wanted = torch.tensor(EXPECTED[n_classes], dtype=torch.float64)
     values, wanted = values[:, 1:], wanted[1:]
-    found = tilt(weight, values, wanted)
-    assert float(found.sum()) == pytest.approx(1.0)
-    assert (found > 0).all()
-    assert (found @ values).numpy() == pytest.approx(wanted.numpy(), abs=1e-9)
+    tilted = tilt(weight, values, wanted)
+    assert float(tilted.sum()) == pytest.approx(1.0)
+    assert (tilted > 0).all()
+    assert (tilted @ values).numpy() == pytest.approx(wanted.numpy(), abs=1e-9)
     assert tilt(weight, values, weight @ values).numpy() == pytest.approx(weight.numpy(), abs=1e-9)
     assert tilt(weight, values, 0.0 * wanted) is None  # no weights of these values have this mean
 
 
 @both
-def test_points_that_are_kept_stand_for_all(n_classes):
+def test_points_that_are_kept_represent_all(n_classes):
     rng = np.random.default_rng(0)
     mean = torch.tensor(rng.dirichlet(np.full(n_classes, 5.0), 1000))
     weight, factor = torch.tensor(rng.dirichlet(np.ones(1000))), torch.tensor(rng.normal(size=1000))
@@ -375,10 +375,10 @@ def test_points_that_are_kept_stand_for_all(n_classes):
 
 
 @both
-def test_copies_that_are_told_to_be_copies_say_no_more_than_one(n_classes):
+def test_copies_in_one_group_count_as_one_row(n_classes):
     drawn = site(n_classes, 120)
     rows = np.repeat(np.arange(120), 5)
-    once, told, untold = (
+    once, by_groups, by_rows = (
         estimate_prevalence(ratios, prior=EXPECTED[n_classes], **options)
         for ratios, options in (
             (drawn.log_ratio, {}),
@@ -392,9 +392,9 @@ def test_copies_that_are_told_to_be_copies_say_no_more_than_one(n_classes):
         return high - low
 
     # The design effect of copies is their number, but for n / (n - 1) of sampling whole groups.
-    assert told.marginal == pytest.approx(once.marginal, abs=0.05 * width(once).max())
-    assert width(told) == pytest.approx(width(once), rel=0.05)
-    assert width(untold) == pytest.approx(width(once) / 5**0.5, rel=0.15)
+    assert by_groups.marginal == pytest.approx(once.marginal, abs=0.05 * width(once).max())
+    assert width(by_groups) == pytest.approx(width(once), rel=0.05)
+    assert width(by_rows) == pytest.approx(width(once) / 5**0.5, rel=0.15)
 
 
 @both
@@ -407,13 +407,13 @@ def test_known_labels_move_the_answer_where_f_says_nothing(n_classes, with_z):
     prior = prior_of(n_classes, with_z)
     silent = 1e-9 * np.random.default_rng(0).normal(size=(n_rows, n_classes))
 
-    def told(known):
+    def marginal_given(known):
         return estimate_prevalence(silent, Z, prior=prior, y=np.where(known, labels, np.nan)).marginal
 
     number = np.arange(n_rows)
     of_last = number[labels == n_classes - 1]
     before, few, all_but_one, everything = (
-        told(known) for known in (number < 0, np.isin(number, of_last[:5]), number > 0, number >= 0)
+        marginal_given(known) for known in (number < 0, np.isin(number, of_last[:5]), number > 0, number >= 0)
     )
     # The prior's slope is less than a label's (0.8 against 1 in log-odds): it moves shares by about 1 / n.
     assert all_but_one == pytest.approx(share, abs=5 / n_rows)

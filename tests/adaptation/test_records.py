@@ -71,8 +71,8 @@ def test_a_prior_that_depends_on_z_comes_back_with_it():
 
 def test_containers_come_back():
     frame = pd.DataFrame(NEW.log_ratio, columns=["well", "ill"])
-    found = there_and_back(sw.estimate_prevalence(frame, NEW.Z)).marginal
-    assert list(found.index) == ["well", "ill"]
+    returned = there_and_back(sw.estimate_prevalence(frame, NEW.Z)).marginal
+    assert list(returned.index) == ["well", "ill"]
     tensor = there_and_back(sw.estimate_prevalence(torch.tensor(NEW.log_ratio), NEW.Z)).marginal
     assert isinstance(tensor, torch.Tensor)
 

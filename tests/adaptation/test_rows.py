@@ -65,24 +65,24 @@ def test_moments_are_the_derivatives_of_the_likelihood(n_classes, cells, weighte
         return likelihood(torch.softmax(logits + theta @ contrasts(n_classes).T, dim=1))
 
     g = torch.softmax(logits, dim=1)
-    found = moments(rows, g, 2)
-    torch.testing.assert_close(found.log_likelihood.sum(), likelihood(g))
-    torch.testing.assert_close(found.weight.sum(), weight.sum())
-    torch.testing.assert_close(found.slope, torch.autograd.functional.jacobian(likelihood, g))
+    sums = moments(rows, g, 2)
+    torch.testing.assert_close(sums.log_likelihood.sum(), likelihood(g))
+    torch.testing.assert_close(sums.weight.sum(), weight.sum())
+    torch.testing.assert_close(sums.slope, torch.autograd.functional.jacobian(likelihood, g))
     hessian = torch.autograd.functional.hessian(likelihood, g)
     theta = torch.zeros(len(g), n_classes - 1, dtype=torch.float64)
     logit_hessian = torch.autograd.functional.hessian(likelihood_of_contrasts, theta)
     for u in range(len(g)):
-        torch.testing.assert_close(found.curvature[u], -hessian[u, :, u])
-        torch.testing.assert_close(found.logit_information[u], -logit_hessian[u, :, u])
+        torch.testing.assert_close(sums.curvature[u], -hessian[u, :, u])
+        torch.testing.assert_close(sums.logit_information[u], -logit_hessian[u, :, u])
     slope = torch.autograd.functional.jacobian(likelihood_of_contrasts, theta)
-    torch.testing.assert_close(found.logit_slope, slope)
+    torch.testing.assert_close(sums.logit_slope, slope)
     residual = f * rows.at_rows(g) / (f * rows.at_rows(g)).sum(1, keepdim=True) - rows.at_rows(g)
     gram = torch.einsum("n,nk,nl->kl", weight, residual, residual)
     basis = contrasts(n_classes)
-    torch.testing.assert_close(found.logit_gram.sum(0), basis.T @ gram @ basis)
+    torch.testing.assert_close(sums.logit_gram.sum(0), basis.T @ gram @ basis)
     for order in (0, 1):
-        torch.testing.assert_close(moments(rows, g, order).log_likelihood, found.log_likelihood)
+        torch.testing.assert_close(moments(rows, g, order).log_likelihood, sums.log_likelihood)
 
 
 @pytest.mark.parametrize("n_classes", [2, 3])

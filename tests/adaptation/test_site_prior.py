@@ -1,4 +1,4 @@
-"""The source's g as a prior: a posterior that leaves it as far as rows speak against it; known labels owe f nothing."""
+"""The source's g as a prior: a posterior that departs from it with the evidence of the rows; known labels."""
 
 from dataclasses import replace
 
@@ -77,13 +77,13 @@ def test_the_nearer_sites_are_to_each_other_the_less_a_weak_f_moves_the_level(at
     rng = np.random.default_rng(6)
     weak = (0.1 * new.log_ratio + np.outer(0.06 * rng.normal(size=len(new.y)) + 0.05, [-1, 1]))[:60]
     even = ConstantPrevalence(torch.tensor([0.5, 0.5], dtype=torch.float64).log())
-    found = [
+    shares = [
         sw.estimate_prevalence(weak, prior=SitePrior(even, level_scale=scale)).marginal[1]
         for scale in (0.1, 0.5, 1.5, 5.0)
     ]
-    assert found == sorted(found)
-    assert found[0] < 0.6
-    assert found[-1] > 0.8
+    assert shares == sorted(shares)
+    assert shares[0] < 0.6
+    assert shares[-1] > 0.8
 
 
 def test_rows_outvote_a_narrow_prior(family, at_home):
@@ -130,7 +130,7 @@ def test_a_level_that_may_err_widens_the_interval(at_home, knows_z):
     assert widths[2] > 2 * widths[0]
 
 
-def test_a_known_label_owes_nothing_to_f(at_home):
+def test_a_known_label_does_not_depend_on_f(at_home):
     source, new = at_home
     before = prior(source, trusted_rows=0.0)
     none, all_ = (sw.estimate_prevalence(new.log_ratio, new.Z, prior=before, y=y) for y in (None, new.y))

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from writers import without_exchange
 
-from sitewise.artifacts import folders, places
+from sitewise.artifacts import folders
 from sitewise.artifacts.folders import SCHEMA, Folder, read_folder, write_folder
 
 VERSIONS = {"sitewise": "0.1.0"}
@@ -36,7 +37,7 @@ def files_below(path):
 
 
 def rewrite(path, change):
-    """Change `model.json` as somebody would who also mends its checksum."""
+    """Change `model.json` as a person would who also corrects its checksum."""
     document = json.loads(path.read_text())
     change(document)
     document["sha256"] = ""
@@ -184,15 +185,15 @@ class Stop(KeyboardInterrupt):
 
 @pytest.mark.parametrize("exchanging", [True, False])
 @pytest.mark.parametrize(
-    ("owner", "call"), [(os, "fsync"), (Path, "rename"), (Path, "replace"), (Path, "mkdir"), (places, "_exchange")]
+    ("owner", "call"), [(os, "fsync"), (Path, "rename"), (Path, "replace"), (Path, "mkdir"), (os, "fsencode")]
 )
 @pytest.mark.parametrize("error", [Stop(), OSError(errno.ENOSPC, "No space left on device")])
 @pytest.mark.parametrize("replace", [True, False])
 def test_whatever_interrupts_nothing_is_half_written(tmp_path, monkeypatch, owner, call, exchanging, error, replace):
-    """Fail at the first, second, ... call of something until a writing gets through."""
+    """Fail at the first, second, ... call of something until a writing gets through (`fsencode`: at the exchange)."""
     place = tmp_path / "site"
     if not exchanging:
-        monkeypatch.setattr(places, "_exchange", lambda one, other: False)
+        without_exchange(monkeypatch)
     original = getattr(owner, call)
     for allowed in range(100):
         if replace:
@@ -215,7 +216,7 @@ def test_whatever_interrupts_nothing_is_half_written(tmp_path, monkeypatch, owne
         if replace:
             same(read_folder(place), make())
         assert os.listdir(tmp_path) == (["site"] if replace else [])
-    used = {"rename": replace and not exchanging, "replace": not replace, "_exchange": replace}
+    used = {"rename": replace and not exchanging, "replace": not replace, "fsencode": replace and exchanging}
     assert used.get(call, True) <= allowed < 99
     same(read_folder(place), make(1))
     assert os.listdir(tmp_path) == ["site"]

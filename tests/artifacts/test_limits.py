@@ -1,4 +1,4 @@
-"""Small files that would exhaust whoever reads them are refused before they are parsed, with a short message."""
+"""Small files that would exhaust the memory of a reader are refused before they are parsed, with a short message."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def test_what_could_not_be_read_is_not_written(tmp_path, monkeypatch):
 
 def test_a_huge_document_is_not_read(saved, monkeypatch):
     with (saved / "model.json").open("r+b") as file:
-        file.truncate(2**40)  # takes no room on the disk
+        file.truncate(2**40)  # takes no space on the disk
     refuse(saved, "bytes")
 
 
@@ -142,7 +142,7 @@ def test_entries_that_ask_for_too_much_or_make_no_sense_are_named(entry):
     assert len(str(caught.value)) < SHORT
 
 
-def test_many_problems_are_told_in_a_short_message():
+def test_many_problems_are_listed_in_a_short_message():
     tensors = {f"t{i}" * 50: torch.zeros(1) for i in range(5000)}
     with pytest.raises(ValueError, match="5000 problems") as caught:
         unpack({}, tensors, {})

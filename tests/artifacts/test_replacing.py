@@ -9,7 +9,7 @@ import signal
 import threading
 
 import pytest
-from writers import compete, make, number_of, save_and_be_killed, save_until
+from writers import compete, make, number_of, save_and_be_killed, save_until, without_exchange
 
 from patience import LONG, wait_for
 from sitewise.artifacts import places
@@ -23,7 +23,7 @@ FORK = multiprocessing.get_context("fork")  # quick; it only writes files
 def either_way(request, monkeypatch):
     """With the exchange of two folders at once, and where the system has none."""
     if request.param == "two renames":
-        monkeypatch.setattr(places, "_exchange", lambda one, other: False)
+        without_exchange(monkeypatch)
     return request.param == "exchange"
 
 
@@ -33,11 +33,11 @@ def test_readers_beside_a_writer_always_get_one_whole_writing(tmp_path):
     enough = SPAWN.Event()
     writer = SPAWN.Process(target=save_until, args=(enough, path, (1, 2, 3)))
     writer.start()
-    found = []
+    numbers = []
 
     def read_often():
-        found.extend(number_of(read_folder(place)) for place in (path, path / "model"))
-        return not writer.is_alive() or (len(found) > 40 and len(set(found)) > 2)
+        numbers.extend(number_of(read_folder(place)) for place in (path, path / "model"))
+        return not writer.is_alive() or (len(numbers) > 40 and len(set(numbers)) > 2)
 
     try:
         wait_for(read_often)
@@ -45,12 +45,12 @@ def test_readers_beside_a_writer_always_get_one_whole_writing(tmp_path):
         enough.set()
         writer.join()
     assert writer.exitcode == 0
-    assert set(found) <= {0, 1, 2, 3}
+    assert set(numbers) <= {0, 1, 2, 3}
     assert os.listdir(tmp_path) == ["site"]
 
 
 def test_an_inner_folder_is_read_from_the_bytes_that_were_checked(tmp_path, monkeypatch):
-    """Whoever puts another model inside after it was checked is not trusted."""
+    """A model that was replaced after it was checked is not trusted."""
     write_folder(make(1), tmp_path / "site")
     write_folder(make(2), tmp_path / "other")
     original = json.loads
@@ -85,7 +85,7 @@ def test_a_folder_that_is_replaced_all_the_time_is_not_called_damaged(tmp_path, 
 
 @pytest.mark.parametrize("replace", [True, False])
 @pytest.mark.parametrize(
-    ("owner", "name"), [("os", "fsync"), ("Path", "rename"), ("Path", "mkdir"), ("places", "_exchange")]
+    ("owner", "name"), [("os", "fsync"), ("Path", "rename"), ("Path", "mkdir"), ("os", "fsencode")]
 )
 def test_a_killed_writer_leaves_the_old_or_the_new_model_and_the_next_one_tidies_up(
     tmp_path, either_way, replace, owner, name

@@ -1,14 +1,16 @@
 """Folders that tell which writing they are of, and processes that write them; test processes import this."""
 
+import ctypes
 import hashlib
 import itertools
 import json
 import os
 import signal
+from pathlib import Path
 
+import pytest
 import torch
 
-from sitewise.artifacts import places
 from sitewise.artifacts.folders import Folder, write_folder
 
 VERSIONS = {"sitewise": "0.1.0"}
@@ -24,9 +26,21 @@ def make(number):
 def number_of(folder):
     """The one writing that all parts of a folder are of."""
     parts = (folder, *folder.inside.values())
-    found = {part.content["number"] for part in parts} | {int(part.tensors["w"][7]) for part in parts}
-    assert len(found) == 1, found
-    return found.pop()
+    numbers = {part.content["number"] for part in parts} | {int(part.tensors["w"][7]) for part in parts}
+    assert len(numbers) == 1, numbers
+    return numbers.pop()
+
+
+def without_exchange(monkeypatch):
+    """Simulate a system that cannot exchange two folders: its C library cannot be opened."""
+    load = ctypes.CDLL
+
+    def failing(name, *arguments, **options):
+        if name is None:
+            raise OSError("there is no C library")
+        return load(name, *arguments, **options)
+
+    monkeypatch.setattr(ctypes, "CDLL", failing)
 
 
 def rewrite(path, change):
@@ -50,8 +64,8 @@ def save_until(enough, path, numbers):
 def save_and_be_killed(path, number, owner, name, calls, exchanging):
     """Save, and be killed at a call of something."""
     if not exchanging:
-        places._exchange = lambda one, other: False
-    owner = {"os": os, "Path": places.Path, "places": places}[owner]
+        without_exchange(pytest.MonkeyPatch())
+    owner = {"os": os, "Path": Path}[owner]
     original, left = getattr(owner, name), [calls]
 
     def kill(*arguments, **options):

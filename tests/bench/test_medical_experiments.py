@@ -195,12 +195,12 @@ def bench(name, root, out):
 
 def results_of(records):
     """Label and site -> scores, or the reason."""
-    found = {}
+    values = {}
     for record in records:
         for label, result in record["results"].items():
             for site in record["tests"]:
-                found[label, site] = result.get("skipped") or result["sites"][site]["whole site"]
-    return found
+                values[label, site] = result.get("skipped") or result["sites"][site]["whole site"]
+    return values
 
 
 @pytest.mark.filterwarnings("ignore")  # what three epochs on few rows make of f and g is not the subject here

@@ -66,8 +66,8 @@ def coverage_records(study, dependence, held, n_sites=100):
     records = []
     for seed in range(n_sites):
         low = 0.15 if seed < held else 0.23
-        found = {"truth": 0.22, "marginal": [0.24, low, 0.3], "points": [3 if seed % 10 == 0 else 5, 0.2]}
-        records.append(asdict(study.Case("coverage", 2.5, dependence, 1000, seed)) | found | MADE_BY)
+        record = {"truth": 0.22, "marginal": [0.24, low, 0.3], "points": [3 if seed % 10 == 0 else 5, 0.2]}
+        records.append(asdict(study.Case("coverage", 2.5, dependence, 1000, seed)) | record | MADE_BY)
     return records
 
 
@@ -82,13 +82,13 @@ def test_coverage_is_judged_for_each_shift_and_for_all_together(study):
     }
     assert rows["**all**"]["points"] == "0.960"
     assert rows["**all**"][" "] == "met"
-    assert rows["none"]["holds P(y) asked for"] == "1.000"  # 0.2 instead of the truth, 0.22
+    assert rows["none"]["holds P(y) requested"] == "1.000"  # 0.2 instead of the truth, 0.22
 
 
 def rare_record(study, seed, estimate, prevalence=0.01):
     interval = [estimate, 0.005, 0.02]
-    found = {"truth": prevalence, "marginal": {"auto": interval, "constant": interval}}
-    return asdict(study.Case("rare", 3.0, 0.0, 3000, seed, prevalence)) | found | MADE_BY
+    record = {"truth": prevalence, "marginal": {"auto": interval, "constant": interval}}
+    return asdict(study.Case("rare", 3.0, 0.0, 3000, seed, prevalence)) | record | MADE_BY
 
 
 @pytest.mark.parametrize(

@@ -58,10 +58,10 @@ def test_every_loop_is_timed_for_the_epochs_after_the_first(script, tmp_path, mo
 
 def test_ratios_are_taken_round_by_round(script):
     rates = {"bare": [100.0, 200.0, 100.0], "gpa": [95.0, 160.0, 91.0], "gpa ahead": [80.0, 180.0, 85.0]}
-    found = script.summarize(rates | {"erm": [100.0, 168.0, 91.0]})
-    assert found["ratios"]["gpa over bare"] == {"median": 0.91, "low": 0.8, "high": 0.95}
-    assert found["reached"] == {"gpa over bare": True, "gpa ahead over bare": False, "gpa's step over erm's": True}
-    assert found["images_per_second"]["gpa"] == 95.0
+    summary = script.summarize(rates | {"erm": [100.0, 168.0, 91.0]})
+    assert summary["ratios"]["gpa over bare"] == {"median": 0.91, "low": 0.8, "high": 0.95}
+    assert summary["reached"] == {"gpa over bare": True, "gpa ahead over bare": False, "gpa's step over erm's": True}
+    assert summary["images_per_second"]["gpa"] == 95.0
 
 
 def test_a_resnet_is_the_default_and_its_absence_is_said(script, monkeypatch, capsys):

@@ -8,7 +8,7 @@ from sklearn.utils import check_random_state
 
 import sitewise as sw
 from sitewise.calibration import Calibration
-from sitewise.calibration import fit as room
+from sitewise.calibration import fit as fitting
 from sitewise.calibration.fit import centre, fit_calibration, resample_calibration
 from sitewise.estimator.source.held_out import calibrate_rows, smoothed_targets
 
@@ -192,8 +192,8 @@ def test_a_class_that_g_calls_impossible_takes_no_soft_label():
 
 def test_not_converging_warns_and_says_what_to_do(monkeypatch):
     log_ratio, y, log_prevalence = labeled(3, n_rows=50)
-    solver = room.newton
-    monkeypatch.setattr(room, "newton", lambda *a, **k: solver(*a, **{**k, "max_iter": 1}))
+    solver = fitting.newton
+    monkeypatch.setattr(fitting, "newton", lambda *a, **k: solver(*a, **{**k, "max_iter": 1}))
     with pytest.warns(UserWarning, match="did not converge in 1 iterations.*use method='temperature'"):
         sw.calibrate_log_ratio(log_ratio, y, log_prevalence)
 
@@ -257,7 +257,7 @@ def test_rows_repeated_within_groups_are_no_new_evidence():
 @pytest.mark.parametrize("method", ["temperature", "bias_corrected", "vector"])
 @pytest.mark.parametrize("of_two_rows", [False, True])
 def test_a_batch_of_resamples_is_a_loop_over_weighted_fits(monkeypatch, n_classes, method, of_two_rows):
-    monkeypatch.setattr(room, "SLICE", 3 * 120 * n_classes)  # seven resamples in slices of three
+    monkeypatch.setattr(fitting, "SLICE", 3 * 120 * n_classes)  # seven resamples in slices of three
     data = labeled(n_classes, n_rows=120, slope=3.0)
     sample_weight = np.random.default_rng(0).uniform(0.5, 2.0, 120)
     groups = np.arange(120) // 2 if of_two_rows else None
@@ -265,7 +265,7 @@ def test_a_batch_of_resamples_is_a_loop_over_weighted_fits(monkeypatch, n_classe
         *data, method, sample_weight=sample_weight, groups=groups, n_resamples=7, random_state=3
     )
     codes = None if groups is None else torch.tensor(groups)
-    weights = room.resample_weight(torch.tensor(sample_weight), codes, 7, check_random_state(3))
+    weights = fitting.resample_weight(torch.tensor(sample_weight), codes, 7, check_random_state(3))
     for weight, resample in zip(weights, batch.resamples(), strict=True):
         alone = sw.calibrate_log_ratio(*data, method, sample_weight=weight)
         np.testing.assert_allclose(resample.slope, alone.slope, atol=1e-6)
@@ -277,8 +277,8 @@ def test_resamples_start_at_the_fit_itself_and_warn_where_they_do_not_converge(m
     rows = [torch.tensor(v) for v in labeled(3, n_rows=50, slope=4.0)]
     rows = [rows[0], torch.eye(3, dtype=torch.float64)[rows[1]], rows[2], torch.ones(50, dtype=torch.float64)]
     calibration = fit_calibration(*rows, method)
-    solver = room.newton
-    monkeypatch.setattr(room, "newton", lambda *a, **k: solver(*a, **{**k, "max_iter": 0}))
+    solver = fitting.newton
+    monkeypatch.setattr(fitting, "newton", lambda *a, **k: solver(*a, **{**k, "max_iter": 0}))
     with pytest.warns(UserWarning, match="did not converge in 0 iterations"):
         (resample,) = resample_calibration(calibration, *rows, n_resamples=1, random_state=0).resamples()
     np.testing.assert_allclose(resample.slope, calibration.slope, rtol=1e-10)
@@ -288,7 +288,7 @@ def test_resamples_start_at_the_fit_itself_and_warn_where_they_do_not_converge(m
 def test_whole_groups_are_drawn_as_many_as_there_are():
     groups = torch.tensor([2, 0, 1, 0, 2, 0])
     weight = torch.tensor([1.0, 2.0, 1.0, 0.5, 3.0, 0.0], dtype=torch.float64)
-    weights = room.resample_weight(weight, groups, 50, check_random_state(0))
+    weights = fitting.resample_weight(weight, groups, 50, check_random_state(0))
     counts = weights[:, :5] / weight[:5] - 1 / 5  # five rows take part; the last has no weight
     np.testing.assert_allclose(counts, counts.round(), atol=1e-12)
     assert torch.equal(weights[:, 5], torch.zeros(50, dtype=torch.float64))
@@ -311,7 +311,7 @@ def test_rows_without_weight_change_no_resample():
 def test_a_class_that_was_not_drawn_keeps_a_bias_of_ordinary_size(method):
     log_ratio, y, log_prevalence = labeled(3, n_rows=120, prevalence=[0.5, 0.46, 0.04])
     calibration = sw.calibrate_log_ratio(log_ratio, y, log_prevalence, method, n_resamples=400, random_state=0)
-    weights = room.resample_weight(torch.ones(120, dtype=torch.float64), None, 400, check_random_state(0))
+    weights = fitting.resample_weight(torch.ones(120, dtype=torch.float64), None, 400, check_random_state(0))
     absent = (weights[:, y == 2] < 0.5).all(1)
     assert absent.any()
     assert calibration.resampled_slope.isfinite().all()
@@ -370,7 +370,7 @@ def test_soft_labels_are_resampled_too():
     log_ratio, y, log_prevalence = labeled(3, n_rows=100)
     rows = [torch.tensor(v) for v in (log_ratio, 0.9 * np.eye(3)[y] + 0.1 / 3, log_prevalence, np.ones(100))]
     calibration = resample_calibration(fit_calibration(*rows, "vector"), *rows, n_resamples=2, random_state=0)
-    weight = room.resample_weight(rows[3], None, 2, check_random_state(0))[1]
+    weight = fitting.resample_weight(rows[3], None, 2, check_random_state(0))[1]
     alone = fit_calibration(*rows[:3], weight, "vector")
     np.testing.assert_allclose(calibration.resampled_slope[1], alone.slope, atol=1e-6)
 

@@ -148,7 +148,7 @@ def test_what_is_there_stays_unless_forced(refused, place, tmp_path, command):
 
 
 @pytest.mark.parametrize("command", WRITERS)
-def test_a_read_only_folder_is_told_before_the_work_begins(refused, place, tmp_path, monkeypatch, command):
+def test_a_read_only_folder_is_reported_before_the_work_begins(refused, place, tmp_path, monkeypatch, command):
     monkeypatch.setattr(os, "access", lambda path, mode, **_: not (mode & os.W_OK and Path(path) == tmp_path))
     said = refused(*calls(place, place / "good.csv", tmp_path)[command])
     assert f"the folder {tmp_path} is read-only for you; choose another --out" in said

@@ -167,8 +167,8 @@ def test_report_has_the_subgroups_that_are_named(place, capsys):
     named = ("--subgroups", "age,rule", "--bands", "age=50,65", "--data", place / "new.csv")
     code, out, _ = run(capsys, *words, *named)
     assert code == 0
-    found = [(group["column"], group["name"]) for group in json.loads(out)["subgroups"]]
-    assert found == [("age", n) for n in ("below 50", "50 to below 65", "65 and above")] + [
+    groups = [(group["column"], group["name"]) for group in json.loads(out)["subgroups"]]
+    assert groups == [("age", n) for n in ("below 50", "50 to below 65", "65 and above")] + [
         ("rule", "no"),
         ("rule", "yes"),
     ]
@@ -178,16 +178,16 @@ def test_report_has_the_subgroups_that_are_named(place, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--bands", "age=50"], "name the columns with --subgroups"),
         (["--subgroups", "age", "--bands", "age:50"], "--bands must be a column and numbers, such as age=50,65"),
-        (["--subgroups", "rule"], "there is no confounder 'rule'; there are ['age']; hand over the values"),
+        (["--subgroups", "rule"], "there is no confounder 'rule'; there are ['age']; pass the values"),
         (["--subgroups", "age", "--bands", "ages=50"], "bands of 'ages'; did you mean 'age'"),
     ],
 )
-def test_report_refuses_subgroups_it_does_not_know(place, capsys, words, told):
+def test_report_refuses_subgroups_it_does_not_know(place, capsys, words, message):
     code, _, err = run(capsys, "report", place / "site", "--out", place / "none.html", *words)
     assert code == 2
-    assert told in " ".join(err.split())
+    assert message in " ".join(err.split())
     assert not (place / "none.html").exists()

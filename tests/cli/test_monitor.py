@@ -50,9 +50,9 @@ def test_a_year_in_quarters(folder, tmp_path):
         *("--out", picture),
     )
     assert result.exit_code == 0
-    found = json.loads(result.stdout)
-    assert [window["alarm"] for window in found["windows"]] == [False, False, True, False]
-    assert sum(window["n"] for window in found["windows"]) == 1200
+    document = json.loads(result.stdout)
+    assert [window["alarm"] for window in document["windows"]] == [False, False, True, False]
+    assert sum(window["n"] for window in document["windows"]) == 1200
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in tmp_path.iterdir()] == ["year.png"]
 
@@ -76,7 +76,7 @@ def test_a_table_for_people(folder, tmp_path):
         (("--time", "age", "--window", "30D"), "give a number of rows"),
     ],
 )
-def test_wrong_input_is_told(folder, tmp_path, arguments, words):
+def test_wrong_input_is_reported(folder, tmp_path, arguments, words):
     with pytest.raises(ValueError, match=words):
         run("monitor", folder / "site", folder / "year.csv", *arguments, "--out", tmp_path / "year.png")
     assert not list(tmp_path.iterdir())

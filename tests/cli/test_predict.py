@@ -151,9 +151,9 @@ def test_a_model_from_the_commands_is_a_model_in_python(run, saved, new_site, tm
     rows = here.model.table_reader_.read(new_site, labels="none")
     expected = here.predict_proba(rows.X, sample_confounder=rows.Z)
     assert run("predict", tmp_path / "site", saved / "new.parquet", "--out", tmp_path / "p.parquet", "--quiet")[0] == 0
-    found = pd.read_parquet(tmp_path / "p.parquet")
-    np.testing.assert_array_equal(found[["p_0", "p_1"]], expected)
-    assert found["id"].tolist() == new_site["id"].tolist()
+    read_table = pd.read_parquet(tmp_path / "p.parquet")
+    np.testing.assert_array_equal(read_table[["p_0", "p_1"]], expected)
+    assert read_table["id"].tolist() == new_site["id"].tolist()
 
 
 @pytest.mark.parametrize("kind", ["features", "proba"])
@@ -169,10 +169,10 @@ def test_predictions_are_those_of_the_model_whatever_the_chunks(
     monkeypatch.setattr(f"{chunks}.__kwdefaults__", {"rows": 37})
     out = tmp_path / "p.parquet"
     assert run("predict", saved / f"{kind} site", saved / data, "--out", out, "--id", "id", "--quiet")[0] == 0
-    found = pd.read_parquet(out)
-    np.testing.assert_allclose(found[["p_0", "p_1"]], expected, rtol=0, atol=1e-12)
-    assert found["id"].tolist() == new_site["id"].tolist()
-    assert found["decision"].tolist() == (expected[:, 1] >= here.threshold_).astype(int).tolist()
+    read_table = pd.read_parquet(out)
+    np.testing.assert_allclose(read_table[["p_0", "p_1"]], expected, rtol=0, atol=1e-12)
+    assert read_table["id"].tolist() == new_site["id"].tolist()
+    assert read_table["decision"].tolist() == (expected[:, 1] >= here.threshold_).astype(int).tolist()
 
 
 def test_rows_without_a_name_get_their_number(run, saved, tmp_path):
@@ -189,8 +189,8 @@ def test_probabilities_by_command(run, saved, tmp_path):
     record = json.loads(out)
     assert (record["kind"], record["inputs"], record["rows"]) == ("PrevalenceAdjuster", ["p0", "p1"], 600)
     code, out, _ = run("adapt", tmp_path / "post", saved / "new.csv", "--out", tmp_path / "site", "--json")
-    found = json.loads(out)["prevalence"][1]
-    assert found["low"] < found["estimate"] < 0.3  # 0.15 here, 0.47 at the training sites
+    document = json.loads(out)["prevalence"][1]
+    assert document["low"] < document["estimate"] < 0.3  # 0.15 here, 0.47 at the training sites
     said = run(
         "fit", saved / "labeled.csv", "--target", "y", "--proba", "p0,p1", "--epochs", 3, "--out", tmp_path / "x"
     )
@@ -271,13 +271,13 @@ def test_images_by_command(run, tmp_path):
     pack = ("--out", tmp_path / "pack", "--size", 12, "--channels", 1, "--image", "scan", "--site", "clinic")
     assert run("data", "pack", data, *pack)[0] == 0
     assert run("adapt", tmp_path / "model", data, "--site", "C", "--out", tmp_path / "site", "--quiet")[0] == 0
-    found = {}
+    predictions = {}
     for name, source in (("a.csv", ()), ("b.csv", ("--packed", tmp_path / "pack"))):
         options = ("--site", "C", "--out", tmp_path / name, "--quiet")
         assert run("predict", tmp_path / "site", data, *options, *source)[0] == 0
-        found[name] = pd.read_csv(tmp_path / name)
-    pd.testing.assert_frame_equal(found["a.csv"], found["b.csv"])
-    assert found["a.csv"]["row"].tolist() == list(range(2, 48, 3))
+        predictions[name] = pd.read_csv(tmp_path / name)
+    pd.testing.assert_frame_equal(predictions["a.csv"], predictions["b.csv"])
+    assert predictions["a.csv"]["row"].tolist() == list(range(2, 48, 3))
     (tmp_path / "5.png").unlink()
     code, _, said = run("predict", tmp_path / "site", data, "--site", "C", "--out", tmp_path / "c.csv")
     assert code == 2
@@ -324,7 +324,7 @@ def test_an_interrupted_prediction_leaves_nothing(run, saved, tmp_path, monkeypa
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sitewise.cli.predict.Predictions._predict", interrupt)
+    monkeypatch.setattr("sitewise.estimator.adapted.AdaptedClassifier.predict_proba", interrupt)
     code, _, _ = run("predict", saved / "proba site", saved / "new.csv", "--out", tmp_path / "p.csv")
     assert code in (1, 130)
     assert list(tmp_path.iterdir()) == []
@@ -336,15 +336,15 @@ def test_a_graph_predicts_as_the_command_does(run, saved, new_site, tmp_path, na
     site, out = saved / f"{name} site", tmp_path / "site.onnx"
     code, said, _ = run("export", site, "--out", out, "--json")
     assert code == 0
-    told = json.loads(said)
-    assert told["difference"] <= 1e-5
-    assert [feature["name"] for feature in told["x"]["from"]] == (["bp", "pain"] if name == "features" else [])
+    metadata = json.loads(said)
+    assert metadata["difference"] <= 1e-5
+    assert [feature["name"] for feature in metadata["x"]["from"]] == (["bp", "pain"] if name == "features" else [])
     assert run("predict", site, saved / "new.csv", "--out", tmp_path / "p.csv")[0] == 0
     rows = sw.load(site).model.table_reader_.read(new_site, labels="none")
-    z = np.stack([new_site["age"], new_site["sex"].map(told["z"][1]["levels"].index)], axis=1)
-    (found,) = runtime.InferenceSession(out).run(None, {"x": rows.X.astype(np.float32), "z": z.astype(float)})
-    predicted = pd.read_csv(tmp_path / "p.csv")[[f"p_{label}" for label in told["classes"]]]
-    assert np.abs(found - predicted.to_numpy()).max() <= 1e-5
+    z = np.stack([new_site["age"], new_site["sex"].map(metadata["z"][1]["levels"].index)], axis=1)
+    (exported,) = runtime.InferenceSession(out).run(None, {"x": rows.X.astype(np.float32), "z": z.astype(float)})
+    predicted = pd.read_csv(tmp_path / "p.csv")[[f"p_{label}" for label in metadata["classes"]]]
+    assert np.abs(exported - predicted.to_numpy()).max() <= 1e-5
 
 
 def test_the_terminal_says_first_what_was_done(run, saved, tmp_path):
@@ -382,12 +382,12 @@ def test_a_rehearsal_is_shown(run, saved):
     assert code == 0
     assert out.startswith(model.rehearsal_.sentence)
     code, out, _ = run("rehearse", saved / "proba", "--json")
-    found = json.loads(out)
-    assert found["sentence"] == model.rehearsal_.sentence
-    assert [site["site"] for site in found["sites"]] == model.rehearsal_.table.index.tolist()
+    document = json.loads(out)
+    assert document["sentence"] == model.rehearsal_.sentence
+    assert [site["site"] for site in document["sites"]] == model.rehearsal_.table.index.tolist()
 
 
-def test_sites_that_are_not_named_are_told(run, saved, tmp_path):
+def test_sites_that_are_not_named_are_reported(run, saved, tmp_path):
     code, out, _ = run("fit", saved / "labeled.csv", "--target", "y", "--proba", "p0,p1", "--out", tmp_path / "model")
     assert code == 0
     assert "no sample_domain is given" in out

@@ -48,25 +48,25 @@ def shifted(site):
 
 
 def test_a_site_like_the_others_can_be_adapted_to(model, site):
-    found = model.adapt(site.X, sample_confounder=site.Z).diagnose()
-    assert found.verdict != "do not adapt"  # two training sites: the rows are trusted in part
-    assert found["representation"].p_value is not None
-    json.dumps(found.to_dict())
+    diagnosis = model.adapt(site.X, sample_confounder=site.Z).diagnose()
+    assert diagnosis.verdict != "do not adapt"  # two training sites: the rows are trusted in part
+    assert diagnosis["representation"].p_value is not None
+    json.dumps(diagnosis.to_dict())
 
 
 def test_where_a_check_fails_predictions_are_as_trained(model, site):
     X = shifted(site)
     here = model.adapt(X, sample_confounder=site.Z)
-    found = here.diagnose()
-    assert (here.outcome, here.outcome.reason, found.verdict) == ("as trained", "check", "do not adapt")
-    assert str(found).startswith(here.outcome.sentence)
+    diagnosis = here.diagnose()
+    assert (here.outcome, here.outcome.reason, diagnosis.verdict) == ("as trained", "check", "do not adapt")
+    assert str(diagnosis).startswith(here.outcome.sentence)
     plain = model.predict_proba(X, sample_confounder=site.Z)
     np.testing.assert_allclose(here.prevalence(), plain.mean(axis=0), atol=1e-6)
     rows = model.adapt(X, sample_confounder=site.Z, policy="rows")
     assert (rows.outcome, rows.diagnose().verdict) == ("adapted", "do not adapt")
     assert abs(rows.prevalence() - plain.mean(axis=0)).max() > 0.01
-    told = model.adapt(X, sample_confounder=site.Z, policy="as trained")
-    np.testing.assert_array_equal(told.predict_proba(X, sample_confounder=site.Z), plain)
+    unchanged = model.adapt(X, sample_confounder=site.Z, policy="as trained")
+    np.testing.assert_array_equal(unchanged.predict_proba(X, sample_confounder=site.Z), plain)
 
 
 def test_the_old_name_of_the_policy_warns_and_what_was_unsafe_is_gone(model, site):
@@ -81,31 +81,31 @@ def test_the_old_name_of_the_policy_warns_and_what_was_unsafe_is_gone(model, sit
 
 
 def test_log_ratios_alone_leave_the_representation_unchecked(model, site):
-    found = model.adapt_log_ratio(model.log_ratio(site.X, site.Z), site.Z).diagnose()
-    assert found["representation"].severity == "unknown"
-    assert found["stability"].p_value is not None
+    diagnosis = model.adapt_log_ratio(model.log_ratio(site.X, site.Z), site.Z).diagnose()
+    assert diagnosis["representation"].severity == "unknown"
+    assert diagnosis["stability"].p_value is not None
 
 
 def test_without_z_the_hidden_rows_are_compared(model, site):
-    found = model.adapt(site.X).diagnose()
-    assert found["stability"].details["rows"] == 800
-    assert found["coverage of z"].severity == "care"
+    diagnosis = model.adapt(site.X).diagnose()
+    assert diagnosis["stability"].details["rows"] == 800
+    assert diagnosis["coverage of z"].severity == "care"
 
 
 def test_a_site_of_one_row_is_diagnosed(model, site):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = model.adapt(site.X[:1], sample_confounder=site.Z.iloc[:1]).diagnose()
-    assert found.verdict == "care"
-    assert found["stability"].p_value is None
+        diagnosis = model.adapt(site.X[:1], sample_confounder=site.Z.iloc[:1]).diagnose()
+    assert diagnosis.verdict == "care"
+    assert diagnosis["stability"].p_value is None
 
 
 def test_nothing_held_out_and_no_confounders(data, site):
     model = sw.GPAClassifier(validation=None, **SETTINGS).fit(data["X"], data["y"])
-    found = model.adapt(site.X).diagnose()
-    assert found.verdict == "care"
-    assert "Not tested" in found["stability"].sentence
-    assert found["positivity"].severity == "good"
+    diagnosis = model.adapt(site.X).diagnose()
+    assert diagnosis.verdict == "care"
+    assert "Not tested" in diagnosis["stability"].sentence
+    assert diagnosis["positivity"].severity == "good"
 
 
 def test_the_same_site_gets_the_same_answer(model, site):
@@ -115,7 +115,7 @@ def test_the_same_site_gets_the_same_answer(model, site):
 
 @pytest.fixture(scope="module")
 def of_patients(data):
-    """A model that was told which rows are of one patient; names, one of them missing."""
+    """A model with groups of patients, by name; one of the names is missing."""
     patients = np.array([f"patient {i // 2}" for i in range(3000)], dtype=object)
     patients[5] = None
     return sw.GPAClassifier(validation=0.4, missing="knockout", **SETTINGS | {"epochs": 2}).fit(**data, groups=patients)
@@ -125,11 +125,11 @@ def test_groups_of_training_rows_reach_the_diagnosis(of_patients, site):
     complete, hidden = of_patients.held_out_
     assert len(complete.groups) == len(complete.y)
     assert len(hidden.groups) == len(hidden.y)
-    found = of_patients.adapt(site.X, sample_confounder=site.Z, groups=np.arange(800) // 2).diagnose()
+    diagnosis = of_patients.adapt(site.X, sample_confounder=site.Z, groups=np.arange(800) // 2).diagnose()
     n_held_out = len(complete.groups.unique())
     assert n_held_out < 0.6 * len(complete.y)
-    assert found["stability"].details["held_out_groups"] == n_held_out
-    assert found["stability"].details["groups"] == 400
+    assert diagnosis["stability"].details["held_out_groups"] == n_held_out
+    assert diagnosis["stability"].details["groups"] == 400
     without_z = of_patients.adapt(site.X, groups=np.arange(800) // 2).diagnose()
     assert without_z["stability"].details["held_out_groups"] == len(hidden.groups.unique())
     ungrouped = of_patients.adapt(site.X, sample_confounder=site.Z).diagnose()

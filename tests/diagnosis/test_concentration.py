@@ -25,8 +25,8 @@ def site(seed, change, n=1500):
 def test_the_column_that_g_differs_along_comes_first():
     first = []
     for seed in range(30):
-        found = shift_concentration(*site(seed, change=1.0))
-        first.append(int(np.argmin([test.p_value for test in found])))
+        concentration = shift_concentration(*site(seed, change=1.0))
+        first.append(int(np.argmin([test.p_value for test in concentration])))
     assert np.mean(np.array(first) == 2) >= 0.8
 
 
@@ -37,14 +37,14 @@ def test_a_shift_of_the_level_alone_is_no_shift_along_a_column():
 
 def test_the_level_is_where_predictions_and_g_agree():
     log_ratio, log_g, _, weight = site(7, change=0.0)
-    found = with_own_level(log_ratio, log_g, weight)
-    predicted = torch.softmax(log_ratio + found, dim=1).mean(0)
-    np.testing.assert_allclose(predicted, found.exp().mean(0), atol=1e-6)
-    np.testing.assert_allclose(found.exp().sum(1), 1.0)
+    leveled = with_own_level(log_ratio, log_g, weight)
+    predicted = torch.softmax(log_ratio + leveled, dim=1).mean(0)
+    np.testing.assert_allclose(predicted, leveled.exp().mean(0), atol=1e-6)
+    np.testing.assert_allclose(leveled.exp().sum(1), 1.0)
 
 
 def test_a_constant_column_tells_nothing():
     log_ratio, log_g, _, weight = site(8, change=1.0)
-    (found,) = shift_concentration(log_ratio, log_g, [torch.ones(len(weight), 1, dtype=torch.float64)], weight)
-    assert found.p_value == 1.0
-    assert found.freedom == 0
+    (concentration,) = shift_concentration(log_ratio, log_g, [torch.ones(len(weight), 1, dtype=torch.float64)], weight)
+    assert concentration.p_value == 1.0
+    assert concentration.freedom == 0

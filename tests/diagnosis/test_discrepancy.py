@@ -18,8 +18,8 @@ def test_uneven_eigenvalues_agree_with_draws():
     eigenvalues = torch.tensor([3.0, 1.0, 0.5, 0.1, 0.01], dtype=torch.float64)
     draws = np.random.default_rng(0).chisquare(1, (200_000, 5)) @ eigenvalues.numpy()
     for level in (0.5, 0.1, 0.05, 0.01):
-        found = quadratic_p_value(float(np.quantile(draws, 1 - level)), eigenvalues)
-        assert found == pytest.approx(level, rel=0.12)
+        p_value = quadratic_p_value(float(np.quantile(draws, 1 - level)), eigenvalues)
+        assert p_value == pytest.approx(level, rel=0.12)
 
 
 def test_nothing_that_varies_is_no_evidence():

@@ -26,9 +26,9 @@ from sitewise.diagnosis.reliability import calibration_error, check_calibration
 
 
 def test_all_is_well_where_all_is_well(draw_samples):
-    found = diagnose_site(*draw_samples(0, m=1500))
-    assert found.verdict == "adapt"
-    assert [f.name for f in found.findings] == [
+    diagnosis = diagnose_site(*draw_samples(0, m=1500))
+    assert diagnosis.verdict == "adapt"
+    assert [f.name for f in diagnosis.findings] == [
         "stability",
         "representation",
         "identification",
@@ -42,17 +42,17 @@ def test_all_is_well_where_all_is_well(draw_samples):
 
 def test_a_shift_is_a_reason_not_to_adapt(draw_samples):
     held, site, estimate = draw_samples(1, n=1500, m=1500, move=1.2, signal=3.0)
-    found = diagnose_site(held, site, estimate)
-    assert found.verdict == "do not adapt"
-    assert found["stability"].severity == found["representation"].severity == "stop"
+    diagnosis = diagnose_site(held, site, estimate)
+    assert diagnosis.verdict == "do not adapt"
+    assert diagnosis["stability"].severity == diagnosis["representation"].severity == "stop"
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_an_uninformative_f_is_called_so(draw_samples, seed):
     held, site, estimate = draw_samples(seed, n=1500, uninformative=True)
-    found = diagnose_site(held, site, estimate)
-    assert found.verdict == "do not adapt"
-    assert "uninformative" in found["identification"].sentence
+    diagnosis = diagnose_site(held, site, estimate)
+    assert diagnosis.verdict == "do not adapt"
+    assert "uninformative" in diagnosis["identification"].sentence
 
 
 def test_nearly_separable_classes_are_not_called_uninformative(draw_samples):
@@ -68,17 +68,17 @@ def test_few_rows_are_too_few(draw_samples):
     held, site, _ = draw_samples(2, signal=1.0)
     few = site.take(torch.arange(12))
     estimate = sw.estimate_prevalence(few.log_ratio, model="constant")
-    found = check_identification(held, few, estimate, draw_calibrations(held, 0))
-    assert found.severity == "stop"
-    assert found.value > 0.25
+    finding = check_identification(held, few, estimate, draw_calibrations(held, 0))
+    assert finding.severity == "stop"
+    assert finding.value > 0.25
 
 
 def test_the_constant_g_of_many_draws_is_that_of_the_estimator(draw_samples):
     _, site, _ = draw_samples(3, n_classes=3, signal=1.0)
     log_ratio = torch.stack([site.log_ratio, 0.8 * site.log_ratio])
     weight = torch.rand(len(site.weight), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = constant_prevalences(log_ratio, weight)
-    for point, scale in zip(found, (1.0, 0.8), strict=True):
+    prevalences = constant_prevalences(log_ratio, weight)
+    for point, scale in zip(prevalences, (1.0, 0.8), strict=True):
         expected = sw.estimate_prevalence(scale * site.log_ratio, model="constant", sample_weight=weight).marginal
         torch.testing.assert_close(point, expected, atol=1e-6, rtol=0)
 
@@ -104,17 +104,17 @@ def test_calibrated_probabilities_have_little_error_and_wrong_ones_have_it():
     p = torch.tensor(rng.random(20_000))
     y = torch.tensor((rng.random(20_000) < p.numpy()).astype(int))
     weight = torch.ones(20_000).double()
-    found = calibration_error(torch.stack([1 - p, p], dim=1), y, weight)
-    assert found.value < 0.01
-    assert found.degrees == 10
-    assert found.statistic < 30
+    error = calibration_error(torch.stack([1 - p, p], dim=1), y, weight)
+    assert error.value < 0.01
+    assert error.degrees == 10
+    assert error.statistic < 30
     wrong = (p + 0.5) / 2
-    found = calibration_error(torch.stack([1 - wrong, wrong], dim=1), y, weight)
-    assert found.value == pytest.approx(0.125, abs=0.01)  # the mean of |p - ½| / 2
-    assert found.statistic > 1000
+    error = calibration_error(torch.stack([1 - wrong, wrong], dim=1), y, weight)
+    assert error.value == pytest.approx(0.125, abs=0.01)  # the mean of |p - ½| / 2
+    assert error.statistic > 1000
 
 
-def test_a_badly_calibrated_f_asks_for_care(draw_samples):
+def test_a_badly_calibrated_f_gives_care(draw_samples):
     held, _, _ = draw_samples(6, m=3000)
     bad = replace(held, calibration=replace(held.calibration, slope=4 * held.calibration.slope))
     assert check_calibration(held, 10.0).severity == "good"
@@ -148,7 +148,7 @@ def test_counts_are_those_of_a_cross_table(training):
     assert table.counts[0].sum() == len(frame)
 
 
-def test_new_values_and_missing_ones_ask_for_care(training):
+def test_new_values_and_missing_ones_give_care(training):
     frame, y, site = training
     schema, _, table = table_of(frame, y, site)
     here = frame.iloc[:200].copy()
@@ -161,12 +161,12 @@ def test_new_values_and_missing_ones_ask_for_care(training):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         codes, notes = schema.encode(here)
-    found = check_coverage(codes, ones, notes, table, schema)
-    assert found.severity == "care"
-    assert "30.0% of rows have values of 'sex'" in found.sentence
-    assert "10.0% of rows have values of 'age'" in found.sentence
-    assert "'age' is missing in 50% of rows, 0% in training" in found.sentence
-    assert "'sex' is missing" not in found.sentence
+    finding = check_coverage(codes, ones, notes, table, schema)
+    assert finding.severity == "care"
+    assert "30.0% of rows have values of 'sex'" in finding.sentence
+    assert "10.0% of rows have values of 'age'" in finding.sentence
+    assert "'age' is missing in 50% of rows, 0% in training" in finding.sentence
+    assert "'sex' is missing" not in finding.sentence
 
 
 def test_a_class_that_never_occurs_somewhere_is_named(training):
@@ -176,15 +176,15 @@ def test_a_class_that_never_occurs_somewhere_is_named(training):
     assert check_positivity(codes, ones, supported, table, schema).severity == "good"
     lonely = np.where((frame["sex"] == "m") & (site == 0), 0, y)
     schema, codes, table = table_of(frame, lonely, site)
-    found = check_positivity(codes, ones, supported, table, schema)
-    assert found.severity == "good"
-    assert "north at sex = 'm'" in found.sentence
+    finding = check_positivity(codes, ones, supported, table, schema)
+    assert finding.severity == "good"
+    assert "north at sex = 'm'" in finding.sentence
     nowhere = np.where(frame["sex"] == "m", 0, y)
     schema, codes, table = table_of(frame, nowhere, site)
     men = torch.tensor((frame["sex"] == "m").to_numpy())
-    found = check_positivity(codes, ones, ~men, table, schema)
-    assert found.severity == ("stop" if float(men.double().mean()) > 0.5 else "care")
-    assert "No training site has every class at sex = 'm'" in found.sentence
+    finding = check_positivity(codes, ones, ~men, table, schema)
+    assert finding.severity == ("stop" if float(men.double().mean()) > 0.5 else "care")
+    assert "No training site has every class at sex = 'm'" in finding.sentence
     old = np.where(frame["age"] > 60, 1, y)
     schema, codes, table = table_of(frame, old, site)
     assert "age from" in check_positivity(codes, ones, supported, table, schema).sentence
@@ -200,9 +200,9 @@ def test_other_starts_agree_and_a_fit_that_stopped_early_is_named(draw_samples):
     additive = sw.estimate_prevalence(
         site.log_ratio, estimate.confounders.decode(site.codes), model="additive", confounders=estimate.confounders
     )
-    found = check_optimization(site, additive)
-    assert found.severity == "good"
-    assert found.value < 1e-3
+    finding = check_optimization(site, additive)
+    assert finding.severity == "good"
+    assert finding.value < 1e-3
     stopped = replace(additive, converged=False)
     assert check_optimization(site, stopped).severity == "care"
     constant = sw.estimate_prevalence(site.log_ratio, model="constant")

@@ -34,8 +34,8 @@ def repeated(sample, times, *, grouped=True):
 
 
 def p_values(held, site, estimate):
-    found = diagnose_site(held, site, estimate)
-    return np.array([found[name].p_value for name in TESTS])
+    diagnosis = diagnose_site(held, site, estimate)
+    return np.array([diagnosis[name].p_value for name in TESTS])
 
 
 def test_a_scatter_over_groups_is_that_of_their_sums():
@@ -113,11 +113,11 @@ def test_one_sample_may_have_groups_and_the_other_none(draw_samples):
 def test_a_few_patients_are_few_however_many_rows_they_have(draw_samples):
     held, site, estimate = draw_samples(0, n=600, m=1000)
     groups = torch.arange(1000) % 40
-    found = diagnose_site(replace(held, groups=groups), site, estimate)
-    assert "50 held-out groups of every class ([40, 40] here)" in found["stability"].sentence
-    found = diagnose_site(held, replace(site, groups=torch.arange(600) % 19), estimate)
-    assert "20 groups of the site with the same parts of z (19 here)" in found["stability"].sentence
-    assert found["mixture"].severity == "unknown"
+    diagnosis = diagnose_site(replace(held, groups=groups), site, estimate)
+    assert "50 held-out groups of every class ([40, 40] here)" in diagnosis["stability"].sentence
+    diagnosis = diagnose_site(held, replace(site, groups=torch.arange(600) % 19), estimate)
+    assert "20 groups of the site with the same parts of z (19 here)" in diagnosis["stability"].sentence
+    assert diagnosis["mixture"].severity == "unknown"
 
 
 def test_the_calibrations_doubt_is_that_of_patients(draw_samples):
@@ -145,21 +145,21 @@ def test_labels_that_patients_share_are_no_miscalibration():
         p = torch.tensor(own + rng.uniform(-1e-6, 1e-6, 1200))
         groups = torch.arange(150).repeat_interleave(8)
         for i, given in enumerate((groups, None)):
-            found = calibration_error(torch.stack([1 - p, p], dim=1), y, torch.ones(1200).double(), given)
-            alarms[i] += found.p_value(0) < 0.05
+            error = calibration_error(torch.stack([1 - p, p], dim=1), y, torch.ones(1200).double(), given)
+            alarms[i] += error.p_value(0) < 0.05
     assert alarms[0] <= 12
     assert alarms[1] >= 90
 
 
 def test_the_findings_say_that_they_are_by_groups(draw_samples):
     held, site, estimate = draw_samples(0, n=300, m=500)
-    found = diagnose_site(repeated(held, 2), repeated(site, 3), estimate)
-    assert found["stability"].details["held_out_groups"] == 500
-    assert found["stability"].details["groups"] == found["identification"].details["groups"] == 300
-    assert "by groups" in found["stability"].sentence
-    assert "by groups" in found["representation"].sentence
-    assert "900 rows of 300 groups" in found["identification"].sentence
-    assert "On 1000 held-out rows of 500 groups" in found["calibration"].sentence
+    diagnosis = diagnose_site(repeated(held, 2), repeated(site, 3), estimate)
+    assert diagnosis["stability"].details["held_out_groups"] == 500
+    assert diagnosis["stability"].details["groups"] == diagnosis["identification"].details["groups"] == 300
+    assert "by groups" in diagnosis["stability"].sentence
+    assert "by groups" in diagnosis["representation"].sentence
+    assert "900 rows of 300 groups" in diagnosis["identification"].sentence
+    assert "On 1000 held-out rows of 500 groups" in diagnosis["calibration"].sentence
     plain = diagnose_site(held, site, estimate)
     assert "groups" not in str(plain) + str(plain.to_dict())
 

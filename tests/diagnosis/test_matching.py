@@ -58,12 +58,12 @@ def test_the_matched_source_has_the_targets_mean_where_nothing_shifted():
 
 
 def test_the_standard_error_is_what_repeated_draws_show():
-    found = []
+    differences = []
     for seed in range(100):
         matched, source, target = draw(seed)
         difference = matched.compare(source, target)
-        found.append((float(difference.mean), float(difference.covariance)))
-    means, variances = np.array(found).T
+        differences.append((float(difference.mean), float(difference.covariance)))
+    means, variances = np.array(differences).T
     assert np.var(means) == pytest.approx(np.mean(variances), rel=0.3)
 
 

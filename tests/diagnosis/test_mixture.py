@@ -39,39 +39,39 @@ def at_site(x, centres):
 @pytest.mark.parametrize("share", [0.0, 0.03])
 def test_false_alarms_are_as_rare_as_the_level_says(share):
     rng = np.random.default_rng(0)
-    found = []
+    p_values = []
     for _ in range(300):
         held = held_out((0.0, 1.0), 150, rng)
         x = rng.normal(size=600) + (rng.random(600) < share)
-        found.append(check_mixture(held, *at_site(x, (0.0, 1.0))).p_value)
-    assert np.mean(np.array(found) < 0.05) < 0.08
-    assert np.mean(np.array(found) < 0.01) < 0.03
+        p_values.append(check_mixture(held, *at_site(x, (0.0, 1.0))).p_value)
+    assert np.mean(np.array(p_values) < 0.05) < 0.08
+    assert np.mean(np.array(p_values) < 0.01) < 0.03
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_rows_that_moved_away_from_a_class_have_no_prevalence_that_explains_them(order):
     rng = np.random.default_rng(1)
     centres = np.array([0.0, 1.0])[list(order)]
-    found = check_mixture(held_out(centres, 300, rng), *at_site(rng.normal(size=1500) - 0.5, centres))
-    assert found.severity == "stop"
-    assert found.p_value < 1e-6
-    assert found.details["class"] == order.index(1)
+    finding = check_mixture(held_out(centres, 300, rng), *at_site(rng.normal(size=1500) - 0.5, centres))
+    assert finding.severity == "stop"
+    assert finding.p_value < 1e-6
+    assert finding.details["class"] == order.index(1)
     # E[t] by a quadrature of its own: t = 1 / (1 + exp(1/2 - x)), x around 0 and around -1/2.
     x, mass = np.polynomial.hermite_e.hermegauss(60)
     before, after = (mass @ (1 / (1 + np.exp(0.5 - x - move))) / mass.sum() for move in (0.0, -0.5))
-    assert found.details["shortfall"] == pytest.approx(1 - after / before, abs=0.06)
+    assert finding.details["shortfall"] == pytest.approx(1 - after / before, abs=0.06)
 
 
-def test_a_class_estimated_at_nothing_asks_for_care_even_if_rows_look_like_that():
+def test_a_class_that_is_estimated_as_absent_gives_care_even_if_the_rows_agree():
     rng = np.random.default_rng(3)
     for _ in range(20):
         site, estimate = at_site(rng.normal(size=1000), (0.0, 2.0))
         if estimate.at_bound[1]:
             break
-    found = check_mixture(held_out((0.0, 2.0), 400, rng), site, estimate)
-    assert found.severity == "care"
-    assert found.p_value > 0.05
-    assert "not to occur" in found.sentence
+    finding = check_mixture(held_out((0.0, 2.0), 400, rng), site, estimate)
+    assert finding.severity == "care"
+    assert finding.p_value > 0.05
+    assert "not to occur" in finding.sentence
 
 
 def test_of_three_classes_one_that_rows_moved_away_from_tells():

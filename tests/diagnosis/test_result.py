@@ -26,12 +26,12 @@ def test_the_gravest_finding_decides(severities, verdict):
 
 
 def test_the_record_is_plain_and_the_page_shows_text_as_text():
-    found = conclude([finding("stop", "<script>", 'said "<b>" \u202e')])
-    assert json.loads(json.dumps(found.to_dict()))["findings"][0]["name"] == "<script>"
-    assert "<script>" not in found._repr_html_()
-    assert found["<script>"].severity == "stop"
+    diagnosis = conclude([finding("stop", "<script>", 'said "<b>" \u202e')])
+    assert json.loads(json.dumps(diagnosis.to_dict()))["findings"][0]["name"] == "<script>"
+    assert "<script>" not in diagnosis._repr_html_()
+    assert diagnosis["<script>"].severity == "stop"
     with pytest.raises(KeyError, match="there are <script>"):
-        found["other"]
+        diagnosis["other"]
 
 
 def test_advice_stands_beside_what_is_wrong_only():

@@ -24,15 +24,15 @@ def stability(held, site, estimate, log_ratio=None, shown=None):
 
 
 def test_p_values_are_spread_evenly_where_the_assumption_holds(draw_samples):
-    found = [run_tests(*draw_samples(seed, n=400, m=1000)) for seed in range(30)]
-    for p_values in zip(*((a.p_value, b.p_value) for a, b in found), strict=True):
+    results = [run_tests(*draw_samples(seed, n=400, m=1000)) for seed in range(30)]
+    for p_values in zip(*((a.p_value, b.p_value) for a, b in results), strict=True):
         assert kstest(p_values, "uniform").pvalue > 0.005
         assert np.mean(np.array(p_values) < 0.05) <= 0.15
 
 
 def test_a_shifted_feature_is_seen_by_both(draw_samples):
-    found = [run_tests(*draw_samples(seed, n=1500, m=1500, move=1.0, signal=3.0)) for seed in range(4)]
-    assert all(a.p_value < 0.01 and b.p_value < 1e-6 and b.auc > 0.6 for a, b in found)
+    results = [run_tests(*draw_samples(seed, n=1500, m=1500, move=1.0, signal=3.0)) for seed in range(4)]
+    assert all(a.p_value < 0.01 and b.p_value < 1e-6 and b.auc > 0.6 for a, b in results)
 
 
 def test_an_increasing_change_of_scale_changes_nothing(draw_samples):
@@ -95,10 +95,10 @@ def test_the_auc_is_that_of_the_best_line(draw_samples):
     features[0][:, 0] += 3 * held.y
     features[1][:, 0] += 3 * torch.tensor(here)
     features[1][:, 2] += 0.8
-    found = compare_features(matched(held, site, estimate), *features)
+    comparison = compare_features(matched(held, site, estimate), *features)
     both, which = np.concatenate(features)[:, 1:], np.repeat([0, 1], 1500)
     scores = LinearDiscriminantAnalysis().fit(both, which).decision_function(both)
-    assert found.auc == pytest.approx(roc_auc_score(which, scores), abs=0.02)
+    assert comparison.auc == pytest.approx(roc_auc_score(which, scores), abs=0.02)
 
 
 def test_levels_that_only_one_sample_has_are_left_out(draw_samples):
@@ -106,10 +106,10 @@ def test_levels_that_only_one_sample_has_are_left_out(draw_samples):
     few = held.codes[:, 1] == 0
     held = replace(held.take(few.nonzero().flatten()), features=None)
     site = replace(site, features=None)
-    found, _ = run_tests(held, site, estimate)
+    tests, _ = run_tests(held, site, estimate)
     shared, _ = run_tests(held, site.take((site.codes[:, 1] == 0).nonzero().flatten()), estimate)
-    assert found.p_value == pytest.approx(shared.p_value, rel=1e-9)
-    assert found.gap == pytest.approx(shared.gap, rel=1e-9)
+    assert tests.p_value == pytest.approx(shared.p_value, rel=1e-9)
+    assert tests.gap == pytest.approx(shared.gap, rel=1e-9)
 
 
 def test_certainties_are_compared_as_what_is_almost_certain(draw_samples):

@@ -96,8 +96,8 @@ def parse(words):
 
 def run_command(words):
     result = CliRunner().invoke(app, words)
-    told = f"sitewise {shlex.join(words)}\n{result.output}\n{result.exception!r}"
-    assert result.exit_code == 0, told
+    message = f"sitewise {shlex.join(words)}\n{result.output}\n{result.exception!r}"
+    assert result.exit_code == 0, message
     return result.stdout
 
 
@@ -324,7 +324,7 @@ def test_the_reference_has_every_public_name():
 def needs(card):
     """A method's row of the table in which_method.md, after its name."""
     sites = "one or more" if card.single_site else "two or more"
-    reference = "" if not card.is_reference else card.told or card.labels_at_test
+    reference = "" if not card.is_reference else card.given or card.labels_at_test
     return (sites, card.z_at_test, "yes" if card.unlabeled_in_training else "no", card.estimates_g, reference)
 
 

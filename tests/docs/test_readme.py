@@ -17,8 +17,8 @@ def test_the_example_prints_what_the_readme_says():
     assert len([line for line in code.splitlines() if line.strip()]) <= 12
     run = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     assert re.sub(NUMBER, "#", run.stdout).split() == re.sub(NUMBER, "#", printed).split()
-    found, expected = ([float(n) for n in re.findall(NUMBER, text)] for text in (run.stdout, printed))
-    assert found == pytest.approx(expected, abs=0.05)
+    shown, expected = ([float(n) for n in re.findall(NUMBER, text)] for text in (run.stdout, printed))
+    assert shown == pytest.approx(expected, abs=0.05)
 
 
 def test_it_fits_on_two_screens():

@@ -16,10 +16,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 @pytest.fixture
 def mlflow():
     """The package, whose store is set again afterwards."""
-    found = pytest.importorskip("mlflow", reason="the extra `mlflow` is not installed")
-    before = found.get_tracking_uri()
-    yield found
-    found.set_tracking_uri(before)
+    package = pytest.importorskip("mlflow", reason="the extra `mlflow` is not installed")
+    before = package.get_tracking_uri()
+    yield package
+    package.set_tracking_uri(before)
 
 
 @pytest.fixture

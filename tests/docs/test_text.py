@@ -96,8 +96,8 @@ def starts(first):
     """What the first part of a dotted name may mean in this package."""
     if first == "sw":
         return [sitewise]
-    found = [module for path, module in modules().items() if path.rpartition(".")[2] == first]
-    return classes(CALLED.get(first, first)) + found
+    named = [module for path, module in modules().items() if path.rpartition(".")[2] == first]
+    return classes(CALLED.get(first, first)) + named
 
 
 def missing_names(text):
@@ -160,8 +160,8 @@ def symbols(formula):
     formula = re.sub(r"\\(?:text|operatorname|mathrm|tag|mathbb)\s*\{[^}]*\}", " ", formula)
     formula = re.sub(r"\\mathbb\s*[A-Z]|\\(?:begin|end)\{\w+\}|\\mathcal\s*N\b", " ", formula)
     greek = {f"\\{letter}" for word in GREEK.split() for letter in (word, word.capitalize())}
-    found = {re.sub(r"[\s{}]", "", symbol) for symbol in SYMBOL.findall(formula)}
-    return {s for s in found if len(s) == 1 or s in greek or s == "\\ell" or s.startswith("\\mathcal")}
+    letters = {re.sub(r"[\s{}]", "", symbol) for symbol in SYMBOL.findall(formula)}
+    return {s for s in letters if len(s) == 1 or s in greek or s == "\\ell" or s.startswith("\\mathcal")}
 
 
 def table():
@@ -222,6 +222,8 @@ AVOIDED = {  # words that readers stumbled over, and what to write instead
     r"whoever\b": "a process that, users who",
 }
 SOURCES = [*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "experiments").rglob("*.py")]
+EXEMPT = {Path(__file__), *(ROOT / "tests" / "campaign").rglob("*.py")}  # this list; a suite with words of its own
+TESTS = sorted({*(ROOT / "tests").rglob("*.py")} - EXEMPT)
 PAGES_OF_REPORTS = sorted((ROOT / "src").rglob("*.jinja"))
 SETTINGS = sorted((ROOT / "experiments").rglob("*.yaml"))
 
@@ -248,8 +250,19 @@ def test_the_language_is_plain(page):
 
 
 def test_the_language_of_the_source_is_plain():
-    found = {name(path): words for path in sorted(SOURCES) if (words := avoided(prose_of(path.read_text())))}
-    assert found == {}
+    hits = {name(path): words for path in sorted(SOURCES) if (words := avoided(prose_of(path.read_text())))}
+    assert hits == {}
+
+
+def test_the_language_of_the_tests_is_plain():
+    """In their comments, docstrings and names."""
+    hits = {}
+    for path in TESTS:
+        source = path.read_text()
+        names = [match.replace("_", " ") for match in re.findall(r"def (test_\w+)", source)]
+        if words := avoided("\n".join([prose_of(source), *names])):
+            hits[name(path)] = words
+    assert hits == {}
 
 
 def test_a_word_on_the_list_is_found():

@@ -13,7 +13,7 @@ import sitewise as sw
 
 @dataclass(frozen=True)
 class World:
-    """Labeled rows of three sites and a new site where classes, and how z goes with them, are others."""
+    """Labeled rows of three sites and a new site with other class shares, and another relation of y and z."""
 
     X: np.ndarray
     y: np.ndarray

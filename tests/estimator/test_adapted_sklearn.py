@@ -137,10 +137,12 @@ def test_displays_draw_the_curves_of_its_probabilities(case):
 def test_permutation_importance(case):
     """Of every column, z among them."""
     here, together, y, *_ = case
-    found = permutation_importance(here, together[:600], y[:600], n_repeats=3, random_state=0, scoring="neg_log_loss")
-    assert found.importances_mean.shape == (together.shape[1],)
-    assert found.importances_mean.max() > 0.01
-    assert found.importances_mean[-1] != 0
+    importance = permutation_importance(
+        here, together[:600], y[:600], n_repeats=3, random_state=0, scoring="neg_log_loss"
+    )
+    assert importance.importances_mean.shape == (together.shape[1],)
+    assert importance.importances_mean.max() > 0.01
+    assert importance.importances_mean[-1] != 0
 
 
 def test_scorers_and_cross_validation_of_a_frozen_one(case):

@@ -216,9 +216,9 @@ def test_zeros_count_as_half_the_smallest_that_is_none(two):
     forest = RandomForestClassifier(25, min_samples_leaf=5, random_state=0)
     adjuster = sw.PrevalenceAdjuster(forest, rehearsal=None).fit(two.X, two.y, two.site, two.Z)
     here = adjuster.adapt(two.new.X, sample_confounder=two.new.Z)
-    found = here.predict_proba(two.new.X, two.new.Z)
-    assert np.isfinite(np.log(found)).all()
-    assert two.nll(found) < two.nll(forest.fit(two.X, two.y).predict_proba(two.new.X).clip(1e-3)) - 0.03
+    predicted = here.predict_proba(two.new.X, two.new.Z)
+    assert np.isfinite(np.log(predicted)).all()
+    assert two.nll(predicted) < two.nll(forest.fit(two.X, two.y).predict_proba(two.new.X).clip(1e-3)) - 0.03
     proba = np.array([[0.0, 1.0], [0.02, 0.98], [0.5, 0.5], [1.0, 0.0]] * 20)
     stored = sw.PrevalenceAdjuster().fit(proba, np.array([1, 0, 1, 0] * 20))
     assert stored.classifier_.floor == 0.01
@@ -305,8 +305,11 @@ def test_the_face_of_an_adapted_model(two, sees_x, tmp_path):
     expected = here.expected_performance()["accuracy"]
     assert abs(expected[0] - (here.predict(proba_new, two.new.Z) == two.new.y).mean()) < 0.03
     page = here.report(tmp_path / "site.html").read_text()
-    assert "probabilities handed over" in page
-    assert adjuster.plan(width=0.1, n_simulations=2, sizes=[100, 1000]) is not None
+    assert "given probabilities" in page
+    plan = adjuster.plan(width=0.1, n_simulations=2, sizes=[100, 1000])
+    widths = plan.table.set_index("n")["width"]
+    assert widths[1000] < widths[100]
+    assert widths[plan.answer] == pytest.approx(0.1, rel=0.01)
     halves = (slice(0, 1000), slice(1000, 2000))
     first, second = ((proba_new[half], two.new.Z[half].reset_index(drop=True)) for half in halves)
     updated = adjuster.adapt(*first).update(*second)

@@ -90,9 +90,9 @@ def test_a_class_that_no_labeled_row_has_keeps_a_finite_probability():
     adjuster = sw.PrevalenceAdjuster(classes=[0, 1, 2]).fit(
         three, Y, sample_confounder=np.tile([[0.0], [1.0]], (40, 1))
     )
-    found = adjuster.predict_proba(three)
-    assert np.isfinite(found).all()
-    assert (found[:, 2] < 0.1).all()
+    predicted = adjuster.predict_proba(three)
+    assert np.isfinite(predicted).all()
+    assert (predicted[:, 2] < 0.1).all()
 
 
 def test_confounders_that_were_not_there():

@@ -134,10 +134,10 @@ def test_calibrating_on_a_site_of_its_own_replaces_the_calibration(family, model
     new = family.site(3000, prevalence=[0.9, 0.1], seed=13)
     worse = nll(sw.adjust(overconfident.log_ratio(new.X, new.Z), new.log_prevalence), new.y)
     overconfident.calibrate(site.X, site.y, sample_confounder=site.Z)
-    mended = nll(sw.adjust(overconfident.log_ratio(new.X, new.Z), new.log_prevalence), new.y)
-    assert mended < worse - 0.02
+    corrected = nll(sw.adjust(overconfident.log_ratio(new.X, new.Z), new.log_prevalence), new.y)
+    assert corrected < worse - 0.02
     mine.calibrate(site.X, site.y, sample_confounder=site.Z)
-    assert abs(nll(sw.adjust(mine.log_ratio(new.X, new.Z), new.log_prevalence), new.y) - mended) < 0.01
+    assert abs(nll(sw.adjust(mine.log_ratio(new.X, new.Z), new.log_prevalence), new.y) - corrected) < 0.01
     with pytest.raises(ValueError, match="not among the classes"):
         mine.calibrate(site.X, site.y + 1, sample_confounder=site.Z)
 

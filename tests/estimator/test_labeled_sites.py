@@ -35,9 +35,9 @@ def adjuster():
     return sw.PrevalenceAdjuster(rehearsal=None).fit(proba, y, sample_confounder=Z)
 
 
-def here(**told):
+def here(**known):
     proba, _, Z = world()[1]
-    return adjuster().adapt(proba, sample_confounder=Z, **told)
+    return adjuster().adapt(proba, sample_confounder=Z, **known)
 
 
 def predicted(site):
@@ -76,7 +76,7 @@ def test_a_table_by_age_and_sex_holds():
         assert p[rows.to_numpy()].mean() == pytest.approx(wanted, abs=1e-9)
 
 
-def test_a_told_site_is_saved_and_updated(tmp_path):
+def test_a_site_with_known_labels_or_prevalence_is_saved_and_updated(tmp_path):
     proba, y, Z = world()[1]
     labels = pd.Series(y).where(np.arange(200) < 40)
     site = adjuster().adapt(proba[:150], sample_confounder=Z[:150], y=labels[:150], known_prevalence=0.12)
@@ -90,13 +90,13 @@ def test_a_told_site_is_saved_and_updated(tmp_path):
     assert predicted(more) == pytest.approx(predicted(at_once), abs=1e-6)
 
 
-@pytest.mark.parametrize("told", ["labels", "prevalence", "table"])
-def test_a_told_site_travels_to_onnx(tmp_path, told):
+@pytest.mark.parametrize("known", ["labels", "prevalence", "table"])
+def test_a_site_with_known_labels_or_prevalence_is_exported(tmp_path, known):
     pytest.importorskip("onnxruntime")
     labels = pd.Series(world()[1][1]).where(np.arange(200) < 40)
     table = pd.DataFrame({"age": ["<50", "50+"], "prevalence": [0.1, 0.2]})
     options = {"labels": {"y": labels}, "prevalence": {"known_prevalence": 0.12}, "table": {"known_prevalence": table}}
-    path = here(**options[told]).export_onnx(tmp_path / "site.onnx", dtype="float64")  # tried out before it is kept
+    path = here(**options[known]).export_onnx(tmp_path / "site.onnx", dtype="float64")  # tried out before it is kept
     assert path.exists()
 
 
@@ -148,7 +148,7 @@ def test_the_command_line_takes_a_known_prevalence(tmp_path):
     assert '"target": "width"' in planned.output
 
 
-def test_expected_performance_is_that_of_the_told_prevalence():
+def test_expected_performance_is_that_of_the_known_prevalence():
     site = here(known_prevalence=0.12)
     expected = site.expected_performance()
     truth = site.drawn_rows.labels.mean()

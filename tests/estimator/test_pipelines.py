@@ -130,9 +130,9 @@ def test_polars_at_the_level_of_arrays(two):
     Z, their_z = two.Z, polars.from_pandas(two.Z)
     site, their_site = two.site, polars.Series(two.site)
     expected = sw.estimate_prevalence(ours, Z, model="additive", strength=1.0, groups=site)
-    found = sw.estimate_prevalence(theirs, their_z, model="additive", strength=1.0, groups=their_site)
-    np.testing.assert_allclose(found.marginal, expected.marginal, rtol=0, atol=1e-12)
-    log_g = found.log_prevalence(their_z)
+    estimate = sw.estimate_prevalence(theirs, their_z, model="additive", strength=1.0, groups=their_site)
+    np.testing.assert_allclose(estimate.marginal, expected.marginal, rtol=0, atol=1e-12)
+    log_g = estimate.log_prevalence(their_z)
     assert isinstance(log_g, polars.DataFrame)
     assert log_g.columns == classes
     adjusted = sw.adjust(theirs, log_g)

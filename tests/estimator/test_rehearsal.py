@@ -20,8 +20,9 @@ from sitewise.estimator.source.rehearsal import ERRORS, Numbers, Unit, best_trus
 from sitewise.prevalence import SitePrior
 from sitewise.prevalence.base import ConstantPrevalence
 from sitewise.prevalence.prior import FREEDOM, USUAL_FACTOR, USUAL_LEVEL, USUAL_SITES, student_scale
+from sitewise.ratio import RatioObjective
 from sitewise.report.wording import REHEARSALS
-from sitewise.training.loop import CONTEXT, _Loop, count_parallel
+from sitewise.training.loop import CONTEXT, count_parallel
 
 N_ROWS = 300  # a site
 SHARES = (0.2, 0.35, 0.6)
@@ -179,14 +180,14 @@ def test_held_out_rows_are_rehearsed_where_that_is_asked_or_all_there_is(several
 
 
 def test_no_label_of_a_site_reaches_the_model_that_is_adapted_to_it(monkeypatch):
-    """The labels of one site are planted, all turned around: its own fold sees none of them and does not change.
+    """The labels of one site are all reversed: its own fold sees none of them and does not change.
 
     The other sites' models learn from them, and through these the numbers that its row of the table is made with.
     """
     _, y, site, _ = training()
     left_out = NAMES.index("south")
     planted = np.where(site == "south", 1 - y, y)
-    found = []
+    runs = []
     for labels in (y, planted):
         spy = Spy(monkeypatch)
         table = fitted(labels).rehearsal_.table
@@ -197,9 +198,9 @@ def test_no_label_of_a_site_reaches_the_model_that_is_adapted_to_it(monkeypatch)
             others = site != NAMES[number]
             assert number not in part.rows.site
             assert part.rows.y.tolist() == labels[others].tolist()
-        found.append((spy, table))
+        runs.append((spy, table))
         monkeypatch.undo()
-    (honest, table), (turned, other_table) = found
+    (honest, table), (turned, other_table) = runs
     held, other_held = (spy.units[left_out][-1] for spy in (honest, turned))
     assert torch.equal(held.log_ratio, other_held.log_ratio)
     own, other_own = (spy.units[-1][left_out] for spy in (honest, turned))
@@ -247,24 +248,28 @@ def test_an_estimator_that_comes_unfitted_is_fitted_without_the_site_it_is_rehea
 
 def test_a_sites_row_of_the_table_has_the_numbers_of_the_other_sites(monkeypatch):
     spy = Spy(monkeypatch)
-    used, line = [], rehearsing._line
+    spied = rehearsing.learn_numbers
 
-    def record_numbers(rows, numbers):
-        used.append((rows.name, numbers))
-        return line(rows, numbers)
+    def distrust_south(units):
+        """Without trust a site's row shows the model as trained; only the numbers without south's unit are changed."""
+        without_south = "south" not in [unit.name for unit in units]
+        numbers = spied(units)
+        return replace(numbers, trusted_rows=0.0, averaged=False) if without_south else numbers
 
-    monkeypatch.setattr(rehearsing, "_line", record_numbers)
+    monkeypatch.setattr(rehearsing, "learn_numbers", distrust_south)
     model = fitted()
     *of_sites, of_all = spy.units
     assert [unit.name for unit in of_all] == [*NAMES, "held-out rows"]
-    for (name, numbers), units in zip(used, of_sites, strict=True):
+    for name, units in zip(NAMES, of_sites, strict=True):
         sites = [unit for unit in units if unit.shifted]
         assert [unit.name for unit in sites] == [other for other in NAMES if other != name]
         (held,) = (unit for unit in units if not unit.shifted)
         _, y, site, _ = training()
         assert held.y.tolist() == y[site != name].tolist()
-        assert numbers == learn_numbers(units)
     assert model.rehearsal_.numbers == learn_numbers(of_all)
+    table = model.rehearsal_.table
+    as_trained = table["nll_adapted"] == table["nll_as_trained"]
+    assert as_trained.to_dict() == {name: name == "south" for name in NAMES}
 
 
 def test_many_sites_are_left_out_in_at_most_eight_folds(monkeypatch):
@@ -353,8 +358,8 @@ def test_a_saved_model_keeps_what_was_rehearsed(adapted, new, tmp_path):
     expected = model.predict_proba(proba, sample_confounder=Z)
     assert np.array_equal(again.predict_proba(proba, sample_confounder=Z), expected)
     expected = model.adapt(proba, sample_confounder=Z).predict_proba(proba, Z)
-    found = again.adapt(proba, sample_confounder=Z).predict_proba(proba, Z)
-    assert np.allclose(found, expected, rtol=0, atol=1e-9)  # fitted again, in memory that lies elsewhere
+    predicted = again.adapt(proba, sample_confounder=Z).predict_proba(proba, Z)
+    assert np.allclose(predicted, expected, rtol=0, atol=1e-9)  # fitted again, in memory that lies elsewhere
     here = adapt()
     here.save(tmp_path / "site")
     there = sw.load(tmp_path / "site")
@@ -410,14 +415,14 @@ def units(n_sites=4, n_rows=400, sharpness=1.0, offset=0.0, spread=0.0, seed=0, 
     family = sw.SimulatedFamily(n_classes=n_classes, levels=(2,), effect=0.0, seed=1)
     even = np.full(n_classes, 1 / n_classes)
     prior = SitePrior(ConstantPrevalence(torch.tensor(even).log()))
-    found = []
+    runs = []
     for number in range(n_sites):
         logits = spread * rng.normal(size=n_classes)
         drawn = family.site(n_rows, prevalence=np.exp(logits) / np.exp(logits).sum(), seed=100 * seed + number)
         ratio = sharpness * torch.tensor(drawn.log_ratio) + offset * torch.tensor(rng.normal(size=n_classes))
         log_g, weight = prior.log_prob(torch.zeros(n_rows, 0)), torch.ones(n_rows)
-        found.append(Unit.of(str(number), ratio, log_g, torch.tensor(drawn.y), weight, prior, shifted=True))
-    return found
+        runs.append(Unit.of(str(number), ratio, log_g, torch.tensor(drawn.y), weight, prior, shifted=True))
+    return runs
 
 
 @pytest.mark.parametrize("n_classes", [2, 3])
@@ -502,8 +507,8 @@ def test_nothing_rehearsed_is_as_usual():
 @pytest.mark.parametrize("scale", [0.3, 1.0, 4.0])
 def test_the_scale_of_many_deviations_comes_back(scale):
     draws = scale * np.random.default_rng(0).standard_t(FREEDOM, 5000)
-    found = student_scale(torch.tensor(draws**2), USUAL_LEVEL)
-    assert found == pytest.approx(scale, rel=0.05)  # its standard error is about 1.4 percent
+    runs = student_scale(torch.tensor(draws**2), USUAL_LEVEL)
+    assert runs == pytest.approx(scale, rel=0.05)  # its standard error is about 1.4 percent
     doubled = student_scale(torch.tensor(draws**2), USUAL_LEVEL, usual_sites=0.0)
     assert student_scale(torch.tensor(4 * draws**2), 2 * USUAL_LEVEL, usual_sites=0.0) == pytest.approx(2 * doubled)
 
@@ -534,7 +539,7 @@ def test_rehearsals_side_by_side_give_what_they_give_one_after_the_other(monkeyp
     assert np.allclose(beside.adapt(X).predict_proba(X), straight.adapt(X).predict_proba(X), atol=1e-4)
 
 
-def test_trainings_are_side_by_side_where_a_gpu_has_room(monkeypatch):
+def test_trainings_are_side_by_side_if_a_gpu_has_enough_memory(monkeypatch):
     assert count_parallel(4, "cpu") == 1
     gigabyte = 2**30
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -550,15 +555,15 @@ def test_trainings_are_side_by_side_where_a_gpu_has_room(monkeypatch):
 
 @pytest.mark.parametrize("name", ["runs", "run.pt"], ids=["folder", "file"])
 def test_a_fit_that_is_killed_in_a_rehearsal_goes_on_to_the_same_model(tmp_path, monkeypatch, name):
-    epoch, begun, kill_at = _Loop.epoch, [], None
+    begin_epoch, begun, kill_at = RatioObjective.begin_epoch, [], None
 
-    def counted(loop, number):
-        begun.append(number)
+    def counted(objective, *progress):
+        begun.append(progress)
         if len(begun) == kill_at:
             raise KeyboardInterrupt
-        return epoch(loop, number)
+        return begin_epoch(objective, *progress)
 
-    monkeypatch.setattr(_Loop, "epoch", counted)
+    monkeypatch.setattr(RatioObjective, "begin_epoch", counted)
     straight, X = tiny_classifier()
     assert len(begun) % 3 == 0  # the model and two folds
     of_one = len(begun) // 3

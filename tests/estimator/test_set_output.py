@@ -44,10 +44,10 @@ def test_log_f_comes_in_the_container_asked_for(site, model):
     model.fit(frame, y, sample_confounder=site.Z)
     plain = model.transform(frame, sample_confounder=site.Z)
     assert (plain == model.log_ratio(frame, site.Z)).all()
-    found = model.set_output(transform="pandas").transform(frame, sample_confounder=site.Z)
-    assert found.columns.tolist() == model.get_feature_names_out().tolist() == ["log_ratio_ill", "log_ratio_well"]
-    assert found.index.equals(frame.index)
-    assert (found.to_numpy() == plain).all()
+    transformed = model.set_output(transform="pandas").transform(frame, sample_confounder=site.Z)
+    assert transformed.columns.tolist() == model.get_feature_names_out().tolist() == ["log_ratio_ill", "log_ratio_well"]
+    assert transformed.index.equals(frame.index)
+    assert (transformed.to_numpy() == plain).all()
     assert isinstance(model.predict_proba(frame, sample_confounder=site.Z), np.ndarray)
     model.set_output(transform="default")
 
@@ -58,11 +58,11 @@ def test_log_f_at_the_end_of_a_pipeline_with_its_confounders(site):
         model.set_fit_request(sample_confounder=True).set_transform_request(sample_confounder=True)
         chain = make_pipeline(StandardScaler(), model).set_output(transform="pandas")
         chain.fit(site.X, site.y, sample_confounder=site.Z)
-        found = chain.transform(site.X, sample_confounder=site.Z)
+        transformed = chain.transform(site.X, sample_confounder=site.Z)
         without = chain.transform(site.X)
-    assert found.columns.tolist() == ["log_ratio_0", "log_ratio_1"]
+    assert transformed.columns.tolist() == ["log_ratio_0", "log_ratio_1"]
     scaled = chain[:-1].transform(site.X).to_numpy()
     with sklearn.config_context(enable_metadata_routing=True), pytest.warns(UserWarning, match="feature names"):
         own = model.log_ratio(scaled, site.Z)
-    np.testing.assert_array_equal(found, own)
-    assert np.abs(found - without).to_numpy().max() > 1e-6
+    np.testing.assert_array_equal(transformed, own)
+    assert np.abs(transformed - without).to_numpy().max() > 1e-6

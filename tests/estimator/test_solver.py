@@ -56,14 +56,14 @@ def test_em_takes_no_prior_and_rows_without_z_have_a_solver_too(two, adjusted):
     assert climbing.adapt(new).estimate.model == "posterior"  # a constant g has no lbfgs
 
 
-def test_em_starts_where_it_is_told(two, adjusted):
+def test_em_begins_at_the_given_start(two, adjusted):
     fit, _, new = adjusted
     log_ratio = fit().log_ratio(new, two.new.Z)
     joint = np.exp(log_ratio) * [0.8, 0.2]
     one_round = (joint / joint.sum(1, keepdims=True)).mean(0)
     with pytest.warns(UserWarning, match="constant g did not converge"):
-        found = sw.estimate_prevalence(log_ratio, solver=sw.EM(iterations=1), model="constant", start=[0.8, 0.2])
-    np.testing.assert_allclose(found.marginal, one_round, rtol=1e-9)
+        estimate = sw.estimate_prevalence(log_ratio, solver=sw.EM(iterations=1), model="constant", start=[0.8, 0.2])
+    np.testing.assert_allclose(estimate.marginal, one_round, rtol=1e-9)
 
 
 def test_balance_and_calibration_are_switched_apart(two, adjusted):
@@ -95,7 +95,8 @@ def test_everything_wrong_is_said_at_once(model):
     wrong = model(solver="em", balance="yes", prevalence_dropout=0.5, calibration="vector")
     with pytest.raises(ValueError, match="balance must be True, False or 'auto'") as caught:
         wrong.fit(np.full((4, 2), 0.5), [0, 1, 0, 1])
-    assert "solver='em' goes with model constant or additive or table or network, got 'auto'" in str(caught.value)
-    assert "prevalence_dropout is of the network g, got model 'auto'" in str(caught.value)
+    known = "constant or additive or table or network"
+    assert f"solver='em' is available for model {known}, got 'auto'" in str(caught.value)
+    assert "prevalence_dropout is only for model network, got 'auto'" in str(caught.value)
     with pytest.raises(ValueError, match="prevalence_dropout must be a share from 0 to below 1, got 1"):
         model(prevalence="network", prevalence_dropout=1).fit(np.full((4, 2), 0.5), [0, 1, 0, 1])

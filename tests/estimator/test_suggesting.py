@@ -31,13 +31,13 @@ def table(seed, effects, n_sites=3, n=600, n_columns=8):
 
 def test_the_columns_that_differ_are_found_and_not_their_neighbours():
     frame, y, site = table(0, {0: 1.0, 2: 1.0})
-    found = sw.suggest_confounders(frame, y, site)
-    assert set(found.confounders) == {"c0", "c2"}
-    assert found.table.loc[["c0", "c2"], "suggested"].all()
-    assert found.rehearsal.index[0] == "none"
-    assert len(found.rehearsal) == 3
-    assert np.isfinite(found.rehearsal[["as_trained", "adapted", "gain"]].to_numpy()).all()
-    assert "suggested z: " in str(found)
+    suggestion = sw.suggest_confounders(frame, y, site)
+    assert set(suggestion.confounders) == {"c0", "c2"}
+    assert suggestion.table.loc[["c0", "c2"], "suggested"].all()
+    assert suggestion.rehearsal.index[0] == "none"
+    assert len(suggestion.rehearsal) == 3
+    assert np.isfinite(suggestion.rehearsal[["as_trained", "adapted", "gain"]].to_numpy()).all()
+    assert "suggested z: " in str(suggestion)
 
 
 def test_mostly_nothing_is_suggested_where_nothing_differs():
@@ -61,14 +61,14 @@ def test_under_the_null_the_statistic_is_chi_squared():
 def test_three_classes_and_an_array_work():
     frame, y, site = table(2, {0: 1.5}, n=500)
     three = np.where((y == 1) & (np.random.default_rng(0).random(len(y)) < 0.5), 2, y)
-    found = sw.suggest_confounders(frame.drop(columns="word").to_numpy(), three, site, rehearse=False)
-    assert found.confounders[0] == "x0"
+    suggestion = sw.suggest_confounders(frame.drop(columns="word").to_numpy(), three, site, rehearse=False)
+    assert suggestion.confounders[0] == "x0"
 
 
 def test_only_candidates_are_suggested():
     frame, y, site = table(3, {0: 1.5})
-    found = sw.suggest_confounders(frame, y, site, candidates=["c5", "word"], rehearse=False)
-    assert list(found.table.index) in (["c5", "word"], ["word", "c5"])
+    suggestion = sw.suggest_confounders(frame, y, site, candidates=["c5", "word"], rehearse=False)
+    assert list(suggestion.table.index) in (["c5", "word"], ["word", "c5"])
 
 
 def test_holm_is_its_definition():

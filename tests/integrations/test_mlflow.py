@@ -43,10 +43,10 @@ def saved(table, tmp_path_factory):
 
 
 def test_a_saved_model_predicts_the_same(table, saved):
-    found = mlflow.pyfunc.load_model(str(saved)).predict(table.frame)
-    assert list(found) == ["p_ill", "p_well", "decision"]
-    assert np.abs(found[["p_ill", "p_well"]].to_numpy() - table.proba).max() <= 1e-12
-    assert (found["decision"] == np.where(table.proba[:, 1] >= 0.3, "well", "ill")).all()
+    predicted = mlflow.pyfunc.load_model(str(saved)).predict(table.frame)
+    assert list(predicted) == ["p_ill", "p_well", "decision"]
+    assert np.abs(predicted[["p_ill", "p_well"]].to_numpy() - table.proba).max() <= 1e-12
+    assert (predicted["decision"] == np.where(table.proba[:, 1] >= 0.3, "well", "ill")).all()
 
 
 def test_columns_in_any_order_confounders_missing_and_whole_numbers(table, saved):
@@ -63,9 +63,9 @@ def test_the_signature_and_the_metadata_name_the_columns(table, saved):
     record = mlflow.models.Model.load(str(saved))
     assert record.signature.inputs.input_names() == list(table.frame)
     assert record.signature.outputs.input_names() == ["p_ill", "p_well", "decision"]
-    told = {column["name"]: (column["kind"], column["needed"]) for column in record.metadata["sitewise"]["columns"]}
-    assert told["lab0"] == ("number", True)
-    assert (told["age0"], told["group0"]) == (("number", False), ("category", False))
+    columns = {column["name"]: (column["kind"], column["needed"]) for column in record.metadata["sitewise"]["columns"]}
+    assert columns["lab0"] == ("number", True)
+    assert (columns["age0"], columns["group0"]) == (("number", False), ("category", False))
 
 
 def test_the_artifact_holds_no_code_and_no_pickle(saved):
@@ -99,8 +99,8 @@ def test_logging_writes_parameters_rehearsal_outcome_and_report(table, store):
         again = ours.load_model(uri)
         assert isinstance(again, sw.AdaptedClassifier)
         assert again.outcome.sentence == table.here.outcome.sentence
-        found = mlflow.pyfunc.load_model(uri).predict(table.frame)
-        assert np.abs(found["p_ill"] - table.proba[:, 0]).max() <= 1e-12
+        predicted = mlflow.pyfunc.load_model(uri).predict(table.frame)
+        assert np.abs(predicted["p_ill"] - table.proba[:, 0]).max() <= 1e-12
 
 
 def test_logging_without_a_run_starts_one_and_ends_it(table, store):
@@ -147,9 +147,9 @@ def other_models(table):
 def test_models_of_every_kind(table, tmp_path):
     for name, model, frame, expected in other_models(table):
         ours.save_model(model, tmp_path / name)
-        found = mlflow.pyfunc.load_model(str(tmp_path / name)).predict(frame)
-        assert np.abs(found[["p_ill", "p_well"]].to_numpy() - expected).max() <= 1e-12, name
-        assert found["p_ill"].std() > 1e-3, name
+        predicted = mlflow.pyfunc.load_model(str(tmp_path / name)).predict(frame)
+        assert np.abs(predicted[["p_ill", "p_well"]].to_numpy() - expected).max() <= 1e-12, name
+        assert predicted["p_ill"].std() > 1e-3, name
 
 
 def test_images_come_as_bytes_of_files_and_never_by_name(tmp_path):
@@ -169,8 +169,8 @@ def test_images_come_as_bytes_of_files_and_never_by_name(tmp_path):
     ours.save_model(model, tmp_path / "model")
     pyfunc = mlflow.pyfunc.load_model(str(tmp_path / "model"))
     sent = frame.assign(file=[(tmp_path / name).read_bytes() for name in frame["file"]])
-    found = pyfunc.predict(sent)[["p_0", "p_1"]].to_numpy()
-    assert np.abs(found - model.predict_proba(rows.X, sample_confounder=rows.Z)).max() <= 1e-12
+    predicted = pyfunc.predict(sent)[["p_0", "p_1"]].to_numpy()
+    assert np.abs(predicted - model.predict_proba(rows.X, sample_confounder=rows.Z)).max() <= 1e-12
     with pytest.raises(mlflow.exceptions.MlflowException, match="expected the bytes of an image file"):
         pyfunc.predict(frame)
 

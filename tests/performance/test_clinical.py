@@ -41,8 +41,8 @@ def drawn(score, belief, n_draws=300, seed=0):
 def test_net_benefit_is_its_formula(scored):
     score, y, weight = scored
     at = np.array([0.1, 0.3, 0.7])
-    found = net_benefit(y[None], score[:, None] >= at, weight, at)[0]
-    for t, value in zip(at, found, strict=True):
+    benefit = net_benefit(y[None], score[:, None] >= at, weight, at)[0]
+    for t, value in zip(at, benefit, strict=True):
         called = score >= t
         hits, wrong = (weight * y)[called].sum(), (weight * (1 - y))[called].sum()
         assert value == pytest.approx(hits / weight.sum() - wrong / weight.sum() * t / (1 - t))
@@ -52,9 +52,9 @@ def test_treating_all_is_its_formula_and_calling_everybody(scored):
     _, y, weight = scored
     at = np.array([0.05, 0.5, 0.9])
     share = weight @ y / weight.sum()
-    found = treat_all(y[None], weight, at)[0]
-    np.testing.assert_allclose(found, share - (1 - share) * at / (1 - at))
-    np.testing.assert_allclose(found, net_benefit(y[None], np.ones((len(y), 3)), weight, at)[0])
+    benefit = treat_all(y[None], weight, at)[0]
+    np.testing.assert_allclose(benefit, share - (1 - share) * at / (1 - at))
+    np.testing.assert_allclose(benefit, net_benefit(y[None], np.ones((len(y), 3)), weight, at)[0])
 
 
 def test_calibration_line_is_a_logistic_regression(scored):
@@ -89,16 +89,16 @@ def test_sensitivity_is_on_the_roc_curve(scored, ties):
     score, y, weight = scored
     score = np.round(score, 1) if ties else score
     wrong, right, _ = roc_curve(y, score, sample_weight=weight, drop_intermediate=False)
-    found = sensitivity_at(y[None], Ranking.of(score), weight, 0.8)[0]
-    assert found == pytest.approx(right[wrong <= 0.2 + 1e-12].max())
+    sensitivity = sensitivity_at(y[None], Ranking.of(score), weight, 0.8)[0]
+    assert sensitivity == pytest.approx(right[wrong <= 0.2 + 1e-12].max())
 
 
 def test_expected_units_of_certain_labels_are_those_of_the_labels(scored):
     score, y, _ = scored
-    found = clinical_performance(drawn(score, y), threshold=0.4)
-    for value in found.values():
+    clinical = clinical_performance(drawn(score, y), threshold=0.4)
+    for value in clinical.values():
         assert value.low == pytest.approx(value.estimate) == pytest.approx(value.high)
-    assert found["number_needed_to_evaluate"].estimate == pytest.approx(1 / precision_score(y, score >= 0.4))
+    assert clinical["number_needed_to_evaluate"].estimate == pytest.approx(1 / precision_score(y, score >= 0.4))
 
 
 def test_intervals_hold_drawn_truths():
@@ -118,9 +118,9 @@ def test_intervals_hold_drawn_truths():
 def test_decisions_alone_have_no_calibration(scored):
     score, y, _ = scored
     rows = judged_instead(drawn(score, y), (0, 1), y_pred=(score > 0.6).astype(int))
-    found = clinical_performance(rows, threshold=0.2)
-    assert found["net_benefit"].estimate is not None
-    assert found["oe_ratio"].estimate is None
+    clinical = clinical_performance(rows, threshold=0.2)
+    assert clinical["net_benefit"].estimate is not None
+    assert clinical["oe_ratio"].estimate is None
 
 
 def test_decision_curve_is_below_none_and_all_nowhere_for_beliefs(scored):

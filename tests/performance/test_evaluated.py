@@ -68,22 +68,22 @@ def test_what_was_expected_did_not_see_the_labels(here, site, evaluation):
 
 def test_rows_without_labels_are_left_out(here, site):
     few = np.where(np.arange(400) < 100, site.y, np.nan)
-    found = here.evaluate(outputs(site), few, site.Z, n_resamples=5)
+    metrics = here.evaluate(outputs(site), few, site.Z, n_resamples=5)
     alone = here.evaluate(outputs(site)[:100], site.y[:100], site.Z[:100], n_resamples=5)
-    pd.testing.assert_frame_equal(found.table, alone.table)
-    assert found.n_rows == 100
+    pd.testing.assert_frame_equal(metrics.table, alone.table)
+    assert metrics.n_rows == 100
 
 
 def test_groups_widen_intervals(here, site, evaluation):
     # Rows written four times, as one group, say no more than rows written once.
     four = np.repeat(np.arange(400), 4)
-    found = here.evaluate(
+    metrics = here.evaluate(
         outputs(site)[four], site.y[four], site.Z.iloc[four].reset_index(drop=True), groups=four, n_resamples=30
     )
-    own, once = found.table.loc[("brier", "adapted")], evaluation.table.loc[("brier", "adapted")]
+    own, once = metrics.table.loc[("brier", "adapted")], evaluation.table.loc[("brier", "adapted")]
     assert own["value"] == pytest.approx(once["value"])
     assert own["high"] - own["low"] == pytest.approx(once["high"] - once["low"], rel=1e-6)
-    assert found.n_groups == 400
+    assert metrics.n_groups == 400
 
 
 def test_bad_input_is_refused(here, site):
@@ -129,9 +129,9 @@ def test_a_row_does_not_recalibrate_itself():
 
 @pytest.mark.parametrize("how", ["intercept", "slope"])
 def test_one_class_only_stays_finite(how):
-    found = recalibrate(np.full((30, 3), 1 / 3), np.zeros(30, dtype=int), how)
-    assert np.isfinite(found).all()
-    np.testing.assert_allclose(found.sum(axis=1), 1.0)
+    recalibrated = recalibrate(np.full((30, 3), 1 / 3), np.zeros(30, dtype=int), how)
+    assert np.isfinite(recalibrated).all()
+    np.testing.assert_allclose(recalibrated.sum(axis=1), 1.0)
 
 
 def test_one_group_has_no_resamples():

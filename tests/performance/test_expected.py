@@ -11,7 +11,7 @@ import sitewise as sw
 from sitewise.calibration import Calibration
 from sitewise.datasets.simulated import SimulatedFamily
 from sitewise.evaluation import evaluate
-from sitewise.performance import estimate as room
+from sitewise.performance import estimate as estimating
 from sitewise.performance import expected_performance
 from sitewise.performance.choice import choose_threshold
 from sitewise.performance.expected import DrawnRows, group_rows, summarize
@@ -163,10 +163,10 @@ def test_intervals_hold_estimates_and_wider_levels_hold_narrower(site, estimate,
 
 
 def test_with_every_label_known_it_is_the_truth(site, estimate):
-    found = expected_performance(site.log_ratio, estimate, site.Z, y=site.y, random_state=0)
+    performance = expected_performance(site.log_ratio, estimate, site.Z, y=site.y, random_state=0)
     wanted = evaluate(site.y, sw.adjust(site.log_ratio, estimate.log_prevalence(site.Z)))
     for name, metric in wanted.items():
-        np.testing.assert_allclose(found[name], [metric.value] * 3, err_msg=name)
+        np.testing.assert_allclose(performance[name], [metric.value] * 3, err_msg=name)
 
 
 def test_expected_matches_what_labels_show_over_many_sites():
@@ -175,10 +175,10 @@ def test_expected_matches_what_labels_show_over_many_sites():
     for seed in range(15):
         site = family.site(500, prevalence=[0.75, 0.25], seed=seed)
         estimate = sw.estimate_prevalence(site.log_ratio, model="constant")
-        found = expected_performance(site.log_ratio, estimate, random_state=seed, n_draws=200)["f1"]
+        performance = expected_performance(site.log_ratio, estimate, random_state=seed, n_draws=200)["f1"]
         seen = evaluate(site.y, sw.adjust(site.log_ratio, np.log(estimate.marginal)))["positive_f1"].value
-        errors.append(found.estimate - seen)
-        held.append(found.low <= seen <= found.high)
+        errors.append(performance.estimate - seen)
+        held.append(performance.low <= seen <= performance.high)
     assert np.abs(errors).mean() < 0.04
     assert np.mean(held) >= 0.8
 
@@ -233,26 +233,28 @@ def test_it_reads_as_a_mapping_and_as_text(expected):
 def test_many_classes():
     site = SimulatedFamily(n_classes=3, signal=2.0).site(400, seed=7)
     estimate = sw.estimate_prevalence(site.log_ratio, site.Z)
-    found = expected_performance(site.log_ratio, estimate, site.Z, classes=["a", "b", "c"], random_state=0)
-    assert "positive_f1" not in found
-    assert found["f1"] == found["macro_f1"]
-    assert found.confusion.estimate.sum() == pytest.approx(400)
+    performance = expected_performance(site.log_ratio, estimate, site.Z, classes=["a", "b", "c"], random_state=0)
+    assert "positive_f1" not in performance
+    assert performance["f1"] == performance["macro_f1"]
+    assert performance.confusion.estimate.sum() == pytest.approx(400)
     with pytest.raises(ValueError, match="a threshold needs two classes, there are 3"):
         expected_performance(site.log_ratio, estimate, site.Z, threshold=0.3)
 
 
-def test_of_a_large_site_some_rows_stand_for_all(site, estimate, monkeypatch):
-    monkeypatch.setattr(room, "MOST_ROWS", 200)
-    found = expected_performance(site.log_ratio, estimate, site.Z, y=np.where(site.y == 1, 1, np.nan), random_state=0)
-    assert found.n_rows == 200
-    assert found.rows.labels.shape[1] == len(found.rows.z) == 200
+def test_a_large_site_is_represented_by_some_rows(site, estimate, monkeypatch):
+    monkeypatch.setattr(estimating, "MOST_ROWS", 200)
+    performance = expected_performance(
+        site.log_ratio, estimate, site.Z, y=np.where(site.y == 1, 1, np.nan), random_state=0
+    )
+    assert performance.n_rows == 200
+    assert performance.rows.labels.shape[1] == len(performance.rows.z) == 200
 
 
 def test_one_row():
     estimate = sw.estimate_prevalence(np.array([[0.0, 1.0], [1.0, 0.0]] * 15), model="constant")
-    found = expected_performance([[0.0, 1.0]], estimate, random_state=0)
-    assert found["auroc"] == (None, None, None)  # one row never has two classes
-    assert found["accuracy"].low == 0.0
+    performance = expected_performance([[0.0, 1.0]], estimate, random_state=0)
+    assert performance["auroc"] == (None, None, None)  # one row never has two classes
+    assert performance["accuracy"].low == 0.0
 
 
 def test_all_mistakes_at_once(site, estimate):

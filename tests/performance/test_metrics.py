@@ -21,49 +21,53 @@ def draw(n_rows, n_classes, seed, ties=False):
 
 
 def expected(probability, truth, weight, threshold=None):
-    found = Predictions.of(probability, threshold).metrics(truth.T[None], weight)
-    assert set(found) == set(EXPECTED_METRICS)
-    return {name: float(values[0]) for name, values in found.items()}
+    metric_values = Predictions.of(probability, threshold).metrics(truth.T[None], weight)
+    assert set(metric_values) == set(EXPECTED_METRICS)
+    return {name: float(values[0]) for name, values in metric_values.items()}
 
 
 @pytest.mark.parametrize("threshold", [None, 0.2])
 @pytest.mark.parametrize("ties", [False, True])
 def test_soft_labels_are_rows_written_once_for_each_class(threshold, ties):
     probability, truth, weight = draw(300, 2, seed=1, ties=ties)
-    found = expected(probability, truth, weight, threshold)
+    expected_metrics = expected(probability, truth, weight, threshold)
     y = np.repeat([1, 0], 300)
     score = np.tile(probability[:, 1], 2)
     w = np.concatenate([weight * truth[:, 1], weight * truth[:, 0]])
     called = decide(np.tile(probability, (2, 1)), threshold)
-    assert found["auroc"] == pytest.approx(peers.roc_auc_score(y, score, sample_weight=w))
-    assert found["auprc"] == pytest.approx(peers.average_precision_score(y, score, sample_weight=w))
-    assert found["brier"] == pytest.approx(peers.brier_score_loss(y, score, sample_weight=w))
-    assert found["nll"] == pytest.approx(peers.log_loss(y, score, sample_weight=w))
-    assert found["accuracy"] == pytest.approx(peers.accuracy_score(y, called, sample_weight=w))
-    assert found["positive_f1"] == pytest.approx(peers.f1_score(y, called, sample_weight=w))
-    assert found["macro_f1"] == pytest.approx(peers.f1_score(y, called, sample_weight=w, average="macro"))
-    assert found["precision"] == pytest.approx(peers.precision_score(y, called, sample_weight=w))
-    assert found["recall"] == pytest.approx(peers.recall_score(y, called, sample_weight=w))
-    assert found["specificity"] == pytest.approx(peers.recall_score(y, called, sample_weight=w, pos_label=0))
-    assert found["balanced_accuracy"] == pytest.approx(peers.balanced_accuracy_score(y, called, sample_weight=w))
+    assert expected_metrics["auroc"] == pytest.approx(peers.roc_auc_score(y, score, sample_weight=w))
+    assert expected_metrics["auprc"] == pytest.approx(peers.average_precision_score(y, score, sample_weight=w))
+    assert expected_metrics["brier"] == pytest.approx(peers.brier_score_loss(y, score, sample_weight=w))
+    assert expected_metrics["nll"] == pytest.approx(peers.log_loss(y, score, sample_weight=w))
+    assert expected_metrics["accuracy"] == pytest.approx(peers.accuracy_score(y, called, sample_weight=w))
+    assert expected_metrics["positive_f1"] == pytest.approx(peers.f1_score(y, called, sample_weight=w))
+    assert expected_metrics["macro_f1"] == pytest.approx(peers.f1_score(y, called, sample_weight=w, average="macro"))
+    assert expected_metrics["precision"] == pytest.approx(peers.precision_score(y, called, sample_weight=w))
+    assert expected_metrics["recall"] == pytest.approx(peers.recall_score(y, called, sample_weight=w))
+    assert expected_metrics["specificity"] == pytest.approx(peers.recall_score(y, called, sample_weight=w, pos_label=0))
+    assert expected_metrics["balanced_accuracy"] == pytest.approx(
+        peers.balanced_accuracy_score(y, called, sample_weight=w)
+    )
     counts = Predictions.of(probability, threshold).confusion(truth.T[None], weight)[0]
     np.testing.assert_allclose(counts, peers.confusion_matrix(y, called, sample_weight=w))
 
 
 def test_many_classes_are_means_over_each_against_the_rest():
     probability, truth, weight = draw(200, 4, seed=2)
-    found = expected(probability, truth, weight)
+    expected_metrics = expected(probability, truth, weight)
     y = np.repeat(np.arange(4), 200)
     w = (weight[:, None] * truth).T.ravel()
     tiled = np.tile(probability, (4, 1))
     called = tiled.argmax(axis=1)
-    assert np.isnan(found["positive_f1"])
-    assert found["macro_f1"] == pytest.approx(peers.f1_score(y, called, sample_weight=w, average="macro"))
-    assert found["precision"] == pytest.approx(peers.precision_score(y, called, sample_weight=w, average="macro"))
+    assert np.isnan(expected_metrics["positive_f1"])
+    assert expected_metrics["macro_f1"] == pytest.approx(peers.f1_score(y, called, sample_weight=w, average="macro"))
+    assert expected_metrics["precision"] == pytest.approx(
+        peers.precision_score(y, called, sample_weight=w, average="macro")
+    )
     areas = [peers.roc_auc_score(y == k, tiled[:, k], sample_weight=w) for k in range(4)]
-    assert found["auroc"] == pytest.approx(np.mean(areas))
+    assert expected_metrics["auroc"] == pytest.approx(np.mean(areas))
     others = [peers.recall_score(y != k, called != k, sample_weight=w) for k in range(4)]
-    assert found["specificity"] == pytest.approx(np.mean(others))
+    assert expected_metrics["specificity"] == pytest.approx(np.mean(others))
 
 
 @pytest.mark.parametrize("n_classes", [2, 3])
@@ -71,11 +75,11 @@ def test_many_classes_are_means_over_each_against_the_rest():
 def test_certain_labels_are_what_evaluate_says(n_classes, ties):
     probability, truth, weight = draw(250, n_classes, seed=3, ties=ties)
     y = truth.argmax(axis=1)
-    found = expected(probability, np.eye(n_classes)[y], weight)
+    expected_metrics = expected(probability, np.eye(n_classes)[y], weight)
     for name, metric in evaluate(y, probability, sample_weight=weight).items():
         if metric.value is not None:
-            assert found[name] == pytest.approx(metric.value), name
-    assert set(METRICS) <= set(found)
+            assert expected_metrics[name] == pytest.approx(metric.value), name
+    assert set(METRICS) <= set(expected_metrics)
 
 
 def test_means_over_rows_are_exact_expectations():
@@ -83,10 +87,10 @@ def test_means_over_rows_are_exact_expectations():
     predictions = Predictions.of(probability)
     every = np.array(np.meshgrid(*[[0, 1]] * 6)).reshape(6, -1).T  # all 64 ways the labels may be
     chance = np.prod(np.where(every == 1, truth[:, 1], truth[:, 0]), axis=1)
-    found = predictions.metrics((every[:, None, :] == np.arange(2)[:, None]).astype(float), weight)
+    metric_values = predictions.metrics((every[:, None, :] == np.arange(2)[:, None]).astype(float), weight)
     mean = predictions.metrics(truth.T[None], weight)
     for name in ("accuracy", "nll", "brier"):
-        assert mean[name][0] == pytest.approx(chance @ found[name])
+        assert mean[name][0] == pytest.approx(chance @ metric_values[name])
 
 
 def test_calibration_error_of_a_belief_in_itself_is_zero():

@@ -78,26 +78,28 @@ def test_certain_beliefs_give_the_metrics_of_scikit_learn():
     y = rng.integers(0, 2, 300)
     certain = DrawnRows(None, np.eye(2)[y], np.tile(y, (5, 1)), np.ones(300), pd.DataFrame(index=range(300)))
     score = rng.random(300)
-    found = summarize(judged_instead(certain, (0, 1), proba=score), (0, 1), threshold=0.3)
-    assert found["accuracy"].estimate == pytest.approx(peers.accuracy_score(y, score >= 0.3))
-    assert found["auroc"].estimate == pytest.approx(peers.roc_auc_score(y, score))
-    assert found["brier"].low == pytest.approx(found["brier"].high) == pytest.approx(peers.brier_score_loss(y, score))
+    summary = summarize(judged_instead(certain, (0, 1), proba=score), (0, 1), threshold=0.3)
+    assert summary["accuracy"].estimate == pytest.approx(peers.accuracy_score(y, score >= 0.3))
+    assert summary["auroc"].estimate == pytest.approx(peers.roc_auc_score(y, score))
+    assert (
+        summary["brier"].low == pytest.approx(summary["brier"].high) == pytest.approx(peers.brier_score_loss(y, score))
+    )
 
 
 def test_decisions_alone_have_no_probabilities():
-    found = summarize(judged_instead(rows(), ("a", "b"), y_pred=["a", "b"] * 200), ("a", "b"))
-    assert found["recall"].estimate is not None
-    assert all(found[name].estimate is None for name in ("nll", "brier", "auroc", "auprc", "ece"))
-    assert "decisions as given" in repr(found)
+    summary = summarize(judged_instead(rows(), ("a", "b"), y_pred=["a", "b"] * 200), ("a", "b"))
+    assert summary["recall"].estimate is not None
+    assert all(summary[name].estimate is None for name in ("nll", "brier", "auroc", "auprc", "ece"))
+    assert "decisions as given" in repr(summary)
 
 
 def test_groups_are_judged_by_their_own_decisions():
     n = 400
     group = np.arange(n) % 2
     decided = np.where(group == 1, 1, 0)
-    found = summarize(judged_instead(rows(n), (0, 1), y_pred=decided), (0, 1)).by(group)
-    assert found[1]["recall"].estimate == 1.0
-    assert found[0]["recall"].estimate == 0.0
+    groups = summarize(judged_instead(rows(n), (0, 1), y_pred=decided), (0, 1)).by(group)
+    assert groups[1]["recall"].estimate == 1.0
+    assert groups[0]["recall"].estimate == 0.0
 
 
 def test_of_a_large_site_the_rows_kept_are_judged():
@@ -144,9 +146,9 @@ def test_labels_are_drawn_as_sharp_as_predictions_are(here):
 
 
 def test_columns_are_ranked_by_the_shift_along_them(here):
-    found = here.shift_by_column()
-    assert set(found.index) == {"age0", "group0"}
-    assert found["p_value"].is_monotonic_increasing
+    shifts = here.shift_by_column()
+    assert set(shifts.index) == {"age0", "group0"}
+    assert shifts["p_value"].is_monotonic_increasing
     other = here.shift_by_column(pd.DataFrame({"noise": np.arange(500) % 7}))
     assert list(other.index) == ["noise"]
     with pytest.raises(ValueError, match=r"columns has 3 row\(s\), the site was adapted on 500"):
@@ -155,6 +157,9 @@ def test_columns_are_ranked_by_the_shift_along_them(here):
 
 def test_a_site_and_its_expectations_go_through_pickle(here):
     score = np.linspace(0, 1, 500)
-    found = here.expected_performance(proba=score)
-    for copy in (pickle.loads(pickle.dumps(here)).expected_performance(proba=score), pickle.loads(pickle.dumps(found))):
-        assert copy.to_dict() == found.to_dict()
+    performance = here.expected_performance(proba=score)
+    for copy in (
+        pickle.loads(pickle.dumps(here)).expected_performance(proba=score),
+        pickle.loads(pickle.dumps(performance)),
+    ):
+        assert copy.to_dict() == performance.to_dict()

@@ -22,20 +22,20 @@ def made(n=600, seed=0, n_classes=2):
 
 def test_a_group_is_described_as_its_rows_alone_are():
     rows, sex = made(), pd.Series(["f", "m"] * 300)
-    found = {group.name: group for group in subgroups(rows, (0, 1), sex.rename("sex"))}
+    groups = {group.name: group for group in subgroups(rows, (0, 1), sex.rename("sex"))}
     alone = summarize(rows.take(np.arange(0, 600, 2)), (0, 1))
-    assert found["f"].performance.to_dict() == alone.to_dict()
-    assert found["f"].prevalence[1].estimate == pytest.approx(rows.belief[::2, 1].mean())
-    assert found["f"].prevalence[1].low < found["f"].prevalence[1].estimate < found["f"].prevalence[1].high
-    assert found["f"].calibration["oe_ratio"].estimate == pytest.approx(1.0)
-    json.dumps([group.to_dict() for group in found.values()], allow_nan=False)
+    assert groups["f"].performance.to_dict() == alone.to_dict()
+    assert groups["f"].prevalence[1].estimate == pytest.approx(rows.belief[::2, 1].mean())
+    assert groups["f"].prevalence[1].low < groups["f"].prevalence[1].estimate < groups["f"].prevalence[1].high
+    assert groups["f"].calibration["oe_ratio"].estimate == pytest.approx(1.0)
+    json.dumps([group.to_dict() for group in groups.values()], allow_nan=False)
 
 
 def test_shares_of_groups_add_up_to_the_site():
     rows, age = made(), pd.Series(np.random.default_rng(1).normal(60, 10, 600))
-    found = subgroups(rows, (0, 1), age.rename("age"), bands=[50, 65])
-    assert [group.name for group in found] == ["below 50", "50 to below 65", "65 and above"]
-    total = sum(group.n_rows * group.prevalence[1].estimate for group in found)
+    groups = subgroups(rows, (0, 1), age.rename("age"), bands=[50, 65])
+    assert [group.name for group in groups] == ["below 50", "50 to below 65", "65 and above"]
+    total = sum(group.n_rows * group.prevalence[1].estimate for group in groups)
     assert total == pytest.approx(rows.belief[:, 1].sum())
 
 
@@ -52,11 +52,11 @@ def test_a_group_whose_prevalence_is_not_identified_says_so():
     rows = made(100)
     shaken = np.where(np.arange(200)[:, None] % 2 == 0, 0, 1) * np.ones((1, 100), dtype=int)
     unsure = DrawnRows(rows.probability, rows.belief, shaken, rows.weight, rows.z)
-    (found,) = subgroups(unsure, (0, 1), pd.Series(["x"] * 100))
-    assert "do not determine the prevalence" in found.note
-    assert found.prevalence[1].high - found.prevalence[1].low > WIDE
-    assert found.performance is None
-    assert not found.calibration
+    (groups,) = subgroups(unsure, (0, 1), pd.Series(["x"] * 100))
+    assert "do not determine the prevalence" in groups.note
+    assert groups.prevalence[1].high - groups.prevalence[1].low > WIDE
+    assert groups.performance is None
+    assert not groups.calibration
 
 
 def test_rows_whose_g_is_not_identified_may_be_of_any_class():
@@ -71,7 +71,7 @@ def test_rows_whose_g_is_not_identified_may_be_of_any_class():
     assert nothing.performance is None
 
 
-def test_columns_are_named_or_handed_over():
+def test_columns_are_named_or_passed():
     rows = replace(made(), z=pd.DataFrame({"age": np.linspace(20, 90, 600), "sex": ["f", "m"] * 300}))
     by_name = subgroups(rows, (0, 1), ["age", "sex"], bands={"age": [50]})
     assert [group.name for group in by_name] == ["below 50", "50 and above", "f", "m"]
@@ -80,7 +80,7 @@ def test_columns_are_named_or_handed_over():
     assert [group.name for group in subgroups(rows, (0, 1), ["f", "m"] * 300)] == ["f", "m"]
     with pytest.raises(ValueError, match=r"no confounder 'sexx'; did you mean 'sex'"):
         subgroups(rows, (0, 1), "sexx")
-    with pytest.raises(ValueError, match=r"no confounder 'ward'; there are \['age', 'sex'\]; hand over the values"):
+    with pytest.raises(ValueError, match=r"no confounder 'ward'; there are \['age', 'sex'\]; pass the values"):
         subgroups(rows, (0, 1), ["sex", "ward"])
     with pytest.raises(ValueError, match=r"bands of 'agee'; did you mean 'age'"):
         subgroups(rows, (0, 1), "age", bands={"agee": [50]})
@@ -107,9 +107,9 @@ def test_many_classes_and_decisions_alone_have_no_calibration():
 
 def test_missing_values_are_a_group():
     values = pd.Series([np.nan] * 50 + list(np.linspace(0, 100, 550)))
-    found = subgroups(made(), (0, 1), values, bands=[50])
-    assert found[-1].name == "missing"
-    assert found[-1].n_rows == 50
+    groups = subgroups(made(), (0, 1), values, bands=[50])
+    assert groups[-1].name == "missing"
+    assert groups[-1].n_rows == 50
 
 
 # Samples
@@ -122,7 +122,7 @@ def rows_to_sample(n=2000, seed=0):
     return np.stack([1 - p, p], axis=1), z
 
 
-def test_weights_stand_for_all_rows_and_means_are_unbiased():
+def test_weights_represent_all_rows_and_means_are_unbiased():
     probability, z = rows_to_sample()
     value = np.random.default_rng(1).random(2000) < probability[:, 1]
     means = []

@@ -106,9 +106,9 @@ def test_three_classes_and_decisions_alone():
     known = [np.tile(row, (300, 1)) for row in np.eye(3)] + logits_of(own, own.argmax(axis=1), 3)
     learned = Learned(N_SOURCE, own, lambda more: np.zeros((1, 300)))
     judged = logits_of(other, other.argmax(axis=1), 3)
-    found = unlearned_directions(judged, known, learned, np.ones(300))
-    assert len(found) == 2
-    for direction in found:  # one standard deviation: the information of all training rows along it is one
+    drawn_directions = unlearned_directions(judged, known, learned, np.ones(300))
+    assert len(drawn_directions) == 2
+    for direction in drawn_directions:  # one standard deviation: the information of all training rows along it is one
         u = direction.log_ratio
         assert N_SOURCE * ((own * u**2).sum(1) - (own * u).sum(1) ** 2).mean() == pytest.approx(1.0)
 

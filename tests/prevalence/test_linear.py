@@ -49,12 +49,12 @@ def test_the_fit_is_scikit_learns(limit, monkeypatch):
     monkeypatch.setattr(linear, "NEWTON_LIMIT", limit)
     totals, weight, features, _ = problem(3)
     penalty = torch.full((3,), 2.0, dtype=torch.float64)
-    found = fit_linear(totals, weight, features, penalty, torch.zeros_like(totals))
-    assert found.converged
+    solution = fit_linear(totals, weight, features, penalty, torch.zeros_like(totals))
+    assert solution.converged
     rows, labels = np.tile(features.numpy(), (3, 1)), np.repeat([0, 1, 2], len(features))
     theirs = LogisticRegression(C=1 / 2.0, fit_intercept=False, tol=1e-10, max_iter=10_000)
     theirs.fit(rows, labels, sample_weight=totals.numpy().T.reshape(-1))
-    ours = found.point.reshape(3, 2) @ contrasts(3, totals.device).T
+    ours = solution.point.reshape(3, 2) @ contrasts(3, totals.device).T
     np.testing.assert_allclose(ours, theirs.coef_.T, atol=1e-5)
 
 

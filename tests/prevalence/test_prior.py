@@ -47,13 +47,13 @@ def test_what_is_missing_goes_from_nothing_to_all_whichever_way_classes_are_numb
     log_g = torch.log_softmax(torch.tensor(rng.normal(size=(400, n_classes))), dim=1)
     weight = torch.tensor(rng.uniform(0.5, 2, size=400))
     signal = torch.tensor(rng.normal(size=(400, n_classes)))
-    found = [missing_information(scale * signal, log_g, weight) for scale in (0.0, 1.0, 3.0, 1e4)]
-    assert found[0] == pytest.approx(1.0)
-    assert found[1] > found[2] > found[3]
-    assert found[3] < 0.01
+    shares = [missing_information(scale * signal, log_g, weight) for scale in (0.0, 1.0, 3.0, 1e4)]
+    assert shares[0] == pytest.approx(1.0)
+    assert shares[1] > shares[2] > shares[3]
+    assert shares[3] < 0.01
     order = torch.randperm(n_classes, generator=torch.Generator().manual_seed(0))
     again = missing_information(signal[:, order], log_g[:, order], weight)
-    assert again == pytest.approx(found[1])
+    assert again == pytest.approx(shares[1])
 
 
 def test_a_prior_says_what_its_model_says():

@@ -143,9 +143,9 @@ BASIC = ("--target", "sick", "--proba", "p0,p1", "--simulations", "0")
 
 
 def test_plan_prints_a_table_json_and_a_curve(table, tmp_path):
-    found = call(table, *BASIC, "--confounder", "sex", "--width", 0.1, "--out", tmp_path / "curves" / "plan.png")
-    assert found.exit_code == 0, found.output
-    assert "unlabeled rows are enough for width 0.1" in found.output
+    result = call(table, *BASIC, "--confounder", "sex", "--width", 0.1, "--out", tmp_path / "curves" / "plan.png")
+    assert result.exit_code == 0, result.output
+    assert "unlabeled rows are enough for width 0.1" in result.output
     assert (tmp_path / "curves" / "plan.png").read_bytes()[:4] == b"\x89PNG"
     record = json.loads(call(table, *BASIC, "--width", 0.1, "--prevalence", 0.2, "--json").stdout)
     assert record["prevalence"] == pytest.approx([0.8, 0.2])
@@ -153,10 +153,10 @@ def test_plan_prints_a_table_json_and_a_curve(table, tmp_path):
 
 
 def test_plan_says_what_is_wrong(table, tmp_path):
-    found = call(table, "--target", "sik", "--proba", "p0,p2", "--width", 0.1)
-    assert isinstance(found.exception, ValueError)
-    assert "no column 'sik'; did you mean 'sick'?" in str(found.exception)
-    assert "no column 'p2'" in str(found.exception)
+    result = call(table, "--target", "sik", "--proba", "p0,p2", "--width", 0.1)
+    assert isinstance(result.exception, ValueError)
+    assert "no column 'sik'; did you mean 'sick'?" in str(result.exception)
+    assert "no column 'p2'" in str(result.exception)
     assert "--target" in str(call(table, "--width", 0.1).exception)
     assert isinstance(call(tmp_path / "held_out.csx", *BASIC).exception, FileNotFoundError)
     assert "leave --target, --proba out" in str(call(tmp_path, *BASIC).exception)
@@ -174,6 +174,6 @@ def test_the_classes_order_can_be_given(table):
 def test_plan_of_a_saved_model(source, tmp_path):
     probability = sw.adjust(source.log_ratio, np.log([0.6, 0.4]))
     sw.PrevalenceAdjuster().fit(probability, source.y).save(tmp_path / "model")
-    found = call(tmp_path / "model", "--width", 0.1, "--simulations", 0, "--json")
-    assert found.exit_code == 0, found.output
-    assert json.loads(found.stdout)["n_source"] == 600
+    result = call(tmp_path / "model", "--width", 0.1, "--simulations", 0, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["n_source"] == 600

@@ -13,9 +13,9 @@ from sitewise.tables.values import Place, as_rows
 
 def classes_of(values, given=()):
     problems = Problems("test")
-    found = learn_classes(as_rows(pd.DataFrame({"y": values})), "y", given, Place(), problems)
+    classes = learn_classes(as_rows(pd.DataFrame({"y": values})), "y", given, Place(), problems)
     problems.raise_if_any()
-    return found
+    return classes
 
 
 @given(st.permutations([2, 10, -1, 0]))

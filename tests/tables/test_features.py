@@ -34,10 +34,10 @@ def by_hand(column, training):
         filled = training.fillna(training.median())
         spread = filled.std(ddof=0)
         scaled = (column.fillna(training.median()) - filled.mean()) / (spread if filled.nunique() > 1 else 1.0)
-        found = [scaled.to_numpy()]
+        columns = [scaled.to_numpy()]
     else:
-        found = [(column == level).to_numpy() for level in sorted(training.dropna().unique())]
-    return np.stack([*found, *([column.isna().to_numpy()] if gaps else [])], axis=1).astype(float)
+        columns = [(column == level).to_numpy() for level in sorted(training.dropna().unique())]
+    return np.stack([*columns, *([column.isna().to_numpy()] if gaps else [])], axis=1).astype(float)
 
 
 @st.composite
@@ -98,18 +98,18 @@ def test_names_that_meet_do_not_mix_columns():
     frame = pd.DataFrame({"a": [1.0, None, 3.0, 5.0], "a missing": [9.0, 7.0, 8.0, 6.0]})
     reader = reader_of(frame)
     assert reader.feature_columns == ("a", "a missing", "a missing")
-    found = read(reader, frame)
-    assert found[:, 1].tolist() == [0, 1, 0, 0]
-    assert (np.diff(found[:, 2]) < 0).tolist() == [True, False, True]
+    read_back = read(reader, frame)
+    assert read_back[:, 1].tolist() == [0, 1, 0, 0]
+    assert (np.diff(read_back[:, 2]) < 0).tolist() == [True, False, True]
 
 
-def test_columns_are_an_array_whatever_scikit_learn_is_told():
+def test_columns_are_an_array_whatever_scikit_learn_is_set_to():
     frame = pd.DataFrame({"x": [1.0, None, 3.0], "c": ["u", "v", "v"]})
     expected = read(reader_of(frame), frame)
     with sklearn.config_context(transform_output="pandas"):
-        found = read(reader_of(frame), frame)
-    assert isinstance(found, np.ndarray)
-    np.testing.assert_array_equal(found, expected)
+        read_back = read(reader_of(frame), frame)
+    assert isinstance(read_back, np.ndarray)
+    np.testing.assert_array_equal(read_back, expected)
 
 
 @pytest.mark.parametrize("gap", [False, True])
@@ -123,9 +123,9 @@ def test_a_constant_column_is_zero_and_stays_finite(gap):
 def test_a_gap_where_training_had_none_is_the_median_or_no_level_at_all():
     frame = pd.DataFrame({"x": [1.0, 2.0, 9.0], "c": ["u", "v", "v"]})
     reader = reader_of(frame)
-    found = read(reader, pd.DataFrame({"x": [None, 2.0], "c": [None, "v"]}))
-    assert found[0, 0] == found[1, 0]
-    assert found[:, 1:].tolist() == [[0, 0], [0, 1]]
+    read_back = read(reader, pd.DataFrame({"x": [None, 2.0], "c": [None, "v"]}))
+    assert read_back[0, 0] == read_back[1, 0]
+    assert read_back[:, 1:].tolist() == [[0, 0], [0, 1]]
 
 
 @pytest.mark.parametrize("written", [[True, False, None], ["true", "FALSE", ""], ["True", "False", "NA"]])

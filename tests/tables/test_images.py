@@ -158,7 +158,7 @@ def test_a_truncated_file_is_refused_wherever_it_ends(kind, size):
             read_image(data[:kept], size)
 
 
-def test_half_an_image_is_refused_where_pillow_was_told_to_accept_it(monkeypatch):
+def test_half_an_image_is_refused_where_pillow_is_set_to_accept_it(monkeypatch):
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     with pytest.raises(ValueError, match="LOAD_TRUNCATED_IMAGES is set"):
         read_image(encoded(NOISE))

@@ -255,10 +255,10 @@ def test_confounders_are_numbers_or_levels_as_in_any_table(folder):
     text = "path,site,y,ward,age\na.png,s,0,1,40\nb.png,s,1,2,NA\nc.png,s,1,2,x\n"
     with pytest.raises(ValueError, match="column 'age': expected a number, got 'x' in row 2"):
         read(folder, text.replace("NA", "50"), confounders=("ward", "age"))
-    found = read(folder, text.replace("x", " 61 "), confounders=("ward", "age"), categorical=("ward",)).table
-    assert found["ward"].tolist() == ["1", "2", "2"]
-    assert found["age"].tolist()[::2] == [40.0, 61.0]
-    assert found["age"].isna().tolist() == [False, True, False]
+    read_back = read(folder, text.replace("x", " 61 "), confounders=("ward", "age"), categorical=("ward",)).table
+    assert read_back["ward"].tolist() == ["1", "2", "2"]
+    assert read_back["age"].tolist()[::2] == [40.0, 61.0]
+    assert read_back["age"].isna().tolist() == [False, True, False]
 
 
 def test_a_column_in_two_roles_is_refused_and_a_path_may_be_an_id(folder):

@@ -1,4 +1,4 @@
-"""Roles proposed for tables that nobody has described: by names and values, with reasons."""
+"""Roles proposed for tables without a description: by names and values, with reasons."""
 
 import numpy as np
 import pandas as pd
@@ -19,19 +19,19 @@ def frame(**columns):
 
 
 def test_names_say_most():
-    found = propose_roles(frame(patient_id=np.arange(N) // 2, Sex=["f", "m"] * (N // 2)))
-    assert found.roles == Roles(
+    proposed = propose_roles(frame(patient_id=np.arange(N) // 2, Sex=["f", "m"] * (N // 2)))
+    assert proposed.roles == Roles(
         target="outcome", site="hospital", confounders=("age", "Sex"), features=("bp",), group="patient_id"
     )
-    assert set(found.reasons) == {"target", "site", "confounders", "features", "group"}
-    assert not found.left_out
+    assert set(proposed.reasons) == {"target", "site", "confounders", "features", "group"}
+    assert not proposed.left_out
 
 
 def test_what_is_known_stays():
-    found = propose_roles(frame(died=[0, 1] * (N // 2)), Roles(target="outcome", confounders=("bp",)))
-    assert found.roles.target == "outcome"
-    assert found.roles.confounders == ("bp",)
-    assert found.roles.features == ("age", "died")
+    proposed = propose_roles(frame(died=[0, 1] * (N // 2)), Roles(target="outcome", confounders=("bp",)))
+    assert proposed.roles.target == "outcome"
+    assert proposed.roles.confounders == ("bp",)
+    assert proposed.roles.features == ("age", "died")
 
 
 @pytest.mark.parametrize(
@@ -47,9 +47,9 @@ def test_what_is_known_stays():
 )
 def test_what_is_no_feature_is_left_out_with_the_reason(values, why):
     y = np.asarray(frame().column("outcome"))
-    found = propose_roles(frame(odd=values(y)))
-    assert found.roles.features == ("bp",)
-    assert why in found.left_out["odd"]
+    proposed = propose_roles(frame(odd=values(y)))
+    assert proposed.roles.features == ("bp",)
+    assert why in proposed.left_out["odd"]
 
 
 def test_a_feature_that_nearly_tells_the_label_stays():
@@ -68,9 +68,9 @@ def test_images_and_probabilities_are_seen():
 
 
 def test_the_plainest_name_of_a_site_is_taken():
-    found = propose_roles(frame(hospital_group=["x", "y"] * (N // 2)))
-    assert found.roles.site == "hospital"
-    assert "another name of a site" in found.left_out["hospital_group"]
+    proposed = propose_roles(frame(hospital_group=["x", "y"] * (N // 2)))
+    assert proposed.roles.site == "hospital"
+    assert "another name of a site" in proposed.left_out["hospital_group"]
 
 
 def test_a_table_without_any_label_gets_no_target():
@@ -83,19 +83,19 @@ def test_sites_are_known_by_their_names(name):
     n_rows = 120
     frame = pd.DataFrame({name: np.repeat(["a", "b", "c"], 40), "beds": np.repeat([10, 20, 30], 40)})
     frame = frame.assign(x=np.arange(n_rows) * 0.37 % 5, y=np.arange(n_rows) % 2)
-    found = propose_roles(pa.Table.from_pandas(frame))
-    assert (found.roles.site, found.roles.features) == (name, ("x",))
-    assert "constant within each" in found.left_out["beds"]
-    assert found.unsure == ()
+    proposed = propose_roles(pa.Table.from_pandas(frame))
+    assert (proposed.roles.site, proposed.roles.features) == (name, ("x",))
+    assert "constant within each" in proposed.left_out["beds"]
+    assert proposed.unsure == ()
 
 
 def test_a_site_without_a_telling_name_is_known_by_what_never_varies_within_it():
     n_rows = 120
     frame = pd.DataFrame({"src": np.repeat(["a", "b", "c"], 40), "beds": np.repeat([10, 20, 20], 40)})
     frame = frame.assign(x=np.arange(n_rows) * 0.37 % 5, y=np.arange(n_rows) % 2)
-    found = propose_roles(pa.Table.from_pandas(frame))
-    assert (found.roles.site, found.roles.features) == ("src", ("x",))
-    assert "by its values, not by its name" in found.unsure[0]
+    proposed = propose_roles(pa.Table.from_pandas(frame))
+    assert (proposed.roles.site, proposed.roles.features) == ("src", ("x",))
+    assert "by its values, not by its name" in proposed.unsure[0]
     alone = propose_roles(pa.Table.from_pandas(frame.drop(columns=["src", "beds"])))
     assert alone.roles.site is None
     assert "no column looks like the site" in alone.unsure[0]
@@ -104,5 +104,5 @@ def test_a_site_without_a_telling_name_is_known_by_what_never_varies_within_it()
 def test_a_confounder_that_is_the_same_within_sites_is_asked_about():
     frame = pd.DataFrame({"hospital": np.repeat(["a", "b"], 40), "race": np.repeat(["u", "v"], 40)})
     frame = frame.assign(x=np.arange(80) * 0.37 % 5, y=np.arange(80) % 2)
-    found = propose_roles(pa.Table.from_pandas(frame))
-    assert "cannot be separated from the site" in found.unsure[0]
+    proposed = propose_roles(pa.Table.from_pandas(frame))
+    assert "cannot be separated from the site" in proposed.unsure[0]

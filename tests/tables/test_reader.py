@@ -316,7 +316,7 @@ def test_only_the_columns_that_are_needed_are_asked_for():
     assert set(reader.columns([], labels=False)) == {"bp", "pain", "code"}
 
 
-def test_labels_are_left_alone_where_nobody_asks_for_them():
+def test_labels_are_not_read_if_they_are_not_requested():
     frame = make_frame().assign(y="?", hospital=None)
     reader = TableReader.learn(make_frame(), ROLES)
     rows = reader.read(frame, labels="none")

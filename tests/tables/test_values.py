@@ -39,9 +39,9 @@ def column(values, kind=None):
 def read(function, rows, *more):
     """What a function makes of the column, where nothing is wrong with it."""
     problems = Problems("test")
-    found = function(rows, "c", *more, HERE, problems)
+    values_read = function(rows, "c", *more, HERE, problems)
     problems.raise_if_any()
-    return found
+    return values_read
 
 
 def known(found):
@@ -62,7 +62,7 @@ def test_a_whole_number_is_one_level_however_it_is_written(number):
 
 @pytest.mark.parametrize("written", ["007", "1.50", "1e3", "+1", "- 1", "1.0.0", "1.", "NaN2"])
 def test_what_only_looks_like_a_number_keeps_its_text(written):
-    """A postcode or a version is a name: nobody asked for its value."""
+    """A postcode or a version is a name, and not converted to a number."""
     assert spelling(written) == written
     assert as_label(written) == written
 
@@ -91,9 +91,9 @@ def test_numbers_and_levels_do_not_depend_on_how_a_column_is_stored(values):
     expected = np.array([np.nan if v is None else v for v in values], dtype=float)
     for rows in stored:
         np.testing.assert_array_equal(read(numbers, rows), expected)
-        found = read(levels, rows)
-        assert known(found) == [None if v is None else str(v) for v in values]
-        assert found.categories.tolist() == sorted({str(v) for v in values if v is not None})
+        read_back = read(levels, rows)
+        assert known(read_back) == [None if v is None else str(v) for v in values]
+        assert read_back.categories.tolist() == sorted({str(v) for v in values if v is not None})
 
 
 def test_a_batch_is_read_as_a_table_is():
@@ -161,10 +161,10 @@ def test_an_unknown_label_says_which_was_meant():
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
 def test_one_column_of_probabilities_is_the_second_class(values):
     problems = Problems("test")
-    found = probabilities(column(values), ["c"], HERE, problems)
+    read_back = probabilities(column(values), ["c"], HERE, problems)
     problems.raise_if_any()
-    np.testing.assert_array_equal(found[:, 1], values)
-    np.testing.assert_allclose(found.sum(axis=1), 1, rtol=0, atol=1e-15)
+    np.testing.assert_array_equal(read_back[:, 1], values)
+    np.testing.assert_allclose(read_back.sum(axis=1), 1, rtol=0, atol=1e-15)
 
 
 def test_absent_columns_are_named_with_their_role_and_the_spelling_meant():

@@ -91,10 +91,10 @@ def test_no_text_becomes_a_formula_in_a_spreadsheet(tmp_path, kind):
     for name in ("out.csv", "out.parquet"):
         with table_writer(tmp_path / name, table.schema) as writer:
             writer.write(table)
-    found = pd.read_csv(tmp_path / "out.csv", dtype=str, keep_default_na=False)
-    assert found.columns.tolist() == ["'=id", "p"]
-    assert found["'=id"].tolist() == [*(f"'{text}" for text in FORMULAS), *PLAIN[:-1], ""]
-    assert set(found["p"]) == {"-0.5"}
+    read_table = pd.read_csv(tmp_path / "out.csv", dtype=str, keep_default_na=False)
+    assert read_table.columns.tolist() == ["'=id", "p"]
+    assert read_table["'=id"].tolist() == [*(f"'{text}" for text in FORMULAS), *PLAIN[:-1], ""]
+    assert set(read_table["p"]) == {"-0.5"}
     assert parquet.read_table(tmp_path / "out.parquet").column("=id").to_pylist() == [*FORMULAS, *PLAIN]
 
 
@@ -118,6 +118,6 @@ def test_any_names_and_cells_go_through_a_file(tmp_path_factory, cells, cut):
         with table_writer(folder / name, table.schema) as writer:
             for part in (table.slice(0, cut), table.slice(cut)):
                 writer.write(part)
-        found = open_table(folder / name).read(["a"]).column("a")
+        read_back = open_table(folder / name).read(["a"]).column("a")
         expected = table.column("a").combine_chunks()
-        assert found.to_pylist() == (text_for_spreadsheets(expected) if name == "t.csv" else expected).to_pylist()
+        assert read_back.to_pylist() == (text_for_spreadsheets(expected) if name == "t.csv" else expected).to_pylist()

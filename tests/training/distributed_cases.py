@@ -136,7 +136,7 @@ def answers(devices):
 
 
 def refused(function, *arguments, **settings):
-    """What a process is told."""
+    """The settings of a process."""
     try:
         function(*arguments, **settings)
     except ValueError as error:
@@ -195,14 +195,14 @@ class Line:
 
 
 def main(folder):
-    """The answers of a process, and what it is told where processes are given different things."""
+    """The answers of a process, and its error if processes get different data."""
     rank = int(os.environ["RANK"])
-    found = answers("auto")
+    answer = answers("auto")
     new = rows(180, 1)
-    found["different"] = refused(fit_gpa, "auto", random_state=rank)
-    found["drawn"] = fit_method("iwdann", "auto", unlabeled={"d": new["X"][:31], "e": new["X"][31:]})
-    found["resumed"] = resume(Path(folder) / "run.pt", rank)
-    torch.save(found, Path(folder) / f"{rank}.pt")
+    answer["different"] = refused(fit_gpa, "auto", random_state=rank)
+    answer["drawn"] = fit_method("iwdann", "auto", unlabeled={"d": new["X"][:31], "e": new["X"][31:]})
+    answer["resumed"] = resume(Path(folder) / "run.pt", rank)
+    torch.save(answer, Path(folder) / f"{rank}.pt")
 
 
 if __name__ == "__main__":

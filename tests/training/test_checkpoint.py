@@ -26,7 +26,7 @@ class KilledError(Exception):
 
 
 class Line:
-    """y = 2x, with an own memory, and a kill in the middle of an epoch where one is asked for."""
+    """y = 2x, with a memory of its own; it can be killed in the middle of an epoch."""
 
     def __init__(self, kill_at=None, n_rows=100):
         self.x = torch.linspace(-1, 1, n_rows)[:, None]

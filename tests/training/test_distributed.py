@@ -1,4 +1,4 @@
-"""Several processes give what one gives, to rounding; what can't be shared is refused; nobody waits for the dead."""
+"""Several processes give what one gives, to rounding; what cannot be shared is refused; none waits for an ended one."""
 
 import json
 import os
@@ -66,10 +66,10 @@ def test_two_processes_give_the_result_of_one(one, two):
     History, outputs, prevalence, intervals and predictions; and the snapshot chosen.
     """
     for answers in two:
-        found = dict(flat({name: answers[name] for name in answers if name in cases.CASES}))
-        assert found.keys() == one.keys()
+        by_name = dict(flat({name: answers[name] for name in answers if name in cases.CASES}))
+        assert by_name.keys() == one.keys()
         for place, value in one.items():
-            torch.testing.assert_close(found[place], value, atol=1e-6, rtol=1e-5, msg=f"{place}: {found[place]}")
+            torch.testing.assert_close(by_name[place], value, atol=1e-6, rtol=1e-5, msg=f"{place}: {by_name[place]}")
 
 
 def test_all_processes_end_with_the_same_bits(two):
@@ -83,7 +83,7 @@ def test_methods_that_draw_unlabeled_rows_agree_among_processes(two):
     assert all(torch.equal(drawn[0][place], drawn[1][place]) for place in drawn[0])
 
 
-def test_processes_that_are_told_different_things_are_told_so(two):
+def test_processes_with_different_data_are_refused(two):
     for answers in two:
         assert "in process 1 and" in answers["different"]
         assert "random_state" in answers["different"]
@@ -160,12 +160,12 @@ def test_a_module_in_one_process_gets_all_rows():
         ({"devices": 2, "strategy": "ddp"}, "torchrun --nproc-per-node=2 script.py; or take strategy='auto'"),
     ],
 )
-def test_processes_that_nobody_started_are_refused_with_the_line_that_does(settings, said):
+def test_processes_that_were_not_started_are_refused_with_the_command_that_starts_them(settings, said):
     with pytest.raises(ValueError, match=said):
         launch(print, device="cpu", **settings)
 
 
-def test_a_prompt_is_told_to_run_a_script(monkeypatch):
+def test_an_interactive_prompt_is_refused_with_the_advice_to_run_a_script(monkeypatch):
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     with pytest.raises(ValueError, match="run a script"):
         launch(print, device="cpu", devices=2)

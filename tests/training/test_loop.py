@@ -260,9 +260,9 @@ def test_balanced_validation_reaches_classifiers_and_methods():
 def test_flips_are_all_eight_and_nothing_else():
     image = torch.arange(9, dtype=torch.uint8).reshape(1, 1, 3, 3)
     torch.manual_seed(0)
-    found = flips(image.expand(400, -1, -1, -1))
-    assert found.dtype == torch.uint8
-    shown, counts = torch.unique(found.flatten(1), dim=0, return_counts=True)
+    flipped = flips(image.expand(400, -1, -1, -1))
+    assert flipped.dtype == torch.uint8
+    shown, counts = torch.unique(flipped.flatten(1), dim=0, return_counts=True)
     turned = [torch.rot90(base, k, (2, 3)) for base in (image, image.flip(3)) for k in range(4)]
     expected = torch.unique(torch.cat(turned).flatten(1), dim=0)
     assert torch.equal(shown, expected)

@@ -1,4 +1,4 @@
-"""One device without Lightning Fabric: the same bits as with it, and a clear word where several are asked for."""
+"""One device without Lightning Fabric: the same bits as with it, and a clear error if several are requested."""
 
 import subprocess
 import sys

@@ -123,7 +123,7 @@ class CellProblem(Cells):
         return constant_problem(sample, self.pseudo[0] * sample.total_weight / evidence.total_weight)
 
     def total_of(self, sums: Callable[[Rows, Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Add up sums over the codes of each chunk in their cells."""
+        """Add up, for each cell, the sums over the rows of all chunks."""
         return self.placed.total(partial(_into_cells, sums, len(self.pseudo)))
 
 

@@ -136,7 +136,7 @@ class Evidence:
         return not (speaks(self.sample) or self.everything.any(speaks))
 
     def of_sample(self, *, few: bool = False) -> "Evidence":
-        """Return a sample of the rows without z, or with `few` a smaller one."""
+        """Return a sample of the rows, with z removed; with `few` a smaller one."""
         step = -(-len(self.sample) // few_rows(self.n_classes)) if few else 1
         sample = self.sample.take(0, len(self.sample), step)
         only = Stream([sample])

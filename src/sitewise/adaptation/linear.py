@@ -150,7 +150,7 @@ def _prevalence(part: DesignRows, flat: Tensor, basis: Tensor) -> Tensor:
 
 
 def _sums(part: DesignRows, flat: Tensor, basis: Tensor, order: int, blank: bool) -> tuple[Tensor, ...]:
-    """What a stretch adds: likelihood, gradient, information; and where there are blank rows, g and its slope."""
+    """The sums over one chunk: likelihood, gradient, information; with rows without z also g and its slope."""
     prevalence = _prevalence(part, flat, basis)
     at = moments(part.rows, prevalence, order)
     sums = [at.log_likelihood.sum()]

@@ -47,7 +47,7 @@ class LaidOut:
 
 @dataclass(frozen=True)
 class Summary:
-    """What is known of a partition once it has been laid out."""
+    """Counts, weights and notes of one partition after its rows were laid out."""
 
     seen: list[int]  # rows in each stretch
     blank: list[int]
@@ -140,7 +140,7 @@ class Cluster:
     client: Any  # of the cluster that keeps them, None for this process
 
     def tasks(self, function: Callable[[LaidOut], S]) -> list[Any]:
-        """What a function makes of each partition, not computed yet."""
+        """Apply a function to each partition; the results are delayed."""
         from dask import delayed
 
         kept = self.kept if self.client is None or self.client.status == "running" else []
@@ -149,17 +149,17 @@ class Cluster:
         return [*map(of_kept, kept), *others]
 
     def sums(self, function: Callable[[LaidOut], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Add up what a function makes of each partition."""
+        """Apply a function to each partition and add up the results."""
         total: tuple[Tensor, ...] = add_tasks(self.tasks(function), add_up)
         return total
 
     def collect(self, function: Callable[[LaidOut], S]) -> list[S]:
-        """What a function makes of each partition."""
+        """Apply a function to each partition."""
         return compute(self.tasks(function))
 
 
 class PartitionStream(Stream[T]):
-    """Stretches of rows that lie in partitions: they are added up there, and never gone through here."""
+    """Stretches of rows in partitions: sums are computed on the workers, and the rows are never iterated here."""
 
     def __init__(self, cluster: Cluster, get: Callable[[LaidOut], Iterable[T]]) -> None:
         super().__init__(())
@@ -169,7 +169,7 @@ class PartitionStream(Stream[T]):
         raise ValueError(ROW_BY_ROW)
 
     def __reduce__(self) -> Any:
-        """A task may carry what has a stream, and needs nothing of it."""
+        """Pickle as an empty stream: a task may contain an object with a stream, but does not use the stream."""
         return Stream, ((),)
 
     @property
@@ -178,17 +178,17 @@ class PartitionStream(Stream[T]):
         return False
 
     def map(self, function: Callable[[T], S], *, keep: bool = True) -> "PartitionStream[S]":
-        """Apply a function, each time anew."""
+        """Apply a function, again in every pass."""
         return PartitionStream(self.cluster, partial(_mapped, function, self.get))
 
     def followed_by(self, other: Stream[T]) -> Stream[T]:
-        """The things of both, those of one partition together."""
+        """The items of both streams, those of one partition together."""
         if isinstance(other, PartitionStream):
             return PartitionStream(self.cluster, partial(_both, self.get, other.get))
         return StreamsApart(self, other)
 
     def sums(self, function: Callable[[Iterable[T]], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Add up what a function makes of the things of each partition."""
+        """Apply a function to the items of each partition and add up the results."""
         return self.cluster.sums(partial(_apply, function, self.get))
 
     def collect(self, function: Callable[[T], S]) -> list[S]:
@@ -201,7 +201,7 @@ class PartitionStream(Stream[T]):
 
 
 class StreamsApart(Stream[T]):
-    """Things in partitions, and others that are here."""
+    """A stream of items in partitions, and a second stream of items in this process."""
 
     def __init__(self, first: PartitionStream[T], second: Stream[T]) -> None:
         super().__init__(())
@@ -216,11 +216,11 @@ class StreamsApart(Stream[T]):
         return False
 
     def map(self, function: Callable[[T], S], *, keep: bool = True) -> "StreamsApart[S]":
-        """Apply a function to both."""
+        """Apply a function to the items of both streams."""
         return StreamsApart(self.first.map(function), self.second.map(function, keep=keep))
 
     def sums(self, function: Callable[[Iterable[T]], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Add up both."""
+        """Add up the sums of both streams."""
         return add_up([self.first.sums(function), self.second.sums(function)])
 
     def collect(self, function: Callable[[T], S]) -> list[S]:
@@ -245,7 +245,7 @@ def _each(function: Callable[[T], S], get: Callable[[LaidOut], Iterable[T]], lai
 
 
 def _without_the_rest(value: Any) -> Any:
-    """The same with memory of its own: a view of a tensor travels with the whole of what it is a view of."""
+    """Copy tensors that are views, because a view would be sent together with its whole tensor."""
     if isinstance(value, Tensor):
         return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
     if isinstance(value, tuple):

@@ -105,7 +105,7 @@ class Stream(Generic[T]):
 
     @property
     def in_memory(self) -> bool:
-        """Tell whether all of it is kept."""
+        """Whether all items are kept in memory."""
         return self.rest is tuple
 
     def map(self, function: Callable[[T], S], *, keep: bool = True) -> "Stream[S]":
@@ -116,29 +116,29 @@ class Stream(Generic[T]):
         return Stream((), lambda: map(function, self))
 
     def followed_by(self, other: "Stream[T]") -> "Stream[T]":
-        """The things of both."""
+        """The items of both streams."""
         if self.in_memory and other.in_memory:
             return Stream([*self.kept, *other.kept])
         return Stream((), lambda: chain(self, other))
 
     def sums(self, function: Callable[[Iterable[T]], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """What a function adds up over all things: rows of one group are among those that it sees together.
+        """Apply a function that sums over items; it gets all rows of a group in one call.
 
-        Estimators read rows by this and by what is made of it: a stream whose things lie elsewhere adds up what the
-        function says of each part of them.
+        Estimators read rows by this method and by those that call it. A stream in partitions applies the function to
+        each partition and adds up the results.
         """
         return function(self)
 
     def total(self, function: Callable[[T], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """The sums of what a function makes of each thing; nothing where there are none."""
+        """Apply a function to each item and add up the results; an empty tuple without items."""
         return self.sums(partial(_sum_each, function))
 
     def collect(self, function: Callable[[T], S]) -> list[S]:
-        """What a function makes of each thing, in order: something small."""
+        """Apply a function to each item, in order; the results should be small."""
         return [function(thing) for thing in self]
 
     def any(self, function: Callable[[T], bool]) -> bool:
-        """Tell whether something holds of any of them."""
+        """Whether a condition holds for any item."""
         return any(map(function, self))
 
 

@@ -124,7 +124,7 @@ def check_no_rows_wanted(kl: float | None, f1_loss: float | None, out: Path | No
     """Raise an error for options that are for unlabeled rows only."""
     given = [name for name, value in (("--kl", kl), ("--f1-loss", f1_loss), ("--out", out)) if value is not None]
     if given:
-        raise ValueError(f"--labels goes with --width or --log-loss: leave {', '.join(given)} out")
+        raise ValueError(f"--labels can be combined with --width or --log-loss only: leave {', '.join(given)} out")
 
 
 def labels_table(plan: "LabelPlan") -> Table:

@@ -12,7 +12,7 @@ from sitewise.cli.output import AsJson, Output, Quiet, finite
 if TYPE_CHECKING:
     import pandas as pd
 
-LOSSES = {"nll_as_trained": "as trained", "nll_adapted": "adapted", "nll_told": "told P(y)"}
+LOSSES = {"nll_as_trained": "as trained", "nll_adapted": "adapted", "nll_told": "known P(y)"}
 
 
 def rehearse(

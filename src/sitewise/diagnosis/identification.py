@@ -45,7 +45,7 @@ def check_identification(
     silent = gain < SURE_SLOPE * gain_error and (slope is None or slope < SURE_SLOPE)
     if silent and len(source.y):
         sentence = (
-            "The model does not tell the classes apart on held-out rows (f is uninformative): "
+            "The model does not separate the classes on held-out rows (f is uninformative): "
             "nothing can be learned about the prevalence here."
         )
         return Finding(name, "stop", width, STOP_WIDTH, sentence, advice, details=details)
@@ -54,7 +54,7 @@ def check_identification(
     rows = f"{len(target.log_ratio)} rows" + (f" of {target.n_units} groups" if target.groups is not None else "")
     sentence = f"If the assumption holds, {rows} give the prevalence here to within ±{100 * width:.1f} points (95%)."
     if severity == "stop":
-        sentence += " That is too wide to be of use: the model is not informative enough for so few rows."
+        sentence += " That is too imprecise to be useful: the model is not informative enough for so few rows."
     return Finding(name, severity, width, threshold, sentence, advice, details=details)
 
 

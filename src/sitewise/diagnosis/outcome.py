@@ -26,9 +26,9 @@ def decide(grounds: Grounds) -> tuple[str, str]:
         return "as trained", "check"
     if grounds.change < UNCHANGED:
         return "as trained", "nothing changed"
-    discounted = grounds.without_rehearsal - grounds.believed > (1.0 - grounds.believed) / 2.0
-    if grounds.believed * grounds.change >= UNCHANGED:
-        if grounds.believed >= ENOUGH_TRUSTED:
+    discounted = grounds.without_rehearsal - grounds.applied_share > (1.0 - grounds.applied_share) / 2.0
+    if grounds.applied_share * grounds.change >= UNCHANGED:
+        if grounds.applied_share >= ENOUGH_TRUSTED:
             return "adapted", "the rows"
         return "partly adapted", "rehearsal" if discounted else "few rows"
     if grounds.by_chance:

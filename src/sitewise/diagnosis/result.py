@@ -85,7 +85,7 @@ class Grounds:
         P(Y) of each class by maximum likelihood from the rows alone.
     here : tuple of float
         P(Y) of each class by the predictions of the adapted model.
-    believed : float
+    applied_share : float
         How much of the change implied by the rows alone is in the predictions, from 0 to 1.
     change : float
         The mean change of the predictions, in log-odds, that the rows alone imply.
@@ -94,7 +94,7 @@ class Grounds:
     by_chance : bool
         Whether that interval contains the prevalence as trained.
     without_rehearsal : float
-        The value of `believed` without the rehearsal's discount.
+        What `applied_share` would be if the rehearsal had found no errors of estimates.
     slope : float
         Factor on log f in predictions, from the rehearsal; below one, probabilities are less extreme.
     failed : str or None
@@ -103,14 +103,14 @@ class Grounds:
     Examples
     --------
     >>> grounds = here.outcome.grounds
-    >>> grounds.believed, grounds.change
+    >>> grounds.applied_share, grounds.change
     """
 
     policy: str
     as_trained: tuple[float, ...]
     rows_alone: tuple[float, ...]
     here: tuple[float, ...]
-    believed: float = 1.0
+    applied_share: float = 1.0
     change: float = 0.0
     half_width: float = 0.0
     by_chance: bool = False

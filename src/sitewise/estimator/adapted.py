@@ -181,7 +181,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return probability.to(X.device) if isinstance(X, Tensor) else probability.numpy()
 
     def _scored(self, X: Any, Z: Any) -> tuple[Tensor, Tensor]:
-        """log f of rows (by the joint model for rows that lack z, where it is in use), and their codes of z."""
+        """log f of rows (by the joint model for rows that lack z, if it is used here), and their codes of z."""
         X, Z = split_confounders(X, Z, self.confounder_columns, self.model)
         inputs = self.model.inputs_of(X)
         codes = self.model.codes_of(Z, len(inputs))
@@ -440,8 +440,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predicts_as_trained(self) -> bool:
         """Whether predictions are those of the model itself.
 
-        So they are where that was asked for, and where neither rows nor labels nor a known prevalence are there to be
-        trusted and averaging over the prior has not been better than the model itself at rehearsed sites.
+        This is the case if the policy says so. It is also the case if the rows are not trusted, no labels and no known
+        prevalence were given, and averaging over the prior was not better than the model itself at rehearsed sites.
         """
         if self.policy != "auto":
             return self.policy == "as trained"
@@ -477,7 +477,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def rows_in_use(self) -> ScoredRows:
-        """The rows as they are predicted: with the joint model for rows that lack z, where it is in use."""
+        """The rows as they are predicted; rows that lack z by the joint model, if it is used here."""
         return self.rows.by_knockout() if self.stays_as_trained else self.rows
 
     def unchecked(self) -> "AdaptedClassifier":
@@ -491,7 +491,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self.with_checks(())
 
     def with_checks(self, findings: Sequence[Finding]) -> "AdaptedClassifier":
-        """A copy of the site whose checks found this; its outcome follows from them."""
+        """A copy of the site with these results of the checks, from which its outcome follows."""
         other = copy.copy(self)
         other._diagnosis, other._outcome = conclude(tuple(findings)), None
         return other

@@ -348,12 +348,12 @@ class PrevalenceAdjuster(SiteModel):
 
     @property
     def probability_columns(self) -> list[str]:
-        """What the columns of probabilities are called where they are handed over: as at fit, or after the classes."""
+        """The names of the columns of given probabilities: those at `fit`, or those of the classes."""
         return list(self._column_names or (f"p_{name}" for name in self.classifier_.columns))
 
     def facts(self) -> dict[str, Any]:
         """The classifier, and whether it sees z, for reports."""
-        name = "probabilities handed over" if self.estimator_ is None else type(self.estimator_).__name__
+        name = "given probabilities" if self.estimator_ is None else type(self.estimator_).__name__
         facts = {"classifier": name, "classifier sees": self.classifier_sees_}
         if self.joint is not None:
             facts["classifier gives"] = f"P(y, z|x) over {len(self.joint)} values of z"

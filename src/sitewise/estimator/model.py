@@ -690,7 +690,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         Returns
         -------
         LabelPlan
-            The number of labels, with a table of numbers tried.
+            The number of labels, with a table of the numbers that were tried.
         """
         check_is_fitted(self)
         return plan_labels(**_labeled_rows(self), **wanted)

@@ -1,1 +1,1 @@
-"""What connects saved models with other systems; each module imports its package only when it is called."""
+"""Modules that connect saved models with other systems; each imports its package only when it is called."""

@@ -46,18 +46,20 @@ class Column:
 
 
 class FrameModel:
-    """What predicts the rows of a frame: the columns it takes, and probabilities with the decision for every row.
+    """A model that reads frames: the columns that it expects, and probabilities and a decision for each row.
 
     Parameters
     ----------
     model : AdaptedClassifier, GPAClassifier, PrevalenceAdjuster or Pipeline
-        Fitted; of a model that was adapted to no site, predictions are those of the model as trained.
+        A fitted model. Without an adapted site, predictions are those of the model as trained.
 
     Attributes
     ----------
-    columns : the `Column`s of the table: those of the training table where the model has a `TableReader`, otherwise
-        its inputs by name (`x0`, `x1`, ... where they had none) and the confounders.
-    outputs : the columns of the answer: `p_` and the label for every class, then `decision`.
+    columns : tuple of Column
+        The columns of the training table, if the model has a `TableReader`. Otherwise its inputs by name (`x0`, `x1`,
+        ... if they had none) and the confounders.
+    outputs : tuple of str
+        The columns of predictions: `p_` and the label of each class, then `decision`.
     """
 
     def __init__(self, model: Any) -> None:
@@ -95,7 +97,7 @@ class FrameModel:
         return tuple(column.name for column in self.columns if column.role == CONFOUNDER)
 
     def describe(self) -> dict[str, Any]:
-        """The columns and the classes, for whom it may concern."""
+        """Describe the columns and the classes in plain values, for the metadata of a saved model."""
         return {"columns": [asdict(column) for column in self.columns], "classes": self.labels}
 
     def predict(self, frame: pd.DataFrame) -> pd.DataFrame:

@@ -32,16 +32,16 @@ NO_LIBRARY = 'sitewise.integrations.mlflow needs MLflow ({error}): pip install "
 
 
 class PyFunc:
-    """What MLflow calls for predictions: a frame in, P(class) and the decision of every row out."""
+    """The object that MLflow calls for predictions: from a frame to P(class) and the decision of each row."""
 
     def __init__(self, model: Any) -> None:
         self.frames = FrameModel(model)
         if isinstance(self.frames.last, AdaptedClassifier):
-            _ = self.frames.last.estimate_in_use  # found now, not by the first request
+            _ = self.frames.last.estimate_in_use  # computed now, not by the first request
         self.frames.trace()
 
     def predict(self, model_input: Any) -> pd.DataFrame:
-        """Predict rows; MLflow answers 400 with our sentence where they cannot be read."""
+        """Predict rows; if they cannot be read, MLflow answers with status 400 and the message of sitewise."""
         from mlflow.exceptions import MlflowException
 
         frame = model_input if isinstance(model_input, pd.DataFrame) else pd.DataFrame(model_input)
@@ -66,20 +66,20 @@ def save_model(
     Parameters
     ----------
     model : AdaptedClassifier, GPAClassifier, PrevalenceAdjuster or Pipeline
-        What `sitewise.save` saves; it is loaded again before the folder is kept.
+        A fitted model, a site or a pipeline. After saving, it is loaded once as a check.
     path : path
-        Of the new folder.
+        The new folder.
     trusted : sequence of str
-        Types of a classifier inside that `sitewise.load` is to trust. A server of the model needs the names again, in
-        the environment variable `SITEWISE_TRUSTED`: an artifact does not choose what is trusted.
+        Types in a classifier that `sitewise.load` should trust. A server of the model needs the same names in
+        the environment variable `SITEWISE_TRUSTED`, because an artifact must not choose what is trusted.
     input_example : DataFrame, optional
-        Rows to be kept as an example of a request. They are written as they are: take no patient's.
+        Rows that are saved as an example of a request. They are saved unchanged, so do not use rows of patients.
     pip_requirements : sequence of str, optional
-        What an environment made for the model installs; sitewise and its libraries in these versions otherwise.
+        The packages for an environment of the model; by default sitewise and its libraries in these versions.
     mlflow_model : mlflow.models.Model, optional
-        The record to add to.
+        An MLflow model to which the saved model is added.
     metadata : dict, optional
-        More to keep with the model.
+        Further metadata of the model.
 
     Examples
     --------
@@ -121,15 +121,15 @@ def log_model(
     Parameters
     ----------
     model : AdaptedClassifier, GPAClassifier, PrevalenceAdjuster or Pipeline
-        What to log. Of a site, the parameters are those of its model and of `adapt`.
+        A fitted model, a site or a pipeline. The parameters of a site are those of its model and of `adapt`.
     name : str
-        Of the logged model.
+        The name of the logged model.
     registered_model_name : str, optional
-        Register it as a new version under this name.
+        The name under which it is registered as a new version.
     report : bool
-        Whether to log the site's page, `report.html`, too.
+        Whether to log the report of the site, `report.html`, too.
     **settings
-        Those of `save_model`: trusted, input_example, pip_requirements, metadata.
+        Arguments of `save_model`: trusted, input_example, pip_requirements, metadata.
 
     Returns
     -------
@@ -138,10 +138,10 @@ def log_model(
 
     Notes
     -----
-    Without an active run one is started and ended. Metrics: `prevalence_<class>` with `_low` and `_high` of a site, and
-    the model's metrics on held-out rows. Tags: `sitewise.outcome`, `sitewise.verdict`, `sitewise.rehearsal`. Artifacts,
-    in the folder `about_<name>`: `outcome.json`, `rehearsal.json` (a table), `report.html`, `report.json`. No
-    inputs of the site are logged, but the model's scores of its rows are: treat the store as one with patient data.
+    If there is no active run, one is started and ended. Metrics: `prevalence_<class>` with `_low` and `_high` of a
+    site, and the model's metrics on held-out rows. Tags: `sitewise.outcome`, `sitewise.verdict`, `sitewise.rehearsal`.
+    Artifacts, in the folder `about_<name>`: `outcome.json`, `rehearsal.json` (a table), `report.html`, `report.json`.
+    No inputs of the site are logged, but scores of its rows are, so treat the store as patient data.
 
     Examples
     --------
@@ -191,10 +191,10 @@ def load_model(model_uri: str, *, trusted: Sequence[str] = ()) -> Any:
 
 
 def signature_of(frames: FrameModel) -> Any:
-    """The signature: every column may hold anything and be absent, as far as MLflow is concerned.
+    """The signature: columns of any type, none of them required.
 
-    MLflow refuses a whole number where a column is declared as a float, and says so in words of its own. Whether a cell
-    can be read is for the model to say, which names the column, the row and what to do.
+    MLflow would reject an integer in a column that is declared as a float. The model checks the values itself, and its
+    messages name the column, the row and what to do.
     """
     types = importlib.import_module("mlflow.types.schema")
     models = importlib.import_module("mlflow.models")
@@ -209,7 +209,7 @@ def signature_of(frames: FrameModel) -> Any:
 
 
 def requirements() -> list[str]:
-    """What an environment for the model installs, in the versions of this one."""
+    """The packages that an environment for the model installs, in the versions of this one."""
     own = {name: version for name, version in versions().items() if name not in ("sitewise", "python")}
     return [
         f"sitewise[mlflow]=={__version__}",

@@ -23,7 +23,7 @@ def scoring_app(pyfunc: PyFunc) -> Any:
 
 
 def app() -> Any:
-    """The application of one worker: what the environment names."""
+    """The application of one worker, for the folder that an environment variable names."""
     return scoring_app(load_folder(os.environ[SERVED]))
 
 

@@ -239,7 +239,7 @@ def _moves_of_marginal(
 
 @dataclass(frozen=True, eq=False)
 class LabelDraws:
-    """Draws labels (B, n), one for each draw of g; every call gives the same ones, apart from further directions."""
+    """Draw labels (B, n), a row for each draw of g; calls differ only by the directions that are added."""
 
     log_ratio: Tensor  # (n, K)
     codes: Tensor

@@ -149,7 +149,7 @@ def columns_of(rows: DrawnRows, by: Any) -> pd.DataFrame:
         if isinstance(by, str) or len(names) not in (len(rows), rows.n_site):
             raise ValueError(
                 f"subgroups: there is no confounder {unknown[0]!r}{did_you_mean(unknown[0], known)}; "
-                f"there are {known}; hand over the values of other columns"
+                f"there are {known}; pass the values of other columns"
             )
     return pd.Series(by).to_frame(getattr(by, "name", None) or "group")
 

@@ -104,7 +104,7 @@ class SitePrior:
         Returns
         -------
         SitePrior
-            The same prior with this scale. If it is larger than before, more rows are trusted (`wide_trusted_rows`).
+            The same prior with this scale. With a larger scale, up to `wide_trusted_rows` rows are trusted.
         """
         wide = level_scale > self.level_scale
         trusted = max(self.trusted_rows, self.wide_trusted_rows) if wide else self.trusted_rows

@@ -15,11 +15,11 @@ OUTCOMES = {
         "trained."
     ),
     ("partly adapted", "few rows"): (
-        "Partly adapted: {believed} of the change that the rows suggest was made, because the rows are too few for "
+        "Partly adapted: {applied} of the change that the rows suggest was made, because the rows are too few for "
         "more; the share of {name} is {here} here, {trained} as trained, {rows} by the rows alone."
     ),
     ("partly adapted", "rehearsal"): (
-        "Partly adapted: {believed} of the change that the rows suggest was made, because estimates at rehearsed sites "
+        "Partly adapted: {applied} of the change that the rows suggest was made, because estimates at rehearsed sites "
         "had errors; the share of {name} is {here} here, {trained} as trained, {rows} by the rows alone."
     ),
     ("as trained", "asked"): "As trained, as requested (policy='as trained'): the share of {name} is {here}.",
@@ -50,12 +50,12 @@ MORE_EXTREME = (
     "(log f times {slope:.2f})."
 )
 RISKS = {
-    "check": "Harm is likely if the rows were trusted: this site differs from training in more than prevalence.",
-    "rehearsal": "Harm is likely if the rows were trusted: at rehearsed sites that did not lower the log loss.",
+    "check": "Trusting the rows would probably do harm: this site differs from training in more than prevalence.",
+    "rehearsal": "Trusting the rows would probably do harm: at rehearsed sites it did not lower the log loss.",
     "rows": "Harm is possible: the rows are trusted as if the model were right here.",
     "no gain": "No gain is expected: the prevalence stays as trained.",
-    "gain": "A gain is expected: log loss about −{gain:.3f} (rehearsal: {better} of {count} sites better).",
-    "loss": "No gain is expected: log loss about +{loss:.3f} (rehearsal: {better} of {count} sites better).",
+    "gain": "A gain is expected: log loss lower by about {gain:.3f} (rehearsal: {better} of {count} sites better).",
+    "loss": "No gain is expected: log loss higher by about {loss:.3f} (rehearsal: {better} of {count} sites better).",
     "not rehearsed": "It is unknown whether a gain can be expected: adapting was not rehearsed at other sites.",
 }
 REHEARSALS = {
@@ -71,7 +71,7 @@ REHEARSALS = {
 }
 NO_SITES = (
     "fit: no sample_domain is given, so all rows count as one site: differences between sites cannot be learned, and "
-    "verdicts are at most 'care'. Give the site of each row as sample_domain"
+    "the verdict is never 'adapt'. Give the site of each row as sample_domain"
 )
 CROSSING = (
     "Of {rows}, {changed} get another decision than as trained ({rule}): {gained} are now {name}, {lost} no longer."
@@ -259,7 +259,7 @@ def outcome_sentence(
     here: Sequence[float],
     as_trained: Sequence[float],
     rows_alone: Sequence[float],
-    believed: float,
+    applied_share: float,
     slope: float,
     failed: str | None,
 ) -> str:
@@ -271,7 +271,7 @@ def outcome_sentence(
         here=percent(here[k]),
         trained=percent(as_trained[k]),
         rows=percent(rows_alone[k]),
-        believed=f"{100 * believed:.0f}%",
+        applied=f"{100 * applied_share:.0f}%",
         failed=failed,
     )
     if reason == "asked" or abs(slope - 1.0) < NOTABLE_SLOPE:

@@ -49,7 +49,7 @@ class LabelPlan:
     answer : int or None
         The number of labels: zero if none is needed, None if the largest number tried is not enough.
     target : str
-        What was asked for: "width" or "log_loss".
+        The kind of goal: "width" or "log_loss".
     wanted : float
         The wanted value.
     points : list of LabelPoint

@@ -63,7 +63,7 @@ class SamplePlan:
     answer : int or None
         The number of rows; None if the largest size tried is not enough.
     target : str
-        What was asked for: "width", "kl" or "f1_loss".
+        The kind of goal: "width", "kl" or "f1_loss".
     wanted : float
         The wanted value.
     points : list of SizePoint

@@ -44,7 +44,7 @@ def _confounders(reader: TableReader, place: dict[Any, int], rows: list[list[Any
 
 
 def _columns(feature: Feature, cell: Any) -> list[Any]:
-    """The columns of X that a cell becomes: what the transformer of the reader makes of it."""
+    """The columns of X for one cell, as the transformer of the reader computes them."""
     value = _value(cell, isinstance(feature, NumberFeature))
     if value is ODD:
         return [ODD]

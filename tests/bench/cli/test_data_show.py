@@ -123,9 +123,9 @@ def test_captions_write_numbers_short_and_what_is_missing_as_such():
 
 
 def test_digits_are_shown_by_site():
-    found = load_examples("colored_digits", n=2)
-    assert [one.site for one in found] == ["β = 0.9", "β = 0.7", "β = 0.5", "β = 0.3"]
-    assert found[0].images[0].shape == (3, 28, 28)
+    examples = load_examples("colored_digits", n=2)
+    assert [one.site for one in examples] == ["β = 0.9", "β = 0.7", "β = 0.5", "β = 0.3"]
+    assert examples[0].images[0].shape == (3, 28, 28)
 
 
 def test_show_writes_a_picture(table, tmp_path):

@@ -58,7 +58,7 @@ def test_nih_reads_eleven_fields_and_ages_with_a_unit(tmp_path):
     "header",
     [
         NIH_HEADER + ",",  # the first release ends its header with a comma
-        NIH_HEADER.replace("OriginalImage[Width,Height]", '"OriginalImage[Width,Height]"'),  # mended by somebody
+        NIH_HEADER.replace("OriginalImage[Width,Height]", '"OriginalImage[Width,Height]"'),  # corrected by hand
         "\ufeff" + NIH_HEADER,
     ],
 )

@@ -52,7 +52,7 @@ def test_mnist_is_read_from_the_folder_and_from_the_one_above(monkeypatch):
 
 @needs_mnist
 def test_all_images_of_mnist_differ():
-    """A split by row shares no image only because no image stands twice."""
+    """A split by row shares no image only because no image is duplicated."""
     images = dg.load_digits(REAL).images
     assert len({image.tobytes() for image in images}) == len(images)
 
@@ -340,7 +340,7 @@ def test_the_hidden_variable_is_in_the_image_only_and_changes_nothing_else(digit
 
 @pytest.mark.parametrize("coloring", ["binary", "hue"])
 def test_grayscale_removes_the_colour_and_keeps_the_patch(coloring, digits):
-    """ERM^c is told to drop the colour; of the hidden variable nobody knows, so it goes on seeing it."""
+    """ERM^c drops the colour; the hidden variable is unknown, so ERM^c still sees it."""
     rng = np.random.default_rng(0)
     shown = rng.random(len(digits)) < 0.5
     colors = rng.integers(0, 2, len(digits)) if coloring == "binary" else rng.random(len(digits))

@@ -81,5 +81,5 @@ def test_one_file_of_the_package_opens_connections():
     """Nothing is downloaded unless `data get` asks for it: no other file can."""
     opening = re.compile(r"urllib\.request|urlopen|import requests|import httpx|http\.client|pretrained=True")
     root = Path(sitewise.__file__).parent
-    found = [str(file.relative_to(root)) for file in root.rglob("*.py") if opening.search(file.read_text("utf-8"))]
-    assert found == ["bench/datasets/fetching.py"]
+    openers = [str(file.relative_to(root)) for file in root.rglob("*.py") if opening.search(file.read_text("utf-8"))]
+    assert openers == ["bench/datasets/fetching.py"]

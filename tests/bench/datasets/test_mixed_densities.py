@@ -59,8 +59,8 @@ def test_blur_hides_z_and_leaves_what_tells_y():
 def test_what_is_wrong_with_a_site_is_said():
     faults = KINDS["mixed_densities"].faults
     assert faults({"kind": "mixed_densities"}, {"coefficients": [0, 1, 1, 1]}) == []
-    found = faults({"blur": 0}, {"coefficients": [1, 2], "ages": [2, -1], "scanners": "A"})
-    assert found == [
+    problems = faults({"blur": 0}, {"coefficients": [1, 2], "ages": [2, -1], "scanners": "A"})
+    assert problems == [
         "data.blur must be above zero, got 0",
         "coefficients must be 4 numbers, got [1, 2]",
         "ages must be above zero, got [2, -1]",

@@ -128,11 +128,18 @@ def lazy_packages():
 
 def test_settings_and_methods_change_the_fingerprint(tiny, monkeypatch):
     run = final_runs(tiny(), {})[0]
-    found = run_fingerprint(run)
-    assert run_fingerprint(replace(run)) == found
-    assert run_fingerprint(replace(run, seed=run.seed + 1)) != found
+    fingerprint = run_fingerprint(run)
+    assert run_fingerprint(replace(run)) == fingerprint
+    assert run_fingerprint(replace(run, seed=run.seed + 1)) != fingerprint
     monkeypatch.setitem(METHODS, run.methods[0].method, METHODS["sees_labels"])
-    assert run_fingerprint(run) != found
+    assert run_fingerprint(run) != fingerprint
+
+
+def forget():
+    """Clear every cache of the module, because sources were edited."""
+    for function in vars(module).values():
+        if hasattr(function, "cache_clear"):
+            function.cache_clear()
 
 
 @pytest.fixture
@@ -146,10 +153,6 @@ def copied(tmp_path, monkeypatch):
         text = path.read_text(encoding="utf-8")
         assert old in text
         path.write_text(text.replace(old, new, 1), encoding="utf-8")
-
-    def forget():
-        for cached in (module.code_digest, module._read, module._file_digest):
-            cached.cache_clear()
 
     forget()
     yield lambda *change: [edit(*change), forget()]
@@ -182,12 +185,11 @@ def test_a_script_counts_with_its_neighbours(tmp_path):
         """)
     )
     neighbour.write_text("size = 3\n")
-    found = closure([str(script)])
-    assert {"study", "helper_of_study", "sitewise.adaptation.estimate"} <= set(found)
-    assert "sitewise.estimator.gpa" not in found
+    sources = closure([str(script)])
+    assert {"study", "helper_of_study", "sitewise.adaptation.estimate"} <= set(sources)
+    assert "sitewise.estimator.gpa" not in sources
     first = script_fingerprint(script)
     for text, same in (("size = 3  # rows\n", True), ("size = 4\n", False)):
         neighbour.write_text(text)
-        module.code_digest.cache_clear()
-        module._file_digest.cache_clear()
+        forget()
         assert (script_fingerprint(script) == first) == same

@@ -55,7 +55,7 @@ def folder(tmp_path):
 
 @pytest.fixture(autouse=True)
 def forget(monkeypatch):
-    """No test finds what another one has read, nor a cache of whoever runs it."""
+    """No test uses what another test has read, or a cache of the user who runs it."""
     monkeypatch.delenv("SITEWISE_CACHE", raising=False)
     yield
     sites.forget_data()
@@ -130,7 +130,7 @@ def test_images_are_packed_once_beside_the_data_and_again_where_a_file_has_chang
     assert "east/0.png" in decoded
 
 
-def test_packs_of_other_sizes_and_rows_stand_beside_each_other(folder):
+def test_packs_of_other_sizes_and_rows_are_kept_beside_each_other(folder):
     for changes in ({}, {"size": 4}, {"channels": 1}, {"at_most": 3}):
         assert len(collection(folder, **changes).images) == len(SITES) * changes.get("at_most", N_ROWS)
     assert len(list((folder / "packed").glob("*/index.json"))) == 4
@@ -257,7 +257,7 @@ def test_every_fault_of_the_data_is_named_once(folder):
         plan(folder, ("['no', 'yes']", "[no, yes]"))
 
 
-def test_a_collection_that_is_not_at_hand_is_asked_for(monkeypatch):
+def test_a_missing_collection_is_an_error_with_its_command(monkeypatch):
     monkeypatch.delenv("SITEWISE_DATA", raising=False)
     for kind in ("isic", "cxr"):
         with pytest.raises(ValueError, match=f"{kind} is not part of the package: give its folder"):

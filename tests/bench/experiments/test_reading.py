@@ -186,7 +186,7 @@ def test_colored_digits_options_are_checked(write):
     assert "tests.near: joint must be one of flipped, got 'fliped'" in text
 
 
-def test_a_key_that_stands_twice_is_a_mistake(write):
+def test_a_duplicate_key_is_a_mistake(write):
     assert "line 3: duplicate key 'ERM'" in complaint(write(text="methods:\n  ERM: erm\n  ERM: erm_z\n"))
 
 

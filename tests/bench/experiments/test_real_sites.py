@@ -96,7 +96,7 @@ def test_real_sites_cannot_be_drawn_from(experiment, old, new, message):
         experiment(YAML.replace(old, new))
 
 
-def test_data_that_must_be_at_hand_are_asked_for(monkeypatch):
+def test_missing_data_are_an_error_that_says_where_to_get_them(monkeypatch):
     monkeypatch.delenv("SITEWISE_DATA", raising=False)
     with pytest.raises(ValueError, match="cxr64 is not part of the package: give its folder"):
         sites.source_name({"kind": "cxr64"})

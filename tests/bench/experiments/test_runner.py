@@ -51,7 +51,7 @@ def test_what_is_done_is_not_done_again(tiny, tmp_path, fakes):
     assert len(path.read_bytes().splitlines()) == len(lines)
 
 
-def test_quick_records_stand_in_a_file_of_their_own(tiny, tmp_path):
+def test_quick_records_are_in_a_file_of_their_own(tiny, tmp_path):
     experiment = tiny({"quick": {"seeds": 1, "tuning": {"seeds": 1}}}, quick=True)
     run_experiment(experiment, tmp_path, jobs=1)
     assert [path.name for path in tmp_path.glob("*.jsonl")] == ["tiny.quick.jsonl"]

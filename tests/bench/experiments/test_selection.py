@@ -13,12 +13,12 @@ SETTINGS = [
 
 def records_of(experiment, by_hand, metric, values, tests=None):
     """Records of all tuning runs: values[setting][seed] at the validation site, tests[setting] at the test sites."""
-    found = []
+    records = []
     for run in tuning_runs(experiment):
         i = SETTINGS.index(run.methods[0].settings)
         test = {metric: tests[i]} if tests else {}
-        found.append(by_hand(run, validation={metric: values[i][run.seed]}, **test))
-    return found
+        records.append(by_hand(run, validation={metric: values[i][run.seed]}, **test))
+    return records
 
 
 @pytest.mark.parametrize(("metric", "best"), [("nll", 2), ("positive_f1", 1)])

@@ -79,7 +79,7 @@ def test_what_was_skipped_says_why_and_what_was_not_run_too(tiny, by_hand):
     assert set(summarize(experiment, [])["skipped"]) == {NOT_RUN}
 
 
-def test_references_are_told(tiny):
+def test_references_are_marked(tiny):
     labels = {"L": "sees_labels", "K": "knows_truth", "E": {"method": "label_shift_em", "base": "erm_c"}}
     table = summarize(tiny({"methods": labels | PLAIN["methods"], "tuning": None}), [])
     told = table.groupby("method")["told"].first().to_dict()

@@ -56,11 +56,11 @@ def problem(name, n_classes=2, n_sites=2, with_z=True):
 
 def adapt(method, new, with_z=True):
     X, y, Z = new
-    told = {"labels": {"y": y}, "P(Y)": {"y": y}, "true g": {}, "no": {}}[method.card.labels_at_test]
+    known = {"labels": {"y": y}, "P(Y)": {"y": y}, "true g": {}, "no": {}}[method.card.labels_at_test]
     if method.card.labels_at_test == "true g":
         shares = np.bincount(y, minlength=len(method.classes_)) / len(y)
-        told = {"prevalence": lambda z: np.tile(shares, (1 if z is None else len(z), 1))}
-    return method.adapt(X, Z if with_z else None, **told)
+        known = {"prevalence": lambda z: np.tile(shares, (1 if z is None else len(z), 1))}
+    return method.adapt(X, Z if with_z else None, **known)
 
 
 LACKING = {name for name, package in (("lamda", "ot"), ("quantifier", "quapy")) if find_spec(package) is None}
@@ -185,8 +185,8 @@ def test_label_free_methods_never_look_at_labels():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             method = make(name).fit(**data)
-            told, untold = method.adapt(X, Z, y=y), method.adapt(X, Z)
-        np.testing.assert_array_equal(told.predict_proba(X, Z), untold.predict_proba(X, Z))
+            known, untold = method.adapt(X, Z, y=y), method.adapt(X, Z)
+        np.testing.assert_array_equal(known.predict_proba(X, Z), untold.predict_proba(X, Z))
 
 
 def test_a_simulated_shift_is_followed():

@@ -57,12 +57,12 @@ def test_algorithm_one_is_five_rounds_from_random_weights(fitted):
     with torch.no_grad():
         start = torch.softmax(network(schema.inputs(schema.encode(levels)[0])), dim=1).numpy()
     log_ratio, cells = paper.log_ratio(X, Z).numpy(), (Z["scanner"] == "b").to_numpy().astype(int)
-    found = np.exp(np.asarray(paper.estimate(paper.log_ratio(X, Z), Z).log_prevalence(levels)))
+    prevalence = np.exp(np.asarray(paper.estimate(paper.log_ratio(X, Z), Z).log_prevalence(levels)))
     by_hand = {n: rounds(log_ratio, start, cells, n) for n in (4, 5, 6, 500)}
-    error = np.abs(found - by_hand[5]).max()  # the M-step is a network's, with 20 iterations
+    error = np.abs(prevalence - by_hand[5]).max()  # the M-step is a network's, with 20 iterations
     assert error < np.abs(by_hand[5] - by_hand[4]).max() / 4
     assert error < np.abs(by_hand[5] - by_hand[6]).max() / 4
-    assert np.abs(found - by_hand[500]).max() > 0.02
+    assert np.abs(prevalence - by_hand[500]).max() > 0.02
 
 
 def test_algorithm_two_is_five_rounds_in_closed_form(fitted):

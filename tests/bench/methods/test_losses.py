@@ -152,9 +152,9 @@ def test_coral_pulls_the_sites_together():
 
 def test_group_losses_by_hand():
     losses, weight, group = torch.tensor([1.0, 3.0, 5.0]), torch.tensor([1.0, 3.0, 1.0]), torch.tensor([0, 0, 2])
-    found = group_losses(losses, weight, group, 3)
-    assert found[[0, 2]].tolist() == [2.5, 5.0]
-    assert found[1].isnan()
+    by_group = group_losses(losses, weight, group, 3)
+    assert by_group[[0, 2]].tolist() == [2.5, 5.0]
+    assert by_group[1].isnan()
 
 
 def test_group_dros_weights_grow_on_the_worst_group():
@@ -199,8 +199,8 @@ def test_boosting_independent_parts_is_bayes_rule():
     prior, stable, unstable = torch.tensor([0.8, 0.2]), torch.tensor([0.3, 0.6]), torch.tensor([0.1, 0.5])
     whole = prior * stable * unstable
     of_stable, of_unstable = (prior * part / (prior * part).sum() for part in (stable, unstable))
-    found = boost(of_stable.log()[None], of_unstable[None], prior).exp()[0]
-    np.testing.assert_allclose(found, whole / whole.sum(), rtol=1e-5)
+    boosted = boost(of_stable.log()[None], of_unstable[None], prior).exp()[0]
+    np.testing.assert_allclose(boosted, whole / whole.sum(), rtol=1e-5)
 
 
 def test_the_noise_of_pseudo_labels_by_hand():
@@ -231,8 +231,8 @@ def test_iwdann_weighs_labeled_rows_by_the_class_weights():
         sources = cross_entropy(critic[:2], torch.zeros(2, dtype=torch.int64), reduction="none")
         targets = cross_entropy(critic[2:], torch.ones(2, dtype=torch.int64))
         expected = (1.5 * each[0] + 0.5 * each[1]) / 2 + ((1.5 * sources[0] + 0.5 * sources[1]) / 2 + targets) / 2
-        found = method.loss(network, rows, ClassWeights(torch.tensor([1.5, 0.5], dtype=torch.float64)))
-    assert float(found) == pytest.approx(float(expected), rel=1e-5)
+        value = method.loss(network, rows, ClassWeights(torch.tensor([1.5, 0.5], dtype=torch.float64)))
+    assert float(value) == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_no_method_owns_an_optimizer():

@@ -30,11 +30,11 @@ def new():
 @pytest.mark.parametrize("name", ["gpa_star", "gpa_joint"])
 def test_hidden_variables_are_not_looked_at_and_others_are(trained, new, name):
     method = METHODS[name](**FAST, hidden=["age0", "group1"]).attach(trained.trained_)
-    found = method.adapt(new.X, new.Z).predict_proba(new.X, new.Z)
+    predicted = method.adapt(new.X, new.Z).predict_proba(new.X, new.Z)
     scrambled = new.Z.assign(age0=new.Z["age0"].to_numpy()[::-1], group1="level 1")
-    np.testing.assert_allclose(method.adapt(new.X, scrambled).predict_proba(new.X, scrambled), found, rtol=1e-12)
+    np.testing.assert_allclose(method.adapt(new.X, scrambled).predict_proba(new.X, scrambled), predicted, rtol=1e-12)
     other = new.Z.assign(group0=new.Z["group0"].map({"level 0": "level 1", "level 1": "level 0"}))
-    assert np.abs(method.adapt(new.X, other).predict_proba(new.X, other) - found).max() > 1e-3
+    assert np.abs(method.adapt(new.X, other).predict_proba(new.X, other) - predicted).max() > 1e-3
 
 
 def test_with_nothing_hidden_it_is_gpa_and_with_all_hidden_it_has_no_z(trained, new):

@@ -4,6 +4,7 @@ import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
 from sitewise.bench.report.comparison import (
     DASHES,
@@ -43,7 +44,8 @@ def drawn_texts(figure):
     for legend in figure.legends:
         texts += [legend.get_title(), *legend.get_texts()]
     for axis in figure.axes:
-        texts += [axis.title, axis._left_title, axis.xaxis.label, axis.yaxis.label]
+        titles = [text for text in axis.get_children() if isinstance(text, Text) and text not in axis.texts]
+        texts += [*titles, axis.xaxis.label, axis.yaxis.label]
         for side, limits in ((axis.xaxis, axis.get_xlim()), (axis.yaxis, axis.get_ylim())):
             ticks = [tick for tick in side.get_major_ticks() if min(limits) <= tick.get_loc() <= max(limits)]
             texts += [tick.label1 for tick in ticks if tick.label1.get_visible()]
@@ -68,7 +70,7 @@ def assert_tidy(figure):
             assert not over, f"{first!r} over {second!r}"
 
 
-def test_many_sites_stand_two_by_two(summary):
+def test_many_sites_are_drawn_two_by_two(summary):
     figure = comparison_figure(summary(MEANS, sites=tuple("abcde")), "positive_f1", "GPA")
     titles = [axis.get_title("left") for axis in figure.axes]
     assert [title for title in titles if title] == list("abcde")
@@ -80,7 +82,7 @@ def test_many_sites_stand_two_by_two(summary):
     assert (wide, high) < (2.2 * PANEL_WIDTH + 2.2 * DIFFERENCE_WIDTH + 3, 20)
 
 
-def test_points_stand_at_their_means_and_differences(summary):
+def test_points_are_at_their_means_and_differences(summary):
     figure = comparison_figure(summary(MEANS, told={"CoPA"}), "positive_f1", "GPA", title="Color MNIST")
     points, differences = figure.axes
     assert [x for x, *_ in marks(points)] == [0.66, 0.71, 0.85, 0.858]
@@ -92,7 +94,7 @@ def test_points_stand_at_their_means_and_differences(summary):
     assert points.get_xlabel() == "positive-class F1"
 
 
-def test_told_methods_are_hollow_the_reference_is_bold_and_what_is_left_out_is_named(summary):
+def test_informed_methods_are_hollow_the_reference_is_bold_and_what_is_left_out_is_named(summary):
     figure = comparison_figure(summary(MEANS, told={"CoPA"}), "positive_f1", "GPA")
     assert [filled for *_, filled in marks(figure.axes[0])] == [True, True, False, True]
     weights = [label.get_fontweight() for label in figure.axes[0].get_yticklabels()]
@@ -214,7 +216,7 @@ def test_an_interval_that_rounding_turned_around_is_drawn(summary):
     assert len(marks(turned.axes[0])) >= 4
 
 
-def test_intervals_of_two_seeds_leave_room_for_the_points(summary):
+def test_intervals_of_two_seeds_do_not_hide_the_points(summary):
     figure = comparison_figure(summary(MEANS, seeds=2, half=5.0), "positive_f1", "GPA")
     low, high = figure.axes[0].get_xlim()
     assert low < 0.66

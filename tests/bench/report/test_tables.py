@@ -1,4 +1,4 @@
-"""Tables: what stands in a cell, what is bold, what is escaped, and that nothing is lost."""
+"""Tables: what is in a cell, what is bold, what is escaped, and that nothing is lost."""
 
 import io
 import re
@@ -40,7 +40,7 @@ def test_a_cell_has_mean_interval_and_paired_difference(summary):
     assert "ean over 20 seeds with its 95% interval" in table
 
 
-def test_the_reference_has_no_difference_and_the_best_competitor_is_bold_though_one_that_is_told_is_better(summary):
+def test_the_reference_has_no_difference_and_the_best_competitor_is_bold_though_an_informed_one_is_better(summary):
     table = comparison_table(summary(MEANS, told={"CoPA"}), "positive_f1", "markdown", "GPA")
     assert cells(table, "GPA")[1] == "**0.858 (0.848 to 0.868)**"
     assert table.count("**") == 4  # the title and one cell
@@ -48,7 +48,7 @@ def test_the_reference_has_no_difference_and_the_best_competitor_is_bold_though_
     assert f"{INFORMED_MARK} sees labels of the test site" in table
 
 
-def test_without_told_methods_there_is_no_dagger(summary):
+def test_without_informed_methods_there_is_no_dagger(summary):
     assert INFORMED_MARK not in comparison_table(summary(MEANS), "positive_f1", "markdown", "GPA")
 
 
@@ -67,13 +67,13 @@ def test_equal_as_shown_is_equally_bold(summary):
     assert ["**" in cells(table, method)[1] for method in ("A", "GPA", "B")] == [True, True, False]
 
 
-def test_skipped_methods_stand_below_with_their_reason(summary):
+def test_skipped_methods_are_listed_below_with_their_reason(summary):
     table = comparison_table(summary(MEANS), "positive_f1", "markdown", "GPA")
     assert "| IRM" not in table
-    assert "IRM left out: IRM needs two training sites, got 1." in table
+    assert "Left out (IRM needs two training sites, got 1): IRM." in table
 
 
-def test_several_metrics_stand_side_by_side_each_with_its_best(summary):
+def test_several_metrics_are_side_by_side_each_with_its_best(summary):
     frame = pd.concat([summary(MEANS, told={"CoPA"}), summary(MEANS, metric="nll", told={"CoPA"})])
     table = scores_table(frame, ["positive_f1", "nll"], "markdown", "GPA")
     assert [cell.rpartition("<br>")[2] for cell in cells(table, "method")[1:]] == [
@@ -82,12 +82,12 @@ def test_several_metrics_stand_side_by_side_each_with_its_best(summary):
     ]
     assert ["**" in cell for cell in cells(table, "GPA")] == [False, True, False]
     assert ["**" in cell for cell in cells(table, "ERM |")] == [False, False, True]
-    assert table.count("IRM left out") == 1
+    assert table.count("Left out (IRM") == 1
 
 
 def test_methods_left_out_for_one_reason_share_a_line(summary):
     table = comparison_table(summary({"GPA": 0.8, "A": "not run yet", "B": "not run yet"}), "positive_f1", "markdown")
-    assert "A, B left out: not run yet." in table
+    assert "Left out (not run yet): A; B." in table
 
 
 def test_a_method_skipped_at_one_site_keeps_its_row_and_says_where(summary):
@@ -213,7 +213,7 @@ CARD = {
     "unlabeled_in_training": False,
     "estimates_g": "indirectly, EM",
     "without_z": "input knockout",
-    "told": "",
+    "given": "",
     "note": "a note",
 }
 

@@ -60,7 +60,7 @@ def test_the_page_says_what_the_model_says(usual, tmp_path):
     np.testing.assert_allclose(content["probabilities"]["mean"]["before"], before.mean(axis=0))
 
 
-def test_rows_without_z_are_told_as_the_joint_model_predicts_them():
+def test_rows_without_z_are_reported_as_the_joint_model_predicts_them():
     family, model = trained(missing="joint")
     new = family.site(200, prevalence=[0.8, 0.2], seed=7, missing=0.3)
     here = quietly(lambda: model.adapt(new.X, sample_confounder=new.Z))
@@ -121,20 +121,20 @@ def test_bands_are_as_wide_as_the_estimates_own_intervals():
     np.testing.assert_allclose(width, high - low, rtol=0.3)
 
 
-def test_a_chosen_threshold_and_a_policy_are_told(usual, tmp_path):
+def test_a_chosen_threshold_and_a_policy_are_reported(usual, tmp_path):
     model, new, _ = usual
     here = quietly(lambda: model.adapt(new.X, sample_confounder=new.Z, policy="as trained"))
     here.choose_threshold(sensitivity=0.9)
     content = report_content(here, "x", 0.95)
     assert content["threshold"] == here.threshold_
-    told = {entry["name"]: entry["value"] for part in content["done"] for entry in part["entries"]}
-    assert (told["policy"], told["threshold"]) == ("as trained", here.threshold_)
-    assert told["rows"] == 480
+    done = {entry["name"]: entry["value"] for part in content["done"] for entry in part["entries"]}
+    assert (done["policy"], done["threshold"]) == ("as trained", here.threshold_)
+    assert done["rows"] == 480
     share = (here.adjust(here.rows.log_ratio, new.Z)[:, 1] >= here.threshold_).mean()
     assert content["probabilities"]["called"]["after"][1] == pytest.approx(share)
 
 
-def test_what_was_odd_about_z_is_told(usual):
+def test_unusual_values_of_z_are_reported(usual):
     model, new, _ = usual
     Z = new.Z.copy()
     Z.loc[:4, "age0"] = 200.0

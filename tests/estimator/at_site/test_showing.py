@@ -53,8 +53,8 @@ def test_notebooks_show_it_too_and_names_stay_text(model, here):
 
 def test_an_estimate_names_the_classes_of_a_frame():
     log_ratio = np.log(site(50, 0.4, 3)[0])
-    found = sw.estimate_prevalence(pd.DataFrame(log_ratio, columns=["no", "yes"]))
-    assert "P(yes) = " in repr(found)
+    estimate = sw.estimate_prevalence(pd.DataFrame(log_ratio, columns=["no", "yes"]))
+    assert "P(yes) = " in repr(estimate)
 
 
 def test_without_a_rehearsal_nothing_is_claimed(model):
@@ -69,6 +69,6 @@ def test_sites_that_are_not_named_are_warned_of_and_end_in_care():
     with pytest.warns(UserWarning, match="no sample_domain is given"):
         plain = sw.PrevalenceAdjuster(classes=NAMES).fit(X, y)
     assert plain.rehearsal_.kind == "rows"
-    found = plain.adapt(site(2000, 0.1, 2)[0]).diagnose()
-    assert found.verdict != "adapt"
-    assert found["training sites"].severity == "care"
+    diagnosis = plain.adapt(site(2000, 0.1, 2)[0]).diagnose()
+    assert diagnosis.verdict != "adapt"
+    assert diagnosis["training sites"].severity == "care"

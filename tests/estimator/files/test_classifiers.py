@@ -95,8 +95,8 @@ def test_what_is_known_is_scikit_learns_own():
     """Every name is that of something defined in that very module, so that none is a way to something imported."""
     for name in KNOWN:
         module, _, short = name.rpartition(".")
-        found = getattr(importlib.import_module(module), short)
-        assert found.__module__ == module
+        attribute = getattr(importlib.import_module(module), short)
+        assert attribute.__module__ == module
 
 
 def test_an_unknown_type_is_refused_by_name_until_it_is_trusted(two, tmp_path):

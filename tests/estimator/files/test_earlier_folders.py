@@ -65,3 +65,13 @@ def test_a_table_is_prepared_to_the_bit_as_it_was():
     np.testing.assert_allclose(
         here.predict_proba(rows.X, sample_confounder=rows.Z), np.array(then["predict_proba"]), **CLOSE
     )
+
+
+def test_the_share_that_was_applied_keeps_its_name_in_folders(tmp_path):
+    """`Grounds.applied_share` had another name in the first version."""
+    here = sw.load(SAVED / "table_site", backbone=torch.nn.Linear(13, 4))
+    share = here.outcome.grounds.applied_share
+    assert 0.6 < share < 0.7
+    here.save(tmp_path / "again")
+    assert f'"believed": {share!r}' in (tmp_path / "again" / "model.json").read_text(encoding="utf-8")
+    assert sw.load(tmp_path / "again", backbone=torch.nn.Linear(13, 4)).outcome == here.outcome

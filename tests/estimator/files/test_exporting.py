@@ -63,11 +63,11 @@ def as_numbers(Z, confounders):
 
 def run(path, x, Z=None):
     session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    told = json.loads(session.get_modelmeta().custom_metadata_map["sitewise"])
-    feed = {"x": x.astype(told["x"]["type"])}
+    metadata = json.loads(session.get_modelmeta().custom_metadata_map["sitewise"])
+    feed = {"x": x.astype(metadata["x"]["type"])}
     if Z is not None:
-        feed["z"] = as_numbers(Z, told["z"])
-    return session.run(["probability"], feed)[0], told
+        feed["z"] = as_numbers(Z, metadata["z"])
+    return session.run(["probability"], feed)[0], metadata
 
 
 def prevalences(schema, codes):
@@ -143,8 +143,8 @@ def test_graph_and_model_agree_for_every_g(sites, here, tmp_path, name):
     ours = site.predict_proba(sites.new.X, Z)
     assert ours.std(axis=0).min() > 0.01
     for rows in (slice(0, 1), slice(0, 200)):
-        found, _ = run(path, sites.new.X[rows], Z.iloc[rows])
-        assert np.abs(found - ours[rows]).max() <= 1e-5
+        exported, _ = run(path, sites.new.X[rows], Z.iloc[rows])
+        assert np.abs(exported - ours[rows]).max() <= 1e-5
     exact, _ = run(site.export_onnx(tmp_path / "double.onnx", dtype="float64"), sites.new.X, Z)
     assert np.abs(exact - ours).max() <= 1e-9
 
@@ -156,10 +156,10 @@ def test_graph_says_what_goes_in_and_out(sites, tmp_path):
     )
     here = model.adapt(frame, sample_confounder=sites.Z)
     here.threshold_, here.site_name = 0.25, "West"
-    _, told = run(here.export_onnx(tmp_path / "new folder" / "site.onnx"), sites.X, sites.Z)
-    assert (told["x"]["columns"], told["x"]["type"]) == (list(frame), "float32")
-    assert [variable["name"] for variable in told["z"]] == list(sites.Z)
-    assert (told["classes"], told["threshold"], told["site"]) == (["ill", "well"], 0.25, "West")
+    _, metadata = run(here.export_onnx(tmp_path / "new folder" / "site.onnx"), sites.X, sites.Z)
+    assert (metadata["x"]["columns"], metadata["x"]["type"]) == (list(frame), "float32")
+    assert [variable["name"] for variable in metadata["z"]] == list(sites.Z)
+    assert (metadata["classes"], metadata["threshold"], metadata["site"]) == (["ill", "well"], 0.25, "West")
 
 
 def test_images_as_bytes_or_floats(tmp_path):
@@ -172,8 +172,8 @@ def test_images_as_bytes_or_floats(tmp_path):
     Z = pd.DataFrame({"age": np.where(np.arange(120) < 9, np.nan, age)})
     ours = here.predict_proba(images, Z)
     for x, dtype in ((images, "auto"), (images / 255, "float32")):
-        found, _ = run(here.export_onnx(tmp_path / "site.onnx", dtype=dtype), x, Z)
-        assert np.abs(found - ours).max() <= 1e-5
+        exported, _ = run(here.export_onnx(tmp_path / "site.onnx", dtype=dtype), x, Z)
+        assert np.abs(exported - ours).max() <= 1e-5
 
 
 def test_without_confounders_there_is_no_z(sites, tmp_path):
@@ -194,9 +194,9 @@ def test_adjustment_of_probabilities(sites, tmp_path, sees, prevalence):
     proba = classifier.predict_proba(sites.new.X)
     here = post.adapt(proba, sample_confounder=sites.new.Z[names])
     Z = with_gaps(sites.new.Z[names])
-    found, told = run(here.export_onnx(tmp_path / "site.onnx"), proba, Z)
-    assert told["x"]["meaning"] == "probabilities"
-    assert np.abs(found - here.predict_proba(proba, Z)).max() <= 1e-5
+    exported, metadata = run(here.export_onnx(tmp_path / "site.onnx"), proba, Z)
+    assert metadata["x"]["meaning"] == "probabilities"
+    assert np.abs(exported - here.predict_proba(proba, Z)).max() <= 1e-5
 
 
 @pytest.mark.filterwarnings("ignore:confounder")
@@ -214,8 +214,8 @@ def test_the_joint_model_of_rows_without_z(sites, tmp_path):
     for dtype, tolerance in (("float32", 1e-5), ("float64", 1e-7)):  # f reads z in single precision
         path = joint.export_onnx(tmp_path / f"{dtype}.onnx", dtype=dtype)
         for rows in (slice(0, 1), slice(0, 200)):
-            found, _ = run(path, sites.new.X[rows], Z.iloc[rows])
-            assert np.abs(found - ours[rows]).max() <= tolerance
+            exported, _ = run(path, sites.new.X[rows], Z.iloc[rows])
+            assert np.abs(exported - ours[rows]).max() <= tolerance
 
 
 def test_the_joint_model_of_images(tmp_path):
@@ -227,8 +227,8 @@ def test_the_joint_model_of_images(tmp_path):
     model = sw.GPAClassifier(backbone="cnn", missing="joint", epochs=2, rehearsal=None)
     here = model.fit(images, y, sample_confounder=Z).adapt(images)
     Z = pd.DataFrame({"age": np.where(np.arange(200) % 2, np.nan, age)})
-    found, _ = run(here.export_onnx(tmp_path / "site.onnx"), images, Z)
-    assert np.abs(found - here.predict_proba(images, Z)).max() <= 1e-5
+    exported, _ = run(here.export_onnx(tmp_path / "site.onnx"), images, Z)
+    assert np.abs(exported - here.predict_proba(images, Z)).max() <= 1e-5
 
 
 @pytest.mark.filterwarnings("ignore:confounder")
@@ -240,10 +240,10 @@ def test_the_joint_model_of_a_classifier_of_pairs(sites, tmp_path):
     post = sw.PrevalenceAdjuster(joint=points, missing="joint", classes=[0, 1], rehearsal=None)
     here = post.fit(proba, sites.y, sample_domain=sites.names, sample_confounder=sites.Z[["group0"]]).adapt(new)
     Z = sites.new.Z[["group0"]].mask(np.arange(200)[:, None] % 3 == 0)
-    found, told = run(here.export_onnx(tmp_path / "site.onnx", dtype="float64"), new, Z)
-    assert told["x"]["shape"] == ["rows", 4]
-    assert np.abs(found - here.predict_proba(new, Z)).max() <= 1e-9
-    assert found[::3].std() > 1e-3
+    exported, metadata = run(here.export_onnx(tmp_path / "site.onnx", dtype="float64"), new, Z)
+    assert metadata["x"]["shape"] == ["rows", 4]
+    assert np.abs(exported - here.predict_proba(new, Z)).max() <= 1e-9
+    assert exported[::3].std() > 1e-3
 
 
 @pytest.mark.filterwarnings("ignore:confounder")
@@ -260,10 +260,10 @@ def test_policies_and_regions_where_the_training_g_is_kept(sites, here, tmp_path
     for policy, findings in (("auto", ()), ("auto", (broken,)), ("as trained", ())):
         here = here.with_checks(findings)
         here.policy = policy
-        found, told = run(here.export_onnx(tmp_path / f"{len(seen)}.onnx"), sites.new.X, Z)
-        assert told["outcome"] == str(here.outcome)
-        assert np.abs(found - here.predict_proba(sites.new.X.astype(np.float32), Z)).max() <= 1e-5
-        seen.append(found)
+        exported, metadata = run(here.export_onnx(tmp_path / f"{len(seen)}.onnx"), sites.new.X, Z)
+        assert metadata["outcome"] == str(here.outcome)
+        assert np.abs(exported - here.predict_proba(sites.new.X.astype(np.float32), Z)).max() <= 1e-5
+        seen.append(exported)
     assert min(np.abs(seen[0] - other).max() for other in seen[1:]) > 1e-3
 
 

@@ -71,9 +71,9 @@ def test_rows_that_lack_z_stay_as_they_are(held):
     h = fit_balance(rows, schema, 2)
     hidden = rows.codes.clone()
     hidden[::2, 0] = schema.variables[0].missing_code
-    found = h.log_mean(hidden)
-    assert torch.equal(found[::2], torch.zeros_like(found[::2]))
-    assert torch.equal(found[1::2], h.log_mean(rows.codes)[1::2])
+    mean = h.log_mean(hidden)
+    assert torch.equal(mean[::2], torch.zeros_like(mean[::2]))
+    assert torch.equal(mean[1::2], h.log_mean(rows.codes)[1::2])
 
 
 def test_few_labels_or_no_z_balance_nothing(held):
@@ -88,14 +88,14 @@ def test_the_prior_counts_what_f_does_not_explain_and_groups_as_one_row_each(hel
     targets = torch.nn.functional.one_hot(rows.y, 2).double()
     pooled = fit_additive(targets, rows.codes, rows.weight, schema)
     log_ratio = calibrated(rows, schema)
-    found = describe_source(rows, log_ratio, pooled, None)
-    assert 0.8 < found.missing < 1
-    assert found.n_source == pytest.approx(4000)
+    description = describe_source(rows, log_ratio, pooled, None)
+    assert 0.8 < description.missing < 1
+    assert description.n_source == pytest.approx(4000)
     groups = torch.arange(len(rows.y)) // 4
     assert describe_source(replace(rows, groups=groups), log_ratio, pooled, None).n_source == pytest.approx(1000)
     doubled = replace(rows, weight=2 * rows.weight)
     assert describe_source(doubled, log_ratio, pooled, None).n_source == pytest.approx(4000)
-    assert describe_source(rows, 20 * log_ratio, pooled, None).missing < found.missing
+    assert describe_source(rows, 20 * log_ratio, pooled, None).missing < description.missing
 
 
 def test_a_weak_f_does_no_harm_where_nothing_shifts():

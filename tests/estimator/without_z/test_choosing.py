@@ -68,7 +68,7 @@ def test_the_mean_of_r_over_the_training_population_is_one_for_every_x(model, si
 
 
 def test_training_rows_give_the_training_joint_back(model):
-    """Equation 15e: without the balance of r they speak for another P(Y), and for cells that are not there."""
+    """Equation 15e: without the balance of r they suggest another P(Y), and cells that do not occur."""
     X, _, _ = training()
     blank = model.confounders_.missing_codes().expand(len(X), -1)
     unbalanced = by(model, "joint")

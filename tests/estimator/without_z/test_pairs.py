@@ -140,9 +140,9 @@ def test_performance_report_updates_and_folder_know_the_joint(fitted, tmp_path):
     new = TARGETS["correlation vanishes"].draw(1500, 5)
     X = pairs_of(new.X)
     here = fitted.adapt(X)
-    found = here.expected_performance()["accuracy"]
+    performance = here.expected_performance()["accuracy"]
     accuracy = (here.predict(X) == new.y).mean()
-    assert found[1] - 0.03 < accuracy < found[2] + 0.03
+    assert performance[1] - 0.03 < accuracy < performance[2] + 0.03
     page = here.report(tmp_path / "report.html").read_text(encoding="utf-8")
     assert "P(y, z|x) over 40 values of z" in page
     here.save(tmp_path / "site")

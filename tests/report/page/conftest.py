@@ -39,7 +39,7 @@ def performance(n_rows, n_classes, rng):
 
 
 def subgroups(n_rows, n_classes):
-    """Two groups with numbers, one that is too small, and one whose prevalence is not told."""
+    """Two groups with numbers, one that is too small, and one without a prevalence."""
     shares = [metric(1 / n_classes) for _ in range(n_classes)]
     numbers = {"metrics": {"macro_f1": metric(0.6), "recall": metric(0.7)}, "calibration": {"oe_ratio": metric(1.1)}}
     nothing = {"metrics": {}, "calibration": {}}

@@ -161,9 +161,9 @@ def test_all_text_stands_out(show, make_content, theme, verdict):
     content["diagnosis"]["findings"][2]["severity"] = "stop"
     driver = show(content, theme=theme)
     driver.execute_script("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
-    found = driver.execute_script(CONTRAST)
-    assert len(found) > 200
-    assert [words for ratio, words in found if ratio < 4.5] == []
+    answer = driver.execute_script(CONTRAST)
+    assert len(answer) > 200
+    assert [words for ratio, words in answer if ratio < 4.5] == []
 
 
 def test_themes_differ_and_paper_is_white(show, make_content):

@@ -13,11 +13,11 @@ from sitewise.report.page.content import Profile, called_shares, most_frequent, 
 def test_shares_are_numpys_histogram():
     rng = np.random.default_rng(0)
     probability, weight = rng.dirichlet([1, 2, 3], 400), rng.uniform(0, 2, 400)
-    found = probability_shares(probability, weight)
+    shares = probability_shares(probability, weight)
     for k in range(3):
         expected, _ = np.histogram(probability[:, k], bins=20, range=(0, 1), weights=weight)
-        np.testing.assert_allclose(found[k], expected / weight.sum())
-    np.testing.assert_allclose(found.sum(axis=1), 1)
+        np.testing.assert_allclose(shares[k], expected / weight.sum())
+    np.testing.assert_allclose(shares.sum(axis=1), 1)
 
 
 def test_the_ends_of_the_unit_interval_have_a_bin():
@@ -44,8 +44,8 @@ def test_the_most_frequent_keep_their_order():
 
 def test_plain_holds_what_json_holds():
     odd = {1: np.float32(0.5), "nan": np.nan, "inf": [math.inf], "set": np.array([[1, 2]]), "none": None, "yes": True}
-    found = plain(odd | {"broken": "a\ud800b\x00c"})
-    assert found == {
+    as_plain = plain(odd | {"broken": "a\ud800b\x00c"})
+    assert as_plain == {
         "1": 0.5,
         "nan": None,
         "inf": [None],
@@ -54,7 +54,7 @@ def test_plain_holds_what_json_holds():
         "yes": True,
         "broken": "a?b\ufffdc",
     }
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert json.loads(json.dumps(as_plain, allow_nan=False)) == as_plain
 
 
 def test_content_survives_json_unchanged(make_content):
@@ -62,7 +62,7 @@ def test_content_survives_json_unchanged(make_content):
     assert json.loads(json.dumps(content, allow_nan=False)) == content
 
 
-def test_numbers_are_those_handed_over(make_content):
+def test_numbers_are_those_that_were_passed(make_content):
     prevalence, pooled = np.array([0.7, 0.3]), np.array([0.4, 0.6])
     content = make_content(prevalence=prevalence, low=prevalence - 0.1, high=prevalence + 0.1, pooled=pooled)
     assert content["prevalence"]["estimate"] == [0.7, 0.3]
@@ -87,11 +87,11 @@ def test_many_levels_show_the_most_frequent_and_count_the_rest(make_content):
     rows = np.ones(n_levels, dtype=int)
     rows[[17, 900]] = 50
     many = Profile("clinic", [f"c{i}" for i in range(n_levels)], rows, share, share, share, share)
-    (found,) = make_content(profiles=[many])["confounders"]
-    names = [point["value"] for point in found["points"]]
+    (entries,) = make_content(profiles=[many])["confounders"]
+    names = [point["value"] for point in entries["points"]]
     assert {"c17", "c900"} <= set(names)
-    assert found["more"]["levels"] == n_levels - len(names)
-    assert found["more"]["rows"] + sum(p["rows"] for p in found["points"]) == rows.sum()
+    assert entries["more"]["levels"] == n_levels - len(names)
+    assert entries["more"]["rows"] + sum(p["rows"] for p in entries["points"]) == rows.sum()
 
 
 def test_of_many_classes_the_most_frequent_are_drawn(make_content):

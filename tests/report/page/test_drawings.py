@@ -18,11 +18,11 @@ def test_elements_escape_children_and_attributes():
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
 def test_ticks_are_round_few_and_inside(low, span):
-    found = ticks(low, low + span)
-    assert 2 <= len(found) <= 9
+    marks = ticks(low, low + span)
+    assert 2 <= len(marks) <= 9
     slack = 1e-6 * span + 1e-9 * abs(low)
-    assert all(low - slack <= t <= low + span + slack for t in found)
-    assert np.ptp(np.diff(found)) <= 1e-6 * span + 1e-9 * abs(low) if len(found) > 2 else True
+    assert all(low - slack <= t <= low + span + slack for t in marks)
+    assert np.ptp(np.diff(marks)) <= 1e-6 * span + 1e-9 * abs(low) if len(marks) > 2 else True
 
 
 @given(st.floats(0, 1))

@@ -171,7 +171,7 @@ def test_verdict_comes_first_in_words_and_shape(make_content):
     assert len(icons) == 4
 
 
-def test_every_finding_is_told_the_gravest_first(make_content):
+def test_every_finding_is_shown_the_most_severe_first(make_content):
     content = make_content()
     words = Page(render(content)).words
     places = [words.index(finding["sentence"]) for finding in content["diagnosis"]["findings"]]
@@ -235,10 +235,10 @@ def test_words_fit_the_kind_of_data(make_content):
 
 def test_what_changes_for_patients_is_counted(make_content):
     before, after = np.array([[0.9, 0.1]] * 6 + [[0.4, 0.6]] * 4), np.array([[0.9, 0.1]] * 5 + [[0.3, 0.7]] * 5)
-    found = make_content(before=before, after=after)["crossing"]
-    assert (found["rows"], found["changed"], found["gained"], found["lost"]) == (10, 1, 1, 0)
+    entries = make_content(before=before, after=after)["crossing"]
+    assert (entries["rows"], entries["changed"], entries["gained"], entries["lost"]) == (10, 1, 1, 0)
     assert (
-        "Of 10 rows, 1 get another decision than as trained (the most probable class): 1 are now" in found["sentence"]
+        "Of 10 rows, 1 get another decision than as trained (the most probable class): 1 are now" in entries["sentence"]
     )
     weighted = make_content(before=before, after=after, threshold=0.65, sample_weight=np.full(10, 2.0))["crossing"]
     assert (weighted["rows"], weighted["changed"]) == (20, 10)

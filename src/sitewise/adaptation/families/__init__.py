@@ -29,7 +29,7 @@ def finish(fit: Fit, evidence: Evidence) -> Fit:
 
 
 def solver_problem(model: str, solver: str | EM) -> str | None:
-    """What is wrong with a solver, or with it for a model of g; None where nothing is."""
+    """The problem with a solver, or with a solver for this model of g; None if there is none."""
     name = "em" if isinstance(solver, EM) else solver
     if name not in SOLVERS:
         return f"solver must be one of {', '.join(SOLVERS)} or an EM(...), got {solver!r}"
@@ -37,14 +37,14 @@ def solver_problem(model: str, solver: str | EM) -> str | None:
     if model not in known or name in known[model]:
         return None
     fitting = [own for own, solvers in known.items() if name in solvers]
-    return f"solver={name!r} goes with model {' or '.join(fitting)}, got {model!r}"
+    return f"solver={name!r} is available for model {' or '.join(fitting)}, got {model!r}"
 
 
 def dropout_problem(model: str, dropout: float, name: str) -> str | None:
-    """What is wrong with the dropout of a model of g; None where nothing is."""
+    """The problem with the dropout for this model of g; None if there is none."""
     if isinstance(dropout, bool) or not (isinstance(dropout, Real) and 0 <= dropout < 1):
         return f"{name} must be a share from 0 to below 1, got {dropout!r}"
-    return f"{name} is of the network g, got model {model!r}" if dropout and model != "network" else None
+    return f"{name} is only for model network, got {model!r}" if dropout and model != "network" else None
 
 
 def quick_model(name: str) -> str:

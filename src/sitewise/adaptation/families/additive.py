@@ -104,9 +104,10 @@ def additive_candidates(request: Request) -> list[Fit]:
 
 
 def starting_coefficients(request: Request) -> Tensor:
-    """Where the additive model sets out: an additive g handed over, else the constant one; EM without one at random.
+    """The coefficients that the fit starts from: those of a given additive g, otherwise of the constant g.
 
-    From a centre that depends on z as it is, or moved to the level of the constant one, whichever is likelier.
+    EM without a given start begins at random. If the centre depends on z, the start is the centre, or the centre moved
+    to the level of the constant g, whichever has the higher likelihood.
     """
     evidence, start, centre, constant = request.evidence, request.start, request.centre, request.level
     assert evidence.schema is not None

@@ -117,7 +117,7 @@ class Family(ABC):
         """
 
     def with_dropout(self, dropout: float) -> "Family":
-        """The family with dropout while its g is fitted: itself, for only a network has any."""
+        """The family with this dropout; unchanged here, because only networks have dropout."""
         return self
 
     def fit_rows(self, request: Request) -> Fit:

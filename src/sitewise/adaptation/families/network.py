@@ -99,7 +99,7 @@ class Network(Family):
         return fit_network(targets, codes, weight, schema, knockout=knockout, dropout=self.dropout, seed=seed)
 
     def with_dropout(self, dropout: float) -> "Network":
-        """The same with this share of the hidden units dropped."""
+        """The family with this share of hidden units dropped."""
         return replace(self, dropout=dropout)
 
     def fit_rows(self, request: Request) -> Fit:
@@ -175,7 +175,7 @@ def _algorithm_one(problem: NetworkProblem, module: nn.Sequential, solver: EM, s
 
 @contextmanager
 def _dropping(module: nn.Sequential, seed: int) -> Iterator[None]:
-    """Dropout by a seed: the same masks at every evaluation of one M-step, so that a line search sees a function."""
+    """Dropout by a seed: all evaluations of one M-step have the same masks, which a line search requires."""
     devices = [p.device for p in module[0].parameters() if p.device.type == "cuda"][:1]
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Sites with known densities and mixed z: as `known_densities`, with a scanner besides age and sex.
+"""Sites with known densities and mixed z: as `known_densities`, with a scanner in addition to age and sex.
 
 Age a ~ Beta, sex s uniform, scanner k in {-1, 0, 1}; P(y=1|a,s,k) = σ(c₀ + 4 c₁ (a - ½) + 2 c₂ (s - ½) + c₃ k), and
 with t = 2y - 1, x = (t + N(0,1), 3a + 0.4 t + N(0,(b/2)²), 1.2 (2s - 1) + N(0,b²), 1.5 k + N(0,b²)), where b blurs the

@@ -23,7 +23,7 @@ Array = np.ndarray[Any, Any]
 Folder = str | os.PathLike[str]
 
 SIDE = 64
-HELD_OUT = (0.25, 0.25)  # of NIH's patients, for validation and for the test at home
+HELD_OUT = (0.25, 0.25)  # of NIH's patients, for validation and for the test
 ISIC64_TRAINING = ("HAM_rosendahl", "HAM_vidir_modern", "HAM_vidir_molemax")
 ISIC64_VALIDATION = "HAM_vienna_dias"
 ISIC64_TESTS = ("NY3", "BCN2")
@@ -118,7 +118,7 @@ def load_isic64(folder: Folder) -> SmallImages:
 def isic64_roles(data: SmallImages) -> SiteRoles:
     """Train at three centres of HAM10000, validate at the fourth, test at NY3 and BCN2.
 
-    NY3 is without its benign keratoses: no training site has any among its negatives, which are nevi.
+    The benign keratoses of NY3 are left out, because the negatives of the training sites are nevi only.
 
     Parameters
     ----------
@@ -138,10 +138,10 @@ def isic64_roles(data: SmallImages) -> SiteRoles:
 
 
 def isic64_centre_roles(data: SmallImages, left_out: str | None, seed: int = 0) -> SiteRoles:
-    """Train at the centres of HAM10000 but the one left out (None: at all), test there and at NY3 and BCN2.
+    """Train at the centres of HAM10000 except `left_out` (None: at all of them); test at this centre, NY3 and BCN2.
 
-    A fifth of every training centre's lesions, melanomas and others alike, chosen by the seed, validates. A lesion that
-    a training centre shares with a test site is not trained on.
+    A fifth of the lesions of each training centre, the same share of melanomas and of others, is drawn by the seed for
+    validation. A lesion that a training centre shares with a test site is not used for training.
     """
     if left_out is not None and left_out not in ISIC64_CENTRES:
         raise ValueError(f"left_out must be one of {', '.join(ISIC64_CENTRES)}, or null, got {left_out!r}")
@@ -177,8 +177,9 @@ def _without_keratoses(data: SmallImages) -> SmallImages:
 def load_cxr64(folder: Folder) -> SmallImages:
     """Read cxr64's table; `cxr64_roles` makes the sites of its experiment.
 
-    y is pneumonia, and y = 0 means No Finding at every site: NIH's images with other findings are left out, for no
-    other site has any. z is age, projection and sex (GUANGZHOU has neither age nor sex); the group is the patient.
+    y is pneumonia, and y = 0 means No Finding at every site: NIH's images with other findings are left out, because no
+    other site has such images. z is age, projection and sex; GUANGZHOU has neither age nor sex. The group is the
+    patient.
 
     Parameters
     ----------
@@ -209,11 +210,11 @@ def load_cxr64(folder: Folder) -> SmallImages:
 
 
 def cxr64_roles(data: SmallImages, seed: int = 0, held_out: tuple[float, float] = HELD_OUT) -> SiteRoles:
-    """Train at NIH and NIH_sel, validate and test at home on NIH patients held out by the seed, test at GUANGZHOU.
+    """Train at NIH and NIH_sel; validate and test on NIH patients held out by the seed, and test at GUANGZHOU.
 
     Patients with pneumonia and those without are split by the same shares, `held_out` (validation, test). NIH_sel was
-    chosen by outcome: it adds positives to the training and its prevalence means nothing, so it is held out nowhere; a
-    patient of it that NIH holds out would be left out of it.
+    chosen by outcome. It adds positives to the training, but its prevalence has no meaning, so no part of it is held
+    out. A patient of NIH_sel that NIH holds out would not be used.
 
     Parameters
     ----------
@@ -222,7 +223,7 @@ def cxr64_roles(data: SmallImages, seed: int = 0, held_out: tuple[float, float] 
     seed : int
         The seed of the split of NIH's patients.
     held_out : tuple of two floats
-        The shares of patients for validation and for the test at home.
+        The shares of patients for validation and for the test at NIH.
 
     Returns
     -------

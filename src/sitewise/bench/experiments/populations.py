@@ -17,7 +17,7 @@ Truth = Callable[[Any], Array]  # Z -> P(y|z), (n, K)
 
 @dataclass(frozen=True)
 class Population:
-    """What the rows of a site are drawn from: a draw of n rows by a seed, the true P(y), and P(y|z) if known.
+    """The population of a site: a function that draws n rows by a seed, the true P(y), and P(y|z) if known.
 
     A real site is its own population: its only draw is all of its rows, and its P(y) is that of its labels.
 

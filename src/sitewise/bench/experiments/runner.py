@@ -296,7 +296,7 @@ def _progress(title: str, total: int, verbose: bool | None) -> Iterator[Callable
 
 @contextmanager
 def _leading(fabric: Any, do: Do) -> Iterator[Do]:
-    """A function that does a run together with the following processes; the end of the block ends them."""
+    """Provide a function that does a run together with the following processes, which end with the block."""
 
     def together(run: Run) -> Record:
         fabric.broadcast(run)

@@ -12,7 +12,7 @@ from sitewise.bench.experiments.selection import choose_settings
 
 @dataclass(frozen=True)
 class RecordState:
-    """The runs of an experiment as its records have them.
+    """The state of the runs of an experiment, according to its records.
 
     Attributes
     ----------

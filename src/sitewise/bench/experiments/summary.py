@@ -37,11 +37,10 @@ Place = tuple[str, str, str, str]  # label, site, draw, metric
 
 
 def final_records(experiment: Experiment, records: Iterable[Record]) -> list[Record]:
-    """The records of the final runs, those of the settings chosen; tables and figures are made of nothing else.
+    """The records of the final runs, with the chosen settings; tables and figures use only these.
 
-    A run without a record takes what records of the same training have for its labels and draws: another row of a table
-    does not take away those that are there. A file may hold runs with several sources of digits: the last record says
-    which one counts.
+    A run without a record takes results from records of the same training, so that a new row in the YAML does not make
+    existing results disappear. If a file has runs with several sources of digits, that of the last record counts.
     """
     known = {record["id"]: record for record in records}
     digits = next((record["digits"] for record in reversed(list(known.values()))), None)
@@ -55,12 +54,12 @@ def final_records(experiment: Experiment, records: Iterable[Record]) -> list[Rec
 
 
 def _training(settings: Mapping[str, Any]) -> str:
-    """What decides a network and where it is tested, as text: a record's settings but for labels and draws."""
+    """The settings that determine a network and its tests, as text: all but labels and draws."""
     return json.dumps(rounded({name: settings.get(name) for name in TRAINING}), sort_keys=True)
 
 
 def _from_others(run: Mapping[str, Any], records: list[Record]) -> Record | None:
-    """What records of a run's training have for its labels and draws, the last of them counting."""
+    """A record of a run from the records of the same training; later records replace earlier ones."""
     results: dict[str, Any] = {}
     for record in records:
         draws = [name for name, draw in run["draws"].items() if record["draws"].get(name) == draw]

@@ -17,7 +17,7 @@ class Card:
     cite : str
         A key of docs/references.bib.
     input : str
-        What is trained on: "X", or with Z.
+        The inputs in training: "X", or X with Z.
     single_site, several_sites : bool
         Whether one training site is enough, and whether there may be several.
     continuous_z, high_dimensional_z : bool, optional
@@ -32,7 +32,7 @@ class Card:
         How g is estimated.
     without_z : str
         What is done without z.
-    told : str
+    given : str
         What the method is given about the confounder; it makes the method a reference, too.
     note : str
         Anything else to know.
@@ -50,13 +50,13 @@ class Card:
     unlabeled_in_training: bool = False
     estimates_g: str = "no"
     without_z: str = "-"
-    told: str = ""
+    given: str = ""
     note: str = ""
 
     @property
     def is_reference(self) -> bool:
         """Whether the method uses information that is not available at a new site."""
-        return self.labels_at_test != "no" or bool(self.told)
+        return self.labels_at_test != "no" or bool(self.given)
 
 
 def refuse(card: Card, n_sites: int, confounders: Confounders | None) -> str | None:

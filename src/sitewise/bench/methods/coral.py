@@ -14,7 +14,7 @@ from sitewise.ratio import RatioNetwork, weighted_nll
 
 
 def moments(features: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean (d,) and covariance (d, d) of the rows inside, (n,) of ones and zeros."""
+    """Mean (d,) and covariance (d, d) of the rows for which `inside` (n,) is one."""
     count = inside.sum()
     mean = inside @ features / count.clamp_min(1)
     centred = (features - mean) * inside[:, None]

@@ -59,7 +59,7 @@ class ERMWithoutColor(ERM):
 
     drop: Callable[[Any], Any] = grayscale
     card: ClassVar[Card] = Card(
-        name="ERM^c", cite="vapnik1998statistical", told="the feature to drop", note="for colored images"
+        name="ERM^c", cite="vapnik1998statistical", given="the feature to drop", note="for colored images"
     )
 
     def see(self, X: Any) -> Any:

@@ -259,7 +259,7 @@ class GPAOracle(GPA):
         high_dimensional_z=True,
         z_at_test="needed",
         labels_at_test="true g",
-        estimates_g="told",
+        estimates_g="given",
     )
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:

@@ -38,8 +38,9 @@ def mean_over_sites(logits: Tensor, batch: Batch, penalty: Tensor | float) -> Te
 class IRM(Method):
     """IRMv1 [arjovsky2019invariant]: the mean over sites of R_e + λ (dR_e(w·logits)/dw at 1)².
 
-    λ is 1 for the first `warm_up` share of training and `penalty` afterwards, where the sum is divided by it, so that
-    the step size stays the same. Assumes features with the same P(y|features) at every site, and at least two sites.
+    λ is 1 in the first part of training (`warm_up`), and `penalty` afterwards. Then the whole loss is divided by λ, so
+    that the step size stays the same. Needs at least two sites, and assumes features with the same P(y|features) at all
+    of them.
 
     Parameters
     ----------

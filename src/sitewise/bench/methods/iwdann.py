@@ -82,7 +82,7 @@ class IWDANN(DANN):
         return Prepared({}, ClassWeights(torch.ones(n, dtype=torch.float64)))
 
     def build(self, network: RatioNetwork, n_domains: int, prepared: Prepared) -> nn.Module:
-        """The critic knows source and target only."""
+        """Build the critic with two outputs, source and target."""
         return AdversarialNetwork(network, 2)
 
     def begin_epoch(self, memory: ClassWeights) -> None:

@@ -25,7 +25,7 @@ LEAST = 1e-12  # a probability, so that no quantifier takes the log of zero
 
 
 class GivenPosteriors(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A classifier whose inputs are its posteriors: what QuaPy asks a trained classifier for."""
+    """A classifier whose inputs are its posteriors, because QuaPy requires a trained classifier."""
 
     def __init__(self, n_classes: int = 2) -> None:
         self.n_classes = n_classes
@@ -92,7 +92,7 @@ class Quantifier(LabelShift):
 
     `quantifier` is the name of any aggregative quantifier of QuaPy (ACC, PACC, HDy, EDy, KDEyML, KDEyHD, KDEyCS, EMQ
     ...), `options` are arguments of its constructor (`bandwidth`, `calib` ...). It is fitted to the posteriors of the
-    held-out rows, calibrated where `calibration` says so, and asked about those of the new site. EDy needs quadprog.
+    held-out rows, calibrated where `calibration` says so, and applied to those of the new site. EDy needs quadprog.
 
     Parameters
     ----------

@@ -92,10 +92,10 @@ def sharpen(module: nn.Module, X: Inputs, z: Tensor, *, rate: float, passes: int
 class TENT(OverERM):
     """TENT [wang2021tent]: minimize the mean entropy of P(y|x) at the new site over the network's affine parameters.
 
-    These are the scale and shift of every batch norm, whose mean and variance become the site's own; in a network
-    without batch norm (those for digits and tables) a scale and a shift of each input of the last layer. Adam with
-    `rate`, `passes` over the site's rows in batches of 200; rows are then predicted one by one with what was found.
-    A reference of test-time adaptation: certain predictions are not right ones where P(y) shifts.
+    These are the scale and shift of every batch norm, whose mean and variance become those of the site. A network
+    without batch norm (those for digits and tables) gets a scale and a shift of each input of the last layer. Adam with
+    `rate` makes `passes` over the site's rows in batches of 200. The adapted network then predicts each row
+    independently. A reference of test-time adaptation: where P(y) shifts, certain predictions need not be right.
 
     Parameters
     ----------

@@ -71,7 +71,7 @@ def _caption(site: Examples, place: int) -> str:
 
 
 def _wrapped(caption: str) -> list[str]:
-    """Lines that end with a slash and break no value."""
+    """The caption in lines that break after a slash and never within a value."""
     parts = (part.replace(" ", TIED) for part in caption.split(" / "))
     return textwrap.wrap(f"{TIED}/ ".join(parts), CAPTION_CHARACTERS, break_long_words=False, break_on_hyphens=False)
 

@@ -29,7 +29,7 @@ METHOD_COLUMNS = {
     "high_dimensional_z": ("z", "high-dim."),
     "z_at_test": ("at test", "z"),
     "labels_at_test": ("at test", "labels"),
-    "told": ("told beforehand",),
+    "given": ("given beforehand",),
     "unlabeled_in_training": ("trains with", "unlabeled"),
     "input": ("input",),
     "without_z": ("without z",),
@@ -128,8 +128,8 @@ def _comparison_grid(rows: pd.DataFrame, metric: str, reference: str | None) -> 
         notes.append(f"Without a {metric_name(metric)}: {'; '.join(without_number(rows))}.")
     reasons = left_out(rows)
     for reason in dict.fromkeys(reasons.values()):
-        methods = ", ".join(method for method, own in reasons.items() if own == reason)
-        notes.append(f"{methods} left out: {reason}.")
+        methods = "; ".join(method for method, own in reasons.items() if own == reason)
+        notes.append(f"Left out ({reason}): {methods}.")
     return Grid(metric_name(metric), (("method",), *places), tuple(body), tuple(notes))
 
 

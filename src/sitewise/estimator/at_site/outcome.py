@@ -36,7 +36,7 @@ def site_outcome(here: "AdaptedClassifier", failed: str | None) -> Outcome:
         here=grounds.here,
         as_trained=grounds.as_trained,
         rows_alone=grounds.rows_alone,
-        believed=grounds.believed,
+        applied_share=grounds.applied_share,
         slope=grounds.slope,
         failed=grounds.failed,
     )
@@ -78,7 +78,7 @@ def site_grounds(here: "AdaptedClassifier", failed: str | None) -> Grounds:
         as_trained=tuple(p_trained.tolist()),
         rows_alone=tuple((share * (asked + trained)).sum(0).tolist()),
         here=tuple(np.asarray(here.prevalence(), dtype=np.float64).tolist()),
-        believed=as_estimated if failed is None or here.policy != "auto" else 0.0,
+        applied_share=as_estimated if failed is None or here.policy != "auto" else 0.0,
         change=float(((share * asked.abs()).sum(0) / variance.clamp_min(1e-12)).max()),
         half_width=float((high - low).max() / 2.0),
         by_chance=bool(((low <= held) & (held <= high)).all()),

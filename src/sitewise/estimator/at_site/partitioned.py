@@ -1,4 +1,4 @@
-"""A site whose rows are in Dask partitions: g from sums over all rows, everything else from a sample."""
+"""A site whose rows are in Dask partitions: g is estimated from all rows, all other results from a sample."""
 
 from dataclasses import dataclass, replace
 from functools import partial, reduce

@@ -52,7 +52,7 @@ class AdaptedGraph(nn.Module):
         return self.at(x, codes)
 
     def at(self, x: Tensor, codes: Tensor) -> Tensor:
-        """The same for z that has been encoded."""
+        """P(y|x,z) of each row, for encoded z."""
         log_ratio = self.model.calibrated(self.score(x, codes).double(), codes)
         lacking = codes.new_zeros(codes.shape[0], dtype=torch.bool)
         if self.joint is not None and self.schema is not None:  # rows that lack z (equation 15c)
@@ -131,7 +131,7 @@ class JointProbabilities(nn.Module):
 
 @dataclass(frozen=True)
 class AtPoints:
-    """g at the points of a bank, and nowhere else: (M, K)."""
+    """g at the points of a bank only: (M, K)."""
 
     values: Tensor
     name: str = "at points"

@@ -411,6 +411,15 @@ def _make_scored(parts: Values) -> ScoredRows:
     return ScoredRows(**{"y" if name == "labels" else name: value for name, value in parts.items()})
 
 
+def _take_grounds(grounds: Grounds) -> Values:
+    """The numbers of an outcome; the name of the applied share in folders is that of the first version."""
+    return {"believed" if f.name == "applied_share" else f.name: getattr(grounds, f.name) for f in fields(grounds)}
+
+
+def _make_grounds(parts: Values) -> Grounds:
+    return Grounds(**{"applied_share" if name == "believed" else name: value for name, value in parts.items()})
+
+
 def _take_rehearsal(rehearsal: Rehearsal) -> Values:
     return {"kind": rehearsal.kind, "table": rehearsal.table.reset_index(), "numbers": rehearsal.numbers}
 
@@ -458,7 +467,7 @@ RECORDS: dict[str, Record] = {
     "EM": Record(EM),
     "Diagnosis": Record(Diagnosis, dropped=("fallback", "in_use")),
     "Finding": Record(Finding),
-    "Grounds": Record(Grounds),
+    "Grounds": Record(Grounds, _take_grounds, _make_grounds),
     "HeldOut": Record(HeldOut),
     "KeptRows": Record(ScoredRows, _take_scored, _make_scored),
     "PairModel": Record(PairModel),

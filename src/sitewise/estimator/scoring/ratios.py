@@ -134,7 +134,7 @@ class CrossFitted:
         return log_ratio
 
     def score(self, numbers: Any, codes: Tensor) -> tuple[Tensor, None, None]:
-        """The same for rows whose X (n, 1) is their number, as `score_held_out` needs it; without features."""
+        """log f of rows by their numbers (n, 1), in the form that `score_held_out` needs; without features."""
         return self.log_ratio(numbers[:, 0], codes), None, None
 
 

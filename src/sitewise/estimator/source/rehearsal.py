@@ -321,7 +321,7 @@ def _grid_nodes(unit: Unit) -> Nodes:
 
 
 def _sampled_nodes(unit: Unit) -> Nodes:
-    """More classes: levels drawn from the usual prior, factor one."""
+    """Nodes for three and more classes: levels drawn from the usual prior, with factor one."""
     width = unit.n_classes - 1
     uniform = np.clip(qmc.Sobol(width + 1, seed=0).random(SAMPLES)[1:], 1e-6, 1 - 1e-6)
     normal = torch.tensor(norm.ppf(uniform[:, :-1]))

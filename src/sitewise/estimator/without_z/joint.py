@@ -67,7 +67,7 @@ class JointModel:
         return self.ratios_of(model, layer_features(model.scorer_, X))
 
     def ratios_of(self, model: "GPAClassifier", features: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """The same for rows whose layer features were computed before."""
+        """log r (c, M, K) of consecutive chunks of rows, from layer features that were computed before."""
         for part, log_f, scores in over_points(model, self.critic, features, self.bank):
             yield part, self.log_ratio(log_f, scores)
 
@@ -141,7 +141,7 @@ def n_points(n_classes: int) -> int:
 
 
 def balance_critic(model: "GPAClassifier", joint: JointModel, pairs: Pairs, point_of: Tensor, y: Tensor) -> JointModel:
-    """The same with r balanced over training rows: the joint estimated from their x must be their own (equation 15e).
+    """The joint model with r balanced on training rows: the joint estimated from their x is their own (equation 15e).
 
     `point_of` (n,) and `y` (n,) are the cells of the rows. Their own joint is used and not that of g_s, so that the
     noise that both share cancels.
@@ -174,9 +174,9 @@ def unseen_classes(codes: Tensor, n_classes: int, regions: tuple[Region, ...]) -
 
 
 def calibrate_critic(model: "GPAClassifier", joint: JointModel, held: LabeledRows, seed: int) -> JointModel:
-    """The same with the temperature that minimizes the NLL of (y, z) given x under the held-out rows' own joint.
+    """The joint model with the temperature that minimizes the NLL of (y, z) given x on held-out rows.
 
-    Unchanged if too few rows have all of z.
+    P(y, z) is that of the same rows. Unchanged if too few rows have all of z.
     """
     schema = joint.bank.schema
     held = with_all_of_z(held, schema)

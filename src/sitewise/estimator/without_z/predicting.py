@@ -73,7 +73,7 @@ def with_joint(
 
 
 def rows_with_joint(model: "GPAClassifier", site: JointEstimate | None, X: Inputs, rows: ScoredRows) -> ScoredRows:
-    """The same for a site's rows, which also keep the replaced log f."""
+    """A site's rows with the log f of `with_joint`; the replaced log f is kept too."""
     if site is None:
         return rows
     return replace(rows, log_ratio=with_joint(model, site, X, rows.codes, rows.log_ratio), without_z=rows.log_ratio)

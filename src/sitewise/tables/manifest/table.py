@@ -200,7 +200,7 @@ def check_sites(sites: Iterable[str], manifest: Manifest, problems: Problems) ->
 
 
 def name_rows(chosen: Any, table: pd.DataFrame, column: str = "path") -> str:
-    """Row numbers with their values: the first ones, and the number of all."""
+    """The first row numbers with their values, and the total number of rows, as text."""
     rows = np.flatnonzero(np.asarray(chosen))
     shown = ", ".join(f"row {row} ({table[column].iloc[row]!r})" for row in rows[:SHOWN])
     return f"{len(rows)} row(s): {shown}{and_more(len(rows))}"
