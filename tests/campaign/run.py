@@ -25,6 +25,9 @@ MODULES: tuple[str, ...] = (
     "campaign.contract_commands",
     "campaign.contract_files",
     "campaign.contract_models",
+    "campaign.contract_questions",
+    "campaign.contract_service",
+    "campaign.contract_sites",
     "campaign.estimates",
     "campaign.files",
 )  # whose functions are the families
