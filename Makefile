@@ -34,7 +34,7 @@ test-fast: $(INSTALLED)
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not slow"
 
 campaign: $(INSTALLED)
-	PYTHONPATH=tests $(BIN)/python -m campaign.run --out campaign
+	PYTHONPATH=tests $(BIN)/python -m campaign.run --jobs 2 --out campaign
 
 # What depends on rounding, in the arithmetic of other processors: each reaches its certificate on all of them.
 NUMERIC := tests/test_solvers.py tests/test_posterior.py tests/test_uncertainty.py tests/calibration tests/golden \

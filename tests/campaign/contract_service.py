@@ -89,9 +89,9 @@ def predicted(frame: pd.DataFrame) -> Any:
     )
 
 
-@family(short=6, limit_s=120, every=2)
+@family(short=6, limit_s=120)
 def requests_to_a_server(rng: Rng) -> str:
-    """What anybody may post to `sitewise serve`: the site's probabilities, or a status from 400 to 499 that says why."""
+    """What anybody may post to `sitewise serve`: the site's probabilities, or a status below 500 that says why."""
     port, process = server()
     frame = hospital(rng, "west", int(rng.integers(3, 12)))[[*COLUMNS]]
     legal: dict[str, tuple[bytes, str, pd.DataFrame]] = {
@@ -181,7 +181,7 @@ def swapped(rng: Rng, word: str) -> str:
     return typos[rng.integers(3)]
 
 
-@family(short=8, limit_s=120, every=2)
+@family(short=8, limit_s=120)
 def commands_with_typos(rng: Rng) -> str:
     """Commands, options and columns with a typo: exit code 2, the word as given, and nothing written."""
     model, site = walked()
@@ -223,9 +223,9 @@ def commands_with_typos(rng: Rng) -> str:
         return "refused"
 
 
-@family(short=6, limit_s=120, every=3)
+@family(short=6, limit_s=120)
 def questions_by_command(rng: Rng) -> str:
-    """`expect`, `evaluate`, `plan`, `card`, `sample`, `rehearse` on tables that are odd: numbers in order, or code 2."""
+    """`expect`, `evaluate`, `plan`, `card`, `sample`, `rehearse` on odd tables: numbers in order, or code 2."""
     model, site = walked()
     with place() as folder:
         n_rows = int(rng.choice([50, 50, 50, 3, 1, 0]))  # the site was adapted to 50 rows
@@ -300,7 +300,7 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON")
 
 
-@family(short=4, limit_s=120, every=3)
+@family(short=4, limit_s=120, every=2)
 def tables_in_any_order(rng: Rng) -> str:
     """`predict` of a table in another order, format or part: each id gets the same probabilities, none is lost."""
     _, site = walked()

@@ -59,7 +59,7 @@ def learned(n_classes: int, rehearsal: str | None = None) -> tuple[Any, Array, A
     return model, P, y, Z
 
 
-@family(short=6, every=2)
+@family(short=6, every=3)
 def known_prevalences(rng: Rng) -> str:
     """P(y) given in any of its forms: an exact one is met exactly, by predictions too; nonsense is refused."""
     n_classes = int(rng.choice([2, 2, 3, 5]))
@@ -127,7 +127,7 @@ def known_prevalences(rng: Rng) -> str:
     return form
 
 
-@family(short=6, every=2)
+@family(short=6, every=5)
 def policies_and_scales(rng: Rng) -> str:
     """Every policy with every scale of the shift: as trained is the model to the bit, rows is maximum likelihood."""
     n_classes = int(rng.choice([2, 3, 7]))
@@ -211,7 +211,7 @@ def what_must_not_matter(rng: Rng) -> str:
     return case
 
 
-@family(short=3, every=8)
+@family(short=3, every=5)
 def many_classes(rng: Rng) -> str:
     """Two to twelve classes from fit to file: permuted classes give permuted answers."""
     n_classes = int(rng.integers(2, MOST_CLASSES + 1))
@@ -240,7 +240,7 @@ def many_classes(rng: Rng) -> str:
     return f"{'few' if n_classes < 5 else 'many'} classes"
 
 
-@family(short=2, limit_s=120, every=8)
+@family(short=2, limit_s=120, every=5)
 def odd_rehearsals(rng: Rng) -> str:
     """Training sites of one class, of one or three rows, of equal rows, or hundreds of sites: one line for each."""
     case = str(rng.choice(["one class", "three rows", "hundreds", "equal rows", "weights", "groups", "no z at one"]))
@@ -288,7 +288,7 @@ def odd_rehearsals(rng: Rng) -> str:
     return case
 
 
-@family(short=3, limit_s=120, every=6)
+@family(short=3, limit_s=120, every=5)
 def more_rows_later(rng: Rng) -> str:
     """`update`: as if all rows had come at once; saved and loaded in between, the same bits; the first is unchanged."""
     model, *_ = learned(int(rng.choice([2, 3])), "auto" if rng.random() < 0.2 else None)
@@ -364,7 +364,7 @@ def threads_at_one_model(rng: Rng) -> str:
     return "the same bits"
 
 
-@family(short=2, limit_s=120, every=10)
+@family(short=2, limit_s=120, every=4)
 def pipelines_at_a_site(rng: Rng) -> str:
     """`sw.adapt` of a pipeline: the answers of its last step on what the steps before it give; others are refused."""
     n_rows = int(rng.integers(40, 120))
@@ -405,7 +405,7 @@ def pipelines_at_a_site(rng: Rng) -> str:
     return case
 
 
-@family(short=4, every=4)
+@family(short=4, every=2)
 def sites_with_the_truth(rng: Rng) -> str:
     """A simulated hospital whose f is known: an interval of nearly one holds its true prevalence."""
     known = sw.SimulatedFamily(seed=int(rng.integers(1 << 20)))
