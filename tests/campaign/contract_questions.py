@@ -146,6 +146,62 @@ def check_groups(groups: list[Any], here: Any, n_rows: int) -> None:
             assert abs(mean - share) < 0.02, (label, mean, share)
 
 
+@family(short=4, every=3)
+def decisions_of_a_site(rng: Rng) -> str:
+    """Thresholds, net benefit, rows to label and an evaluation: each computed again by hand."""
+    here, P, y, Z = site_of(rng, 2)
+    p = np.asarray(here.predict_proba(P, sample_confounder=Z))[:, 1]
+    case = str(rng.choice(["threshold", "curve", "sample", "evaluation", "wrong"]))
+    if case == "threshold":
+        wanted = float(rng.uniform(0.05, 0.99))
+        choice, _ = quiet(lambda: here.choose_threshold(sensitivity=wanted))
+        assert choice.n_called == (p >= choice.threshold).sum()
+        assert choice.performance["recall"].estimate >= wanted - 0.02, (choice, wanted)
+        decided = np.asarray(quiet(lambda: here.predict(P, sample_confounder=Z))[0])
+        assert ((decided == here.classes_[1]) == (p >= choice.threshold)).all()
+    elif case == "curve":
+        at = np.sort(rng.uniform(0.02, 0.9, 3))
+        curve, _ = quiet(lambda: here.decision_curve(thresholds=at))
+        odds = at / (1 - at)
+        by_hand = [np.mean((p >= t) * (p - (1 - p) * o)) for t, o in zip(at, odds, strict=True)]
+        np.testing.assert_allclose(curve["net_benefit"], by_hand, atol=0.02 * (1 + odds.max()))
+        np.testing.assert_allclose(curve["treat_all"], p.mean() - (1 - p.mean()) * odds, atol=0.02 * (1 + odds.max()))
+        assert (curve["treat_none"] == 0).all()
+    elif case == "sample":
+        n = int(rng.integers(2, len(P) + 1))
+        drawn, again = (quiet(lambda: here.sample(n, random_state=3))[0] for _ in range(2))
+        assert len(drawn) == len(set(drawn.rows.tolist())) == n
+        assert set(drawn.rows.tolist()) <= set(range(len(P)))
+        assert abs(drawn.weight.sum() - len(P)) < 1e-6 * len(P)
+        assert drawn.rows.tolist() == again.rows.tolist()
+    elif case == "evaluation":
+        weight = rng.integers(0, 3, len(P)).astype(float) + 1e-9 * (np.arange(len(P)) < 2)
+        known = np.where(rng.random(len(P)) < 0.8, y.astype(float), np.nan)
+        known[:4] = y[:4]
+        weight[:4] = 1.0
+        found, _ = quiet(lambda: here.evaluate(P, known, Z, sample_weight=weight, n_resamples=3))
+        rows_of = ~np.isnan(known)
+        own = weight[rows_of] / weight[rows_of].sum()
+        values = found.table["value"]
+        assert abs(values["accuracy", "adapted"] - own @ ((p > 0.5) == y)[rows_of]) < 1e-6
+        assert abs(values["brier", "adapted"] - own @ ((p - y) ** 2)[rows_of]) < 1e-6
+    else:
+        wrong: list[Callable[[], Any]] = [
+            lambda: here.choose_threshold(sensitivity=1.5),
+            lambda: here.choose_threshold(sensitivity=0.5, harm_to_benefit=0.2),
+            lambda: here.decision_curve(thresholds=[0.0, 1.0]),
+            lambda: here.sample(0),
+            lambda: here.sample(len(P) + 1),
+            lambda: here.evaluate(P, y[:-1], Z),
+            lambda: here.evaluate(P, np.full(len(P), np.nan), Z),
+            lambda: here.subgroups("sex", level=2.0),
+            lambda: here.shift_by_column(pd.DataFrame({"a": [1]})),
+        ]
+        at_random = int(rng.integers(len(wrong)))
+        assert oracles.refused(lambda: quiet(wrong[at_random])), at_random
+    return case
+
+
 @cache
 def trained() -> tuple[Any, Array, Array, pd.DataFrame]:
     """A network, with rows that it was trained on."""

@@ -420,3 +420,34 @@ def sites_with_the_truth(rng: Rng) -> str:
     assert (low - 0.005 <= site.marginal).all(), (low, site.marginal)
     assert (site.marginal <= high + 0.005).all(), (site.marginal, high)
     return model
+
+
+@family(short=2, limit_s=120, every=6)
+def networks_of_many_classes(rng: Rng) -> str:
+    """`GPAClassifier` of two to twelve classes with weights and groups: rows of weight zero do not exist."""
+    n_classes, n_rows = int(rng.integers(2, MOST_CLASSES + 1)), int(rng.integers(60, 140))
+    _, y, Z = hospital(rng, n_rows, n_classes)
+    X = rng.normal(size=(n_rows, 3)) + y[:, None] * rng.normal(size=3)
+    weight = rng.integers(0, 3, n_rows).astype(float)
+    weight[: 2 * n_classes] = 1.0
+    group = rng.integers(0, n_rows, n_rows) if rng.random() < 0.5 else np.arange(n_rows) // 2
+    told = {
+        "sample_domain": odd_sites(rng, n_rows),
+        "sample_confounder": Z if rng.random() < 0.6 else None,
+        "groups": group if rng.random() < 0.5 else None,
+        "sample_weight": weight if rng.random() < 0.7 else None,
+    }
+    model = sw.GPAClassifier(epochs=1, batch_size=32, device="cpu", rehearsal=None, random_state=0)
+    if oracles.attempt(lambda: quiet(lambda: model.fit(X, y, **told))) is None:
+        return "refused"
+    assert model.classes_.tolist() == list(range(n_classes))
+    given = None if told["sample_confounder"] is None else Z[:40]
+    own = weight[:40]
+    here, _ = quiet(lambda: model.adapt(X[:40], sample_confounder=given, sample_weight=own, policy="rows"))
+    answer = check_site(here, X[:40], given, n_classes)
+    np.testing.assert_allclose(own @ answer / own.sum(), here.prevalence(), atol=1e-5)
+    kept = own > 0
+    z = None if given is None else given[kept]
+    less, _ = quiet(lambda: model.adapt(X[:40][kept], sample_confounder=z, sample_weight=own[kept], policy="rows"))
+    np.testing.assert_allclose(np.asarray(less.prevalence()), np.asarray(here.prevalence()), atol=1e-4)
+    return "answered"
