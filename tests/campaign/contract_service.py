@@ -199,7 +199,7 @@ def commands_with_typos(rng: Rng) -> str:
             ["rehearse", model, "--json"],
             ["report", site, "--out", folder / "r.html", "--subgroups", "sex"],
             ["fit", data, *ROLES, "--id", "id", "--out", folder / "model"],
-            ["monitor", site, data, "--time", "age", "--window", 10],
+            ["monitor", site, data, "--time", "age", "--window", 10, "--out", folder / "m.png"],
         ]
         chosen = list(calls[rng.integers(len(calls))])
         names = [i for i, word in enumerate(chosen) if str(word) in ("ill", "hospital", "sex", "age", "p0,p1", "id")]
