@@ -61,13 +61,25 @@ MASKED = np.ma.array(SCORES, mask=np.arange(16).reshape(8, 2) == 5)
         ([*SCORES[:7], np.ma.array(SCORES[7], mask=[True, False])], "masked in 1 row.*first at row 7"),
         ((SCORES * 1e6).astype("datetime64[s]"), "holds dates"),
         ((SCORES * 1e6).astype("timedelta64[s]"), "holds spans of time"),
+        (np.array([[np.timedelta64(1, "D"), np.timedelta64(2, "D")]] * 8, dtype=object), "holds dates or spans"),
         (SCORES + 1j, "complex"),
         (torch.tensor(SCORES + 1j), "complex"),
         (torch.tensor(SCORES).to_sparse(), "sparse"),
         (torch.tensor(SCORES).to("meta"), "meta"),
         ([[10**400, 1]] * 8, "too large for double precision"),
     ],
-    ids=["masked", "masked rows", "dates", "spans", "complex", "complex tensor", "sparse", "meta", "huge"],
+    ids=[
+        "masked",
+        "masked rows",
+        "dates",
+        "spans",
+        "spans as objects",
+        "complex",
+        "complex tensor",
+        "sparse",
+        "meta",
+        "huge",
+    ],
 )
 def test_what_is_no_number_or_hides_one_is_refused_everywhere(value, words):
     y = np.arange(8) % 2

@@ -133,3 +133,9 @@ def test_the_chance_of_any_false_alarm_is_that_of_the_whole_series():
         frame = monitor(log_ratio, np.arange(40), window=2, check=lambda rows, estimate: float(rng.random()))
         false += bool(frame["alarm"].any())
     assert false <= 20  # 10 expected; P(more than 20) < 0.001
+
+
+@pytest.mark.parametrize("time", [np.arange(7), pd.date_range("2025-01-01", periods=50)], ids=["short", "long"])
+def test_times_of_another_length_are_refused(time):
+    with pytest.raises(ValueError, match=rf"monitor: time must have one entry a row \(40\), got {len(time)}"):
+        monitor(np.random.default_rng(0).normal(size=(40, 2)), time, window=10)

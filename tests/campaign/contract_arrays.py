@@ -87,7 +87,7 @@ def check_within(low: Any, value: Any, high: Any) -> None:
     assert (high >= value - 1e-9).all(), (value, high)
 
 
-@family(short=15, every=2)
+@family(short=15)
 def any_estimate(rng: Rng) -> str:
     """Any legal call of `estimate_prevalence`: distributions, their mean, intervals in order, the same bits twice."""
     n_classes, n_rows = int(rng.integers(2, 6)), int(rng.integers(1, 70))
@@ -284,7 +284,7 @@ def any_calibration(rng: Rng) -> str:
     return method
 
 
-@family(short=10, every=2)
+@family(short=10)
 def other_units(rng: Rng) -> str:
     """Units and origins of numbers, names of levels, order of columns and rows, labels of rows: the same answer."""
     n_rows, n_classes = int(rng.integers(20, 80)), int(rng.integers(2, 4))

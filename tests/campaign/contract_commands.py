@@ -127,7 +127,7 @@ def spoil_text(rng: Rng, text: str) -> bytes:
     return found if isinstance(found, bytes) else found.encode("utf-8", "surrogatepass")
 
 
-@family(short=20, limit_s=120, every=3)
+@family(short=20, limit_s=120)
 def walks_with_odd_tables(rng: Rng) -> str:
     """Any command on a spoiled table, options at random: done, or exit code 2, a message and nothing left behind."""
     model, site = walked()
@@ -177,7 +177,7 @@ def walks_with_odd_tables(rng: Rng) -> str:
         return "done"
 
 
-@family(short=10, limit_s=60, every=2)
+@family(short=10, limit_s=60)
 def options_at_random(rng: Rng) -> str:
     """Commands without a table, or with options that no command has, in any order: 0 or 2, never a traceback."""
     model, site = walked()
@@ -233,7 +233,7 @@ def options_at_random(rng: Rng) -> str:
         return "done" if code == 0 else "refused"
 
 
-@family(short=1, limit_s=120, every=40)
+@family(short=1, limit_s=120, every=4)
 def pages_of_odd_sites(rng: Rng) -> str:
     """A page about any site, classes and levels: one script, nothing fetched, numbers beside it that JSON can hold."""
     _, probability, y, Z = fitted()

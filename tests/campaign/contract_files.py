@@ -121,7 +121,7 @@ def busy_place() -> Path:
     return path
 
 
-@family(short=2, limit_s=60, every=20)
+@family(short=2, limit_s=60, every=4)
 def loads_of_a_busy_place(rng: Rng) -> str:
     """Ten loads of a place that is replaced all the time: each is one of the two sites, whole."""
     path = busy_place()
@@ -136,7 +136,7 @@ def loads_of_a_busy_place(rng: Rng) -> str:
     return "whole"
 
 
-@family(short=4, limit_s=60, every=8)
+@family(short=4, limit_s=60, every=4)
 def killed_writers(rng: Rng) -> str:
     """A process killed while it saves over a site: the old or the new one is there, and nothing else after a save."""
     with place() as folder:
@@ -176,7 +176,7 @@ def _trainee(checkpoint: Path | None) -> Any:
     )
 
 
-@family(short=1, limit_s=120, every=60)
+@family(short=1, limit_s=120, every=8)
 def killed_trainings(rng: Rng) -> str:
     """A training killed at any moment and started again, twice: the same bits as one that nobody disturbed."""
     expected_bits = trained_at_once()
@@ -250,7 +250,7 @@ def odd_experiments(rng: Rng) -> str:
         return "read" if experiment is not None else "refused"
 
 
-@family(short=0, limit_s=200, every=600)
+@family(short=0, limit_s=200, every=60)
 def interrupted_benchmarks(rng: Rng) -> str:
     """An interrupt of `sitewise bench run --jobs 2` at any moment: ended at once, every record whole."""
     bench = Path(__file__).parents[1] / "bench" / "experiments"

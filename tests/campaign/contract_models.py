@@ -64,7 +64,7 @@ def draw_rows(rng: Rng, n_rows: int, n_classes: int) -> tuple[Array, Array]:
     return y, probability
 
 
-@family(short=5, every=8)
+@family(short=5, every=4)
 def from_fit_to_file(rng: Rng) -> str:
     """An adjuster on an odd table: distributions, decisions, intervals, one outcome; saved, it gives the same bits."""
     n_classes, n_rows = int(rng.integers(2, 4)), int(rng.integers(12, 90))
@@ -128,7 +128,7 @@ def fitted() -> tuple[Any, Array, Array, pd.DataFrame]:
     return model, probability, y, Z
 
 
-@family(short=8, every=5)
+@family(short=8, every=2)
 def sites_told_and_asked(rng: Rng) -> str:
     """At a site: labels, a known prevalence, a policy; then every question that the contract lists."""
     model, probability, y, Z = fitted()
@@ -227,7 +227,7 @@ def wrong_calls(rng: Rng) -> str:
     return "refused"
 
 
-@family(short=1, limit_s=120, every=40)
+@family(short=1, limit_s=120, every=4)
 def networks_on_odd_tables(rng: Rng) -> str:
     """`GPAClassifier` on columns that are constant, huge, tiny or alike: the same bits twice and from a file."""
     n_rows = int(rng.integers(24, 80))

@@ -290,7 +290,7 @@ def crowded_levels(rng: np.random.Generator) -> str:
     return estimate.model
 
 
-@family(short=2, limit_s=120.0, every=25)
+@family(short=2, limit_s=120.0, every=10)
 def large_problems(rng: np.random.Generator) -> str:
     """Thousands of levels, a hundred classes and more: an answer in seconds, or a refusal before the work."""
     kind = str(rng.choice(["levels", "classes", "classes and z", "pooling"]))

@@ -248,7 +248,7 @@ def copy_originals(folder: Path) -> Path:
     return folder / "site"
 
 
-@family(short=1, limit_s=120)
+@family(short=1, limit_s=120, every=5)
 def reads_during_saves(rng: Rng) -> str:
     """While another process saves two sites in turn at one place, every load is the one or the other, whole."""
     with place() as folder:
@@ -270,7 +270,7 @@ def reads_during_saves(rng: Rng) -> str:
         return "whole"
 
 
-@family(short=3, limit_s=120)
+@family(short=3, limit_s=120, every=5)
 def kills_during_saves(rng: Rng) -> str:
     """A writer killed at any moment leaves one of the two models, whole; the next one leaves nothing else."""
     with place() as folder:
@@ -463,7 +463,7 @@ class _Page(html.parser.HTMLParser):
             self.odd.append(tag)
 
 
-@family(short=4, limit_s=120)
+@family(short=4, limit_s=120, every=4)
 def hostile_names_in_reports(rng: Rng) -> str:
     """Sites, classes, columns and levels of any name: a page with one script, our own, that fetches nothing."""
     names = [NAMES[i] for i in rng.permutation(len(NAMES))] + [7, 2.5, True]
@@ -489,7 +489,7 @@ def hostile_names_in_reports(rng: Rng) -> str:
         return "answered"
 
 
-@family(short=1, limit_s=300)
+@family(short=1, limit_s=300, every=40)
 def writers_at_once(rng: Rng) -> str:
     """Several processes save at one place: the last state is whole, nobody hangs, the others are told."""
     code = (

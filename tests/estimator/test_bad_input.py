@@ -33,6 +33,7 @@ def holed(value):
         ({"sample_weight": -np.ones(60)}, "must not be negative"),
         ({"groups": ["p"] * 3}, "groups must have one entry a row"),
         ({"y": [None, *Y[1:]]}, "missing in 1 row|Unknown label type|unknown"),
+        ({"y": [0.0, np.inf, *Y[2:]]}, "y must hold a class for each row, got inf at row 1"),
     ],
 )
 def test_fit_says_what_is_wrong_and_leaves_nothing_behind(arguments, words):

@@ -140,6 +140,8 @@ def test_calibrating_on_a_site_of_its_own_replaces_the_calibration(family, model
     assert abs(nll(sw.adjust(mine.log_ratio(new.X, new.Z), new.log_prevalence), new.y) - corrected) < 0.01
     with pytest.raises(ValueError, match="not among the classes"):
         mine.calibrate(site.X, site.y + 1, sample_confounder=site.Z)
+    with pytest.raises(ValueError, match=r"y has 1499 row\(s\), X has 1500"):
+        mine.calibrate(site.X, site.y[:-1], sample_confounder=site.Z)
 
 
 def test_calibration_is_of_log_f_and_is_used_for_the_target(model, family):

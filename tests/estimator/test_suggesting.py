@@ -65,6 +65,16 @@ def test_three_classes_and_an_array_work():
     assert suggestion.confounders[0] == "x0"
 
 
+def test_the_order_of_rows_does_not_matter():
+    """Of levels that are equally frequent, an identity number's, the first ones of the table were taken."""
+    frame, y, site = table(7, {}, n=60)
+    frame["id"] = np.arange(len(y)).astype(str)
+    order = np.random.default_rng(0).permutation(len(y))
+    found = sw.suggest_confounders(frame, y, site, rehearse=False).table
+    turned = sw.suggest_confounders(frame.iloc[order], y[order], site[order], rehearse=False).table
+    pd.testing.assert_frame_equal(turned.loc[found.index], found, atol=1e-6)
+
+
 def test_only_candidates_are_suggested():
     frame, y, site = table(3, {0: 1.5})
     suggestion = sw.suggest_confounders(frame, y, site, candidates=["c5", "word"], rehearse=False)

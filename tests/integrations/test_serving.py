@@ -109,3 +109,12 @@ def test_what_is_no_table_is_refused(server, request):
     assert post(address, b"{")[0] == 400
     assert post(address, b'{"rows": [1]}')[0] == 400
     assert post(address, b"a", "text/plain")[0] == 415
+    status, text = post(address, b'{"instances": "x"}')
+    assert status == 400
+    assert "Traceback" not in text
+
+
+def test_a_deep_body_is_refused(by_us):
+    status, text = post(by_us[0], b'{"dataframe_split":' + b'{"a":' * 50_000)
+    assert status == 400
+    assert "nested too deep" in json.loads(text)["message"]

@@ -184,3 +184,12 @@ def test_a_table_is_a_frame_or_arrows():
         as_rows(np.zeros((2, 2)))
     mixed = pd.DataFrame({0: [1, "a", None], "when": [datetime.date(2020, 1, 1), "later", None]})
     assert as_rows(mixed).to_pydict() == {"0": ["1", "a", None], "when": ["2020-01-01", "later", None]}
+
+
+@pytest.mark.parametrize("kind", ["pandas", "arrow"])
+def test_columns_of_one_name_are_refused(kind):
+    """They were a `KeyError` from deep inside, and `sitewise serve` answered with its traceback."""
+    table = pd.DataFrame([[1.0, 2.0, 3.0]], columns=["a", "b", "a"])
+    given = table if kind == "pandas" else pa.Table.from_arrays([pa.array([1.0])] * 3, names=list(table.columns))
+    with pytest.raises(ValueError, match=r"table: duplicate column name\(s\) 'a': rename them"):
+        as_rows(given)

@@ -54,7 +54,8 @@ def column_features(column: pd.Series) -> tuple[Tensor, Tensor]:
         powers = [power - power.mean() for power in powers]
         return _stacked([*powers, *gaps], len(column)), _stacked([*powers[:-1], *gaps], len(column))
     counts = column.value_counts()
-    levels = counts.index[:MOST_LEVELS]
+    by_count = sorted(zip(counts.index, counts, strict=True), key=lambda pair: (-pair[1], str(pair[0])))
+    levels = [level for level, _ in by_count[:MOST_LEVELS]]
     left_out = 0 if len(counts) <= len(levels) else None  # reference: the rare levels, else the most frequent one
     marks = [(column == level).to_numpy(dtype=float, na_value=0.0) for i, level in enumerate(levels) if i != left_out]
     features = _stacked([*marks, *gaps], len(column))

@@ -372,6 +372,8 @@ class GPAClassifier(SiteModel):
         unknown = sorted(set(labels.tolist()) - set(self.classes_.tolist()), key=str)
         if unknown:
             problems.add(f"y holds {unknown}, which are not among the classes {self.classes_.tolist()}")
+        if len(target) != len(inputs):
+            problems.add(f"y has {len(target)} row(s), X has {len(inputs)}")
         _, site = read_domain(sample_domain, len(inputs), problems)
         group = read_groups(groups, len(inputs), problems)
         problems.raise_if_any()

@@ -44,8 +44,8 @@ class PyFunc:
         """Predict rows; if they cannot be read, MLflow answers with status 400 and the message of sitewise."""
         from mlflow.exceptions import MlflowException
 
-        frame = model_input if isinstance(model_input, pd.DataFrame) else pd.DataFrame(model_input)
         try:
+            frame = model_input if isinstance(model_input, pd.DataFrame) else pd.DataFrame(model_input)
             return self.frames.predict(frame)
         except (TypeError, ValueError) as error:
             raise MlflowException.invalid_parameter_value(str(error)) from error

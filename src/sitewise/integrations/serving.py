@@ -7,6 +7,7 @@ from typing import Any
 
 from sitewise.integrations.mlflow import NO_LIBRARY, TRUSTED, PyFunc, load_folder, signature_of
 
+TOO_DEEP = "the body must be a table of rows: its JSON is nested too deep to be read"
 SERVED = "SITEWISE_SERVED"  # the environment variable that tells a worker what to serve
 
 
@@ -19,7 +20,14 @@ def scoring_app(pyfunc: PyFunc) -> Any:
     models, server = _libraries("mlflow.models", "mlflow.pyfunc.scoring_server")
     outputs = signature_of(pyfunc.frames).outputs
     record = models.Model(signature=models.ModelSignature(outputs=outputs))
-    return server.init(server.PyFuncModel(record, pyfunc))
+    application = server.init(server.PyFuncModel(record, pyfunc))
+    application.add_exception_handler(RecursionError, _too_deep)
+    return application
+
+
+async def _too_deep(request: Any, error: Exception) -> Any:
+    (responses,) = _libraries("fastapi.responses")
+    return responses.JSONResponse({"error_code": "BAD_REQUEST", "message": TOO_DEEP}, status_code=400)
 
 
 def app() -> Any:

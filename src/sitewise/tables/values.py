@@ -1,5 +1,6 @@
 """Cells as numbers, levels or text. Cells that cannot be read are reported with file, column and row."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ MOST_SHOWN, MOST_COLUMNS = 8, 30  # of values and columns in a message
 TRUTH = ("0", "1"), ("False", "True")
 LARGEST = float(np.finfo(np.float32).max)  # networks use single precision
 
+TWICE = "table: duplicate column name(s) {names}: rename them, or keep one of each"
 NO_COLUMN = "{source} has no column {name!r}{role}{meant}; its columns are {columns}"
 DATES = "{where} holds dates: turn them into a number (an age, days since a start) first"
 NO_NUMBER = (
@@ -77,12 +79,20 @@ def find_columns(available: Sequence[str], asked: Iterable[tuple[str, str]], pla
 def as_rows(table: Any) -> Rows:
     """A table as an Arrow table; columns of mixed objects of a DataFrame become text."""
     if isinstance(table, pa.Table | pa.RecordBatch):
+        _refuse_twice(table.schema.names)
         return table
     table = as_pandas(table)
     if not isinstance(table, pd.DataFrame):
         raise TypeError(f"a table must be a DataFrame or an Arrow table, got {type(table).__name__}")
+    _refuse_twice([str(name) for name in table.columns])
     arrays = [_from_pandas(table[name]) for name in table.columns]
     return pa.Table.from_arrays(arrays, names=[str(name) for name in table.columns])
+
+
+def _refuse_twice(names: Sequence[str]) -> None:
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    if twice:
+        raise ValueError(TWICE.format(names=brief(", ".join(map(repr, twice)))))
 
 
 def numbers(rows: Rows, name: str, place: Place, problems: Problems) -> Array:

@@ -169,6 +169,11 @@ def read_classes(y: Any, problems: Problems) -> tuple[Array, Array]:
     """The sorted classes, and the class number of each row."""
     labels = column_or_1d(_labels(y), warn=True)
     missing = pd.isna(labels)
+    infinite = np.isinf(labels) if labels.dtype.kind == "f" else missing
+    if infinite.any() and not missing.any():
+        first = int(np.flatnonzero(infinite)[0])
+        problems.add(f"y must hold a class for each row, got {labels[first]} at row {first}")
+        return np.array([0, 1]), np.zeros(len(labels), dtype=np.int64)
     if not missing.any():
         check_classification_targets(labels)
     else:
