@@ -36,7 +36,7 @@ def labeled_sites(rng, n):
         }
     )
     odds = -1.0 + 0.3 * site + 0.04 * (Z["age"] - 60) + 0.5 * (Z["sex"] == "f")
-    y = (rng.random(len(site)) < 1 / (1 + np.exp(-odds))).astype(int)
+    y = (rng.random(len(site)) < 1 / (1 + np.exp(-odds.to_numpy()))).astype(int)
     return site.astype(str), Z, y
 
 
