@@ -583,3 +583,28 @@ def test_a_fit_that_is_killed_in_a_rehearsal_goes_on_to_the_same_model(tmp_path,
     assert np.array_equal(resumed.adapt(X).predict_proba(X), straight.adapt(X).predict_proba(X))
     assert resumed.rehearsal_.numbers == straight.rehearsal_.numbers
     pd.testing.assert_frame_equal(resumed.rehearsal_.table, straight.rehearsal_.table, check_exact=True)
+
+
+@pytest.mark.parametrize(
+    "learned",
+    [{}, {"level_scale": 0.5, "slope": 0.8}, {"level_error": 0.5, "trusted_rows": 100.0}, {"trusted_rows": 0.0}],
+    ids=["usual", "narrow", "erroneous", "without rows"],
+)
+@pytest.mark.parametrize("kind", ["without z", "with z"])
+def test_a_unit_predicts_as_the_posterior_of_a_site_does(model, with_z, new, kind, learned):
+    """Rehearsal computes the posterior on a coarser grid and without deviations: the same equations, written twice."""
+    fitted_model, Z = (model, None) if kind == "without z" else (with_z, new.Z)
+    log_ratio = fitted_model.log_ratio(probabilities(new), sample_confounder=Z)
+    numbers = Numbers(averaged=True, **learned)
+    none = None if fitted_model.prior_.deviation is None else 1e-12 * fitted_model.prior_.deviation
+    prior = numbers.put_into(replace(fitted_model.prior_, deviation=none))
+    schema = fitted_model.confounders_
+    estimate = sw.estimate_prevalence(log_ratio, Z, prior=prior, confounders=schema)
+    predicted = estimate.predict_proba(log_ratio, Z)
+    codes = torch.zeros(len(log_ratio), 0) if Z is None else schema.encode(Z)[0]
+    log_g = prior.prevalence.log_prob(codes)
+    y, weight = torch.tensor(new.y), torch.ones(len(log_ratio))
+    rehearsed = replace(fitted_model.prior_, trusted_rows=float("inf"))  # before trust was learned
+    unit = Unit.of("new", torch.tensor(log_ratio), log_g, y, weight, rehearsed, shifted=True)
+    expected = -np.log(predicted[np.arange(len(y)), new.y]).mean()
+    assert unit.loss(numbers) == pytest.approx(expected, abs=1e-3)  # of the coarser grid

@@ -357,6 +357,11 @@ def _check_choices(
     is_number = isinstance(strength, Real) and 0 <= strength < float("inf")
     if strength != "auto" and not is_number:
         problems.add(f"strength must be 'auto' or a number from 0 up, got {strength!r}")
+    elif strength not in ("auto", 0) and model in FAMILIES and not FAMILIES[model].takes_strength:
+        able = ", ".join(name for name, family in FAMILIES.items() if family.takes_strength)
+        problems.add(
+            f"model={model!r} is not shrunk with a given strength, got {strength!r}: use 'auto' or one of {able}"
+        )
     if confounders is not None and not isinstance(confounders, Confounders):
         came = type(confounders).__name__
         problems.add(f"confounders must be a schema, such as Confounders.learn(Z) or estimate.confounders, got {came}")

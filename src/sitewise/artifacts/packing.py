@@ -228,6 +228,8 @@ class _Unpacker:
         return np.array(self._items(items, place), dtype=dtype).reshape(tree["shape"])
 
     def _record(self, tree: dict[str, Any], place: str) -> Any:
+        if tree["of"] not in self.records:
+            raise LookupError(f"no class {tree['of']!r} is registered; if it is your own, import its module first")
         record = self.records[tree["of"]]
         parts = {key: self.unpack(part, f"{place}/{_escape(key)}") for key, part in tree["fields"].items()}
         parts = {key: part for key, part in parts.items() if key not in record.dropped}

@@ -185,7 +185,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X, Z = split_confounders(X, Z, self.confounder_columns, self.model)
         inputs = self.model.inputs_of(X)
         codes = self.model.codes_of(Z, len(inputs))
-        joint = None if self.stays_as_trained else self.joint
+        joint = None if self.ignores_rows else self.joint
         return with_joint(self.model, joint, inputs, codes, self.model.calibrated_log_ratio(inputs, codes)), codes
 
     def probability_of(self, log_ratio: Tensor, codes: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return combine(log_ratio, self.model.pooled_prevalence_.log_prob(codes)).exp()
         probability = in_stretches(self.estimate_in_use.average, log_ratio, codes)
         kept = in_regions(codes, self.model.unsupported_)
-        if self.joint is not None and not self.stays_as_trained:
+        if self.joint is not None and not self.ignores_rows:
             own = lacking(self.model, codes)
             marginal = self.joint.weights.sum(0).cpu().clamp_min(1e-300).log()
             probability = torch.where(own[:, None], combine(log_ratio, marginal).exp(), probability)
@@ -316,7 +316,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         For rows in partitions, the mean over all rows was computed by `adapt_log_ratio`. If the checks fail afterwards,
         it is the mean over the sample.
         """
-        if self.mean_probability_ is not None and (self.policy == "as trained" or not self.stays_as_trained):
+        if self.mean_probability_ is not None and (self.policy == "as trained" or not self.ignores_rows):
             return self.mean_probability_
         return self.rows_in_use.weighted_mean(self.probability_of(self.rows_in_use.log_ratio, self.rows_in_use.codes))
 
@@ -339,7 +339,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             The bounds for P(Y); with `Z`, those for P(Y|Z).
         """
         if Z is None:
-            joint = None if self.stays_as_trained else self.joint
+            joint = None if self.ignores_rows else self.joint
             low, high = (np.asarray(bound) for bound in (joint or self.estimate_in_use).interval(level=level))
             low, high = (self._mix(b) if joint is None else self._stretched(b, level) for b in (low, high))
             reported = self.prevalence()
@@ -432,7 +432,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return failed_check(self.checks.findings, rehearsed_breaches(self.model))
 
     @property
-    def stays_as_trained(self) -> bool:
+    def ignores_rows(self) -> bool:
         """Whether the rows are not used at all: because of the policy, or because a check of the assumption failed."""
         return self.policy == "as trained" or (self.policy == "auto" and self._failed_check is not None)
 
@@ -453,7 +453,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     @property
     def estimate_in_use(self) -> PrevalenceEstimate:
         """The posterior that all answers about the site come from."""
-        return self.estimate_without_rows if self.stays_as_trained else self.estimate
+        return self.estimate_without_rows if self.ignores_rows else self.estimate
 
     @cached_property
     def estimate_without_rows(self) -> PrevalenceEstimate:
@@ -473,12 +473,12 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.policy == "rows":
             return None
         prior = self.model.prior_of(self.policy, self.level_scale)
-        return replace(prior, trusted_rows=0.0) if self.stays_as_trained else prior
+        return replace(prior, trusted_rows=0.0) if self.ignores_rows else prior
 
     @property
     def rows_in_use(self) -> ScoredRows:
         """The rows as they are predicted; rows that lack z by the joint model, if it is used here."""
-        return self.rows.by_knockout() if self.stays_as_trained else self.rows
+        return self.rows.by_knockout() if self.ignores_rows else self.rows
 
     def unchecked(self) -> "AdaptedClassifier":
         """Return the same site without the checks of the assumption.

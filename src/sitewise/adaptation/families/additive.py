@@ -40,6 +40,7 @@ class Additive(Family):
 
     name = "additive"
     solvers = ("auto", "newton", "lbfgs", "em")
+    takes_strength = True
     advice = "raise strength, or use model='auto'"
     records: ClassVar[Mapping[str, Record]] = {
         "AdditivePrevalence": Record(AdditivePrevalence, methods=("features", "log_prob")),

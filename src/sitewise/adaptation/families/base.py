@@ -66,6 +66,8 @@ class Family(ABC):
         Whether it is fast enough to be fitted many times (planning, rehearsals, other starts).
     takes_prior : bool
         Whether its estimate with a prior is a posterior (section 18 of docs/maths.md).
+    takes_strength : bool
+        Whether its estimate can be shrunk with a given `strength`.
     in_cells : bool
         Whether its g is a free distribution in each cell of z, with intervals cell by cell.
     advice : str
@@ -85,8 +87,9 @@ class Family(ABC):
     concave: ClassVar[bool] = False
     quick: ClassVar[bool] = True
     takes_prior: ClassVar[bool] = True
+    takes_strength: ClassVar[bool] = False
     in_cells: ClassVar[bool] = False
-    advice: ClassVar[str] = "raise strength, or use model='constant'"
+    advice: ClassVar[str] = "use model='constant'"
     records: ClassVar[Mapping[str, Record]]
 
     @abstractmethod

@@ -26,6 +26,8 @@ class Constant(Family):
     needs_z = False
     solvers = ("auto", "newton", "em")
     concave = True
+    takes_strength = True
+    advice = "raise strength"
     records: ClassVar[Mapping[str, Record]] = {
         "ConstantPrevalence": Record(ConstantPrevalence),
         "one_cell": Record(one_cell),

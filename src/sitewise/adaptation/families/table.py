@@ -57,6 +57,8 @@ class Table(Family):
     name = "table"
     solvers = ("auto", "newton", "em")
     concave = True
+    takes_strength = True
+    advice = "raise strength, or use model='constant'"
     in_cells = True
     records: ClassVar[Mapping[str, Record]] = {
         "TablePrevalence": Record(TablePrevalence, methods=("agreement",)),

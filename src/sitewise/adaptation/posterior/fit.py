@@ -110,7 +110,7 @@ def fit_posterior(
             template, evidence, power, share @ weighed.factor, share @ weighed.level, prior.deviation, labels
         )
     keep = keep_points if labels is None and known is None else keep_known_points
-    posterior, score = keep(problem, problem.weigh(deviation), deviation, evidence, prior.slope)
+    posterior, score = keep(problem, problem.weigh(deviation), deviation)
     if known is not None:
         without = fit_posterior(evidence, prior, labeled).posterior
         assert without is not None
@@ -153,22 +153,25 @@ class Problem:
     error: float
     slope: float
 
+    def points(self, factor: Tensor, level: Tensor, deviation: Deviation | None) -> Points:
+        """Return points of g at factors (M,) and levels (M, K), with the mean deviation of each if there is one."""
+        at = candidates(self.template, factor, level)
+        return at if deviation is None else deviation.put_on(at)
+
     def weigh(self, deviation: Deviation | None) -> Weighed:
         """Return weighted points of level and factor, with the deviation from the shape if it is given."""
 
-        def points(factor: Tensor, level: Tensor) -> Points:
-            at = candidates(self.template, factor, level)
-            return at if deviation is None else deviation.put_on(at)
-
         def unlabeled(rows: Evidence, factor: Tensor, level: Tensor) -> Tensor:
-            log_likelihood = self.power * evaluate_points(rows, points(factor, level), means=False).log_likelihood
+            log_likelihood = (
+                self.power * evaluate_points(rows, self.points(factor, level, deviation), means=False).log_likelihood
+            )
             return log_likelihood if deviation is None else log_likelihood + deviation.log_prior(factor, level)
 
         def known_log_likelihood(factor: Tensor, level: Tensor) -> Tensor:
             log_likelihood = torch.zeros_like(factor)
             if self.labels is None and self.known is None:
                 return log_likelihood
-            at = points(factor, level)
+            at = self.points(factor, level, deviation)
             if self.labels is not None:
                 log_likelihood = log_likelihood + self.labels(at)
             if self.known is not None:
@@ -180,20 +183,15 @@ class Problem:
         return weigh_levels(self.unlabeled, self.prior, unlabeled, known_log_likelihood, self.error)
 
 
-def keep_points(
-    problem: Problem, weighed: Weighed, deviation: Deviation | None, evidence: Evidence, slope: float
-) -> tuple[Posterior, Tensor]:
+def keep_points(problem: Problem, weighed: Weighed, deviation: Deviation | None) -> tuple[Posterior, Tensor]:
     """Select at most 64 points, and compute draws of P(Y) for intervals; also return the rows' score (K,)."""
-    fine = candidates(problem.template, weighed.factor, weighed.level)
-    fine = fine if deviation is None else deviation.put_on(fine)
+    evidence, slope = problem.rows, problem.slope
+    fine = problem.points(weighed.factor, weighed.level, deviation)
     weight, prior_weight = (torch.softmax(part, dim=0) for part in (weighed.log_weight, weighed.log_prior))
     some = subset(evidence, ENOUGH_ROWS)
     sums = evaluate_points(some, fine, slope=slope)
     kept, share = choose_points(sums.mean, weight, weighed.factor)
-    points = replace(candidates(problem.template, weighed.factor[kept], weighed.level[kept]), weight=share)
-    if deviation is not None:
-        drawn = _drawn(deviation, points, problem.prior.basis)
-        points = replace(points, level=deviation.without_level(points.level, drawn), deviation=drawn, along=None)
+    points = _drawn_points(problem, weighed, deviation, kept, share)
     own = evaluate_points(evidence, points, slope=slope)
     points = replace(points, log_marginal=finite(own.mean.log()))
     wanted = weight @ sums.predicted
@@ -216,13 +214,10 @@ def keep_points(
     return Posterior(points, marginals, slope, problem.power), score
 
 
-def keep_known_points(
-    problem: Problem, weighed: Weighed, deviation: Deviation | None, evidence: Evidence, slope: float
-) -> tuple[Posterior, Tensor]:
+def keep_known_points(problem: Problem, weighed: Weighed, deviation: Deviation | None) -> tuple[Posterior, Tensor]:
     """Do as `keep_points` for a site with labels or a known prevalence: P(Y) is the mean prediction (section 20)."""
-    labels, known = problem.labels, problem.known
-    fine = candidates(problem.template, weighed.factor, weighed.level)
-    fine = fine if deviation is None else deviation.put_on(fine)
+    evidence, slope, labels, known = problem.rows, problem.slope, problem.labels, problem.known
+    fine = problem.points(weighed.factor, weighed.level, deviation)
     weight = torch.softmax(weighed.log_weight, dim=0)
     some = subset(evidence, ENOUGH_ROWS)
     at = fine if labels is None else labels.with_slopes(fine, labels.slopes_at(fine, torch.full_like(weight, 0.5)))
@@ -230,10 +225,7 @@ def keep_known_points(
     copies, own_weight = (at, weight) if labels is None else copy_for_slopes(fine, labels, weight)
     predicted = middle if labels is None else evaluate_points(some, copies, slope=slope).predicted
     kept, share = choose_points(middle, weight, weighed.factor)
-    points = replace(candidates(problem.template, weighed.factor[kept], weighed.level[kept]), weight=share)
-    if deviation is not None:
-        drawn = _drawn(deviation, points, problem.prior.basis)
-        points = replace(points, level=deviation.without_level(points.level, drawn), deviation=drawn, along=None)
+    points = _drawn_points(problem, weighed, deviation, kept, share)
     points = replace(points, log_marginal=finite(evaluate_points(evidence, points).mean.log()))
     points = points if labels is None else drawn_slopes(points, labels)
     own = stratum_means(evidence, points, slope, None if known is None else known.strata)[0]
@@ -351,6 +343,17 @@ def sampling_variance(points: Points, some: Evidence, evidence: Evidence) -> Ten
     plain, grouped = rows.gram(rows.rows, lambda part: (part, part.at_rows(points.log_prob(part.codes).exp() - mean)))
     variance = torch.diagonal(plain if grouped is None else torch.maximum(plain, grouped))
     return variance / (rows.seen_weight * evidence.seen_weight)
+
+
+def _drawn_points(
+    problem: Problem, weighed: Weighed, deviation: Deviation | None, kept: Tensor, share: Tensor
+) -> Points:
+    """Return the points to keep with their weights, each with a draw of its deviation."""
+    points = replace(candidates(problem.template, weighed.factor[kept], weighed.level[kept]), weight=share)
+    if deviation is None:
+        return points
+    drawn = _drawn(deviation, points, problem.prior.basis)
+    return replace(points, level=deviation.without_level(points.level, drawn), deviation=drawn, along=None)
 
 
 def _drawn(deviation: Deviation, points: Points, basis: Tensor) -> Tensor:

@@ -175,7 +175,7 @@ def _weigh_grid(
     def weighed(rows: Evidence | None) -> Weighed:
         grid = _grid(prior, odds, factors)
         of_rows = 0.0 * grid.factor if rows is None else unlabeled(rows, grid.factor, grid.level)
-        if error:  # the rows' level differs from the site's by an error: the prior applies to the factor only
+        if error:  # The prior applies to the factor only, and narrows the grid; the site's level is another variable.
             return replace(grid, log_weight=of_rows + prior.log_density(grid.factor, 0.0 * grid.level + prior.centre))
         return replace(grid, log_weight=grid.log_prior + of_rows + labeled(grid.factor, grid.level))
 
@@ -194,7 +194,7 @@ def _weigh_grid(
             break
         factors = focused
         points = weighed(evidence)
-    if error:
+    if error:  # `_convolved` applies the whole prior to the site's level
         flat = prior.log_density(points.factor, 0.0 * points.level + prior.centre).reshape(len(factors), -1)
         return _convolved(prior, odds, factors, density - flat, labeled, error)
     unchanged = torch.equal(odds, widest[0]) and torch.equal(factors, widest[1])

@@ -49,7 +49,7 @@ def evaluate_site(
     kept = rows.extended(
         ScoredRows,
         y=None,
-        log_ratio=with_joint(model, None if here.stays_as_trained else here.joint, inputs, rows.codes, plain),
+        log_ratio=with_joint(model, None if here.ignores_rows else here.joint, inputs, rows.codes, plain),
         supported=~in_regions(rows.codes, model.unsupported_),
         weight=rows.weights,
         groups=units,

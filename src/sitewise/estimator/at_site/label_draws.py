@@ -25,7 +25,7 @@ def drawn_rows(here: "AdaptedClassifier", rows: ScoredRows | None = None) -> Dra
     """The given rows, or those adapted on, in the form that `sitewise.performance` reads."""
     model = here.model
     rows = here.rows_in_use if rows is None else rows
-    joint = None if here.stays_as_trained else here.joint
+    joint = None if here.ignores_rows else here.joint
     schema = model.confounders_
     as_trained = combine(rows.log_ratio, model.pooled_prevalence_.log_prob(rows.codes)).exp()
     return draw_rows(

@@ -2,6 +2,9 @@
 
 A unit is one rehearsal: the rows of a training site that f, g and calibration did not see, or held-out rows of all
 sites, where nothing has shifted. Several units give the few numbers of a new site's prior.
+
+To try many numbers and shifted levels in little time, a unit computes the posterior of `adaptation/posterior/` on a
+coarse grid that is made once, and without deviations of the shape. A test compares the predictions of both.
 """
 
 import math
