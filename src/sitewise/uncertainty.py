@@ -64,14 +64,14 @@ class LinearCurvature:
 class CellCurvature:
     """Covariance of a g that is a free distribution in each cell of z (one cell: a constant g).
 
-    Given the level that cells are shrunk to, their estimates are independent. `pull` is the derivative of a cell's g in
-    that level.
+    Given the constant g that cells are shrunk to, their estimates are independent. `pull` is the derivative of a
+    cell's g in that constant.
     """
 
-    covariance: Tensor  # (C, K, K) given the level
+    covariance: Tensor  # (C, K, K) given that constant
     inverse_information: Tensor  # (C, K, K) the same with all rows independent
-    pull: Tensor  # (C, K, K) derivative of a cell's g in the level
-    level_covariance: Tensor  # (K, K)
+    pull: Tensor  # (C, K, K) derivative of a cell's g in that constant
+    level_covariance: Tensor  # (K, K) of that constant
     mean_covariance: Tensor  # (K, K)
     agreement: Callable[[Tensor], Tensor]  # codes (n, V) -> (n, C) weights of the cells in a row's mean
 
@@ -95,7 +95,10 @@ Curvature = LinearCurvature | CellCurvature
 
 
 def simplex_covariance(information: Tensor, free: Tensor) -> Tensor:
-    """Invert the information (C, K, K) on probabilities of the free classes, along directions that keep their sum."""
+    """Return the covariance of class probabilities that sum to one; classes that are fixed at zero have variance zero.
+
+    It is the inverse of their information (C, K, K), restricted to the free classes of each cell (C, K).
+    """
     n_classes = information.shape[1]
     covariance = torch.zeros_like(information)
     for pattern in torch.unique(free, dim=0):

@@ -167,7 +167,7 @@ class PrevalenceEstimate:
         Z : DataFrame or array of shape (n, V), optional
             Confounders at which the interval is computed; without it the interval is for P(Y).
         level : float
-            Level of the interval.
+            Confidence level of the interval.
         method : {"auto", "curvature", "bootstrap"}
             "curvature" is fast. Near 0 and 1 it uses the decrease of the likelihood, and at given z it includes the
             uncertainty of the choice of the model. "bootstrap" resamples the rows, see `bootstrap`. "auto" is

@@ -112,7 +112,7 @@ class Resamples:
         function : callable, optional
             Maps a `DrawnPrevalence` to a number or an array; by default its marginal P(Y).
         level : float
-            Level of the interval.
+            Confidence level of the interval.
 
         Returns
         -------

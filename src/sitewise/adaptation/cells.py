@@ -29,13 +29,13 @@ from sitewise.solvers import EM, Solution, squarem
 from sitewise.uncertainty import CellCurvature, at_least, simplex_covariance
 
 FREE = 1e-9  # a probability below this is at its bound
-DUST = 1e-9  # a class with a smaller share of the centre counts as absent: its pseudo-counts would only add curvature
+DUST = 1e-9  # a smaller share of a shrinkage target is set to zero: its pseudo-counts would only add curvature
 BLANK_TOLERANCE = 1e-6  # of the accelerated EM that is used if there are rows without z
 
 
 @dataclass(frozen=True)
 class Centre:
-    """What each cell is shrunk to, and how it depends on the site's own rows (not at all if `slope` is None)."""
+    """The shrinkage target of each cell, and how it depends on the site's own rows (not at all if `slope` is None)."""
 
     prevalence: Tensor  # (C, K)
     slope: Tensor | None = None  # (C, K, K) derivative in the site's constant g
@@ -82,7 +82,7 @@ def variance_per_row(evidence: Evidence, level: Tensor) -> Tensor:
 
 
 def fit_table_cells(evidence: Evidence, cells: Tensor, centre: Centre, strength: float, solver: str | EM) -> Fit:
-    """Estimate a table: each cell has `strength` rows of its centre added to it."""
+    """Estimate a table: each cell has `strength` rows of its shrinkage target added to it."""
     assert evidence.schema is not None
     require_discrete(evidence.schema)
     problem = table_problem(evidence, cells, strength * centre.prevalence)
@@ -95,7 +95,7 @@ def fit_table_cells(evidence: Evidence, cells: Tensor, centre: Centre, strength:
 
 
 def fixed_centre(cells: Tensor, level: Tensor) -> Centre:
-    """Shrink every cell to a given level (K,)."""
+    """Shrink every cell to a given constant g (K,)."""
     return Centre(without_dust(level).expand(len(cells), -1))
 
 
@@ -107,7 +107,7 @@ def constant_centre(cells: Tensor, constant: Fit) -> Centre:
 
 
 def tilted_centre(evidence: Evidence, cells: Tensor, constant: Fit, model: Prevalence) -> Centre:
-    """Shrink the cells to another g(z), with its log-odds shifted so that its mean is the site's constant g."""
+    """Shrink the cells to another g(z), with its level changed so that its mean is the site's constant g."""
     level, covariance = level_of(constant)
     at_cells = model.log_prob(cells)
     share = table_problem(evidence, cells, torch.zeros_like(at_cells)).cell_weight / evidence.seen_weight
@@ -236,7 +236,7 @@ def _mean_covariance(
     """Return the covariance (K, K) of the site's mean of g, from the influence of each row (equation 11a).
 
     A row influences its own cell and, if cells are shrunk to the site's constant g, all other cells through it. A given
-    centre counts as observed rows: the covariance is then the inverse information.
+    shrinkage target counts as observed rows: the covariance is then the inverse information.
     """
     share = problem.cell_weight / evidence.seen_weight
     as_seen = torch.einsum("c,ckl->kl", share**2, inverse)

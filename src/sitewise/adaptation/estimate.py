@@ -233,7 +233,7 @@ class _Given:
 def _without_rare_levels(
     evidence: Evidence, notes: Notes, read: Callable[..., tuple[Evidence, Notes]], judged: bool, fixed: bool
 ) -> tuple[Evidence, Notes]:
-    """Return the same rows, read again if levels of z have too few rows to learn from."""
+    """Return the same rows, read again if categories of z have too few rows to learn from."""
     merged = without_rare_levels(evidence, judged=judged, fixed=fixed)
     if merged.schema is not evidence.schema:
         evidence, notes = read(merged.schema, None)

@@ -71,7 +71,7 @@ class Evidence:
     groups: Groups | None
     schema: Confounders | None
     device: torch.device
-    weakest_ridge: float = 0.0  # on coefficients of z, if levels with few rows are kept
+    weakest_ridge: float = 0.0  # on coefficients of z, if categories with few rows are kept
     label_weight: float = 0.0  # of known labels; their chunks are differences of likelihoods, with weights that cancel
 
     @property

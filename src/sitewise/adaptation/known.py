@@ -241,7 +241,7 @@ def _read_strata(table: pd.DataFrame, z: list[Any], schema: Confounders, problem
 
 
 def _text(level: Any) -> str:
-    """Convert a level to text, so that 1, 1.0 and "1" are the same."""
+    """Convert a category to text, so that 1, 1.0 and "1" are the same."""
     return str(int(level)) if isinstance(level, float) and level.is_integer() else str(level)
 
 
@@ -280,7 +280,7 @@ def of_rows(known: Known, evidence: Evidence, problems: Problems) -> Known:
 
 @dataclass(frozen=True)
 class Belief:
-    """A level (K,), the g(z) behind it with its schema if it depends on z, and the training sites' prior."""
+    """A constant g (K,), the g(z) behind it with its schema if it depends on z, and the training sites' prior."""
 
     level: Tensor
     model: Prevalence | None = None
@@ -293,7 +293,7 @@ class Belief:
         return SitePrior(source) if self.site_prior is None else replace(self.site_prior, prevalence=source)
 
     def level_at(self, evidence: Evidence) -> Tensor:
-        """Return the mean of g over the site's rows; without z, the level."""
+        """Return the mean of g over the site's rows; without z, the constant g."""
         if self.model is None or not evidence.seen_weight:
             return self.level
         model = self.model

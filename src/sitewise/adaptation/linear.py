@@ -191,7 +191,7 @@ def row_scores(part: DesignRows, flat: Tensor, basis: Tensor) -> tuple[Rows, Ten
 def linear_problem(
     evidence: Evidence, feature_map: Callable[[Tensor], Tensor], centre: Prevalence | None, penalty: Tensor
 ) -> LinearProblem:
-    """Set up the problem of a g whose logits are those of a centre plus a linear function of features of z."""
+    """Set up the problem of a g whose logits are those of a shrinkage target plus a linear function of z."""
     no_offset = penalty.new_zeros(1, evidence.n_classes)
 
     def with_features(rows: Rows) -> DesignRows:
@@ -204,8 +204,8 @@ def linear_problem(
 def additive_problem(evidence: Evidence, strength: float, centre: Prevalence | None) -> LinearProblem:
     """Set up the additive model's problem at one strength of its ridge.
 
-    g is shrunk to a constant centre including its level. If the centre depends on z, only the shape is shrunk to it,
-    and the level is free.
+    If the shrinkage target is constant, the level of g is shrunk to it too. If the target depends on z, only the shape
+    of g is shrunk to it, and the level is free.
     """
     schema = evidence.schema
     assert schema is not None

@@ -1,8 +1,8 @@
-"""Levels of a confounder with too few rows to learn from: they are found by leave-one-out, and count as missing.
+"""Categories of a confounder with too few rows to learn from: they are found by leave-one-out, and count as missing.
 
-A level with one row is not informative about other rows. Still, a coefficient for it improves the likelihood of that
-row, and equation 10, a first-order approximation, does not correct for that. Here each row of a rare level is left out
-in turn and predicted from the others of its level, exactly.
+A category with one row is not informative about other rows. Still, a coefficient for it improves the likelihood of that
+row, and equation 10, a first-order approximation, does not correct for that. Here each row of a rare category is left
+out in turn and predicted from the others of its category, exactly.
 """
 
 import warnings
@@ -18,10 +18,10 @@ from sitewise.confounders import Confounders
 from sitewise.confounders.variables import Categorical
 from sitewise.posterior import contrasts
 
-ROWS_A_LEVEL = 5  # a level with fewer is rare
+ROWS_A_LEVEL = 5  # a category with fewer is rare
 RIDGES = (1000.0, 100.0, 10.0, 1.0, 0.1)
-MARGIN = 1.0  # log-likelihood units by which rare levels must improve the prediction of left-out rows
-MOST_COEFFICIENTS = 1000  # of all levels together, whose covariance is a dense matrix
+MARGIN = 1.0  # log-likelihood units by which rare categories must improve the prediction of left-out rows
+MOST_COEFFICIENTS = 1000  # of all categories together, whose covariance is a dense matrix
 ENOUGH = 2**14  # at most so many rows are left out in turn
 STEPS = 30
 
@@ -33,17 +33,17 @@ RARE = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """The schema without rare levels, and the weakest ridge at which the remaining rare levels are useful."""
+    """The schema without rare categories, and the weakest ridge at which the remaining rare ones are useful."""
 
     schema: Confounders
     weakest_ridge: float
 
 
 def without_rare_levels(evidence: Evidence, *, judged: bool = True, fixed: bool = False) -> Verdict:
-    """Remove levels from the schema that do not help to predict left-out rows, and the rarest if there are too many.
+    """Remove categories from the schema that do not help to predict left-out rows; if too many are left, the rarest.
 
-    Removed levels count as missing; a variable whose levels are all rare has none left. If not `judged` (the caller has
-    given the strength), only the number of levels is limited. A `fixed` schema, given by the caller, keeps its levels.
+    Removed categories count as missing; a variable may have none left. If not `judged` (the caller has given the
+    strength), only the number of categories is limited. A `fixed` schema, given by the caller, keeps all of them.
     """
     schema = evidence.schema
     assert schema is not None
@@ -54,7 +54,7 @@ def without_rare_levels(evidence: Evidence, *, judged: bool = True, fixed: bool 
         rare = count < ROWS_A_LEVEL
         if (
             not judged or len(count) < 2 or 2 * int(rare.sum()) <= len(count)
-        ):  # equation 10 is accurate for levels with many rows
+        ):  # equation 10 is accurate for categories with many rows
             continue
         gain, ridge = gain_of_levels(evidence, j, rare)
         useful = gain > MARGIN
@@ -80,7 +80,7 @@ def without_rare_levels(evidence: Evidence, *, judged: bool = True, fixed: bool 
 
 
 def level_counts(evidence: Evidence, j: int) -> Tensor:
-    """Return the number of rows of each level of a variable, (L,); weights above one count as several rows."""
+    """Return the number of rows of each category of a variable, (L,); weights above one count as several rows."""
     assert evidence.schema is not None
     n_levels = int(evidence.schema.variables[j].missing_code)
     counts = evidence.rows.total(
@@ -94,9 +94,9 @@ def _row_counts(rows: Rows) -> Tensor:
 
 
 def gain_of_levels(evidence: Evidence, j: int, rare: Tensor) -> tuple[float, float]:
-    """Return the gain in leave-one-out log-likelihood of rows of rare levels (L,), predicted by others of their level.
+    """Return the gain in leave-one-out log-likelihood of rows of rare categories (L,) from others of their own.
 
-    The gain is at the best ridge, which is returned too. If there are very many levels, a sample of them is used.
+    The gain is at the best ridge, which is returned too. If there are very many categories, a sample of them is used.
     """
     step = 1 + int(rare.sum()) * (ROWS_A_LEVEL - 1) // ENOUGH
     chosen = rare & (torch.cumsum(rare, 0) % step == 0)
@@ -132,7 +132,7 @@ def gain_of_levels(evidence: Evidence, j: int, rare: Tensor) -> tuple[float, flo
 
 
 def _rows_of(evidence: Evidence, j: int, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return f (n, K), weights and levels of the rows of chosen levels."""
+    """Return f (n, K), weights and categories of the rows of chosen categories."""
     marked = torch.cat([chosen, chosen.new_zeros(1)])
     nothing = evidence.sample.ratio[:0].double(), evidence.sample.codes.new_zeros(0), marked[:0].long()
 
@@ -156,7 +156,7 @@ def _constant_level(evidence: Evidence) -> Tensor:
 
 
 def _limit(kept: dict[int, Tensor], counts: dict[int, Tensor], most: int) -> None:
-    """Remove, in place, the rarest levels of all variables together, down to a total number."""
+    """Remove, in place, the rarest categories of all variables together, down to a total number."""
     stay = sum(int(keep.sum()) for keep in kept.values())
     if stay <= most:
         return

@@ -36,7 +36,7 @@ def _take_refit(refit: RefitAdditive) -> dict[str, Any]:
 
 
 class Additive(Family):
-    """Splines of continuous z, a column for each level, and columns for missing values, with one ridge penalty."""
+    """Splines of continuous z, a column for each category, and columns for missing values, with one ridge penalty."""
 
     name = "additive"
     solvers = ("auto", "newton", "lbfgs", "em")
@@ -107,8 +107,8 @@ def additive_candidates(request: Request) -> list[Fit]:
 def starting_coefficients(request: Request) -> Tensor:
     """The coefficients that the fit starts from: those of a given additive g, otherwise of the constant g.
 
-    EM without a given start begins at random. If the centre depends on z, the start is the centre, or the centre moved
-    to the level of the constant g, whichever has the higher likelihood.
+    EM without a given start begins at random. If the shrinkage target depends on z, the start is this target as
+    it is or moved to the level of the constant g, whichever has the higher likelihood.
     """
     evidence, start, centre, constant = request.evidence, request.start, request.centre, request.level
     assert evidence.schema is not None

@@ -37,7 +37,7 @@ class Request:
     solver: str | EM
     aim: Tensor  # (K,) what a constant g is shrunk to
     centre: Prevalence | None  # what a g(z) is shrunk to
-    begin: Tensor  # (K,) the level to start at, if no constant g is known
+    begin: Tensor  # (K,) the shares to start at, if no constant g is known
     start: Prevalence | None  # the g(z) to start at, if one was given
     seed: int
     constant: Fit | None = None  # the constant g of the rows
@@ -45,7 +45,7 @@ class Request:
 
     @property
     def level(self) -> Tensor:
-        """The level (K,) at which a g(z) starts."""
+        """The constant g (K,) at which a g(z) starts."""
         return self.begin if self.started or self.constant is None else constant_level(self.constant)
 
 

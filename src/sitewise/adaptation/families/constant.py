@@ -41,7 +41,7 @@ class Constant(Family):
         return fit_constant(targets, weight)
 
     def fit_rows(self, request: Request) -> Fit:
-        """Maximize equation 8 for the site as one cell."""
+        """Maximize the penalized log-likelihood of the site as one cell, until the gap of equation 8 is small."""
         strength = 0.0 if isinstance(request.strength, str) else request.strength
         return fit_constant_cell(request.evidence, request.aim, strength, request.solver, request.begin)
 

@@ -1,4 +1,4 @@
-"""The table family: a free distribution for each combination of levels of a discrete z. Its likelihood is concave."""
+"""The table family: a free distribution for each combination of categories of z. Its likelihood is concave."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ from sitewise.uncertainty import Average, CellCurvature
 
 PSEUDO_COUNTS = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0)
 MAX_CELLS = 1000
-ROWS_A_CELL = 5.0  # on average; with fewer rows a table is hardly different from its centre
+ROWS_A_CELL = 5.0  # on average; with fewer rows a table is hardly different from its shrinkage target
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class RefitTable:
 
 
 class Table(Family):
-    """One distribution for each cell of z, shrunk to the site's constant g or to a given centre."""
+    """One distribution for each cell of z, shrunk to the site's constant g or to a given g."""
 
     name = "table"
     solvers = ("auto", "newton", "em")
@@ -139,7 +139,7 @@ def can_fill_a_table(evidence: Evidence) -> bool:
 
 
 def centred_cells(evidence: Evidence, cells: Tensor, constant: Fit, centre: Prevalence | None) -> Centre:
-    """Return what each cell is shrunk to: the constant g, a given level, or a g(z) shifted to the site's level."""
+    """Return the shrinkage targets: the constant g, a given constant, or a g(z) shifted to the site's level."""
     if centre is None:
         return constant_centre(cells, constant)
     if is_constant(centre):

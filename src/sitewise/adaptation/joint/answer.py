@@ -104,7 +104,7 @@ class JointEstimate:
         Parameters
         ----------
         level : float
-            Level of the interval.
+            Confidence level of the interval.
 
         Returns
         -------

@@ -120,7 +120,7 @@ def fit_posterior(
 
 
 def read_source(evidence: Evidence, source: Prevalence) -> Points:
-    """Return the source's g at this site's rows as a single point."""
+    """Return a `Points` with one point, which is the source's g."""
     schema = evidence.schema
     if schema is None or not evidence.seen_weight:
         nothing = torch.zeros(1, 0, dtype=torch.float64, device=evidence.device)

@@ -91,7 +91,7 @@ class LabelLikelihood:
         return torch.logsumexp(self.at_slopes(points) + self.log_prior, dim=1)
 
     def slopes_at(self, points: Points, uniform: Tensor) -> Tensor:
-        """Return quantiles of T given the labels and each point, (M,), at levels (M,) between zero and one."""
+        """Return quantiles of T given the labels and each point, (M,), at probabilities (M,)."""
         if len(self.slope) == 1:
             return self.slope.expand(len(points)).contiguous()
         share = torch.softmax(self.at_slopes(points) + self.log_prior, dim=1)

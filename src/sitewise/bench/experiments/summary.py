@@ -59,7 +59,7 @@ def _training(settings: Mapping[str, Any]) -> str:
 
 
 def _from_others(run: Mapping[str, Any], records: list[Record]) -> Record | None:
-    """A record of a run from the records of the same training; later records replace earlier ones."""
+    """Combine records that share one training into a record of this run; of equal methods, the later one is used."""
     results: dict[str, Any] = {}
     for record in records:
         draws = [name for name, draw in run["draws"].items() if record["draws"].get(name) == draw]

@@ -203,7 +203,7 @@ class GPAJoint(GPAStar):
     )
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Estimate the joint of (z, y) without z; as GPA* if training had no z."""
+        """Estimate P(z, y) from x alone; if training had no z, predict as GPA*."""
         if self.model_.joint_ is None:
             return super().rule_at(X, Z, y, prevalence)
         model = copy.copy(self.model_)

@@ -10,7 +10,7 @@ from sitewise.confounders import Confounders
 from sitewise.confounders.variables import Categorical
 from sitewise.rows import LabeledRows
 
-EXPECTED_ROWS = 10.0  # expected rows of a class in a level, above which their absence is not chance
+EXPECTED_ROWS = 10.0  # expected rows of a class in a category, above which their absence is not chance
 KEPT = (
     "at {where} class {label!r} never occurs at any training site, so f is not identified there: "
     "the training prevalence is kept in {count} row(s)"
@@ -19,7 +19,7 @@ KEPT = (
 
 @dataclass(frozen=True)
 class Region:
-    """A level of a categorical confounder at which a class never occurs in training."""
+    """A category of a confounder at which a class never occurs in training."""
 
     variable: int
     code: float
@@ -27,7 +27,7 @@ class Region:
 
 
 def find_unsupported(rows: LabeledRows, n_classes: int, schema: Confounders | None) -> tuple[Region, ...]:
-    """Levels where a class is absent from all training sites although rows of it were expected from its overall share.
+    """Find categories where a class is absent from all training sites although its overall share predicts rows of it.
 
     f has never seen the class there: the ratio is not identified, whatever the network returns.
     """
