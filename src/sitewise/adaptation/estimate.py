@@ -99,9 +99,9 @@ def estimate_prevalence(
         How strongly g is shrunk to the prior: pseudo-rows in each cell of "constant" and "table", ridge penalty on the
         log-odds of "additive". "auto" chooses by left-out likelihood (for "constant": no shrinkage).
     prior : array of shape (K,), SitePrior or estimate, optional
-        What g is shrunk to, and the result if f is not informative. K probabilities (a Series is matched by its class
-        labels), or another estimate: "table" and "additive" are shrunk to its g(z), shifted to the level of this
-        site. A `SitePrior` also has the scales that the rehearsal learned.
+        What g is shrunk to. If f is not informative, it is the result. Either K probabilities (a Series is matched by
+        its class labels), or another estimate. In the second case, "table" and "additive" are shrunk to the g(z) of
+        that estimate, shifted to the level of this site. A `SitePrior` also has the scales that the rehearsal learned.
     confounders : Confounders, optional
         The schema learned in training. By default it is that of the prior or start, else it is learned from
         `sample_confounder`.

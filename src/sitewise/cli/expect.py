@@ -24,7 +24,8 @@ def expect(
     data: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[DATA]", help="The rows adapted on, in the same order, with the predictions to evaluate."
+            metavar="[DATA]",
+            help="The rows that were passed to adapt, in the same order, with the predictions to evaluate.",
         ),
     ] = None,
     proba: Annotated[
@@ -87,7 +88,7 @@ def read_columns(
     separator: str | None,
     encoding: str | None,
 ) -> "pd.DataFrame":
-    """Columns of the rows that a site was adapted on."""
+    """Columns of the rows that were passed to `adapt`."""
     from sitewise.cli.loading import check_site, reader_of, sites_of, take_site
     from sitewise.tables.files import open_table
     from sitewise.tables.values import Place

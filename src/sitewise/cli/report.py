@@ -31,7 +31,8 @@ def report(
         ),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="The rows adapted on, in the same order, with the columns of --subgroups.")
+        Path | None,
+        typer.Option(help="The rows that were passed to adapt, in the same order, with the columns of --subgroups."),
     ] = None,
     only_site: Annotated[
         str | None, typer.Option("--site", help="Use only the rows of this site, if --data holds several sites.")

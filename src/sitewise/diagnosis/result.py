@@ -131,7 +131,7 @@ class Outcome(str):
     sentence : str
         What was done and why.
     risk : str
-        What to expect: harm, no gain, or a gain.
+        What to expect: harm, no gain, a gain, or unknown.
     grounds : Grounds
         The numbers from which it was decided.
 

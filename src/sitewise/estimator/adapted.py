@@ -71,8 +71,8 @@ NOT_FITTED = (
     "(cross-validation, voting), wrap it: FrozenEstimator(here)"
 )
 SAMPLE_ONLY = (
-    "{call} needs every row adapted on; of this site's {total} rows, which were in Dask partitions, {kept} are kept: "
-    "adapt again with all of them"
+    "{call} needs every row that was passed to adapt; of this site's {total} rows, which were in Dask partitions, "
+    "{kept} are kept: adapt again with all of them"
 )
 LEAST_TRUST = 1e-4  # the smallest weight of the rows; with it the interval is almost [0, 1]
 
@@ -311,7 +311,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def _mean_probability(self) -> Tensor:
-        """The weighted mean of the predictions for the rows adapted on, (K,).
+        """The weighted mean of the predictions for the rows that were passed to `adapt`, (K,).
 
         For rows in partitions, the mean over all rows was computed by `adapt_log_ratio`. If the checks fail afterwards,
         it is the mean over the sample.
@@ -323,8 +323,9 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def prevalence_interval(self, Z: Any = None, level: float = 0.95) -> tuple[Any, Any]:
         """Return an interval for the prevalence of each class in the site's population.
 
-        The interval of P(Y) always contains `prevalence()`. The interval of P(Y|Z) has width zero where f is not
-        identified, because the training prevalence is kept there.
+        The interval of P(Y) always contains `prevalence()`. Where the rows are not used (see `outcome`), the interval
+        comes from the prior: from the differences between training sites. The interval of P(Y|Z) has width zero where f
+        is not identified, because the training prevalence is kept there; this does not mean that P(Y|Z) is certain.
 
         Parameters
         ----------
@@ -502,7 +503,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         columns : DataFrame, optional
-            Columns in the order of the rows adapted on; the confounders otherwise.
+            Columns in the order of the rows that were passed to `adapt`; the confounders otherwise.
 
         Returns
         -------
@@ -516,13 +517,13 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @cached_property
     def drawn_rows(self) -> DrawnRows:
-        """The distribution of the unknown labels of the rows adapted on, which expected performance comes from."""
+        """The distribution of the unknown labels of the rows that were passed to `adapt`, for expected performance."""
         return drawn_rows(self)
 
     def expected_performance(
         self, y_pred: Any = None, proba: Any = None, *, level: float = 0.95, threshold: float | None = None
     ) -> ExpectedPerformance:
-        """Estimate the performance on the rows adapted on, without labels.
+        """Estimate the performance on the rows that were passed to `adapt`, without labels.
 
         By default the performance of `predict` is estimated; if `y_pred` or `proba` is given, that of the other model.
         With `y_pred` alone, metrics of probabilities are undefined (None).
@@ -530,7 +531,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         y_pred : array-like of shape (n,), optional
-            Decisions of another model or rule, in the order of the rows adapted on.
+            Decisions of another model or rule, in the order of the rows that were passed to `adapt`.
         proba : array-like of shape (n, K) or (n,), optional
             Probabilities of another model; one column is the probability of the second of two classes.
         level : float
@@ -562,7 +563,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         specificity: float = 0.9,
         level: float = 0.95,
     ) -> dict[str, Expected]:
-        """Estimate clinical metrics on the rows adapted on, without labels; for two classes.
+        """Estimate clinical metrics on the rows that were passed to `adapt`, without labels; for two classes.
 
         These are net benefit, calibration in the large, calibration slope, the O:E ratio, the sensitivity at a given
         specificity, and the number needed to evaluate. See `sitewise.performance.clinical_performance`.
@@ -625,7 +626,9 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         threshold: float | None = None,
         level: float = 0.95,
     ) -> list[Subgroup]:
-        """Estimate prevalence, performance and calibration in each subgroup of the rows adapted on, without labels.
+        """Estimate prevalence, performance and calibration in subgroups of the rows that were passed to `adapt`.
+
+        No labels are needed.
 
         Parameters
         ----------
@@ -666,9 +669,9 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         sensitivity : float, optional
             The wanted sensitivity.
         harm_to_benefit : float, optional
-            The harm of one false positive in units of the benefit of one true positive; the threshold with the highest
-            expected net benefit is then chosen. 0.25 means that four false positives for each true positive are just
-            acceptable. This corresponds to a threshold of 0.2.
+            The harm of one false positive, divided by the benefit of one true positive. The threshold with the highest
+            expected net benefit is then chosen. With 0.25, four false positives do as much harm as one true positive
+            does good; the threshold is then about 0.2.
         level : float
             The level of the intervals.
 
@@ -718,7 +721,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return predict_sets(self, self.probability_of(log_ratio, codes), codes, coverage, by_class)
 
     def sample(self, n: int, *, random_state: int = 0) -> LabelSample:
-        """Draw rows to be labeled from the rows adapted on, stratified by score and z.
+        """Draw rows to be labeled from the rows that were passed to `adapt`, stratified by score and z.
 
         Parameters
         ----------
@@ -730,7 +733,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Returns
         -------
         LabelSample
-            The row numbers, and weights with which means over the sample estimate means over all rows.
+            The row numbers, and weights with which means over the sample estimate means over all rows, for `evaluate`.
 
         Examples
         --------
@@ -755,18 +758,22 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         level: float = 0.95,
         n_resamples: int = 200,
     ) -> Evaluation:
-        """Evaluate this model on labeled rows of the site, next to the model as trained and its recalibrations.
+        """Evaluate this model on labeled rows of the site, and compare it with the model as trained.
+
+        The model as trained is evaluated as it is, and recalibrated with these labels: its level alone, and level and
+        slope.
 
         Parameters
         ----------
         X : array-like of shape (n, d) or (n, C, H, W)
-            Rows of the site: those adapted on, or others.
+            Rows of the site: those that were passed to `adapt`, or others.
         y : array-like of shape (n,)
             Labels; rows without a label (NaN, None) are left out.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
             Their confounders z.
         groups : array-like of shape (n,), optional
-            Patients. Bootstrap intervals resample whole patients, and no patient is recalibrated by its own labels.
+            Patients. Bootstrap intervals resample whole patients. The rows of a patient are recalibrated with labels of
+            other patients only.
         sample_weight : array-like of shape (n,), optional
             Weights, such as those of `sample`.
         level : float
@@ -788,9 +795,9 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> "AdaptedClassifier":
         """Adapt again with more rows of the site. This object is unchanged.
 
-        The result is as if all rows had been given to `adapt` at once. The threshold and the policy are kept, and the
-        checks are computed anew. The joint distribution P(z, y) is kept too, because estimating it needs the inputs,
-        which are not stored: call `adapt` with all rows to estimate it again.
+        The prevalence is estimated and the checks are computed from all rows, as `adapt` would do with all of them. The
+        threshold and the policy are kept. Two things are kept too, because they need the inputs, which are not stored:
+        whether the joint model is used, and its distribution P(z, y). Call `adapt` with all rows to renew them.
 
         Parameters
         ----------

@@ -54,8 +54,9 @@ class PrevalenceAdjuster(SiteModel):
 
     The probabilities of the source rows must be out-of-sample: from rows that the classifier was not trained on, or
     from `cross_val_predict`. A classifier is over-confident on its training rows, and this cannot always be detected.
-    Name the sites (`sample_domain`) if there are several: how much f differs between them shows how far it can be
-    trusted at a new site. The source prevalence is kept where the evidence of a new site's rows is insufficient.
+    Name the sites (`sample_domain`) if there are several: the differences in P(y) between them, and the errors of f at
+    sites that are left out, show how far an estimate at the next site can be trusted. The source prevalence is kept
+    where the evidence of a new site's rows is insufficient.
 
     Parameters
     ----------
@@ -65,17 +66,17 @@ class PrevalenceAdjuster(SiteModel):
         and the probabilities of these rows are cross-fitted. If it only has `decision_function`, its scores are
         calibrated to probabilities. A torch module must return logits, (n, K), or (n, 1) for two classes.
     calibration : {"vector", "bias_corrected", "temperature", "none"}
-        The calibration of log f on the source rows.
+        The calibration of log f on the source rows, as for `GPAClassifier`.
     prevalence : {"auto", "constant", "table", "additive", "network"}
         The model of g, as for `GPAClassifier`.
     classifier_sees : {"auto", "x", "xz"}
-        "xz": z is among the classifier's inputs. Then log f = log p - log g_s(z), where g_s is the prevalence of all
-        source rows; they must be like the rows it was trained on. "x": z is not among them. Then log f is fitted as a
-        function of log p and z. "auto": the one that predicts held-out labels better.
+        "xz": z is an input of the classifier. Then log f = log p - log g_s(z), where g_s is the prevalence of all
+        source rows. The source rows must have the same P(y|z) as the rows that the classifier was trained on. "x": z is
+        not an input. Then log f is fitted as a function of log p and z. "auto": what predicts held-out labels better.
     classes : array-like of shape (K,), optional
-        The classes in the order of the columns of probabilities. None: the order of the estimator, otherwise sorted
-        labels. The columns of a DataFrame may come in any order if they are named after the classes, or at a new site
-        if they have the names they had at `fit`; other names are an error there.
+        The classes, in the order of the columns of probabilities. None: the order of a fitted estimator, otherwise
+        sorted labels. In a DataFrame whose columns are named after the classes, the order of the columns does not
+        matter. If `fit` had a DataFrame, one of a new site must have the same names or those of the classes.
     random_state : int, RandomState or None
         Seed of the folds.
     joint : DataFrame or array-like of shape (M, V), optional

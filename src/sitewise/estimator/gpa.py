@@ -68,10 +68,13 @@ class GPAClassifier(SiteModel):
         The probability with which each confounder is hidden in training. It may then be missing at prediction.
     missing : {"auto", "knockout", "joint"}
         How rows that lack z are predicted. "knockout": from f with z missing, as in the paper. "joint": from the site's
-        joint distribution P(z, y), which is estimated from x. "auto": "joint" if no row of a site has all of z, the
-        joint model has the higher left-out likelihood, and it was not much worse on held-out labels; else "knockout".
+        joint distribution P(z, y), which is estimated from x. "auto": "joint" if no row of the site has all of z and
+        three conditions hold, otherwise "knockout". The conditions: at most 25% of the training population has a z at
+        which a class is absent although 10 rows were expected; the log loss on held-out rows without their z is at most
+        1.2 times that of knockout; the cross-validated log-likelihood of the site's x is higher by more than 1.
     calibration : {"vector", "bias_corrected", "temperature", "none"}
-        The calibration of log f on held-out rows.
+        The calibration of log f on held-out rows. "vector": a slope and a bias for each class. "bias_corrected": one
+        slope, and a bias for each class. "temperature": one slope.
     weights : path, optional
         A local file with weights of the backbone: .safetensors, .pt or .pth. Weights of its classification head are
         not used.

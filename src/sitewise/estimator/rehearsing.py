@@ -62,11 +62,15 @@ class Rehearsal:
     Attributes
     ----------
     kind : str or None
-        "sites", "rows", or None if nothing was rehearsed.
+        "sites": training sites were left out, except those of fewer than 20 rows and one that is the only site with
+        some class. "rows": nothing was left out; held-out rows were adapted to as if they came from a new site. None:
+        nothing was rehearsed.
     table : DataFrame
-        A row for each site: `rows`; its true P(y); P(y) as trained and as adapted, with the bounds of the interval; the
-        log loss as trained, as adapted, and adapted with the true P(y) given (`nll_told`); the AUROC; and how strongly
-        each check of the assumption finds it violated there.
+        A row for each site; for "rows", one row. `rows`: their number. `prevalence`, `as_trained`, `adapted`, `low`,
+        `high`: P(y) by the labels, as trained, and as adapted with the bounds of its interval; for two classes that of
+        the second, otherwise a column for each class with its name appended. `nll_as_trained`, `nll_adapted`: the log
+        loss. `nll_told`: the log loss as trained after its level was fitted to the labels, as if P(y) were known.
+        `auroc`: as trained. `breach_*`: how strongly each check of the assumption finds it violated (only for "sites").
     numbers : Numbers
         What was learned: the scales of a new site's prior, and how many of its rows to trust.
 

@@ -42,7 +42,8 @@ class Suggestion:
         A row for each choice of z, from none to all suggested columns: the mean log loss over sites left out in turn,
         `as_trained` and `adapted` without labels, and the `gain` of adapting with this z over adapting without z.
     level : float
-        The significance level: the largest probability of any suggestion if nothing differs between sites.
+        The significance level. If no relation differs between sites, the probability that any column is suggested is
+        at most this level.
 
     Examples
     --------
@@ -85,7 +86,8 @@ def suggest_confounders(
     sample_weight : array-like of shape (n,), optional
         Weights of the rows.
     level : float
-        The significance level: the largest probability of any suggestion if no relation differs between sites.
+        The significance level. If no relation differs between sites, the probability that any column is suggested is
+        at most this level.
     rehearse : bool
         Whether to compare the choices of z by the log loss at sites left out in turn.
 

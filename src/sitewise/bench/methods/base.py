@@ -39,7 +39,7 @@ class AdaptedMethod:
     rule : callable
         From X and Z to log P(y|x,z), (n, K).
     own_rule : callable
-        log P(y|x,z) of the rows adapted on; methods that saw their labels cross-fit them.
+        log P(y|x,z) of the rows that were passed to `adapt`; methods that saw their labels cross-fit them.
     marginal : ndarray of shape (K,), optional
         The estimate of P(Y); None if the method has none.
     """
@@ -84,7 +84,7 @@ class AdaptedMethod:
         return np.asarray(self.classes_[self.predict_proba(X, sample_confounder).argmax(axis=1)])
 
     def own_proba(self) -> Array:
-        """Return the probabilities of the rows adapted on. Methods that saw their labels cross-fit them here.
+        """Return the probabilities of the rows that were passed to `adapt`; cross-fitted if the method saw labels.
 
         Returns
         -------
@@ -337,7 +337,7 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self.log_proba, None
 
     def own_log_proba(self, rule: Rule, X: Any, Z: Any, y: Any) -> Tensor:
-        """log P(y|x) of the rows adapted on."""
+        """log P(y|x) of the rows that were passed to `adapt`."""
         return rule(X, Z)
 
     # What the hooks stand on.

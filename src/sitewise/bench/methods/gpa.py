@@ -227,7 +227,7 @@ class GPAConstant(GPA):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GPAGuarded(GPA):
-    """GPA, guarded: as GPA, but g is that of the training rows if `diagnose()` says "do not adapt".
+    """GPA, guarded: as GPA, but g is that of the training rows if a check of the assumption fails.
 
     The diagnosis uses no labels: it checks whether f is informative here, and whether its values are a mixture of those
     of held-out rows, as they must be if P(x|y,z) is stable.

@@ -130,7 +130,9 @@ def shift_by_column(here: "AdaptedClassifier", columns: pd.DataFrame | None) -> 
     rows, model = here.rows, here.model
     if columns is None:
         if model.confounders_ is None:
-            raise ValueError("shift_by_column: the model has no confounders; give columns of the rows adapted on")
+            raise ValueError(
+                "shift_by_column: the model has no confounders; give columns of the rows that were passed to adapt"
+            )
         columns = model.confounders_.decode(rows.codes)
     if len(columns) != len(rows):
         raise ValueError(f"shift_by_column: columns has {len(columns)} row(s), the site was adapted on {len(rows)}")

@@ -1,4 +1,4 @@
-"""Evaluate an adapted model on labels of its site, next to the model as trained and its recalibrations."""
+"""Evaluate an adapted model on labels of its site, next to the model as trained, unchanged and recalibrated."""
 
 from typing import TYPE_CHECKING, Any
 

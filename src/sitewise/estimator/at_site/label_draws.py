@@ -22,7 +22,7 @@ N_RESAMPLES = 100  # resamples of the held-out rows that a calibration was fitte
 
 
 def drawn_rows(here: "AdaptedClassifier", rows: ScoredRows | None = None) -> DrawnRows:
-    """The given rows, or those adapted on, in the form that `sitewise.performance` reads."""
+    """The given rows, or those that were passed to `adapt`, in the form that `sitewise.performance` reads."""
     model = here.model
     rows = here.rows_in_use if rows is None else rows
     joint = None if here.ignores_rows else here.joint

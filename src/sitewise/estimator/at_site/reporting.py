@@ -75,13 +75,13 @@ def report_content(
 
 
 def _as_trained(here: "AdaptedClassifier") -> Tensor:
-    """P(y|x,z) of the rows adapted on, (n, K), by the model as trained."""
+    """P(y|x,z) of the rows that were passed to `adapt`, (n, K), by the model as trained."""
     rows = here.rows_in_use
     return combine(rows.log_ratio, here.model.pooled_prevalence_.log_prob(rows.codes)).exp()
 
 
 def _probability(here: "AdaptedClassifier") -> Array:
-    """P(y|x,z) of the rows adapted on, (n, K), as `predict_proba` returns it."""
+    """P(y|x,z) of the rows that were passed to `adapt`, (n, K), as `predict_proba` returns it."""
     rows = here.rows_in_use
     return np.asarray(here.probability_of(rows.log_ratio, rows.codes))
 

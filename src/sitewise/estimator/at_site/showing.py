@@ -50,7 +50,7 @@ def site_lines(here: "AdaptedClassifier") -> list[str]:
 
 
 def counted_rows(here: "AdaptedClassifier") -> str:
-    """How many rows the site was adapted on, and how many of them checks are made from."""
+    """How many rows were passed to `adapt`, and how many of them checks are made from."""
     if here.n_rows_ is None:
         return plural(len(here.rows), "row")
     return f"{here.n_rows_} rows in partitions; checks and expected performance are from {len(here.rows)} of them"

@@ -94,7 +94,7 @@ def fit_site_joint(model: "GPAClassifier", X: Inputs, given: SiteRows) -> JointE
     """The site's joint P(z, y), estimated from all its rows; known labels and known parts of z are used.
 
     None if the model uses knockout: for `missing="knockout"`; and for "auto" if some rows have all of z, which
-    determine g(z) better, or if the joint model is not better by held-out labels and left-out likelihood.
+    determine g(z) better, if the joint model is not trusted (`judged`), or if its left-out likelihood is not higher.
     """
     if model.missing == "joint" and model.joint_ is None:
         raise ValueError(NO_JOINT)
