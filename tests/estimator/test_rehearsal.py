@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from scipy.stats import norm
+from scipy.stats import t as student
 from sklearn.linear_model import LogisticRegression
 
 import sitewise as sw
@@ -458,11 +459,15 @@ def test_the_likelihood_of_an_error_is_the_integral_over_levels():
     assert float(learned[0] - learned[1]) == pytest.approx(by_hand[0] - by_hand[1], abs=0.05)  # of the coarse grid
 
 
-def test_few_sites_must_agree_before_rows_are_trusted():
-    gains = torch.tensor([[0.0, -0.3], [0.0, 0.1], [0.0, 0.05]])  # rows help one site much and harm two
-    assert best_trust(gains) == 0.0
-    assert best_trust(torch.tensor([[0.0, -0.05], [0.0, -0.06], [0.0, -0.04]])) > 0.0
-    assert best_trust(gains[:1]) > 0.0  # of one site there is no error between sites
+def test_trust_has_the_smallest_regret():
+    noisy = torch.tensor([[0.0, -0.3], [0.0, 0.25], [0.0, 0.1]])  # rows help one site and harm two
+    assert best_trust(noisy) == 0.0
+    assert best_trust(noisy[:1]) > 0.0  # of one site there is no error between sites
+    helpful = torch.tensor([[0.0, -0.20, -0.204], [0.0, -0.05, -0.052], [0.0, -0.10, -0.101]])
+    assert best_trust(helpful) == 30.0  # the third choice, although the gain over none differs between sites
+    by_hand = helpful[:, 1] - helpful[:, 2]
+    bound = by_hand.mean() + student.ppf(norm.cdf(1.0), 2) * by_hand.std() / 3**0.5
+    assert bound > 0  # the regret of the second
 
 
 def test_an_f_that_is_too_sharp_is_made_less_so():

@@ -128,7 +128,7 @@ def test_gpas_variants_use_one_f_and_differ_in_g(sites):
         return -np.log(here.predict_proba(X, Z)[np.arange(len(y)), y]).mean()
 
     assert nll(gpa.adapt(X, Z)) < nll(constant) - 0.01
-    assert nll(gpa.adapt(X, Z)) < nll(oracle) + 0.02  # averaged over what two rehearsed sites leave open
+    assert nll(gpa.adapt(X, Z)) < nll(oracle) + 0.04  # averaged over what two rehearsed sites leave open
 
 
 def test_guarded_is_gpa_where_adapting_is_safe_and_the_training_g_elsewhere(sites, monkeypatch):

@@ -442,13 +442,13 @@ def _harmless(harms: Tensor) -> float:
 
 
 def best_trust(losses: Tensor) -> float:
-    """The number of a new site's rows to trust, from expected losses (units, choices).
+    """The number of a new site's rows to trust, from expected losses (units, choices), by minimax regret.
 
-    It is the choice with the smallest upper bound of the mean loss relative to trusting none: one standard error
-    between units, by Student's t, because units are few.
+    The regret of a choice is how much larger its mean loss may be than that of the best other choice: the mean of the
+    differences plus one standard error between units (by Student's t, because units are few).
     """
-    gain, count = losses - losses[:, :1], len(losses)
-    if count == 1:
-        return TRUSTED[int(gain[0].argmin())]
-    error = student.ppf(norm.cdf(1.0), count - 1) * gain.std(0) / math.sqrt(count)
-    return TRUSTED[int((gain.mean(0) + error).argmin())]
+    apart, count = losses[:, :, None] - losses[:, None, :], len(losses)
+    regret = apart.mean(0)
+    if count > 1:
+        regret = regret + student.ppf(norm.cdf(1.0), count - 1) * apart.std(0) / math.sqrt(count)
+    return TRUSTED[int(regret.amax(1).argmin())]
