@@ -31,7 +31,7 @@ Kind = Literal["seen", "blank", "everything"]
 
 @dataclass(frozen=True)
 class ChunkReader:
-    """Reads chunks of a source as rows, with their parts of the labels, weights and groups of all rows."""
+    """Reads the chunks of a source as rows; labels, weights and groups of all rows are sliced for each chunk."""
 
     source: Iterable[Any]
     schema: Confounders | None

@@ -46,7 +46,7 @@ class Constant(Family):
         return fit_constant_cell(request.evidence, request.aim, strength, request.solver, request.begin)
 
     def draw(self, evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator) -> CellDraws:
-        """Draw from the likelihood of the shares, or from a normal distribution by its curvature."""
+        """Draw from the likelihood of the shares, or from its normal approximation."""
         assert fit.pseudo_counts is not None
         problem = constant_problem(evidence, fit.pseudo_counts[0])
         level = constant_level(fit)[None]

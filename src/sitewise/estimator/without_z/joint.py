@@ -174,7 +174,7 @@ def unseen_classes(codes: Tensor, n_classes: int, regions: tuple[Region, ...]) -
 
 
 def calibrate_critic(model: "GPAClassifier", joint: JointModel, held: LabeledRows, seed: int) -> JointModel:
-    """The joint model with the temperature that minimizes the NLL of (y, z) given x on held-out rows.
+    """The joint model with the slope of the critic that minimizes the NLL of (y, z) given x on held-out rows.
 
     P(y, z) is that of the same rows. Unchanged if too few rows have all of z.
     """
