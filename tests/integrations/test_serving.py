@@ -66,6 +66,19 @@ def test_sitewise_serves_what_the_site_says(table, by_us):
     assert np.abs(probabilities(post(by_us[0], csv, "text/csv")) - table.proba).max() <= 1e-12
 
 
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [(b"\n", "text/csv"), (b"PAR1" + 100 * b"?" + b"PAR1", "application/vnd.apache.parquet")],
+    ids=["empty CSV", "spoiled Parquet"],
+)
+def test_an_answer_to_unreadable_rows_has_no_traceback(by_us, body, kind):
+    status, text = post(by_us[0], body, kind)
+    assert 400 <= status < 500
+    assert "Failed to parse input" in json.loads(text)["message"]
+    assert "Traceback" not in text
+    assert ".py" not in text
+
+
 def check_answers(table, address):
     for frame, expected in ((table.frame, table.proba), (table.frame[::-1], table.proba[::-1])):
         assert np.abs(probabilities(post(address, as_split(frame))) - expected).max() <= 1e-12

@@ -1,6 +1,7 @@
 """A saved model or site behind MLflow's scoring server: `sitewise serve`."""
 
 import importlib
+import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +23,46 @@ def scoring_app(pyfunc: PyFunc) -> Any:
     record = models.Model(signature=models.ModelSignature(outputs=outputs))
     application = server.init(server.PyFuncModel(record, pyfunc))
     application.add_exception_handler(RecursionError, _too_deep)
+    application.add_middleware(WithoutTraces)
     return application
+
+
+class WithoutTraces:
+    """ASGI middleware that leaves MLflow's stack trace, and with it paths of this machine, out of error responses."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass a request on, and its response back; an error response is collected first."""
+        start: dict[str, Any] = {}
+        body = bytearray()
+
+        async def send_clean(message: Any) -> None:
+            if message["type"] == "http.response.start" and message["status"] >= 400:
+                start.update(message)
+            elif start and message["type"] == "http.response.body":
+                body.extend(message.get("body", b""))
+                if not message.get("more_body", False):
+                    clean = _without_trace(bytes(body))
+                    kept = [pair for pair in start["headers"] if pair[0].lower() != b"content-length"]
+                    await send({**start, "headers": [*kept, (b"content-length", str(len(clean)).encode())]})
+                    await send({"type": "http.response.body", "body": clean})
+            else:
+                await send(message)
+
+        await self.app(scope, receive, send_clean)
+
+
+def _without_trace(body: bytes) -> bytes:
+    """Return the JSON of an error without its stack trace, and anything else as it is."""
+    try:
+        error = json.loads(body)
+    except ValueError:
+        return body
+    if not isinstance(error, dict) or "stack_trace" not in error:
+        return body
+    return json.dumps({key: value for key, value in error.items() if key != "stack_trace"}).encode()
 
 
 async def _too_deep(request: Any, error: Exception) -> Any:
