@@ -175,8 +175,9 @@ class PrevalenceEstimate:
         n_resamples : int
             The number of resamples of "bootstrap".
         calibration : Calibration, optional
-            The calibration that was applied to `log_ratio`, with resamples; only for "bootstrap". The interval then
-            includes its uncertainty. Otherwise f is taken as given.
+            The calibration that was applied to `log_ratio`. It must contain resamples. Used only with "bootstrap". The
+            interval then includes its uncertainty. Otherwise f is taken as given, except that "curvature" includes the
+            error of f if there is a posterior.
         random_state : int, RandomState or None
             Seed of "bootstrap".
 
@@ -228,8 +229,8 @@ class PrevalenceEstimate:
         n_resamples : int
             The number of resamples.
         calibration : Calibration, optional
-            The calibration that was applied to `log_ratio`, with resamples. Each draw uses another of them, so that
-            intervals include the uncertainty of the calibration.
+            The calibration that was applied to `log_ratio`. It must contain resamples. Each draw uses another of them,
+            so that intervals include the uncertainty of the calibration.
         random_state : int, RandomState or None
             Seed.
 
@@ -252,7 +253,8 @@ class PrevalenceEstimate:
     def draws(self, n_draws: int = 200, *, random_state: Any = None) -> PrevalenceDraws:
         """Draw g from its uncertainty given f: fast, and consistent with `interval` (equation 11c).
 
-        If the family of g has no curvature, the draws are the bootstrap refits that `interval` uses.
+        With a posterior, the error of f is included. If the family of g has no curvature, the draws are the bootstrap
+        refits that `interval` uses.
 
         Parameters
         ----------
@@ -354,7 +356,10 @@ class PrevalenceEstimate:
 
     @property
     def allows_for_ratio_error(self) -> bool:
-        """Whether the draws of g include the error of f: the likelihood of a posterior is tempered for that."""
+        """Whether the draws of g include the error of f.
+
+        They do if there is a posterior, because its likelihood is tempered.
+        """
         return self._fit.posterior is not None
 
     @property

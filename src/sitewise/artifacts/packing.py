@@ -47,9 +47,9 @@ class Record:
     kind : type or callable
         The class, or a function that may be saved by its name.
     take_apart : callable, optional
-        From an object to the dict that is saved; the fields of the dataclass otherwise.
+        Converts an object to the dict that is saved. If None, the fields of the dataclass are saved.
     put_together : callable, optional
-        From such a dict to the object; the class itself otherwise.
+        Converts such a dict to the object. If None, the object is made from the fields of the dataclass.
     methods : tuple of str
         Methods that may be saved as functions bound to their object.
     dropped : tuple of str

@@ -176,8 +176,8 @@ class Outcome(str):
 class Diagnosis:
     """The findings of all checks, the outcome if a model was adapted, and the verdict.
 
-    With an outcome the verdict follows from it. Without one it is that of the most severe finding: "do not adapt" for
-    stop, "care" for care, else "adapt".
+    With an outcome, the verdict follows from the outcome and the findings. Without an outcome, the most severe finding
+    determines it: "do not adapt" for stop, "care" for care, otherwise "adapt".
 
     Parameters
     ----------

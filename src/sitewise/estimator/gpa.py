@@ -68,10 +68,12 @@ class GPAClassifier(SiteModel):
         The probability with which each confounder is hidden in training. It may then be missing at prediction.
     missing : {"auto", "knockout", "joint"}
         How rows that lack z are predicted. "knockout": from f with z missing, as in the paper. "joint": from the site's
-        joint distribution P(z, y), which is estimated from x. "auto": "joint" if no row of the site has all of z and
-        three conditions hold, otherwise "knockout". The conditions: at most 25% of the training population has a z at
-        which a class is absent although 10 rows were expected; the log loss on held-out rows without their z is at most
-        1.2 times that of knockout; the cross-validated log-likelihood of the site's x is higher by more than 1.
+        joint distribution P(z, y), which is estimated from x. "auto": "joint" if all conditions below hold, otherwise
+        "knockout". No row of the site has all of z, and at least 50 training rows have all of it. At most 25% of the
+        training rows have a z at which a class is absent (at least 10 of its rows were expected there and less than one
+        was found). On held-out rows whose z is hidden, the log loss of the joint model is not more than 1.2 times that
+        of knockout; an excess of up to two standard errors is tolerated, and fewer than 50 rows are not checked. The
+        cross-validated log-likelihood of the site's x is higher than that of knockout by more than 1.
     calibration : {"vector", "bias_corrected", "temperature", "none"}
         The calibration of log f on held-out rows. "vector": a slope and a bias for each class. "bias_corrected": one
         slope, and a bias for each class. "temperature": one slope.

@@ -40,12 +40,12 @@ class SitePrior:
     level_error : float
         Standard deviation of the error of an estimated level at an unseen site, beyond its sampling error.
     trusted_rows : float
-        The number of rows beyond which further rows add no information; zero if rows are not used at all.
+        The largest number of rows that all rows together can count as; zero if rows are not used at all.
     wide_trusted_rows : float
         The same for a site that may differ more than the training sites do (`widened`).
     averaged : bool
-        Whether predictions are averaged over the prior if rows are not used at all; otherwise they are those of the
-        model as trained.
+        Used only if the rows are not used at all. True: predictions are averaged over the prior. False: they are those
+        of the model as trained.
     n_source : float
         The number of labeled rows (or groups) that f was calibrated on; infinite if f is taken as given.
     missing : float
@@ -111,7 +111,9 @@ class SitePrior:
         return replace(self, level_scale=level_scale, trusted_rows=trusted)
 
     def tempering(self, n_rows: float) -> float:
-        """Return the power of the likelihood of unlabeled rows, from the error of f and the rehearsal (equation 18c).
+        """Return the exponent of the likelihood of unlabeled rows.
+
+        It accounts for the error of f and for the rehearsal (equation 18c).
 
         Parameters
         ----------
@@ -121,7 +123,7 @@ class SitePrior:
         Returns
         -------
         float
-            The power, between 0 and 1.
+            The exponent, between 0 and 1.
         """
         if not self.trusted_rows:
             return 0.0

@@ -212,12 +212,13 @@ def colored_site(
     name: str | None = None,
     seed: int = 0,
 ) -> Site:
-    """Draw a site of n colored digits, from a causal model at β (the site in the paper) or from a table P(y, z).
+    """Draw a site of n colored digits from a causal model or from a table P(y, z).
 
-    A coloring other than `binary` shows the score of the model before the threshold; the levels of a table are spread
-    over [0, 1]. `hidden` = s in [-1, 1] adds an omitted confounder u with P(u=1|y) = ½ + s (y - ½), independent of z
-    given y. It is visible in the image (`mark`) but not in Z. s = 0 is noise; the digits and colours do not depend on
-    s.
+    The parameter β of the causal model identifies the site in the paper. With the coloring `binary`, z is the
+    thresholded score of the causal model. With any other coloring, z is the score itself. For a table with more than
+    two levels, z takes equally spaced values in [0, 1]. `hidden` = s in [-1, 1] adds an omitted confounder u with
+    P(u=1|y) = ½ + s (y - ½), independent of z given y. It is visible in the image (`mark`) but not in Z. With s = 0 the
+    mark is independent of y. The digits and colours are the same for every s.
 
     Parameters
     ----------

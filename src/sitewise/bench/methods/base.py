@@ -108,8 +108,9 @@ class AdaptedMethod:
 class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A method of the comparison; a subclass describes itself in its `card` and overrides one hook.
 
-    Methods that train a network override `loss`; those that adjust a network's outputs to a site override `rule_at` and
-    name the method whose network they use in `trainer`. All methods have the settings of `GPAClassifier`.
+    Methods that train a network override `loss`; those that adjust a network's outputs to a site override `rule_at`;
+    their `trainer` returns the method whose network they use. All methods have the training settings of
+    `GPAClassifier`.
 
     Parameters
     ----------

@@ -41,10 +41,10 @@ class TrainedGPA:
 class GPA(Method):
     """GPA [nguyen2024adapting]: P_b(y|x,z) = Norm(f(x,z) g_b(z)), averaged over the posterior of g_b given (x, z).
 
-    f is trained with knockout and each site's g given, then calibrated on held-out rows; the prior of g_b is learned by
-    rehearsal on the training sites. This is `GPAClassifier`, with its settings and in addition `balance`, `solver` and
-    `prevalence_dropout`; `solver` may be the settings of an `EM` by name. Assumes that P(x|y,z) is the same at every
-    site.
+    f is trained with knockout while g of each site is held fixed. It is then calibrated on held-out rows; the prior of
+    g_b is learned by rehearsal on the training sites. This is `GPAClassifier`, with its settings and in addition
+    `balance`, `solver` and `prevalence_dropout`; `solver` may be the settings of an `EM` by name. Assumes that P(x|y,z)
+    is the same at every site.
 
     Parameters
     ----------
@@ -181,10 +181,11 @@ class GPAStar(GPA):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GPAJoint(GPAStar):
-    """GPA, joint: P_b(y|x) ∝ Σ_m ŵ_my r(x,y,z_m), z hidden at the new site; ŵ, its joint of (z, y), from x alone.
+    """GPA, joint: P_b(y|x) ∝ Σ_m ŵ_my r(x,y,z_m), z hidden at the new site.
 
-    r(x,y,z) = P(x|y,z) / P_s(x) comes from the same f and a critic of P_s(z|x) / P_s(z) on its features; exact where
-    GPA* approximates. `missing="auto"` uses GPA* if it has the higher left-out likelihood.
+    ŵ is the site's joint distribution P(z, y), estimated from x alone. r(x,y,z) = P(x|y,z) / P_s(x) comes from the same
+    f and a critic of P_s(z|x) / P_s(z) on its features; exact where GPA* approximates. `missing="auto"` chooses between
+    this and GPA* (see `GPAClassifier`).
 
     Parameters
     ----------
@@ -246,7 +247,7 @@ class GPAGuarded(GPA):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GPAOracle(GPA):
-    """GPA with the true g: P_b(y|x,z) = Norm(f(x,z) P_b(y|z)): the best result with this f. A reference.
+    """GPA with the true g: P_b(y|x,z) = Norm(f(x,z) P_b(y|z)); a reference: the same f with the true g.
 
     `adapt` is given the true g as `prevalence=`, a function of Z that returns P_b(y|z), (n, K).
     """

@@ -34,10 +34,10 @@ class GPAPaper(GPA):
     where the source's g is kept. `prevalence_dropout` is that of g: none for digits, 0.5 for the paper's ISIC and CXR
     networks.
 
-    The paper leaves some details open. Here they are: g_e by 500 steps of Adam with one row of uniform labels added,
-    because a site may have one class only; g_e of validation rows cross-fitted; LBFGS with a line search, 20 iterations
-    in each round; dropout in the M-steps with masks that are fixed within an M-step, none in ŷ; f(x,z) and f(x,z₀)
-    calibrated separately.
+    The paper leaves some details open. This implementation uses: g_e by 500 steps of Adam with one row of uniform
+    labels added, because a site may have one class only; g_e of validation rows cross-fitted; LBFGS with a line search,
+    20 iterations in each round; dropout in the M-steps with masks that are fixed within an M-step, none in ŷ; f(x,z)
+    and f(x,z₀) calibrated separately.
     """
 
     prevalence: str = "network"
@@ -65,7 +65,7 @@ class GPAPaper(GPA):
         return TrainedGPA(classifier.fit(X, y, domain, Z, groups, weight))
 
     def attach(self, trained: TrainedGPA) -> Self:
-        """Use a trained f, calibrated on all validation rows, without regions of z that are left out."""
+        """Use a trained f that is calibrated on all validation rows; no region of z is excluded."""
         super().attach(trained)
         if self.model_.unsupported_:
             self.model_ = copy.copy(self.model_)
@@ -85,7 +85,10 @@ class GPAPaper(GPA):
         return rule, np.asarray(estimate.marginal)
 
     def estimate(self, log_ratio: Tensor, Z: Any) -> PrevalenceEstimate:
-        """Algorithm 1, or without z algorithm 2: both start at a network with random weights, the second at its z₀."""
+        """Algorithm 1, or without z algorithm 2.
+
+        Both start with a network with random weights; algorithm 2 uses only its output at z₀.
+        """
         schema = self.model_.confounders_
         own: dict[str, Any] = {"model": "constant", "start": self._start()}
         if Z is not None and schema is not None:

@@ -37,7 +37,7 @@ class GroupShares:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GroupDRO(Method):
-    """GroupDRO [sagawa2019distributionally]: minimize Σ_g q_g R_g with q_g ∝ q_g exp(η R_g) after each batch.
+    """GroupDRO [sagawa2019distributionally]: minimize Σ_j q_j R_j with q_j ∝ q_j exp(η R_j) after each batch.
 
     Groups are classes × cells of z (`groups="cells"`) or classes × sites ("sites"); η is `step`. A continuous variable
     is cut into `bins` bins with equally many training rows; with bins=None it is an error. Rows that lack part of z
@@ -65,7 +65,7 @@ class GroupDRO(Method):
     )
 
     def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
-        """Bins make a continuous variable discrete."""
+        """Why this method cannot be used on such data; continuous z is accepted if it is binned or groups are sites."""
         if self.groups not in ("cells", "sites"):
             return f"groups must be 'cells' or 'sites', got {self.groups!r}"
         binned = self.bins is not None or self.groups == "sites"

@@ -47,10 +47,10 @@ def agree(log_proba: Tensor, neighbours: Tensor) -> Tensor:
 class LAME(OverERM):
     """LAME [boudiaf2022parameter]: minimize Σ_i KL(z_i ‖ q_i) - Σ_i Σ_(j near i) z_i·z_j over assignments z_i.
 
-    q_i is the network's P(y|x_i) and near are the `neighbours` nearest rows in its features, each scaled to length one;
-    the bound that the paper minimizes round by round has the closed form of `agree`. A site's rows are one batch. A row
-    that comes later is assigned by its neighbours among them, which stay as they are. A reference of test-time
-    adaptation: it looks for clusters of features, and estimates no prevalence.
+    q_i is the network's P(y|x_i). Row j is near i if it is one of the `neighbours` nearest rows to i, by the network's
+    features scaled to length one. The paper minimizes a bound in each round; its solution has a closed form (function
+    `agree`). A site's rows are one batch. A row that comes later is assigned by its neighbours among them, which stay
+    as they are. A reference of test-time adaptation: it looks for clusters of features, and estimates no prevalence.
 
     Parameters
     ----------

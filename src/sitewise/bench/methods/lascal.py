@@ -44,9 +44,9 @@ class LaSCal(LabelShift):
     """LaSCal [popordanoska2024lascal]: P_b(y|x) = Norm(f(x)^(1/T) P_b(y)), T with the least calibration error here.
 
     That error, the mean of CE_k² over the classes, needs no labels of the site: `shifted_calibration_error`. P_b(y) and
-    the weights w = P_b/P_s come from label-shift EM. The published method scales the classifier's logits, whose prior
-    is that of training; here the new P(y) is put in first, as for all methods of this family, and T scales what is
-    left. Its estimator was read in the paper's abstract and its published code, not in the paper itself.
+    the weights w = P_b/P_s come from label-shift EM. The published method divides the logits, which include the
+    training prior, by T. Here only log f is divided by T, and log P_b(y) is added afterwards. Its estimator was read in
+    the paper's abstract and its published code, not in the paper itself.
     """
 
     calibration: str = "none"

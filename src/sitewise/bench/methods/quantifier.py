@@ -111,7 +111,7 @@ class Quantifier(LabelShift):
     )
 
     def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
-        """A package that is not installed, or what the ERM behind it refuses."""
+        """Why this method cannot be used: a package is missing, or its ERM network cannot be trained on such data."""
         needed = ("quapy", "quadprog") if self.quantifier in ENERGY else ("quapy",)
         lacking = [name for name in needed if find_spec(name) is None]
         if lacking:

@@ -77,11 +77,12 @@ def pseudo_given_true(probability: Tensor) -> Tensor:
 class SFB(Method):
     """SFB [eastwood2023spuriosity]: stable features predict at all sites, unstable ones after a fit to pseudo-labels.
 
-    Training: the sites' mean of R(stable) + λ · its IRM penalty, R(stable + unstable), and κ · the covariance of both
-    parts given y; λ is `stability` and κ `independence`. At a new site a logistic regression p(ŷ|x_U) on the unstable
-    features is fitted to the stable head's predictions ŷ. With M[k,j] = P(ŷ=j|y=k) from the stable head's own
-    probabilities, p(y|x_U) solves p(ŷ|x_U) = Mᵀ p(y|x_U), and P(y|x) ∝ P(y|x_S) p(y|x_U) / P(y). Assumes that P(y|x_S)
-    is the same everywhere and that both parts are independent given y. With one training site there is no IRM penalty.
+    The training loss is a sum of three terms: the sites' mean of R(stable) + λ · its IRM penalty; R(stable + unstable);
+    and κ · the mean squared covariance of both parts given y. λ is `stability` and κ is `independence`. At a new site a
+    logistic regression p(ŷ|x_U) on the unstable features is fitted to the stable head's predictions ŷ. With M[k,j] =
+    P(ŷ=j|y=k) from the stable head's own probabilities, p(y|x_U) solves p(ŷ|x_U) = Mᵀ p(y|x_U), and P(y|x) ∝ P(y|x_S)
+    p(y|x_U) / P(y). Assumes that P(y|x_S) is the same everywhere and that both parts are independent given y. With one
+    training site there is no IRM penalty.
 
     Parameters
     ----------

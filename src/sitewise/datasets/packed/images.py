@@ -64,7 +64,7 @@ class PackedImages:
     records : tuple of ShardRecord
         The record of each shard.
     rows : array of int
-        The rows of the pack that these images are.
+        The positions of these images in the pack.
     shards : ShardMaps
         The memory-mapped shards.
 
@@ -196,7 +196,7 @@ class PackedImages:
             The manifest to compare with.
         by_hash : bool
             Compare the content of the files, which reads all of them. Otherwise their size and modification time are
-            compared. Use it for files that were copied.
+            compared. Set `by_hash=True` for files that were copied.
 
         Returns
         -------
