@@ -177,6 +177,9 @@ def sites_told_and_asked(rng: Rng) -> str:
         assert found.verdict in VERDICTS
         assert all(finding for finding in found.findings)
     elif asked == "sample":
+        if len(rows) < 2:
+            assert oracles.refused(lambda: here.sample(1))
+            return "refused"
         found, _ = quiet(lambda: here.sample(min(3, len(rows))))
         assert found is not None
     else:

@@ -165,3 +165,9 @@ def test_a_sample_of_another_size_is_refused(n):
     probability, z = rows_to_sample(60)
     with pytest.raises(ValueError, match="the number of rows must lie from 2 to 60"):
         draw_sample(probability, z, n)
+
+
+def test_a_site_of_one_row_has_nothing_to_draw_from():
+    probability, z = rows_to_sample(60)
+    with pytest.raises(ValueError, match="the site has 1 row; a sample needs at least 2"):
+        draw_sample(probability[:1], z[:1], 1)

@@ -63,6 +63,8 @@ def draw_sample(probability: Array, z: pd.DataFrame, n: int, *, seed: int = 0) -
         The rows with their strata and weights.
     """
     n_rows = len(probability)
+    if n_rows < 2:
+        raise ValueError(f"sample: the site has {n_rows} row; a sample needs at least 2 to draw from")
     if not 1 < n <= n_rows:
         raise ValueError(f"sample: the number of rows must lie from 2 to {n_rows:,}, got {n}")
     strata = strata_of(probability, z, n)
