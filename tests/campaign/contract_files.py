@@ -1,6 +1,5 @@
 """Attacks on saved models and on processes, written from docs/saving.md and docs/training.md."""
 
-import atexit
 import itertools
 import multiprocessing
 import os
@@ -11,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import cache
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +116,9 @@ def busy_place() -> Path:
         target=_save_both, args=(str(path), [str(one) for one in saved().values()]), daemon=True
     )
     writer.start()
-    atexit.register(writer.kill)
+    Finalize(
+        None, writer.kill, exitpriority=100
+    )  # atexit is not run in a worker, and a stopped process ends by a kill only
     busy_place.writer = writer  # type: ignore[attr-defined]
     return path
 

@@ -1,6 +1,5 @@
 """Attacks on the service and on commands, written from docs/cli.md and docs/guides/service.md alone."""
 
-import atexit
 import http.client
 import io
 import json
@@ -11,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import cache
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ def server() -> tuple[int, subprocess.Popen[bytes]]:
     log = (scratch() / "serve.log").open("wb")
     words = [sys.executable, "-m", "sitewise", "serve", str(site), "--port", str(port), "--quiet"]
     process = subprocess.Popen(words, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    atexit.register(process.kill)
+    Finalize(None, process.kill, exitpriority=100)  # atexit is not run in a worker
     end = time.monotonic() + LONG
     while True:
         assert process.poll() is None, (scratch() / "serve.log").read_text()[-2000:]
