@@ -116,9 +116,7 @@ def busy_place() -> Path:
         target=_save_both, args=(str(path), [str(one) for one in saved().values()]), daemon=True
     )
     writer.start()
-    Finalize(
-        None, writer.kill, exitpriority=100
-    )  # atexit is not run in a worker, and a stopped process ends by a kill only
+    Finalize(None, writer.kill, exitpriority=100)  # a worker runs no atexit; a stopped process needs a kill
     busy_place.writer = writer  # type: ignore[attr-defined]
     return path
 
