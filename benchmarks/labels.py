@@ -170,14 +170,14 @@ def lines(records):
     for record in records:
         case = record["case"]
         data = f"{case['data']}, {case['classifier']}" if record["part"] == "tables" else "skin lesions, CNN"
-        centres = "".join(name[4] for name in case.get("centres", ()))
+        centres = "+".join(name.removeprefix("HAM_") for name in case.get("centres", ()))
         for drawn in record["drawn"]:
             own = drawn["nll"]
             change = own["labels"] - own["no labels"]
             yield {
                 "data": data,
                 "site": f"{case['site']} {centres}",
-                "labels": drawn["labels"],
+                "n": drawn["labels"],
                 **own,
                 "change": change,
             }
@@ -186,10 +186,11 @@ def lines(records):
 def table(options):
     records = read_records(Path(str(options.file).removesuffix(".gz")))
     frame = pd.DataFrame(list(lines(records)))
-    by_site = frame.groupby(["data", "site", "labels"], sort=False).mean(numeric_only=True).reset_index()
-    means = by_site.groupby(["data", "labels"], sort=False).mean(numeric_only=True)
-    sites = by_site.groupby(["data", "labels"], sort=False)["change"]
-    means["sites"], means["worst change"] = sites.size(), sites.max()
+    by_site = frame.groupby(["data", "site", "n"], sort=False).mean(numeric_only=True).reset_index()
+    means = by_site.groupby(["data", "n"], sort=False).mean(numeric_only=True)
+    sites = by_site.groupby(["data", "n"], sort=False)["change"]
+    means["sites"], means["not worse"] = sites.size(), sites.apply(lambda change: int((change <= 0.005).sum()))
+    means["worst change"] = sites.max()
     print(means.round(4).to_string())
     print(by_site[by_site["change"] > 0.005].round(4).to_string())
     known = [
