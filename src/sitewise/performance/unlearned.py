@@ -31,7 +31,7 @@ class Learned:
 def unlearned_directions(
     judged: Sequence[Array], known: Sequence[Array], learned: Learned, weight: Array
 ) -> list[Direction]:
-    """Return steps of one standard deviation along the part of the `judged` logits (n, K) orthogonal to the `known`."""
+    """Return steps of one standard deviation along the parts of `judged` logits (n, K) orthogonal to `known` ones."""
     root = np.sqrt(learned.probability * (weight / weight.sum())[:, None])
 
     def columns(directions: Sequence[Array]) -> Array:
