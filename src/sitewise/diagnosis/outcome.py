@@ -1,6 +1,7 @@
 """Decide the outcome of an adaptation: adapted, partly adapted, or as trained, with its reason.
 
-All thresholds of the outcome and of the verdict are defined here; docs/trust.md lists them.
+The thresholds of the outcome are defined here, and those of a check in the module of the check. docs/trust.md describes
+them.
 """
 
 from collections.abc import Iterable

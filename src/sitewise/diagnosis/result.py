@@ -42,7 +42,7 @@ class Finding:
     sentence : str
         The finding in words.
     advice : str
-        Advice what to do if the finding is not good.
+        Advice on what to do, if the finding is not good.
     p_value : float, optional
         The p-value of the check, if it is a test. It is not adjusted for the other checks.
     details : dict

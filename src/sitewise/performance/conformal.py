@@ -78,8 +78,8 @@ def score_thresholds(
 def _quantile(score: Array, weight: Array, coverage: float) -> float:
     """Return the smallest score for which the rows at or below it have at least the share `coverage` of the weight.
 
-    The total includes a weight for the new row: the mean weight, if all weights are equal. Infinity if there is no such
-    score.
+    The total weight includes the new row, whose weight is the other weights' sum divided by their effective number.
+    Returns infinity if there is no such score.
     """
     total = weight.sum()
     if not total > 0:

@@ -110,7 +110,7 @@ def _halved(column: pd.Series) -> pd.Series:
 def allocate(size: Array, deviation: Array, n: int) -> Array:
     """Return the number of rows to draw from each stratum: proportional to size × standard deviation, at least two.
 
-    A stratum of one row has one. All have at least one instead of two if n is too small.
+    A stratum of one row gets one. If n is too small, every stratum gets at least one instead of two.
     """
     least = np.minimum(size, FEWEST) if np.minimum(size, FEWEST).sum() <= n else np.ones_like(size)
     counts, left = least.copy(), n - int(least.sum())

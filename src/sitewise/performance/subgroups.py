@@ -40,7 +40,7 @@ class Subgroup:
     column : str
         The column that defines the groups.
     name : str
-        The value or band of this group.
+        The value or band of this group, or "missing".
     n_rows : int
         The number of rows.
     prevalence : dict

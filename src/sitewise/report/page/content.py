@@ -227,7 +227,7 @@ def _prevalence(
 def _crossing(
     before: Array, after: Array, weight: Array | None, threshold: float | None, names: list[str]
 ) -> dict[str, Any]:
-    """The number of rows whose decision differs from the model as trained, in total and by class."""
+    """The number of rows whose predicted class differs from that as trained: in total, gained and lost by one class."""
     counts = np.ones(len(after)) if weight is None else np.asarray(weight, dtype=np.float64)
     first, then = (called(matrix, threshold) for matrix in (before, after))
     k = 1 if len(names) == 2 else int(np.argmax([((first == j) != (then == j)) @ counts for j in range(len(names))]))

@@ -77,7 +77,7 @@ class Scale:
 
 
 def nice_step(span: float, wanted: int) -> float:
-    """A step of 1, 2, 2.5 or 5 times a power of ten that divides a span into about `wanted` parts."""
+    """The smallest step of 1, 2, 2.5 or 5 times a power of ten that divides a span into at most `wanted` parts."""
     if not span > 0:
         return 1.0
     raw = span / wanted
@@ -86,7 +86,7 @@ def nice_step(span: float, wanted: int) -> float:
 
 
 def ticks(low: float, high: float, wanted: int = 4) -> list[float]:
-    """Round numbers within [low, high], from two to about twice as many as wanted."""
+    """Round numbers within [low, high]: at most `wanted` + 1, and about half as many or more."""
     step = nice_step(high - low, wanted)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
