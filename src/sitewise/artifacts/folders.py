@@ -1,8 +1,8 @@
 """The folder of a saved model: `model.json` with checksums of all files, tensors, a model card, and nested models.
 
-A folder is written under a temporary name, flushed to the disk and then renamed. Each file is read once, and the bytes
-that were checked are the bytes that are parsed, also in nested folders. No file can run code: JSON and safetensors hold
-data only, and the size and depth of the JSON document are checked before it is parsed.
+A folder is written under a temporary name, flushed to the disk and then renamed. Each file is read only once: the bytes
+that are checked are also the bytes that are parsed. This holds for nested folders too. No file can run code, because
+JSON and safetensors hold data only. The size and depth of a JSON document are checked before it is parsed.
 """
 
 import hashlib
@@ -33,12 +33,12 @@ DOCUMENT, TENSORS, CARD = "model.json", "tensors.safetensors", "model.md"
 ENTRIES = {"kind": str, "versions": dict, "files": dict, "inside": list, "card": str, "content": dict}
 OWN_CHECKSUM = '"sha256": "{}"'
 FILE = {"bytes": int, "sha256": str}
-BEGINNING = f'{{\n "format": {json.dumps(FORMAT)}'.encode()  # of every saved document
+BEGINNING = f'{{\n "format": {json.dumps(FORMAT)}'.encode()  # the first bytes of every saved document
 ESCAPED = re.compile(rb"\\.", re.DOTALL)  # an escaped character of a JSON string, perhaps a quote
 UNNESTED = bytes(set(range(256)) - set(b'"[]{}'))
 NESTING = np.zeros(256, dtype=np.int64)  # the change of depth by each character
 NESTING[list(b"[{")], NESTING[list(b"]}")] = 1, -1
-MOST_BYTES, DEEPEST = 2**26, 64  # of a document; a model of many sites has about 100 kB and 17 levels
+MOST_BYTES, DEEPEST = 2**26, 64  # limits of a document; a model of many sites has about 100 kB and 17 levels
 MOST_INSIDE = 4  # levels of nested folders; an adapted site has one: its model
 
 NO_PATH = "load: there is no folder {path}{meant}"
@@ -63,7 +63,7 @@ NOT_WRITTEN = "save: {path} could not be written ({reason}); nothing was changed
 
 @dataclass(frozen=True)
 class Folder:
-    """The content of a folder: its kind, JSON content, tensors by name, card, library versions and nested folders."""
+    """The parts of a folder: its kind, JSON content, tensors by name, card, library versions and nested folders."""
 
     kind: str
     content: dict[str, Any]
@@ -74,9 +74,9 @@ class Folder:
 
 
 def write_folder(folder: Folder, path: str | os.PathLike[str]) -> None:
-    """Write a folder completely, or change nothing. Only a saved model is overwritten.
+    """Write a folder completely, or change nothing. An existing path is replaced only if it is a saved model.
 
-    If several processes write to one path at the same time, one succeeds and the others raise BlockingIOError.
+    While one process writes to a path, other processes that try to write there raise BlockingIOError.
     """
     place = Path(path).resolve()
     try:
@@ -94,7 +94,8 @@ def write_folder(folder: Folder, path: str | os.PathLike[str]) -> None:
 def read_folder(path: str | os.PathLike[str]) -> Folder:
     """Read and check a folder; an error names all problems and says what to do.
 
-    If the folder is replaced meanwhile, it is read again, so that the result is the old or the new one, never a mix.
+    If the folder is replaced while it is read, it is read again. So the result is the old or the new folder, never a
+    mix of both.
     """
     place = Path(path)
     try:
@@ -117,7 +118,7 @@ def _read(place: Path) -> Folder:
 
 
 def _parse(place: Path, content: bytes, depth: int = 0) -> Folder:
-    """Parse a folder given the bytes of its document; all other files are read and checked against it."""
+    """Parse a folder, given the bytes of its document. All other files are read and checked against the document."""
     document = _parse_document(place / DOCUMENT, content)
     if depth > MOST_INSIDE:
         raise ValueError(ODD.format(path=place, error=f"more than {MOST_INSIDE} folders inside each other"))
@@ -132,7 +133,7 @@ def _parse(place: Path, content: bytes, depth: int = 0) -> Folder:
 
 
 def _check_place(place: Path) -> None:
-    """Raise FileExistsError if the path is not a saved model, or holds other files too."""
+    """Raise FileExistsError if something other than a saved model is at the path, or if it holds other files too."""
     if not place.exists():
         return
     if not place.is_dir():
@@ -164,7 +165,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _write_files(folder: Folder, place: Path, depth: int = 0) -> bytes:
-    """Write all files and return the bytes of `model.json`."""
+    """Write all files of a folder, and return the bytes of its `model.json`."""
     if depth > MOST_INSIDE:
         raise ValueError(f"save: more than {MOST_INSIDE} folders inside each other")
     files = {TENSORS: safetensors.torch.save(folder.tensors), CARD: folder.card.encode()}
@@ -223,7 +224,7 @@ def _check_length(path: Path, count: int, call: str) -> None:
 
 
 def _check_depth(path: Path, content: bytes, call: str) -> None:
-    """Check the nesting by counting brackets, before the document is parsed."""
+    """Check the depth of nesting by counting brackets, before the document is parsed."""
     characters = np.frombuffer(ESCAPED.sub(b"", content).translate(None, UNNESTED), dtype=np.uint8)
     within_text = np.logical_xor.accumulate(characters == ord('"'))
     if NESTING[characters[~within_text]].cumsum().max(initial=0) > DEEPEST:
@@ -256,7 +257,7 @@ def _parse_document(path: Path, content: bytes) -> dict[str, Any]:
 
 
 def _check_entries(path: Path, document: dict[str, Any]) -> None:
-    """Check that a document has all entries and lists exactly the files that belong to it."""
+    """Check that a document has all entries, and lists exactly the files that a saved model has."""
     for name, kind in ENTRIES.items():
         if not isinstance(document.get(name), kind):
             came = type(document[name]).__name__ if name in document else "nothing"
@@ -275,7 +276,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _read_files(place: Path, files: dict[str, dict[str, Any]]) -> dict[str, bytes]:
-    """Return the bytes of every file, checked against their sizes and checksums."""
+    """Return the bytes of every file, after checking their size and checksum."""
     problems = Problems("load")
     contents = {}
     for name, expected in files.items():

@@ -1,4 +1,4 @@
-"""Check values read from a file against the type annotations of the classes that they are for."""
+"""Check values that were read from a file against the type annotations of their class."""
 
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ def _field_checks(kind: type) -> tuple[tuple[str, Check], ...]:
 
 
 def odd_fields(value: Any) -> list[str]:
-    """Return the names of a dataclass instance's fields whose values do not match their annotation."""
+    """Return the names of the fields of a dataclass instance whose values do not match their annotations."""
     kind: type = type(value)
     if not is_dataclass(kind):
         return []
@@ -30,13 +30,16 @@ def odd_fields(value: Any) -> list[str]:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Return whether a value matches an annotation; containers by all entries, protocols by their members' names."""
+    """Return whether a value matches an annotation.
+
+    All entries of a list, tuple, set or mapping are checked. For a protocol, only the names of its members are checked.
+    """
     return _check_of(hint)(value)
 
 
 @cache
 def _check_of(hint: Any) -> Check:
-    """Compile an annotation to a function of a value, once for all entries of all files."""
+    """Convert an annotation to a function that checks a value; the function is cached."""
     if hint is Any:
         return lambda value: True
     if hint is None or hint is type(None):

@@ -1,7 +1,8 @@
-"""Convert values to JSON and tensors, and back: numbers are exact, shared objects stay shared, classes must be known.
+"""Convert values to JSON and tensors, and back. Numbers stay exact, shared objects stay shared.
 
-A value that JSON cannot hold becomes an object with a key "$" that names its type. A tensor is named by its path in the
-JSON tree, for example "fitted/_calibrations/0"; an object that occurs again refers to the path of its first occurrence.
+Classes must be registered (`Record`). A value that JSON cannot hold becomes an object with a key "$" that names its
+type. A tensor is named by its path in the JSON tree, for example "fitted/_calibrations/0". An object that occurs again
+refers to the path of its first occurrence.
 """
 
 import math
@@ -21,7 +22,7 @@ from sitewise.artifacts.hints import odd_fields
 
 MARK = "$"
 ODD = (LookupError, TypeError, AttributeError, RuntimeError, ValueError, ArithmeticError)  # raised by invalid entries
-ARRAYS, MOST_BYTES = "biufUO", 2**26  # kinds of arrays that JSON may hold, and the memory that one may take
+ARRAYS, MOST_BYTES = "biufUO", 2**26  # dtype kinds of arrays that JSON may hold, and the largest memory of an array
 FEW = 64  # larger arrays of numbers are saved with the tensors
 
 NOT_KEPT = (
@@ -40,16 +41,16 @@ class OddEntryError(ValueError):
 
 @dataclass(frozen=True)
 class Record:
-    """A class that may be saved: by its fields, or by the functions `take_apart` and `put_together`.
+    """A class that may be saved, by its fields or by the functions `take_apart` and `put_together`.
 
     Parameters
     ----------
     kind : type or callable
-        The class, or a function that may be saved by its name.
+        The class. It can also be a function, which is saved by its name.
     take_apart : callable, optional
         Converts an object to the dict that is saved. If None, the fields of the dataclass are saved.
     put_together : callable, optional
-        Converts such a dict to the object. If None, the object is made from the fields of the dataclass.
+        Converts the saved dict back to an object. If None, the dict has the fields of the dataclass.
     methods : tuple of str
         Methods that may be saved as functions bound to their object.
     dropped : tuple of str
@@ -71,14 +72,14 @@ Records = Mapping[str, Record]
 
 
 def pack(values: Mapping[str, Any], records: Records) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Convert values to a JSON tree and tensors by name."""
+    """Convert values to a JSON tree and a dict of tensors by name."""
     packer = _Packer({record.kind: name for name, record in records.items()}, records)
     tree = {key: packer.pack(value, _escape(key)) for key, value in values.items()}
     return tree, packer.tensors
 
 
 def unpack(tree: Mapping[str, Any], tensors: Mapping[str, Tensor], records: Records) -> dict[str, Any]:
-    """Convert a JSON tree and tensors back to values; raise ValueError for tensors or entries that do not fit."""
+    """Convert a JSON tree and tensors back to values; raise ValueError if tensors or entries are invalid."""
     unpacker = _Unpacker(records, tensors)
     values = {key: unpacker.unpack(value, _escape(key)) for key, value in tree.items()}
     for name in sorted(set(tensors) - unpacker.used):
@@ -149,7 +150,7 @@ class _Packer:
         return self.records[self.names[type(value)]]
 
     def _tensor(self, value: Tensor, place: str) -> dict[str, Any]:
-        """Save a tensor with its strides, because they decide how products with it are rounded."""
+        """Save a tensor with its strides, because the rounding of products with it depends on them."""
         entry = {MARK: "tensor", "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
         own = value.clone(memory_format=torch.contiguous_format)
         if value.stride() != own.stride() and (moved := value.permute(_order(value.stride()))).is_contiguous():
@@ -263,7 +264,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 @cache
 def _from_fields(kind: Any) -> Callable[[dict[str, Any]], Any]:
-    """Return a function that makes a dataclass instance from its fields; fields with a default may be absent."""
+    """Return a function from a dict of fields to an instance of a dataclass; fields with a default may be absent."""
     known = {field.name: field for field in fields(kind) if field.init}
     needed = {name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING}
 
@@ -277,7 +278,7 @@ def _from_fields(kind: Any) -> Callable[[dict[str, Any]], Any]:
 
 
 def _order(stride: Sequence[int]) -> list[int]:
-    """Return the axes in their order in memory, slowest first."""
+    """Return the axes in their order in memory, the axis with the largest stride first."""
     return sorted(range(len(stride)), key=stride.__getitem__, reverse=True)
 
 

@@ -1,7 +1,7 @@
 """Write files and folders atomically, one writer at a time.
 
-A writer holds a lock file beside its path, which the system releases when the process ends. All unfinished files that
-the holder of the lock finds there were left by a writer that was killed, and it removes them.
+A writer locks a file beside its path. The operating system releases the lock when the process ends. If the holder of
+the lock finds unfinished files there, a killed writer has left them, and the holder removes them.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # their numbers in fcntl.h and stdio.h of Linux
-MOST_READS, PAUSE = 100, 0.01  # attempts to read a folder that is replaced meanwhile; seconds between them
+MOST_READS, PAUSE = 100, 0.01  # attempts to read a folder that is being replaced; seconds between attempts
 
 BUSY = "another program is writing there at this moment: try again when it has finished"
 REPLACED = "{path} is being replaced again and again by another program: load it again when that has finished"
@@ -32,10 +32,10 @@ Read = TypeVar("Read")
 
 @contextmanager
 def sole_writer(place: Path) -> Iterator[Path]:
-    """Lock a path for writing and provide the temporary name to write under, for a file or a folder.
+    """Lock a path for writing, and provide a temporary path for the new file or folder.
 
-    `put_in_place` moves the result to the path. What was not moved is removed at the end, and so are the leftovers of
-    killed writers. Raises BlockingIOError if another process is writing there.
+    `put_in_place` moves the new file or folder to its path; if that was not done, it is removed at the end. Files left
+    by killed writers are removed at the start. Raises BlockingIOError if another process is writing there.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
     lock = _take_lock(place)
@@ -54,9 +54,9 @@ def sole_writer(place: Path) -> Iterator[Path]:
 def put_in_place(part: Path, place: Path) -> None:
     """Move a file or folder from its temporary name to its path.
 
-    That is atomic, except for a folder that replaces another one on a system that cannot exchange two folders. There, a
-    process killed between two renames leaves the old folder under another name; `read_unchanged` and the next writer
-    find it.
+    The move is atomic, except if a folder replaces another folder on a system that cannot exchange two folders. On such
+    a system two renames are needed. If the process is killed between them, the old folder remains under another name,
+    where `read_unchanged` and the next writer find it.
     """
     if not part.is_dir() or not place.exists():
         part.replace(place)
@@ -67,9 +67,10 @@ def put_in_place(part: Path, place: Path) -> None:
 
 
 def read_unchanged(place: Path, read: Callable[[Path], Read]) -> tuple[Read, Path]:
-    """Read a folder, again if it was replaced meanwhile; return the result and the path that was read.
+    """Read a folder, and read it again if it was replaced meanwhile; return the result and the path that was read.
 
-    If a writer was killed between the two renames of `put_in_place`, that is the path of the renamed old folder.
+    The path that was read is `place`. If a writer was killed between the two renames of `put_in_place`, it is the path
+    of the renamed old folder.
     """
     for _ in range(MOST_READS):
         source = _whereabouts(place)
@@ -115,7 +116,7 @@ def _take_lock(place: Path) -> int | None:
 
 
 def _tidy(place: Path, own: str = "") -> None:
-    """Restore an old folder if nothing is at its path, and remove all unfinished files."""
+    """Restore the old folder if nothing is at its path, and remove unfinished files: those of `own`, or all."""
     asides = _leftovers(place, "old", own)
     if asides and not place.exists():
         asides.pop().rename(place)
@@ -127,7 +128,7 @@ def _tidy(place: Path, own: str = "") -> None:
 
 
 def _leftovers(place: Path, what: str, own: str = "") -> list[Path]:
-    """Return the temporary files of unfinished writers, or of one of them, the latest last."""
+    """Return the temporary files of the writer `own`, or those of all unfinished writers, the latest last."""
     if own:
         entry = _beside(place, what, own)
         return [entry] if entry.exists() else []
@@ -137,20 +138,20 @@ def _leftovers(place: Path, what: str, own: str = "") -> list[Path]:
 
 
 def _whereabouts(place: Path) -> Path:
-    """Return where a folder is: at its path, or renamed by a writer that was killed before its second rename."""
+    """Return the path of a folder: `place`, or its new name if a writer was killed before the second rename."""
     if place.exists():
         return place
     home = place.resolve()
     if not home.parent.is_dir() or not _leftovers(home, "old"):
         return place
-    time.sleep(PAUSE)  # a running writer may be about to rename it
+    time.sleep(PAUSE)  # a running writer may be about to move the new folder to the path
     asides = _leftovers(home, "old")
     return place if home.exists() or not asides else asides[-1]
 
 
 @contextmanager
 def _pinned(folder: Path) -> Iterator[int | None]:
-    """Hold a folder open and provide its inode number, which is not used again meanwhile; None without a folder."""
+    """Hold a folder open, so that its inode number is not reused, and provide this number; None without a folder."""
     if os.name != "posix":
         yield _number(folder)
         return

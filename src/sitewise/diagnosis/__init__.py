@@ -1,4 +1,4 @@
-"""Checks of a site: is the assumption plausible, is g identified, is z covered by training; findings and a verdict."""
+"""Checks of a site: is the assumption plausible, is g identified, did training cover z? With findings and a verdict."""
 
 from sitewise.diagnosis.result import Diagnosis, Finding, Grounds, Outcome
 

@@ -1,4 +1,4 @@
-"""Coverage and positivity: values of z that training did not see, and classes that are absent in parts of z."""
+"""Check coverage and positivity: values of z that did not occur in training, and classes absent in parts of z."""
 
 from dataclasses import dataclass
 
@@ -9,28 +9,29 @@ from sitewise.confounders import Confounders
 from sitewise.confounders.variables import Categorical, Notes
 from sitewise.diagnosis.result import Finding
 
-NEW_SHARE = 0.05  # of the rows, with values of one variable that training never saw
-MISSING_RISE = 0.2  # increase of the share of rows without a variable
-EXPECTED_ROWS = 10.0  # rows of a class that must be expected before their absence counts
-KEPT_SHARE = 0.5  # of the site's rows, at which f is not identified
+NEW_SHARE = 0.05  # share of rows with values of one variable that did not occur in training; above it: care
+MISSING_RISE = 0.2  # increase of the share of rows that lack a variable; above it: care
+EXPECTED_ROWS = 10.0  # expected number of rows of a class from which their absence counts
+KEPT_SHARE = 0.5  # share of the site's rows at which f is not identified; above it: stop
 
 
 @dataclass(frozen=True)
 class TrainingTable:
-    """Counts of training rows by site, class and part of each confounder's range, and how often z was missing.
+    """Counts of training rows by site, class and part of each confounder's range, and the shares of missing values.
 
-    The parts of a categorical variable are its levels, those of a continuous one the intervals between its knots.
+    The parts of a categorical variable are its levels. The parts of a continuous variable are the intervals between its
+    knots.
     """
 
     sites: tuple[str, ...]
-    counts: tuple[Tensor, ...]  # of each variable (sites, parts, K)
-    missing: Tensor  # (V,) share of rows
+    counts: tuple[Tensor, ...]  # for each variable (sites, parts, K)
+    missing: Tensor  # (V,) share of rows that lack the variable
 
     @classmethod
     def of(
         cls, codes: Tensor, y: Tensor, site: Tensor, names: tuple[str, ...], n_classes: int, schema: Confounders | None
     ) -> "TrainingTable":
-        """Count the rows."""
+        """Count training rows with these codes of z (n, V), classes (n,) and indices of sites (n,)."""
         counts = []
         for j, variable in enumerate(() if schema is None else schema.variables):
             known = codes[:, j] != variable.missing_code
@@ -44,7 +45,10 @@ class TrainingTable:
 
 
 def parts_of(column: Tensor, knots: tuple[float, ...] | None) -> tuple[Tensor, int]:
-    """Return the part of its range of each code, and the number of parts: levels, or intervals between knots."""
+    """Return the index of the part in which each code (n,) lies, and the number of parts.
+
+    The parts are the intervals between knots. Without knots they are levels, and the number is returned as 0.
+    """
     if knots is None:
         return column.long(), 0
     inner = torch.tensor(knots[1:-1], dtype=torch.float64)
@@ -54,7 +58,7 @@ def parts_of(column: Tensor, knots: tuple[float, ...] | None) -> tuple[Tensor, i
 def check_coverage(
     codes: Tensor, weight: Tensor, notes: Notes, table: TrainingTable | None, schema: Confounders | None
 ) -> Finding:
-    """Check for unseen levels, values outside the training range, and more missing values than in training."""
+    """Check for new levels, values outside the range of training, and more missing values than in training."""
     name = "coverage of z"
     if schema is None:
         return Finding(name, "good", 0.0, NEW_SHARE, "The model uses no confounders.")
@@ -84,7 +88,7 @@ def check_coverage(
 def check_positivity(
     codes: Tensor, weight: Tensor, supported: Tensor, table: TrainingTable | None, schema: Confounders | None
 ) -> Finding:
-    """Check for parts of z where a class does not occur at any training site, or at some of them."""
+    """Check for parts of z in which a class occurs at no training site, or only at some of them."""
     name = "positivity"
     if schema is None or table is None:
         return Finding(name, "good", 0.0, KEPT_SHARE, "The model uses no confounders.")
@@ -126,6 +130,6 @@ def part_name(variable: object, part: int) -> str:
 
 
 def listed(names: list[str], at_most: int = 4) -> str:
-    """List some names, and the number of the others."""
+    """Return a text with the first names and the number of the others."""
     more = f" and {len(names) - at_most} more" if len(names) > at_most else ""
     return (", ".join(names[:at_most]) or "some level") + more

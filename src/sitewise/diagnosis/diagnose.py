@@ -1,4 +1,4 @@
-"""All checks of one site, on arrays: they need no network and no estimator."""
+"""All checks of one site. They are computed from arrays, and need no network and no estimator."""
 
 import torch
 from torch import Tensor
@@ -20,10 +20,10 @@ from sitewise.diagnosis.result import Diagnosis, Finding, conclude, holm
 from sitewise.diagnosis.samples import SourceSample, TargetSample, by_groups, count, evenly
 from sitewise.diagnosis.stability import Stability, compare_log_ratios, make_strata
 
-TESTED_ROWS = 5000  # at most of either sample: more would only find shifts too small to matter
-STOP_LEVEL, CARE_LEVEL = 0.01, 0.05  # of Holm's p-values over both tests
-STOP_GAP = 0.02  # of distribution functions; a significant but smaller gap means care
-STOP_AUC = 0.53
+TESTED_ROWS = 5000  # largest number of rows of each sample; more would only find shifts too small to matter
+STOP_LEVEL, CARE_LEVEL = 0.01, 0.05  # for p-values adjusted by Holm's method over both tests
+STOP_GAP = 0.02  # gap of distribution functions from which a significant difference means stop, not care
+STOP_AUC = 0.53  # the same for the AUC of the classifier between the samples
 
 BLIND = "It cannot see a shift that looks like another prevalence."
 MORE_ROWS = "Hold more rows out (validation=), or call model.calibrate with labeled rows like those here."
@@ -47,20 +47,20 @@ def diagnose_site(
     Parameters
     ----------
     source : SourceSample
-        Held-out labeled rows that the site is compared with.
+        Held-out labeled rows to compare the site with.
     target : TargetSample
-        The site's rows, from which `estimate` was made.
+        The site's rows, from which `estimate` was computed.
     estimate : PrevalenceEstimate
         The site's g.
     table : TrainingTable, optional
         Counts of the training rows, for coverage and positivity.
     random_state : int
-        Seed of the calibration's resamples.
+        Seed of the resamples of the held-out rows, to which the calibration is refitted.
 
     Returns
     -------
     Diagnosis
-        All findings, with the verdict of the most severe one.
+        All findings, and the verdict of the most severe finding.
     """
     schema = estimate.confounders
     resamples = draw_calibrations(source, random_state)
@@ -107,7 +107,7 @@ def run_tests(
 
 
 def matched(source: SourceSample, target: TargetSample, estimate: PrevalenceEstimate) -> Matched | None:
-    """Weight the source's rows to the site's mix of classes and z; return None if the effective number is too small."""
+    """Weight the source's rows to the site's (y, z); return None if a class has too few effective rows or groups."""
     if int(source.units.min()) < FEWEST or target.n_units < FEWEST:
         return None
     at = estimate.prevalence.log_prob
@@ -127,7 +127,10 @@ def matched(source: SourceSample, target: TargetSample, estimate: PrevalenceEsti
 
 
 def comparable(source: SourceSample, target: TargetSample, schema: Confounders | None) -> tuple[Tensor, Tensor]:
-    """Return the rows of both samples whose levels of z, or missing values, occur in the other sample too."""
+    """Return the rows of each sample whose levels of z, or missing values, occur in the other sample too.
+
+    Rows of zero weight, and rows of the site that are not tested or at which f is not identified, are left out.
+    """
     ours, theirs = source.weight > 0, target.tested & target.supported & (target.weight > 0)
     for j, variable in enumerate(() if schema is None else schema.variables):
         first, second = source.codes[:, j], target.codes[:, j]
@@ -139,7 +142,7 @@ def comparable(source: SourceSample, target: TargetSample, schema: Confounders |
 
 
 def bounded(log_ratio: Tensor) -> Tensor:
-    """Replace infinite log-ratios by large numbers, so that they can be compared."""
+    """Normalize log-ratios, and replace infinite ones by a large finite number, so that they can be compared."""
     return torch.nan_to_num(torch.log_softmax(log_ratio, dim=1), neginf=-1e3).clamp_min(-1e3)
 
 
@@ -206,7 +209,7 @@ def representation_finding(
 
 
 def grade(adjusted: float, large: bool) -> str:
-    """Return "stop" for a significant and large shift, "care" for a significant or likely one, else "good"."""
+    """Return "stop" if p < 0.01 and the shift is large, otherwise "care" if p < 0.05, otherwise "good"."""
     if adjusted < STOP_LEVEL and large:
         return "stop"
     return "care" if adjusted < CARE_LEVEL else "good"

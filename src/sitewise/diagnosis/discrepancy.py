@@ -1,4 +1,4 @@
-"""The size of a difference of means, without the directions that a change of g explains."""
+"""The test of a difference of means, without the directions that a change of g explains."""
 
 import torch
 from scipy.stats import chi2, ncx2
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def leave_out(directions: Tensor, metric: Tensor) -> Tensor:
-    """Return the (M, M) projection that removes directions (M, P) from a vector, in a diagonal metric (M,)."""
+    """Return the (M, M) matrix that removes directions (M, P) from a vector by projection in a diagonal metric (M,)."""
     scaled = metric.sqrt()[:, None] * directions
     norms = scaled.norm(dim=0)
     scaled = scaled[:, norms > 1e-12] / norms[norms > 1e-12]
@@ -18,9 +18,9 @@ def leave_out(directions: Tensor, metric: Tensor) -> Tensor:
 
 
 def quadratic_p_value(statistic: float, eigenvalues: Tensor) -> float:
-    """P(Σ λ_i χ²_i > statistic) for independent χ² with one degree of freedom each.
+    """Return P(Σ λ_i χ²_i > statistic) for independent χ² variables with one degree of freedom each.
 
-    It is approximated by a noncentral χ² with the same first three or four cumulants (Liu, Tang and Zhang 2009).
+    The sum is approximated by a noncentral χ² with the same first three or four cumulants (Liu, Tang and Zhang 2009).
     """
     values = eigenvalues.clamp_min(0.0)
     c1, c2, c3, c4 = (float((values**power).sum()) for power in (1, 2, 3, 4))

@@ -1,12 +1,12 @@
 """Test whether the relation of a column to the classes differs between sites, given all other columns.
 
-If P(x|y,z) is stable, the log-odds of y given everything are log f(x,z) + log g_s(z). Sites then differ only in the
-term of z. So a column whose interaction with the site is not zero belongs to z. It is found by the score test of that
-interaction in a logistic model with the main effects of all columns (equation 22a).
+With labels: if P(x|y,z) is the same at all sites, the logits of y given all columns are log f(x,z) + log g(z), and only
+g differs between sites. So a column whose interaction with the site is not zero belongs to z. It is found by a score
+test of this interaction in a logistic model with the main effects of all columns (equation 22a).
 
-Without labels: g has the training sites' shape and the site's own level. Row n then has the score
-s_n = P(y|x_n,z_n) - g(z_n). If the shape is right too, scores are unrelated to any column. They are related to a column
-along which g differs from the training sites (equation 22b).
+Without labels: g is taken with the shape of the training sites and the site's own level. Row n then has the score
+s_n = P(y|x_n,z_n) - g(z_n). If this g is right, the scores are unrelated to every column. If the shape of g differs
+from that of the training sites along a column, the scores are related to this column (equation 22b).
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ from torch.nn.functional import one_hot
 from sitewise.posterior import combine, contrasts
 from sitewise.prevalence.linear import fit_linear, information
 
-MOST_LEVELS = 12  # of a category, by frequency; rarer ones are merged
-POWERS = 3  # of a number in main effects; one less in interactions with sites
+MOST_LEVELS = 12  # most frequent levels of a category with a column of their own; the others are the reference
+POWERS = 3  # powers of a number in main effects; one less in interactions with sites
 REACH = 3.0  # standard deviations at which a number is clipped
-RIDGE = 1e-3  # on main effects, in rows: keeps them finite if classes are separated
+RIDGE = 1e-3  # penalty on main effects, in rows: keeps them finite if classes are separated
 SMALLEST = 1e-9  # relative information below which a direction is ignored
 STEPS = 500
 CLOSE = 1e-10
@@ -42,7 +42,10 @@ class ScoreTest:
 
 
 def column_features(column: pd.Series) -> tuple[Tensor, Tensor]:
-    """Return a column's features for main effects and for interactions: powers of a number, or frequent levels."""
+    """Return a column's features for main effects and for interactions: powers of a number, or frequent levels.
+
+    Both have the shape (n, d), and include a column that marks missing values, if there are any.
+    """
     missing = column.isna().to_numpy()
     gaps = [missing.astype(float)] if missing.any() else []
     numeric = pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
@@ -78,7 +81,7 @@ def site_interactions(
     """Test for each column (features (n, d) each) whether its effect on the classes differs between sites.
 
     The model has an intercept for each site, the main effects (n, D) of all columns, and the interactions of the
-    columns that are already `chosen`, for which None is returned.
+    columns in `chosen` with the site. The result has None for the chosen columns.
     """
     marks = one_hot(site).double()
     design = torch.cat([marks, main, *(_by_site(columns[j], marks) for j in chosen)], dim=1)
@@ -98,12 +101,12 @@ def site_interactions(
 
 
 def _by_site(column: Tensor, marks: Tensor) -> Tensor:
-    """Return the column's features at every site but the first, (n, d (S-1))."""
+    """Return the products of the column's features with the indicator of each site except the first, (n, d (S-1))."""
     return (column[:, :, None] * marks[:, None, 1:]).flatten(1)
 
 
 def _score_test(design: Tensor, added: Tensor, residual: Tensor, weight: Tensor, probability: Tensor) -> ScoreTest:
-    """Rao's score test that features added to a fitted design have no effect."""
+    """Return Rao's score test of the hypothesis that the features `added` to a fitted design have no effect."""
     if not added.shape[1]:
         return ScoreTest(0.0, 0, 1.0)
     width = probability.shape[1] - 1
@@ -121,7 +124,7 @@ def _score_test(design: Tensor, added: Tensor, residual: Tensor, weight: Tensor,
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return Holm's adjusted p-values: the chance of any false rejection is at most the level."""
+    """Return Holm's adjusted p-values: the probability of any false rejection is at most the level of the tests."""
     order = np.argsort(p_values, kind="stable")
     adjusted = np.empty(len(p_values))
     highest = 0.0
@@ -136,8 +139,8 @@ def shift_concentration(
 ) -> list[ScoreTest]:
     """Test for each column (features (n, d)) whether g differs along it from the training sites' g (n, K).
 
-    `log_ratio` (n, K) is log f. The level of g is estimated from the rows, so that a shift of the level alone does not
-    count.
+    `log_ratio` (n, K) is log f, and `log_prevalence` (n, K) is log g of the training sites. The level of g is estimated
+    from the rows, so that a shift of the level alone does not count.
     """
     log_g = with_own_level(log_ratio, log_prevalence, weight)
     basis = contrasts(log_ratio.shape[1])
@@ -156,7 +159,7 @@ def shift_concentration(
 
 
 def with_own_level(log_ratio: Tensor, log_prevalence: Tensor, weight: Tensor) -> Tensor:
-    """Return log g (n, K) with the rows' own level: the one at which predictions and g have the same mean."""
+    """Return log g (n, K) with the rows' own level: the level at which predictions and g have the same mean."""
     level = torch.zeros(log_ratio.shape[1], dtype=torch.float64)
     log_g = log_prevalence
     for _ in range(STEPS):

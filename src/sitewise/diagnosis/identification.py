@@ -1,4 +1,4 @@
-"""How informative f is: on held-out rows, and for the prevalence of this site given its number of rows."""
+"""Check how informative f is: on held-out rows, and for the prevalence of this site given its number of rows."""
 
 import numpy as np
 import torch
@@ -13,17 +13,17 @@ from sitewise.diagnosis.result import Finding
 from sitewise.diagnosis.samples import SourceSample, TargetSample, evenly, number, scatter, several
 from sitewise.posterior import combine
 
-CARE_WIDTH, STOP_WIDTH = 0.10, 0.25  # half the 95% interval of P(Y), including the calibration's uncertainty
-SURE_SLOPE = 2.33  # standard errors of a calibration slope above zero: 1% one-sided
+CARE_WIDTH, STOP_WIDTH = 0.10, 0.25  # half the width of P(Y)'s 95% interval, with the calibration's uncertainty
+SURE_SLOPE = 2.33  # distance from zero in standard errors: a one-sided test at 1%
 RESAMPLES = 40
 RESAMPLED_ROWS = 2000
-DRAW_TOLERANCE = 1e-7  # of the KKT gap: enough for the standard deviation between draws
+DRAW_TOLERANCE = 1e-7  # tolerance of the KKT gap; enough for the standard deviation between draws
 
 
 def check_identification(
     source: SourceSample, target: TargetSample, estimate: PrevalenceEstimate, resamples: list[Calibration]
 ) -> Finding:
-    """Check the half-width of P(Y)'s 95% interval, and whether f separates the classes on held-out rows."""
+    """Check half the width of P(Y)'s 95% interval, and whether f separates the classes on held-out rows."""
     name = "identification"
     low, high = (np.asarray(bound, dtype=np.float64) for bound in estimate.interval())
     given_f = float((high - low).max() / 2.0)
@@ -41,7 +41,8 @@ def check_identification(
         **target.group_counts,
     }
     advice = "Adapt with more rows, or with labels for a few; or improve the model before using it anywhere."
-    # Of nearly separable classes the slope is unknown and the gain sure; of an uninformative f neither is.
+    # If the classes are nearly separable, the slope is uncertain but the gain is clearly above zero. If f is
+    # uninformative, neither is clearly above zero.
     silent = gain < SURE_SLOPE * gain_error and (slope is None or slope < SURE_SLOPE)
     if silent and len(source.y):
         sentence = (
@@ -59,9 +60,9 @@ def check_identification(
 
 
 def draw_calibrations(source: SourceSample, random_state: int) -> list[Calibration]:
-    """Refit the source's calibration to bootstrap resamples of its rows, or groups of rows; none without a calibration.
+    """Refit the source's calibration to bootstrap resamples of its rows or groups.
 
-    If all rows are of one group, rows are resampled.
+    Returns an empty list if f was not calibrated. If all rows belong to one group, rows are resampled.
     """
     if source.calibration.method == "none" or len(source.y) < 2:
         return []
@@ -91,9 +92,10 @@ def draw_calibrations(source: SourceSample, random_state: int) -> list[Calibrati
 
 
 def drawn_rows(groups: Tensor | None, n_rows: int) -> tuple[Tensor, float]:
-    """Return about RESAMPLED_ROWS rows, or whole groups, and the factor that scales their draws to those of all rows.
+    """Return the indices of about RESAMPLED_ROWS rows (of whole groups), and a factor for deviations in resamples.
 
-    The factor is the square root of the share of rows, or of groups.
+    The factor is the square root of the share of rows, or of groups. It scales the deviations of refits to these rows
+    to those of refits to all rows.
     """
     if groups is None:
         rows = evenly(torch.arange(n_rows), RESAMPLED_ROWS)
@@ -104,7 +106,7 @@ def drawn_rows(groups: Tensor | None, n_rows: int) -> tuple[Tensor, float]:
 
 
 def slope_in_errors(calibration: Calibration, resamples: list[Calibration]) -> float | None:
-    """Return the calibration's mean slope in standard errors, None if no slope was fitted."""
+    """Return the calibration's mean slope divided by its standard error; None without resamples."""
     if not resamples:
         return None
     slopes = torch.stack([other.slope.mean() for other in resamples])
@@ -113,7 +115,10 @@ def slope_in_errors(calibration: Calibration, resamples: list[Calibration]) -> f
 
 
 def calibration_standard_error(calibration: Calibration, resamples: list[Calibration], target: TargetSample) -> float:
-    """Return the standard error of P(Y) due to the calibration: that of a constant g over the resamples."""
+    """Return the standard error of P(Y) due to the calibration: the standard deviation of a constant g over resamples.
+
+    The result is the largest standard error of any class. It is 0 without resamples.
+    """
     if not resamples or bool((calibration.slope <= 0).any()):
         return 0.0
     rows = evenly(target.supported.nonzero().flatten(), RESAMPLED_ROWS)
@@ -123,7 +128,7 @@ def calibration_standard_error(calibration: Calibration, resamples: list[Calibra
 
 
 def constant_prevalences(log_ratio: Tensor, weight: Tensor) -> Tensor:
-    """Estimate a constant g from each of R versions of log f (R, n, K), (R, K) (equation 8)."""
+    """Estimate a constant g (R, K) from each of R versions of log f (R, n, K) (equation 8)."""
     n_versions, _, n_classes = log_ratio.shape
     even = torch.full((n_versions, n_classes), 1 / n_classes, dtype=torch.float64)
     ratio = torch.stack([to_ratio(version) for version in log_ratio])
@@ -132,7 +137,7 @@ def constant_prevalences(log_ratio: Tensor, weight: Tensor) -> Tensor:
 
 
 def information_gain(source: SourceSample) -> tuple[float, float]:
-    """Return how much f raises the mean log-probability of held-out labels over g alone, and its standard error."""
+    """Return the increase of the mean log-probability of held-out labels by f over g alone, and its standard error."""
     if not len(source.y):
         return 0.0, 0.0
     prior = torch.log_softmax(source.log_prevalence, dim=1)

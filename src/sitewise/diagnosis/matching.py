@@ -1,8 +1,8 @@
 """Weight held-out source rows to the new site's distribution of (y, z) under the estimated g (docs/trust.md).
 
-This is entropy balancing within each class: of all weights with the new site's means of simple features of z, those
-closest to uniform. A row of the new site counts as g(z)_y for class y. The compared functions are also regressed on
-these features, which removes what the weights leave unmatched.
+This is entropy balancing within each class: among all weights for which the means of simple features of z equal those
+at the new site, the weights closest to uniform are taken. A row of the new site counts g(z)_y times for class y. The
+compared functions are also regressed on these features, which removes differences that the weights leave.
 """
 
 from dataclasses import dataclass
@@ -16,16 +16,17 @@ from sitewise.diagnosis.samples import add_up, number, scatter
 from sitewise.posterior import contrasts
 from sitewise.solvers import newton
 
-RIDGE = 1e-3  # on the log-weights: keeps them finite if the source cannot be balanced to the goal
-MANY_LEVELS = 12  # the most frequent levels of a variable have their own column, the others share one
+RIDGE = 1e-3  # penalty on the coefficients of log-weights: keeps them finite if the goal cannot be reached
+MANY_LEVELS = 12  # most frequent levels of a variable that are used; the last of them has no column of features
 FEWEST = 20  # source rows of a class, and rows in a stratum, that a test needs; groups, if there are any
-EFFECTIVE = 50.0  # effective number of source rows of a class that a test needs: normal errors fail below
+EFFECTIVE = 50.0  # effective source rows of a class that a test needs; with fewer, errors are not normal
 
 
 def z_features(codes: Tensor, like: Tensor, schema: Confounders | None) -> Tensor:
-    """Return simple features of z, (n, D): 1, a number with its square, a column for each level; `like` sets the scale.
+    """Return simple features of z, (n, D): a constant, a number and its square, and a column for each frequent level.
 
-    A variable with missing values has a column that marks them.
+    A variable with missing values has a column that marks them. The codes `like` determine the scale of numbers, the
+    frequent levels, and which variables have missing values.
     """
     columns = [torch.ones(len(codes), 1, dtype=torch.float64)]
     for j, variable in enumerate(() if schema is None else schema.variables):
@@ -49,7 +50,7 @@ def frequent(column: Tensor, n_levels: int) -> Tensor:
 
 
 def balance(features: Tensor, base: Tensor, goal: Tensor) -> Tensor:
-    """Return weights base·exp(λ·features), (m,), with Σ weights·features = goal up to a small ridge on λ."""
+    """Return weights base·exp(features·λ), (m,), with Σ weights·features = goal, up to a small ridge penalty on λ."""
     total = goal[0]  # the first feature is constant
 
     def weights(points: Tensor) -> Tensor:
@@ -71,22 +72,22 @@ def balance(features: Tensor, base: Tensor, goal: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Matched:
-    """Source and target rows to compare, with their weights; gives the covariance of means over them, by group."""
+    """Weighted source rows and target rows, with methods that compare means of functions over both."""
 
-    source_features: Tensor  # (m, D) of z
+    source_features: Tensor  # (m, D) features of z
     target_features: Tensor  # (n, D)
-    y: Tensor  # (m,)
+    y: Tensor  # (m,) class indices of the source's rows
     prevalence: Tensor  # (n, K) g at the target's rows
     source_prevalence: Tensor  # (m, K) the target's g at the source's z
     source_weight: Tensor  # (m,), sums to one
     target_weight: Tensor  # (n,), sums to one
-    source_groups: Tensor | None = None  # (m,) numbers
+    source_groups: Tensor | None = None  # (m,)
     target_groups: Tensor | None = None  # (n,)
 
     def effective_rows(self, strata: Tensor | None = None) -> Tensor:
-        """Return the effective number of source rows of each class in each of the strata (m, S): (S, K).
+        """Return the effective number of source rows of each class in each of the strata (m, S), as (S, K).
 
-        With groups it is the effective number of groups.
+        With groups, it is the effective number of groups.
         """
         marks = torch.ones(len(self.y), 1, dtype=torch.float64) if strata is None else strata
         one_hot = torch.nn.functional.one_hot(self.y, self.prevalence.shape[1]).double()
@@ -101,8 +102,9 @@ class Matched:
     def residuals(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return residuals of functions (m, M) and (n, M) given z and class, and the source's leverage (m, 1).
 
-        The regression on z is fitted to the weighted source rows of each class. The prediction for a target row is the
-        mixture over classes. Rows of one group and class have the leverage of their mean with their total weight.
+        A regression on the features of z is fitted to the weighted source rows of each class. The prediction for a
+        target row is the mean over classes with its g. Rows of one group and class all have the leverage of one row
+        with their mean features and their total weight.
         """
         left, own, leverage = torch.empty_like(source), target.clone(), torch.empty_like(source[:, :1])
         for label in range(self.prevalence.shape[1]):
@@ -123,7 +125,10 @@ class Matched:
         return left, own, leverage
 
     def compare(self, source: Tensor, target: Tensor) -> "Difference":
-        """Return the means of target functions (n, M) minus those of the source (m, M), with their covariance."""
+        """Return the means of functions over the target (n, M) minus those over the source (m, M), with covariance.
+
+        The functions are first regressed on z and class (`residuals`). Groups are taken into account.
+        """
         left, own, leverage = self.residuals(source, target)
         mean = self.target_weight @ own
         target_terms = self.target_weight[:, None] * (own - mean)
@@ -132,7 +137,7 @@ class Matched:
         return Difference(mean - self.source_weight @ left, covariance)
 
     def tilts(self, source: Tensor, strata: Tensor) -> Tensor:
-        """Return the derivative (M, P) of the source's means of functions (m, M) in the log-odds of g by stratum."""
+        """Return the derivative (M, P) of the source's means of functions (m, M) by the log-odds of g in the strata."""
         basis = contrasts(self.prevalence.shape[1])
         one_hot = torch.nn.functional.one_hot(self.y, self.prevalence.shape[1]).double()
         scores = (one_hot - self.source_prevalence) @ basis  # (m, K-1)
@@ -160,7 +165,10 @@ def match(
     source_groups: Tensor | None = None,
     target_groups: Tensor | None = None,
 ) -> Matched:
-    """Weight source rows (m) of classes y to the distribution of (y, z) of the target (n), whose g is (n, K)."""
+    """Weight the m source rows to the distribution of (y, z) at the n target rows.
+
+    `prevalence` (n, K) is g at the target rows, and `source_prevalence` (m, K) the same g at the source rows.
+    """
     share = target_weight / target_weight.sum()
     n_units = len(target_codes) if target_groups is None else number(target_groups)[1]
     floor = 0.5 / n_units  # a class estimated at zero may still occur

@@ -1,8 +1,9 @@
 """Test whether the site's rows can be a mixture of the classes.
 
-t(x,z) = f_y / (f_y + Σ_{k≠y} g_k f_k) increases with the likelihood ratio of class y against the mixture of the others.
-If P(x|y,z) is stable, the mean of t given z is at least that of rows of the other classes, for any prevalence of class
-y. No prevalence explains a smaller mean; the estimated prevalence of class y is then close to zero.
+t(x,z) = f_y / (f_y + Σ_{k≠y} g_k f_k) increases with the likelihood ratio of class y against the mixture of the other
+classes. If P(x|y,z) is the same at all sites, the mean of t given z is at least that of rows of the other classes,
+whatever the prevalence of class y is. No prevalence explains a smaller mean. The estimated prevalence of class y is
+close to zero in this case.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from sitewise.diagnosis.result import Finding
 from sitewise.diagnosis.samples import SourceSample, TargetSample, by_groups
 
 STOP_LEVEL, CARE_LEVEL = 0.01, 0.05
-STOP_SHORTFALL = 0.05  # a significant but smaller one means care
+STOP_SHORTFALL = 0.05  # a significant but smaller shortfall means care
 ADVICE = (
     "Do not rely on adapted numbers: look for a change of equipment, protocol or patients, or label some rows here."
 )
@@ -27,14 +28,14 @@ ABSENT = " A class is estimated not to occur at all; a model that is wrong here 
 
 @dataclass(frozen=True)
 class Shortfall:
-    """The relative difference by which the mean of t is below that of rows of the other classes, and its p-value."""
+    """The relative amount by which the mean of t is below that of rows of the other classes, and its p-value."""
 
     value: float
     p_value: float
 
 
 def check_mixture(source: SourceSample, target: TargetSample, estimate: PrevalenceEstimate) -> Finding:
-    """Test every class with enough rows; a class that is estimated not to occur means care at least."""
+    """Test every class with enough rows. If a class is estimated not to occur, the finding is "care" or "stop"."""
     name, absent = "mixture", bool(estimate.at_bound.any())
     noted, advice = (ABSENT, LABEL_SOME) if absent else ("", "")
     tested = {label: _shortfall_of(label, source, target, estimate) for label in range(target.log_ratio.shape[1])}
@@ -64,7 +65,7 @@ def check_mixture(source: SourceSample, target: TargetSample, estimate: Prevalen
 
 
 def shortfall(matched: Matched, likeness: Tensor, own_likeness: Tensor) -> Shortfall:
-    """Compare means of t of the target (n,) and the matched source (m,) by a one-sided normal test."""
+    """Compare the means of t over the target (n,) and over the matched source (m,) by a one-sided normal test."""
     difference = matched.compare(own_likeness[:, None], likeness[:, None])
     error = float(difference.covariance[0, 0]) ** 0.5
     expected = float(matched.source_weight @ own_likeness)
@@ -104,12 +105,12 @@ def _shortfall_of(
 
 
 def _without(log_prevalence: Tensor, label: int) -> Tensor:
-    """Return log g of the other classes, renormalized."""
+    """Return log g of the classes other than `label`, renormalized; minus infinity for `label`."""
     others = log_prevalence.clone()
     others[:, label] = -torch.inf
     return torch.log_softmax(others, dim=1)
 
 
 def _likeness(log_ratio: Tensor, log_prevalence: Tensor, label: int) -> Tensor:
-    """Return t of each row: P(y) if class y were as frequent as all others together."""
+    """Return t of each row, (n,): the probability of the class if it were as frequent as all others together."""
     return torch.sigmoid(log_ratio[:, label] - torch.logsumexp(log_ratio + log_prevalence, dim=1))

@@ -1,4 +1,4 @@
-"""Check whether the estimation converged, and to the same optimum from other starting points."""
+"""Check whether the estimation converged, and whether other starting points lead to the same optimum."""
 
 import warnings
 
@@ -14,7 +14,7 @@ LARGEST_DIFFERENCE = 0.02  # of P(Y) between starting points
 
 
 def check_optimization(target: TargetSample, estimate: PrevalenceEstimate) -> Finding:
-    """Check convergence, and P(Y) from other starts if the likelihood may have several optima."""
+    """Check convergence and, if the likelihood may have several optima, P(Y) from other starting points."""
     name = "optimization"
     certified = estimate.model in FAMILIES and FAMILIES[estimate.model].concave
     difference = 0.0 if certified else start_difference(target, estimate)
@@ -35,7 +35,10 @@ def check_optimization(target: TargetSample, estimate: PrevalenceEstimate) -> Fi
 
 
 def start_difference(target: TargetSample, estimate: PrevalenceEstimate) -> float:
-    """Return the largest difference of P(Y) between fits from several starts; 0 for families that are slow to fit."""
+    """Return the largest difference of P(Y) between fits from several starting points.
+
+    It is 0 without confounders, and for models of g that are slow to fit.
+    """
     schema = estimate.confounders
     family = FAMILIES.get(estimate.model)
     if schema is None or family is None or not family.quick:

@@ -1,15 +1,16 @@
 """Decide the outcome of an adaptation: adapted, partly adapted, or as trained, with its reason.
 
-All thresholds of the outcome and of the verdict are defined here; docs/trust.md lists them.
+The thresholds of the outcome are defined here, and those of a check in the module of the check. docs/trust.md describes
+them.
 """
 
 from collections.abc import Iterable
 
 from sitewise.diagnosis.result import Finding, Grounds
 
-ENOUGH_TRUSTED = 0.8  # share of the rows' change that is applied: from here on the site counts as adapted
-UNCHANGED = 0.1  # log-odds: a smaller mean change of the predictions is ignored
-PRECISE = 0.1  # half the interval of P(Y) from the rows alone: a narrower one would have shown a change
+ENOUGH_TRUSTED = 0.8  # share of the change from which the outcome is "adapted"
+UNCHANGED = 0.1  # log-odds; a smaller mean change of the predictions is ignored
+PRECISE = 0.1  # half the width of P(Y)'s interval from the rows alone; a narrower one would have shown a change
 ASSUMPTION = ("stability", "representation", "mixture")  # the checks of the assumption
 SIZES = {
     "stability": "gap",
@@ -37,7 +38,7 @@ def decide(grounds: Grounds) -> tuple[str, str]:
 
 
 def follows(word: str, reason: str, failed: str | None, findings: Iterable[Finding]) -> str:
-    """Return the verdict that follows from an outcome: "adapt", "care" or "do not adapt"."""
+    """Return the verdict that follows from an outcome and the findings: "adapt", "care" or "do not adapt"."""
     if failed is not None or (word, reason) == ("as trained", "rehearsal"):
         return "do not adapt"
     if word == "partly adapted" or any(finding.severity in ("care", "stop") for finding in findings):
@@ -46,10 +47,10 @@ def follows(word: str, reason: str, failed: str | None, findings: Iterable[Findi
 
 
 def failed_check(findings: Iterable[Finding], rehearsed: dict[str, float]) -> str | None:
-    """Return the first check of the assumption that stops with a larger effect than at rehearsed sites, or None.
+    """Return the first check of the assumption that failed, or None.
 
-    `rehearsed` is the largest effect size that each check found at rehearsed sites. The rehearsal already measures what
-    adapting did there.
+    A check fails if its finding is "stop" and its effect size is larger than at every rehearsed site. `rehearsed` is
+    the largest effect size of each check at rehearsed sites. Smaller violations are already included in the rehearsal.
     """
     stopped = {
         finding.name: finding for finding in findings if finding.name in ASSUMPTION and finding.severity == "stop"

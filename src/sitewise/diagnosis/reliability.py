@@ -14,14 +14,17 @@ from sitewise.posterior import combine
 BINS = 10
 FEWEST = 20
 LEVEL = 0.01
-LARGE = 0.05  # smallest calibration error that matters
+LARGE = 0.05  # a smaller calibration error is ignored
 
 
 @dataclass(frozen=True)
 class CalibrationError:
-    """The mean of |observed - predicted| over bins beyond its expectation by chance, Σ z², and the number of z.
+    """The calibration error, with a test statistic.
 
-    `eigenvalues` are those of the covariance of z with groups of rows; None if all z are independent.
+    `value` is the mean of |observed - predicted| over bins, reduced by the part expected by chance. `statistic` is the
+    sum of z² over bins, where z is observed minus predicted divided by its standard deviation. `degrees` is the number
+    of bins in this sum. `eigenvalues` are those of the covariance of z if there are groups; None if all z are
+    independent.
     """
 
     value: float
@@ -30,7 +33,7 @@ class CalibrationError:
     eigenvalues: Tensor | None = None
 
     def p_value(self, fitted: int) -> float:
-        """Return the p-value; a fitted parameter removes a degree of freedom, with groups the smallest eigenvalue."""
+        """Return the p-value. Each fitted parameter removes a degree of freedom or, with groups, an eigenvalue."""
         degrees = max(1, self.degrees - fitted)
         if self.eigenvalues is None:
             return float(chi2.sf(self.statistic, degrees))
@@ -63,10 +66,10 @@ def check_calibration(source: SourceSample, slope_in_errors: float | None) -> Fi
 
 
 def calibration_error(probability: Tensor, y: Tensor, weight: Tensor, groups: Tensor | None = None) -> CalibrationError:
-    """Compare frequencies in bins of equally many rows, for every class but the first.
+    """Compare observed and predicted frequencies in bins of equally many rows, for every class except the first.
 
-    The variance of labels is that of the predictions. With groups of rows, the additional variance of group sums and
-    their covariance between bins are included.
+    The variance of a label is p(1 - p). With groups of rows, the additional variance of sums over a group and the
+    covariance between bins are included. The error is that of the class with the largest error.
     """
     groups = several(groups)
     gaps, statistic, degrees, eigenvalues = [], 0.0, 0, []
@@ -80,7 +83,7 @@ def calibration_error(probability: Tensor, y: Tensor, weight: Tensor, groups: Te
         squares.index_add_(0, bins, weight**2)
         together = None if groups is None else dependence(weight * (hit - p), bins, groups)
         inflation = torch.ones(BINS).double() if together is None else together.diagonal()
-        enough = variance / inflation > 1.0 * squares / total.clamp_min(1e-300)  # about one event expected each way
+        enough = variance / inflation > 1.0 * squares / total.clamp_min(1e-300)  # about one event and one non-event
         statistic += float((gap[enough] ** 2 / variance[enough]).sum())
         degrees += int(enough.sum())
         if together is not None:
@@ -91,9 +94,10 @@ def calibration_error(probability: Tensor, y: Tensor, weight: Tensor, groups: Te
 
 
 def dependence(residuals: Tensor, bins: Tensor, groups: Tensor) -> Tensor:
-    """Return the covariances of the bins' sums of residuals, relative to independent rows, (BINS, BINS).
+    """Return the covariance of the bins' sums of residuals, relative to that of independent rows, (BINS, BINS).
 
-    G/(G-1) Σ_G S_Gi S_Gj / sqrt(E_i E_j), with S_Gi the sum over a group in bin i and E_i the sum of squares in it.
+    It is Q/(Q-1) Σ_G S_Gi S_Gj / sqrt(E_i E_j) for Q groups G. S_Gi is the sum of residuals of group G in bin i, and
+    E_i the sum of their squares in bin i.
     """
     numbers, n_groups = number(groups)
     sums = torch.zeros(n_groups * BINS).double().index_add_(0, numbers * BINS + bins, residuals).reshape(-1, BINS)

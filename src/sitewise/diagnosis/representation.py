@@ -9,13 +9,13 @@ from torch import Tensor
 from sitewise.diagnosis.discrepancy import leave_out, quadratic_p_value
 from sitewise.diagnosis.matching import Matched
 
-COMPONENTS = 15  # principal components of the features
-SHRINKAGE = 0.1  # of their variances towards the mean
+COMPONENTS = 15  # number of principal components of the features
+SHRINKAGE = 0.1  # shrinkage of their variances towards the mean variance
 
 
 @dataclass(frozen=True)
 class Representation:
-    """The test of the features: its p-value, and the AUC of a linear classifier between the samples."""
+    """The result of the test of features: its p-value, and the AUC of a linear classifier between the samples."""
 
     p_value: float
     auc: float
@@ -24,9 +24,10 @@ class Representation:
 def compare_features(matched: Matched, source: Tensor, target: Tensor) -> Representation | None:
     """Test whether a linear discriminant separates matched source rows (m, D) from target rows (n, D).
 
-    Its squared separation is a quadratic form of the difference of means. So the p-value accounts for the classifier
-    being evaluated on the rows that it was fitted to. Directions along which a change of g moves the features are left
-    out, because an error of the estimated g is not a shift. Returns None if the features are constant.
+    The squared separation is a quadratic form of the difference of means, and the p-value is from the distribution of
+    this form. So it is valid although the classifier is evaluated on the rows that it was fitted to. Directions along
+    which a change of g moves the features are left out, because an error of the estimated g is not a shift of P(x|y,z).
+    Returns None if the features are constant.
     """
     everything = torch.cat([source, target]).double()
     deviation = everything.std(dim=0)
@@ -47,7 +48,10 @@ def compare_features(matched: Matched, source: Tensor, target: Tensor) -> Repres
 
 
 def whitening(matched: Matched, source: Tensor, target: Tensor) -> Tensor:
-    """Return the (D, C) map to principal components of the features' residuals given z and class, of unit variance."""
+    """Return the (D, C) map to principal components of the features' residuals given z and class.
+
+    The components have about unit variance; small variances are shrunk towards the mean.
+    """
     left, own, _ = matched.residuals(source, target)
     covariance = torch.zeros(left.shape[1], left.shape[1], dtype=torch.float64)
     for rows, weight in ((left, matched.source_weight), (own, matched.target_weight)):

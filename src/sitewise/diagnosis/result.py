@@ -36,15 +36,15 @@ class Finding:
     severity : {"good", "unknown", "care", "stop"}
         How serious the finding is.
     value : float or None
-        The number that was checked; None if the check was not possible.
+        The number that was compared with the threshold; None if the check was not possible.
     threshold : float or None
-        The value it was compared with.
+        The threshold.
     sentence : str
         The finding in words.
     advice : str
-        What to do.
+        Advice on what to do, if the finding is not good.
     p_value : float, optional
-        The p-value of this check alone, if it is a test.
+        The p-value of the check, if it is a test. It is not adjusted for the other checks.
     details : dict
         Further plain numbers.
 
@@ -80,25 +80,25 @@ class Grounds:
     policy : {"auto", "as trained", "rows"}
         The policy of `adapt`.
     as_trained : tuple of float
-        P(Y) of each class by the model as trained.
+        P(Y) of each class at the site by the model as trained.
     rows_alone : tuple of float
-        P(Y) of each class by maximum likelihood from the rows alone.
+        P(Y) of each class at the site by maximum likelihood from the rows alone.
     here : tuple of float
-        P(Y) of each class by the predictions of the adapted model.
+        P(Y) of each class at the site by the adapted model.
     applied_share : float
-        How much of the change implied by the rows alone is in the predictions, from 0 to 1.
+        The share of the change: the part of the change suggested by the rows alone that was applied, from 0 to 1.
     change : float
-        The mean change of the predictions, in log-odds, that the rows alone imply.
+        The mean change of the predictions, in log-odds, that the rows alone suggest, for the class that changes most.
     half_width : float
         Half the width of the 95% interval of P(Y) from the rows alone, for the class with the widest interval.
     by_chance : bool
-        Whether that interval contains the prevalence as trained.
+        Whether the intervals of P(Y) from the rows alone contain the prevalence as trained, for all classes.
     without_rehearsal : float
-        What `applied_share` would be if the rehearsal had found no errors of estimates.
+        The value that `applied_share` would have if the rehearsal had found no errors of estimates.
     slope : float
-        Factor on log f in predictions, from the rehearsal; below one, probabilities are less extreme.
+        The factor on log f in predictions, from the rehearsal. If it is below one, probabilities are less extreme.
     failed : str or None
-        The check of the assumption that failed with a larger effect than at rehearsed sites, if any.
+        The check of the assumption that failed, with a larger violation than at every rehearsed site; None if none.
 
     Examples
     --------
@@ -122,18 +122,18 @@ class Grounds:
 class Outcome(str):
     """The outcome of an adaptation: "adapted", "partly adapted" or "as trained", with its reason and numbers.
 
-    It is a string, and can be compared with these words.
+    It is a string and can be compared with these words.
 
     Attributes
     ----------
     reason : str
         The reason: "the rows", "asked", "few rows", "rehearsal", "check", "nothing changed" or "cannot tell".
     sentence : str
-        What was done and why.
+        A sentence that says what was done and why.
     risk : str
-        What to expect: harm, no gain, a gain, or unknown.
+        A sentence about the expected effect: harm, no gain, a gain, or unknown.
     grounds : Grounds
-        The numbers from which it was decided.
+        The numbers from which the outcome was decided.
 
     Examples
     --------
@@ -176,8 +176,8 @@ class Outcome(str):
 class Diagnosis:
     """The findings of all checks, the outcome if a model was adapted, and the verdict.
 
-    With an outcome, the verdict follows from the outcome and the findings. Without an outcome, the most severe finding
-    determines it: "do not adapt" for stop, "care" for care, otherwise "adapt".
+    With an outcome, the verdict follows from the outcome and the findings. Without an outcome, the verdict is that of
+    the most severe finding: "do not adapt" for stop, "care" for care, otherwise "adapt".
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ class Diagnosis:
     findings : tuple of Finding
         One for each check.
     outcome : Outcome, optional
-        What was done at the site.
+        The outcome of the adaptation: what was done at the site and why.
 
     Examples
     --------
@@ -202,7 +202,7 @@ class Diagnosis:
 
     @property
     def sentence(self) -> str:
-        """What was done and why; without an outcome, the meaning of the verdict."""
+        """A sentence that says what was done and why; without an outcome, the meaning of the verdict."""
         return SENTENCES[self.verdict] if self.outcome is None else self.outcome.sentence
 
     def __getitem__(self, name: str) -> Finding:
@@ -253,7 +253,7 @@ def conclude(findings: Iterable[Finding]) -> Diagnosis:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return Holm's adjusted p-values: the chance of any false rejection is at most the level."""
+    """Return Holm's adjusted p-values: the probability of any false rejection is at most the level of the tests."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, i in enumerate(order):

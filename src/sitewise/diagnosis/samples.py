@@ -1,6 +1,6 @@
 """The two samples that a diagnosis compares: held-out labeled rows of the source, and the new site's rows.
 
-Rows of one group, for example a patient, are not independent, but groups are: tests use sums over groups.
+Rows of one group, for example a patient, are not independent. Groups are, so tests use sums over groups.
 """
 
 from dataclasses import dataclass, field
@@ -13,18 +13,18 @@ from sitewise.rows import HeldOut, ScoredRows
 
 
 def number(groups: Tensor) -> tuple[Tensor, int]:
-    """Return every row's group as a number from 0 up, and the number of groups."""
+    """Return the index of every row's group, (n,), and the number of groups."""
     distinct, numbers = torch.unique(groups, return_inverse=True)
     return numbers, len(distinct)
 
 
 def count(groups: Tensor | None, rows: Tensor) -> int:
-    """Return the number of groups of the marked rows (n,), or of marked rows without groups."""
+    """Return the number of groups of the marked rows (n,); without groups, the number of these rows."""
     return int(rows.sum()) if groups is None else len(torch.unique(groups[rows]))
 
 
 def several(groups: Tensor | None) -> Tensor | None:
-    """Return the groups, or None if there is only one, from which no variance between groups can be estimated."""
+    """Return the groups, or None if there is only one: then no variance between groups can be estimated."""
     return None if groups is None or bool((groups == groups[:1]).all()) else groups
 
 
@@ -37,7 +37,10 @@ def add_up(rows: Tensor, groups: Tensor | None) -> Tensor:
 
 
 def scatter(scores: Tensor, groups: Tensor | None) -> Tensor:
-    """Return the covariance (M, M) of a sum of scores (n, M): Σ s sᵀ over rows, or G/(G-1) Σ S Sᵀ over group sums."""
+    """Return the covariance (M, M) of a sum of scores (n, M).
+
+    It is Σ s sᵀ over rows, or Q/(Q-1) Σ S Sᵀ over the sums S of Q groups.
+    """
     groups = several(groups)
     sums = add_up(scores, groups)
     product = sums.T @ sums
@@ -48,9 +51,9 @@ def scatter(scores: Tensor, groups: Tensor | None) -> Tensor:
 class SourceSample(HeldOut):
     """Held-out labeled rows with the calibration that was fitted to them.
 
-    `tilt` weights the rows to the new site's distribution of z within each class, if z is masked in `codes`; None
-    leaves their weights unchanged. Rows of one of the `groups` (patients) are not independent; None: all rows are
-    independent.
+    `tilt` is used if z is hidden in `codes`: a factor for the weight of each row, so that the rows have the new site's
+    distribution of z within each class. None leaves the weights unchanged. Rows of one of the `groups` (patients) are
+    not independent. If `groups` is None, all rows are independent.
     """
 
     calibration: Calibration
@@ -68,12 +71,12 @@ class SourceSample(HeldOut):
 
     @property
     def counts(self) -> Tensor:
-        """Rows of each class, (K,)."""
+        """The number of rows of each class with a weight above zero, (K,)."""
         return torch.bincount(self.y[self.weight > 0], minlength=self.raw_log_ratio.shape[1])
 
     @property
     def units(self) -> Tensor:
-        """The number of groups with rows of each class, (K,); of rows without groups."""
+        """The number of groups with rows of each class, (K,); without groups, the number of rows."""
         if self.groups is None:
             return self.counts
         classes = range(self.raw_log_ratio.shape[1])
@@ -89,7 +92,8 @@ class SourceSample(HeldOut):
 class TargetSample(ScoredRows):
     """The new site's rows.
 
-    `tested` marks the rows that tests compare with the source: those with as many known values of z as there.
+    `tested` marks the rows that tests compare with the source. They have all of z or, if z is hidden in the source,
+    none of it.
     """
 
     weight: Tensor = field()
@@ -97,7 +101,7 @@ class TargetSample(ScoredRows):
 
     @property
     def n_units(self) -> int:
-        """The number of groups, or of rows without groups."""
+        """The number of groups; without groups, the number of rows."""
         return count(self.groups, torch.ones_like(self.tested))
 
     @property
@@ -107,7 +111,7 @@ class TargetSample(ScoredRows):
 
 
 def by_groups(source: SourceSample, target: TargetSample) -> str:
-    """Return the note after a p-value that was computed by groups."""
+    """Return the words " by groups" for texts with a p-value if a sample has groups, otherwise an empty text."""
     return "" if source.groups is None and target.groups is None else " by groups"
 
 

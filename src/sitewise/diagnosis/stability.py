@@ -12,13 +12,13 @@ from sitewise.diagnosis.matching import EFFECTIVE, FEWEST, Matched, frequent
 from sitewise.diagnosis.samples import count
 
 STRATA_SHARE = 0.5  # weight of all strata of z together in the statistic; the whole site has weight 1
-STRATA = 4  # at most of one variable
-STEADY = 0.25  # weight of a threshold's own variance; the rest is the mean of its stratum
+STRATA = 4  # largest number of levels of one variable that are strata
+STEADY = 0.25  # weight of a threshold's own variance; the mean variance in its stratum has the rest
 
 
 @dataclass(frozen=True)
 class Stability:
-    """The test of the log-ratios' distribution: its p-value, and the largest gap between distribution functions."""
+    """The result of the test of log-ratios: p-value, largest gap between distribution functions, and test statistic."""
 
     p_value: float
     gap: float
@@ -30,9 +30,9 @@ def compare_log_ratios(
 ) -> Stability:
     """Compare the distributions of centred log-ratios (m, K) and (n, K), overall and in strata of z (m, S), (n, S).
 
-    The first stratum is the whole site; others are used if their effective number of source rows suffices. Distribution
-    functions are compared on a grid. What a change of g in the strata could explain is removed first, so that an error
-    of the estimated g does not count.
+    The first stratum is the whole site. The other strata are used if they have enough effective source rows of every
+    class. Distribution functions are compared on a grid of thresholds. The part of the difference that a change of g in
+    the strata could explain is removed first, so that an error of the estimated g does not count.
     """
     kept = (matched.effective_rows(source_strata) >= EFFECTIVE).all(dim=1)
     kept[0] = True
@@ -58,7 +58,7 @@ def compare_log_ratios(
 
 
 def thresholds(matched: Matched, source: Tensor, target: Tensor) -> list[Tensor]:
-    """Return quantiles of both samples together for each contrast: one for two classes, else one for each class."""
+    """Return quantiles of both samples together: of the first column for two classes, otherwise of every column."""
     n_classes = source.shape[1]
     n_cuts = {2: 15, 3: 9, 4: 7}.get(n_classes, 5)
     weight = torch.cat([matched.source_weight, matched.target_weight])
@@ -77,7 +77,10 @@ def indicators(rows: Tensor, cuts: list[Tensor]) -> Tensor:
 
 
 def importance(strata: Tensor, weight: Tensor) -> Tensor:
-    """Return the weight of each stratum in the statistic, (S,): 1 for the whole site, then STRATA_SHARE by size."""
+    """Return the weight of each stratum in the statistic, (S,).
+
+    It is 1 for the whole site. The other strata share STRATA_SHARE in proportion to their size.
+    """
     size = weight @ strata
     inner = size[1:] / size[1:].sum().clamp_min(1e-300)
     return torch.cat([torch.ones(1, dtype=torch.float64), STRATA_SHARE * inner])
@@ -90,9 +93,10 @@ def make_strata(
     source_groups: Tensor | None = None,
     target_groups: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return columns that mark strata of z in both samples: all rows, frequent levels, halves of a number's range.
+    """Return the strata of z in both samples, as columns of zeros and ones, (m, S) and (n, S).
 
-    A stratum with few rows (or groups) in either sample is left out.
+    The strata are: all rows, each frequent level, and the rows at or below and above the target's median of a number. A
+    stratum with too few rows (or groups) in a sample is left out.
     """
     both = [[torch.ones(len(codes), dtype=torch.bool)] for codes in (source, target)]
     for j, variable in enumerate(() if schema is None else schema.variables):

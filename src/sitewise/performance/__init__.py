@@ -1,4 +1,4 @@
-"""Performance without labels: expected metrics with intervals, and thresholds with their expected performance."""
+"""Performance at a site: expected metrics and thresholds without labels, evaluation with labels, prediction sets."""
 
 from sitewise.performance.choice import ThresholdChoice
 from sitewise.performance.conformal import PredictionSets

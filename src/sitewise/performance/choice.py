@@ -1,6 +1,7 @@
 """Choose a threshold on P(y=1) (equation 16b), and report its expected performance.
 
-The rules: highest expected F1, a required sensitivity, or highest expected net benefit.
+The threshold is the one with the highest expected F1, with a required sensitivity, or with the highest expected net
+benefit.
 """
 
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ class ThresholdChoice:
     performance : ExpectedPerformance
         The expected performance with this threshold.
     called_positive : Expected
-        The share of rows called positive; its interval is for further rows of the same site.
+        The share of rows called positive. The interval is for this share among further rows of the same site.
     n_called : int
         The number of these rows that are called positive.
 
@@ -82,9 +83,9 @@ def choose_threshold(
 ) -> ThresholdChoice:
     """Choose the threshold with the highest expected F1, or by one of two other rules.
 
-    With `sensitivity` it is the highest threshold whose expected sensitivity (recall) is at least that. With
-    `harm_to_benefit` it is the one with the highest expected net benefit, where the harm of a false positive is so many
-    times the benefit of a true positive.
+    If `sensitivity` is given, the highest threshold whose expected sensitivity (recall) is at least this value is
+    chosen. If `harm_to_benefit` is given, the threshold with the highest expected net benefit is chosen. The harm of a
+    false positive is then `harm_to_benefit` times the benefit of a true positive.
     """
     if len(classes) != 2:
         raise ValueError(f"choose_threshold: a threshold needs two classes, there are {len(classes)}")
@@ -117,7 +118,7 @@ def choose_threshold(
 
 
 def wilson(share: float, n: float, level: float) -> tuple[float, float]:
-    """Return Wilson's interval of a share among n rows."""
+    """Return the ends of Wilson's interval of a share that was observed among n rows."""
     z = NormalDist().inv_cdf(0.5 + level / 2)
     middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * (share * (1 - share) / n + z**2 / (4 * n**2)) ** 0.5
@@ -125,10 +126,10 @@ def wilson(share: float, n: float, level: float) -> tuple[float, float]:
 
 
 def best_f1_threshold(score: Array, truth: Array, weight: Array) -> float:
-    """Return the threshold with the highest expected F1 of class 1, by one sort; the highest one in case of ties.
+    """Return the threshold with the highest expected F1 of class 1; the highest such threshold if several tie.
 
-    `score` (n,) is compared with the threshold, `truth` (n,) is the belief P(y=1), `weight` (n,) are row weights. The
-    threshold is halfway between two scores, so that rounding does not change a decision.
+    `score` (n,) is compared with the threshold, `truth` (n,) is the belief P(y=1), and `weight` (n,) holds the row
+    weights. The threshold is halfway between two scores, so that rounding does not change a decision.
     """
     values, hits, called = _from_the_top(score, truth, weight)
     f1 = 2 * hits / np.maximum(called + hits[-1], np.finfo(float).tiny)
@@ -144,9 +145,10 @@ def recall_threshold(score: Array, truth: Array, weight: Array, recall: float) -
 
 
 def net_benefit_threshold(score: Array, truth: Array, weight: Array, harm_to_benefit: float) -> float:
-    """Return the threshold with the highest expected net benefit; a false positive costs `harm_to_benefit` true ones.
+    """Return the threshold with the highest expected net benefit.
 
-    If the scores are the beliefs it is h / (1 + h).
+    The harm of a false positive is h = `harm_to_benefit` times the benefit of a true positive. The threshold
+    h / (1 + h) is returned if no other has a higher net benefit. This is the case if the scores equal the beliefs.
     """
     values, hits, called = _from_the_top(score, truth, weight)
     gain = np.concatenate([[0.0], hits - harm_to_benefit * (called - hits)])  # the first entry calls no row
@@ -158,7 +160,10 @@ def net_benefit_threshold(score: Array, truth: Array, weight: Array, harm_to_ben
 
 
 def _from_the_top(score: Array, truth: Array, weight: Array) -> tuple[Array, Array, Array]:
-    """Return distinct scores from the highest, and the weight of positives and of rows at or above each."""
+    """Return the distinct scores, highest first, and for each the weight of positives and of all rows at or above it.
+
+    The weight of positives is the expected one under the beliefs `truth`.
+    """
     values, index = np.unique(-score, return_inverse=True)
     n_values = len(values)
     hits = np.cumsum(np.bincount(index, weight * truth, n_values))

@@ -1,7 +1,8 @@
 """Clinical measures of a score for two classes: net benefit, calibration, sensitivity at a specificity.
 
-An event (n,) is the probability that each row is of class 1; it is 0 or 1 for a label. All measures are computed for R
-events at once, (R, n): beliefs give the expected value, and drawn labels its interval.
+`event` (R, n) holds R versions of the labels: the probability that each row is of class 1, which is 0 or 1 if the label
+is known or drawn. A measure is computed for all R versions at once. The beliefs give its expected value, and drawn
+labels give its interval.
 """
 
 from typing import Any
@@ -25,7 +26,7 @@ def log_odds(score: Array) -> Array:
 
 
 def net_benefit(event: Array, called: Array, weight: Array, threshold: Array) -> Array:
-    """Net benefit (R, T): true positives minus false positives times the threshold's odds, per row.
+    """Return the net benefit per row, (R, T): true positives minus false positives times the odds of the threshold.
 
     `called` (n, T) marks the rows that are treated at each of the thresholds (T,).
     """
@@ -35,33 +36,33 @@ def net_benefit(event: Array, called: Array, weight: Array, threshold: Array) ->
 
 
 def treat_all(event: Array, weight: Array, threshold: Array) -> Array:
-    """Net benefit (R, T) of treating all rows; that of treating none is zero."""
+    """Return the net benefit (R, T) of treating all rows; the net benefit of treating no rows is zero."""
     share = (event @ weight / weight.sum())[:, None]
     return np.asarray(share - (1 - share) * odds(threshold))
 
 
 def odds(threshold: Array) -> Array:
-    """The odds of a threshold: the cost of a false positive in true positives."""
+    """Return the odds of a threshold: the harm of a false positive relative to the benefit of a true positive."""
     return np.asarray(threshold / (1 - threshold))
 
 
 def observed_to_expected(event: Array, score: Array, weight: Array) -> Array:
-    """The number of events divided by the sum of predicted probabilities, (R,)."""
+    """Return the number of events divided by the sum of the predicted probabilities, (R,)."""
     return divide(event @ weight, np.full(len(event), score @ weight))
 
 
 def calibration_in_the_large(event: Array, score: Array, weight: Array) -> Array:
-    """Calibration-in-the-large (R,): the intercept a of log-odds(event) = a + log-odds(score); 0 is ideal."""
+    """Return calibration-in-the-large, (R,): the intercept a of log-odds(event) = a + log-odds(score); 0 is ideal."""
     return _fit_line(event, log_odds(score), weight, slope=False)[:, 0]
 
 
 def calibration_line(event: Array, score: Array, weight: Array) -> Array:
-    """Calibration intercept and slope (R, 2) of log-odds(event) = a + b log-odds(score); b < 1 is overconfident."""
+    """Return intercept a and slope b of log-odds(event) = a + b log-odds(score), (R, 2); b < 1 means overconfidence."""
     return _fit_line(event, log_odds(score), weight, slope=True)
 
 
 def sensitivity_at(event: Array, ranking: Ranking, weight: Array, specificity: float) -> Array:
-    """The highest sensitivity among the thresholds whose specificity is at least the given one, (R,)."""
+    """Return the highest sensitivity among the thresholds whose specificity is at least `specificity`, (R,)."""
     positive, negative = ranking.mass(weight * event)[:, ::-1], ranking.mass(weight * (1 - event))[:, ::-1]
     n_positive, n_negative = positive.sum(axis=1), negative.sum(axis=1)
     wrong, hits = np.cumsum(negative, axis=1), np.cumsum(positive, axis=1)
@@ -70,13 +71,16 @@ def sensitivity_at(event: Array, ranking: Ranking, weight: Array, specificity: f
 
 
 def number_needed_to_evaluate(event: Array, called: Array, weight: Array) -> Array:
-    """The number of rows called positive for each true positive, (R,)."""
+    """Return the number of rows called positive for each true positive, (R,)."""
     marked = weight * called
     return divide(np.full(len(event), marked.sum()), event @ marked)
 
 
 def _fit_line(event: Array, score: Array, weight: Array, *, slope: bool) -> Array:
-    """Fit logistic regressions of R events on one score by Newton, (R, 2); NaN without a finite fit."""
+    """Fit a logistic regression of each of R events on one score by Newton's method.
+
+    Returns intercept and slope, (R, 2), or NaN if there is no finite fit. Without `slope`, the slope is fixed at 1.
+    """
     design = np.stack([np.ones_like(score), score], axis=1)[:, : 1 + slope]
     share = weight / weight.sum()
     fixed = 0.0 if slope else score

@@ -1,7 +1,8 @@
 """Weighted conformal prediction: sets of classes with a given coverage, from labeled rows weighted to another site.
 
-The score of a labeled row is one minus the probability of its class. The labeled rows are weighted to the site's
-P(y, z). A class belongs to a row's set if its score is at most the weighted quantile of these scores (equation 21).
+The score of a class for a row is one minus its predicted probability. The labeled rows are weighted to the site's
+P(y, z). A class belongs to the set of a new row if its score is at most the weighted quantile of the scores that the
+labeled rows have for their own class (equation 21).
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ Array = np.ndarray[Any, Any]
 class PredictionSets:
     """Sets of classes that contain a row's class with a given probability.
 
-    An empty set means that no class is plausible enough. A set of all classes means that none can be excluded.
+    A set is empty if no class is probable enough. It holds all classes if none can be excluded.
 
     Parameters
     ----------
@@ -25,11 +26,11 @@ class PredictionSets:
     classes : tuple
         The classes, in order.
     coverage : float
-        The nominal coverage.
+        The nominal coverage: the probability with which a set contains the class of its row.
     by_class : bool
-        Whether the coverage holds for every class separately, or over all rows.
+        Whether the coverage holds for the rows of every class. Otherwise, it holds for all rows together.
     effective_rows : float
-        The effective number of labeled rows, given their weights.
+        The effective number of the weighted labeled rows. If `by_class`, the smallest such number among the classes.
 
     Examples
     --------
@@ -60,10 +61,10 @@ class PredictionSets:
 def score_thresholds(
     probability: Array, y: Array, weight: Array, coverage: float, *, by_class: bool = False
 ) -> tuple[Array, float]:
-    """Return the highest score (1 - P) of each class that belongs to a set, (K,), and the effective number of rows.
+    """Return the score (1 - P) up to which each class belongs to a set, (K,), and the effective number of labeled rows.
 
-    `probability` (m, K), `y` (m,) and `weight` (m,) are labeled rows weighted to the site. A new row counts as one more
-    of them with an infinite score, so that the coverage holds with few rows too.
+    `probability` (m, K), `y` (m,) and `weight` (m,) are labeled rows weighted to the site. The new row counts as one
+    more row with an infinite score, so that the coverage also holds if there are few labeled rows.
     """
     score = 1 - probability[np.arange(len(y)), y]
     n_classes = probability.shape[1]
@@ -75,7 +76,11 @@ def score_thresholds(
 
 
 def _quantile(score: Array, weight: Array, coverage: float) -> float:
-    """Return the smallest score with a weight of `coverage` at or below it; infinity if there is none."""
+    """Return the smallest score for which the rows at or below it have at least the share `coverage` of the weight.
+
+    The total weight includes the new row, whose weight is the other weights' sum divided by their effective number.
+    Returns infinity if there is no such score.
+    """
     total = weight.sum()
     if not total > 0:
         return np.inf
@@ -86,6 +91,6 @@ def _quantile(score: Array, weight: Array, coverage: float) -> float:
 
 
 def _effective(weight: Array) -> float:
-    """Return the effective number of rows (Kish)."""
+    """Return the effective number of weighted rows (Kish)."""
     squares = (weight**2).sum()
     return float(weight.sum() ** 2 / squares) if squares > 0 else 0.0

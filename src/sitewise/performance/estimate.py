@@ -1,4 +1,4 @@
-"""From log-ratios and an estimated g to beliefs about the labels, and the expected performance."""
+"""Compute beliefs about the labels, and the expected performance, from log-ratios and an estimated g."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -28,9 +28,9 @@ from sitewise.performance.unlearned import Learned
 from sitewise.posterior import normalize
 
 Array = np.ndarray[Any, Any]
-MOST_ROWS = 30_000  # a larger site is represented by so many evenly spaced rows: a sampling error below 0.003
+MOST_ROWS = 30_000  # evenly spaced rows that represent a larger site; the sampling error of a share is below 0.003
 MOST_DRAWS, FEWEST_DRAWS = 400, 200
-DRAWN_LABELS = 5 * 10**6  # at most, if that allows FEWEST_DRAWS draws
+DRAWN_LABELS = 5 * 10**6  # largest number of drawn labels (draws times rows), unless FEWEST_DRAWS draws need more
 
 
 def expected_performance(
@@ -54,7 +54,7 @@ def expected_performance(
     log_ratio : array of shape (n, K)
         Calibrated log f of the rows.
     estimate : PrevalenceEstimate
-        g of their site, by `estimate_prevalence`.
+        The estimated g of their site, from `estimate_prevalence`.
     sample_confounder : DataFrame or array of shape (n, V), optional
         Their confounders, if g depends on them.
     y : array of shape (n,), optional
@@ -64,7 +64,8 @@ def expected_performance(
     calibration : Calibration, optional
         The calibration that was applied to `log_ratio`, with resamples. The intervals then include its uncertainty.
     threshold : float, optional
-        For two classes: rows with P(y=1) at or above it are called 1. By default the most probable class is called.
+        For two classes: class 1 is predicted for rows with P(y=1) at or above it. By default, the most probable class
+        is predicted.
     classes : sequence, optional
         Names of the classes; 0..K-1 by default.
     level : float
@@ -139,7 +140,9 @@ def draw_rows(
     shape: OpenShape | None = None,
     random_state: Any = None,
 ) -> DrawnRows:
-    """Compute the beliefs about the labels of rows with log f (n, K) and codes of z (n, V), and draw labels from them.
+    """Compute the beliefs P(y|x,z) about the labels of a site's rows, and draw labels from them.
+
+    A site of more than 30,000 rows is represented by 30,000 evenly spaced rows.
 
     Parameters
     ----------
@@ -148,17 +151,18 @@ def draw_rows(
     codes : Tensor of shape (n, V)
         Codes of z.
     estimate : PrevalenceEstimate
-        g of the site.
+        The estimated g of the site.
     log_prevalence : Tensor of shape (n, K), optional
-        log g of the rows, if it is not the estimate's.
+        log g of the rows. By default, `estimate` gives it.
     supported : Tensor of bool, shape (n,), optional
-        Rows to which the estimate's draws apply; the g of the others is not drawn.
+        Rows for which g is drawn; the other rows have the same g in all draws. By default, g is drawn for all rows.
     by_marginal : Tensor of bool, shape (n,), optional
-        Rows with one P(y) as their g. Its draws move as the estimate's mean does.
+        Rows whose g is one P(y) for all z. In each draw, its logarithm changes by as much as that of the estimated
+        P(y). By default, no rows.
     probability : array of shape (n, K), optional
-        P(y|x,z), if it is not the estimate's.
+        P(y|x,z) of the rows. By default, `estimate` gives it.
     calibrations : sequence of ResampledCalibration
-        The calibrations of log f, with the rows that each was applied to.
+        The calibrations of log f. Each of them marks the rows to which it was applied.
     known : array of shape (n,), optional
         Known labels, NaN elsewhere.
     weight : Tensor of shape (n,), optional
@@ -166,12 +170,12 @@ def draw_rows(
     z : DataFrame, optional
         The confounders, to group rows by.
     n_draws : int, optional
-        The number of draws.
+        The number of draws, as in `expected_performance`.
     source : tuple of float and array, optional
-        The number of rows f was learned from, and P(y|x,z) (n, K) at the training sites. It is needed to judge the
-        predictions of other models.
+        The number of rows that f was learned from, and P(y|x,z) (n, K) of the given rows by the model as trained. It is
+        needed to judge the predictions of other models.
     shape : OpenShape, optional
-        The uncertainty of g's shape over z, if the estimate's draws do not include it.
+        The uncertainty of the shape of g over z, if the draws of `estimate` do not include it.
     random_state : int, RandomState or None
         Seed of the draws.
 
@@ -231,7 +235,7 @@ def draw_rows(
 def _moves_of_marginal(
     by_marginal: Tensor | None, drawn: PrevalenceDraws, estimate: PrevalenceEstimate
 ) -> Tensor | None:
-    """How far the log of P(y) moves in each draw, (B, K); None if no row has P(y) as its g."""
+    """Return the change of log P(y) in each draw, (B, K); None if no row has P(y) as its g."""
     if by_marginal is None or not bool(by_marginal.any()):
         return None
     return torch.tensor(np.log(drawn.marginal / np.asarray(estimate.marginal)))
@@ -239,22 +243,25 @@ def _moves_of_marginal(
 
 @dataclass(frozen=True, eq=False)
 class LabelDraws:
-    """Draw labels (B, n), a row for each draw of g; calls differ only by the directions that are added."""
+    """Draw labels (B, n), one row for each draw of g.
+
+    Every call starts from the same state of the random generator; calls differ only in the directions that are added.
+    """
 
     log_ratio: Tensor  # (n, K)
     codes: Tensor
     log_prevalence: Tensor  # (n, K) estimated
     weight: Tensor  # (n,)
-    slope: Array  # (n, 1) on log f
+    slope: Array  # (n, 1) factor on log f
     drawn: PrevalenceDraws
-    applied: float
+    applied: float  # the estimate's factor on log f
     directions: tuple[Direction, ...]
     shape: OpenShape | None
-    by_marginal: Tensor | None  # (n,) rows with one P(y), which is moved by `moves`
-    moves: Tensor | None  # (B, K)
+    by_marginal: Tensor | None  # (n,) rows whose g is one P(y)
+    moves: Tensor | None  # (B, K) changes of log P(y) at these rows
     supported: Tensor | None  # (n,) rows whose g is drawn; None means all
     known: Array | None
-    seed: int | None  # of the shape
+    seed: int | None  # for the draws of the shape
     rng: np.random.Generator
 
     def __call__(self, more: Sequence[Direction] = ()) -> Array:
@@ -278,14 +285,14 @@ class LabelDraws:
 
 
 def _slopes(log_ratio: Tensor, slope: float, supported: Tensor | None, by_marginal: Tensor | None) -> Array:
-    """Return the factor on each row's log f, (n, 1): one for rows that the estimate does not predict."""
+    """Return the factor on log f of each row, (n, 1): `slope`, or one at rows whose g is not the estimate's."""
     own = torch.ones(len(log_ratio), dtype=torch.bool) if supported is None else supported
     own = own if by_marginal is None else own & ~by_marginal
     return np.where(own.cpu().numpy()[:, None], slope, 1.0)
 
 
 def number_of_draws(n_rows: int) -> int:
-    """Return the number of draws, limited by memory."""
+    """Return the number of draws for a site of n rows; large sites have fewer, which limits the memory."""
     return int(min(MOST_DRAWS, max(FEWEST_DRAWS, DRAWN_LABELS // max(n_rows, 1))))
 
 
@@ -302,9 +309,10 @@ def _directions(
     calibrations: Sequence[ResampledCalibration],
     supported: Tensor | None,
 ) -> tuple[Direction, ...]:
-    """Return the directions in which the calibrations' uncertainty moves log f and log g.
+    """Return the directions in which the uncertainty of the calibrations changes log f and log g.
 
-    g is refitted if its model allows that and its own draws do not include this uncertainty already.
+    g is refitted to the changed log f. It is left unchanged if the estimate cannot be refitted, or if it already allows
+    for errors of f.
     """
 
     def refit(change: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

@@ -1,4 +1,4 @@
-"""Compare several models on labeled rows of one site: metrics with intervals by patient, differences, calibration."""
+"""Compare several models on labeled rows of one site: metrics, their differences, intervals and calibration."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ N_BINS = 10
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """One model's metrics on labeled rows, with their values in bootstrap resamples of patients."""
+    """One model's metrics on labeled rows, and their values in bootstrap resamples of rows or groups."""
 
     values: dict[str, float]
     resampled: dict[str, Array]  # (R,) each
@@ -39,20 +39,23 @@ class Evaluation:
     Parameters
     ----------
     table : DataFrame
-        One row for each metric and model: `value`, `low`, `high`, and the `difference` of the first model to this one
-        with `difference_low` and `difference_high`. Intervals are by bootstrap of rows, or of whole groups (patients).
+        One row for each metric and model: `value`, `low`, `high`, and `difference`, the value of the first model minus
+        that of this one, with `difference_low` and `difference_high`. The intervals are from a bootstrap of rows, or of
+        whole groups (patients) if there are groups.
     expected : ExpectedPerformance
         The expected performance of the first model on these rows, computed without their labels.
     held : DataFrame
-        For each metric the expected value with its interval, the observed value, and whether the interval contains it.
+        For each metric, the expected value of the first model with its interval (`expected`, `expected_low`,
+        `expected_high`), the `observed` value, and whether the interval contains it (`held`).
     reliability : dict
         The bins of each model's calibration plot.
     decision_curve : DataFrame or None
-        Net benefit of each model, and of treating all and none; for two classes only.
+        For each threshold, the net benefit of each model, of treating all and of treating none. None for more than two
+        classes.
     n_rows : int
         The number of labeled rows.
     n_groups : int
-        The number of groups among them.
+        The number of groups of these rows. Without groups, each row counts as one.
     level : float
         Level of the intervals.
     threshold : float or None
@@ -90,7 +93,7 @@ class Evaluation:
         Returns
         -------
         dict
-            All tables as lists of records.
+            All fields. Tables are lists of records, one for each row of the table.
         """
 
         def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -123,7 +126,11 @@ def compare_models(
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> Evaluation:
-    """Evaluate models on labels (n,), and compare the first one with the others and with its `expected` performance."""
+    """Evaluate models on labeled rows, and compare the first one with the others and with its `expected` performance.
+
+    `probabilities` holds P(y) (n, K) by each model. `y` (n,) are class indices, `weight` (n,) row weights, and `units`
+    (n,) the group of each row as a number from 0.
+    """
     draws = list(resampled_weights(units, n_resamples, seed))
     judged = {name: judge(p, y, weight, draws, threshold) for name, p in probabilities.items()}
     first = next(iter(judged.values()))
@@ -151,7 +158,10 @@ def compare_models(
 
 
 def resampled_weights(units: Array, n_resamples: int, seed: int) -> Iterator[Array]:
-    """Draw whole units with replacement and yield how often each row counts, one resample at a time."""
+    """Draw whole units with replacement, and yield for each resample how often each row occurs, (n,).
+
+    Nothing is yielded if there is only one unit.
+    """
     n_units = int(units.max()) + 1
     if n_units < 2:
         return
@@ -161,7 +171,7 @@ def resampled_weights(units: Array, n_resamples: int, seed: int) -> Iterator[Arr
 
 
 def judge(probability: Array, y: Array, weight: Array, draws: list[Array], threshold: float | None) -> Judged:
-    """Compute every metric of one model on labeled rows, and in each resample of the rows."""
+    """Compute every metric of one model on the labeled rows, and in each of the resamples `draws`."""
     n_classes = probability.shape[1]
     predictions = Predictions.of(probability, threshold)
     truth = np.eye(n_classes)[y].T[None]
@@ -182,7 +192,7 @@ def judge(probability: Array, y: Array, weight: Array, draws: list[Array], thres
 
 
 def _interval(value: float, samples: Array, level: float) -> Expected:
-    """Return a value with the interval of its resamples, or without one if there are none (a single group)."""
+    """Return a value with the interval of its resamples; the bounds are None without resamples (a single group)."""
     if np.isnan(value) or not np.isnan(samples).all():
         return expected_value(value, samples, level)
     return Expected(value, None, None)
@@ -205,7 +215,10 @@ def _named(value: Expected, name: str) -> dict[str, float | None]:
 
 
 def _bins(probability: Array, y: Array, weight: Array, level: float) -> list[dict[str, float]]:
-    """Return ten bins of equal size: mean prediction, observed share with Wilson's interval, number of rows."""
+    """Return ten bins of equally many rows: mean prediction, observed share with Wilson's interval, number of rows.
+
+    The prediction is P(y=1) for two classes, and the probability of the most probable class for more.
+    """
     two = probability.shape[1] == 2
     score = probability[:, 1] if two else probability.max(axis=1)
     event = (y == 1) if two else (probability.argmax(axis=1) == y)

@@ -15,13 +15,13 @@ from sitewise.performance.metrics import EXPECTED_METRICS, Predictions
 from sitewise.performance.unlearned import Learned
 
 Array = np.ndarray[Any, Any]
-CHUNK = 2**20  # entries of drawn truths held at a time
+CHUNK = 2**20  # largest number of entries of drawn labels (one-hot) in memory at a time
 N_QUARTILES = 4
 MISSING = "missing"
 
 
 class Expected(NamedTuple):
-    """An expected value with its interval; all three are None if it is undefined."""
+    """An expected value with the ends of its interval; all three are None if the value is undefined."""
 
     estimate: float | None
     low: float | None
@@ -29,7 +29,7 @@ class Expected(NamedTuple):
 
 
 class ExpectedCounts(NamedTuple):
-    """Expected counts (K, K) with their intervals: rows are true classes, columns predicted ones."""
+    """Expected counts (K, K) with the ends of their intervals: rows are true classes, columns predicted classes."""
 
     estimate: Array
     low: Array
@@ -38,24 +38,24 @@ class ExpectedCounts(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DrawnRows:
-    """Rows with their predictions, the beliefs P(y|x,z) about their labels, and labels drawn from them."""
+    """Rows with their predictions, the beliefs P(y|x,z) about their labels, and labels drawn from these beliefs."""
 
     probability: Array | None  # (n, K) predicted; None if only decisions are known
     belief: Array  # (n, K) P(y|x,z); 0 or 1 if the label is known
-    labels: Array  # (B, n) drawn
+    labels: Array  # (B, n) drawn class indices
     weight: Array  # (n,)
-    z: pd.DataFrame  # (n, V); no columns without z
+    z: pd.DataFrame  # (n, V); V = 0 without confounders
     place: Array | None = None  # (n,) positions among the site's rows; None means all
     n_site: int | None = None  # number of rows of the site
     decided: Array | None = None  # (n,) predicted classes, if they do not follow from the probability
-    identified: Array | None = None  # (n,) whether f is identified at this z, so that rows tell about g; None: all
-    learned: Learned | None = None  # for the uncertainty of other models' predictions; None if not known
+    identified: Array | None = None  # (n,) whether f is identified at the row's z; None means at all rows
+    learned: Learned | None = None  # needed to judge predictions of other models; None if not known
 
     def __len__(self) -> int:
         return len(self.weight)
 
     def take(self, index: Array) -> "DrawnRows":
-        """Select rows by position."""
+        """Select rows by position; `learned` is dropped."""
         columns = (self.probability, self.place, self.decided, self.identified)
         probability, place, decided, identified = (None if column is None else column[index] for column in columns)
         z = self.z.iloc[index].reset_index(drop=True)
@@ -81,23 +81,24 @@ class ExpectedPerformance(Mapping[str, Expected]):
     metrics : dict of str to Expected
         Each metric with its interval.
     confusion : ExpectedCounts
-        The confusion matrix: rows are true classes, columns predicted ones.
+        The expected confusion matrix: rows are true classes, columns predicted classes.
     classes : tuple
         The classes, in order.
     threshold : float or None
-        Rows with P(y=1) at or above it are called positive; None for the most probable class.
+        Rows with P(y=1) at or above it are called positive. None: the most probable class is predicted.
     level : float
         Level of the intervals.
     rows : DrawnRows
-        The rows behind it.
+        The rows from which the metrics were computed.
 
     Notes
     -----
     Means over rows (accuracy, brier, nll) are exact expectations under P(y|x,z) at the site. Ratios of counts (F1,
-    precision, recall, AUROC, AUPRC) are ratios of expected counts. `ece` is the mean over the draws, because its
-    expectation under the model's own probabilities carries no information. The interval is for the value on these rows:
-    it includes the uncertainty of g, of the calibration of f, and of the labels given both. It does not include a shift
-    of P(x|y,z), which `diagnose` tests. "f1" means positive_f1 for two classes and macro_f1 for more.
+    precision, recall, AUROC, AUPRC) are ratios of expected counts. `ece` is the mean over drawn labels, because the
+    calibration error of probabilities against themselves is always zero. The interval is for the value on these rows.
+    It includes the uncertainty of g, of the calibration of f, and of the labels given g and f. It does not include a
+    shift of P(x|y,z), which `diagnose` tests. The name "f1" stands for positive_f1 with two classes and for macro_f1
+    with more.
 
     Examples
     --------
@@ -155,7 +156,7 @@ class ExpectedPerformance(Mapping[str, Expected]):
         Returns
         -------
         dict
-            The expected performance of each group.
+            The expected performance of each group, by the group's name.
         """
         values = self._column(column)
         groups = group_rows(values)
@@ -175,7 +176,7 @@ class ExpectedPerformance(Mapping[str, Expected]):
         Returns
         -------
         dict
-            Rows, classes, threshold, level, metrics and the confusion matrix.
+            The number of rows, the classes, threshold, level, metrics and confusion matrix.
         """
         return {
             "n_rows": self.n_rows,
@@ -199,7 +200,7 @@ class ExpectedPerformance(Mapping[str, Expected]):
 
 
 def group_rows(values: pd.Series) -> dict[Any, Array]:
-    """Return the rows of each group: levels in order, or quartiles of numbers, then "missing"."""
+    """Return the positions of the rows of each group: levels in order, or quartiles of a number, and "missing" last."""
     missing = values.isna().to_numpy()
     known = values[~missing]
     place = np.flatnonzero(~missing)
@@ -224,7 +225,7 @@ def group_rows(values: pd.Series) -> dict[Any, Array]:
 def summarize(
     rows: DrawnRows, classes: tuple[Any, ...], threshold: float | None = None, level: float = 0.95
 ) -> ExpectedPerformance:
-    """Compute every expected metric of these rows, with its interval from the drawn labels."""
+    """Compute the expected value of every metric on these rows, with an interval from the drawn labels."""
     problems = Problems("expected_performance")
     if not 0 < level < 1:
         problems.add(f"level must lie between 0 and 1, got {level}")
@@ -257,14 +258,14 @@ def summarize(
 
 
 def drawn_truths(labels: Array, n_classes: int) -> Iterator[Array]:
-    """Yield drawn labels (B, n) as one-hot truths (R, K, n), some draws at a time."""
+    """Yield the drawn labels (B, n) as one-hot arrays (R, K, n), for R of the B draws at a time."""
     size = max(1, CHUNK // (labels.shape[1] * n_classes))
     for start in range(0, len(labels), size):
         yield (labels[start : start + size, None, :] == np.arange(n_classes)[:, None]).astype(np.float64)
 
 
 def expected_value(value: float, samples: Array, level: float) -> Expected:
-    """Return an estimate with the interval of its defined draws (R,), widened to contain the estimate."""
+    """Return an estimate with the interval of its draws (R,), widened to contain the estimate; NaN is ignored."""
     samples = samples[~np.isnan(samples)]
     if np.isnan(value) or not len(samples):
         return Expected(None, None, None)

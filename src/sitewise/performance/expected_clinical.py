@@ -48,7 +48,8 @@ def clinical_performance(
     rows : DrawnRows
         Rows with the predictions to judge and the beliefs about their labels.
     threshold : float, optional
-        Rows with P(y=1) at or above it are treated; its odds are the cost of a false positive. 0.5 by default.
+        Rows with P(y=1) at or above it are treated; 0.5 by default. Its odds are the harm of a false positive relative
+        to the benefit of a true positive.
     specificity : float
         The specificity at which the sensitivity is computed.
     level : float
@@ -98,12 +99,12 @@ def clinical_performance(
 
 
 def decision_curve(rows: DrawnRows, thresholds: Any = THRESHOLDS, *, level: float = 0.95) -> pd.DataFrame:
-    """Compute the expected net benefit by threshold: of treating by the predictions, treating all, or treating none.
+    """Compute the expected net benefit of three strategies: treat by the predictions, treat all rows, or treat none.
 
     Parameters
     ----------
     rows : DrawnRows
-        Rows of two classes with the predictions to judge.
+        Rows of two classes with the predictions to judge. If decisions are given, they are used at every threshold.
     thresholds : sequence of float
         Thresholds between 0 and 1; 0.01 to 0.99 by default.
     level : float
@@ -112,8 +113,8 @@ def decision_curve(rows: DrawnRows, thresholds: Any = THRESHOLDS, *, level: floa
     Returns
     -------
     DataFrame
-        One row for each threshold: `net_benefit` and `treat_all`, each with `_low` and `_high`, `treat_none` (zero),
-        and `best`, the best of the three by expectation.
+        One row for each threshold: `net_benefit` and `treat_all`, each with the ends of its interval (`_low` and
+        `_high`), `treat_none` (zero), and `best`, the strategy with the highest expected net benefit.
 
     Examples
     --------
@@ -159,7 +160,7 @@ def _check_classes(rows: DrawnRows, problems: Problems) -> None:
 def _with_draws(
     rows: DrawnRows, measure: Callable[[Array], dict[str, Array]]
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Compute the measures for the belief, and for every draw of the labels."""
+    """Return the measures of the beliefs, (1, ...) each, and of every draw of the labels, (B, ...) each."""
     drawn = [measure(truth[:, 1]) for truth in drawn_truths(rows.labels, 2)]
     together = {name: np.concatenate([chunk[name] for chunk in drawn]) for name in drawn[0]}
     return measure(rows.belief[None, :, 1]), together

@@ -1,7 +1,7 @@
 """Draw labels of a site's rows from their posterior: equation 16c of docs/maths.md.
 
-Three things are uncertain: g, of which there are draws; the calibration of f, which moves log f and g along a few
-directions; and the label of each row given both.
+Three things are uncertain: g, for which there are draws; the calibration of f, whose errors change log f and log g
+along a few directions; and the label of each row, given f and g.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ NO_DIRECTION = 1e-8  # a smaller standard deviation is ignored
 
 @dataclass(frozen=True, eq=False)
 class Direction:
-    """The change of log f and of log g, each (n, K), by one standard deviation along one direction of uncertainty."""
+    """The change of log f and of log g, each (n, K), for one standard deviation along a direction of uncertainty."""
 
     log_ratio: Array
     log_prevalence: Array
@@ -33,14 +33,14 @@ class Direction:
 
 @dataclass(frozen=True)
 class ResampledCalibration:
-    """A calibration with its resamples, and the rows that it was applied to, by their codes of z."""
+    """A calibration with resamples, and a function of the codes of z that marks the rows to which it was applied."""
 
     calibration: Calibration
     applies: Callable[[Tensor], Tensor]  # codes (n, V) -> (n,) bool
 
 
 def every_row(codes: Tensor) -> Tensor:
-    """All rows of codes (n, V), as a mask (n,): those of a calibration that is the same at every z."""
+    """Return a mask (n,) of all rows of codes (n, V), for a calibration that is applied at every z."""
     return codes.new_ones(len(codes), dtype=torch.bool)
 
 
@@ -51,9 +51,10 @@ def draw_labels(
     directions: Sequence[Direction] = (),
     known: Array | None = None,
 ) -> Array:
-    """Draw a label for each row from each log g (n, K), (B, n), each time with a random step along the directions.
+    """Draw labels (B, n): one for each row from log f and each of B versions of log g (n, K).
 
-    `known` are known labels, NaN elsewhere.
+    In each draw, the logits also change by a random amount along every direction. `known` (n,) holds known labels, and
+    NaN for the other rows.
     """
     drawn = []
     for log_prevalence in log_prevalences:
@@ -83,10 +84,11 @@ def calibration_directions(
     calibrations: Sequence[ResampledCalibration],
     refit: Callable[[Callable[[Tensor, Tensor], Tensor]], Callable[[Tensor], Tensor]],
 ) -> list[Direction]:
-    """Return the principal directions of the calibrations' resamples, and how they move log f and log g.
+    """Return the change of log f and log g along each principal direction of the calibrations' resamples.
 
-    `refit` estimates g again from log f changed by a function of (log f, codes), and returns its log g at codes. Log f
-    and log g are taken as linear in the parameters between minus and plus one standard deviation.
+    `refit` takes a function of (log f, codes) that changes log f. It estimates g again from the changed log f, and
+    returns a function from codes to log g. Log f and log g are taken as linear in the parameters of the calibration
+    between minus and plus one standard deviation.
     """
     directions = []
     for own in calibrations:
@@ -111,13 +113,21 @@ def calibration_directions(
 
 @dataclass(frozen=True)
 class OpenShape:
-    """The uncertainty of g's shape over z: the schema of z, and the number of labels that it was estimated from."""
+    """The uncertainty of the shape of g over z.
+
+    `schema` is the schema of z. `n_rows` is the effective number of labeled rows that the shape was estimated from
+    (N_eff in equation 16e).
+    """
 
     schema: Confounders
     n_rows: float
 
     def moves(self, log_prevalence: Tensor, codes: Tensor, weight: Tensor, n_draws: int, seed: int) -> Iterator[Tensor]:
-        """Yield what each draw adds to log g of the rows, (n, K): normal coefficients without level (equation 16e)."""
+        """Yield for each draw the term that is added to log g of the rows, (n, K) (equation 16e).
+
+        The coefficients are normal. The features are centred over the rows, so that the level does not change. The
+        terms are zero if g has no or too many coefficients.
+        """
         basis = contrasts(log_prevalence.shape[1], log_prevalence.device)
         design = features(codes, self.schema)[:, 1:]
         width = design.shape[1] * basis.shape[1]
@@ -142,7 +152,7 @@ def _half(high: Tensor, low: Tensor) -> Array:
 
 
 def _principal_steps(calibration: Calibration) -> list[Tensor]:
-    """Return one standard deviation along each principal direction of the resampled (slope, bias), (2K,) each."""
+    """Return a step of one standard deviation along each principal direction of the resampled (slope, bias), (2K,)."""
     resamples = calibration.resamples()
     if len(resamples) < 2:
         return []

@@ -25,7 +25,7 @@ EXPECTED_METRICS = (*METRICS[:4], "precision", "recall", "specificity", *METRICS
 
 
 def decide(probability: Array, threshold: float | None = None) -> Array:
-    """Return the most probable class of every row, or with a threshold (K = 2) whether P(y=1) is at or above it."""
+    """Return the predicted class of every row: the most probable one, or 1 if P(y=1) is at or above the threshold."""
     if threshold is None:
         return np.asarray(probability.argmax(axis=1))
     return (probability[:, 1] >= threshold).astype(np.int64)
@@ -33,16 +33,16 @@ def decide(probability: Array, threshold: float | None = None) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Probabilities (n, K) and decisions, with all quantities that do not depend on the truth.
+    """Probabilities (n, K) and predicted classes, with all quantities that do not depend on the truth.
 
-    Without probabilities, metrics of probabilities are undefined.
+    Without probabilities, metrics of probabilities are undefined (NaN).
     """
 
     probability: Array | None
     predicted: Array  # (n,)
     n_classes: int
-    rankings: tuple[Ranking, ...] = ()  # of each class that has a curve
-    confidence: Ranking | None = None
+    rankings: tuple[Ranking, ...] = ()  # by P(y=1) for two classes, otherwise by the probability of each class
+    confidence: Ranking | None = None  # by P(y=1) for two classes, otherwise by the largest probability
 
     @classmethod
     def of(
@@ -52,7 +52,7 @@ class Predictions:
         decided: Array | None = None,
         n_classes: int | None = None,
     ) -> "Predictions":
-        """Decide, unless decisions (n,) are given, and sort the scores once for all truths."""
+        """Predict classes, unless decisions (n,) are given, and sort the scores once for all truths."""
         if probability is None:
             assert decided is not None
             assert n_classes is not None
@@ -64,7 +64,7 @@ class Predictions:
         return cls(probability, predicted, n_classes, rankings, confidence)
 
     def confusion(self, truth: Array, weight: Array) -> Array:
-        """Return the expected confusion matrix (R, K, K): rows are true classes, columns predicted ones."""
+        """Return the expected confusion matrix (R, K, K): rows are true classes, columns predicted classes."""
         called = np.eye(self.n_classes)[self.predicted] * weight[:, None]
         return np.asarray(truth @ called)
 
@@ -93,7 +93,7 @@ class Predictions:
         }
 
     def _calibration_error(self, truth: Array, weight: Array) -> Array:
-        """Return the expected calibration error in bins of equal mass of P(y=1), or of the largest P for K > 2."""
+        """Return the calibration error (R,) in bins of equal mass of P(y=1), or of the largest P(y) for K > 2."""
         assert self.probability is not None
         assert self.confidence is not None
         best = self.probability.argmax(axis=1)
@@ -109,7 +109,11 @@ class Predictions:
 
 
 def confusion_metrics(counts: Array) -> dict[str, Array]:
-    """Compute metrics of confusion matrices (R, K, K): of class 1 for K = 2, one-against-rest means for K > 2."""
+    """Compute metrics of confusion matrices (R, K, K).
+
+    Precision, recall and specificity are those of class 1 for K = 2. For K > 2 they are means over the classes, each
+    against the rest.
+    """
     right = np.diagonal(counts, axis1=1, axis2=2)
     true, called, total = counts.sum(axis=2), counts.sum(axis=1), counts.sum(axis=(1, 2))
     rest = total[:, None] - true

@@ -27,7 +27,8 @@ def judged_instead(rows: DrawnRows, classes: tuple[Any, ...], y_pred: Any = None
     y_pred : array of shape (n,), optional
         Predicted classes; by default they follow from `proba`.
     proba : array of shape (n, K) or (n,), optional
-        Probabilities; one column is that of the second of two classes. Without it, only decisions are judged.
+        Probabilities. With the shape (n,), they are those of the second of two classes. Without `proba`, only decisions
+        are judged.
 
     Returns
     -------
@@ -57,7 +58,7 @@ def _labels(rows: DrawnRows, probability: Array | None, decided: Array | None) -
 
 
 def _as_many(probability: Array, decided: Array) -> Array:
-    """Decide by our own probabilities (n, K); with two classes, call as many rows positive as the other model does."""
+    """Predict classes by our own probabilities (n, K); with two classes, as many positives as the other model has."""
     count = int((decided == 1).sum())
     if probability.shape[1] > 2 or not count:
         return decide(probability, None if probability.shape[1] > 2 else np.inf)

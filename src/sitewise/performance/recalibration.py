@@ -1,4 +1,4 @@
-"""Recalibrate probabilities with labels of the same site: the intercept only, or the slope too.
+"""Recalibrate probabilities with labels of the same site: only the intercept, or intercept and slope.
 
 Recalibration is cross-fitted: each row is recalibrated by a fit to the rows of the other folds.
 """
@@ -23,7 +23,8 @@ def recalibrate(
 ) -> Array:
     """Recalibrate probabilities (n, K) with labels (n,), cross-fitted in five folds of whole units (patients).
 
-    `how` is "intercept" (one shift for each class on the log scale) or "slope" (also a factor on the log-odds).
+    `how` is "intercept" (one shift for each class on the log scale) or "slope" (also a factor on the log-odds). Returns
+    the recalibrated probabilities, (n, K).
     """
     assert how in RECALIBRATIONS
     n_rows = len(y)

@@ -11,7 +11,7 @@ from sitewise.performance.expected import group_rows
 Array = np.ndarray[Any, Any]
 SCORE_BANDS = 5
 LEAST_DEVIATION = 0.05  # lower limit of a label's standard deviation in a stratum
-FEWEST = 2  # rows of a stratum, enough for a variance
+FEWEST = 2  # smallest number of rows to draw from a stratum, if possible; a variance needs two
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +25,7 @@ class LabelSample:
     stratum : array of shape (m,)
         The stratum of each row.
     weight : array of shape (m,)
-        How many rows of the site each of them represents.
+        The number of rows of the site that each row of the sample represents.
 
     Examples
     --------
@@ -42,16 +42,17 @@ class LabelSample:
 
 
 def draw_sample(probability: Array, z: pd.DataFrame, n: int, *, seed: int = 0) -> LabelSample:
-    """Draw n rows, stratified by score and z, more in strata with uncertain labels (Neyman's allocation).
+    """Draw a sample of n rows, stratified by score and z.
 
-    Every stratum is sampled, so that means weighted by `weight` are unbiased for all rows.
+    More rows are drawn from strata with uncertain labels (Neyman's allocation). Every stratum is sampled, so that means
+    over the sample with its `weight` are unbiased for the means over all rows.
 
     Parameters
     ----------
     probability : array of shape (N, K)
         Predictions of all rows.
     z : DataFrame
-        Their confounders; as many of them are used as leave two rows of the sample for each stratum.
+        Their confounders. A confounder is used only if the sample then still has two rows for each stratum.
     n : int
         The number of rows to draw.
     seed : int
@@ -79,7 +80,10 @@ def draw_sample(probability: Array, z: pd.DataFrame, n: int, *, seed: int = 0) -
 
 
 def strata_of(probability: Array, z: pd.DataFrame, n: int) -> Array:
-    """Return the stratum of every row: fifths of the score, crossed with groups of z while n suffices."""
+    """Return the stratum of every row: fifths of the score, crossed with groups of each confounder if n suffices.
+
+    The score is P(y=1) for two classes, and the largest probability for more.
+    """
     two = probability.shape[1] == 2
     score = probability[:, 1] if two else probability.max(axis=1)
     bands = max(1, min(SCORE_BANDS, n // FEWEST))
@@ -104,7 +108,10 @@ def _halved(column: pd.Series) -> pd.Series:
 
 
 def allocate(size: Array, deviation: Array, n: int) -> Array:
-    """Return how many rows to draw of each stratum: in proportion to size × standard deviation, two if possible."""
+    """Return the number of rows to draw from each stratum: proportional to size × standard deviation, at least two.
+
+    A stratum of one row gets one. If n is too small, every stratum gets at least one instead of two.
+    """
     least = np.minimum(size, FEWEST) if np.minimum(size, FEWEST).sum() <= n else np.ones_like(size)
     counts, left = least.copy(), n - int(least.sum())
     wanted = size * deviation

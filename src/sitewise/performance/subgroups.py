@@ -40,18 +40,19 @@ class Subgroup:
     column : str
         The column that defines the groups.
     name : str
-        The value or band of this group.
+        The value or band of this group, or "missing".
     n_rows : int
         The number of rows.
     prevalence : dict
-        The share of each class among these rows with its interval; empty if there are too few rows. At the ends of the
-        interval, rows at which f is not identified may be of any class.
+        The share of each class among these rows with its interval; empty if there are too few rows. The interval allows
+        that rows at which f is not identified are of any class.
     performance : ExpectedPerformance or None
         The expected performance in this group; None if there are too few rows or they do not determine the prevalence.
     calibration : dict
-        The expected `calibration_in_the_large` and `oe_ratio`, for two classes and probabilities.
+        The expected `calibration_in_the_large` and `oe_ratio`; empty with more than two classes or without
+        probabilities.
     note : str or None
-        Why something is not estimated.
+        The reason if the performance is not estimated, otherwise None.
 
     Examples
     --------
@@ -95,7 +96,7 @@ def subgroups(
     threshold: float | None = None,
     level: float = 0.95,
 ) -> list[Subgroup]:
-    """Estimate prevalence and performance in each group of rows: levels, bands of a number, and "missing".
+    """Estimate prevalence and performance in each group of rows: each level, band of a number, or "missing".
 
     Parameters
     ----------
@@ -163,7 +164,7 @@ def _known_bands(bands: Mapping[str, Sequence[float]], frame: pd.DataFrame) -> d
 
 
 def _groups(values: pd.Series, bands: Sequence[float] | None, column: str) -> dict[Any, Array]:
-    """Return the rows of each group."""
+    """Return the positions of the rows of each group, by the group's name."""
     if bands is None:
         return group_rows(values)
     named, order = in_bands(values, bands, column)
@@ -172,7 +173,7 @@ def _groups(values: pd.Series, bands: Sequence[float] | None, column: str) -> di
 
 
 def in_bands(values: pd.Series, bands: Sequence[float], column: str) -> tuple[pd.Series, list[str]]:
-    """Convert a number to names of bands; return them and the names in order."""
+    """Convert a column of numbers to names of bands; return the converted column and the names in order."""
     edges = [float(edge) for edge in bands]
     if not edges or edges != sorted(set(edges)):
         raise ValueError(f"subgroups: bands must be numbers in increasing order, got {list(bands)}")
@@ -203,7 +204,10 @@ def _describe(
 
 
 def _share(rows: DrawnRows, k: int, level: float) -> Expected:
-    """Return the share of a class; rows at which f is not identified count as none or all at the interval's ends."""
+    """Return the share of class k with its interval.
+
+    The lower end counts no row at which f is not identified as class k, the upper end all of them.
+    """
     share = rows.weight / rows.weight.sum()
     identified = np.ones(len(rows), dtype=bool) if rows.identified is None else rows.identified
     drawn = (rows.labels[:, identified] == k) @ share[identified]

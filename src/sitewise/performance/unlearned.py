@@ -1,8 +1,9 @@
 """The uncertainty of f along the predictions of another model: equation 16d of docs/maths.md.
 
-Calibration measures the error of log f along log f itself. Along another direction u(x) of the logits, the coefficient
-estimated from n training rows has the variance 1 / (n E[Var(u_y | x)]) by Fisher information, with y from P(y|x) at the
-training sites. Another model's score may be related to what f has missed, so it is judged with that variance.
+The resamples of the calibration show errors of log f along log f itself. Another model's score may depend on x in a way
+that f does not contain: along another direction u(x) of the logits. The error of log f along u is taken as that of a
+coefficient estimated from n training rows. By Fisher information, its variance is 1 / (n E[Var(u_y | x, z)]), with y
+from P(y|x,z) at the training sites.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,26 +16,26 @@ from sitewise.evaluation import SMALLEST_PROBABILITY
 from sitewise.performance.labels import Direction
 
 Array = np.ndarray[Any, Any]
-SAME = 1e-9  # of a direction's information: a smaller remainder is rounding error
+SAME = 1e-9  # share of a direction's information; a smaller remainder is rounding error
 
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """The number of rows f was learned from, P(y|x,z) (n, K) at the training sites, and how labels are drawn."""
+    """The number of rows f was learned from, P(y|x,z) (n, K) as trained, and a function that draws labels."""
 
     n_rows: float
     probability: Array
-    draw: Callable[[Sequence[Direction]], Array]  # further directions -> labels (B, n)
+    draw: Callable[[Sequence[Direction]], Array]  # from further directions of uncertainty to labels (B, n)
 
 
 def unlearned_directions(
     judged: Sequence[Array], known: Sequence[Array], learned: Learned, weight: Array
 ) -> list[Direction]:
-    """Return one standard deviation along each of the `judged` logits (n, K), orthogonal to the `known` ones."""
+    """Return steps of one standard deviation along the parts of `judged` logits (n, K) orthogonal to `known` ones."""
     root = np.sqrt(learned.probability * (weight / weight.sum())[:, None])
 
     def columns(directions: Sequence[Array]) -> Array:
-        """Return directions whose inner products are the information of a row, (n K, directions)."""
+        """Return the directions, scaled so that inner products are the mean information of a row, (n K, directions)."""
         centred = [u - (learned.probability * u).sum(axis=1, keepdims=True) for u in directions]
         return np.stack([(root * u).ravel() for u in centred], axis=1)
 
@@ -49,6 +50,6 @@ def unlearned_directions(
 
 
 def logits_of(probability: Array | None, decided: Array | None, n_classes: int) -> list[Array]:
-    """Return the directions of predictions, (n, K) each: log p, and decisions as one-hot rows."""
+    """Return predictions as logits, (n, K) each: the log of the probabilities, and the decisions as one-hot rows."""
     directions = [] if probability is None else [np.log(np.clip(probability, SMALLEST_PROBABILITY, 1))]
     return directions if decided is None else [*directions, np.eye(n_classes)[decided]]

@@ -19,7 +19,7 @@ LABELS = {
 
 @in_house_style
 def plan_figure(record: dict[str, Any]) -> Figure:
-    """Draw the interval's width by information and by simulation, and the simulated losses, by number of rows."""
+    """Draw the interval's width (by information and by simulation) and simulated losses against the number of rows."""
     points = record["points"]
     simulated = [point for point in points if point["n_simulations"] >= 2]
     shown = ("width", "kl", "f1_loss") if simulated else ("width",)
@@ -55,7 +55,7 @@ def _spread(sizes: list[int]) -> list[int]:
 
 
 def save_plan_figure(figure: Figure, path: Path) -> Path:
-    """Write the figure, and make its folder."""
+    """Write the figure to `path`, and close it; the folder is created if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -1,7 +1,7 @@
 """A site's report in the form of public standards: the CHAI applied model card, TRIPOD+AI, and change control.
 
-They are made from the content of the report. Fields that only the author knows are listed by name, and marked until
-they are filled in.
+All of them are made from the content of the report. Fields that only the author knows are listed in `AUTHOR_FIELDS`,
+and contain `TO_FILL_IN` or a default until the author gives them.
 """
 
 import json
@@ -38,7 +38,7 @@ AUTHOR_FIELDS = (
 
 
 def check_author(author: Mapping[str, str] | None) -> dict[str, str]:
-    """The author's fields, with their names checked."""
+    """Return the author's fields as texts; raise ValueError for an unknown name."""
     given = dict(author or {})
     for name in given:
         if name not in AUTHOR_FIELDS:
@@ -153,7 +153,7 @@ def applied_model_card(content: Content, author: Mapping[str, str] | None = None
 
 
 def tripod_checklist(content: Content) -> list[dict[str, Any]]:
-    """The 27 items of TRIPOD+AI (BMJ 2024;385:e078378), with short subjects, and what the software knows about each.
+    """List the 27 items of TRIPOD+AI (BMJ 2024;385:e078378), with the text that the software can fill in for each.
 
     Parameters
     ----------
@@ -163,7 +163,8 @@ def tripod_checklist(content: Content) -> list[dict[str, Any]]:
     Returns
     -------
     list of dict
-        `item`, `section`, `subject`, and `filled`: text, or None if the author has to fill it in.
+        One entry for each item: `item` (its number), `section`, `subject`, and `filled`, the text or None if the author
+        has to fill it in.
     """
     facts, performance = _facts(content), content["performance"]
     sites = content["prevalence"].get("sites") or []
@@ -214,7 +215,11 @@ def checklist_markdown(items: list[dict[str, Any]]) -> str:
 
 
 def change_control(content: Content, alarm_level: float = 0.01) -> list[dict[str, Any]]:
-    """What is monitored after release, the threshold fixed in advance, and the action if it is crossed."""
+    """List the quantities to monitor after release, each with its threshold, its rule and the action that follows.
+
+    `alarm_level` is the level of the stability check in `monitor`. Each entry has the keys `trigger`, `watch`,
+    `threshold`, `rule` and `action`.
+    """
     focus = content["focus"][0]
     low, high = content["prevalence"]["low"][focus], content["prevalence"]["high"][focus]
     return [
@@ -298,7 +303,7 @@ def _key_metric(goal: str, results: list[tuple[str, Any]], data: str, process: s
 
 
 def _facts(content: Content) -> dict[str, Any]:
-    """What was done, by name; numbers of the training override those of the site."""
+    """The facts of the report by name. If a name occurs for the site and for the training, the latter is used."""
     entries = [entry for part in content["done"] for entry in part["entries"]]
     return {entry["name"]: entry["value"] for entry in entries}
 

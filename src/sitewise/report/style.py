@@ -1,4 +1,4 @@
-"""The common style of all figures: a backend without a screen, colours that differ in lightness."""
+"""The common style of all figures: a backend that needs no screen, and colours that differ in lightness."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -18,7 +18,7 @@ P = ParamSpec("P")
 
 
 def in_house_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Draw with matplotlib's default settings, which some libraries change on import."""
+    """Make a function draw with matplotlib's default settings, because some libraries change them on import."""
 
     @wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:

@@ -17,12 +17,13 @@ MOST_PANELS = 6
 
 @in_house_style
 def timeline_figure(frame: pd.DataFrame, title: str = "") -> Figure:
-    """Draw the result of `monitor`: a panel for each class (the most frequent ones if there are many), rows below.
+    """Draw the result of `monitor`: a panel for each of up to six classes, and the numbers of rows below.
 
     Parameters
     ----------
     frame : DataFrame
-        With the columns `time`, `estimate`, `low`, `high`, `alarm`, `n` and, if there are several classes, `class`.
+        The result of `monitor`, with the columns `time`, `estimate`, `low`, `high`, `alarm`, `n` and, if there are
+        several classes, `class`. If there are more than six classes, the most frequent ones are drawn.
     title : str, optional
         The title.
 

@@ -170,7 +170,7 @@ GLOSSARY = (
 
 
 def glossary(kind: str) -> list[tuple[str, str]]:
-    """Terms and their meaning, for images or tables."""
+    """The terms and their meaning; `kind` is "images" or "tables"."""
     return [(word, meaning.format_map(KINDS[kind])) for word, meaning in GLOSSARY]
 
 
@@ -188,7 +188,7 @@ def percent(share: float | None) -> str:
 
 
 def round_percent(share: float) -> str:
-    """A round share, such as that of a tick, without trailing zeros."""
+    """A round share, such as the label of a tick, in percent without trailing zeros."""
     return f"{100 * share:.6g}%"
 
 
@@ -212,12 +212,12 @@ def compact(value: Any) -> str:
 
 
 def fixed(value: float | None) -> str:
-    """A metric, to three digits."""
+    """A metric with three decimals."""
     return NOTHING if value is None else f"{round(value, 3) + 0.0:.3f}"  # never -0.000
 
 
 def whole(count: float | None) -> str:
-    """An expected count of rows."""
+    """An expected count of rows, with a decimal only if it is below ten and not whole."""
     return NOTHING if count is None else f"{count:,.0f}" if count >= 10 or count == int(count) else f"{count:.1f}"
 
 
@@ -233,7 +233,7 @@ def quoted(name: str) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """A text of at most `width` columns on one line, its middle left out if needed; wide letters count as two."""
+    """A text on one line of at most `width` columns. If it is too long, its middle is left out."""
     line = " ".join(text.split())
     if columns(line) <= width:
         return line
@@ -247,7 +247,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def columns(text: str) -> int:
-    """The number of columns that a text needs."""
+    """The number of columns that a text needs; wide letters need two."""
     return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
@@ -263,7 +263,11 @@ def outcome_sentence(
     slope: float,
     failed: str | None,
 ) -> str:
-    """What was done at a site and why, for the second of two classes, or the class whose share changes most."""
+    """The sentence that says what was done at a site and why.
+
+    It gives the share of the second of two classes. With more classes, it gives the share of the class that changes
+    most by the rows alone.
+    """
     moves = [abs(rows - trained) for rows, trained in zip(rows_alone, as_trained, strict=True)]
     k = 1 if len(names) == 2 else moves.index(max(moves))
     said = OUTCOMES[word, reason].format(
@@ -280,7 +284,7 @@ def outcome_sentence(
 
 
 def risk_sentence(word: str, reason: str, gains: Sequence[float]) -> str:
-    """What to expect, from the decrease of the log loss at each rehearsed site (empty: not rehearsed)."""
+    """The sentence about the expected effect. `gains` are decreases of the log loss at rehearsed sites, or empty."""
     if (word, reason) == ("adapted", "asked"):
         return RISKS["rows"]
     if word == "as trained":
@@ -292,7 +296,7 @@ def risk_sentence(word: str, reason: str, gains: Sequence[float]) -> str:
 
 
 def rehearsal_sentence(kind: str | None, before: float, after: float, better: int, count: int) -> str:
-    """The result of a rehearsal."""
+    """The sentence about a rehearsal; `before` and `after` are the log loss as trained and adapted."""
     verb = "lowered" if after < before else "raised"
     return REHEARSALS[kind].format(verb=verb, before=before, after=after, better=better, count=count)
 
@@ -300,7 +304,7 @@ def rehearsal_sentence(kind: str | None, before: float, after: float, better: in
 def crossing_sentence(
     *, rows: float, changed: float, gained: float, lost: float, name: str, threshold: float | None
 ) -> str:
-    """How many decisions differ from those as trained."""
+    """The sentence about the number of decisions that differ from those as trained."""
     counts = {"changed": whole(changed), "gained": whole(gained), "lost": whole(lost)}
     rule = "the most probable class" if threshold is None else f"threshold {percent(threshold)}"
     return CROSSING.format(rows=f"{whole(rows)} rows", rule=rule, name=quoted(name), **counts)

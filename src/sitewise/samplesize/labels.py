@@ -1,4 +1,4 @@
-"""How many labels a new site needs: simulated sites, where f has the errors that the rehearsal found."""
+"""Plan how many labels a new site needs, with simulated sites at which f has errors as large as in the rehearsal."""
 
 import math
 import warnings
@@ -28,9 +28,10 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class LabelPoint:
-    """The result for a number of labels, as means over simulated sites with standard errors.
+    """The results with n labels: means over simulated sites, with their standard errors (`_error`).
 
-    `log_loss` is the log loss above that of the true f and g.
+    `width` is the width of the interval of P(y), for the class with the widest interval. `log_loss` is the log loss
+    minus that of the true f and g.
     """
 
     n: int
@@ -42,7 +43,7 @@ class LabelPoint:
 
 @dataclass(frozen=True)
 class LabelPlan:
-    """How many labels are enough.
+    """The number of labels that is enough, with the results for all numbers tried.
 
     Attributes
     ----------
@@ -51,12 +52,12 @@ class LabelPlan:
     target : str
         The kind of goal: "width" or "log_loss".
     wanted : float
-        The wanted value.
-    points : list of LabelPoint
-        The result for each number of labels, zero first.
+        The wanted value of the target.
+    points : tuple of LabelPoint
+        The results for each number of labels, zero first.
     rows : int
-        The rows of the site, labeled or not.
-    prevalence : ndarray of shape (K,)
+        The number of rows of the site, labeled and unlabeled.
+    prevalence : tuple of K floats
         The assumed P(y).
     level : float
         The level of the intervals.
@@ -80,7 +81,7 @@ class LabelPlan:
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row for each number of labels."""
+        """The results as a table, with a row for each number of labels."""
         return pd.DataFrame([asdict(point) for point in self.points])
 
     def to_dict(self) -> dict[str, Any]:
@@ -128,39 +129,39 @@ def plan_labels(
     y : array-like of shape (m,)
         Their classes, 0 to K-1.
     sample_confounder : DataFrame or array-like of shape (m, V), optional
-        Their Z, if g is to depend on it.
+        Their z, if g shall depend on it.
     width : float, optional
-        The wanted width of the interval of P(Y), of the class with the widest one.
+        The wanted width of the interval of P(y), for the class with the widest interval.
     log_loss : float, optional
-        The wanted log loss above that of the true f and g. Give either this or `width`.
-    prior : SitePrior, optional
-        What the rehearsal found about a new site: `prior_` of a model. In the simulation, f has errors of slope and
-        level as large as this prior says.
+        The wanted difference of the log loss from that of the true f and g. Give either this or `width`.
+    prior : SitePrior
+        The prior of a new site, estimated by the rehearsal: `prior_` of a fitted model. In the simulation, the slope
+        and the level of f have errors as large as this prior expects.
     rows : int
-        The number of rows of the site.
+        The number of rows of the site, labeled and unlabeled.
     prevalence : float or array-like of shape (K,), optional
         The assumed P(y) at the new site, as in `plan_sample_size`.
     model : str
         The model of g, as in `estimate_prevalence`.
     confounders : Confounders, optional
-        A frozen schema of Z.
+        The schema of z; learned from `sample_confounder` by default.
     sample_weight : array-like of shape (m,), optional
         Weights of the labeled rows.
     level : float
         The level of the intervals.
-    labels : sequence of int
-        Numbers of labels to try.
+    labels : sequence of int, optional
+        Numbers of labels to try; by default 25, 50, 100, 200 and 400, if below `rows`.
     n_simulations : int
-        The number of simulated sites; each is used with all numbers of labels.
+        The number of simulated sites. Each site is used with all numbers of labels.
     random_state : int
         Seed.
     say : callable, optional
-        Called with a text at each step.
+        Called with a message at each step.
 
     Returns
     -------
     LabelPlan
-        The number of labels, with a table of all numbers tried.
+        The number of labels, with the results for all numbers tried.
 
     Examples
     --------
@@ -191,7 +192,7 @@ def plan_labels(
 
 
 def _read_numbers(labels: Iterable[int] | None, rows: int, problems: Problems) -> list[int]:
-    """The numbers of labels to try, in order."""
+    """Return the numbers of labels to try, in increasing order."""
     numbers = [n for n in LABELS if n < rows] if labels is None else sorted({int(number) for number in labels})
     if not numbers or numbers[0] < 1 or numbers[-1] > rows:
         problems.add(f"labels must be numbers from 1 to rows={rows}, got {numbers}")
@@ -201,10 +202,10 @@ def _read_numbers(labels: Iterable[int] | None, rows: int, problems: Problems) -
 def look_at_site(
     population: Population, prior: SitePrior, rows: int, numbers: list[int], level: float, rng: np.random.Generator
 ) -> Array:
-    """Simulate one site: width of the interval and excess log loss, (numbers, 2), for each number of labels.
+    """Simulate one site; return the width of the interval and the excess log loss for each number of labels.
 
-    The f that is used is the true one with another slope and level, with errors as large as at sites not seen in
-    training.
+    The result has the shape (numbers, 2). The estimate uses an f with errors: the true f with another slope and level.
+    These errors are drawn with the scales in `prior`, those at sites not seen in training.
     """
     drawn = rng.choice(len(population.y), rows, p=population.weight)
     right, log_g, y = population.log_ratio[drawn], population.log_prevalence[drawn], population.y[drawn]

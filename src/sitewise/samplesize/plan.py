@@ -1,7 +1,7 @@
-"""How many unlabeled rows a new site needs, from labeled source rows (docs/maths.md, section 17).
+"""Plan how many unlabeled rows a new site needs, with labeled source rows (docs/maths.md, section 17).
 
-The held-out rows, weighted to the assumed prevalence, represent the new site. The width of an interval comes from the
-information of n rows; the loss of an estimate from n rows comes from simulation.
+The held-out rows, weighted to the assumed prevalence, represent the new site. The width of an interval is computed from
+the information of n rows. The losses of an estimate from n rows are computed by simulation.
 """
 
 import math
@@ -23,9 +23,9 @@ from sitewise.samplesize.population import Population, read_population
 
 TARGETS = ("width", "kl", "f1_loss")
 SIZES = (100, 200, 500, 1000, 2000, 5000, 10_000)
-AROUND = (0.25, 0.5, 2.0, 4.0)  # times the answer, if a width is wanted
+AROUND = (0.25, 0.5, 2.0, 4.0)  # other sizes relative to the answer, if a width is wanted
 SMALLEST, LARGEST = 20, 10**7
-NEARLY = 1.05  # times the wanted width: a posterior's width is inexact, because it is computed on a grid
+NEARLY = 1.05  # accepted width relative to the wanted one: a posterior is computed on a grid, so its width is inexact
 FLOOR_SIZE = 10**7  # stands for infinitely many rows
 OUT_OF_REACH = (
     "{wanted} is out of reach: no number of unlabeled rows gives a {target} below {floor:.3g}. What would help: labels "
@@ -37,10 +37,12 @@ MODELS_OF_G = ("auto", *(name for name, family in FAMILIES.items() if family.qui
 
 @dataclass(frozen=True)
 class SizePoint:
-    """The result for a number of unlabeled rows: the interval's width by information, and means over simulated sites.
+    """The results with n unlabeled rows.
 
-    `kl` is KL(g || estimate) averaged over z; `f1_loss` is the expected F1 lost compared with the true g (class 1 of
-    two, the mean over more classes). Each mean has its standard error. None if nothing was simulated.
+    `width` is the width of the interval by information. The other values are means over simulated sites, with their
+    standard errors (`_error`); they are None without simulations. `kl` is KL(g || estimate) averaged over z. `f1_loss`
+    is the expected F1 with the true g minus that with the estimate (F1 of class 1 of two, otherwise the mean over
+    classes).
     """
 
     n: int
@@ -56,30 +58,31 @@ class SizePoint:
 
 @dataclass(frozen=True)
 class SamplePlan:
-    """How many unlabeled rows are enough.
+    """The number of unlabeled rows that is enough, with the results for several sizes.
 
     Attributes
     ----------
     answer : int or None
-        The number of rows; None if the largest size tried is not enough.
+        The number of rows. None if the target cannot be reached with 10 million rows ("width"), or with the largest
+        size tried ("kl", "f1_loss").
     target : str
         The kind of goal: "width", "kl" or "f1_loss".
     wanted : float
-        The wanted value.
-    points : list of SizePoint
-        The result for each size, including the answer.
-    floor_kl : float or None
-        The KL divergence that remains with any number of rows, for the f of these labeled rows.
-    floor_f1_loss : float or None
-        The loss of F1 that remains with any number of rows.
-    floor_width : float
-        The width of the interval of P(y) that remains with any number of rows.
-    prevalence : ndarray of shape (K,)
+        The wanted value of the target.
+    points : tuple of SizePoint
+        The results for each size. With the target "width", the answer is one of the sizes.
+    floor_kl : float
+        The KL divergence with 10 million rows. It is due to f, and remains with any number of rows.
+    floor_f1_loss : float
+        The loss of F1 with 10 million rows.
+    prevalence : tuple of K floats
         The assumed P(y).
     level : float
         The level of the intervals.
     n_source : int
-        The number of labeled rows.
+        The number of labeled rows that were used.
+    floor_width : float
+        The width of the interval of P(y) with 10 million rows.
 
     Examples
     --------
@@ -100,12 +103,12 @@ class SamplePlan:
 
     @property
     def floor(self) -> float:
-        """The smallest value of the target that any number of unlabeled rows gives."""
+        """The value of the target with 10 million unlabeled rows, which stands for infinitely many rows."""
         return {"width": self.floor_width, "kl": self.floor_kl, "f1_loss": self.floor_f1_loss}[self.target]
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row for each size."""
+        """The results as a table, with a row for each size."""
         return pd.DataFrame([asdict(point) for point in self.points])
 
     def to_dict(self) -> dict[str, Any]:
@@ -158,39 +161,39 @@ def plan_sample_size(
     y : array-like of shape (m,)
         Their classes, 0 to K-1.
     sample_confounder : DataFrame or array-like of shape (m, V), optional
-        Their Z, if g is to depend on it.
+        Their z, if g shall depend on it.
     width : float, optional
-        The wanted width of the interval of P(Y), of the class with the widest one.
+        The wanted width of the interval of P(y), for the class with the widest interval.
     kl : float, optional
         The wanted KL(g || estimate), averaged over z.
     f1_loss : float, optional
         The wanted loss of F1 compared with the true g. Give one of `width`, `kl` and `f1_loss`.
     prevalence : float or array-like of shape (K,), optional
-        P(y) at the new site: K numbers, or for two classes P(y=1). None: as in the labeled rows. P(z|y) is assumed to
-        be as in the labeled rows.
+        The assumed P(y) at the new site: K numbers, or P(y=1) for two classes. By default, it is that of the labeled
+        rows. P(z|y) is always assumed to be that of the labeled rows.
     model : str
         The model of g, as in `estimate_prevalence`.
     prior : Prevalence or SitePrior, optional
         The prior of g, as in `estimate_prevalence`.
     confounders : Confounders, optional
-        A frozen schema of Z.
+        The schema of z; learned from `sample_confounder` by default.
     sample_weight : array-like of shape (m,), optional
         Weights of the labeled rows.
     level : float
         The level of the intervals.
     sizes : sequence of int, optional
-        The sizes of the table; otherwise sizes around the answer, or from 100 to 10,000.
+        The sizes of the table. By default, sizes around the answer if a width is wanted, otherwise from 100 to 10,000.
     n_simulations : int
-        Simulated sites of each size; 0 gives widths only.
+        The number of simulated sites of each size. If it is 0, only widths by information are computed.
     random_state : int
         Seed.
     say : callable, optional
-        Called with a text at each step.
+        Called with a message at each step.
 
     Returns
     -------
     SamplePlan
-        The number of rows, with a table of sizes.
+        The number of rows, with the results for several sizes.
 
     Examples
     --------
@@ -231,7 +234,7 @@ def plan_sample_size(
 def look_at_size(
     population: Population, n: int, level: float, n_simulations: int, rng: np.random.Generator
 ) -> SizePoint:
-    """The width by information, and simulated width, KL and loss of F1, at one size."""
+    """Return the results at one size: the width by information, and the simulated width, KL and loss of F1."""
     width = information_width(population, n, level)
     estimates = []
     for _ in range(n_simulations):
@@ -255,18 +258,21 @@ def look_at_size(
 
 
 def information_width(population: Population, n: int, level: float) -> float:
-    """The width of the interval if each labeled row occurs as often as expected among n rows of the site."""
+    """Return the width of the interval if each labeled row occurs as often as expected among n rows of the site."""
     return interval_width(population.estimate(n * population.weight), level)
 
 
 def interval_width(estimate: PrevalenceEstimate, level: float) -> float:
-    """The width of the interval of P(Y), of the class with the widest one."""
+    """Return the width of the interval of P(y), for the class with the widest interval."""
     low, high = estimate.interval(level=level)
     return float(np.max(np.asarray(high) - np.asarray(low)))
 
 
 def size_for_width(width_at: Callable[[int], float], wanted: float) -> int | None:
-    """The size with the wanted width, which falls about as the square root of the size. None above LARGEST."""
+    """Return the size at which the width is `wanted`, or None if it would be above LARGEST.
+
+    The search assumes that the width is about proportional to one over the square root of the size.
+    """
     size = 1000
     for _ in range(12):
         width = width_at(size)
@@ -284,9 +290,10 @@ def size_for_width(width_at: Callable[[int], float], wanted: float) -> int | Non
 
 
 def size_for_loss(points: Sequence[Any], target: str, wanted: float) -> int | None:
-    """The size from which the loss, made monotone in the size, is at most the wanted one; None beyond the largest size.
+    """Return the smallest size at which the loss is at most `wanted`, or None if the largest size is not enough.
 
-    Between two sizes both are interpolated linearly in logarithms.
+    The losses are first made monotone in the size. Between two sizes, the logarithm of the loss is interpolated
+    linearly in the logarithm of the size.
     """
     sizes = np.array([point.n for point in points], dtype=float)
     losses = np.array([getattr(point, target) for point in points], dtype=float)
@@ -307,13 +314,13 @@ def size_for_loss(points: Sequence[Any], target: str, wanted: float) -> int | No
 
 
 def round_up(size: float) -> int:
-    """Round up to two digits, within the allowed sizes."""
+    """Round up to two significant digits, within the allowed sizes."""
     step = 10 ** max(0, math.floor(math.log10(max(size, 1))) - 1)
     return int(min(LARGEST, max(SMALLEST, math.ceil(size / step) * step)))
 
 
 def check_numbers(level: float, n_simulations: int, fewest: int, problems: Problems) -> None:
-    """Add wrong levels and too few simulations to `problems`."""
+    """Add a wrong level or too few simulations to `problems`."""
     if not 0 < level < 1:
         problems.add(f"level must lie between 0 and 1, got {level}")
     if n_simulations < fewest:

@@ -1,4 +1,4 @@
-"""Labeled source rows that represent a new site: weighted to the assumed prevalence (equation 17)."""
+"""Labeled source rows that represent a new site, because they are weighted to its assumed prevalence (equation 17)."""
 
 import warnings
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from sitewise.prevalence import fit_constant
 from sitewise.prevalence.additive import fit_additive
 
 Array = np.ndarray[Any, Any]
-ENOUGH_ROWS = 4000  # the most labeled rows used
+ENOUGH_ROWS = 4000  # largest number of labeled rows that are used
 FEW = 10  # rows of a class below which a warning is given
 
 RARE = "class {label} has {count} labeled row(s): results for a site of this prevalence depend on them"
@@ -30,7 +30,7 @@ RARE = "class {label} has {count} labeled row(s): results for a site of this pre
 
 @dataclass(frozen=True)
 class Population:
-    """Labeled rows, weighted to represent the new site, with its g at each of them."""
+    """Labeled rows, weighted to represent the new site, with the site's g at each row."""
 
     log_ratio: Array  # (m, K)
     y: Array  # (m,)
@@ -43,7 +43,7 @@ class Population:
     prior: Any = None  # as in `estimate_prevalence`
 
     def estimate(self, counts: Array) -> PrevalenceEstimate:
-        """The estimate from rows that occur `counts` times each, (m,)."""
+        """Estimate g from the rows, where each row occurs as often as `counts` (m,) says."""
         kept = counts > 0
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings about simulated sites are irrelevant
@@ -57,22 +57,22 @@ class Population:
             )
 
     def losses(self, estimate: PrevalenceEstimate) -> tuple[float, float]:
-        """KL(g || estimate), and the F1 lost compared with the true g, both over the whole population."""
+        """Return KL(g || estimate), and the F1 with the true g minus that with the estimate, over the population."""
         log_g = estimate.prevalence.log_prob(self.codes).numpy()
         kl = float(self.weight @ (np.exp(self.log_prevalence) * (self.log_prevalence - log_g)).sum(axis=1))
         return kl, self.f1(self.log_prevalence) - self.f1(log_g)
 
     def posterior(self, log_prevalence: Array) -> Array:
-        """P(y|x,z) of each row with this g, (m, K)."""
+        """Return P(y|x,z) of each row with the given log g, (m, K)."""
         return np.asarray(combine(torch.tensor(self.log_ratio), torch.tensor(log_prevalence)).exp().numpy())
 
     @cached_property
     def truth(self) -> Array:
-        """P(y|x,z) with the site's own g: it evaluates decisions with less noise than the few labels."""
+        """P(y|x,z) with the site's true g, (m, K). It evaluates decisions with less noise than labels do."""
         return self.posterior(self.log_prevalence)
 
     def f1(self, log_prevalence: Array) -> float:
-        """The expected F1 of the most probable class with this g: of class 1 if K = 2, otherwise the mean."""
+        """Return the expected F1 if the most probable class is predicted with this g; for K > 2, macro F1."""
         predictions = Predictions.of(self.posterior(log_prevalence))
         metrics = confusion_metrics(predictions.confusion(self.truth.T[None], self.weight))
         return float(np.nan_to_num(metrics["positive_f1" if self.truth.shape[1] == 2 else "macro_f1"][0]))
@@ -89,7 +89,7 @@ def read_population(
     problems: Problems,
     prior: Any = None,
 ) -> Population:
-    """Check the labeled rows, weight them to the assumed prevalence, and adjust their g(z)."""
+    """Check the labeled rows, and adjust their weights and g(z) to the assumed prevalence (equation 17)."""
     matrix = read_matrix(log_ratio, "log_ratio", problems)
     if matrix is None:
         problems.raise_if_any()
@@ -125,14 +125,14 @@ def read_population(
 
 
 def _own_prevalence(targets: Tensor, weight: Tensor, z: Encoded | None) -> Tensor:
-    """log g of the labeled rows themselves, (n, K)."""
+    """Return log g fitted to the labeled rows, at these rows, (n, K)."""
     if z is None:
         return fit_constant(targets, weight).log_prob(torch.zeros(len(targets), 0))
     return fit_additive(targets, z.codes, weight, z.schema).log_prob(z.codes)
 
 
 def _read_confounders(Z: Any, schema: Confounders | None, n_rows: int, problems: Problems) -> Encoded | None:
-    """z encoded by the given schema, or by its own; None if there is a problem."""
+    """Return z encoded by the given schema, or by a schema learned from z; None if it cannot be encoded."""
     try:
         schema = Confounders.learn(Z) if schema is None else schema
         codes = schema.encode(Z, quiet=True)[0]
@@ -145,7 +145,7 @@ def _read_confounders(Z: Any, schema: Confounders | None, n_rows: int, problems:
 
 
 def _read_prevalence(prevalence: Any, source: Array, problems: Problems) -> Array:
-    """The assumed P(y), (K,)."""
+    """Return the assumed P(y), (K,); by default that of the labeled rows, `source`."""
     if prevalence is None:
         return source
     try:

@@ -1,4 +1,4 @@
-"""The content of a report as plain numbers and texts; the page and `report.json` are both written from it."""
+"""The content of a report as plain numbers and texts. Both the page and its JSON file are written from it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -30,10 +30,11 @@ class TrainingSite:
 
 @dataclass(frozen=True)
 class Profile:
-    """P(Y | one confounder) for the rows here, by the training prevalence and as estimated; arrays are (values, K).
+    """The mean prediction at the site for each value of one confounder, as trained (`before`) and adapted (`after`).
 
-    `values` are levels, or increasing numbers if `is_number`. `rows` counts the rows here at each level or nearest to
-    each number, `rows_missing` the rows without a value, and `left_out` the other levels and their rows.
+    `values` are levels, or increasing numbers if `is_number`. `before`, `after` and the interval of `after` (`low` and
+    `high`) have the shape (values, K). `rows` counts the rows here at each level or nearest to each number,
+    `rows_missing` the rows without a value. `left_out` is the number of levels that are not listed, and of their rows.
     """
 
     name: Any
@@ -83,40 +84,41 @@ def build_content(
     classes : sequence of str
         The names of the K classes.
     prevalence : array-like of shape (K,)
-        P(Y) here.
+        P(Y) at the site.
     low : array-like of shape (K,)
-        The lower bound of its interval.
+        The lower bound of the interval of P(Y).
     high : array-like of shape (K,)
-        The upper bound of its interval.
+        The upper bound of the interval of P(Y).
     pooled : array-like of shape (K,)
         P(Y) of all training rows together.
     before : array-like of shape (n, K)
-        Probabilities of the site's rows with the training prevalence.
+        Predictions for the site's rows by the model as trained.
     after : array-like of shape (n, K)
-        Probabilities of the site's rows with the adapted prevalence.
+        Predictions for the site's rows by the adapted model.
     training_sites : sequence of TrainingSite
         The training sites.
     profiles : sequence of Profile
-        P(Y) by each confounder.
+        The mean predictions by each confounder.
     held_out : tuple of arrays, optional
-        Class numbers (m,) and probabilities (m, K) of held-out training rows, for the reliability diagram.
+        Class indices (m,) and predictions (m, K) of held-out training rows, for the reliability diagram.
     performance : dict, optional
         `ExpectedPerformance.to_dict()`.
     subgroups : sequence of dict
-        Groups of rows, each with its column, name, rows and note, and with the expected "prevalence" of each class,
-        "metrics" and "calibration"; empty where there is no estimate.
+        Groups of rows. Each has its column, name, rows and note, and the expected "prevalence" of each class, "metrics"
+        and "calibration". These three are empty if they were not estimated.
     diagnosis : dict, optional
         `Diagnosis.to_dict()`.
     rehearsal : dict, optional
-        Its "sentence", and "sites" with the log loss "before", "after" and with P(y) given ("told") of each site.
+        The "sentence" about the rehearsal, and "sites": for each site its rows and the log loss "before", "after" and
+        with known P(y) ("told").
     about : dict, optional
         Entries of the model's `about_`: outcome_name, positive, intended_use, contact.
     kind : {"images", "tables"}
-        The kind of data, for words that differ.
+        The kind of data, which determines some words on the page.
     done : dict of dict
-        What was done, by heading and name.
+        Facts about training and adaptation: for each heading, values by name.
     threshold : float, optional
-        For two classes, the probability from which the second class is decided.
+        For two classes, the probability from which the second class is predicted.
     sample_weight : array-like of shape (n,), optional
         Weights of the rows.
     level : float
@@ -172,7 +174,7 @@ def _conclusion(diagnosis: Mapping[str, Any] | None) -> tuple[str, Mapping[str, 
 
 
 def plain(value: Any) -> Any:
-    """The same in types of JSON: lists, dicts, finite numbers, None for NaN, valid text."""
+    """The value in types of JSON: lists, dicts, finite numbers, None for NaN and infinity, valid text."""
     if isinstance(value, Mapping):
         return {plain(str(name)): plain(entry) for name, entry in value.items()}
     if isinstance(value, np.ndarray | np.generic):
@@ -225,7 +227,7 @@ def _prevalence(
 def _crossing(
     before: Array, after: Array, weight: Array | None, threshold: float | None, names: list[str]
 ) -> dict[str, Any]:
-    """The number of rows whose decision differs from the model as trained, in total and by class."""
+    """The number of rows whose predicted class differs from that as trained: in total, gained and lost by one class."""
     counts = np.ones(len(after)) if weight is None else np.asarray(weight, dtype=np.float64)
     first, then = (called(matrix, threshold) for matrix in (before, after))
     k = 1 if len(names) == 2 else int(np.argmax([((first == j) != (then == j)) @ counts for j in range(len(names))]))
@@ -237,7 +239,7 @@ def _crossing(
 
 
 def _probabilities(probability: Mapping[str, Array], weight: Array | None, threshold: float | None) -> dict[str, Any]:
-    """The distribution of probabilities before and after, their means, and the shares of decided classes."""
+    """The distribution of probabilities before and after, their means, and the shares of predicted classes."""
     called = {side: called_shares(matrix, weight, threshold) for side, matrix in probability.items()}
     mean = {side: np.average(matrix, axis=0, weights=weight) for side, matrix in probability.items()}
     shares = {side: probability_shares(matrix, weight) for side, matrix in probability.items()}
@@ -267,18 +269,18 @@ def _profile(profile: Profile) -> dict[str, Any]:
 
 
 def _reliability(y: Any, probability: Any, level: float) -> dict[str, Any]:
-    """Bins of equal size of held-out rows: predicted and observed shares, with Wilson's interval."""
+    """The bins of a reliability diagram of held-out rows: predicted and observed shares, with Wilson's interval."""
     curve = reliability(y, probability)
     bins = []
     for predicted, observed, count in zip(*(curve[c] for c in ("mean_predicted", "observed", "count")), strict=True):
         low, high = wilson(observed, count, level)
-        ends = {"low": min(low, observed), "high": max(high, observed)}  # despite rounding
+        ends = {"low": min(low, observed), "high": max(high, observed)}  # the interval contains it despite rounding
         bins.append({"predicted": predicted, "observed": observed, **ends, "rows": int(count)})
     return {"rows": sum(bin["rows"] for bin in bins), "bins": bins}
 
 
 def probability_shares(probability: Array, weight: Array | None = None, n_bins: int = N_BINS) -> Array:
-    """The share of rows in equal bins of [0, 1] for each class, (K, bins); the shares of a class sum to one."""
+    """The share of rows whose P(y) is in each of equal bins of [0, 1], (K, bins); the shares of a class sum to one."""
     n_rows, n_classes = probability.shape
     weights = np.ones(n_rows) if weight is None else np.asarray(weight, dtype=np.float64)
     place = np.clip((probability * n_bins).astype(np.int64), 0, n_bins - 1)
@@ -287,19 +289,19 @@ def probability_shares(probability: Array, weight: Array | None = None, n_bins: 
 
 
 def called(probability: Array, threshold: float | None = None) -> Array:
-    """The decided class of each row, (n,): the most probable one, or by a threshold on the second of two."""
+    """The predicted class of each row, (n,): the most probable one, or by a threshold on the second of two."""
     if threshold is None:
         return np.asarray(probability.argmax(axis=1))
     return np.asarray(probability[:, 1] >= threshold, dtype=np.int64)
 
 
 def called_shares(probability: Array, weight: Array | None = None, threshold: float | None = None) -> Array:
-    """The share of rows of each decided class, (K,): the most probable one, or by a threshold on the second of two."""
+    """The share of rows for which each class is predicted, (K,), as in `called`."""
     counts = np.bincount(called(probability, threshold), weights=weight, minlength=probability.shape[1])
     return np.asarray(counts / counts.sum())
 
 
 def most_frequent(rows: Array, limit: int) -> list[int]:
-    """The indices of the `limit` largest counts, in their original order; equal counts by position."""
+    """The indices of the `limit` largest counts, in increasing order; among equal counts the first ones are taken."""
     largest = np.argsort(-np.asarray(rows), kind="stable")[:limit]
     return sorted(largest.tolist())

@@ -20,13 +20,13 @@ GUTTER, LETTERS, LETTER = (
     7.0,
 )  # width for names at the left, letters of a name that fit in it, width of a letter
 ROW = 26
-MANY = 14  # rows of a chart from which its axis is drawn at both ends
-CURVE_BOTTOM = 200.0  # of a decision curve
+MANY = 14  # a chart with more rows has labels of its axis at both ends
+CURVE_BOTTOM = 200.0  # y coordinate of the lower end of a decision curve
 ROOTS = (0.01, 0.1, 0.25, 0.5, 1.0)  # ticks of a square-root axis
 
 
 def element(tag: str, *children: Any, **attributes: Any) -> Markup:
-    """An element; children that are not markup are escaped, attributes always. `class_` becomes class."""
+    """An SVG element. Attributes, and children that are not markup, are escaped. `class_` becomes class."""
     written = "".join(
         f' {escape(name.rstrip("_").replace("_", "-"))}="{escape(number(value))}"'
         for name, value in attributes.items()
@@ -36,7 +36,7 @@ def element(tag: str, *children: Any, **attributes: Any) -> Markup:
 
 
 def number(value: Any) -> str:
-    """A coordinate to a hundredth, anything else as text."""
+    """A float rounded to two decimals, anything else as text."""
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
 
@@ -54,14 +54,14 @@ def picture(key: str, width: float, height: float, title: str, description: str,
 
 
 def path(points: list[tuple[float, float]], closed: bool = False) -> str:
-    """The `d` of a path through points."""
+    """The attribute `d` of an SVG path through points."""
     steps = " L".join(f"{number(float(x))} {number(float(y))}" for x, y in points)
     return f"M{steps}{'Z' if closed else ''}"
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A linear map from values to coordinates."""
+    """A linear map from values in [low, high] to coordinates in [start, end]."""
 
     low: float
     high: float
@@ -69,7 +69,7 @@ class Scale:
     end: float
 
     def __call__(self, value: float) -> float:
-        """The coordinate of a value, clipped to the ends."""
+        """The coordinate of a value, clipped to [start, end]."""
         if self.high <= self.low:
             return (self.start + self.end) / 2
         share = min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
@@ -77,7 +77,7 @@ class Scale:
 
 
 def nice_step(span: float, wanted: int) -> float:
-    """A step of 1, 2, 2.5 or 5 times a power of ten that divides a span into about `wanted` parts."""
+    """The smallest step of 1, 2, 2.5 or 5 times a power of ten that divides a span into at most `wanted` parts."""
     if not span > 0:
         return 1.0
     raw = span / wanted
@@ -86,14 +86,14 @@ def nice_step(span: float, wanted: int) -> float:
 
 
 def ticks(low: float, high: float, wanted: int = 4) -> list[float]:
-    """Round numbers within [low, high], from two to about twice as many as wanted."""
+    """Round numbers within [low, high]: at most `wanted` + 1, and about half as many or more."""
     step = nice_step(high - low, wanted)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
 
 
 def ceiling(value: float, wanted: int = 4) -> float:
-    """The end of an axis of probabilities that starts at zero: round, positive, at most one."""
+    """The upper end of an axis of probabilities that starts at zero: a round positive number, at most one."""
     top = min(max(value, 1e-4), 1.0)
     step = nice_step(top, wanted)
     return min(step * math.ceil(top / step - 1e-9), 1.0)
@@ -101,7 +101,7 @@ def ceiling(value: float, wanted: int = 4) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a chart of intervals: a mark before, a mark after with its interval, thin ticks for others."""
+    """A line of a chart of intervals: the value before, the value after with its interval, and other values."""
 
     label: str
     before: float | None = None
@@ -112,7 +112,7 @@ class Row:
 
 
 def mark(kind: str, x: float, y: float) -> Markup:
-    """The symbol of a series: a hollow square before, a filled circle after, a thin tick for one of many."""
+    """The symbol of a series: a hollow square for "before", a filled circle for "after", a thin tick for "other"."""
     if kind == "before":
         return element("rect", x=x - 5.5, y=y - 5.5, width=11, height=11, class_="before hollow")
     if kind == "after":
@@ -141,7 +141,7 @@ def sign(kind: str) -> Markup:
 
 
 def intervals(key: str, rows: Sequence[Row], title: str, description: str) -> Markup:
-    """Names at the left, probabilities at the bottom, a mark for each series and the interval of one."""
+    """A chart of intervals: names at the left, probabilities at the bottom, a symbol for each value of a row."""
     numbers = [v for row in rows for v in (row.before, row.after, row.high, *row.others) if v is not None]
     names = [shorten(str(row.label), LETTERS) for row in rows]  # names of sites may be numbers
     gutter = min(GUTTER, 16 + LETTER * max(len(name) for name in names))
@@ -166,7 +166,7 @@ def intervals(key: str, rows: Sequence[Row], title: str, description: str) -> Ma
 
 
 def curve(key: str, points: Sequence[dict[str, Any]], label: int, name: str, title: str, description: str) -> Markup:
-    """P(y|z) over a number: before dashed, after with its band; below, the number of rows at each z."""
+    """A chart of P(y|z) against a number z: dashed before, with a band after, and the number of rows near each z."""
     z = [point["value"] for point in points]
     before, after, low, high = ([p[side][label] for p in points] for side in ("before", "after", "low", "high"))
     plot, strip = (TOP, 172.0), (180.0, 204.0)
@@ -188,7 +188,7 @@ def curve(key: str, points: Sequence[dict[str, Any]], label: int, name: str, tit
 def histograms(
     key: str, before: Sequence[float], after: Sequence[float], threshold: float | None, title: str, description: str
 ) -> Markup:
-    """The shares of rows in bins of probability, before above and after below, on a square-root axis."""
+    """Histograms of probabilities on a square-root axis: "before" in the upper panel, "after" in the lower one."""
     across = Scale(0, 1, LEFT, WIDTH - RIGHT)
     top = max(*before, *after, 0.01) ** 0.5
     panels = ((14.0, 84.0, "before", before), (98.0, 168.0, "after", after))
@@ -211,7 +211,7 @@ def histograms(
 
 
 def reliability_diagram(key: str, bins: Sequence[dict[str, Any]], title: str, description: str) -> Markup:
-    """Observed against predicted shares, with intervals; the diagonal is perfect calibration."""
+    """A diagram of observed against predicted shares, with intervals; the diagonal is perfect calibration."""
     across, up = Scale(0, 1, LEFT, WIDTH - RIGHT), Scale(0, 1, 290, TOP)
     parts: list[Markup] = _up(up, LEFT, WIDTH - RIGHT, percent_ticks(1.0))
     parts += _across(across, 290, 290, percent_ticks(1.0))
@@ -225,7 +225,7 @@ def reliability_diagram(key: str, bins: Sequence[dict[str, Any]], title: str, de
 
 
 def net_benefit_figure(lines: Sequence[dict[str, Any]]) -> tuple[Markup, list[tuple[Markup, str]]]:
-    """Net benefit against the threshold, a curve for each strategy, and the entries of its legend."""
+    """A figure of net benefit against the threshold, with a curve for each strategy, and the entries of its legend."""
     names = [name for name in lines[0] if name != "threshold"]
     top = max(max(line[name] for name in names) for line in lines)
     low, high = -0.25 * max(top, 1e-3), 1.1 * max(top, 1e-3)
@@ -270,7 +270,7 @@ def _whisker(start: float, end: float, y: float) -> Markup:
 def _across(
     scale: Scale, top: float, bottom: float, marks: list[tuple[float, str]], base: float | None = None
 ) -> list[Markup]:
-    """A horizontal axis: grid lines from top to bottom, its line at the base and labels below."""
+    """A horizontal axis: vertical grid lines from top to bottom, the axis line at `base`, and labels below it."""
     base = bottom if base is None else base
     parts = [element("line", x1=float(scale.start), x2=float(scale.end), y1=base, y2=base, class_="axis")]
     for value, words in marks:
@@ -282,7 +282,7 @@ def _across(
 
 
 def _up(scale: Scale, left: float, right: float, marks: list[tuple[float, str]]) -> list[Markup]:
-    """A vertical axis: grid lines from left to right and labels next to them."""
+    """A vertical axis: horizontal grid lines from left to right, and labels to the left of them."""
     parts = []
     for value, words in marks:
         y = float(scale(value))

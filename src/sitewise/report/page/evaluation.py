@@ -10,7 +10,7 @@ from sitewise.report.page.render import _environment, _own, content_policy
 
 
 def render_evaluation(content: dict[str, Any], site: str) -> str:
-    """The page as text, from `Evaluation.to_dict()` and the name of the site."""
+    """The HTML of the page, from `Evaluation.to_dict()` and the name of the site."""
     style = _own("page.css")
     table: dict[str, dict[str, Any]] = {}
     for line in content["metrics"]:

@@ -10,12 +10,12 @@ from sitewise.report.page.drawings import Row, curve, histograms, intervals, net
 from sitewise.report.wording import compact, percent, plural, quoted
 
 MOST_ROWS = 12
-TABLE_STEPS = 7  # points of a curve in its table
+TABLE_STEPS = 7  # steps between the points of a curve in its table, which has one point more
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing, its description, and the class it is about if there are several."""
+    """A drawing, its caption, and the class that it shows if there are more than two classes."""
 
     drawing: Markup
     caption: str
@@ -23,7 +23,7 @@ class Figure:
 
 
 def prevalence_figure(content: Content) -> Figure:
-    """P(Y) here with its interval and at the training sites; one line for each site, or for each class if K > 2."""
+    """P(Y) here with its interval, and at the training sites: a line for each site, or for each class if K > 2."""
     numbers, classes = content["prevalence"], content["classes"]
     if len(classes) == 2:
         rows = [
@@ -56,7 +56,7 @@ def prevalence_figure(content: Content) -> Figure:
 
 
 def confounder_figures(content: Content) -> list[list[Figure]]:
-    """For each confounder a figure for each class in focus."""
+    """For each confounder, a figure for each class in focus."""
     return [
         [_confounder_figure(content, number, confounder, label) for label in content["focus"] if confounder["points"]]
         for number, confounder in enumerate(content["confounders"])
@@ -93,7 +93,7 @@ def most_rows(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def table_points(confounder: dict[str, Any]) -> list[dict[str, Any]]:
-    """The points of a confounder's table: all levels, or some evenly spaced points of a curve."""
+    """The points in a confounder's table: all levels, or up to eight evenly spaced points of a curve."""
     points: list[dict[str, Any]] = confounder["points"]
     if confounder["kind"] != "number":
         return points

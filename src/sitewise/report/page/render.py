@@ -1,4 +1,4 @@
-"""Write the page: content in, one HTML file out that loads nothing from the network."""
+"""Write the page from its content, as one HTML file that loads nothing from the network."""
 
 import base64
 import hashlib
@@ -56,7 +56,7 @@ def _is_ours(numbers: Path) -> bool:
 
 
 def render(content: Content) -> str:
-    """The page as text; it depends on the content alone."""
+    """The HTML of the page; it depends on the content alone."""
     style, script = _own("page.css"), _own("page.js")
     findings = (content["diagnosis"] or {}).get("findings", [])
     return (
