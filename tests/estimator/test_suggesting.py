@@ -8,7 +8,7 @@ from scipy import stats
 from scipy.special import expit
 
 import sitewise as sw
-from sitewise.diagnosis.heterogeneity import holm, site_interactions
+from sitewise.diagnosis.heterogeneity import site_interactions
 
 
 def table(seed, effects, n_sites=3, n=600, n_columns=8):
@@ -79,11 +79,6 @@ def test_only_candidates_are_suggested():
     frame, y, site = table(3, {0: 1.5})
     suggestion = sw.suggest_confounders(frame, y, site, candidates=["c5", "word"], rehearse=False)
     assert list(suggestion.table.index) in (["c5", "word"], ["word", "c5"])
-
-
-def test_holm_is_its_definition():
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([]) == []
 
 
 def test_bad_input_is_refused_at_once():

@@ -123,17 +123,6 @@ def _score_test(design: Tensor, added: Tensor, residual: Tensor, weight: Tensor,
     return ScoreTest(statistic, freedom, float(chi2.sf(statistic, freedom)) if freedom else 1.0)
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return Holm's adjusted p-values: the probability of any false rejection is at most the level of the tests."""
-    order = np.argsort(p_values, kind="stable")
-    adjusted = np.empty(len(p_values))
-    highest = 0.0
-    for rank, place in enumerate(order):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * float(p_values[place])))
-        adjusted[place] = highest
-    return [float(value) for value in adjusted]
-
-
 def shift_concentration(
     log_ratio: Tensor, log_prevalence: Tensor, columns: Sequence[Tensor], weight: Tensor
 ) -> list[ScoreTest]:

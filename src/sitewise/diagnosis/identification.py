@@ -51,7 +51,7 @@ def check_identification(
         )
         return Finding(name, "stop", width, STOP_WIDTH, sentence, advice, details=details)
     severity = "stop" if width > STOP_WIDTH else "care" if width > CARE_WIDTH else "good"
-    threshold = CARE_WIDTH if severity == "good" else STOP_WIDTH if severity == "stop" else CARE_WIDTH
+    threshold = STOP_WIDTH if severity == "stop" else CARE_WIDTH
     rows = f"{len(target.log_ratio)} rows" + (f" of {target.n_units} groups" if target.groups is not None else "")
     sentence = f"If the assumption holds, {rows} give the prevalence here to within ±{100 * width:.1f} points (95%)."
     if severity == "stop":

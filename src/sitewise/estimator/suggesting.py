@@ -14,7 +14,8 @@ from torch.nn.functional import one_hot
 from sitewise.adaptation import estimate_prevalence
 from sitewise.arrays import Problems, read_weight
 from sitewise.confounders import Confounders
-from sitewise.diagnosis.heterogeneity import ScoreTest, column_features, holm, site_interactions
+from sitewise.diagnosis.heterogeneity import ScoreTest, column_features, site_interactions
+from sitewise.diagnosis.result import holm
 from sitewise.estimator.source.prevalences import by_site, fit_prevalence
 from sitewise.estimator.source.reading import read_classes, read_domain
 from sitewise.posterior import combine, contrasts

@@ -10,6 +10,7 @@ import numpy as np
 from sitewise.arrays import Problems
 from sitewise.evaluation import reliability
 from sitewise.performance.choice import wilson
+from sitewise.performance.metrics import decide
 from sitewise.report.wording import NOT_CHECKED, crossing_sentence
 
 Array = np.ndarray[Any, Any]
@@ -229,7 +230,7 @@ def _crossing(
 ) -> dict[str, Any]:
     """The number of rows whose predicted class differs from that as trained: in total, gained and lost by one class."""
     counts = np.ones(len(after)) if weight is None else np.asarray(weight, dtype=np.float64)
-    first, then = (called(matrix, threshold) for matrix in (before, after))
+    first, then = (decide(matrix, threshold) for matrix in (before, after))
     k = 1 if len(names) == 2 else int(np.argmax([((first == j) != (then == j)) @ counts for j in range(len(names))]))
     changed, gained, lost = (
         float(rows @ counts) for rows in (first != then, (first != k) & (then == k), (first == k) & (then != k))
@@ -288,16 +289,9 @@ def probability_shares(probability: Array, weight: Array | None = None, n_bins: 
     return np.asarray(np.stack(counts) / weights.sum())
 
 
-def called(probability: Array, threshold: float | None = None) -> Array:
-    """The predicted class of each row, (n,): the most probable one, or by a threshold on the second of two."""
-    if threshold is None:
-        return np.asarray(probability.argmax(axis=1))
-    return np.asarray(probability[:, 1] >= threshold, dtype=np.int64)
-
-
 def called_shares(probability: Array, weight: Array | None = None, threshold: float | None = None) -> Array:
-    """The share of rows for which each class is predicted, (K,), as in `called`."""
-    counts = np.bincount(called(probability, threshold), weights=weight, minlength=probability.shape[1])
+    """The share of rows for which each class is predicted, (K,), as in `decide`."""
+    counts = np.bincount(decide(probability, threshold), weights=weight, minlength=probability.shape[1])
     return np.asarray(counts / counts.sum())
 
 

@@ -6,12 +6,12 @@ from markupsafe import Markup
 
 from sitewise.evaluation import metric_name
 from sitewise.report.page.drawings import net_benefit_figure, reliability_diagram
-from sitewise.report.page.render import _environment, _own, content_policy
+from sitewise.report.page.render import content_policy, environment, own_file
 
 
 def render_evaluation(content: dict[str, Any], site: str) -> str:
     """The HTML of the page, from `Evaluation.to_dict()` and the name of the site."""
-    style = _own("page.css")
+    style = own_file("page.css")
     table: dict[str, dict[str, Any]] = {}
     for line in content["metrics"]:
         table.setdefault(line["metric"], {})[line["model"]] = line
@@ -25,7 +25,7 @@ def render_evaluation(content: dict[str, Any], site: str) -> str:
         for number, (name, bins) in enumerate(content["reliability"].items())
     ]
     return (
-        _environment()
+        environment()
         .get_template("evaluation.html.jinja")
         .render(
             content=content,

@@ -57,10 +57,10 @@ def _is_ours(numbers: Path) -> bool:
 
 def render(content: Content) -> str:
     """The HTML of the page; it depends on the content alone."""
-    style, script = _own("page.css"), _own("page.js")
+    style, script = own_file("page.css"), own_file("page.js")
     findings = (content["diagnosis"] or {}).get("findings", [])
     return (
-        _environment()
+        environment()
         .get_template("page.html.jinja")
         .render(
             content=content,
@@ -97,15 +97,17 @@ def content_policy(style: str, script: str) -> str:
 
 
 @cache
-def _own(name: str) -> str:
+def own_file(name: str) -> str:
+    """Return the text of a file of this package."""
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 @cache
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Return the Jinja environment of the pages, with this package's templates."""
     environment = Environment(
         autoescape=True,
-        loader=FunctionLoader(_own),
+        loader=FunctionLoader(own_file),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
