@@ -50,7 +50,7 @@ def brief(text: object) -> str:
 
 
 class Problems:
-    """Collects all problems of a call's input, to raise them in one error."""
+    """Collects all problems with the input of a call, so that one error lists all of them."""
 
     def __init__(self, call: str) -> None:
         self.call = call
@@ -171,7 +171,7 @@ def read_numbers(value: object) -> Tensor | np.ndarray[Any, Any]:
 
 
 def refuse_masked(value: object) -> None:
-    """Raise ValueError if a masked array has masked entries: only the caller knows how to fill them."""
+    """Raise ValueError if a masked array has masked entries, because only the caller knows how to fill them."""
     if isinstance(value, np.ma.MaskedArray) and np.ma.getmaskarray(value).any():
         rows = np.ma.getmaskarray(value).reshape(len(value), -1).any(axis=1) if value.ndim else [True]
         first = int(np.flatnonzero(rows)[0])

@@ -34,7 +34,7 @@ CLINICAL_NAMES = {
 SMALLEST_PROBABILITY = 1e-15  # nll stays finite
 SUM_TOLERANCE = 1e-3  # of a row's sum, because single and half precision round
 ECE_BINS = 15
-CHUNK = 2**22  # weights held at a time
+CHUNK = 2**22  # largest number of weights in memory at a time
 
 
 def metric_name(metric: str) -> str:

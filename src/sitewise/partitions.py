@@ -101,7 +101,7 @@ class Partitions:
         return list(zip(*(_pieces(value) for value in self.given.values()), strict=True))
 
     def tasks(self, function: Callable[[Partition], S], first: int = 0, last: int | None = None) -> list[Any]:
-        """Return the delayed results of a function of each partition from `first` up to, but without, `last`."""
+        """Return the delayed results of a function of each partition, from `first` to the one before `last`."""
         from dask import delayed
 
         read = delayed(partial(_read, function, tuple(self.given), self.columns, self.change), pure=False)

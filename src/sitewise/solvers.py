@@ -1,7 +1,7 @@
 """Minimizers of plain functions: Newton, interior point, quasi-Newton, L-BFGS, EM and SQUAREM.
 
-Each solver returns its final point, the objective at every iteration, the optimality gap, and whether the gap is below
-the tolerance. A solver that stops at the iteration limit with a larger gap has not converged.
+Each solver returns the point that it found, the objective at every iteration, the optimality gap, and whether the gap
+is below the tolerance. A solver that stops at the iteration limit with a larger gap has not converged.
 """
 
 from collections.abc import Callable
@@ -63,7 +63,7 @@ class EM:
 
 @dataclass(frozen=True)
 class Solution(Generic[State]):
-    """The result of a solver: the final point, its optimality gap, and the objective at every iteration (`trace`)."""
+    """The result of a solver: the point found, its optimality gap, and the objective at every iteration (`trace`)."""
 
     point: State
     gap: Tensor

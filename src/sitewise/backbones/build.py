@@ -59,8 +59,8 @@ def build_backbone(
     Parameters
     ----------
     backbone : str or nn.Module
-        "mlp" has two layers of 128. "cnn" is the paper's network: Conv(32), ReLU, Pool(2), Conv(32), ReLU, Pool(2),
-        Conv(64), ReLU, Pool(2), Flatten, Lin(256). "auto" is "mlp" if X has two axes, otherwise "cnn".
+        "mlp" has two hidden layers of 128 units. "cnn" is the paper's network: Conv(32), ReLU, Pool(2), Conv(32), ReLU,
+        Pool(2), Conv(64), ReLU, Pool(2), Flatten, Lin(256). "auto" is "mlp" if X has two axes, otherwise "cnn".
         "monai:resnet50", "timm:NAME" or "torchvision:NAME" is that network without its classifier, then Lin(256). A
         module of your own is copied and used unchanged.
     X : Tensor or StoredImages
@@ -146,7 +146,7 @@ def _measure(layers: list[nn.Module], X: Inputs) -> int:
 
 
 class Standardize(nn.Module):
-    """Standardizes the features of a table by their mean and standard deviation in the training rows."""
+    """Standardizes the features of a table by their mean and standard deviation in the rows X."""
 
     mean: Tensor
     scale: Tensor
@@ -224,7 +224,7 @@ def channel_moments(X: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def build_mlp(X: Inputs) -> nn.Sequential:
-    """Build a perceptron on inputs that are standardized by the first `STANDARDIZED_ROWS` rows of X, flattened."""
+    """Build a perceptron on flattened inputs, which are standardized by the first `STANDARDIZED_ROWS` rows of X."""
     flat = Pixels()(X[:STANDARDIZED_ROWS].flatten(1))
     hidden = [nn.Linear(flat.shape[1], MLP_WIDTH), nn.ReLU(), nn.Linear(MLP_WIDTH, MLP_WIDTH), nn.ReLU()]
     return nn.Sequential(Pixels(), nn.Flatten(), Standardize(flat), *hidden)

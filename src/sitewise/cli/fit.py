@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sitewise.tables.values import Place
 
 NO_TARGET = "name the column of the label by --target; `sitewise init {data}` proposes roles for all columns"
-MOST_SITES = 20  # in the table of a summary
+MOST_SITES = 20  # largest number of sites in the table of the summary
 
 
 class Sees(StrEnum):

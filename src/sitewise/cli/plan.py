@@ -1,4 +1,4 @@
-"""`sitewise plan`: how many unlabeled rows, or labels, are enough, from labeled source data."""
+"""`sitewise plan`: plan, from labeled source data, how many unlabeled rows or labels are enough."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any

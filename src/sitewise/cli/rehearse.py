@@ -20,7 +20,7 @@ def rehearse(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show the rehearsal made by `fit`: each training site is left out, adapted to without labels, and then scored."""
+    """Show the rehearsal made by `fit`: each training site left out, adapted to without labels, scored with labels."""
     output = Output(quiet, as_json)
     with output.working(f"reading {model}"):
         from sitewise.cli.loading import load_model

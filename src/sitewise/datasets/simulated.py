@@ -15,7 +15,7 @@ from sitewise.sites import Site
 
 Array = np.ndarray[Any, Any]
 REFERENCE = 4000  # number of draws of z from which a site's level is computed
-KEPT_LEVELS = 256  # number of sites whose level is cached: it takes longer to compute than to draw the rows
+KEPT_LEVELS = 256  # number of sites whose level is cached, because computing it takes longer than drawing the rows
 AGE_RANGE = (20.0, 90.0)
 
 
@@ -57,7 +57,7 @@ class SimulatedFamily:
     levels : tuple of int
         The number of levels of each categorical confounder.
     signal : float
-        Strength of f: the distance between the classes' means of x, in standard deviations.
+        Strength of f: the distance between two classes' means of the first K features of x, in standard deviations.
     coupling : float
         How far a confounder shifts its own feature of x, in standard deviations; the extreme values shift it by
         ± `coupling`.

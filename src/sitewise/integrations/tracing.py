@@ -1,7 +1,8 @@
-"""Predict few rows at a site by a traced graph, because Python between operations takes most of the time of one row.
+"""Predict a few rows at a site by a traced graph.
 
-The graph is that of `export_onnx`, run by torch in double precision. It is used only if its probabilities differ by at
-most `TOLERANCE` from those of the site on trial rows.
+This is faster, because for a single row most of the time is spent in Python between the operations. The graph is that
+of `export_onnx`, run by torch in double precision. It is used only if its probabilities differ by at most `TOLERANCE`
+from those of the site on trial rows.
 """
 
 import warnings

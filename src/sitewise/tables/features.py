@@ -27,7 +27,7 @@ from sitewise.tables.values import LARGEST, Array, Place, Rows, known_text, leve
 
 NUMBERS = "numbers"
 MOST_LEVELS = 100  # levels of a feature; a column of text with more of them looks like names
-MOSTLY = 0.5  # share of numbers above which text among them is an error
+MOSTLY = 0.5  # if more than this share of a column's cells are numbers, text among them is an error
 
 NO_VALUES = "{where} has no values: leave it out"
 DECIMAL_COMMAS = "{where} holds numbers with decimal commas, such as {value!r}: write them with a point"
@@ -116,7 +116,7 @@ def learn_features(
 
 
 def fitted_transformer(features: Sequence[Feature]) -> ColumnTransformer:
-    """Build the fitted transformer of these features. Its input are the values that `read_values` returns."""
+    """Build the fitted transformer of these features. Its input is the array that `read_values` returns."""
     own = [feature for feature in features if isinstance(feature, NumberFeature)]
     full = np.array([feature.median if isinstance(feature, NumberFeature) else 0.0 for feature in features])
     with_gaps = [np.nan if isinstance(f, NumberFeature) and f.gaps else v for f, v in zip(features, full, strict=True)]

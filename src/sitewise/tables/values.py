@@ -128,7 +128,7 @@ def refuse_kinds(rows: Rows, names: Iterable[str], place: Place, problems: Probl
 
 
 def is_one_value(kind: pa.DataType) -> bool:
-    """Return whether cells of a type are single values: numbers, text, booleans, dates, null, or encoded ones."""
+    """Return whether cells of a type are single values: numbers, text, booleans, dates, or dictionaries of these."""
     if pa.types.is_dictionary(kind):
         return is_one_value(kind.value_type)
     number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
@@ -191,7 +191,10 @@ def labels(
 
 
 def labels_by_text(classes: Sequence[Any]) -> dict[str | None, Any]:
-    """Return the class for each text of a cell; classes False and True also match 0 and 1, and the reverse."""
+    """Return a dict from the text of a cell to its class.
+
+    If the classes are False and True, the texts 0 and 1 also match them. If they are 0 and 1, so do False and True.
+    """
     by_text = {spelling(label): label for label in classes}
     for one, other in (TRUTH, TRUTH[::-1]):
         if set(by_text) == set(one):
