@@ -31,7 +31,7 @@ OLD_FALLBACK = (
 
 
 class Policy(StrEnum):
-    """How far the rows of the new site are trusted."""
+    """Who decides how far the rows of the new site are trusted."""
 
     AUTO = "auto"
     AS_TRAINED = "as-trained"

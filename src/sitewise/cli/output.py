@@ -64,7 +64,7 @@ class Output:
 
     @property
     def bars(self) -> bool | None:
-        """Whether progress is shown; None: only on a terminal."""
+        """Whether progress is shown; None means only on a terminal."""
         return False if self.quiet else None
 
     def note(self, *texts: str) -> None:
