@@ -4,7 +4,7 @@
 >>> estimate = sw.estimate_prevalence(log_ratio, Z)      # how common is each class here?
 >>> probabilities = sw.adjust(log_ratio, estimate.log_prevalence(Z))
 
-Public names are imported when first used, so that ``import sitewise`` costs next to nothing.
+Public names are imported when they are first used, so that ``import sitewise`` is fast.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""`python -m sitewise` is the command line."""
+"""Run the command line with `python -m sitewise`."""
 
 from sitewise.cli import main
 

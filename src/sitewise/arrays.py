@@ -1,7 +1,7 @@
-"""Read what a caller hands over, and return results in the same container.
+"""Read the input of a caller, and return results in the same kind of container.
 
-Input may be numpy, pandas, polars or torch. Inside the package it is a float64 tensor. Results go back in the caller's
-container and on its device.
+Input may be an object of numpy, pandas, polars or torch. Inside the package it is a tensor, in float64 unless stated
+otherwise. Results are returned in the caller's kind of container, on the device of the input.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ ONE_SHOT = (
     "give a list of chunks, or an object whose __iter__ starts again"
 )
 
-STRETCH = 2**14  # rows
+STRETCH = 2**14  # rows of a block in `in_stretches`
 LIGHTEST, HEAVIEST = 1e-12, 1e15  # smallest weight relative to the largest; largest weight allowed
 SUM_TOLERANCE = 1e-3  # probabilities may be rounded to a few digits
 NOT_NUMBERS = {"m": "spans of time", "M": "dates", "c": "complex numbers", "V": "records"}
@@ -30,7 +30,7 @@ MOST_PROBLEMS, LONGEST_PROBLEM = 20, 2000  # problems listed in one error; chara
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:
-    """Return a suggestion to append to an error about an unknown name, or "" if no known name is similar."""
+    """Return a suggestion that is appended to an error about an unknown name; "" if no known name is similar."""
     names = {str(other).casefold(): str(other) for other in known}
     near = get_close_matches(str(name).casefold(), names, n=1)
     return f"; did you mean {names[near[0]]!r}?" if near else ""
@@ -50,7 +50,7 @@ def brief(text: object) -> str:
 
 
 class Problems:
-    """Collects all problems of a call's input, to raise them in one error."""
+    """Collects all problems with the input of a call, so that one error lists all of them."""
 
     def __init__(self, call: str) -> None:
         self.call = call
@@ -74,7 +74,7 @@ class Problems:
 
 @dataclass(frozen=True)
 class Container:
-    """The container and device of the caller's input, used to return results in the same form."""
+    """The kind of container and the device of the caller's input. Results are returned in the same form."""
 
     kind: Literal["numpy", "pandas", "polars", "torch"]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -93,7 +93,11 @@ class Container:
         return cls("numpy")
 
     def rows(self, tensor: Tensor, index: Any = None) -> Any:
-        """Convert an (n, K) tensor to the caller's container; pandas gets class names, and `index` or the rows' own."""
+        """Convert an (n, K) tensor to the caller's kind of container.
+
+        A DataFrame gets the column names of the input. Its index is `index`, or the index of the input if `index` is
+        None; an index of another length is not used.
+        """
         if self.kind == "torch":
             return tensor.to(self.device)
         values = tensor.cpu().numpy()
@@ -109,7 +113,7 @@ class Container:
         )
 
     def classes(self, tensor: Tensor) -> Any:
-        """Convert a (K,) tensor to the caller's container."""
+        """Convert a (K,) tensor to a tensor for torch, to a Series for pandas, and to an array for numpy and polars."""
         if self.kind == "torch":
             return tensor.to(self.device)
         values = tensor.cpu().numpy()
@@ -122,7 +126,7 @@ def is_polars(value: object) -> bool:
 
 
 def as_pandas(value: Any) -> Any:
-    """Convert a polars frame or series to pandas; return anything else unchanged."""
+    """Convert a polars frame or series to pandas; return all other values unchanged."""
     return value.to_pandas() if is_polars(value) else value
 
 
@@ -148,9 +152,10 @@ def plain_array(value: object) -> np.ndarray[Any, Any]:
 
 
 def read_numbers(value: object) -> Tensor | np.ndarray[Any, Any]:
-    """Read numbers without a copy; raise TypeError or ValueError for masked entries and for what is not a number.
+    """Return numbers as a tensor or an array, without a copy if possible.
 
-    All numeric input of the package is read here.
+    Complex numbers, dates, spans of time and records raise TypeError, masked entries ValueError. Text is not checked
+    here.
     """
     if isinstance(value, Tensor):
         if value.is_complex():
@@ -166,7 +171,7 @@ def read_numbers(value: object) -> Tensor | np.ndarray[Any, Any]:
 
 
 def refuse_masked(value: object) -> None:
-    """Raise ValueError if a masked array has masked entries: only the caller knows how to fill them."""
+    """Raise ValueError if a masked array has masked entries, because only the caller knows how to fill them."""
     if isinstance(value, np.ma.MaskedArray) and np.ma.getmaskarray(value).any():
         rows = np.ma.getmaskarray(value).reshape(len(value), -1).any(axis=1) if value.ndim else [True]
         first = int(np.flatnonzero(rows)[0])
@@ -176,7 +181,10 @@ def refuse_masked(value: object) -> None:
 
 
 def to_tensor(value: object, device: torch.device | None = None) -> Tensor:
-    """Copy numbers into a float64 tensor; raise TypeError or ValueError if they are not numbers."""
+    """Convert numbers to a float64 tensor; raise TypeError or ValueError if they are not numbers.
+
+    A float64 tensor that is already on the device is not copied.
+    """
     numbers = read_numbers(value)
     if isinstance(numbers, Tensor):
         return numbers.to(device=device, dtype=torch.float64)
@@ -200,12 +208,15 @@ def view_tensor(value: object, device: torch.device | None = None) -> Tensor:
 
 
 def read_matrix(value: object, name: str, problems: Problems, device: torch.device | None = None) -> Tensor | None:
-    """Copy an (n, K) array of logs with n ≥ 1, K ≥ 2 and no NaN; return None if it cannot be read."""
+    """Read an (n, K) array of logarithms with n ≥ 1, K ≥ 2 and no NaN as float64.
+
+    Violations are added to `problems`. The result is None if the value is not a matrix of numbers.
+    """
     return check_matrix(value, name, problems, to_tensor, device)
 
 
 def view_matrix(value: object, name: str, problems: Problems, device: torch.device | None = None) -> Tensor | None:
-    """Do as `read_matrix`, but in the array's own precision and without a copy if possible."""
+    """Read a matrix like `read_matrix`, but keep float32 and float64 as they are, without a copy if possible."""
     return check_matrix(value, name, problems, view_tensor, device)
 
 
@@ -216,7 +227,7 @@ def check_matrix(
     read: Callable[[object, torch.device | None], Tensor],
     device: torch.device | None,
 ) -> Tensor | None:
-    """Read an array of logs with the function `read` and collect its problems."""
+    """Read an array of logarithms with the function `read`, and add its problems to `problems`."""
     try:
         matrix = read(value, device)
     except (TypeError, ValueError) as error:
@@ -238,7 +249,7 @@ def check_matrix(
 
 
 def read_weight(value: object, n_rows: int, problems: Problems, device: torch.device | None = None) -> Tensor:
-    """Read one finite, non-negative weight for each row; None means ones."""
+    """Read one finite, non-negative weight for each row, (n,) in float64; None gives all rows weight one."""
     ones = torch.ones(n_rows, dtype=torch.float64, device=device)
     if value is None:
         return ones
@@ -262,7 +273,7 @@ def read_weight(value: object, n_rows: int, problems: Problems, device: torch.de
 
 
 def _check_range(weight: Tensor, problems: Problems) -> None:
-    """Check that the weights' range can be summed in double precision."""
+    """Check that the weights are not too large, too small or too different to be summed in double precision."""
     heaviest, lightest = float(weight.max()), float(weight[weight > 0].min()) if len(weight) else 1.0
     if len(weight) and not LIGHTEST <= heaviest <= HEAVIEST:
         problems.add(
@@ -311,7 +322,10 @@ def _as_float(value: object) -> float:
 
 
 def read_groups(value: object, n_rows: int, problems: Problems, device: torch.device | None = None) -> Tensor | None:
-    """Read one group (for example, a patient) for each row as numbers 0..G-1; a row without a name is its own group."""
+    """Read the group (for example, the patient) of each row as numbers 0..G-1, (n,).
+
+    A row whose group is missing is a group of its own.
+    """
     if value is None:
         return None
     column = read_column(value, "groups", n_rows, problems)
@@ -324,7 +338,7 @@ def read_groups(value: object, n_rows: int, problems: Problems, device: torch.de
 
 
 def read_column(value: object, name: str, n_rows: int, problems: Problems) -> pd.Series | None:
-    """Read one value for each row; return None if that is not possible."""
+    """Read one value for each row as a Series; add a problem and return None if that is not possible."""
     try:
         column = pd.Series(plain_tensor(value).cpu().numpy() if isinstance(value, Tensor) else as_pandas(value))
     except (TypeError, ValueError, OverflowError) as error:
@@ -345,7 +359,10 @@ def read_column(value: object, name: str, n_rows: int, problems: Problems) -> pd
 
 
 def read_probability_vector(value: object, n_classes: int, device: torch.device | None = None) -> Tensor:
-    """Read K probabilities whose sum is one to three digits; raise ValueError or TypeError otherwise."""
+    """Read K probabilities and scale their sum to exactly one.
+
+    Raise ValueError or TypeError if they are not K probabilities whose sum lies within `SUM_TOLERANCE` of one.
+    """
     level = to_tensor(value, device)
     if level.shape != (n_classes,):
         raise ValueError(f"its shape is {tuple(level.shape)}")
@@ -358,12 +375,15 @@ def read_probability_vector(value: object, n_classes: int, device: torch.device 
 
 
 def index_of(value: object) -> Any:
-    """Return the index of a pandas object, None for anything else (the `index` of a list is a method)."""
+    """Return the index of a pandas object; None for other values (the `index` of a list is a method)."""
     return value.index if isinstance(value, pd.DataFrame | pd.Series) else None
 
 
 def align_classes(value: Any, columns: Any) -> Any:
-    """Reorder a Series' entries or a DataFrame's columns as in `columns`, if both have the same labels."""
+    """Put the entries of a Series or the columns of a DataFrame into the order of `columns`.
+
+    A value whose labels are not the same as those in `columns` is returned unchanged.
+    """
     labels = value.index if isinstance(value, pd.Series) else getattr(value, "columns", None)
     if columns is None or labels is None or len(labels) != len(columns) or set(labels) != set(columns):
         return value
@@ -371,7 +391,7 @@ def align_classes(value: Any, columns: Any) -> Any:
 
 
 def distinct_rows(codes: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distinct rows of an (n, V) tensor and each row's index among them; fast for many rows."""
+    """Return the distinct rows of an (n, V) tensor, and the index (n,) of each row among them; fast for many rows."""
     index = torch.zeros(len(codes), dtype=torch.int64, device=codes.device)
     for column in codes.T:
         _, value_index = torch.unique(column, return_inverse=True)
@@ -406,8 +426,8 @@ def refuse_one_shot(value: object, name: str) -> None:
 def keep_freed_memory() -> None:
     """Let glibc keep large freed buffers for reuse; other C libraries are not changed.
 
-    By default glibc returns them to the system after every use. Allocating them again costs a CPU run a quarter of its
-    time or more.
+    By default, glibc returns such buffers to the system after every use. Allocating them again can take a quarter or
+    more of the time of a run on a CPU.
     """
     mmap_threshold, trim_threshold = -3, -1  # their numbers in malloc.h
     try:

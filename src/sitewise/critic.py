@@ -1,8 +1,8 @@
 """Estimate log P_s(z|x) / P_s(z) by a contrastive critic (equation 15d).
 
-s is the pooled training population. The critic scores pairs of z and a backbone's features of x. It is trained to find
-the z of each x among those of the batch by a softmax. Its scores are then the log-ratio up to a term that depends on x
-only.
+s is the pooled training population. The critic scores pairs of z and a backbone's features of x. Training maximizes the
+softmax probability of each row's own z among all z of the batch. The trained scores are the log-ratio up to a term that
+depends on x only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ VALIDATION_BATCH = 1024
 
 
 class CriticNetwork(nn.Module):
-    """A perceptron for the features of x, one for z, and the inner product of their outputs."""
+    """A perceptron for the features of x and one for z. The score of a pair is the inner product of their outputs."""
 
     x_mean: Tensor
     x_spread: Tensor
@@ -42,7 +42,7 @@ class CriticNetwork(nn.Module):
             self.register_buffer(f"{name}_spread", torch.ones(size))
 
     def standardize(self, features: Tensor, inputs: Tensor) -> None:
-        """Set the mean and the standard deviation of the training rows, by which inputs are standardized."""
+        """Store the means and standard deviations of the training rows, which `parts` uses to standardize inputs."""
         for name, values in (("x", features), ("z", inputs)):
             scale = values.std(0)
             setattr(self, f"{name}_mean", values.mean(0))
@@ -54,20 +54,23 @@ class CriticNetwork(nn.Module):
         return torch.cat([x, torch.ones_like(x[:, :1])], dim=1), self.of_z((inputs - self.z_mean) / self.z_spread)
 
     def forward(self, features: Tensor, inputs: Tensor) -> Tensor:
-        """Return the scores of every x with every z, (n, m)."""
+        """Return the score of every x with every z, (n, m)."""
         x, z = self.parts(features, inputs)
         return x @ z.T
 
 
 def contrastive_nll(scores: Tensor, weight: Tensor) -> Tensor:
-    """Return the weighted mean of -log softmax of each row's own z among all z of the batch, given scores (n, n)."""
+    """Return the weighted mean of -log P(own z), given the scores (n, n) of every x with every z of a batch.
+
+    P is a softmax over all z of the batch, in which each z counts by its weight.
+    """
     logits = scores + weight.clamp_min(1e-30).log()
     return (weight * (torch.logsumexp(logits, dim=1) - logits.diagonal())).sum() / weight.sum()
 
 
 @dataclass
 class Pairs:
-    """Rows with their own z: features of x, input columns of z, and weights."""
+    """Rows of a data set: the features of x, the input columns of z, and the weight of each row."""
 
     features: Tensor
     inputs: Tensor
@@ -85,7 +88,7 @@ class Pairs:
 
 @dataclass
 class CriticObjective:
-    """The contrastive loss of batches; the batches of held-out rows are always the same."""
+    """The contrastive loss of a batch. Held-out rows are always divided into the same batches."""
 
     training: Pairs
     validation: Pairs
@@ -107,12 +110,12 @@ class CriticObjective:
         return nullcontext()
 
     def loss(self, module: nn.Module, rows: Tensor) -> Tensor:
-        """Return the contrastive loss among some rows."""
+        """Return the contrastive loss of a batch, given its row numbers."""
         pairs = self.training
         return contrastive_nll(module(pairs.features[rows], pairs.inputs[rows]), pairs.weight[rows])
 
     def validation_loss(self, module: nn.Module) -> float | None:
-        """Return the contrastive loss among held-out rows, None if there are fewer than two."""
+        """Return the contrastive loss of the held-out rows; None if there are fewer than two."""
         pairs = self.validation
         if len(pairs) < 2:
             return None
@@ -124,7 +127,7 @@ class CriticObjective:
         return float(torch.stack(losses) @ torch.stack(weights) / sum(weights))
 
     def identity(self) -> dict[str, str]:
-        """Return a hash of the data."""
+        """Return a hash of the training rows."""
         return {"critic": digest(self.training.features, self.training.inputs, self.training.weight)}
 
     def state_dict(self) -> dict[str, Any]:
@@ -137,20 +140,20 @@ class CriticObjective:
 
 @dataclass(frozen=True)
 class Critic:
-    """A trained critic as its sizes and weights."""
+    """A trained critic, stored as the sizes and weights of its network."""
 
     n_features: int
     n_inputs: int
     state: dict[str, Tensor] = field(repr=False)
 
     def network(self, like: Tensor) -> CriticNetwork:
-        """Build the network with the device and precision of a tensor."""
+        """Build the network on the device and in the precision of the tensor `like`."""
         network = CriticNetwork(self.n_features, self.n_inputs)
         network.load_state_dict(self.state)
         return network.to(like.device, like.dtype).eval()
 
     def of_pairs(self, features: Tensor, inputs: Tensor) -> Tensor:
-        """Return the scores of rows with their own z, (n,)."""
+        """Return the score of each row with its own z, (n,)."""
         with torch.no_grad():
             x, z = self.network(features).parts(features, inputs.to(features))
             return (x * z).sum(1)
@@ -170,7 +173,7 @@ def train_critic(training: Pairs, validation: Pairs, *, device: str, seed: int) 
 
 @dataclass(frozen=True)
 class Bank:
-    """Points that represent the distribution of z: their codes, and the share of training rows around each."""
+    """Points that represent the distribution of z: their codes, and the share of training rows that belong to each."""
 
     schema: Confounders
     codes: Tensor  # (M, V)
@@ -182,10 +185,10 @@ class Bank:
         return self.schema.inputs(self.codes)
 
     def log_agreement(self, codes: Tensor) -> Tensor:
-        """Return how well each point agrees with the known values of a row's z, (n, M).
+        """Return the log agreement of each point with the known values of each row's z, (n, M).
 
-        It is 0 at best, and -inf if a level differs. Continuous values are compared by a normal kernel. A row with
-        levels that no point has is treated as one without z.
+        It is 0 for the point that agrees best, and -inf for points with another level. Continuous values are compared
+        by a normal kernel. If no point has the levels of a row, the row is treated as a row without z.
         """
         total = codes.new_zeros(codes.shape[0], len(self.codes), dtype=torch.float64)
         missing = self.schema.missing(codes)
@@ -205,11 +208,12 @@ class Bank:
 
 
 def make_bank(schema: Confounders, codes: Tensor, weight: Tensor, size: int) -> tuple[Bank, Tensor]:
-    """Reduce rows of complete z (n, V) to at most `size` points; return them and the point of each row, (n,).
+    """Reduce rows of complete z (n, V) to at most `size` points; return the points, and the point of each row, (n,).
 
-    Every combination of levels has points, more if it has more rows. Its rows are split along the continuous variable
-    with the widest range until its number of points is reached. A point is the row nearest to the mean of its rows. If
-    there are more combinations than points, the rows of the rarest ones have no point (-1).
+    Each combination of levels gets at least one point, and more points if its rows have more weight. Its rows are split
+    repeatedly along the continuous variable with the widest range, until there is one part for each point. The point
+    of a part is the row nearest to the mean of the part. If there are more than `size` combinations, the rows of the
+    rarest ones have no point (-1).
     """
     kinds = [isinstance(variable, Categorical) for variable in schema.variables]
     levels = codes[:, [j for j, kind in enumerate(kinds) if kind]]
@@ -245,5 +249,8 @@ def _split(rows: Tensor, numbers: Tensor, n_parts: int) -> list[Tensor]:
 
 
 def log_lift(scores: Tensor, share: Tensor) -> Tensor:
-    """log P_s(z_m|x) / P_s(z_m) from a critic's scores (n, M), normalized so that P_s(z_m|x) sums to one."""
+    """Return log P_s(z_m|x) / P_s(z_m), (n, M), from a critic's scores (n, M) and the shares P_s(z_m) of M points.
+
+    The result is normalized so that P_s(z_m|x) sums to one over the points.
+    """
     return scores - torch.logsumexp(scores + share.log(), dim=1, keepdim=True)

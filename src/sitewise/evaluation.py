@@ -1,7 +1,7 @@
 """Metrics of probabilities against known labels, with bootstrap intervals, and reliability diagrams.
 
-Every metric is computed for R weightings of the rows at once, given as an (R, n) array. A bootstrap resample is the
-weighting by how often each row was drawn.
+Every metric is computed for R vectors of row weights at once, given as an (R, n) array. A bootstrap resample is
+represented by such a vector: it counts how often each row was drawn.
 """
 
 from collections.abc import Iterator
@@ -32,21 +32,21 @@ CLINICAL_NAMES = {
     "sensitivity_at_specificity": "sensitivity at 90% specificity",
 }
 SMALLEST_PROBABILITY = 1e-15  # nll stays finite
-SUM_TOLERANCE = 1e-3  # of a row's sum, which single and half precision round
+SUM_TOLERANCE = 1e-3  # of a row's sum, because single and half precision round
 ECE_BINS = 15
-CHUNK = 2**22  # weights held at a time
+CHUNK = 2**22  # largest number of weights in memory at a time
 
 
 def metric_name(metric: str) -> str:
-    """Name a metric in words."""
+    """Return the name of a metric in words."""
     return (METRIC_NAMES | CLINICAL_NAMES).get(metric, metric.replace("_", " "))
 
 
 @dataclass(frozen=True)
 class Metric:
-    """The value of a metric with its interval.
+    """The value of a metric and the bounds of its interval.
 
-    All three are None if the metric is undefined; low and high are None without an interval.
+    `value` is None if the metric is undefined. `low` and `high` are None if there is no interval.
     """
 
     value: float | None
@@ -80,7 +80,7 @@ def evaluate(
     sample_weight : array of shape (n,), optional
         One weight for each row; a weight of two counts as two rows.
     level : float
-        Level of the percentile intervals.
+        Confidence level of the percentile intervals.
     n_resamples : int
         The number of bootstrap resamples; 0 gives no intervals.
     random_state : int or Generator
@@ -94,14 +94,15 @@ def evaluate(
     Notes
     -----
     `positive_f1` is the F1 of class 1, for K = 2 only. `macro_f1` is the mean F1 over the classes that occur in y or in
-    the predictions. `brier` is the mean of (P(y=1) - y)² for K = 2, and of the sum over classes for K > 2. `auroc` and
-    `auprc` (average precision) are those of class 1 for K = 2, and means over one-against-rest curves for K > 2. `ece`
-    has 15 bins of equal mass: of P(y=1) for K = 2, of the largest probability for K > 2.
+    the predictions. `brier` is the mean of (P(y=1) - y)² for K = 2. For K > 2 it is the mean of the sum of squared
+    differences over all classes. `auroc` and `auprc` (average precision) are computed for class 1 if K = 2; for K > 2
+    they are means over the classes, each against the rest. `ece` uses 15 bins of equal mass: bins of P(y=1) for K = 2,
+    and bins of the largest probability for K > 2.
 
-    The predicted class is the most probable one, the first in case of ties. A metric that the rows do not define is
-    None, for example `auroc` with one class. Means over classes and intervals use only the classes and resamples for
-    which the metric is defined. A single group gives no interval. The interval of `ece` is biased upwards, because
-    resampling increases the distance that it measures.
+    The predicted class is the most probable one; in case of a tie, the first of them. The value of an undefined metric
+    is None, for example of `auroc` if the rows have only one class. A mean over classes leaves out classes for which
+    the metric is undefined, and an interval leaves out such resamples. If all rows are in one group, there is no
+    interval. The interval of `ece` is biased upwards, because resampling adds noise to the observed frequencies.
 
     Examples
     --------
@@ -141,7 +142,8 @@ def reliability(y: Any, probability: Any, n_bins: int = 10) -> pd.DataFrame:
     """Compute the points of a reliability diagram.
 
     The bins have equal mass, as in `ece`. Rows of equal probability share a bin, and empty bins are left out. For K = 2
-    the diagram compares P(y=1) with y. For K > 2 it compares the largest probability with whether its class is right.
+    the diagram compares P(y=1) with the frequency of class 1. For K > 2 it compares the largest probability with the
+    frequency of correct predictions.
 
     Parameters
     ----------
@@ -176,7 +178,7 @@ def reliability(y: Any, probability: Any, n_bins: int = 10) -> pd.DataFrame:
 
 
 def _read(y: Any, probability: Any, classes: Any, problems: Problems) -> tuple[Array, Array]:
-    """Read labels as indices (n,) and probabilities (n, K); the values are not valid if a problem was added."""
+    """Return labels as class indices (n,), and probabilities (n, K). They are valid only if no problem was added."""
     read = read_matrix(probability, "probability", problems)
     if read is None:
         problems.raise_if_any()  # nothing else can be checked without the shape
@@ -196,7 +198,7 @@ def _read(y: Any, probability: Any, classes: Any, problems: Problems) -> tuple[A
 
 
 def _read_known_labels(y: Any, classes: Any, shape: tuple[int, ...], problems: Problems) -> Array:
-    """Read y as indices 0..K-1, none of them missing."""
+    """Return y as class indices 0..K-1; a missing label is a problem."""
     n_rows, n_classes = shape
     if np.ndim(y) != 1:
         problems.add(f"y must have one label a row, got {type(y).__name__} with {np.ndim(y)} dimension(s)")
@@ -222,7 +224,7 @@ def _read_known_labels(y: Any, classes: Any, shape: tuple[int, ...], problems: P
 
 
 def _resamples(units: Array, n_resamples: int, random_state: Any) -> Iterator[Array]:
-    """Draw whole units with replacement and yield how often each row was drawn, (R, n) counts in chunks."""
+    """Draw units (rows or groups) with replacement; yield, in chunks (R, n), how often each row was drawn."""
     n_units = int(units.max()) + 1
     if n_units < 2:
         return
@@ -237,7 +239,7 @@ def _resamples(units: Array, n_resamples: int, random_state: Any) -> Iterator[Ar
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """The order of rows by a score, and where each run of equal scores starts in it."""
+    """The order of rows by a score, and the positions in it at which the runs of equal scores start."""
 
     order: Array
     starts: Array
@@ -250,7 +252,7 @@ class Ranking:
         return cls(order, np.flatnonzero(np.concatenate([[True], ranked[1:] != ranked[:-1]])))
 
     def mass(self, weight: Array) -> Array:
-        """Sum (R, n) weights over the runs, lowest score first."""
+        """Return the sums of weights (R, n) over the runs of equal scores, (R, runs), lowest score first."""
         ordered = weight[:, self.order]
         if len(self.starts) == len(self.order):
             return np.asarray(ordered)
@@ -259,7 +261,7 @@ class Ranking:
 
 @dataclass(frozen=True, eq=False)
 class _Scored:
-    """Labels, probabilities and all quantities of a metric that do not depend on the weights."""
+    """Labels, probabilities, and the quantities of all metrics that do not depend on the weights."""
 
     y: Array
     probability: Array
@@ -279,7 +281,7 @@ class _Scored:
         )
 
     def metrics(self, weight: Array) -> dict[str, Array]:
-        """Compute every metric for each of R weightings of the rows, NaN where undefined."""
+        """Compute every metric for weights (R, n) of the rows; each is an array (R,), NaN where undefined."""
         n_classes = self.probability.shape[1]
         total = weight.sum(axis=1)
         actual, predicted = np.eye(n_classes)[self.y], np.eye(n_classes)[self.probability.argmax(axis=1)]
@@ -303,7 +305,10 @@ class _Scored:
 
 
 def areas_under_curves(ranking: Ranking, event: Array, weight: Array) -> tuple[Array, Array]:
-    """AUROC and average precision for each weighting; the order of rows with equal scores does not matter."""
+    """Return AUROC and average precision, each (R,), for weights (R, n).
+
+    The order of rows with equal scores does not matter.
+    """
     positive, negative = ranking.mass(weight * event), ranking.mass(weight * (1 - event))
     n_positive, n_negative = positive.sum(axis=1), negative.sum(axis=1)
     below = np.cumsum(negative, axis=1) - negative / 2
@@ -315,7 +320,7 @@ def areas_under_curves(ranking: Ranking, event: Array, weight: Array) -> tuple[A
 
 
 def _confidence(y: Array, probability: Array) -> tuple[Array, Array]:
-    """Return P(y=1) and y for K = 2, else the largest probability and whether its class is right."""
+    """Return P(y=1) and y for K = 2; otherwise the largest probability, and 1 if its class is right, else 0."""
     if probability.shape[1] == 2:
         return probability[:, 1], y.astype(float)
     return probability.max(axis=1), (probability.argmax(axis=1) == y).astype(float)
@@ -326,8 +331,8 @@ def equal_mass_bins(
 ) -> tuple[Array, Array, Array]:
     """Return mass, sum of scores and sum of events in bins of equal mass, each (R, bins).
 
-    All rows of equal score go into the bin of the middle of their run. So the result does not depend on the order of
-    the rows, and a repeated row is the same as a row of weight two.
+    Rows of equal score form a run. A whole run goes into the bin that contains its middle. Therefore, the result does
+    not depend on the order of the rows, and a repeated row has the same effect as a row of weight two.
     """
     mass = ranking.mass(weight)
     index = bin_of_runs(mass, n_bins)
@@ -340,7 +345,7 @@ def equal_mass_bins(
 
 
 def bin_of_runs(mass: Array, n_bins: int) -> Array:
-    """Return the bin of equal mass of each run of equal scores, by its middle, (R, runs)."""
+    """Return the index of the bin that contains the middle of each run of equal scores, (R, runs)."""
     cumulative = np.cumsum(mass, axis=1)
     total = np.maximum(cumulative[:, -1:], np.finfo(float).tiny)
     return np.asarray(np.minimum(n_bins * (cumulative - mass / 2) / total, n_bins - 1), dtype=np.int64)
@@ -352,6 +357,6 @@ def divide(above: Array, below: Array) -> Array:
 
 
 def mean_of_defined(values: Array) -> Array:
-    """Return the mean over the columns that are not NaN, NaN if there are none."""
+    """Return the mean of each row over its entries that are not NaN; NaN if all are NaN."""
     defined = ~np.isnan(values)
     return divide(np.where(defined, values, 0).sum(axis=1), defined.sum(axis=1))

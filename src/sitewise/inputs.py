@@ -1,4 +1,4 @@
-"""Inputs x: a tensor, or images on the disk that threads read ahead of time."""
+"""Inputs x: a tensor, or images on the disk, which threads read in advance."""
 
 import hashlib
 import sys
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 Rows = Tensor | slice
-DEVICE_SHARE = 0.5  # of a GPU's free memory may hold images; the rest is for training
+DEVICE_SHARE = 0.5  # largest share of a GPU's free memory for images; the rest is for training
 STRETCH_BYTES = 2**26  # bytes read at a time when all images are read in order
 BATCHES_AHEAD = 6
 READERS = 4  # threads
@@ -25,7 +25,8 @@ class StoredImages:
     """Images (n, C, H, W) of uint8 on the disk, indexed like a tensor.
 
     `images` is `PackedImages`, or any object with `shape`, `dtype`, indexing by rows, and `take(rows)`, which selects
-    rows without reading them. `share` is the share of a GPU's free memory that they may take.
+    rows without reading them. `share` is the largest share of a GPU's free memory that the images may take. `verbose`
+    shows a progress bar while images are copied to a GPU; with None the bar is shown on a terminal only.
     """
 
     images: Any
@@ -88,7 +89,7 @@ class StoredImages:
         return placed
 
     def digest(self) -> str:
-        """Return a hash of the content: from the images' own checksums if they have any, else from every byte."""
+        """Return a hash of the content: the result of `images.digest()` if it exists, else a hash of all bytes."""
         if hasattr(self.images, "digest"):
             return str(self.images.digest())
         digest = hashlib.sha256(f"{tuple(self.shape)}".encode())
@@ -108,14 +109,14 @@ Inputs = Tensor | StoredImages
 
 
 def is_stored(value: Any) -> bool:
-    """Return whether a value holds images on the disk that can be read in parts."""
+    """Return whether a value is an object for `StoredImages`: images on the disk that can be read in parts."""
     if isinstance(value, np.ndarray | Tensor):
         return False
     return getattr(value, "ndim", 0) == 4 and all(hasattr(value, name) for name in ("shape", "dtype", "take"))
 
 
 def fingerprint(X: Inputs) -> Tensor | str:
-    """Return what identifies inputs: the tensor itself, or the hash of stored images."""
+    """Return a value to hash in place of the inputs: the tensor itself, or the hash of stored images."""
     return X if isinstance(X, Tensor) else X.digest()
 
 
@@ -125,10 +126,10 @@ def take_inputs(X: Inputs, rows: Tensor) -> Inputs:
 
 
 class ReadAhead:
-    """Reads batches of stored images in threads before they are needed, in a known order.
+    """Reads batches of stored images in threads before they are requested, in the order of `upcoming`.
 
-    At most `BATCHES_AHEAD` batches are kept. An error in a thread is raised when its batch is requested. The end of the
-    `with` block stops the threads, also after an exception.
+    At most `BATCHES_AHEAD` batches are kept. An error in a thread is raised when its batch is requested. The threads
+    stop at the end of the `with` block, also after an exception.
     """
 
     def __init__(self, images: StoredImages, upcoming: Sequence[Rows], device: torch.device) -> None:
@@ -147,7 +148,7 @@ class ReadAhead:
         self._waiting.clear()
 
     def __call__(self, rows: Rows) -> Tensor:
-        """Return the next batch on the device; a GPU copies it without blocking this process."""
+        """Return the next batch on the device; the copy to a GPU does not block this process."""
         expected, future = self._waiting.popleft()
         assert _alike(rows, expected), "batches are asked for in the order that was announced"
         self._announce()
@@ -161,7 +162,10 @@ class ReadAhead:
 
 @contextmanager
 def read_ahead(X: Inputs, upcoming: Sequence[Rows], device: torch.device | None) -> Iterator[Callable[[Rows], Tensor]]:
-    """Provide a function that returns the batches in the given order; rows of a tensor are simply indexed."""
+    """Provide a function that returns the rows of a batch.
+
+    Batches of stored images must be requested in the order of `upcoming`. For a tensor, the function only indexes it.
+    """
     if isinstance(X, Tensor):
         yield X.__getitem__
         return
@@ -174,7 +178,10 @@ def _on_host(rows: Any) -> Any:
 
 
 def _alike(rows: Rows, expected: Rows) -> bool:
-    """Return whether these are the expected rows; on a GPU only their number is compared, to avoid waiting for it."""
+    """Return whether these are the expected rows.
+
+    If the row numbers are on a GPU, only their count is compared, because comparing values would wait for the GPU.
+    """
     if isinstance(rows, slice) or isinstance(expected, slice):
         return rows == expected
     return len(rows) == len(expected) if rows.is_cuda else torch.equal(rows, expected)

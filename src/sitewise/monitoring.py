@@ -1,4 +1,4 @@
-"""A site over time: its prevalence in time windows, with an alarm where a check fails."""
+"""The prevalence of a site in time windows, with an alarm for each window in which a check fails."""
 
 from collections.abc import Callable
 from numbers import Integral
@@ -40,17 +40,18 @@ def monitor(
     time : array-like of shape (n,)
         Dates or numbers.
     sample_confounder : DataFrame or array-like of shape (n, V), optional
-        Their confounders z.
+        The confounders z of the rows.
     window : int or str
-        The number of rows of a window (a last window of less than half joins the one before), or a length of time such
-        as "30D", "W" or "MS" if `time` holds dates. Windows without rows are left out.
+        The number of rows of a window, or a length of time such as "30D", "W" or "MS" if `time` holds dates. If the
+        last window has less than half of the number of rows, it is merged with the window before it. Windows without
+        rows are left out.
     check : callable, optional
-        A function of a window's row numbers and estimate that returns the p-value of a check, or None if it is not
-        possible.
+        A function of a window's row numbers and estimate. It returns the p-value of a check, or None if the check is
+        not possible.
     alarm_level : float
-        The probability of an alarm in any window if nothing changed (Holm's method over all windows).
+        The probability of at least one alarm if nothing changed (Holm's method over all windows).
     level : float
-        The level of the intervals, for each window alone.
+        The confidence level of the interval of each single window.
     prior : Prevalence or SitePrior, optional
         The prior of the site, as in `estimate_prevalence`; the same for all windows.
     classes : sequence, optional
@@ -61,9 +62,9 @@ def monitor(
     Returns
     -------
     DataFrame
-        A row for each window, in order, for the second of two classes; if K > 2, a row for each window and class. The
-        columns are `time` (the middle of the window), `start`, `end`, `n`, `class`, `estimate`, `low`, `high`,
-        `p_value` and `alarm`.
+        One row for each window, in order of time, with the prevalence of the second class; if K > 2, one row for each
+        window and class. The columns are `time` (the middle of the window), `start`, `end`, `n`, `class`, `estimate`,
+        `low`, `high`, `p_value` and `alarm`.
 
     Examples
     --------
@@ -99,21 +100,21 @@ def monitor(
 
 
 def _alarms(frame: pd.DataFrame, alarm_level: float) -> Array:
-    """Which rows of the frame belong to a window with an alarm, by Holm's method over the p-values of all windows."""
+    """Return which rows of the frame belong to a window with an alarm (Holm's method over all windows)."""
     p_values = frame.groupby("start", sort=False)["p_value"].first().dropna()
     alarming = {start for start, p in zip(p_values.index, holm(p_values.tolist()), strict=True) if p <= alarm_level}
     return frame["start"].isin(alarming).to_numpy()
 
 
 def _shares(estimate: PrevalenceEstimate, ratios: Array, Z: Any, weight: Any, level: float) -> Array:
-    """P(Y) of a window with its interval, (3, K): the mean prediction, as for an adapted site."""
+    """Return P(y) of a window and the bounds of its interval, (3, K). P(y) is the mean prediction."""
     share = np.average(estimate.predict_proba(ratios, Z), axis=0, weights=weight)
     low, high = (np.asarray(bound) for bound in estimate.interval(level=level))
     return np.stack([share, np.minimum(low, share), np.maximum(high, share)])
 
 
 def split_windows(time: pd.Series, window: int | str) -> list[Array]:
-    """The row numbers of each window, in order of time; each row is in one window."""
+    """Return the row numbers of each window, in order of time; each row is in one window."""
     order = np.argsort(time.to_numpy(), kind="stable")
     if isinstance(window, str):
         at = pd.Series(order, index=pd.DatetimeIndex(time.iloc[order]))

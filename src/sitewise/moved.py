@@ -29,9 +29,9 @@ MOVED = {
 
 
 class MovedFinder(MetaPathFinder):
-    """Refuses old import paths.
+    """Finder that rejects old import paths.
 
-    It is asked before all other finders, because folders left over from an earlier version can be imported too.
+    Python calls it before all other finders, because a folder left over from an earlier version can still be imported.
     """
 
     def find_spec(

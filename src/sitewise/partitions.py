@@ -1,7 +1,7 @@
-"""Rows in the partitions of Dask collections: frames, series or arrays that hold the same rows, partition by partition.
+"""Rows in Dask collections: frames, series or arrays whose partitions hold the same rows.
 
-Dask computes small sums of each partition on its worker, and adds them up. Dask is not imported before a caller passes
-one of its collections.
+Dask computes small sums over each partition on the worker that holds it, and adds up the sums. Dask is imported only
+after a caller has passed a Dask collection.
 """
 
 import sys
@@ -15,7 +15,7 @@ import pandas as pd
 from sitewise.arrays import Problems
 
 S = TypeVar("S")
-FAN_IN = 16  # sums that one task adds up
+FAN_IN = 16  # number of sums that one task adds up
 FAILED = "raised while Dask computed the rows of a partition; its own traceback says which task"
 UNEQUAL = (
     "{name} has {own} partition(s), log_ratio has {expected}: give columns of one frame, or repartition them alike"
@@ -24,7 +24,7 @@ NOT_DASK = "{name} must be a Dask collection with the partitions of log_ratio, g
 
 
 class Partition(NamedTuple):
-    """The rows of one partition as given: log f, and the other arguments with an entry for each row."""
+    """The rows of one partition as given: log f, and the other arguments that have an entry for each row."""
 
     number: int
     log_ratio: Any
@@ -39,7 +39,7 @@ class Partition(NamedTuple):
         return len(self.log_ratio)
 
     def take(self, rows: np.ndarray[Any, Any]) -> "Partition":
-        """The rows that a mask says."""
+        """Return the partition with only the rows that a boolean mask selects."""
 
         def some(value: Any) -> Any:
             return value[rows] if value is not None and not isinstance(value, pd.DataFrame) else value
@@ -50,17 +50,20 @@ class Partition(NamedTuple):
 
 
 def is_dask(value: object) -> bool:
-    """Whether something is a collection of Dask, which need not be installed."""
+    """Return whether a value is a Dask collection; Dask need not be installed."""
     return type(value).__module__.partition(".")[0] in ("dask", "dask_expr")
 
 
 def columns_of(collection: Any) -> list[Any] | None:
-    """The columns of a Dask frame; None for an array or a series."""
+    """Return the columns of a Dask frame; None for an array or a series."""
     return list(collection.columns) if hasattr(collection, "columns") and collection.ndim == 2 else None
 
 
 class Partitions:
-    """Partitions of log f and of the other arguments with an entry for each row; each is read on its worker."""
+    """Partitions of log f and of the other arguments that have an entry for each row.
+
+    A partition is read on the worker that holds it. `change`, if given, is applied to each partition when it is read.
+    """
 
     def __init__(self, given: dict[str, Any], change: Callable[[Partition], Partition] | None = None) -> None:
         self.given = {name: value for name, value in given.items() if value is not None}
@@ -77,7 +80,7 @@ class Partitions:
 
     @property
     def example(self) -> Any:
-        """One row of zeros in the container that log f comes in."""
+        """One row of zeros: a DataFrame if log f is a frame, otherwise an array."""
         names = self.columns["log_ratio"]
         if names is not None:
             return pd.DataFrame(np.zeros((1, len(names))), columns=names)
@@ -85,20 +88,20 @@ class Partitions:
         return np.zeros((1, shape[1])) if len(shape) == 2 else np.zeros(1)
 
     def changed(self, change: Callable[[Partition], Partition]) -> "Partitions":
-        """The same partitions; `change` is applied to each when it is read."""
+        """Return the same partitions; `change` is applied to each of them when it is read."""
         return Partitions(self.given, change)
 
     def without(self, name: str) -> "Partitions":
-        """The same partitions without one of the arguments."""
+        """Return the same partitions without one of the arguments."""
         return Partitions({**self.given, name: None}, self.change)
 
     @cached_property
     def _pieces(self) -> list[tuple[Any, ...]]:
-        """The pieces of each partition, delayed."""
+        """The delayed pieces of each partition: one piece for each argument."""
         return list(zip(*(_pieces(value) for value in self.given.values()), strict=True))
 
     def tasks(self, function: Callable[[Partition], S], first: int = 0, last: int | None = None) -> list[Any]:
-        """Apply a function to the partitions from `first` to `last`; the results are delayed."""
+        """Return the delayed results of a function of each partition, from `first` to the one before `last`."""
         from dask import delayed
 
         read = delayed(partial(_read, function, tuple(self.given), self.columns, self.change), pure=False)
@@ -114,14 +117,17 @@ def _read(
     number: int,
     *pieces: Any,
 ) -> S:
-    """Run where a partition is: put its columns into the order of the frame, check it, apply the function."""
+    """Read one partition on its worker: put columns into the expected order, check rows, and apply the function."""
     given = _checked(dict(zip(names, pieces, strict=True)), columns, f"partition {number}")
     whole = Partition(number, **given)
     return function(whole if change is None else change(whole))
 
 
 def _checked(pieces: dict[str, Any], columns: dict[str, list[Any] | None], call: str) -> dict[str, Any]:
-    """The pieces of one partition with their columns in the order of the frames; an error where they differ."""
+    """Return the pieces of one partition with their columns in the order of the frames.
+
+    Raise ValueError if columns are missing, or if the pieces have different numbers of rows.
+    """
     problems, checked = Problems(call), dict[str, Any]()
     for name, piece in pieces.items():
         expected = columns[name]
@@ -141,7 +147,7 @@ def _checked(pieces: dict[str, Any], columns: dict[str, list[Any] | None], call:
 
 
 def as_partitions(log_ratio: Any, problems: Problems, **others: Any) -> Partitions | None:
-    """The partitions of log f and the other arguments, if log f is a Dask collection; otherwise None."""
+    """Return the partitions of log f and the other arguments if log f is a Dask collection; otherwise None."""
     if isinstance(log_ratio, Partitions):
         return log_ratio
     given = {"log_ratio": log_ratio, **{name: value for name, value in others.items() if value is not None}}
@@ -164,7 +170,7 @@ def _n_partitions(collection: Any) -> int:
 
 
 def _pieces(collection: Any) -> Sequence[Any]:
-    """The partitions of a collection as delayed values; of an array those along its rows."""
+    """Return the partitions of a collection as delayed values; for an array, blocks of whole rows."""
     if hasattr(collection, "numblocks"):
         whole = collection.rechunk({1: -1}) if collection.ndim > 1 and collection.numblocks[1] > 1 else collection
         pieces: list[Any] = whole.to_delayed().ravel().tolist()
@@ -173,7 +179,7 @@ def _pieces(collection: Any) -> Sequence[Any]:
 
 
 def compute(tasks: Sequence[Any]) -> list[Any]:
-    """Compute delayed values by the current scheduler, and return them in the same order."""
+    """Compute delayed values with the current scheduler, and return the results in the same order."""
     import dask
 
     with _explained():
@@ -181,7 +187,7 @@ def compute(tasks: Sequence[Any]) -> list[Any]:
 
 
 def persist(tasks: Sequence[Any]) -> list[Any]:
-    """Compute delayed values and leave them where they are computed."""
+    """Compute delayed values, leave the results on the workers, and return references to them."""
     import dask
 
     with _explained():
@@ -189,7 +195,7 @@ def persist(tasks: Sequence[Any]) -> list[Any]:
 
 
 def add_tasks(tasks: Sequence[Any], add: Callable[[Any], Any]) -> Any:
-    """The sum of delayed values, a few of them at a time."""
+    """Return the sum of delayed values; each task adds up at most `FAN_IN` of them."""
     from dask import delayed
 
     left = list(tasks)
@@ -199,7 +205,7 @@ def add_tasks(tasks: Sequence[Any], add: Callable[[Any], Any]) -> Any:
 
 
 def current_client() -> Any:
-    """The client of the cluster that computes, None where this process does."""
+    """Return the client of the Dask cluster; None if there is no cluster, so that this process computes."""
     distributed = sys.modules.get("distributed")
     try:
         return None if distributed is None else distributed.get_client()
@@ -208,7 +214,7 @@ def current_client() -> Any:
 
 
 class _explained:  # noqa: N801
-    """Says of an error that it came from a partition."""
+    """Context manager that adds a note to an error: it was raised for a partition."""
 
     def __enter__(self) -> None: ...
 
@@ -220,9 +226,10 @@ class _explained:  # noqa: N801
 def map_rows(
     function: Callable[[Any, Any], Any], X: Any, Z: Any, *, columns: Sequence[Any] | None, dtype: Any = float
 ) -> Any:
-    """Apply a function to X and Z in each partition; a frame gives a frame or series, an array an array.
+    """Apply a function to X and Z in each partition.
 
-    `columns` None says that the function gives one value a row.
+    `columns` are the columns of the result; None means that the function returns one value for each row. The result is
+    a Dask frame or series if X is a frame, and a Dask array if X is an array.
     """
     problems = Problems("predict")
     if Z is not None and not is_dask(Z):
@@ -253,7 +260,7 @@ def _call(
     dtype: Any,
     *pieces: Any,
 ) -> Any:
-    """Run where a partition is; one without rows is not shown to the function."""
+    """Apply a function to one partition on its worker; the function is not called for an empty partition."""
     given = _checked(dict(zip(expected, pieces, strict=True)), expected, "a partition")
     X, n_rows = given["X"], len(given["X"])
     shape = (0,) if columns is None else (0, len(columns))

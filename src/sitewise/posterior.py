@@ -1,4 +1,4 @@
-"""The mathematics: equations 1, 3 and 7 of docs/maths.md on plain tensors, without I/O and randomness.
+"""Equations 1, 3 and 7 of docs/maths.md as functions of plain tensors, without I/O and randomness.
 
 Shapes: `log_ratio` and `log_prevalence` are (n, K), or (K,) if they are the same for every row. Solvers and intervals
 need only sums over the rows that share one g: the `Moments`. `adaptation/cell_problem.py` solves equation 8 with them.
@@ -14,8 +14,8 @@ from torch import Tensor
 def normalize(log_ratio: Tensor) -> Tensor:
     """Fix the free factor of f (equation 1): scale every row so that its ratios sum to one.
 
-    A constant added to a row of log f then changes nothing. A row with +inf excludes all classes without +inf. A row
-    with -inf everywhere carries no information: it is a row of zeros to which -inf was added.
+    Afterwards, a constant that was added to a row of log f has no effect. In a row with +inf, all classes without +inf
+    are excluded. A row that is -inf everywhere carries no information; it is treated as a row of zeros.
     """
     certain = log_ratio == torch.inf
     log_ratio = torch.where(certain.any(-1, keepdim=True), torch.where(certain, 0.0, -torch.inf), log_ratio)
@@ -24,7 +24,7 @@ def normalize(log_ratio: Tensor) -> Tensor:
 
 
 def combine(log_ratio: Tensor, log_prevalence: Tensor) -> Tensor:
-    """Log P(y|x,z), equation 3: log-softmax of log f + log g.
+    """Return log P(y|x,z) (equation 3): the log-softmax of log f + log g.
 
     If f and g contradict each other (each class has probability zero in one of them), f is used alone, because g is an
     estimate.
@@ -35,7 +35,7 @@ def combine(log_ratio: Tensor, log_prevalence: Tensor) -> Tensor:
 
 
 def contrasts(n_classes: int, device: torch.device | None = None) -> Tensor:
-    """An orthonormal (K, K-1) basis of the vectors that sum to zero (Helmert's)."""
+    """Return an orthonormal basis (K, K-1) of the vectors that sum to zero (Helmert contrasts)."""
     columns = torch.zeros(n_classes, n_classes - 1, dtype=torch.float64, device=device)
     for j in range(1, n_classes):
         columns[:j, j - 1] = -1.0 / math.sqrt(j * (j + 1))
@@ -44,7 +44,7 @@ def contrasts(n_classes: int, device: torch.device | None = None) -> Tensor:
 
 
 def softmax_hessian(probability: Tensor) -> Tensor:
-    """diag(p) - p pᵀ for every row, (n, K, K): the curvature of log-softmax."""
+    """Return diag(p) - p pᵀ for every row, (n, K, K): minus the Hessian of log-softmax."""
     return torch.diag_embed(probability) - probability[:, :, None] * probability[:, None, :]
 
 
@@ -68,7 +68,7 @@ class Moments:
 
     @property
     def slope(self) -> Tensor:
-        """Σ w f / m, (U, K): the derivative of the log-likelihood in g."""
+        """Σ w f / m, (U, K): the derivative of the log-likelihood with respect to g."""
         assert self.first is not None
         if self.first.shape[1] > 1:
             return self.first
@@ -76,7 +76,7 @@ class Moments:
 
     @property
     def curvature(self) -> Tensor:
-        """Σ w f fᵀ / m², (U, K, K): minus the second derivative of the log-likelihood in g."""
+        """Σ w f fᵀ / m², (U, K, K): minus the second derivative of the log-likelihood with respect to g."""
         assert self.second is not None
         assert self.first is not None
         if self.first.shape[1] > 1:
@@ -88,7 +88,7 @@ class Moments:
 
     @property
     def logit_slope(self) -> Tensor:
-        """Σ w (p - g) along the contrasts, (U, K-1): the derivative in the logits of g (equation 7a)."""
+        """Σ w (p - g) along the contrasts, (U, K-1): the derivative with respect to the logits of g (equation 7a)."""
         assert self.first is not None
         if self.first.shape[1] == 1:
             return 2**0.5 * self.prevalence.prod(1, keepdim=True) * self.first
@@ -97,7 +97,7 @@ class Moments:
 
     @property
     def logit_information(self) -> Tensor:
-        """The observed information in the logits of g along the contrasts, (U, K-1, K-1) (equation 7a)."""
+        """The observed information about the logits of g along the contrasts, (U, K-1, K-1) (equation 7a)."""
         assert self.first is not None
         assert self.second is not None
         g = self.prevalence
@@ -124,18 +124,19 @@ class Moments:
 
 
 def binary_direction(prevalence: Tensor) -> Tensor:
-    """(-g_1, g_0): for two classes f / m = 1 + (-g_1, g_0) (f_1 - f_0) / m."""
+    """Return (-g_1, g_0), (U, 2). For two classes, f / m = 1 + (-g_1, g_0) (f_1 - f_0) / m."""
     return torch.stack([-prevalence[:, 1], prevalence[:, 0]], dim=1)
 
 
 def moments_of(ratio: Tensor, weight: Tensor, prevalence: Tensor) -> Moments:
     """Compute the sums over rows (equation 7c) for many g (B, K) at once, each with its own weights (B, n).
 
-    `ratio` is (n, J) if all g share the rows, or (B, n, J).
+    `ratio` is (n, J) if all g share the same rows, otherwise (B, n, J). For more than two classes it is f, with J = K.
+    For two classes it is f_1 - f_0, with J = 1 and f_0 + f_1 = 1.
     """
 
     def add_up(values: Tensor) -> Tensor:
-        """Σ_n of values (B, n) times f, (B, J)."""
+        """Return the sum over n of values (B, n) times `ratio`, (B, J)."""
         return values @ ratio if ratio.ndim == 2 else (values[:, None] @ ratio)[:, 0]
 
     if ratio.shape[-1] == 1:

@@ -22,7 +22,7 @@ from sitewise.training.devices import share_of
 FUSION_WIDTH = 100
 CHANGING = threading.RLock()  # held while a network is converted, moved, or put in evaluation mode
 SCORING_BATCH = 2048
-SCORED_VALUES = 2**26  # at most in a batch, so that a batch of large images has fewer rows
+SCORED_VALUES = 2**26  # largest number of values of x in a batch: a batch of large images has fewer rows
 
 
 class RatioNetwork(nn.Module):
@@ -58,7 +58,10 @@ def build_ratio(
     weights: str | os.PathLike[str] | None = None,
     normalize: str | None = None,
 ) -> RatioNetwork:
-    """Build f for inputs like X with random weights from a seed; `weights` is a file with those of the backbone."""
+    """Build the network of f for inputs like X, with random weights drawn from a seed.
+
+    `weights` is a file with weights of the backbone, which then replace the random ones.
+    """
     n_inputs = 0 if schema is None else schema.missing_columns()[-1] + 1
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # weights are drawn on the CPU; other generators stay unchanged
@@ -72,14 +75,14 @@ def digest_rows(rows: LabeledRows) -> str:
 
 
 class RowReader:
-    """Returns the inputs of rows during training; stored images are read ahead of time."""
+    """Returns the inputs of rows during training; stored images are read in advance."""
 
     def __init__(self) -> None:
         self._read: Callable[[Tensor], Tensor] | None = None
 
     @contextmanager
     def reading(self, X: Inputs, upcoming: Sequence[Tensor], device: torch.device) -> Iterator[None]:
-        """Open a block in which these rows are requested in this order."""
+        """Open a context in which the batches `upcoming` are requested in this order."""
         with read_ahead(X, upcoming, device) as self._read:
             try:
                 yield
@@ -93,9 +96,9 @@ class RowReader:
 
 @dataclass
 class RatioObjective:
-    """The NLL of equation 3 with fixed g; f and g are given the same knocked-out z.
+    """The training loss of f: the NLL of equation 3 with fixed g. The same parts of z are hidden from f and from g.
 
-    Without `prevalences` log g is zero, which is plain empirical risk minimization.
+    If `prevalences` is None, log g is zero, and the loss is that of plain empirical risk minimization.
     """
 
     training: LabeledRows
@@ -114,12 +117,12 @@ class RatioObjective:
         self._read = RowReader()
 
     def to(self, device: torch.device) -> None:
-        """Copy inputs (if they fit) and labels to the device; codes stay on the device of g."""
+        """Copy labels, and inputs if they fit, to the device; the codes of z stay on the device of g."""
         self._device, self.training = device, self.training.to(device)
         self.validation = None if self.validation is None else self.validation.to(device)
 
     def begin_epoch(self, generator: torch.Generator, progress: float) -> None:
-        """Draw the knockout masks of z, which are the same for f and g."""
+        """Draw the knockout masks of z, the same for f and g, and compute the inputs of f and log g from them."""
         codes = self.training.codes
         if self.schema is not None:
             mask = torch.rand(codes.shape, generator=generator) < self.knockout
@@ -128,7 +131,7 @@ class RatioObjective:
         self._log_prevalence = self._site_log_prevalence(codes).float().to(self._device)
 
     def reading(self, upcoming: Sequence[Tensor]) -> AbstractContextManager[None]:
-        """Read stored images ahead of `loss`."""
+        """Read the stored images of the upcoming batches before `loss` requests them."""
         return self._read.reading(self.training.X, upcoming, self._device)
 
     def loss(self, module: nn.Module, rows: Tensor) -> Tensor:
@@ -140,7 +143,7 @@ class RatioObjective:
         return weighted_nll(logits, self.training.y[rows], self.training.weight[rows])
 
     def validation_loss(self, module: nn.Module) -> float | None:
-        """Return the NLL of the held-out rows without knockout, None if there are none."""
+        """Return the NLL of the held-out rows without knockout; None if there are no held-out rows."""
         if self.validation is None or not len(self.validation):
             return None
         log_ratio = score(module, self.validation.X, network_inputs(self.schema, self.validation.codes), self._device)
@@ -214,12 +217,15 @@ def for_network(X: Inputs) -> Inputs:
 
 
 def network_inputs(schema: Confounders | None, codes: Tensor) -> Tensor:
-    """Return the input columns of z for f, in float32; without confounders there are none."""
+    """Return the input columns of z for f, (n, D) in float32; D is 0 without confounders."""
     return codes.new_zeros(len(codes), 0).float() if schema is None else schema.inputs(codes).float()
 
 
 def score(module: nn.Module, X: Inputs, z: Tensor, device: torch.device | None = None) -> Tensor:
-    """Return log f of rows in evaluation mode, in batches: the score of a row does not depend on other rows."""
+    """Return the outputs of a network for rows, computed in batches.
+
+    The network is in evaluation mode, so that the outputs of a row do not depend on the other rows.
+    """
     was_training = module.training
     if any(layer.training for layer in module.modules()):
         module.eval()
@@ -235,10 +241,11 @@ def score(module: nn.Module, X: Inputs, z: Tensor, device: torch.device | None =
 
 @dataclass(frozen=True)
 class Scorer:
-    """A trained network that scores rows on a GPU if there is one, and stays on the CPU between calls.
+    """A trained network that scores rows, on a GPU if there is one. Between calls it is on the CPU.
 
-    Tables are scored in float64, so that the score of a row is the same in any batch. Threads may score at the same
-    time: one converts or moves the network, the others wait, because a half-converted network gives wrong scores.
+    Tables in float64 are scored in float64, so that the score of a row is the same in any batch. Several threads may
+    call it at the same time. While one thread converts or moves the network, the others wait, because a network that is
+    only partly converted gives wrong scores.
     """
 
     module: nn.Module
@@ -259,7 +266,7 @@ class Scorer:
 
 
 def _is_ready(module: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether a module has this device and precision; for one row, checking is faster than `Module.to`."""
+    """Return whether a module has this device and precision. For one row, this check is faster than `Module.to`."""
     values = chain(module.parameters(), module.buffers())
     return all(value.device == device and value.dtype in (dtype, torch.int64) for value in values)
 

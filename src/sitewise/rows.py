@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sitewise.inputs import Inputs, StoredImages, take_inputs
 
-OF_SOME = {"of_some": True}  # marks columns that only some rows have
+OF_SOME = {"of_some": True}  # marks fields that have entries for only some of the rows
 Kind = TypeVar("Kind", bound="SiteRows")
 
 
@@ -36,7 +36,7 @@ class SiteRows:
 
     @property
     def weights(self) -> Tensor:
-        """The weight of every row in double precision; one if no weights were given."""
+        """The weight of every row, (n,) in double precision; all are one if no weights were given."""
         return torch.ones(len(self), dtype=torch.float64) if self.weight is None else self.weight.double()
 
     def weighted_mean(self, values: Tensor) -> Tensor:
@@ -56,8 +56,9 @@ class SiteRows:
     def join(self, other: Self) -> Self:
         """Append the rows of another record.
 
-        If only one of the two has weights or labels, the weights of the other are one and its labels unknown. Groups
-        have no names: no group of one is a group of the other, and a row without a group is its own group.
+        If only one record has weights, the weights of the other are one; if only one has labels, the labels of the
+        other are unknown. Groups of the two records are different, even if they have the same number. If only one
+        record has groups, each row of the other is a group of its own. Other columns that one record lacks are dropped.
         """
 
         def both(name: str, _: bool) -> Any:
@@ -74,7 +75,7 @@ class SiteRows:
         return self._each(both)
 
     def _or_default(self, name: str, column: Tensor | None) -> Tensor | None:
-        """Return a column, or its default values if only the other record has one; None if it has no default."""
+        """Return a column; if it is None, return its default values, or None if it has no default."""
         if column is not None or name not in ("weight", "y", "groups"):
             return column
         if name == "groups":
@@ -92,7 +93,7 @@ class SiteRows:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class LabeledRows(SiteRows):
-    """Rows to train or validate on."""
+    """Labeled rows for training or validation."""
 
     X: Inputs
     y: Tensor = field()
@@ -105,7 +106,7 @@ class LabeledRows(SiteRows):
         return replace(self, weight=self.weight / mass[self.y].clamp_min(1e-30))
 
     def to(self, device: torch.device) -> "LabeledRows":
-        """Copy the rows to a device, inputs only if they fit; codes stay on the device of g."""
+        """Copy labels, weights, sites, and inputs if they fit, to a device; codes of z stay on the device of g."""
         y, weight, site = (column.to(device) for column in (self.y, self.weight, self.site))
         return replace(self, X=self.X.to(device), y=y, weight=weight, site=site)
 
@@ -115,7 +116,7 @@ class ScoredRows(SiteRows):
     """A site's rows with their log f, without the inputs.
 
     Rows at which f is not identified (`supported` is false) are not used to estimate g. `features` are the inputs of
-    the network's last layer for the rows `feature_rows`, None without a network.
+    the network's last layer for the rows `feature_rows`; both are None without a network.
     """
 
     log_ratio: Tensor  # (n, K) calibrated
@@ -125,13 +126,13 @@ class ScoredRows(SiteRows):
     without_z: Tensor | None = None  # (n, K) log f(x, missing), if the joint model replaced it in `log_ratio`
 
     def by_knockout(self) -> "ScoredRows":
-        """Return the rows without the joint model, that is with log f(x, missing) where z is missing."""
+        """Return the rows with log f(x, missing) where z is missing, in place of the result of the joint model."""
         return self if self.without_z is None else replace(self, log_ratio=self.without_z)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class HeldOut(SiteRows):
-    """Held-out labeled rows: log f before calibration, and log g of models that were fitted without their labels."""
+    """Held-out labeled rows: log f before calibration, and log g of models that were fitted without these labels."""
 
     raw_log_ratio: Tensor  # (n, K)
     log_prevalence: Tensor  # (n, K)
@@ -142,9 +143,9 @@ class HeldOut(SiteRows):
     known_codes: Tensor | None = None  # the full codes of z, if some are masked in `codes`
 
     def shifted(self, shift: Callable[[Tensor], Tensor]) -> Self:
-        """Return the same rows with a function of their codes, (n, K), added to log f."""
+        """Return the same rows after adding `shift` of their codes, (n, K), to log f."""
         return replace(self, raw_log_ratio=self.raw_log_ratio + shift(self.codes)) if len(self) else self
 
     def balanced(self, log_mean: Callable[[Tensor], Tensor]) -> Self:
-        """Return the same rows with f divided by its mean at their codes (equation 18a)."""
+        """Return the same rows after dividing f by its mean at their codes of z (equation 18a)."""
         return self.shifted(lambda codes: -log_mean(codes))

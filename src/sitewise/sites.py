@@ -130,7 +130,7 @@ class Sites:
         y : array, optional
             The labels.
         sample_domain : array, optional
-            The name of each row's site; None puts all rows into one site.
+            The name of the site of each row. If it is None, all rows belong to one site.
         Z : DataFrame or array, optional
             The confounders.
         groups : array, optional

@@ -1,7 +1,7 @@
 """Minimizers of plain functions: Newton, interior point, quasi-Newton, L-BFGS, EM and SQUAREM.
 
-Each returns its point, the objective at every iteration, its optimality gap, and whether the gap is below the
-tolerance. Reaching the iteration limit is never reported as convergence.
+Each solver returns the point that it found, the objective at every iteration, the optimality gap, and whether the gap
+is below the tolerance. A solver that stops at the iteration limit with a larger gap has not converged.
 """
 
 from collections.abc import Callable
@@ -18,13 +18,13 @@ State = TypeVar("State")
 M_STEPS = ("lbfgs", "sgd")
 ARMIJO = 1e-4
 HALVINGS = 40
-FEW_HALVINGS = 6  # if the Hessian is nearly right from the start
+FEW_HALVINGS = 6  # for `quasi_newton`, whose first Hessian is nearly right
 FLAT = 1e-10  # curvature below this share of the largest is treated as rounding error
 ROUNDING = 1e-14  # a relative rise of the objective below this is treated as rounding error
 TO_THE_BOUND = 0.99  # a step goes at most this share of the way to a bound
-LONG_STEP = 0.7
-SHRINK = 0.1  # factor of the barrier after a long step, down to the level of the pseudo-rows
-BARRIER = 0.01  # at the start, relative to the weights
+LONG_STEP = 0.7  # share of the full step above which the barrier is lowered
+SHRINK = 0.1  # factor of the barrier after a long step; the pseudo-rows are its lower limit
+BARRIER = 0.01  # largest barrier at the start, relative to the weights
 RIDGE = 1e-6  # relative; added if a Hessian is not positive definite because of rounding
 
 
@@ -35,10 +35,10 @@ class EM:
     Parameters
     ----------
     iterations : int, optional
-        The largest number of iterations, T in the paper. None sets the limit by the family of g.
+        The largest number of iterations, T in the paper. None uses the default of the model of g: 5 for a network.
     m_step : {"lbfgs", "sgd"}
-        How an additive g or a network is fitted in the M-step: a full optimization, or one gradient step. The constant
-        and the table have an M-step in closed form and ignore it.
+        How an additive g or a network is fitted in the M-step: by a full optimization, or by one gradient step. A
+        constant g or a table has an M-step in closed form and ignores this setting.
     learning_rate : float
         The step size of `m_step="sgd"`.
 
@@ -63,7 +63,7 @@ class EM:
 
 @dataclass(frozen=True)
 class Solution(Generic[State]):
-    """The result of a solver: the point, its gap, and the objective at every iteration (the last is the point's)."""
+    """The result of a solver: the point found, its optimality gap, and the objective at every iteration (`trace`)."""
 
     point: State
     gap: Tensor
@@ -74,14 +74,14 @@ class Solution(Generic[State]):
 
 @dataclass(frozen=True)
 class Box:
-    """The feasible set of points (B, P): bounds, and a set onto which `retract` maps a point."""
+    """The feasible set of points (B, P). It is given by bounds, and by `retract`, which maps a point into the set."""
 
     lower: Tensor | None
     upper: Tensor | None
     retract: Callable[[Tensor], Tensor] | None
 
     def held(self, point: Tensor, gradient: Tensor) -> Tensor:
-        """Return which coordinates are at a bound that a descent step would cross."""
+        """Return which coordinates, (B, P), are at a bound that a descent step would cross."""
         held = torch.zeros_like(point, dtype=torch.bool)
         if self.lower is not None:
             held |= (point <= self.lower) & (gradient > 0)
@@ -114,12 +114,15 @@ def newton(
 ) -> Solution[Tensor]:
     """Minimize B independent problems at once by damped Newton steps; no accepted step raises an objective.
 
-    `value` maps points (B, P) to objectives (B,), `derivatives` maps them to gradients (B, P) and Hessians (B, P, P).
-    Coordinates may be bounded: one at its bound whose step would cross it is held there (Bertsekas' two-metric rule).
-    `retract` maps a trial point onto the feasible set, for example a simplex, without raising its value. `gap` maps
-    points and gradients to (B,); by default it is the largest entry of the projected gradient. A relative rise of the
-    objective below `rounding` is ignored. `damping` maps directions (B, P) to a shorter step (B,) to try if the full
-    step fails, for objectives that are flat far from the optimum, where Newton's step may be 10¹⁰⁰ times too long.
+    `value` maps points (B, P) to objectives (B,), and `derivatives` maps them to gradients (B, P) and Hessians
+    (B, P, P). Coordinates may be bounded. A coordinate at a bound that a descent step would cross is held at the bound
+    (Bertsekas' two-metric rule). `retract` maps a trial point into the feasible set, for example a simplex, without
+    raising its value. `gap` maps points and gradients to optimality gaps (B,); by default, the gap is the largest
+    absolute entry of the projected gradient. A relative rise of the objective below `rounding` is ignored.
+
+    `damping` is for objectives that are flat far from the optimum, where Newton's step may be 10¹⁰⁰ times too long. It
+    maps directions (B, P) to shares (B,) of the full step. If the full step fails, the line search approaches these
+    shares faster than by halving.
     """
     box = Box(lower, upper, retract)
     point, current = start, value(start)
@@ -142,7 +145,10 @@ def newton(
 
 
 def _descent_direction(gradient: Tensor, hessian: Tensor, held: Tensor) -> Tensor:
-    """Newton's direction over the free coordinates; an indefinite Hessian is replaced by its |eigenvalues|."""
+    """Return Newton's direction over the free coordinates.
+
+    If a Hessian is not clearly positive definite, its eigenvalues are replaced by their absolute values.
+    """
     free = ~held
     hessian = hessian * (free[..., :, None] & free[..., None, :]) + torch.diag_embed(held.to(hessian.dtype))
     rhs = -(gradient * free)
@@ -160,11 +166,12 @@ def _descent_direction(gradient: Tensor, hessian: Tensor, held: Tensor) -> Tenso
 
 
 def _kept_inside(direction: Tensor, point: Tensor, gradient: Tensor, hessian: Tensor, held: Tensor, box: Box) -> Tensor:
-    """Newton's direction within bounds.
+    """Return Newton's direction within bounds.
 
-    The coordinate that reaches a bound first is moved to that bound and fixed there. The best step of the others is
-    computed again, until none crosses a bound. Each round lowers the quadratic model, so the objective falls along the
-    result. If the whole step were only cut at the first bound, a point close to a bound would hardly move.
+    The coordinate that reaches a bound first is moved to that bound and fixed there. Then the best step of the other
+    coordinates is computed again. This is repeated until no coordinate crosses a bound. Each round lowers the quadratic
+    model, so the objective falls along the result. A step that is only cut at the first bound would hardly move a point
+    close to a bound.
     """
     infinite = torch.full_like(point, torch.inf)
     below = (-infinite if box.lower is None else box.lower) - point
@@ -194,7 +201,10 @@ def _line_search(
     rounding: float,
     damping: Callable[[Tensor], Tensor] | None,
 ) -> tuple[Tensor, Tensor, bool]:
-    """Halve each problem's step until its objective falls enough (Armijo along the projection arc)."""
+    """Shorten each problem's step until its objective falls enough (Armijo's rule along the projection arc).
+
+    Return the points, their objectives, and whether any point moved.
+    """
     open_ = ~done
     step = torch.ones_like(current)
     best_point, best = point.clone(), current.clone()
@@ -228,12 +238,12 @@ def interior(
 ) -> Solution[Tensor]:
     """Estimate the weights w (B, P) of B mixtures by a primal-dual interior-point method, stopped by the KKT gap.
 
-    Minimizes Σ w - l(w) - Σ c log w over w > 0 (equation 15a). l is the log-likelihood of a mixture's rows and c (B, P)
-    its pseudo-rows (`pseudo`), both divided by the number of rows and pseudo-rows. The weights of the optimum sum to
-    one. `look` maps weights to l (B,) and its gradient (B, P). `bend` maps weights and the iteration to -l'' (B, P, P);
-    an approximation suffices, because it only sets the direction and the gap decides when to stop. Each step lowers the
-    objective including its barrier. Where c is zero, a very weak barrier replaces it. A slack variable replaces c / w,
-    so that steps stay long where weights are close to zero.
+    It minimizes Σ w - l(w) - Σ c log w over w > 0 (equation 15a). l is the log-likelihood of a mixture's rows, and c
+    (B, P) is the number of its pseudo-rows (`pseudo`); both are divided by the number of rows and pseudo-rows. The
+    weights of the optimum sum to one. `look` maps weights to l (B,) and its gradient (B, P). `bend` maps weights and
+    the number of the iteration to -l'' (B, P, P). An approximation of -l'' suffices: it only sets the direction, and
+    the gap decides when to stop. Each step lowers the objective including its barrier. Where c is zero, a very weak
+    barrier takes its place. A slack variable replaces c / w, so that steps stay long where weights are close to zero.
     """
     target = pseudo.clamp_min(1e-3 * tolerance / start.shape[1])
     weights = start.clamp_min(1e-3 / start.shape[1])
@@ -281,12 +291,12 @@ def interior(
 
 
 def _mixture_gap(weights: Tensor, slope: Tensor, pseudo: Tensor) -> Tensor:
-    """The KKT gap (B,) of the weights scaled to sum to one (equation 15a)."""
+    """Return the KKT gap (B,) of the weights scaled to sum to one (equation 15a)."""
     return weights.sum(1) * (slope + pseudo / weights).amax(1) - 1.0
 
 
 def _mixture_value(weights: Tensor, value: Tensor, pseudo: Tensor) -> Tensor:
-    """Minus the penalized log-likelihood (B,) of the weights scaled to sum to one."""
+    """Return minus the penalized log-likelihood (B,) of the weights scaled to sum to one."""
     size = weights.sum(1)
     scaled = value - (1.0 - pseudo.sum(1)) * size.log()
     return -(scaled + torch.xlogy(pseudo, weights / size[:, None]).sum(1))
@@ -304,7 +314,7 @@ def _scaled_solve(hessian: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _reach(values: Tensor, move: Tensor) -> Tensor:
-    """The largest share (B,) of a move, at most 1, that keeps all values (B, P) positive."""
+    """Return the largest share (B,) of a move, at most 1, that keeps all values (B, P) clearly positive."""
     ratios = torch.where(move < 0, -values / move, torch.inf)
     return (TO_THE_BOUND * ratios.amin(1)).clamp_max(1.0)
 
@@ -322,8 +332,8 @@ def quasi_newton(
 ) -> Solution[Tensor]:
     """Minimize one function of P bounded coordinates, starting from an approximate Hessian that BFGS improves.
 
-    Use it for few coordinates and many rows: a pass over the rows for the Hessian is expensive, and the Hessian of a
-    sample of the rows is nearly right. Steps, bounds and `gap` are as in `newton`, with B = 1.
+    Use it for few coordinates and many rows, where computing the Hessian from all rows is expensive and the Hessian of
+    a sample of the rows is nearly right. Steps, bounds and `gap` are as in `newton`, with B = 1.
     """
     box = Box(lower, None, retract)
     point = start
@@ -365,9 +375,9 @@ def lbfgs(
     max_iter: int = 500,
     memory: int = 20,
 ) -> Solution[Tensor]:
-    """Minimize one function of a vector by scipy's L-BFGS-B, which has a line search, and keep the best point.
+    """Minimize one function of a vector by scipy's L-BFGS-B, and return the best point that was evaluated.
 
-    Only the vector is copied to scipy. The function is evaluated on the device of its tensors.
+    Only the vector and its gradient are copied to and from scipy. The function is evaluated on the device of `start`.
     """
     best_value, best_point, best_gap = torch.inf, start, torch.tensor(torch.inf)
 
@@ -403,10 +413,11 @@ def em(
     max_iter: int = 10_000,
     check_every: int = 1,
 ) -> Solution[State]:
-    """Expectation-maximization: compute the responsibilities, then the state that maximizes their likelihood.
+    """Expectation-maximization: alternate between `e_step`, which computes responsibilities, and `m_step`.
 
-    It stops when `gap` is below the tolerance; `objective` only fills the trace. The size of a step is not used to
-    stop, because for a rare class steps become small long before the optimum.
+    The M-step computes a new state from the responsibilities. The iteration stops when `gap` is below the tolerance;
+    `objective` only fills the trace. A `gap` should not be the size of a step: for a rare class, steps become small
+    long before the optimum.
     """
     state = start
     trace = [objective(state)]
@@ -433,9 +444,9 @@ def squarem(
 ) -> Solution[Tensor]:
     """Accelerate a monotone multiplicative map, such as an EM step, by SQUAREM (Varadhan and Roland's SqS3).
 
-    Two steps of the map give an extrapolated point, which is accepted only if its objective is not higher than after
-    the two steps. No coordinate falls below a hundredth of its value after the two steps: a multiplicative map could
-    not raise it from zero again.
+    Two steps of the map give an extrapolated point. It is accepted only if its objective is not higher than after the
+    two steps. Extrapolation lowers no coordinate below a hundredth of its value after the two steps, because a
+    multiplicative map could not raise a coordinate from zero again.
     """
     point = start
     trace = [objective(point)]

@@ -54,12 +54,12 @@ class ArrayChunks:
         return self.chunks_from(0)
 
     def chunks_from(self, first: int) -> Iterator[Chunk]:
-        """Yield the chunks from a position on, without reading those before it.
+        """Yield the chunks from number `first` on, without reading earlier chunks.
 
         Parameters
         ----------
         first : int
-            The number of the first chunk.
+            The number of the first chunk to yield, counted from 0.
 
         Returns
         -------
@@ -74,7 +74,10 @@ class ArrayChunks:
 
 
 def _mapped_rows(array: Any, place: slice) -> Any:
-    """Return some rows; those of a memory-mapped file have a map of their own, so that read pages can be released."""
+    """Return a slice of the rows.
+
+    A slice of a memory-mapped file gets a memory map of its own, so that its pages can be released after use.
+    """
     whole_file = isinstance(array, np.memmap) and isinstance(array.base, mmap) and array.flags.c_contiguous
     if not whole_file or array.filename is None:
         return array[place]
@@ -167,7 +170,7 @@ def _find_files(path: Any, problems: Problems) -> list[Path]:
 
 
 def as_chunks(log_ratio: Any, Z: Any, problems: Problems) -> Iterable[Any] | None:
-    """Return a chunked source, also for a memory-mapped array; None for an array in memory."""
+    """Return the chunked source that `log_ratio` is, or one for a memory-mapped array; None for an array in memory."""
     refuse_one_shot(log_ratio, "log_ratio")
     refuse_one_shot(Z, "sample_confounder")
     if isinstance(log_ratio, np.memmap) and log_ratio.ndim == 2:
@@ -190,7 +193,7 @@ def is_chunked(value: object) -> bool:
 
 
 def chunks_from(source: Iterable[Any], first: int = 0, name: str = "log_ratio") -> Iterator[Chunk]:
-    """Yield the chunks from a position on, and check that all have the classes and columns of the first one."""
+    """Yield the chunks from number `first` on; check that all have the same classes and columns."""
     skip = getattr(source, "chunks_from", None)
     chunks = skip(first) if skip is not None else islice(source, first, None)
     example = None
@@ -213,7 +216,7 @@ def first_chunk(source: Iterable[Any], name: str = "log_ratio") -> Chunk:
 
 
 def _chunk_problem(chunk: Any, first: Any) -> str | None:
-    """Return what is wrong with a chunk, compared with the first one, or None."""
+    """Return the problem of a chunk, by itself or compared with the first chunk; None if there is no problem."""
     if not isinstance(chunk, list | tuple) or len(chunk) != 2:
         return f"expected a pair (log_ratio, Z or None), got {type(chunk).__name__}"
     (log_ratio, Z), (first_ratio, first_Z) = chunk, first
@@ -236,7 +239,7 @@ def _chunk_problem(chunk: Any, first: Any) -> str | None:
 
 
 def _labels(value: Any) -> list[Any] | int:
-    """Return the columns of a DataFrame, else their number."""
+    """Return the column names of a DataFrame; for other values, the number of columns."""
     if isinstance(value, pd.DataFrame):
         return value.columns.tolist()
     shape = np.shape(value)

@@ -1,6 +1,7 @@
-"""Intervals of an estimated g, given f: from the curvature of the likelihood, or near 0 and 1 from its decrease.
+"""Intervals of an estimated g if f is known (section 11 of docs/maths.md).
 
-A curvature gives the covariance of g at rows of z, and of its mean over the site; see docs/maths.md, section 11.
+An interval comes from the curvature of the log-likelihood, which gives the covariance of g at the z of rows and of the
+mean of g over the site. Near 0 and 1, it comes from the decrease of the log-likelihood.
 """
 
 from collections.abc import Callable
@@ -14,19 +15,19 @@ from torch import Tensor
 from sitewise.posterior import contrasts, softmax_hessian
 
 NEAR_A_BOUND = 3.0  # standard errors
-HELD = 2**24  # entries of the derivatives of g in memory at a time
+HELD = 2**24  # largest number of entries of the derivatives of g in memory at a time
 PRECISE = 1e-8  # relative precision of a bound along a path of g
 
 
 @dataclass(frozen=True)
 class LinearCurvature:
-    """Covariance of g whose logits are linear in features of z."""
+    """Covariance of a g whose logits are linear in features of z."""
 
     features: Callable[[Tensor], Tensor]
     log_prob: Callable[[Tensor], Tensor]
     coefficient_covariance: Tensor  # (P, P), P = D (K-1)
-    grouped_covariance: Tensor | None  # the same by group; None without groups
-    mean_jacobian: Tensor  # (K, P) derivative of the site's mean of g
+    grouped_covariance: Tensor | None  # (P, P) the same if rows of a group depend on each other; None without groups
+    mean_jacobian: Tensor  # (K, P) derivative of the site's mean of g with respect to the coefficients
 
     def at(self, codes: Tensor) -> Tensor:
         """Return the covariance of g(z), (n, K, K), computed in chunks because the derivatives (n, K, P) are large."""
@@ -34,11 +35,11 @@ class LinearCurvature:
         return torch.cat([self._carry(self._jacobian(chunk)) for chunk in codes.split(size)])
 
     def of_mean(self) -> Tensor:
-        """Covariance of the site's mean of g given its rows, (K, K)."""
+        """Return the covariance of the mean of g over the given rows of the site, (K, K)."""
         return self._carry(self.mean_jacobian)
 
     def easiest(self, codes: Tensor, label: int) -> Tensor:
-        """Return the direction of g (n, K) that raises the site's mean of `label` at the least loss of likelihood."""
+        """Return the direction of g (n, K) that raises the mean of class `label` with the least loss of likelihood."""
         design, basis, probability = self._pieces(codes)
         moves = (self.coefficient_covariance @ self.mean_jacobian[label]).reshape(design.shape[1], -1)
         logits = design @ moves @ basis.T
@@ -62,32 +63,34 @@ class LinearCurvature:
 
 @dataclass(frozen=True)
 class CellCurvature:
-    """Covariance of a g that is a free distribution in each cell of z (one cell: a constant g).
+    """Covariance of a g that is a separate distribution in each of C cells of z; a constant g has one cell.
 
-    Given the constant g that cells are shrunk to, their estimates are independent. `pull` is the derivative of a
-    cell's g in that constant.
+    The cells are shrunk to a constant g. If this constant is given, the estimates of the cells are independent.
     """
 
-    covariance: Tensor  # (C, K, K) given that constant
-    inverse_information: Tensor  # (C, K, K) the same with all rows independent
-    pull: Tensor  # (C, K, K) derivative of a cell's g in that constant
-    level_covariance: Tensor  # (K, K) of that constant
-    mean_covariance: Tensor  # (K, K)
-    agreement: Callable[[Tensor], Tensor]  # codes (n, V) -> (n, C) weights of the cells in a row's mean
+    covariance: Tensor  # (C, K, K) of the cells, given the constant
+    inverse_information: Tensor  # (C, K, K) the same if all rows are independent
+    pull: Tensor  # (C, K, K) derivative of a cell's g with respect to the constant
+    level_covariance: Tensor  # (K, K) of the constant
+    mean_covariance: Tensor  # (K, K) of the mean of g over the site
+    agreement: Callable[[Tensor], Tensor]  # codes (n, V) -> (n, C): g(z) of a row is a mean of the cells, by weight
 
     def at(self, codes: Tensor) -> Tensor:
-        """Covariance of g(z), (n, K, K)."""
+        """Return the covariance of g(z), (n, K, K)."""
         share = self.agreement(codes)
         own = torch.einsum("nc,ckl->nkl", share**2, self.covariance)
         pull = torch.einsum("nc,ckl->nkl", share, self.pull)
         return own + pull @ self.level_covariance @ pull.transpose(1, 2)
 
     def of_mean(self) -> Tensor:
-        """Covariance of the site's mean of g given its rows, (K, K)."""
+        """Return the covariance of the mean of g over the given rows of the site, (K, K)."""
         return self.mean_covariance
 
     def easiest(self, share: Tensor, label: int) -> Tensor:
-        """Return the direction of g (C, K) that raises the mean of `label` at the least loss of likelihood."""
+        """Return the direction of g (C, K) that raises the mean of class `label` with the least loss of likelihood.
+
+        `share` (C,) is the share of each cell in the mean.
+        """
         return share[:, None] * self.covariance[:, label]
 
 
@@ -95,9 +98,10 @@ Curvature = LinearCurvature | CellCurvature
 
 
 def simplex_covariance(information: Tensor, free: Tensor) -> Tensor:
-    """Return the covariance of class probabilities that sum to one; classes that are fixed at zero have variance zero.
+    """Return the covariance (C, K, K) of class probabilities that sum to one, from their information (C, K, K).
 
-    It is the inverse of their information (C, K, K), restricted to the free classes of each cell (C, K).
+    It is the inverse of the information within the free classes of each cell (`free`, (C, K)). The other classes are
+    fixed at zero and have variance zero.
     """
     n_classes = information.shape[1]
     covariance = torch.zeros_like(information)
@@ -145,14 +149,17 @@ def logit_interval(probability: Tensor, variance: Tensor, level: float) -> tuple
 
 
 def stretched(bound: Tensor, middle: Tensor, stretch: float, error: float) -> Tensor:
-    """Multiply a bound's distance from the middle in log-odds by `stretch`, and add `error` to it in quadrature."""
+    """Move a bound away from the middle, in log-odds: the new distance is sqrt((stretch * distance)² + error²)."""
     odds, centre = (torch.logit(share.clamp(1e-12, 1 - 1e-12)) for share in (bound, middle))
     away = odds - centre
     return torch.sigmoid(centre + torch.sign(away) * torch.hypot(stretch * away, torch.full_like(away, error)))
 
 
 def mirror(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """With two classes (..., 2), make the intervals complementary by widening each to cover the other."""
+    """For two classes (..., 2), widen the intervals so that the bounds of one class are one minus those of the other.
+
+    For more classes, return the bounds unchanged.
+    """
     if low.shape[-1] != 2:
         return low, high
     return torch.minimum(low, 1 - high.flip(-1)), torch.maximum(high, 1 - low.flip(-1))
@@ -169,27 +176,31 @@ At = Callable[[Tensor], Tensor]  # g (n, K) at rows of codes (n, V)
 
 @dataclass(frozen=True)
 class Average:
-    """A mean of g for which an interval is computed, where g is moved, and its direction of least loss."""
+    """A mean of g for which an interval is computed.
+
+    `mean` computes it from a g, `where` marks the rows at which g may be moved (None: all rows), and `easiest` gives
+    the direction that changes it with the least loss of likelihood.
+    """
 
     mean: Callable[[At], Tensor]
     where: At | None
     easiest: Callable[[Tensor, int], Tensor]
 
     def direction_of(self, label: int) -> At:
-        """Return the direction of least loss for the mean of one class."""
+        """Return the direction that changes the mean of one class with the least loss of likelihood."""
         return lambda codes: self.easiest(codes, label)
 
 
 @dataclass(frozen=True)
 class Fall:
-    """How far g can move before the log-likelihood falls by more than `drop`."""
+    """The limit of an interval: the log-likelihood of g may be at most `drop` lower than that of the estimate `at`."""
 
     log_likelihood: Callable[[At], float]
     at: At
     drop: float
 
     def farthest(self, path: Callable[[float], At]) -> float:
-        """Return the largest allowed amount in [0, 1] along a path of g that starts at the estimate."""
+        """Return the largest amount in [0, 1] that the limit allows, along a path of g that starts at the estimate."""
         best = self.log_likelihood(self.at)
 
         def left(amount: float) -> float:
@@ -205,17 +216,17 @@ class Fall:
 
 @dataclass(frozen=True)
 class ConstantFall:
-    """The same for a constant g (K,), for many classes in one pass over the rows."""
+    """The limit of `Fall` for a constant g (K,). Many classes share a pass over the rows."""
 
-    log_likelihoods: Callable[[Tensor], Tensor]  # of many constant g (B, K), (B,)
-    log_mixings: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of one g (K,) times (B,) and classes times (B,)
+    log_likelihoods: Callable[[Tensor], Tensor]  # maps many constant g (B, K) to log-likelihoods (B,)
+    log_mixings: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # see `Evidence.log_mixings`
     estimate: Tensor  # (K,)
     drop: float
 
     def intervals(self, labels: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the lower and upper bounds (B,) of the shares of some classes (B,) that the likelihood allows.
+        """Return the lower and upper bounds (B,) of the shares of B classes that the limit allows.
 
-        As in `likelihood_ends`, each class is mixed in and out, and moved along its direction of least loss.
+        As in `likelihood_ends`, each class is mixed in and out, and g is moved along its direction of least loss.
         """
         own = torch.arange(len(labels), device=labels.device)
         directions = covariance[labels]
@@ -246,7 +257,7 @@ class ConstantFall:
         return ends.amin(0), ends.amax(0)
 
     def _farthest(self, log_likelihood: Callable[[Tensor], Tensor], count: int) -> Tensor:
-        """Return the largest allowed amounts in [0, 1], (B,), along paths of g, by bracketed false position."""
+        """Return the largest allowed amounts in [0, 1], (B,), along B paths of g, by bracketed false position."""
         best = self.log_likelihoods(self.estimate[None])[0]
 
         def left(amount: Tensor) -> Tensor:
@@ -273,12 +284,12 @@ class ConstantFall:
 
 
 def allowed_drop(level: float, inflation: float) -> float:
-    """Return how much the log-likelihood may fall: half a χ² quantile, times the inflation by groups."""
+    """Return the largest allowed fall of the log-likelihood: half a χ² quantile, times the inflation for groups."""
     return float(inflation * NormalDist().inv_cdf(0.5 + level / 2) ** 2 / 2)
 
 
 def take_out(prevalence: Tensor, label: int, amount: float | Tensor) -> Tensor:
-    """Remove a share of class `label` from g (n, K) and renormalize."""
+    """Remove the share `amount` of the probability of class `label` from g (n, K), and renormalize."""
     reduced = prevalence.clone()
     reduced[:, label : label + 1] *= 1 - amount
     total = reduced.sum(1, keepdim=True)
@@ -286,14 +297,14 @@ def take_out(prevalence: Tensor, label: int, amount: float | Tensor) -> Tensor:
 
 
 def mix_in(prevalence: Tensor, label: int, amount: float | Tensor) -> Tensor:
-    """Mix a point mass at class `label` into g (n, K)."""
+    """Mix a point mass at class `label`, with weight `amount`, into g (n, K)."""
     certain = torch.zeros_like(prevalence)
     certain[:, label] = 1.0
     return prevalence + amount * (certain - prevalence)
 
 
 def mixing(fall: Fall, label: int, where: At | None = None) -> tuple[float, float]:
-    """Return how much of class `label` can be taken out, and how much can be mixed in, at the z that `where` marks."""
+    """Return the largest amounts of class `label` that can be taken out and mixed in, at the z that `where` marks."""
     return (
         fall.farthest(lambda amount: _mixed(fall.at, take_out, label, amount, where)),
         fall.farthest(lambda amount: _mixed(fall.at, mix_in, label, amount, where)),
@@ -309,16 +320,17 @@ def _mixed(
 def likelihood_ends(
     fall: Fall, mean: Callable[[At], Tensor], label: int, where: At | None = None, direction: At | None = None
 ) -> Tensor:
-    """Return the means (E, K) of g moved as far as the likelihood allows, with less or more of class `label`.
+    """Move g as far as the likelihood allows, to less and to more of class `label`; return its means (E, K) there.
 
-    g is moved by mixing the class in and out, at all z or at those that `where` marks (n, 1). It is also moved along
-    the `direction` (n, K) of least loss by curvature, which exchanges classes. All results are possible, so that the
-    interval of every class must cover its share in each of them.
+    g is moved by taking the class out and by mixing it in, at all z or at the z that `where` marks (n, 1). If
+    `direction` (n, K) is given, g is also moved along it: it is the direction of least loss by curvature, which
+    exchanges classes. The rows allow all E results. Therefore, the interval of every class must cover its share in each
+    of them.
     """
     out, into = mixing(fall, label, where)
     ends = [_mixed(fall.at, take_out, label, out, where), _mixed(fall.at, mix_in, label, into, where)]
     if direction is not None:
-        reach = float(mean(direction)[label])  # a unit of it moves the mean from bound to bound
+        reach = float(mean(direction)[label])  # after division by it, amount 1 changes the mean of the class by 1
 
         def path(amount: float) -> At:
             def at(codes: Tensor) -> Tensor:

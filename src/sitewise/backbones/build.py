@@ -1,6 +1,7 @@
-"""Build a backbone from its name or from a torch module: bytes to floats, normalization, network, features.
+"""Build a backbone from its name or from a torch module.
 
-Two small networks are built here: a perceptron for tables, and the paper's CNN for small images.
+Its layers convert bytes to floats, normalize, and compute features. Two small networks are defined here: a perceptron
+for tables, and the paper's CNN for small images.
 """
 
 import copy
@@ -19,9 +20,9 @@ from sitewise.inputs import Inputs
 
 SMALL = ("auto", "mlp", "cnn")
 BACKBONES = (*SMALL, *(f"monai:{name}" for name in MONAI_NETWORKS), "timm:NAME", "torchvision:NAME")
-FEATURES = 256  # features of a named network, as the paper has for its ResNet
+FEATURES = 256  # number of features of a named network, as for the ResNet of the paper
 MLP_WIDTH = 128
-CNN_WIDTH = 256  # the paper's
+CNN_WIDTH = 256  # as in the paper
 STANDARDIZED_ROWS = 1000  # enough for a mean and a standard deviation
 NORMALIZATIONS = ("imagenet", "data")
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -30,7 +31,7 @@ CHUNK = 256  # images at a time
 
 
 def backbone_problems(backbone: Any, weights: Any = None, normalize: Any = None) -> list[str]:
-    """Return the problems of these settings that can be found without data."""
+    """Return the problems of these settings, as far as they can be found without data."""
     problems = []
     known = isinstance(backbone, nn.Module) or (isinstance(backbone, str) and _is_known(backbone))
     if not known:
@@ -58,12 +59,12 @@ def build_backbone(
     Parameters
     ----------
     backbone : str or nn.Module
-        "mlp" has two layers of 128. "cnn" is the paper's network: Conv(32), ReLU, Pool(2), Conv(32), ReLU, Pool(2),
-        Conv(64), ReLU, Pool(2), Flatten, Lin(256). "auto" is one of these two by the shape of X. "monai:resnet50",
-        "timm:NAME" or "torchvision:NAME" is that network without its classifier, then Lin(256). A module of your own is
-        copied and used unchanged.
+        "mlp" has two hidden layers of 128 units. "cnn" is the paper's network: Conv(32), ReLU, Pool(2), Conv(32), ReLU,
+        Pool(2), Conv(64), ReLU, Pool(2), Flatten, Lin(256). "auto" is "mlp" if X has two axes, otherwise "cnn".
+        "monai:resnet50", "timm:NAME" or "torchvision:NAME" is that network without its classifier, then Lin(256). A
+        module of your own is copied and used unchanged.
     X : Tensor or StoredImages
-        Inputs, for their shape and scale.
+        Inputs that show the shape and, for normalization, the scale.
     weights : path, optional
         A local file with weights for the network.
     normalize : {"imagenet", "data"}, optional
@@ -127,7 +128,7 @@ def _channels(backbone: str, X: Inputs) -> int:
 
 
 def _measure(layers: list[nn.Module], X: Inputs) -> int:
-    """Return how many features the layers give for inputs like X."""
+    """Return the number of features that the layers compute for inputs like X."""
     network = layers[-1]
     training = {module: module.training for module in network.modules()}
     network.eval()
@@ -145,7 +146,7 @@ def _measure(layers: list[nn.Module], X: Inputs) -> int:
 
 
 class Standardize(nn.Module):
-    """Standardizes the features of a table by their mean and standard deviation in the training rows."""
+    """Standardizes the features of a table by their mean and standard deviation in the rows X."""
 
     mean: Tensor
     scale: Tensor
@@ -190,8 +191,8 @@ class Normalize(nn.Module):
 def build_normalization(normalize: str | None, X: Inputs) -> list[nn.Module]:
     """Return the layers that normalize images like X: none or one.
 
-    "imagenet" uses ImageNet's mean and standard deviation, averaged over channels for images of one channel. "data"
-    uses the mean and standard deviation of each channel over all of X.
+    "imagenet" uses ImageNet's mean and standard deviation; for images of one channel, they are averaged over the
+    channels. "data" uses the mean and standard deviation of each channel over all of X.
     """
     if normalize is None:
         return []
@@ -223,7 +224,7 @@ def channel_moments(X: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def build_mlp(X: Inputs) -> nn.Sequential:
-    """Build a perceptron on features standardized by the first thousand rows; images are flattened."""
+    """Build a perceptron on flattened inputs, which are standardized by the first `STANDARDIZED_ROWS` rows of X."""
     flat = Pixels()(X[:STANDARDIZED_ROWS].flatten(1))
     hidden = [nn.Linear(flat.shape[1], MLP_WIDTH), nn.ReLU(), nn.Linear(MLP_WIDTH, MLP_WIDTH), nn.ReLU()]
     return nn.Sequential(Pixels(), nn.Flatten(), Standardize(flat), *hidden)

@@ -1,4 +1,4 @@
-"""Networks of other libraries by name, without their classifier; a library is imported when it is needed."""
+"""Build networks of other libraries by name, without their classifier; a library is imported when it is needed."""
 
 import importlib
 from collections.abc import Callable
@@ -13,7 +13,7 @@ MONAI_NETWORKS = ("resnet18", "resnet50")
 
 @dataclass(frozen=True)
 class NamedNetwork:
-    """A network that returns features, and the names of its removed layers, whose weights in a file are ignored."""
+    """A network that returns features, and the names of its removed layers, whose weights in files are ignored."""
 
     network: nn.Module
     classifier: tuple[str, ...]
@@ -37,7 +37,7 @@ def import_library(name: str, library: str) -> Any:
 
 
 def _build_monai(name: str, n_channels: int) -> NamedNetwork:
-    """Build MONAI's 2-d ResNet with the layers of ImageNet's (stride 2 at the start), so that its weights fit."""
+    """Build MONAI's 2-d ResNet with the layers of ResNets for ImageNet (stride 2 at the start), whose weights fit."""
     build: Callable[..., nn.Module] = getattr(import_library("monai.networks.nets", "monai"), name)
     network = build(
         pretrained=False,
@@ -81,7 +81,7 @@ def _replace(network: nn.Module, path: str, layer: nn.Module) -> None:
 
 
 def _with_channels(conv: nn.Conv2d, n_channels: int) -> nn.Conv2d:
-    """Return a layer like this one for another number of input channels."""
+    """Return a layer with the same settings for another number of input channels."""
     return nn.Conv2d(
         n_channels,
         conv.out_channels,

@@ -1,4 +1,4 @@
-"""Load the weights of a network from a local file, without its classifier; files with other objects are refused."""
+"""Load the weights of a network, without its classifier, from a local file that contains only tensors."""
 
 import importlib
 import os
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 SUFFIXES = (".safetensors", ".pt", ".pth")
 PREFIXES = ("module.", "backbone.", "model.")
-WRAPPERS = ("state_dict", "model_state_dict", "model")  # under which training scripts put the weights
+WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys under which training scripts store the weights
 SHOWN = 10
 
 
 def read_weights(file: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """Read tensors by name from a .safetensors file, or from a .pt or .pth file that holds tensors only."""
+    """Read tensors by name from a .safetensors file, or from a .pt or .pth file that contains only tensors."""
     path = Path(file)
     if path.suffix == ".safetensors":
         try:
@@ -44,8 +44,8 @@ def read_weights(file: str | os.PathLike[str]) -> dict[str, Tensor]:
 def load_weights(network: nn.Module, file: str | os.PathLike[str], classifier: Iterable[str] = ()) -> None:
     """Load a file's weights into a network; raise one ValueError that lists all mismatches.
 
-    If the file's first layer has three channels and the network's has one, the channels are summed. This is the same as
-    showing the gray image in all three.
+    If a layer has three input channels in the file and one in the network, the channels are summed. The result is the
+    same as for a gray image that is repeated in three channels. Weights of layers in `classifier` are ignored.
     """
     wanted = network.state_dict()
     left_out = tuple(f"{name}." for name in classifier)

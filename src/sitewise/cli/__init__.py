@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. Slow imports are made by the command that needs them."""
+"""The command line: parse arguments, call the library, print results. A command makes its slow imports itself."""
 
 import os
 import traceback
@@ -62,7 +62,7 @@ app.add_typer(data.app, name="data")
 
 
 def main() -> None:
-    """Run the command line. Exit code 2 with one sentence for wrong input, 1 for an error in sitewise."""
+    """Run the command line. The exit code is 2, with a message, for wrong input, and 1 for an error in sitewise."""
     try:
         app()
     except (ValueError, OSError, ImportError) as error:
@@ -77,13 +77,13 @@ def main() -> None:
 
 
 def _say(words: str) -> None:
-    """Print one message on the error stream; any text is safe."""
+    """Print a message to the error stream; characters that cannot be encoded are escaped."""
     written = words.encode("utf-8", "backslashreplace").decode()
     Console(stderr=True).print(Text.assemble(("sitewise: ", "bold"), written), soft_wrap=True)
 
 
 def _words(error: Exception) -> str:
-    """The message of an error, without its system number."""
+    """Return the message of an error, without its system number."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error)

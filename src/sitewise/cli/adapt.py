@@ -31,7 +31,7 @@ OLD_FALLBACK = (
 
 
 class Policy(StrEnum):
-    """How far the rows are trusted."""
+    """Who decides how far the rows of the new site are trusted."""
 
     AUTO = "auto"
     AS_TRAINED = "as-trained"
@@ -39,7 +39,7 @@ class Policy(StrEnum):
 
 
 class Aim(StrEnum):
-    """What a threshold is chosen for."""
+    """The quantity that the threshold maximizes."""
 
     F1 = "f1"
 
@@ -84,7 +84,7 @@ def adapt(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Adapt a saved model to a new site from unlabeled rows: prevalence, verdict, what to expect, threshold."""
+    """Adapt a saved model to a new site from unlabeled rows: prevalence, verdict, expected performance, threshold."""
     output = Output(quiet, as_json)
     check_out(out, force, reading=[data, model])
     if sensitivity is not None and maximize is not None:
@@ -147,7 +147,7 @@ def adapt(
 
 
 def _read_known(text: str | None, table: Path | None) -> Any:
-    """The value of --prevalence or --prevalence-table, in the form that `adapt` reads."""
+    """Return the value of --prevalence or --prevalence-table in the form that `adapt` reads; None if not given."""
     if text is not None and table is not None:
         raise ValueError("give --prevalence or --prevalence-table, not both")
     if table is not None:

@@ -1,4 +1,4 @@
-"""`sitewise card`: a site's report as the CHAI applied model card, with a TRIPOD+AI checklist and change control."""
+"""`sitewise card`: write a site's CHAI applied model card and TRIPOD+AI checklist, and show its change control."""
 
 import tomllib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`sitewise diagnose`: the outcome at an adapted site with its reason, and all checks."""
+"""`sitewise diagnose`: show the outcome at an adapted site with its reason, and all checks."""
 
 from pathlib import Path
 from typing import Annotated

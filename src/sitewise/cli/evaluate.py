@@ -1,4 +1,4 @@
-"""`sitewise evaluate`: an adapted site evaluated on labels, as a table and a page."""
+"""`sitewise evaluate`: evaluate an adapted site on labels, as a table and a page."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def evaluate(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Evaluate an adapted site on labels, next to the model as trained, recalibrations, and the expectations."""
+    """Evaluate an adapted site on labels; compare it with the model as trained, recalibrations and expectations."""
     output = Output(quiet, as_json)
     if out is not None:
         check_out(out, force, reading=[labeled], suffixes=(".html", ".htm"))
@@ -78,7 +78,7 @@ def evaluate(
 
 
 def evaluation_table(evaluation: "Evaluation") -> Table:
-    """A line for each of the main metrics, a column for each model."""
+    """Return a table with a line for each of the main metrics and a column for each model."""
     title = f"{evaluation.n_rows:,} labeled rows of {evaluation.n_groups:,} group(s)"
     table = Table(title=title, title_justify="left")
     table.add_column("metric")

@@ -1,4 +1,4 @@
-"""`sitewise expect`: the performance to expect without labels, of our model or of another one."""
+"""`sitewise expect`: estimate, without labels, the performance of our model or of other predictions at a site."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -63,7 +63,7 @@ def expect(
 
 
 def expected_table(expected: "ExpectedPerformance") -> Table:
-    """A line for each metric."""
+    """Return a table with a line for each metric."""
     table = Table(title=str(expected).partition("\n")[0], title_justify="left")
     for name in ("metric", "expected", f"{expected.level:.0%} interval"):
         table.add_column(name, justify="left" if name == "metric" else "right")
@@ -73,7 +73,7 @@ def expected_table(expected: "ExpectedPerformance") -> Table:
 
 
 def shown(value: "Expected") -> tuple[str, str]:
-    """A value and its interval, as printed."""
+    """Return a value and its interval as text."""
     if value.estimate is None:
         return "undefined", ""
     return f"{value.estimate:.3f}", f"{value.low:.3f} to {value.high:.3f}"
@@ -88,7 +88,7 @@ def read_columns(
     separator: str | None,
     encoding: str | None,
 ) -> "pd.DataFrame":
-    """Columns of the rows that were passed to `adapt`."""
+    """Read columns of the rows that were passed to `adapt`; raise ValueError if their number differs."""
     from sitewise.cli.loading import check_site, reader_of, sites_of, take_site
     from sitewise.tables.files import open_table
     from sitewise.tables.values import Place
@@ -113,7 +113,7 @@ def read_columns(
 def _predictions(
     here: Any, rows: "pd.DataFrame", data: Path, proba: tuple[str, ...], decision: str | None
 ) -> dict[str, Any]:
-    """The predictions in the form that `expected_performance` reads."""
+    """Return the predictions in the form that `expected_performance` reads."""
     import numpy as np
 
     predictions: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""`sitewise export`: an adapted site as an ONNX file."""
+"""`sitewise export`: write an adapted site as an ONNX file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +21,7 @@ def export(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write the probabilities at an adapted site as an ONNX graph, after a check against the model."""
+    """Write the prediction at an adapted site as an ONNX graph, after a comparison with the model."""
     output = Output(quiet, as_json)
     check_out(out, force, suffixes=(".onnx",))
     with output.working(f"reading {site}"):

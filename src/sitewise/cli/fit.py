@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from sitewise.tables.values import Place
 
 NO_TARGET = "name the column of the label by --target; `sitewise init {data}` proposes roles for all columns"
-MOST_SITES = 20  # in the table of a summary
+MOST_SITES = 20  # largest number of sites in the table of the summary
 
 
 class Sees(StrEnum):
-    """The inputs of an existing classifier."""
+    """The inputs of an existing classifier: x, x and z, or unknown."""
 
     X = "x"
     XZ = "xz"
@@ -90,7 +90,7 @@ def fit(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a model on a labeled table of several sites, and save it together with the way tables are read."""
+    """Train a model on a labeled table of several sites, and save it together with the roles of the columns."""
     start = time.perf_counter()
     output = Output(quiet, as_json)
     check_out(out, force, reading=[data])
@@ -144,7 +144,7 @@ def fit(
 
 
 def _with_inputs(roles: "Roles", table: "TableFile", output: Output) -> "Roles":
-    """Roles with inputs: if none are given, all columns without a role that can be features."""
+    """Return roles with inputs. If none are given, propose an image, probabilities, or all possible features."""
     from sitewise.tables.proposing import propose_roles
 
     table.find([name for _, name in roles.columns()])
@@ -164,7 +164,7 @@ def _with_inputs(roles: "Roles", table: "TableFile", output: Output) -> "Roles":
 
 
 def _rows(table: "TableFile", roles: "Roles", leave_out: list[str]) -> "tuple[Any, Place]":
-    """The rows to train on, and their place in the file."""
+    """Return the rows to train on, and their place in the file."""
     from dataclasses import replace
 
     import numpy as np
@@ -223,7 +223,7 @@ def _record(model: Any, reader: "TableReader", read: "ReadRows", out: Path) -> d
 
 
 def _sites_table(record: dict[str, Any]) -> Table:
-    """A line for each training site."""
+    """Return a table with a line for each training site."""
     table = Table(title=f"{record['rows']:,} labeled rows of {len(record['sites'])} site(s)", title_justify="left")
     table.add_column("site")
     table.add_column("rows", justify="right")

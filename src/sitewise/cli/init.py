@@ -91,7 +91,7 @@ def init(
 
 
 def suggest_roles(rows: Any, proposal: "Proposal") -> "tuple[Proposal, Suggestion]":
-    """The proposal with the confounders that differences between its sites suggest, and the tests."""
+    """Return the proposal with the confounders that differences between sites suggest, and the suggestion itself."""
     from dataclasses import replace
 
     import pandas as pd
@@ -116,7 +116,7 @@ def suggest_roles(rows: Any, proposal: "Proposal") -> "tuple[Proposal, Suggestio
 
 
 def _as_numbers(column: Any) -> Any:
-    """A text column of numbers as numbers, other columns unchanged; empty text is missing."""
+    """Convert a column to numbers if all its known values are numbers; empty text is missing."""
     import pandas as pd
 
     known = column.mask(column.astype(str).str.strip() == "")
@@ -125,7 +125,7 @@ def _as_numbers(column: Any) -> Any:
 
 
 def _suggestion_tables(suggestion: "Suggestion") -> list[Table]:
-    """The columns, the clearest difference between sites first, and the gain of each choice."""
+    """Return a table of the columns, with the clearest difference first, and a table of the gain of each choice."""
     columns = Table(title=f"relation to the label, between sites (Holm, {suggestion.level:g})", title_justify="left")
     for heading in ("column", "p", "adjusted", "suggested"):
         columns.add_column(heading)

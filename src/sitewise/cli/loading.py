@@ -1,4 +1,4 @@
-"""Load saved models, and the rows of a table for them."""
+"""Load saved models, and select rows of a table for them."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -18,7 +18,7 @@ SEVERAL_SITES = "{source} holds {count} sites in column {column!r} ({known}): ch
 
 
 def load_model(path: Path) -> Any:
-    """A trained model; an adapted site is an error."""
+    """Load a trained model; raise ValueError for an adapted site."""
     import sitewise as sw
 
     model = sw.load(path)
@@ -28,7 +28,7 @@ def load_model(path: Path) -> Any:
 
 
 def load_site(path: Path) -> Any:
-    """A model adapted to a site."""
+    """Load an adapted site; raise ValueError for a trained model."""
     import sitewise as sw
 
     here = sw.load(path)
@@ -38,7 +38,7 @@ def load_site(path: Path) -> Any:
 
 
 def reader_of(model: Any, path: Path) -> "TableReader":
-    """The model's reader of tables."""
+    """Return the model's reader of tables; raise ValueError if it has none."""
     reader: TableReader | None = getattr(model, "table_reader_", None)
     if reader is None:
         raise ValueError(NO_ROLES.format(path=path))
@@ -46,7 +46,7 @@ def reader_of(model: Any, path: Path) -> "TableReader":
 
 
 def open_pack(folder: Path | None) -> Any:
-    """Packed images, if a folder of them is given."""
+    """Open packed images; return None if no folder is given."""
     if folder is None:
         return None
     from sitewise.datasets.packed import PackedImages
@@ -55,7 +55,7 @@ def open_pack(folder: Path | None) -> Any:
 
 
 def sites_of(rows: Any, column: str | None, place: "Place") -> "Array | None":
-    """The site of each row; None if the table has no column for it."""
+    """Return the site of each row; None if the table has no column of the site."""
     from sitewise.arrays import Problems
     from sitewise.tables.values import names
 
@@ -68,7 +68,7 @@ def sites_of(rows: Any, column: str | None, place: "Place") -> "Array | None":
 
 
 def take_site(rows: Any, column: str | None, wanted: str | None, place: "Place") -> "tuple[Any, Place]":
-    """The rows of the wanted site, and their place; all rows if no site is named."""
+    """Return the rows of the wanted site, and their place in the file; all rows if no site is named."""
     import numpy as np
 
     if wanted is None:
@@ -82,7 +82,7 @@ def take_site(rows: Any, column: str | None, wanted: str | None, place: "Place")
 
 
 def check_site(known: "Iterable[str]", wanted: str | None, column: str | None, source: str) -> None:
-    """Raise an error for several sites if none is chosen, and for an unknown site."""
+    """Raise ValueError if there are several sites and none is chosen, or if the chosen site is unknown."""
     from sitewise.arrays import did_you_mean
 
     names = sorted(known)

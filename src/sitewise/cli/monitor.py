@@ -1,4 +1,4 @@
-"""`sitewise monitor`: an adapted site over time, in windows."""
+"""`sitewise monitor`: show an adapted site in time windows."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -86,7 +86,7 @@ def monitor(
 
 
 def read_times(column: Any) -> Any:
-    """A text column of numbers as numbers; other columns unchanged."""
+    """Convert a text column in which all values are numbers to numbers; return other columns unchanged."""
     import pandas as pd
 
     numbers = pd.to_numeric(column, errors="coerce")

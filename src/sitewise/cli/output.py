@@ -1,4 +1,4 @@
-"""The options that commands share, where they may write, and how they print: a summary, JSON or nothing, with notes."""
+"""The options that commands share, checks of output paths, and printing: a summary, JSON or nothing, with notes."""
 
 import json
 import os
@@ -35,7 +35,7 @@ Packed = Annotated[Path | None, typer.Option(help="Read images from this folder,
 
 
 def check_out(out: Path, force: bool, *, reading: Iterable[Path] = (), suffixes: tuple[str, ...] = ()) -> None:
-    """Raise an error for a path that must not or cannot be written, before long work begins."""
+    """Raise an error, before long work begins, if a path must not or cannot be written."""
     from sitewise.tables.files import check_name
 
     check_name(out)
@@ -56,7 +56,7 @@ def check_out(out: Path, force: bool, *, reading: Iterable[Path] = (), suffixes:
 
 @dataclass
 class Output:
-    """The output of a command: a summary on a terminal, JSON, or nothing; notes are printed with either."""
+    """The output of a command: JSON with notes, or a summary with notes, or nothing."""
 
     quiet: bool = False
     as_json: bool = False
@@ -64,11 +64,11 @@ class Output:
 
     @property
     def bars(self) -> bool | None:
-        """Whether progress is shown; None: only on a terminal."""
+        """Whether progress is shown; None means only on a terminal."""
         return False if self.quiet else None
 
     def note(self, *texts: str) -> None:
-        """Keep a note to print; duplicates are dropped."""
+        """Add notes to print later; duplicates are dropped."""
         self.notes += [text for text in texts if text not in self.notes]
 
     @contextmanager
@@ -92,7 +92,7 @@ class Output:
                 yield
 
     def tell(self, record: dict[str, Any], *parts: RenderableType) -> None:
-        """Print the record as JSON, or its parts; then the notes."""
+        """With `as_json`, print the record and the notes as JSON; otherwise, unless `quiet`, print parts and notes."""
         if self.as_json:
             typer.echo(json.dumps(record | {"notes": self.notes}, indent=1, allow_nan=False, default=str))
             return
@@ -106,13 +106,16 @@ class Output:
 
 
 def finite(value: Any) -> float | None:
-    """A number for JSON; None if it is not finite."""
+    """Return a number for JSON; None if it is missing or not finite."""
     number = None if value is None else float(value)
     return number if number is not None and number == number and abs(number) != float("inf") else None
 
 
 def outcome_text(diagnosis: "Diagnosis", *, all_findings: bool = False) -> Text:
-    """The outcome at a site with its reason and risk, the verdict, and findings that need care, with advice."""
+    """Return the outcome at a site with its reason and risk, the verdict, and findings that need care, with advice.
+
+    If `all_findings` is true, all findings are included.
+    """
     assert diagnosis.outcome is not None
     said = Text.assemble((diagnosis.outcome.sentence, "bold"), f"\n{diagnosis.outcome.risk}\nverdict: ")
     said.append(diagnosis.verdict, VERDICT_STYLES[diagnosis.verdict])

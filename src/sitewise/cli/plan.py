@@ -1,4 +1,4 @@
-"""`sitewise plan`: how many unlabeled rows, or labels, are enough, from labeled source data."""
+"""`sitewise plan`: plan, from labeled source data, how many unlabeled rows or labels are enough."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -102,7 +102,7 @@ def plan(
 
 
 def plan_table(plan: "SamplePlan") -> Table:
-    """A line for each size, the answer in bold."""
+    """Return a table with a line for each number of rows; the answer is in bold."""
     shares = ", ".join(f"{share:.3g}" for share in plan.prevalence)
     title = f"P(y) = {shares}; {plan.level:.0%} intervals; {plan.n_source:,} labeled rows"
     table = Table(title=title, title_justify="left")
@@ -121,14 +121,14 @@ def plan_table(plan: "SamplePlan") -> Table:
 
 
 def check_no_rows_wanted(kl: float | None, f1_loss: float | None, out: Path | None) -> None:
-    """Raise an error for options that are for unlabeled rows only."""
+    """Raise ValueError for options that cannot be used with --labels."""
     given = [name for name, value in (("--kl", kl), ("--f1-loss", f1_loss), ("--out", out)) if value is not None]
     if given:
         raise ValueError(f"--labels can be combined with --width or --log-loss only: leave {', '.join(given)} out")
 
 
 def labels_table(plan: "LabelPlan") -> Table:
-    """A line for each number of labels."""
+    """Return a table with a line for each number of labels."""
     shares = ", ".join(f"{share:.3g}" for share in plan.prevalence)
     title = f"P(y) = {shares}; {plan.rows:,} rows; {plan.n_simulations} simulated sites"
     table = Table(title=title, title_justify="left")
@@ -166,7 +166,7 @@ def _saved_model(path: Path, roles: dict[str, Any]) -> "SiteModel":
 
 
 def _model_of_table(path: Path, roles: dict[str, Any], separator: str | None, encoding: str | None) -> "SiteModel":
-    """A model for planning, made from the classifier's probabilities in a table."""
+    """Fit a model for planning to the classifier's probabilities in a table."""
     from sitewise.estimator import PrevalenceAdjuster
     from sitewise.tables import Roles, TableReader
     from sitewise.tables.files import open_table

@@ -1,4 +1,4 @@
-"""`sitewise predict`: adapted probabilities of the rows of a table, in chunks."""
+"""`sitewise predict`: predict the adapted probabilities of the rows of a table, in chunks."""
 
 import time
 from collections import deque
@@ -44,7 +44,7 @@ def predict(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Predict P(class) of each row at an adapted site, and the class by its threshold; tables of any length."""
+    """Predict P(class) of each row at an adapted site, and the class by the site's threshold; tables of any length."""
     start = time.perf_counter()
     output = Output(quiet, as_json)
     check_out(out, force, reading=[data], suffixes=(".csv", ".parquet"))
@@ -77,7 +77,7 @@ def predict(
 
 
 class Predictions:
-    """The rows of a table with their probabilities: reading, predicting and writing run at the same time."""
+    """The predictions for the rows of a table. Reading, predicting and writing run at the same time."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Predictions:
         self.schema = pa.schema([name, *shares, pa.field(DECISION, label_type)])
 
     def write(self, out: Path, advance: Callable[[int], None]) -> int:
-        """Write all of them, completely or not at all; return the number of rows."""
+        """Write all predictions to a file, completely or not at all; return the number of rows."""
         from sitewise.cli.loading import check_site
         from sitewise.tables.writing import table_writer
 
@@ -129,7 +129,7 @@ class Predictions:
             start += chunk.num_rows
 
     def _predict(self, chunk: "pa.RecordBatch", start: int) -> "tuple[pa.Table, int]":
-        """The predictions of a chunk, and the number of rows read for them."""
+        """Return the predictions for a chunk, and the number of rows that were read."""
         import numpy as np
         import pyarrow as pa
 
@@ -158,7 +158,10 @@ class Predictions:
 
 
 def _in_order(work: Callable[..., Any], items: Iterator[Any], pool: ThreadPoolExecutor) -> Iterator[Any]:
-    """Results in the order of the items: one thread reads ahead, a few compute, and few results wait."""
+    """Yield results in the order of the items.
+
+    One thread reads the next item in advance, others compute, and only a few results wait to be taken.
+    """
     waiting: deque[Future[Any]] = deque()
     coming: Future[Any] = pool.submit(next, items, None)
     try:
@@ -176,7 +179,7 @@ def _in_order(work: Callable[..., Any], items: Iterator[Any], pool: ThreadPoolEx
 
 @contextmanager
 def _progress(total: int | None, shown: bool | None) -> Iterator[Callable[[int], None]]:
-    """A progress bar over rows on a terminal; without a total if it is unknown."""
+    """Show a progress bar over rows on a terminal, without a total if it is unknown."""
     console = Console(stderr=True)
     if shown is False or not console.is_terminal:
         yield lambda count: None

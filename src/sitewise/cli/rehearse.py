@@ -1,4 +1,4 @@
-"""`sitewise rehearse`: the results of adapting to each training site, left out in turn."""
+"""`sitewise rehearse`: show the results of adapting to each training site, left out in turn."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +20,7 @@ def rehearse(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show the rehearsal made by `fit`: each training site left out, adapted to without labels, scored with them."""
+    """Show the rehearsal made by `fit`: each training site left out, adapted to without labels, scored with labels."""
     output = Output(quiet, as_json)
     with output.working(f"reading {model}"):
         from sitewise.cli.loading import load_model
@@ -40,7 +40,7 @@ def rehearse(
 
 
 def _site_tables(frame: "pd.DataFrame") -> tuple[Table, Table]:
-    """Log losses and AUROC of each site, and its prevalence: by the labels, as trained and adapted."""
+    """Return a table of log loss and AUROC at each site, and one of its prevalence: by labels, as trained, adapted."""
     losses = Table(title="log loss at each site, left out in turn", title_justify="left")
     shares = Table(title="prevalence there: by the labels, as trained, adapted", title_justify="left")
     classes = [str(name) for name in frame if str(name).startswith(("prevalence", "as_trained", "adapted"))]

@@ -1,4 +1,4 @@
-"""`sitewise report`: an adapted site as one page."""
+"""`sitewise report`: write a page about an adapted site."""
 
 import json
 from pathlib import Path
@@ -70,7 +70,7 @@ def report(
 
 
 def as_numbers(column: "pd.Series") -> "pd.Series":
-    """A column of a file as numbers, if all its values are numbers; empty cells are missing."""
+    """Convert a column of a file to numbers if all its known values are numbers; empty cells are missing."""
     import pandas as pd
 
     from sitewise.tables.values import MISSING
@@ -81,7 +81,7 @@ def as_numbers(column: "pd.Series") -> "pd.Series":
 
 
 def read_bands(given: list[str]) -> dict[str, list[float]]:
-    """`age=50,65` as the edges of a column's groups."""
+    """Read texts such as `age=50,65` as the edges between the groups of each column."""
     bands = {}
     for text in given:
         name, _, edges = text.partition("=")

@@ -1,4 +1,4 @@
-"""`sitewise serve`: a saved site as a service, by MLflow's scoring server."""
+"""`sitewise serve`: serve a saved model or site by MLflow's scoring server."""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +20,7 @@ def serve(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Predictions over HTTP: rows as JSON, CSV or Parquet are posted to /invocations (needs the extra mlflow)."""
+    """Serve predictions over HTTP: post rows as JSON, CSV or Parquet to /invocations (needs the extra mlflow)."""
     output = Output(quiet, False)
     with output.working(f"reading {site}"):
         from sitewise.integrations import serving

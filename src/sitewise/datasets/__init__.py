@@ -1,1 +1,1 @@
-"""Simulated sites, and images of many sites from a manifest, in memory or packed on the disk."""
+"""Simulated sites, and images of several sites from a manifest, in memory or packed on the disk."""

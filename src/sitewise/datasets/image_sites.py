@@ -20,7 +20,7 @@ class ImagesById(Protocol):
 
 
 def to_sites(manifest: Manifest, images: Any) -> Sites:
-    """Combine a manifest and its images to sites; labels, confounders and groups come from the manifest.
+    """Make sites from a manifest and its images; labels, confounders and groups come from the manifest.
 
     `images` are packed images, which are selected by id and stay on the disk, or an array with one image for each row.
     """

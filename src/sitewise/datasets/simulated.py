@@ -1,7 +1,7 @@
 """Simulated sites with known f and g, for tests, benchmarks and documentation.
 
-A family fixes P(x|y,z), which is the same at all its sites. A site has its own P(y), dependence of P(y|z) on z, P(z)
-and share of missing values.
+A family has one P(x|y,z), which is the same at all its sites. Each site has its own P(y), dependence of P(y|z) on z,
+P(z), and share of missing values.
 """
 
 from dataclasses import dataclass, field
@@ -14,14 +14,14 @@ import pandas as pd
 from sitewise.sites import Site
 
 Array = np.ndarray[Any, Any]
-REFERENCE = 4000  # draws of z on which a site's level is set
-KEPT_LEVELS = 256  # levels of sites that are kept: they cost more than the draws
+REFERENCE = 4000  # number of draws of z from which a site's level is computed
+KEPT_LEVELS = 256  # number of sites whose level is cached, because computing it takes longer than drawing the rows
 AGE_RANGE = (20.0, 90.0)
 
 
 @dataclass(frozen=True)
 class SimulatedSite:
-    """A simulated site with the true log f of every row, the true log g at its full z, and the marginal P(y)."""
+    """A simulated site with the true log f of every row, the true log g at its complete z, and the site's P(y)."""
 
     site: Site
     log_ratio: Array  # (n, K)
@@ -40,7 +40,7 @@ class SimulatedSite:
 
     @property
     def Z(self) -> pd.DataFrame:
-        """The confounders as observed, NaN or None where missing."""
+        """The observed confounders, NaN or None where missing."""
         return self.site.Z  # type: ignore[no-any-return]
 
 
@@ -57,18 +57,19 @@ class SimulatedFamily:
     levels : tuple of int
         The number of levels of each categorical confounder.
     signal : float
-        Strength of f: the distance between the classes' means of x, in standard deviations.
+        Strength of f: the distance between two classes' means of the first K features of x, in standard deviations.
     coupling : float
-        How far a confounder shifts its own feature of x, in standard deviations.
+        How far a confounder shifts its own feature of x, in standard deviations; the extreme values shift it by
+        ± `coupling`.
     effect : float
-        How much P(y|z) depends on z, in log-odds.
+        Strength of the dependence of P(y|z) on z: a factor on its log-odds.
     seed : int
         Seed of the random shapes of these dependencies.
 
     Notes
     -----
     The first K features of x depend on y only. Each confounder has one further feature, which depends on it and on y.
-    For a missing confounder, its feature of x is left out too; log f is exact for the remaining features.
+    If a confounder is missing, the true log f does not use its feature of x; it is exact for the other features.
 
     Examples
     --------
@@ -135,7 +136,7 @@ class SimulatedFamily:
         dependence : float
             Factor on the family's effect of z on y: 0 removes the effect, -1 reverses it.
         z_shift : float
-            Shifts P(z) to higher values and levels.
+            Shift of P(z) to higher values and levels; 0 is no shift, and a negative shift is to lower ones.
         missing : float
             The probability that a value of z is missing, independently for each value.
         name : str
@@ -167,13 +168,13 @@ class SimulatedFamily:
         Parameters
         ----------
         Z : DataFrame
-            Confounders as those of a site, without missing values.
+            Confounders with the columns of `SimulatedSite.Z`, without missing values.
         prevalence : array of shape (K,), optional
-            P(y) at the site, as for `site`.
+            P(y) at the site, as in `site`.
         dependence : float
-            As for `site`.
+            As in `site`.
         z_shift : float
-            As for `site`.
+            As in `site`.
 
         Returns
         -------
@@ -191,17 +192,17 @@ class SimulatedFamily:
         X : array of shape (n, d)
             Inputs.
         Z : DataFrame
-            Their confounders, NaN or None where missing.
+            The confounders of these rows, NaN or None where missing.
 
         Returns
         -------
         ndarray of shape (n, K)
-            log P(x|y,z) up to a constant for each row, without features of x of missing confounders.
+            log P(x|y,z), up to a constant for each row, without the features of x that belong to missing confounders.
         """
         return self._log_ratio(np.asarray(X), *self._from_frame(Z))
 
     def means(self, Z: pd.DataFrame) -> Array:
-        """Return the mean of x in every class.
+        """Return the mean of x in every class, at the z of each row.
 
         Parameters
         ----------
@@ -246,7 +247,7 @@ class SimulatedFamily:
         return self.effect * total
 
     def _means(self, z: Array) -> Array:
-        """E[x|y,z] for every class, (n, K, d)."""
+        """Return E[x|y,z] for every class, (n, K, d)."""
         own = self.signal / 2 * self._shapes["own_signal"]
         means = np.zeros((len(z), self.n_classes, self.n_classes + self.n_variables))
         means[:, :, : self.n_classes] = self.signal / np.sqrt(2) * np.eye(self.n_classes)
@@ -255,7 +256,7 @@ class SimulatedFamily:
         return means
 
     def _log_ratio(self, x: Array, z: Array, hidden: Array) -> Array:
-        """log P(x|y,z) up to a constant for each row, without features of x of missing confounders."""
+        """Return log f, (n, K), as `log_ratio`; `hidden` (n, V) marks the missing values of z."""
         squares = (x[:, None, :] - self._means(z)) ** 2
         kept = np.concatenate([np.ones((len(x), self.n_classes), dtype=bool), ~hidden], axis=1)
         return np.asarray(-0.5 * (squares * kept[:, None, :]).sum(axis=2))
@@ -272,7 +273,7 @@ class SimulatedFamily:
         return pd.DataFrame(columns)
 
     def _from_frame(self, Z: pd.DataFrame) -> tuple[Array, Array]:
-        """z (n, V) as `_draw_z` draws it, 0 where it is missing; and where it is missing."""
+        """Return z (n, V) in the form of `_draw_z`, 0 where missing, and a mask (n, V) of the missing values."""
         low, high = AGE_RANGE
         hidden = Z[self.names].isna().to_numpy()
         ages = [(Z[name].to_numpy(dtype=float) - low) / (high - low) for name in self.names[: self.n_continuous]]
@@ -282,7 +283,7 @@ class SimulatedFamily:
 
 @lru_cache(KEPT_LEVELS)
 def _level(family: SimulatedFamily, target: tuple[float, ...], dependence: float, z_shift: float, n: int) -> Array:
-    """Return the intercepts (K,) at which a site has the given marginal prevalence, over n draws of z."""
+    """Return the intercepts (K,) of log g with which the mean of g over n draws of z is the given P(y)."""
     wanted = np.log(np.asarray(target))
     effect = dependence * family._effect(family._draw_z(n, z_shift, np.random.default_rng(family.seed)))
     level: Array = wanted

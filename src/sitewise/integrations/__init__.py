@@ -1,1 +1,1 @@
-"""Modules that connect saved models with other systems; each imports its package only when it is called."""
+"""Modules that connect models with other systems. The package of another system is imported only when it is used."""

@@ -1,4 +1,4 @@
-"""A model or a site behind one table: a frame with a column for every input and confounder in, probabilities out."""
+"""Models and sites whose input is one frame, with a column for every input and confounder."""
 
 import copy
 from dataclasses import asdict, dataclass
@@ -37,7 +37,7 @@ NO_ROWS = "the table has no rows: give at least one"
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table: what it is for, what its cells are, and whether it can be left out."""
+    """A column of the frame: its role, the kind of its cells, and whether it is required (`needed`)."""
 
     name: str
     role: str  # input or confounder
@@ -46,7 +46,7 @@ class Column:
 
 
 class FrameModel:
-    """A model that reads frames: the columns that it expects, and probabilities and a decision for each row.
+    """A model whose input is a frame. It returns probabilities and a decision for each row.
 
     Parameters
     ----------
@@ -56,8 +56,8 @@ class FrameModel:
     Attributes
     ----------
     columns : tuple of Column
-        The columns of the training table, if the model has a `TableReader`. Otherwise its inputs by name (`x0`, `x1`,
-        ... if they had none) and the confounders.
+        The columns that the frame should have. If the model has a `TableReader`, they are those of the training table.
+        Otherwise, they are the inputs by name (`x0`, `x1`, ... if they had no names) and the confounders.
     outputs : tuple of str
         The columns of predictions: `p_` and the label of each class, then `decision`.
     """
@@ -72,7 +72,7 @@ class FrameModel:
         self.last, self.core = last, last.model if isinstance(last, AdaptedClassifier) else last
         self.model = model
         if isinstance(model, AdaptedClassifier) and model.confounder_columns is not None:
-            self.model = copy.copy(model)  # z comes beside X here
+            self.model = copy.copy(model)  # here, z is passed separately from X
             self.model.confounder_columns = None
         self.reader = None if self.in_pipeline else getattr(self.core, "table_reader_", None)
         self.labels = self.core.classes_.tolist()
@@ -82,7 +82,7 @@ class FrameModel:
         self.traced: TracedSite | None = None
 
     def trace(self) -> "FrameModel":
-        """Let a trace of the site predict a few rows at a time, where there is one that does so to the bit."""
+        """Use a traced graph to predict few rows if the model is a site that `trace_site` can trace; return self."""
         self.traced = trace_site(self.model) if isinstance(self.model, AdaptedClassifier) else None
         return self
 
@@ -101,15 +101,15 @@ class FrameModel:
         return {"columns": [asdict(column) for column in self.columns], "classes": self.labels}
 
     def predict(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """P(class) of every row and the decision: columns `p_...` and `decision`."""
+        """Return P(class) and the decision for every row, in the columns `p_...` and `decision`."""
         probability = self.predict_proba(frame)
         decision = self.core.classes_[decide(probability, getattr(self.last, "threshold_", None))]
         predictions = pd.DataFrame(dict(enumerate((*probability.T, decision))), index=frame.index)
-        predictions.columns = self._names  # made once: pandas looks at names for longer than at a row
+        predictions.columns = self._names  # built once, because for one row building it takes longest
         return predictions
 
     def predict_proba(self, frame: pd.DataFrame) -> Array:
-        """P(class) of every row, (n, K)."""
+        """Return P(class) of every row, (n, K)."""
         X, Z = self._read(frame)
         if self.traced is not None and len(frame) <= FEW:
             inputs = self.core.inputs_of(X)
@@ -118,7 +118,7 @@ class FrameModel:
             return np.asarray(self.model.predict_proba(X, **({} if Z is None else {"sample_confounder": Z})))
 
     def _read(self, frame: pd.DataFrame) -> tuple[Any, Any]:
-        """X and z of the rows as the model takes them; one error names all that is wrong."""
+        """Return X and z of the rows in the form that the model reads; raise ValueError if they cannot be read."""
         few = read_few(self.reader, frame) if self.reader is not None and self._reads_few else None
         if few is not None:
             return few
@@ -138,7 +138,7 @@ class FrameModel:
 
     @cached_property
     def _reads_few(self) -> bool:
-        """Whether z is the model's in the order of the reader's roles, so that it can come as an array."""
+        """Whether reader and model have the same confounders in the same order, so that z can be an array."""
         schema = self.core.confounders_
         own = () if schema is None else schema.names
         return self.reader is None or tuple(self.reader.roles.confounders) == tuple(own)
@@ -176,7 +176,7 @@ class FrameModel:
 
 
 def input_names(model: Any) -> list[str]:
-    """The names of X's columns at fit; x0, x1, ... where they had none."""
+    """Return the names of the columns of X in `fit`; x0, x1, ... if they had no names."""
     names = getattr(model, "feature_names_in_", None)
     return [f"x{place}" for place in range(model.n_features_in_)] if names is None else [str(name) for name in names]
 
@@ -197,7 +197,7 @@ def _columns_of_reader(reader: TableReader) -> tuple[Column, ...]:
 
 
 def _refuse_paths(cells: pd.Series) -> None:
-    """Raise ValueError where a cell is not a file's bytes: a request must not choose files to read."""
+    """Raise ValueError if a cell is not the bytes of a file: a request must not choose files to read."""
     for row, cell in enumerate(cells):
         if not isinstance(cell, bytes):
             where = ANYWHERE.column(str(cells.name))
@@ -205,7 +205,7 @@ def _refuse_paths(cells: pd.Series) -> None:
 
 
 def _stacked(cells: pd.Series, shape: tuple[int, ...]) -> Array:
-    """Images (n, C, H, W) from nested lists, or bytes of them."""
+    """Convert nested lists to an array (n, *shape); integers from 0 to 255 become uint8."""
     try:
         images = np.stack([np.asarray(cell) for cell in cells])
         if images.shape[1:] != shape:

@@ -1,7 +1,7 @@
-"""Models and sites in MLflow: logged with what is known of them, and served by `mlflow models serve`.
+"""Save and log models and sites in MLflow, which can serve them by `mlflow models serve`.
 
-An MLflow model made here is a saved folder (JSON and safetensors, see `sitewise.save`) and the name of this module,
-which loads it. No code and no pickle is in the artifact, and none is loaded from it.
+An MLflow model made here consists of a saved folder (JSON and safetensors, see `sitewise.save`) and the name of this
+module, which loads it. The artifact contains no code and no pickle.
 """
 
 import importlib
@@ -24,24 +24,24 @@ from sitewise.integrations.frames import DECISION, FrameModel
 from sitewise.version import __version__
 
 FLAVOR = "sitewise"
-FOLDER = "sitewise_model"  # of the artifact, which holds the saved model
-LONGEST = 500  # characters of a parameter, which MLflow takes everywhere
-TRUSTED = "SITEWISE_TRUSTED"  # the environment variable with types of a classifier that a server may load
+FOLDER = "sitewise_model"  # folder in the artifact that holds the saved model
+LONGEST = 500  # characters of a logged parameter; longer ones are cut, because MLflow may reject them
+TRUSTED = "SITEWISE_TRUSTED"  # environment variable that lists the types of a classifier that a server may load
 
 NO_LIBRARY = 'sitewise.integrations.mlflow needs MLflow ({error}): pip install "sitewise[mlflow]"'
 
 
 class PyFunc:
-    """The object that MLflow calls for predictions: from a frame to P(class) and the decision of each row."""
+    """The object that MLflow calls for predictions. It maps a frame to P(class) and the decision of each row."""
 
     def __init__(self, model: Any) -> None:
         self.frames = FrameModel(model)
         if isinstance(self.frames.last, AdaptedClassifier):
-            _ = self.frames.last.estimate_in_use  # computed now, not by the first request
+            _ = self.frames.last.estimate_in_use  # computed now, so that the first request is not slower
         self.frames.trace()
 
     def predict(self, model_input: Any) -> pd.DataFrame:
-        """Predict rows; if they cannot be read, MLflow answers with status 400 and the message of sitewise."""
+        """Predict rows. If they cannot be read, MLflow answers with status 400 and the error message of sitewise."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -61,12 +61,12 @@ def save_model(
     mlflow_model: Any = None,
     metadata: dict[str, Any] | None = None,
 ) -> None:
-    """Save a model or a site as an MLflow model: a folder that `mlflow models serve` and `mlflow.pyfunc` take.
+    """Save a model or a site as an MLflow model: a folder that `mlflow models serve` and `mlflow.pyfunc` can load.
 
     Parameters
     ----------
     model : AdaptedClassifier, GPAClassifier, PrevalenceAdjuster or Pipeline
-        A fitted model, a site or a pipeline. After saving, it is loaded once as a check.
+        A fitted model, a site or a pipeline. After saving, it is loaded once to check that it can be.
     path : path
         The new folder.
     trusted : sequence of str
@@ -75,7 +75,7 @@ def save_model(
     input_example : DataFrame, optional
         Rows that are saved as an example of a request. They are saved unchanged, so do not use rows of patients.
     pip_requirements : sequence of str, optional
-        The packages for an environment of the model; by default sitewise and its libraries in these versions.
+        The packages for an environment of the model; by default sitewise and its libraries, in the installed versions.
     mlflow_model : mlflow.models.Model, optional
         An MLflow model to which the saved model is added.
     metadata : dict, optional
@@ -95,7 +95,7 @@ def save_model(
         frames = FrameModel(load(folder, trusted=trusted))
         record.add_flavor(FLAVOR, sitewise_version=__version__, data=f"data/{FOLDER}")
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*An input example was not provided")  # it would be a patient's
+            warnings.filterwarnings("ignore", message=".*An input example was not provided")  # it may be patient data
             mlflow.pyfunc.save_model(
                 path=os.fspath(path),
                 loader_module=__name__,
@@ -116,7 +116,7 @@ def log_model(
     report: bool = True,
     **settings: Any,
 ) -> Any:
-    """Log a model or a site in the active run, with its parameters, rehearsal, outcome and report.
+    """Log a model or a site in the active run, with its parameters and rehearsal; for a site, also outcome and report.
 
     Parameters
     ----------
@@ -125,23 +125,24 @@ def log_model(
     name : str
         The name of the logged model.
     registered_model_name : str, optional
-        The name under which it is registered as a new version.
+        The name under which the model is registered as a new version; None: it is not registered.
     report : bool
-        Whether to log the report of the site, `report.html`, too.
+        Whether to log the report of the site, `report.html`, as well.
     **settings
         Arguments of `save_model`: trusted, input_example, pip_requirements, metadata.
 
     Returns
     -------
     mlflow.models.model.ModelInfo
-        Its `model_uri` is what `mlflow models serve --model-uri` takes.
+        Information about the logged model. `mlflow models serve --model-uri` can serve its `model_uri`.
 
     Notes
     -----
-    If there is no active run, one is started and ended. Metrics: `prevalence_<class>` with `_low` and `_high` of a
-    site, and the model's metrics on held-out rows. Tags: `sitewise.outcome`, `sitewise.verdict`, `sitewise.rehearsal`.
-    Artifacts, in the folder `about_<name>`: `outcome.json`, `rehearsal.json` (a table), `report.html`, `report.json`.
-    No inputs of the site are logged, but scores of its rows are, so treat the store as patient data.
+    If there is no active run, one is started and ended. Metrics: the metrics of the model on held-out rows
+    (`held_out_...`), and for a site `prevalence_<class>`, with `_low` and `_high` for the bounds of its interval. Tags:
+    `sitewise.rehearsal`, and for a site `sitewise.outcome` and `sitewise.verdict`. Artifacts, in the folder
+    `about_<name>`: `rehearsal.json` (a table), and for a site `outcome.json`, `report.html` and `report.json`. The
+    inputs of the site are not logged, but the scores of its rows are. Therefore, treat the store as patient data.
 
     Examples
     --------
@@ -167,7 +168,7 @@ def log_model(
 
 
 def load_model(model_uri: str, *, trusted: Sequence[str] = ()) -> Any:
-    """Load what was logged or saved, as `sitewise.load` gives it: a model, a site's, or a pipeline.
+    """Load a logged or saved model, site or pipeline, like `sitewise.load`.
 
     Parameters
     ----------
@@ -179,7 +180,7 @@ def load_model(model_uri: str, *, trusted: Sequence[str] = ()) -> Any:
     Returns
     -------
     GPAClassifier, PrevalenceAdjuster, AdaptedClassifier or Pipeline
-        What was saved.
+        The saved object.
 
     Examples
     --------
@@ -191,10 +192,10 @@ def load_model(model_uri: str, *, trusted: Sequence[str] = ()) -> Any:
 
 
 def signature_of(frames: FrameModel) -> Any:
-    """The signature: columns of any type, none of them required.
+    """Return the MLflow signature. No input column is required, and all except images may have any type.
 
-    MLflow would reject an integer in a column that is declared as a float. The model checks the values itself, and its
-    messages name the column, the row and what to do.
+    With declared types, MLflow would reject an integer in a column of floats. The model checks the values itself, and
+    its messages name the column, the row and a remedy.
     """
     types = importlib.import_module("mlflow.types.schema")
     models = importlib.import_module("mlflow.models")
@@ -209,7 +210,7 @@ def signature_of(frames: FrameModel) -> Any:
 
 
 def requirements() -> list[str]:
-    """The packages that an environment for the model installs, in the versions of this one."""
+    """Return the packages that an environment of the model needs, in the versions that are installed here."""
     own = {name: version for name, version in versions().items() if name not in ("sitewise", "python")}
     return [
         f"sitewise[mlflow]=={__version__}",
@@ -218,7 +219,7 @@ def requirements() -> list[str]:
 
 
 def _log_facts(mlflow: Any, frames: FrameModel, name: str, report: bool) -> None:
-    """Log what is known of a model and, of a site, what was done there."""
+    """Log the parameters, metrics and rehearsal of a model and, for a site, its prevalence, outcome and report."""
     core, here, folder = frames.core, frames.last, f"about_{name}"
     mlflow.log_params({key: str(value)[:LONGEST] for key, value in core.get_params(deep=False).items()})
     mlflow.log_metrics({f"held_out_{key}": v for key, v in held_out_metrics(core).items() if v is not None})
@@ -249,17 +250,17 @@ def _log_facts(mlflow: Any, frames: FrameModel, name: str, report: bool) -> None
 
 
 def _metric_name(label: Any) -> str:
-    """A label as a part of a metric's name, in letters that MLflow takes."""
+    """Return a label as part of a metric's name, with only the characters that MLflow allows."""
     return re.sub(r"[^\w\-. /:]", "_", str(label))
 
 
 def load_folder(path: str | os.PathLike[str]) -> PyFunc:
-    """A saved folder as a server loads it: nothing in it runs, and the environment says which types are trusted."""
+    """Load a saved folder for a server. No code in it is run; the variable `TRUSTED` names the trusted types."""
     trusted = [name.strip() for name in os.environ.get(TRUSTED, "").split(",") if name.strip()]
     return PyFunc(load(path, trusted=trusted))
 
 
-_load_pyfunc = load_folder  # the name that MLflow asks a loader for
+_load_pyfunc = load_folder  # MLflow calls the loader by this name
 
 
 def _library() -> Any:

@@ -1,4 +1,4 @@
-"""A saved model or site behind MLflow's scoring server: `sitewise serve`."""
+"""Serve a saved model or site by MLflow's scoring server, for `sitewise serve`."""
 
 import importlib
 import json
@@ -9,14 +9,14 @@ from typing import Any
 from sitewise.integrations.mlflow import NO_LIBRARY, TRUSTED, PyFunc, load_folder, signature_of
 
 TOO_DEEP = "the body must be a table of rows: its JSON is nested too deep to be read"
-SERVED = "SITEWISE_SERVED"  # the environment variable that tells a worker what to serve
+SERVED = "SITEWISE_SERVED"  # environment variable with the folder that a worker serves
 
 
 def scoring_app(pyfunc: PyFunc) -> Any:
-    """MLflow's scoring server (an ASGI application) around a model: `/invocations`, `/ping`, `/version`.
+    """Return MLflow's scoring server, an ASGI application, for a model: `/invocations`, `/ping`, `/version`.
 
-    MLflow gets no schema of the inputs here: JSON, CSV and Parquet reach the model's own reader as they are, which
-    says what cannot be read.
+    MLflow gets no schema of the inputs. JSON, CSV and Parquet therefore reach the model's own reader unchanged, and its
+    messages describe values that cannot be read.
     """
     models, server = _libraries("mlflow.models", "mlflow.pyfunc.scoring_server")
     outputs = signature_of(pyfunc.frames).outputs
@@ -28,13 +28,13 @@ def scoring_app(pyfunc: PyFunc) -> Any:
 
 
 class WithoutTraces:
-    """ASGI middleware that leaves MLflow's stack trace, and with it paths of this machine, out of error responses."""
+    """ASGI middleware that removes MLflow's stack trace, which contains paths of this machine, from error responses."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass a request on, and its response back; an error response is collected first."""
+        """Handle a request; the body of an error response is collected, so that its stack trace can be removed."""
         start: dict[str, Any] = {}
         body = bytearray()
 
@@ -55,7 +55,7 @@ class WithoutTraces:
 
 
 def _without_trace(body: bytes) -> bytes:
-    """Return the JSON of an error without its stack trace, and anything else as it is."""
+    """Return the JSON of an error without its stack trace; return any other body unchanged."""
     try:
         error = json.loads(body)
     except ValueError:
@@ -71,19 +71,24 @@ async def _too_deep(request: Any, error: Exception) -> Any:
 
 
 def app() -> Any:
-    """The application of one worker, for the folder that an environment variable names."""
+    """Return the application of one worker, for the folder that the environment variable `SERVED` names."""
     return scoring_app(load_folder(os.environ[SERVED]))
 
 
 def prepare(folder: str | os.PathLike[str], trusted: Sequence[str] = ()) -> PyFunc:
-    """Load a saved folder to be served, here and by workers to come.
+    """Load a saved folder, and set environment variables by which further workers load the same folder.
 
     Parameters
     ----------
     folder : path
-        What `sitewise.save` wrote.
+        A folder that `sitewise.save` wrote.
     trusted : sequence of str
-        Types of a classifier inside that are trusted, as in `sitewise.load`.
+        Types of the classifier in the folder that are trusted, as in `sitewise.load`.
+
+    Returns
+    -------
+    PyFunc
+        The loaded model.
     """
     _libraries("mlflow.pyfunc.scoring_server")
     if trusted:
@@ -93,16 +98,18 @@ def prepare(folder: str | os.PathLike[str], trusted: Sequence[str] = ()) -> PyFu
 
 
 def serve(pyfunc: PyFunc, host: str, port: int, workers: int = 1) -> None:
-    """Serve what `prepare` loaded until the process is stopped.
+    """Serve a model that `prepare` loaded, until the process is stopped.
 
     Parameters
     ----------
     pyfunc : PyFunc
-        The model; further workers load it themselves.
-    host, port
-        Where to listen.
+        The model. With several workers, each worker loads the folder again.
+    host : str
+        The address to listen at.
+    port : int
+        The port to listen at.
     workers : int
-        Processes, each with a copy of the model.
+        The number of processes; each has a copy of the model.
     """
     (uvicorn,) = _libraries("uvicorn")
     settings = {"host": host, "port": port, "log_level": "warning"}

@@ -1,7 +1,8 @@
-"""A site's prediction of a few rows as one traced graph: most of the time of one row is Python between operations.
+"""Predict a few rows at a site by a traced graph.
 
-The graph is that of `export_onnx`, run by torch in double precision. It is used only where it gives the numbers of
-`predict_proba`.
+This is faster, because for a single row most of the time is spent in Python between the operations. The graph is that
+of `export_onnx`, run by torch in double precision. It is used only if its probabilities differ by at most `TOLERANCE`
+from those of the site on trial rows.
 """
 
 import warnings
@@ -24,34 +25,36 @@ NOT_TRACED = (RuntimeError, TypeError, torch.jit.Error, FrontendError)  # raised
 
 
 class FromCodes(nn.Module):
-    """P(y|x,z) (n, K) from inputs and codes of z."""
+    """Module that computes P(y|x,z), (n, K), from inputs and codes of z."""
 
     def __init__(self, graph: AdaptedGraph) -> None:
         super().__init__()
         self.graph = graph
 
     def forward(self, x: Tensor, codes: Tensor) -> Tensor:
-        """Each row independently."""
+        """Return the probabilities; each row is computed independently of the others."""
         return self.graph.at(x, codes)
 
 
 @dataclass(frozen=True)
 class TracedSite:
-    """A trace, which any number of threads can call."""
+    """The traced graph of a site; several threads may call it at the same time."""
 
     module: Any
 
     def __call__(self, inputs: Tensor, codes: Tensor) -> Array:
-        """P(class) of rows whose inputs and z have been read, (n, K)."""
+        """Return P(class), (n, K), of rows from their inputs and their codes of z."""
         with torch.no_grad():
             probability: Array = self.module(inputs, codes).numpy()
         return probability
 
 
 def trace_site(here: AdaptedClassifier) -> TracedSite | None:
-    """The trace of a site; None if it does not say what the site says, or if the site is not a network for tables.
+    """Return the traced graph of a site; None if the graph cannot be used.
 
-    Rows that lack z and are predicted by the joint model cost all rows the joint: such a site is not traced.
+    This is so if its probabilities differ from those of the site, if the model is not a network for tables, or if the
+    model is scored on a GPU. A site that predicts rows without z by the joint model is not traced either, because its
+    graph would compute the joint model for all rows.
     """
     model = here.model
     if not isinstance(model, GPAClassifier) or model.input_shape_ or here.missing == "joint":
@@ -61,12 +64,12 @@ def trace_site(here: AdaptedClassifier) -> TracedSite | None:
     inputs, codes = _trial_rows(here, max(CHECKED_ROWS))
     try:
         with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # of what is constant in the trace; the trial shows whether it may be
+            warnings.simplefilter("ignore")  # about values that become constants; the trial rows show if that is wrong
             graph = FromCodes(AdaptedGraph(here, torch.float64)).eval()
             example = inputs[:TRACED_ROWS], codes[:TRACED_ROWS]
             site = TracedSite(torch.jit.freeze(torch.jit.trace(graph, example, check_trace=False)))
         same = all(_is_same(here, site, inputs[:n], codes[:n]) for n in CHECKED_ROWS)
-    except NOT_TRACED:  # a network of one's own may not be traceable: the site predicts as it is
+    except NOT_TRACED:  # some networks of users cannot be traced: then the site predicts without a graph
         return None
     return site if same else None
 
@@ -74,11 +77,11 @@ def trace_site(here: AdaptedClassifier) -> TracedSite | None:
 def _is_same(here: AdaptedClassifier, site: TracedSite, inputs: Tensor, codes: Tensor) -> bool:
     with torch.no_grad():
         expected = here.probability_of(here.model.calibrated_log_ratio(inputs, codes), codes).numpy()
-    return all(bool(np.abs(site(inputs, codes) - expected).max() <= TOLERANCE) for _ in "12")  # optimized when repeated
+    return all(bool(np.abs(site(inputs, codes) - expected).max() <= TOLERANCE) for _ in "12")  # the 2nd is optimized
 
 
 def _trial_rows(here: AdaptedClassifier, n_rows: int) -> tuple[Tensor, Tensor]:
-    """Made-up inputs, and z of the site's rows, parts of which are hidden in half of them."""
+    """Return random inputs, and the z of rows of the site. In half of the rows, random parts of z are hidden."""
     generator, schema = torch.Generator().manual_seed(0), here.model.confounders_
     inputs = torch.randn(n_rows, here.model.n_features_in_, generator=generator, dtype=torch.float64)
     codes = here.rows.codes[torch.arange(n_rows) % len(here.rows)].clone()

@@ -1,4 +1,4 @@
-"""Tables: CSV and Parquet files in chunks, the roles of columns, and X, Z, y and sites from them.
+"""Tables: read CSV and Parquet files in chunks, and convert them to X, Z, y and sites by the roles of their columns.
 
 A table whose rows are images is a manifest (`sitewise.tables.manifest`).
 """

@@ -11,7 +11,7 @@ from sitewise.tables.features import holds_numbers
 from sitewise.tables.values import Place, Rows, as_label, labels, levels, spelling
 
 MOST_CLASSES = 50
-RARE = 0.01  # share of rows below which a label with almost the same spelling as another is a typing error
+RARE = 0.01  # a label with a smaller share of the rows, spelled almost like another one, counts as a typing error
 
 SLIP = (
     "{where}: {value!r} in {row}{more} looks like a typing error{meant} Correct it, or list all classes with "
@@ -29,7 +29,10 @@ MANY = (
 
 
 def learn_classes(rows: Rows, name: str, given: Sequence[str], place: Place, problems: Problems) -> tuple[Any, ...]:
-    """The classes, sorted: the given ones, otherwise those of the column; probable typing errors are reported."""
+    """Return the sorted classes: `given`, or the labels of the column if none are given.
+
+    Missing labels and, if no classes are given, probable typing errors are added to `problems`.
+    """
     if given:
         classes = sort_labels([as_label(spelling(label) or label) for label in given])
         labels(rows, name, classes, place, problems)
@@ -55,7 +58,10 @@ def learn_classes(rows: Rows, name: str, given: Sequence[str], place: Place, pro
 
 
 def _meant(values: pd.Categorical, number: int) -> str:
-    """A more frequent label that one is a misspelling of, as a hint: any near one where it is rare, else by case."""
+    """Return a hint that names a more frequent label of which this one may be a misspelling; "" if there is none.
+
+    For a rare label, any similar label is considered; otherwise only labels that differ in upper and lower case.
+    """
     counts = np.bincount(values.codes[values.codes >= 0], minlength=len(values.categories))
     value = values.categories[number]
     others = [other for other, count in zip(values.categories, counts, strict=True) if count > counts[number]]
@@ -65,7 +71,7 @@ def _meant(values: pd.Categorical, number: int) -> str:
 
 
 def sort_labels(values: Sequence[Any]) -> tuple[Any, ...]:
-    """Sorted labels: whole numbers by size; all as text if one is text."""
+    """Sort labels without duplicates: numerically if all are whole numbers, otherwise all as text."""
     if all(isinstance(value, int) for value in values):
         return tuple(sorted(set(values)))
     return tuple(sorted({str(value) for value in values}))

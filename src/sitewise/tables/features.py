@@ -1,11 +1,12 @@
 """Features of tables, prepared by scikit-learn: missing values, categories, scaling.
 
-A number is imputed by its median and scaled to mean 0 and standard deviation 1 (`SimpleImputer`, `StandardScaler`); a
-category becomes a column for each level, all zero for a level not seen before (`OneHotEncoder`). A column with missing
-values in training gets another column that marks them (`MissingIndicator`).
+A missing number is replaced by the median; numbers are scaled to mean 0 and standard deviation 1 (`SimpleImputer`,
+`StandardScaler`). A category becomes one column for each level; all of them are zero for a level that was not in the
+training rows (`OneHotEncoder`). A column with missing values in training gets another column that marks them
+(`MissingIndicator`).
 
-The `ColumnTransformer` is saved as the numbers it learned, and built from them again. A folder is therefore plain JSON
-without types that must be trusted, and does not depend on the private state of scikit-learn's classes.
+Only the numbers that the `ColumnTransformer` learned are saved; it is built from them again. A saved folder is plain
+JSON: it has no types that must be trusted, and does not depend on the private state of scikit-learn's classes.
 """
 
 from collections.abc import Sequence
@@ -25,8 +26,8 @@ from sitewise.arrays import Problems
 from sitewise.tables.values import LARGEST, Array, Place, Rows, known_text, levels, numbers, plain
 
 NUMBERS = "numbers"
-MOST_LEVELS = 100  # of a feature; a column with more looks like names
-MOSTLY = 0.5  # share of numbers above which text among them is an error
+MOST_LEVELS = 100  # levels of a feature; a column of text with more of them looks like names
+MOSTLY = 0.5  # if more than this share of a column's cells are numbers, text among them is an error
 
 NO_VALUES = "{where} has no values: leave it out"
 DECIMAL_COMMAS = "{where} holds numbers with decimal commas, such as {value!r}: write them with a point"
@@ -36,7 +37,10 @@ TOO_MANY = "{where} has {count} different values of text, which looks like names
 
 @dataclass(frozen=True)
 class NumberFeature:
-    """A number feature: median, mean and standard deviation after imputation, and whether values were missing."""
+    """A number feature: its median, its mean and standard deviation after imputation, and whether values were missing.
+
+    `gaps` is true if values were missing in training.
+    """
 
     name: str
     median: float
@@ -51,17 +55,17 @@ class NumberFeature:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of its columns of X."""
+        """The names of the columns of X that the feature becomes."""
         return (self.name, f"{self.name} missing") if self.gaps else (self.name,)
 
     def read(self, rows: Rows, place: Place, problems: Problems) -> Array:
-        """Its values (n,), NaN where missing."""
+        """Read the values (n,) of the feature, NaN where missing."""
         return numbers(rows, self.name, place, problems)
 
 
 @dataclass(frozen=True)
 class CategoryFeature:
-    """A category feature with its levels as text."""
+    """A category feature with its levels as text; `gaps` is true if values were missing in training."""
 
     name: str
     levels: tuple[str, ...]
@@ -69,12 +73,12 @@ class CategoryFeature:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of its columns of X."""
+        """The names of the columns of X that the feature becomes."""
         known = tuple(f"{self.name}={level}" for level in self.levels)
         return (*known, f"{self.name} missing") if self.gaps else known
 
     def read(self, rows: Rows, place: Place, problems: Problems) -> Array:
-        """The level number of each row (n,): L if missing, L + 1 for a level not seen before, for L levels."""
+        """Read the number of each row's level, (n,): 0..L-1 for L levels, L if missing, L + 1 for an unknown level."""
         values = levels(rows, self.name, place, problems)
         missing, unseen = len(self.levels), len(self.levels) + 1
         code_of = {level: code for code, level in enumerate(self.levels)}
@@ -89,7 +93,7 @@ Feature = NumberFeature | CategoryFeature
 def learn_features(
     rows: Rows, names: Sequence[str], categorical: Sequence[str], place: Place, problems: Problems
 ) -> tuple[Feature, ...]:
-    """The features of the columns; an empty result if there are problems."""
+    """Learn the features of the columns from training rows; return an empty tuple if there are problems."""
     before = len(problems.messages)
     kinds = [_kind(rows, name, name in categorical, place, problems) for name in names]
     features = tuple(feature for feature in kinds if feature is not None)
@@ -112,7 +116,7 @@ def learn_features(
 
 
 def fitted_transformer(features: Sequence[Feature]) -> ColumnTransformer:
-    """The fitted transformer of these features, for the values that `read_values` returns."""
+    """Build the fitted transformer of these features. Its input is the array that `read_values` returns."""
     own = [feature for feature in features if isinstance(feature, NumberFeature)]
     full = np.array([feature.median if isinstance(feature, NumberFeature) else 0.0 for feature in features])
     with_gaps = [np.nan if isinstance(f, NumberFeature) and f.gaps else v for f, v in zip(features, full, strict=True)]
@@ -125,7 +129,10 @@ def fitted_transformer(features: Sequence[Feature]) -> ColumnTransformer:
 
 
 def column_order(features: Sequence[Feature]) -> list[int]:
-    """The positions of each feature's columns in the output of the transformer: numbers, indicators, categories."""
+    """Return the positions of the columns of X in the output of the transformer.
+
+    The output has the columns of all numbers first, then the missing indicators, then the categories.
+    """
     own = [feature for feature in features if isinstance(feature, NumberFeature)]
     value, gap, level = count(), count(len(own)), count(sum(len(feature.columns) for feature in own))
     order: list[int] = []
@@ -138,7 +145,7 @@ def column_order(features: Sequence[Feature]) -> list[int]:
 
 
 def read_values(features: Sequence[Feature], rows: Rows, place: Place, problems: Problems) -> Array:
-    """The cells of the features (n, F): numbers, and level numbers."""
+    """Return the values of F features, (n, F): numbers, and numbers of levels."""
     return np.stack([feature.read(rows, place, problems) for feature in features], axis=1)
 
 
@@ -156,7 +163,7 @@ def _unfitted(features: Sequence[Feature]) -> ColumnTransformer:
 
 
 def _kind(rows: Rows, name: str, categorical: bool, place: Place, problems: Problems) -> Feature | None:
-    """The kind of a column, its levels, and whether values are missing; None if there is a problem."""
+    """Return the feature of a column: its kind, its levels, and whether values are missing; None for a problem."""
     if refuse_decimal_commas(rows, name, place, problems):
         return None
     if categorical or not holds_numbers(rows, name):
@@ -179,7 +186,7 @@ def _kind(rows: Rows, name: str, categorical: bool, place: Place, problems: Prob
 
 
 def refuse_decimal_commas(rows: Rows, name: str, place: Place, problems: Problems) -> bool:
-    """Report a column of numbers with decimal commas, which would be read as categories."""
+    """Return whether a column holds numbers with decimal commas, and report it: they would be read as categories."""
     cells = plain(rows.column(name))
     if not (pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type)):
         return False
@@ -192,7 +199,7 @@ def refuse_decimal_commas(rows: Rows, name: str, place: Place, problems: Problem
 
 
 def holds_numbers(rows: Rows, name: str) -> bool:
-    """Whether a column is meant to hold numbers: by its type, or because most of its text is numeric."""
+    """Return whether a column should hold numbers: by its type, or because most of its text is numeric."""
     column = plain(rows.column(name))
     kind = column.type
     if pa.types.is_boolean(kind):

@@ -1,4 +1,4 @@
-"""A few rows of a table, read value by value: a service that answers one row at a time has no use for Arrow."""
+"""Read a few rows of a table value by value. For single rows, as in a service, this is faster than Arrow."""
 
 from typing import Any
 
@@ -10,13 +10,14 @@ from sitewise.tables.reader import TableReader
 from sitewise.tables.values import LARGEST, Array, spelling
 
 FEW = 16  # rows
-ODD = object()  # a cell that the reader of whole tables has to look at
+ODD = object()  # marks a cell that only the reader of whole tables can read or report
 
 
 def read_few(reader: TableReader, frame: pd.DataFrame) -> tuple[Array, Array | None] | None:
-    """X (n, d) and z (n, V), in the order of the roles, as `TableReader.read` gives them.
+    """Return X (n, d) and z (n, V) of a few rows, as `TableReader.read` does, with z in the order of the roles.
 
-    None for more rows, for inputs that are not features, and if there is anything unusual in a cell.
+    z is None if the frame has no column of z. The result is None if there are no rows or more than `FEW`, if the inputs
+    are not features, if a feature is absent, if a column name is duplicate, or if a cell is unusual.
     """
     names = frame.columns.tolist()
     place = {name: number for number, name in enumerate(names)}
@@ -34,7 +35,7 @@ def read_few(reader: TableReader, frame: pd.DataFrame) -> tuple[Array, Array | N
 
 
 def _confounders(reader: TableReader, place: dict[Any, int], rows: list[list[Any]]) -> list[list[Any]]:
-    """The values of z, missing where there is no such column."""
+    """Return the values of z of each row; None where a value or its column is missing."""
     known = [place.get(name) for name in reader.roles.confounders]
     numeric = [name in reader.numeric_confounders for name in reader.roles.confounders]
     return [
@@ -44,7 +45,7 @@ def _confounders(reader: TableReader, place: dict[Any, int], rows: list[list[Any
 
 
 def _columns(feature: Feature, cell: Any) -> list[Any]:
-    """The columns of X for one cell, as the transformer of the reader computes them."""
+    """Return the columns of X for one cell, as the transformer of the reader computes them."""
     value = _value(cell, isinstance(feature, NumberFeature))
     if value is ODD:
         return [ODD]
@@ -56,7 +57,7 @@ def _columns(feature: Feature, cell: Any) -> list[Any]:
 
 
 def _value(cell: Any, is_number: bool) -> Any:
-    """A number or the text of a level, None if it is missing, ODD if it needs a closer look."""
+    """Return a number or the text of a level; None if it is missing, ODD if it is unusual."""
     if cell is None or (type(cell) is float and cell != cell):
         return None
     if not is_number:

@@ -1,4 +1,4 @@
-"""Table files: CSV and Parquet, their columns, and their rows in chunks. Cells of a CSV are text here."""
+"""Table files: the columns and the rows, in chunks, of CSV and Parquet files. Cells of a CSV are read as text."""
 
 import codecs
 import csv
@@ -24,7 +24,7 @@ PARQUET = (".parquet", ".pq")
 SHEETS = (".xls", ".ods")
 OTHER_SEPARATORS = (";", "\t", "|", ",")
 CHUNK_ROWS = 2**18
-BLOCK_BYTES = 2**24  # of a CSV, read at once
+BLOCK_BYTES = 2**24  # bytes of a CSV that are read at once
 WIDE_BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 NAMED = {"\t": "tab", ";": "';'", "|": "'|'", ",": "','"}
 
@@ -58,7 +58,10 @@ class TableFile:
     n_rows: int | None = None
 
     def chunks(self, columns: Sequence[str] | None = None, *, rows: int = CHUNK_ROWS) -> Iterator[pa.RecordBatch]:
-        """Chunks of rows with these columns; ValueError if there are no rows."""
+        """Yield the rows in chunks, with these columns (None: all); raise ValueError if there are no rows.
+
+        `rows` is the largest number of rows of a chunk of a Parquet file.
+        """
         wanted = list(self.columns if columns is None else dict.fromkeys(columns))
         self.find(wanted)
         if columns is not None:
@@ -78,7 +81,7 @@ class TableFile:
             raise ValueError(HEADER_ONLY.format(path=self.path, columns=shown(self.columns, MOST_COLUMNS)))
 
     def read(self, columns: Sequence[str] | None = None, *, at_most: int | None = None) -> pa.Table:
-        """These columns of all rows, or of the first ones, in memory."""
+        """Read these columns (None: all) of all rows, or of the first `at_most` rows, into memory."""
         batches = []
         n_rows = 0
         for chunk in self.chunks(columns):
@@ -89,7 +92,7 @@ class TableFile:
         return pa.Table.from_batches(batches).slice(0, at_most)
 
     def type_of(self, column: str) -> pa.DataType:
-        """The stored type of a column; text for a CSV."""
+        """Return the stored type of a column; for a CSV it is text."""
         if self.separator is not None:
             return pa.string()
         kind = parquet.read_schema(self.path).field(column).type
@@ -130,7 +133,7 @@ class TableFile:
                 yield from reader
 
     def _why_unreadable(self, error: Exception) -> str:
-        """What is wrong with a file that Arrow could not read to its end."""
+        """Return the message for a file that Arrow could not read to its end."""
         if isinstance(error, UnicodeDecodeError) or "UTF8" in str(error):
             return self._not_text()
         if "Empty CSV" in str(error):  # a header without a line end
@@ -139,7 +142,7 @@ class TableFile:
         return UNREADABLE.format(path=self.path, kind=kind, error=_short(error))
 
     def _not_text(self) -> str:
-        """The first line that cannot be decoded."""
+        """Return the message that names the first line that cannot be decoded."""
         with _bytes_of(self.path) as file:
             line = next((number for number, text in enumerate(file, 1) if not _decodes(text, self.encoding)), 1)
         return NOT_UTF8.format(path=self.path, line=line, encoding="latin-1").replace(
@@ -148,10 +151,11 @@ class TableFile:
 
 
 def open_table(path: str | os.PathLike[str], *, separator: str | None = None, encoding: str | None = None) -> TableFile:
-    """Open a CSV or Parquet file: its kind, header and separator; ValueError with the reason if something is wrong.
+    """Find the kind, header and separator of a CSV or Parquet file; raise ValueError if something is wrong.
 
-    By default the separator of a CSV is a comma (a tab for .tsv), and its encoding UTF-8 with or without a byte order
-    mark. If a separator is given, the file name may have any ending.
+    By default, the separator of a CSV is a comma (a tab for .tsv and .tab), and its encoding is UTF-8 with or without a
+    byte order mark. If a separator is given, the name of a CSV may have any ending that is not one of a spreadsheet or
+    of Parquet. A path that is not a file raises FileNotFoundError.
     """
     place = Path(path)
     check_name(place)
@@ -171,7 +175,7 @@ def open_table(path: str | os.PathLike[str], *, separator: str | None = None, en
 
 
 def check_name(path: Path) -> None:
-    """Raise an error for a path that is not text."""
+    """Raise ValueError for a path that cannot be encoded as UTF-8."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -219,7 +223,7 @@ def _open_csv(path: Path, separator: str, encoding: str) -> TableFile:
 
 
 def _header(path: Path, separator: str, encoding: str) -> tuple[str, ...]:
-    """The names of a CSV's columns, none where it is empty."""
+    """Return the names of a CSV's columns; an empty tuple if the file is empty."""
     with _bytes_of(path) as file:
         head = file.read(1024)
         file.seek(0)
@@ -244,7 +248,7 @@ def _check_encoding(encoding: str) -> None:
     try:
         b"a".decode(encoding)  # rejects codecs that are not for text
     except UnicodeError:
-        return  # a part of a wide character
+        return  # the encoding exists, but needs more than one byte for a character
     except LookupError:
         raise ValueError(f"--encoding {encoding!r} is not known; try utf-8, latin-1, cp1252 or utf-16") from None
 
@@ -266,6 +270,6 @@ def _text(encoding: str) -> str:
 
 
 def _short(error: BaseException) -> str:
-    """The first line of an error message, shortened."""
+    """Return the first line of an error message, shortened."""
     line = str(error).splitlines()[0] if str(error) else type(error).__name__
     return line if len(line) <= 200 else f"{line[:199]}…"

@@ -2,16 +2,18 @@
 
 The rules are the same for all files:
 
-- 16-bit gray is scaled by the full range of its type, v / 257 rounded (0 is 0, 65535 is 255), never by the range of
-  the image: exposures stay comparable. 12 bits stored in 16 become dark; scale them before.
-- 32-bit integers and floats have no known range and are an error, as are TIFF files of several pages and DICOM.
+- 16-bit gray is scaled by the full range of its type, v / 257 rounded (0 is 0, 65535 is 255), not by the range of the
+  image. Exposures therefore stay comparable. Images of 12 bits that are stored in 16 bits become dark; scale them
+  before.
+- 32-bit integers and floats have no known range and raise an error. TIFF files of several pages and DICOM files also
+  raise an error.
 - A palette becomes its colours, CMYK becomes RGB, one bit becomes 0 and 255. Transparent areas become black.
 - Gray is repeated in three channels; colour becomes luma (ITU-R 601) if one channel is wanted.
 - EXIF orientation is applied; colour profiles are not.
-- `size` is the new length of the shorter side; then the centre square is cut. Scaling uses a bilinear filter that
-  averages when it shrinks; small images are enlarged. A JPEG is decoded at 1/2, 1/4 or 1/8 if it stays at least
-  1.5 x `size` (faster; the mean changes by half a gray level to one).
-- A truncated or damaged file is an error, never a partial image.
+- `size` is the new length of the shorter side; the centre square is kept. Scaling uses a bilinear filter that averages
+  when it shrinks; small images are enlarged. For speed, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size if the decoded
+  image is still at least 1.5 x `size`; the mean then changes by half a gray level to one.
+- A truncated or damaged file raises an error; it never gives a partial image.
 """
 
 import io
@@ -28,10 +30,10 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-READING = 1  # increased when the same file would give other pixels: packs of an earlier reading are then different ones
+READING = 1  # version of these rules; increase it if a file gives other pixels than before, so that old packs differ
 FORMATS = ("JPEG", "PNG", "TIFF")
-BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG", b"II*\x00", b"MM\x00*")  # first bytes of their files
-SCALED_DECODING = 1.5  # a JPEG is decoded at least this much larger than wanted
+BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG", b"II*\x00", b"MM\x00*")  # first bytes of files in these formats
+SCALED_DECODING = 1.5  # a JPEG that is shrunk while decoding stays at least this many times as large as wanted
 DICOM_MAGIC, DICOM_MAGIC_AT = b"DICM", 128
 ORIENTATION_TAG, PHOTOMETRIC_TAG, WHITE_IS_ZERO = 0x0112, 262, 0
 NO_PILLOW = 'reading images needs Pillow: pip install "sitewise[images]"'
@@ -42,7 +44,7 @@ DICOM = (
 
 
 def read_image(source: str | os.PathLike[str] | bytes, size: int | None = None, channels: int = 3) -> Array:
-    """Read an image from a file or from its bytes: uint8 (C, H, W), or (C, size, size) if a size is given."""
+    """Read an image from a file or from the bytes of a file: uint8 (C, H, W), or (C, size, size) if `size` is given."""
     problems = Problems("read_image")
     if size is not None and size < 1:
         problems.add(f"size must be at least one pixel, or None for the image's own, got {size}")
@@ -58,7 +60,7 @@ def read_image(source: str | os.PathLike[str] | bytes, size: int | None = None, 
 
 
 def decode_image(data: bytes, name: str, size: int | None, channels: int) -> Array:
-    """Decode the bytes of a file; a ValueError about `name` gives the reason and what to do."""
+    """Decode the bytes of an image file; a ValueError names the file (`name`), the reason, and a remedy."""
     try:
         from PIL import Image, ImageFile, UnidentifiedImageError
     except ImportError as error:
@@ -105,7 +107,7 @@ TURNS = {  # EXIF codes
 
 
 def _crop_box(image: "Image.Image", size: int | None) -> tuple[tuple[float, float, float, float], float]:
-    """The centre square of an image that is not loaded yet, and the factor by which its decoder shrinks it."""
+    """Return the centre square of an image that is not loaded yet, and the factor by which decoding shrinks it."""
     width, height = image.size
     short = min(width, height)
     left, top = (width - short) / 2, (height - short) / 2
@@ -118,7 +120,7 @@ def _crop_box(image: "Image.Image", size: int | None) -> tuple[tuple[float, floa
 
 
 def _refusal(image: "Image.Image") -> str | None:
-    """Why an image that can be decoded is rejected; None if it is accepted."""
+    """Return the reason to reject an image that can be decoded; None if it is accepted."""
     if image.format == "TIFF" and getattr(image, "n_frames", 1) > 1:
         return f"is a TIFF of {image.n_frames} pages: save the page you need as its own file"  # type: ignore[attr-defined]
     if image.mode == "F" or (image.mode == "I" and image.format != "PNG"):
@@ -130,7 +132,7 @@ def _refusal(image: "Image.Image") -> str | None:
 
 
 def _plain(image: "Image.Image", channels: int) -> "Image.Image":
-    """A loaded image in 8-bit gray (L) or RGB, before scaling."""
+    """Convert a loaded image to 8-bit gray (L) or RGB, before scaling."""
     from PIL import Image
 
     if image.mode.startswith("I"):  # 16 bits; older versions of Pillow use mode "I" for such a PNG

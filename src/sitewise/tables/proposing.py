@@ -1,4 +1,4 @@
-"""Propose roles for the columns of a table, by their names and values, each with a reason."""
+"""Propose roles for the columns of a table from their names and values, with a reason for each role."""
 
 import re
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from sitewise.tables.features import MOST_LEVELS, holds_numbers
 from sitewise.tables.roles import Roles
 from sitewise.tables.values import Array, Place, Rows, is_one_value, levels, numbers, plain
 
-LOOKED_AT = 100_000  # rows, of a longer table
+LOOKED_AT = 100_000  # largest number of rows that are examined
 TARGETS = (
     *("y", "target", "label", "outcome", "class", "diagnosis", "disease", "malignant", "pneumonia", "death", "dead"),
     *("died", "mortality", "event", "status", "readmitted", "survived"),
@@ -29,27 +29,27 @@ IMAGES = re.compile(r"\.(png|jpe?g|tiff?)$", re.IGNORECASE)
 GUESSED_TARGET = "check whether it is the label"
 GUESSED_SITE = "site {name!r} was chosen by its values, not by its name: other columns never vary within it"
 NO_SITE = "no column looks like the site: name it with --site; without sites their differences are unknown"
-NO_FEATURES = {  # kinds of columns
+NO_FEATURES = {  # kinds of columns that cannot be features, with the reason
     "empty": "it is empty",
     "no value": "its cells are lists, structures or bytes",
     "date": "dates: turn them into a number (days since a start) first",
 }
-MOST_SITES = 200  # values of a column chosen as the site by its structure
-MOST_TARGETS = 20  # values of a column chosen as the target by its name
+MOST_SITES = 200  # largest number of values of a column that is chosen as the site by its structure
+MOST_TARGETS = 20  # largest number of values of a column that is chosen as the target by its name
 
 
-Answer = tuple[str | tuple[str, ...], str] | None  # a column, or several, and the reason
+Answer = tuple[str | tuple[str, ...], str] | None  # one or several columns for a role, and the reason; None: no column
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column with its kind, its known values, and the number of distinct values."""
+    """A column with its kind, and a summary of its values."""
 
     name: str
     kind: str  # number, category, date, empty, no value (lists, bytes)
-    codes: Array  # of its distinct values, -1 where missing
+    codes: Array  # (n,) numbers of the distinct values, -1 where missing
     n_distinct: int
-    words: frozenset[str]
+    words: frozenset[str]  # in its name, in lower case
     example: str
     low: float = np.nan
     high: float = np.nan
@@ -62,17 +62,17 @@ class Column:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Roles with reasons, why other columns have none, and questions for the user."""
+    """Proposed roles with reasons, columns without a role with reasons, and doubts that the user should check."""
 
     roles: Roles
-    reasons: dict[str, str]  # by role
-    left_out: dict[str, str]  # by column
-    unsure: tuple[str, ...] = ()
+    reasons: dict[str, str]  # the reason for each role
+    left_out: dict[str, str]  # for each column without a role, the reason
+    unsure: tuple[str, ...] = ()  # doubts, as sentences or questions
 
 
 @dataclass
 class _Draft:
-    """Roles as far as they are given, and why."""
+    """The roles given so far, and the reasons for them."""
 
     columns: dict[str, Column]
     roles: Roles
@@ -85,18 +85,18 @@ class _Draft:
         return [column for name, column in self.columns.items() if name not in taken]
 
     def give(self, role: str, answer: Answer) -> None:
-        """Give a role, where there is an answer and the role is free."""
+        """Give a role to the columns of an answer, unless the answer is None or the role is already given."""
         if answer is not None and not getattr(self.roles, role):
             self.roles = self.roles.updated(**{role: answer[0]})
             self.reasons[role] = answer[1]
 
     def column(self, role: str) -> Column | None:
-        """The column that has a role."""
+        """Return the column that has a role of a single column; None if no column has it."""
         return self.columns.get(getattr(self.roles, role))
 
 
 def propose_roles(rows: Rows, known: Roles | None = None) -> Proposal:
-    """Roles for a table's columns; `known` roles are kept."""
+    """Propose roles for the columns of a table; roles in `known` are kept."""
     table = rows.slice(0, LOOKED_AT)
     draft = _Draft({name: _look_at(table, name) for name in table.column_names}, known or Roles(), {})
     draft.give("target", _find_target(draft.free))
@@ -115,7 +115,10 @@ def propose_roles(rows: Rows, known: Roles | None = None) -> Proposal:
 
 
 def _give_inputs(draft: _Draft, table: Rows) -> dict[str, str]:
-    """Give all roles but target and site; why columns are no features, where features predict."""
+    """Give all roles except target and site.
+
+    If the proposed inputs are features, return the reason for each column that is not a feature; otherwise {}.
+    """
     if not (draft.roles.features or draft.roles.proba):
         draft.give("image", _find_image(draft.free))
     several = [column for column in draft.free if column.n_distinct > 1]
@@ -135,7 +138,7 @@ def _give_inputs(draft: _Draft, table: Rows) -> dict[str, str]:
 
 
 def _same_as_site(draft: _Draft) -> list[str]:
-    """A warning for each confounder that cannot be separated from the site."""
+    """Return a warning for each confounder that cannot be separated from the site."""
     site = draft.column("site")
     known = [draft.columns[name] for name in draft.roles.confounders if name in draft.columns]
     return [
@@ -181,7 +184,11 @@ def _find_site(columns: list[Column]) -> Answer:
 
 
 def _find_site_by_structure(columns: list[Column]) -> Answer:
-    """A column with few values, each with many rows, within which most other columns never vary."""
+    """Find the site by the values of columns, if no name is that of a site.
+
+    Candidates have few values, with 20 or more rows for each on average. The candidate is chosen within whose values
+    the largest number of other columns is constant.
+    """
     able = [
         column
         for column in columns
@@ -200,7 +207,7 @@ def _find_site_by_structure(columns: list[Column]) -> Answer:
 
 
 def _constant_within(column: Column, site: Column) -> bool:
-    """Whether a column varies, but has one value at each site."""
+    """Return whether a column varies between sites but has only one value at each site."""
     both = (column.codes >= 0) & (site.codes >= 0)
     if column.n_distinct < 2 or site.n_distinct < 2 or not both.any():
         return False
@@ -210,7 +217,10 @@ def _constant_within(column: Column, site: Column) -> bool:
 
 
 def _find_named(columns: list[Column], words: Iterable[str], reason: str) -> Answer:
-    """The column with one of the words in its name: the shortest name first, then the order of the words."""
+    """Find a column with one of the words in its name.
+
+    If there are several, choose the one with the fewest words in its name, then the one whose word comes first.
+    """
     matches = [(len(c.words), n, c, word) for n, word in enumerate(words) for c in columns if word in c.words]
     if not matches:
         return None
@@ -238,7 +248,7 @@ def _find_confounders(columns: list[Column]) -> Answer:
 
 
 def _find_probabilities(columns: list[Column], table: Rows) -> Answer:
-    """All free columns between 0 and 1 with a common prefix of their names, if their rows sum to one."""
+    """Find columns of probabilities: several, with values from 0 to 1, a common prefix, and rows that sum to one."""
     unit = [c.name for c in columns if c.kind == "number" and c.low >= 0 and c.high <= 1 and c.n_distinct > 2]
     stems: dict[str, list[str]] = {}
     for name in unit:
@@ -254,7 +264,7 @@ def _find_probabilities(columns: list[Column], table: Rows) -> Answer:
 
 
 def _why_no_feature(column: Column, target: Column | None, site: Column | None, n_rows: int) -> str | None:
-    """Why a column is not proposed as a feature; None if it is."""
+    """Return the reason not to propose a column as a feature; None if it is proposed."""
     if column.kind in NO_FEATURES:
         return NO_FEATURES[column.kind]
     if column.n_distinct == 1 and column.n_known == n_rows:
@@ -273,7 +283,7 @@ def _why_no_feature(column: Column, target: Column | None, site: Column | None, 
 
 
 def _tells(column: Column, target: Column) -> bool:
-    """Whether few distinct values of a column determine the target in all rows."""
+    """Return whether a column has few distinct values, and they determine the target in all rows."""
     both = (column.codes >= 0) & (target.codes >= 0)
     if not both.any() or column.n_distinct > max(2, int(both.sum()) // 10) or column.n_distinct < target.n_distinct:
         return False

@@ -1,4 +1,4 @@
-"""From a table to the inputs of a model; roles, kinds and scales are learned once."""
+"""Convert tables to the inputs of a model. The kinds and scales of columns are learned once, on the training table."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -55,9 +55,9 @@ IGNORED = "column(s) without a role are ignored: {names}"
 
 @dataclass(frozen=True, eq=False)
 class ReadRows:
-    """Rows of a table in the form that a model reads: X, Z, y, sites and more."""
+    """Rows of a table in the form that a model reads: X, Z, y, sites and groups."""
 
-    X: Any  # (n, d) features or probabilities, or images
+    X: Any  # features (n, d), probabilities (n, K), or images (n, C, H, W)
     Z: pd.DataFrame | None
     y: Array | None = None
     site: Array | None = None
@@ -69,7 +69,7 @@ class ReadRows:
 
 @dataclass(frozen=True)
 class ImageInput:
-    """How images of a path column are read: the shorter side is scaled to `size`, then the centre is cut."""
+    """Settings for reading images: the shorter side is scaled to `size` pixels, and the centre square is kept."""
 
     size: int = 224
     channels: int = 3
@@ -86,11 +86,11 @@ class TableReader:
     classes : tuple
         The labels, in order.
     features : tuple of Feature
-        What was learned of each input column.
+        The input columns, with the medians, scales and levels learned from the training table.
     numeric_confounders : tuple of str
         The confounders that are read as numbers.
     image : ImageInput, optional
-        How images are read.
+        The size and channels of images; None if the inputs are not images.
 
     Examples
     --------
@@ -120,7 +120,7 @@ class TableReader:
         roles : Roles
             The roles of its columns.
         image : ImageInput, optional
-            How images are read, if there is an image column.
+            The size and channels of images, if there is an image column.
         place : Place, optional
             The name of the table in error messages.
 
@@ -170,19 +170,22 @@ class TableReader:
         return tuple(name for feature in self.features for name in feature.columns)
 
     def columns(self, available: Sequence[str], *, labels: bool) -> list[str]:
-        """The columns of a table that `read` needs: all inputs, and those columns with other roles that the table has.
+        """List the columns of a table that `read` reads.
+
+        These are all columns of inputs, and the columns with other roles that the table has. The target is included
+        only if `labels` is true.
 
         Parameters
         ----------
         available : sequence of str
             The columns of the table.
-        labels : {"all", "some", "none"}
-            As in `read`.
+        labels : bool
+            Whether to include target and site in any case, even if the table does not have them.
 
         Returns
         -------
         list of str
-            The columns.
+            The names of the columns.
         """
         needed = {"features", "image", "proba"} | ({"target", "site"} if labels else set())
         wanted = [
@@ -191,7 +194,7 @@ class TableReader:
         return list(dict.fromkeys(wanted))
 
     def notes(self, available: Sequence[str]) -> list[str]:
-        """Notes about the columns of a table: missing confounders, ignored columns.
+        """Return notes about the columns of a table: missing confounders and ignored columns.
 
         Parameters
         ----------
@@ -225,11 +228,11 @@ class TableReader:
         Parameters
         ----------
         table : DataFrame or Arrow table
-            The rows. A confounder without a column is missing in all rows. The column of images holds paths, or the
-            bytes of the files.
+            The rows. If the table has no column for a confounder, the confounder is missing in all rows. The column of
+            images holds paths, or the bytes of the files.
         labels : {"all", "some", "none"}
-            "all": each row needs a label and a site. "some": available labels are read, None elsewhere. "none": target
-            and site are not read.
+            "all": every row needs a label and, if the reader has a column of the site, a site. "some": labels may be
+            missing and are then None; the site is not read. "none": neither target nor site is read.
         place : Place, optional
             The name of the table in error messages.
         root : path, optional
@@ -240,7 +243,7 @@ class TableReader:
         Returns
         -------
         ReadRows
-            X, Z, y and sites of the rows.
+            X, Z, y, sites and groups of the rows.
         """
         rows = as_rows(table)
         problems = Problems("table")
@@ -280,7 +283,7 @@ class TableReader:
         return _read_images(paths, root or Path(), self.image, place, problems)
 
     def _holds_images(self, rows: Rows, name: str) -> bool:
-        """Whether a column is the one of images, and holds the bytes of their files instead of paths."""
+        """Return whether a column is the column of images and holds the bytes of files instead of paths."""
         kind = rows.schema.field(name).type
         return name == self.roles.image and bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
@@ -292,7 +295,7 @@ class TableReader:
         return prepared
 
     def _confounders(self, rows: Rows, place: Place, problems: Problems) -> pd.DataFrame | None:
-        """Z with all confounders, missing where the table has no column; None if it has none of them."""
+        """Return Z with all confounders; those without a column are missing in all rows. None if none has a column."""
         if not any(name in rows.column_names for name in self.roles.confounders):
             return None
         columns: dict[str, Any] = {}
@@ -312,7 +315,7 @@ class TableReader:
 
 
 def _order_of(roles: Roles, classes: tuple[Any, ...], problems: Problems) -> tuple[str, ...]:
-    """The columns of probabilities in the order of the sorted classes."""
+    """Return the columns of probabilities in the order of the sorted classes."""
     if not roles.proba:
         return ()
     if len(roles.proba) not in {len(classes), 1 if len(classes) == 2 else len(classes)}:
@@ -333,7 +336,10 @@ def _order_of(roles: Roles, classes: tuple[Any, ...], problems: Problems) -> tup
 
 
 def _read_images(files: Any, root: Path | None, how: ImageInput, place: Place, problems: Problems) -> Array:
-    """Decode files, by their paths below a root or as bytes, by several threads: one array (n, C, size, size)."""
+    """Decode files in several threads into one array (n, C, size, size).
+
+    `files` are paths below `root`, or the bytes of the files if `root` is None.
+    """
     images = np.zeros((len(files), how.channels, how.size, how.size), dtype=np.uint8)
 
     def read(number: int) -> str | None:

@@ -1,4 +1,4 @@
-"""The roles of a table's columns: by keywords, or from a TOML file."""
+"""The roles of a table's columns, given by keywords or read from a TOML file."""
 
 import json
 import os
@@ -30,13 +30,14 @@ class Roles:
     site : str or None
         The column of the site: the hospital, scanner or country of a row. None: all rows are from one site.
     confounders : tuple of str
-        The columns z that P(y) may depend on besides the site: age, sex.
+        The columns of z, on which P(y) may depend in addition to the site, for example age and sex.
     features : tuple of str
         The input columns, numbers and categories. Give one of `features`, `image` and `proba`.
     image : str or None
-        The column with the path of an image.
+        The column with the path, or the bytes, of an image file.
     proba : tuple of str
-        The columns of a classifier's probabilities: one for each class; for two classes, that of the second is enough.
+        The columns of a classifier's probabilities: one for each class. For two classes, the column of the second class
+        is enough.
     group : str or None
         The column of groups (patients), which are never split between training and validation.
     id : str or None
@@ -44,7 +45,7 @@ class Roles:
     categorical : tuple of str
         Features and confounders whose numbers are categories.
     classes : tuple
-        The labels, in the order of `proba`; sorted otherwise.
+        The labels, in the order of `proba`. If it is empty, the labels are those of the target column, sorted.
 
     Examples
     --------
@@ -105,7 +106,7 @@ class Roles:
         Parameters
         ----------
         **given : str or sequence of str
-            The new roles by name; None and empty ones are ignored.
+            The new roles by name; None and empty values are ignored.
 
         Returns
         -------
@@ -120,7 +121,7 @@ class Roles:
 
 
 def read_roles(path: str | os.PathLike[str]) -> Roles:
-    """Read roles from a TOML file, as `sitewise init` writes it; one error lists all problems."""
+    """Read roles from a TOML file, such as `sitewise init` writes; one error lists all problems."""
     place = Path(path)
     if not place.is_file():
         near = [other.name for other in place.parent.glob("*.toml")] if place.parent.is_dir() else []
@@ -150,7 +151,7 @@ def _check_value(role: str, value: Any, problems: Problems) -> None:
 
 
 def roles_as_toml(roles: Roles, reasons: Mapping[str, str] | None = None, comment: Iterable[str] = ()) -> str:
-    """Roles as TOML that `read_roles` reads, with the reason for each role above it."""
+    """Return roles as TOML for `read_roles`. `comment` comes first; each role has its reason as a comment above it."""
     lines = [f"# {_one_line(line)}" for line in comment]
     for name, value in asdict(roles).items():
         if not value:
@@ -162,7 +163,7 @@ def roles_as_toml(roles: Roles, reasons: Mapping[str, str] | None = None, commen
 
 
 def split_names(text: str | None) -> tuple[str, ...]:
-    """Names separated by commas."""
+    """Split names that are separated by commas."""
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
@@ -174,5 +175,5 @@ def _toml(value: str | Sequence[str]) -> str:
 
 
 def _one_line(text: str) -> str:
-    """A comment on one line: a name with a line break must not become a role."""
+    """Return a text on one line: a line break in a comment must not start a line of TOML."""
     return "".join(letter if letter.isprintable() else " " for letter in text)

@@ -1,4 +1,4 @@
-"""Cells as numbers, levels or text. Cells that cannot be read are reported with file, column and row."""
+"""Read cells as numbers, levels or text. Cells that cannot be read are reported with file, column and row."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,8 +15,8 @@ from sitewise.arrays import Problems, as_pandas, brief, did_you_mean
 Array = np.ndarray[Any, Any]
 Rows = Any  # pa.Table or pa.RecordBatch
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "None", "null", "NULL", "<NA>")  # text of missing cells
-PROBABILITY_TOLERANCE = 1e-3  # of the sum of a row's probabilities, because stored ones are rounded
-MOST_SHOWN, MOST_COLUMNS = 8, 30  # of values and columns in a message
+PROBABILITY_TOLERANCE = 1e-3  # of the sum of a row's probabilities, because stored probabilities are rounded
+MOST_SHOWN, MOST_COLUMNS = 8, 30  # largest numbers of values and of columns in a message
 TRUTH = ("0", "1"), ("False", "True")
 LARGEST = float(np.finfo(np.float32).max)  # networks use single precision
 
@@ -42,7 +42,7 @@ NO_NAME = "{where} is empty in {row}{more}: every row needs one"
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """The origin of rows, for errors: a file's name, the number of the first row, and which rows were kept.
+    """The origin of rows, for error messages: a file's name, the number of the first row, and which rows were kept.
 
     Rows are counted from 0, without the header.
     """
@@ -52,23 +52,23 @@ class Place:
     kept: Array | None = None
 
     def column(self, *names: str) -> str:
-        """A text that names columns."""
+        """Return a text that names the source and columns."""
         listed = ", ".join(repr(name) for name in names)
         return f"{self.source}, column{'s' if len(names) > 1 else ''} {listed}"
 
     def row(self, rows: Array) -> dict[str, str]:
-        """A text that names the first of some rows, and how many there are."""
+        """Return two texts for a message: `row` names the first of some rows, and `more` counts the others."""
         more = f", and {len(rows) - 1} more like it" if len(rows) > 1 else ""
         first = self.number(int(rows[0]))
         return {"row": f"row {first} (counted from 0, without the header)", "more": more}
 
     def number(self, row: int) -> int:
-        """The number of a row in its file."""
+        """Return the number of a row in its file."""
         return self.start + (row if self.kept is None else int(self.kept[row]))
 
 
 def find_columns(available: Sequence[str], asked: Iterable[tuple[str, str]], place: Place, problems: Problems) -> None:
-    """Report all columns that a table does not have, of the wanted (role, name), with similar names."""
+    """Report all wanted columns, given as (role, name), that a table does not have, with similar names."""
     columns = shown(available, MOST_COLUMNS)
     for role, name in asked:
         if name not in available:
@@ -77,7 +77,7 @@ def find_columns(available: Sequence[str], asked: Iterable[tuple[str, str]], pla
 
 
 def as_rows(table: Any) -> Rows:
-    """A table as an Arrow table; columns of mixed objects of a DataFrame become text."""
+    """Convert a DataFrame to an Arrow table; columns of mixed objects become text. Arrow tables are unchanged."""
     if isinstance(table, pa.Table | pa.RecordBatch):
         _refuse_twice(table.schema.names)
         return table
@@ -96,7 +96,7 @@ def _refuse_twice(names: Sequence[str]) -> None:
 
 
 def numbers(rows: Rows, name: str, place: Place, problems: Problems) -> Array:
-    """A column of finite numbers (n,), NaN where missing."""
+    """Read a column of finite numbers, (n,), NaN where missing."""
     column = plain(rows.column(name))
     if pa.types.is_temporal(column.type):
         problems.add(DATES.format(where=place.column(name)))
@@ -128,7 +128,7 @@ def refuse_kinds(rows: Rows, names: Iterable[str], place: Place, problems: Probl
 
 
 def is_one_value(kind: pa.DataType) -> bool:
-    """Whether cells of a type can be read: numbers, text, booleans, dates, null, or a dictionary of them."""
+    """Return whether cells of a type are single values: numbers, text, booleans, dates, or dictionaries of these."""
     if pa.types.is_dictionary(kind):
         return is_one_value(kind.value_type)
     number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
@@ -137,7 +137,7 @@ def is_one_value(kind: pa.DataType) -> bool:
 
 
 def levels(rows: Rows, name: str, place: Place, problems: Problems) -> pd.Categorical:
-    """A column of categories as text, missing where missing; 1, 1.0 and "1" are the same level."""
+    """Read a column of categories as text; 1, 1.0 and "1" are the same level."""
     column = plain(rows.column(name))
     if pa.types.is_temporal(column.type):
         problems.add(DATES.format(where=place.column(name)))
@@ -151,7 +151,7 @@ def levels(rows: Rows, name: str, place: Place, problems: Problems) -> pd.Catego
 
 
 def text(rows: Rows, name: str, place: Place | None = None, problems: Problems | None = None) -> Array:
-    """The text of a column, unchanged (n,); with `problems`, an empty cell is a problem."""
+    """Read the text of a column unchanged, (n,), "" where missing; with `problems`, an empty cell is a problem."""
     cells = pc.fill_null(_spelled(plain(rows.column(name))), "")
     values: Array = cells.to_numpy(zero_copy_only=False).astype(object)
     if problems is not None and place is not None:
@@ -162,7 +162,7 @@ def text(rows: Rows, name: str, place: Place | None = None, problems: Problems |
 
 
 def names(rows: Rows, name: str, place: Place | None = None, problems: Problems | None = None) -> Array:
-    """A column of names, such as sites, stripped; with `problems`, an empty cell is a problem."""
+    """Read a column of names, such as sites, without outer spaces; with `problems`, an empty cell is a problem."""
     values = text(rows, name, place, problems)
     distinct, index = np.unique(values, return_inverse=True)
     return np.array([spell_name(value) for value in distinct], dtype=object)[index]
@@ -171,7 +171,7 @@ def names(rows: Rows, name: str, place: Place | None = None, problems: Problems 
 def labels(
     rows: Rows, name: str, classes: Sequence[Any], place: Place, problems: Problems, *, partly: bool = False
 ) -> Array:
-    """The class of each row (n,); with `partly`, None for unknown labels."""
+    """Read the class of each row, (n,). If `partly` is true, labels may be missing and are then None."""
     values = levels(rows, name, place, problems)
     spelled = labels_by_text(classes)
     missing = np.flatnonzero(values.codes < 0)
@@ -191,7 +191,10 @@ def labels(
 
 
 def labels_by_text(classes: Sequence[Any]) -> dict[str | None, Any]:
-    """The classes by the text of a cell; False and True also match 0 and 1, and the reverse."""
+    """Return a dict from the text of a cell to its class.
+
+    If the classes are False and True, the texts 0 and 1 also match them. If they are 0 and 1, so do False and True.
+    """
     by_text = {spelling(label): label for label in classes}
     for one, other in (TRUTH, TRUTH[::-1]):
         if set(by_text) == set(one):
@@ -200,7 +203,7 @@ def labels_by_text(classes: Sequence[Any]) -> dict[str | None, Any]:
 
 
 def probabilities(rows: Rows, columns: Sequence[str], place: Place, problems: Problems) -> Array:
-    """Probabilities (n, K) whose rows sum to one; a single column is that of the second of two classes."""
+    """Read probabilities (n, K) whose rows sum to one; a single column holds those of the second of two classes."""
     before = len(problems.messages)
     parts = [numbers(rows, name, place, problems) for name in columns]
     where = place.column(*columns)
@@ -225,7 +228,7 @@ def probabilities(rows: Rows, columns: Sequence[str], place: Place, problems: Pr
 
 
 def plain(column: Any) -> Any:
-    """A column as one array without a dictionary."""
+    """Return a column as one Arrow array without dictionary encoding."""
     whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if isinstance(whole, pa.ChunkedArray):  # empty, or too long for one array
         whole = pa.concat_arrays(whole.chunks) if whole.num_chunks else pa.array([], type=whole.type)
@@ -233,13 +236,13 @@ def plain(column: Any) -> Any:
 
 
 def known_text(column: Any) -> Any:
-    """Cells as stripped text, null where missing."""
+    """Return cells as text without outer spaces, null where missing."""
     cells = pc.utf8_trim_whitespace(_spelled(column))
     return pc.if_else(pc.is_in(cells, pa.array(MISSING, type=cells.type)), pa.scalar(None, type=cells.type), cells)
 
 
 def spelling(value: Any) -> str | None:
-    """One text for all spellings of a level: 1, 1.0, "1" and " 1 " are "1"; None if missing."""
+    """Return one text for all spellings of a level: 1, 1.0, "1" and " 1 " give "1"; None if missing."""
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return None
     written = str(value).strip()
@@ -251,24 +254,24 @@ def spelling(value: Any) -> str | None:
 
 
 def spell_name(value: Any) -> str:
-    """A name as text; 12.0 is 12, because missing values turn integers into floats. 007 is unchanged."""
+    """Return a name as text. 12.0 becomes 12, because missing values turn integers into floats. 007 is unchanged."""
     written = str(value).strip()
     return written[:-2] if written.endswith(".0") and written[:-2].lstrip("-").isdigit() else written
 
 
 def as_label(written: str) -> Any:
-    """A class by its text: a whole number if it is written as one."""
+    """Return the class that a text means: an integer if the text is a whole number, otherwise the text."""
     return int(written) if written.lstrip("-").isdigit() and str(int(written)) == written else written
 
 
 def shown(values: Sequence[str], most: int = MOST_SHOWN) -> str:
-    """Some values, and the number of others."""
+    """Return a text with the first `most` values and the number of the others."""
     more = f" and {len(values) - most} more" if len(values) > most else ""
     return ", ".join(values[:most]) + more
 
 
 def _to_numbers(column: Any) -> Array | None:
-    """Numbers with NaN where missing; None if some cell is not a number."""
+    """Convert a column to numbers, NaN where missing; return None if a cell is not a number."""
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
     if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
@@ -282,7 +285,7 @@ def _to_numbers(column: Any) -> Array | None:
 
 
 def _spelled(column: Any) -> Any:
-    """Cells of any kind as text."""
+    """Convert cells of any kind to text."""
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         return column
     if pa.types.is_floating(column.type) or pa.types.is_boolean(column.type):

@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all, and tables that are written in chunks."""
+"""Write files completely or not at all, and tables in chunks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from sitewise.artifacts.places import put_in_place, sole_writer
 
 SUFFIXES = (".csv", ".parquet")
 APOSTROPHE = "'"
-FORMULA = "^[=+\\-@\t\r\n＝＋－＠]"  # characters at which a spreadsheet starts a formula
+FORMULA = "^[=+\\-@\t\r\n＝＋－＠]"  # first characters of a cell that a spreadsheet reads as a formula
 NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 NOT_WRITTEN = "{path} could not be written ({reason}); nothing was changed there"
 
@@ -29,9 +29,9 @@ class ChunkWriter(Protocol):
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A temporary path that becomes `path` on success, and leaves nothing otherwise.
+    """Provide a temporary path; its file is moved to `path` on success, and removed if an error occurs.
 
-    If several processes write one file at a time, one succeeds and the others get a BlockingIOError.
+    If several processes write the same file at the same time, one succeeds and the others raise BlockingIOError.
     """
     part = path
     try:
@@ -47,13 +47,13 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def table_writer(path: Path, schema: pa.Schema) -> Iterator[ChunkWriter]:
-    """Write a table in chunks, as CSV or Parquet by its suffix; completely or not at all."""
+    """Provide a writer of a table in chunks, as CSV or Parquet by the suffix; the file is complete or not written."""
     with whole_file(path) as part, _writer(path.suffix.lower(), part, schema) as writer:
         yield writer
 
 
 def text_for_spreadsheets(cells: Any) -> Any:
-    """Text without formulas: a cell that begins like a formula, and is not a number, gets an apostrophe."""
+    """Prevent formulas in text: a cell that begins like a formula and is not a number gets an apostrophe in front."""
     formulas = pc.match_substring_regex(cells, FORMULA)
     if not pc.any(formulas).as_py():
         return cells
@@ -63,7 +63,7 @@ def text_for_spreadsheets(cells: Any) -> Any:
 
 
 class _CsvWriter:
-    """A CSV whose text stays text in a spreadsheet; a context manager."""
+    """Writer of a CSV whose text is not read as formulas by a spreadsheet; a context manager."""
 
     def __init__(self, part: Path, schema: pa.Schema) -> None:
         names = text_for_spreadsheets(pa.array(schema.names, type=pa.string())).to_pylist()
@@ -82,7 +82,7 @@ class _CsvWriter:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a column holds text."""
+    """Return whether a type is text."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 

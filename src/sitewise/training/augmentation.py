@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 def affine(images: Tensor) -> Tensor:
-    """Rotate, scale and shift each image at random: by up to 15 degrees, 10 percent and 2 of 28 pixels."""
+    """Rotate, scale and shift each image at random: by up to 15 degrees, 10 percent, and 2/28 of its size."""
     n, device = len(images), images.device
     angle = (torch.rand(n, device=device) * 2 - 1) * math.radians(15)
     scale = 1 + (torch.rand(n, device=device) * 2 - 1) * 0.1
@@ -20,7 +20,7 @@ def affine(images: Tensor) -> Tensor:
 
 
 def flips(images: Tensor) -> Tensor:
-    """Flip each image at random, horizontally and vertically; square images along the diagonal too."""
+    """Flip each image at random, horizontally and vertically; square images also along the diagonal."""
     chosen = torch.rand(3, len(images), 1, 1, 1, device=images.device) < 0.5
     images = torch.where(chosen[0], images.flip(3), images)
     images = torch.where(chosen[1], images.flip(2), images)

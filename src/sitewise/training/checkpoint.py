@@ -1,4 +1,4 @@
-"""A file from which an interrupted training continues to the same result; another training refuses it."""
+"""Checkpoints: files from which an interrupted training continues. Other trainings reject the file."""
 
 import hashlib
 import io
@@ -22,7 +22,7 @@ SEAL = 65  # bytes of the checksum and the end of its line
 OTHER = "{path} is no checkpoint of this version: delete it, or give another path"
 DAMAGED = "the checkpoint {path} is damaged (its checksum differs): delete it to start again, or give another path"
 NOT_WRITTEN = "the checkpoint {path} could not be written ({reason})"
-LARGE = 2**26  # bytes; of larger tensors only some rows are hashed
+LARGE = 2**26  # bytes; only some rows of larger tensors are hashed
 SHOWN = 10
 
 
@@ -30,7 +30,7 @@ class Stateful(Protocol):
     """An object whose state can be saved and restored: a module, optimizer, schedule or objective."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return everything that changes in training: tensors and plain numbers."""
+        """Return the state that changes in training, as tensors and plain values."""
         ...
 
     def load_state_dict(self, state_dict: Any) -> Any:
@@ -40,13 +40,13 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The file of a training, and what identifies the training."""
+    """The file of a training, and the identity of the training (see `identify`)."""
 
     path: Path
     identity: dict[str, str]
 
     def save(self, parts: Mapping[str, Stateful], generator: torch.Generator) -> None:
-        """Write the file atomically."""
+        """Write the identity, the states of the parts and all random states to the file, atomically."""
         content = {
             "identity": self.identity,
             "parts": {name: part.state_dict() for name, part in parts.items()},
@@ -65,7 +65,7 @@ class Checkpoint:
             raise OSError(error.errno, NOT_WRITTEN.format(path=self.path, reason=error.strerror or error)) from error
 
     def restore(self, parts: Mapping[str, Stateful], generator: torch.Generator) -> None:
-        """Restore the state if there is a file; raise ValueError if it is damaged or of another training."""
+        """Restore the state if the file exists; raise ValueError if it is damaged or of another training."""
         if not self.path.exists():
             return
         content = read_content(self.path)
@@ -96,7 +96,7 @@ def seal(content: bytes) -> bytes:
 
 
 def read_content(path: Path) -> dict[str, Any]:
-    """Read a checkpoint and compare its checksum; it cannot run code."""
+    """Read a checkpoint and compare its checksum; a file cannot run code."""
     sealed = path.read_bytes()
     if not sealed.startswith(MARK):
         raise ValueError(OTHER.format(path=path))
@@ -113,7 +113,10 @@ def read_content(path: Path) -> dict[str, Any]:
 
 
 def open_checkpoint(where: str | os.PathLike[str], label: str, identity: dict[str, str]) -> Checkpoint:
-    """Return a checkpoint at a file, or in a folder (a path without suffix) under a name derived from the training."""
+    """Return the checkpoint of a training.
+
+    If the path is a folder or has no suffix, the file lies in that folder, with a name derived from the training.
+    """
     path = Path(where)
     if path.is_dir() or not path.suffix:
         number = hashlib.sha256(repr(sorted(identity.items())).encode()).hexdigest()[:12]
@@ -122,7 +125,7 @@ def open_checkpoint(where: str | os.PathLike[str], label: str, identity: dict[st
 
 
 def identify(module: nn.Module, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return what identifies a training: its settings, the network's shapes, and a hash of its initial weights."""
+    """Return the identity of a training: its settings, the network's shapes, and a hash of the initial weights."""
     state = module.state_dict()
     shapes = {f"network.{name}": f"{tuple(value.shape)}" for name, value in state.items()}
     plain = {name: str(value) for name, value in settings.items()}
@@ -142,7 +145,7 @@ def compare(theirs: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
 
 
 def digest(*parts: Tensor | str) -> str:
-    """Return a short hash of tensors and texts; of very large tensors only evenly spaced rows are hashed."""
+    """Return a short hash of tensors and texts; for very large tensors, only evenly spaced rows are hashed."""
     digest = hashlib.sha256()
     for part in parts:
         if isinstance(part, str):

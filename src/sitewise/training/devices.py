@@ -1,8 +1,9 @@
 """Training on one device, on several devices or machines, in processes started by torchrun or by this package.
 
 Every process draws the same batches, computes its share of each step's rows, and gathers the network's outputs of all
-rows. So the loss of a batch is the same as in a single process. DDP sums the gradients. One device needs no Lightning
-Fabric: `OneDevice` has the part of its interface that the training loop uses, and gives the same bits.
+rows. Therefore, the loss of a batch is the same as in a single process. DDP combines the gradients. Lightning Fabric is
+not needed for one device: `OneDevice` has the part of its interface that the training loop uses, and gives bitwise the
+same results.
 """
 
 import builtins
@@ -46,7 +47,7 @@ HALF_ON_CPU = "precision='16-mixed' needs a GPU: on the CPU 'bf16-mixed' is used
 
 
 def find_device(name: str) -> torch.device:
-    """Return the device of a name; "auto" is a GPU if there is one."""
+    """Return the device with this name; "auto" is a GPU if there is one, otherwise the CPU."""
     if name not in DEVICES:
         raise ValueError(UNKNOWN.format(known=", ".join(DEVICES), device=name, meant=did_you_mean(name, DEVICES)))
     if name == "cpu":
@@ -79,7 +80,7 @@ class OneDevice:
         return network, optimizer if self.scaler is None else ScaledOptimizer(optimizer, self.scaler)
 
     def backward(self, loss: Tensor) -> None:
-        """Compute gradients, in half precision those of the scaled loss."""
+        """Compute the gradients of the loss; with float16, of the scaled loss."""
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
 
     def no_backward_sync(self, network: nn.Module, enabled: bool = True) -> AbstractContextManager[None]:
@@ -127,7 +128,7 @@ class ScaledOptimizer:
         self.optimizer.zero_grad()
 
     def step(self) -> None:
-        """Take a step; if gradients overflowed, reduce the scale instead."""
+        """Take a step; if gradients overflowed, reduce the scale of the loss instead."""
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
@@ -146,23 +147,23 @@ def fabric_class() -> Any:
 
 
 def precision_of(fabric: Any) -> Any:
-    """Return the object that holds the state of mixed precision, for a checkpoint."""
+    """Return the object whose state, for a checkpoint, is that of mixed precision."""
     return fabric if isinstance(fabric, OneDevice) else fabric.strategy.precision
 
 
 @dataclass(frozen=True)
 class Share:
-    """The rows of a step that a process computes: every `of`-th one, starting at `rank`."""
+    """The rows of a step that one of `of` processes computes: every `of`-th row, starting at row `rank`."""
 
     rank: int = 0
     of: int = 1
 
     def __call__(self, rows: Tensor, before: int = 0) -> Tensor:
-        """Return this process's share of some rows; `before` rows of the step precede them."""
+        """Return this process's share of some rows of a step, which follow `before` other rows of the step."""
         return rows[(self.rank - before) % self.of :: self.of]
 
     def within(self, place: slice, n_rows: int) -> slice:
-        """Return this process's share of a slice of n rows, or its first row if the share is empty."""
+        """Return this process's share of a slice of `n_rows` rows; if it is empty, return the slice's first row."""
         if self.of == 1:
             return place
         start, stop, _ = place.indices(n_rows)
@@ -179,8 +180,8 @@ WHOLE = Share()
 class DistributedNetwork(nn.Module):
     """A network whose rows are distributed over processes: each computes its share, and all get all outputs.
 
-    The first input is complete or this process's share, the second one is complete, and further ones are passed on. If
-    there are fewer rows than processes (in scoring), some processes compute a row that is not used.
+    The first input has all rows or only this process's share. The second input has all rows. Further inputs are passed
+    on unchanged. If there are fewer rows than processes (in scoring), some processes compute a row that is not used.
     """
 
     def __init__(self, network: nn.Module, share: Share) -> None:
@@ -201,8 +202,8 @@ class DistributedNetwork(nn.Module):
     def _gather(self, own: Tensor, n_rows: int) -> Tensor:
         """Gather the rows of all processes in their order.
 
-        All processes compute the same loss, and each sends back the gradient of its own rows. DDP averages gradients
-        that have to be summed, hence the factor.
+        All processes compute the same loss, and each computes the gradient of its own rows. These gradients have to be
+        summed, but DDP averages them. Therefore, they are multiplied by the number of processes.
         """
         largest = -(-n_rows // self.share.of)
         padded = torch.cat([own, own.new_zeros(largest - len(own), *own.shape[1:])])
@@ -235,9 +236,9 @@ def launch(
 ) -> Any:
     """Call function(fabric, *arguments) on every device.
 
-    With one device the call is made in this process. Under torchrun all processes call `launch`, and each gets its own
-    result. Otherwise new processes of this machine are started, and the result is that of the first one; the arguments
-    must be picklable, and the result must consist of tensors and plain values.
+    With one device, the function is called in this process. Under torchrun, all processes call `launch`, and each gets
+    its own result. Otherwise, new processes are started on this machine, and the result of the first one is returned.
+    In this case, the arguments must be picklable, and the result must consist of tensors and plain values.
     """
     started = torchrun_processes()
     if started is None:
@@ -272,7 +273,7 @@ def join_processes(device: str = "auto") -> Any:
 
 
 def torchrun_processes() -> tuple[int, int] | None:
-    """Return how many processes torchrun started on each machine, and the number of machines; None without torchrun."""
+    """Return the number of torchrun's processes on each machine, and the number of machines; None without torchrun."""
     if not torch.distributed.is_available() or not torch.distributed.is_torchelastic_launched():
         return None
     here = int(os.environ["LOCAL_WORLD_SIZE"])
@@ -296,12 +297,15 @@ def first_process() -> bool:
 
 
 def share_of(module: nn.Module) -> Share:
-    """Return the share of a step's rows that this process gives to a module: all, unless it is distributed."""
+    """Return this process's share of the rows of a step; a module that is not distributed gets all rows."""
     return module.share if isinstance(module, DistributedNetwork) else WHOLE
 
 
 def shared_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
-    """Convert batch norm to one over the rows of all processes, in place; weights keep their names."""
+    """Replace each batch norm by one over the rows of all processes; weights keep their names.
+
+    Raise ValueError on a CPU, where this is not possible.
+    """
     if not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
         return module
     if device.type == "cpu":
@@ -311,7 +315,7 @@ def shared_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
 
 
 def check_agreement(fabric: Any, identity: Mapping[str, str], hint: str) -> None:
-    """Raise ValueError in every process if the identity of one differs from that of the first."""
+    """Raise ValueError in every process if the identity of any process differs from that of the first."""
     everybody: list[Any] = [None] * fabric.world_size
     torch.distributed.all_gather_object(everybody, dict(identity))
     for rank, theirs in enumerate(everybody):
@@ -358,7 +362,7 @@ def _as_started(started: tuple[int, int], devices: int | str, nodes: int, strate
 
 
 def _spawn(device: str, devices: int | str, precision: Any, function: Callable[..., Any], arguments: Any) -> Any:
-    """Call a function in new processes; an error in one ends all, and is raised here with its original type."""
+    """Call a function in new processes. An error in one of them ends all, and is raised here with its original type."""
     before = dict(os.environ)
     fabric = fabric_class()(accelerator=device, devices=devices, precision=precision, strategy="ddp_spawn")
     try:
@@ -394,7 +398,7 @@ class _HandBack:
     def __call__(self, fabric: Any) -> None:
         own = copy.deepcopy(
             self.arguments
-        )  # the tensors are in shared memory, and other processes must not see changes
+        )  # the tensors are in shared memory, but other processes must not see changes
         result = self.function(fabric, *own)
         if fabric.global_rank == 0:
             torch.save(result, self.path)

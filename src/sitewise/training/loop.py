@@ -1,7 +1,7 @@
 """The training loop of all methods: batches over sites, a schedule, the best snapshot by validation, seeds, devices.
 
-A method provides an `Objective`; it has no optimizer or loop of its own. Several trainings run at the same time on one
-GPU, if its memory suffices.
+A method provides an `Objective`; it has no optimizer or loop of its own. Several trainings can run at the same time on
+one GPU if its memory suffices.
 """
 
 import copy
@@ -44,7 +44,7 @@ Result = TypeVar("Result")
 
 
 class Objective(Protocol):
-    """What a method minimizes: a loss on rows, and a validation loss that selects the snapshot."""
+    """The objective of a method: a loss on rows, and a validation loss that selects the snapshot."""
 
     @property
     def sites(self) -> Tensor:
@@ -56,11 +56,14 @@ class Objective(Protocol):
         ...
 
     def begin_epoch(self, generator: torch.Generator, progress: float) -> None:
-        """Draw what changes from epoch to epoch (knockout masks); `progress` is the share of epochs completed."""
+        """Draw random quantities of the epoch, such as knockout masks; `progress` is the share of epochs completed."""
         ...
 
     def reading(self, upcoming: Sequence[Tensor]) -> AbstractContextManager[None]:
-        """Open a block in which `loss` is called with these rows (indices on the CPU) in this order, to read ahead."""
+        """Open a context in which `loss` is called with these batches in this order, so that they are read in advance.
+
+        The row numbers in `upcoming` are on the CPU.
+        """
         ...
 
     def loss(self, module: nn.Module, rows: Tensor) -> Tensor:
@@ -68,11 +71,11 @@ class Objective(Protocol):
         ...
 
     def validation_loss(self, module: nn.Module) -> float | None:
-        """Return the loss on held-out rows, None if there are none."""
+        """Return the loss on held-out rows; None if there are no held-out rows."""
         ...
 
     def identity(self) -> dict[str, str]:
-        """Return what identifies this objective: its settings, and hashes of its data."""
+        """Return the identity of this objective: its settings, and hashes of its data."""
         ...
 
     def state_dict(self) -> Mapping[str, Any]:
@@ -105,7 +108,7 @@ class _Course:
     history: list[dict[str, float]] = field(default_factory=list)
 
     def note(self, record: dict[str, float], module: nn.Module) -> None:
-        """Record an epoch; without a validation loss the latest snapshot is the best."""
+        """Record an epoch; without a validation loss, the latest snapshot counts as the best."""
         self.epoch += 1
         self.history.append(record)
         held_out = record.get("validation_loss")
@@ -128,7 +131,7 @@ class _Course:
 
 @dataclass(frozen=True)
 class _Loop:
-    """Everything that an epoch needs."""
+    """The objects and settings that an epoch of training uses."""
 
     fabric: Any
     network: Any  # as set up by Fabric
@@ -194,7 +197,7 @@ def train(
     checkpoint_every: int = 1,
     keep_checkpoint: bool = False,
 ) -> Training:
-    """Train a module; the same seed gives the same bits on a CPU.
+    """Train a module. On a CPU, the same seed gives bitwise the same result.
 
     Parameters
     ----------
@@ -203,16 +206,17 @@ def train(
     objective : Objective
         The loss to minimize.
     recipe : Recipe
-        How to train.
+        The settings of the training.
     device : {"auto", "cpu", "cuda", "mps"}
         Where to train; "auto" is a GPU if there is one.
     devices : int or "auto"
-        The number of devices of each machine. They share the rows of every step and give the result of one device up to
-        rounding.
+        The number of devices of each machine. They share the rows of every step. The result is that of one device, up
+        to rounding.
     nodes : int
         The number of machines.
     strategy : {"auto", "ddp", "ddp_spawn"}
-        "auto" uses the processes of torchrun, otherwise new ones; "ddp" only torchrun's; "ddp_spawn" only new ones.
+        "auto" uses the processes that torchrun started, or starts new ones without torchrun. "ddp" uses only the
+        processes of torchrun, "ddp_spawn" only new ones.
     seed : int
         Seed of all random numbers.
     verbose : bool, optional
@@ -220,9 +224,10 @@ def train(
     label : str
         Name of the training, for the progress bar and the checkpoint.
     checkpoint : path, optional
-        A file, or a folder for the files of several trainings. A call continues an interrupted training from it.
+        A file, or a folder for the files of several trainings. If the file of an interrupted training exists, the
+        training is continued.
     checkpoint_every : int
-        Write the checkpoint every so many epochs.
+        The number of epochs after which the checkpoint is written again.
     keep_checkpoint : bool
         Keep the checkpoint at the end; a further call then returns the result without training.
 
@@ -313,7 +318,7 @@ def _train_here(fabric: Any, task: _Task) -> dict[str, Any]:
 
 
 def _kept(saved: Checkpoint | None, task: _Task, share: Share) -> Path | None:
-    """The file of the checkpoint, if it is to be kept after the training; otherwise the first process removes it."""
+    """Return the file of the checkpoint if it is kept after the training; otherwise the first process removes it."""
     if saved is None or task.keep_checkpoint:
         return None if saved is None else saved.path
     if share.rank == 0:
@@ -322,7 +327,7 @@ def _kept(saved: Checkpoint | None, task: _Task, share: Share) -> Path | None:
 
 
 def _identify(task: _Task, module: nn.Module) -> dict[str, str]:
-    """Return what identifies this training, without the devices: another number of them can continue it."""
+    """Return the identity of this training, without the devices, so that other devices can continue the training."""
     recipe = {f"recipe.{name}": value for name, value in asdict(task.recipe).items()}
     return identify(module, {"training": task.label, "seed": task.seed, **recipe, **task.objective.identity()})
 
@@ -383,7 +388,7 @@ def progress_bar(label: str, epochs: int, verbose: bool | None) -> Iterator[Any]
 def count_parallel(n_tasks: int, device: str, devices: int | str = 1, nodes: int = 1) -> int:
     """Return how many trainings like the last one fit on the GPU at the same time; 1 without a GPU.
 
-    It is 1 in the worker process of a pool too, because its processes share the GPU already.
+    It is also 1 in a worker process of a pool, because the processes of the pool already share the GPU.
     """
     on_gpu = device in ("auto", "cuda", "gpu") and torch.cuda.is_available()
     alone = devices == 1 and nodes == 1 and torchrun_processes() is None and multiprocessing.parent_process() is None
@@ -396,7 +401,10 @@ def count_parallel(n_tasks: int, device: str, devices: int | str = 1, nodes: int
 def run_side_by_side(
     function: Callable[..., Result], tasks: Sequence[tuple[Any, ...]], n_parallel: int, label: str, verbose: bool | None
 ) -> Iterator[Result]:
-    """Yield function(*task) of every task in order, computed in `n_parallel` processes, or in this one if it is 1."""
+    """Yield function(*task) for every task, in order.
+
+    It is computed in `n_parallel` processes, or in this process if `n_parallel` is 1.
+    """
     if n_parallel == 1:
         yield from (function(*task) for task in tasks)
         return

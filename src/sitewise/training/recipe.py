@@ -1,4 +1,4 @@
-"""Recipes: how a network is trained, with the number of its steps and the rows of each batch."""
+"""Recipes, which are the settings for training a network; the number of steps; and the rows of each batch."""
 
 import math
 from dataclasses import dataclass, replace
@@ -16,23 +16,23 @@ SCHEDULES = ("one_cycle", "constant")
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is trained, by AdamW with the best snapshot on validation rows.
+    """Settings for training a network with AdamW. The snapshot with the lowest validation loss is kept.
 
     Parameters
     ----------
     epochs : int
-        The number of passes over the training rows.
+        The number of passes over the training rows; `min_steps` may increase it.
     batch_size : int
-        Rows of a batch.
+        The number of rows of a batch; `min_steps` may reduce it.
     learning_rate : float
-        The learning rate, with "one_cycle" its maximum.
+        The learning rate; for the schedule "one_cycle", its maximum.
     schedule : {"one_cycle", "constant"}
         How the learning rate changes in training.
     weight_decay : float
         The weight decay of AdamW.
     min_steps : int
-        The smallest number of steps. For small data it increases the number of epochs and reduces the batch size, so
-        that an epoch has about eight steps or more. 0 keeps both.
+        The smallest number of steps. For small data, the number of epochs is increased to reach it, and the batch size
+        is reduced (to 16 at the least), so that an epoch has about eight steps or more. 0 keeps both numbers.
     per_site : bool
         Fill each batch with `batch_size` rows of every site; otherwise batches are drawn from all rows.
     augment : {"affine", "flips"}, optional
@@ -41,25 +41,27 @@ class Recipe:
     precision : {"32-true", "bf16-mixed", "16-mixed"}
         The precision of the computation.
     accumulate : int
-        The number of batches for one step. Apart from batch norm, this is the same as a batch so many times larger.
+        The number of batches for one step of the optimizer. Apart from batch norm, this has the same result as a batch
+        that is larger by this factor.
     patience : int, optional
-        Stop if the validation loss has not improved for so many epochs.
+        Stop if the validation loss has not improved for this number of epochs.
     balance_validation : bool
         Let the validation loss be the mean over classes of each class's mean loss, so that a rare class has the same
         weight as a frequent one in the choice of the snapshot.
 
     Notes
     -----
-    Recipes by name (`RECIPES`) are "default"; "augmented", the same with `augment="affine"`; and three for
-    reproduction. These have a constant learning rate, no weight decay, no augmentation, and the best validation
-    snapshot. The paper states only that the best validation snapshot is used. It gives no optimizer of f, learning
-    rate, batch size or number of epochs, and no criterion for the snapshot.
+    Recipes by name (`RECIPES`) are "default"; "augmented", which is the default with `augment="affine"`; and three
+    recipes for reproduction of the paper. These three have a constant learning rate, no weight decay and no
+    augmentation, and keep the best validation snapshot. The paper states only that the best validation snapshot is
+    used. It does not state the optimizer of f, the learning rate, the batch size, the number of epochs, or the
+    criterion for the snapshot.
 
     - "gpa2024" (digits): rate 1e-3, batches of 256, 15 epochs. These values are our own choice.
-    - "gpa2024_resnet" (ResNets): rate 3e-5, 64 images of every site in a batch, 15 epochs. Our own choice too.
+    - "gpa2024_resnet" (ResNets): rate 3e-5, 64 images of every site in a batch, 15 epochs. These are also our choice.
     - "gpa2024_release": the values of the paper's published code for digits: rate 1e-4, 512 rows of a site, 20,000
-      steps. In that code a step has rows of one site, the sites alternate, and the snapshot has the highest macro F1.
-      Here every step has rows of all sites, and the snapshot has the lowest NLL.
+      steps. In that code, a step has rows of one site, the sites alternate, and the snapshot has the highest macro F1.
+      Here, every step has 512 rows of each site, and the snapshot has the lowest NLL.
 
     Examples
     --------
@@ -118,7 +120,7 @@ RECIPES = {
 
 
 def resolve_recipe(recipe: str | Recipe, **changes: Any) -> Recipe:
-    """Look a recipe up by name and apply the changes that are not None."""
+    """Return a recipe, which may be given by name, with those changes that are not None."""
     if isinstance(recipe, str):
         if recipe not in RECIPES:
             raise ValueError(f"recipe must be one of {', '.join(RECIPES)} or a Recipe, got {recipe!r}")
@@ -128,7 +130,7 @@ def resolve_recipe(recipe: str | Recipe, **changes: Any) -> Recipe:
 
 @dataclass(frozen=True)
 class Plan:
-    """The number of rows of a step (for each site with `per_site`), of steps per epoch, and of epochs."""
+    """The number of rows of a step (of each site if `per_site` is set), of steps per epoch, and of epochs."""
 
     step_size: int
     steps_per_epoch: int
@@ -136,7 +138,7 @@ class Plan:
 
 
 def plan_training(sites: Tensor, recipe: Recipe) -> Plan:
-    """Apply a recipe to the training rows, given their sites."""
+    """Return the plan of a training by a recipe, given the site of each training row."""
     step_size = recipe.batch_size * recipe.accumulate
     if recipe.min_steps:
         step_size = min(step_size, max(16, math.ceil(len(sites) / 8)))
@@ -154,8 +156,9 @@ def count_batches(sites: Tensor, batch_size: int, per_site: bool) -> int:
 def batches(sites: Tensor, batch_size: int, per_site: bool, generator: torch.Generator) -> Tensor:
     """Return the rows of an epoch, one batch in each row of the result.
 
-    Either all rows are shuffled, or with `per_site` each batch has the same number of rows of every site, and the rows
-    of small sites are repeated. All batches have the same size; the remaining rows are left out, others in each epoch.
+    By default, all rows are shuffled. If `per_site` is true, each batch has `batch_size` rows of every site, and the
+    rows of small sites are repeated. All batches have the same size. The remaining rows, which differ between epochs,
+    are left out.
     """
     n_batches = count_batches(sites, batch_size, per_site)
     if not per_site:
@@ -171,6 +174,6 @@ def batches(sites: Tensor, batch_size: int, per_site: bool, generator: torch.Gen
 
 
 def parts_of(rows: Tensor, n_parts: int) -> list[Tensor]:
-    """Divide the rows of a step into parts, one for each pass; the rows of every site are in all parts."""
+    """Divide the rows of a step into parts, one for each pass. Batches by site are divided within each site."""
     n_parts = min(n_parts, len(rows))
     return [rows[i::n_parts] for i in range(n_parts)]

@@ -33,7 +33,7 @@ from sitewise.tables.manifest.table import SHOWN
 
 
 class ShardMaps:
-    """The shards' arrays, memory-mapped on first use; they are not pickled, so each process maps them itself."""
+    """The arrays of the shards, memory-mapped on first use. They are not pickled, so each process maps them itself."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,7 +41,7 @@ class ShardMaps:
 
     def __getitem__(self, shard: int) -> Array:
         if shard not in self.maps:
-            # As a plain array: indexing an np.memmap is slower than copying the rows.
+            # A plain array, because indexing an np.memmap takes longer than copying the rows.
             self.maps[shard] = np.asarray(np.load(self.folder / shard_name(shard), mmap_mode="r"))
         return self.maps[shard]
 
@@ -90,7 +90,7 @@ class PackedImages:
         folder : path
             The folder of the pack.
         verify : bool
-            Compare every shard with its checksum, which reads all of them.
+            Compare every shard with its checksum. This reads all shards.
 
         Returns
         -------
@@ -195,13 +195,13 @@ class PackedImages:
         manifest : Manifest
             The manifest to compare with.
         by_hash : bool
-            Compare the content of the files, which reads all of them. Otherwise their size and modification time are
-            compared. Set `by_hash=True` for files that were copied.
+            Compare the content of the files, which reads all files. Otherwise, their size and modification time are
+            compared. Set `by_hash=True` if the files were copied after packing.
 
         Returns
         -------
         list of Change
-            The rows that differ, and how.
+            The rows whose file differs, with the kind of difference.
         """
         packed = {source.id: source for record in self.records for source in record.sources}
         ids = manifest.table["id"].astype(str)
@@ -216,7 +216,7 @@ class PackedImages:
             ]
 
     def digest(self) -> str:
-        """Return a hash of these images and their order, from the shards' checksums without reading pixels.
+        """Return a hash of these images and their order. It uses the checksums of the shards; no pixels are read.
 
         Returns
         -------

@@ -1,4 +1,4 @@
-"""The JSON files of a pack: its index and a record for each shard; and checks of files against them."""
+"""The JSON files of a pack, which are its index and a record for each shard, and checks of files against them."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ PART = ".part."  # prefix of a file that is not complete yet
 
 @dataclass(frozen=True)
 class PackIndex:
-    """The content of a pack. Two packs are the same if all fields but the versions are equal."""
+    """The content of a pack. Packs are the same if all fields except the versions of sitewise and Pillow are equal."""
 
     size: int
     channels: int
@@ -49,7 +49,7 @@ class PackIndex:
 
 @dataclass(frozen=True)
 class Source:
-    """The source file of an image, as it was when it was packed."""
+    """The source file of an image, in its state when it was packed."""
 
     id: str
     path: str
@@ -68,7 +68,10 @@ class ShardRecord:
 
 @dataclass(frozen=True)
 class Change:
-    """A row whose source file differs from the packed one; `what` is missing, size, time, content or not packed."""
+    """A row whose source file differs from the packed one.
+
+    `what` is the difference: "missing", "size", "time", "content" or "not packed".
+    """
 
     id: str
     path: str
@@ -123,7 +126,7 @@ def shard_name(shard: int) -> str:
 
 
 def damage(path: Path, shape: tuple[int, ...]) -> str | None:
-    """Return what is wrong with the header or length of a shard's file, or None."""
+    """Return the problem with the header or length of a shard's file; None if there is none."""
     if not path.is_file():
         return "is missing"
     try:
@@ -136,7 +139,7 @@ def damage(path: Path, shape: tuple[int, ...]) -> str | None:
 
 
 def what_changed(source: Source | None, file: Path, by_hash: bool) -> str | None:
-    """Return how a file differs from the packed source, in the words of `Change`, or None."""
+    """Return the difference between a file and the packed source, as in `Change.what`; None if there is none."""
     if source is None:
         return "not packed"
     try:

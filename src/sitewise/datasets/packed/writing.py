@@ -1,4 +1,4 @@
-"""Pack images: decode and resize all images of a manifest into shards, in several threads, with resumption."""
+"""Pack images: decode and resize all images of a manifest into shards, in several threads; it can be resumed."""
 
 import hashlib
 import json
@@ -49,9 +49,9 @@ def pack(
     shard_bytes: int = SHARD_BYTES,
     progress: bool | None = None,
 ) -> PackedImages:
-    """Decode and resize all images of a manifest into a folder, as `read_image` does, and open it.
+    """Decode and resize all images of a manifest as `read_image` does, write them to a folder, and open the pack.
 
-    A second call continues where the first one stopped, and packs shards again whose source files have changed.
+    A second call continues where the first one stopped. It packs shards again if their source files have changed.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def pack(
     jobs : int, optional
         The number of threads; one for each core by default.
     shard_bytes : int
-        The size of a shard. Two shards are held in memory.
+        The largest size of a shard in bytes. Two shards are held in memory.
     progress : bool, optional
         Whether to show a progress bar; by default only on a terminal.
 
@@ -95,7 +95,7 @@ def pack(
                 sources = _fill(pixels, manifest, rows, pool, advance, unreadable)
                 if writing is not None:
                     writing.result()
-                # One thread writes it while the others decode the next shard.
+                # One thread writes the shard while the others decode the next one.
                 writing = pool.submit(_write_shard, folder, shard, pixels, sources) if sources else None
             if writing is not None:
                 writing.result()

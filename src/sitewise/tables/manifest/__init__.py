@@ -1,8 +1,8 @@
-"""Manifests: a table with a row for each image, with its path, site, target, confounders and group.
+"""Manifests: tables with a row for each image, with its path, site, target, confounders and group.
 
-Reading a wrong table raises one error with all its problems; `check` then opens the images. Rows are counted from 0,
-without the header. A group (a patient, a lesion) is never split: `split_manifest` keeps it in one part, and
-`assign_sites` rejects roles that share a group.
+If a table has problems, reading it raises one error that lists all of them. `check` then opens the images. Rows are
+counted from 0, without the header. A group (a patient, a lesion) is never split: `split_manifest` keeps it in one part,
+and `assign_sites` rejects roles that share a group, except two test sites.
 """
 
 from sitewise.tables.manifest.reading import read_manifest

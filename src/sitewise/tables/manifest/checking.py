@@ -1,4 +1,4 @@
-"""Check the files of a manifest (missing, outside the root, unreadable), and sites with one class only."""
+"""Check a manifest for files that are missing, outside the root or unreadable, and for sites with one class only."""
 
 import logging
 import os
@@ -15,7 +15,7 @@ from sitewise.tables.manifest.table import ROWS_FROM, SHOWN, Array, Manifest, an
 
 logger = logging.getLogger(__name__)
 
-CHECKED_SIZE = 32  # pixels; a file is decoded completely, but only this is kept
+CHECKED_SIZE = 32  # pixels to which a decoded image is scaled to save memory
 ONE_CLASS = (
     "site {site!r} has rows of the class {label} only ({rows}): correct the table or leave the site out; if it is "
     "true of the site, allow_one_class=True accepts it"
@@ -25,9 +25,9 @@ ONE_CLASS = (
 def check(manifest: Manifest, *, images: bool = True, allow_one_class: bool = False, jobs: int | None = None) -> None:
     """Check all files in one pass; one error lists those that are missing, outside the root or unreadable.
 
-    With `images` False, files must exist but are not opened. A site with one class only is a problem too, because it is
-    often a wrong join of tables. `allow_one_class` turns it into a log message, for sites where it is true (ISIC's MA
-    has no malignant image; g stays finite there).
+    If `images` is False, files must exist but are not opened. A site with one class only is also a problem, because its
+    cause is often a wrong join of tables. For sites that really have only one class, `allow_one_class=True` turns the
+    problem into a log message (ISIC's site MA has no malignant image; g stays finite there).
     """
     problems = Problems(f"manifest {ROWS_FROM}")
     for note in notes(manifest):
@@ -46,7 +46,7 @@ def check(manifest: Manifest, *, images: bool = True, allow_one_class: bool = Fa
 
 
 def check_files(manifest: Manifest, problems: Problems) -> Array:
-    """Report files that are missing or outside the root; return which rows have a file that may be opened."""
+    """Report files that are missing or outside the root; return a mask of the rows whose file may be opened."""
     missing = np.array([not file.is_file() for file in manifest.files])
     if missing.any():
         problems.add(f"there is no file for {name_rows(missing, manifest.table)}, below {manifest.root}")
@@ -54,7 +54,7 @@ def check_files(manifest: Manifest, problems: Problems) -> Array:
 
 
 def notes(manifest: Manifest) -> list[str]:
-    """Probable errors that may also be true: sites with one class only."""
+    """Return messages about sites with one class only, which may be errors or true."""
     if not manifest.labeled:
         return []
     lines = []
@@ -65,7 +65,7 @@ def notes(manifest: Manifest) -> list[str]:
 
 
 def check_links(table: pd.DataFrame, root: Path, problems: Problems) -> Array:
-    """Report and return the rows that lead outside the root by a symbolic link; each folder is checked once."""
+    """Report the rows whose path leads outside the root by a symbolic link, and return a mask of them."""
     real_root = os.path.realpath(root)
     stays: dict[str, bool] = {}
 
@@ -97,7 +97,7 @@ def add_unreadable(problems: Problems, why: Mapping[int, str]) -> None:
 
 
 def available_cores() -> int:
-    """The number of cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

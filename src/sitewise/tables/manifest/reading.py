@@ -41,7 +41,7 @@ def read_manifest(
     file : path
         The table.
     root : path, optional
-        The folder that image paths start from and may not leave; the folder of the table otherwise.
+        The folder that image paths start from; they may not lead outside it. By default, the folder of the table.
     image : str
         The column of image paths.
     site : str
@@ -62,7 +62,7 @@ def read_manifest(
     Returns
     -------
     Manifest
-        The table, checked.
+        The checked table.
 
     Examples
     --------
@@ -117,7 +117,7 @@ def write_manifest(manifest: Manifest, file: Table) -> Path:
 
 
 def _labels(rows: Rows, name: str, classes: tuple[Any, ...], place: Place, problems: Problems) -> pd.Series:
-    """The class of each value; unknown values are unchanged, missing ones stay missing."""
+    """Read the class of each row; an unknown label is unchanged, and a missing label stays missing."""
     class_of = labels_by_text(classes)
     values = _levels(rows, name, place, problems)
     meant = values.map(lambda value: class_of.get(value, value), na_action="ignore")
@@ -129,7 +129,7 @@ def _levels(rows: Rows, name: str, place: Place, problems: Problems) -> pd.Serie
 
 
 def _inside(path: str, root: Path) -> str:
-    """A path relative to the root, also if the table has an absolute one or one with ".."."""
+    """Convert a path, which may be absolute or contain "..", to a normalized path relative to the root."""
     if os.path.isabs(path):
         path = os.path.relpath(path, os.path.abspath(root))
     return os.path.normpath(path) if path else path

@@ -1,4 +1,4 @@
-"""Split a manifest: parts by shares, roles of whole sites, and sites with their images."""
+"""Split a manifest into parts by shares, or by the roles of whole sites."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 def split_manifest(manifest: Manifest, shares: Mapping[str, float], seed: int = 0) -> dict[str, Manifest]:
     """Split into named parts by shares that sum to one; no group is in two parts.
 
-    Each site is split by the shares, and within it the groups of each label (the highest among a group's rows), as
-    exactly as whole groups allow. The order of the rows does not matter.
+    Within each site, the groups of each label are split by the shares, as exactly as whole groups allow. The label of a
+    group is the highest label of its rows. The order of the rows does not matter.
     """
     problems = Problems("split_manifest")
     if not shares or min(shares.values()) <= 0 or abs(sum(shares.values()) - 1) > 1e-9:
@@ -91,7 +91,7 @@ def assign_sites(
 
 
 def _check_groups(manifest: Manifest, role_of: dict[str, str], problems: Problems) -> None:
-    """Note groups with rows in more than one role."""
+    """Report groups with rows in more than one role."""
     if "group" not in manifest.table:
         return
     known = pd.DataFrame({"group": manifest.table["group"], "role": manifest.table["site"].map(role_of)}).dropna()
@@ -106,7 +106,7 @@ def _check_groups(manifest: Manifest, role_of: dict[str, str], problems: Problem
 
 
 def _unit_names(manifest: Manifest) -> pd.Series:
-    """What a split must keep together: the name of a row's group, otherwise the id of the row."""
+    """Return the unit of each row, which a split must keep together: the row's group, or its id if it has no group."""
     alone = "row " + manifest.table["id"].astype(str)
     if "group" not in manifest.table:
         return alone
@@ -115,7 +115,7 @@ def _unit_names(manifest: Manifest) -> pd.Series:
 
 
 def _units(manifest: Manifest) -> pd.DataFrame:
-    """The groups: their rows, their sites, and the highest label among their rows."""
+    """Return a table of the units: the number of rows, the sites, and the highest label of the rows."""
     number_of = {label: number for number, label in enumerate(manifest.classes)}
     rows = pd.DataFrame({"unit": _unit_names(manifest), "site": manifest.table["site"].astype(str)})
     rows["label"] = manifest.table["y"].map(number_of) if manifest.labeled else 0

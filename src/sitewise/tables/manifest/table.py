@@ -90,12 +90,12 @@ class Manifest:
         return replace(self, table=self.table.iloc[chosen].reset_index(drop=True))
 
     def at(self, *sites: str) -> "Manifest":
-        """Take the rows of some sites; an unknown site is an error.
+        """Take the rows of some sites; an unknown site raises ValueError.
 
         Parameters
         ----------
         *sites : str
-            Their names.
+            The names of the sites.
 
         Returns
         -------
@@ -108,7 +108,7 @@ class Manifest:
         return self.take(self.table["site"].isin(sites).to_numpy())
 
     def groups(self) -> Array:
-        """A group number for each row; a row without a group is its own group."""
+        """Return a group number for each row, (n,); a row without a group is its own group."""
         named = self.table["group"] if "group" in self.table else pd.Series([None] * len(self), dtype=object)
         problems = Problems("manifest")
         codes = read_groups(named.reset_index(drop=True), len(self), problems)
@@ -122,7 +122,8 @@ class Manifest:
         Returns
         -------
         DataFrame
-            A row for each site: samples, groups, prevalence (of the second of two classes), share of missing z.
+            A row for each site: the number of samples, the number of groups, the prevalence (of the second of two
+            classes, or of each of several), and the share of missing values of each confounder.
         """
         table = self.table.reset_index(drop=True).astype({"site": str})
         by_site = table.groupby("site", sort=True)
@@ -185,7 +186,7 @@ def _check_rows(table: pd.DataFrame, root: Path, classes: tuple[Any, ...], probl
 
 
 def leaves(path: str) -> bool:
-    """Whether the text of a path leads out of the root."""
+    """Return whether a path leads outside the root, judged by its text."""
     return os.path.isabs(path) or os.path.normpath(path).split(os.sep, 1)[0] == os.pardir
 
 
@@ -200,12 +201,12 @@ def check_sites(sites: Iterable[str], manifest: Manifest, problems: Problems) ->
 
 
 def name_rows(chosen: Any, table: pd.DataFrame, column: str = "path") -> str:
-    """The first row numbers with their values, and the total number of rows, as text."""
+    """Return a text with the number of chosen rows, and the row numbers and values of the first of them."""
     rows = np.flatnonzero(np.asarray(chosen))
     shown = ", ".join(f"row {row} ({table[column].iloc[row]!r})" for row in rows[:SHOWN])
     return f"{len(rows)} row(s): {shown}{and_more(len(rows))}"
 
 
 def and_more(count: int, before: str = ", ") -> str:
-    """The text after the first entries of a long list."""
+    """Return the text that ends a list of more than `SHOWN` entries: the number of the others."""
     return f"{before}and {count - SHOWN} more" if count > SHOWN else ""
