@@ -81,8 +81,9 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A model adapted to one site, returned by `GPAClassifier.adapt` and `PrevalenceAdjuster.adapt`.
 
     It is a fitted scikit-learn classifier. Displays, `permutation_importance` and `FrozenEstimator` accept it, and
-    `clone` returns it unchanged. Confounders z are given as `sample_confounder`, which metadata routing passes on, or
-    as columns of X that `confounder_columns` names. The model itself is unchanged and can be adapted to other sites.
+    `clone` returns it unchanged. Confounders z are either passed as `sample_confounder`, for which scikit-learn's
+    metadata routing can be used, or they are the columns of X that `confounder_columns` names. The original model is
+    not changed and can be adapted to other sites.
 
     Parameters
     ----------
@@ -376,7 +377,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return stretched(torch.as_tensor(bound), middle, stretch, error).numpy()
 
     def log_prevalence_at(self, codes: Tensor) -> Tensor:
-        """Return log g(z) at this site, (n, K); where f is not identified, it is that of training (equation 12)."""
+        """Return log g(z) at this site, (n, K); the training g is kept where f is not identified (equation 12)."""
         if self.predicts_as_trained:
             return self.model.pooled_prevalence_.log_prob(codes)
         here = in_stretches(self.estimate_in_use.prevalence.log_prob, codes)
@@ -530,8 +531,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> ExpectedPerformance:
         """Estimate the performance on the rows that were passed to `adapt`, without labels.
 
-        By default, the performance of this model is estimated. If `y_pred` or `proba` is given, the performance of that
-        other model is estimated. With `y_pred` alone, metrics of probabilities are undefined (None).
+        By default, the performance of this model is estimated. If `y_pred` or `proba` is given, the performance of the
+        model that gave them is estimated. With `y_pred` alone, metrics of probabilities are undefined (None).
 
         Parameters
         ----------
@@ -702,7 +703,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_set(
         self, X: Any, sample_confounder: Any = None, *, coverage: float = 0.9, by_class: bool = False
     ) -> PredictionSets:
-        """Predict a set of classes for each row that contains its true class with probability `coverage`.
+        """Predict for each row a set of classes, which contains its true class with probability `coverage`.
 
         This is weighted conformal prediction. Labeled rows that were held out in training are weighted to match this
         site's P(y, z). They determine the lowest probability at which a class is included in the set. As for all
@@ -713,7 +714,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X : array-like of shape (n, d) or (n, C, H, W)
             Rows in the same format as for `fit`.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
-            Their confounders z.
+            Their confounders z; missing values are allowed.
         coverage : float
             The required probability, between 0 and 1.
         by_class : bool

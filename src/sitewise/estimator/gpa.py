@@ -118,7 +118,7 @@ class GPAClassifier(SiteModel):
     verbose : bool, optional
         Whether to show the progress bar. None: only on a terminal.
     random_state : int, RandomState or None
-        Seed. Runs on a CPU are reproducible to the bit.
+        Seed. Repeated runs on a CPU give identical results.
     rehearsal : {"auto", "sites", "rows", None}
         How `fit` rehearses the adaptation to a new site. "sites": each training site is left out in turn. A model of
         the other sites is adapted to it without its labels, and scored with its labels. "rows": only held-out rows are

@@ -486,7 +486,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
             A DataFrame: a row for each stratum of z, with the column "prevalence" and, if known, "low" and "high".
             Without an interval, the mean prediction is exactly this prevalence. With an interval, the prevalence is
             combined with the rows. A warning is given if the rows contradict it. With a known prevalence, rows that
-            lack z are always predicted by knockout.
+            lack z are always predicted by knockout, and `policy` must be "auto".
 
         Returns
         -------
@@ -546,7 +546,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         level_scale : float, optional
             The prior scale of the shift, as in `adapt`.
         known_prevalence : float, tuple, dict or DataFrame, optional
-            P(y) of the site, as in `adapt`.
+            P(y) of the site, as in `adapt`; not supported with Dask collections.
 
         Returns
         -------
@@ -665,7 +665,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         )
 
     def where_supported(self, known: Known | None, rows: ScoredRows) -> Known | None:
-        """Convert the known prevalence of the whole site to that of the rows where f is identified."""
+        """Convert the known prevalence of the whole site to the prevalence of the rows at which f is identified."""
         if known is None or known.strata is not None or bool(rows.supported.all()):
             return known
         share, inside = rows.weights / rows.weights.sum(), ~rows.supported
@@ -713,7 +713,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         """Save the model as a folder that `sitewise.load` reads: JSON, safetensors and a model card, no code.
 
         The folder is written completely or not at all. An earlier saved model at the same path is replaced; any other
-        existing file or folder is an error.
+        existing file or folder raises an error.
 
         Parameters
         ----------

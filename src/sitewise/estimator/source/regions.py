@@ -10,7 +10,7 @@ from sitewise.confounders import Confounders
 from sitewise.confounders.variables import Categorical
 from sitewise.rows import LabeledRows
 
-EXPECTED_ROWS = 10.0  # a class is absent from a category if none of so many expected rows, or more, occurs
+EXPECTED_ROWS = 10.0  # fewest expected rows of a class in a category for which its absence is not chance
 KEPT = (
     "at {where} class {label!r} never occurs at any training site, so f is not identified there: "
     "the training prevalence is kept in {count} row(s)"
