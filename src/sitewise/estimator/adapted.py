@@ -81,8 +81,9 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A model adapted to one site, returned by `GPAClassifier.adapt` and `PrevalenceAdjuster.adapt`.
 
     It is a fitted scikit-learn classifier. Displays, `permutation_importance` and `FrozenEstimator` accept it, and
-    `clone` returns it unchanged. Confounders z are given as `sample_confounder`, which metadata routing passes on, or
-    as columns of X that `confounder_columns` names. The model itself is unchanged and can be adapted to other sites.
+    `clone` returns it unchanged. Confounders z are either passed as `sample_confounder`, for which scikit-learn's
+    metadata routing can be used, or they are the columns of X that `confounder_columns` names. The original model is
+    not changed and can be adapted to other sites.
 
     Parameters
     ----------
@@ -91,7 +92,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     estimate : PrevalenceEstimate
         The estimated prevalence g of the site.
     rows : ScoredRows
-        What is kept of the site's rows: log f, codes of z, weights, groups and known labels, but no inputs.
+        The site's rows: log f, codes of z, weights, groups, known labels and, for some rows, features; no inputs.
     policy : {"auto", "as trained", "rows"}
         How far the site's rows are trusted, see `GPAClassifier.adapt`.
     level_scale : float, optional
@@ -102,8 +103,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     known_prevalence : Known, optional
         The known prevalence that was given to `adapt`.
     joint : JointEstimate, optional
-        The joint distribution P(z, y) of the site, which predicts rows that lack z. None: these rows are predicted by
-        knockout.
+        The joint distribution P(z, y) of the site, with which rows that lack z are predicted. None: these rows are
+        predicted by knockout.
 
     Attributes
     ----------
@@ -121,14 +122,14 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     >>> RocCurveDisplay.from_estimator(here, frame_test, y_test)
     """
 
-    # Metadata that scikit-learn passes on to these methods.
+    # Metadata that scikit-learn passes to these methods.
     __metadata_request__predict: ClassVar = {"sample_confounder": True}
     __metadata_request__predict_proba: ClassVar = {"sample_confounder": True}
     __metadata_request__score: ClassVar = {"sample_confounder": True}
 
     site_name: str | None = None
-    n_rows_: int | None = None  # the number of rows in partitions, of which `rows` is a sample
-    mean_probability_: Tensor | None = None  # (K,) the mean of their predictions
+    n_rows_: int | None = None  # the number of rows in Dask partitions, of which `rows` is a sample; None without Dask
+    mean_probability_: Tensor | None = None  # (K,) the mean prediction for all rows in partitions
     joint: JointEstimate | None = None
     confounder_columns: Any = None  # class-level default, for sites saved before this setting existed
     level_scale: float | None = None
@@ -181,7 +182,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return probability.to(X.device) if isinstance(X, Tensor) else probability.numpy()
 
     def _scored(self, X: Any, Z: Any) -> tuple[Tensor, Tensor]:
-        """log f of rows (by the joint model for rows that lack z, if it is used here), and their codes of z."""
+        """Return log f (n, K) and codes of z (n, V) of rows; if the joint model is used, it scores rows that lack z."""
         X, Z = split_confounders(X, Z, self.confounder_columns, self.model)
         inputs = self.model.inputs_of(X)
         codes = self.model.codes_of(Z, len(inputs))
@@ -189,7 +190,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return with_joint(self.model, joint, inputs, codes, self.model.calibrated_log_ratio(inputs, codes)), codes
 
     def probability_of(self, log_ratio: Tensor, codes: Tensor) -> Tensor:
-        """P(y|x,z) of rows at this site, (n, K), from calibrated log f."""
+        """Return P(y|x,z) of rows at this site, (n, K), from calibrated log f."""
         if self.predicts_as_trained:
             return combine(log_ratio, self.model.pooled_prevalence_.log_prob(codes)).exp()
         probability = in_stretches(self.estimate_in_use.average, log_ratio, codes)
@@ -211,9 +212,9 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         log_ratio : array-like of shape (n, K)
-            What `log_ratio` of the model returned for the rows and the same z.
+            The result of the model's `log_ratio` for the rows.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
-            The same z.
+            The confounders z that were given to `log_ratio`.
 
         Returns
         -------
@@ -303,7 +304,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Returns
         -------
         ndarray of shape (K,) or (n, K)
-            P(Y) of the site; with `Z`, P(Y|Z) for each row of `Z`.
+            P(Y) of the site: the mean prediction for the rows that were passed to `adapt`. With `Z`: P(Y|Z) for each
+            row of `Z`.
         """
         if Z is None:
             return self._mean_probability.numpy()
@@ -313,8 +315,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _mean_probability(self) -> Tensor:
         """The weighted mean of the predictions for the rows that were passed to `adapt`, (K,).
 
-        For rows in partitions, the mean over all rows was computed by `adapt_log_ratio`. If the checks fail afterwards,
-        it is the mean over the sample.
+        For rows in Dask partitions, `adapt_log_ratio` computed the mean over all rows. If a check fails afterwards, it
+        is the mean over the sample of rows that the site keeps.
         """
         if self.mean_probability_ is not None and (self.policy == "as trained" or not self.ignores_rows):
             return self.mean_probability_
@@ -323,21 +325,22 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def prevalence_interval(self, Z: Any = None, level: float = 0.95) -> tuple[Any, Any]:
         """Return an interval for the prevalence of each class in the site's population.
 
-        The interval of P(Y) always contains `prevalence()`. Where the rows are not used (see `outcome`), the interval
-        comes from the prior: from the differences between training sites. The interval of P(Y|Z) has width zero where f
-        is not identified, because the training prevalence is kept there; this does not mean that P(Y|Z) is certain.
+        The interval of P(Y) always contains `prevalence()`. If the rows are not used (see `outcome`), the interval
+        comes from the prior, which is based on the differences between training sites. The interval of P(Y|Z) has width
+        zero where f is not identified, because the training prevalence is kept there; this does not mean that P(Y|Z) is
+        certain.
 
         Parameters
         ----------
         Z : DataFrame or array-like of shape (n, V), optional
             Values of the confounders.
         level : float
-            The level of the interval.
+            The confidence level of the interval.
 
         Returns
         -------
         low, high : ndarray of shape (K,) or (n, K)
-            The bounds for P(Y); with `Z`, those for P(Y|Z).
+            The bounds for P(Y); with `Z`, the bounds for P(Y|Z).
         """
         if Z is None:
             joint = None if self.ignores_rows else self.joint
@@ -352,7 +355,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return low, high
 
     def _mix(self, outside: Any) -> Any:
-        """The average over all rows: the estimate where f is identified, the training prevalence elsewhere."""
+        """Return the average over all rows of `outside` where f is identified and the training prevalence elsewhere."""
         kept = self.rows.take(~self.rows.supported)
         if not len(kept):
             return outside
@@ -361,7 +364,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return (1 - share) * outside + share * inside
 
     def _stretched(self, bound: Any, level: float) -> Any:
-        """A bound of the joint model's P(Y), widened for the error of r, the errors seen in rehearsal, and groups."""
+        """Widen a bound of the joint model's P(Y) for the error of f, for errors in the rehearsal, and for groups."""
         rows, prior = self.rows, self.model.prior_of(self.policy)
         n_rows = float(len(rows) if rows.weight is None else rows.weight.sum())
         alike = 1.0
@@ -374,7 +377,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return stretched(torch.as_tensor(bound), middle, stretch, error).numpy()
 
     def log_prevalence_at(self, codes: Tensor) -> Tensor:
-        """Return log g(z) at this site; the training prevalence where f is not identified (equation 12)."""
+        """Return log g(z) at this site, (n, K); the training g is kept where f is not identified (equation 12)."""
         if self.predicts_as_trained:
             return self.model.pooled_prevalence_.log_prob(codes)
         here = in_stretches(self.estimate_in_use.prevalence.log_prob, codes)
@@ -388,11 +391,11 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError("Z is given, but the model was trained without confounders")
         return self.model.confounders_.encode(Z)[0]
 
-    # What was done and whether it is safe, and which estimate the answers come from.
+    # The outcome, the checks, and the estimate that all results come from.
 
     @property
     def outcome(self) -> Outcome:
-        """What was done at this site, and why.
+        """The outcome: what was done at this site, and why.
 
         Returns
         -------
@@ -416,17 +419,18 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def checks(self) -> Diagnosis:
-        """The checks of the rows, computed once: `diagnose` without the outcome."""
+        """The result of the checks of the rows, without the outcome; computed once."""
         if self._diagnosis is None:
             self._diagnosis = check_site(self)
         return self._diagnosis
 
     @property
     def _failed_check(self) -> str | None:
-        """The check of the assumption that fails here and is worse than at all rehearsed sites; None if there is none.
+        """The name of the first check of the assumption that fails here; None if none fails.
 
-        The checks compare P(x|y,z). They do not count where they use rows whose z is estimated (`joint`): a difference
-        may then be one of z.
+        A check fails if its finding is "stop" and the violation is larger than at every rehearsed site. If the joint
+        model is used and the checks use rows without z, no check fails: a difference may then come from the estimated z
+        and not from P(x|y,z).
         """
         if self.joint is not None and checked_without_z(self):
             return None
@@ -434,15 +438,16 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def ignores_rows(self) -> bool:
-        """Whether the rows are not used at all: because of the policy, or because a check of the assumption failed."""
+        """Whether the unlabeled rows are not used at all: policy "as trained", or a check of the assumption failed."""
         return self.policy == "as trained" or (self.policy == "auto" and self._failed_check is not None)
 
     @property
     def predicts_as_trained(self) -> bool:
-        """Whether predictions are those of the model itself.
+        """Whether predictions are those of the model without adaptation.
 
-        This is the case if the policy says so. It is also the case if the rows are not trusted, no labels and no known
-        prevalence were given, and averaging over the prior was not better than the model itself at rehearsed sites.
+        This is the case if the policy is "as trained". With policy "auto", it is the case if the rows are not trusted,
+        no labels, no known prevalence and no `level_scale` were given, and predictions averaged over the prior were not
+        better than those of the model as trained at rehearsed sites.
         """
         if self.policy != "auto":
             return self.policy == "as trained"
@@ -453,14 +458,14 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def estimate_in_use(self) -> PrevalenceEstimate:
-        """The posterior that all answers about the site come from."""
+        """The estimate of g that all results about the site come from."""
         return self.estimate_without_rows if self.ignores_rows else self.estimate
 
     @cached_property
     def estimate_without_rows(self) -> PrevalenceEstimate:
-        """The posterior without this site's unlabeled rows.
+        """The posterior of g without this site's unlabeled rows.
 
-        Without labels and a known prevalence, its mean prediction is that of the model as trained.
+        If there are no labels and no known prevalence, its mean prediction is that of the model as trained.
         """
         prior = replace(self.model.prior_of("auto", self.level_scale), trusted_rows=0.0)
         with warnings.catch_warnings():
@@ -470,7 +475,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def site_prior(self) -> SitePrior | None:
-        """The prior of this site with the trust in its rows; None for policy "rows"."""
+        """The prior of this site, which includes how many of its rows are trusted; None for policy "rows"."""
         if self.policy == "rows":
             return None
         prior = self.model.prior_of(self.policy, self.level_scale)
@@ -478,7 +483,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def rows_in_use(self) -> ScoredRows:
-        """The rows as they are predicted; rows that lack z by the joint model, if it is used here."""
+        """The site's rows with the log f of its predictions: by the joint model for rows that lack z, if it is used."""
         return self.rows.by_knockout() if self.ignores_rows else self.rows
 
     def unchecked(self) -> "AdaptedClassifier":
@@ -487,12 +492,12 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Returns
         -------
         AdaptedClassifier
-            A copy that trusts its rows as far as the rehearsal allows, without looking at the checks.
+            A copy that trusts its rows as far as the rehearsal allows, whatever the checks find.
         """
         return self.with_checks(())
 
     def with_checks(self, findings: Sequence[Finding]) -> "AdaptedClassifier":
-        """A copy of the site with these results of the checks, from which its outcome follows."""
+        """Return a copy of the site with these findings in place of its checks; the outcome is decided again."""
         other = copy.copy(self)
         other._diagnosis, other._outcome = conclude(tuple(findings)), None
         return other
@@ -503,13 +508,14 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         columns : DataFrame, optional
-            Columns in the order of the rows that were passed to `adapt`; the confounders otherwise.
+            The columns to test, with rows in the order of the rows that were passed to `adapt`. None: the confounders.
 
         Returns
         -------
         DataFrame
-            A row for each column, the smallest p-value first: the score test that g depends on this column as at the
-            training sites (`statistic`, `freedom`, `p_value`). A shift of the overall level alone does not count.
+            A row for each column, the smallest p-value first, with the `statistic`, degrees of `freedom` and `p_value`
+            of a score test. The null hypothesis is that P(y|z) depends on this column as at the training sites, except
+            for a shift of the overall level.
         """
         return shift_by_column(self, columns)
 
@@ -517,7 +523,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @cached_property
     def drawn_rows(self) -> DrawnRows:
-        """The distribution of the unknown labels of the rows that were passed to `adapt`, for expected performance."""
+        """The rows that were passed to `adapt` with the distribution of their labels, for expected performance."""
         return drawn_rows(self)
 
     def expected_performance(
@@ -525,25 +531,25 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> ExpectedPerformance:
         """Estimate the performance on the rows that were passed to `adapt`, without labels.
 
-        By default the performance of `predict` is estimated; if `y_pred` or `proba` is given, that of the other model.
-        With `y_pred` alone, metrics of probabilities are undefined (None).
+        By default, the performance of this model is estimated. If `y_pred` or `proba` is given, the performance of the
+        model that gave them is estimated. With `y_pred` alone, metrics of probabilities are undefined (None).
 
         Parameters
         ----------
         y_pred : array-like of shape (n,), optional
             Decisions of another model or rule, in the order of the rows that were passed to `adapt`.
         proba : array-like of shape (n, K) or (n,), optional
-            Probabilities of another model; one column is the probability of the second of two classes.
+            Probabilities of another model. With shape (n,): the probability of the second of two classes.
         level : float
-            The level of the intervals.
+            The confidence level of the intervals.
         threshold : float, optional
-            The probability of the second class from which a row is classified as that class. None: for our own
-            predictions `threshold_`, if one was chosen; otherwise the most probable class.
+            The probability of the second class from which a row is classified as that class. None: `threshold_`, if one
+            was chosen and this model is evaluated; otherwise each row is classified as its most probable class.
 
         Returns
         -------
         ExpectedPerformance
-            For each metric the estimate with its interval: (estimate, low, high).
+            The estimate of each metric with its interval: (estimate, low, high).
 
         Examples
         --------
@@ -565,8 +571,9 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> dict[str, Expected]:
         """Estimate clinical metrics on the rows that were passed to `adapt`, without labels; for two classes.
 
-        These are net benefit, calibration in the large, calibration slope, the O:E ratio, the sensitivity at a given
-        specificity, and the number needed to evaluate. See `sitewise.performance.clinical_performance`.
+        The metrics are net benefit, calibration in the large, calibration slope, the ratio of observed to expected
+        cases (O:E), the sensitivity at a given specificity, and the number needed to evaluate. See
+        `sitewise.performance.clinical_performance`.
 
         Parameters
         ----------
@@ -575,16 +582,17 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         proba : array-like of shape (n, K) or (n,), optional
             Probabilities of another model, as in `expected_performance`.
         threshold : float, optional
-            The probability from which a row is classified as positive. None: for our own predictions `threshold_`.
+            The probability from which a row is classified as positive. None: `threshold_`, if one was chosen and this
+            model is evaluated; otherwise 0.5.
         specificity : float
-            The specificity at which the sensitivity is given.
+            The specificity at which the sensitivity is estimated.
         level : float
-            The level of the intervals.
+            The confidence level of the intervals.
 
         Returns
         -------
         dict of str to Expected
-            For each metric (estimate, low, high).
+            The estimate of each metric with its interval: (estimate, low, high).
         """
         rows = judged_instead(self.drawn_rows, tuple(self.classes_.tolist()), y_pred, proba)
         ours = y_pred is None and proba is None
@@ -594,7 +602,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def decision_curve(
         self, y_pred: Any = None, proba: Any = None, *, thresholds: Any = None, level: float = 0.95
     ) -> pd.DataFrame:
-        """Estimate the net benefit at each threshold, without labels: decision curve analysis.
+        """Estimate the net benefit at each threshold (decision curve analysis), without labels; for two classes.
 
         Parameters
         ----------
@@ -603,15 +611,15 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         proba : array-like of shape (n, K) or (n,), optional
             Probabilities of another model, as in `expected_performance`.
         thresholds : array-like, optional
-            The thresholds; a default grid otherwise.
+            The thresholds. None: 0.01, 0.02, ..., 0.99.
         level : float
-            The level of the intervals.
+            The confidence level of the intervals.
 
         Returns
         -------
         DataFrame
-            A row for each threshold: the net benefit of treating by the predictions, of treating all, and of treating
-            none.
+            A row for each threshold: the net benefit if patients are treated by the predictions, if all are treated,
+            and if none is treated.
         """
         rows = judged_instead(self.drawn_rows, tuple(self.classes_.tolist()), y_pred, proba)
         return decision_curve(rows, THRESHOLDS if thresholds is None else thresholds, level=level)
@@ -633,10 +641,10 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         by : str, list of str, Series, DataFrame or array-like of shape (n,)
-            Names of confounders, or the values of any column in the order of the rows. Each column of a frame gives
-            subgroups of its own.
-        bands : sequence of float, or dict of them by column, optional
-            Edges between the groups of a numeric column; its quartiles otherwise.
+            Names of confounders, or the values of any column in the order of the rows. Each column of a DataFrame is
+            divided into subgroups separately.
+        bands : sequence of float, or dict of such sequences by column, optional
+            Edges between the groups of a numeric column. None: its quartiles.
         y_pred : array-like of shape (n,), optional
             Decisions of another model, as in `expected_performance`.
         proba : array-like of shape (n, K) or (n,), optional
@@ -644,12 +652,12 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         threshold : float, optional
             The probability from which a row is classified as positive, as in `expected_performance`.
         level : float
-            The level of the intervals.
+            The confidence level of the intervals.
 
         Returns
         -------
         list of Subgroup
-            One for each group of each column.
+            A `Subgroup` for each group of each column.
         """
         classes = tuple(self.classes_.tolist())
         rows = judged_instead(self.drawn_rows, classes, y_pred, proba)
@@ -662,23 +670,23 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> ThresholdChoice:
         """Choose a threshold for two classes. `predict` uses it from now on; set `threshold_ = None` to undo this.
 
-        Without an argument the threshold has the highest expected F1.
+        Without `sensitivity` and `harm_to_benefit`, the threshold with the highest expected F1 is chosen.
 
         Parameters
         ----------
         sensitivity : float, optional
-            The wanted sensitivity.
+            The required sensitivity. The highest threshold with at least this expected sensitivity is chosen.
         harm_to_benefit : float, optional
             The harm of one false positive, divided by the benefit of one true positive. The threshold with the highest
-            expected net benefit is then chosen. With 0.25, four false positives do as much harm as one true positive
-            does good; the threshold is then about 0.2.
+            expected net benefit is chosen. With 0.25, the harm of four false positives equals the benefit of one true
+            positive; the threshold is then about 0.2.
         level : float
-            The level of the intervals.
+            The confidence level of the intervals.
 
         Returns
         -------
         ThresholdChoice
-            The threshold with the performance to expect there.
+            The threshold, with the expected performance at this threshold.
         """
         classes = tuple(self.classes_.tolist())
         choice = choose_threshold(
@@ -695,27 +703,27 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_set(
         self, X: Any, sample_confounder: Any = None, *, coverage: float = 0.9, by_class: bool = False
     ) -> PredictionSets:
-        """Predict a set of classes for each row that contains its true class with probability `coverage`.
+        """Predict for each row a set of classes, which contains its true class with probability `coverage`.
 
-        This is weighted conformal prediction. Labeled rows that were held out in training are weighted to this site's
-        P(y, z); they determine the lowest probability at which a class is still included. Like all predictions here,
-        the coverage requires that P(x|y,z) is the same as in training.
+        This is weighted conformal prediction. Labeled rows that were held out in training are weighted to match this
+        site's P(y, z). They determine the lowest probability at which a class is included in the set. As for all
+        predictions at a site, the coverage requires that P(x|y,z) is the same as in training.
 
         Parameters
         ----------
         X : array-like of shape (n, d) or (n, C, H, W)
             Rows in the same format as for `fit`.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
-            Their confounders z.
+            Their confounders z; missing values are allowed.
         coverage : float
-            The wanted probability, between 0 and 1.
+            The required probability, between 0 and 1.
         by_class : bool
             Whether the coverage must hold within each class, and not only on average.
 
         Returns
         -------
         PredictionSets
-            The sets, with the effective number of held-out rows behind them.
+            The sets, with the effective number of held-out rows from which they were computed.
         """
         log_ratio, codes = self._scored(X, sample_confounder)
         return predict_sets(self, self.probability_of(log_ratio, codes), codes, coverage, by_class)
@@ -733,7 +741,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Returns
         -------
         LabelSample
-            The row numbers, and weights with which means over the sample estimate means over all rows, for `evaluate`.
+            The row numbers, and the weights for `evaluate`. Means over the sample with these weights estimate means
+            over all rows.
 
         Examples
         --------
@@ -760,8 +769,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Evaluation:
         """Evaluate this model on labeled rows of the site, and compare it with the model as trained.
 
-        The model as trained is evaluated as it is, and recalibrated with these labels: its level alone, and level and
-        slope.
+        The model as trained is evaluated unchanged, and after recalibration with these labels: of the intercept only,
+        and of intercept and slope.
 
         Parameters
         ----------
@@ -772,19 +781,19 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         sample_confounder : DataFrame or array-like of shape (n, V), optional
             Their confounders z.
         groups : array-like of shape (n,), optional
-            Patients. Bootstrap intervals resample whole patients. The rows of a patient are recalibrated with labels of
-            other patients only.
+            The patient (or other group) of each row. Bootstrap intervals resample whole patients. The rows of a patient
+            are recalibrated with labels of other patients only.
         sample_weight : array-like of shape (n,), optional
-            Weights, such as those of `sample`.
+            Weights, for example the weights that `sample` returned.
         level : float
-            The level of the bootstrap intervals.
+            The confidence level of the bootstrap intervals.
         n_resamples : int
             The number of bootstrap resamples.
 
         Returns
         -------
         Evaluation
-            The metrics of each of these models, with intervals.
+            The metrics of the adapted model, the model as trained and its two recalibrations, with intervals.
         """
         return evaluate_site(self, X, y, sample_confounder, groups, sample_weight, level, n_resamples)
 
@@ -795,9 +804,10 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> "AdaptedClassifier":
         """Adapt again with more rows of the site. This object is unchanged.
 
-        The prevalence is estimated and the checks are computed from all rows, as `adapt` would do with all of them. The
-        threshold and the policy are kept. Two things are kept too, because they need the inputs, which are not stored:
-        whether the joint model is used, and its distribution P(z, y). Call `adapt` with all rows to renew them.
+        The prevalence is estimated and the checks are computed from all rows, as in a call of `adapt` with earlier and
+        new rows. The threshold and the policy are kept. The joint distribution P(z, y), and whether it is used, are
+        kept too, because they can only be computed from the inputs of all rows, which are not stored. Call `adapt` with
+        all rows to compute them again.
 
         Parameters
         ----------
@@ -808,7 +818,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         y : array-like of shape (n,), optional
             Known labels, NaN or None elsewhere.
         groups : array-like of shape (n,), optional
-            Patients. They count as different from the patients of earlier rows.
+            The patient (or other group) of each row. Patients of new rows count as different from patients of earlier
+            rows.
         sample_weight : array-like of shape (n,), optional
             Weights of the rows.
 
@@ -834,7 +845,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         level: float = 0.95,
         alarm_level: float = ALARM_LEVEL,
     ) -> pd.DataFrame:
-        """Estimate the prevalence of new rows of this site in time windows; alarm where the stability check fails.
+        """Estimate the prevalence of new rows in time windows, with an alarm if the stability check finds a difference.
 
         Parameters
         ----------
@@ -845,20 +856,21 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         sample_confounder : DataFrame or array-like of shape (n, V), optional
             Their confounders z.
         window : int or str
-            A number of rows, or a length of time such as "30D".
+            The length of a window: a number of rows, or a length of time such as "30D".
         groups : array-like of shape (n,), optional
-            Patients.
+            The patient (or other group) of each row. The stability check does not use groups.
         sample_weight : array-like of shape (n,), optional
-            Weights of the rows.
+            Weights of the rows. The stability check does not use weights.
         level : float
-            The level of the intervals.
+            The confidence level of the intervals.
         alarm_level : float
-            The probability of any alarm if nothing changed.
+            The probability of at least one alarm in all windows if nothing changed.
 
         Returns
         -------
         DataFrame
-            A row for each window, see `sitewise.monitoring.monitor`. `sitewise.report.timeline` draws it.
+            A row for each window (and each class, if there are more than two), see `sitewise.monitoring.monitor`.
+            `sitewise.report.timeline` draws it.
         """
         X, sample_confounder = split_confounders(X, sample_confounder, self.confounder_columns, self.model)
         settings = {"level": level, "alarm_level": alarm_level}
@@ -872,8 +884,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         names : dict of str to str
-            Entries of `about_` to replace at this site, for example `{"outcome_name": "sepsis"}`. The model that the
-            site was adapted from keeps its own.
+            Entries of `about_` to replace at this site, for example `{"outcome_name": "sepsis"}`. The entries of the
+            original model are not changed.
         """
         if names:
             self.model = copy.copy(self.model)
@@ -896,12 +908,13 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         path : path
             The page, .html.
         site : str, optional
-            The name of the site on the page; `site_name` otherwise.
+            The name of the site on the page. None: `site_name`.
         level : float
-            The level of the intervals.
+            The confidence level of the intervals.
         subgroups : str, list of str, Series, DataFrame or array-like, optional
-            Subgroups shown in the report, as the argument `by` of the method `subgroups`. Default: the confounders.
-        bands : sequence of float, or dict of them by column, optional
+            Subgroups to show, as for the argument `by` of the method `subgroups`. None: the first six confounders that
+            are numbers or have at most 12 categories.
+        bands : sequence of float, or dict of such sequences by column, optional
             Edges between the groups of a numeric column, as in `subgroups`.
 
         Returns
@@ -928,11 +941,11 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         save(self, path)
 
     def export_onnx(self, path: str | os.PathLike[str], *, dtype: str = "auto") -> Path:
-        """Write `predict_proba` as an ONNX graph, and check it with onnxruntime. Needs `sitewise[onnx]`.
+        """Write `predict_proba` as an ONNX graph, and check it with onnxruntime. This needs `sitewise[onnx]`.
 
-        The inputs of the graph are "x" and, if there are confounders, "z" in float64: numbers as they are, a category
-        as the index of its level, NaN for missing. The output is "probability", (n, K). The levels, the classes and the
-        threshold are in the metadata of the graph.
+        The inputs of the graph are "x" and, if there are confounders, "z" of shape (n, V) in float64. In "z", a number
+        is given unchanged, a category is given as the index of its level, and NaN means missing. The output is
+        "probability", (n, K). The metadata of the graph contain the levels, the classes and the threshold.
 
         Parameters
         ----------
@@ -957,7 +970,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _repr_html_(self) -> str:
         return site_html(self)
 
-    # What scikit-learn asks.
+    # Methods that scikit-learn requires.
 
     def __sklearn_is_fitted__(self) -> bool:
         return True

@@ -48,46 +48,49 @@ SEES = ("x", "xz", "auto")
 class PrevalenceAdjuster(SiteModel):
     """Adjust the probabilities of an existing classifier to the prevalence of each site.
 
-    The adjuster learns log f from the classifier's probabilities on labeled source rows: the prevalence at the source
-    is divided out. At a new site the prevalence is estimated from unlabeled rows and multiplied in (equation 3). The
-    classifier itself is not changed. Without z this is calibrated label-shift EM (Saerens; Alexandari).
+    The adjuster learns log f from the classifier's probabilities on labeled source rows: it divides them by the
+    prevalence of the source. At a new site, it estimates the prevalence from unlabeled rows and multiplies f by it
+    (equation 3). The classifier itself is not changed. Without z and with `policy="rows"`, the estimate is the one of
+    label-shift EM with calibrated probabilities (Saerens; Alexandari).
 
     The probabilities of the source rows must be out-of-sample: from rows that the classifier was not trained on, or
     from `cross_val_predict`. A classifier is over-confident on its training rows, and this cannot always be detected.
-    Name the sites (`sample_domain`) if there are several: the differences in P(y) between them, and the errors of f at
-    sites that are left out, show how far an estimate at the next site can be trusted. The source prevalence is kept
-    where the evidence of a new site's rows is insufficient.
+    If there are several sites, pass `sample_domain`. The differences in P(y) between sites and the errors of f at
+    left-out sites show how far the rows of a new site can be trusted. The source prevalence is kept if the evidence
+    from these rows is insufficient.
 
     Parameters
     ----------
     estimator : estimator, torch module or None
-        The classifier that turns X into probabilities. None: X is the probabilities, (n, K). A fitted scikit-learn
+        The classifier that turns X into probabilities. None: X holds the probabilities, (n, K). A fitted scikit-learn
         classifier or pipeline, or a `FrozenEstimator`, is used as it is. An unfitted one is fitted to the source rows,
-        and the probabilities of these rows are cross-fitted. If it only has `decision_function`, its scores are
-        calibrated to probabilities. A torch module must return logits, (n, K), or (n, 1) for two classes.
+        and the probabilities of these rows are cross-fitted. If it only has `decision_function`, its scores are used as
+        logits. A torch module must return logits, (n, K), or (n, 1) for two classes.
     calibration : {"vector", "bias_corrected", "temperature", "none"}
         The calibration of log f on the source rows, as for `GPAClassifier`.
     prevalence : {"auto", "constant", "table", "additive", "network"}
         The model of g, as for `GPAClassifier`.
     classifier_sees : {"auto", "x", "xz"}
         "xz": z is an input of the classifier. Then log f = log p - log g_s(z), where g_s is the prevalence of all
-        source rows. The source rows must have the same P(y|z) as the rows that the classifier was trained on. "x": z is
-        not an input. Then log f is fitted as a function of log p and z. "auto": what predicts held-out labels better.
+        source rows, and p is the probability that the classifier gives. The source rows must have the same P(y|z) as
+        the rows that the classifier was trained on. "x": z is not an input. Then log f is fitted as a function of log p
+        and z. "auto": the one of the two that predicts held-out labels better.
     classes : array-like of shape (K,), optional
-        The classes, in the order of the columns of probabilities. None: the order of a fitted estimator, otherwise
-        sorted labels. In a DataFrame whose columns are named after the classes, the order of the columns does not
-        matter. If `fit` had a DataFrame, one of a new site must have the same names or those of the classes.
+        The classes, in the order of the columns of probabilities. None: the order of the fitted estimator; without a
+        fitted estimator, the sorted labels. In a DataFrame whose columns are named after the classes, the order of the
+        columns does not matter. If X was a DataFrame at `fit`, the columns of a DataFrame from a new site must have the
+        same names or the names of the classes.
     random_state : int, RandomState or None
         Seed of the folds.
     joint : DataFrame or array-like of shape (M, V), optional
-        For a classifier that gives P(y, z|x): the M values of z that its columns are for. X is then (n, M, K), or
-        (n, M·K) with the columns of the first value first; the probabilities of a row sum to one over all columns. Rows
-        of a new site need no z then: the joint distribution P(z, y) is estimated from x alone.
+        Only for a classifier that gives P(y, z|x): the M values of z, in the order of its columns. X then has shape
+        (n, M, K), or (n, M·K) with the K columns of the first value first. The probabilities of a row sum to one over
+        all columns. Rows of a new site then need no z: the joint distribution P(z, y) is estimated from x alone.
     missing : {"auto", "joint", "knockout"}
         How rows that lack z are predicted, if `joint` is given. "joint": from the site's P(z, y). "knockout": from
         P(y|x) and one prevalence. "auto": as for `GPAClassifier`.
     rehearsal : {"auto", "sites", "rows", None}
-        What `fit` rehearses adaptation with, as for `GPAClassifier`.
+        How `fit` rehearses the adaptation to a new site, as for `GPAClassifier`.
     balance : bool or "auto"
         Whether f is balanced before it is calibrated, as for `GPAClassifier`.
     solver : str or EM
@@ -108,16 +111,17 @@ class PrevalenceAdjuster(SiteModel):
     classifier_sees_ : str
         "x" or "xz", as chosen.
     held_out_nll_ : dict
-        The NLL of held-out labels for each choice that was tried.
+        The log loss on held-out labels for each value of `classifier_sees` that was tried.
     estimator_ : estimator or None
         The fitted estimator; None if X is the probabilities.
     rehearsal_ : Rehearsal
-        The result of adapting to each source site, left out in turn.
+        The result of the rehearsal, see the parameter `rehearsal`.
 
     Notes
     -----
-    A probability of zero counts as half the smallest positive probability of the source rows, and at least 1e-12. Rows
-    whose probabilities do not sum to one (within 0.001) are an error.
+    A probability of zero counts as half the smallest positive probability of the source rows (and at least 1e-12); if
+    no source row has a zero, it counts as 1e-12. Rows whose probabilities do not sum to one (within 0.001) raise an
+    error.
 
     Examples
     --------
@@ -184,7 +188,7 @@ class PrevalenceAdjuster(SiteModel):
         y : array-like of shape (n,)
             Labels.
         sample_domain : array-like of shape (n,), optional
-            The site of each row; one site otherwise.
+            The site of each row. None: all rows belong to one site.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
             The confounders z, NaN where missing.
         groups : array-like of shape (n,), optional
@@ -237,7 +241,7 @@ class PrevalenceAdjuster(SiteModel):
         problems.raise_if_any()
 
     def _score_source(self, X: Any, y: Any, groups: Any, weight: Any, seed: int) -> tuple[Classifier, Tensor]:
-        """The classifier, and log p of the source rows."""
+        """Return the classifier, and its log p of the source rows."""
         problems = Problems("fit")
         labels, target = read_classes(y, problems)
         problems.raise_if_any()
@@ -255,7 +259,7 @@ class PrevalenceAdjuster(SiteModel):
         return classifier, probabilities.clamp_min(classifier.floor).log()
 
     def _class_order(self, labels: Array, problems: Problems) -> Array:
-        """The classes in the order of the columns; unknown labels are added to `problems`."""
+        """Return the classes in the order of the columns; add unknown labels to `problems`."""
         fitted = self.joint is None and is_ready(self.estimator) and hasattr(self.estimator, "classes_")
         classes = np.asarray(self.estimator.classes_) if fitted else labels
         if self.classes is not None:
@@ -305,7 +309,7 @@ class PrevalenceAdjuster(SiteModel):
         self.joint_ = None
 
     def _learn_pairs(self, rows: LabeledRows, own: RowPrevalence) -> None:
-        """Learn r over the z-points from log P(y, z|x) of checked rows; log f needs no fit."""
+        """Learn the ratio r (equation 15) from log P(y, z|x) of checked rows; log f needs no fit."""
         points = read_points(self.joint, self.confounders_)
         assert self.confounders_ is not None
         bank, prior = fit_pairs(rows, points, self.confounders_, len(self.classes_))
@@ -328,7 +332,7 @@ class PrevalenceAdjuster(SiteModel):
         self._column_names = column_names(X) if source is None and isinstance(X, pd.DataFrame) else None
 
     def _fit_folds(self, parts: list[RemainingSites], data: TrainingData, X: Any, seed: int) -> Iterator[Fold]:
-        """Adjusters fitted without some sites: g, log f, calibration, and the estimator if it was given unfitted."""
+        """Fit an adjuster for each part: g, log f, calibration, and also the estimator if it was given unfitted."""
         refits = self.estimator is not None and not is_ready(self.estimator)
         for part in parts:
             fold, own = clone(self), part.data
@@ -341,7 +345,7 @@ class PrevalenceAdjuster(SiteModel):
             yield Fold(fold, inputs)
 
     def _refit(self, part: RemainingSites, classes: Array, X: Any, seed: int) -> tuple[Classifier, Tensor]:
-        """The estimator fitted to some of the rows, and their cross-fitted log p."""
+        """Fit the estimator to the rows of a part; return it with the cross-fitted log p of these rows."""
         rows = part.data.rows
         weight = None if bool((rows.weight == 1).all()) else rows.weight.double().numpy()
         y, some = classes[rows.y.numpy()], _safe_indexing(indexable(X)[0], part.rows.numpy())
@@ -349,11 +353,11 @@ class PrevalenceAdjuster(SiteModel):
 
     @property
     def probability_columns(self) -> list[str]:
-        """The names of the columns of given probabilities: those at `fit`, or those of the classes."""
+        """The names of the columns of probabilities: those of the DataFrame at `fit`, otherwise "p_" and the class."""
         return list(self._column_names or (f"p_{name}" for name in self.classifier_.columns))
 
     def facts(self) -> dict[str, Any]:
-        """The classifier, and whether it sees z, for reports."""
+        """Return facts about the classifier by heading, for reports."""
         name = "given probabilities" if self.estimator_ is None else type(self.estimator_).__name__
         facts = {"classifier": name, "classifier sees": self.classifier_sees_}
         if self.joint is not None:
@@ -365,7 +369,10 @@ class PrevalenceAdjuster(SiteModel):
         return self.classifier_.log_proba(self._in_fitted_order(X))
 
     def _in_fitted_order(self, X: Any) -> Any:
-        """A frame of probabilities with the columns of `fit`, or of the classes; ValueError if they differ."""
+        """Return X; if it is a DataFrame with the column names of `fit`, return its columns in the order of `fit`.
+
+        A DataFrame with other names, which are not the names of the classes either, raises ValueError.
+        """
         fitted = self._column_names
         if fitted is None or not isinstance(X, pd.DataFrame):
             return X
@@ -380,19 +387,19 @@ class PrevalenceAdjuster(SiteModel):
         return X.iloc[:, [names.index(name) for name in fitted]]
 
     def calibrated_log_ratio(self, X: Tensor, codes: Tensor) -> Tensor:
-        """Calibrated log f, computed in chunks of rows."""
+        """Return calibrated log f (n, K), computed in chunks of rows."""
         return in_stretches(super().calibrated_log_ratio, X, codes)
 
     def raw_log_ratio(self, X: Tensor, codes: Tensor) -> Tensor:
-        """log f before calibration, from log p."""
+        """Return log f before calibration (n, K), from log p."""
         return self.ratio_.log_ratio(X, codes)
 
     def score_raw(self, X: Tensor, codes: Tensor) -> tuple[Tensor, None, None]:
-        """log f before calibration; there are no features."""
+        """Return log f before calibration (n, K), and None twice because there are no features."""
         return self.raw_log_ratio(X, codes), None, None
 
     def score_calibrated(self, X: Tensor, codes: Tensor) -> tuple[Tensor, None, None]:
-        """Calibrated log f; there are no features."""
+        """Return calibrated log f (n, K), and None twice because there are no features."""
         return self.calibrated_log_ratio(X, codes), None, None
 
     def __sklearn_tags__(self) -> Tags:
@@ -403,5 +410,5 @@ class PrevalenceAdjuster(SiteModel):
 
 
 def _log_proba_of(classifier: Classifier, X: Any, rows: Tensor) -> Tensor:
-    """log p of some rows of X, given by their numbers."""
+    """Return log p of some rows of X; `rows` are their numbers."""
     return classifier.log_proba(_safe_indexing(indexable(X)[0], rows.numpy()))

@@ -46,15 +46,15 @@ EXPECTED_FAILED_CHECKS = {
 """The checks of scikit-learn's `check_estimator` that a `GPAClassifier` cannot pass, with the reason."""
 
 
-FOLD_VALIDATION = 0.2  # share held out in the trainings of a rehearsal, if a whole site is held out otherwise
+FOLD_VALIDATION = 0.2  # share of rows held out in the trainings of a rehearsal, if `validation` names a site
 
 
 class GPAClassifier(SiteModel):
     """Generalized Prevalence Adjustment (GPA): a classifier that adapts to new sites with unlabeled data.
 
-    At site e, P_e(y|x,z) = softmax(log f(x,z) + log g_e(z)). The network f is trained on all sites together, given
-    their g_e. The prevalence g_e(z) = P_e(y|z) is fitted to the labels of a training site, and estimated from unlabeled
-    rows at a new site.
+    At site e, P_e(y|x,z) = softmax(log f(x,z) + log g_e(z)). The network f is the same at all sites, and
+    g_e(z) = P_e(y|z) is the prevalence of the site. First the g_e of each training site is fitted to its labels. Then f
+    is trained on all sites together, with each g_e held fixed. At a new site, g is estimated from unlabeled rows.
 
     Parameters
     ----------
@@ -62,18 +62,21 @@ class GPAClassifier(SiteModel):
         The network for x: "auto" (chosen by the shape of X), "mlp", "cnn" (the paper's network for digits),
         "monai:resnet18", "monai:resnet50", "timm:NAME", "torchvision:NAME", or a torch module that returns features.
     prevalence : {"auto", "constant", "table", "additive", "network"}
-        The model of g. "network" is the paper's network; at a new site it is fitted by the paper's EM if `solver` says
-        so, otherwise by direct maximization of the likelihood.
+        The model of g. "constant": one value for all z. "table": one value for each cell of z. "additive": a sum of one
+        term for each variable, on the log scale. "network": the paper's network; at a new site it is fitted by the
+        paper's EM if `solver` is EM, otherwise by direct maximization of the likelihood. "auto": "additive" at the
+        training sites. Without z, g is constant.
     knockout : float
-        The probability with which each confounder is hidden in training. It may then be missing at prediction.
+        The probability with which each confounder is hidden in training. Confounders may then be missing at prediction.
     missing : {"auto", "knockout", "joint"}
         How rows that lack z are predicted. "knockout": from f with z missing, as in the paper. "joint": from the site's
-        joint distribution P(z, y), which is estimated from x. "auto": "joint" if all conditions below hold, otherwise
-        "knockout". No row of the site has all of z, and at least 50 training rows have all of it. At most 25% of the
-        training rows have a z at which a class is absent (at least 10 of its rows were expected there and less than one
-        was found). On held-out rows whose z is hidden, the log loss of the joint model is not more than 1.2 times that
-        of knockout; an excess of up to two standard errors is tolerated, and fewer than 50 rows are not checked. The
-        cross-validated log-likelihood of the site's x is higher than that of knockout by more than 1.
+        joint distribution P(z, y), which is estimated from x. "auto": "joint" if conditions (1) to (5) hold, otherwise
+        "knockout". (1) No row of the site has all of z. (2) At least 50 training rows have all of z. (3) At most 25% of
+        the training rows have a z at which a class is absent. A class counts as absent if at least 10 of its rows are
+        expected at this z and g predicts less than one. (4) On held-out rows whose z is hidden, the log loss of the
+        joint model is at most 1.2 times the log loss of knockout. An excess of up to two standard errors is allowed,
+        and fewer than 50 held-out rows are not checked. (5) The left-out log-likelihood of the site's x is higher by
+        more than 1 with the joint model than with knockout.
     calibration : {"vector", "bias_corrected", "temperature", "none"}
         The calibration of log f on held-out rows. "vector": a slope and a bias for each class. "bias_corrected": one
         slope, and a bias for each class. "temperature": one slope.
@@ -81,11 +84,12 @@ class GPAClassifier(SiteModel):
         A local file with weights of the backbone: .safetensors, .pt or .pth. Weights of its classification head are
         not used.
     normalize : {None, "imagenet", "data"}
-        How images are normalized. None: bytes are divided by 255. "data": by mean and standard deviation of the
-        training images.
+        How images are normalized. None: bytes are divided by 255. "imagenet": by the mean and standard deviation of
+        ImageNet. "data": by the mean and standard deviation of the training images.
     recipe : str or Recipe
-        How f is trained: "default", "augmented" (for images), "gpa2024" or "gpa2024_resnet" (the paper's; `Recipe`
-        says what the paper leaves open), "gpa2024_release" (that of its published code), or a `Recipe`.
+        How f is trained: "default", "augmented" (for images), "gpa2024" (the paper's recipe for digits),
+        "gpa2024_resnet" (the paper's recipe for ResNets), "gpa2024_release" (the recipe of the paper's published code),
+        or a `Recipe`. The documentation of `Recipe` lists the settings that the paper does not state.
     epochs : int, optional
         Replaces the number of epochs of the recipe.
     batch_size : int, optional
@@ -93,41 +97,42 @@ class GPAClassifier(SiteModel):
     learning_rate : float, optional
         Replaces the learning rate of the recipe.
     validation : float, str or None
-        The held-out rows, which are used to choose the best epoch and to calibrate: a share of each site (groups are
-        kept whole), or the name of a site. None: no rows are held out.
+        The rows that are held out to choose the best epoch and to calibrate f. A number: this share of each site, with
+        groups kept whole. A name: all rows of the site with this name. None: no rows are held out.
     device : {"auto", "cpu", "cuda", "mps"}
         The device; "auto" uses a GPU if there is one.
     devices : int or "auto"
-        The number of devices that train f together; "auto": all. The result is that of one device, up to rounding.
-        Several devices need `sitewise[gpu]`.
+        The number of devices that train f together; "auto": all. The result is the same as with one device, up to
+        rounding. Several devices need `sitewise[gpu]`.
     nodes : int
-        The number of machines; several are started by torchrun.
+        The number of machines. Use torchrun to start training on several machines.
     strategy : {"auto", "ddp", "ddp_spawn"}
-        "ddp": use the processes that torchrun started. "ddp_spawn": start new processes. "auto": the first, if torchrun
-        started this process, otherwise the second.
+        "ddp": use the processes that torchrun started. "ddp_spawn": start new processes. "auto": "ddp" if torchrun
+        started this process, otherwise "ddp_spawn".
     checkpoint : path, optional
         A file or folder in which training is saved after each epoch. If `fit` was interrupted, call it again with the
-        same data and settings to continue from there. It is removed when training ends.
+        same data and settings to continue from there. `fit` removes the saved files when it ends.
     cache : path, optional
-        A folder in which computed values of log f are kept. They are looked up by the content of network and rows, so
-        rows that were scored before, also by another process, are not scored again.
+        A folder in which computed values of log f are kept. They are looked up by the content of the network and the
+        rows. If the same rows were scored before, even by another process, they are not scored again.
     verbose : bool, optional
         Whether to show the progress bar. None: only on a terminal.
     random_state : int, RandomState or None
-        Seed. Runs on a CPU are reproducible to the bit.
+        Seed. Repeated runs on a CPU give identical results.
     rehearsal : {"auto", "sites", "rows", None}
-        What `fit` rehearses adaptation with. "sites": each training site is left out in turn, adapted to without its
-        labels, and then scored by them. "rows": only held-out rows are used, without training again. "auto": "sites" if
-        there are several sites, otherwise "rows". None: no rehearsal.
+        How `fit` rehearses the adaptation to a new site. "sites": each training site is left out in turn. A model of
+        the other sites is adapted to it without its labels, and scored with its labels. "rows": only held-out rows are
+        used, and no model is trained again. "auto": "sites" if there are several sites, otherwise "rows". None: no
+        rehearsal.
     balance : bool or "auto"
         Whether f is balanced on held-out rows before it is calibrated: its mean at each z is made the same for all
-        classes (equation 18a). "auto": if it is calibrated. The paper does not balance f.
+        classes (equation 18a). "auto": f is balanced if `calibration` is not "none". The paper does not balance f.
     solver : str or EM
-        The solver of g at a new site, as for `estimate_prevalence`. `EM(iterations=5)` is the paper's. EM takes no
-        prior, so with EM the prior that the rehearsal learned is not used.
+        The solver of g at a new site, as for `estimate_prevalence`. `EM(iterations=5)` is the paper's solver. With EM,
+        g is estimated without the posterior, so the numbers that the rehearsal learned do not enter the estimate.
     prevalence_dropout : float
-        The share of hidden units that are dropped while a network g is fitted. The paper has 0.5 for ISIC and CXR, and
-        none for digits.
+        Only for `prevalence="network"`: the share of hidden units that are dropped while g is fitted to labels or by
+        EM. The paper uses 0.5 for ISIC and CXR, and no dropout for digits.
 
     Attributes
     ----------
@@ -142,7 +147,7 @@ class GPAClassifier(SiteModel):
     training_summary_ : TrainingSummary
         Rows and classes of each training site, and a fingerprint of the data.
     rehearsal_ : Rehearsal
-        The result of adapting to each training site, left out in turn.
+        The result of the rehearsal, see the parameter `rehearsal`.
 
     Examples
     --------
@@ -219,7 +224,7 @@ class GPAClassifier(SiteModel):
         groups: Any = None,
         sample_weight: Any = None,
     ) -> Self:
-        """Train f on all sites, given the g of each site, then calibrate it on held-out rows.
+        """Fit the g of each site, train f on all sites, calibrate f on held-out rows, and rehearse adaptation.
 
         Parameters
         ----------
@@ -228,12 +233,12 @@ class GPAClassifier(SiteModel):
         y : array-like of shape (n,)
             Labels.
         sample_domain : array-like of shape (n,), optional
-            The site of each row; one site otherwise.
+            The site of each row. None: all rows belong to one site.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
             The confounders z, NaN where missing.
         groups : array-like of shape (n,), optional
-            The patient (or other group) of each row. A patient is never split between training and validation, and
-            checks count patients instead of rows.
+            The patient (or other group) of each row. Checks count patients instead of rows. If `validation` is a share,
+            the rows of a patient are either all used for training or all held out.
         sample_weight : array-like of shape (n,), optional
             Weights of the rows.
 
@@ -280,7 +285,7 @@ class GPAClassifier(SiteModel):
         return recipe
 
     def _learn(self, data: TrainingData, recipe: Recipe, seed: int, label: str = "training f") -> list[Path]:
-        """Train, calibrate and fit all else but the rehearsal; return the checkpoints to remove."""
+        """Do all steps of `fit` except the rehearsal; return the checkpoint files that `fit` removes at its end."""
         kept, held = split_validation(data, self.validation, seed)
         training, validation = data.rows.take(kept), data.rows.take(held)
 
@@ -300,14 +305,14 @@ class GPAClassifier(SiteModel):
         held_out = score_held_out(validation, validation_prevalence, self.confounders_, self.score_raw)
         self._balance_and_calibrate(held_out)
 
-        # Beyond the paper: r for rows that lack z (section 15).
+        # Not in the paper: the joint model for rows that lack z (section 15).
         learns = self.missing != "knockout" and self.confounders_ is not None
         self.joint_ = fit_joint_model(self, training, validation, seed) if learns else None
         self.joint_ = judged(self, validation)
         return [] if trained.checkpoint is None else [trained.checkpoint]
 
     def _validation_prevalence(self, validation: LabeledRows, seed: int) -> RowPrevalence:
-        """g of the held-out rows, by models that did not see their labels."""
+        """Return g of the held-out rows, by models that were not fitted to their labels."""
         models = {s: self.site_prevalences_[n] for s, n in enumerate(self.sites_) if n in self.site_prevalences_}
         if all(s in models for s in torch.unique(validation.site).tolist()):
             return by_site(validation.site, models)
@@ -330,7 +335,7 @@ class GPAClassifier(SiteModel):
     def _learn_folds(
         self, parts: list[RemainingSites], recipe: Recipe, seed: int
     ) -> Iterator[tuple["GPAClassifier", list[Path]]]:
-        """Models that are trained without some sites, several at a time if the GPU memory allows it."""
+        """Train a model for each rehearsal, without some sites; several at a time if the GPU memory allows it."""
         in_memory = all(isinstance(part.data.rows.X, Tensor) for part in parts)
         n_parallel = count_parallel(len(parts), self.device, self.devices, self.nodes) if in_memory else 1
         verbose = self.verbose if n_parallel == 1 else False
@@ -341,16 +346,16 @@ class GPAClassifier(SiteModel):
         return run_side_by_side(_learn_fold, tasks, n_parallel, f"{len(parts)} rehearsals", self.verbose)
 
     def _fold(self, verbose: bool | None) -> "GPAClassifier":
-        """A model with the same settings, to be trained without some sites; missing z is handled by knockout."""
+        """Return an unfitted model with the same settings for a rehearsal; it predicts rows that lack z by knockout."""
         changes: dict[str, Any] = {"missing": "knockout", "rehearsal": None, "verbose": verbose}
-        if isinstance(self.validation, str):  # that site may be among those left out
+        if isinstance(self.validation, str):  # the site that it names may be left out
             changes["validation"] = FOLD_VALIDATION
         return GPAClassifier(**{**self.get_params(deep=False), **changes})
 
     def calibrate(
         self, X: Any, y: Any, sample_domain: Any = None, sample_confounder: Any = None, groups: Any = None
     ) -> Self:
-        """Calibrate again, on labeled rows that were not used in training. The network and g are not changed.
+        """Calibrate f again on labeled rows that were not used in training. The network and g are not changed.
 
         Parameters
         ----------
@@ -359,11 +364,11 @@ class GPAClassifier(SiteModel):
         y : array-like of shape (n,)
             Labels.
         sample_domain : array-like of shape (n,), optional
-            The site of each row; one site otherwise.
+            The site of each row. None: all rows belong to one site.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
             The confounders z, NaN where missing.
         groups : array-like of shape (n,), optional
-            Patients.
+            The patient (or other group) of each row.
 
         Returns
         -------
@@ -396,7 +401,7 @@ class GPAClassifier(SiteModel):
         return self
 
     def facts(self) -> dict[str, Any]:
-        """The network and its training, for reports."""
+        """Return facts about the network and its training by heading, for reports."""
         return {
             "network": self.backbone if isinstance(self.backbone, str) else type(self.backbone).__name__,
             "knockout": float(self.knockout),
@@ -405,15 +410,15 @@ class GPAClassifier(SiteModel):
         }
 
     def inputs_of(self, X: Any) -> Inputs:
-        """X in the format of `fit`, checked."""
+        """Check X, which has the format of `fit`, and return it in the form that `raw_log_ratio` reads."""
         return read_inputs(self, X, reset=False)
 
     def raw_log_ratio(self, X: Inputs, codes: Tensor) -> Tensor:
-        """log f before calibration."""
+        """Return log f before calibration, (n, K)."""
         return cached_log_ratio(self.cache, self.scorer_, X, network_inputs(self.confounders_, codes))
 
     def score_raw(self, X: Inputs, codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """log f before calibration, and the features of some of the rows."""
+        """Return log f before calibration (n, K), features of some rows (m, D), and the numbers of these rows (m,)."""
         z = network_inputs(self.confounders_, codes)
         return cached_score(self.cache, self.scorer_, X, z, len(self.classes_))
 
@@ -425,7 +430,7 @@ def _learn_fold(
 
 
 def _checkpoint_of(where: str | os.PathLike[str] | None, label: str) -> str | os.PathLike[str] | None:
-    """The path of a checkpoint: a given folder as it is; for a given file, rehearsals get files next to it."""
+    """Return the path of a training's checkpoint: `where`, or a file next to it for a rehearsal if it is a file."""
     if where is None or label == "training f" or not Path(where).suffix or Path(where).is_dir():
         return where
     name = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")

@@ -1,4 +1,4 @@
-"""What all fitted models share: predict at training sites, adapt to new sites, plan, save."""
+"""The base class of all models: predict at training sites, adapt to new sites, plan, save."""
 
 import copy
 import os
@@ -53,7 +53,7 @@ from sitewise.rows import HeldOut, LabeledRows, ScoredRows, SiteRows
 from sitewise.samplesize import LabelPlan, SamplePlan, plan_labels, plan_sample_size
 from sitewise.solvers import EM
 
-CROSS_SEED = 0  # of the folds for cross-calibration
+CROSS_SEED = 0  # seed of the folds for cross-calibration
 POLICIES = ("auto", "as trained", "rows")
 OLD_NAME = (
     "fallback={value!r} is what policy='auto' does: if a check fails, predictions are as trained. Leave fallback out"
@@ -69,18 +69,19 @@ NOTHING_HELD_OUT = (
 
 
 class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type: ignore[misc]
-    """A fitted f with the g of its training sites; subclasses define how f is computed.
+    """Base class of models, which consist of f and the g of the training sites; subclasses define how f is computed.
 
     A subclass reads inputs (`inputs_of`) and scores them (`raw_log_ratio`, `score_raw`); its `fit` sets all attributes
     that are declared here. Other modules of the package use only
 
     - learned attributes: `pooled_prevalence_` and `site_prevalences_` (g), `unsupported_` (regions where f is not
-      identified), `held_out_` rows with `balance_` and `calibrations_`, `prior_` of a new site, `joint_` for rows
-      without z;
+      identified), `held_out_` (rows), `balance_`, `calibrations_`, `prior_` (of a new site), `joint_` (for rows that
+      lack z);
     - methods that read rows: `read_site` (with inputs), `read_rows`, `codes_of`;
     - methods that compute log f: `calibrated_log_ratio`, or in steps `raw_log_ratio`, `balanced`, `calibrated`;
-    - `estimate_rows`, which estimates g from scored rows, and `fit_prevalence`, which fits it to labeled ones;
-    - held-out rows for tests and calibration (`telling_rows`, `cross_calibrated`), and `prior_of` a policy.
+    - `estimate_rows`, which estimates g from scored rows, and `fit_prevalence`, which fits g to labeled rows;
+    - `telling_rows` and `cross_calibrated`, which give held-out rows and their calibrated log f;
+    - `prior_of`, which gives the prior of a new site for a policy.
     """
 
     prevalence: str
@@ -94,7 +95,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
     random_state: Any
     about_: Mapping[str, str] = MappingProxyType(
         {}
-    )  # names of the outcome and its positive class, intended use, contact
+    )  # texts for reports: names of the predicted condition and of the positive class, intended use, contact
     classes_: Array
     sites_: list[Any]
     confounders_: Confounders | None
@@ -103,11 +104,11 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
     pooled_prevalence_: Prevalence
     unsupported_: tuple[Region, ...]
     training_table_: TrainingTable
-    held_out_: tuple[HeldOut, HeldOut]  # with all of z, and with z hidden
+    held_out_: tuple[HeldOut, HeldOut]  # rows with all of z; all rows, z hidden where a row has all of it
     calibrations_: tuple[Calibration, Calibration]
     balance_: Balance | None = None  # the mean of f at z, which is divided out
     deviation_: Tensor | None = None  # (D,) variances between the training sites' g, for each feature of z
-    joint_: Any = None  # r over points of z, for rows that lack z
+    joint_: Any = None  # the joint model (equation 15), for rows that lack z
     prior_: SitePrior  # prior of a new site, from the training sites
 
     @abstractmethod
@@ -116,24 +117,27 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
 
     @abstractmethod
     def inputs_of(self, X: Any) -> Any:
-        """X checked, in the form that scoring reads; it has a length."""
+        """Check X and return it in the form that `raw_log_ratio` reads; the result has a length."""
 
     @abstractmethod
     def raw_log_ratio(self, X: Any, codes: Tensor) -> Tensor:
-        """log f before calibration, (n, K)."""
+        """Return log f before calibration, (n, K)."""
 
     @abstractmethod
     def score_raw(self, X: Any, codes: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """log f before calibration, and, if there are features, those of some rows with the numbers of these rows."""
+        """Return log f before calibration (n, K), features of some rows (m, D), and the numbers of these rows (m,).
+
+        The second and the third are None if the model has no features.
+        """
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """How f was made, by heading, for reports."""
+        """Return facts about f and its training by heading, for reports."""
 
-    # What is learned from labeled rows, in the order of a fit.
+    # Learning from labeled rows, in the order of a fit.
 
     def _check_prevalence(self, problems: Problems) -> None:
-        """Note what is wrong with the settings of g."""
+        """Add the problems of the settings of g to `problems`."""
         if self.prevalence not in ("auto", *FAMILIES):
             meant = did_you_mean(self.prevalence, FAMILIES)
             problems.add(f"prevalence must be one of auto, {', '.join(FAMILIES)}, got {self.prevalence!r}{meant}")
@@ -145,7 +149,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
                 problems.add(wrong)
 
     def _check_scaling(self, problems: Problems) -> None:
-        """Note what is wrong with the settings of calibration and balance."""
+        """Add the problems of the settings of calibration and balance to `problems`."""
         if self.calibration not in METHODS:
             meant = did_you_mean(self.calibration, METHODS)
             problems.add(f"calibration must be one of {', '.join(METHODS)}, got {self.calibration!r}{meant}")
@@ -168,12 +172,12 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         self.training_table_ = TrainingTable.of(rows.codes, rows.y, rows.site, names, n_classes, schema)
 
     def fit_prevalence(self, rows: LabeledRows, seed: int) -> Prevalence:
-        """g of labeled rows, by the chosen model of g."""
+        """Fit g to labeled rows, with the model of g that `prevalence` names."""
         own = (len(self.classes_), self.confounders_, self.knockout, seed, self.prevalence_dropout)
         return fit_prevalence(self.prevalence, rows, *own)
 
     def _balance_and_calibrate(self, held: tuple[HeldOut, HeldOut]) -> None:
-        """Keep the held-out rows; balance f on them, if it is to be, then calibrate it."""
+        """Store the held-out rows; balance f on them if the setting `balance` requires it, then calibrate f."""
         self.balance_ = fit_balance(held[0], self.confounders_, len(self.classes_)) if self._balances else None
         if self.balance_ is not None:
             held = held[0].balanced(self.balance_.log_mean), held[1].balanced(self.balance_.log_mean)
@@ -182,11 +186,11 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
 
     @property
     def _balances(self) -> bool:
-        """Whether the mean of f is divided out: by default where f is calibrated."""
+        """Whether f is balanced; for `balance="auto"`, it is balanced if it is calibrated."""
         return self.calibration != "none" if self.balance == "auto" else bool(self.balance)
 
     def _calibrate(self) -> None:
-        """Calibrate f on the held-out rows, with all of z and with z hidden, and note their number for the prior."""
+        """Calibrate f on the held-out rows, with all of z and with z hidden, and set the prior of a new site."""
         complete, hidden = self.telling_rows()
         with_z = calibrate(complete, self.calibration, len(self.classes_))
         without_z = with_z if hidden is complete else calibrate(hidden, self.calibration, len(self.classes_))
@@ -198,13 +202,16 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
             self.prior_ = describe_source(rows, calibrated, self.pooled_prevalence_, self.deviation_)
 
     def telling_rows(self) -> tuple[HeldOut, HeldOut]:
-        """The held-out rows for calibration: without rows at z where a class never occurs, which would bias f."""
+        """Return the held-out rows for calibration: the rows with all of z, and all rows with z hidden.
+
+        The first have no rows at z where a class never occurs, because these rows would bias f.
+        """
         complete, hidden = self.held_out_
         pushing = in_regions(complete.codes, self.unsupported_)
         return (complete.take(~pushing) if bool(pushing.any()) else complete), hidden
 
     def cross_calibrated(self, held: HeldOut) -> Tensor:
-        """log f (n, K) of held-out rows, each balanced and calibrated without its own fold."""
+        """Return log f (n, K) of held-out rows; each row is balanced and calibrated by a fit to the other folds."""
         if self.calibration == "none" and self.balance_ is None:
             return held.raw_log_ratio
         raw = held if self.balance_ is None else held.shifted(self.balance_.log_mean)
@@ -221,7 +228,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         return calibrated
 
     def _keep_rehearsed(self) -> None:
-        """Give the prior the numbers of the rehearsal again, after held-out rows have described the source anew."""
+        """Put the numbers of the rehearsal into the prior again, after `_calibrate` has replaced the prior."""
         if (rehearsal := getattr(self, "rehearsal_", None)) is not None:  # None in folders of early versions
             self.prior_ = rehearsal.numbers.put_into(self.prior_)
 
@@ -281,7 +288,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         return _like(X, self.calibrated_log_ratio(inputs, self.codes_of(sample_confounder, len(inputs))))
 
     def transform(self, X: Any, sample_confounder: Any = None) -> Any:
-        """Return `log_ratio`, the part of the prediction that is stable from site to site.
+        """Return `log_ratio`, the part of the prediction that is the same at all sites.
 
         Parameters
         ----------
@@ -298,21 +305,21 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         return self.log_ratio(X, sample_confounder)
 
     def get_feature_names_out(self, input_features: Any = None) -> Array:
-        """The names of the columns of `transform`."""
+        """Return the names of the columns of `transform`."""
         check_is_fitted(self)
         return np.array([f"log_ratio_{label}" for label in self.classes_.tolist()], dtype=object)
 
     def calibrated_log_ratio(self, X: Any, codes: Tensor) -> Tensor:
-        """Calibrated log f, (n, K)."""
+        """Return calibrated log f, (n, K)."""
         return self.calibrated(self.raw_log_ratio(X, codes), codes)
 
     def score_calibrated(self, X: Any, codes: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return calibrated log f, features of the last layer (or None), and the rows they belong to."""
+        """Return calibrated log f (n, K), and features of some rows with their row numbers, as `score_raw` does."""
         raw_log_ratio, features, feature_rows = self.score_raw(X, codes)
         return self.calibrated(raw_log_ratio, codes), features, feature_rows
 
     def balanced(self, raw_log_ratio: Tensor, codes: Tensor) -> Tensor:
-        """Log of f divided by its mean at each row's z, (..., n, K) (equation 18a)."""
+        """Return log f minus the log of the mean of f at each row's z, (..., n, K) (equation 18a)."""
         return raw_log_ratio if self.balance_ is None else raw_log_ratio - self.balance_.log_mean(codes)
 
     def calibrated(self, raw_log_ratio: Tensor, codes: Tensor) -> Tensor:
@@ -334,7 +341,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         X : array-like
             Rows, as at `fit`.
         sample_domain : array-like of shape (n,), optional
-            The training site of each row, whose g is used. None: the g of all training rows together.
+            The training site of each row, whose g is used. None: the g of all training rows together is used.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
             Their confounders z; missing values are allowed.
 
@@ -409,13 +416,13 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         return by_site(site, {s: self.site_prevalences_[name] for s, name in enumerate(names)}).log_prob(codes)
 
     def codes_of(self, Z: Any, n_rows: int) -> Tensor:
-        """z of rows to predict, encoded; unusual values give a warning."""
+        """Return the codes of z (n, V) of rows to predict; unusual values give a warning."""
         codes, notes = self._encode(Z, n_rows)
         notes.warn(stacklevel=4)
         return codes
 
     def _encode(self, Z: Any, n_rows: int) -> tuple[Tensor, Notes]:
-        """Codes of z, and notes about unusual values."""
+        """Return the codes of z (n, V), and notes about unusual values."""
         if self.confounders_ is None:
             if Z is not None:
                 raise ValueError("sample_confounder is given, but the model was trained without confounders")
@@ -442,7 +449,9 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         confounder_columns: Any = None,
         known_prevalence: Any = None,
     ) -> AdaptedClassifier:
-        """Adapt to a new site from unlabeled rows, and a few labels if there are any. The model is unchanged.
+        """Adapt to a new site with unlabeled rows, and with labels of some rows if there are any.
+
+        The model is unchanged.
 
         Parameters
         ----------
@@ -454,28 +463,30 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         y : array-like of shape (n,), optional
             Known labels, NaN or None elsewhere.
         groups : array-like of shape (n,), optional
-            The patient (or other group) of each row. Checks and intervals of the prevalence allow for similar rows of
-            one patient; intervals of the expected performance do not.
+            The patient (or other group) of each row. Checks and intervals of the prevalence take into account that rows
+            of one patient are similar. Intervals of the expected performance do so only for the prevalence.
         sample_weight : array-like of shape (n,), optional
             Weights of the rows.
         fallback : str, optional
             Deprecated; use `policy`.
         policy : {"auto", "as trained", "rows"}
             How far the rows are trusted. "auto": as far as the rehearsal allows, and not at all if a check of the
-            assumption fails; `outcome` says what was done and why. "as trained": not at all, predictions are those of
-            the model itself. "rows": completely, by maximum likelihood, for research.
+            assumption fails; `outcome` says what was done and why. "as trained": not at all; predictions are those of
+            the model without adaptation. "rows": fully; g is the maximum likelihood estimate from the rows (for
+            research).
         level_scale : float, optional
-            The prior scale of the shift between the training sites' prevalence and this site's, in log-odds. None: as
-            large as the differences between training sites. 3 means a very different site.
+            The prior scale of the difference in prevalence between the training sites and this site, in log-odds. None:
+            the scale of the differences between training sites. Use 3 for a site that may be very different.
         confounder_columns : list, optional
             The columns of X that hold z, instead of `sample_confounder`. Predictions at the site then read z from these
             columns too.
         known_prevalence : float, tuple, dict or DataFrame, optional
-            P(y) of the site, if it is known from another source: a number, the share of the second of two classes;
-            `(value, low, high)` with a 95% interval; a dict by class; or a table with a row for each stratum of z and a
-            column "prevalence" (and "low", "high"). The mean prediction is exactly
-            this prevalence if it has no interval; otherwise it is combined with the rows. A warning says if the rows
-            contradict it. With a known prevalence, rows that lack z are always predicted by knockout.
+            P(y) of the site, if it is known from another source. A number: the share of the second of two classes. A
+            tuple `(value, low, high)`: this share with a 95% interval. A dict: a number or such a tuple by class.
+            A DataFrame: a row for each stratum of z, with the column "prevalence" and, if known, "low" and "high".
+            Without an interval, the mean prediction is exactly this prevalence. With an interval, the prevalence is
+            combined with the rows. A warning is given if the rows contradict it. With a known prevalence, rows that
+            lack z are always predicted by knockout, and `policy` must be "auto".
 
         Returns
         -------
@@ -510,18 +521,18 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         level_scale: float | None = None,
         known_prevalence: Any = None,
     ) -> AdaptedClassifier:
-        """Adapt as `adapt` does, from log f that was computed before.
+        """Adapt as `adapt` does, but with log f that was computed before.
 
         With Dask collections, g and the mean of the predictions are computed from all rows; checks and expected
-        performance are computed from a sample of 20,000 rows, which the site keeps.
+        performance are computed from a sample of about 20,000 rows, which the site keeps.
 
         Parameters
         ----------
         log_ratio : array-like of shape (n, K), or a Dask DataFrame or array
-            What `log_ratio` returned for the rows of the site and the same z. If it is a Dask collection, every other
-            argument with one entry for each row must be one too, with the same partitions.
+            The result of `log_ratio` for the rows of the site. If it is a Dask collection, every other argument with
+            one entry for each row must be a Dask collection with the same partitions.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
-            The same z.
+            The confounders z that were given to `log_ratio`.
         y : array-like of shape (n,), optional
             Known labels, NaN or None elsewhere.
         groups : array-like of shape (n,), optional
@@ -535,7 +546,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         level_scale : float, optional
             The prior scale of the shift, as in `adapt`.
         known_prevalence : float, tuple, dict or DataFrame, optional
-            P(y) of the site, as in `adapt`.
+            P(y) of the site, as in `adapt`; not supported with Dask collections.
 
         Returns
         -------
@@ -564,7 +575,10 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         return inputs, self._with_log_ratio(given, log_ratio, features=features, feature_rows=feature_rows), notes
 
     def read_rows(self, n_rows: int, Z: Any, y: Any, groups: Any, weight: Any, call: str) -> tuple[SiteRows, Notes]:
-        """Z, labels, groups and weights of rows, checked, and notes about z; unusual values of z give a warning."""
+        """Check Z, labels, groups and weights of rows; return them encoded, with notes about unusual values of z.
+
+        Unusual values of z give a warning.
+        """
         problems = Problems(call)
         codes, notes = self._encode(Z, n_rows)
         rows = SiteRows(
@@ -578,7 +592,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         return rows, notes
 
     def _with_log_ratio(self, rows: SiteRows, log_ratio: Tensor, **features: Tensor | None) -> ScoredRows:
-        """The rows with log f; a warning says where f is not identified."""
+        """Return the rows with log f; warn if there are rows at which f is not identified."""
         if self.confounders_ is not None:
             counts = region_counts(rows.codes, self.unsupported_)
             warn_kept(counts, self.unsupported_, self.confounders_, self.classes_.tolist())
@@ -586,7 +600,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         return rows.extended(ScoredRows, log_ratio=log_ratio, supported=supported, **features)
 
     def _read_known(self, value: Any, policy: str) -> Known | None:
-        """A known prevalence, by class labels or by strata of z."""
+        """Read and check a known prevalence, given by class or by stratum of z; None if there is none."""
         problems = Problems("adapt")
         known = read_known(value, self.classes_.tolist(), self.confounders_, problems)
         if known is not None and policy != "auto":
@@ -605,7 +619,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         known: Known | None,
         **own: Any,
     ) -> AdaptedClassifier:
-        """The model at the site of these rows; `notes` is None if they came without z."""
+        """Return the model adapted to these rows; `notes` is None if they were given without z."""
         if not bool(rows.supported.any()):
             raise ValueError(
                 "adapt: all rows have values of z where some class never occurs in training; nothing can be estimated"
@@ -615,7 +629,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         return AdaptedClassifier(self, estimate, rows, policy, level_scale, known_prevalence=known, **own)
 
     def prior_of(self, policy: str, level_scale: float | None = None) -> SitePrior:
-        """Return the prior for a new site, as learned in the rehearsal. For policy "rows", f is treated as exact."""
+        """Return the prior for a new site, as the rehearsal learned it; for policy "rows", f is treated as exact."""
         problems = Problems("adapt")
         if level_scale is not None and not (isinstance(level_scale, Real) and 0 < level_scale < float("inf")):
             problems.add(f"level_scale must be a number above 0 (log-odds), got {level_scale!r}")
@@ -628,9 +642,9 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
     def estimate_rows(
         self, rows: ScoredRows, *, prior: SitePrior | None, known: Known | None = None, notes: Notes | None = None
     ) -> PrevalenceEstimate:
-        """Estimate g from a site's rows with this prior; by maximum likelihood if there is none.
+        """Estimate g from a site's rows with this prior; by maximum likelihood if `prior` is None.
 
-        A `known` prevalence enters the posterior as data. `notes` list what was unusual about z when it was read.
+        A `known` prevalence enters the posterior as data. `notes` list the unusual values of z.
         """
         own, schema = rows.take(rows.supported), self.confounders_
         knows_z = notes is not None or (schema is not None and not bool(schema.missing(own.codes).all()))
@@ -651,7 +665,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         )
 
     def where_supported(self, known: Known | None, rows: ScoredRows) -> Known | None:
-        """Convert the known prevalence of the whole site to that of the rows where f is identified."""
+        """Convert the known prevalence of the whole site to the prevalence of the rows at which f is identified."""
         if known is None or known.strata is not None or bool(rows.supported.all()):
             return known
         share, inside = rows.weights / rows.weights.sum(), ~rows.supported
@@ -699,7 +713,7 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
         """Save the model as a folder that `sitewise.load` reads: JSON, safetensors and a model card, no code.
 
         The folder is written completely or not at all. An earlier saved model at the same path is replaced; any other
-        existing file or folder is an error.
+        existing file or folder raises an error.
 
         Parameters
         ----------
@@ -724,12 +738,12 @@ def unchanged_on_error(model: BaseEstimator) -> Iterator[None]:
 
 
 def _like(X: Any, values: Tensor) -> Any:
-    """A tensor if X is one, otherwise numpy."""
+    """Return the values as a tensor on X's device if X is a tensor, otherwise as an array."""
     return values.to(X.device) if isinstance(X, Tensor) else values.numpy()
 
 
 def read_policy(policy: str, fallback: str | None = None) -> str:
-    """The policy, checked; `fallback`, its old name, is accepted with a warning."""
+    """Check the policy and return it; `fallback`, its old name, is accepted with a warning."""
     problems = Problems("adapt")
     if policy not in POLICIES:
         problems.add(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}{did_you_mean(policy, POLICIES)}")
@@ -744,7 +758,10 @@ def read_policy(policy: str, fallback: str | None = None) -> str:
 
 
 def _labeled_rows(model: SiteModel) -> dict[str, Any]:
-    """The held-out rows with all of z; if there are none, all held-out rows with z hidden."""
+    """Return the arguments of `plan_sample_size` and `plan_labels` that describe the held-out rows.
+
+    The rows are those with all of z; if there are none, all held-out rows with z hidden.
+    """
     complete, hidden = model.held_out_
     held, calibration = (complete, model.calibrations_[0]) if len(complete) else (hidden, model.calibrations_[1])
     if not len(held):

@@ -17,24 +17,24 @@ NO_MODEL = (
 def adapt(
     model: SiteModel | Pipeline, X: Any, sample_confounder: Any = None, **settings: Any
 ) -> AdaptedClassifier | Pipeline:
-    """Adapt a model, or a pipeline that ends in one, to a new site from unlabeled rows. The model is unchanged.
+    """Adapt a model, or a pipeline that ends in one, to a new site with unlabeled rows. The model is unchanged.
 
     Parameters
     ----------
     model : GPAClassifier, PrevalenceAdjuster or Pipeline
-        Fitted. The steps of a pipeline before the last one are used as they are.
+        A fitted model, or a fitted pipeline whose last step is one. The other steps of the pipeline are not changed.
     X : DataFrame or array-like
         Rows of the site, as the model or the pipeline reads them.
     sample_confounder : DataFrame or array-like of shape (n, V), optional
         Their confounders z.
     **settings : object
-        Further arguments of the model's `adapt`, such as y, groups, sample_weight, policy and known_prevalence.
-        `confounder_columns` names columns of what the last step reads.
+        Further arguments of the model's `adapt`, such as y, groups, sample_weight, policy and known_prevalence. For a
+        pipeline, `confounder_columns` refers to the columns of the input of its last step.
 
     Returns
     -------
     AdaptedClassifier or Pipeline
-        The model at this site; for a pipeline, the same fitted steps with it as the last one.
+        The model at this site. For a pipeline: a pipeline of the same fitted steps, with the adapted model as the last.
 
     Examples
     --------

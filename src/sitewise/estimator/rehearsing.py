@@ -1,4 +1,4 @@
-"""Rehearsal: adapt to training sites that were left out of training, then score by their labels."""
+"""Rehearsal: adapt to training sites that were left out of training, then score the predictions with their labels."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -39,14 +39,14 @@ NO_SITES = "rehearsal='sites' needs at least two sites in sample_domain, got {co
 class RemainingSites:
     """Training data without some sites."""
 
-    name: str  # of the sites left out
+    name: str  # the names of the sites that are left out
     rows: Tensor  # numbers of the remaining rows
     data: TrainingData
 
 
 @dataclass(frozen=True)
 class Fold:
-    """A model fitted to a part, and a function from row numbers to its inputs."""
+    """A model fitted without some sites, and a function that returns its inputs for rows of given numbers."""
 
     model: "SiteModel"
     inputs: Callable[[Tensor], Inputs]
@@ -57,22 +57,24 @@ MakeFolds = Callable[[list[RemainingSites]], Iterator[Fold]]
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """The result of adapting to each training site, left out in turn.
+    """The result of a rehearsal: how well adaptation worked at the training sites.
 
     Attributes
     ----------
     kind : str or None
-        "sites": training sites were left out, except those of fewer than 20 rows and one that is the only site with
-        some class. "rows": nothing was left out; held-out rows were adapted to as if they came from a new site. None:
+        "sites": training sites were left out in turn, at most eight times; if there are more sites, several are left
+        out together. Sites of fewer than 20 rows, and a site that is the only one with some class, are not left out.
+        "rows": no site was left out; the model was adapted to held-out rows as if they came from a new site. None:
         nothing was rehearsed.
     table : DataFrame
-        A row for each site; for "rows", one row. `rows`: their number. `prevalence`, `as_trained`, `adapted`, `low`,
-        `high`: P(y) by the labels, as trained, and as adapted with the bounds of its interval; for two classes that of
-        the second, otherwise a column for each class with its name appended. `nll_as_trained`, `nll_adapted`: the log
-        loss. `nll_told`: the log loss as trained after its level was fitted to the labels, as if P(y) were known.
-        `auroc`: as trained. `breach_*`: how strongly each check of the assumption finds it violated (only for "sites").
+        A row for each rehearsed site; for "rows", one row. `rows`: the number of rows. `prevalence`: P(y) by the
+        labels. `as_trained`: P(y) by the model as trained. `adapted`, `low`, `high`: P(y) by the adapted model, with
+        its interval. With two classes, these five columns are for the second class; otherwise there is a column for
+        each class, with the name of the class appended. `nll_as_trained`, `nll_adapted`: the log loss. `nll_told`: the
+        log loss as trained after its level was fitted to the labels, as if P(y) were known. `auroc`: the AUROC as
+        trained. `breach_*`: for each check of the assumption, the size of the violation (only for "sites").
     numbers : Numbers
-        What was learned: the scales of a new site's prior, and how many of its rows to trust.
+        What was learned: the scales of a new site's prior, and how many of its rows are trusted.
 
     Examples
     --------
@@ -94,7 +96,7 @@ class Rehearsal:
 
     @property
     def sentence(self) -> str:
-        """The table in one sentence."""
+        """A summary of the table in one sentence."""
         if self.kind is None or not len(self.table):
             return rehearsal_sentence(None, 0.0, 0.0, 0, 0)
         before, after = (float(self.table[f"nll_{name}"].mean()) for name in ("as_trained", "adapted"))
@@ -113,7 +115,7 @@ class Rehearsal:
 
 
 def rehearse(model: "SiteModel", data: TrainingData, make_folds: MakeFolds) -> Rehearsal:
-    """Rehearse as `model.rehearsal` says; the result holds the numbers of the model's prior."""
+    """Rehearse as the setting `model.rehearsal` requires; the result contains the numbers for the model's prior."""
     kind = model.rehearsal
     if kind == "auto":
         kind = "sites" if len(data.site_names) > 1 else "rows"
@@ -133,7 +135,7 @@ def rehearse(model: "SiteModel", data: TrainingData, make_folds: MakeFolds) -> R
             rehearsed.append(_scored(fold, number, str(data.site_names[site]), data, rows))
     units = [one.unit() for one in rehearsed]
     lines = []
-    for one in rehearsed:  # its numbers come from the other folds, and from held-out rows of its own fold
+    for one in rehearsed:  # its numbers are learned from the sites of other folds and the held-out rows of its model
         others = [unit for unit, other in zip(units, rehearsed, strict=True) if other.fold != one.fold]
         numbers = learn_numbers([*others, *row_units(one.model)])
         lines.append(_line(one, numbers))
@@ -141,7 +143,7 @@ def rehearse(model: "SiteModel", data: TrainingData, make_folds: MakeFolds) -> R
 
 
 def site_folds(data: TrainingData) -> list[list[int]]:
-    """The sites that are left out together: each alone, or at most eight folds of similar size."""
+    """Return the sites of each fold, which are left out together: one site, or several if there are more than eight."""
     counts = torch.bincount(data.rows.site, minlength=len(data.site_names))
     able = [s for s in range(len(counts)) if int(counts[s]) >= FEWEST_ROWS and _can_train(data, s)]
     folds: list[list[int]] = [[] for _ in range(min(MOST_FOLDS, len(able)))]
@@ -156,7 +158,7 @@ def _can_train(data: TrainingData, site: int) -> bool:
 
 
 def _without(data: TrainingData, sites: Sequence[int]) -> RemainingSites:
-    """The rows of all other sites."""
+    """Return the training data without the rows of some sites."""
     left = (~torch.isin(data.rows.site, torch.tensor(sites))).nonzero().flatten()
     name = ", ".join(str(data.site_names[s]) for s in sites)
     return RemainingSites(name, left, replace(data, rows=data.rows.take(left)))
@@ -164,17 +166,17 @@ def _without(data: TrainingData, sites: Sequence[int]) -> RemainingSites:
 
 @dataclass(frozen=True)
 class _Rehearsed:
-    """A site's rows, scored by the model that did not see it."""
+    """A site's rows, scored by a model that was trained without this site."""
 
     fold: int
     name: str
     model: "SiteModel"
     rows: ScoredRows
     y: Tensor
-    log_prevalence: Tensor | None = None  # their own g, for rows without a shift
+    log_prevalence: Tensor | None = None  # log g of the rows, if they are held-out rows (no shift); None for a site
 
     def unit(self) -> Unit:
-        """The rows at which f is identified, as something to learn from."""
+        """Return the rows at which f is identified as a `Unit`, from which the numbers are learned."""
         log_g, shifted, use = self.log_prevalence, self.log_prevalence is None, self.rows.supported
         if log_g is None:
             log_g = self.model.pooled_prevalence_.log_prob(self.rows.codes)
@@ -200,13 +202,16 @@ def _scored(fold: Fold, number: int, name: str, data: TrainingData, rows: Tensor
 
 
 def row_units(model: "SiteModel") -> list[Unit]:
-    """Held-out rows, cross-calibrated, as a rehearsal without a shift; empty if no rows were held out."""
+    """Return the held-out rows, cross-calibrated, as one unit without a shift; empty if no rows were held out."""
     held = held_rows(model)
     return [] if held is None else [held.unit()]
 
 
 def held_rows(model: "SiteModel") -> _Rehearsed | None:
-    """Held-out rows with all of z, or, if there are none, with z hidden; cross-calibrated."""
+    """Return the cross-calibrated held-out rows with all of z; if there are none, all of them with z hidden.
+
+    None if no rows were held out.
+    """
     complete, hidden = model.telling_rows()
     held = complete if len(complete) else hidden
     if not len(held):
@@ -217,7 +222,7 @@ def held_rows(model: "SiteModel") -> _Rehearsed | None:
 
 
 def _line(site: _Rehearsed, numbers: Numbers) -> dict[str, Any]:
-    """A row of the table: the site adapted to without its labels, then scored by them."""
+    """Return a row of the table: adapt to the site without its labels, then score the predictions with its labels."""
     rows, y, model = site.rows, site.y, site.model
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # training has already warned about these rows
@@ -247,13 +252,13 @@ def _line(site: _Rehearsed, numbers: Numbers) -> dict[str, Any]:
 
     line |= {"nll_as_trained": nll(as_trained), "nll_adapted": nll(adapted), "nll_told": site.unit().labeled_level[2]}
     line["auroc"] = _auroc(y.numpy(), as_trained.numpy(), rows.weights.numpy())
-    if site.log_prevalence is None:  # another site, where the assumption may be violated
+    if site.log_prevalence is None:  # a site that was left out, where the assumption may be violated
         line |= {f"breach_{name}": size for name, size in breaches(AdaptedClassifier(model, estimate, rows)).items()}
     return line
 
 
 def _adapted(site: _Rehearsed, numbers: Numbers) -> PrevalenceEstimate:
-    """The posterior of g from the rows at which f is identified, without their labels."""
+    """Estimate g from the rows at which f is identified, without their labels."""
     model, schema = site.model, site.model.confounders_
     rows = site.rows.take(site.rows.supported)
     Z = None if schema is None or bool(schema.missing(rows.codes).all()) else schema.decode(rows.codes)
@@ -269,7 +274,7 @@ def _adapted(site: _Rehearsed, numbers: Numbers) -> PrevalenceEstimate:
 
 
 def _auroc(y: Any, probability: Any, weight: Any) -> float:
-    """For two classes, or the mean of each class against the others; NaN if a class is absent."""
+    """Return the AUROC: with more than two classes, the mean of each class against all others; NaN without a class."""
     if len(np.unique(y)) < probability.shape[1]:
         return float("nan")
     scores = [roc_auc_score(y == k, probability[:, k], sample_weight=weight) for k in range(probability.shape[1])]

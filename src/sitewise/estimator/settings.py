@@ -1,4 +1,4 @@
-"""All estimators with a network: their settings, and its construction and training with them."""
+"""Estimators with a network: read their settings, and build and train the network with these settings."""
 
 import os
 from typing import Any
@@ -19,7 +19,7 @@ CHANGES = ("epochs", "batch_size", "learning_rate")
 
 
 def read_network_settings(estimator: Any, problems: Problems) -> Recipe:
-    """The recipe with the estimator's changes; wrong settings are added to `problems`."""
+    """Return the recipe with the changes that the estimator's settings make; add wrong settings to `problems`."""
     for problem in backbone_problems(estimator.backbone, estimator.weights, estimator.normalize):
         problems.add(problem)
     for problem in device_problems(estimator.devices, estimator.nodes, estimator.strategy):
@@ -38,7 +38,7 @@ def read_network_settings(estimator: Any, problems: Problems) -> Recipe:
 
 
 def build_network(estimator: Any, X: Inputs, schema: Confounders | None, n_outputs: int, seed: int) -> RatioNetwork:
-    """The network of an estimator for inputs like X, with random weights or those of a file."""
+    """Build the network of an estimator for inputs like X, with random weights or the weights of a file."""
     own = {"weights": estimator.weights, "normalize": estimator.normalize}
     return build_ratio(estimator.backbone, X, schema, n_outputs, seed, **own)
 
@@ -46,6 +46,6 @@ def build_network(estimator: Any, X: Inputs, schema: Confounders | None, n_outpu
 def train_network(
     estimator: Any, module: nn.Module, objective: Objective, recipe: Recipe, seed: int, label: str, **checkpoint: Any
 ) -> Training:
-    """Train a network on the devices of an estimator."""
+    """Train a network on the devices that the estimator's settings name."""
     own = {name: getattr(estimator, name) for name in ("device", "devices", "nodes", "strategy", "verbose")}
     return train(module, objective, recipe, seed=seed, label=label, **own, **checkpoint)

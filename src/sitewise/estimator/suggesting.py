@@ -1,4 +1,4 @@
-"""Suggest columns for z: those whose relation to the classes differs between labeled sites."""
+"""Suggest columns for z: columns whose relation to the classes differs between labeled sites."""
 
 import warnings
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from sitewise.prevalence.linear import fit_linear
 from sitewise.rows import LabeledRows
 
 MOST_CHOSEN = 5
-RIDGE = 1.0  # ridge penalty on main effects of f in rehearsals, in rows
+RIDGE = 1.0  # ridge penalty on the coefficients of f when the choices of z are compared
 NOTHING = "none"
 
 
@@ -35,13 +35,15 @@ class Suggestion:
     Attributes
     ----------
     confounders : list of str
-        The suggested columns, the clearest first; empty if no relation differs between sites beyond chance.
+        The suggested columns, the clearest first; empty if no relation differs significantly between sites.
     table : DataFrame
-        A row for each column: the score test of its interaction with the site, given the columns suggested before it
-        (`statistic`, `freedom`, `p_value`), Holm's `adjusted` p-value, and whether it is `suggested`.
+        A row for each column. `statistic`, `freedom` (degrees of freedom) and `p_value`: the score test of its
+        interaction with the site, given the columns suggested before it. `adjusted`: the p-value by Holm's method.
+        `suggested`: whether the column is suggested.
     rehearsal : DataFrame
-        A row for each choice of z, from none to all suggested columns: the mean log loss over sites left out in turn,
-        `as_trained` and `adapted` without labels, and the `gain` of adapting with this z over adapting without z.
+        A row for each choice of z: none, the first suggested column, the first two, and so on. Each site is left out in
+        turn. `as_trained`, `adapted`: the mean log loss at these sites, without and with adaptation. `sites`: their
+        number. `gain`: the decrease of `adapted` relative to adapting without z. Empty without a rehearsal.
     level : float
         The significance level. If no relation differs between sites, the probability that any column is suggested is
         at most this level.
@@ -77,20 +79,20 @@ def suggest_confounders(
     Parameters
     ----------
     X : DataFrame or array-like of shape (n, d)
-        All known columns of the rows, with the candidates for z; missing values are allowed.
+        All known columns of the rows, including the candidates for z; missing values are allowed.
     y : array-like of shape (n,)
         Labels.
     sample_domain : array-like of shape (n,)
         The site of each row; at least two sites.
     candidates : sequence of str, optional
-        Columns that may be suggested; all columns otherwise.
+        Columns that may be suggested. None: all columns.
     sample_weight : array-like of shape (n,), optional
         Weights of the rows.
     level : float
         The significance level. If no relation differs between sites, the probability that any column is suggested is
         at most this level.
     rehearse : bool
-        Whether to compare the choices of z by the log loss at sites left out in turn.
+        Whether to compare the choices of z by the log loss at left-out sites.
 
     Returns
     -------
@@ -131,7 +133,7 @@ def suggest_confounders(
 
 @dataclass(frozen=True)
 class _Rows:
-    """Labeled rows: main effects of all columns, classes, sites, weights."""
+    """Labeled rows: features of all columns (n, D), classes, sites, weights."""
 
     main: Tensor
     y: Tensor
@@ -143,7 +145,7 @@ class _Rows:
 def _read(
     frame: pd.DataFrame, y: Any, sample_domain: Any, sample_weight: Any, problems: Problems
 ) -> tuple[_Rows, dict[Any, Tensor]]:
-    """Read the rows, and the features of each column that may differ between sites."""
+    """Return the rows, and for each column the features whose effects are tested for differences between sites."""
     classes, target = read_classes(y, problems)
     if len(target) != len(frame):
         problems.add(f"y has {len(target)} row(s), X has {len(frame)}")
@@ -159,7 +161,10 @@ def _read(
 
 
 def _select(rows: _Rows, columns: list[Tensor], level: float) -> tuple[list[int], list[ScoreTest], list[float]]:
-    """Take the column with the clearest interaction, then the next one given that, until none is significant."""
+    """Choose columns in steps: each takes the clearest interaction given those before, until none is significant.
+
+    Return the chosen columns by number, the last test of each column, and its p-value adjusted by Holm's method.
+    """
     chosen: list[int] = []
     tests: dict[int, ScoreTest] = {}
     adjusted: dict[int, float] = {}
@@ -186,7 +191,7 @@ def _as_frame(X: Any, problems: Problems) -> pd.DataFrame:
 
 
 def _rehearsal(rows: _Rows, frame: pd.DataFrame, choices: list[list[Any]]) -> pd.DataFrame:
-    """The log loss of each choice of z, with each site left out in turn and adapted to without its labels."""
+    """Return the table of `Suggestion.rehearsal`: the log loss of each choice of z at left-out sites."""
     lines = []
     for choice in choices:
         losses = [_left_out(rows, frame, choice, site) for site in torch.unique(rows.site).tolist()]
@@ -199,13 +204,13 @@ def _rehearsal(rows: _Rows, frame: pd.DataFrame, choices: list[list[Any]]) -> pd
 
 
 def _left_out(rows: _Rows, frame: pd.DataFrame, choice: list[Any], site: int) -> tuple[float, float] | None:
-    """The log loss of one site, as trained at the others and as adapted; None if the others lack a class."""
+    """Return the log loss of a left-out site, as trained and adapted; None if the other sites lack a class."""
     inside = rows.site == site
     others, own = (~inside).nonzero().flatten(), inside.nonzero().flatten()
     if len(torch.unique(rows.y[others])) < rows.n_classes:
         return None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about z of the left-out site
+        warnings.simplefilter("ignore")  # warnings about z of the left-out site
         schema = Confounders.learn(frame[choice].iloc[others.numpy()]) if choice else None
         codes = rows.main.new_zeros(len(rows.y), 0) if schema is None else schema.encode(frame[choice])[0]
         labeled = LabeledRows(
@@ -237,7 +242,10 @@ def _left_out(rows: _Rows, frame: pd.DataFrame, choice: list[Any], site: int) ->
 
 
 def _fit_ratio(rows: _Rows, others: Tensor, offset: Tensor) -> Any:
-    """log f, linear in the main effects, by the likelihood of equation 3 with each site's own log g."""
+    """Fit log f, linear in the features, by the likelihood of equation 3; `offset` is log g of each row's own site.
+
+    Return a function from features (n, D) to log f (n, K).
+    """
     weight = rows.weight[others]
     design = torch.cat([torch.ones(len(rows.y), 1, dtype=torch.float64), rows.main], dim=1)
     penalty = torch.full((design.shape[1],), RIDGE, dtype=torch.float64)

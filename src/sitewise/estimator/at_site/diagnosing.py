@@ -1,4 +1,4 @@
-"""Prepare the inputs of the checks in `sitewise.diagnosis` from a fitted model and a site; test its columns."""
+"""Run the checks of `sitewise.diagnosis` on a site's rows; test along which columns P(y|z) differs from training."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -20,8 +20,8 @@ from sitewise.diagnosis.samples import SourceSample, TargetSample, add_up
 if TYPE_CHECKING:
     from sitewise.estimator.adapted import AdaptedClassifier
 
-ENOUGH = 2 * EFFECTIVE  # effective number of rows that the reweighted rows of a class need
-POWERS = (1.0, 0.5, 0.25)
+ENOUGH = 2 * EFFECTIVE  # the smallest effective number of rows of a class after reweighting
+POWERS = (1.0, 0.5, 0.25)  # powers of the weight factors, the strongest first
 NO_SITES = Finding(
     "training sites",
     "care",
@@ -33,7 +33,7 @@ NO_SITES = Finding(
 
 
 def check_site(here: "AdaptedClassifier") -> Diagnosis:
-    """All checks of a site's rows, against held-out rows of its model."""
+    """Compute all checks, which compare a site's rows with the held-out rows of its model."""
     model = here.model
     diagnosis = diagnose_site(
         *samples_of(here),
@@ -45,7 +45,7 @@ def check_site(here: "AdaptedClassifier") -> Diagnosis:
 
 
 def breaches(here: "AdaptedClassifier") -> dict[str, float]:
-    """For each check, how strongly the assumption is violated at a site; NaN where the check is not possible."""
+    """Return the size of the violation at a site for each check of the assumption; NaN if a check is not possible."""
     source, target = samples_of(here)
     stability, representation = run_tests(source, target, here.estimate)
     mixture = check_mixture(source, target, here.estimate).details
@@ -57,7 +57,7 @@ def breaches(here: "AdaptedClassifier") -> dict[str, float]:
 
 
 def rows_by_z(here: "AdaptedClassifier") -> tuple[Tensor, Tensor]:
-    """Which rows of the site have no z, and which have all of it."""
+    """Return which rows of the site have no z (n,), and which rows have all of z (n,)."""
     schema, rows = here.model.confounders_, here.rows
     if schema is None:
         hidden = torch.zeros(len(rows), dtype=torch.bool)
@@ -67,16 +67,17 @@ def rows_by_z(here: "AdaptedClassifier") -> tuple[Tensor, Tensor]:
 
 
 def checked_without_z(here: "AdaptedClassifier") -> bool:
-    """Whether the checks use the rows that have no z, because they are more than those that have all of it."""
+    """Whether more rows have no z than have all of z; the checks then use the rows that have no z."""
     hidden, tested = rows_by_z(here)
     return int(hidden.sum()) > int(tested.sum())
 
 
 def samples_of(here: "AdaptedClassifier") -> tuple[SourceSample, TargetSample]:
-    """The held-out rows and the site's rows, as the checks read them.
+    """Return the held-out rows and the site's rows in the form that the checks read.
 
-    The checks use the rows that have all of z. If most rows have no z, they use those, and z is hidden in the held-out
-    rows too. If a joint P(z, y) was estimated, the held-out rows are weighted to it, because P(x|y) changes with z.
+    The checks use the rows that have all of z. If more rows have no z, the checks use these rows, and z is hidden in
+    the held-out rows too. If a joint P(z, y) was estimated, the held-out rows are then weighted to match it, because
+    P(x|y) depends on the distribution of z.
     """
     model, rows = here.model, here.rows
     hidden, tested = rows_by_z(here)
@@ -100,11 +101,12 @@ def samples_of(here: "AdaptedClassifier") -> tuple[SourceSample, TargetSample]:
 def site_tilt(
     bank: Bank, joint: Tensor, codes: Tensor, y: Tensor, weight: Tensor, groups: Tensor | None = None
 ) -> Tensor:
-    """Factors (n,) for the weights of labeled rows with known z, so that they match a site's joint (M, K) over a bank.
+    """Return factors (n,) on the weights of labeled rows, which adapt them to a site's `joint` P(z, y) over a bank.
 
-    Within each class, the weights change as little as possible to match the joint's means of simple features of z. Only
-    these means of an estimated joint are reliable, because the estimate is concentrated on few points. The change is
-    reduced if it leaves too few effective rows to compare. Rows of a group count as one.
+    `joint` has shape (M, K). `codes`, `y`, `weight` and `groups` describe the rows, whose z is known. Within each
+    class, the weights change as little as possible such that the means of simple features of z are those of the joint.
+    Only these means are matched, because an estimated joint is concentrated on few points. If too few effective rows
+    remain, a smaller change is made. Rows of a group count as one.
     """
     own, points = (z_features(part, bank.codes, bank.schema) for part in (codes, bank.codes))
     tilt = torch.ones_like(weight)
@@ -121,12 +123,12 @@ def site_tilt(
 
 
 def _worth(weight: Tensor, groups: Tensor | None) -> float:
-    """The effective number of rows, or groups, of weighted rows."""
+    """Return the effective number of weighted rows, or of groups if there are groups."""
     return float(weight.sum() ** 2 / (add_up(weight[:, None], groups) ** 2).sum().clamp_min(1e-300))
 
 
 def shift_by_column(here: "AdaptedClassifier", columns: pd.DataFrame | None) -> pd.DataFrame:
-    """A test for each column, the smallest p-value first; rows where f is not identified are left out."""
+    """Return a test for each column, the smallest p-value first; rows at which f is not identified are left out."""
     rows, model = here.rows, here.model
     if columns is None:
         if model.confounders_ is None:

@@ -1,4 +1,4 @@
-"""Evaluate an adapted model on labels of its site, next to the model as trained, unchanged and recalibrated."""
+"""Evaluate an adapted model with labels of its site, and compare it with the model as trained and recalibrated."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,10 @@ def evaluate_site(
     level: float,
     n_resamples: int,
 ) -> Evaluation:
-    """Evaluate the adapted model, the model as trained, and the latter recalibrated with the labels."""
+    """Evaluate the adapted model, the model as trained, and the model as trained after recalibration with the labels.
+
+    See `AdaptedClassifier.evaluate`.
+    """
     model = here.model
     inputs = model.inputs_of(X)
     given, _ = model.read_rows(len(inputs), sample_confounder, y, groups, sample_weight, "evaluate")

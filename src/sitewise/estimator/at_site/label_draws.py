@@ -18,11 +18,14 @@ if TYPE_CHECKING:
     from sitewise.estimator.adapted import AdaptedClassifier
     from sitewise.estimator.model import SiteModel
 
-N_RESAMPLES = 100  # resamples of the held-out rows that a calibration was fitted to
+N_RESAMPLES = 100  # number of resamples of the held-out rows to which a calibration is refitted
 
 
 def drawn_rows(here: "AdaptedClassifier", rows: ScoredRows | None = None) -> DrawnRows:
-    """The given rows, or those that were passed to `adapt`, in the form that `sitewise.performance` reads."""
+    """Return rows with the distribution of their labels, in the form that `sitewise.performance` reads.
+
+    By default, these are the rows that were passed to `adapt`.
+    """
     model = here.model
     rows = here.rows_in_use if rows is None else rows
     joint = None if here.ignores_rows else here.joint
@@ -47,9 +50,10 @@ def drawn_rows(here: "AdaptedClassifier", rows: ScoredRows | None = None) -> Dra
 
 
 def open_shape(here: "AdaptedClassifier", n_rows: int) -> OpenShape | None:
-    """The uncertainty of the shape of g: from the labels of the training rows, and the information in unlabeled rows.
+    """Return the uncertainty of the shape of g over z.
 
-    None if g does not depend on z, or if the site's rows alone determine the estimate.
+    It follows from the number of training rows, which are labeled, plus the number of labels that have as much
+    information as the site's unlabeled rows. None if there is no z, or for policy "rows".
     """
     schema, prior = here.model.confounders_, here.site_prior
     if schema is None or prior is None:
@@ -59,9 +63,10 @@ def open_shape(here: "AdaptedClassifier", n_rows: int) -> OpenShape | None:
 
 
 def resampled_calibrations(model: "SiteModel", codes: Tensor, *, joint: bool = False) -> list[ResampledCalibration]:
-    """The calibrations that rows with such z use, each refitted to resamples of the held-out rows.
+    """Return the calibrations that rows with these codes of z use, each refitted to resamples of the held-out rows.
 
-    Rows that lack z use the second calibration, unless the joint model predicts them.
+    Rows that lack some of z use the second calibration. If `joint` is true, the joint model predicts these rows, and
+    the second calibration is left out.
     """
     seed = int(check_random_state(model.random_state).randint(2**31 - 1))
     schema, (complete, hidden) = model.confounders_, model.telling_rows()

@@ -1,4 +1,4 @@
-"""What was done at a site and why, computed from its posterior, the rehearsal and the checks."""
+"""The outcome at a site: what was done and why, computed from its posterior, the rehearsal and the checks."""
 
 import warnings
 from dataclasses import replace
@@ -26,7 +26,7 @@ Array = np.ndarray[Any, Any]
 
 
 def site_outcome(here: "AdaptedClassifier", failed: str | None) -> Outcome:
-    """The outcome at a site; `failed` is the name of the check of the assumption that failed, if any."""
+    """Return the outcome at a site; `failed` is the name of the check of the assumption that failed, or None."""
     grounds = site_grounds(here, failed)
     word, reason = decide(grounds)
     sentence = outcome_sentence(
@@ -44,11 +44,11 @@ def site_outcome(here: "AdaptedClassifier", failed: str | None) -> Outcome:
 
 
 def site_grounds(here: "AdaptedClassifier", failed: str | None) -> Grounds:
-    """Compare the predictions here with the model as trained, and with the estimate from the rows alone.
+    """Compare the predictions at a site with the model as trained, and with the estimate from the rows alone.
 
-    The share of trust is the change of P(Y) that was made, projected on the change that maximum likelihood from the
-    rows alone would make. If that estimate changes only the relation of y and z, and not P(Y), the changes of the
-    row-wise predictions are compared instead: from prior to posterior, without the slope of log f.
+    The share of the change is the change of P(Y) that was made, projected on the change of P(Y) by maximum likelihood
+    from the rows alone, and divided by it. If maximum likelihood hardly changes P(Y), the change of the predictions of
+    all rows from prior to posterior, without the slope of log f, is used instead of the change of P(Y).
     """
     rows, use = here.rows, here.rows.supported
     share = (rows.weights * use)[:, None] / (rows.weights * use).sum()
@@ -97,19 +97,22 @@ def _estimated_again(here: "AdaptedClassifier", rows: ScoredRows, prior: SitePri
 
 
 def along(made: Tensor, asked: Tensor) -> float:
-    """The length of a change along the wanted change, as a share of it, from 0 to 1."""
+    """Return the projection of a change on the change `asked`, as a share of the latter, clipped to 0 to 1."""
     size = float(asked.square().sum())
     return min(max(float((made * asked).sum()) / size, 0.0), 1.0) if size > 0 else 0.0
 
 
 def logit(share: Tensor) -> Tensor:
-    """Log-odds of shares, finite."""
+    """Return log-odds of shares, kept finite for shares of 0 and 1."""
     inside = share.clamp(1e-12, 1.0 - 1e-12)
     return inside.log() - (1.0 - inside).log()
 
 
 def _unscaled(estimate: PrevalenceEstimate) -> Any:
-    """Predictions of an estimate without the slope of log f, which does not come from the rows of this site."""
+    """Return a function that predicts as the estimate does, but without the slope of log f.
+
+    The slope is left out because it does not come from the rows of this site.
+    """
     posterior = fit_of(estimate).posterior
 
     def average(log_ratio: Tensor, codes: Tensor) -> Tensor:
@@ -121,7 +124,7 @@ def _unscaled(estimate: PrevalenceEstimate) -> Any:
 
 
 def rehearsed_gains(model: "SiteModel") -> list[float]:
-    """The decrease of the log loss by adapting at each rehearsed site; empty if sites were not rehearsed."""
+    """Return the decrease of the log loss by adaptation at each rehearsed site; empty if sites were not rehearsed."""
     rehearsal = getattr(model, "rehearsal_", None)
     if rehearsal is None or rehearsal.kind != "sites" or not len(rehearsal.table):
         return []
@@ -130,6 +133,6 @@ def rehearsed_gains(model: "SiteModel") -> list[float]:
 
 
 def rehearsed_breaches(model: "SiteModel") -> dict[str, float]:
-    """For each check of the assumption, the strongest violation at rehearsed sites."""
+    """Return the strongest violation at rehearsed sites for each check of the assumption."""
     rehearsal = getattr(model, "rehearsal_", None)
     return {} if rehearsal is None else rehearsal.breaches

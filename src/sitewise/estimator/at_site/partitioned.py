@@ -1,4 +1,4 @@
-"""A site whose rows are in Dask partitions: g is estimated from all rows, all other results from a sample."""
+"""Adapt to rows in Dask partitions: g and the mean prediction are from all rows, all other results from a sample."""
 
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -28,8 +28,8 @@ from sitewise.rows import ScoredRows
 if TYPE_CHECKING:
     from sitewise.estimator.model import SiteModel
 
-SAMPLE_ROWS = 20_000  # of a site in partitions, which checks and expected performance are computed from
-STRIDE = 2654435761  # partitions begin their samples at different rows
+SAMPLE_ROWS = 20_000  # approximate size of the sample from which checks and expected performance are computed
+STRIDE = 2654435761  # a large odd number, with which the samples of partitions start at different rows
 KNOWN = "known_prevalence is not supported with rows in Dask partitions: adapt to log-ratios of a sample in memory"
 
 
@@ -42,7 +42,7 @@ class SiteReader:
     unsupported: tuple[Region, ...]
 
     def codes(self, rows: Partition) -> Tensor:
-        """The codes of z of a partition's rows."""
+        """Return the codes of z (n, V) of a partition's rows."""
         if self.schema is None:
             return torch.zeros(rows.n_rows, 0, dtype=torch.float64)
         if rows.sample_confounder is None:
@@ -50,7 +50,7 @@ class SiteReader:
         return self.schema.encode(rows.sample_confounder, quiet=True)[0]
 
     def scored(self, rows: Partition) -> ScoredRows:
-        """The rows of a partition as a site keeps them."""
+        """Return the rows of a partition as `ScoredRows`, the form in which a site keeps its rows."""
         problems, n_rows, codes = Problems(f"partition {rows.number}"), rows.n_rows, self.codes(rows)
         weight = None if rows.sample_weight is None else read_weight(rows.sample_weight, n_rows, Problems("adapt"))
         rows_here = ScoredRows(
@@ -65,7 +65,7 @@ class SiteReader:
         return rows_here
 
     def readied(self, rows: Partition) -> Partition:
-        """The rows that g is estimated from, with numbers for labels."""
+        """Return the rows from which g is estimated, with labels as class numbers; f is identified at these rows."""
         if not rows.n_rows:
             return rows
         if rows.y is not None:
@@ -81,7 +81,11 @@ class SiteReader:
 
 @dataclass(frozen=True)
 class Predictor:
-    """P(y|x,z) of rows at the site: by the posterior or the maximum; as trained where f is not identified."""
+    """A function that returns P(y|x,z) of rows at the site.
+
+    It predicts by the posterior or, without one, by the maximum likelihood estimate. Where f is not identified,
+    predictions are as trained.
+    """
 
     posterior: Posterior | None
     prevalence: Prevalence
@@ -90,7 +94,7 @@ class Predictor:
     as_trained: bool
 
     def __call__(self, log_ratio: Tensor, codes: Tensor) -> Tensor:
-        """Predict rows."""
+        """Return P(y|x,z), (n, K), from calibrated log f and codes of z."""
         kept = in_regions(codes, self.unsupported)
         trained = combine(log_ratio, self.pooled.log_prob(codes)).exp() if self.as_trained or kept.any() else None
         if self.as_trained and trained is not None:
@@ -104,13 +108,13 @@ class Predictor:
 
 @dataclass(frozen=True)
 class Visit:
-    """The result of one pass over a partition: some of its rows, the sum of its predictions, counts."""
+    """The result of one pass over a partition: a sample of its rows, the sum of its predictions, counts."""
 
     some: ScoredRows
-    predicted: Tensor  # (K,)
+    predicted: Tensor  # (K,) the weighted sum of the predictions
     weight: float
     n_rows: int
-    kept: list[int]  # rows in each region without support
+    kept: list[int]  # the number of rows in each region where f is not identified
 
 
 def _visit(reader: SiteReader, predict: Predictor, step: int, rows: Partition) -> Visit | None:
@@ -141,14 +145,14 @@ def adapt_partitions(
     level_scale: float | None,
     known: Known | None,
 ) -> AdaptedPartitions:
-    """Estimate g from all rows; then one more pass predicts them and draws a sample."""
+    """Estimate g from all rows; then predict all rows and draw a sample in one more pass."""
     partitions = _read_partitions(model, log_ratio, given, known)
     reader = SiteReader(model.classes_, model.confounders_, model.unsupported_)
     prior = None if policy == "rows" else model.prior_of(policy, level_scale)
     estimate = _estimate(model, partitions.changed(reader.readied), prior)
     fit, as_trained = fit_of(estimate), policy == "as trained"
     if policy == "auto" and given["y"] is None and level_scale is None and prior is not None:
-        as_trained = not prior.trusted_rows and not prior.averaged  # as `predicts_as_trained` of the site
+        as_trained = not prior.trusted_rows and not prior.averaged  # the rule of `predicts_as_trained`
     predict = Predictor(fit.posterior, fit.prevalence, model.pooled_prevalence_, model.unsupported_, as_trained)
     step = -(-evidence_of(estimate).n_rows // SAMPLE_ROWS)
     visited = compute(partitions.tasks(partial(_visit, reader, predict, step)))
@@ -184,7 +188,7 @@ def _estimate(model: "SiteModel", partitions: Partitions, prior: SitePrior | Non
 
 
 def _settled(estimate: PrevalenceEstimate) -> PrevalenceEstimate:
-    """The same estimate without its partitions: with its curvature computed, and some rows instead of all."""
+    """Return the same estimate without its partitions: diagnostics are computed now, and a sample replaces the rows."""
     fit, evidence = fit_of(estimate), stand_in(evidence_of(estimate), SAMPLE_ROWS)
 
     def with_diagnostics(fit: Fit) -> Fit:

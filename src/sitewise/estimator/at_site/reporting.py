@@ -1,4 +1,4 @@
-"""The content of a site's report, as a plain dict."""
+"""Compute the content of a site's report, as a plain dict."""
 
 import warnings
 from collections.abc import Iterator
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from sitewise.estimator.model import SiteModel
 
 Array = np.ndarray[Any, Any]
-STEPS = 32  # of a curve over a number
-REACH = 3  # steps; rows within this distance count for a point of the curve
-N_DRAWS, ROWS_NEAR = 200, 100  # draws of g for a band; rows near each of its points at which g is drawn
+STEPS = 32  # number of steps of a curve over a numeric confounder
+REACH = 3  # in steps: rows within this distance of a point of the curve are averaged
+N_DRAWS, ROWS_NEAR = 200, 100  # for a band: number of draws of g; rows near each of its points at which g is drawn
 MOST_GROUPS = 12  # the most groups of a confounder that are shown by default
 MOST_CONFOUNDERS = 6  # the most confounders whose groups are shown by default
 GROUP_METRICS = ("recall", "specificity", "precision")
@@ -42,7 +42,7 @@ def report_content(
     subgroups: Any = None,
     bands: Any = None,
 ) -> Content:
-    """The content of a site's report."""
+    """Return the content of a site's report; `made` is its date, by default now."""
     rows, model = here.rows, here.model
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `adapt` has already warned about these rows
@@ -75,19 +75,19 @@ def report_content(
 
 
 def _as_trained(here: "AdaptedClassifier") -> Tensor:
-    """P(y|x,z) of the rows that were passed to `adapt`, (n, K), by the model as trained."""
+    """Return P(y|x,z) of the rows that were passed to `adapt`, (n, K), by the model as trained."""
     rows = here.rows_in_use
     return combine(rows.log_ratio, here.model.pooled_prevalence_.log_prob(rows.codes)).exp()
 
 
 def _probability(here: "AdaptedClassifier") -> Array:
-    """P(y|x,z) of the rows that were passed to `adapt`, (n, K), as `predict_proba` returns it."""
+    """Return P(y|x,z) of the rows that were passed to `adapt`, (n, K), as `predict_proba` does."""
     rows = here.rows_in_use
     return np.asarray(here.probability_of(rows.log_ratio, rows.codes))
 
 
 def _rehearsed(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """A line for each rehearsed site: the log loss as trained, adapted, and with the true P(y) given."""
+    """Return a dict for each rehearsed site: the log loss as trained, adapted, and with the true P(y) given."""
     if not len(table):
         return []
     columns = {"rows": "rows", "before": "nll_as_trained", "after": "nll_adapted", "told": "nll_told"}
@@ -102,15 +102,15 @@ def _training_sites(model: "SiteModel") -> list[TrainingSite]:
 
 
 def _pooled(model: "SiteModel") -> Array:
-    """The share of each class in all training rows, (K,)."""
+    """Return the share of each class in all training rows, (K,)."""
     counts = np.array([site.class_counts for site in model.training_summary_.sites]).sum(axis=0)
     return np.asarray(counts / counts.sum())
 
 
 def _profiles(here: "AdaptedClassifier", level: float) -> Iterator[Profile]:
-    """P(Y | one confounder) for each confounder: the mean prediction of the rows at, or near, each value.
+    """Yield P(Y | one confounder) for each confounder: the mean prediction of the rows at, or near, each value.
 
-    The shares of all values therefore average to the prevalence on the page.
+    Because these are means of predictions, they agree with the prevalence on the page.
     """
     schema, rows = here.model.confounders_, here.rows
     if schema is None:
@@ -145,7 +145,7 @@ def _profiles(here: "AdaptedClassifier", level: float) -> Iterator[Profile]:
 def _band(
     here: "AdaptedClassifier", draws: PrevalenceDraws, near: Tensor, shown: Tensor, level: float
 ) -> tuple[Tensor, Tensor]:
-    """The interval of averages of g over rows, two (codes, K), from draws of g at some rows near each code."""
+    """Return the bounds (codes, K) of intervals for averages of g, from draws of g at some rows near each code."""
     if not len(near):
         return shown, shown
     places = [row.nonzero().flatten() for row in near]
@@ -160,7 +160,10 @@ def _band(
 
 
 def _points(variable: Variable, known: Tensor) -> tuple[Tensor, Array, tuple[int, int]]:
-    """The codes at which a confounder is shown, the rows at each, and how many levels and rows are left out."""
+    """Return the codes at which a confounder is shown, the number of rows at each, and the levels and rows left out.
+
+    The last result is a pair: the number of levels and the number of rows that are not shown.
+    """
     if not len(known):
         return known, np.zeros(0, dtype=np.int64), (0, 0)
     if isinstance(variable, Categorical):
@@ -177,24 +180,24 @@ def _points(variable: Variable, known: Tensor) -> tuple[Tensor, Array, tuple[int
 
 
 def _nearness(variable: Variable, column: Tensor, known: Tensor, codes: Tensor) -> Tensor:
-    """The weight of each row at each code, (codes, rows): equal levels, or numbers within a few steps."""
+    """Return the weight of each row at each code, (codes, rows): positive for equal levels or nearby numbers."""
     apart = (codes[:, None] - column).abs()
     if isinstance(variable, Continuous) and len(codes) > 1:
         reach = REACH * (codes[1] - codes[0])
         nearest = apart.masked_fill(~known, torch.inf).min(dim=1, keepdim=True).values
-        near = (1 - apart / torch.maximum(reach, 2 * nearest)).clamp_min(0)  # where no row is near, the nearest ones
+        near = (1 - apart / torch.maximum(reach, 2 * nearest)).clamp_min(0)  # reach the nearest rows if no row is near
     else:
         near = (apart == 0).double()
     return near * known
 
 
 def _average(near: Tensor, g: Tensor) -> Tensor:
-    """The mean of g over rows, weighted by nearness, (codes, K)."""
+    """Return the mean of g over rows, weighted by nearness, (codes, K)."""
     return near @ g / near.sum(dim=1, keepdim=True)
 
 
 def _notes(notes: Notes, variable: Variable) -> Iterator[str]:
-    """What is unusual about the values of a confounder here."""
+    """Yield a sentence about each kind of unusual values of a confounder at this site."""
     name = variable.name
     if name in notes.absent:
         yield "It is not among the columns here and counts as missing."
@@ -208,7 +211,10 @@ def _notes(notes: Notes, variable: Variable) -> Iterator[str]:
 
 
 def _held_out(model: "SiteModel") -> tuple[Array, Array] | None:
-    """Classes and calibrated probabilities of the held-out rows with all of z; of all held-out rows if none has."""
+    """Return classes and calibrated probabilities of the held-out rows with all of z.
+
+    If no row has all of z, all held-out rows are used. None if no rows were held out.
+    """
     complete, hidden = model.held_out_
     held, calibration = (complete, model.calibrations_[0]) if len(complete.y) else (hidden, model.calibrations_[1])
     if not len(held.y):
@@ -217,10 +223,10 @@ def _held_out(model: "SiteModel") -> tuple[Array, Array] | None:
 
 
 def _subgroups(here: "AdaptedClassifier", by: Any, bands: Any, level: float) -> list[dict[str, Any]]:
-    """Prevalence, a few metrics and calibration of each subgroup; by default of confounders with few groups."""
+    """Return prevalence, a few metrics and calibration of each subgroup; by default, of confounders with few groups."""
     if by is None:
         z = here.drawn_rows.z
-        # Numbers are cut at their quartiles.
+        # Numeric confounders always have few groups, because they are cut at their quartiles.
         few = [name for name in z if pd.api.types.is_numeric_dtype(z[name]) or z[name].nunique() <= MOST_GROUPS]
         by = z[few[:MOST_CONFOUNDERS]]
     main = "positive_f1" if len(here.classes_) == 2 else "macro_f1"
@@ -243,7 +249,7 @@ def _subgroups(here: "AdaptedClassifier", by: Any, bands: Any, level: float) -> 
 
 
 def _clinical(here: "AdaptedClassifier", level: float) -> dict[str, Any]:
-    """Clinical metrics and the decision curve, for two classes."""
+    """Return clinical metrics and the decision curve for two classes; an empty dict for more classes."""
     if len(here.classes_) != 2:
         return {}
     threshold = here.threshold_ if here.threshold_ is not None and 0 < here.threshold_ < 1 else None
@@ -254,7 +260,7 @@ def _clinical(here: "AdaptedClassifier", level: float) -> dict[str, Any]:
 
 
 def _done(here: "AdaptedClassifier") -> dict[str, dict[str, Any]]:
-    """What was done, by heading."""
+    """Return facts about the site, the estimate, the training and the software, by heading."""
     model, rows, estimate = here.model, here.rows, here.estimate
     names = () if model.confounders_ is None else model.confounders_.names
     known = 0 if rows.y is None else int((~rows.y.isnan()).sum())

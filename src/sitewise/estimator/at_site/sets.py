@@ -1,4 +1,4 @@
-"""Prediction sets at a site: held-out source rows weighted to its P(y, z)."""
+"""Prediction sets at a site, computed from held-out source rows that are weighted to match its P(y, z)."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,10 @@ NO_ROWS = (
 def predict_sets(
     here: "AdaptedClassifier", probability: Tensor, codes: Tensor, coverage: float, by_class: bool
 ) -> PredictionSets:
-    """Sets for rows with these probabilities (n, K) and codes of z; rows that lack z use held-out rows that lack it."""
+    """Return prediction sets for rows with these probabilities (n, K) and codes of z.
+
+    The sets of rows that lack some of z are computed from held-out rows with z hidden.
+    """
     if not 0 < coverage < 1:
         raise ValueError(f"predict_set: coverage must lie between 0 and 1, got {coverage!r}")
     lacks = lacking(here.model, codes)
@@ -45,7 +48,7 @@ def predict_sets(
 
 @dataclass(frozen=True, eq=False)
 class WeightedRows:
-    """Held-out rows with their cross-calibrated predictions at the site, weighted to the site's P(y, z)."""
+    """Held-out rows with their cross-calibrated predictions at the site, weighted to match the site's P(y, z)."""
 
     probability: Array  # (m, K)
     y: Array  # (m,)
@@ -53,7 +56,7 @@ class WeightedRows:
 
 
 def weighted_rows(here: "AdaptedClassifier") -> tuple[WeightedRows, WeightedRows]:
-    """The held-out rows with all of z, and those that lack some of it, weighted to the site's P(y, z)."""
+    """Return the held-out rows with all of z, and all held-out rows with z hidden, weighted to the site's P(y, z)."""
     complete, hidden = here.model.telling_rows()
 
     def weighted(held: HeldOut) -> WeightedRows:
@@ -68,9 +71,10 @@ def weighted_rows(here: "AdaptedClassifier") -> tuple[WeightedRows, WeightedRows
 
 
 def site_weights(here: "AdaptedClassifier", held: HeldOut, *, lacks: bool = False) -> Tensor:
-    """Weights (m,) of held-out rows for the site's P(y, z): first P(z), by features of z, then g here over their own g.
+    """Return weights (m,) of held-out rows that match the site's P(y, z).
 
-    The posterior mean of g is used, which is the average of the weights over the posterior.
+    The rows are first weighted to the site's P(z), by means of features of z, and then by the ratio of the site's g to
+    the g of their own site. The site's g is the posterior mean, so the weights are averages over the posterior.
     """
     schema, rows = here.model.confounders_, here.rows
     ratio = (here.log_prevalence_at(held.codes) - held.log_prevalence).gather(1, held.y[:, None])[:, 0].exp()

@@ -1,4 +1,4 @@
-"""Join new rows of a site with the rows kept of it, and estimate its prevalence again."""
+"""Join new rows of a site with its earlier rows, and estimate its prevalence again."""
 
 import copy
 from dataclasses import replace
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def join_rows(first: ScoredRows, second: ScoredRows) -> ScoredRows:
-    """The rows of both, earlier ones first, with features for at most as many rows as one site keeps."""
+    """Return the rows of both, with features for at most `FEATURE_ROWS` rows."""
     both = first.join(second)
     if both.features is None or both.feature_rows is None:
         return both
@@ -23,7 +23,7 @@ def join_rows(first: ScoredRows, second: ScoredRows) -> ScoredRows:
 
 
 def update(here: "AdaptedClassifier", X: Any, Z: Any, y: Any, groups: Any, weight: Any) -> "AdaptedClassifier":
-    """The model adapted to the rows of `here` and to these rows."""
+    """Return the model adapted to the rows of `here` and to these new rows."""
     model, known = here.model, here.known_prevalence
     inputs, more, notes = model.read_site(X, Z, y, groups, weight, "update")
     rows = join_rows(here.rows, rows_with_joint(model, here.joint, inputs, more))

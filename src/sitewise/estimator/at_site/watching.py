@@ -1,4 +1,4 @@
-"""An adapted site over time: windows of new rows, with prevalence and the p-value of the stability check."""
+"""Monitor an adapted site over time: its prevalence and the p-value of the stability check in windows of new rows."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 def watch(
     here: "AdaptedClassifier", X: Any, time: Any, Z: Any, groups: Any, weight: Any, window: int | str, **settings: Any
 ) -> pd.DataFrame:
-    """`monitor` on new rows that the site's model scores, with the prior of this site."""
+    """Score new rows with the site's model, and apply `monitor` to them with the prior of this site."""
     model = here.model
     _, rows, _ = model.read_site(X, Z, None, groups, weight, "monitor")
     problems = Problems("monitor")

@@ -1,4 +1,4 @@
-"""The model card next to a saved model: what it was trained on, how, how good it is, and its limits."""
+"""The model card in a saved folder: training data, method, performance on held-out rows, and limits of the model."""
 
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from sitewise.estimator.model import SiteModel
     from sitewise.rows import HeldOut
 
-LONGEST = 60  # characters shown of a name
-SHOWN = 50  # rows shown of a table
+LONGEST = 60  # the largest number of characters of a name that are shown
+SHOWN = 50  # the largest number of rows of a table that are shown
 ESCAPED = "\\`*_[]<>|#"
 METRICS = ("nll", "brier", "auroc", "accuracy", "macro_f1", "ece")
 
@@ -41,7 +41,7 @@ NOT_IN_SAMPLE = """\
 
 
 def model_card(model: "GPAClassifier") -> str:
-    """The card of a trained model."""
+    """Return the card of a trained model."""
     parts = [
         "# A classifier trained by sitewise",
         "It predicts P(y | x, z) by Generalized Prevalence Adjustment: a ratio that is the same at all sites, times "
@@ -68,7 +68,7 @@ def model_card(model: "GPAClassifier") -> str:
 
 
 def adjuster_card(model: "PrevalenceAdjuster", classifier: Tensor | None) -> str:
-    """The card of an adjusted classifier; `classifier` is its content in the folder, if it is there."""
+    """Return the card of an adjuster; `classifier` is the classifier as bytes, or None if the folder lacks it."""
     around = "the probabilities of a classifier"
     load = 'model = sw.load("FOLDER")'
     if classifier is not None:
@@ -108,7 +108,7 @@ def adjuster_card(model: "PrevalenceAdjuster", classifier: Tensor | None) -> str
 
 
 def pipeline_card(pipeline: Pipeline, unknown: list[str]) -> str:
-    """The card of a pipeline that ends in a model."""
+    """Return the card of a pipeline that ends in a model; `unknown` are the types that users must trust to load it."""
     names = ", ".join(f"{_name(name)} ({_name(type(step).__name__)})" for name, step in pipeline.steps)
     parts = [
         "# A pipeline of scikit-learn and sitewise",
@@ -125,7 +125,7 @@ def _trusting(unknown: list[str]) -> str:
 
 
 def site_card(here: "AdaptedClassifier") -> str:
-    """The card of a model adapted to a site."""
+    """Return the card of a model adapted to a site."""
     estimate = here.estimate
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `adapt` has already warned about these rows
@@ -160,7 +160,7 @@ def site_card(here: "AdaptedClassifier") -> str:
 
 
 def _about(model: "SiteModel") -> list[str]:
-    """The entries of `about_`: outcome, intended use, contact."""
+    """Return the lines for the entries of `about_`: outcome, positive class, intended use, contact."""
     words = {
         "outcome_name": "Outcome",
         "positive": "Positive class",
@@ -227,7 +227,7 @@ def _held_out(held_out: "HeldOut", model: "SiteModel") -> str:
 
 
 def held_out_metrics(model: "SiteModel") -> dict[str, float | None]:
-    """Metrics of the calibrated model on its held-out rows with all of z; empty if none were held out."""
+    """Return metrics of the calibrated model on its held-out rows with all of z; empty if there are no such rows."""
     held_out = model.held_out_[0]
     if not len(held_out):
         return {}
@@ -266,11 +266,11 @@ def _table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def _name(value: Any) -> str:
-    """A name from the data as text on one line."""
+    """Return a name from the data as text on one line, shortened and with special characters escaped."""
     text = " ".join(str(value.item() if isinstance(value, np.generic) else value).split())
     return _plain(text if len(text) <= LONGEST else text[: LONGEST - 1] + "…")
 
 
 def _plain(text: str) -> str:
-    """A text with the special characters of Markdown escaped."""
+    """Return a text with the special characters of Markdown escaped."""
     return "".join(f"\\{letter}" if letter in ESCAPED else letter for letter in text)

@@ -1,7 +1,7 @@
-"""A scikit-learn classifier as bytes, written by skops; types are checked before any object is made.
+"""Save a scikit-learn classifier as bytes with skops, and load it; types are checked before any object is made.
 
-The allowed types of scikit-learn, which only hold numbers, are listed one by one: allowing whole modules would also
-allow what they import. scikit-learn follows the node numbers of trees without checks, so they are checked here.
+The allowed types of scikit-learn, which only contain numbers, are listed one by one: to allow whole modules would also
+allow everything that they import. scikit-learn does not check the node numbers of trees, so they are checked here.
 """
 
 import re
@@ -61,7 +61,7 @@ WILD_TREE = "a tree of {name} has nodes that point outside of it or use features
 
 
 def write_classifier(estimator: Any) -> Tensor | None:
-    """A fitted estimator as bytes, checked by reading them back; None with a warning if skops cannot write it."""
+    """Return a fitted estimator as bytes, after a test that they can be read; None with a warning if skops fails."""
     from skops import io
 
     try:
@@ -74,14 +74,14 @@ def write_classifier(estimator: Any) -> Tensor | None:
 
 
 def unknown_types(content: Tensor) -> list[str]:
-    """The names of types that `read_classifier` rejects unless they are trusted."""
+    """Return the names of the types that `read_classifier` rejects unless they are trusted."""
     from skops import io
 
     return [name for name in io.get_untrusted_types(data=content.numpy().tobytes()) if name not in KNOWN]
 
 
 def read_classifier(content: Tensor, trusted: Sequence[str]) -> Any:
-    """The estimator from its bytes; ValueError if a type is unknown or the content is damaged."""
+    """Return the estimator from its bytes; ValueError if a type is unknown or the content is damaged."""
     from skops import io
 
     try:
@@ -100,7 +100,7 @@ def read_classifier(content: Tensor, trusted: Sequence[str]) -> Any:
 
 
 def _refuse_newer(noted: Sequence[warnings.WarningMessage]) -> None:
-    """Raise ValueError for an estimator of a newer scikit-learn; for an older one scikit-learn warns itself."""
+    """Raise ValueError if the estimator was saved with a newer scikit-learn; pass on all other warnings."""
     for note in noted:
         if isinstance(note.message, InconsistentVersionWarning):
             made, here = note.message.original_sklearn_version, note.message.current_sklearn_version
@@ -112,12 +112,12 @@ def _refuse_newer(noted: Sequence[warnings.WarningMessage]) -> None:
 
 
 def _release(version: str) -> list[int]:
-    """The first two numbers of a version."""
+    """Return the first two numbers of a version."""
     return [int(number) for number in re.findall(r"\d+", version)[:2]]
 
 
 def _check_trees(estimator: Any) -> None:
-    """Check that all trees stay within their nodes and features."""
+    """Check that all trees of an estimator only refer to nodes and features that exist; raise ValueError otherwise."""
     for part in _parts(estimator, set()):
         sound = True
         if isinstance(part, BaseDecisionTree) and hasattr(part, "tree_"):
@@ -146,7 +146,7 @@ def _is_sound_predictor(predictor: Any, width: int) -> bool:
 
 
 def _leads_on(left: Any, right: Any, split: Any) -> bool:
-    """Whether both children of each node are later nodes of the tree, so that every path ends."""
+    """Return whether both children of each split are later nodes of the tree, so that every path ends."""
     here = np.flatnonzero(split)
     ways = np.stack([left[here], right[here]])
     return bool((ways > here).all() and (ways < len(left)).all())
@@ -157,7 +157,7 @@ def _within(places: Any, count: int) -> bool:
 
 
 def _parts(value: Any, seen: set[int]) -> Iterator[Any]:
-    """An object, and all objects that it holds."""
+    """Yield an object and all objects that it contains, each once."""
     if id(value) in seen or isinstance(value, str | bytes | int | float | type):
         return
     seen.add(id(value))

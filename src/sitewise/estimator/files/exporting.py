@@ -1,4 +1,4 @@
-"""Export the adapted scoring function as an ONNX file, compared with the model before it is kept."""
+"""Export the predictions at a site as an ONNX file, which is compared with the model before it is kept."""
 
 import importlib
 import json
@@ -24,9 +24,9 @@ from sitewise.version import __version__
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "uint8": torch.uint8}
 OPSET = 17
-TRACED_ROWS, CHECKED_ROWS = 3, 32  # the check uses another number of rows than the trace
-TOLERANCE = 1e-5
-LOG_TOLERANCE = 1e-3  # relative; single precision is inexact far outside the training data
+TRACED_ROWS, CHECKED_ROWS = 3, 32  # numbers of rows; the check uses another number than the trace
+TOLERANCE = 1e-5  # largest difference of a probability
+LOG_TOLERANCE = 1e-3  # largest relative difference of a log-probability; single precision is inexact for unusual x
 
 NO_LIBRARY = 'export_onnx needs onnx and onnxruntime ({error}): pip install "sitewise[onnx]"'
 NOT_TRACED = "export_onnx: torch could not turn the network into a graph ({error})"
@@ -38,9 +38,10 @@ WRONG_GRAPH = (
 
 
 def export_onnx(here: AdaptedClassifier, path: str | os.PathLike[str], dtype: str = "auto") -> dict[str, Any]:
-    """Write the graph of a site's `predict_proba`, completely or not at all; return its description and the check.
+    """Write the graph of a site's `predict_proba`, completely or not at all.
 
-    The check runs onnxruntime with another number of rows than was traced, some with z and some without.
+    Return its description (see `describe`), and the largest difference between the probabilities of model and graph.
+    The comparison runs the graph in onnxruntime on another number of rows than was traced; some rows lack parts of z.
     """
     onnx, runtime = _libraries()
     kind = _read_dtype(here, dtype)
@@ -61,7 +62,7 @@ def export_onnx(here: AdaptedClassifier, path: str | os.PathLike[str], dtype: st
 
 
 def describe(here: AdaptedClassifier, dtype: torch.dtype) -> dict[str, Any]:
-    """The inputs and outputs of the graph, for its users."""
+    """Return a description of the graph for its users: the site, inputs, classes, threshold and outcome."""
     schema, model = here.model.confounders_, here.model
     names = getattr(model, "feature_names_in_", None)
     shape = getattr(model, "input_shape_", None) or (model.n_features_in_,)
@@ -99,7 +100,7 @@ def _libraries() -> tuple[Any, Any]:
 
 
 def _read_dtype(here: AdaptedClassifier, dtype: str) -> torch.dtype:
-    """The type of x: by default bytes for images and single precision otherwise."""
+    """Check `dtype` and return the type of x; "auto" is bytes for images and single precision for tables."""
     images = bool(getattr(here.model, "input_shape_", None))
     if dtype == "auto":
         return torch.uint8 if images else torch.float32
@@ -117,7 +118,7 @@ def _read_dtype(here: AdaptedClassifier, dtype: str) -> torch.dtype:
 def _trace(graph: AdaptedGraph, inputs: tuple[Tensor, ...], path: Path) -> None:
     names = ["x", "z"][: len(inputs)]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about constants in the trace, which the check tests
+        warnings.simplefilter("ignore")  # warnings about constants in the trace, whose effect the check would find
         try:
             torch.onnx.export(
                 graph.eval(),
@@ -136,7 +137,7 @@ def _trace(graph: AdaptedGraph, inputs: tuple[Tensor, ...], path: Path) -> None:
 
 
 def _trial_inputs(here: AdaptedClassifier, dtype: torch.dtype, n_rows: int) -> tuple[Tensor, ...]:
-    """Random x with z of the site's rows; in some of them parts of z are hidden."""
+    """Return random x with z of the site's rows; in some rows, parts of z are hidden."""
     model, schema = here.model, here.model.confounders_
     generator = torch.Generator().manual_seed(0)
     shape = getattr(model, "input_shape_", None) or (model.n_features_in_,)
@@ -161,7 +162,7 @@ def _trial_inputs(here: AdaptedClassifier, dtype: torch.dtype, n_rows: int) -> t
 
 
 def as_numbers(schema: Confounders, codes: Tensor) -> Any:
-    """z (n, V) as the graph reads it, from codes."""
+    """Return z (n, V) in the form that the graph reads, from codes."""
     values = schema.decode(codes)
     for variable, column in zip(schema.variables, codes.numpy().T, strict=True):
         if isinstance(variable, Categorical):
@@ -170,7 +171,7 @@ def as_numbers(schema: Confounders, codes: Tensor) -> Any:
 
 
 def _try_out(here: AdaptedClassifier, runtime: Any, path: Path, inputs: tuple[Tensor, ...]) -> tuple[Array, Array]:
-    """The model's probabilities, and the graph's."""
+    """Return the probabilities of the model and of the graph for the same rows."""
     options = runtime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 4
     feed = dict(zip(("x", "z"), (part.numpy() for part in inputs), strict=False))
@@ -190,6 +191,6 @@ def _try_out(here: AdaptedClassifier, runtime: Any, path: Path, inputs: tuple[Te
 
 
 def same_probabilities(ours: Array, theirs: Array) -> bool:
-    """Whether log-probabilities agree too: probabilities of a very rare class are always close."""
+    """Return whether log-probabilities agree. Probabilities alone show no difference for a very rare class."""
     first, second = (np.log(np.maximum(values, 1e-300)) for values in (ours, theirs))
     return bool((np.abs(first - second) <= LOG_TOLERANCE * (1 + np.abs(first))).all())

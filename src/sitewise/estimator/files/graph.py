@@ -1,6 +1,6 @@
-"""The adapted scoring function as a torch module that can be traced: equation 3 from x and z to probabilities.
+"""The predictions at a site as a torch module that can be traced: from x and z to probabilities (equation 3).
 
-It uses the same functions as prediction, except for those that cannot be traced, which have another form here.
+It uses the same functions as `predict_proba`. Functions that cannot be traced have another form here.
 """
 
 import copy
@@ -32,7 +32,7 @@ OWN_ESTIMATOR = (
 
 
 class AdaptedGraph(nn.Module):
-    """P(y|x,z) at a site, (n, K) in double precision, from x and from z in the form that `encode` reads."""
+    """A module that returns P(y|x,z) at a site, (n, K) in double precision, from x and z as `encode` reads it."""
 
     def __init__(self, here: AdaptedClassifier, dtype: torch.dtype) -> None:
         super().__init__()
@@ -47,12 +47,12 @@ class AdaptedGraph(nn.Module):
         self.prevalence = traceable(here.model.pooled_prevalence_ if as_trained else here.estimate_in_use.prevalence)
 
     def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
-        """Each row independently."""
+        """Return P(y|x,z), (n, K), from x and z; each row is predicted independently."""
         codes = x.new_zeros(x.shape[0], 0).double() if z is None or self.schema is None else encode(self.schema, z)
         return self.at(x, codes)
 
     def at(self, x: Tensor, codes: Tensor) -> Tensor:
-        """P(y|x,z) of each row, for encoded z."""
+        """Return P(y|x,z), (n, K), from x and the codes of z."""
         log_ratio = self.model.calibrated(self.score(x, codes).double(), codes)
         lacking = codes.new_zeros(codes.shape[0], dtype=torch.bool)
         if self.joint is not None and self.schema is not None:  # rows that lack z (equation 15c)
@@ -74,7 +74,7 @@ class AdaptedGraph(nn.Module):
 
 
 class NetworkScore(nn.Module):
-    """Raw log f by the network."""
+    """A module that returns raw log f by the network."""
 
     def __init__(self, network: RatioNetwork, schema: Confounders | None, dtype: torch.dtype) -> None:
         super().__init__()
@@ -82,12 +82,12 @@ class NetworkScore(nn.Module):
         self.schema, self.dtype = schema, dtype
 
     def forward(self, x: Tensor, codes: Tensor) -> Tensor:
-        """(n, K)."""
+        """Return raw log f, (n, K)."""
         return self.network(x, network_inputs(self.schema, codes).to(self.dtype))  # type: ignore[no-any-return]
 
 
 class JointNetwork(nn.Module):
-    """log P(y|x, what is known of z) at a site by the network, the critic and the site's joint of z and y."""
+    """A module that returns log P(y|x, known part of z) at a site, by network, critic and the site's P(z, y)."""
 
     def __init__(self, here: AdaptedClassifier, dtype: torch.dtype) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class JointNetwork(nn.Module):
         self.log_marginal = site.weights.sum(0).cpu().clamp_min(1e-300).log()
 
     def forward(self, x: Tensor, codes: Tensor) -> Tensor:
-        """(n, K)."""
+        """Return log P(y|x, known part of z), (n, K)."""
         features = self.layers(x, codes)
         raw_log_f = at_points(self.layers.network, features, self.points).double() + self.log_mean
         log_f = self.calibration.apply(raw_log_f.flatten(0, 1)).unflatten(0, (-1, len(self.points)))
@@ -112,7 +112,7 @@ class JointNetwork(nn.Module):
 
 
 class JointProbabilities(nn.Module):
-    """log P(y|x, what is known of z) at a site by a classifier of P(y, z|x) and the site's joint of z and y."""
+    """A module that returns log P(y|x, known part of z) at a site, from given P(y, z|x) and the site's P(z, y)."""
 
     def __init__(self, here: AdaptedClassifier) -> None:
         super().__init__()
@@ -124,37 +124,37 @@ class JointProbabilities(nn.Module):
         self.log_marginal = site.weights.sum(0).cpu().clamp_min(1e-300).log()
 
     def forward(self, x: Tensor, codes: Tensor) -> Tensor:
-        """(n, K)."""
+        """Return log P(y|x, known part of z), (n, K)."""
         log_ratio = self.pairs.log_ratio(x.double().clamp_min(self.floor).log())
         return joint_posterior(log_ratio + self.pairs.bank.log_agreement(codes)[..., None], self.log_weights)
 
 
 @dataclass(frozen=True)
 class AtPoints:
-    """g at the points of a bank only: (M, K)."""
+    """A g that is only known at the M points of a bank."""
 
     values: Tensor
     name: str = "at points"
 
     def log_prob(self, codes: Tensor) -> Tensor:
-        """(M, K)."""
+        """Return log g at the points, (M, K); `codes` are not used."""
         return self.values
 
 
 class ProbabilityScore(nn.Module):
-    """Raw log f from a classifier's probabilities."""
+    """A module that returns raw log f from a classifier's probabilities."""
 
     def __init__(self, ratio: ScoreRatio, floor: float) -> None:
         super().__init__()
         self.ratio, self.floor = ratio, floor
 
     def forward(self, x: Tensor, codes: Tensor) -> Tensor:
-        """(n, K)."""
+        """Return raw log f, (n, K)."""
         return self.ratio.log_ratio(x.double().clamp_min(self.floor).log(), codes)
 
 
 def encode(schema: Confounders, z: Tensor) -> Tensor:
-    """Codes (n, V) of z given as numbers: a number as it is, a category as the index of its level, NaN for missing.
+    """Return codes (n, V) of z, in which a number is given unchanged, a category as its level's index, NaN if missing.
 
     Any other category counts as missing, and numbers are clipped to the training range, as in `Confounders.encode`.
     """
@@ -175,12 +175,12 @@ def encode(schema: Confounders, z: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TraceableRatio:
-    """An `AdditiveRatio` for any number of rows."""
+    """An `AdditiveRatio` in a form whose trace is valid for any number of rows."""
 
     ratio: AdditiveRatio
 
     def log_ratio(self, log_proba: Tensor, codes: Tensor) -> Tensor:
-        """(n, K)."""
+        """Return log f, (n, K)."""
         coefficients = self.ratio.coefficients
         at_z = features(codes, self.ratio.schema) @ coefficients.transpose(0, 1).flatten(1)
         parts = at_z.unflatten(1, coefficients.shape[::2])
@@ -189,7 +189,7 @@ class TraceableRatio:
 
 
 def traceable(part: Any) -> Any:
-    """The same g or ratio, with all tables in a form that can be traced."""
+    """Return the same g or ratio, with all its parts in a form that can be traced."""
     if isinstance(part, AdditiveRatio):
         return TraceableRatio(part)
     own = getattr(part, "traceable", None)

@@ -1,7 +1,7 @@
-"""Models to folders and back: the parts of each kind of model, and how they are put together again.
+"""Save models as folders and load them: each kind of model is taken apart, and put together again.
 
-A new kind of model is one entry of `KINDS`; a new class among the parts of a model is one entry of `RECORDS`; families
-of g register their own.
+A new kind of model needs an entry in `KINDS`. A new class among the parts of a model needs an entry in `RECORDS`;
+families of g define their own records.
 """
 
 import math
@@ -55,9 +55,9 @@ from sitewise.tables.reader import RECORDS as TABLE_RECORDS
 from sitewise.training import Recipe
 
 Values = dict[str, Any]
-MOST_INPUTS = 2**28  # the most numbers of one input
-METHODS = ("fit", "predict", "predict_proba", "score", "transform")  # to which scikit-learn routes metadata
-PLACES = ("cache", "checkpoint")  # settings with folders to write to; a loaded file must not choose these
+MOST_INPUTS = 2**28  # the largest number of values in one input
+METHODS = ("fit", "predict", "predict_proba", "score", "transform")  # methods to which scikit-learn routes metadata
+PLACES = ("cache", "checkpoint")  # settings that name places to write to; a loaded folder must not choose them
 
 OWN_NETWORK = (
     "load: this model was trained around a network of your own ({name}), whose code is not saved: "
@@ -75,7 +75,7 @@ OTHER_NETWORK = "the saved weights do not fit the network: {error}"
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a model: values to pack, its card, and the models inside it by name."""
+    """The parts of a model: values to pack, its card, and the models that it contains, by name."""
 
     values: Values
     card: str
@@ -84,9 +84,10 @@ class Parts:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of model that can be saved: its class, how it is taken apart, how it is put together.
+    """A kind of model that can be saved: its class, and functions that take it apart and put it together.
 
-    `put_together` gets the values, the models inside, and what the caller of `load` passes (for example a backbone).
+    The arguments of `put_together` are the values, the contained models, and the objects that the caller of `load`
+    passes (for example a backbone).
     """
 
     model: type
@@ -98,13 +99,14 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
     """Save a model, an adapted site, or a pipeline that ends in one, as a folder that `load` reads.
 
     The folder is written completely or not at all. An earlier saved model at the same path is replaced; any other
-    existing file or folder is an error. The steps of a pipeline and the classifier of a `PrevalenceAdjuster` are
-    written by skops, everything else as JSON and safetensors.
+    existing file or folder raises an error. The steps of a pipeline before the last one and the classifier of a
+    `PrevalenceAdjuster` are written by skops, everything else as JSON and safetensors. A torch module of your own is
+    not saved, except for the trained weights of a backbone.
 
     Parameters
     ----------
     model : GPAClassifier, PrevalenceAdjuster, AdaptedClassifier or Pipeline
-        What to save, fitted.
+        The fitted model.
     path : path
         The folder.
 
@@ -123,7 +125,7 @@ def load(
     estimator: Any = None,
     trusted: Sequence[str] = (),
 ) -> Any:
-    """Load what `save` wrote. Its predictions are equal to those before saving, to the bit.
+    """Load a model that `save` wrote. Its predictions are exactly those of the saved model.
 
     Loading never runs code from the folder.
 
@@ -132,18 +134,19 @@ def load(
     path : path
         The folder.
     backbone : torch module, optional
-        Needed for a model that was trained with your own torch module: the module, built as for training. It gets the
-        saved weights.
+        Only for a model that was trained with your own torch module: this module, built as for training. The saved
+        weights are loaded into it.
     estimator : estimator or torch module, optional
-        The classifier of a `PrevalenceAdjuster`, if it is not in the folder (a torch module), or to replace it by
-        another copy.
+        The fitted classifier of a `PrevalenceAdjuster`. It is required if the classifier is not in the folder (a torch
+        module, or a classifier that skops could not write). Otherwise it replaces the saved classifier.
     trusted : sequence of str
-        Names of types in the folder that are not scikit-learn's and that you trust. Without this, they are an error.
+        Names of types in the folder that are not among the allowed types of scikit-learn, and that you trust. Other
+        unknown types raise an error.
 
     Returns
     -------
     GPAClassifier, PrevalenceAdjuster, AdaptedClassifier or Pipeline
-        What was saved.
+        The model that was saved.
 
     Examples
     --------
@@ -194,7 +197,7 @@ def _take_classifier(model: GPAClassifier) -> Parts:
 
 
 def _fitted(model: SiteModel, others: Container[str]) -> Values:
-    """The learned attributes, by their names in folders, which are those of the first version."""
+    """Return the learned attributes by their names in folders, which are the names of the first version."""
     return {_on_disk(name): value for name, value in vars(model).items() if name not in others}
 
 
@@ -263,7 +266,7 @@ def _read_estimator(saved: Any, given: Any) -> Any:
 
 
 def _check_estimator(model: PrevalenceAdjuster) -> None:
-    """Check that the given estimator has the saved classes and features."""
+    """Check that the given estimator has the classes and the number of features of the saved model."""
     problems = Problems("load")
     for name in ("classes_", "n_features_in_") if model.joint is None else ("n_features_in_",):
         saved, attached = (np.asarray(getattr(part, name, None)).tolist() for part in (model, model.estimator_))
@@ -279,16 +282,16 @@ def _check_settings(settings: Mapping[str, Any], model: Any) -> None:
 
 
 def _check_fitted(fitted: Values, settings: Values, kind: type[SiteModel]) -> None:
-    """Check that all declared attributes of a fitted model exist and have their declared types."""
+    """Check that all declared attributes of a fitted model exist, and that they have their declared types."""
     hints = hints_of(kind)
-    known = {*settings, *kind().get_params(deep=False)}  # settings of later versions have their defaults
+    known = {*settings, *kind().get_params(deep=False)}  # settings that the folder lacks have their defaults
     needed = {_on_disk(name): hints[name] for name in hints if name not in known and not hasattr(kind, name)}
     _parts(fitted, "fitted/", **needed)
     _check_attributes(fitted, "fitted/", kind, {_on_disk(name): hint for name, hint in hints.items()})
 
 
 def _check_attributes(values: Values, place: str, kind: type, hints: Mapping[str, Any]) -> None:
-    """Check the types of attributes, and that none hides a method or a property."""
+    """Check the types of attributes, and that no attribute hides a method or a property of the class."""
     for name, value in values.items():
         known = getattr(kind, name, None)
         if name.startswith("__") or callable(known) or hasattr(known, "__get__"):
@@ -298,7 +301,7 @@ def _check_attributes(values: Values, place: str, kind: type, hints: Mapping[str
 
 
 def _parts(values: Mapping[str, Any], place: str = "", **expected: Any) -> tuple[Any, ...]:
-    """Some entries, each checked for its expected type."""
+    """Return some entries of `values` in the given order; raise an error if one is missing or has another type."""
     for name, hint in expected.items():
         if name not in values or not fits(values[name], hint):
             came = type(values[name]).__name__ if name in values else "nothing"
@@ -352,7 +355,7 @@ def _read_backbone(saved: Any, given: nn.Module | None) -> Any:
 
 
 def _build_network(model: GPAClassifier, state: dict[str, Tensor]) -> nn.Module:
-    """Build the network as at fit, for inputs of the same shape, and load the saved weights."""
+    """Build the network as at `fit`, for inputs of the same shape, and load the saved weights."""
     shape = model.input_shape_ or (model.n_features_in_,)
     small = isinstance(model.backbone, str) and model.backbone in SMALL  # it has at least one weight for each input
     if math.prod(shape) > (sum(value.numel() for value in state.values()) if small else MOST_INPUTS):
@@ -370,13 +373,13 @@ def _build_network(model: GPAClassifier, state: dict[str, Tensor]) -> nn.Module:
 
 
 def _narrow(weights: Tensor) -> Tensor:
-    """Weights in their original precision; scoring had converted them to double precision."""
+    """Return weights in single precision if this changes no value; scoring may have converted them to double."""
     narrow = weights.float() if weights.dtype == torch.float64 else weights
     return narrow if torch.equal(narrow.to(weights.dtype), weights) else weights
 
 
 def _check_shapes(model: SiteModel, prevalences: Mapping[Any, Prevalence]) -> None:
-    """Check that all parts are for the same classes and the same confounders."""
+    """Check that prevalences and calibrations have the number of classes and the confounders of the model."""
     problems = Problems("load")
     n_classes, schema = len(model.classes_), model.confounders_
     blank = torch.zeros(1, 0, dtype=torch.float64) if schema is None else schema.missing_codes()[None]
@@ -403,7 +406,7 @@ def _make_critic(parts: Values) -> Critic:
 
 
 def _take_scored(rows: ScoredRows) -> Values:
-    """A site's rows; the name of their labels in folders is that of the first version."""
+    """Return the fields of a site's rows; labels have their name of the first version."""
     return {"labels" if f.name == "y" else f.name: getattr(rows, f.name) for f in fields(rows)}
 
 
@@ -412,7 +415,7 @@ def _make_scored(parts: Values) -> ScoredRows:
 
 
 def _take_grounds(grounds: Grounds) -> Values:
-    """The numbers of an outcome; the name of the applied share in folders is that of the first version."""
+    """Return the numbers of an outcome; the applied share has its name of the first version."""
     return {"believed" if f.name == "applied_share" else f.name: getattr(grounds, f.name) for f in fields(grounds)}
 
 

@@ -1,7 +1,8 @@
-"""A cache of log f in a folder, looked up by content, so that no row is scored twice.
+"""A cache of log f in a folder, looked up by content, so that the same rows are not scored twice.
 
 The key is a hash of the network (its layers and all weights) and of the rows (the bytes of an array, or the checksums
-of a pack; z as the network reads it). The values are log f before calibration, so they serve any calibration.
+of packed images; z in the form that the network reads). The values are log f before calibration, so they can be used
+with any calibration.
 """
 
 import hashlib
@@ -30,12 +31,12 @@ RAW, FEATURES, FEATURE_ROW_NUMBERS = "raw_log_ratio", "features", "feature_rows"
 
 @dataclass(frozen=True)
 class ScoreFolder:
-    """Tensors by key, one file each, written completely or not at all, and checked when read."""
+    """A folder with one file of tensors for each key; files are written completely or not at all, and checked."""
 
     path: Path
 
     def load(self, key: str) -> dict[str, Tensor] | None:
-        """The tensors of a key; None if there is no file, or if it is damaged."""
+        """Return the tensors of a key; None if there is no file, or with a warning if the file is damaged."""
         file = self._file(key)
         if not file.exists():
             return None
@@ -52,7 +53,7 @@ class ScoreFolder:
         return tensors
 
     def save(self, key: str, tensors: Mapping[str, Tensor]) -> None:
-        """Write the tensors of a key; a warning instead of an error if that is not possible."""
+        """Write the tensors of a key; give a warning, and no error, if they cannot be written."""
         part = self.path / f".part.{uuid.uuid4().hex}"
         whole = {name: value.contiguous() for name, value in tensors.items()}
         try:
@@ -69,7 +70,7 @@ class ScoreFolder:
 
 
 def cached_log_ratio(folder: str | os.PathLike[str] | None, scorer: Scorer, X: Inputs, z: Tensor) -> Tensor:
-    """Raw log f of all rows (n, K), from the folder if it is there."""
+    """Return raw log f of all rows (n, K): read it from the folder, or compute it and save it there."""
     if folder is None:
         return scorer(X, z)
     kept, key = ScoreFolder(Path(folder)), score_key(scorer.module, X, z)
@@ -83,7 +84,7 @@ def cached_log_ratio(folder: str | os.PathLike[str] | None, scorer: Scorer, X: I
 def cached_score(
     folder: str | os.PathLike[str] | None, scorer: Scorer, X: Inputs, z: Tensor, n_classes: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The result of `score_keeping_features`, from the folder as far as it is there."""
+    """Return the result of `score_keeping_features`; parts that the folder contains are read and not computed."""
     if folder is None:
         return score_keeping_features(scorer, X, z, n_classes)
     kept, key = ScoreFolder(Path(folder)), score_key(scorer.module, X, z)
@@ -100,7 +101,7 @@ def cached_score(
 
 
 def score_key(module: nn.Module, X: Inputs, z: Tensor) -> str:
-    """The key for a network and rows."""
+    """Return the key of a network and rows: a hash as text."""
     content = fingerprint(X)
     rows = content if isinstance(content, str) else hash_tensors({"X": content})
     kind = "stored" if isinstance(X, StoredImages) else "array"
@@ -109,7 +110,7 @@ def score_key(module: nn.Module, X: Inputs, z: Tensor) -> str:
 
 
 def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """A hash of names, shapes, types and all bytes."""
+    """Return a hash of names, shapes, types and all bytes of tensors."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         value = tensors[name].detach().cpu()
@@ -119,7 +120,7 @@ def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
 
 
 def hash_texts(texts: Iterable[str]) -> str:
-    """A hash of a sequence of texts, each preceded by its length."""
+    """Return a hash of a sequence of texts, each preceded by its length."""
     digest = hashlib.sha256()
     for text in texts:
         digest.update(f"{len(text)}:{text}".encode())
@@ -127,20 +128,20 @@ def hash_texts(texts: Iterable[str]) -> str:
 
 
 class ScoreAndFeatures(nn.Module):
-    """log f in K columns, followed by the features that the last layer reads."""
+    """A module that returns log f in K columns, followed by the D features that the last layer reads."""
 
     def __init__(self, network: RatioNetwork) -> None:
         super().__init__()
         self.network = network
 
     def forward(self, x: Tensor, z: Tensor) -> Tensor:
-        """(n, K + D)."""
+        """Return log f and features, (n, K + D)."""
         features = self.network.features(x, z)
         return torch.cat([self.network.fusion[-1](features), features], dim=1)
 
 
 def score_keeping_features(scorer: Scorer, X: Inputs, z: Tensor, n_classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Raw log f of all rows (n, K), and the features (m, D) of at most FEATURE_ROWS of them with their numbers (m,).
+    """Return raw log f of all rows (n, K), and features (m, D) of at most FEATURE_ROWS rows with their numbers (m,).
 
     Each row passes through the network once.
     """

@@ -1,4 +1,4 @@
-"""Read and check a classifier's probabilities: given ones, or those of an estimator or a torch module."""
+"""Read and check a classifier's probabilities, which are given or computed by an estimator or a torch module."""
 
 import warnings
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from sitewise.estimator.source.reading import CROSS_FIT_FOLDS, Array, without_ga
 from sitewise.ratio import CHANGING, SCORED_VALUES, SCORING_BATCH
 
 TINY = 1e-12  # the smallest value of a probability
-SUM_TOLERANCE = 1e-3  # probabilities may be rounded
-FEWEST_TO_SUSPECT = 20  # rows of each class; fewer may be separated by chance
+SUM_TOLERANCE = 1e-3  # allowed difference of a sum of probabilities from one, because they may be rounded
+FEWEST_TO_SUSPECT = 20  # rows of each class; fewer rows may be separated by chance
 
 SEPARATED = (
     "the probabilities classify all {count} labeled rows correctly: was the classifier trained on these rows? Then "
@@ -31,9 +31,9 @@ SEPARATED = (
 
 
 def read_probabilities(values: Any, classes: Array, problems: Problems) -> Tensor:
-    """Read (n, K) probabilities; columns of a DataFrame are matched by name if they are named after the classes.
+    """Read probabilities (n, K); columns of a DataFrame are matched by name if they are named after the classes.
 
-    Errors are added to `problems`, with the first row where they occur.
+    Errors are added to `problems`, with the first row in which they occur.
     """
     values = _by_class(values, classes, problems)
     n_classes = len(classes)
@@ -81,7 +81,10 @@ def _note(bad: Tensor, probabilities: Tensor, what: str, advice: str, problems: 
 
 
 def _by_class(values: Any, classes: Array, problems: Problems) -> Any:
-    """The columns of a DataFrame in the order of the classes, if they have the names of the classes."""
+    """Return a DataFrame with its columns in the order of the classes, if they are named after the classes.
+
+    Other values are returned unchanged.
+    """
     values = as_pandas(values)
     if not isinstance(values, pd.DataFrame):
         return values
@@ -97,14 +100,15 @@ def _by_class(values: Any, classes: Array, problems: Problems) -> Any:
 
 
 def column_names(values: pd.DataFrame) -> tuple[str, ...]:
-    """The names of a frame's columns as text."""
+    """Return the names of a DataFrame's columns as text."""
     return tuple(str(name) for name in values.columns)
 
 
 def find_floor(probabilities: Tensor) -> float:
-    """The value that replaces a probability of zero: half the smallest positive one if there are zeros, otherwise TINY.
+    """Return the value that replaces a probability of zero.
 
-    For example, a forest of 100 trees returns 0 for a probability below 1/100.
+    If there are zeros, it is half the smallest positive probability, otherwise TINY. For example, a forest of 100 trees
+    may return 0 for a probability below 1/100.
     """
     positive = probabilities[probabilities > 0]
     if len(positive) == probabilities.numel() or not len(positive):
@@ -113,7 +117,10 @@ def find_floor(probabilities: Tensor) -> float:
 
 
 def warn_separated(log_proba: Tensor, y: Tensor) -> None:
-    """Warn if all labeled rows are classified correctly: such probabilities are rarely out-of-sample."""
+    """Warn if all labeled rows are classified correctly, because such probabilities are rarely out-of-sample.
+
+    With two classes, rows count as classified correctly if some threshold separates the classes.
+    """
     counts = torch.bincount(y, minlength=log_proba.shape[1])
     if int(counts.min()) < FEWEST_TO_SUSPECT:
         return
@@ -128,7 +135,7 @@ def warn_separated(log_proba: Tensor, y: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Classifier:
-    """The source of log p: X itself (`estimator` None), an estimator's probabilities or decisions, or logits."""
+    """The source of log p: X itself (if `estimator` is None), an estimator, or a torch module that returns logits."""
 
     estimator: Any
     classes: Array
@@ -136,11 +143,11 @@ class Classifier:
 
     @property
     def columns(self) -> list[Any]:
-        """The meaning of each column."""
+        """The class of each column."""
         return self.classes.tolist()  # type: ignore[no-any-return]
 
     def log_proba(self, X: Any) -> Tensor:
-        """log P(y|x), (n, K), each row up to a constant; ValueError if something is wrong, with what and where."""
+        """Return log P(y|x), (n, K), from X; invalid values raise ValueError with the first row where they occur."""
         if isinstance(self.estimator, nn.Module):
             return self._from_logits(module_outputs(self.estimator, X))
         if self.gives_probabilities:
@@ -150,7 +157,7 @@ class Classifier:
         )
 
     def probabilities(self, X: Any) -> Tensor:
-        """Probabilities, zeros included."""
+        """Return the probabilities for X, in which zeros are not replaced."""
         problems = Problems("PrevalenceAdjuster")
         values = X if self.estimator is None else self.estimator.predict_proba(without_gaps(X))
         probabilities = read_probabilities(values, np.array(self.columns), problems)
@@ -158,16 +165,16 @@ class Classifier:
         return probabilities
 
     def by_class(self, log_proba: Tensor) -> Tensor:
-        """log P(y|x), (n, K), from the result of `log_proba`."""
+        """Return log P(y|x), (n, K), from the result of `log_proba`."""
         return log_proba
 
     @property
     def gives_probabilities(self) -> bool:
-        """Whether zeros can occur, which need a floor."""
+        """Whether the source gives probabilities, in which zeros can occur, and not logits."""
         return self.estimator is None or hasattr(self.estimator, "predict_proba")
 
     def _from_logits(self, logits: Tensor) -> Tensor:
-        """Log-softmax; one column is the log-odds of the second of two classes."""
+        """Return the log-softmax of logits; a single column is the log-odds of the second of two classes."""
         columns = self.columns
         if len(columns) == 2 and (logits.ndim == 1 or logits.shape[1] == 1):
             odds = logits.reshape(-1)
@@ -187,11 +194,11 @@ class Classifier:
 
 
 def module_outputs(module: nn.Module, X: Any) -> Tensor:
-    """The outputs of a torch module, in float64 on the CPU, computed in batches in evaluation mode.
+    """Return the outputs of a torch module, in float64 on the CPU, computed in batches in evaluation mode.
 
-    Threads may call this at the same time. If the module is in training mode, one of them computes and the others wait,
-    because its mode is changed for the others too. Floats are converted to the precision of its weights; other types
-    (bytes of images) are passed as they are.
+    Several threads may call this function at the same time. If the module is in training mode, they compute one after
+    the other, because a change of its mode affects all of them. Floats are converted to the precision of the module's
+    weights; other types (bytes of images) are not converted.
     """
     weights = next(module.parameters(), None)
     inputs = without_gaps(X)
@@ -213,13 +220,13 @@ def module_outputs(module: nn.Module, X: Any) -> Tensor:
                 return outputs()
             finally:
                 module.train(training[module])
-                for layer, mode in training.items():  # also of layers that were frozen in a module in training
+                for layer, mode in training.items():  # some layers may have been in evaluation mode before
                     layer.training = mode
     return outputs()
 
 
 def is_ready(estimator: Any) -> bool:
-    """Whether an estimator can be used as it is: a torch module, a frozen or a fitted one."""
+    """Return whether an estimator can be used without a fit: a torch module, or a frozen or fitted estimator."""
     if isinstance(estimator, nn.Module | FrozenEstimator):
         return True
     try:
@@ -230,7 +237,7 @@ def is_ready(estimator: Any) -> bool:
 
 
 def estimator_problem(estimator: Any) -> str | None:
-    """The reason why an object cannot be used as a classifier."""
+    """Return the reason why an object cannot be used as a classifier; None if it can be used."""
     if estimator is None or isinstance(estimator, nn.Module):
         return None
     if isinstance(estimator, type):
@@ -247,7 +254,10 @@ def estimator_problem(estimator: Any) -> str | None:
 def cross_fit_classifier(
     estimator: Any, X: Any, y: Array, classes: Array, groups: Tensor | None, weight: Array | None, seed: int
 ) -> tuple[Classifier, Tensor]:
-    """Fit an estimator to all rows; log p of each row comes from a copy that did not see it (groups kept whole)."""
+    """Fit an estimator to all rows; return it with cross-fitted log p of the rows, (n, K).
+
+    log p of a row comes from a copy of the estimator that was fitted to other rows. Groups are kept whole.
+    """
     options = {} if weight is None or not has_fit_parameter(estimator, "sample_weight") else {"sample_weight": weight}
     (X,) = indexable(X)
     counts = np.unique(y, return_counts=True)[1]

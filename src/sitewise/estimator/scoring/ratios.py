@@ -1,8 +1,8 @@
-"""log f from a classifier's probabilities, with the prevalence of its training data divided out.
+"""log f from a classifier's probabilities p, divided by the prevalence of its training data.
 
-A classifier that saw z gives P_s(y|x,z) = f(x,z) g_s(z) / ..., so log f = log p - log g_s(z) (equation 1). A
-classifier that did not see z gives a statistic of x, and log f(log p, z) is fitted to labeled rows given their g
-(equation 3).
+If z is an input of the classifier, it gives P_s(y|x,z), which is proportional to f(x,z) g_s(z); so
+log f = log p - log g_s(z) (equation 1). If z is not an input, p depends on x only. Then log f is fitted to labeled rows
+as a function of log p and z, given the g of each row (equation 3).
 """
 
 from collections.abc import Sequence
@@ -22,58 +22,58 @@ from sitewise.prevalence.linear import fit_linear
 from sitewise.rows import SiteRows
 
 STRENGTHS = (0.3, 3.0, 30.0, 300.0, 1e4)  # ridge penalty on all terms with z; the last one almost removes them
-LEAST_PENALTY = 1e-3  # on the slopes of the scores, which keeps them finite for separable rows
+LEAST_PENALTY = 1e-3  # ridge penalty on the slopes of the scores, which keeps them finite for separable rows
 MISSING_PENALTY = 0.01
 SELECTION_ROWS = 20_000  # rows used to choose the strength and whether the classifier sees z
 
 
 class ScoreRatio(Protocol):
-    """log f before calibration, from log-probabilities (n, K) and codes of z (n, V)."""
+    """A function for log f before calibration."""
 
     def log_ratio(self, log_proba: Tensor, codes: Tensor) -> Tensor:
-        """(n, K)."""
+        """Return log f (n, K) from log-probabilities (n, K) and codes of z (n, V)."""
         ...
 
 
 @dataclass(frozen=True)
 class PooledRatio:
-    """log f = log p - log g_s(z), where g_s is the prevalence of all rows of the classifier's training data."""
+    """log f = log p - log g_s(z), where g_s is the prevalence of all source rows together."""
 
     prevalence: Prevalence
 
     def log_ratio(self, log_proba: Tensor, codes: Tensor) -> Tensor:
-        """(n, K)."""
+        """Return log f, (n, K)."""
         return log_proba - self.prevalence.log_prob(codes)
 
 
 @dataclass(frozen=True)
 class AdditiveRatio:
-    """log f = b(z) + W(z) s, where s are K-1 contrasts of log p; b and W are additive in z, as g is."""
+    """log f = b(z) + W(z) s, where s are K-1 contrasts of log p; b and W are additive in z."""
 
     schema: Confounders
-    coefficients: Tensor  # (K, D, K): for 1 and each score, the effect of each feature of z on each class
+    coefficients: Tensor  # (K, D, K): effects of the features of z on each class, for b and for each score
     strength: float
 
     def log_ratio(self, log_proba: Tensor, codes: Tensor) -> Tensor:
-        """(n, K)."""
+        """Return log f, (n, K)."""
         at_z = features(codes, self.schema) @ self.coefficients.transpose(0, 1).flatten(1)
         parts = at_z.reshape(len(codes), *self.coefficients.shape[::2])
         return parts[:, 0] + (parts[:, 1:] * to_scores(log_proba)[:, :, None]).sum(dim=1)
 
 
 def to_scores(log_proba: Tensor) -> Tensor:
-    """Contrasts of log p, (n, K-1); for two classes the log-odds divided by the square root of two."""
+    """Return the scores: contrasts of log p, (n, K-1); for two classes, log-odds divided by the square root of two."""
     return centre(log_proba) @ contrasts(log_proba.shape[1])
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ProbabilityRows(SiteRows):
-    """Labeled rows that a ratio is fitted to; `masked_` fields are for z with some of it hidden."""
+    """Labeled rows to which a ratio is fitted; the fields `masked_...` are for z with random parts hidden."""
 
     log_proba: Tensor  # (n, K)
     y: Tensor = field()
     weight: Tensor = field()
-    log_prevalence: Tensor  # (n, K), by a g that did not see these labels
+    log_prevalence: Tensor  # (n, K), by a g that was not fitted to the labels of these rows
     masked_codes: Tensor
     masked_log_prevalence: Tensor
 
@@ -81,10 +81,10 @@ class ProbabilityRows(SiteRows):
 def fit_additive_ratio(
     rows: ProbabilityRows, schema: Confounders, strength: float, *, hidden: bool = True
 ) -> AdditiveRatio:
-    """Fit b and W by penalized maximum likelihood of equation 3: a convex problem, solved by Newton's method.
+    """Fit b and W by penalized maximum likelihood of equation 3, which is a convex problem.
 
-    All terms that the rows contain are fitted to the rows as they are. Then the terms for missing values of variables
-    that are never missing are fitted with some of z `hidden`, as for g (equation 9).
+    First, all terms are fitted to the rows as they are. Variables that are never missing in the rows then have no terms
+    for missing values. If `hidden`, these terms are fitted to the rows with some of z hidden, as for g (equation 9).
     """
     n_classes = rows.log_proba.shape[1]
     basis = contrasts(n_classes)
@@ -113,20 +113,20 @@ def fit_additive_ratio(
 
 
 def products(scores: Tensor, at_z: Tensor) -> Tensor:
-    """Features of z, times one and times each score: (n, K D)."""
+    """Return the features of z, followed by their products with each score, (n, K D)."""
     return torch.cat([at_z, *(score[:, None] * at_z for score in scores.T)], dim=1)
 
 
 @dataclass(frozen=True)
 class CrossFitted:
-    """Cross-fitted ratios: each scores the rows of its fold, which it did not see; rows are given by number."""
+    """Cross-fitted ratios: each scores the rows of one fold, to which it was not fitted; rows are given by number."""
 
     log_proba: Tensor  # (n, K)
     fold: Tensor  # (n,)
     ratios: Sequence[ScoreRatio]
 
     def log_ratio(self, rows: Tensor, codes: Tensor) -> Tensor:
-        """log f of rows given by number, each by the ratio of its fold, at these codes of z."""
+        """Return log f (n, K) of the rows with these numbers at these codes of z, by the ratio of each row's fold."""
         log_ratio = torch.empty(len(rows), self.log_proba.shape[1], dtype=torch.float64)
         for number, ratio in enumerate(self.ratios):
             inside = self.fold[rows] == number
@@ -134,18 +134,18 @@ class CrossFitted:
         return log_ratio
 
     def score(self, numbers: Any, codes: Tensor) -> tuple[Tensor, None, None]:
-        """log f of rows by their numbers (n, 1), in the form that `score_held_out` needs; without features."""
+        """Return log f of rows by their numbers (n, 1), and None twice, as `score_held_out` requires."""
         return self.log_ratio(numbers[:, 0], codes), None, None
 
 
 @dataclass(frozen=True)
 class ChosenRatio:
-    """Whether the classifier sees z, the ratio, its cross-fitted version, and the held-out NLL of each choice."""
+    """The choice of whether the classifier sees z, the ratio, its cross-fitted version, and the NLL of each choice."""
 
     sees: str  # "x" or "xz"
     ratio: ScoreRatio
     cross_fitted: CrossFitted
-    nll: dict[str, float]
+    nll: dict[str, float]  # held-out NLL of "x" and "xz", as far as they were tried
 
 
 def fit_ratio(
@@ -159,7 +159,7 @@ def fit_ratio(
 ) -> ChosenRatio:
     """Fit log f for a classifier that sees "x" or "xz"; "auto" takes the one that predicts held-out labels better.
 
-    Without z both are the same: log p minus the log prevalence of its training data.
+    If there is no z, both are the same: log p minus the log prevalence of all source rows.
     """
     fold = torch.zeros(len(rows), dtype=torch.int64)
     for number, inside in enumerate(folds):
@@ -185,7 +185,7 @@ def fit_ratio(
 
 
 def choose_strength(rows: ProbabilityRows, fold: Tensor, schema: Confounders) -> tuple[float, float]:
-    """The strength with the smallest held-out NLL, and that NLL."""
+    """Return the strength with the smallest held-out NLL, and this NLL."""
     losses = {strength: 0.0 for strength in STRENGTHS}
     for number in torch.unique(fold).tolist():
         fitted, held = (rows.take(part) for part in (fold != number, fold == number))
@@ -197,7 +197,7 @@ def choose_strength(rows: ProbabilityRows, fold: Tensor, schema: Confounders) ->
 
 
 def calibrated_nll(rows: ProbabilityRows, fold: Tensor, raw_log_ratio: Tensor, calibration: str) -> float:
-    """The mean NLL of rows, with log f calibrated on the other folds."""
+    """Return the mean NLL of rows; log f of each row is calibrated on the other folds."""
     total, n_classes = 0.0, raw_log_ratio.shape[1]
     for number in torch.unique(fold).tolist():
         inside, others = fold == number, (fold != number).nonzero().flatten()
@@ -210,5 +210,5 @@ def calibrated_nll(rows: ProbabilityRows, fold: Tensor, raw_log_ratio: Tensor, c
 
 
 def total_nll(rows: ProbabilityRows, log_ratio: Tensor) -> float:
-    """The sum of weighted -log P(y|x,z) by equation 3."""
+    """Return the weighted sum of -log P(y|x,z) over rows (equation 3)."""
     return -float(rows.weight @ combine(log_ratio, rows.log_prevalence).gather(1, rows.y[:, None])[:, 0])

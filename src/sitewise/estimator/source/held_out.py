@@ -1,10 +1,10 @@
-"""Held-out labeled rows: log f of them, its balance and calibration, and what they say about the source for a prior.
+"""Held-out labeled rows: log f of these rows, its balance and calibration, and the prior that follows from them.
 
 In the order of a fit: `score_held_out`, `fit_balance`, `calibrate`, `describe_source`.
 
-Balance (section 18): at each z the mean of f over source rows must be the same for all classes. If f carries little
-information, errors of g_s(z) are large compared with it. An unbalanced f looks like another prevalence, at the source
-and at any other site.
+Balance (section 18): at each z, the mean of f over source rows must be the same for all classes. Otherwise f makes some
+classes look more frequent than they are, at the source and at any other site. This matters most if f has little
+information, because errors of g_s(z) are then large compared with log f.
 """
 
 from collections.abc import Callable
@@ -33,18 +33,19 @@ ENOUGH_TO_CALIBRATE = 10  # rows of each class
 Score = Callable[
     [Inputs, Tensor], tuple[Tensor, Tensor | None, Tensor | None]
 ]  # raw log f, features of some rows, numbers of these rows
-ROWS = 100_000  # the most rows used
+ROWS = 100_000  # the largest number of rows that are used
 RIDGE = 0.01
-LEAST_SLOPE = 0.1  # slope of log f below which nothing is balanced
-ROUNDS = 3  # alternating steps: the slope of the balanced f, and the balance at that slope
+LEAST_SLOPE = 0.1  # f is not balanced if the calibration slope of log f is smaller
+ROUNDS = 3  # rounds of two steps: fit the slope of the balanced f, then fit the balance at this slope
 
 
 def score_held_out(
     rows: LabeledRows, prevalence: RowPrevalence, schema: Confounders | None, score: Score
 ) -> tuple[HeldOut, HeldOut]:
-    """The held-out rows for calibration: those with all of z, and all of them with z hidden (equation 6).
+    """Return the held-out rows with all of z, and all held-out rows with z hidden (equation 6).
 
-    Both are the same if there is no z.
+    In the second result, z is hidden in the rows that have all of it; other rows keep the known part of z. Both results
+    are the same object if there is no z.
     """
 
     def scored(codes: Tensor, chosen: Tensor) -> HeldOut:
@@ -71,21 +72,22 @@ def score_held_out(
 
 @dataclass(frozen=True)
 class Balance:
-    """log h(z), a sum of one term for each variable, for rows with all of z; other rows are not changed."""
+    """log h(z), the log of the mean of f at z, as a sum of one term for each variable; zero for rows that lack z."""
 
     schema: Confounders
     coefficients: Tensor  # (D, K), each row sums to zero
 
     def log_mean(self, codes: Tensor) -> Tensor:
-        """log h at codes, (n, K), to be subtracted from log f."""
+        """Return log h at codes of z, (n, K), which is subtracted from log f."""
         lacking = self.schema.missing(codes).any(dim=1, keepdim=True)
         return torch.where(lacking, 0.0, features(codes, self.schema) @ self.coefficients)
 
 
 def fit_balance(held: HeldOut, schema: Confounders | None, n_classes: int) -> Balance | None:
-    """h(z), the mean of f at z among labeled rows (equation 18a); None if too few rows have all of z.
+    """Fit h(z), the mean of f at z, to labeled rows (equation 18a).
 
-    g and h are fitted to the same labels, so that their common noise cancels. It is large compared with a weak f.
+    Return None without z, if a class has too few rows, or if the slope of log f is too small. g and h are fitted to the
+    same labels, so that their common noise cancels; it is large compared with the log f of a weak model.
     """
     if schema is None or not len(held):
         return None
@@ -113,14 +115,14 @@ def fit_balance(held: HeldOut, schema: Confounders | None, n_classes: int) -> Ba
 
 
 def calibrate(held: HeldOut, method: str, n_classes: int) -> Calibration:
-    """Fit the chosen calibration to held-out rows, or a simpler one if there are too few labels."""
+    """Fit the calibration `method` to held-out rows, or a simpler one if there are too few labels."""
     return calibrate_rows(held.raw_log_ratio, held.log_prevalence, held.y, held.weight, method, n_classes)
 
 
 def calibrate_rows(
     raw_log_ratio: Tensor, log_prevalence: Tensor, y: Tensor, weight: Tensor, method: str, n_classes: int
 ) -> Calibration:
-    """Fit the chosen calibration to rows, or a simpler one if there are too few labels."""
+    """Fit the calibration `method` to rows, or a simpler one if there are too few labels."""
     counts = torch.bincount(y, minlength=n_classes)
     if int(counts.min()) < ENOUGH_TO_CALIBRATE and method in ("vector", "bias_corrected"):
         method = "temperature"
@@ -133,7 +135,10 @@ def calibrate_rows(
 
 
 def smoothed_targets(y: Tensor, counts: Tensor) -> Tensor:
-    """Platt's soft labels, (n + 1) / (n + 2) for a class with n rows; separable data then give finite fits."""
+    """Return Platt's soft labels (n, K), with which fits to separable data are finite.
+
+    A row has probability (m + 1) / (m + 2) for its own class, where m is the number of rows of this class.
+    """
     n_classes = len(counts)
     certainty = ((counts + 1) / (counts + 2)).double()[y][:, None]
     return one_hot(y, n_classes).double() * (certainty - (1 - certainty) / (n_classes - 1)) + (1 - certainty) / (
@@ -142,20 +147,23 @@ def smoothed_targets(y: Tensor, counts: Tensor) -> Tensor:
 
 
 def resample(held: HeldOut, calibration: Calibration, n_resamples: int, seed: int) -> Calibration:
-    """The calibration with refits to resamples of held-out rows (equation 6a)."""
+    """Return the calibration together with its refits to resamples of the held-out rows (equation 6a)."""
     targets = smoothed_targets(held.y, torch.bincount(held.y, minlength=len(calibration.slope)))
     rows = (held.raw_log_ratio, targets, held.log_prevalence, held.weight)
     return resample_calibration(calibration, *rows, n_resamples=n_resamples, random_state=seed)
 
 
 def describe_source(held: HeldOut, log_ratio: Tensor, pooled: Prevalence, deviation: Tensor | None) -> SitePrior:
-    """The source's g with the error of f: the effective number of held-out groups, and what f leaves open (18b)."""
+    """Return the prior of a new site: the source's g, and the two numbers that determine the error of f.
+
+    These are the effective number of held-out rows (or groups), and the missing-information fraction (equation 18b).
+    """
     missing = missing_information(log_ratio, pooled.log_prob(held.codes), held.weight)
     return SitePrior(pooled, deviation=deviation, n_source=min(effective_rows(held), ROWS), missing=missing)
 
 
 def effective_rows(held: HeldOut) -> float:
-    """The effective number of held-out rows; groups count instead of rows if there are groups."""
+    """Return the effective number of held-out rows, or of groups if there are groups."""
     unit = torch.arange(len(held)) if held.groups is None else torch.unique(held.groups, return_inverse=True)[1]
     mass = torch.zeros(int(unit.max()) + 1, dtype=torch.float64).index_add_(0, unit, held.weight)
     return float(mass.sum() ** 2 / mass.square().sum())

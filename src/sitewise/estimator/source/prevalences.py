@@ -1,4 +1,4 @@
-"""g of labeled rows (equation 2): of each training site, of all sites together, of held-out rows; its variation."""
+"""Fit g to labeled rows (equation 2): training sites, all sites together, held-out rows; variance between sites."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ def fit_prevalence(
     seed: int,
     dropout: float = 0.0,
 ) -> Prevalence:
-    """Fit g to labeled rows: the chosen model; "auto" is additive, or constant without z."""
+    """Fit g to labeled rows with the named model; "auto" means additive. Without z, g is constant."""
     targets = one_hot(rows.y, n_classes).double()
     weight = rows.weight.double()
     if schema is None:
@@ -37,26 +37,26 @@ def fit_prevalence(
 
 @dataclass(frozen=True)
 class RowPrevalence:
-    """log g of a fixed set of rows, each by its own model: its site's, or one that did not see its label."""
+    """Prevalences g of a fixed set of rows; each row has its own model, for example the g of its site."""
 
     rows: list[Tensor]
     models: list[Prevalence]
 
     def log_prob(self, codes: Tensor) -> Tensor:
-        """log g of these rows at the given codes of z (knocked out or not)."""
+        """Return log g of these rows (n, K) at the given codes of z, which may have hidden parts."""
         parts = [model.log_prob(codes[rows]) for rows, model in zip(self.rows, self.models, strict=True)]
         order = torch.cat(self.rows)
         return torch.empty_like(torch.cat(parts)).index_copy_(0, order, torch.cat(parts))
 
 
 def by_site(site: Tensor, models: dict[int, Prevalence]) -> RowPrevalence:
-    """log g of each row by the model of its site."""
+    """Return the g of rows by the model of the site of each row."""
     numbers = torch.unique(site).tolist()
     return RowPrevalence([(site == s).nonzero().flatten() for s in numbers], [models[s] for s in numbers])
 
 
 def cross_fit(fit: Callable[[LabeledRows, int], Prevalence], rows: LabeledRows, seed: int) -> RowPrevalence:
-    """g of held-out rows: fitted for each site, each row by a model that did not see its label."""
+    """Fit g to the rows of each site by cross-fitting: the model of a row was not fitted to its label."""
     held_rows, models = [], []
     for site in torch.unique(rows.site):
         inside = (rows.site == site).nonzero().flatten()
@@ -70,7 +70,10 @@ def cross_fit(fit: Callable[[LabeledRows, int], Prevalence], rows: LabeledRows, 
 
 
 def between_sites(rows: LabeledRows, n_classes: int, schema: Confounders | None) -> Tensor | None:
-    """Variances (D,) between sites of the coefficients of g(z); None if there is one site only."""
+    """Return the variances (D,) of the coefficients of g(z) between sites.
+
+    None if there is no z, if there is only one site, or if there are too many coefficients.
+    """
     if schema is None or len(torch.unique(rows.site)) < 2 or len(owners(schema)) * (n_classes - 1) > NEWTON_LIMIT:
         return None
     return pool_sites(

@@ -46,25 +46,25 @@ OTHER_WIDTH = (
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Checked training data: rows, names of the sites, classes, schema of z."""
+    """Checked training data: rows, names of the sites, classes, and the schema of z (None without z)."""
 
     rows: LabeledRows
     site_names: list[Any]
     classes: Array
     schema: Confounders | None
-    named: bool = True  # whether the caller named the sites
+    named: bool = True  # whether sample_domain was given
 
     def in_order(self, classes: Array) -> "TrainingData":
-        """The same rows with classes numbered in this order."""
+        """Return the same rows with the classes numbered in the given order."""
         place = torch.tensor([classes.tolist().index(label) for label in self.classes.tolist()])
         return replace(self, rows=replace(self.rows, y=place[self.rows.y]), classes=classes)
 
 
 def read_inputs(estimator: BaseEstimator, X: Any, *, reset: bool) -> Inputs:
-    """Read X: a table (n, d), or images (n, C, H, W) or (n, H, W), uint8 or floats.
+    """Read X: a table (n, d), or images (n, C, H, W) or (n, H, W) as uint8 or floats.
 
-    Tables are checked by scikit-learn, feature names included. Floats keep their precision, and packed images stay on
-    disk.
+    Tables are checked by scikit-learn, including their feature names, and returned in double precision. Images are
+    returned as uint8 or in single precision; packed images stay on disk.
     """
     if is_stored(X):
         return _read_stored(estimator, X, reset)
@@ -95,7 +95,7 @@ def without_gaps(X: Any) -> Any:
 
 
 def _refuse_text(name: str, table: Any) -> None:
-    """Raise ValueError with advice if columns of a frame are not numeric."""
+    """Raise ValueError with advice if columns of a DataFrame are not numeric."""
     problems = Problems(name)
     for column in table.columns if isinstance(table, pd.DataFrame) else ():
         numbers = pd.to_numeric(table[column].astype(object), errors="coerce")
@@ -122,7 +122,7 @@ def _read_stored(estimator: BaseEstimator, images: Any, reset: bool) -> StoredIm
 
 
 def _check_shape(estimator: BaseEstimator, whole: tuple[int, ...], reset: bool) -> None:
-    """Check that there are images, and that they have the shape of those at fit."""
+    """Check that there are images, and that they have the same shape as at fit."""
     if whole[0] == 0:
         raise ValueError("X is empty: at least one image is needed")
     shape = tuple(whole[1:])
@@ -137,7 +137,7 @@ def _check_shape(estimator: BaseEstimator, whole: tuple[int, ...], reset: bool) 
 def read_training_data(
     X: Inputs, y: Any, sample_domain: Any, sample_confounder: Any, groups: Any, sample_weight: Any
 ) -> TrainingData:
-    """Read and check everything except X; one error lists all problems."""
+    """Read and check all arguments of `fit` except X; one error lists all problems."""
     problems = Problems("fit")
     classes, target = read_classes(y, problems)
     names, site = read_domain(sample_domain, len(X), problems)
@@ -166,7 +166,7 @@ def read_training_data(
 
 
 def read_classes(y: Any, problems: Problems) -> tuple[Array, Array]:
-    """The sorted classes, and the class number of each row."""
+    """Return the sorted classes (K,), and the class number of each row (n,)."""
     labels = column_or_1d(_labels(y), warn=True)
     missing = pd.isna(labels)
     infinite = np.isinf(labels) if labels.dtype.kind == "f" else missing
@@ -188,14 +188,17 @@ def read_classes(y: Any, problems: Problems) -> tuple[Array, Array]:
 
 
 def _labels(y: Any) -> Any:
-    """y as scikit-learn reads it, with masked labels as missing."""
+    """Return y in a form that scikit-learn reads; masked labels become missing values."""
     if isinstance(y, np.ma.MaskedArray):
         return pd.Series(y).to_numpy() if y.ndim == 1 else y
     return plain_tensor(y).cpu().numpy() if isinstance(y, Tensor) else y
 
 
 def read_domain(sample_domain: Any, n_rows: int, problems: Problems) -> tuple[list[Any], Tensor]:
-    """The names of the sites in order, and the site number of each row; one site if no names are given."""
+    """Return the sorted names of the sites, and the site number of each row (n,).
+
+    If `sample_domain` is None, all rows belong to one site.
+    """
     if sample_domain is None:
         return ["site"], torch.zeros(n_rows, dtype=torch.int64)
     column = read_column(sample_domain, "sample_domain", n_rows, problems)
@@ -209,7 +212,7 @@ def read_domain(sample_domain: Any, n_rows: int, problems: Problems) -> tuple[li
 
 
 def read_partial_labels(y: Any, classes: Array, n_rows: int, problems: Problems) -> Tensor | None:
-    """Class numbers as floats, NaN where a label is missing; None if there are no labels."""
+    """Return class numbers as floats (n,), NaN where a label is missing; None if y is None or cannot be read."""
     column = None if y is None else read_column(y, "y", n_rows, problems)
     if column is None:
         return None
@@ -227,7 +230,7 @@ def read_partial_labels(y: Any, classes: Array, n_rows: int, problems: Problems)
 
 @dataclass(frozen=True)
 class SiteSummary:
-    """A training site: its number of rows, and of rows of each class."""
+    """A training site: its name, its number of rows, and the number of rows of each class."""
 
     name: Any
     n_rows: int
@@ -240,16 +243,16 @@ class TrainingSummary:
 
     sites: tuple[SiteSummary, ...]
     fingerprint: str
-    named: bool = True  # whether the caller named the sites
+    named: bool = True  # whether sample_domain was given
 
     @property
     def n_rows(self) -> int:
-        """The rows of all sites."""
+        """The number of rows of all sites."""
         return sum(site.n_rows for site in self.sites)
 
 
 def summarize_training(data: TrainingData) -> TrainingSummary:
-    """Count rows and classes of each site."""
+    """Count the rows of each class at each site, and compute the fingerprint of the data."""
     rows, n_classes = data.rows, len(data.classes)
     counts = [torch.bincount(rows.y[rows.site == s], minlength=n_classes) for s in range(len(data.site_names))]
     sites = zip(data.site_names, counts, strict=True)
@@ -258,7 +261,11 @@ def summarize_training(data: TrainingData) -> TrainingSummary:
 
 
 def split_validation(data: TrainingData, validation: Any, seed: int) -> tuple[Tensor, Tensor]:
-    """Row numbers to train on and to hold out: a share of each site and class (groups kept whole), or one site."""
+    """Return the numbers of the rows to train on and of the rows to hold out.
+
+    If `validation` is a share, it is held out from each class at each site; with groups, whole groups are held out from
+    each site. If it is a name, the site with this name is held out. If it is None or 0, no rows are held out.
+    """
     everything = torch.arange(len(data.rows))
     if validation is None or (not isinstance(validation, str) and validation == 0):
         return everything, everything[:0]
@@ -282,14 +289,14 @@ def split_validation(data: TrainingData, validation: Any, seed: int) -> tuple[Te
         names = torch.unique(units[inside]).numpy()
         chosen = rng.permutation(names)[: int(validation * len(names))]
         held |= inside & torch.isin(units, torch.tensor(chosen, dtype=units.dtype))
-    # A group with rows at several sites goes where its first site puts it.
+    # A group with rows at several sites is held out at all sites if it was drawn at one of them.
     if groups is not None:
         held = torch.isin(groups, torch.unique(groups[held]))
     return everything[~held], everything[held]
 
 
 def folds(rows: SiteRows, seed: int) -> list[Tensor]:
-    """The rows of each fold: groups are kept whole, and each row is in one fold."""
+    """Divide the rows at random into at most five folds; return the row numbers of each. Groups are kept whole."""
     units = torch.arange(len(rows)) if rows.groups is None else torch.unique(rows.groups, return_inverse=True)[1]
     n_units = int(units.max()) + 1
     order = torch.tensor(np.random.default_rng(seed).permutation(n_units))
@@ -298,12 +305,15 @@ def folds(rows: SiteRows, seed: int) -> list[Tensor]:
 
 
 def evenly(n_rows: int, at_most: int) -> Tensor:
-    """Row numbers spread evenly over n rows; all of them if there are at most `at_most`."""
+    """Return at most `at_most` row numbers, spread evenly over n rows."""
     return torch.arange(n_rows) if n_rows <= at_most else torch.arange(at_most) * n_rows // at_most
 
 
 def split_confounders(X: Any, sample_confounder: Any, columns: Any, model: Any) -> tuple[Any, Any]:
-    """X as at `fit`, and z: the given one, or the named columns of X, which the model may also use as inputs."""
+    """Return X with the columns of `fit`, and z, which is `sample_confounder` or else the given columns of X.
+
+    Columns of z may also be inputs of the model. If `columns` is None, both arguments are returned unchanged.
+    """
     if columns is None:
         return X, sample_confounder
     names = list(columns)
@@ -326,7 +336,11 @@ def _check_columns(X: Any, names: list[Any]) -> None:
 
 
 def _inputs(X: Any, names: list[Any], model: Any) -> Any:
-    """The columns of `fit`: by name if they are known; otherwise all columns, or all except those of z."""
+    """Return the columns of X that the model was fitted with.
+
+    They are selected by name if the names are known. Otherwise, their number shows whether the columns of z belong to
+    them.
+    """
     if hasattr(X, "columns") and hasattr(model, "feature_names_in_"):
         fitted = model.feature_names_in_.tolist()
         return X[fitted] if set(fitted) <= set(X.columns) else X

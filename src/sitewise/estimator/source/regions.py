@@ -10,7 +10,7 @@ from sitewise.confounders import Confounders
 from sitewise.confounders.variables import Categorical
 from sitewise.rows import LabeledRows
 
-EXPECTED_ROWS = 10.0  # expected rows of a class in a category, above which their absence is not chance
+EXPECTED_ROWS = 10.0  # fewest expected rows of a class in a category for which its absence is not chance
 KEPT = (
     "at {where} class {label!r} never occurs at any training site, so f is not identified there: "
     "the training prevalence is kept in {count} row(s)"
@@ -27,9 +27,10 @@ class Region:
 
 
 def find_unsupported(rows: LabeledRows, n_classes: int, schema: Confounders | None) -> tuple[Region, ...]:
-    """Find categories where a class is absent from all training sites although its overall share predicts rows of it.
+    """Find categories of confounders in which a class never occurs, although 10 or more of its rows are expected.
 
-    f has never seen the class there: the ratio is not identified, whatever the network returns.
+    The expected number is the number of rows of the category times the share of the class in all training rows. f was
+    never trained on the class in this category, so it is not identified there, whatever the network returns.
     """
     regions = []
     for j, variable in enumerate(() if schema is None else schema.variables):
@@ -46,7 +47,7 @@ def find_unsupported(rows: LabeledRows, n_classes: int, schema: Confounders | No
 
 
 def in_regions(codes: Tensor, regions: tuple[Region, ...]) -> Tensor:
-    """Which rows lie in an unsupported region, (n,)."""
+    """Return which rows lie in one of the regions, (n,)."""
     inside = torch.zeros(len(codes), dtype=torch.bool)
     for region in regions:
         inside |= codes[:, region.variable] == region.code
@@ -54,12 +55,12 @@ def in_regions(codes: Tensor, regions: tuple[Region, ...]) -> Tensor:
 
 
 def region_counts(codes: Tensor, regions: tuple[Region, ...]) -> list[int]:
-    """How many rows lie in each region."""
+    """Return the number of rows in each region."""
     return [int((codes[:, region.variable] == region.code).sum()) for region in regions]
 
 
 def warn_kept(counts: list[int], regions: tuple[Region, ...], schema: Confounders, classes: list[object]) -> None:
-    """Warn where the training prevalence is kept, with the reason."""
+    """Warn about each region with rows: the training prevalence is kept there, because f is not identified."""
     for region, count in zip(regions, counts, strict=True):
         variable = schema.variables[region.variable]
         assert isinstance(variable, Categorical)

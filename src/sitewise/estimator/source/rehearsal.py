@@ -1,9 +1,9 @@
 """The prior of a new site, learned by adapting to labeled rows as if they had no labels (section 19 of docs/maths.md).
 
-A unit is one rehearsal: the rows of a training site that f, g and calibration did not see, or held-out rows of all
-sites, where nothing has shifted. Several units give the few numbers of a new site's prior.
+A unit is the data of one rehearsal: the rows of a training site to which f, g and calibration were not fitted, or
+held-out rows of all sites, which have no shift. The few numbers of a new site's prior are learned from several units.
 
-To try many numbers and shifted levels in little time, a unit computes the posterior of `adaptation/posterior/` on a
+Many numbers and shifted levels are tried. To save time, a unit computes the posterior of `adaptation/posterior/` on a
 coarse grid that is made once, and without deviations of the shape. A test compares the predictions of both.
 """
 
@@ -34,23 +34,26 @@ from sitewise.prevalence.prior import (
     student_scale,
 )
 
-ROWS = 1000  # the most rows of a unit, evenly spread
-TRUSTED = (0.0, 10.0, 30.0, 100.0, 300.0, 1000.0, math.inf)  # numbers of trusted rows to choose from
+ROWS = 1000  # the largest number of rows of a unit; from more rows, so many are taken, evenly spread
+TRUSTED = (0.0, 10.0, 30.0, 100.0, 300.0, 1000.0, math.inf)  # candidates for the number of trusted rows
 SLOPES = tuple(float(value) for value in np.geomspace(0.1, 1.6, 13))
 NODES, FACTORS, SAMPLES = 49, 15, 512
-FINEST = 0.5  # log-odds up to which the steps of the grid of levels are equal; beyond, they grow in proportion
-REACH = 16.0
+FINEST = 0.5  # log-odds; below it the steps of the grid of levels are about equal, above it they grow in proportion
+REACH = 16.0  # the largest level of the grid, in log-odds
 WIDE_LEVEL = 3.0  # scale of the level, in log-odds, of a very different site
 BOUND = 9.0  # largest shift of the prior's centre, in log-odds
 ERRORS: tuple[float, ...] = (
     0.0,
     *np.geomspace(0.1, 12.0, 45).tolist(),
-)  # standard deviations of a level's error to choose from, log-odds
+)  # candidates for the standard deviation of a level's error, in log-odds
 FARTHEST = 6.0  # the largest shift of a unit's level, in log-odds
 
 
 def _shifts() -> list[tuple[float, float]]:
-    """Shifts of the level in units of its scale, with their prior probabilities (Student's t): 0 and three each way."""
+    """Return shifts of the level in units of its scale, with their prior probabilities by Student's t distribution.
+
+    The shifts are zero, and three sizes in both directions.
+    """
     edges = [*student.cdf([1.0, 2.5, 5.0], FREEDOM).tolist(), 1.0]
     tails = [(student.ppf((low + high) / 2.0, FREEDOM), high - low) for low, high in pairwise(edges)]
     return [(0.0, 2.0 * edges[0] - 1.0), *((sign * float(at), float(share)) for at, share in tails for sign in (1, -1))]
@@ -61,15 +64,15 @@ SHIFTS = _shifts()
 
 @dataclass(frozen=True)
 class Unit:
-    """The rows of one rehearsal: calibrated log f, log g as trained, labels and weights."""
+    """The data of one rehearsal: calibrated log f, log g as trained, labels and weights of its rows."""
 
     name: str
     log_ratio: Tensor  # (n, K)
     log_prevalence: Tensor  # (n, K)
     y: Tensor  # (n,)
     weight: Tensor  # (n,)
-    tempering: float  # of the likelihood, for the error of f
-    shifted: bool = True  # whether it is a site that f was not trained on
+    tempering: float  # exponent of the likelihood, which accounts for the error of f
+    shifted: bool = True  # True: a site that f was not trained on. False: held-out rows of the training sites
 
     @classmethod
     def of(
@@ -83,7 +86,7 @@ class Unit:
         *,
         shifted: bool,
     ) -> "Unit":
-        """A unit of at most ROWS rows."""
+        """Make a unit of at most ROWS of the rows."""
         rows = evenly(len(y), ROWS)
         own = weight[rows].double()
         tempering = prior.tempering(float(own.sum()))
@@ -93,7 +96,7 @@ class Unit:
 
     @property
     def n_classes(self) -> int:
-        """K."""
+        """The number of classes, K."""
         return self.log_ratio.shape[1]
 
     @cached_property
@@ -107,14 +110,14 @@ class Unit:
         return self.weight / self.weight.sum()
 
     def level(self, slope: float = 1.0) -> tuple[Tensor, Tensor, float]:
-        """The shift of the level (K-1,), in contrasts, fitted to the labels; its covariance; and the NLL there."""
+        """Fit the shift of the level to the labels; return it as contrasts (K-1,), its covariance, and the NLL."""
         offset = slope * self.log_ratio + self.log_prevalence
         design = torch.ones(len(self.y), 1, dtype=torch.float64)
         weight = self.weight
         totals = (self.labels * (1.0 - 1e-9) + 1e-9 / self.n_classes) * weight[:, None]
         penalty = torch.full(
             (1,), 0.25, dtype=torch.float64
-        )  # half a row of each class, so one class alone stays finite
+        )  # half a row of each class, so that the level is finite if only one class occurs
         coefficients = fit_linear(totals, weight, design, penalty, offset).point
         log_p = torch.log_softmax(offset + coefficients @ contrasts(self.n_classes).T, dim=1)
         curvature = information(design, weight, log_p.exp()) + 0.25 * torch.eye(len(coefficients))
@@ -122,12 +125,12 @@ class Unit:
 
     @cached_property
     def labeled_level(self) -> tuple[Tensor, Tensor, float]:
-        """`level` with slope one."""
+        """The result of `level` with slope one."""
         return self.level()
 
     @cached_property
     def slope_losses(self) -> Tensor:
-        """The NLL at each slope of log f, with the best level for each."""
+        """The NLL at each of SLOPES as the slope of log f, with the best level for this slope."""
         return torch.tensor([self.level(slope)[2] for slope in SLOPES], dtype=torch.float64)
 
     @cached_property
@@ -142,7 +145,7 @@ class Unit:
         return torch.logsumexp(joint, dim=2)
 
     def predictions(self, slope: float) -> tuple[Tensor, Tensor]:
-        """P(y|x,z) at each node, (n, M K), and that of the true classes, (n, M)."""
+        """Return P(y|x,z) of all classes at each node, (n, M K), and of the true class, (n, M)."""
         if slope not in self._predictions:
             self._predictions.clear()
             g = self.nodes.log_prevalence(self.log_prevalence, self.share)
@@ -157,7 +160,10 @@ class Unit:
 
     @cached_property
     def error_log_likelihood(self) -> Tensor:
-        """The log-likelihood (S,) of each of ERRORS: how well the rows without labels find the level of the labels."""
+        """The log-likelihood (S,) of each of ERRORS as the standard deviation of the error of the level.
+
+        The error is the difference between the level estimated from unlabeled rows and the level of the labels.
+        """
         nodes, (truth, covariance, _) = self.nodes, self.labeled_level
         of_rows = self.tempering * (self.weight @ self.row_log_likelihood) + nodes.log_volume
         of_rows = of_rows + nodes.log_factor(USUAL_FACTOR)
@@ -174,15 +180,15 @@ class Unit:
         return float(-(self.share @ (self.labels * log_p).sum(1)))
 
     def loss(self, numbers: "Numbers") -> float:
-        """The NLL of what is predicted at this unit as it is."""
+        """Return the NLL of the predictions with these numbers at this unit, without a change of its prevalence."""
         if not numbers.trusted_rows and not numbers.averaged:
             return self.loss_as_trained
         return float(self.share @ self._row_losses(numbers, (numbers.trusted_rows,), None)[0][:, 0])
 
     def _row_losses(self, numbers: "Numbers", trusted: tuple[float, ...], tilt: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The loss of each row for several numbers of trusted rows (n, choices), and the shares of the rows (n,).
+        """Return the loss of each row for each number of trusted rows (n, choices), and the shares of the rows (n,).
 
-        With a `tilt` (K,), rows are reweighted so that the log-odds of the classes change by it.
+        If `tilt` (K,) is given, rows are first reweighted so that the log-odds of the classes change by `tilt`.
         """
         weight = self.weight if tilt is None else self.weight * tilt.exp()[self.y]
         weight = weight * (self.weight.sum() / weight.sum())
@@ -200,7 +206,7 @@ class Unit:
         return -averaged.clamp_min(1e-12).log(), share
 
     def expected_losses(self, numbers: "Numbers") -> Tensor:
-        """The loss for each number of trusted rows, averaged over the prior of the level."""
+        """Return the loss for each of TRUSTED, averaged over the prior of the level."""
         own, share = self._row_losses(numbers, TRUSTED, None)
         average = SHIFTS[0][1] * (share @ own)
         directions = torch.eye(self.n_classes, dtype=torch.float64)[1 if self.n_classes == 2 else 0 :]
@@ -212,7 +218,11 @@ class Unit:
         return average
 
     def harms(self, numbers: "Numbers") -> Tensor:
-        """For each number of trusted rows: the increase of the loss of the unit as it is, less its standard error."""
+        """Return how much each of TRUSTED increases the loss of the unit without a change of its prevalence.
+
+        The increase is relative to the first of TRUSTED, which is no trusted row. Its standard error is subtracted, and
+        it is at least zero.
+        """
         own, share = self._row_losses(numbers, TRUSTED, None)
         more = own - own[:, :1]
         mean = share @ more
@@ -222,7 +232,10 @@ class Unit:
 
 @dataclass(frozen=True)
 class Numbers:
-    """What rehearsals teach: the scales of a new site's prior, and how many of its rows to trust."""
+    """The numbers that are learned in rehearsals: scales of a new site's prior, and how many of its rows are trusted.
+
+    The fields are explained at `SitePrior`.
+    """
 
     level_scale: float = USUAL_LEVEL
     factor_scale: float = USUAL_FACTOR
@@ -231,18 +244,18 @@ class Numbers:
     level_error: float = 0.0
     trusted_rows: float = math.inf
     wide_trusted_rows: float = math.inf
-    averaged: bool = False  # over the prior, where no rows are trusted; otherwise the model stays as trained
+    averaged: bool = False  # only if no rows are trusted. True: predictions are averaged over the prior
 
     def put_into(self, prior: SitePrior) -> SitePrior:
-        """The prior with these numbers."""
+        """Return the prior with these numbers in place of its own."""
         return replace(prior, **vars(self))
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """Factors (M,) and shifts of the level (M, K), with the log of the volume around each node.
+    """Nodes of an integral over g: factors on the shape (M,) and shifts of the level (M, K), with log volumes (M,).
 
-    All factors have the same `n_levels` shifts, in the order of the factors.
+    The nodes of one factor follow each other, and all factors have the same `n_levels` shifts.
     """
 
     factor: Tensor
@@ -251,24 +264,27 @@ class Nodes:
     n_levels: int
 
     def log_prevalence(self, log_g: Tensor, share: Tensor) -> Tensor:
-        """log g of rows at each node, (n, M, K), from log g as trained (n, K)."""
+        """Return log g of rows at each node, (n, M, K), from log g as trained (n, K) and shares of the rows (n,)."""
         shape = log_g - log_g.mean(dim=1, keepdim=True)
         centre = share @ shape
         logits = self.factor[:, None] * (shape - centre)[:, None, :] + centre + self.level
         return torch.log_softmax(logits, dim=2)
 
     def log_factor(self, scale: float) -> Tensor:
-        """The log prior of the factor, (M,)."""
+        """Return the log prior of the factor at each node, (M,), with this standard deviation."""
         return -0.5 * ((self.factor - 1.0) / scale) ** 2
 
     def log_prior(self, numbers: Numbers, centre: Tensor) -> Tensor:
-        """The log prior of each node, (M,), centred at a shift (K,)."""
+        """Return the log prior of each node, (M,), with its centre at the shift `centre` (K,) of the level."""
         squares = 2.0 * (self.level - centre).square().sum(1) / numbers.level_scale**2
         student = -0.5 * (FREEDOM + self.level.shape[1] - 1.0) * torch.log1p(squares / FREEDOM)
         return student + self.log_factor(numbers.factor_scale) + self.log_volume
 
     def located(self, numbers: Numbers, predicted: Tensor, as_trained: Tensor) -> Tensor:
-        """The log prior, centred so that the mean prediction (M, K) is that of the model as trained (K,)."""
+        """Return the log prior (M,), centred so that the mean prediction equals that of the model as trained.
+
+        `predicted` (M, K) is the mean prediction at each node, `as_trained` (K,) that of the model as trained.
+        """
         n_classes = len(as_trained)
         wanted = as_trained.clamp_min(1e-12).log()
 
@@ -290,7 +306,7 @@ class Nodes:
         return self.log_prior(numbers, centre)
 
     def convolved(self, log_likelihood: Tensor, error: float) -> Tensor:
-        """Log-likelihoods (M, choices) of levels, convolved with a normal error of the level."""
+        """Return log-likelihoods (M, choices) after convolution of the likelihoods with a normal error of the level."""
         if error < 0.02:
             return log_likelihood
         by_factor = log_likelihood.reshape(-1, self.n_levels, log_likelihood.shape[1])
@@ -299,7 +315,7 @@ class Nodes:
         return (mixed.clamp_min(torch.finfo(mixed.dtype).tiny).log() + highest).reshape(log_likelihood.shape)
 
     def _kernel(self, error: float) -> Tensor:
-        """The matrix (n_levels, n_levels) of that convolution."""
+        """Return the matrix (n_levels, n_levels) of the convolution with a normal error."""
         if error not in self._kernels:
             level = self.level[: self.n_levels]
             apart = torch.cdist(level, level, compute_mode="donot_use_mm_for_euclid_dist")
@@ -312,7 +328,7 @@ class Nodes:
 
 
 def _grid_nodes(unit: Unit) -> Nodes:
-    """Two classes: a grid of log-odds, fine near zero and coarse far from it, times a few factors."""
+    """Return the nodes for two classes: a grid of log-odds, fine near zero and coarse elsewhere, for a few factors."""
     end = math.asinh(REACH / FINEST)
     odds = FINEST * torch.sinh(torch.linspace(-end, end, NODES, dtype=torch.float64))
     volume = torch.gradient(odds)[0]
@@ -324,7 +340,7 @@ def _grid_nodes(unit: Unit) -> Nodes:
 
 
 def _sampled_nodes(unit: Unit) -> Nodes:
-    """Nodes for three and more classes: levels drawn from the usual prior, with factor one."""
+    """Return the nodes for three or more classes: levels drawn from the usual prior, with factor one."""
     width = unit.n_classes - 1
     uniform = np.clip(qmc.Sobol(width + 1, seed=0).random(SAMPLES)[1:], 1e-6, 1 - 1e-6)
     normal = torch.tensor(norm.ppf(uniform[:, :-1]))
@@ -336,7 +352,7 @@ def _sampled_nodes(unit: Unit) -> Nodes:
 
 
 def learn_numbers(units: list[Unit]) -> Numbers:
-    """The numbers of the prior from rehearsed units."""
+    """Learn the numbers of the prior from rehearsed units; the defaults of `Numbers` if there are none."""
     if not units:
         return Numbers()
     sites = [unit for unit in units if unit.shifted]
@@ -363,23 +379,30 @@ def learn_numbers(units: list[Unit]) -> Numbers:
 
 
 def _level_error(sites: list[Unit]) -> float:
-    """The standard deviation of the error of a level at an unseen site, by maximum likelihood; zero without sites."""
+    """Estimate the standard deviation of the error of a level at an unseen site, by maximum likelihood.
+
+    It is zero without sites.
+    """
     if not sites:
         return 0.0
     return ERRORS[int(torch.stack([unit.error_log_likelihood for unit in sites]).sum(0).argmax())]
 
 
 def _averaging_helps(sites: list[Unit], numbers: Numbers) -> bool:
-    """Whether predictions averaged over the prior, without any rows, are better than the model as trained on average.
+    """Return whether predictions averaged over the prior, without any rows, have a lower loss than those as trained.
 
-    Only sites can tell: rows of the same population have no level of their own.
+    The losses are summed over sites. Held-out rows of the training sites are not used, because they have no shift.
     """
     without = replace(numbers, trusted_rows=0.0, averaged=True)
     return sum(unit.loss(without) - unit.loss_as_trained for unit in sites) < 0.0
 
 
 def _learn_trust(units: list[Unit], numbers: Numbers) -> float:
-    """The number of a new site's rows to trust: it lowers the loss at sites and does no harm without a shift."""
+    """Choose how many rows of a new site are trusted.
+
+    It is the number that `best_trust` chooses from the losses at sites, but at most the number that does no harm at
+    units without a shift. Infinite if there are no units.
+    """
     harmless = [_harmless(unit.harms(numbers)) for unit in units if not unit.shifted]
     sites = [unit.expected_losses(numbers) for unit in units if unit.shifted]
     trusted = best_trust(torch.stack(sites)) if sites else math.inf
@@ -387,13 +410,16 @@ def _learn_trust(units: list[Unit], numbers: Numbers) -> float:
 
 
 def _expected_trust(sites: list[Unit], numbers: Numbers) -> float:
-    """The number of rows to trust at a site drawn from the prior: the one with the smallest expected loss."""
+    """Choose how many rows are trusted at a site drawn from the prior: the number with the smallest expected loss."""
     losses = torch.stack([unit.expected_losses(numbers) for unit in sites]).mean(0)
     return TRUSTED[int(losses.argmin())]
 
 
 def _factor_excess(unit: Unit) -> float:
-    """The squared distance from one of the factor on the shape, fitted to labels, minus its sampling variance."""
+    """Return the squared difference of the factor on the shape from one, minus its sampling variance.
+
+    The factor is fitted to the labels. If the nodes have one factor only, the usual variance of the factor is returned.
+    """
     nodes = unit.nodes
     if float(nodes.factor.amax()) <= 1.0:
         return USUAL_FACTOR**2
@@ -409,7 +435,7 @@ def _factor_excess(unit: Unit) -> float:
 
 
 def _best_slope(losses: Tensor) -> float:
-    """The slope with the smallest mean loss, interpolated by a parabola in its logarithm."""
+    """Return the slope with the smallest loss, interpolated by a parabola in the logarithm of the slope."""
     best = int(losses.argmin())
     if best in (0, len(SLOPES) - 1):
         return SLOPES[best]
@@ -420,13 +446,13 @@ def _best_slope(losses: Tensor) -> float:
 
 
 def _slope_scale(sites: list[Unit], slope: float) -> float:
-    """The standard deviation of the log slope between sites around the common one, beyond sampling error."""
+    """Estimate the standard deviation between sites of the log slope around that of `slope`, without sampling error."""
     excess = [_slope_excess(unit, slope) for unit in sites]
     return math.sqrt((USUAL_SITES * USUAL_SLOPE**2 + sum(excess)) / (USUAL_SITES + len(excess)))
 
 
 def _slope_excess(unit: Unit, slope: float) -> float:
-    """The squared distance of the unit's log slope from a given one, minus its sampling variance."""
+    """Return the squared difference between the unit's log slope and that of `slope`, minus its sampling variance."""
     best = min(max(int(unit.slope_losses.argmin()), 1), len(SLOPES) - 2)
     before, at, after = unit.slope_losses[best - 1 : best + 2].tolist()
     step = math.log(SLOPES[1] / SLOPES[0])
@@ -436,16 +462,16 @@ def _slope_excess(unit: Unit, slope: float) -> float:
 
 
 def _harmless(harms: Tensor) -> float:
-    """The largest number of trusted rows that does no harm (choices,) where nothing has shifted."""
+    """Return the largest number of trusted rows before the first with a positive harm, from harms (choices,)."""
     first = (harms > 0).nonzero().flatten()
     return TRUSTED[int(first[0]) - 1] if len(first) else math.inf
 
 
 def best_trust(losses: Tensor) -> float:
-    """The number of a new site's rows to trust, from expected losses (units, choices), by minimax regret.
+    """Choose how many rows of a new site are trusted, from expected losses (units, choices), by minimax regret.
 
-    The regret of a choice is how much larger its mean loss may be than that of the best other choice: the mean of the
-    differences plus one standard error between units (by Student's t, because units are few).
+    A choice is compared with every other choice: the mean difference of their losses, plus one standard error between
+    units (by Student's t, because there are few units). Its regret is the largest of these values.
     """
     apart, count = losses[:, :, None] - losses[:, None, :], len(losses)
     regret = apart.mean(0)

@@ -1,1 +1,1 @@
-"""Rows that lack z: models of r(x,y,z), the choice between them and knockout, and the predictions."""
+"""Rows that lack z: models of the ratio r(x,y,z), predictions with them, and the choice between them and knockout."""

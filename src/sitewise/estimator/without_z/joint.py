@@ -1,7 +1,8 @@
-"""r(x,y,z) over a bank of z-points, from f and a critic learned on features of the backbone (equation 15d).
+"""The joint model: r(x,y,z) over a bank of points of z, from f and a critic (equation 15d).
 
-f does not need what x shows about z, because z is given. Its last features lose this information (for example the
-colour of a digit); earlier layers keep it. The critic reads both.
+The critic is trained on features of the backbone. f does not need the information about z in x, because z is given to
+it. Therefore the last features lose this information (for example the colour of a digit), while earlier layers keep it.
+The critic reads both.
 """
 
 from collections.abc import Iterator
@@ -25,27 +26,27 @@ from sitewise.rows import LabeledRows
 if TYPE_CHECKING:
     from sitewise.estimator.gpa import GPAClassifier
 
-POINTS = 128  # of the bank
-MOST_CELLS = 2048  # points times classes; the solver uses a full matrix of this size
-ENOUGH_ROWS = 50  # with all of z, to fit or to calibrate a critic
-TEMPERATURE_ROWS = 2000
-BALANCED_ENTRIES = 2**22  # of (row, point, class) on which r is balanced
+POINTS = 128  # the largest number of points of the bank
+MOST_CELLS = 2048  # the largest number of points times classes; the solver uses a full matrix of this size
+ENOUGH_ROWS = 50  # the smallest number of rows with all of z to fit or to calibrate a critic
+TEMPERATURE_ROWS = 2000  # the largest number of rows on which the critic is calibrated
+BALANCED_ENTRIES = 2**22  # the largest number of entries (row, point, class) on which r is balanced
 LARGEST_TEMPERATURE = 3.0
-SCORED_ENTRIES = 2**18  # of (row, point) scored at a time
-CHANNELS = 256  # of one block at most; only late blocks are wider, and the features represent them
+SCORED_ENTRIES = 2**18  # the largest number of entries (row, point) that are scored together
+CHANNELS = 256  # most channels that are read of a block; wider blocks are late, and the last features represent them
 
 
 @dataclass(frozen=True)
 class JointModel:
-    """The parts of r(x,y,z) besides f: the bank, the training population's g, the critic and its temperature."""
+    """The parts of r(x,y,z) besides f: the bank, the g of the training population, the critic and its slope."""
 
     bank: Bank
     source: Prevalence  # g_s of the training rows that have all of z
-    possible: Tensor  # (M, K) False where f has never seen the class
-    log_balance: Tensor = field(repr=False)  # (M, K)
+    possible: Tensor  # (M, K) False where the class never occurred in training
+    log_balance: Tensor = field(repr=False)  # (M, K) log h of equation 15e
     critic: Critic = field(repr=False)
-    temperature: float = 1.0
-    trusted: bool = True  # whether "auto" may choose it: held-out labels are not against it
+    temperature: float = 1.0  # slope of the critic
+    trusted: bool = True  # False: `missing="auto"` uses knockout, see `judged`
 
     @property
     def prior(self) -> Tensor:
@@ -53,9 +54,10 @@ class JointModel:
         return self.bank.share[:, None] * self.source.log_prob(self.bank.codes).exp()
 
     def log_ratio(self, log_f: Tensor, scores: Tensor) -> Tensor:
-        """log r (n, M, K) from calibrated log f at the bank's points and the critic's scores (n, M): equation 15d.
+        """Return log r (n, M, K) from calibrated log f at the bank's points and the critic's scores (n, M).
 
-        Its mean over the training population's joint is one for each x.
+        This is equation 15d. For each x, the mean of r over P_s(z, y) of the training population is one, before r is
+        set to zero where `possible` is False.
         """
         lift = log_lift(self.temperature * scores, self.bank.share)
         both = stable_part(log_f, self.source.log_prob(self.bank.codes)) + lift[..., None] + self.log_balance
@@ -63,24 +65,25 @@ class JointModel:
         return torch.where(self.possible, both - mean, -torch.inf)
 
     def ratios(self, model: "GPAClassifier", X: Inputs) -> Iterator[tuple[slice, Tensor]]:
-        """log r (c, M, K) of consecutive chunks of rows."""
+        """Yield consecutive chunks of rows: a slice of the c rows of a chunk, and log r (c, M, K)."""
         return self.ratios_of(model, layer_features(model.scorer_, X))
 
     def ratios_of(self, model: "GPAClassifier", features: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """log r (c, M, K) of consecutive chunks of rows, from layer features that were computed before."""
+        """Yield the chunks of `ratios` from the result of `layer_features`."""
         for part, log_f, scores in over_points(model, self.critic, features, self.bank):
             yield part, self.log_ratio(log_f, scores)
 
 
 def stable_part(log_f: Tensor, log_source: Tensor) -> Tensor:
-    """log P(y|x,z) / P_s(y|z) of the training population: log f without its free factor."""
+    """Return log P_s(y|x,z) / P_s(y|z) of the training population: log f without its arbitrary factor."""
     return log_f - torch.logsumexp(log_f + log_source, dim=2, keepdim=True)
 
 
 def at_points(network: RatioNetwork, features: Tensor, inputs: Tensor) -> Tensor:
-    """Raw log f of each row at each point, (n, M, K): the first layer of the fusion is a sum of terms of x and of z.
+    """Return raw log f of each row at each point, (n, M, K).
 
-    The first columns of the features are the backbone's.
+    The first layer of the fusion is a sum of a term of x and a term of z, so each term is computed only once. The first
+    columns of `features` are the features of the backbone.
     """
     first = network.fusion[0]
     assert isinstance(first, nn.Linear)
@@ -93,7 +96,10 @@ def at_points(network: RatioNetwork, features: Tensor, inputs: Tensor) -> Tensor
 def over_points(
     model: "GPAClassifier", critic: Critic, features: Tensor, bank: Bank
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """For chunks of rows: calibrated log f (c, M, K) at a bank's points, and the critic's scores (c, M)."""
+    """Yield for each chunk of c rows: its slice, calibrated log f (c, M, K) at a bank's points, and scores (c, M).
+
+    The scores are those of the critic.
+    """
     scorer, calibration = model.scorer_, model.calibrations_[0]
     assert isinstance(scorer.module, RatioNetwork)
     device = scoring_device(scorer.device)
@@ -118,7 +124,7 @@ def over_points(
 def fit_joint_model(
     model: "GPAClassifier", training: LabeledRows, validation: LabeledRows, seed: int
 ) -> JointModel | None:
-    """Fit the critic to features of the training rows with all of z; None if there are too few.
+    """Fit the critic to features of the training rows with all of z; return None if there are too few of these rows.
 
     f is already trained and is not changed.
     """
@@ -136,15 +142,15 @@ def fit_joint_model(
 
 
 def n_points(n_classes: int) -> int:
-    """The largest number of points of a bank; fewer if there are many classes."""
+    """Return the largest number of points of a bank, which is smaller if there are many classes."""
     return min(POINTS, max(2, MOST_CELLS // n_classes))
 
 
 def balance_critic(model: "GPAClassifier", joint: JointModel, pairs: Pairs, point_of: Tensor, y: Tensor) -> JointModel:
-    """The joint model with r balanced on training rows: the joint estimated from their x is their own (equation 15e).
+    """Balance r on training rows: the joint P(z, y) estimated from their x becomes their true joint (equation 15e).
 
-    `point_of` (n,) and `y` (n,) are the cells of the rows. Their own joint is used and not that of g_s, so that the
-    noise that both share cancels.
+    `point_of` (n,) and `y` (n,) are the cells of the rows. Their true joint is computed from these cells and not from
+    g_s, so that noise of the labels cancels.
     """
     known = (point_of >= 0).nonzero().flatten()
     rows = known[evenly(len(known), max(ENOUGH_ROWS, BALANCED_ENTRIES // joint.prior.numel()))]
@@ -156,7 +162,7 @@ def balance_critic(model: "GPAClassifier", joint: JointModel, pairs: Pairs, poin
 
 
 def with_all_of_z(rows: LabeledRows, schema: Confounders) -> LabeledRows:
-    """The rows that lack no part of z."""
+    """Return the rows that have all of z."""
     return rows.take(~schema.missing(rows.codes).any(dim=1))
 
 
@@ -166,7 +172,7 @@ def _pairs(scorer: Scorer, rows: LabeledRows, inputs: Tensor) -> Pairs:
 
 
 def unseen_classes(codes: Tensor, n_classes: int, regions: tuple[Region, ...]) -> Tensor:
-    """Which classes (M, K) f has never seen at z."""
+    """Return which classes never occurred in training at each point, (M, K)."""
     unseen = torch.zeros(len(codes), n_classes, dtype=torch.bool)
     for region in regions:
         unseen[:, region.label] |= in_regions(codes, (region,))
@@ -174,9 +180,9 @@ def unseen_classes(codes: Tensor, n_classes: int, regions: tuple[Region, ...]) -
 
 
 def calibrate_critic(model: "GPAClassifier", joint: JointModel, held: LabeledRows, seed: int) -> JointModel:
-    """The joint model with the slope of the critic that minimizes the NLL of (y, z) given x on held-out rows.
+    """Fit the slope of the critic, which minimizes the NLL of (y, z) given x on held-out rows.
 
-    P(y, z) is that of the same rows. Unchanged if too few rows have all of z.
+    P(y, z) is estimated from the labels and z of the same rows. The model is not changed if too few rows have all of z.
     """
     schema = joint.bank.schema
     held = with_all_of_z(held, schema)
@@ -201,27 +207,27 @@ def calibrate_critic(model: "GPAClassifier", joint: JointModel, held: LabeledRow
 
 
 def blocks_of(backbone: nn.Module) -> list[nn.Module]:
-    """The trainable blocks of a backbone, in order: its children, or those of its only child."""
+    """Return the blocks of a backbone that have parameters: its children, or those of its only child, in order."""
     learning = [part for part in backbone.children() if any(True for _ in part.parameters())]
     return blocks_of(learning[0]) if len(learning) == 1 and any(True for _ in learning[0].children()) else learning
 
 
 def over_places(output: Tensor) -> Tensor:
-    """The mean of each channel over all positions, (n, C): of images (n, C, ...) or tokens (n, positions, C)."""
+    """Return the mean of each channel over all positions, (n, C), of images (n, C, ...) or tokens (n, positions, C)."""
     if output.ndim == 3:
         return output.mean(1)
     return output.flatten(2).mean(2) if output.ndim > 3 else output
 
 
 class Layers(nn.Module):
-    """A backbone's features (n, W), followed by the channel means of each trainable block."""
+    """A module that returns a backbone's features (n, W), followed by the channel means (n, W') of its blocks."""
 
     def __init__(self, network: RatioNetwork) -> None:
         super().__init__()
         self.network = network
 
     def forward(self, x: Tensor, z: Tensor) -> Tensor:
-        """(n, W + W')."""
+        """Return the features and the channel means, (n, W + W'); z is not used."""
         seen: dict[int, Tensor] = {}
 
         def keep(part: nn.Module, inputs: Any, output: Any) -> None:
@@ -240,6 +246,6 @@ class Layers(nn.Module):
 
 
 def layer_features(scorer: Scorer, X: Inputs) -> Tensor:
-    """The critic's features of each row, (n, W + W'), on the CPU; the first W columns are those of the fusion."""
+    """Return the critic's features of each row, (n, W + W'), on the CPU; the fusion reads the first W columns."""
     assert isinstance(scorer.module, RatioNetwork)
     return Scorer(Layers(scorer.module), scorer.device)(X, torch.zeros(len(X), 0))

@@ -1,6 +1,7 @@
 """Classifiers that give P(y, z|x): log f and r(x,y,z) from their probabilities of pairs (z_m, y), (n, M, K).
 
-r(x,y,z_m) = P_s(y,z_m|x) / P_s(y,z_m) (equation 15), where P_s is the training population of the classifier.
+r(x,y,z_m) = P_s(y,z_m|x) / P_s(y,z_m) (equation 15), where P_s is the training population of the classifier. A z_m is
+called a z-point.
 """
 
 from collections.abc import Iterator
@@ -28,8 +29,8 @@ from sitewise.rows import LabeledRows
 if TYPE_CHECKING:
     from sitewise.estimator.adjuster import PrevalenceAdjuster
 
-CALIBRATION_ENTRIES = 2**21  # of (row, pair) on which r is calibrated
-STRETCH = 2**20  # entries of r that are computed together
+CALIBRATION_ENTRIES = 2**21  # the largest number of entries (row, pair) on which r is calibrated
+STRETCH = 2**20  # the largest number of entries of r that are computed together
 
 NO_CONFOUNDERS = "joint is given, but there is no z among the source rows: give fit sample_confounder"
 NOT_FITTED = "with joint the estimator must already be fitted to pairs (z, y): fit it, or pass its probabilities"
@@ -39,17 +40,17 @@ NO_PAIRS = "missing='joint' needs a classifier that gives P(y, z|x): give the z 
 
 @dataclass(frozen=True)
 class PairClassifier(Classifier):
-    """The source of log P(y, z_m|x): columns of z_1 first, each in the order of the classes; or (n, M, K)."""
+    """The source of log P(y, z_m|x), with M K columns: first the K classes of z_1, then those of z_2, and so on."""
 
     n_points: int = 1
 
     @property
     def columns(self) -> list[str]:
-        """The meaning of each column."""
+        """A name of the class and the z-point of each column."""
         return [f"{label} at z-point {m}" for m in range(self.n_points) for label in self.classes.tolist()]
 
     def probabilities(self, X: Any) -> Tensor:
-        """(n, M K)."""
+        """Return the probabilities (n, M K) for X; given probabilities may also have shape (n, M, K)."""
         if self.estimator is None and getattr(X, "ndim", 2) == 3:
             shape = (self.n_points, len(self.classes))
             if tuple(X.shape[1:]) != shape:
@@ -61,12 +62,12 @@ class PairClassifier(Classifier):
         return super().probabilities(X)
 
     def by_class(self, log_proba: Tensor) -> Tensor:
-        """log P(y|x), (n, K)."""
+        """Return log P(y|x), (n, K), as the sum over z-points."""
         return torch.logsumexp(log_proba.reshape(len(log_proba), self.n_points, -1), dim=1)
 
 
 def read_points(joint: Any, schema: Confounders | None) -> Tensor:
-    """The codes of the z-points (M, V); ValueError if one is not a complete z as the source rows have it."""
+    """Return the codes of the z-points (M, V); ValueError if values are missing, unknown or duplicate."""
     problems = Problems("PrevalenceAdjuster")
     if schema is None:
         problems.add(NO_CONFOUNDERS)
@@ -90,13 +91,13 @@ def read_points(joint: Any, schema: Confounders | None) -> Tensor:
 
 @dataclass(frozen=True)
 class PairRatio:
-    """log f = log P_s(y|x,z) - log g_s(z), where P_s(y|x,z) sums over the points that agree with the known z."""
+    """log f = log P_s(y|x,z) - log g_s(z), where P_s(y|x,z) is summed over the points that agree with the known z."""
 
     bank: Bank
     prevalence: Prevalence
 
     def log_ratio(self, log_proba: Tensor, codes: Tensor) -> Tensor:
-        """(n, K) from (n, M K)."""
+        """Return log f (n, K) from log-probabilities of pairs (n, M K) and codes of z (n, V)."""
         pairs = log_proba.unflatten(1, (len(self.bank.codes), -1))
         at_z = torch.logsumexp(pairs + self.bank.log_agreement(codes)[..., None], dim=1)
         return torch.log_softmax(at_z, dim=1) - self.prevalence.log_prob(codes)
@@ -104,19 +105,19 @@ class PairRatio:
 
 @dataclass(frozen=True)
 class PairModel:
-    """The parts of r(x,y,z_m) for P_s(y,z_m|x): the points, P_s(z_m,y), and a calibration of log r over all pairs."""
+    """The parts of r(x,y,z_m) besides P_s(y,z_m|x): the points, P_s(z_m,y), and a calibration and balance of log r."""
 
     bank: Bank
-    prior: Tensor  # (M, K)
-    possible: Tensor  # (M, K) False where the classifier has never seen the class
-    log_balance: Tensor = field(repr=False)  # (M, K)
+    prior: Tensor  # (M, K) P_s(z_m, y)
+    possible: Tensor  # (M, K) False where the class never occurs in the source rows
+    log_balance: Tensor = field(repr=False)  # (M, K) log h of equation 15e
     calibration: Calibration = field(repr=False)
-    trusted: bool = True  # whether "auto" may choose it: held-out labels are not against it
+    trusted: bool = True  # False: `missing="auto"` uses knockout, see `judged`
 
     def ratios(self, model: Any, X: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """log r (c, M, K) of chunks of rows, from log-probabilities (n, M K).
+        """Yield chunks of rows: a slice of the c rows of a chunk, and log r (c, M, K), from log-probabilities (n, M K).
 
-        Its mean over the training population's joint is one for each x.
+        `model` is not used.
         """
         size = max(1, STRETCH // self.prior.numel())
         for first in range(0, len(X), size):
@@ -124,7 +125,11 @@ class PairModel:
             yield part, self.log_ratio(X[part])
 
     def log_ratio(self, log_proba: Tensor) -> Tensor:
-        """log r (n, M, K) from log-probabilities (n, M K)."""
+        """Return log r (n, M, K) from log-probabilities (n, M K).
+
+        For each x, the mean of r over P_s(z, y) of the training population is one, before r is set to zero where
+        `possible` is False.
+        """
         log_prior = self.prior.log()
         raw_log_ratio = log_proba - log_prior.flatten()
         both = self.calibration.apply(raw_log_ratio).unflatten(1, self.prior.shape) + self.log_balance
@@ -133,7 +138,7 @@ class PairModel:
 
 
 def fit_pairs(rows: LabeledRows, codes: Tensor, schema: Confounders, n_classes: int) -> tuple[Bank, Tensor]:
-    """The points with their shares, and P_s(z_m, y) (M, K), the classifier's mean over the source rows."""
+    """Return the points with their shares, and P_s(z_m, y) (M, K): the mean of the probabilities of the source rows."""
     assert isinstance(rows.X, Tensor)
     share = rows.weight.double() / rows.weight.double().sum()
     prior = (share @ rows.X.exp()).reshape(len(codes), n_classes)
@@ -144,9 +149,10 @@ def fit_pairs(rows: LabeledRows, codes: Tensor, schema: Confounders, n_classes: 
 def fit_pair_model(
     rows: LabeledRows, bank: Bank, prior: Tensor, unsupported: tuple[Region, ...], calibration: str
 ) -> PairModel:
-    """Calibrate log r on the source rows with all of z, given the shares of the pairs at their sites.
+    """Calibrate log r on the source rows with all of z, given the shares of the pairs at the site of each row.
 
-    Then balance it: over the source rows each pair must be as frequent as the classifier predicts (equation 15e).
+    Then balance r, so that the joint estimated from the source rows is the classifier's mean (equation 15e). Without
+    calibration, or with too few rows, r is neither calibrated nor balanced.
     """
     possible = ~unseen_classes(bank.codes, prior.shape[1], unsupported)
     flat = torch.zeros(prior.numel(), dtype=torch.float64)
@@ -170,14 +176,14 @@ def fit_pair_model(
 
 
 def _known(rows: LabeledRows, agreement: Tensor) -> tuple[LabeledRows, Tensor]:
-    """The rows whose levels occur among the points; other rows agree with all points."""
+    """Return the rows whose levels occur among the points, with their agreement; other rows agree with all points."""
     several = agreement.shape[1] > 1
     known = (agreement.amin(1) < 0).nonzero().flatten() if several else torch.arange(len(agreement))
     return rows.take(known), agreement[known]
 
 
 def _others_log_shares(own: Tensor, rows: LabeledRows, prior: Tensor) -> Tensor:
-    """For each row the log shares of the pairs among the other rows of its site, smoothed towards all rows."""
+    """Return for each row the log shares of the pairs among the other rows of its site, smoothed towards `prior`."""
     weighted, n_pairs = own * rows.weight.double()[:, None], own.shape[1]
     total = own.new_zeros(int(rows.site.max()) + 1, n_pairs).index_add_(0, rows.site, weighted)
     counts = total[rows.site] - weighted + n_pairs * prior
@@ -185,7 +191,7 @@ def _others_log_shares(own: Tensor, rows: LabeledRows, prior: Tensor) -> Tensor:
 
 
 def pair_problems(model: "PrevalenceAdjuster", ready: bool) -> list[str]:
-    """The problems of settings that concern pairs."""
+    """Return the problems of the settings that concern pairs."""
     if model.joint is None:
         return [NO_PAIRS] if model.missing == "joint" else []
     problems = [] if ready else [NOT_FITTED]
@@ -193,7 +199,7 @@ def pair_problems(model: "PrevalenceAdjuster", ready: bool) -> list[str]:
 
 
 def pair_reader(estimator: Any, classes: Array, joint: Any, floor: float) -> Classifier:
-    """The reader of the classifier's probabilities: of classes, or of pairs if z-points are given."""
+    """Return the reader of the classifier's probabilities: of classes, or of pairs if z-points are given."""
     return (
         Classifier(estimator, classes, floor)
         if joint is None

@@ -1,4 +1,4 @@
-"""Predictions for rows that lack z, from the joint model and a site's joint P(z, y), or by knockout."""
+"""Predict rows that lack z: by the joint model with a site's joint distribution P(z, y), or by knockout."""
 
 import warnings
 from dataclasses import replace
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from sitewise.estimator.gpa import GPAClassifier
 
 MISSING = ("auto", "knockout", "joint")
-JUDGED_ROWS = 1000
-WORSE = 1.2  # times the NLL of knockout; the joint model may be a little worse, because it assumes less
-UNSEEN = 0.25  # share of the training rows at z where some class is absent, above which f is unknown at too much of z
-MARGIN = 1.0  # difference of left-out log-likelihood by which the joint model must be better
+JUDGED_ROWS = 1000  # the largest number of held-out rows on which the joint model is compared with knockout
+WORSE = 1.2  # largest NLL of the joint model relative to knockout; it may be a little worse, because it assumes less
+UNSEEN = 0.25  # largest share of training rows at z where some class is absent, because f is unknown there
+MARGIN = 1.0  # the left-out log-likelihood of the joint model must be higher by this amount
 NO_JOINT = "missing='joint' needs confounders in training, and some rows that have all of them: use missing='auto'"
 
 
 def lacking(model: "GPAClassifier", codes: Tensor) -> Tensor:
-    """Which rows lack a part of z, (n,)."""
+    """Return which rows lack a part of z, (n,)."""
     if model.confounders_ is None:
         return torch.zeros(len(codes), dtype=torch.bool)
     return model.confounders_.missing(codes).any(dim=1)
 
 
 def joint_log_ratio(model: "GPAClassifier", X: Inputs, codes: Tensor) -> Tensor:
-    """log r(x,y,z_m) of rows over the bank (n, M, K), -inf at points that contradict the known part of a row's z."""
+    """Return log r(x,y,z_m) of rows over the bank, (n, M, K); -inf at points that contradict the known z of a row."""
     joint = model.joint_
     assert joint is not None
     log_ratio = torch.empty(len(X), *joint.prior.shape, dtype=torch.float32)
@@ -47,7 +47,7 @@ def joint_log_ratio(model: "GPAClassifier", X: Inputs, codes: Tensor) -> Tensor:
 
 
 def joint_log_posterior(model: "GPAClassifier", site: JointEstimate, X: Inputs, codes: Tensor) -> Tensor:
-    """log P(y|x, known part of z) of rows at a site, (n, K), each row independently."""
+    """Return log P(y|x, known part of z) of rows at a site, (n, K); each row is predicted independently."""
     joint = model.joint_
     assert joint is not None
     log_weights = site.weights.cpu().log()
@@ -61,7 +61,10 @@ def joint_log_posterior(model: "GPAClassifier", site: JointEstimate, X: Inputs, 
 def with_joint(
     model: "GPAClassifier", site: JointEstimate | None, X: Inputs, codes: Tensor, log_ratio: Tensor
 ) -> Tensor:
-    """log f (n, K); for rows that lack z, values that give the joint model's prediction with the site's P(Y)."""
+    """Return log f (n, K), in which rows that lack z have values by the joint model.
+
+    With these values and the site's P(Y) in place of g, equation 3 gives the prediction of the joint model.
+    """
     if site is None:
         return log_ratio
     rows = lacking(model, codes).nonzero().flatten()
@@ -73,7 +76,7 @@ def with_joint(
 
 
 def rows_with_joint(model: "GPAClassifier", site: JointEstimate | None, X: Inputs, rows: ScoredRows) -> ScoredRows:
-    """A site's rows with the log f of `with_joint`; the replaced log f is kept too."""
+    """Return a site's rows with the log f of `with_joint`; their original log f is kept as `without_z`."""
     if site is None:
         return rows
     return replace(rows, log_ratio=with_joint(model, site, X, rows.codes, rows.log_ratio), without_z=rows.log_ratio)
@@ -82,7 +85,7 @@ def rows_with_joint(model: "GPAClassifier", site: JointEstimate | None, X: Input
 def with_joint_marginal(
     model: "GPAClassifier", site: JointEstimate | None, codes: Tensor, log_prevalence: Tensor
 ) -> Tensor:
-    """log g (n, K) for use with `with_joint`: the site's P(Y) for rows that lack z."""
+    """Return log g (n, K) to be used with the log f of `with_joint`: the site's P(Y) for rows that lack z."""
     if site is None:
         return log_prevalence
     return torch.where(
@@ -91,10 +94,11 @@ def with_joint_marginal(
 
 
 def fit_site_joint(model: "GPAClassifier", X: Inputs, given: SiteRows) -> JointEstimate | None:
-    """The site's joint P(z, y), estimated from all its rows; known labels and known parts of z are used.
+    """Estimate the site's joint P(z, y) from all its rows; known labels and known parts of z are used.
 
-    None if the model uses knockout: for `missing="knockout"`; and for "auto" if some rows have all of z, which
-    determine g(z) better, if the joint model is not trusted (`judged`), or if its left-out likelihood is not higher.
+    Return None if rows that lack z are predicted by knockout. This is the case if `missing` is "knockout". With "auto",
+    it is the case if there is no joint model, if some rows have all of z (they determine g(z) better), if the joint
+    model is not trusted (see `judged`), or if its left-out likelihood of x is not higher than that of knockout.
     """
     if model.missing == "joint" and model.joint_ is None:
         raise ValueError(NO_JOINT)
@@ -123,11 +127,12 @@ def fit_site_joint(model: "GPAClassifier", X: Inputs, given: SiteRows) -> JointE
 
 
 def judged(model: "GPAClassifier", held: LabeledRows) -> JointModel | None:
-    """The joint model, marked as trusted unless it predicts held-out labels without z much worse than knockout.
+    """Return the joint model, marked as not trusted if it predicts held-out labels much worse than knockout.
 
-    The left-out likelihood of x cannot decide this: models with shifting z always have the higher one, even if f is
-    bad. Both are estimated from the held-out x alone, as at a new site. The joint model is not trusted either if some
-    class is absent at much of z: f is unknown there, and held-out rows of the same sites do not show it.
+    Both predict held-out rows whose z is hidden, and both estimate the prevalence from the x of these rows, as at a new
+    site. The left-out likelihood of x cannot replace this comparison: it is always higher for models in which z shifts,
+    even if f is wrong. The joint model is also not trusted if some class is absent at a large part of z. f is unknown
+    there, and held-out rows of the same sites do not show its errors.
     """
     joint = model.joint_
     if joint is None:
@@ -140,7 +145,7 @@ def judged(model: "GPAClassifier", held: LabeledRows) -> JointModel | None:
     blank = joint.bank.schema.missing_codes().expand(len(few), -1)
     weight = few.weight.double()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # whether held-out rows identify the estimate is irrelevant here
+        warnings.simplefilter("ignore")  # it is irrelevant here whether held-out rows identify the estimate
         ratios = joint_log_ratio(model, few.X, blank)
         site = estimate_joint(ratios, prior=joint.prior, sample_weight=weight)
         log_f = model.calibrated_log_ratio(few.X, blank)
@@ -156,10 +161,10 @@ def judged(model: "GPAClassifier", held: LabeledRows) -> JointModel | None:
 
 
 def share_unseen(prior: Tensor, possible: Tensor, n_rows: int) -> float:
-    """The share of the training population at points where some class is absent although it was expected.
+    """Return the share of the training population at points where some class is absent although it was expected.
 
-    `prior` (M, K) is P_s(z_m, y), `possible` (M, K) is True where f has seen the class, and n_rows is the training
-    size.
+    `prior` (M, K) is P_s(z_m, y). `possible` (M, K) is False where the class never occurred in training. `n_rows` is
+    the number of training rows.
     """
     rows = n_rows * prior
     expected = rows.sum(1, keepdim=True) * prior.sum(0)
@@ -168,7 +173,11 @@ def share_unseen(prior: Tensor, possible: Tensor, n_rows: int) -> float:
 
 
 def _left_out_by_knockout(model: "GPAClassifier", X: Inputs, weight: Tensor | None) -> float:
-    """The left-out log-likelihood of f(x, missing) with one P(Y), scaled so that its mean is one, as that of r is."""
+    """Return the left-out log-likelihood of x by knockout: with f(x, missing) and one P(Y) for all rows.
+
+    For each x, f is scaled so that its mean over the training g is one. The same holds for r, so that the likelihoods
+    can be compared.
+    """
     assert model.confounders_ is not None
     blank = model.confounders_.missing_codes().expand(len(X), -1)
     log_f = model.calibrated_log_ratio(X, blank)
