@@ -94,7 +94,10 @@ class Mixture:
 
 
 def make_mixture(log_joint_ratio: Tensor, weight: Tensor) -> Mixture:
-    """Make a mixture from log r (n, M, K); an entry of +inf excludes all other cells, a row of -inf all information."""
+    """Make a mixture from log r (n, M, K).
+
+    If a row has entries of +inf, all other cells are excluded. A row of -inf carries no information.
+    """
     flat = log_joint_ratio.reshape(len(log_joint_ratio), -1)
     dtype = torch.float64 if flat.numel() <= PRECISE else torch.float32
     ratio = torch.empty(flat.shape, dtype=dtype, device=flat.device)
