@@ -140,7 +140,8 @@ class PrevalenceEstimate:
         Parameters
         ----------
         Z : DataFrame or array of shape (n, V)
-            Confounders, NaN where missing. A row with all values missing gets the log of `marginal`.
+            Confounders, NaN where missing. The result for a row is log P(Y) given its known values, and the log of
+            `marginal` if it has none.
 
         Returns
         -------

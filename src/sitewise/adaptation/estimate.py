@@ -93,8 +93,9 @@ def estimate_prevalence(
     sample_confounder : DataFrame or array of shape (n, V), optional
         Confounders, NaN where missing.
     model : {"auto", "constant", "table", "additive", "network"}
-        The family of g. "auto" chooses it by the likelihood of left-out rows; "network" is the paper's network. A
-        posterior (see `strength`) is constant for "constant", and has one form for all other models.
+        The family of g. "auto" chooses it by the likelihood of left-out rows; "network" is the paper's network. If the
+        result is a posterior (see `strength`), g does not depend on z with "constant"; all other choices give the same
+        form of g.
     solver : {"auto", "newton", "lbfgs", "em"} or EM
         How the likelihood is maximized. "em" stands for the paper's algorithms 1 and 2, and `EM(...)` for the same
         algorithms with settings.

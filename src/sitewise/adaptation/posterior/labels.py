@@ -109,7 +109,7 @@ class LabelLikelihood:
         return replace(points, slope=slope, shift=self.turned(slope))
 
     def as_evidence(self, chosen: Tensor) -> tuple[Rows, Rows]:
-        """Return log P(y|x,z) of some rows, at the best slope, as the difference log g_y - log Σ_k f_k g_k.
+        """Return log P(y|x,z) of some rows at the best slope, up to a constant, as log g_y - log Σ_k f_k g_k.
 
         The two terms are returned as rows of known class, and as rows with negative weights.
         """
