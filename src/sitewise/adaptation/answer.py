@@ -1,4 +1,4 @@
-"""The result of an estimation: a site's g with convergence diagnostics and intervals, in the caller's container."""
+"""The result of an estimation: a site's g, its convergence diagnostics and its intervals."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -41,7 +41,7 @@ from sitewise.uncertainty import (
 )
 
 METHODS = ("auto", "curvature", "bootstrap")
-N_REFITS = 200  # of a family without curvature, for its intervals and draws
+N_REFITS = 200  # bootstrap refits from which a family without curvature has its intervals and draws
 AT_BOUND = 1e-9
 NO_Z = (
     "log_prevalence: expected Z with one row for each row of the result, got None; use NaN for missing values, "
@@ -60,11 +60,12 @@ class PrevalenceEstimate:
     model : str
         The family of g.
     strength : float
-        How strongly g is shrunk: pseudo-rows in each cell of "constant" and "table", ridge penalty of "additive".
+        How strongly g is shrunk: the number of pseudo-rows in each cell of "constant" and "table", or the ridge penalty
+        of "additive". NaN for a posterior.
     converged : bool
         Whether the gap is below the solver's tolerance.
     gap : float
-        The KKT gap for "constant" and "table", otherwise the largest gradient entry per row.
+        The KKT gap of equation 8 for "constant" and "table", otherwise the largest entry of the gradient per row.
     n_iter : int
         The number of iterations.
     log_likelihood : float
@@ -72,7 +73,7 @@ class PrevalenceEstimate:
     trace : list of float
         The penalized log-likelihood at every iteration.
     notes : Notes
-        How many values of z were clipped or unseen.
+        How many values of z were clipped or unseen, and which columns were absent or ignored.
     prevalence : Prevalence
         The model of g.
     confounders : Confounders or None
@@ -100,7 +101,7 @@ class PrevalenceEstimate:
     _container: Container = field(repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the fields for pickle; cached results are computed again."""
+        """Return the fields for pickle; cached results are left out and computed again when needed."""
         return {part.name: getattr(self, part.name) for part in fields(self)}
 
     def __repr__(self) -> str:
@@ -113,7 +114,7 @@ class PrevalenceEstimate:
 
     @property
     def _lines(self) -> list[str]:
-        """P(class) of every class, with its interval unless rows would have to be read or drawn again for it."""
+        """P(class) of every class, with its interval if neither another pass over rows nor a bootstrap is needed."""
         names = range(len(self._mean)) if self._container.columns is None else self._container.columns
         lines = [f"P({name}) = {share:.4f}" for name, share in zip(names, self._mean.tolist(), strict=True)]
         if not (self._evidence.in_memory and self.has_curvature):
@@ -130,7 +131,7 @@ class PrevalenceEstimate:
 
     @cached_property
     def at_bound(self) -> Any:
-        """Whether the estimate of each class, (K,), is zero; `interval()` gives the largest value the rows allow."""
+        """Whether the estimated P(Y) of each class is zero, (K,); `interval()` gives its upper bound."""
         return self._container.classes(self._mean < AT_BOUND)
 
     def log_prevalence(self, Z: Any) -> Any:
@@ -139,7 +140,8 @@ class PrevalenceEstimate:
         Parameters
         ----------
         Z : DataFrame or array of shape (n, V)
-            Confounders. Missing values are averaged out; a row with all values missing gets the marginal.
+            Confounders, NaN where missing. The result for a row is log P(Y) given its known values, and the log of
+            `marginal` if it has none.
 
         Returns
         -------
@@ -160,24 +162,25 @@ class PrevalenceEstimate:
         calibration: Calibration | None = None,
         random_state: Any = None,
     ) -> tuple[Any, Any]:
-        """Compute a pointwise interval for P(Y) or P(Y|Z) of the population.
+        """Compute pointwise intervals for P(Y) or P(Y|Z) of the population.
 
         Parameters
         ----------
         Z : DataFrame or array of shape (n, V), optional
-            Confounders at which the interval is computed; without it the interval is for P(Y).
+            Confounders at which the intervals are computed. If it is not given, the intervals are for P(Y).
         level : float
             Confidence level of the interval.
         method : {"auto", "curvature", "bootstrap"}
-            "curvature" is fast. Near 0 and 1 it uses the decrease of the likelihood, and at given z it includes the
-            uncertainty of the choice of the model. "bootstrap" resamples the rows, see `bootstrap`. "auto" is
-            "curvature", or 200 bootstrap resamples with a fixed seed, made once, if the family of g has no curvature.
+            "curvature" is fast. It uses the decrease of the likelihood near 0 and 1, and includes the uncertainty of
+            the choice of the model in intervals for P(Y|Z). For a posterior it returns quantiles. "bootstrap" resamples
+            the rows (see `bootstrap`). "auto" is "curvature" if the family of g has a curvature or there is a
+            posterior. Otherwise it is 200 bootstrap resamples with a fixed seed, which are computed once.
         n_resamples : int
             The number of resamples of "bootstrap".
         calibration : Calibration, optional
-            The calibration that was applied to `log_ratio`. It must contain resamples. Used only with "bootstrap". The
-            interval then includes its uncertainty. Otherwise f is taken as given, except that "curvature" includes the
-            error of f if there is a posterior.
+            The calibration that was applied to `log_ratio`, with resamples. It requires `method="bootstrap"`; the
+            intervals then include the uncertainty of the calibration. Without it f is taken as given, except that
+            intervals of a posterior include the error of f.
         random_state : int, RandomState or None
             Seed of "bootstrap".
 
@@ -222,15 +225,15 @@ class PrevalenceEstimate:
     ) -> Resamples:
         """Estimate g from bootstrap resamples of the rows, or of whole groups if groups were given.
 
-        Model and strength are not chosen again.
+        All resamples use the model and the strength of this estimate.
 
         Parameters
         ----------
         n_resamples : int
             The number of resamples.
         calibration : Calibration, optional
-            The calibration that was applied to `log_ratio`. It must contain resamples. Each draw uses another of them,
-            so that intervals include the uncertainty of the calibration.
+            The calibration that was applied to `log_ratio`, with resamples of its own. The draws use these resamples in
+            turn, so that intervals include the uncertainty of the calibration.
         random_state : int, RandomState or None
             Seed.
 
@@ -251,10 +254,10 @@ class PrevalenceEstimate:
         return Resamples(tuple(DrawnPrevalence(model, mean, *own) for model, mean in resamples))
 
     def draws(self, n_draws: int = 200, *, random_state: Any = None) -> PrevalenceDraws:
-        """Draw g from its uncertainty given f: fast, and consistent with `interval` (equation 11c).
+        """Draw g from the distribution of its estimation error (equation 11c), in agreement with `interval`.
 
-        With a posterior, the error of f is included. If the family of g has no curvature, the draws are the bootstrap
-        refits that `interval` uses.
+        f is taken as given, except that draws of a posterior include the error of f. If the family of g has no
+        curvature, g is drawn from the bootstrap refits that `interval` uses.
 
         Parameters
         ----------
@@ -281,7 +284,7 @@ class PrevalenceEstimate:
 
     @cached_property
     def _refits(self) -> Resamples:
-        """The bootstrap refits that a family without curvature has its intervals and draws from."""
+        """The bootstrap refits, which a family without curvature uses for intervals and draws."""
         return self.bootstrap(N_REFITS, random_state=0)
 
     def refit(self, change: Callable[[Tensor, Tensor], Tensor]) -> Prevalence:
@@ -309,14 +312,14 @@ class PrevalenceEstimate:
         return self._evidence.in_memory and self._fit.refit is not None
 
     def predict_proba(self, log_ratio: Any, Z: Any = None) -> Any:
-        """Compute P(y|x,z) of rows: averaged over the posterior if there was a prior, else by equation 3.
+        """Compute P(y|x,z) of rows: averaged over the posterior if there is one, otherwise by equation 3.
 
         Parameters
         ----------
         log_ratio : array of shape (n, K)
             log f of the rows.
         Z : DataFrame or array of shape (n, V), optional
-            Their confounders, if g depends on z. A row without any known value gets the site's P(Y) as its g.
+            Confounders of the rows, if g depends on z. For a row without any known value, g is the site's P(Y).
 
         Returns
         -------
@@ -335,7 +338,7 @@ class PrevalenceEstimate:
         return Container.of(log_ratio).rows(self.average(normalize(ratios), codes))
 
     def average(self, log_ratio: Tensor, codes: Tensor) -> Tensor:
-        """Do as `predict_proba`, for tensors.
+        """Compute P(y|x,z) as `predict_proba` does, from tensors.
 
         Parameters
         ----------
@@ -356,20 +359,17 @@ class PrevalenceEstimate:
 
     @property
     def allows_for_ratio_error(self) -> bool:
-        """Whether the draws of g include the error of f.
-
-        They do if there is a posterior, because its likelihood is tempered.
-        """
+        """Whether the draws of g include the error of f: only if there is a posterior, whose likelihood is tempered."""
         return self._fit.posterior is not None
 
     @property
     def has_curvature(self) -> bool:
-        """Whether there are intervals without a bootstrap: from a posterior, or from the curvature at a maximum."""
+        """Whether intervals need no bootstrap, because there is a posterior or a curvature of the likelihood."""
         return self._fit.posterior is not None or self._fit.post_fit is not no_curvature
 
     @property
     def slope(self) -> float:
-        """The factor on log f in predictions: that of the posterior, 1 without a prior."""
+        """The factor on log f in predictions; 1 if there is no posterior."""
         return 1.0 if self._fit.posterior is None else self._fit.posterior.slope
 
     @cached_property
@@ -394,7 +394,7 @@ class PrevalenceEstimate:
 
     @cached_property
     def _site(self) -> Evidence:
-        """The evidence for this model of g: without z for a constant one."""
+        """The rows as this model of g uses them: without z if g is constant."""
         return self._evidence.without_confounders() if is_constant(self.prevalence) else self._evidence
 
     @property
@@ -480,7 +480,7 @@ class PrevalenceEstimate:
     def _with_bounds(
         self, probability: Tensor, variance: Tensor, average: Average, level: float
     ) -> tuple[Tensor, Tensor]:
-        """Return an interval from curvature, or near 0 and 1 from the decrease of the likelihood."""
+        """Return an interval (two (K,)) from curvature, or near 0 and 1 from the decrease of the likelihood."""
         low, high = logit_interval(probability, variance, level)
         near = near_a_bound(probability, variance).nonzero().flatten()
         if len(near) and is_constant(self.prevalence) and len(probability) > 2:
@@ -492,7 +492,7 @@ class PrevalenceEstimate:
         ends = []
         for label in near.tolist():
             direction = average.direction_of(label) if len(probability) > 2 else None
-            # With two classes, mixing covers all changes; among more, classes can replace each other.
+            # With two classes, mixing a class in or out covers all changes; with more, classes can replace each other.
             if direction is not None and not float(average.mean(direction)[label]) > 0:
                 direction = None
             ends.append(likelihood_ends(self._fall(level), average.mean, label, average.where, direction))
@@ -502,10 +502,10 @@ class PrevalenceEstimate:
         return mirror(low, high)
 
     def _mix_near_bounds(self, low: Tensor, high: Tensor, probability: Tensor, variance: Tensor, level: float) -> None:
-        """Replace, in place, the intervals of rows and classes that are near a bound if the marginal is near it too.
+        """Replace, in place, the intervals of rows and classes whose g and marginal are both near a bound.
 
-        Log-odds are not informative there. The interval covers g(z) after the amount of mixing that the likelihood
-        allows for the marginal, and the normal interval on the probability scale.
+        An interval in log-odds is not informative there. The new interval covers the normal interval on the probability
+        scale, and g(z) with the class mixed in or taken out as far as the likelihood of the marginal allows.
         """
         close = near_a_bound(probability, variance) & near_a_bound(self._mean, self._mean_variance)
         lowest, highest = normal_interval(probability, variance, level)
@@ -517,15 +517,15 @@ class PrevalenceEstimate:
 
 
 def _draw(evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator) -> Drawn:
-    """Draw g around a fit by its family."""
+    """Draw g around a fit, by the method of its family."""
     return FAMILIES[fit.prevalence.name].draw(evidence, fit, n_draws, generator)
 
 
 def fit_of(estimate: PrevalenceEstimate) -> Fit:
-    """Return the fit behind an estimate, for other modules: candidates, post-fit diagnostics, posterior."""
+    """Return the fit of an estimate, with its candidates, post-fit diagnostics and posterior; for other modules."""
     return estimate._fit
 
 
 def evidence_of(estimate: PrevalenceEstimate) -> Evidence:
-    """Return the rows behind an estimate, for other modules."""
+    """Return the rows of an estimate; for other modules."""
     return estimate._evidence

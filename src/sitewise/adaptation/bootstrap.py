@@ -1,7 +1,7 @@
 """The bootstrap: draw the site's rows (or groups of rows) with replacement many times, and estimate g from each draw.
 
-A constant g is estimated from many draws in one batch. Other models are fitted to one draw at a time, starting from the
-estimate.
+A constant g is estimated from many draws in one batch. Other models are fitted to one draw at a time, and the fit
+starts from the estimate.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ from sitewise.calibration import Calibration
 from sitewise.prevalence.base import ConstantPrevalence, Prevalence, finite, is_constant
 
 BATCH = 2**20  # rows times draws that are processed at a time
-DRAW_TOLERANCE = 1e-7  # of the KKT gap; draws differ by far more
+DRAW_TOLERANCE = 1e-7  # of the KKT gap; the differences between draws are far larger
 
 NOT_IN_MEMORY = (
     "bootstrap needs all rows in memory, and these are streamed: use interval(method='curvature'), which needs sums "
@@ -34,7 +34,7 @@ Encode = Callable[[Any], Tensor]
 
 @dataclass(frozen=True)
 class DrawnPrevalence:
-    """g estimated from one bootstrap draw of the rows.
+    """The g estimated from one bootstrap draw of the rows.
 
     Parameters
     ----------
@@ -75,12 +75,12 @@ class DrawnPrevalence:
 
 @dataclass(frozen=True)
 class Resamples:
-    """The draws of a bootstrap, made by `PrevalenceEstimate.bootstrap`.
+    """The results of a bootstrap, from `PrevalenceEstimate.bootstrap`.
 
     Parameters
     ----------
     draws : tuple of DrawnPrevalence
-        g of every draw.
+        The estimated g of every draw.
 
     Examples
     --------
@@ -110,7 +110,7 @@ class Resamples:
         Parameters
         ----------
         function : callable, optional
-            Maps a `DrawnPrevalence` to a number or an array; by default its marginal P(Y).
+            Maps a `DrawnPrevalence` to a number or an array. By default it returns the P(Y) of the draw.
         level : float
             Confidence level of the interval.
 
@@ -137,7 +137,10 @@ class Resamples:
 
 @dataclass(frozen=True)
 class Draws:
-    """Draws of rows, or of whole groups, with replacement, as weights of all rows; rows without z are last."""
+    """Draws of rows, or of whole groups, with replacement.
+
+    A draw is a weight for every row of `evidence.everything`; rows without z are last.
+    """
 
     evidence: Evidence
     generator: torch.Generator
@@ -146,7 +149,7 @@ class Draws:
         """Return the weights of B draws, (B, n)."""
         chunks = list(self.evidence.everything)
         groups = [rows.groups for rows in chunks if rows.groups is not None]
-        n_rows = sum(map(len, chunks))  # without those of weight zero
+        n_rows = sum(map(len, chunks))  # without rows of weight zero
         names, unit = (torch.unique(torch.cat(groups), return_inverse=True)) if groups else (None, None)
         n_units = n_rows if names is None else len(names)
         drawn = torch.randint(n_units, (n_draws, n_units), generator=self.generator)
@@ -158,7 +161,7 @@ class Draws:
         return counts.double() * torch.cat(own) if own else counts.double()
 
     def with_some_z(self) -> Tensor:
-        """Return the weights of one draw, (1, n); if it has no row with z, one is added."""
+        """Return the weights of one draw, (1, n); if the draw has no row with z, such a row is added at random."""
         weights, n_seen = self.weights(1), sum(map(len, self.evidence.rows))
         if n_seen and not weights[:, :n_seen].any():
             row = int(torch.randint(n_seen, (1,), generator=self.generator))
@@ -182,18 +185,21 @@ def drawn_constants(evidence: Evidence, fit: Fit, draws: Draws, n_draws: int, ps
 
 
 def reweighted(evidence: Evidence, weights: Tensor) -> Evidence:
-    """Return the same rows with other weights, (n,); rows without z are last."""
+    """Return the same rows with the given weights, (n,); the weights of rows without z are last."""
     parts = iter(weights.split([len(rows) for rows in (*evidence.rows, *evidence.blank)]))
     return _rebuilt(evidence, lambda rows: replace(rows, weight=next(parts)))
 
 
 def recalibrated(evidence: Evidence, before: Calibration, after: Calibration) -> Evidence:
-    """Return the same rows with another calibration of f."""
+    """Return the same rows with the calibration `after` of f in place of `before`."""
     return rescored(evidence, lambda log_ratio, codes: after.apply(before.undo(log_ratio)))
 
 
 def rescored(evidence: Evidence, change: Callable[[Tensor, Tensor], Tensor]) -> Evidence:
-    """Return the same rows with another log f (n, K), a function of their log f and codes (without z, (n, 0))."""
+    """Return the same rows with a changed log f.
+
+    `change` maps log f (n, K) and codes (n, V) to the new log f (n, K). Rows without z have codes (n, 0).
+    """
 
     def apply(rows: Rows) -> Rows:
         return replace(rows, ratio=to_ratio(change(log_ratio_of(rows), rows.at_rows(rows.codes))))
@@ -223,9 +229,9 @@ def _rebuilt(evidence: Evidence, change: Callable[[Rows], Rows]) -> Evidence:
 def bootstrap_fit(
     evidence: Evidence, fit: Fit, n_resamples: int, generator: torch.Generator, calibration: Calibration | None
 ) -> Iterator[tuple[Prevalence, Tensor]]:
-    """Estimate g from draws of the rows, and yield the model of each with its mean over the rows (K,).
+    """Estimate g from draws of the rows, and yield each estimated g with its mean over the drawn rows (K,).
 
-    Model and strength are those of the fit. With a calibration that has resamples, each draw uses another one.
+    Model and strength are those of the fit. The draws use the resamples of the calibration, if there is one, in turn.
     """
     if not evidence.in_memory:
         raise ValueError(NOT_IN_MEMORY)

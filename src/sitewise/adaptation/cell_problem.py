@@ -1,7 +1,7 @@
 """The likelihood of free distributions, one for the whole site or one for each cell of z, and its maximization.
 
-The likelihood is concave (equation 8). It is maximized by Newton with a KKT gap, starting from a sample if there are
-many rows, or by EM.
+The likelihood is concave (equation 8). It is maximized by Newton's method until the KKT gap is small, or by EM. With
+many rows, Newton's method starts at the optimum of a sample.
 """
 
 from abc import ABC, abstractmethod
@@ -19,19 +19,19 @@ from sitewise.arrays import distinct_rows, find_rows
 from sitewise.posterior import Moments, moments_of
 from sitewise.solvers import EM, ROUNDING, Solution, em, interior, newton, quasi_newton
 
-ROUGH_TOLERANCE = 1e-4
-GPU_ROUNDING = 1e-9  # of likelihoods on a GPU, whose logarithms are rounded
-PLENTY = 8  # times `few_rows`: with so many rows it pays to start from the optimum of a sample
+ROUGH_TOLERANCE = 1e-4  # of the gap of sums in single precision
+GPU_ROUNDING = 1e-9  # relative rounding error of likelihoods on a GPU, whose logarithms are in single precision
+PLENTY = 8  # with more than this many times `few_rows`, the optimum of a sample is computed first
 
 
 @dataclass(frozen=True)
 class Cells(ABC):
-    """The likelihood of every cell's distribution with its derivatives, for all cells at once.
+    """The likelihood of each cell's distribution, with its derivatives, for all cells at once.
 
-    A subclass provides the weight of each cell, and the sums over its rows.
+    A subclass provides the weight of each cell and the sums over its rows.
     """
 
-    pseudo: Tensor  # (C, K)
+    pseudo: Tensor  # (C, K) pseudo-counts
     _last: dict[str, Moments] = field(default_factory=dict, repr=False, kw_only=True)
 
     @cached_property
@@ -41,11 +41,11 @@ class Cells(ABC):
 
     @abstractmethod
     def _moments(self, prevalence: Tensor, order: int) -> Moments:
-        """Sums over the rows of each cell (equation 7c)."""
+        """Compute the sums over the rows of each cell (equation 7c)."""
 
     @cached_property
     def total(self) -> Tensor:
-        """The weight in each cell, pseudo-counts included, (C,)."""
+        """The weight of each cell's rows and pseudo-counts, (C,)."""
         return self.cell_weight + self.pseudo.sum(1)
 
     def moments(self, prevalence: Tensor, order: int) -> Moments:
@@ -62,21 +62,21 @@ class Cells(ABC):
         return None
 
     def log_likelihood(self, prevalence: Tensor, order: int = 1) -> Tensor:
-        """The penalized log-likelihood of each cell, (C,)."""
+        """Return the penalized log-likelihood of each cell, (C,)."""
         return self.moments(prevalence, order).log_likelihood + torch.xlogy(self.pseudo, prevalence).sum(1)
 
     def multiplier(self, prevalence: Tensor, order: int = 1) -> Tensor:
-        """EM's factor for each class in each cell, (C, K); at most one at the optimum (equation 8)."""
+        """Return EM's factor ξ for each class in each cell, (C, K); at the optimum it is at most one (equation 8)."""
         slope = self.moments(prevalence, order).slope + _safe_divide(self.pseudo, prevalence)
         return slope / self.total[:, None]
 
     def information(self, prevalence: Tensor) -> Tensor:
-        """Minus the second derivative of the penalized log-likelihood in g, (C, K, K)."""
+        """Return minus the second derivative of the penalized log-likelihood in g, (C, K, K)."""
         curvature = self.moments(prevalence, 2).curvature
         return curvature + torch.diag_embed(_safe_divide(self.pseudo, prevalence**2))
 
     def value(self, prevalence: Tensor, order: int = 2) -> Tensor:
-        """-L / N + Σ_y g_y of each cell, (C,), whose minimum over g ≥ 0 sums to one."""
+        """Return -L / N + Σ_y g_y of each cell, (C,); the g ≥ 0 that minimizes it sums to one."""
         return prevalence.sum(1) - self.log_likelihood(prevalence, order) / self.total
 
     def value_and_gradient(self, prevalence: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,7 +89,7 @@ class Cells(ABC):
         return 1.0 - self.multiplier(prevalence, order=2), hessian
 
     def gap(self, prevalence: Tensor, order: int = 1) -> Tensor:
-        """The KKT gap of each cell, (C,)."""
+        """Return the KKT gap of each cell, (C,)."""
         return self.multiplier(prevalence, order).amax(1) - 1.0
 
 
@@ -99,7 +99,7 @@ class CellProblem(Cells):
 
     evidence: Evidence
     placed: Stream[tuple[Rows, Tensor]]  # chunks of rows, and the cells (U,) of their codes
-    rough: bool = False  # for one cell: sums to six digits, in half the time
+    rough: bool = False  # with one cell only: compute sums with about six correct digits, in half the time
 
     @cached_property
     def cell_weight(self) -> Tensor:
@@ -115,7 +115,10 @@ class CellProblem(Cells):
         return Moments(prevalence, self.cell_weight, *self.total_of(sums))
 
     def sampled(self, *, few: bool = False) -> "CellProblem | None":
-        """Return the problem for a sample of the rows, with its share of the pseudo-counts; None if rows are few."""
+        """Return the problem for a sample of the rows, with pseudo-counts in proportion.
+
+        Return None if there are few rows or several cells.
+        """
         evidence = self.evidence
         if len(self.pseudo) > 1 or evidence.n_rows < PLENTY * few_rows(evidence.n_classes):
             return None
@@ -142,14 +145,14 @@ def _cell_weight(rows: Rows, place: Tensor) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class ManyConstants(Cells):
-    """A constant g for each of many weightings of the same rows, or versions of f, each treated as a cell."""
+    """Many constant g, each treated as a cell: one for each set of weights of the rows, or for each version of f."""
 
     ratio: Tensor  # (n, J) or (B, n, J), from `to_ratio`
     weights: Tensor  # (B, n)
 
     @cached_property
     def cell_weight(self) -> Tensor:
-        """The weight of the rows in each draw, (B,)."""
+        """The sum of each set of weights, (B,)."""
         return self.weights.sum(1)
 
     def _moments(self, prevalence: Tensor, order: int) -> Moments:
@@ -157,18 +160,18 @@ class ManyConstants(Cells):
 
 
 def constant_problem(evidence: Evidence, pseudo: Tensor) -> CellProblem:
-    """Return the problem of the whole site as one cell, with pseudo-counts (K,)."""
+    """Return the problem with the whole site as one cell, with pseudo-counts (K,)."""
     whole = torch.zeros(1, dtype=torch.int64, device=evidence.device)
     return CellProblem(pseudo[None], evidence, evidence.everything.map(lambda rows: (rows, whole)))
 
 
 def table_problem(evidence: Evidence, cells: Tensor, pseudo: Tensor) -> CellProblem:
-    """Return the problem with a cell for every distinct z (C, V), with pseudo-counts (C, K)."""
+    """Return the problem with the given cells of z (C, V), with pseudo-counts (C, K)."""
     return CellProblem(pseudo, evidence, evidence.rows.map(lambda rows: (rows, find_rows(rows.codes, cells))))
 
 
 def find_cells(evidence: Evidence) -> Tensor:
-    """Return the distinct rows of z, (C, V)."""
+    """Return the distinct z of the site's rows, (C, V)."""
     distinct = torch.cat(evidence.rows.collect(lambda rows: distinct_rows(rows.codes)[0]))
     return distinct_rows(distinct)[0]
 
@@ -176,7 +179,7 @@ def find_cells(evidence: Evidence) -> Tensor:
 def solve_cells(
     problem: Cells, start: Tensor, solver: str | EM, tolerance: float = CONCAVE_TOLERANCE
 ) -> Solution[Tensor]:
-    """Maximize every cell's likelihood from a start (C, K) inside the simplex."""
+    """Maximize every cell's likelihood; the start (C, K) must lie inside the simplex."""
     if isinstance(solver, EM):
         return em(
             start,
@@ -193,10 +196,13 @@ def solve_cells(
 
 
 def _solve_from_inside(problem: Cells, start: Tensor, quick: Solution[Tensor], tolerance: float) -> Solution[Tensor]:
-    """Maximize by the interior-point method if the faster solver did not reach the tolerance (absent classes)."""
+    """Maximize by the interior-point method, and return the better result in each cell.
+
+    It is used if the faster solver did not reach the tolerance, for example because classes are absent.
+    """
     total, share = problem.total, problem.cell_weight / problem.total
 
-    def look(weights: Tensor) -> tuple[Tensor, Tensor]:  # moments are those of a g that sums to one
+    def look(weights: Tensor) -> tuple[Tensor, Tensor]:  # moments are computed at a g that sums to one
         size = weights.sum(1)
         moments = problem.moments(weights / size[:, None], 2)
         return moments.log_likelihood / total + share * size.log(), moments.slope / (total * size)[:, None]
@@ -213,7 +219,7 @@ def _solve_from_inside(problem: Cells, start: Tensor, quick: Solution[Tensor], t
 
 
 def _solve_for_one_number(problem: Cells, start: Tensor, tolerance: float) -> Solution[Tensor]:
-    """Maximize over p = g_1 in each cell for two classes, by Newton between 0 and 1."""
+    """Maximize over p = g_1 in each cell for two classes, by Newton's method between 0 and 1."""
 
     def at(p: Tensor) -> Tensor:
         return torch.cat([1.0 - p, p], dim=1)
@@ -246,7 +252,7 @@ def _solve_for_one_number(problem: Cells, start: Tensor, tolerance: float) -> So
 
 
 def _solve_on_the_simplex(problem: Cells, start: Tensor, tolerance: float) -> Solution[Tensor]:
-    """Maximize over g ≥ 0 for several classes by Newton, starting from a sample if there are many rows."""
+    """Maximize over g ≥ 0 for more than two classes, by Newton's method; with many rows, a sample is used first."""
     solution = _solve_by_way_of_a_sample(problem, start)
     if solution is None or not solution.converged:
         solution = newton(
@@ -263,10 +269,11 @@ def _solve_on_the_simplex(problem: Cells, start: Tensor, tolerance: float) -> So
 
 
 def _solve_by_way_of_a_sample(problem: Cells, start: Tensor) -> Solution[Tensor] | None:
-    """Maximize with an approximate curvature, which is faster to compute than that of all rows in double precision.
+    """Maximize in two stages with an approximate curvature, which BFGS corrects; return None if there are few rows.
 
-    The first pass is rough, with the curvature of a sample. The second has full precision, and the rough curvature of
-    all rows at the result of the first, so that few passes in double precision are left.
+    The first stage uses sums in the precision of f and the curvature of a sample. The second stage uses sums in double
+    precision, and the curvature of all rows in the precision of f, computed at the result of the first stage. So few
+    passes in double precision are needed.
     """
     few = problem.sampled(few=True)
     if few is None:
@@ -288,7 +295,7 @@ def _solve_by_way_of_a_sample(problem: Cells, start: Tensor) -> Solution[Tensor]
 
 
 def _simplex_gap(_: Tensor, gradient: Tensor) -> Tensor:
-    """The KKT gap from the gradient 1 - d of equation 8."""
+    """Return the KKT gap from the gradient of `value`, 1 - ξ (equation 8)."""
     return -gradient.amin(1)
 
 
@@ -297,10 +304,10 @@ def _onto_the_simplex(prevalence: Tensor) -> Tensor:
 
 
 def inside(level: Tensor) -> Tensor:
-    """Move a start off the faces of the simplex, which EM cannot leave."""
+    """Move a start from the faces of the simplex to its inside, because EM cannot leave a face."""
     return 0.999 * level + 0.001 / level.shape[-1]
 
 
 def _safe_divide(count: Tensor, probability: Tensor) -> Tensor:
-    """count / probability, with 0 / 0 = 0."""
+    """Return count / probability, with 0 / 0 = 0."""
     return torch.where(count > 0, count / probability, 0.0)

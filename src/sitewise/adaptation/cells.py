@@ -1,7 +1,7 @@
 """g as free distributions: one for the site (constant) or one for each cell of z (table).
 
-In each cell, with pseudo-counts c_y (the shrinkage, as rows of known class), the concave function
-`Σ_n w_n log Σ_y f_ny g_y + Σ_y c_y log g_y` is maximized over the simplex (equation 8).
+In each cell the concave function `Σ_n w_n log Σ_y f_ny g_y + Σ_y ν_y log g_y` is maximized over the simplex (equation
+8). ν are the pseudo-rows of known class, which shrink g.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,22 +29,25 @@ from sitewise.solvers import EM, Solution, squarem
 from sitewise.uncertainty import CellCurvature, at_least, simplex_covariance
 
 FREE = 1e-9  # a probability below this is at its bound
-DUST = 1e-9  # a smaller share of a shrinkage target is set to zero: its pseudo-counts would only add curvature
-BLANK_TOLERANCE = 1e-6  # of the accelerated EM that is used if there are rows without z
+DUST = 1e-9  # smaller shares of a shrinkage target are set to zero: their pseudo-counts would only add curvature
+BLANK_TOLERANCE = 1e-6  # of the gap of the accelerated EM, which is used if there are rows without z
 
 
 @dataclass(frozen=True)
 class Centre:
-    """The shrinkage target of each cell, and how it depends on the site's own rows (not at all if `slope` is None)."""
+    """The shrinkage target of each cell, and its dependence on the constant g fitted to the site's rows.
+
+    Except for `prevalence`, all attributes are None if the target does not depend on this constant g.
+    """
 
     prevalence: Tensor  # (C, K)
-    slope: Tensor | None = None  # (C, K, K) derivative in the site's constant g
-    level: Tensor | None = None  # (K,) that constant g
-    covariance: Tensor | None = None  # (K, K) of that constant g, with all rows independent
+    slope: Tensor | None = None  # (C, K, K) derivative of the target in the constant g
+    level: Tensor | None = None  # (K,) the constant g
+    covariance: Tensor | None = None  # (K, K) of the constant g, as if all rows were independent
 
 
 def fit_constant_cell(evidence: Evidence, prior: Tensor, strength: float, solver: str | EM, start: Tensor) -> Fit:
-    """Estimate a constant g: the whole site is one cell, with `strength` rows of `prior` (K,) added to it."""
+    """Estimate a constant g: the whole site is one cell, with `strength` pseudo-rows in the shares of `prior` (K,)."""
     problem = constant_problem(evidence, strength * prior)
     begin, sample = start[None], problem.sampled(few=True)
     if sample is not None and not isinstance(solver, EM):
@@ -58,7 +61,7 @@ def fit_constant_cell(evidence: Evidence, prior: Tensor, strength: float, solver
 
 @dataclass(frozen=True)
 class RefitConstant:
-    """Refits a constant g to other weights of the rows."""
+    """A function that refits a constant g after a change of the rows' weights or of f."""
 
     prior: Tensor  # (K,)
     strength: float
@@ -70,19 +73,19 @@ class RefitConstant:
 
 
 def one_cell(codes: Tensor) -> Tensor:
-    """Return the agreement of rows with a single cell, (n, 1)."""
+    """Return the weight of the single cell of a constant g for each row, (n, 1): one."""
     return codes.new_ones(len(codes), 1)
 
 
 def variance_per_row(evidence: Evidence, level: Tensor) -> Tensor:
-    """Return the covariance (K, K) of a constant g (K,) times the number of rows, from a sample if rows are many."""
+    """Return the covariance (K, K) of the constant g `level`, times the number of rows; many rows are sampled."""
     whole = constant_problem(evidence, torch.zeros_like(level))
     problem = whole.sampled(few=True) or whole
     return simplex_covariance(problem.information(level[None]), level[None] > FREE)[0] * problem.total[0]
 
 
 def fit_table_cells(evidence: Evidence, cells: Tensor, centre: Centre, strength: float, solver: str | EM) -> Fit:
-    """Estimate a table: each cell has `strength` rows of its shrinkage target added to it."""
+    """Estimate a table: each cell has `strength` pseudo-rows in the shares of its shrinkage target."""
     assert evidence.schema is not None
     require_discrete(evidence.schema)
     problem = table_problem(evidence, cells, strength * centre.prevalence)
@@ -95,19 +98,22 @@ def fit_table_cells(evidence: Evidence, cells: Tensor, centre: Centre, strength:
 
 
 def fixed_centre(cells: Tensor, level: Tensor) -> Centre:
-    """Shrink every cell to a given constant g (K,)."""
+    """Return the shrinkage target of cells that are shrunk to a given constant g (K,)."""
     return Centre(without_dust(level).expand(len(cells), -1))
 
 
 def constant_centre(cells: Tensor, constant: Fit) -> Centre:
-    """Shrink every cell to the site's constant g."""
+    """Return the shrinkage target of cells that are shrunk to the constant g fitted to the site's rows."""
     level, covariance = level_of(constant)
     whole = torch.eye(len(level), dtype=level.dtype, device=level.device).expand(len(cells), -1, -1)
     return replace(fixed_centre(cells, level), slope=whole, level=level, covariance=covariance)
 
 
 def tilted_centre(evidence: Evidence, cells: Tensor, constant: Fit, model: Prevalence) -> Centre:
-    """Shrink the cells to another g(z), with its level changed so that its mean is the site's constant g."""
+    """Return the shrinkage target of cells that are shrunk to another g(z), `model`.
+
+    The level of this g(z) is changed so that its mean over the site is the site's constant g.
+    """
     level, covariance = level_of(constant)
     at_cells = model.log_prob(cells)
     share = table_problem(evidence, cells, torch.zeros_like(at_cells)).cell_weight / evidence.seen_weight
@@ -121,24 +127,27 @@ def tilted_centre(evidence: Evidence, cells: Tensor, constant: Fit, model: Preva
 
 
 def level_of(constant: Fit) -> tuple[Tensor, Tensor]:
-    """Return the constant g (K,) and its covariance (K, K) with all rows independent."""
+    """Return the constant g (K,) and its covariance (K, K), as if all rows were independent."""
     assert isinstance(constant.curvature, CellCurvature)
     nothing = torch.zeros(1, 0, dtype=torch.float64)
     return constant.prevalence.log_prob(nothing)[0].exp(), constant.curvature.inverse_information[0]
 
 
 def without_dust(prevalence: Tensor) -> Tensor:
-    """Set shares below DUST to zero and renormalize."""
+    """Set shares below DUST to zero, and normalize the others to sum to one."""
     kept = torch.where(prevalence < DUST, 0.0, prevalence)
     return kept / kept.sum(-1, keepdim=True)
 
 
 def _share_blank_rows(evidence: Evidence, problem: CellProblem, start: Tensor) -> Solution[Tensor]:
-    """Include rows without z, whose g is the site's mean: accelerated EM over classes and, for those rows, cells."""
+    """Maximize the likelihood of all rows, including blank rows, whose g is the site's mean; by accelerated EM.
+
+    The E-step distributes each row over the classes, and a blank row over the cells as well.
+    """
     share = problem.cell_weight / evidence.seen_weight
 
     def slope(prevalence: Tensor) -> Tensor:
-        """The derivative of the penalized log-likelihood in g, (C, K)."""
+        """Return the derivative of the penalized log-likelihood in g, (C, K)."""
         pull = evidence.blank_moments(share @ prevalence, 1).slope
         return problem.multiplier(prevalence) * problem.total[:, None] + share[:, None] * pull
 
@@ -173,7 +182,7 @@ def _fit(
     centre: Centre | None,
     strength: float,
 ) -> Fit:
-    """Make a fit from solved cells."""
+    """Make a fit from the solution of the cells."""
     probability = finite(solution.point.log()).exp()
     log_likelihood = problem.moments(probability, 0).log_likelihood.sum()
     if evidence.blank_weight:
@@ -201,7 +210,7 @@ def post_fit_at_cells(
     centre: Centre | None,
     strength: float,
 ) -> PostFit:
-    """Return the post-fit covariance of cells (C, K), and their optimism."""
+    """Return the post-fit covariance of the cells' g, `probability` (C, K), and the optimism."""
     free = probability > FREE
     inverse = simplex_covariance(problem.information(probability), free)
     covariance, optimism = inverse, float((inverse * problem.moments(probability, 2).curvature).sum())
@@ -219,7 +228,10 @@ def post_fit_at_cells(
 
 
 def _crossed_scores(problem: CellProblem, probability: Tensor, centre: Centre) -> Tensor:
-    """Σ w s s⁰ᵀ of the rows' scores in their cells and in the constant g that these are shrunk to, (C, K, K)."""
+    """Return Σ w U U⁰ᵀ over the rows of each cell, (C, K, K).
+
+    U is a row's score in the g of its cell, and U⁰ its score in the constant g to which the cells are shrunk.
+    """
     assert centre.level is not None
     level = centre.level[None]
 
@@ -235,8 +247,9 @@ def _mean_covariance(
 ) -> Tensor:
     """Return the covariance (K, K) of the site's mean of g, from the influence of each row (equation 11a).
 
-    A row influences its own cell and, if cells are shrunk to the site's constant g, all other cells through it. A given
-    shrinkage target counts as observed rows: the covariance is then the inverse information.
+    A row influences its own cell. If cells are shrunk to the site's constant g, a row also influences this constant g,
+    and through it all cells. If the shrinkage target is given instead and there are no groups, the covariance is the
+    inverse information, in which the pseudo-rows count as observed rows.
     """
     share = problem.cell_weight / evidence.seen_weight
     as_seen = torch.einsum("c,ckl->kl", share**2, inverse)
@@ -268,7 +281,7 @@ def _mean_covariance(
 
 
 def _grouped_gram(problem: CellProblem, probability: Tensor) -> Tensor:
-    """Return Σ_G S_G S_Gᵀ of the scores summed over each group in each cell, (C, K, K), times G / (G - 1)."""
+    """Return Σ U Uᵀ over groups, times G / (G - 1), (C, K, K); U is a group's sum of scores in a cell."""
     groups = problem.evidence.groups
     assert groups is not None
     return groups.factor * problem.placed.sums(partial(_group_sums, probability))[0]

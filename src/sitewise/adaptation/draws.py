@@ -1,9 +1,9 @@
-"""Draws of g from its uncertainty, around all candidate fits (equation 11c).
+"""Draws of g from the distribution of its estimation error, around all candidate fits (equation 11c).
 
-The coefficients of linear logits are drawn from a normal distribution by their curvature; near 0 and 1 the draws are
-weighted by their likelihood. A free distribution over two classes is drawn from its likelihood. One over more classes
-is drawn from a normal distribution by its curvature, clipped at zero. A g without curvature is drawn from its bootstrap
-refits.
+The coefficients of linear logits are drawn from a normal distribution by their curvature. If P(Y) is near 0 or 1, these
+draws are weighted by their likelihood. A free distribution over two classes is drawn from its likelihood. A free
+distribution over more classes is drawn from a normal distribution by its curvature, and clipped at zero. A g without
+curvature is drawn from its bootstrap refits.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,24 +28,24 @@ from sitewise.uncertainty import CellCurvature, LinearCurvature, at_least, near_
 ENOUGH = 2**13  # at most so many rows of z are used for the mean of a draw
 LOGIT_REACH = 16.0  # largest log-odds of a share
 GRID = 64  # points on which a likelihood is evaluated
-NEGLIGIBLE = 12.0  # fall of the log-likelihood beyond which the density is negligible
-SMALLEST = 1e-9
+NEGLIGIBLE = 12.0  # decrease of the log-likelihood beyond which the density is negligible
+SMALLEST = 1e-9  # smallest share of a class in a draw
 
 Encode = Callable[[Any], Tensor]
 
 
 @dataclass(frozen=True)
 class LinearDraws:
-    """Draws around a g with linear logits: its log g, and what each draw adds to the coefficients."""
+    """Draws around a g with linear logits: the fitted g, and the change of the coefficients in each draw."""
 
     base: Prevalence
     features: Callable[[Tensor], Tensor]
-    shift: Tensor  # (B, D, K)
+    shift: Tensor  # (B, D, K) changes of the coefficients
     log_marginal: Tensor  # (B, K)
     schema: Confounders | None
 
     def log_prob(self, codes: Tensor) -> Iterator[Tensor]:
-        """Yield log g of each draw, (n, K); a row with all z missing has the draw's mean."""
+        """Yield log g of each draw, (n, K); for a row with all z missing, g is the draw's mean over the site."""
         at_base, design = self.base.log_prob(codes), self.features(codes)
         blank = torch.zeros(len(codes), 1, dtype=torch.bool, device=codes.device)
         if self.schema is not None:
@@ -78,11 +78,11 @@ class CellDraws:
 
 @dataclass(frozen=True)
 class PointDraws:
-    """Draws of points of a posterior."""
+    """Points drawn from a posterior by their weights."""
 
     points: Points
-    chosen: Tensor  # (B,)
-    slope: float = 1.0  # on log f in predictions, if the points have no slopes of their own
+    chosen: Tensor  # (B,) index of the drawn points
+    slope: float = 1.0  # on log f in predictions, unless each point has its own slope
 
     @property
     def log_marginal(self) -> Tensor:
@@ -96,7 +96,10 @@ class PointDraws:
             yield log_g[:, number].expand(len(codes), -1)
 
     def added(self, log_ratio: Tensor, codes: Tensor, applied: float) -> Iterator[Tensor]:
-        """Yield what each draw adds to `applied` times log f: log g, and the error of f if labels inform about it."""
+        """Yield the term that each draw adds to `applied` times log f in predictions, (n, K).
+
+        The term is log g, plus the draw's error of f if the site has labels or a known prevalence.
+        """
         shift, slopes = self.points.shift, self.points.slope
         if shift is None:
             yield from self.log_prob(codes)
@@ -144,12 +147,12 @@ class PrevalenceDraws:
         return torch.cat([part.log_marginal for part in self.parts]).exp().cpu().numpy()
 
     def log_prevalence(self, Z: Any) -> Iterator[Any]:
-        """Yield log P(Y|Z) of each draw, (n, K)."""
+        """Yield log P(Y|Z) of each draw, (n, K), for confounders Z of n rows."""
         for log_g in self.log_prob(self._encode(Z)):
             yield self._container.rows(log_g, index_of(Z))
 
     def added(self, log_ratio: Tensor, codes: Tensor, applied: float = 1.0) -> Iterator[Tensor]:
-        """Yield what each draw adds to `applied` times log f (n, K) in predictions, (n, K)."""
+        """Yield the term that each draw adds to `applied` times log f (n, K) in predictions, (n, K)."""
         for part in self.parts:
             yield from part.added(log_ratio, codes, applied) if isinstance(part, PointDraws) else part.log_prob(codes)
 
@@ -166,7 +169,10 @@ Draw = Callable[[Evidence, Fit, int, torch.Generator], Drawn]
 def draw_fits(
     evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator, draw: Draw
 ) -> tuple[LinearDraws | CellDraws | PointDraws, ...]:
-    """Draw around the fit, or around the candidates in proportion to their weights (equation 11b)."""
+    """Draw around the fit, or around its candidates in proportion to their weights (equation 11b).
+
+    Posteriors are drawn by the weights of their points. If f is not informative, g is drawn uniformly.
+    """
     if fit.posterior is not None:
         points = fit.posterior.points
         chosen = torch.multinomial(points.weight.cpu(), n_draws, replacement=True, generator=generator)
@@ -181,7 +187,7 @@ def draw_fits(
 
 
 def draw_refits(models: Sequence[Prevalence], marginal: Any, n_draws: int, generator: torch.Generator) -> RefitDraws:
-    """Draw among refits of g with their P(Y) (R, K): each as often as every other, up to one."""
+    """Draw among R refits of g, whose P(Y) is `marginal` (R, K); the refits are drawn equally often, up to one draw."""
     rounds = [torch.randperm(len(models), generator=generator) for _ in range(-(-n_draws // len(models)))]
     chosen = torch.cat(rounds)[:n_draws]
     log_marginal = finite(torch.as_tensor(marginal)[chosen].log())
@@ -189,7 +195,7 @@ def draw_refits(models: Sequence[Prevalence], marginal: Any, n_draws: int, gener
 
 
 def deal(candidates: tuple[Candidate, ...], n_draws: int, generator: torch.Generator) -> Iterator[tuple[Fit, int]]:
-    """Divide draws among the candidate fits at random by their weights; yield those with any."""
+    """Divide draws among the candidate fits at random, by their weights; yield the fits with their numbers of draws."""
     shares = torch.tensor([candidate.weight for candidate in candidates], dtype=torch.float64)
     drawn = torch.multinomial(shares, n_draws, replacement=True, generator=generator)
     counts = torch.bincount(drawn, minlength=len(shares)).tolist()
@@ -197,7 +203,7 @@ def deal(candidates: tuple[Candidate, ...], n_draws: int, generator: torch.Gener
 
 
 def _anything(evidence: Evidence, n_draws: int, generator: torch.Generator) -> CellDraws:
-    """Draw uniformly from the simplex: the distribution if f is not informative."""
+    """Draw constant g uniformly from the simplex, for an f that is not informative."""
     uniform = torch.rand(n_draws, 1, evidence.n_classes, generator=generator, dtype=torch.float64)
     weight = -uniform.clamp_min(1e-300).log()
     cells = (weight / weight.sum(2, keepdim=True)).to(evidence.device)
@@ -214,9 +220,10 @@ def draw_linear(
 ) -> LinearDraws:
     """Draw the coefficients of linear logits from a normal distribution by their curvature.
 
-    `missing_columns` are the features for missing values of each variable. If no row lacks the variable, its feature
-    follows the others and is not drawn (see `fit_missing_columns`). `log_likelihood` maps changes of the coefficients
-    (B, P) to the change of the log-likelihood (B,); draws are weighted by it if the mean is near 0 or 1.
+    `missing_columns` are the positions of the features for missing values. If a variable is never missing, the
+    coefficient of its feature is not drawn, because it follows from the others (see `fit_missing_columns`).
+    `log_likelihood` maps changes of the coefficients (B, P) to changes of the log-likelihood (B,). If the site's mean
+    of g is near 0 or 1, draws are weighted by it.
     """
     curvature, model = fit.curvature, fit.prevalence
     assert isinstance(curvature, LinearCurvature)
@@ -246,7 +253,7 @@ def draw_linear(
 def _without_silent(
     covariance: Tensor, schema: Confounders, columns: Sequence[int], codes: Tensor, width: int
 ) -> Tensor:
-    """Return the covariance (P, P) without the missing columns of variables that are never missing."""
+    """Return the covariance (P, P), set to zero for the missing columns of variables that are never missing."""
     never = ~schema.missing(codes).any(dim=0)
     speaks = covariance.new_ones(len(covariance) // width)
     speaks[[c for c, unseen in zip(columns, never.tolist(), strict=True) if unseen]] = 0.0
@@ -269,9 +276,10 @@ def draw_cells(
     n_draws: int,
     generator: torch.Generator,
 ) -> CellDraws:
-    """Draw free distributions around `centre` (C, K): two classes from their likelihood, more by curvature.
+    """Draw the free distribution of each cell around `centre` (C, K).
 
-    `share` (C,) is the share of the site in each cell.
+    With two classes it is drawn from its likelihood, with more classes by its curvature. `share` (C,) is the share of
+    the site's rows in each cell.
     """
     curvature = fit.curvature
     assert isinstance(curvature, CellCurvature)
@@ -290,11 +298,11 @@ def draw_cells(
 def _from_likelihood(
     problem: CellProblem, like: Tensor, inflation: float, n_draws: int, generator: torch.Generator
 ) -> Tensor:
-    """Draw each cell's two shares from its likelihood with a uniform prior, (B, C, 2)."""
+    """Draw each cell's two shares from its likelihood, with a uniform prior, on a grid of log-odds, (B, C, 2)."""
     n_cells = len(like)
 
     def density(logits: Tensor) -> Tensor:
-        """Return the log-density of log-odds (G, C)."""
+        """Return the log-density at log-odds (G, C), (G, C)."""
         shares = torch.stack([torch.sigmoid(-logits), torch.sigmoid(logits)], dim=2)
         log_density = torch.stack([problem.log_likelihood(at, order=0) for at in shares]) / inflation
         return log_density + torch.log(shares).sum(2)
@@ -302,7 +310,7 @@ def _from_likelihood(
     steps = torch.linspace(0, 1, GRID, dtype=torch.float64, device=like.device)[:, None]
     low = like.new_full((n_cells,), -LOGIT_REACH)
     high = -low
-    for _ in range(2):  # narrow the grid to where the density is
+    for _ in range(2):  # narrow the grid to the range in which the density is not negligible
         logits = low + (high - low) * steps
         height = density(logits)
         alive = height > height.amax(0) - NEGLIGIBLE
@@ -322,14 +330,14 @@ def _from_likelihood(
 
 
 def _normal(covariance: Tensor, n_draws: int, generator: torch.Generator) -> Tensor:
-    """Return normal draws (B, C, P) with covariances (C, P, P)."""
+    """Return normal draws (B, C, P) with mean zero and covariances (C, P, P)."""
     values, vectors = torch.linalg.eigh(covariance)
     noise = torch.randn(n_draws, *values.shape, generator=generator, dtype=torch.float64).to(covariance.device)
     return torch.einsum("cpq,bcq->bcp", vectors, values.clamp_min(0).sqrt() * noise)
 
 
 def _some_rows(evidence: Evidence) -> tuple[Tensor, Tensor]:
-    """Return codes and weights of the rows with z, or of every n-th one if there are very many."""
+    """Return codes and weights of the distinct z, or of every n-th of them if there are very many rows."""
     step = 1 + evidence.n_rows // ENOUGH
     samples = evidence.rows.collect(lambda rows: (rows.codes[::step], rows.cell_weight[::step]))
     codes, weight = (torch.cat(parts) for parts in zip(*samples, strict=True))

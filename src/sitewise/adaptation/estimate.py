@@ -1,4 +1,4 @@
-"""`estimate_prevalence`: a new site's prevalence from unlabeled rows; and `adjust`, the prediction with it."""
+"""`estimate_prevalence` estimates a new site's prevalence from unlabeled rows; `adjust` predicts with it."""
 
 import warnings
 from collections.abc import Callable, Iterable
@@ -59,7 +59,7 @@ NOT_IDENTIFIED = (
 ALIKE = "the log-ratios hardly separate some classes here: the prevalence of each of them is not identified"
 NOT_CONVERGED = "{model} g did not converge in {n_iter} iterations (gap {gap:.1e}, wanted {wanted:.0e}): {advice}"
 PRICE = 2.0  # factor on the optimism in the decision whether g depends on z
-MARGIN = 1.0  # log-likelihood units by which a g(z) must be better than the constant
+MARGIN = 1.0  # log-likelihood units by which a g(z) must be better than the constant g
 
 
 def estimate_prevalence(
@@ -85,47 +85,55 @@ def estimate_prevalence(
     Parameters
     ----------
     log_ratio : array of shape (n, K), or chunks
-        log f(x,z) of the site's rows; a constant may be added to each row. For rows that do not fit into memory: a
-        memory-mapped array, `ParquetChunks`, or any re-iterable of (log_ratio, Z or None) chunks.
-        For rows on several machines: a Dask frame or array. Then all other arguments with one entry for each row must
-        be Dask collections with the same partitions, and `confounders` or a prior must give the schema of z.
+        log f(x,z) of the site's rows. Adding a constant to a row does not change the result. Rows that do not fit into
+        memory can be given as a memory-mapped array, as `ParquetChunks`, or as any re-iterable of chunks
+        (log_ratio, Z or None). Rows on several machines can be given as a Dask frame or array. Then all other arguments
+        with one entry for each row must be Dask collections with the same partitions, and the schema of z must come
+        from `confounders` or from a prior.
     sample_confounder : DataFrame or array of shape (n, V), optional
         Confounders, NaN where missing.
     model : {"auto", "constant", "table", "additive", "network"}
-        The family of g. "auto" chooses by left-out likelihood; "network" is the paper's.
+        The family of g. "auto" chooses it by the likelihood of left-out rows; "network" is the paper's network. If the
+        result is a posterior (see `strength`), g does not depend on z with "constant"; all other choices give the same
+        form of g.
     solver : {"auto", "newton", "lbfgs", "em"} or EM
-        How the likelihood is maximized. "em" is the paper's algorithms 1 and 2, `EM(...)` the same with settings.
+        How the likelihood is maximized. "em" stands for the paper's algorithms 1 and 2, and `EM(...)` for the same
+        algorithms with settings.
     strength : float or "auto"
-        How strongly g is shrunk to the prior: pseudo-rows in each cell of "constant" and "table", ridge penalty on the
-        log-odds of "additive". "auto" chooses by left-out likelihood (for "constant": no shrinkage).
+        How strongly g is shrunk: the number of pseudo-rows in each cell of "constant" and "table", or the ridge penalty
+        on the coefficients of "additive". With "auto" and a prior, the result is the posterior of section 18 of
+        docs/maths.md, unless the solver is EM or the model is "network". Otherwise "auto" chooses the strength by the
+        likelihood of left-out rows ("constant" is not shrunk).
     prior : array of shape (K,), SitePrior or estimate, optional
-        What g is shrunk to. If f is not informative, it is the result. Either K probabilities (a Series is matched by
-        its class labels), or another estimate. In the second case, "table" and "additive" are shrunk to the g(z) of
-        that estimate, shifted to the level of this site. A `SitePrior` also has the scales that the rehearsal learned.
+        The g to which the estimate is shrunk. It is also the result if f is not informative. The prior is given by K
+        probabilities (a Series is matched by its class labels), by another estimate, or by a `SitePrior`, which also
+        has scales learned from the training sites. If the g of the prior depends on z and no posterior is computed,
+        "table" and "additive" are shrunk to this g with its level adjusted to the site.
     confounders : Confounders, optional
-        The schema learned in training. By default it is that of the prior or start, else it is learned from
-        `sample_confounder`.
+        The schema learned in training. By default the schema of the prior or of `start` is used. If neither has one,
+        the schema is learned from `sample_confounder`.
     categorical : str, int or sequence of these, optional
         Names or positions of columns to treat as categorical, if the schema is learned.
     y : array of shape (n,), optional
-        Known labels as class indices, NaN elsewhere. With a prior, labels also inform about the level and the slope of
-        log f here (`SitePrior.slope_scale`).
+        Known labels as class indices, and NaN where the label is unknown. A posterior also uses them to estimate the
+        level and the slope of log f at this site (`SitePrior.slope_scale`).
     sample_weight : array of shape (n,), optional
         Frequency weights: a row of weight two counts as two rows.
     groups : array of shape (n,), optional
         The group of each row, for example the patient. Intervals account for the dependence of rows of one group.
     start : array of shape (K,) or estimate, optional
-        The starting point; without one, EM starts at random as in the paper.
+        The g at which the solver starts. If it is not given, EM starts at random as in the paper.
     random_state : int, RandomState or None
-        Seed of the random start of the network and of EM.
+        Seed of EM's random start, and of the network's initial weights and dropout.
     dropout : float
-        The share of a network's hidden units that is dropped in EM's M-steps (in the paper 0.5 for the two image
-        collections, none for digits).
+        The share of a network's hidden units that is dropped in EM's M-steps. (The paper uses 0.5 for its two image
+        collections and no dropout for digits.)
     known_prevalence : float, array, tuple, dict or DataFrame, optional
-        The known P(y) of the site, as data in addition to the rows; it needs a prior. K probabilities, or for two
-        classes that of the second; `(value, low, high)` with a 95% interval; a dict from class (its index, or the name
-        of its column in `log_ratio`) to a probability or to `(value, low, high)`; or a DataFrame by strata of z (see
-        docs/known_labels.md).
+        The known P(y) of the site, used as data in addition to the rows. It requires a prior and `strength="auto"`.
+        Possible forms are: K probabilities; with two classes, the probability of the second class, or a tuple
+        `(value, low, high)` of this probability and its 95% interval; a dict that maps a class (its index, or the name
+        of its column in `log_ratio`) to a probability or to such a tuple; a DataFrame with a row for each stratum of z
+        (see docs/known_labels.md).
 
     Returns
     -------
@@ -190,9 +198,9 @@ def estimate_prevalence(
 
 @dataclass(frozen=True, eq=False)
 class _Given:
-    """The caller's rows, as an array, in chunks or in partitions, with what is given of each row."""
+    """The caller's rows (an array, chunks or partitions), and the arguments with one entry for each row."""
 
-    example: Any  # log f: all of it, the first chunk, or a row like those of the partitions
+    example: Any  # log f: the whole array, the first chunk, or an example row of the partitions
     Z: Any
     source: Iterable[Any] | None
     partitions: Partitions | None
@@ -200,7 +208,7 @@ class _Given:
 
     @classmethod
     def of(cls, log_ratio: Any, Z: Any, problems: Problems, **details: Any) -> "_Given":
-        """Find out what kind of rows they are."""
+        """Determine whether the rows are an array, chunks or partitions."""
         partitions = as_partitions(log_ratio, problems, sample_confounder=Z, **details)
         if partitions is not None:
             return cls(partitions.example, partitions.given.get("sample_confounder"), None, partitions, details)
@@ -211,7 +219,7 @@ class _Given:
     def evidence(
         self, matrix: Tensor, problems: Problems, schema: Confounders | None, categorical: Any, *, with_labels: bool
     ) -> tuple[Evidence, Notes]:
-        """Read and check all rows; a posterior takes the known labels apart from them."""
+        """Read and check all rows; without `with_labels`, known labels are left out (a posterior reads them itself)."""
         own = {"schema": schema, "categorical": categorical}
         if self.partitions is not None:
             plain = self.partitions if with_labels else self.partitions.without("y")
@@ -233,7 +241,7 @@ class _Given:
 def _without_rare_levels(
     evidence: Evidence, notes: Notes, read: Callable[..., tuple[Evidence, Notes]], judged: bool, fixed: bool
 ) -> tuple[Evidence, Notes]:
-    """Return the same rows, read again if categories of z have too few rows to learn from."""
+    """Read the rows again if some categories of z have too few rows to learn from; these then count as missing."""
     merged = without_rare_levels(evidence, judged=judged, fixed=fixed)
     if merged.schema is not evidence.schema:
         evidence, notes = read(merged.schema, None)
@@ -241,14 +249,15 @@ def _without_rare_levels(
 
 
 def adjust(log_ratio: Any, log_prevalence: Any) -> Any:
-    """Combine log f and log g to probabilities P(y|x,z), equation 3, row by row.
+    """Compute P(y|x,z) of each row from log f and log g (equation 3).
 
     Parameters
     ----------
     log_ratio : array of shape (n, K)
         log f of the rows.
     log_prevalence : array of shape (n, K) or (K,)
-        log g of the rows, or one for all rows. Pandas objects with the same class labels are matched by them.
+        log g of each row, or one log g for all rows. Classes of pandas objects are matched by their labels, if both
+        arguments have the same labels.
 
     Returns
     -------
@@ -321,7 +330,7 @@ def _fit(
     by_em = isinstance(solver, EM)
     begin = inside(_random_start(n_classes, seed, even) if by_em and start is None else first)
     if by_em and start is not None and bool((first > 0).all()):
-        begin = first  # EM leaves every point but those on the faces
+        begin = first  # EM can leave every point except those on the faces of the simplex
     if evidence.says_nothing():
         return _unidentified(evidence, aim, centre)
     start_model = None if start is None else start.model
@@ -345,7 +354,7 @@ def _check_choices(
     confounders: Any,
     problems: Problems,
 ) -> str | EM:
-    """Check that the choices exist and fit together; return the solver with its settings."""
+    """Check that the choices exist and are compatible; return the solver, with "em" replaced by `EM()`."""
     models = ("auto", *FAMILIES)
     if model not in models:
         problems.add(f"model must be one of {', '.join(models)}, got {model!r}{did_you_mean(model, models)}")
@@ -382,7 +391,7 @@ def _unidentified(evidence: Evidence, aim: Tensor, centre: Prevalence | None) ->
 
 
 def _warn_if_alike(evidence: Evidence, constant: Fit) -> None:
-    """Warn if rows have almost no information on the share of some classes."""
+    """Warn if the rows have almost no information about the shares of some classes."""
     per_row = variance_per_row(evidence, constant_level(constant))
     if float(torch.linalg.eigvalsh(per_row).max()) > 1.0 / IDENTIFIED:
         warnings.warn(ALIKE, stacklevel=4)
@@ -396,10 +405,10 @@ def _not_converged(fit: Fit, *, by_em: bool) -> str:
 
 
 def fit_any_model(request: Request) -> Fit:
-    """Choose between the constant g and the candidates of every family: additive, and a table if it has enough rows.
+    """Choose between the constant g and the candidates of all families: additive models, and tables with enough rows.
 
-    Whether g depends on z is decided by the stricter criterion L - 2 O. If it does, strength and form are chosen by the
-    left-out likelihood L - O.
+    The stricter criterion L - 2 O decides whether g depends on z. If it does, the left-out likelihood L - O decides on
+    form and strength. If the shrinkage target depends on z, the constant g is not chosen.
     """
     constant = request.constant
     assert constant is not None

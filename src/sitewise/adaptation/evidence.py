@@ -1,4 +1,4 @@
-"""A site's unlabeled rows, read, checked and arranged for estimation."""
+"""`Evidence`: a site's unlabeled rows, checked and arranged for estimation."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -14,21 +14,21 @@ from sitewise.confounders import Confounders
 from sitewise.confounders.variables import Notes
 from sitewise.posterior import Moments
 
-SAMPLE = 2**15  # at most so many rows in the sample of a site
-FEATURES = 16  # rows with z come in shorter chunks, as if each had at least so many features
+SAMPLE = 2**15  # largest number of rows in the sample of a site
+FEATURES = 16  # chunks of rows with z are cut as if each row had at least so many features
 
 At = Callable[[Tensor], Tensor]  # g (U, K) at rows of codes (U, V)
 T = TypeVar("T")
 
 
 def _sum_of_logs(rows: Rows, mixed: Tensor) -> Tensor:
-    """Σ_n w_n log m_n of rows with three classes or more, (B,), for m (n, B)."""
+    """Return Σ_n w_n log m_n, (B,), for m (n, B)."""
     logs = mixed.clamp_min(1e-300).log_()
     return logs.sum(0) if rows.weight is None else rows.weight @ logs
 
 
 def _grams(values: Callable[[T], tuple[Rows, Tensor]], n_names: int, parts: Iterable[T]) -> tuple[Tensor, ...]:
-    """Σ w s sᵀ of the values of rows, (P, P), and the same of their sums over groups where these have names."""
+    """Return Σ w s sᵀ of the rows' values s, (P, P), and if there are groups, the same for sums over groups."""
     plain, sums = torch.zeros(()), torch.zeros(())
     for rows, own in map(values, parts):
         weighted = rows.weighted(own)
@@ -44,21 +44,21 @@ def _grams(values: Callable[[T], tuple[Rows, Tensor]], n_names: int, parts: Iter
 
 @dataclass(frozen=True)
 class Groups:
-    """The number of groups of rows (for example, patients), and the mean size of the group of a row."""
+    """The number of groups of rows (for example, patients), and their mean size."""
 
     n_names: int  # groups are numbered 0..n_names - 1
-    count: int  # groups with rows of positive weight
-    mean_size: float
+    count: int  # number of groups with rows of positive weight
+    mean_size: float  # size of a row's group, averaged over rows
 
     @property
     def factor(self) -> float:
-        """G / (G - 1), the correction of sums of squares over few groups; zero if there is only one."""
+        """G / (G - 1), the correction of sums of squares for the number of groups G; zero if there is only one."""
         return self.count / (self.count - 1) if self.count > 1 else 0.0
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Rows of positive weight; rows with all z missing ("blank") are separate."""
+    """A site's rows of positive weight; rows with all z missing ("blank" rows) are stored separately."""
 
     rows: Stream[Rows]  # with at least one known value of z
     blank: Stream[Rows]  # with all z missing
@@ -71,8 +71,8 @@ class Evidence:
     groups: Groups | None
     schema: Confounders | None
     device: torch.device
-    weakest_ridge: float = 0.0  # on coefficients of z, if categories with few rows are kept
-    label_weight: float = 0.0  # of known labels; their chunks are differences of likelihoods, with weights that cancel
+    weakest_ridge: float = 0.0  # smallest ridge that is tried, if categories with few rows are kept
+    label_weight: float = 0.0  # of labeled rows; each is two rows in `rows`, of opposite weights that sum to zero
 
     @property
     def in_memory(self) -> bool:
@@ -90,7 +90,7 @@ class Evidence:
         return total / self.seen_weight
 
     def log_likelihood(self, at: At) -> float:
-        """Return L(g), equation 7; the g of a blank row is the mean of g (equation 9)."""
+        """Return L(g), equation 7; for a blank row, g is the site's mean of g (equation 9)."""
         totals = self.rows.total(lambda rows: (moments(rows, at(rows.codes), 0).log_likelihood.sum(),))
         total = float(totals[0]) if totals else 0.0
         if self.blank_weight:
@@ -98,11 +98,14 @@ class Evidence:
         return total
 
     def log_likelihoods(self, prevalence: Tensor) -> Tensor:
-        """Return L of many constant g (B, K), (B,), in one pass."""
+        """Return L, (B,), of many constant g (B, K) in one pass over the rows; for three classes or more."""
         return self.everything.total(lambda rows: (_sum_of_logs(rows, rows.ratio.double() @ prevalence.T),))[0]
 
     def log_mixings(self, prevalence: Tensor, labels: Tensor, keep: Tensor, add: Tensor) -> Tensor:
-        """Return L of mixtures (B,) of a constant g (K,) and a point mass at one class each, in one pass."""
+        """Return L, (B,), of mixtures of a constant g (K,) and one class, in one pass; for three classes or more.
+
+        A mixture is `keep` times the constant g, plus `add` at the class in `labels`; all three have shape (B,).
+        """
 
         def mixed(rows: Rows) -> Tensor:
             ratio = rows.ratio.double()
@@ -120,13 +123,13 @@ class Evidence:
         return Moments(mean[None], *self.blank.total(sums))
 
     def gram(self, stream: Stream[T], values: Callable[[T], tuple[Rows, Tensor]]) -> tuple[Tensor, Tensor | None]:
-        """Return Σ w s sᵀ of values s (n, P) of the rows, and the same of their sums over groups (None without)."""
+        """Return Σ w s sᵀ of the rows' values s (n, P), and the same for their sums over groups (None without)."""
         factor, n_names = (self.groups.factor, self.groups.n_names) if self.groups else (0.0, 0)
         plain, *grouped = stream.sums(partial(_grams, values, n_names if factor else 0)) or (torch.zeros(()),) * 2
         return plain, factor * grouped[0] if factor else None
 
     def says_nothing(self) -> bool:
-        """Return whether f is the same for all classes in every row."""
+        """Return whether f is not informative: in every row it is the same for all classes."""
 
         def speaks(rows: Rows) -> bool:
             ratio = rows.ratio
@@ -136,7 +139,7 @@ class Evidence:
         return not (speaks(self.sample) or self.everything.any(speaks))
 
     def of_sample(self, *, few: bool = False) -> "Evidence":
-        """Return a sample of the rows, with z removed; with `few` a smaller one."""
+        """Return a sample of the rows, without z; with `few`, a smaller sample."""
         step = -(-len(self.sample) // few_rows(self.n_classes)) if few else 1
         sample = self.sample.take(0, len(self.sample), step)
         only = Stream([sample])
@@ -174,7 +177,7 @@ def read_evidence(
     sample_weight: Any,
     groups: Any,
 ) -> tuple[Evidence, Notes]:
-    """Check and arrange the data that belong to log-ratios (n, K); one error lists all problems, also earlier ones."""
+    """Check and arrange rows with log-ratios (n, K); one error lists all problems, including earlier ones."""
     n_rows, n_classes = matrix.shape
     weight = None if sample_weight is None else read_weight(sample_weight, n_rows, problems, matrix.device)
     labels = None if y is None else read_labels(y, n_rows, n_classes, problems)
@@ -187,7 +190,7 @@ def read_evidence(
 
 
 def read_ratio(matrix: Tensor, labels: Any) -> Tensor:
-    """Convert log f to f as kept in `Rows`; the f of a labeled row is one-hot."""
+    """Convert log f to f as it is stored in `Rows`; for a row with known label, f is one-hot (equation 7b)."""
     ratio = to_ratio(matrix)
     if labels is None:
         return ratio
@@ -215,7 +218,7 @@ def _read_confounders(
 
 
 def check_categorical(has_z: bool, schema: Confounders | None, categorical: Any, problems: Problems) -> None:
-    """Add a problem if `categorical` is given but cannot be used."""
+    """Add a problem if `categorical` is given, but there is no z or its schema is known already."""
     if categorical is not None and not has_z:
         problems.add("categorical is given without sample_confounder")
     elif categorical is not None and schema is not None:
@@ -232,7 +235,7 @@ def lay_out(
     codes: Tensor | None,
     schema: Confounders | None,
 ) -> tuple[list[Rows], list[Rows]]:
-    """Drop rows of weight zero, separate blank rows, and sort the others by z."""
+    """Drop rows of weight zero, separate blank rows, and sort the others by z; return chunks of both kinds."""
     whole = Rows(ratio, weight, ratio.new_zeros(1, 0, dtype=torch.float64), None, groups)
     counted = torch.ones(len(ratio), dtype=torch.bool, device=ratio.device) if weight is None else weight > 0
     if schema is None or codes is None:
@@ -255,7 +258,10 @@ def _cut(whole: Rows) -> list[Rows]:
 
 
 def _cut_with_codes(whole: Rows, codes: Tensor, cell: Tensor | None) -> list[Rows]:
-    """Cut rows into chunks with their codes: one for each row, or for equal rows if they are sorted by `cell`."""
+    """Cut rows into chunks with their codes.
+
+    Without `cell`, `codes` has an entry for each row. Otherwise rows are sorted by `cell`, their index into `codes`.
+    """
     stretches, size = [], stretch_size(whole.ratio, max(FEATURES, whole.ratio.shape[1]))
     for start in range(0, len(whole), size):
         place = slice(start, start + size)
@@ -300,19 +306,19 @@ def _without_codes(stretches: list[Rows]) -> list[Rows]:
 
 
 def _sample(everything: list[Rows]) -> Rows:
-    """Return every n-th row."""
+    """Return every n-th row, as one chunk; n is chosen by `wanted_sample`."""
     n_rows = sum(map(len, everything))
     step = -(-n_rows // wanted_sample(n_rows, everything[0].n_classes))
     return join([part.take(0, len(part), step) for part in everything])
 
 
 def wanted_sample(n_rows: int, n_classes: int) -> int:
-    """Return the size of the sample of a site."""
+    """Return the number of rows in the sample of a site with `n_rows` rows."""
     return min(SAMPLE, max(n_rows // 3, few_rows(n_classes)))
 
 
 def few_rows(n_classes: int) -> int:
-    """Return the number of rows that is enough for a first guess of g."""
+    """Return a number of rows that is enough for a first guess of g."""
     return max(4096, 64 * n_classes)
 
 
@@ -323,7 +329,7 @@ def join(parts: list[Rows]) -> Rows:
 
 
 def count_groups(groups: Tensor, weight: Tensor | None) -> Groups:
-    """Count groups, and compute the mean size of the group of a row."""
+    """Count groups, and compute their mean size."""
     sizes = torch.bincount(groups, weight).double()
     count = int((sizes > 0).sum())
     return Groups(len(sizes), count, max(1.0, float((sizes**2).sum() / sizes.sum())) if count > 1 else 1.0)

@@ -1,4 +1,4 @@
-"""The result of estimating g, and the choice among candidates by the likelihood of left-out rows."""
+"""The result of a fit of g, and the choice among candidate fits by the likelihood of left-out rows."""
 
 import math
 from collections.abc import Callable
@@ -17,25 +17,25 @@ CONCAVE_TOLERANCE = 1e-9
 GRADIENT_TOLERANCE = 1e-7
 NO_CURVATURE = "this g has no curvature for intervals: use interval(method='bootstrap'), or estimate it with a prior"
 NEGLIGIBLE = 0.003  # share of the weight below which a candidate is dropped
-TIE = 1e-3  # log-likelihood units: more than the solvers' tolerance, less than data can distinguish
+TIE = 1e-3  # log-likelihood units: more than the error of the solvers, less than data can distinguish
 
 
 @dataclass(frozen=True)
 class PostFit:
-    """Post-fit diagnostics: the curvature, and the optimism of the likelihood on its own rows (equation 10)."""
+    """Post-fit diagnostics: the curvature, and the optimism of the log-likelihood (equation 10)."""
 
     curvature: Curvature
     optimism: float
 
 
 def no_curvature() -> PostFit:
-    """Raise ValueError: a posterior has points instead, and a fit by plain EM has no curvature."""
+    """Raise ValueError; stands in place of the diagnostics of a posterior or of a fit by plain EM, which have none."""
     raise ValueError(NO_CURVATURE)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """An estimated g with convergence diagnostics; post-fit covariance and optimism are computed lazily."""
+    """An estimated g with convergence diagnostics; post-fit diagnostics are computed lazily."""
 
     prevalence: Prevalence
     log_likelihood: float
@@ -45,21 +45,21 @@ class Fit:
     n_iter: int
     trace: list[float] = field(repr=False)
     strength: float
-    post_fit: Callable[[], PostFit] | PostFit = field(repr=False)  # the diagnostics, or a function for them
-    refit: Callable[[Evidence], Prevalence] | None = field(default=None, repr=False)  # to other weights of the rows
-    aim: Tensor | None = field(default=None, repr=False)  # (K,) what a constant g is shrunk to
-    pseudo_counts: Tensor | None = field(default=None, repr=False)  # (C, K) of free distributions
+    post_fit: Callable[[], PostFit] | PostFit = field(repr=False)  # the diagnostics, or a function that computes them
+    refit: Callable[[Evidence], Prevalence] | None = field(default=None, repr=False)  # to changed weights or f
+    aim: Tensor | None = field(default=None, repr=False)  # (K,) shrinkage target of a constant g
+    pseudo_counts: Tensor | None = field(default=None, repr=False)  # (C, K) pseudo-rows in each cell of a table
     identified: bool = True  # whether f is informative
-    candidates: "tuple[Candidate, ...]" = field(default=(), repr=False)  # all candidates, itself among them
-    posterior: Posterior | None = field(default=None, repr=False)  # if g is a posterior's and not a maximum's
+    candidates: "tuple[Candidate, ...]" = field(default=(), repr=False)  # all candidate fits, including this one
+    posterior: Posterior | None = field(default=None, repr=False)  # None if g maximizes the (penalized) likelihood
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for pickle: the post-fit diagnostics instead of the function that computes them."""
+        """Return the state for pickle, with the diagnostics in place of the function that computes them."""
         return vars(self) if self.post_fit is no_curvature else {**vars(self), "post_fit": self.diagnostics}
 
     @cached_property
     def diagnostics(self) -> PostFit:
-        """The post-fit diagnostics, computed when first needed."""
+        """The post-fit diagnostics; they are computed on first use."""
         return self.post_fit if isinstance(self.post_fit, PostFit) else self.post_fit()
 
     @property
@@ -79,7 +79,7 @@ class Candidate:
 
     fit: Fit
     weight: float
-    finish: Callable[[], Fit] = field(repr=False)  # the same with the g of rows with missing values fitted
+    finish: Callable[[], Fit] = field(repr=False)  # returns the fit after fitting g of rows with missing values
 
 
 def left_out(fit: Fit) -> float:
@@ -88,14 +88,14 @@ def left_out(fit: Fit) -> float:
 
 
 def best(fits: list[Fit]) -> Fit:
-    """Return the fit with the highest left-out likelihood; in case of ties the first, which is shrunk most."""
+    """Return the fit with the highest left-out likelihood; in a tie, the first one, which is shrunk most."""
     top = max(map(left_out, fits))
     return next(fit for fit in fits if left_out(fit) >= top - TIE)
 
 
 @dataclass(frozen=True)
 class Finisher:
-    """A fit that is finished lazily, once."""
+    """A function that finishes a fit on first use: it fits the g of rows with missing values."""
 
     fit: Fit
     evidence: Evidence
@@ -113,7 +113,10 @@ class Finisher:
 def weigh_candidates(
     fits: list[Fit], evidence: Evidence, finish: Callable[[Fit, Evidence], Fit]
 ) -> tuple[Candidate, ...]:
-    """Return the candidates with weights by their left-out likelihood, without negligible ones (equation 11b)."""
+    """Return the candidates with weights by their left-out likelihood (equation 11b).
+
+    Candidates with a negligible weight are dropped. If there is one fit only, the tuple is empty.
+    """
     if len(fits) == 1:
         return ()
     top = max(map(left_out, fits))

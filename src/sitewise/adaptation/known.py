@@ -1,4 +1,4 @@
-"""Read what the caller knows of g: a prior or a start; a known prevalence, as numbers or as a table by strata of z."""
+"""Read the caller's knowledge of g: a prior, a start, or a known prevalence (numbers, or a table by strata of z)."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from sitewise.prevalence.base import ConstantPrevalence, Prevalence, finite, is_
 
 Array = np.ndarray[Any, Any]
 CONTRADICTED = 0.01  # p-value below which rows and a known prevalence contradict each other
-NORMAL_95 = 3.919927969080108  # widths of a normal 95% interval, in standard deviations
+NORMAL_95 = 3.919927969080108  # width of a normal 95% interval, in standard deviations
 PREVALENCE, LOW, HIGH = "prevalence", "low", "high"
 BAND = re.compile(r"^\s*(-?\d+(?:\.\d+)?)\s*(?:-|–|to)\s*(-?\d+(?:\.\d+)?)\s*$")
 BRACKETS = re.compile(r"^\s*([\[(])\s*(-?[\d.]+|-inf)\s*,\s*(-?[\d.]+|inf)\s*([\])])\s*$")
@@ -46,7 +46,10 @@ OTHER_SCHEMA = (
 
 
 def contradiction_sentence(against: Contradiction, classes: Any = None) -> str:
-    """Describe how a known prevalence and the rows differ, for the class on which they differ most."""
+    """Return a sentence that compares a known prevalence with the rows.
+
+    With two classes it names the second class, with more the class with the largest difference.
+    """
     mean, low, high = against.without
     k = int((torch.logit(against.share) - torch.logit(mean.clamp(1e-9, 1 - 1e-9))).abs().argmax())
     k = len(mean) - 1 if len(mean) == 2 else k
@@ -59,7 +62,7 @@ def contradiction_sentence(against: Contradiction, classes: Any = None) -> str:
 def read_known(
     value: Any, names: Sequence[Any], schema: Confounders | None, problems: Problems, device: torch.device | None = None
 ) -> Known | None:
-    """Read a known prevalence of classes by their names, and strata of z by its schema."""
+    """Read a known prevalence; `names` are the names of the classes, and strata are read with the schema of z."""
     if value is None or isinstance(value, Known):
         return value
     if isinstance(value, pd.DataFrame):
@@ -72,7 +75,7 @@ def read_known(
 
 
 def _read_shares(value: Any, names: list[Any], problems: Problems) -> tuple[Array, Array] | None:
-    """Read P(y) (K,) and the standard deviations of its log-odds."""
+    """Read P(y), (K,), and the standard deviations of its log-odds, (K,); None if they are not valid."""
     value = value.to_dict() if isinstance(value, pd.Series) else value
     unknown = [key for key in value if key not in names] if isinstance(value, Mapping) else []
     if unknown:
@@ -87,7 +90,7 @@ def _read_shares(value: Any, names: list[Any], problems: Problems) -> tuple[Arra
 
 
 def _entries(value: Any, names: list[Any]) -> list[Any]:
-    """Return the entry of each class; with two classes, that of the other one follows."""
+    """Return the entry of each class; with two classes, the entry of one class determines the other."""
     if isinstance(value, Mapping):
         entries = [value.get(name) for name in names]
         if len(names) == 2 and entries.count(None) == 1:
@@ -99,7 +102,7 @@ def _entries(value: Any, names: list[Any]) -> list[Any]:
 
 
 def _mirrored(value: Any) -> Any:
-    """Return the entry of the other of two classes."""
+    """Return the entry of the other of two classes: 1 - value, and bounds in reverse."""
     try:
         return tuple(1.0 - part for part in (value[0], value[2], value[1])) if isinstance(value, tuple) else 1.0 - value
     except (TypeError, IndexError):
@@ -107,7 +110,7 @@ def _mirrored(value: Any) -> Any:
 
 
 def _entry(value: Any) -> tuple[float, float]:
-    """Read a probability and the standard deviation of its log-odds; NaN if it is not valid."""
+    """Read a probability and the standard deviation of its log-odds; both are NaN if the entry is not valid."""
     wrong = (float("nan"), float("nan"))
     try:
         parts = [float(part) for part in value] if isinstance(value, tuple | list) else [float(value)]
@@ -150,7 +153,7 @@ def _read_table(
 
 
 def _by_class(row: pd.Series, columns: list[tuple[str, str, str]], names: list[Any]) -> dict[Any, Any]:
-    """Return the entries of a row by class; if there are fewer entries than classes, of the last classes."""
+    """Return the entries of a row by class; if there are fewer entries than classes, they are of the last classes."""
     entries = [tuple(row[part] for part in own) if own[1] else row[own[0]] for own in columns]
     return dict(zip(names[-len(entries) :], entries, strict=True))
 
@@ -162,7 +165,10 @@ def _wanted(names: list[Any]) -> str:
 
 
 def _share_columns(table: pd.DataFrame, names: list[Any]) -> list[tuple[str, str, str]]:
-    """Return the columns of each class: its share, and its bounds or empty names."""
+    """Return the columns of each class: of its share, and of its bounds (empty names without bounds).
+
+    The list is empty if a column of a share is not in the table.
+    """
     if len(names) == 2 and PREVALENCE in table:
         wanted = [(PREVALENCE, LOW, HIGH)]
     else:
@@ -174,14 +180,14 @@ def _share_columns(table: pd.DataFrame, names: list[Any]) -> list[tuple[str, str
 
 @dataclass(frozen=True)
 class Band:
-    """A range of numbers as written, before it is known whether its end belongs to the next range."""
+    """A range of numbers as the caller wrote it; whether its end is included can depend on the other ranges."""
 
     low: float
     high: float
-    whole: bool  # two whole numbers with a dash between
+    whole: bool  # written as two whole numbers, such as "40-59"
 
     def end(self, starts: set[float]) -> float:
-        """Return the exclusive end: "40-59" includes 59, unless another band starts there."""
+        """Return the exclusive end: "40-59" ends at 60, or at 59 if another band starts at 59."""
         return self.high + 1.0 if self.whole and self.high not in starts else self.high
 
 
@@ -209,7 +215,7 @@ def read_band(value: Any) -> Band | None:
 
 
 def _read_strata(table: pd.DataFrame, z: list[Any], schema: Confounders, problems: Problems) -> Strata | None:
-    """Return the range of codes of every variable in every row."""
+    """Return the strata of the table's rows: for each row, the range of codes of every variable."""
     low = torch.full((len(table), len(schema.variables)), -torch.inf, dtype=torch.float64)
     high = torch.full_like(low, torch.inf)
     for variable in z:
@@ -241,12 +247,15 @@ def _read_strata(table: pd.DataFrame, z: list[Any], schema: Confounders, problem
 
 
 def _text(level: Any) -> str:
-    """Convert a category to text, so that 1, 1.0 and "1" are the same."""
+    """Convert a category to text, so that 1, 1.0 and "1" are the same category."""
     return str(int(level)) if isinstance(level, float) and level.is_integer() else str(level)
 
 
 def _code(variable: Continuous, value: float) -> float:
-    """Return the code of a value; below the learned range between "missing" and 1, above it infinity."""
+    """Return the code of a bound of a stratum.
+
+    Above the learned range it is infinite. Up to the lower end of the range it is between the code of "missing" and 1.
+    """
     if value > variable.high:
         return float("inf")
     if value <= variable.low:
@@ -255,7 +264,7 @@ def _code(variable: Continuous, value: float) -> float:
 
 
 def of_rows(known: Known, evidence: Evidence, problems: Problems) -> Known:
-    """Keep the strata of a table that have rows here."""
+    """Keep the strata of a table that have rows at this site; overlapping strata are a problem."""
     if known.strata is None:
         return known
     strata = known.strata
@@ -280,20 +289,20 @@ def of_rows(known: Known, evidence: Evidence, problems: Problems) -> Known:
 
 @dataclass(frozen=True)
 class Belief:
-    """A constant g (K,), the g(z) behind it with its schema if it depends on z, and the training sites' prior."""
+    """A prior or a start, as the caller gave it."""
 
-    level: Tensor
-    model: Prevalence | None = None
-    schema: Confounders | None = None
-    site_prior: SitePrior | None = None
+    level: Tensor  # (K,) the constant g, or P(y) of a g(z)
+    model: Prevalence | None = None  # g(z), if it depends on z
+    schema: Confounders | None = None  # the schema of z, if there is a g(z)
+    site_prior: SitePrior | None = None  # the whole prior, if a `SitePrior` was given
 
     def prior(self) -> SitePrior:
-        """Return the prior of a new site's g; K numbers or the estimate of another site get the usual scales."""
+        """Return the prior of a new site's g; K probabilities or another estimate get the default scales."""
         source = ConstantPrevalence(finite(self.level.log())) if self.model is None else self.model
         return SitePrior(source) if self.site_prior is None else replace(self.site_prior, prevalence=source)
 
     def level_at(self, evidence: Evidence) -> Tensor:
-        """Return the mean of g over the site's rows; without z, the constant g."""
+        """Return the mean of g over the site's rows, (K,)."""
         if self.model is None or not evidence.seen_weight:
             return self.level
         model = self.model
@@ -309,7 +318,7 @@ class Belief:
 def read_belief(
     value: Any, name: str, n_classes: int, columns: Any, device: torch.device, problems: Problems
 ) -> Belief | None:
-    """Read K probabilities (a Series by its labels, if these are the classes in `columns`) or another estimate."""
+    """Read K probabilities, another estimate or a `SitePrior`; `columns` are the class labels for a Series, if any."""
     if value is None:
         return None
     if isinstance(value, SitePrior):
@@ -347,7 +356,7 @@ def _read_model(
 def shared_schema(
     confounders: Confounders | None, prior: Belief | None, start: Belief | None, problems: Problems
 ) -> Confounders | None:
-    """Return the schema of Z: the given one, else that of a prior or start that depends on z."""
+    """Return the given schema of Z, else the schema of the prior or start if it depends on z."""
     for name, belief in (("prior", prior), ("start", start)):
         if belief is None or belief.schema is None:
             continue

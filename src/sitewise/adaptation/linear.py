@@ -1,7 +1,7 @@
-"""g with logits linear in features of z: the additive model, and a network's last layer for its intervals.
+"""g with logits linear in features of z: the additive model, and the last layer of a network for its intervals.
 
-The likelihood is not concave. It is maximized by damped Newton steps from a good start. The gap is the largest gradient
-entry per row.
+The likelihood is not concave. It is maximized by damped Newton steps from a good start. The gap is the largest entry of
+the gradient, divided by the number of rows.
 """
 
 from collections.abc import Callable
@@ -23,13 +23,13 @@ from sitewise.solvers import EM, Solution, em, lbfgs, newton
 from sitewise.uncertainty import LinearCurvature, invert_information
 
 KNOCKOUT = 0.5
-KEPT_FEATURES = 2**26  # entries of the design up to which it is kept in memory; else it is computed in every pass
-ENOUGH = 2**14  # at most so many distinct rows of z are used to fit the terms of missing values
+KEPT_FEATURES = 2**26  # largest design, in entries, that is kept in memory; a larger one is computed in every pass
+ENOUGH = 2**14  # about the largest number of distinct z that is used to fit the terms of missing values
 
 
 @dataclass(frozen=True)
 class DesignRows:
-    """A chunk of rows with the features (U, D) and the offset (U, K) of their z."""
+    """A chunk of rows with the features (U, D) of their z, and the offset of the logits (U or 1, K)."""
 
     rows: Rows
     design: Tensor
@@ -38,7 +38,7 @@ class DesignRows:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The observed log-likelihood at some coefficients, and its derivatives up to the requested order."""
+    """The observed log-likelihood at given coefficients, and its derivatives up to the requested order."""
 
     flat: Tensor  # (P,)
     log_likelihood: Tensor
@@ -48,12 +48,12 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class LinearProblem:
-    """Minus the penalized observed log-likelihood per unit of weight, as a function of flat coefficients (P,)."""
+    """The objective: minus the penalized observed log-likelihood per unit of weight, of flat coefficients (P,)."""
 
     evidence: Evidence
     parts: Stream[DesignRows]
     penalty: Tensor  # (D,)
-    centre: Prevalence | None = None  # whose log g is the offset
+    centre: Prevalence | None = None  # the shrinkage target; its log g is the offset of the logits
     _last: dict[str, Evaluation] = field(default_factory=dict, repr=False)
     _last_total: dict[str, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
@@ -77,7 +77,7 @@ class LinearProblem:
         return _prevalence(part, flat, self.basis)
 
     def value(self, flat: Tensor, order: int = 1) -> Tensor:
-        """Return the objective; `order` is the highest derivative that will be needed at the same point."""
+        """Return the objective; `order` is the highest order of derivative that will be needed at this point."""
         penalty = 0.5 * self.flat_penalty @ flat**2
         return (penalty - self.evaluate(flat, order).log_likelihood) / self.evidence.total_weight
 
@@ -101,8 +101,8 @@ class LinearProblem:
     def evaluate(self, flat: Tensor, order: int) -> Evaluation:
         """Compute the log-likelihood (order 0), its gradient (1) and the information (2); the last result is cached.
 
-        The gradient is by Fisher's identity, the information complete minus missing (equation 7a). Of the curvature of
-        blank rows only the part that is never negative is used.
+        The gradient follows from Fisher's identity. The information is the complete minus the missing information
+        (equation 7a). For blank rows, only the part of the information that is never negative is used.
         """
         last = self._last.get("evaluation")
         if last is not None and torch.equal(last.flat, flat) and (order < 2 or last.information is not None):
@@ -129,14 +129,14 @@ class LinearProblem:
         return LinearProblem(drawn, Stream(parts), self.penalty, self.centre)
 
     def score_grams(self, flat: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return Σ_n w_n s_n s_nᵀ of the rows' scores, (P, P), and the same of their sums over groups, if any."""
+        """Return Σ_n w_n U_n U_nᵀ of the rows' scores U, (P, P), and the same for their sums over groups, if any."""
         groups = self.evidence.groups
         if groups is not None and groups.factor:
             return self.evidence.gram(self.parts, partial(row_scores, flat=flat, basis=self.basis))
         return self.parts.total(partial(_score_gram, flat=flat, basis=self.basis))[0], None
 
     def total_of_g(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum of g over rows with z, (K,), and its derivative (K, P). The last is remembered."""
+        """Return the sum of g over rows with z, (K,), and its derivative (K, P); the last result is cached."""
         last = self._last_total.get("of_g")
         if last is not None and torch.equal(last[0], flat):
             return last[1], last[2]
@@ -150,7 +150,7 @@ def _prevalence(part: DesignRows, flat: Tensor, basis: Tensor) -> Tensor:
 
 
 def _sums(part: DesignRows, flat: Tensor, basis: Tensor, order: int, blank: bool) -> tuple[Tensor, ...]:
-    """The sums over one chunk: likelihood, gradient, information; with rows without z also g and its slope."""
+    """Return the sums over one chunk: log-likelihood, gradient and information; with `blank`, also g and its slope."""
     prevalence = _prevalence(part, flat, basis)
     at = moments(part.rows, prevalence, order)
     sums = [at.log_likelihood.sum()]
@@ -164,7 +164,7 @@ def _sums(part: DesignRows, flat: Tensor, basis: Tensor, order: int, blank: bool
 
 
 def _mean_slope(part: DesignRows, prevalence: Tensor, basis: Tensor) -> Tensor:
-    """The derivative (K, P) of a stretch's sum of g."""
+    """Return the derivative (K, P) of a chunk's sum of g."""
     weight = part.rows.cell_weight
     slope = torch.einsum("u,ukl,ud->kdl", weight, softmax_hessian(prevalence) @ basis, part.design)
     return slope.reshape(len(slope), -1)
@@ -180,7 +180,7 @@ def _score_gram(part: DesignRows, flat: Tensor, basis: Tensor) -> tuple[Tensor, 
 
 
 def row_scores(part: DesignRows, flat: Tensor, basis: Tensor) -> tuple[Rows, Tensor]:
-    """The derivative of every row's log-likelihood in the coefficients, (n, P)."""
+    """Return a chunk's rows, and the derivative of each row's log-likelihood in the coefficients, (n, P)."""
     prevalence = _prevalence(part, flat, basis)
     relative = scores(part.rows, prevalence) - 1.0
     narrow = (relative * part.rows.at_rows(prevalence)) @ basis
@@ -191,7 +191,7 @@ def row_scores(part: DesignRows, flat: Tensor, basis: Tensor) -> tuple[Rows, Ten
 def linear_problem(
     evidence: Evidence, feature_map: Callable[[Tensor], Tensor], centre: Prevalence | None, penalty: Tensor
 ) -> LinearProblem:
-    """Set up the problem of a g whose logits are those of a shrinkage target plus a linear function of z."""
+    """Set up the problem of a g whose logits are log g of a shrinkage target plus a linear function of features."""
     no_offset = penalty.new_zeros(1, evidence.n_classes)
 
     def with_features(rows: Rows) -> DesignRows:
@@ -202,7 +202,7 @@ def linear_problem(
 
 
 def additive_problem(evidence: Evidence, strength: float, centre: Prevalence | None) -> LinearProblem:
-    """Set up the additive model's problem at one strength of its ridge.
+    """Set up the additive model's problem for one strength of its ridge.
 
     If the shrinkage target is constant, the level of g is shrunk to it too. If the target depends on z, only the shape
     of g is shrunk to it, and the level is free.
@@ -216,7 +216,7 @@ def additive_problem(evidence: Evidence, strength: float, centre: Prevalence | N
 
 
 def solve_linear(problem: LinearProblem, start: Tensor, solver: str | EM) -> Solution[Tensor]:
-    """Maximize from `start` (P,) by Newton (L-BFGS with many coefficients), or by EM."""
+    """Maximize from `start` (P,) by Newton's method, by L-BFGS (also "auto" with many coefficients), or by EM."""
     if isinstance(solver, EM):
         return _solve_by_em(problem, start, solver)
     if solver == "lbfgs" or (solver == "auto" and len(start) > NEWTON_LIMIT):
@@ -232,17 +232,17 @@ def solve_linear(problem: LinearProblem, start: Tensor, solver: str | EM) -> Sol
 
 
 def _solve_by_em(problem: LinearProblem, start: Tensor, solver: EM) -> Solution[Tensor]:
-    """Run algorithm 1 with this g: responsibilities, then the logits that fit them best."""
+    """Run the paper's algorithm 1 with this g: compute responsibilities, and fit the logits to them."""
     evidence = problem.evidence
     parts = list(problem.parts)
     design = torch.cat([part.design for part in parts])
     offset = torch.cat([part.offset.expand(len(part.design), -1) for part in parts])
     share = torch.cat([part.rows.cell_weight for part in parts])[:, None] / evidence.seen_weight
-    # The largest stable gradient step, given the curvature of the penalty relative to the likelihood.
+    # The longest stable gradient step; it depends on the curvature of the penalty relative to the likelihood.
     longest = 1.0 / (1.0 + float(problem.penalty.max()) / evidence.total_weight)
 
     def m_step(totals: Tensor, flat: Tensor) -> Tensor:
-        if solver.m_step == "sgd":  # Fisher: Q's gradient here is L's
+        if solver.m_step == "sgd":  # by Fisher's identity, EM's objective and L have the same gradient here
             return flat - min(solver.learning_rate, longest) * problem.gradient(flat)
         return fit_linear(totals, totals.sum(1), design, problem.penalty, offset).point
 
@@ -266,7 +266,7 @@ def _solve_by_em(problem: LinearProblem, start: Tensor, solver: EM) -> Solution[
 
 
 def fit_additive_terms(problem: LinearProblem, strength: float, start: Tensor, solver: str | EM) -> tuple[Fit, Tensor]:
-    """Estimate the additive g from unlabeled rows; also return its flat coefficients, to start the next fit.
+    """Estimate an additive g from unlabeled rows; also return its flat coefficients, at which the next fit can start.
 
     The terms of missing values are fitted later, by `fit_missing_terms`.
     """
@@ -283,7 +283,7 @@ def fit_additive_terms(problem: LinearProblem, strength: float, start: Tensor, s
 
 @dataclass(frozen=True)
 class RefitAdditive:
-    """Refits an additive g to other weights of the rows, or to another f."""
+    """A function that refits an additive g after a change of the rows' weights or of f."""
 
     model: AdditivePrevalence
     point: Tensor  # (P,) its flat coefficients
@@ -291,11 +291,11 @@ class RefitAdditive:
     _problem: dict[str, LinearProblem] = field(default_factory=dict, repr=False)  # its features are used in every draw
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for pickle without the problem, which is made again when it is needed."""
+        """Return the state for pickle without the problem, which is set up again when needed."""
         return {**vars(self), "_problem": {}}
 
     def __call__(self, drawn: Evidence) -> AdditivePrevalence:
-        """Return the refitted g, starting from the first one."""
+        """Return the refitted g; the fit starts at the original coefficients."""
         if "first" not in self._problem:
             self._problem["first"] = linear_problem(drawn, self.model.features, self.model.centre, self.penalty)
         problem = self._problem["first"].over(drawn)
@@ -320,7 +320,7 @@ def fit_missing_terms(fit: Fit, evidence: Evidence) -> Fit:
 
 @dataclass(frozen=True)
 class RefitFinished:
-    """Refits an additive g, and keeps the fitted terms of missing values."""
+    """A function that refits an additive g, but not the terms of missing values that were fitted last."""
 
     refit: RefitAdditive
     model: AdditivePrevalence
@@ -333,7 +333,7 @@ class RefitFinished:
 
 
 def aggregate_rows(evidence: Evidence, model: Prevalence) -> Aggregate:
-    """Return soft labels (responsibilities) of the distinct z, or of every n-th one if there are very many."""
+    """Return soft labels (responsibilities) at the distinct z, or at every n-th of them if there are very many rows."""
     step = 1 + evidence.n_rows // ENOUGH
 
     def some(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
@@ -353,7 +353,7 @@ def linear_fit(
     strength: float,
     tolerance: float = GRADIENT_TOLERANCE,
 ) -> Fit:
-    """Make a fit from a solved linear problem."""
+    """Make a fit from the solution of a linear problem."""
     return Fit(
         model,
         log_likelihood=float(problem.evaluate(solution.point, 0).log_likelihood),
@@ -370,7 +370,7 @@ def linear_fit(
 def post_fit_at_linear(
     problem: LinearProblem, flat: Tensor, model: Prevalence, feature_map: Callable[[Tensor], Tensor]
 ) -> PostFit:
-    """Return the post-fit covariance of linear logits, and their optimism."""
+    """Return the post-fit covariance of linear logits, and the optimism."""
     inverse = invert_information(problem.penalized_information(flat))
     plain, by_group = problem.score_grams(flat)
     grouped = None if by_group is None else inverse @ (by_group + torch.diag(problem.flat_penalty)) @ inverse
@@ -381,7 +381,10 @@ def post_fit_at_linear(
 
 
 def optimism_of(inverse: Tensor, *grams: Tensor | None) -> float:
-    """Return O of equation 10 from the inverse penalized information and the outer products of rows or groups."""
+    """Return O of equation 10 from the inverse penalized information and the outer products of scores.
+
+    If there are outer products of rows and of groups, the larger optimism is returned.
+    """
     return max(float((inverse * gram).sum()) for gram in grams if gram is not None)
 
 

@@ -1,4 +1,4 @@
-"""Evidence from rows in Dask partitions: each is laid out where it is, and only sums of its rows leave it."""
+"""Evidence from rows in Dask partitions: workers arrange the rows of their partitions, and return only sums."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
@@ -39,7 +39,7 @@ ROW_BY_ROW = (
 
 @dataclass(frozen=True)
 class LaidOut:
-    """The stretches of one partition's rows."""
+    """The rows of one partition, in chunks: rows with some z, and blank rows."""
 
     seen: list[Rows]
     blank: list[Rows]
@@ -47,33 +47,33 @@ class LaidOut:
 
 @dataclass(frozen=True)
 class Summary:
-    """Counts, weights and notes of one partition after its rows were laid out."""
+    """Counts, weights and notes of one partition, after its rows were arranged."""
 
-    seen: list[int]  # rows in each stretch
+    seen: list[int]  # number of rows in each chunk
     blank: list[int]
     seen_weight: float
     blank_weight: float
     n_bytes: int
     notes: Notes
-    weights: list[float]  # the lightest above zero and the heaviest, where rows have weights
+    weights: list[float]  # the smallest positive and the largest weight; empty without weights
     group_sizes: Tensor  # (G,)
-    group_names: np.ndarray[Any, Any]  # hashes of the names that are known
+    group_names: np.ndarray[Any, Any]  # hashes of the names of groups
 
     @property
     def n_rows(self) -> int:
-        """The rows of positive weight."""
+        """The number of rows of positive weight."""
         return sum(self.seen) + sum(self.blank)
 
 
 @dataclass(frozen=True)
 class PartitionReader:
-    """Lays the rows of a partition out, by the reader of chunks."""
+    """Arranges the rows of a partition, with `ChunkReader`."""
 
     schema: Confounders | None
     n_classes: int
 
     def __call__(self, rows: Partition) -> tuple[LaidOut, Summary]:
-        """Read, check and lay out."""
+        """Read, check and arrange the rows of a partition; return them with a summary."""
         if not rows.n_rows:
             nothing = Summary([], [], 0.0, 0.0, 0, Notes(), [], torch.zeros(0), np.zeros(0, np.uint64))
             return LaidOut([], []), nothing
@@ -102,7 +102,7 @@ class PartitionReader:
         )
 
     def _weight(self, rows: Partition, problems: Problems) -> Tensor | None:
-        """The weights of a partition's rows; all of one may be zero, all of the site's may not."""
+        """Read the weights of a partition's rows; unlike the weights of a whole site, they may all be zero."""
         if rows.sample_weight is None:
             return None
         own = Problems(problems.call)
@@ -132,15 +132,15 @@ def _of_read(function: Callable[[LaidOut], S], reader: PartitionReader, rows: Pa
 
 @dataclass(frozen=True)
 class Cluster:
-    """The partitions of a site: laid out and kept where they are as far as memory allows, the others read anew."""
+    """The partitions of a site. Workers keep the first ones in memory; the others are read again in every pass."""
 
     partitions: Partitions
     reader: PartitionReader
-    kept: list[Any]  # delayed values of the first of them
-    client: Any  # of the cluster that keeps them, None for this process
+    kept: list[Any]  # delayed values of the partitions in memory
+    client: Any  # of the Dask cluster that keeps them; None if this process does
 
     def tasks(self, function: Callable[[LaidOut], S]) -> list[Any]:
-        """Apply a function to each partition; the results are delayed."""
+        """Return delayed results of a function for each partition."""
         from dask import delayed
 
         kept = self.kept if self.client is None or self.client.status == "running" else []
@@ -154,12 +154,12 @@ class Cluster:
         return total
 
     def collect(self, function: Callable[[LaidOut], S]) -> list[S]:
-        """Apply a function to each partition."""
+        """Return the results of a function for all partitions."""
         return compute(self.tasks(function))
 
 
 class PartitionStream(Stream[T]):
-    """Stretches of rows in partitions: sums are computed on the workers, and the rows are never iterated here."""
+    """Chunks of rows in partitions: sums are computed on the workers, and the rows cannot be iterated here."""
 
     def __init__(self, cluster: Cluster, get: Callable[[LaidOut], Iterable[T]]) -> None:
         super().__init__(())
@@ -169,20 +169,20 @@ class PartitionStream(Stream[T]):
         raise ValueError(ROW_BY_ROW)
 
     def __reduce__(self) -> Any:
-        """Pickle as an empty stream: a task may contain an object with a stream, but does not use the stream."""
+        """Pickle as an empty stream: a task may contain an object with a stream, but it does not read this stream."""
         return Stream, ((),)
 
     @property
     def in_memory(self) -> bool:
-        """Never."""
+        """Always false."""
         return False
 
     def map(self, function: Callable[[T], S], *, keep: bool = True) -> "PartitionStream[S]":
-        """Apply a function, again in every pass."""
+        """Apply a function to all items, again in every pass."""
         return PartitionStream(self.cluster, partial(_mapped, function, self.get))
 
     def followed_by(self, other: Stream[T]) -> Stream[T]:
-        """The items of both streams, those of one partition together."""
+        """Return a stream of the items of both streams; items of one partition stay together."""
         if isinstance(other, PartitionStream):
             return PartitionStream(self.cluster, partial(_both, self.get, other.get))
         return StreamsApart(self, other)
@@ -192,11 +192,11 @@ class PartitionStream(Stream[T]):
         return self.cluster.sums(partial(_apply, function, self.get))
 
     def collect(self, function: Callable[[T], S]) -> list[S]:
-        """What a function makes of each thing."""
+        """Return the results of a function for all items."""
         return [one for values in self.cluster.collect(partial(_each, function, self.get)) for one in values]
 
     def any(self, function: Callable[[T], bool]) -> bool:
-        """Tell whether something holds of any of them."""
+        """Return whether a condition holds for any item."""
         return any(self.collect(function))
 
 
@@ -212,7 +212,7 @@ class StreamsApart(Stream[T]):
 
     @property
     def in_memory(self) -> bool:
-        """Never."""
+        """Always false."""
         return False
 
     def map(self, function: Callable[[T], S], *, keep: bool = True) -> "StreamsApart[S]":
@@ -224,7 +224,7 @@ class StreamsApart(Stream[T]):
         return add_up([self.first.sums(function), self.second.sums(function)])
 
     def collect(self, function: Callable[[T], S]) -> list[S]:
-        """What a function makes of each thing."""
+        """Return the results of a function for all items of both streams."""
         return [*self.first.collect(function), *self.second.collect(function)]
 
 
@@ -245,7 +245,7 @@ def _each(function: Callable[[T], S], get: Callable[[LaidOut], Iterable[T]], lai
 
 
 def _without_the_rest(value: Any) -> Any:
-    """Copy tensors that are views, because a view would be sent together with its whole tensor."""
+    """Copy tensors that are views, because a view would be sent to another process with its whole storage."""
     if isinstance(value, Tensor):
         return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
     if isinstance(value, tuple):
@@ -267,7 +267,7 @@ def _without_codes(rows: Rows) -> Rows:
 def read_partitions(
     partitions: Partitions, n_classes: int, problems: Problems, *, schema: Confounders | None, categorical: Any
 ) -> tuple[Evidence, Notes]:
-    """Lay out rows that lie in partitions, once: count, weigh, sample, and keep what may be kept."""
+    """Check and arrange rows in partitions: count and sample them, sum their weights, and keep as many as allowed."""
     check_categorical(partitions.has_z, schema, categorical, problems)
     if partitions.has_z and schema is None:
         problems.add(NO_SCHEMA)
@@ -309,7 +309,7 @@ def read_partitions(
 
 
 def _lay_out(partitions: Partitions, reader: PartitionReader) -> tuple[Cluster, list[Summary]]:
-    """Keep the first partitions in the memory of their workers, in growing batches, until the limit is reached."""
+    """Arrange all partitions; keep the first ones in memory, in growing batches, up to `KEPT_BYTES` per worker."""
     from dask import delayed
 
     client = current_client()
@@ -333,7 +333,7 @@ def _summary_of(reader: PartitionReader, rows: Partition) -> Summary:
 
 
 def _count_groups(summaries: list[Summary], problems: Problems) -> Groups:
-    """Count groups, each of which has its rows in one partition."""
+    """Count groups; add a problem if rows of one group are in two partitions."""
     names = np.concatenate([summary.group_names for summary in summaries])
     where = np.repeat(np.arange(len(summaries)), [len(summary.group_names) for summary in summaries])
     order = np.argsort(names, kind="stable")
@@ -349,7 +349,7 @@ def _count_groups(summaries: list[Summary], problems: Problems) -> Groups:
 
 
 def read_labeled_partitions(partitions: Partitions, evidence: Evidence) -> KnownLabels | None:
-    """The labeled rows of all partitions, which are few; None where there are none."""
+    """Return the labeled rows of all partitions, which should be few; None if there are none."""
     if "y" not in partitions.given:
         return None
     bare = replace(
@@ -375,7 +375,10 @@ def _labeled(evidence: Evidence, rows: Partition) -> KnownLabels | None:
 
 
 def stand_in(evidence: Evidence, at_most: int) -> Evidence:
-    """Some of the rows in the place of all, in memory, as heavy as these; rows of one group count as one."""
+    """Return a sample of the rows, in memory, that stands in for all rows.
+
+    Weights are scaled so that the sample weighs as much as all rows, divided by the mean size of groups.
+    """
     some = subset(evidence, at_most)
     share = evidence.total_weight / some.total_weight / (evidence.groups.mean_size if evidence.groups else 1.0)
 

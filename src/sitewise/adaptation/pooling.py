@@ -1,4 +1,4 @@
-"""`pool_prevalence`: learn the prior of a new site's g from labeled training sites."""
+"""`pool_prevalence` learns the prior of a new site's g from labeled training sites."""
 
 from numbers import Integral
 from typing import Any
@@ -20,7 +20,7 @@ ONE_SITE = (
     "sample_domain must name at least two sites with rows of positive weight, got {count}: "
     "one site does not show how sites differ; estimate_prevalence also accepts another estimate as its prior"
 )
-MOST_COEFFICIENTS = 2000  # of a site, whose covariance is a dense matrix
+MOST_COEFFICIENTS = 2000  # of a site; their covariance is a dense matrix
 TOO_MANY = (
     "{features} features of the confounders (splines, levels) for {classes} classes are more than {most:,} "
     "coefficients: merge rare levels or classes, or leave confounders out"
@@ -40,20 +40,21 @@ def pool_prevalence(
 ) -> SitePrior:
     """Learn the prior of a new site's P(Y|Z) from labeled training sites.
 
-    The prior consists of the additive g of a typical site, and of variances that say how much the level and each
-    confounder's effect differ between sites. The estimate of a new site is then shrunk little where training sites
-    differ, and much where they agree (equation 13).
+    The prior consists of the additive g of a typical site, and of the variances of the level and of each confounder's
+    effect between sites. The estimate at a new site is shrunk strongly where the training sites agree, and weakly where
+    they differ (equation 13).
 
     Parameters
     ----------
     y : array of shape (n,)
-        Class indices 0..K-1, all of them known.
+        Class indices 0..K-1, without missing values.
     sample_confounder : DataFrame or array of shape (n, V)
         Confounders, NaN where missing.
     sample_domain : array of shape (n,)
-        The site of each row. There must be at least two sites; four or five show better how sites differ.
+        The site of each row. There must be at least two sites; with four or more, the variances are more reliable.
     n_classes : int, optional
-        K, if not every class occurs in y; by default the largest index in y plus one.
+        The number of classes K, needed if the last class does not occur in y. By default it is the largest index in y
+        plus one.
     confounders : Confounders, optional
         The schema of the confounders; by default it is learned from `sample_confounder`.
     categorical : str, int or sequence of these, optional
@@ -88,7 +89,7 @@ def pool_prevalence(
 
 
 def _read_known_labels(y: Any, n_classes: Any, problems: Problems) -> tuple[Array, int]:
-    """Read every row's class index, none of them missing, and the number of classes K."""
+    """Read the class index of every row, and the number of classes K; a missing label is a problem."""
     n_rows = int(np.shape(y)[0]) if np.ndim(y) else 0
     if not n_rows:
         problems.add(f"y must hold a class index for each row, at least one, got {y!r}")
@@ -107,7 +108,7 @@ def _read_known_labels(y: Any, n_classes: Any, problems: Problems) -> tuple[Arra
 
 
 def _count_classes(column: pd.Series, problems: Problems) -> int:
-    """Return the largest class index plus one, ignoring indices beyond the number of rows."""
+    """Return the largest class index plus one; at least 2, and at most the number of rows (or 2)."""
     numbers = numbers_of(column)
     if (numbers == 0).all():
         problems.add("y holds class 0 only: say how many classes there are with n_classes=")
@@ -115,7 +116,7 @@ def _count_classes(column: pd.Series, problems: Problems) -> int:
 
 
 def _read_sites(sample_domain: Any, weight: Tensor, problems: Problems) -> Tensor:
-    """Read every row's site as a number 0..E-1, with E ≥ 2."""
+    """Read the site of every row as a number 0..E-1; fewer than two sites are a problem."""
     column = read_column(sample_domain, "sample_domain", len(weight), problems)
     if column is None:
         return torch.zeros(len(weight), dtype=torch.int64)

@@ -1,8 +1,8 @@
 """Categories of a confounder with too few rows to learn from: they are found by leave-one-out, and count as missing.
 
-A category with one row is not informative about other rows. Still, a coefficient for it improves the likelihood of that
-row, and equation 10, a first-order approximation, does not correct for that. Here each row of a rare category is left
-out in turn and predicted from the others of its category, exactly.
+A category with one row is not informative about other rows. Still, its coefficient increases the likelihood of its own
+row. Equation 10 does not correct for this, because it is a first-order approximation. Here each row of a rare category
+is left out in turn, and predicted from the other rows of its category.
 """
 
 import warnings
@@ -18,11 +18,11 @@ from sitewise.confounders import Confounders
 from sitewise.confounders.variables import Categorical
 from sitewise.posterior import contrasts
 
-ROWS_A_LEVEL = 5  # a category with fewer is rare
+ROWS_A_LEVEL = 5  # a category with fewer rows is rare
 RIDGES = (1000.0, 100.0, 10.0, 1.0, 0.1)
 MARGIN = 1.0  # log-likelihood units by which rare categories must improve the prediction of left-out rows
-MOST_COEFFICIENTS = 1000  # of all categories together, whose covariance is a dense matrix
-ENOUGH = 2**14  # at most so many rows are left out in turn
+MOST_COEFFICIENTS = 1000  # of all categories together; their covariance is a dense matrix
+ENOUGH = 2**14  # at most about so many rows are left out in turn
 STEPS = 30
 
 RARE = (
@@ -33,17 +33,21 @@ RARE = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """The schema without rare categories, and the weakest ridge at which the remaining rare ones are useful."""
+    """The schema without rare categories, and the weakest ridge that should be tried with the remaining ones.
+
+    The ridge is zero if no rare categories remain.
+    """
 
     schema: Confounders
     weakest_ridge: float
 
 
 def without_rare_levels(evidence: Evidence, *, judged: bool = True, fixed: bool = False) -> Verdict:
-    """Remove categories from the schema that do not help to predict left-out rows; if too many are left, the rarest.
+    """Remove categories from the schema that do not help to predict left-out rows.
 
-    Removed categories count as missing; a variable may have none left. If not `judged` (the caller has given the
-    strength), only the number of categories is limited. A `fixed` schema, given by the caller, keeps all of them.
+    If too many categories remain, the rarest are removed as well. Removed categories count as missing; all categories
+    of a variable may be removed. If `judged` is false (because the caller has given the strength), only the number of
+    categories is limited. If `fixed` is true (because the caller has given the schema), all categories are kept.
     """
     schema = evidence.schema
     assert schema is not None
@@ -80,7 +84,7 @@ def without_rare_levels(evidence: Evidence, *, judged: bool = True, fixed: bool 
 
 
 def level_counts(evidence: Evidence, j: int) -> Tensor:
-    """Return the number of rows of each category of a variable, (L,); weights above one count as several rows."""
+    """Return the number of rows of each category of variable j, (L,); a row of weight w > 1 counts as w rows."""
     assert evidence.schema is not None
     n_levels = int(evidence.schema.variables[j].missing_code)
     counts = evidence.rows.total(
@@ -94,9 +98,10 @@ def _row_counts(rows: Rows) -> Tensor:
 
 
 def gain_of_levels(evidence: Evidence, j: int, rare: Tensor) -> tuple[float, float]:
-    """Return the gain in leave-one-out log-likelihood of rows of rare categories (L,) from others of their own.
+    """Return the gain of the leave-one-out log-likelihood due to coefficients of rare categories, and the best ridge.
 
-    The gain is at the best ridge, which is returned too. If there are very many categories, a sample of them is used.
+    `rare` (L,) marks the rare categories of variable j. Each of their rows is predicted from the other rows of its
+    category, compared with the constant g. If there are very many rare categories, a sample of them is used.
     """
     step = 1 + int(rare.sum()) * (ROWS_A_LEVEL - 1) // ENOUGH
     chosen = rare & (torch.cumsum(rare, 0) % step == 0)
@@ -121,7 +126,7 @@ def gain_of_levels(evidence: Evidence, j: int, rare: Tensor) -> tuple[float, flo
     move = ratio.new_zeros(len(ratio), basis.shape[1])
     without, best = own(move), (0.0, RIDGES[0])
     for ridge in RIDGES:
-        for _ in range(STEPS):  # ½ bounds the curvature of log-softmax, so that no step lowers the penalized likelihood
+        for _ in range(STEPS):  # ½ bounds the curvature of log-softmax: no step decreases the penalized likelihood
             g = torch.softmax(log_level + move @ basis.T, dim=1)
             joint = others * g[:, None, :]
             residual = joint / joint.sum(2, keepdim=True).clamp_min(1e-300) - g[:, None, :]
@@ -132,7 +137,7 @@ def gain_of_levels(evidence: Evidence, j: int, rare: Tensor) -> tuple[float, flo
 
 
 def _rows_of(evidence: Evidence, j: int, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return f (n, K), weights and categories of the rows of chosen categories."""
+    """Return f (n, K), weights (n,) and categories (n,) of the rows whose category of variable j is chosen."""
     marked = torch.cat([chosen, chosen.new_zeros(1)])
     nothing = evidence.sample.ratio[:0].double(), evidence.sample.codes.new_zeros(0), marked[:0].long()
 
@@ -149,14 +154,14 @@ def _rows_of(evidence: Evidence, j: int, chosen: Tensor) -> tuple[Tensor, Tensor
 
 
 def _constant_level(evidence: Evidence) -> Tensor:
-    """Return the constant g (K,) of maximum penalized likelihood, with positive shares."""
+    """Return the constant g (K,) that maximizes the likelihood with one uniform pseudo-row; all shares are positive."""
     even = torch.full((evidence.n_classes,), 1.0 / evidence.n_classes, dtype=torch.float64, device=evidence.device)
     solution = solve_cells(constant_problem(evidence, even), even[None], "auto", tolerance=1e-6)
     return solution.point[0].clamp_min(1e-12)
 
 
 def _limit(kept: dict[int, Tensor], counts: dict[int, Tensor], most: int) -> None:
-    """Remove, in place, the rarest categories of all variables together, down to a total number."""
+    """Remove, in place, the rarest categories of all variables, so that at most `most` categories remain in total."""
     stay = sum(int(keep.sum()) for keep in kept.values())
     if stay <= most:
         return

@@ -1,6 +1,6 @@
-"""The classes that a saved estimate may hold: its g, its diagnostics, its rows, and the curvature for intervals.
+"""The classes that a saved estimate may contain: its g, its diagnostics, its rows, and the curvature for intervals.
 
-The curvature itself is saved, so that a later version gives the same intervals as the one that saved it.
+The curvature itself is saved, so that a later version of the package gives the same intervals.
 """
 
 from dataclasses import fields, replace
@@ -114,5 +114,5 @@ RECORDS = {
 
 
 def all_records() -> dict[str, Record]:
-    """Return all records of a saved estimate: those of every estimate, and those of the families of g."""
+    """Return the records of all classes in saved estimates, by name; some belong to a family of g only."""
     return RECORDS | {name: record for family in FAMILIES.values() for name, record in family.records.items()}

@@ -1,7 +1,7 @@
-"""Chunks of unlabeled rows, and the sums over them that solvers need.
+"""Chunks of unlabeled rows, and the sums over rows that solvers need.
 
-Large f is kept in single precision. Sums are taken in double precision, one chunk of rows at a time, so that a pass
-over the data needs little memory.
+A large f is stored in single precision. Sums are computed in double precision, one chunk of rows at a time, so that a
+pass over the rows needs little memory.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,8 +19,8 @@ from sitewise.posterior import Moments, binary_direction, normalize
 STRETCH = 2**20  # entries of f in a chunk: enough to keep all threads busy, few enough for the cache
 WIDE_STRETCH = 2**18  # entries of f in single precision that are converted to double precision at a time
 GPU_STRETCH = 2**28
-MODERATE = 40.0  # smaller log-ratios can be exponentiated without scaling
-LARGE = 2**20  # entries of f beyond which it is kept in single precision
+MODERATE = 40.0  # log-ratios of smaller size can be exponentiated without scaling
+LARGE = 2**20  # a larger number of entries of f is stored in single precision
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -28,13 +28,13 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Rows:
-    """A chunk of rows; rows with equal z share a row of `codes`."""
+    """A chunk of rows; rows with equal z can share a row of `codes`."""
 
-    ratio: Tensor  # (n, K) f, each row scaled to sum to one; for two classes (n, 1): f_1 - f_0
+    ratio: Tensor  # (n, K) f, each row scaled to sum to one; with two classes (n, 1): f_1 - f_0
     weight: Tensor | None  # (n,); None means ones
-    codes: Tensor  # (U, V) rows of z
-    cell: Tensor | None  # (n,) index into codes; None if there is one for all rows, or one for each
-    groups: Tensor | None  # (n,)
+    codes: Tensor  # (U, V) codes of z
+    cell: Tensor | None  # (n,) index of each row's z in `codes`; None if U = 1 or U = n
+    groups: Tensor | None  # (n,) the group of each row
 
     def __len__(self) -> int:
         return len(self.ratio)
@@ -46,17 +46,17 @@ class Rows:
 
     @cached_property
     def cell_weight(self) -> Tensor:
-        """The weight of every row of codes, (U,)."""
+        """The weight of the rows with each z of `codes`, (U,)."""
         if self.weight is None and len(self.codes) == 1:
             return self.codes.new_full((1,), float(len(self)))
         return self.by_cell(self.codes.new_ones(len(self)) if self.weight is None else self.weight)
 
     def at_rows(self, values: Tensor) -> Tensor:
-        """Expand values of the codes (U, ...) to the rows, (n, ...)."""
+        """Expand values at each z of `codes` (U, ...) to the rows, (n, ...)."""
         return values.expand(len(self), *values.shape[1:]) if self.cell is None else values[self.cell]
 
     def by_cell(self, values: Tensor) -> Tensor:
-        """Sum values of the rows (n, ...) over equal codes, (U, ...)."""
+        """Sum values of the rows (n, ...) over rows with equal z, (U, ...)."""
         if self.cell is None:
             return values.sum(0, keepdim=True) if len(self.codes) == 1 else values
         if values.ndim == 1:
@@ -87,7 +87,7 @@ class Rows:
         return replace(self, ratio=self.ratio.float())
 
     def n_bytes(self) -> int:
-        """Return the bytes of all tensors."""
+        """Return the number of bytes of all tensors."""
         parts = (self.ratio, self.weight, self.codes, self.cell, self.groups)
         return sum(part.nelement() * part.element_size() for part in parts if part is not None)
 
@@ -116,29 +116,29 @@ class Stream(Generic[T]):
         return Stream((), lambda: map(function, self))
 
     def followed_by(self, other: "Stream[T]") -> "Stream[T]":
-        """The items of both streams."""
+        """Return a stream of the items of both streams."""
         if self.in_memory and other.in_memory:
             return Stream([*self.kept, *other.kept])
         return Stream((), lambda: chain(self, other))
 
     def sums(self, function: Callable[[Iterable[T]], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Apply a function that sums over items; it gets all rows of a group in one call.
+        """Apply a function that sums over items, and return its sums.
 
-        Estimators read rows by this method and by those that call it. A stream in partitions applies the function to
+        All rows of a group are in the same call of the function. A stream in partitions calls the function once for
         each partition and adds up the results.
         """
         return function(self)
 
     def total(self, function: Callable[[T], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Apply a function to each item and add up the results; an empty tuple without items."""
+        """Apply a function to each item and add up the results; return an empty tuple if there are no items."""
         return self.sums(partial(_sum_each, function))
 
     def collect(self, function: Callable[[T], S]) -> list[S]:
-        """Apply a function to each item, in order; the results should be small."""
+        """Return the results of a function for all items, in order; the results should be small."""
         return [function(thing) for thing in self]
 
     def any(self, function: Callable[[T], bool]) -> bool:
-        """Whether a condition holds for any item."""
+        """Return whether a condition holds for any item."""
         return any(map(function, self))
 
 
@@ -147,7 +147,7 @@ def _sum_each(function: Callable[[T], tuple[Tensor, ...]], things: Iterable[T]) 
 
 
 def add_up(summands: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """Add up tuples of sums, one by one; those without any are left out."""
+    """Add up tuples of tensors, position by position; empty tuples are ignored."""
     sums: tuple[Tensor, ...] = ()
     for more in summands:
         sums = tuple(total + value for total, value in zip(sums, more, strict=True)) if sums and more else sums or more
@@ -155,7 +155,10 @@ def add_up(summands: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
 
 
 def to_ratio(log_ratio: Tensor) -> Tensor:
-    """Convert log f (n, K) without NaN to f as kept in `Rows`: scaled as by `normalize`, rounded if it is large."""
+    """Convert log f (n, K) without NaN to f as it is stored in `Rows`.
+
+    Rows are scaled as in `normalize`. A large f is rounded to single precision.
+    """
     dtype = torch.float64
     if log_ratio.nelement() > LARGE:
         dtype = torch.float32
@@ -185,7 +188,7 @@ def _to_contrast(log_ratio: Tensor) -> Tensor:
 
 
 def know_labels(ratio: Tensor, rows: Tensor, classes: Tensor) -> None:
-    """Set f of labeled rows, in place, to one-hot rows (equation 7b)."""
+    """Set f of the labeled rows, in place, to one for the known class and zero for all others (equation 7b)."""
     if ratio.shape[1] == 1:
         ratio[rows, 0] = (2 * classes - 1).to(ratio.dtype)
         return
@@ -194,7 +197,7 @@ def know_labels(ratio: Tensor, rows: Tensor, classes: Tensor) -> None:
 
 
 def stretch_size(values: Tensor, width: int) -> int:
-    """Return the number of rows of a chunk, given their width; larger on a GPU, to launch fewer kernels."""
+    """Return the number of rows of a chunk, for rows with `width` entries; larger on a GPU, to launch fewer kernels."""
     return max(1, (GPU_STRETCH if values.is_cuda else STRETCH) // width)
 
 
@@ -214,7 +217,7 @@ def mixture(rows: Rows, prevalence: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rough_moments(rows: Rows, prevalence: Tensor, order: int) -> Moments:
-    """Return the moments of rows without z in the precision of f: faster, to six digits."""
+    """Return the moments of rows with one z, computed in the precision of f: faster, with about six correct digits."""
     mixed = rows.ratio @ prevalence[0].to(rows.ratio.dtype)
     log_likelihood = rows.weighted(mixed.log()).sum(dtype=torch.float64)
     sums = (total.double() for total in _sums_of_one_z(rows, rows.ratio, mixed, order))
@@ -222,7 +225,10 @@ def rough_moments(rows: Rows, prevalence: Tensor, order: int) -> Moments:
 
 
 def moments(rows: Rows, prevalence: Tensor, order: int) -> Moments:
-    """Return sums over the rows at g (U, K): the log-likelihood (order 0), its slope (1) and its curvature (2)."""
+    """Return sums over the rows at g (U, K), for each z.
+
+    These are the log-likelihood, its slope in g if `order` is at least 1, and its curvature if `order` is 2.
+    """
     if len(rows.codes) == 1 and rows.ratio.shape[1] == 1:
         lean = prevalence[0, 1] - prevalence[0, 0]
         number_sums_of = sums_of_numbers(rows.ratio.device.type, rows.ratio.dtype)
@@ -230,7 +236,7 @@ def moments(rows: Rows, prevalence: Tensor, order: int) -> Moments:
         shaped = (number.reshape((1,) * (place + 1)) for place, number in enumerate(numbers))
         return Moments(prevalence, rows.cell_weight, *shaped)
     one_z = len(rows.codes) == 1 and rows.cell is None
-    if one_z and rows.ratio.dtype == torch.float32 and not rows.ratio.is_cuda:  # what is converted stays in the cache
+    if one_z and rows.ratio.dtype == torch.float32 and not rows.ratio.is_cuda:  # converted parts fit into the cache
         size = max(1, WIDE_STRETCH // rows.ratio.shape[1])
         parts = (rows.take(start, start + size) for start in range(0, max(1, len(rows)), size))
         return Moments(prevalence, rows.cell_weight, *add_up(_moments(part, prevalence, order) for part in parts))
@@ -238,7 +244,7 @@ def moments(rows: Rows, prevalence: Tensor, order: int) -> Moments:
 
 
 def _moments(rows: Rows, prevalence: Tensor, order: int) -> tuple[Tensor, ...]:
-    """The sums of `moments`, computed from all rows at once."""
+    """Return the sums of `moments`, computed from all rows of the chunk at once."""
     ratio, mixed = mixture(rows, prevalence)
     log_likelihood = rows.by_cell(rows.weighted(mixed.log()))
     if order == 0:
@@ -259,10 +265,10 @@ def number_sums(contrast: Tensor, weight: Tensor | None, lean: Tensor) -> tuple[
 
 
 def quick_number_sums(contrast: Tensor, weight: Tensor | None, lean: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Do as `number_sums` on a GPU, where divisions and logarithms in double precision are slow.
+    """Compute the sums of `number_sums` on a GPU, where divisions and logarithms in double precision are slow.
 
-    A single-precision reciprocal and one Newton step give u to fifteen digits. log m of each row is rounded to single
-    precision before it is summed.
+    A single-precision reciprocal and one Newton step give u with fifteen correct digits. log m of each row is rounded
+    to single precision before it is summed.
     """
     wide = contrast.double()
     mixed = 0.5 * (1.0 + wide * lean)
@@ -277,7 +283,7 @@ def quick_number_sums(contrast: Tensor, weight: Tensor | None, lean: Tensor) -> 
 
 @cache
 def sums_of_numbers(device_type: str, dtype: torch.dtype) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """Return the function that computes the sums: on a GPU a compiled kernel that reads the rows once."""
+    """Return `number_sums`, or on a GPU a compiled kernel that computes the same sums and reads the rows only once."""
     if device_type != "cuda":
         return number_sums
     return torch.compile(quick_number_sums if dtype == torch.float32 else number_sums, dynamic=True)
@@ -293,7 +299,7 @@ def _sums_of_one_z(rows: Rows, ratio: Tensor, mixed: Tensor, order: int) -> tupl
 
 
 def _sums_by_cell(rows: Rows, ratio: Tensor, mixed: Tensor, order: int) -> tuple[Tensor, ...]:
-    """Return Σ w u (U, J) and Σ w u uᵀ (U, J, J), column by column, to avoid a tensor (n, J, J)."""
+    """Return Σ w u (U, J) and Σ w u uᵀ (U, J, J), computed by columns to avoid a tensor of shape (n, J, J)."""
     scores = ratio / mixed[:, None]
     weighted = rows.weighted(scores)
     first = rows.by_cell(weighted)
@@ -304,7 +310,7 @@ def _sums_by_cell(rows: Rows, ratio: Tensor, mixed: Tensor, order: int) -> tuple
 
 
 def scores(rows: Rows, prevalence: Tensor) -> Tensor:
-    """Return the derivative f / m of every row's log-likelihood in its g, (n, K)."""
+    """Return the derivative of every row's log-likelihood in its g, f / m, (n, K), for g (U, K)."""
     ratio, mixed = mixture(rows, prevalence)
     relative = ratio / mixed[:, None]
     return relative if relative.shape[1] > 1 else 1.0 + relative * rows.at_rows(binary_direction(prevalence))

@@ -1,4 +1,4 @@
-"""Evidence from rows that do not fit into memory: some are kept, the others are read again in every pass."""
+"""Evidence from rows that do not fit into memory: some rows are kept, the others are read again in every pass."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from sitewise.confounders import Confounders
 from sitewise.confounders.variables import Notes
 from sitewise.sources import chunks_from
 
-KEPT_BYTES = 2**29  # of rows kept in memory; the others are read again in every pass
+KEPT_BYTES = 2**29  # bytes of rows that are kept in memory, at most
 CHANGED = "the chunked source gave {first} row(s) at first and {now} in a later pass: it must give the same every time"
 
 Kind = Literal["seen", "blank", "everything"]
@@ -31,7 +31,7 @@ Kind = Literal["seen", "blank", "everything"]
 
 @dataclass(frozen=True)
 class ChunkReader:
-    """Reads the chunks of a source as rows; labels, weights and groups of all rows are sliced for each chunk."""
+    """Reads the chunks of a source; labels, weights and groups of all rows are sliced for each chunk."""
 
     source: Iterable[Any]
     schema: Confounders | None
@@ -51,7 +51,7 @@ class ChunkReader:
         notes: Notes | None = None,
         name: str = "chunk",
     ) -> dict[Kind, list[Rows]]:
-        """Read the rows of a chunk, whose first row is row `offset` of the source."""
+        """Read the rows of chunk number `position`, whose first row is row `offset` of the source."""
         problems = Problems("estimate_prevalence")
         matrix = view_matrix(chunk[0], f"{name} {position} of log_ratio", problems, self.device)
         problems.raise_if_any()
@@ -67,7 +67,10 @@ class ChunkReader:
         return {"seen": seen, "blank": blank} if with_codes else {"everything": blank}
 
     def stretches(self, first: int, offset: int, expected: int, kind: Kind) -> Iterator[Rows]:
-        """Read all chunks from `first` on, after `offset` rows; raise RuntimeError unless there are `expected` rows."""
+        """Yield the rows of all chunks from number `first` on; `offset` rows come before them.
+
+        Raise RuntimeError if the source does not have `expected` rows in total.
+        """
         total = offset
         for position, chunk in enumerate(chunks_from(self.source, first), first):
             laid_out = self.read(chunk, position, total, with_codes=kind != "everything")
@@ -78,7 +81,7 @@ class ChunkReader:
 
 
 class Sampler:
-    """Keeps every n-th row of a stream, with an increasing n."""
+    """Keeps every n-th row of a stream; n increases with the number of rows."""
 
     def __init__(self) -> None:
         self.step, self.parts, self.n_rows = 1, [], 0  # type: int, list[Rows], int
@@ -105,7 +108,7 @@ def read_chunks(
     sample_weight: Any,
     groups: Any,
 ) -> tuple[Evidence, Notes]:
-    """Check and arrange rows in chunks; weights, labels and groups are those of all rows, in order."""
+    """Check and arrange rows in chunks; `y`, `sample_weight` and `groups` have an entry for each row of all chunks."""
     check_categorical(has_z, schema, categorical, problems)
     problems.raise_if_any()
     if has_z and schema is None:
@@ -126,7 +129,7 @@ def read_chunks(
 
 
 def _first_pass(reader: ChunkReader, n_classes: int) -> tuple[Evidence, Notes]:
-    """Read all rows once: count them, sum their weights, sample them, and keep as many as allowed."""
+    """Read all rows once: count and sample them, sum their weights, and keep as many as memory allows."""
     kept: dict[Kind, list[Rows]] = {"seen": [], "blank": []}
     weights: dict[Kind, float] = {"seen": 0.0, "blank": 0.0}
     notes, sampler = Notes(), Sampler()

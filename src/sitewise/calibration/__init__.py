@@ -1,4 +1,4 @@
-"""Calibration of log f on held-out labeled data, given that data's g (equation 6), and its resamples (6a).
+"""Calibration of log f on held-out labeled rows whose g is known (equation 6), and its bootstrap resamples (6a).
 
 Only log f is scaled, never log f + log g, so that f does not depend on the prior of the calibration data.
 """

@@ -1,4 +1,4 @@
-"""`calibrate_log_ratio`: read and check arrays, then fit a calibration."""
+"""`calibrate_log_ratio` reads and checks arrays, and fits a calibration."""
 
 from numbers import Integral
 from typing import Any
@@ -21,7 +21,7 @@ def calibrate_log_ratio(
     n_resamples: int = 0,
     random_state: Any = None,
 ) -> Calibration:
-    """Fit a calibration of log f on held-out labeled rows, by minimum NLL of equation 3.
+    """Fit a calibration of log f to held-out labeled rows, by minimizing the NLL of equation 3.
 
     Parameters
     ----------
@@ -30,23 +30,25 @@ def calibrate_log_ratio(
     y : array of shape (n,)
         Class indices 0..K-1.
     log_prevalence : array of shape (n, K) or (K,)
-        log g of the rows' own site. It must not be fitted on the same labels; cross-fit it.
+        log g of each row at its own site, or one log g for all rows. It must not be fitted to the labels `y`: use
+        cross-fitting.
     method : {"vector", "bias_corrected", "temperature", "none"}
-        "temperature" has one slope, "bias_corrected" one slope for all classes and a bias for each, "vector" a slope
-        and a bias for each class. For two classes "vector" is the same as "bias_corrected".
+        "temperature" has one slope for all classes and no bias, "bias_corrected" one slope for all classes and a bias
+        for each class, "vector" a slope and a bias for each class. With two classes, "vector" and "bias_corrected" are
+        the same. "none" does not change log f.
     sample_weight : array of shape (n,), optional
         One weight for each row.
     groups : array of shape (n,), optional
         Rows of one group, for example a patient, are resampled together.
     n_resamples : int
-        The number of bootstrap resamples of the rows. The calibration is refitted to each, with log g fixed.
+        The number of bootstrap resamples of the rows. The calibration is refitted to each of them, with log g fixed.
     random_state : int, RandomState or None
         Seed of the resamples, as in scikit-learn.
 
     Returns
     -------
     Calibration
-        A function of log f, to be called on the log-ratios of any site.
+        The calibration. Call it on the log-ratios of any site.
 
     Examples
     --------

@@ -1,6 +1,6 @@
-"""A calibration, applied to log f and inverted, and its fit.
+"""`Calibration`, which applies and inverts a calibration of log f, and the fit of a calibration.
 
-The fit is a convex problem, solved by Newton for one weighting of the rows or for many at once.
+The fit is a convex problem. Newton's method solves it for one set of row weights, or for many sets at once.
 """
 
 import warnings
@@ -42,15 +42,15 @@ class Calibration:
     Parameters
     ----------
     method : {"vector", "bias_corrected", "temperature", "none"}
-        How it was fitted; "none" leaves log f unchanged.
+        The method of the fit; "none" leaves log f unchanged.
     slope : Tensor of shape (K,)
         The slope of each class.
     bias : Tensor of shape (K,)
-        The bias of each class; they sum to zero.
+        The bias of each class. The biases sum to zero.
     resampled_slope : Tensor of shape (R, K), optional
         The slopes of R bootstrap resamples.
     resampled_bias : Tensor of shape (R, K), optional
-        Their biases.
+        The biases of the same resamples.
 
     Examples
     --------
@@ -109,8 +109,8 @@ class Calibration:
     def undo(self, calibrated_log_ratio: Tensor) -> Tensor:
         """Recover the centred raw log-ratio from a calibrated one; infinite entries stay infinite.
 
-        A constant may have been added to each row of the calibrated log-ratio l. The constant c with
-        l + c = slope ∘ raw + bias is found by centring raw.
+        A row of the calibrated log-ratio may differ from `slope ∘ raw + bias` by a constant. The constant is chosen so
+        that the finite entries of the raw row have mean zero.
 
         Parameters
         ----------
@@ -120,7 +120,7 @@ class Calibration:
         Returns
         -------
         Tensor of shape (n, K)
-            Raw log f; the mean of each row is zero.
+            Raw log f. The finite entries of each row have mean zero.
         """
         flat = (self.slope == 0).nonzero().flatten().tolist()
         if flat:
@@ -138,7 +138,7 @@ class Calibration:
         Returns
         -------
         list of Calibration
-            R calibrations; empty if `n_resamples` was 0.
+            One calibration for each resample; empty if the calibration was fitted with `n_resamples=0`.
         """
         if self.resampled_slope is None or self.resampled_bias is None:
             return []
@@ -147,7 +147,7 @@ class Calibration:
 
 
 def centre(log_ratio: Tensor) -> Tensor:
-    """Subtract each row's mean over its finite entries, so that scaling does not depend on the free factor of f."""
+    """Subtract from each row the mean of its finite entries, so that scaling does not depend on the factor of f."""
     finite = torch.isfinite(log_ratio)
     total = torch.where(finite, log_ratio, 0.0).sum(1, keepdim=True)
     return log_ratio - total / finite.sum(1, keepdim=True).clamp_min(1)
@@ -156,10 +156,11 @@ def centre(log_ratio: Tensor) -> Tensor:
 def fit_calibration(
     log_ratio: Tensor, targets: Tensor, log_prevalence: Tensor, weight: Tensor, method: str
 ) -> Calibration:
-    """Fit to soft labels (n, K), whose rows sum to one; labels of a class with log g = -inf are ignored.
+    """Fit a calibration to soft labels (n, K), whose rows sum to one.
 
-    All log-ratios are divided by one number, their root mean square, before Newton, and the slopes are rescaled
-    afterwards. So the solver converges for overconfident log-ratios as well as for others.
+    Where log g is -inf, the label's share of the class is set to zero, and the row is rescaled. All log-ratios are
+    divided by their root mean square before Newton's method, and the slopes are rescaled afterwards. So overconfident
+    log-ratios are not harder to fit.
     """
     if method == "none":
         return Calibration(method, torch.ones_like(log_ratio[0]), torch.zeros_like(log_ratio[0]))
@@ -179,10 +180,11 @@ def resample_calibration(
     n_resamples: int,
     random_state: Any = None,
 ) -> Calibration:
-    """Refit a calibration to R bootstrap resamples of its rows, or groups of rows (equation 6a).
+    """Refit a calibration to R bootstrap resamples of its rows, or of groups of rows (equation 6a).
 
-    The weight of a row is the number of times it was drawn, plus 1/n. So a class that was not drawn has a finite bias,
-    and a separable resample a finite slope. Resamples of "none", which is not fitted, are the identity.
+    In a resample, the weight of a row is multiplied by the number of times it was drawn, plus 1/n. So the bias of a
+    class that was not drawn is finite, and so are the slopes if the drawn rows separate the classes. Resamples of the
+    method "none" do not change log f.
     """
     if calibration.method == "none":
         slope, bias = (value.repeat(n_resamples, 1) for value in (calibration.slope, calibration.bias))
@@ -216,14 +218,17 @@ def resample_weight(weight: Tensor, groups: Tensor | None, n_resamples: int, rng
 
 @dataclass(frozen=True)
 class _Scaling:
-    """The convex NLL over (slope, bias) = expand @ parameters, for B weightings of the same rows at once."""
+    """The NLL as a convex function of parameters, for B sets of weights of the same rows at once.
 
-    centred: Tensor  # (n, K), with root mean square one
-    scale: Tensor  # the root mean square before
-    targets: Tensor  # (n, K)
-    prior: Tensor  # (n, K)
+    The slopes and biases of all classes are expand @ parameters.
+    """
+
+    centred: Tensor  # (n, K) log f, centred and divided by its root mean square
+    scale: Tensor  # the root mean square of centred log f
+    targets: Tensor  # (n, K) soft labels
+    prior: Tensor  # (n, K) log g
     expand: Tensor  # (2K, P)
-    start: Tensor  # (P,) one for a slope, zero for a bias
+    start: Tensor  # (P,) initial parameters: one for a slope, zero for a bias
 
     @classmethod
     def of(cls, log_ratio: Tensor, targets: Tensor, prior: Tensor, weight: Tensor, method: str) -> "_Scaling":
@@ -233,7 +238,7 @@ class _Scaling:
         return cls(centred, scale, possible, prior, *_expansion(log_ratio.shape[1], method, log_ratio))
 
     def fit(self, weight: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the optimal slopes (not negative) and biases (B, K) for weights (B, n), by Newton from (B, P)."""
+        """Return the optimal slopes (not negative) and biases, (B, K) each, for weights (B, n) and starts (B, P)."""
         share = weight / weight.sum(1, keepdim=True)
         lower = torch.where(self.start == 1, 0.0, -torch.inf).expand_as(start)
         solution = newton(
@@ -251,11 +256,11 @@ class _Scaling:
         return slope / self.scale, bias
 
     def damping(self, directions: Tensor) -> Tensor:
-        """Return the share (B,) of Newton steps (B, P) that lowers the loss from any point: log(1 + d) / d.
+        """Return factors (B,) on Newton steps (B, P) with which the loss decreases from any point: log(1 + d) / d.
 
-        d is the largest change of the difference of two logits of a row. The loss is generalized self-concordant (Sun
-        and Tran-Dinh, 2019). The share is nearly one for a short step. A long step, from a point where all posteriors
-        are 0 or 1 and the loss is flat, is reduced to its logarithm.
+        d is the largest change of the difference between two logits of a row. The formula holds because the loss is
+        generalized self-concordant (Sun and Tran-Dinh, 2019). The factor is nearly one for a short step. Steps are long
+        where all predictions are near 0 or 1 and the loss is flat; they are shortened to about the logarithm of d.
         """
         slope, bias = (directions @ self.expand.T).chunk(2, dim=1)
         change = slope[:, None] * self.centred + bias[:, None]
@@ -268,19 +273,20 @@ class _Scaling:
         return inverse @ torch.cat([calibration.slope * self.scale, calibration.bias])
 
     def log_posterior(self, points: Tensor) -> Tensor:
-        """log P(y|x,z) of every row by equation 3, (B, n, K)."""
+        """Return log P(y|x,z) of every row by equation 3, (B, n, K), at parameters (B, P)."""
         slope, bias = (points @ self.expand.T).chunk(2, dim=1)
         return torch.log_softmax(slope[:, None] * self.centred + bias[:, None] + self.prior, dim=2)
 
     def loss(self, points: Tensor, share: Tensor) -> Tensor:
-        """The mean NLL (B,) of rows with shares (B, n)."""
+        """Return the mean NLL (B,) at parameters (B, P), for weights (B, n) that sum to one."""
         rows = torch.where(self.targets > 0, self.targets * self.log_posterior(points), 0.0).sum(2)
         return -(share * rows).sum(1)
 
     def derivatives(self, points: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients (B, P) and Hessians (B, P, P) of the loss: Σ s (p - t) a, and Σ s a aᵀ ∘ (diag(p) - p pᵀ).
+        """Return gradients (B, P) and Hessians (B, P, P) of the loss: Σ s (p - t) a, and Σ s a aᵀ ∘ (diag(p) - p pᵀ).
 
-        a = (centred, 1) are the factors of a class's slope and bias.
+        Here s is the weight of a row, p its prediction, t its soft label, and a = (centred, 1) are the factors on the
+        slope and the bias of a class. The sums are over rows and classes.
         """
         n_classes = self.centred.shape[1]
         posterior = self.log_posterior(points).exp()
@@ -296,7 +302,10 @@ class _Scaling:
 
 
 def _to_unit_scale(centred: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Divide centred rows by their root mean square without entries beyond HUGE, which become ±INFINITE."""
+    """Divide centred rows by their root mean square; also return it. Entries beyond HUGE become ±INFINITE.
+
+    These entries are not part of the root mean square.
+    """
     ordinary = centred.abs() <= HUGE
     squares = weight[:, None] * torch.where(ordinary, centred, 0.0) ** 2
     mean_square = squares.sum() / (weight[:, None] * ordinary).sum().clamp_min(1e-300)
@@ -308,7 +317,7 @@ def _expansion(n_classes: int, method: str, like: Tensor) -> tuple[Tensor, Tenso
     """Return the (2K, P) matrix from free parameters to all slopes and biases, and the initial parameters."""
     shared = torch.ones(n_classes, 1, dtype=like.dtype, device=like.device)
     own = torch.eye(n_classes, dtype=like.dtype, device=like.device)
-    # With two classes only the sum of both slopes matters: vector scaling is the bias-corrected temperature.
+    # With two classes only the sum of both slopes matters, so that "vector" is the same as "bias_corrected".
     slopes = own if method == "vector" and n_classes > 2 else shared
     biases = own[:, 1:] - 1.0 / n_classes if method in ("vector", "bias_corrected") else own[:, :0]
     return torch.block_diag(slopes, biases), torch.cat([torch.ones_like(slopes[0]), torch.zeros_like(biases[0])])

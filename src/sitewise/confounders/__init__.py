@@ -1,4 +1,4 @@
-"""The confounders z: the schema of their variables, and their values as codes."""
+"""The confounders z: the schema of their variables, and the conversion of their values to codes."""
 
 from sitewise.confounders.schema import Confounders
 

@@ -1,4 +1,4 @@
-"""The schema of Z: its variables, the conversion of tables to codes and back, and codes as inputs of a network."""
+"""The schema of Z, which converts tables to codes and back, and codes to the inputs of a network."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -26,15 +26,14 @@ FEW = 16  # rows that are encoded value by value
 
 @dataclass(frozen=True)
 class Confounders:
-    """The schema of the confounders Z: their kinds, levels, ranges and knots.
+    """The schema of the confounders Z: the kind of each variable, and its levels, or its range and knots.
 
-    Learn it once on the training data with `learn`. It does not change afterwards, and all other sites are encoded
-    with it.
+    Learn the schema once, on the training data, with `learn`. All other sites are encoded with the same schema.
 
     Parameters
     ----------
-    variables : tuple of variables
-        One `Continuous` or `Categorical` variable for each column, in order.
+    variables : tuple of Continuous or Categorical
+        One variable for each column, in order.
 
     Examples
     --------
@@ -50,8 +49,8 @@ class Confounders:
     def learn(cls, Z: object, categorical: str | int | Iterable[str | int] | None = None) -> "Confounders":
         """Learn kinds, levels, ranges and knots from Z.
 
-        Strings, objects, categories, booleans and at most two distinct integers are categorical. All other numbers are
-        continuous.
+        A column of strings, objects, categories or booleans is categorical. So is a column of numbers with at most two
+        distinct values, both whole numbers. Other columns of numbers are continuous.
 
         Parameters
         ----------
@@ -86,7 +85,7 @@ class Confounders:
         Parameters
         ----------
         chunks : iterable of DataFrames, dicts or arrays
-            The confounders of the training rows, a chunk at a time.
+            The confounders of the training rows, one chunk after the other.
         categorical : str, int or iterable of these, optional
             Names or positions of further columns to treat as categorical.
 
@@ -123,8 +122,9 @@ class Confounders:
     def encode(self, Z: object, device: torch.device | None = None, *, quiet: bool = False) -> tuple[Tensor, Notes]:
         """Convert Z to codes.
 
-        A DataFrame is matched by column name, an array by position and exact width. A value outside the learned range
-        is clipped. An unseen level and an absent column count as missing.
+        Columns of a DataFrame or dict are matched by name, columns of an array by position. An array must have a column
+        for each variable. Values outside the learned range are clipped. Unseen levels and absent columns count as
+        missing.
 
         Parameters
         ----------
@@ -133,7 +133,7 @@ class Confounders:
         device : torch.device, optional
             Where to put the codes; the CPU by default.
         quiet : bool
-            Do not warn about unseen levels and absent or extra columns.
+            Whether to omit the warnings about unseen levels, absent columns and ignored columns.
 
         Returns
         -------
@@ -167,9 +167,9 @@ class Confounders:
         return torch.tensor(codes, device=device), notes
 
     def _encode_few(self, Z: object) -> list[list[Any]] | None:
-        """Encode a few ordinary rows value by value: for a service this is faster than a pandas table.
+        """Encode a few ordinary rows value by value, which is faster than pandas operations for so few rows.
 
-        Return None if there are more rows, or a value that needs the full checks.
+        Return None if there are too many rows, if columns are absent or ignored, or if a value needs the full checks.
         """
         if not isinstance(Z, pd.DataFrame | np.ndarray) or Z.ndim != 2 or not 0 < len(Z) <= FEW:
             return None
@@ -196,7 +196,7 @@ class Confounders:
         Returns
         -------
         DataFrame
-            Numbers within the learned range, and levels; NaN or None where a value is missing.
+            One column for each variable: numbers within the learned range, or levels; NaN or None where missing.
         """
         columns: dict[str, Any] = {}
         for column, variable in zip(codes.cpu().numpy().T, self.variables, strict=True):
@@ -204,7 +204,7 @@ class Confounders:
                 levels = np.array([*variable.levels, None], dtype=object)
                 columns[variable.name] = levels[column.astype(np.int64)]
             else:
-                values = variable.low + 2 * ((column - 1.0) * (variable.high / 2 - variable.low / 2))  # none overflows
+                values = variable.low + 2 * ((column - 1.0) * (variable.high / 2 - variable.low / 2))  # cannot overflow
                 columns[variable.name] = np.where(
                     column == variable.missing_code, np.nan, np.clip(values, variable.low, variable.high)
                 )
@@ -241,7 +241,7 @@ class Confounders:
         return codes == self.missing_codes(codes.device)
 
     def knock_out(self, codes: Tensor, mask: Tensor) -> Tensor:
-        """Replace entries by "missing" (equation 5). f and g must be given the same result.
+        """Replace entries by the code for "missing" (equation 5). f and g must get the same resulting codes.
 
         Parameters
         ----------
@@ -283,7 +283,7 @@ class Confounders:
         return torch.cat(blocks, dim=1)
 
     def missing_columns(self) -> list[int]:
-        """Return the position in `inputs` of each variable's missing column.
+        """Return the positions, in `inputs`, of the columns that flag missing values.
 
         Returns
         -------
@@ -317,7 +317,7 @@ class Confounders:
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Z that is already encoded: `Confounders.encode` accepts it in place of a table and returns its codes."""
+    """An encoded Z. `Confounders.encode` accepts it in place of a table and returns its codes."""
 
     schema: Confounders
     codes: Tensor  # (n, V)
@@ -332,10 +332,11 @@ class Encoded:
 
 
 def mask_patterns(n_variables: int, knockout: float) -> list[tuple[Tensor, float]]:
-    """List sets of knocked-out variables with their probabilities, without the empty and the full set (equation 5).
+    """List sets of knocked-out variables and their probabilities, except the empty and the full set (equation 5).
 
-    Up to six variables all sets are listed, beyond that a fixed sample of 64. The empty set changes nothing and the
-    full set is the marginal; both are treated exactly elsewhere.
+    Each set is a mask (V,) of the variables that are missing. With up to six variables all sets are listed, with more a
+    fixed random sample of at most 64. The empty set does not change z, and for the full set g is the marginal. These
+    two cases are computed exactly where they are needed.
     """
     if n_variables > 6:
         drawn = np.random.default_rng(0).random((64, n_variables)) < knockout

@@ -1,4 +1,4 @@
-"""One variable of Z: its values as codes, with notes on values that needed a correction; learned from a column.
+"""One variable of Z: it is learned from a column, converts values to codes, and counts the values that it changes.
 
 A continuous variable is mapped to [1, 2], and missing is 0. A categorical variable with L levels has the codes 0..L-1,
 and missing is L. So the code of missing is never the code of a value (equation 5).
@@ -30,13 +30,13 @@ EXTRA = "column(s) {names} are not confounders of this model and are ignored"
 
 @dataclass(frozen=True)
 class Notes:
-    """What encoding changed: rows clipped and rows with unseen levels for each variable, columns absent or ignored."""
+    """The changes made by encoding: clipped values, unseen levels, absent columns and ignored columns."""
 
-    clipped: dict[str, int] = field(default_factory=dict)
-    unseen: dict[str, int] = field(default_factory=dict)
-    levels: dict[str, set[str]] = field(default_factory=dict, repr=False)  # the unseen ones
-    absent: tuple[str, ...] = ()
-    extra: tuple[str, ...] = ()
+    clipped: dict[str, int] = field(default_factory=dict)  # variable -> rows with a clipped value
+    unseen: dict[str, int] = field(default_factory=dict)  # variable -> rows with an unseen level
+    levels: dict[str, set[str]] = field(default_factory=dict, repr=False)  # variable -> its unseen levels
+    absent: tuple[str, ...] = ()  # variables without a column
+    extra: tuple[str, ...] = ()  # columns that are ignored
 
     def add(self, other: "Notes") -> None:
         """Add the counts of further rows with the same columns."""
@@ -74,20 +74,20 @@ class Continuous:
 
     @classmethod
     def learn(cls, name: str, values: np.ndarray[Any, Any]) -> "Continuous":
-        """Learn the range and the quantile knots from finite values; a constant variable has no knots."""
+        """Learn the range, and knots at quantiles, from finite values; a constant variable has no knots."""
         low, high = float(values.min()), float(values.max())
         return cls.within(name, low, high, values[:: knot_stride(len(values))])
 
     @classmethod
     def within(cls, name: str, low: float, high: float, values: np.ndarray[Any, Any]) -> "Continuous":
-        """Use the given range, and place the knots at quantiles of the given values."""
+        """Make a variable with the given range, and with knots at quantiles of the given values."""
         quantiles = np.quantile(_to_unit(values, low, high), np.linspace(0, 1, N_KNOTS))
         knots = [1.0, *quantiles[1:-1].tolist(), 2.0] if high > low else []
         distinct = [k for i, k in enumerate(knots) if i == 0 or k - knots[i - 1] > 1e-6]
         return cls(name, low, high, tuple(distinct))
 
     def code(self, value: Any) -> float | None:
-        """Return the code of a number within the range or of a missing value; None if `encode` has to check it."""
+        """Return the code of a number within the range, or of a missing value; None if `encode` must check it."""
         if value is None or (type(value) is float and value != value):
             return self.missing_code
         if type(value) not in (int, float) or not self.low <= value <= self.high:
@@ -116,7 +116,7 @@ class Continuous:
 class Categorical:
     """A categorical variable with fixed levels.
 
-    All other levels count as missing; with `others_missing` that is intended, and `encode` does not warn.
+    All other values count as missing. `encode` notes them as unseen levels, unless `others_missing` is true.
     """
 
     name: str
@@ -135,7 +135,7 @@ class Categorical:
         return cls(name, tuple(sorted(set(levels), key=lambda v: (isinstance(v, str), v))))
 
     def code(self, value: Any) -> float | None:
-        """Return the code of a known level or of a missing value; None if `encode` has to check it."""
+        """Return the code of a known level, or of a missing value; None if `encode` must check it."""
         if value is None or (type(value) is float and value != value):
             return self.missing_code
         level = _plain(value) if type(value) in (str, int, float, bool) else None
@@ -160,7 +160,7 @@ Variable = Continuous | Categorical
 
 
 def knot_stride(n_values: int) -> int:
-    """Return the stride, a power of two, at which the values of a long column are sampled to place its knots."""
+    """Return the stride, a power of two, at which a column of `n_values` values is sampled to place its knots."""
     return 1 << max(0, (n_values - 1) // MANY_VALUES).bit_length()
 
 
@@ -175,7 +175,7 @@ def holds_strange_objects(known: pd.Series) -> bool:
 
 
 def _to_unit(values: np.ndarray[Any, Any], low: float, high: float) -> np.ndarray[Any, Any]:
-    """Map [low, high] to [1, 2], or to 1.5 if the range is one point. Halving first avoids overflow."""
+    """Map [low, high] to [1, 2], or to 1.5 if low equals high. Values are halved first to avoid overflow."""
     if high <= low:
         return np.full_like(values, 1.5)
     return 1.0 + (values / 2 - low / 2) / (high / 2 - low / 2)
@@ -221,7 +221,7 @@ def _tensor_values(Z: Tensor) -> Any:
 
 
 def _infer_kinds(frame: pd.DataFrame) -> pd.DataFrame:
-    """Convert object columns of numbers to numeric ones; pd.NA would prevent that, so it becomes None."""
+    """Convert object columns of numbers to numeric columns; pd.NA would prevent this and is replaced by None."""
     frame = frame.copy()
     for name in [c for c in frame.columns if frame[c].dtype == object]:
         frame[name] = frame[name].mask(frame[name].isna(), None)
@@ -231,7 +231,7 @@ def _infer_kinds(frame: pd.DataFrame) -> pd.DataFrame:
 def resolve_columns(
     categorical: str | int | Iterable[str | int] | None, columns: pd.Index, problems: Problems
 ) -> set[Any]:
-    """Resolve the names or positions of columns to treat as categorical; a single one need not be in a list."""
+    """Return the names of the columns to treat as categorical, given one or several names or positions."""
     forced = set()
     names: Any = () if categorical is None else categorical
     for name in [names] if isinstance(names, str | Integral) else names:
@@ -284,7 +284,7 @@ def refuse_infinite(column: pd.Series, name: str, problems: Problems) -> None:
 
 
 class ColumnDigest:
-    """A summary of a long column, enough to learn its variable: its range, and a sample of values or all levels."""
+    """A summary of a long column, from which its variable is learned: range and sampled values, or all levels."""
 
     def __init__(self) -> None:
         self.n_known = 0
@@ -309,7 +309,7 @@ class ColumnDigest:
             self.stride = wanted
 
     def column(self) -> pd.Series:
-        """Return the values that were kept."""
+        """Return the kept values."""
         filled = [part for part in self.parts if len(part)]
         return pd.concat(filled) if filled else self.parts[0]
 

@@ -1,6 +1,6 @@
-"""g as an additive logistic model: splines of continuous z, a column for each level, and columns for missing values.
+"""g as an additive logistic model: splines of numbers, a column for each category, and columns for missing values.
 
-The B-spline basis is torch code for any device, with the same values as scikit-learn's SplineTransformer.
+The B-spline basis is computed with torch, on any device. It has the same values as scikit-learn's SplineTransformer.
 """
 
 import threading
@@ -28,7 +28,7 @@ from sitewise.prevalence.base import (
 from sitewise.prevalence.linear import NEWTON_LIMIT, fit_linear, information
 
 STRENGTHS = (10.0, 1.0, 0.1, 0.01)  # candidates for the ridge penalty
-FEW = 16  # features and splines of at most so many rows are cached
+FEW = 16  # features and splines are cached if there are at most so many rows
 _latest = threading.local()
 MISSING_PENALTY = 0.01  # keeps the coefficient of a missing column finite if no row determines it
 DEGREE = 3
@@ -54,7 +54,10 @@ def spline_sum(nonzero: Nonzero, coefficients: Tensor) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _windows(knots: tuple[float, ...], degree: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the inner knots (I, 1), and for each interval the 2 degree knots around it. Do not write to them."""
+    """Return the inner knots (I, 1), and the 2 * degree knots around each interval between knots.
+
+    Do not write to the results: they are cached.
+    """
     base = torch.tensor(knots, dtype=dtype, device=device)
     steps = torch.arange(1, degree + 1, dtype=dtype, device=device)
     before = base[0] - steps.flip(0) * (base[1] - base[0])
@@ -64,13 +67,13 @@ def _windows(knots: tuple[float, ...], degree: int, dtype: torch.dtype, device: 
 
 
 def nonzero_splines(values: Tensor, knots: Sequence[float], degree: int = DEGREE) -> Nonzero:
-    """Return the degree + 1 nonzero basis functions at values within the knots, and the index of the first one.
+    """Return the index of the first nonzero basis function at each value, and the degree + 1 nonzero functions.
 
-    They are computed by the recursion of Cox and de Boor. The knots are continued beyond both ends at the spacing of
-    the outermost pair.
+    The values must lie within the knots. The functions are computed by the recursion of Cox and de Boor. Beyond both
+    ends, the knots are continued at the spacing of the two outermost knots.
     """
     inner, windows = _windows(tuple(knots), degree, values.dtype, values.device)
-    # The number of inner knots up to a value; the last interval includes its end.
+    # The interval of a value is the number of inner knots up to the value; the last interval includes its end.
     place = (values >= inner).sum(dim=0)
     around = windows.index_select(0, place)  # (n, 2 degree) knots
     below = [values - knot for knot in around[:, :degree].unbind(1)][::-1]
@@ -87,9 +90,10 @@ def nonzero_splines(values: Tensor, knots: Sequence[float], degree: int = DEGREE
 
 
 def features(codes: Tensor, schema: Confounders) -> Tensor:
-    """Return the features of z, (n, D): 1, then each variable's splines or levels followed by its missing column.
+    """Return the features of z, (n, D).
 
-    Do not write to the result: it may be cached, because a prediction needs the features of its rows several times.
+    The first column is 1. Then, for each variable, come the columns of its splines or levels, and a column that is 1 if
+    its value is missing. Do not write to the result: it may be cached, because a prediction needs it several times.
     """
     computed = _computed(codes, schema)
     if "features" not in computed:
@@ -122,7 +126,7 @@ def _splines(codes: Tensor, schema: Confounders, j: int, knots: Sequence[float])
 
 
 def _computed(codes: Tensor, schema: Confounders) -> dict[Any, Any]:
-    """Return the cache of these rows if they are few and the latest ones, else an empty dictionary."""
+    """Return the cache for these rows; it is kept for the latest rows only, and only if they are few."""
     if len(codes) > FEW or torch.jit.is_tracing() or codes.is_inference():  # type: ignore[attr-defined]
         return {}
     rows, version, of, computed = getattr(_latest, "entry", (None, 0, None, {}))
@@ -133,7 +137,7 @@ def _computed(codes: Tensor, schema: Confounders) -> dict[Any, Any]:
 
 
 def logits(codes: Tensor, schema: Confounders, coefficients: Tensor) -> Tensor:
-    """Return features @ coefficients, (n, K), by looking up the nonzero features of each row."""
+    """Return features @ coefficients, (n, K); only the nonzero features of each row are used."""
     total = coefficients[0].expand(codes.shape[0], -1)
     start = 1
     for j, (variable, end) in enumerate(zip(schema.variables, missing_features(schema), strict=True)):
@@ -162,9 +166,9 @@ def missing_features(schema: Confounders) -> list[int]:
 
 @dataclass(frozen=True)
 class AdditivePrevalence:
-    """log g(z) = log-softmax of the sum of one term for each variable, plus log g of `centre` if there is one.
+    """g of an additive model: logits are an intercept plus a term for each variable, plus log g of `centre` if given.
 
-    A row with all values missing has exactly the site's marginal.
+    For a row with all values missing, g is exactly the site's marginal.
     """
 
     schema: Confounders
@@ -174,7 +178,7 @@ class AdditivePrevalence:
     name: str = "additive"
 
     def features(self, codes: Tensor) -> Tensor:
-        """Return the features that the log-odds are linear in, (n, D)."""
+        """Return the features (n, D) of which the logits are a linear function."""
         return features(codes, self.schema)
 
     def log_prob(self, codes: Tensor) -> Tensor:
@@ -187,7 +191,7 @@ class AdditivePrevalence:
 
 
 def ridge(strength: float, n_features: int, device: torch.device | None = None, *, free_level: bool = True) -> Tensor:
-    """Return the penalty (D,) of each feature: `strength`, but zero for the intercept with `free_level`."""
+    """Return the penalty on each feature, (D,): `strength`, and zero for the intercept if `free_level`."""
     penalty = torch.full((n_features,), float(strength), dtype=torch.float64, device=device)
     if free_level:
         penalty[0] = 0.0
@@ -205,10 +209,11 @@ def fit_additive(
     smoothing: float = SMOOTHING,
     centre: Prevalence | None = None,
 ) -> AdditivePrevalence:
-    """Fit to soft labels (n, K) by penalized maximum likelihood; `strength=None` chooses it by empirical Bayes.
+    """Fit to soft labels (n, K) by penalized maximum likelihood.
 
-    All terms are fitted to the rows first. The missing columns of variables that are never missing in them are then
-    fitted to knocked-out copies of the rows (equation 9).
+    With `strength=None`, the strength is chosen by empirical Bayes. All terms are fitted to the rows first. If a
+    variable is never missing in the rows, the coefficients of its missing column are then fitted to copies of the rows
+    with parts of z hidden (equation 9).
     """
     data = aggregate(smooth(targets, weight, smoothing), codes, weight)
     design = features(data.codes, schema)
@@ -221,7 +226,10 @@ def fit_additive(
 
 
 def _fit_coefficients(data: Aggregate, design: Tensor, offset: Tensor, strengths: tuple[float, ...]) -> Tensor:
-    """Return the coefficients (P,) at the strength with the largest marginal likelihood (empirical Bayes)."""
+    """Return the coefficients (P,) at the strength with the largest marginal likelihood (empirical Bayes).
+
+    With more than `NEWTON_LIMIT` coefficients, only one strength is used.
+    """
     n_features, n_classes = design.shape[1], data.totals.shape[1]
     if n_features * (n_classes - 1) > NEWTON_LIMIT:
         strengths = strengths[len(strengths) // 2 :][:1]
@@ -246,7 +254,7 @@ def _log_evidence(data: Aggregate, design: Tensor, offset: Tensor, penalty: Tens
 
 
 def fit_missing_columns(model: AdditivePrevalence, data: Aggregate, knockout: float) -> AdditivePrevalence:
-    """Fit the missing columns of variables that are never missing in `data` on its knocked-out copies."""
+    """Fit the missing columns of variables that are never missing in `data`, on copies with parts of z hidden."""
     never = ~model.schema.missing(data.codes[data.weight > 0]).any(dim=0)
     columns = [c for c, unseen in zip(missing_features(model.schema), never.tolist(), strict=True) if unseen]
     copies = masked_copies(data, model.schema, knockout)

@@ -1,4 +1,4 @@
-"""What all models of g share: the protocol, the floor that keeps log g finite, and rows added up over equal z."""
+"""Parts shared by all models of g: the protocol, the lower limit of log g, and sums over rows with equal z."""
 
 import copy
 import math
@@ -12,13 +12,13 @@ from sitewise.arrays import distinct_rows
 from sitewise.confounders import Confounders
 from sitewise.confounders.schema import mask_patterns
 
-FLOOR = math.log(1e-12)
+FLOOR = math.log(1e-12)  # lower limit of log g
 SMOOTHING = 1.0  # pseudo-rows with uniform labels, so that g is finite at a site with one class only
 
 
 @runtime_checkable
 class Prevalence(Protocol):
-    """A fitted g: log P(y|z) of rows of codes, of which any values may be missing."""
+    """A fitted g, which returns log P(y|z) at rows of codes of z; any values of z may be missing."""
 
     @property
     def name(self) -> str:
@@ -26,27 +26,27 @@ class Prevalence(Protocol):
         ...
 
     def log_prob(self, codes: Tensor) -> Tensor:
-        """Return log P(y|z), (n, K), finite."""
+        """Return log P(y|z) at codes (n, V), (n, K); all entries are finite."""
         ...
 
 
 def is_constant(model: Prevalence) -> bool:
-    """Return whether a g declares itself to be the same for every z."""
+    """Return whether a model of g declares that g is the same for every z."""
     return getattr(model, "is_constant", False)
 
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Weights and soft labels added up over equal rows of z, which is all that a fit to soft labels needs."""
+    """Weights and soft labels, summed over rows with equal z: the data for a fit to soft labels."""
 
-    codes: Tensor  # (U, V) distinct rows
-    index: Tensor  # (n,) the distinct row of each row
-    weight: Tensor  # (U,) their weight
-    totals: Tensor  # (U, K) their weighted soft labels
+    codes: Tensor  # (U, V) distinct values of z
+    index: Tensor  # (n,) position in `codes` of each row's z
+    weight: Tensor  # (U,) sum of the rows' weights
+    totals: Tensor  # (U, K) sum of the rows' weighted soft labels
 
 
 def aggregate(targets: Tensor, codes: Tensor, weight: Tensor) -> Aggregate:
-    """Sum weights and weighted soft labels over equal rows of z."""
+    """Sum weights and weighted soft labels over rows with equal z."""
     distinct, index = distinct_rows(codes)
     weights = torch.zeros(len(distinct), dtype=weight.dtype, device=weight.device).index_add_(0, index, weight)
     totals = torch.zeros(len(distinct), targets.shape[1], dtype=targets.dtype, device=targets.device)
@@ -54,7 +54,7 @@ def aggregate(targets: Tensor, codes: Tensor, weight: Tensor) -> Aggregate:
 
 
 def masked_copies(data: Aggregate, schema: Confounders, knockout: float) -> Aggregate:
-    """Copy the distinct rows once for every knockout pattern, weighted by its probability."""
+    """Copy the distinct values of z once for every knockout pattern, weighted by the probability of the pattern."""
     patterns = mask_patterns(len(schema.variables), knockout)
     if not patterns:
         return Aggregate(data.codes[:0], data.index[:0], data.weight[:0], data.totals[:0])
@@ -65,7 +65,7 @@ def masked_copies(data: Aggregate, schema: Confounders, knockout: float) -> Aggr
 
 
 def smooth(targets: Tensor, weight: Tensor, smoothing: float) -> Tensor:
-    """Mix soft labels with the uniform distribution, which counts as `smoothing` rows."""
+    """Mix soft labels (n, K) with the uniform distribution, which counts as `smoothing` rows."""
     total = float(weight.sum())
     return (targets * total + smoothing / targets.shape[1]) / (total + smoothing)
 
@@ -87,12 +87,12 @@ def on_device(model: Prevalence, device: torch.device) -> Prevalence:
 
 
 def finite(log_prob: Tensor) -> Tensor:
-    """Raise log-probabilities to the floor and normalize them."""
+    """Raise log-probabilities to at least FLOOR, and normalize them."""
     return torch.log_softmax(log_prob.clamp_min(FLOOR), dim=-1)
 
 
 def mean_log_prob(log_prob: Tensor, weight: Tensor) -> Tensor:
-    """Return the log of the weighted mean of probabilities over rows, (K,)."""
+    """Return the log of the weighted mean, over rows, of probabilities given as logs (n, K), (K,)."""
     return torch.logsumexp(log_prob + torch.log(weight / weight.sum())[:, None], dim=0)
 
 
@@ -105,12 +105,12 @@ class ConstantPrevalence:
     is_constant: ClassVar[bool] = True
 
     def log_prob(self, codes: Tensor) -> Tensor:
-        """Return the marginal for every row."""
+        """Return log P(y) for every row, (n, K)."""
         return self.log_marginal.expand(codes.shape[0], -1)  # `shape[0]` can be traced for export, `len` cannot
 
 
 def fit_constant(targets: Tensor, weight: Tensor, *, smoothing: float = SMOOTHING) -> ConstantPrevalence:
-    """Fit a constant g to soft labels: their weighted mean.
+    """Fit a constant g to soft labels: g is their weighted mean.
 
     Parameters
     ----------
@@ -119,12 +119,12 @@ def fit_constant(targets: Tensor, weight: Tensor, *, smoothing: float = SMOOTHIN
     weight : Tensor of shape (n,)
         Weights of the rows.
     smoothing : float
-        Rows of even labels that are added, so that no class has probability zero.
+        The weight of an additional row with a uniform soft label, so that no class has probability zero.
 
     Returns
     -------
     ConstantPrevalence
-        Its `log_marginal` (K,) is log g.
+        The fitted g; `log_marginal` (K,) is log g.
 
     Examples
     --------

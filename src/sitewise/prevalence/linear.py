@@ -14,10 +14,10 @@ NEWTON_LIMIT = 300  # parameters; beyond that L-BFGS is faster than Newton
 
 
 def assemble(features: Tensor, blocks: Tensor) -> Tensor:
-    """Σ_u (φ_u φ_uᵀ) ⊗ block_u as a (P, P) matrix, P = D (K-1), for features (U, D) and blocks (U, K-1, K-1)."""
+    """Return Σ_u (φ_u φ_uᵀ) ⊗ block_u, (P, P) with P = D (K-1), for features φ (U, D) and blocks (U, K-1, K-1)."""
     n_features, width = features.shape[1], blocks.shape[1]
     matrix = torch.empty(n_features, width, n_features, width, dtype=features.dtype, device=features.device)
-    if width > n_features:  # many classes: one product for each feature, not for each pair of classes
+    if width > n_features:  # many classes: compute one product for each feature instead of each pair of classes
         flat = blocks.reshape(len(blocks), -1)
         for d in range(n_features):
             products = (features[:, d : d + 1] * features).T @ flat
@@ -32,7 +32,7 @@ def assemble(features: Tensor, blocks: Tensor) -> Tensor:
 
 
 def information(features: Tensor, weight: Tensor, probability: Tensor) -> Tensor:
-    """Return the information of labeled rows on the coefficients, (P, P): minus the log-likelihood's Hessian."""
+    """Return the information of labeled rows about the coefficients, (P, P): minus the log-likelihood's Hessian."""
     basis = contrasts(probability.shape[1], probability.device)
     return assemble(features, weight[:, None, None] * (basis.T @ softmax_hessian(probability) @ basis))
 
@@ -49,7 +49,8 @@ def fit_linear(
 ) -> Solution[Tensor]:
     """Fit multinomial logits to soft labels: minimize -Σ_u totals_u·log softmax + ½ Σ penalty·coefficients².
 
-    `totals` (U, K) and `weight` (U,) are sums over equal rows, `penalty` is (D,), `offset` (U, K).
+    `totals` (U, K) and `weight` (U,) are sums of soft labels and weights over rows with equal z. `penalty` is (D,) and
+    `offset` (U, K). The solution's point holds the flat coefficients, (D (K-1),).
     """
     n_features, n_classes = features.shape[1], totals.shape[1]
     basis = contrasts(n_classes, totals.device)

@@ -1,4 +1,4 @@
-"""g as the paper's network, for reproduction: Lin(100), ReLU, Lin(100), ReLU, Lin(K), optionally with dropout."""
+"""g as the paper's network, for reproduction: two hidden layers of 100 with ReLU, optionally with dropout."""
 
 import copy
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from sitewise.solvers import Solution, lbfgs
 
 HIDDEN = 100
 BATCH = 4096
-ALL_MASKS = 6  # variables, up to which every set of them can be knocked out
+ALL_MASKS = 6  # largest number of variables for which all knockout patterns are used in every step
 STEPS = 500
 LEARNING_RATE = 3e-3
 
 
 @dataclass(frozen=True)
 class NetworkPrevalence:
-    """log g(z) = log-softmax of a network's output; at a row with all values missing it is exactly the marginal."""
+    """g as the softmax of a network's output; for a row with all values missing, g is exactly the site's marginal."""
 
     schema: Confounders
     module: nn.Sequential
@@ -29,7 +29,7 @@ class NetworkPrevalence:
     name: str = "network"
 
     def features(self, codes: Tensor) -> Tensor:
-        """Return the features that the log-odds are linear in: one, and the activations before the last layer."""
+        """Return the features (n, 101) of which the logits are a linear function: 1 and the last hidden activations."""
         with torch.no_grad():
             activations = self.module[:-1](self.schema.inputs(codes))
         return torch.cat([activations.new_ones(len(codes), 1), activations], dim=1)
@@ -80,7 +80,7 @@ def minimize_module(
 
 
 def cross_entropy(module: nn.Sequential, inputs: Tensor, totals: Tensor) -> Tensor:
-    """Return the mean of -Σ_y t_y log g(z)_y, with weighted soft labels `totals`: minus EM's Q."""
+    """Return the mean of -Σ_y t_y log g(z)_y over the weighted soft labels t = `totals`: minus EM's objective."""
     return -(totals * torch.log_softmax(module(inputs), dim=1)).sum() / totals.sum()
 
 
@@ -95,10 +95,10 @@ def fit_network(
     smoothing: float = SMOOTHING,
     seed: int = 0,
 ) -> NetworkPrevalence:
-    """Fit to soft labels (n, K) by Adam, every variable of a row knocked out with probability `knockout`.
+    """Fit to soft labels (n, K) by Adam; each variable of a row is knocked out with probability `knockout`.
 
-    Where there are few distinct z, every step has all of them with every set of variables knocked out, weighted by its
-    probability; otherwise, and with dropout, rows and masks are drawn for each step.
+    If there are few distinct z and no dropout, every step uses all z with all knockout patterns, weighted by their
+    probabilities. Otherwise rows and patterns are drawn for each step.
     """
     targets = smooth(targets, weight, smoothing)
     whole = None if dropout else _every_mask(aggregate(targets, codes, weight), schema, knockout)
@@ -128,7 +128,7 @@ def fit_network(
 
 
 def _every_mask(data: Aggregate, schema: Confounders, knockout: float) -> tuple[Tensor, Tensor] | None:
-    """Inputs and weighted soft labels for every knockout pattern; None if they are more than a batch."""
+    """Return inputs and weighted soft labels for every knockout pattern; None if there are more than a batch."""
     n = len(schema.variables)
     if n > ALL_MASKS or len(data.codes) * 2**n > BATCH:
         return None
@@ -140,9 +140,9 @@ def _every_mask(data: Aggregate, schema: Confounders, knockout: float) -> tuple[
 
 
 def fit_missing_inputs(model: NetworkPrevalence, data: Aggregate, knockout: float) -> NetworkPrevalence:
-    """Fit the missing columns of variables that are never missing in `data` on its knocked-out copies.
+    """Fit the missing columns of variables that are never missing in `data`, on copies with parts of z hidden.
 
-    The g of all rows of `data` is unchanged (equation 9), because these columns are zero for them.
+    The g at the rows of `data` does not change (equation 9), because these columns are zero there.
     """
     never = ~model.schema.missing(data.codes[data.weight > 0]).any(dim=0)
     columns = [c for c, unseen in zip(model.schema.missing_columns(), never.tolist(), strict=True) if unseen]

@@ -1,7 +1,7 @@
-"""A hierarchical model of g over the training sites: the typical site, and the variance between sites by variable.
+"""A hierarchical model of g at the training sites: the g of a typical site, and a variance between sites per variable.
 
-It is an empirical-Bayes prior of a new site's g (equation 13): normal coefficients with the typical site's as mean and
-the variance between sites, τ².
+It gives an empirical-Bayes prior of a new site's g (equation 13): the coefficients are normal around those of the
+typical site, B, with the variances between sites, τ². Δ_e is the deviation of site e from B.
 """
 
 import warnings
@@ -30,8 +30,8 @@ START = 1.0  # initial τ² of every variable
 FLOOR = 1e-4  # of τ²: a standard deviation of 0.01 in log-odds between sites is negligible
 KNOCKOUT = 0.5
 LIMIT = 200
-VARIANCE_TOLERANCE = 1e-2  # largest derivative of the marginal log-likelihood in log τ²
-COEFFICIENT_TOLERANCE = 1e-7  # largest gradient entry per row
+VARIANCE_TOLERANCE = 1e-2  # of the largest derivative of the marginal log-likelihood in log τ²
+COEFFICIENT_TOLERANCE = 1e-7  # of the largest entry of the gradient, divided by the number of rows
 HALVINGS = 30
 ROUNDING = 1e-12
 
@@ -42,9 +42,9 @@ NOT_CONVERGED = (
 
 
 def pool_sites(targets: Tensor, codes: Tensor, weight: Tensor, site: Tensor, schema: Confounders) -> SitePrior:
-    """Fit the typical g and the variance between sites to soft labels (n, K) of rows at the sites `site` (n,).
+    """Fit the typical g and the variances between sites to soft labels (n, K) of rows; `site` (n,) is each row's site.
 
-    Rows of weight zero are ignored, and so are sites that have no other rows.
+    Rows of weight zero are ignored.
     """
     seen = weight > 0
     targets, codes, weight, site = targets[seen], codes[seen], weight[seen], site[seen]
@@ -64,28 +64,29 @@ def pool_sites(targets: Tensor, codes: Tensor, weight: Tensor, site: Tensor, sch
     )
     coefficients = pool.typical.reshape(len(owner), -1) @ basis.T
     typical = complete(AdditivePrevalence(schema, coefficients, together.log_marginal), targets, codes, weight)
-    level = (2.0 * pool.variance[0]).reshape(1).expand(len(sites))  # of log-odds between two classes
+    level = (2.0 * pool.variance[0]).reshape(1).expand(len(sites))  # variance of log-odds between two classes
     return SitePrior(
         typical, level_scale=student_scale(level, USUAL_LEVEL), deviation=shrunk(pool.variance[owner], len(sites))
     )
 
 
 def shrunk(variance: Tensor, n_sites: int) -> Tensor:
-    """Shrink variances between sites to the usual one, which counts as `USUAL_SITES` sites."""
+    """Shrink variances between sites to the usual variance, which counts as `USUAL_SITES` sites."""
     return (USUAL_SITES * USUAL_DEVIATION**2 + n_sites * variance) / (USUAL_SITES + n_sites)
 
 
 def owners(schema: Confounders) -> Tensor:
-    """Return which variance each feature has, (D,): 0 for the intercept, j + 1 for all features of variable j."""
+    """Return the index of each feature's variance, (D,): 0 for the intercept, j + 1 for all features of variable j."""
     ends = [0, *missing_features(schema)]
     widths = torch.tensor([1, *(end - before for before, end in pairwise(ends))])
     return torch.arange(len(widths)).repeat_interleave(widths)
 
 
 def complete(model: AdditivePrevalence, targets: Tensor, codes: Tensor, weight: Tensor) -> AdditivePrevalence:
-    """Fit the missing columns of the typical g to its own g at knocked-out rows (equation 9).
+    """Fit the missing columns of the typical g to its own predictions, on rows with parts of z hidden (equation 9).
 
-    The labels cannot be used: large sites would shift the missing columns, and only these, to their own level.
+    They are not fitted to labels, because large sites would then shift the missing columns, but no other coefficients,
+    to their own level.
     """
     data = aggregate(targets, codes, weight)
     own = torch.softmax(features(data.codes, model.schema) @ model.coefficients, dim=1)
@@ -96,19 +97,19 @@ def complete(model: AdditivePrevalence, targets: Tensor, codes: Tensor, weight: 
 
 @dataclass(frozen=True)
 class SiteRows:
-    """A site's distinct rows of z: features (U, D), weighted soft labels (U, K), weight (U,)."""
+    """A site's distinct values of z: features (U, D), weighted soft labels (U, K) and weights (U,)."""
 
     design: Tensor
     totals: Tensor
     weight: Tensor
 
     def log_prob(self, flat: Tensor) -> Tensor:
-        """log g at the distinct rows for flat coefficients (P,), (U, K)."""
+        """Return log g at the distinct z, (U, K), for flat coefficients (P,)."""
         basis = contrasts(self.totals.shape[1], flat.device)
         return torch.log_softmax(self.design @ flat.reshape(self.design.shape[1], -1) @ basis.T, dim=1)
 
     def derivatives(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """Return gradient (P,) and Hessian (P, P) of minus the log-likelihood."""
+        """Return gradient (P,) and Hessian (P, P) of minus the log-likelihood of the labels."""
         probability = self.log_prob(flat).exp()
         residual = self.weight[:, None] * probability - self.totals
         slope = self.design.T @ residual @ contrasts(self.totals.shape[1], flat.device)
@@ -116,17 +117,17 @@ class SiteRows:
 
 
 def site_rows(targets: Tensor, codes: Tensor, weight: Tensor, schema: Confounders) -> SiteRows:
-    """Add up a site's rows over equal z, with smoothed labels, so that a site with one class has a finite g."""
+    """Sum a site's rows over equal z; labels are smoothed, so that g is finite at a site with one class only."""
     data = aggregate(smooth(targets, weight, SMOOTHING), codes, weight)
     return SiteRows(features(data.codes, schema), data.totals, data.weight)
 
 
 @dataclass(frozen=True)
 class Pool:
-    """The state of the estimation, in flat coefficients (P,), P = D (K-1)."""
+    """The state of the estimation, with flat coefficients (P,), P = D (K-1)."""
 
     sites: list[SiteRows]
-    owner: Tensor  # (P,) which variance each coefficient has
+    owner: Tensor  # (P,) index of each coefficient's variance
     typical: Tensor  # (P,) B
     deviations: Tensor  # (E, P) Δ_e
     variance: Tensor  # (V + 1,) τ²
@@ -138,7 +139,7 @@ class Pool:
 
     @property
     def ridge(self) -> Tensor:
-        """The penalty on every coefficient of B, (P,): none on the intercept."""
+        """The penalty on every coefficient of B, (P,); zero for the intercept."""
         return torch.where(self.owner == 0, 0.0, RIDGE).to(self.typical)
 
     @property
@@ -149,22 +150,22 @@ class Pool:
         return float(0.5 * penalty - fit)
 
     def pairs(self) -> Iterator[tuple[SiteRows, Tensor]]:
-        """Return each site's rows with its Δ_e."""
+        """Return an iterator of each site's rows and Δ_e."""
         return zip(self.sites, self.deviations, strict=True)
 
 
 @dataclass(frozen=True)
 class Laplace:
-    """Gradients of the pool's value by site, and the covariances of Laplace's approximation (equation 13a)."""
+    """Gradients of each site's log-likelihood, and the covariances of Laplace's approximation (equation 13a)."""
 
     slopes: Tensor  # (E, P) gradients of minus each site's log-likelihood
-    covariances: list[Tensor]  # (P, P) V_e, of Δ_e given B
-    follows: list[Tensor]  # (P, P) V_e J_e: if B moves by one, Δ_e moves by minus this
-    typical_covariance: Tensor  # (P, P) Σ, of B
+    covariances: list[Tensor]  # (P, P) V_e|B, the covariance of Δ_e given B
+    follows: list[Tensor]  # (P, P) V_e|B J_e: minus the derivative of the best Δ_e in B
+    typical_covariance: Tensor  # (P, P) V_B, the covariance of B
 
 
 def laplace(pool: Pool) -> Laplace:
-    """Compute gradients and information J_e of all sites; a site's information on B is (J_e⁻¹ + τ²)⁻¹."""
+    """Compute the gradients and covariances of all sites; a site's information about B is (J_e⁻¹ + τ²)⁻¹."""
     slopes, covariances, follows = [], [], []
     typical_information = torch.diag(pool.ridge)
     for rows, deviation in pool.pairs():
@@ -195,19 +196,19 @@ def estimate(pool: Pool) -> Pool:
 
 
 def gradients(pool: Pool, view: Laplace) -> tuple[Tensor, Tensor]:
-    """The derivative of the pool's value in B (P,) and in every Δ_e (E, P)."""
+    """Return the derivatives of the pool's value in B (P,) and in every Δ_e (E, P)."""
     return pool.ridge * pool.typical + view.slopes.sum(0), pool.precision * pool.deviations + view.slopes
 
 
 def coefficient_gap(pool: Pool, view: Laplace) -> float:
-    """The largest entry of the gradient per row."""
+    """Return the largest entry of the gradient, divided by the weight of all rows."""
     typical, deviations = gradients(pool, view)
     largest = torch.maximum(typical.abs().max(), deviations.abs().max())
     return float(largest / sum(rows.weight.sum() for rows in pool.sites))
 
 
 def move_coefficients(pool: Pool, view: Laplace) -> Pool:
-    """Take Newton's step in B and all Δ_e at once, halved until it does not raise the pool's value."""
+    """Take Newton's step in B and all Δ_e at once; it is halved until the pool's value does not increase."""
     pull, own_pulls = gradients(pool, view)
     for follows, own_pull in zip(view.follows, own_pulls, strict=True):
         pull = pull - follows.T @ own_pull
@@ -228,9 +229,10 @@ def move_coefficients(pool: Pool, view: Laplace) -> Pool:
 
 
 def deviation_sizes(pool: Pool, view: Laplace) -> tuple[Tensor, Tensor]:
-    """For each variance (V + 1,): Σ Δ² over sites and coefficients, and its effective degrees of freedom.
+    """Return, for each variance, Σ Δ² over sites and coefficients, and its effective degrees of freedom, (V + 1,) each.
 
-    A coefficient counts as 1 - U/τ², where U is its variance given the data: V_e plus the part due to B's uncertainty.
+    A coefficient of a site has 1 - V_e/τ² degrees of freedom, where V_e is the variance of its Δ_e given the data. It
+    includes the uncertainty of B (equation 13a).
     """
     freedom = torch.zeros_like(pool.typical)
     for covariance, follows in zip(view.covariances, view.follows, strict=True):
@@ -242,12 +244,15 @@ def deviation_sizes(pool: Pool, view: Laplace) -> tuple[Tensor, Tensor]:
 
 
 def next_variance(variance: Tensor, squares: Tensor, freedom: Tensor) -> Tensor:
-    """τ² = ΣΔ² / freedom (equation 13b); unchanged if the data have no information on it."""
+    """Return τ² = Σ Δ² / freedom (equation 13b); a variance about which the data have no information is unchanged."""
     return torch.where(freedom > 1e-9, squares / freedom.clamp_min(1e-9), variance).clamp_min(FLOOR)
 
 
 def variance_gap(variance: Tensor, squares: Tensor, freedom: Tensor) -> float:
-    """The largest derivative of the marginal log-likelihood in log τ², ignoring those that lower τ² at its floor."""
+    """Return the gap of equation 13b: the largest derivative of the marginal log-likelihood in log τ².
+
+    A derivative that would lower a variance at its lower limit is ignored.
+    """
     slope = 0.5 * (squares / variance - freedom)
     return float(slope.masked_fill((variance <= FLOOR) & (slope < 0), 0.0).abs().max())
 

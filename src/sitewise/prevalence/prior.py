@@ -9,47 +9,51 @@ from sitewise.confounders import Confounders
 from sitewise.posterior import combine
 from sitewise.prevalence.base import Prevalence
 
-FREEDOM = 3.0  # degrees of freedom of the level's Student prior: heavy tails, so that many rows can overrule it
-USUAL_LEVEL = 1.5  # scale of the level between sites, in log-odds
-USUAL_FACTOR = 0.7  # standard deviation of the factor on the source's shape, which may vanish or change sign
-USUAL_DEVIATION = 0.3  # standard deviation of a coefficient's deviation between sites, in log-odds
-USUAL_SLOPE = 0.3  # standard deviation of the log of f's slope between sites
-USUAL_SITES = 1.0  # weight of these usual values, in sites
-FACTOR_SITES = 2.0  # weight of the usual factor: it may change sign even where levels hardly differ
+FREEDOM = 3.0  # degrees of freedom of the level's Student prior; the tails are heavy, so that many rows can overrule it
+USUAL_LEVEL = 1.5  # default scale of the level between sites, in log-odds
+USUAL_FACTOR = 0.7  # default standard deviation of the factor on the source's shape, which may be zero or negative
+USUAL_DEVIATION = 0.3  # default standard deviation of a coefficient between sites, in log-odds
+USUAL_SLOPE = 0.3  # default scale of the log of f's slope between sites
+USUAL_SITES = 1.0  # the number of sites for which a default counts
+FACTOR_SITES = 2.0  # the same for the factor: it may be negative even if the levels of sites hardly differ
 
 
 @dataclass(frozen=True)
 class SitePrior:
-    """The prior of a new site's g: the source's g, how far a new site may differ, and the weight of its rows.
+    """The prior of a new site's g: the source's g, the scales of a site's difference from it, and the trust in rows.
+
+    The model of a site's g has a level, a factor on the source's shape, and a deviation from this shape (section 18 of
+    docs/maths.md).
 
     Parameters
     ----------
     prevalence : Prevalence
-        g of the source. Its centred log is the shape over z.
+        g of the source. Its log, centred over the classes, is the shape over z.
     level_scale : float
         Scale of the level's Student prior, in log-odds between two classes.
     factor_scale : float
         Standard deviation of the factor on the shape, around one.
     deviation : Tensor of shape (D,), optional
-        Variances of the coefficients of an additive deviation from the shape; None means the usual ones.
+        Prior variances of the coefficients of the deviation; by default 0.3² each.
     slope : float
-        The calibration slope of log f at an unseen site, used in predictions only.
+        The typical calibration slope of log f at sites that training has not seen. It is used in predictions, but not
+        in the likelihood of unlabeled rows.
     slope_scale : float
-        Standard deviation of the log of that slope between sites; zero if f is taken as given. Labels of a new site
-        inform about the slope.
+        Scale of the Student prior of the log of the slope at a new site, relative to `slope`. It is used only if the
+        site has labels, which inform about the slope. Zero if f is taken as given.
     level_error : float
-        Standard deviation of the error of an estimated level at an unseen site, beyond its sampling error.
+        Standard deviation of the error of an estimated level at an unseen site, in addition to its sampling error.
     trusted_rows : float
-        The largest number of rows that all rows together can count as; zero if rows are not used at all.
+        The largest number of rows for which all unlabeled rows of a site together can count; zero if they are not used.
     wide_trusted_rows : float
-        The same for a site that may differ more than the training sites do (`widened`).
+        The same for a site whose `level_scale` is larger than the one learned from the training sites (`widened`).
     averaged : bool
-        Used only if the rows are not used at all. True: predictions are averaged over the prior. False: they are those
-        of the model as trained.
+        Only relevant if unlabeled rows are not used. If true, predictions are averaged over the prior. If false, they
+        are those of the model as trained.
     n_source : float
-        The number of labeled rows (or groups) that f was calibrated on; infinite if f is taken as given.
+        The effective number of labeled rows (or groups) on which f was calibrated; infinite if f is taken as given.
     missing : float
-        The missing-information fraction: the share of a label's information that f does not carry.
+        The share of a label's information about g that is missing if only x and z are known (equation 18b).
     name : str
         The name of this kind of g.
 
@@ -104,16 +108,17 @@ class SitePrior:
         Returns
         -------
         SitePrior
-            The same prior with this scale. With a larger scale, up to `wide_trusted_rows` rows are trusted.
+            The same prior with the given scale. If it is larger than before, `trusted_rows` is raised to
+            `wide_trusted_rows`, unless it is higher already.
         """
         wide = level_scale > self.level_scale
         trusted = max(self.trusted_rows, self.wide_trusted_rows) if wide else self.trusted_rows
         return replace(self, level_scale=level_scale, trusted_rows=trusted)
 
     def tempering(self, n_rows: float) -> float:
-        """Return the exponent of the likelihood of unlabeled rows.
+        """Return the exponent of the likelihood of unlabeled rows (equation 18c, with independent rows).
 
-        It accounts for the error of f and for the rehearsal (equation 18c).
+        The exponent accounts for the error of f and for `trusted_rows`.
 
         Parameters
         ----------
@@ -123,7 +128,7 @@ class SitePrior:
         Returns
         -------
         float
-            The exponent, between 0 and 1.
+            The exponent, from 0 to 1.
         """
         if not self.trusted_rows:
             return 0.0
@@ -131,7 +136,7 @@ class SitePrior:
 
 
 def missing_information(log_ratio: Tensor, log_prevalence: Tensor, weight: Tensor) -> float:
-    """Return the missing-information fraction: E[1 - Σ p²] / E[1 - Σ g²], at most 1 (equation 18b)."""
+    """Return the share of a label's information that is missing: E[1 - Σ p²] / E[1 - Σ g²], at most 1 (18b)."""
     unexplained, whole = (
         weight @ (1.0 - at.exp().square().sum(dim=1)) for at in (combine(log_ratio, log_prevalence), log_prevalence)
     )

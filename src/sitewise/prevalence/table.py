@@ -18,7 +18,7 @@ NOT_DISCRETE = (
 
 @dataclass(frozen=True)
 class TablePrevalence:
-    """One distribution for each cell of z; rows with missing values get the mean of the cells that agree with them."""
+    """One distribution for each cell of z; a row outside these cells gets the mean of the cells that agree with it."""
 
     schema: Confounders
     cells: Tensor  # (C, V) codes
@@ -28,11 +28,15 @@ class TablePrevalence:
 
     @property
     def log_marginal(self) -> Tensor:
-        """The mean over the site, (K,): the g of a row with all values missing."""
+        """The log of the site's mean of g, (K,), which is used for rows with all values missing."""
         return mean_log_prob(self.cell_log_prob, self.cell_weight)
 
     def log_prob(self, codes: Tensor) -> Tensor:
-        """Return log g of rows: of their own cell, else the mean over the cells that agree, else over all cells."""
+        """Return log g at rows of codes, (n, K).
+
+        The g of a row is that of its own cell. If it has no cell, it is the mean over the cells that agree with its
+        known values, or over all cells if none agrees.
+        """
         distinct, index = distinct_rows(codes)
         own = self._own_cell(distinct)
         log_prob = self.cell_log_prob[own.clamp_min(0)]
@@ -46,13 +50,13 @@ class TablePrevalence:
         return AgreeingTable(self)
 
     def _own_cell(self, codes: Tensor) -> Tensor:
-        """Return each row's own cell, -1 if it has none; by a join, since comparing n × C pairs is expensive."""
+        """Return the index of each row's own cell, -1 if it has none, without comparing all pairs of rows and cells."""
         place = find_rows(codes, self.cells)
         empty = self.cell_weight[place.clamp_min(0)] <= 0
         return torch.where(self.schema.missing(codes).all(dim=1) | empty, -1, place)
 
     def agreement(self, codes: Tensor) -> Tensor:
-        """Return the weight of each cell for each row, (n, C): only its own cell, else the cells that agree."""
+        """Return the weight of each cell in the mean for each row, (n, C); the cells are chosen as in `log_prob`."""
         unknown = self.schema.missing(codes)
         equal = codes[:, None, :] == self.cells
         own = equal.all(dim=2) & ~unknown.all(dim=1, keepdim=True)
@@ -65,7 +69,7 @@ class TablePrevalence:
 
 @dataclass(frozen=True)
 class AgreeingTable:
-    """The g of a table without a lookup of rows: always the weighted mean over cells."""
+    """The g of a table, computed for every row as a weighted mean over cells, without looking up the row's own cell."""
 
     table: TablePrevalence
     name: str = "table"
@@ -93,7 +97,7 @@ def fit_table(
 ) -> TablePrevalence:
     """Fit to soft labels (n, K): the mean of each cell, shrunk to the overall mean by `strength` pseudo-rows.
 
-    No knockout is needed: a row with missing values is averaged exactly over the site's cells.
+    Knockout is not needed, because g of a row with missing values is computed from the cells.
     """
     require_discrete(schema)
     data = aggregate(smooth(targets, weight, smoothing), codes, weight)

@@ -1,4 +1,4 @@
-"""Families of models of g by name. A new family is one file and one entry of `FAMILIES`."""
+"""Families of models of g, by name. To add a family, add a file and an entry of `FAMILIES`."""
 
 from numbers import Real
 
@@ -24,12 +24,12 @@ SOLVERS_OF_AUTO = ("auto", "newton")
 
 
 def finish(fit: Fit, evidence: Evidence) -> Fit:
-    """Return the fit with the g of rows with missing values fitted too."""
+    """Fit the g of rows with missing values, if the family does this after the other terms; return the new fit."""
     return FAMILIES[fit.prevalence.name].finish(fit, evidence)
 
 
 def solver_problem(model: str, solver: str | EM) -> str | None:
-    """The problem with a solver, or with a solver for this model of g; None if there is none."""
+    """Return a message if the solver is unknown or not available for this model of g, else None."""
     name = "em" if isinstance(solver, EM) else solver
     if name not in SOLVERS:
         return f"solver must be one of {', '.join(SOLVERS)} or an EM(...), got {solver!r}"
@@ -41,14 +41,14 @@ def solver_problem(model: str, solver: str | EM) -> str | None:
 
 
 def dropout_problem(model: str, dropout: float, name: str) -> str | None:
-    """The problem with the dropout for this model of g; None if there is none."""
+    """Return a message if the dropout is not valid or not available for this model of g, else None."""
     if isinstance(dropout, bool) or not (isinstance(dropout, Real) and 0 <= dropout < 1):
         return f"{name} must be a share from 0 to below 1, got {dropout!r}"
     return f"{name} is only for model network, got {model!r}" if dropout and model != "network" else None
 
 
 def quick_model(name: str) -> str:
-    """Return the model itself if it is fast enough to be fitted many times, else "auto"."""
+    """Return `name` if this model of g is fast enough to be fitted many times, else "auto"."""
     return name if name == "auto" or FAMILIES[name].quick else "auto"
 
 

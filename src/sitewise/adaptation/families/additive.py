@@ -1,4 +1,4 @@
-"""The additive family: log-odds that are a sum of one term for each variable of z."""
+"""The additive family: logits that are a sum of one term for each variable of z."""
 
 import math
 from collections.abc import Mapping
@@ -27,8 +27,8 @@ from sitewise.prevalence.base import is_constant
 from sitewise.solvers import EM
 
 RIDGES = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
-VANISHED = math.log(1e-4)  # below this marginal, the last fit may have lost a class
-FAR_WORSE = 5.0  # log-likelihood units
+VANISHED = math.log(1e-4)  # if log P(y) of a class is lower, the fit may have lost this class
+FAR_WORSE = 5.0  # loss of left-out log-likelihood beyond which weaker shrinkage is not tried
 
 
 def _take_refit(refit: RefitAdditive) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def _take_refit(refit: RefitAdditive) -> dict[str, Any]:
 
 
 class Additive(Family):
-    """Splines of continuous z, a column for each category, and columns for missing values, with one ridge penalty."""
+    """A sum of splines of numbers, effects of categories and effects of missing values, with one ridge penalty."""
 
     name = "additive"
     solvers = ("auto", "newton", "lbfgs", "em")
@@ -61,7 +61,7 @@ class Additive(Family):
         return replace(self.finish(best(fits), evidence), candidates=weigh_candidates(fits, evidence, self.finish))
 
     def candidates(self, request: Request) -> list[Fit]:
-        """Return additive models at every strength."""
+        """Return an additive model for every strength."""
         return additive_candidates(request)
 
     def finish(self, fit: Fit, evidence: Evidence) -> Fit:
@@ -69,7 +69,7 @@ class Additive(Family):
         return fit_missing_terms(fit, evidence)
 
     def draw(self, evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator) -> LinearDraws:
-        """Draw coefficients by their curvature; near 0 and 1 draws are weighted by their likelihood."""
+        """Draw coefficients by their curvature; if P(Y) is near 0 or 1, draws are weighted by their likelihood."""
         model = cast(AdditivePrevalence, fit.prevalence)
 
         def log_likelihood(moved: Tensor) -> Tensor:
@@ -83,10 +83,11 @@ class Additive(Family):
 
 
 def additive_candidates(request: Request) -> list[Fit]:
-    """Return additive models at every candidate strength, the strongest first, each started from the previous one.
+    """Return an additive model for every candidate strength, the strongest first.
 
-    If a class has vanished, its gradient is zero; then the next fit starts from the first start again. If the left-out
-    likelihood is far worse than the best one so far, weaker shrinkage is not tried.
+    Each fit starts from the previous one. But if a class has vanished in the previous fit, its gradient there is zero,
+    and the next fit begins at the original start. If the left-out likelihood is far below the best one so far, weaker
+    shrinkage is not tried.
     """
     fits: list[Fit] = []
     start = first = starting_coefficients(request)
@@ -105,10 +106,11 @@ def additive_candidates(request: Request) -> list[Fit]:
 
 
 def starting_coefficients(request: Request) -> Tensor:
-    """The coefficients that the fit starts from: those of a given additive g, otherwise of the constant g.
+    """Return the coefficients (P,) at which the fit starts.
 
-    EM without a given start begins at random. If the shrinkage target depends on z, the start is this target as
-    it is or moved to the level of the constant g, whichever has the higher likelihood.
+    Without a given start, EM starts at random. Otherwise the start is the given g if it is additive, else the constant
+    g. If the shrinkage target depends on z, the start is this target, or this target with its level moved to that of
+    the constant g, whichever has the higher likelihood.
     """
     evidence, start, centre, constant = request.evidence, request.start, request.centre, request.level
     assert evidence.schema is not None

@@ -1,8 +1,8 @@
 """The interface of a family of models of g.
 
-A new family is a file with a subclass of `Family`, and an entry of `FAMILIES`. It must provide a fit to labels and the
-records by which its g is saved. By default unlabeled rows are fitted by EM with the fit to labels as M-step. A family
-with a better method overrides `fit_rows`.
+A new family is a subclass of `Family` with an entry of `FAMILIES`. It must provide a fit to labels, and the records
+with which its g is saved. By default, g is estimated from unlabeled rows by EM, with the fit to labels as M-step. A
+family with a better method overrides `fit_rows`.
 """
 
 from abc import ABC, abstractmethod
@@ -25,27 +25,27 @@ from sitewise.uncertainty import Average, CellCurvature
 
 KNOCKOUT = 0.5
 EM_ITERATIONS = 500
-EM_TOLERANCE = 1e-6  # change of g in one iteration
+EM_TOLERANCE = 1e-6  # of the largest change of g in one iteration
 
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of an estimation from a site's rows."""
+    """The arguments of an estimation of g from a site's rows."""
 
     evidence: Evidence
-    strength: str | float  # how strongly g is shrunk, "auto" to choose
+    strength: str | float  # how strongly g is shrunk; with "auto" it is chosen
     solver: str | EM
-    aim: Tensor  # (K,) what a constant g is shrunk to
-    centre: Prevalence | None  # what a g(z) is shrunk to
-    begin: Tensor  # (K,) the shares to start at, if no constant g is known
-    start: Prevalence | None  # the g(z) to start at, if one was given
+    aim: Tensor  # (K,) the shrinkage target of a constant g
+    centre: Prevalence | None  # the shrinkage target of a g(z); None without a prior
+    begin: Tensor  # (K,) the constant g at which the solver starts, unless `constant` is known
+    start: Prevalence | None  # the g(z) at which the solver starts, if the caller gave one
     seed: int
-    constant: Fit | None = None  # the constant g of the rows
-    started: bool = False  # whether the caller gave `begin`
+    constant: Fit | None = None  # the constant g fitted to the same rows
+    started: bool = False  # whether the caller gave a start
 
     @property
     def level(self) -> Tensor:
-        """The constant g (K,) at which a g(z) starts."""
+        """The constant g (K,) at which the fit of a g(z) starts."""
         return self.begin if self.started or self.constant is None else constant_level(self.constant)
 
 
@@ -57,23 +57,23 @@ class Family(ABC):
     name : str
         The family's name for users, and the `name` of every g that it fits.
     needs_z : bool
-        Whether it cannot be fitted without confounders.
+        Whether the family requires confounders.
     solvers : tuple of str
-        Which of "auto", "newton", "lbfgs" and "em" it supports.
+        The supported solvers, among "auto", "newton", "lbfgs" and "em".
     concave : bool
-        Whether the likelihood is concave, so that a small gap proves the optimum.
+        Whether the likelihood is concave. A small gap then proves that the optimum was found.
     quick : bool
-        Whether it is fast enough to be fitted many times (planning, rehearsals, other starts).
+        Whether a fit is fast enough to be repeated many times (in planning, in rehearsals, from other starts).
     takes_prior : bool
-        Whether its estimate with a prior is a posterior (section 18 of docs/maths.md).
+        Whether the estimate with a prior is a posterior (section 18 of docs/maths.md).
     takes_strength : bool
-        Whether its estimate can be shrunk with a given `strength`.
+        Whether the user can choose the `strength` of the shrinkage.
     in_cells : bool
-        Whether its g is a free distribution in each cell of z, with intervals cell by cell.
+        Whether g is a free distribution in each cell of z, so that intervals are computed cell by cell.
     advice : str
-        What to do if a fit does not converge.
+        The advice in the warning that a fit did not converge.
     records : mapping from str to Record
-        The names and records by which its g, and the functions that refit it, are saved.
+        The records, by name, with which the family's g and the functions that refit it are saved.
 
     Examples
     --------
@@ -109,18 +109,18 @@ class Family(ABC):
         schema : Confounders
             The schema of z.
         knockout : float
-            The probability that a variable of a row is made missing while g is fitted.
+            The probability with which each variable of a row is made missing while g is fitted.
         seed : int
-            The seed of what is random.
+            The seed for random numbers.
 
         Returns
         -------
         Prevalence
-            The fitted g: `name`, `schema` and `log_prob(codes)`.
+            The fitted g, with the attributes `name` and `schema` and the method `log_prob(codes)`.
         """
 
     def with_dropout(self, dropout: float) -> "Family":
-        """The family with this dropout; unchanged here, because only networks have dropout."""
+        """Return the family with the given dropout; by default unchanged, because only networks have dropout."""
         return self
 
     def fit_rows(self, request: Request) -> Fit:
@@ -134,17 +134,17 @@ class Family(ABC):
         Returns
         -------
         Fit
-            The g with its likelihood, its gap and its trace.
+            The estimated g with its likelihood, gap and trace.
         """
         return fit_by_em(self, request)
 
     def candidates(self, request: Request) -> list[Fit]:
-        """Return the fits among which model="auto" chooses; none if this family does not take part.
+        """Return the family's fits among which model="auto" chooses; an empty list if it is not a candidate.
 
         Parameters
         ----------
         request : Request
-            As for `fit_rows`.
+            The same request as for `fit_rows`.
 
         Returns
         -------
@@ -154,7 +154,7 @@ class Family(ABC):
         return []
 
     def finish(self, fit: Fit, evidence: Evidence) -> Fit:
-        """Fit the g of rows with missing values, if `fit_rows` did not."""
+        """Fit the g of rows with missing values, if `fit_rows` did not; return the new fit."""
         return fit
 
     def draw(self, evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator) -> LinearDraws | CellDraws:
@@ -162,13 +162,13 @@ class Family(ABC):
         return draw_linear(evidence, fit, n_draws, generator)
 
     def whole_site(self, site: Evidence, fit: Fit) -> Average:
-        """Return the site's mean of g, for an interval."""
+        """Return the site's mean of g, in the form that intervals need."""
         curvature = fit.curvature
         assert not isinstance(curvature, CellCurvature)
         return Average(site.mean, None, curvature.easiest)
 
     def cells_of(self, fit: Fit, codes: Tensor) -> Average:
-        """Return the g of one row of codes (1, V), for an interval; only if `in_cells`."""
+        """Return the g of one row of codes (1, V), in the form that intervals need; only for a family `in_cells`."""
         raise NotImplementedError(f"{self.name} g is not made of cells")
 
 
@@ -180,7 +180,7 @@ def constant_level(fit: Fit) -> Tensor:
 
 @dataclass(frozen=True)
 class SiteLikelihood:
-    """The observed log-likelihood as a function of g at all distinct z of the site, (U, K), with its gradient."""
+    """The observed log-likelihood and its gradient as functions of g at all distinct z of the site, (U, K)."""
 
     evidence: Evidence
     stretches: list[Rows]
@@ -191,7 +191,7 @@ class SiteLikelihood:
         return torch.cat([rows.codes for rows in self.stretches])
 
     def likelihood(self, prevalence: Tensor) -> tuple[Tensor, Tensor]:
-        """Return L(g) and its derivative (U, K)."""
+        """Return L(g), equation 7, and its derivative in g, (U, K)."""
         parts = prevalence.split([len(rows.codes) for rows in self.stretches])
         by_stretch = [moments(rows, part, 1) for rows, part in zip(self.stretches, parts, strict=True)]
         total, slope = sum(m.log_likelihood.sum() for m in by_stretch), torch.cat([m.slope for m in by_stretch])
@@ -202,13 +202,13 @@ class SiteLikelihood:
         return torch.as_tensor(total), slope
 
     def soft_labels(self, prevalence: Tensor) -> Tensor:
-        """Return the E-step: responsibilities summed over rows of equal z, (U, K)."""
+        """Return the result of the E-step: responsibilities summed over rows with equal z, (U, K)."""
         return prevalence * self.likelihood(prevalence)[1]
 
 
 @dataclass(frozen=True)
 class RefitByEM:
-    """Refits a g by EM to other weights of the rows, or to another f."""
+    """A function that refits g by EM after a change of the rows' weights or of f."""
 
     family: str
     seed: int
@@ -223,7 +223,7 @@ class RefitByEM:
 
 
 def fit_by_em(family: Family, request: Request) -> Fit:
-    """Estimate g from unlabeled rows by algorithm 1, with the family's fit to labels as M-step."""
+    """Estimate g from unlabeled rows by the paper's algorithm 1, with the family's fit to labels as M-step."""
     evidence = request.evidence
     schema = evidence.schema
     assert schema is not None

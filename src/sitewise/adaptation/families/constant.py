@@ -20,7 +20,7 @@ from sitewise.uncertainty import Average, CellCurvature
 
 
 class Constant(Family):
-    """log g(z) = log P(y) for every z; with `strength="auto"` the maximum-likelihood estimate."""
+    """g(z) = P(y) for every z. With `strength="auto"` it is estimated by maximum likelihood."""
 
     name = "constant"
     needs_z = False
@@ -41,12 +41,12 @@ class Constant(Family):
         return fit_constant(targets, weight)
 
     def fit_rows(self, request: Request) -> Fit:
-        """Maximize the penalized log-likelihood of the site as one cell, until the gap of equation 8 is small."""
+        """Maximize the penalized log-likelihood of all rows together, until the gap of equation 8 is small."""
         strength = 0.0 if isinstance(request.strength, str) else request.strength
         return fit_constant_cell(request.evidence, request.aim, strength, request.solver, request.begin)
 
     def draw(self, evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator) -> CellDraws:
-        """Draw from the likelihood of the shares, or from its normal approximation."""
+        """Draw g from its likelihood (two classes), or from a normal distribution by its curvature (more)."""
         assert fit.pseudo_counts is not None
         problem = constant_problem(evidence, fit.pseudo_counts[0])
         level = constant_level(fit)[None]

@@ -28,7 +28,7 @@ from sitewise.prevalence.network import (
 from sitewise.solvers import EM, Solution, em
 
 PAPER_ITERATIONS = 5  # the paper's T
-M_STEP_ITERATIONS = 20
+M_STEP_ITERATIONS = 20  # of L-BFGS
 DIRECT_ITERATIONS = 100
 TOLERANCE = 1e-5
 LAST_LAYER_PENALTY = 1.0
@@ -45,17 +45,17 @@ class NetworkProblem(SiteLikelihood):
         return torch.softmax(module(self.inputs), dim=1)
 
     def n_rows(self) -> Tensor:
-        """How many rows have each distinct z, (U,): each has a dropout mask of its own."""
+        """Return the number of rows with each distinct z, (U,); with dropout, each row has its own mask."""
         return torch.cat([rows.cell_weight for rows in self.stretches]).round().clamp_min(1).long()
 
     def loss(self, module: nn.Sequential) -> Tensor:
-        """Return -L per unit of weight for autograd; its derivative uses the known gradient of L."""
+        """Return -L divided by the weight of the rows, in a form from which autograd gets the known gradient of L."""
         prevalence = self.prevalence(module)
         value, slope = self.likelihood(prevalence.detach())
         return -(value + (slope * (prevalence - prevalence.detach())).sum()) / self.evidence.total_weight
 
     def e_step(self, module: nn.Sequential) -> Tensor:
-        """Return responsibilities summed over rows of equal z, (U, K)."""
+        """Return responsibilities summed over rows with equal z, (U, K)."""
         with torch.no_grad():
             return self.soft_labels(self.prevalence(module))
 
@@ -75,10 +75,10 @@ def _make_network(parts: dict[str, Any]) -> NetworkPrevalence:
 
 @dataclass(frozen=True)
 class Network(Family):
-    """The network of the paper, for reproduction; it is fitted to the rows alone, whatever the prior.
+    """The network of the paper, for reproduction. It is fitted to the rows alone, without a prior.
 
-    `dropout` acts while it is fitted to labels and in EM's M-steps, never where it is evaluated; the direct climb is
-    without.
+    `dropout` is used in the fit to labels and in EM's M-steps. It is not used when g is evaluated, nor when the
+    likelihood is maximized directly.
     """
 
     dropout: float = 0.0
@@ -99,7 +99,7 @@ class Network(Family):
         return fit_network(targets, codes, weight, schema, knockout=knockout, dropout=self.dropout, seed=seed)
 
     def with_dropout(self, dropout: float) -> "Network":
-        """The family with this share of hidden units dropped."""
+        """Return the family with the given share of hidden units dropped."""
         return replace(self, dropout=dropout)
 
     def fit_rows(self, request: Request) -> Fit:
@@ -108,7 +108,10 @@ class Network(Family):
 
 
 def fit_network_terms(request: Request, dropout: float = 0.0) -> Fit:
-    """Estimate the network g; the default starts at the constant g, EM without a start at random as the paper does."""
+    """Estimate g as a network. EM without a given start begins at random, as in the paper; else a constant g is used.
+
+    This constant g is the given start, or the one fitted to the rows.
+    """
     evidence, solver, seed = request.evidence, request.solver, request.seed
     schema = evidence.schema
     assert schema is not None
@@ -137,7 +140,7 @@ def fit_network_terms(request: Request, dropout: float = 0.0) -> Fit:
 
 
 def _algorithm_one(problem: NetworkProblem, module: nn.Sequential, solver: EM, seed: int) -> Solution[nn.Sequential]:
-    """Run the paper's algorithm 1: T rounds of responsibilities and a fit of the network to them."""
+    """Run the paper's algorithm 1: in each of T iterations, the network is fitted to the current responsibilities."""
     dropping = any(isinstance(layer, nn.Dropout) for layer in module)
     copies = problem.n_rows() if dropping else torch.ones_like(problem.inputs[:, 0]).long()
     inputs, seeds = problem.inputs.repeat_interleave(copies, dim=0), count(seed)
@@ -175,7 +178,7 @@ def _algorithm_one(problem: NetworkProblem, module: nn.Sequential, solver: EM, s
 
 @contextmanager
 def _dropping(module: nn.Sequential, seed: int) -> Iterator[None]:
-    """Dropout by a seed: all evaluations of one M-step have the same masks, which a line search requires."""
+    """Switch dropout on, with a seed: all evaluations of one M-step have the same masks, as a line search requires."""
     devices = [p.device for p in module[0].parameters() if p.device.type == "cuda"][:1]
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
@@ -192,7 +195,7 @@ def _largest_gradient(module: nn.Sequential, loss: Callable[[nn.Sequential], Ten
 
 
 def _with_last_layer(evidence: Evidence, model: NetworkPrevalence, solution: Solution[nn.Sequential]) -> Fit:
-    """Add the curvature of the last layer for intervals: given the hidden features, the logits are linear."""
+    """Make a fit whose curvature, for intervals, is that of the last layer: logits are linear in its inputs."""
     last = model.module[-1]
     assert isinstance(last, nn.Linear)
     penalty = ridge(LAST_LAYER_PENALTY, last.in_features + 1, evidence.device)

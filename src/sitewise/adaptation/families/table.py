@@ -31,15 +31,18 @@ from sitewise.uncertainty import Average, CellCurvature
 
 PSEUDO_COUNTS = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0)
 MAX_CELLS = 1000
-ROWS_A_CELL = 5.0  # on average; with fewer rows a table is hardly different from its shrinkage target
+ROWS_A_CELL = 5.0  # mean number of rows per cell; with fewer, a table hardly differs from its shrinkage target
 
 
 @dataclass(frozen=True)
 class RefitTable:
-    """Refits a table, and the constant g that it is shrunk to, to other weights of the rows."""
+    """A function that refits a table after a change of the rows' weights or of f.
+
+    The constant g to which the table is shrunk is refitted as well.
+    """
 
     cells: Tensor  # (C, V)
-    level: Tensor  # (K,) start of the constant g
+    level: Tensor  # (K,) the constant g at which the refit of the constant g starts
     centre: Prevalence | None
     strength: float
     solver: str | EM
@@ -68,7 +71,7 @@ class Table(Family):
     def fit_labels(
         self, targets: Tensor, codes: Tensor, weight: Tensor, schema: Confounders, *, knockout: float, seed: int
     ) -> TablePrevalence:
-        """Return each cell's mean, shrunk to the overall mean."""
+        """Return a table with the mean of the labels in each cell, shrunk to the overall mean."""
         return fit_table(targets, codes, weight, schema)
 
     def fit_rows(self, request: Request) -> Fit:
@@ -81,7 +84,7 @@ class Table(Family):
         return table_candidates(request) if can_fill_a_table(request.evidence) else []
 
     def draw(self, evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator) -> CellDraws:
-        """Draw each cell from the likelihood of its shares, or from a normal distribution by its curvature."""
+        """Draw each cell from its likelihood (two classes), or from a normal distribution by its curvature (more)."""
         table = cast(TablePrevalence, fit.prevalence)
         assert fit.pseudo_counts is not None
         problem = table_problem(evidence, table.cells, fit.pseudo_counts)
@@ -89,17 +92,17 @@ class Table(Family):
         return draw_cells(evidence, fit, problem, table.cell_log_prob.exp(), share, n_draws, generator)
 
     def whole_site(self, site: Evidence, fit: Fit) -> Average:
-        """Return the mean of the cells, weighted by their shares of the site."""
+        """Return the mean of the cells, weighted by their shares of the site's rows."""
         weight = cast(TablePrevalence, fit.prevalence).cell_weight
         return replace(average_of_cells(fit, weight / weight.sum()), where=None)
 
     def cells_of(self, fit: Fit, codes: Tensor) -> Average:
-        """Return the mean of the cells that agree with a row."""
+        """Return the mean of the cells from which the g of a row is computed."""
         return average_of_cells(fit, cast(TablePrevalence, fit.prevalence).agreement(codes)[0])
 
 
 def average_of_cells(fit: Fit, share: Tensor) -> Average:
-    """Return a mean of a table's cells, weighted by shares (C,)."""
+    """Return the mean of a table's cells, weighted by shares (C,), in the form that intervals need."""
     table, curvature = cast(TablePrevalence, fit.prevalence), fit.curvature
     assert isinstance(curvature, CellCurvature)
 
@@ -113,7 +116,7 @@ def average_of_cells(fit: Fit, share: Tensor) -> Average:
 
 
 def table_candidates(request: Request) -> list[Fit]:
-    """Return tables at every candidate strength, the strongest first."""
+    """Return a table for every candidate strength, the strongest first."""
     evidence, constant, centre, solver = request.evidence, request.constant, request.centre, request.solver
     assert constant is not None
     cells = find_cells(evidence)
@@ -130,7 +133,7 @@ def table_candidates(request: Request) -> list[Fit]:
 
 
 def can_fill_a_table(evidence: Evidence) -> bool:
-    """Return whether z is discrete and has few cells with enough rows to try a table."""
+    """Return whether a table is a candidate: z is discrete, has few cells, and there are enough rows per cell."""
     assert evidence.schema is not None
     if not all(isinstance(v, Categorical) for v in evidence.schema.variables):
         return False

@@ -17,12 +17,12 @@ from sitewise.uncertainty import allowed_drop, logit_interval, mirror, near_a_bo
 class JointEstimate:
     """A site's estimated P(z_m, y) over a bank of z-points, with convergence diagnostics.
 
-    `joint` (M, K) is the estimate, and `marginal` (K,) its sum over the points, the estimate of P(Y).
+    `joint` (M, K) is the estimate. Its sum over the points, `marginal` (K,), is the estimate of P(Y).
 
     Parameters
     ----------
     strength : float
-        Weight of the prior, in rows.
+        Weight of the prior: the number of pseudo-rows for which it counts.
     converged : bool
         Whether the gap is below the tolerance.
     gap : float
@@ -30,11 +30,11 @@ class JointEstimate:
     n_iter : int
         The number of iterations.
     log_likelihood : float
-        The log-likelihood of the rows, Σ_n w_n log Σ_my w_my r_nmy.
+        The log-likelihood of the rows, Σ_n w_n log Σ_my π_my r_nmy, with row weights w and `joint` π (equation 15).
     left_out : float
-        An estimate of the log-likelihood of left-out rows.
+        An estimate of the log-likelihood of left-out rows (equations 10 and 15b).
     identified : bool
-        Whether the rows determine P(Y); if not, the estimate is that of the prior.
+        Whether the rows determine P(Y). If not, the estimate is close to the prior, and intervals reach from 0 to 1.
     trace : list of float
         The penalized log-likelihood at every iteration.
     weights : Tensor of shape (M, K)
@@ -60,7 +60,7 @@ class JointEstimate:
     weights: Tensor = field(repr=False)
     prior: Tensor = field(repr=False)
     _row_weight: Tensor = field(repr=False)  # (n,)
-    _densities: Tensor = field(repr=False)  # (n, 1 + 2K): of all cells, of each class, of each class as in the prior
+    _densities: Tensor = field(repr=False)  # (n, 1 + 2K): the rows' densities at the weights of `class_profiles`
     _variance: Tensor = field(repr=False)  # (K,) of the marginal
     _container: Container = field(repr=False)
 
@@ -75,12 +75,12 @@ class JointEstimate:
         return self._container.classes(self.weights.sum(0))
 
     def posterior(self, log_joint_ratio: Any) -> Any:
-        """Compute P(y|x) of rows, each independently of the others (equation 15c).
+        """Compute P(y|x) of each row (equation 15c).
 
         Parameters
         ----------
         log_joint_ratio : array of shape (n, M, K)
-            log r(x,y,z_m) over the same bank of z-points.
+            log r(x,y,z_m) of the rows, over the same bank of z-points as at estimation.
 
         Returns
         -------
@@ -97,9 +97,9 @@ class JointEstimate:
         return Container.of(log_joint_ratio).rows(joint_posterior(rows, self.weights.log()).exp())
 
     def interval(self, level: float = 0.95) -> tuple[Any, Any]:
-        """Compute an interval for P(Y) of the population, given r.
+        """Compute an interval for the population's P(Y) of each class; r is taken as given.
 
-        It is based on the curvature of the likelihood, and near 0 and 1 on the decrease of the likelihood.
+        The interval is based on the curvature of the likelihood, and near 0 and 1 on the decrease of the likelihood.
 
         Parameters
         ----------
@@ -131,7 +131,7 @@ class JointEstimate:
         return self._container.classes(low.clamp_min(0.0)), self._container.classes(high.clamp_max(1.0))
 
     def _ends(self, label: int, level: float) -> Tensor:
-        """Return the most extreme P(Y) (2, K) that the likelihood allows, with a class taken out and mixed in."""
+        """Return P(Y) (2, K) after taking a class out, and mixing it in, as far as the likelihood allows."""
         with_all, with_own, with_typical = self._densities[:, [0, 1 + label, 1 + len(self._variance) + label]].T
         share, weight, drop = self.weights[:, label].sum(), self._row_weight, allowed_drop(level, 1.0)
 
@@ -148,7 +148,11 @@ class JointEstimate:
 
 
 def class_profiles(weights: Tensor, prior: Tensor) -> Tensor:
-    """Return the weights (P, 1 + 2K) that intervals need densities of: all cells, each class, each as in the prior."""
+    """Return the weights of cells (P, 1 + 2K) whose densities intervals need.
+
+    The columns are: all cells at the estimated weights (M, K), only the cells of one class at the same weights (K
+    columns), and only the cells of one class at P(z|y) of the prior (K columns).
+    """
     n_classes = weights.shape[1]
     own = torch.diag_embed(weights)  # (M, K, K)
     share = prior.sum(0)
@@ -157,10 +161,10 @@ def class_profiles(weights: Tensor, prior: Tensor) -> Tensor:
 
 
 def joint_posterior(log_joint_ratio: Tensor, log_joint: Tensor) -> Tensor:
-    """Log P(y|x) of rows (n, M, K) at log weights (M, K), or at their own (n, M, K): equation 15c.
+    """Return log P(y|x) (n, K) of rows (n, M, K) at the cells' log weights: equation 15c.
 
-    If no cell with positive weight can explain a row, r is used alone. A row with -inf everywhere gets the marginal. A
-    row with +inf excludes all other cells.
+    The log weights have shape (M, K), or (n, M, K) if each row has its own. If no cell with positive weight can explain
+    a row, r is used alone. A row of -inf gets the marginal. If a row has entries of +inf, all other cells are excluded.
     """
     certain = log_joint_ratio == torch.inf
     sure = certain.any(2).any(1)[:, None, None]

@@ -1,4 +1,4 @@
-"""`estimate_joint`: a site's P(z, y) over a bank of z-points, from unlabeled rows without z."""
+"""`estimate_joint` estimates a site's P(z, y) over a bank of z-points, from unlabeled rows without z."""
 
 import warnings
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from sitewise.solvers import ROUNDING, Solution, interior
 
 STRENGTHS = (1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0)
 SLACK = 1.0  # loss of left-out log-likelihood accepted for a weaker prior, because the site is expected to differ
-FAR_WORSE = 5.0
+FAR_WORSE = 5.0  # loss of left-out log-likelihood beyond which weaker priors are not tried
 TOLERANCE = 1e-8
 SINGLE_TOLERANCE = 1e-6  # if rows are kept in single precision
 ROUGH_TOLERANCE = 1e-4  # while the strength is chosen
@@ -26,11 +26,11 @@ OPEN = (
     "that of the prior. Check that log_joint_ratio comes from an informative model, or give z"
 )
 NOT_CONVERGED = "the joint estimate did not converge in {n_iter} iterations (gap {gap:.1e}, wanted {wanted:.0e})"
-STEERING_ENTRIES = 2**22  # of a sample of rows, whose curvature sets the direction of steps; the gap is over all rows
-STEERING_ROWS = 16  # at least, for each cell
+STEERING_ENTRIES = 2**22  # entries of r in the sample of rows whose curvature sets the direction of steps
+STEERING_ROWS = 16  # the smallest number of rows in that sample for each cell
 PATIENCE = 30  # iterations after which the sample is larger
-SINGLE_ROUNDING = 1e-9  # of a likelihood summed in single precision
-ROUGHLY = 1e-4  # gap that single precision can reach; then sums are in double precision
+SINGLE_ROUNDING = 1e-9  # relative rounding error of a likelihood summed in single precision
+ROUGHLY = 1e-4  # the gap at which sums change from single to double precision
 FAINT = 1e-6  # smallest pseudo-count of a cell
 ROWS_FOR_ONE = 1e4  # if so many rows have less information than one labeled row, P(Y) is not identified
 
@@ -43,13 +43,13 @@ def estimate_joint(
     Parameters
     ----------
     log_joint_ratio : array of shape (n, M, K)
-        log r(x,y,z_m) over a bank of M z-points; a constant may be added to each row. -inf excludes a point for a row,
-        for example a point that disagrees with the known part of the row's z.
+        log r(x,y,z_m) of the rows, over a bank of M z-points. Adding a constant to a row does not change the result.
+        The value -inf excludes a point from a row, for example because it contradicts the known part of the row's z.
     prior : array of shape (M, K), optional
         The joint distribution to which the estimate is shrunk, usually that of the training data; uniform by default.
     strength : float or "auto"
-        Weight of the prior, in rows. "auto" chooses the weakest one that predicts left-out rows about as well as the
-        best one.
+        Weight of the prior: the number of pseudo-rows for which it counts. "auto" chooses the weakest prior that
+        predicts left-out rows almost as well as the best one.
     sample_weight : array of shape (n,), optional
         Frequency weights: a row of weight two counts as two rows.
 
@@ -104,7 +104,7 @@ def estimate_joint(
 
 
 def _fit(mixture: Mixture, prior: Tensor, strength: str | float) -> tuple[Solution[Tensor], float, "JointCurvature"]:
-    """Estimate the cells at the given strength, or at the one chosen by left-out rows."""
+    """Estimate the cells' weights at the given strength, or at a chosen one; return strength and curvature too."""
     value = _choose_strength(mixture.sample()[0], prior) if isinstance(strength, str) else float(strength)
     solution = climb(mixture, value * prior, prior, tolerance=_tolerance(mixture))
     return solution, value, curvature_at(mixture, solution.point, value * prior)
@@ -153,8 +153,8 @@ def climb(
 ) -> Solution[Tensor]:
     """Estimate the weights of the cells (P,) with pseudo-rows (P,), from a start inside the simplex.
 
-    Every trial point costs one pass over r. If there are very many rows, the curvature is that of a sample. If r is
-    kept in single precision, the first steps use it too, but the final gap is computed in double precision.
+    Every trial point costs one pass over r. If there are very many rows, the curvature is computed from a sample. If r
+    is stored in single precision, the first steps are in single precision, and the last ones and the gap in double.
     """
     total = mixture.total_weight + float(pseudo.sum())
     few_entries = max(STEERING_ENTRIES, STEERING_ROWS * len(start) ** 2)
@@ -192,14 +192,17 @@ def climb(
 
 @dataclass(frozen=True)
 class JointCurvature:
-    """The information of the rows on the cells, and the cells' covariance including the pseudo-rows."""
+    """The information of the rows about the cells' weights, and the covariance of the estimated weights.
+
+    The covariance also accounts for the pseudo-rows.
+    """
 
     information: Tensor  # (P, P)
     covariance: Tensor  # (P, P), of weights that sum to one
 
     @property
     def optimism(self) -> float:
-        """The optimism of the log-likelihood on the rows that it was fitted to (equation 10 for cells)."""
+        """The optimism of the log-likelihood on the rows to which the cells were fitted (equation 15b)."""
         return float((self.covariance * self.information).sum())
 
     def variances_of(self, marks: Tensor) -> Tensor:
@@ -216,7 +219,7 @@ def curvature_at(mixture: Mixture, cells: Tensor, pseudo: Tensor) -> JointCurvat
 
 
 def covariance_of(cells: Tensor, information: Tensor, pseudo: Tensor) -> Tensor:
-    """Invert information + diag(c / w²) along the directions that keep the sum of the cells, (P, P).
+    """Invert information + diag(pseudo / cells²) along changes of the cells that sum to zero, (P, P).
 
     The matrix is scaled by the cells first, because cells close to zero would make it singular.
     """
@@ -231,8 +234,8 @@ def covariance_of(cells: Tensor, information: Tensor, pseudo: Tensor) -> Tensor:
 def classes_left_open(mixture: Mixture, cells: Tensor, prior: Tensor, marks: Tensor) -> Tensor:
     """Return which sums of cells, selected by the columns of `marks` (P, K), are not identified.
 
-    These are the sums for which many rows have less information than one labeled row. It is evaluated half-way to the
-    prior (P,), because at the estimate itself a class may be absent.
+    A sum is not identified if ten thousand rows have less information about it than one labeled row. The information is
+    evaluated half-way between the cells and the prior (P,), because a class may be absent in the cells themselves.
     """
     few, _ = mixture.sample()
     between = 0.5 * (cells + prior)

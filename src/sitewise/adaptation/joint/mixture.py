@@ -1,9 +1,11 @@
 """The likelihood of unlabeled x as a mixture over cells (z-point, class), with its derivatives (equation 15).
 
-A cell p = (m, y) of the bank has the weight w_p = P_b(z_m, y). The density ratio of a row is m_n = Σ_p w_p r_np.
+A cell p of the bank is a pair of a z-point and a class. Its weight is π_p = P_b(z, y). The density of row n, relative
+to the training population, is m_n = Σ_p π_p r_np.
 
-r(x,y,z) = P(x|y,z) / P_s(x) has a mean of one over P_s(x) at every (z, y). A learned r does not. Then the weights of
-cells whose mean is too large are overestimated at every site; `log_balance` corrects it (equation 15e).
+The true r(x,y,z) = P(x|y,z) / P_s(x) has a mean of one over P_s(x) at every (z, y). The mean of a learned r differs
+from one. If the mean of a cell is too large, its weight is overestimated at every site. `log_balance` corrects this
+(equation 15e).
 """
 
 import math
@@ -16,18 +18,18 @@ from torch import Tensor
 from sitewise.solvers import newton
 
 STRETCH = 2**20  # entries of r processed at a time, so that they stay in the processor's cache
-PRECISE = 2**24  # entries of r up to which it is kept in double precision; beyond, in single
-SAMPLED_ENTRIES = 2**20  # of a sample of rows for a first guess
-LEAST_ROWS = 2048
-CURVED_ENTRIES = 2**26  # of a sample of rows for the curvature
-RIDGE = 0.01  # on log b, relative to the rows: if x separates cells completely, no factor changes their shares
+PRECISE = 2**24  # largest number of entries of r that is kept in double precision; a larger r is in single precision
+SAMPLED_ENTRIES = 2**20  # entries of r in a sample of rows for a first guess
+LEAST_ROWS = 2048  # smallest size of a sample of rows
+CURVED_ENTRIES = 2**26  # entries of r in a sample of rows for the curvature
+RIDGE = 0.01  # penalty on log b per row: it determines b if x separates cells completely
 LEAST, MOST = 0.25, 2.0  # limits of b, for cells with very few rows
 TOLERANCE = 1e-6  # of the balance
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Rows of r over P cells, each row divided by its largest entry, with the rows' weights."""
+    """The rows of r over P cells and their weights; each row is divided by its largest entry."""
 
     ratio: Tensor  # (n, P), single or double precision
     weight: Tensor  # (n,) double
@@ -46,7 +48,8 @@ class Mixture:
     def sums(self, cells: Tensor, *, precise: bool = True) -> tuple[Tensor, Tensor]:
         """Return Σ_n w_n log m_n and its gradient Σ_n w_n r_n / m_n (P,) at weights of the cells, in one pass.
 
-        If not `precise`, the precision of r is used: in single precision half the time, to six digits.
+        If `precise` is false, sums have the precision of r. In single precision they take half the time and have about
+        six correct digits.
         """
         dtype = torch.float64 if precise else self.ratio.dtype
         point = cells.to(dtype)
@@ -59,7 +62,7 @@ class Mixture:
         return log_likelihood, slope
 
     def densities(self, cells: Tensor) -> Tensor:
-        """Return m_n of every row, divided by its largest entry, at several weights of the cells (P, Q), (n, Q)."""
+        """Return m_n of every scaled row, (n, Q), at Q sets of weights of the cells (P, Q)."""
         return torch.cat([(rows @ cells.to(rows.dtype)).double() for rows, _ in self.stretches()])
 
     def information(self, cells: Tensor) -> Tensor:
@@ -71,7 +74,7 @@ class Mixture:
         return total
 
     def sample(self, entries: int = SAMPLED_ENTRIES) -> tuple["Mixture", float]:
-        """Return evenly spaced rows with about so many entries, and the ratio of the total weight to theirs."""
+        """Return evenly spaced rows with about `entries` entries, and the ratio of the weight of all rows to theirs."""
         wanted = max(LEAST_ROWS, entries // self.n_cells)
         if len(self.weight) <= wanted:
             return self, 1.0
@@ -91,7 +94,10 @@ class Mixture:
 
 
 def make_mixture(log_joint_ratio: Tensor, weight: Tensor) -> Mixture:
-    """Convert rows (n, M, K) to a mixture; +inf excludes all other cells, a row of -inf carries no information."""
+    """Make a mixture from log r (n, M, K).
+
+    If a row has entries of +inf, all other cells are excluded. A row of -inf carries no information.
+    """
     flat = log_joint_ratio.reshape(len(log_joint_ratio), -1)
     dtype = torch.float64 if flat.numel() <= PRECISE else torch.float32
     ratio = torch.empty(flat.shape, dtype=dtype, device=flat.device)
@@ -106,7 +112,7 @@ def make_mixture(log_joint_ratio: Tensor, weight: Tensor) -> Mixture:
 
 
 def scale_rows(log_ratio: Tensor) -> tuple[Tensor, Tensor]:
-    """Divide rows of r by their largest entries, and return the logs of these (zero if infinite)."""
+    """Return r with each row divided by its largest entry, (n, P), and the logs of these entries (0 if infinite)."""
     largest = log_ratio.amax(1)
     shift = torch.where(largest.isfinite(), largest, 0.0)
     certain = (largest == torch.inf)[:, None]
@@ -116,9 +122,10 @@ def scale_rows(log_ratio: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def log_balance(log_joint_ratio: Tensor, joint: Tensor, weight: Tensor) -> Tensor:
-    """Return log b (M, K) to add to log r (n, M, K), so that the population's rows give back its joint (M, K).
+    """Return log b (M, K), the correction to add to log r (n, M, K).
 
-    Cells that no row can belong to, or that do not occur in the population, are not changed.
+    With this correction, the estimate from the population's rows is the population's joint distribution (M, K). Cells
+    to which no row can belong, and cells that do not occur in the population, are not changed.
     """
     whole = make_mixture(log_joint_ratio, weight)
     seen = (joint.flatten() > 0) & (whole.ratio.amax(0) > 0)
@@ -132,7 +139,7 @@ def log_balance(log_joint_ratio: Tensor, joint: Tensor, weight: Tensor) -> Tenso
 
     def derivatives(point: Tensor) -> tuple[Tensor, Tensor]:
         cells = share * (point[0] / root).exp()
-        estimated = cells * mixture.sums(cells)[1] / total  # the shares by the rows
+        estimated = cells * mixture.sums(cells)[1] / total  # the shares of the cells, as estimated from the rows
         bend = torch.diag(estimated) - cells[:, None] * mixture.information(cells) * cells / total
         hessian = bend / root[:, None] / root + RIDGE * torch.eye(len(root), dtype=root.dtype, device=root.device)
         return ((estimated - share) / root + RIDGE * point[0])[None], hessian[None]

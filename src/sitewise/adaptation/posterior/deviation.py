@@ -1,4 +1,4 @@
-"""The deviation of a new site's g from the source's shape: additive coefficients, normal given level and factor."""
+"""The deviation of a new site's g from the source's shape: coefficients that are normal given level and factor."""
 
 from dataclasses import dataclass, replace
 
@@ -16,22 +16,22 @@ from sitewise.prevalence.additive import features
 from sitewise.prevalence.linear import NEWTON_LIMIT
 from sitewise.prevalence.prior import USUAL_DEVIATION
 
-HELD = 1e6  # penalty on the intercept, times the weight of all rows: a deviation has no level
-STEP = 1e-3  # of the factor, for the numerical derivative of a gradient
-SIZES = (0.0, 0.25, 0.5, 1.0)  # of a deviation, in standard deviations between the training sites; equal prior weights
+HELD = 1e6  # penalty on the intercept, times the weight of all rows; it keeps the intercept at zero
+STEP = 1e-3  # step of the factor for the numerical derivative of a gradient
+SIZES = (0.0, 0.25, 0.5, 1.0)  # sizes γ of a deviation, in standard deviations between sites; equally likely a priori
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """Coefficients (P,) given level and factor: Laplace's approximation, linear in both (equation 18e)."""
+    """Laplace's approximation of the coefficients, whose mean is linear in level and factor (equation 18e)."""
 
-    factor: Tensor  # () at which it was computed
-    level: Tensor  # (K,)
-    mean: Tensor  # (P,) coefficients in contrasts, P = D (K-1)
-    response: Tensor  # (P, K) derivatives in the level's K-1 contrasts and in the factor
-    covariance: Tensor  # (P, P) of the coefficients given both
-    variance: Tensor  # (P,) of the prior
-    middle: Tensor  # (D,) mean features of the site's rows
+    factor: Tensor  # () the factor at which the coefficients were fitted
+    level: Tensor  # (K,) the level at which they were fitted
+    mean: Tensor  # (P,) mean coefficients there, in contrasts, P = D (K-1)
+    response: Tensor  # (P, K) derivatives of the mean in the level's K-1 contrasts and in the factor
+    covariance: Tensor  # (P, P) of the coefficients given level and factor
+    variance: Tensor  # (P,) prior variances
+    middle: Tensor  # (D,) means of the features over the site's rows
     converged: bool
     gap: float
     n_iter: int
@@ -42,7 +42,7 @@ class Deviation:
         return self.mean + torch.cat([away, (factor - self.factor)[:, None]], dim=1) @ self.response.T
 
     def log_prior(self, factor: Tensor, level: Tensor) -> Tensor:
-        """Return the log prior density of the mean coefficients, up to a constant, (M,)."""
+        """Return the log prior density of the mean coefficients at factors (M,) and levels (M, K), up to a constant."""
         return -0.5 * (self.flat(factor, level) ** 2 / self.variance.clamp_min(1e-300)).sum(1)
 
     def coefficients(self, flat: Tensor, n_classes: int) -> Tensor:
@@ -50,11 +50,11 @@ class Deviation:
         return flat.reshape(len(flat), -1, n_classes - 1) @ contrasts(n_classes, flat.device).T
 
     def without_level(self, level: Tensor, coefficients: Tensor) -> Tensor:
-        """Subtract from levels (M, K) the mean over the site of what coefficients (M, D, K) add."""
+        """Return levels (M, K) minus the site's mean of features @ coefficients, for coefficients (M, D, K)."""
         return level - torch.einsum("d,mdk->mk", self.middle, coefficients)
 
     def put_on(self, points: Points) -> Points:
-        """Return the same points with their mean coefficients."""
+        """Return the points with their mean coefficients as `deviation`."""
         away = (points.level - self.level) @ contrasts(points.level.shape[1], points.level.device)
         along = torch.cat([torch.ones_like(away[:, :1]), away, (points.factor - self.factor)[:, None]], dim=1)
         directions = torch.cat([self.mean[None], self.response.T])
@@ -65,23 +65,23 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Sized:
-    """Coefficients (P,) averaged over the sizes of their prior."""
+    """Moments of the coefficients (P,), averaged over the sizes of the deviation."""
 
     mean: Tensor  # (P,)
-    conditional: Tensor  # (P, P) covariance given the size, averaged
-    covariance: Tensor  # (P, P)
-    variance: Tensor  # (P,) of the prior, averaged
+    conditional: Tensor  # (P, P) covariance given the size, averaged over sizes
+    covariance: Tensor  # (P, P) total covariance
+    variance: Tensor  # (P,) prior variance, averaged over sizes
 
 
 def average_sizes(information: Tensor, mode: Tensor, variance: Tensor) -> Sized:
     """Average over the size of the deviation, weighted by the marginal likelihood of each size (equation 18h).
 
-    It uses the penalized information (P, P) at the mode (P,) under the prior's variances (P,). The likelihood is
-    approximated as normal, so that the posterior and the marginal likelihood of every size are in closed form.
+    `information` (P, P) is the penalized information at the mode (P,), for prior variances (P,). The likelihood is
+    approximated by a normal one, so that posterior and marginal likelihood have a closed form for every size.
     """
     root = variance.sqrt()
     of_rows, directions = torch.linalg.eigh(root[:, None] * information * root)
-    of_rows = (of_rows - 1.0).clamp_min(0.0)  # information of the rows on each direction, in units of the prior
+    of_rows = (of_rows - 1.0).clamp_min(0.0)  # information of the rows about each direction, in units of the prior
     pull = directions.T @ (root * (information @ mode))
     squares = torch.tensor(SIZES, dtype=mode.dtype, device=mode.device)[:, None] ** 2
     own = squares / (1.0 + squares * of_rows)  # (sizes, P) variances given the size
@@ -99,7 +99,10 @@ def average_sizes(information: Tensor, mode: Tensor, variance: Tensor) -> Sized:
 
 
 def tempered(evidence: Evidence, power: float, labels: LabelLikelihood | None) -> Evidence:
-    """Raise the rows' likelihood to a power, and add labels as a difference of likelihoods at the best slope."""
+    """Return rows whose likelihood is raised to a power, with labels added as a difference of likelihoods.
+
+    The labels have the best slope of log f (see `LabelLikelihood.as_evidence`).
+    """
 
     def apply(rows: Rows) -> Rows:
         weight = rows.codes.new_ones(len(rows)) if rows.weight is None else rows.weight
@@ -128,7 +131,10 @@ def fit_deviation(
     variance: Tensor | None,
     labels: LabelLikelihood | None = None,
 ) -> Deviation | None:
-    """Fit the coefficients at one factor and level (K,), with covariance and derivatives; None if they are too many."""
+    """Fit the coefficients at one factor and level (K,), with covariance and derivatives.
+
+    Return None if there are too many coefficients.
+    """
     schema, n_classes = template.schema, len(level)
     assert schema is not None
     n_features = features(schema.missing_codes(level.device)[None], schema).shape[1]

@@ -1,4 +1,4 @@
-"""Compute the posterior of a site's g from its rows and a prior, and select the points that are kept."""
+"""Compute the posterior of a site's g from its rows and a prior, and select the points that represent it."""
 
 import math
 from dataclasses import dataclass, replace
@@ -29,20 +29,20 @@ from sitewise.posterior import contrasts
 from sitewise.prevalence import SitePrior
 from sitewise.prevalence.base import ConstantPrevalence, Prevalence, finite, is_constant
 
-KEPT = 64  # points, at most
-MARGINALS = 400  # draws of P(Y) for intervals
-TAIL = 3.2  # standard deviations up to which the kept points are evenly spaced
+KEPT = 64  # number of points that are kept
+MARGINALS = 400  # number of draws of P(Y) for intervals
+TAIL = 3.2  # standard deviations up to which the edges of strata of P(Y) are evenly spaced
 ENOUGH = 1e-12  # information per row below which rows are not informative
-ENOUGH_ROWS = 2**14  # at most so many rows are used to start the deviation, and for P(Y) at all points
+ENOUGH_ROWS = 2**14  # largest number of rows for a first fit of the deviation, and for P(Y) at all points
 
 
 @dataclass(frozen=True)
 class RefitLevel:
-    """Refits a posterior to other weights of the rows, or to another f, by one Newton step of the level."""
+    """A function that refits a posterior, by one Newton step of the level, after a change of weights or of f."""
 
     points: Points
-    power: float
-    score: Tensor  # (K,) of the rows that it was fitted to
+    power: float  # exponent of the rows' likelihood
+    score: Tensor  # (K,) score of the level, of the rows to which the posterior was fitted
 
     def __call__(self, drawn: Evidence) -> Prevalence:
         """Return the refitted posterior."""
@@ -61,7 +61,7 @@ class RefitLevel:
 
 
 def level_score(points: Points, sums: Sums, weight: float) -> Tensor:
-    """Return the derivative of the log-likelihood in the level, (K,), averaged over the points (equation 7a)."""
+    """Return the score of the level, (K,): the derivative of the log-likelihood, averaged over the points (7a)."""
     return weight * (points.weight @ (sums.predicted - sums.mean))
 
 
@@ -72,7 +72,7 @@ def row_scores(rows: Rows, g: Prevalence, basis: Tensor) -> Tensor:
 
 
 def design_effect(evidence: Evidence, g: Prevalence) -> float:
-    """Return the design effect of groups: the level score's variance relative to independent rows, at least 1."""
+    """Return the design effect of groups, at least 1: the level score's variance relative to independent rows."""
     if evidence.groups is None or not evidence.groups.factor:
         return 1.0
     basis = contrasts(evidence.n_classes, evidence.device)
@@ -86,9 +86,10 @@ def design_effect(evidence: Evidence, g: Prevalence) -> float:
 def fit_posterior(
     evidence: Evidence, prior: SitePrior, labeled: KnownLabels | None = None, known: Known | None = None
 ) -> Fit:
-    """Compute the posterior of a site's g (section 18 of docs/maths.md), as a fit whose g is its points.
+    """Compute the posterior of a site's g (section 18 of docs/maths.md); return a fit whose g is a `Points`.
 
-    `evidence` are all rows without their labels, `labeled` the labeled rows, `known` a known prevalence.
+    `evidence` has all rows, without labels. `labeled` has the labeled rows once more, with their labels. `known` is a
+    known prevalence.
     """
     template = read_source(evidence, prior.prevalence)
     as_trained = candidates(template, template.factor, template.level)
@@ -120,7 +121,7 @@ def fit_posterior(
 
 
 def read_source(evidence: Evidence, source: Prevalence) -> Points:
-    """Return a `Points` with one point, which is the source's g."""
+    """Return a `Points` with a single point, the source's g."""
     schema = evidence.schema
     if schema is None or not evidence.seen_weight:
         nothing = torch.zeros(1, 0, dtype=torch.float64, device=evidence.device)
@@ -141,25 +142,25 @@ def has_shape(template: Points) -> bool:
 
 @dataclass(frozen=True)
 class Problem:
-    """The data for level and factor: unlabeled rows, known labels and a known prevalence."""
+    """The data and settings for estimating level and factor."""
 
-    template: Points
-    rows: Evidence
-    unlabeled: Evidence | None
+    template: Points  # the source's g
+    rows: Evidence  # all rows
+    unlabeled: Evidence | None  # all rows, or None if they are not trusted
     labels: LabelLikelihood | None
     known: Known | None
     prior: LevelPrior
-    power: float
-    error: float
-    slope: float
+    power: float  # exponent of the rows' likelihood
+    error: float  # standard deviation of the error of an estimated level
+    slope: float  # factor on log f in predictions
 
     def points(self, factor: Tensor, level: Tensor, deviation: Deviation | None) -> Points:
-        """Return points of g at factors (M,) and levels (M, K), with the mean deviation of each if there is one."""
+        """Return points of g at factors (M,) and levels (M, K), with the mean deviation at each, if there is one."""
         at = candidates(self.template, factor, level)
         return at if deviation is None else deviation.put_on(at)
 
     def weigh(self, deviation: Deviation | None) -> Weighed:
-        """Return weighted points of level and factor, with the deviation from the shape if it is given."""
+        """Return weighted points of level and factor, with the given deviation from the shape, if any."""
 
         def unlabeled(rows: Evidence, factor: Tensor, level: Tensor) -> Tensor:
             log_likelihood = (
@@ -184,7 +185,7 @@ class Problem:
 
 
 def keep_points(problem: Problem, weighed: Weighed, deviation: Deviation | None) -> tuple[Posterior, Tensor]:
-    """Select at most 64 points, and compute draws of P(Y) for intervals; also return the rows' score (K,)."""
+    """Return the posterior with 64 selected points and draws of P(Y) for intervals, and the score of the level (K,)."""
     evidence, slope = problem.rows, problem.slope
     fine = problem.points(weighed.factor, weighed.level, deviation)
     weight, prior_weight = (torch.softmax(part, dim=0) for part in (weighed.log_weight, weighed.log_prior))
@@ -195,7 +196,7 @@ def keep_points(problem: Problem, weighed: Weighed, deviation: Deviation | None)
     own = evaluate_points(evidence, points, slope=slope)
     points = replace(points, log_marginal=finite(own.mean.log()))
     wanted = weight @ sums.predicted
-    if weighed.covers_prior:  # so that without the rows the mean prediction is that of the model as trained (18d)
+    if weighed.covers_prior:  # without information, the mean prediction is then that of the model as trained (18d)
         as_trained = candidates(problem.template, fine.factor.new_ones(1), problem.template.centre[None])
         trained = evaluate_points(evidence, as_trained, slope=1.0).predicted[0]
         wanted = (wanted + trained - prior_weight @ sums.predicted).clamp_min(1e-12)
@@ -215,7 +216,10 @@ def keep_points(problem: Problem, weighed: Weighed, deviation: Deviation | None)
 
 
 def keep_known_points(problem: Problem, weighed: Weighed, deviation: Deviation | None) -> tuple[Posterior, Tensor]:
-    """Do as `keep_points` for a site with labels or a known prevalence: P(Y) is the mean prediction (section 20)."""
+    """Do the same as `keep_points` for a site with labels or a known prevalence.
+
+    P(Y) is then the mean of the predictions (section 20 of docs/maths.md).
+    """
     evidence, slope, labels, known = problem.rows, problem.slope, problem.labels, problem.known
     fine = problem.points(weighed.factor, weighed.level, deviation)
     weight = torch.softmax(weighed.log_weight, dim=0)
@@ -255,7 +259,7 @@ def keep_known_points(problem: Problem, weighed: Weighed, deviation: Deviation |
 
 
 def _covered(evidence: Evidence, known: Known) -> float:
-    """Return the share of the site's rows in strata with known prevalence."""
+    """Return the share of the site's rows in strata with a known prevalence."""
     assert known.strata is not None
     strata = known.strata
     (total,) = evidence.rows.total(lambda rows: (rows.cell_weight @ strata.holds(rows.codes).sum(1),))
@@ -263,10 +267,11 @@ def _covered(evidence: Evidence, known: Known) -> float:
 
 
 def choose_points(mean: Tensor, weight: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
-    """Select points (M,) to keep and their weights: one from each stratum, with smaller strata in the tails.
+    """Return the indices and weights of the points to keep: one from each stratum of P(Y), (KEPT,) each.
 
-    Strata are ranges of P(Y) (M, K) of the class with the largest variance. Within a stratum, points are sorted by
-    their factors (M,), and one is taken at a quantile from a low-discrepancy sequence (van der Corput's).
+    P(Y) of the points is `mean` (M, K). The strata are ranges of P(Y) of the class with the largest variance, and are
+    smaller in the tails. Within a stratum, the point at one quantile of the factor (M,) is taken. The quantiles follow
+    van der Corput's low-discrepancy sequence.
     """
     centre = weight @ mean
     variance = weight @ (mean - centre) ** 2
@@ -290,7 +295,10 @@ def choose_points(mean: Tensor, weight: Tensor, factor: Tensor) -> tuple[Tensor,
 
 
 def _at_quantile(cumulative: Tensor, factor: Tensor, first: int, last: int, edges: Tensor, quantile: float) -> Tensor:
-    """Return the point from `first` to `last` at a quantile of the factor, by their mass between two edges."""
+    """Return the index, from `first` to `last`, of the point at a quantile of the factor.
+
+    The weight of a point is the part of its mass that lies between the two edges of the stratum.
+    """
     bounds = torch.cat([edges[:1], cumulative[first:last]]).clamp(edges[0], edges[1])
     by_factor = torch.argsort(factor[first:last], stable=True)
     mass = torch.cumsum(bounds.diff()[by_factor], dim=0)
@@ -298,7 +306,10 @@ def _at_quantile(cumulative: Tensor, factor: Tensor, first: int, last: int, edge
 
 
 def tilt(weight: Tensor, values: Tensor, wanted: Tensor) -> Tensor | None:
-    """Return the weights (M,) closest to the given ones with the wanted mean of values (M, C); None if impossible."""
+    """Return weights (M,) at which values (M, C) have the wanted mean; None if this is not possible.
+
+    The weights are the given ones times an exponential function of the values (exponential tilting).
+    """
     away = values - wanted
     scale = away.abs().amax(0).clamp_min(1e-300)
     away = away / scale
@@ -315,7 +326,10 @@ def tilt(weight: Tensor, values: Tensor, wanted: Tensor) -> Tensor | None:
 
 
 def spread_marginals(mean: Tensor, weight: Tensor, extra: Tensor) -> Tensor:
-    """Return equally weighted draws (R, K) of P(Y) from points (M, K), widened by an additional variance (K,)."""
+    """Return equally weighted draws (R, K) of P(Y) from its values at weighted points, `mean` (M, K).
+
+    The draws are stretched around their mean so that their variance increases by `extra` (K,).
+    """
     centre = weight @ mean
     variance = weight @ (mean - centre) ** 2
     if mean.shape[1] == 2:
@@ -336,7 +350,7 @@ def spread_marginals(mean: Tensor, weight: Tensor, extra: Tensor) -> Tensor:
 
 
 def sampling_variance(points: Points, some: Evidence, evidence: Evidence) -> Tensor:
-    """Return the variance (K,) of P(Y) due to sampling of z; without groups, estimated from some of the rows."""
+    """Return the variance (K,) of P(Y) due to the sampling of z; without groups it is estimated from some rows."""
     if not points.depends_on_z:
         return torch.zeros_like(points.centre)
     mean, rows = points.mean_log_marginal.exp(), some if evidence.groups is None else evidence
@@ -348,7 +362,7 @@ def sampling_variance(points: Points, some: Evidence, evidence: Evidence) -> Ten
 def _drawn_points(
     problem: Problem, weighed: Weighed, deviation: Deviation | None, kept: Tensor, share: Tensor
 ) -> Points:
-    """Return the points to keep with their weights, each with a draw of its deviation."""
+    """Return the kept points with their weights, each with a draw of its deviation."""
     points = replace(candidates(problem.template, weighed.factor[kept], weighed.level[kept]), weight=share)
     if deviation is None:
         return points
@@ -357,7 +371,7 @@ def _drawn_points(
 
 
 def _drawn(deviation: Deviation, points: Points, basis: Tensor) -> Tensor:
-    """Draw the coefficients (M, D, K) of the kept points around their means."""
+    """Draw the deviation's coefficients (M, D, K) for the kept points, around their means."""
     n_points, n_classes = len(points), points.level.shape[1]
     width = n_classes - 1
     n_features = len(deviation.mean) // width
@@ -393,7 +407,7 @@ def _as_fit(evidence: Evidence, posterior: Posterior, score: Tensor, deviation: 
 
 
 def _at_mean(points: Points) -> Points:
-    """Return a single point at the mean of all points."""
+    """Return a `Points` with a single point, at the mean of all points."""
     weight = points.weight
     return replace(
         points,

@@ -1,4 +1,4 @@
-"""A known prevalence of the site or of strata of z, as a likelihood of the rows' mean prediction."""
+"""A known prevalence of the site or of strata of z, used as a likelihood of the mean prediction of the rows."""
 
 from dataclasses import dataclass
 
@@ -11,22 +11,22 @@ from sitewise.adaptation.posterior.points import ENTRIES, Points, Strata
 from sitewise.adaptation.rows import Rows
 from sitewise.prevalence.prior import USUAL_DEVIATION
 
-RESOLVED = 0.1  # resolution of the points of a posterior, in log-odds; more precise knowledge is conditioned on later
-SOME_ROWS = 2**11  # at most so many rows are used for mean predictions while points are weighted
+RESOLVED = 0.1  # resolution of the points of a posterior, in log-odds; `pulled` applies more precise knowledge later
+SOME_ROWS = 2**11  # largest number of rows for mean predictions while points are weighted
 
 
 @dataclass(frozen=True)
 class Known:
-    """P(y) of the site, or of strata of z, with the standard deviation of its log-odds (zero if known exactly)."""
+    """The known P(y) of the site, or of strata of z, with its uncertainty (zero if it is known exactly)."""
 
-    share: Tensor  # (S, K)
-    error: Tensor  # (S, K)
+    share: Tensor  # (S, K) P(y)
+    error: Tensor  # (S, K) standard deviation of its log-odds
     strata: Strata | None = None  # None: S = 1, the whole site
     names: tuple[str, ...] = ("the site",)
 
     @property
     def freedom(self) -> float:
-        """The standard deviation, in log-odds, of a stratum around the value by level, factor and deviation."""
+        """The standard deviation σ_grid, in log-odds, of P(y) around the mean prediction of a point (section 20)."""
         return RESOLVED if self.strata is None else USUAL_DEVIATION
 
     def log_likelihood(self, predicted: Tensor) -> Tensor:
@@ -37,14 +37,17 @@ class Known:
         return -0.5 * (n_classes - 1) / n_classes * (away.square() / variance).sum((0, 2))
 
     def weigh(self, evidence: Evidence, points: Points, slope: float) -> Tensor:
-        """Return the log-likelihood of points, (M,), from some of the rows."""
+        """Return the log-likelihood of points, (M,), with mean predictions over some of the rows."""
         some = subset(evidence, SOME_ROWS)
         if self.strata is None:
             return self.log_likelihood(evaluate_points(some, points, slope=slope).predicted[None])
         return self.log_likelihood(stratum_means(some, points, slope, self.strata)[0])
 
     def pulled(self, predicted: Tensor, noise: Tensor) -> Tensor:
-        """Condition mean predictions (S, M, K) on the known prevalence, given normal `noise` of that shape."""
+        """Return mean predictions (S, M, K) after conditioning on the known prevalence.
+
+        The result is a draw from the conditional distribution, made with standard normal numbers `noise` (S, M, K).
+        """
         known, free = self.error.square()[:, None], self.freedom**2
         at = torch.logit(predicted.clamp(1e-12, 1 - 1e-12))
         middle = (known * at + free * torch.logit(self.share)[:, None]) / (known + free)
@@ -53,7 +56,10 @@ class Known:
 
 
 def stratum_means(evidence: Evidence, points: Points, slope: float, strata: Strata | None) -> tuple[Tensor, ...]:
-    """Return mean predictions (S, M, K), means of diag(p) - p pᵀ (S, M, K, K), and the weights of strata (S,)."""
+    """Return mean predictions (S, M, K), means of diag(p) - p pᵀ (S, M, K, K), and the rows' weights in strata (S,).
+
+    Without strata, the whole site is one stratum.
+    """
     seen = evidence.rows.map(lambda rows: (rows, False))
     if strata is None:
         if points.depends_on_z:
@@ -86,7 +92,7 @@ def _stratum_sums(
 
 
 def log_ratio_of(ratio: Tensor) -> Tensor:
-    """Return log f (n, K), up to a constant in each row, from f as kept in `Rows`."""
+    """Return log f (n, K), up to a constant in each row, from f as it is stored in `Rows`."""
     ratio = ratio.double()
     if ratio.shape[1] > 1:
         return ratio.clamp_min(1e-300).log()
@@ -95,7 +101,7 @@ def log_ratio_of(ratio: Tensor) -> Tensor:
 
 
 def _predictions(ratio: Tensor, codes: Tensor | None, points: Points, slope: float) -> Tensor:
-    """Return P(y|x,z) of rows at every point, (n, M, K); without codes, of rows without z."""
+    """Return P(y|x,z) of rows at every point, (n, M, K); `codes` is None for rows without z."""
     log_g = points.log_marginal[None] if codes is None else points.log_probs(codes)
     if points.shift is not None:
         log_g = log_g + points.shift

@@ -1,4 +1,4 @@
-"""Points of a site with labels or a known prevalence: predictions and g have the same mean at each point."""
+"""Points of a site with labels or a known prevalence. At each point, predictions and g have the same mean."""
 
 import math
 from collections.abc import Callable
@@ -19,14 +19,17 @@ from sitewise.posterior import contrasts
 from sitewise.prevalence.base import finite
 
 GOLDEN = (5**0.5 - 1) / 2
-QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the slope, over which predictions are averaged
-NEGLIGIBLE = 1e-7  # of the largest weight
-STEPS = 100
-CLOSE = 1e-13
+QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)  # quantiles of the slope over which predictions are averaged
+NEGLIGIBLE = 1e-7  # points with a smaller weight, relative to the largest, are dropped
+STEPS = 100  # largest number of iterations
+CLOSE = 1e-13  # tolerance of means
 
 
 def copy_for_slopes(points: Points, labels: LabelLikelihood, weight: Tensor) -> tuple[Points, Tensor]:
-    """Return a copy of each point for every quantile of its slope, without points of negligible weight; and weights."""
+    """Return copies of each point, one for each quantile of its slope, and the weights of all copies.
+
+    Points of negligible weight are left out.
+    """
     some = (weight > NEGLIGIBLE * weight.max()).nonzero().flatten()
     heavy, share = take_points(points, some), weight[some] / weight[some].sum()
     if len(labels.slope) == 1:
@@ -36,7 +39,7 @@ def copy_for_slopes(points: Points, labels: LabelLikelihood, weight: Tensor) -> 
 
 
 def drawn_slopes(points: Points, labels: LabelLikelihood) -> Points:
-    """Return points with one slope each, at evenly spaced quantiles given the labels."""
+    """Return points with one slope each; given the labels, the slopes are at quantiles that are spread evenly."""
     number = torch.arange(len(points), dtype=torch.float64, device=points.weight.device)
     return labels.with_slopes(points, labels.slopes_at(points, (0.5 + GOLDEN * number) % 1.0))
 
@@ -63,9 +66,9 @@ def join_points(parts: list[Points]) -> Points:
 
 
 def settle(points: Points, evidence: Evidence, slope: float, target: Tensor) -> Points:
-    """Return points whose g and predictions both have the wanted means over the site, (M, K).
+    """Return points at which g and predictions both have the mean `target` (M, K) over the site.
 
-    The difference between the two is the error of f's level at this site, which is kept as `shift`.
+    To make both means equal, predictions use log g plus `shift`, which corrects the error of f's level at this site.
     """
     before = points
     away = torch.zeros_like(points.level)
@@ -81,7 +84,7 @@ def settle(points: Points, evidence: Evidence, slope: float, target: Tensor) -> 
     points = replace(points, log_marginal=finite(target.log()))
     shift = (0.0 if before.shift is None else before.shift) - away
     points = replace(points, shift=shift)
-    if before.strata is not None:  # rows of strata have z, so that their predictions have not changed
+    if before.strata is not None:  # rows in strata have z; the changes of `level` and `shift` cancel in predictions
         return points
 
     def moved(move: Tensor) -> Points:
@@ -91,7 +94,7 @@ def settle(points: Points, evidence: Evidence, slope: float, target: Tensor) -> 
 
 
 def stepped(points: Points, evidence: Evidence, slope: float, known: Known, target: Tensor) -> Points:
-    """Return points whose predictions have the wanted means (S, M, K) in every stratum."""
+    """Return points at which predictions have the means `target` (S, M, K) in the strata."""
     base = replace(points, strata=known.strata)
 
     def moved(move: Tensor) -> Points:
@@ -104,7 +107,7 @@ def stepped(points: Points, evidence: Evidence, slope: float, known: Known, targ
 def _solve(
     moved: Callable[[Tensor], Points], evidence: Evidence, slope: float, known: Known | None, target: Tensor
 ) -> Tensor:
-    """Return the shift of log g, (M, S, K), at which mean predictions are the wanted ones (S, M, K); damped Newton."""
+    """Return the shift of log g, (M, S, K), at which mean predictions are `target` (S, M, K); by damped Newton."""
     strata = None if known is None else known.strata
     n_strata, n_points, n_classes = target.shape
     basis = contrasts(n_classes, target.device)
@@ -126,7 +129,10 @@ def _solve(
 
 
 def normal_noise(n_points: int, n_strata: int, basis: Tensor, weight: Tensor) -> Tensor:
-    """Return quasi-random normal noise (S, M, K) of the log-odds of every class, with mean zero over the points."""
+    """Return quasi-random standard normal numbers (S, M, K) for the log-odds of every class.
+
+    Their weighted mean over the points is zero.
+    """
     n_classes = len(basis)
     uniform = qmc.Sobol(n_strata * (n_classes - 1), seed=2).random(n_points)
     flat = torch.tensor(norm.ppf(uniform.clip(1e-6, 1 - 1e-6)), device=basis.device)
@@ -138,10 +144,9 @@ def normal_noise(n_points: int, n_strata: int, basis: Tensor, weight: Tensor) ->
 def sampling_variance_of_predictions(
     points: Points, some: Evidence, evidence: Evidence, slope: float, power: float, level_variance: Tensor
 ) -> Tensor:
-    """Return the variance (K,) of P(Y) due to sampling of the rows, given the labels.
+    """Return the variance (K,) of P(Y) due to the sampling of the rows, given the labels (equation 20b).
 
-    The same rows also inform about the level, to the power of their likelihood. Both errors are positively correlated
-    (section 20 of docs/maths.md).
+    It includes twice the covariance with the error of the level, because the level was estimated from the same rows.
     """
     predicted = []
     for rows in (*some.rows, *some.blank):
@@ -163,7 +168,7 @@ def sampling_variance_of_predictions(
 
 
 def contradiction(points: Points, marginals: Tensor, evidence: Evidence, slope: float, known: Known) -> Contradiction:
-    """Compare a known prevalence with the posterior without it."""
+    """Compare a known prevalence with the posterior that does not use it, `points` and `marginals`."""
     predicted = stratum_means(evidence, points, slope, known.strata)[0]
     at = torch.logit(predicted.clamp(1e-12, 1 - 1e-12))
     middle = torch.einsum("m,smk->sk", points.weight, at)

@@ -1,6 +1,7 @@
 """The likelihood of known labels of a site, P(y|x,z), as a function of level, factor and the slope of log f.
 
-The slope is integrated out on a few nodes. The density of a labeled row's x is part of the unlabeled likelihood.
+The slope is integrated out on a few nodes. The density of x of a labeled row is part of the likelihood of unlabeled
+rows (section 20 of docs/maths.md).
 """
 
 from collections.abc import Iterable
@@ -22,15 +23,15 @@ from sitewise.prevalence.prior import FREEDOM
 from sitewise.rows import SiteRows
 from sitewise.sites import take_rows
 
-SURE = 40.0  # log f is clipped at minus this
-NODES = 15  # of the slope
-SEARCHED, REACH = 49, 8.0  # slopes tried to place the nodes, and their range in standard deviations of the prior
-ALIVE = 12.0  # fall of the log-density beyond which a slope is left out
+SURE = 40.0  # normalized log f is at least minus this number
+NODES = 15  # number of nodes of the slope
+SEARCHED, REACH = 49, 8.0  # slopes tried to place the nodes, and their range in scales of the prior of log T
+ALIVE = 12.0  # decrease of the log-density beyond which a slope is left out
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class KnownLabels(SiteRows):
-    """Rows of the site whose class is known."""
+    """The rows of the site with known labels."""
 
     log_ratio: Tensor  # (n, K)
     y: Tensor = field()
@@ -48,23 +49,23 @@ class KnownLabels(SiteRows):
 class LabelLikelihood:
     """log P(y|x,z) of labeled rows at points of the posterior, with the slope T of log f integrated out.
 
-    Predictions are softmax(T log f + log g + (T_0 - T) pivot). So a change of the slope does not change the level at
-    the pivot.
+    Predictions are softmax(T log f + log g + (T_0 - T) pivot), equation 20a. The pivot is a mean of log f. At log f =
+    pivot, predictions do not depend on the slope.
     """
 
     rows: KnownLabels
     slope: Tensor  # (J,) nodes of T
-    log_prior: Tensor  # (J,) logs of their prior shares
-    best: float  # the most likely T
-    usual: float  # T_0
+    log_prior: Tensor  # (J,) logs of the nodes' prior weights
+    best: float  # the most likely T, given labels and prior
+    usual: float  # T_0, the typical slope
     pivot: Tensor  # (K,)
 
     def turned(self, slope: Tensor) -> Tensor:
-        """Return the term added to log g at slopes (M,), (M, K)."""
+        """Return the term (T_0 - T) pivot, (M, K), at slopes T (M,)."""
         return (self.usual - slope)[:, None] * self.pivot
 
     def at_slopes(self, points: Points) -> Tensor:
-        """The log-likelihood at every point and node, (M, J)."""
+        """Return the log-likelihood at every point and node, (M, J)."""
         rows, n_classes = self.rows, len(self.pivot)
         size = max(1, ENTRIES // (len(points) * n_classes))
         total = points.level.new_zeros(len(points), len(self.slope))
@@ -77,7 +78,7 @@ class LabelLikelihood:
         return total
 
     def _of_rows(self, chunk: slice, log_g: Tensor, slope: Tensor, turn: Tensor) -> Tensor:
-        """The log-likelihood of some rows at one slope and g (n or 1, M, K), (M,)."""
+        """Return the log-likelihood of some rows at one slope and log g (n or 1, M, K), (M,)."""
         log_ratio, y, weight = (values[chunk] for values in (self.rows.log_ratio, self.rows.y, self.rows.weight))
         own = slope * log_ratio + turn
         if log_g.shape[2] == 2:
@@ -87,7 +88,7 @@ class LabelLikelihood:
         return weight @ log_p.gather(2, y[:, None, None].expand(-1, log_p.shape[1], 1))[:, :, 0]
 
     def __call__(self, points: Points) -> Tensor:
-        """The log-likelihood at every point, (M,)."""
+        """Return the log-likelihood at every point, with the slope integrated out, (M,)."""
         return torch.logsumexp(self.at_slopes(points) + self.log_prior, dim=1)
 
     def slopes_at(self, points: Points, uniform: Tensor) -> Tensor:
@@ -108,7 +109,10 @@ class LabelLikelihood:
         return replace(points, slope=slope, shift=self.turned(slope))
 
     def as_evidence(self, chosen: Tensor) -> tuple[Rows, Rows]:
-        """Return log P(y|x,z) of some rows, at the best slope, as two likelihoods: log g_y - log Σ_k f_k g_k."""
+        """Return log P(y|x,z) of some rows at the best slope, up to a constant, as log g_y - log Σ_k f_k g_k.
+
+        The two terms are returned as rows of known class, and as rows with negative weights.
+        """
         rows = self.rows
         mixed = to_ratio(self.best * rows.log_ratio[chosen] + (self.usual - self.best) * self.pivot)
         certain = mixed.clone()
@@ -118,9 +122,10 @@ class LabelLikelihood:
 
 
 def read_label_likelihood(rows: KnownLabels, as_trained: Points, prior: SitePrior) -> LabelLikelihood:
-    """Make the likelihood of labels: place the nodes of the slope, and divide weights by the design effect of groups.
+    """Return the likelihood of labels, with nodes of the slope placed where the labels make it likely.
 
-    `as_trained` is the source's g at this site; the level around it is free.
+    For each slope tried, the level is fitted to the labels, relative to the source's g at this site, `as_trained`. The
+    weights of rows are divided by the design effect of groups.
     """
     log_g = as_trained.log_probs(rows.codes)[:, 0].expand(len(rows), -1)
     n_classes = log_g.shape[1]
@@ -150,7 +155,7 @@ def read_label_likelihood(rows: KnownLabels, as_trained: Points, prior: SitePrio
 
 
 def _log_slope_prior(step: Tensor) -> Tensor:
-    """The Student log-density of the log slope in units of its scale, with the same tails as the level's."""
+    """Return the log-density of Student's prior of the log slope, in units of its scale; FREEDOM is as for levels."""
     return -0.5 * (FREEDOM + 1.0) * torch.log1p(step.square() / FREEDOM)
 
 
@@ -163,7 +168,7 @@ def _pivot(rows: KnownLabels, slope: float, log_g: Tensor) -> Tensor:
 
 
 def _with_level(offset: Tensor, labels: Tensor, weight: Tensor, scale: float) -> tuple[Tensor, float]:
-    """Return log P(y|x,z) with the level fitted to the labels, (n, K), and the penalty of that level by its prior."""
+    """Return log P(y|x,z) with the level fitted to the labels, (n, K), and the prior's penalty on this level."""
     penalty = offset.new_full((1,), 2.0 / scale**2)
     one = torch.ones_like(offset[:, :1])
     level = fit_linear(labels * weight[:, None], weight, one, penalty, offset).point
@@ -172,7 +177,7 @@ def _with_level(offset: Tensor, labels: Tensor, weight: Tensor, scale: float) ->
 
 
 def _design_effect(residual: Tensor, weight: Tensor, groups: Tensor | None) -> float:
-    """Return the design effect of groups: the variance of the level's score relative to independent rows."""
+    """Return the design effect of groups, at least 1: the level score's variance relative to independent rows."""
     if groups is None:
         return 1.0
     names, place = torch.unique(groups, return_inverse=True)

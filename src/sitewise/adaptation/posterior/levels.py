@@ -1,7 +1,7 @@
 """The level of g and the factor on the source's shape: their prior, and weighted points of their posterior.
 
-For two classes the points are a grid that is narrowed to where the density is. For more classes they come from
-importance sampling around the mode.
+For two classes the points are a grid, which is narrowed to the region where the density is not negligible. For more
+classes they come from importance sampling around the mode.
 """
 
 import math
@@ -23,16 +23,16 @@ from sitewise.posterior import contrasts
 from sitewise.prevalence.prior import FREEDOM
 
 REACH = 16.0  # half-width of the widest grid around the prior's centre, in log-odds
-FACTOR_REACH = 3.5  # half-width for the factor, in standard deviations of its prior
-ALIVE, SURELY = 12.0, 20.0  # fall of the log-density beyond which the grid is cut: by all rows, by a sample of rows
-LEVELS, FACTORS = 61, 9  # points of the grid
+FACTOR_REACH = 3.5  # half-width of the grid of the factor, in standard deviations of its prior
+ALIVE, SURELY = 12.0, 20.0  # decrease of the log-density beyond which the grid is cut: with all rows, with a sample
+LEVELS, FACTORS = 61, 9  # points of the grid on each axis
 FINE = 12  # interpolation points in a step, to locate the mass of a density
 RESOLVED = 2.0  # smallest standard deviation of the density, in steps of the grid
-ROUNDS = 12
+ROUNDS = 12  # largest number of times that a grid is narrowed
 FEW, SOME = 2**11, 2**14  # rows of the samples that narrow the grid before all rows are used
-LOCATING_ROWS = 2**12
+LOCATING_ROWS = 2**12  # largest number of rows with which the prior is centred
 NEAR = 1.0  # largest shift of the prior's centre by predictions, in a contrast of log shares
-SAMPLES = 1024  # of importance sampling
+SAMPLES = 1024  # points of importance sampling
 INFLATION = 1.3  # of the covariance at the mode, for heavier tails
 
 Array = np.ndarray[Any, Any]
@@ -43,17 +43,17 @@ Likelihood = Callable[[Evidence, Tensor, Tensor], Tensor]  # rows, factor (M,), 
 class LevelPrior:
     """A Student prior of the level around `centre`, and a normal prior of the factor around one.
 
-    `basis` are contrasts of the classes in a fixed order of their own, so that the numbering of classes does not
-    matter.
+    The contrasts `basis` are in an order of the classes by their shares, so that results do not depend on the numbering
+    of the classes.
     """
 
     centre: Tensor  # (K,), sums to zero
-    scale: float  # of log-odds between two classes
+    scale: float  # scale of the log-odds of two classes
     factor_scale: float  # zero if the source's g has no shape
-    basis: Tensor  # (K, K-1)
+    basis: Tensor  # (K, K-1) contrasts
 
     def log_density(self, factor: Tensor, level: Tensor) -> Tensor:
-        """Return the log-density (M,) at levels (M, K), up to a constant."""
+        """Return the log-density (M,) at factors (M,) and levels (M, K), up to a constant."""
         density = _log_student(2.0 * (level - self.centre).square().sum(1) / self.scale**2, level.shape[1] - 1)
         if self.factor_scale:
             density = density - 0.5 * ((factor - 1.0) / self.factor_scale) ** 2
@@ -66,7 +66,7 @@ def _log_student(squares: Tensor, dimension: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Weighed:
-    """Points of (factor, level) with the logs of their posterior and prior weights, each up to a constant."""
+    """Points (factor, level) with the logs of their posterior weights and of their prior weights, up to constants."""
 
     factor: Tensor  # (M,)
     level: Tensor  # (M, K)
@@ -76,16 +76,16 @@ class Weighed:
 
 
 def candidates(template: Points, factor: Tensor, level: Tensor) -> Points:
-    """Return points at some factors and levels, without deviations from the shape."""
+    """Return points with the given factors (M,) and levels (M, K), without deviations from the shape."""
     log_marginal, weight = torch.log_softmax(level, dim=1), torch.full_like(factor, 1.0 / len(factor))
     return replace(template, factor=factor, level=level, deviation=None, weight=weight, log_marginal=log_marginal)
 
 
 def locate(template: Points, evidence: Evidence, scale: float, factor_scale: float, slope: float) -> LevelPrior:
-    """Return the prior under which mean predictions equal those of the model as trained (equation 18d).
+    """Return the prior whose mean prediction at this site is that of the model as trained (equation 18d).
 
-    If f is very informative, predictions hardly depend on the level. So the level stays near the one at which the mean
-    of g equals the source's.
+    If f is very informative, predictions hardly depend on the level. Therefore the centre of the prior stays near the
+    level at which the prior mean of g equals the mean of the source's g.
     """
     few = subset(evidence, LOCATING_ROWS)
     as_trained = evaluate_points(few, candidates(template, template.factor[:1], template.centre[None]), slope=1.0)
@@ -112,9 +112,9 @@ def locate(template: Points, evidence: Evidence, scale: float, factor_scale: flo
 
 
 def _solve_shares(shares: Callable[[Tensor], Tensor], wanted: Tensor, basis: Tensor, start: Tensor) -> Tensor:
-    """Return the shift of the level (K-1,) at which shares (K,) have the wanted values, by secant steps from `start`.
+    """Return the shift of the level, in contrasts (K-1,), at which the shares (K,) have the wanted values.
 
-    Logs of shares increase with the level, with a slope of at most one.
+    It is found by secant steps from `start`. The logs of shares increase with the level, with a slope of at most one.
     """
 
     def off_at(move: Tensor) -> Tensor:
@@ -136,7 +136,11 @@ def _solve_shares(shares: Callable[[Tensor], Tensor], wanted: Tensor, basis: Ten
 def weigh_levels(
     evidence: Evidence | None, prior: LevelPrior, unlabeled: Likelihood, labeled: Callable[..., Tensor], error: float
 ) -> Weighed:
-    """Return weighted points of the posterior given unlabeled rows (with a normal error of their level) and labels."""
+    """Return weighted points of the posterior, given unlabeled rows and labels.
+
+    `unlabeled` and `labeled` are the two log-likelihoods. `error` is the standard deviation of the normal error of a
+    level estimated from unlabeled rows.
+    """
     weigh = _weigh_grid if len(prior.centre) == 2 else _weigh_samples
     return weigh(evidence, prior, unlabeled, labeled, error)
 
@@ -150,7 +154,7 @@ def _prior_nodes(prior: LevelPrior) -> Weighed:
 
 
 def _widest(prior: LevelPrior, n_levels: int = LEVELS) -> tuple[Tensor, Tensor]:
-    """Return log-odds and factors of the widest grid."""
+    """Return the log-odds and the factors of the widest grid."""
     middle, reach = float(prior.centre[1] - prior.centre[0]), FACTOR_REACH * prior.factor_scale
     odds = torch.linspace(middle - REACH, middle + REACH, n_levels, dtype=torch.float64)
     factors = torch.linspace(1.0 - reach, 1.0 + reach, FACTORS if reach else 1, dtype=torch.float64)
@@ -158,7 +162,10 @@ def _widest(prior: LevelPrior, n_levels: int = LEVELS) -> tuple[Tensor, Tensor]:
 
 
 def _grid(prior: LevelPrior, odds: Tensor, factors: Tensor) -> Weighed:
-    """Return a grid of log-odds (not necessarily evenly spaced) and factors as points, the factor's axis first."""
+    """Return the points of a grid of log-odds and factors, ordered by factor first.
+
+    The log-odds need not be evenly spaced.
+    """
     factor, half = factors.repeat_interleave(len(odds)), odds.repeat(len(factors)) / 2.0
     level = torch.stack([-half, half], dim=1)
     log_prior = prior.log_density(factor, level) + torch.gradient(odds)[0].log().repeat(len(factors))
@@ -168,14 +175,14 @@ def _grid(prior: LevelPrior, odds: Tensor, factors: Tensor) -> Weighed:
 def _weigh_grid(
     evidence: Evidence | None, prior: LevelPrior, unlabeled: Likelihood, labeled: Callable[..., Tensor], error: float
 ) -> Weighed:
-    few = evidence is None or evidence.n_rows <= SOME  # so that a pass over them is cheap
+    few = evidence is None or evidence.n_rows <= SOME  # a pass over so few rows is cheap
     odds, factors = widest = _widest(prior, 2 * LEVELS if few else LEVELS)
     error = 0.0 if evidence is None else error
 
     def weighed(rows: Evidence | None) -> Weighed:
         grid = _grid(prior, odds, factors)
         of_rows = 0.0 * grid.factor if rows is None else unlabeled(rows, grid.factor, grid.level)
-        if error:  # The prior applies to the factor only, and narrows the grid; the site's level is another variable.
+        if error:  # the grid is over the level of the rows, not of the site: only the prior of the factor applies
             return replace(grid, log_weight=of_rows + prior.log_density(grid.factor, 0.0 * grid.level + prior.centre))
         return replace(grid, log_weight=grid.log_prior + of_rows + labeled(grid.factor, grid.level))
 
@@ -205,21 +212,27 @@ def _weigh_grid(
 
 
 def _stages(evidence: Evidence | None) -> list[Evidence | None]:
-    """Subsets of growing size, which narrow the grid at little cost, then all rows."""
+    """Return samples of growing size, which narrow the grid at little cost, followed by all rows."""
     if evidence is None:
         return [None]
     return [*(subset(evidence, size) for size in (FEW, SOME) if 2 * size < evidence.n_rows), evidence]
 
 
 def _resolved(density: Tensor, odds: Tensor) -> bool:
-    """Return whether the steps of an even grid are small relative to the standard deviation of a density (A, L)."""
+    """Return whether the steps of an even grid of log-odds are small relative to the density's standard deviation.
+
+    The density, given as logs, has the shape (factors, log-odds).
+    """
     share = torch.softmax(density.logsumexp(0), dim=0)
     mean = share @ odds
     return float((share @ (odds - mean) ** 2).sqrt()) > RESOLVED * float(odds[1] - odds[0])
 
 
 def _focused(density: Tensor, factors: Tensor) -> Tensor | None:
-    """Return evenly spaced factors where a density (A, L) has its mass; None if the present steps are small enough."""
+    """Return evenly spaced factors around the mass of a density (factors, log-odds), given as logs.
+
+    Return None if the steps of the present factors are small enough.
+    """
     share = torch.softmax(density.logsumexp(1), dim=0)
     mean, step = share @ factors, float((factors[-1] - factors[0]) / max(len(factors) - 1, 1))
     deviation = float((share @ (factors - mean) ** 2).sqrt())
@@ -230,7 +243,10 @@ def _focused(density: Tensor, factors: Tensor) -> Tensor | None:
 
 
 def _where_mass_is(density: Tensor, odds: Tensor) -> Tensor:
-    """Return as many log-odds over the same range, most of them where a density (A, L) has its mass."""
+    """Return about as many log-odds over the same range, most of them where a density has its mass.
+
+    The density, given as logs, has the shape (factors, log-odds).
+    """
     height = density.logsumexp(0)
     parts = torch.linspace(0.0, 1.0, FINE * (len(odds) - 1) + 1, dtype=odds.dtype, device=odds.device)
     at = parts * (len(odds) - 1)
@@ -247,7 +263,7 @@ def _where_mass_is(density: Tensor, odds: Tensor) -> Tensor:
 
 
 def _narrowed(density: Tensor, odds: Tensor, factors: Tensor, fall: float = ALIVE) -> tuple[Tensor, Tensor] | None:
-    """Return a grid over the part where the density is not negligible; None if that is most of it already."""
+    """Return a grid over the part where the density is not negligible; None if this is most of the present grid."""
     alive = density > density.max() - fall
     axes, narrower = [], False
     for axis, values in ((0, odds), (1, factors)):
@@ -263,7 +279,10 @@ def _narrowed(density: Tensor, odds: Tensor, factors: Tensor, fall: float = ALIV
 def _convolved(
     prior: LevelPrior, odds: Tensor, factors: Tensor, of_rows: Tensor, labeled: Callable[..., Tensor], error: float
 ) -> Weighed:
-    """Return the grid of the site's level, given the rows' level (A, L), which differs from it by a normal error."""
+    """Return a weighted grid of the site's level, which differs from the level of the rows by a normal error.
+
+    `of_rows` (factors, log-odds) is the log-likelihood of the level of the rows.
+    """
     middle, reach = float(prior.centre[1] - prior.centre[0]), REACH
     target = torch.linspace(middle - reach, middle + reach, FINE * LEVELS, dtype=torch.float64).to(odds)
     widest = target
@@ -282,7 +301,10 @@ def _convolved(
 
 
 def _sample(prior: LevelPrior, middle: Tensor, covariance: Tensor, factor: float, factor_deviation: float) -> Weighed:
-    """Draw points from a Student distribution in contrasts, with importance weights of the prior."""
+    """Draw points from a Student distribution of the level in contrasts, and a normal distribution of the factor.
+
+    Their weights are importance weights with respect to the prior.
+    """
     width, device = len(middle), middle.device
     uniform = np.clip(qmc.Sobol(width + 2, seed=0).random(SAMPLES), 1e-6, 1 - 1e-6)
     normal = torch.tensor(norm.ppf(uniform[:, :-1]), device=device)
@@ -338,7 +360,7 @@ def _weigh_samples(
 
 
 def _level_of_rows(evidence: Evidence) -> Tensor:
-    """Return the level (K,) of the maximum-likelihood constant g: a start where the prior is far from the rows."""
+    """Return the level (K,) of a constant g fitted to the rows: a good start if the rows are far from the prior."""
     even = torch.full((evidence.n_classes,), 1.0 / evidence.n_classes, dtype=torch.float64, device=evidence.device)
     share = solve_cells(constant_problem(subset(evidence, SOME), even), even[None], "auto", tolerance=1e-6).point[0]
     return share.log() - share.log().mean()
@@ -347,7 +369,7 @@ def _level_of_rows(evidence: Evidence) -> Tensor:
 def _with_error(
     points: Weighed, prior: LevelPrior, of_rows: Tensor, labeled: Callable[..., Tensor], error: float
 ) -> Weighed:
-    """Return points of the site's level: the rows' level plus a normal error, drawn for each point."""
+    """Return points of the site's level: the level of the rows plus a normal error, drawn for each point."""
     uniform = qmc.Sobol(prior.basis.shape[1], scramble=True, seed=1).random(len(points.factor))
     noise = torch.tensor(norm.ppf(np.clip(uniform, 1e-6, 1 - 1e-6)), device=prior.basis.device)
     level = points.level + error / math.sqrt(2.0) * noise @ prior.basis.T

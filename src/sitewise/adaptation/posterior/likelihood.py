@@ -1,4 +1,4 @@
-"""The likelihood of many candidate g in one pass over a site's rows."""
+"""The likelihood of many candidate g, computed in one pass over a site's rows."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -17,15 +17,18 @@ Choose = Callable[[Rows], Tensor]  # selects rows of a chunk
 
 @dataclass(frozen=True)
 class Sums:
-    """The rows' log-likelihood at every point, (M,), and on request the means of g and of predictions, (M, K)."""
+    """The rows' log-likelihood at every point, and, if requested, the means of g and of predictions."""
 
-    log_likelihood: Tensor
-    mean: Tensor  # over rows with z
-    predicted: Tensor  # over all rows
+    log_likelihood: Tensor  # (M,)
+    mean: Tensor  # (M, K) mean of g over rows with z
+    predicted: Tensor  # (M, K) mean of predictions over all rows
 
 
 def evaluate_points(evidence: Evidence, points: Points, *, means: bool = True, slope: float | None = None) -> Sums:
-    """Evaluate points in one pass over the rows (equation 7); with a `slope` of log f, predictions are averaged too."""
+    """Evaluate points in one pass over the rows (equation 7).
+
+    With `means`, the mean of g is computed. With a `slope` of log f, the mean of predictions is computed.
+    """
     blank = points.depends_on_z and evidence.blank_weight > 0
     stream = evidence.rows if points.depends_on_z else evidence.everything
     wanted = means or blank
@@ -40,7 +43,10 @@ def evaluate_points(evidence: Evidence, points: Points, *, means: bool = True, s
 def _sums(
     rows: Rows, points: Points, means: bool, slope: float | None, mean: Tensor | None = None
 ) -> tuple[Tensor, ...]:
-    """Return the log-likelihood and the sums of g and of predictions over a chunk; `mean` is the g of blank rows."""
+    """Return the log-likelihood and the sums of g and of predictions over a chunk.
+
+    For a chunk of blank rows, `mean` (M, K) is their g.
+    """
     summed = _sums_of_two if points.level.shape[1] == 2 else _sums_of_many
     total: tuple[Tensor, ...] = (points.weight.new_zeros(len(points)), 0.0 * points.level, 0.0 * points.level)
     for part in _chunks(rows, points.level.numel()):
@@ -53,7 +59,7 @@ def _sums(
 def _sums_of_two(
     rows: Rows, weight: Tensor, points: Points, means: bool, slope: float | None, mean: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """Compute the sums for two classes from the log-odds of g: m = (1 + (f_1 - f_0)(g_1 - g_0)) / 2."""
+    """Compute the sums for two classes from the log-odds of g, with m = (1 + (f_1 - f_0)(g_1 - g_0)) / 2 (7d)."""
     if mean is not None:
         odds = (mean[:, 1] / mean[:, 0].clamp_min(TINIEST)).clamp_min(TINIEST).log()[None]
     elif points.depends_on_z:
@@ -79,7 +85,7 @@ def _sums_of_two(
 def _sums_of_many(
     rows: Rows, weight: Tensor, points: Points, means: bool, slope: float | None, mean: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """Compute the sums for more classes from g (U, M, K)."""
+    """Compute the sums for more than two classes from g (U, M, K)."""
     if mean is not None:
         g = mean[None]
     elif points.depends_on_z:
@@ -109,7 +115,7 @@ def _mean_predictions(weight: Tensor, ratio: Tensor, g: Tensor) -> Tensor:
 
 
 def subset(evidence: Evidence, at_most: int) -> Evidence:
-    """Return evenly spaced rows, each with its own weight."""
+    """Return evenly spaced rows with their weights, about `at_most` of them."""
     step = -(-evidence.n_rows // at_most)
     return evidence if step == 1 and evidence.in_memory else _picked(evidence, lambda rows: _every(rows, step))
 
@@ -146,7 +152,7 @@ def _take(rows: Rows, chosen: Tensor) -> Rows:
 
 
 def _chunks(rows: Rows, entries_a_row: int) -> Iterator[Rows]:
-    """Yield chunks of rows that are small enough to be combined with all points."""
+    """Yield parts of a chunk that are small enough to be combined with all points; f is in double precision."""
     size = max(1, ENTRIES // entries_a_row)
     for start in range(0, len(rows), size):
         part = _take(rows, torch.arange(start, min(start + size, len(rows)), device=rows.ratio.device))

@@ -1,4 +1,4 @@
-"""Weighted points of the posterior of g, over which predictions are averaged; they are saved and exported."""
+"""Weighted points that represent the posterior of g; predictions are averaged over them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,39 +16,39 @@ ENTRIES = 2**21  # rows times points times classes that are processed at a time
 
 @dataclass(frozen=True)
 class Strata:
-    """Disjoint parts of z: for each, the half-open range of codes of every variable."""
+    """Disjoint strata of z: a stratum is a half-open range of codes (low ≤ code < high) of every variable."""
 
     low: Tensor  # (S, V)
     high: Tensor  # (S, V)
 
     def holds(self, codes: Tensor) -> Tensor:
-        """Return which stratum each row of codes is in, (n, S) of zeros and ones."""
+        """Return whether each row of codes is in each stratum, (n, S), as zeros and ones."""
         inside = (codes[:, None, :] >= self.low) & (codes[:, None, :] < self.high)
         return inside.all(dim=2).to(codes.dtype)
 
 
 @dataclass(frozen=True)
 class Points:
-    """Weighted points log g_m(z) = log-softmax of a_m (s(z) - centre) + level_m + deviation_m(z) (equation 18f).
+    """Weighted points log g_i(z) = log-softmax of a_i (S(z) - centre) + level_i + deviation_i(z) (equation 18f).
 
-    s is the source's log g, centred over the classes, and `centre` its mean over the site's rows. At a row with all z
-    missing, g_m is its mean over the site. As a model of g this is the weighted mean of the points.
+    S is the source's log g, centred over the classes, and `centre` is its mean over the site's rows. For a row with all
+    z missing, g_i is its mean over the site. As a model of g, the points stand for their weighted mean.
     """
 
     source: Prevalence
     centre: Tensor  # (K,)
     factor: Tensor  # (M,)
     level: Tensor  # (M, K), each row sums to zero
-    deviation: Tensor | None  # (M, D, K) coefficients of the additive features, or (R, D, K) directions of them
+    deviation: Tensor | None  # (M, D, K) coefficients of the additive features; or, with `along`, (R, D, K) directions
     weight: Tensor  # (M,) sums to one
     log_marginal: Tensor  # (M, K) log P(Y) of every point over the site's rows
     schema: Confounders | None
-    along: Tensor | None = None  # (M, R) coordinates along the directions; None if `deviation` has one entry per point
-    slope: Tensor | None = None  # (M,) on log f in predictions, if labels inform about it; None for a common slope
+    along: Tensor | None = None  # (M, R) the points' coordinates along the directions in `deviation`
+    slope: Tensor | None = None  # (M,) factor on log f in predictions, if there are labels; None for a common slope
     strata: Strata | None = None  # parts of z with known prevalence
     step: Tensor | None = None  # (M, S, K) added to log g in each stratum
     shift: Tensor | None = (
-        None  # (M, K) added to log g in predictions: the error of f's level, if labels inform about it
+        None  # (M, K) added to log g in predictions: the error of f's level (with labels or a known prevalence)
     )
     name: str = "posterior"
 
@@ -62,7 +62,10 @@ class Points:
         return self.schema is not None and not flat
 
     def logits(self, codes: Tensor) -> Tensor:
-        """Unnormalized log g of every point at rows of codes, (n, M, K); rows without z are not treated separately."""
+        """Return unnormalized log g of every point at rows of codes, (n, M, K).
+
+        The result is not valid for rows with all z missing.
+        """
         shape = shape_of(self.source, codes) - self.centre
         total = self.factor[:, None] * shape[:, None, :] + self.level
         if self.deviation is not None:
@@ -76,7 +79,7 @@ class Points:
         return total
 
     def log_odds(self, codes: Tensor) -> Tensor:
-        """Log-odds of g of every point at rows of codes, (n, M), for two classes; as `logits` for rows without z."""
+        """Return the log-odds of g of every point at rows of codes, (n, M); for two classes, otherwise as `logits`."""
         shape = shape_of(self.source, codes) - self.centre
         total = (shape[:, 1] - shape[:, 0])[:, None] * self.factor + (self.level[:, 1] - self.level[:, 0])
         if self.deviation is not None:
@@ -149,41 +152,41 @@ class Points:
 
 @dataclass(frozen=True)
 class Posterior:
-    """The posterior of a site's g: its points, draws of P(Y), and the power of the rows' likelihood."""
+    """The posterior of a site's g: its points, draws of P(Y), and the exponent of the rows' likelihood."""
 
     points: Points
     marginals: Tensor = field(repr=False)  # (R, K) draws of the population's P(Y)
-    slope: float  # on log f in predictions
-    power: float  # of the unlabeled rows' likelihood, at this site
+    slope: float  # factor on log f in predictions
+    power: float  # exponent of the unlabeled rows' likelihood
     n_labels: float = 0.0  # weight of the labeled rows
     against: "Contradiction | None" = None  # comparison of the rows with a known prevalence, if one was given
 
     def interval(self, level: float) -> tuple[Tensor, Tensor]:
-        """Return quantiles of P(Y), two (K,)."""
+        """Return an interval for P(Y) from quantiles: lower and upper bounds, (K,) each."""
         return _bounds(self.marginals, self.marginals.new_full((len(self.marginals),), 1.0), level)
 
     def interval_at(self, codes: Tensor, level: float) -> tuple[Tensor, Tensor]:
-        """Return quantiles of P(Y|z) at rows of codes, two (n, K)."""
+        """Return an interval for P(Y|z) at rows of codes from quantiles: lower and upper bounds, (n, K) each."""
         values = self.points.log_probs(codes).exp().expand(len(codes), -1, -1)
         return _bounds(values.transpose(0, 1), self.points.weight, level)
 
 
 @dataclass(frozen=True)
 class Contradiction:
-    """The estimate without the known prevalence, (3, K): mean and 95% interval; and a p-value of their difference.
+    """The comparison of a known prevalence with the posterior that does not use it.
 
-    The p-value is the two-sided one of the known prevalence under the posterior without it. With strata it is that of
-    the stratum that fits worst, times the number of strata.
+    The p-value is two-sided, for the class with the largest difference, and corrected for the number of classes. With
+    strata, it is that of the stratum with the largest difference, times the number of strata.
     """
 
-    without: Tensor
-    share: Tensor  # (K,) known
-    name: str  # of the site, or of the stratum that fits worst
+    without: Tensor  # (3, K) mean and 95% interval of P(Y) in the posterior that does not use it
+    share: Tensor  # (K,) the known P(Y)
+    name: str  # of the site, or of the stratum with the largest difference
     p_value: float
 
 
 def _bounds(values: Tensor, weight: Tensor, level: float) -> tuple[Tensor, Tensor]:
-    """Return weighted quantiles over the first axis of values (M, ...), interpolated between the weights' midpoints."""
+    """Return the bounds of an interval: weighted quantiles over the first axis of values (M, ...), interpolated."""
     ordered, order = torch.sort(values, dim=0)
     share = (weight / weight.sum())[order]
     middle = torch.cumsum(share, dim=0) - share / 2.0
