@@ -76,10 +76,10 @@ def test_a_row_goes_the_way_that_the_page_describes(structure, tmp_path):
         _, report = called(structure.ROOT, lambda: here.report(tmp_path / "site.html"))
     for names, numbers in (
         (fit, (1, 13)),
-        (adapt, (14, 18)),
-        (predict, (19, 20)),
-        (outcome, (21, 24)),
-        (report, (25, 29)),
+        (adapt, (14, 19)),
+        (predict, (20, 22)),
+        (outcome, (23, 30)),
+        (report, (31, 35)),
     ):
         described = steps(*numbers)
         assert [step for step in described if step not in names] == []
