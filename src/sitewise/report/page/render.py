@@ -105,7 +105,7 @@ def own_file(name: str) -> str:
 @cache
 def environment() -> Environment:
     """Return the Jinja environment of the pages, with this package's templates."""
-    environment = Environment(
+    pages = Environment(
         autoescape=True,
         loader=FunctionLoader(own_file),
         undefined=StrictUndefined,
@@ -115,6 +115,6 @@ def environment() -> Environment:
     words: dict[str, Any] = {
         name: getattr(wording, name) for name in ("percent", "round_percent", "compact", "fixed", "plural", "whole")
     }
-    environment.filters.update(words | {"metric_name": metric_name, "table_points": figures.table_points})
-    environment.globals.update(words | {"sign": sign})
-    return environment
+    pages.filters.update(words | {"metric_name": metric_name, "table_points": figures.table_points})
+    pages.globals.update(words | {"sign": sign})
+    return pages
