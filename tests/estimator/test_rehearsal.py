@@ -290,6 +290,20 @@ def test_many_sites_are_left_out_in_at_most_eight_folds(monkeypatch):
             assert not {unit.name for unit in of_sites[str(name)]} & {str(one) for one in sites}
 
 
+def test_every_fold_trains_on_all_classes(monkeypatch):
+    """Two sites hold the third class, and their sizes would put them into one fold."""
+    proba, y = (part[::2] for part in training()[:2])
+    site = np.repeat(np.arange(12), [35] * 6 + [55, 45] + [35] * 4)
+    proba, y = np.column_stack([proba, proba.mean(1)]), y.copy()
+    y[np.isin(site, [0, 8]) & (np.arange(len(site)) % 3 == 0)] = 2
+    spy = Spy(monkeypatch)
+    model = sw.PrevalenceAdjuster().fit(proba / proba.sum(1, keepdims=True), y, sample_domain=site)
+    folds = spy.data[1:]
+    assert len(folds) == 8
+    assert all(set(part.rows.y.tolist()) == {0, 1, 2} for part in folds)
+    assert sorted(model.rehearsal_.table.index, key=int) == [str(name) for name in range(12)]
+
+
 def test_a_site_that_stays_as_trained_is_predicted_by_the_model_itself(adapted, new):
     model, Z, _, adapt = adapted
     proba = probabilities(new)

@@ -186,8 +186,8 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X, Z = split_confounders(X, Z, self.confounder_columns, self.model)
         inputs = self.model.inputs_of(X)
         codes = self.model.codes_of(Z, len(inputs))
-        joint = None if self.ignores_rows else self.joint
-        return with_joint(self.model, joint, inputs, codes, self.model.calibrated_log_ratio(inputs, codes)), codes
+        log_ratio = self.model.calibrated_log_ratio(inputs, codes)
+        return with_joint(self.model, self.joint_in_use, inputs, codes, log_ratio), codes
 
     def probability_of(self, log_ratio: Tensor, codes: Tensor) -> Tensor:
         """Return P(y|x,z) of rows at this site, (n, K), from calibrated log f."""
@@ -195,9 +195,10 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return combine(log_ratio, self.model.pooled_prevalence_.log_prob(codes)).exp()
         probability = in_stretches(self.estimate_in_use.average, log_ratio, codes)
         kept = in_regions(codes, self.model.unsupported_)
-        if self.joint is not None and not self.ignores_rows:
+        joint = self.joint_in_use
+        if joint is not None:
             own = lacking(self.model, codes)
-            marginal = self.joint.weights.sum(0).cpu().clamp_min(1e-300).log()
+            marginal = joint.weights.sum(0).cpu().clamp_min(1e-300).log()
             probability = torch.where(own[:, None], combine(log_ratio, marginal).exp(), probability)
             kept = kept & ~own
         if not kept.any():
@@ -289,7 +290,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         str
             "joint": from the site's joint distribution P(z, y). "knockout": from log f with z missing.
         """
-        return "knockout" if self.joint is None else "joint"
+        return "knockout" if self.joint_in_use is None else "joint"
 
     # The prevalence.
 
@@ -343,7 +344,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             The bounds for P(Y); with `Z`, the bounds for P(Y|Z).
         """
         if Z is None:
-            joint = None if self.ignores_rows else self.joint
+            joint = self.joint_in_use
             low, high = (np.asarray(bound) for bound in (joint or self.estimate_in_use).interval(level=level))
             low, high = (self._mix(b) if joint is None else self._stretched(b, level) for b in (low, high))
             reported = self.prevalence()
@@ -457,9 +458,15 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return prior is not None and not prior.trusted_rows and not prior.averaged
 
     @property
+    def joint_in_use(self) -> JointEstimate | None:
+        """The joint P(z, y) that predicts rows that lack z; None if they are predicted by knockout or as trained."""
+        return None if self.ignores_rows or self.predicts_as_trained else self.joint
+
+    @property
     def estimate_in_use(self) -> PrevalenceEstimate:
         """The estimate of g that all results about the site come from."""
-        return self.estimate_without_rows if self.ignores_rows else self.estimate
+        joint_set_aside = self.rows_in_use is not self.rows
+        return self.estimate_without_rows if self.ignores_rows or joint_set_aside else self.estimate
 
     @cached_property
     def estimate_without_rows(self) -> PrevalenceEstimate:
@@ -484,7 +491,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     @property
     def rows_in_use(self) -> ScoredRows:
         """The site's rows with the log f of its predictions: by the joint model for rows that lack z, if it is used."""
-        return self.rows.by_knockout() if self.ignores_rows else self.rows
+        return self.rows.by_knockout() if self.joint_in_use is None else self.rows
 
     def unchecked(self) -> "AdaptedClassifier":
         """Return the same site without the checks of the assumption.

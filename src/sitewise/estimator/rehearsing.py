@@ -143,18 +143,24 @@ def rehearse(model: "SiteModel", data: TrainingData, make_folds: MakeFolds) -> R
 
 
 def site_folds(data: TrainingData) -> list[list[int]]:
-    """Return the sites of each fold, which are left out together: one site, or several if there are more than eight."""
+    """Return the sites of each fold, which are left out together: one site, or several if there are more than eight.
+
+    A site is put into the smallest fold without which all classes remain; it is not rehearsed if there is none.
+    """
     counts = torch.bincount(data.rows.site, minlength=len(data.site_names))
-    able = [s for s in range(len(counts)) if int(counts[s]) >= FEWEST_ROWS and _can_train(data, s)]
+    able = [s for s in range(len(counts)) if int(counts[s]) >= FEWEST_ROWS and _can_train(data, [s])]
     folds: list[list[int]] = [[] for _ in range(min(MOST_FOLDS, len(able)))]
     for site in sorted(able, key=lambda s: -int(counts[s])):
-        min(folds, key=lambda fold: int(counts[fold].sum()) if fold else 0).append(site)
+        able_folds = [fold for fold in folds if _can_train(data, [*fold, site])]
+        if able_folds:
+            min(able_folds, key=lambda fold: int(counts[fold].sum()) if fold else 0).append(site)
     return folds
 
 
-def _can_train(data: TrainingData, site: int) -> bool:
+def _can_train(data: TrainingData, left_out: list[int]) -> bool:
     """Whether all classes occur at the other sites."""
-    return len(torch.unique(data.rows.y[data.rows.site != site])) == len(data.classes)
+    remaining = ~torch.isin(data.rows.site, torch.tensor(left_out))
+    return len(torch.unique(data.rows.y[remaining])) == len(data.classes)
 
 
 def _without(data: TrainingData, sites: Sequence[int]) -> RemainingSites:

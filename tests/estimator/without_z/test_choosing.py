@@ -151,6 +151,26 @@ def test_rows_with_and_without_z_share_one_estimate(model, site):
     assert np.isfinite(there.predict_proba(site.X, mixed)).all()
 
 
+def test_where_rows_are_not_trusted_the_joint_model_does_not_predict(model, site, tmp_path):
+    """The joint P(z, y) comes from these rows too. Its log f was combined with the g of training."""
+    distrusting = copy.copy(model)
+    distrusting.prior_ = replace(model.prior_, trusted_rows=0.0, averaged=False)
+    there, as_trained = distrusting.adapt(site.X), model.predict_proba(site.X)
+    assert there.joint is not None
+    assert there.missing == "knockout"
+    assert there.outcome == "as trained"
+    assert np.array_equal(there.predict_proba(site.X), as_trained)
+    np.testing.assert_allclose(there.prevalence(), as_trained.mean(0), atol=1e-9)
+    assert there.outcome.grounds.as_trained == pytest.approx(as_trained.mean(0))
+    there.save(tmp_path / "site")
+    assert np.array_equal(sw.load(tmp_path / "site").predict_proba(site.X), as_trained)
+
+
+def test_the_outcome_of_a_joint_site_compares_with_the_model_as_trained(model, here, site):
+    assert here.missing == "joint"
+    assert here.outcome.grounds.as_trained == pytest.approx(model.predict_proba(site.X).mean(0))
+
+
 def test_known_labels_count(model, site):
     labels = np.where(np.arange(800) < 400, site.y.astype(float), np.nan)
     there = model.adapt(site.X, y=labels)
@@ -203,6 +223,7 @@ def test_auto_trusts_the_joint_model_only_where_held_out_labels_do(model, site):
 def test_a_check_of_rows_with_z_counts_in_the_joint_model_too(model, site):
     changed = 3 * site.X + 2
     with_z, without = model.adapt(changed, sample_confounder=site.Z), model.adapt(changed)
-    assert with_z.missing == without.missing == "joint"
+    assert with_z.joint is not None
+    assert (with_z.missing, without.missing) == ("knockout", "joint")  # a failed check leaves the model as trained
     assert (with_z.outcome, with_z.outcome.reason) == ("as trained", "check")
     assert without.outcome.reason != "check"

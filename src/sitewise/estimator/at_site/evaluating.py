@@ -7,7 +7,7 @@ import torch
 
 from sitewise.estimator.at_site.label_draws import drawn_rows
 from sitewise.estimator.source.regions import in_regions
-from sitewise.estimator.without_z.predicting import with_joint
+from sitewise.estimator.without_z.predicting import rows_with_joint
 from sitewise.inputs import take_inputs
 from sitewise.performance import Evaluation
 from sitewise.performance.evaluated import compare_models
@@ -52,11 +52,12 @@ def evaluate_site(
     kept = rows.extended(
         ScoredRows,
         y=None,
-        log_ratio=with_joint(model, None if here.ignores_rows else here.joint, inputs, rows.codes, plain),
+        log_ratio=plain,
         supported=~in_regions(rows.codes, model.unsupported_),
         weight=rows.weights,
         groups=units,
     )
+    kept = rows_with_joint(model, here.joint_in_use, inputs, kept)
     expected = summarize(drawn_rows(here, kept), tuple(here.classes_.tolist()), here.threshold_, level)
     numbers, weights = np.arange(len(rows)) if units is None else units.numpy(), rows.weights.numpy()
     as_trained = combine(plain, model.pooled_prevalence_.log_prob(rows.codes)).exp().numpy()

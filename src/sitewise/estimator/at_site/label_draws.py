@@ -28,9 +28,9 @@ def drawn_rows(here: "AdaptedClassifier", rows: ScoredRows | None = None) -> Dra
     """
     model = here.model
     rows = here.rows_in_use if rows is None else rows
-    joint = None if here.ignores_rows else here.joint
+    joint = here.joint_in_use
     schema = model.confounders_
-    as_trained = combine(rows.log_ratio, model.pooled_prevalence_.log_prob(rows.codes)).exp()
+    as_trained = combine(rows.by_knockout().log_ratio, model.pooled_prevalence_.log_prob(rows.codes)).exp()
     return draw_rows(
         rows.log_ratio,
         rows.codes,

@@ -50,10 +50,10 @@ def site_grounds(here: "AdaptedClassifier", failed: str | None) -> Grounds:
     from the rows alone, and divided by it. If maximum likelihood hardly changes P(Y), the change of the predictions of
     all rows from prior to posterior, without the slope of log f, is used instead of the change of P(Y).
     """
-    rows, use = here.rows, here.rows.supported
+    rows, use = here.rows_in_use, here.rows.supported
     share = (rows.weights * use)[:, None] / (rows.weights * use).sum()
     alone = here.estimate if here.policy == "rows" else _estimated_again(here, rows, None)
-    trained = combine(rows.log_ratio, here.model.pooled_prevalence_.log_prob(rows.codes)).exp()
+    trained = combine(rows.by_knockout().log_ratio, here.model.pooled_prevalence_.log_prob(rows.codes)).exp()
     asked = in_stretches(alone.average, rows.log_ratio, rows.codes) - trained
     p_trained = (share * trained).sum(0)
     low, high = (np.asarray(bound, dtype=np.float64) for bound in alone.interval())
@@ -69,7 +69,8 @@ def site_grounds(here: "AdaptedClassifier", failed: str | None) -> Grounds:
         return along(share.sqrt() * made, share.sqrt() * asked)
 
     prior = here.model.prior_of(here.policy, here.level_scale)
-    as_estimated = trusted_share(here.estimate) if here.joint is None else 1.0
+    # The joint model is used as a whole or not at all.
+    as_estimated = trusted_share(here.estimate) if here.joint is None else float(here.joint_in_use is not None)
     undiscounted = replace(prior, level_error=0.0, trusted_rows=float("inf"))
     variance = (share * (trained * (1.0 - trained))).sum(0)
     held = p_trained.numpy()

@@ -76,7 +76,7 @@ def report_content(
 
 def _as_trained(here: "AdaptedClassifier") -> Tensor:
     """Return P(y|x,z) of the rows that were passed to `adapt`, (n, K), by the model as trained."""
-    rows = here.rows_in_use
+    rows = here.rows.by_knockout()
     return combine(rows.log_ratio, here.model.pooled_prevalence_.log_prob(rows.codes)).exp()
 
 

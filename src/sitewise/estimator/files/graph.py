@@ -40,7 +40,7 @@ class AdaptedGraph(nn.Module):
         self.model = here.model
         self.schema = here.model.confounders_
         self.score = _score_part(here.model, precision)
-        self.joint = None if here.joint is None or here.ignores_rows else _joint_part(here, precision)
+        self.joint = None if here.joint_in_use is None else _joint_part(here, precision)
         self.pooled = traceable(here.model.pooled_prevalence_)
         self.as_trained = as_trained = here.predicts_as_trained
         self.posterior = None if as_trained else fit_of(here.estimate_in_use).posterior
