@@ -196,7 +196,7 @@ def join_sites(sites: dict[str, Site]) -> Site:
 
 
 def train_gpa(rows: Site, settings: dict[str, Any]) -> GPAClassifier:
-    """Train GPA with its defaults: a g for each site, knockout, calibration on held-out rows, rehearsal at all sites."""
+    """Train GPA with its defaults: a g for each site, knockout, calibration on held-out rows, rehearsal by site."""
     return GPAClassifier(**settings).fit(rows.X, rows.y, sample_domain=rows.groups, sample_confounder=rows.Z)
 
 

@@ -24,7 +24,7 @@ ROWS = 500  # rows whose densities are computed together
 
 @dataclass(frozen=True)
 class MixedSite:
-    """A site: the coefficients (c₀, c₁, c₂, c₃) of P(y|z), the Beta parameters of age, scanner shares, and the blur b."""
+    """A site: the coefficients (c₀, c₁, c₂, c₃) of P(y|z), the Beta parameters of age, scanner shares and the blur."""
 
     coefficients: tuple[float, float, float, float]
     ages: tuple[float, float] = (2.0, 2.0)
