@@ -63,7 +63,7 @@ class Pool:
 
 
 def random_joint(rng):
-    """Draw P(y, z), (2, 2): P(z) is between 0.3 and 0.7, and P(y=1|z) between 0.03 and 0.6, separately for each colour."""
+    """Draw P(y, z), (2, 2): P(z) is between 0.3 and 0.7; P(y=1|z) of each colour is drawn between 0.03 and 0.6."""
     red = rng.uniform(0.3, 0.7)
     sick = np.exp(rng.uniform(np.log(0.03), np.log(0.6), size=2))
     share = np.array([1 - red, red])

@@ -1,4 +1,4 @@
-"""Estimation of a constant g from 100,000,000 x 2 values of log f on a GPU: time of one pass over one read of the array.
+"""A constant g from 100,000,000 x 2 values of log f on a GPU: the time of a pass, divided by that of reading the array.
 
 python benchmarks/gpu.py --out benchmarks/gpu.json
 """

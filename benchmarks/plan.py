@@ -39,7 +39,7 @@ def held_out_joint(model, prevalence):
 
 
 def achieved(model, pool, n, joint, rng):
-    """Draw a site of n rows, and return the width of the interval, whether it contains P(y=1), KL and the loss of F1."""
+    """Draw a site of n rows, and return the interval's width, whether it contains P(y=1), KL and the loss of F1."""
     log_ratio, Z, y = pool.site(n, joint, rng)
     here = model.adapt_log_ratio(log_ratio, Z).unchecked()
     low, high = here.prevalence_interval()
