@@ -1,7 +1,8 @@
 """The claims of the paper, and a verdict on each from the records; `update_results.py` writes them into the pages.
 
 A verdict is computed from the differences of positive-class F1 between methods, paired by seed. It is "yes" if every
-95% interval is on the claimed side of zero, "no" if one is on the other side, and otherwise "not decided".
+95% interval is on the claimed side of zero, "no" if one is on the other side, and otherwise "not decided". For a claim
+of the kind "level", it is "yes" if no interval is on the other side.
 """
 
 from dataclasses import dataclass

@@ -81,7 +81,7 @@ def load_examples(
 
 
 def choose_rows(is_positive: Array | None, n_rows: int, n: int, seed: int) -> Array:
-    """Draw the numbers of n rows: half of them positive if there are enough, positive rows first.
+    """Draw n row numbers: half of the rows are positive if there are enough, and positive rows come first.
 
     If labels are unknown (`is_positive` is None), any rows are drawn.
     """

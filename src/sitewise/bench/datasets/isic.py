@@ -16,8 +16,8 @@ These tables are read (from the folder or any subfolder, also as .gz):
 HAM or MSK. MA and further rows of NY3 and WIE1 are ranges of image ids, because the old archive numbered whole
 collections one after the other (MA is a study of nevi in children from Massachusetts). BCN2, NY1, QLD, SYD and WIE2 are
 rows of challenge 2020. Their site follows from the `attribution` in the archive, which the table of the challenge does
-not have. NY2 is a choice of the authors from the New York rows of the archive, so only their list contains it. Ids
-below 1153 outside the range of MA belong to no site.
+not have. NY2 is a choice of the authors from the New York rows of the archive, so only their list contains it. All
+other rows belong to no site.
 
 **Target.** These rules follow from the paper's counts. In challenge 2019 (and HAM10000) melanoma is 1 and nevus is 0; a
 benign keratosis is 0 at NY3 only; all other diagnoses are left out. In challenge 2020 the column `target` is used. For

@@ -26,7 +26,7 @@ SOURCE = Path(inspect.getfile(sitewise)).parents[1]
 ENTRY = f"{PACKAGE}.bench.experiments.scoring"
 REGISTRY = f"{PACKAGE}.bench.methods"
 # Modules that write texts, pages and files, or record the origin of numbers. No number depends on them: a test runs GPA
-# and checks that no function of other excluded modules is called, except functions that write sentences.
+# and checks that it calls none of them, except `fingerprint`, `provenance` and functions that write sentences.
 ASIDE = (
     f"{PACKAGE}.version",
     f"{PACKAGE}.report",

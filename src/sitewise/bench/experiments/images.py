@@ -95,7 +95,11 @@ def load_cxr(data: Options, folder: Folder) -> ImageCollection:
 
 
 def load_manifest(data: Options, folder: Folder) -> ImageCollection:
-    """Load a user's table of images. Its paths are relative to the folder of the data, or without one to the table."""
+    """Load a user's table of images.
+
+    The path of the table and the image paths in it are relative to `folder`. Without a folder, the image paths are
+    relative to the folder of the table.
+    """
     file = Path(folder or ".") / data["manifest"]
     columns = {name: data[name] for name in COLUMNS if name in data}
     return _collect(data, read_manifest(file, root=folder, **columns), folder or file.parent)

@@ -39,7 +39,7 @@ class AdaptedMethod:
     rule : callable
         `rule(X, Z)` returns log P(y|x,z), (n, K).
     own_rule : callable
-        `own_rule()` returns log P(y|x,z) of the rows that were passed to `adapt`, (n, K). If the method has seen the
+        `own_rule()` returns log P(y|x,z) of the rows that were passed to `adapt`, (n, K). If the method fits g to the
         labels of these rows, the predictions are cross-fitted.
     marginal : ndarray of shape (K,), optional
         The estimate of P(Y); None if the method does not estimate it.
@@ -85,7 +85,7 @@ class AdaptedMethod:
         return np.asarray(self.classes_[self.predict_proba(X, sample_confounder).argmax(axis=1)])
 
     def own_proba(self) -> Array:
-        """Predict the rows that were passed to `adapt`; with cross-fitting if the method saw their labels.
+        """Predict the rows that were passed to `adapt`; with cross-fitting if the method fits g to their labels.
 
         Returns
         -------
