@@ -47,7 +47,7 @@ def run(
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds 0 .. N-1 instead of the experiment's.")] = None,
 ) -> None:
-    """Do the runs that have no record yet, then print the table and draw the figure."""
+    """Do the runs that have no record of the current code, then print the table and draw the figure."""
     from sitewise.bench.experiments import run_experiment
     from sitewise.bench.experiments.runner import RunError, records_path
     from sitewise.bench.report.tables import comparison_table

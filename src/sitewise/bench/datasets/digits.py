@@ -317,7 +317,7 @@ def tweak_one(parameter: float, n_classes: int, rng: np.random.Generator) -> Arr
 def app(parameter: float, n_classes: int, rng: np.random.Generator) -> Array:
     """Draw a point of the grid of shares in steps of `parameter`; all points are equally probable (QuaPy's APP)."""
     n_steps = round(1 / parameter)
-    bars = np.sort(rng.choice(n_steps + n_classes - 1, n_classes - 1, replace=False))  # stars and bars
+    bars = np.sort(rng.choice(n_steps + n_classes - 1, n_classes - 1, replace=False))  # "stars and bars"
     counts = np.diff(np.r_[-1, bars, n_steps + n_classes - 1]) - 1
     return np.asarray(counts / n_steps)
 

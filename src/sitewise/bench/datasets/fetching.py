@@ -10,7 +10,7 @@ from sitewise.bench.datasets.mnist import MNIST_MD5
 
 MNIST_SOURCE = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 TIMEOUT = 30  # seconds without an answer after which a download fails
-CHUNK = 1 << 20  # bytes
+CHUNK = 1 << 20  # bytes that are read at a time
 NOT_FETCHED = "{url} could not be downloaded ({error}): try again, or download it by hand and put it into {folder}"
 WRONG_HASH = "{url} has the wrong content: expected MD5 {expected}, got {digest}; it was deleted"
 

@@ -27,7 +27,7 @@ HELD_OUT = (0.25, 0.25)  # shares of NIH's patients for validation and for the t
 ISIC64_TRAINING = ("HAM_rosendahl", "HAM_vidir_modern", "HAM_vidir_molemax")
 ISIC64_VALIDATION = "HAM_vienna_dias"
 ISIC64_TESTS = ("NY3", "BCN2")
-ISIC64_CENTRES = (*ISIC64_TRAINING, ISIC64_VALIDATION)  # of HAM10000
+ISIC64_CENTRES = (*ISIC64_TRAINING, ISIC64_VALIDATION)  # the centres of HAM10000
 ISIC64_HELD_OUT, ISIC64_SHARE = "held-out lesions", 0.2
 CXR64_VALIDATION, CXR64_HOME = "NIH validation", "NIH test"
 
@@ -47,7 +47,7 @@ class SmallImages:
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """The names of the sites, in order."""
+        """The names of the sites, sorted."""
         return tuple(sorted(self.table["site"].unique()))
 
     def site(self, name: str) -> Site:

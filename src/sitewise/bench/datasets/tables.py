@@ -18,7 +18,7 @@ DICOM_SUFFIXES = (".dcm", ".dicom")
 SHRUNK = "_downsampled"  # suffix of the id of an image that was made smaller, in the ISIC challenge
 SEXES = {"f": "female", "female": "female", "m": "male", "male": "male"}
 NO_SEX = ("o", "u", "unknown", "other")
-OLDEST = 120  # years; a higher age is an error (the first NIH release has 414)
+OLDEST = 120  # years; a higher age is wrong and counts as missing (the first NIH release has 414)
 UNITS = {"Y": 1.0, "M": 1 / 12, "W": 7 / 365.25, "D": 1 / 365.25}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from sitewise.evaluation import METRICS
 
-VALIDATION = "validation"  # the name of the validation site among the rows of a training
+VALIDATION = "validation"  # the name of the validation site in `sample_domain`
 TRAINING, TEST = "training", "test"
 ALL = "all"  # all rows of a site
 ESTIMATION_METRICS = ("prevalence_error", "weight_mse")

@@ -26,13 +26,16 @@ class ERM(Method):
     card: ClassVar[Card] = Card(name="ERM", cite="vapnik1998statistical")
 
     def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
-        """The weighted mean NLL."""
+        """Return the weighted mean NLL of the batch."""
         return weighted_nll(module(batch.x, batch.z), batch.y, batch.weight)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ERMWithZ(ERM):
-    """ERM^Z: minimize the mean of -log P(y|x,z). Assumes that P(y|x,z) is the same everywhere."""
+    """ERM^Z: minimize the mean of -log P(y|x,z) over the rows of all sites.
+
+    Assumes that P(y|x,z) is the same at every site.
+    """
 
     card: ClassVar[Card] = Card(
         name="ERM^Z",

@@ -121,7 +121,7 @@ class GPA(Method):
         return torch.tensor(np.log(self.model_.predict_proba(X, sample_confounder=self.shown(Z))))
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Estimate g(z) from unlabeled rows."""
+        """Estimate g(z) from unlabeled rows; return the rule that predicts with it, and the estimate of P(Y)."""
         shown = self.shown(Z)
         here = self.model_.adapt_log_ratio(self.log_ratio(X, shown), shown).unchecked()
 

@@ -137,7 +137,7 @@ class SFB(Method):
         probability = log_stable.exp()
         pseudo = probability.argmax(1).numpy()
         marginal = probability.mean(0)
-        if len(np.unique(pseudo)) < 2:  # only one pseudo-label
+        if len(np.unique(pseudo)) < 2:  # all rows have the same pseudo-label
             return self.log_proba, marginal.numpy()
         noise = pseudo_given_true(probability)
         features = self._parts(self.outputs(X))[2]

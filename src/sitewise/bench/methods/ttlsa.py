@@ -36,7 +36,7 @@ def sum_out_z(log_pairs: Tensor, n_classes: int) -> Tensor:
 
 @dataclass
 class Pairs:
-    """The pairs (y, cell of z), and the data for the validation loss."""
+    """The pairs (y, cell of z), and log shares and possible pairs of the held-out rows for the validation loss."""
 
     cells: Cells
     n_classes: int
@@ -167,7 +167,10 @@ def _others_log_shares(possible: Tensor, weight: Tensor, site: Tensor) -> Tensor
 
 
 def _calibrate(outputs: Tensor, pairs: Pairs, weight: Tensor) -> Calibration:
-    """A bias-corrected temperature; a temperature alone if some pair has few held-out rows; otherwise none."""
+    """Fit a bias-corrected temperature, or a temperature alone if a pair has fewer than 5 held-out rows.
+
+    With fewer than 20 held-out rows, or if they have only one pair, there is no calibration.
+    """
     n_pairs = pairs.n_classes * len(pairs.cells)
     targets = _spread(pairs.held_possible, torch.ones(len(weight)))
     counts = targets.sum(0)

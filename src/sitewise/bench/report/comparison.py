@@ -34,7 +34,7 @@ from sitewise.report.style import ACCENT, GREY, GRID, INK, STRIPE, in_house_styl
 
 Array = np.ndarray[Any, Any]
 DRAW_MARKERS = "osD^vP*X"
-LINE_MARKERS, DASHES = "sD^vPX*", ("-", "--", ":", "-.")  # 28 different lines
+LINE_MARKERS, DASHES = "sD^vPX*", ("-", "--", ":", "-.")  # 28 different combinations
 LINE_COLORS = (INK, "#b35900", "#6b4fa0", GREY, "#5a7d2a")
 MEAN, DIFFERENCE = ("mean", "low", "high"), ("difference", "difference_low", "difference_high")
 ROW_HEIGHT, DRAW_HEIGHT = 0.27, 0.11  # inches for a method with one draw, and for each further draw
