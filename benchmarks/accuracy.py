@@ -1,13 +1,13 @@
-"""How close estimate_prevalence comes to the true g of simulated sites, and how often its intervals hold it.
+"""The accuracy of `estimate_prevalence` at simulated sites with known g, and the coverage of its intervals.
 
     python benchmarks/accuracy.py run --out benchmarks/accuracy.jsonl --jobs 2
     python benchmarks/accuracy.py table benchmarks/accuracy.jsonl
     python benchmarks/accuracy.py figure benchmarks/accuracy.jsonl.gz --out docs/images/accuracy.png
 
-Three parts. kl: KL(g || estimate) of the default, of a constant g, of the paper's network EM with a line search, and
-of that EM as the paper describes it (peers_em.py). coverage: 95% intervals of the default, for the marginal and at
-five points of z. rare: bias and intervals where a class is rare.
-Every site adds one line to the file of records; a site that is already in the file is not done again.
+There are three parts. kl: KL(g || estimate) of the default, of a constant g, of the paper's EM with a network and a
+line search, and of this EM as the paper describes it (peers_em.py). coverage: 95% intervals of the default, for the
+marginal and at five values of z. rare: bias and intervals if a class is rare.
+Every site adds one line to the file of records; a site that is already in the file is not computed again.
 """
 
 import argparse
@@ -36,18 +36,20 @@ import sitewise as sw
 
 SITES = {"kl": 30, "coverage": 300, "rare": 100}
 SIGNALS = {1.0: "weak", 2.5: "strong"}  # f
-SHIFTS = {0.0: "none", 0.5: "mild", 1.5: "strong"}  # how far g(z) is from a constant
+SHIFTS = {0.0: "none", 0.5: "mild", 1.5: "strong"}  # `dependence`: how much g(z) varies with z
 SIZES = {"kl": (200, 500, 1000, 3000, 20_000), "coverage": (1000, 3000), "rare": (3000, 20_000)}
 CONFOUNDERS: dict[str, dict[str, Any]] = {"mixed": {}, "discrete": {"n_continuous": 0, "levels": (2, 3)}}
 PREVALENCE = 0.2
 RARE_PREVALENCES, RARE_SIGNAL, RARE_SHIFTS = (0.002, 0.005, 0.01, 0.02), 3.0, (0.0, 1.0)
 METHODS = ("auto", "constant", "network", "published")
 N_POINTS = 5
-SITE_SEED, POINTS_SEED = 1000, 100_000  # added to a case's seed: no two draws share one
+SITE_SEED, POINTS_SEED = 1000, 100_000  # added to the seed of a case, so that all draws have different seeds
 
 COVERAGE_RANGE = (0.92, 0.98)
-NETWORK_SHARE, SMALL = 1 / 4, 1000  # up to SMALL rows the default has at most this share of the network's KL
-FLAT_FACTOR, FLAT_SLACK = 1.25, 0.001  # where g is flat: at most this times the constant's KL, plus this
+# Targets for the KL of the default: up to SMALL rows, at most NETWORK_SHARE times the KL of the paper's EM; if g does
+# not depend on z, at most FLAT_FACTOR times the KL of a constant g, plus FLAT_SLACK.
+NETWORK_SHARE, SMALL = 1 / 4, 1000
+FLAT_FACTOR, FLAT_SLACK = 1.25, 0.001
 AT_BOUND = 1e-9
 FLOOR = float(np.log(1e-12))
 
@@ -57,7 +59,7 @@ Row = dict[str, str]
 
 @dataclass(frozen=True)
 class Case:
-    """One site of one part: what its line in the records is known by."""
+    """One site of one part; these values identify its line in the records."""
 
     part: str
     signal: float
@@ -69,7 +71,7 @@ class Case:
 
     @property
     def cost(self) -> float:
-        """Roughly how long it takes: the network's EM is by far the slowest."""
+        """The approximate relative computing time; EM with a network is by far the slowest."""
         return self.n * (20 if self.part == "kl" else 1)
 
     @property
@@ -82,7 +84,7 @@ class Case:
 
 
 def plan(parts: Iterable[str], n_sites: int | None = None, only_n: Iterable[int] | None = None) -> list[Case]:
-    """All cases of these parts, the slowest first."""
+    """Return all cases of the parts, the slowest first."""
     cases = []
     for part in parts:
         seeds = range(n_sites or SITES[part])
@@ -119,7 +121,7 @@ def divergences(case: Case) -> Record:
             continue
         options = {"solver": sw.EM(), "random_state": case.seed} if method == "network" else {}
         with warnings.catch_warnings():
-            if method == "network":  # the paper's T is a limit, so it says each time that it has not converged
+            if method == "network":  # the paper's T limits the rounds, so there is always a convergence warning
                 warnings.simplefilter("ignore")
             estimates[method] = sw.estimate_prevalence(site.log_ratio, site.Z, model=method, **options)
         log_estimate = estimates[method].log_prevalence(site.Z)
@@ -129,7 +131,7 @@ def divergences(case: Case) -> Record:
 
 
 def divergence(log_truth: Any, log_estimate: Any) -> float | None:
-    """The mean over rows of KL(g || estimate), probabilities floored at 1e-12 and what is no number taken for that."""
+    """Return the mean over rows of KL(g || estimate); smaller estimates and NaN are replaced by 1e-12."""
     floored = np.maximum(np.nan_to_num(log_estimate, nan=FLOOR, neginf=FLOOR), FLOOR)
     return short((np.exp(log_truth) * (log_truth - floored)).sum(1).mean())
 
@@ -160,27 +162,28 @@ PARTS: dict[str, Callable[[Case], Record]] = {"kl": divergences, "coverage": cov
 
 
 def with_interval(estimate: Any) -> list[float | None]:
-    """The second class's marginal, low, high."""
+    """Return the estimate of P(y=1) and the two ends of its interval."""
     return [short(value[1]) for value in (estimate.marginal, *estimate.interval())]
 
 
 def short(value: float) -> float | None:
-    """Six digits, and None for what is no finite number."""
+    """Round a number to six significant digits; None if it is not finite."""
     return float(f"{value:.6g}") if np.isfinite(value) else None
 
 
 def population_prevalence(case: Case) -> float:
-    """P(y=1) over the site's whole population of z, by quadrature.
+    """Compute P(y=1) of the site's population, by numerical integration over z.
 
-    The simulator sets a site's level on 4,000 draws of z, so that P(y=1) is only near the requested prevalence:
-    with strong dependence it misses by about 0.003, a third of a standard error of the estimate from 3,000 rows.
+    The simulator chooses the intercept of a site's g by 4,000 draws of z, so P(y=1) differs slightly from the requested
+    prevalence. With strong dependence the difference is about 0.003: a third of a standard error of the estimate from
+    3,000 rows.
     """
     family = case.family
     inner = (np.arange(400) + 0.5) / 400
     grid = np.meshgrid(*[inner] * family.n_continuous, *map(np.arange, family.levels), indexing="ij")
     z = np.stack([axis.ravel() for axis in grid], axis=1)
     ages, levels = z[:, : family.n_continuous], z[:, family.n_continuous :].astype(int)
-    weight = (ages * (1 - ages)).prod(axis=1)  # continuous z is Beta(2, 2), levels are even
+    weight = (ages * (1 - ages)).prod(axis=1)  # continuous z is Beta(2, 2); all levels are equally probable
     values = [*(20 + 70 * ages).T, *([f"level {level}" for level in column] for column in levels.T)]
     Z = pd.DataFrame(dict(zip(family.names, values, strict=True)))
     return float(np.average(np.exp(family.log_prevalence(Z, **case.site_settings)[:, 1]), weights=weight))
@@ -191,7 +194,7 @@ def known_case(record: Record) -> Case:
 
 
 def read_records(path: Path) -> list[Record]:
-    """The records of a file, the last one of each case."""
+    """Read the records of a file; of several records of a case, the last one counts."""
     records = {}
     text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text(encoding="utf-8")
     for number, line in enumerate(text.splitlines(), start=1):
@@ -206,7 +209,7 @@ def read_records(path: Path) -> list[Record]:
 
 
 def run(cases: list[Case], out: Path, n_jobs: int) -> None:
-    """Do the cases that are not in the file yet."""
+    """Compute the cases that are not in the file yet."""
     made_by = provenance(__file__)
     known = read_records(out) if out.exists() else []
     done = {known_case(record) for record in known if record.get("fingerprint") == made_by["fingerprint"]}
@@ -223,7 +226,7 @@ def run(cases: list[Case], out: Path, n_jobs: int) -> None:
 
 
 def grouped(records: Iterable[Record], *names: str) -> dict[tuple[Any, ...], list[Record]]:
-    """Records that share these settings, in order."""
+    """Group records by the values of these settings, in sorted order."""
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
         groups.setdefault(tuple(record[name] for name in names), []).append(record)
@@ -235,13 +238,13 @@ def of_part(records: Iterable[Record], part: str) -> list[Record]:
 
 
 def mean_and_error(values: Iterable[float]) -> tuple[float, float]:
-    """The mean over sites and its standard error."""
+    """Return the mean over sites and its standard error."""
     array = np.asarray(list(values), dtype=float)
     return float(array.mean()), float(array.std(ddof=1) / np.sqrt(len(array))) if len(array) > 1 else float("nan")
 
 
 def divergence_of(records: Iterable[Record], method: str) -> tuple[float, float]:
-    """Mean KL and its standard error; infinite where a site's is."""
+    """Return the mean KL and its standard error; the mean is infinite if the KL of a site is."""
     values = [record["kl"][method] for record in records]
     return mean_and_error(values) if None not in values else (float("inf"), float("nan"))
 
@@ -252,7 +255,10 @@ def holds(value: float, interval: list[float | None]) -> bool:
 
 
 def coverage_of(records: list[Record]) -> dict[str, tuple[float, float]]:
-    """Share of intervals that hold the truth and its standard error: marginal, points, and marginal as requested."""
+    """Return the coverage of intervals and its standard error.
+
+    "marginal" is for P(y=1) of the population, "points" for g at values of z, and "asked" for the requested P(y=1).
+    """
     return {
         "marginal": mean_and_error(holds(record["truth"], record["marginal"]) for record in records),
         "points": mean_and_error(record["points"][0] / N_POINTS for record in records),
@@ -295,7 +301,7 @@ def seconds_rows(records: Iterable[Record]) -> list[Row]:
 
 
 def coverage_rows(records: Iterable[Record]) -> list[Row]:
-    """For each kind of z, f and n: the shifts one by one, then together."""
+    """Return rows for each kind of z, f and n: one for each shift, then one for all shifts together."""
     rows = []
     for (z, signal, n), pooled in grouped(of_part(records, "coverage"), "z", "signal", "n").items():
         by_shift = {SHIFTS[shift]: group for (shift,), group in grouped(pooled, "dependence").items()}
@@ -370,7 +376,7 @@ TABLES: dict[str, tuple[Callable[[Iterable[Record]], list[Row]], str]] = {
 
 
 def table(records: list[Record]) -> str:
-    """All tables that the records have lines for, as markdown."""
+    """Return all tables for which there are records, in Markdown."""
     blocks = []
     for title, (rows_of, note) in TABLES.items():
         rows = rows_of(records)
@@ -388,7 +394,7 @@ def table(records: list[Record]) -> str:
 
 
 def draw(records: list[Record], out: Path) -> None:
-    """KL against n, a panel for each f and shift of g, and coverage below."""
+    """Draw KL against n in a panel for each f and shift of g, and coverage below."""
     from matplotlib import pyplot as plt
 
     import sitewise.bench.report.figures  # noqa: F401  (chooses a backend that needs no screen)
@@ -446,7 +452,7 @@ def kl_panels(figure: Any, records: list[Record]) -> None:
 
 
 def spread_out(heights: dict[str, float], gap: float) -> dict[str, float]:
-    """Move labels apart until they are a gap from each other, as little as possible and in their order."""
+    """Move labels apart until the distance of neighbours is at least `gap`; their order does not change."""
     order = sorted(heights, key=heights.__getitem__)
     placed = np.array([heights[name] for name in order])
     for _ in range(200):

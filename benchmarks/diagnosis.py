@@ -1,15 +1,15 @@
-"""How often the diagnosis of a site is right: false alarms, the p-values' uniformity, power, uninformative f.
+"""The reliability of the diagnosis of a site: false alarms, uniformity of p-values, power, and uninformative f.
 
     python benchmarks/diagnosis.py run --out benchmarks/diagnosis.jsonl --part null --world digits
     python benchmarks/diagnosis.py table benchmarks/diagnosis.jsonl.gz
     python benchmarks/diagnosis.py figure benchmarks/diagnosis.jsonl.gz --out docs/images/diagnosis.png
 
-Parts. null: sites where the assumption holds, simulated ones with known f and colored digits with a trained network;
-each site has held-out source rows of its own. broken: the same with one thing changed, at growing sizes, and what that
-costs adapted predictions in F1 against the same rows unchanged. uninformative: log f is noise. groups: sites where the
-assumption holds and every patient has 4 to 10 rows with the same y and z and similar x, with and without `groups`.
-Digits that train the network, that are held out and that make up a site are never the same ones.
-Every site adds one line to the file of records; a site that is already in the file is not done again.
+There are four parts. null: sites at which the assumption holds, simulated ones with known f and colored digits with a
+trained network; each site has its own held-out source rows. broken: sites with one change of several sizes, and its
+cost: the F1 of adapted predictions that is lost compared with the same rows unchanged. uninformative: log f is noise.
+groups: sites at which the assumption holds, and every patient has 4 to 10 rows with the same y and z and similar x; the
+tests are done with and without `groups`. Training, held-out rows and sites have different digits.
+Every site adds one line to the file of records; a site that is already in the file is not computed again.
 """
 
 import argparse
@@ -44,12 +44,12 @@ HELD_OUT = {"simulated": (1000, 3000), "digits": (2000, 2000)}
 N_NULL, N_BROKEN, N_UNINFORMATIVE = 300, 5, 100
 BROKEN_ROWS = (1000, 2500)
 PATIENTS, HELD_OUT_PATIENTS, ROWS_OF_ONE = (100, 200, 400), 600, (4, 11)
-LIKENESS = (0.3, 0.8)  # the share of the variance of x given y and z that is the patient's own
+LIKENESS = (0.3, 0.8)  # the share of the variance of x given y and z that is between patients
 N_PATIENT_SITES = 60
 TESTED = ("by groups", "by rows")
 CHANGES = {
-    "feature": (0.2, 0.4, 0.7, 1.0, 1.5),  # one feature of a simulated site moved, in standard deviations
-    "noise": (10, 20, 40, 60, 90),  # standard deviation of Gaussian noise on 0..255
+    "feature": (0.2, 0.4, 0.7, 1.0, 1.5),  # shift of one feature of a simulated site in standard deviations
+    "noise": (10, 20, 40, 60, 90),  # standard deviation of Gaussian noise; pixels are 0 to 255
     "blur": (0.5, 0.8, 1.1, 1.4, 1.8),  # standard deviation of a Gaussian blur in pixels
     "inverted": (0.1, 0.25, 0.5, 0.75, 1.0),  # share of images whose colours are inverted
     "bolder": (0.2, 0.4, 0.6, 0.8, 1.0),  # share of digits written with a thicker pen
@@ -58,12 +58,12 @@ CHANGES = {
 TRAINING_TABLES = ([[0.40, 0.10], [0.10, 0.40]], [[0.45, 0.15], [0.12, 0.28]])
 TRAINING_DIGITS, POOL, CHANGED_POOL, MODELS = 8_000, 16_000, 8_000, 2
 FEATURE_ROWS = 2000
-COST = 0.05  # of F1: a shift that costs this much is to be seen
+COST = 0.05  # loss of F1 from which a change should be detected
 
 
 @dataclass(frozen=True)
 class Case:
-    """One site: what its line in the records is known by."""
+    """One site; these values identify its line in the records."""
 
     part: str
     world: str  # simulated or digits
@@ -90,7 +90,7 @@ def plan(parts):
 
 
 def setting(case):
-    """A generator, the family, and what its site is like."""
+    """Return a random generator, the simulated family, and the settings of the site."""
     number = case.seed % 12
     family = sw.SimulatedFamily(seed=number, signal=(1.5, 2.0, 3.0)[number % 3])
     kinds = [(0.5, 1.0, 0.0), (0.2, -0.5, 0.7), (0.1, 0.3, -0.7), (0.35, 1.3, 0.5)]
@@ -100,7 +100,7 @@ def setting(case):
 
 
 def with_patients(case):
-    """The schema, then the rows of patients held out and at a site, and which rows are whose."""
+    """Return the schema, the held-out rows, the rows of a site, and for both the patient of each row."""
     rng, family, settings = setting(case)
     held_out = {"prevalence": [0.6, 0.4], "dependence": 0.7}
     parts, groups, schema = [], [], None
@@ -121,7 +121,7 @@ def with_patients(case):
 
 
 def simulated(case):
-    """The schema, then (raw log f, log g, y, codes, features) of a simulated site's source, its rows, and unchanged."""
+    """Return the schema, and (raw log f, log g, y, codes, features) of source rows, changed and unchanged site rows."""
     rng, family, settings = setting(case)
     m = HELD_OUT["simulated"][case.seed // 2 % 2]
     source = family.site(m, prevalence=[0.6, 0.4], dependence=0.7, seed=int(rng.integers(2**31)))
@@ -141,7 +141,7 @@ def simulated(case):
 
 @lru_cache(maxsize=MODELS)
 def network(number):
-    """A model of colored digits, and digits it has not seen."""
+    """Return a trained model of colored digits, and images and labels of digits that it has not seen."""
     rng = np.random.default_rng(number)
     digits = load_digits()
     order = rng.permutation(len(digits.labels))[: TRAINING_DIGITS + POOL]
@@ -162,7 +162,7 @@ def colour_names(z):
 
 
 def draw(labels, y, rng, *, replace=False):
-    """For each wanted label a digit that has it, each once unless they may come again."""
+    """Draw the number of a digit for each label in `y`, with or without replacement."""
     rows = np.empty(len(y), dtype=np.int64)
     for label in range(2):
         rows[y == label] = rng.choice(np.flatnonzero(labels == label), (y == label).sum(), replace=replace)
@@ -171,7 +171,10 @@ def draw(labels, y, rng, *, replace=False):
 
 @lru_cache(maxsize=2)
 def scores(number, change, size):
-    """Raw log f and features of the pool's digits in both colours, with the change made to the first of them."""
+    """Return raw log f and features of the pool's digits in both colours.
+
+    If there is a change, it is applied to the first `CHANGED_POOL` digits, and only these are returned.
+    """
     model, images, _ = network(number)
     images = images if change == "none" else images[:CHANGED_POOL]
     rng = np.random.default_rng([number, int(100 * size)])
@@ -183,7 +186,7 @@ def scores(number, change, size):
         inputs = torch.tensor(X)
         features = []
         raw = []
-        for start in range(0, len(X), FEATURE_ROWS):  # features of all rows, a few at a time
+        for start in range(0, len(X), FEATURE_ROWS):  # in parts, so that the features of all rows are kept
             place = slice(start, start + FEATURE_ROWS)
             one, some, _ = score_keeping_features(
                 model.scorer_, inputs[place], network_inputs(model.confounders_, codes[place]), 2
@@ -195,7 +198,7 @@ def scores(number, change, size):
 
 
 def changed_digits(images, change, size, rng):
-    """A new style: thicker strokes in a share of the digits, or all of them slanted."""
+    """Change the style of gray digits: thicker strokes for a share of the digits, or a slant for all."""
     if change == "bolder":
         some = rng.random(len(images)) < size
         bold = images.copy()
@@ -209,7 +212,7 @@ def changed_digits(images, change, size, rng):
 
 
 def changed_colours(X, change, size, rng):
-    """Noise, blur, or inverted colours in a share of the images (n, 3, H, W)."""
+    """Change colored images (n, 3, H, W): noise or blur for all, or inverted colours for a share of them."""
     if change == "noise":
         return np.clip(X + rng.normal(0, size, X.shape), 0, 255).astype(np.uint8)
     if change == "blur":
@@ -221,12 +224,12 @@ def changed_colours(X, change, size, rng):
 
 
 def model_of(case):
-    """Which network: one for all changed images, which have to be scored anew."""
+    """Return the number of the network. Changed images are scored by one network only, to save time."""
     return case.seed % MODELS if case.part == "null" else 0
 
 
 def colored(case):
-    """The same for one site of colored digits."""
+    """Return what `simulated` returns, for a site of colored digits."""
     number = model_of(case)
     model, _, labels = network(number)
     rng = np.random.default_rng([case.seed, case.n, number])
@@ -261,7 +264,7 @@ def run_case(case):
         schema, source, target, unchanged = (simulated if case.world == "simulated" else colored)(case)
     raw, log_prevalence, y, codes, features = source
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is odd about a site is for the diagnosis to say
+        warnings.simplefilter("ignore")  # the diagnosis reports problems of a site
         calibration = sw.calibrate_log_ratio(raw, y, log_prevalence, method="vector")
         held = SourceSample(
             raw_log_ratio=raw,
@@ -324,7 +327,7 @@ def run(path, parts, worlds):
     known = read(path) if path.exists() else []
     done = {case_of(record) for record in known if record.get("fingerprint") == made_by["fingerprint"]}
     cases = [case for case in plan(parts) if case not in done and case.world in worlds]
-    # Cases that share a network and its changed images come one after another.
+    # Cases with the same network and the same changed images are done one after another.
     for case in sorted(cases, key=lambda case: (PARTS.index(case.part), model_of(case), case.change, case.size)):
         record = run_case(case) | made_by
         with path.open("a") as file:
@@ -345,7 +348,7 @@ def frame_of(path):
 
 
 def tables(frame):
-    """The tables of docs/trust.md, as lines."""
+    """Return the tables of docs/trust.md, as lines."""
     heads = ["sites", "do not adapt", "care"]
     heads += [f"{test} {what}" for test in ("stability", "representation") for what in ("p < 0.05", "(KS test)")]
     lines = [f"| where the assumption holds | {' | '.join(heads)} |", "|---" * 8 + "|"]
@@ -379,7 +382,7 @@ def tables(frame):
 
 
 def patients_table(frame):
-    """False alarms where patients have several rows, tested by groups and by rows."""
+    """Return a table of false alarms for patients with several rows, with tests by groups and by rows."""
     tests = ("stability", "representation", "mixture")
     heads = ["sites", "do not adapt", "care", *(f"{test} p < 0.05" for test in tests)]
     lines = [f"| tested | alike | {' | '.join(heads)} |", "|---" * 8 + "|"]
@@ -394,7 +397,7 @@ def patients_table(frame):
 
 
 def figure(frame):
-    """The p-values' distribution where the assumption holds, and power against the F1 that a change costs."""
+    """Draw the distribution of p-values if the assumption holds, and the power against the F1 lost by a change."""
     import matplotlib.pyplot as plt
 
     from sitewise.report.style import ACCENT, GREY, GRID, INK, in_house_style

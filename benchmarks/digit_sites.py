@@ -1,4 +1,4 @@
-"""Trained models of colored digits and sites of digits they have not seen, for the studies of trust."""
+"""Trained models of colored digits, and sites of digits that a model has not seen, for the studies of trust."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ LEVELS = np.array(["green", "red"], dtype=object)
 
 
 def trained_model(seed, folder, data_dir):
-    """GPA trained at the paper's two sites and calibrated on a validation site; kept in a folder."""
+    """Return GPA trained at the paper's two sites and calibrated on a validation site; it is stored in a folder."""
     place = Path(folder) / f"digits-{seed}"
     if place.is_dir():
         return sw.load(place)
@@ -37,14 +37,14 @@ def trained_model(seed, folder, data_dir):
 
 @dataclass(frozen=True)
 class Pool:
-    """Log f of every test digit in both colours, scored once."""
+    """Log f of every test digit in both colours, from which sites are drawn."""
 
     log_ratio: np.ndarray  # (2, n, K), by colour
     label: np.ndarray  # (n,)
 
     @classmethod
     def of(cls, model, seed, data_dir):
-        """Score the digits that neither training nor validation saw."""
+        """Compute log f of the digits that were not used for training or validation."""
         _, _, test = load_digits(data_dir).split(seed)
         scores = []
         for z in range(2):
@@ -53,7 +53,7 @@ class Pool:
         return cls(np.stack(scores), (test.labels >= 5).astype(int))
 
     def site(self, n, joint, rng):
-        """Log f, Z and labels of a site with P(y, z) = joint."""
+        """Draw a site of n rows with P(y, z) = joint, and return its log f, Z and labels."""
         y, z = from_table(n, joint, rng)
         index = np.empty(n, dtype=np.int64)
         for label in range(2):
@@ -63,7 +63,7 @@ class Pool:
 
 
 def random_joint(rng):
-    """P(y, z): P(z) between 0.3 and 0.7, P(y=1|z) between 0.03 and 0.6 for each colour by itself."""
+    """Draw P(y, z), (2, 2): P(z) is between 0.3 and 0.7; P(y=1|z) of each colour is drawn between 0.03 and 0.6."""
     red = rng.uniform(0.3, 0.7)
     sick = np.exp(rng.uniform(np.log(0.03), np.log(0.6), size=2))
     share = np.array([1 - red, red])

@@ -1,4 +1,4 @@
-"""How close the performance expected without labels comes to what the labels show, and how often intervals hold it.
+"""Performance expected without labels, compared with the performance measured with labels: error and coverage.
 
     python benchmarks/expected_performance.py run --out benchmarks/expected_performance.jsonl
     python benchmarks/expected_performance.py table benchmarks/expected_performance.jsonl
@@ -6,7 +6,7 @@
 
 simulated: sites with known P(x|y,z); log f is distorted, and calibrated on 1,000 labeled rows of a source site.
 digits: colored digits; one network for each training seed, adapted to sites drawn from digits it has not seen.
-Each site is one line of the records; what is there already is not done again.
+Each site is one line of the records; a site that has a record is not computed again.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from sitewise.performance.metrics import EXPECTED_METRICS, Predictions
 from sitewise.report.style import ACCENT, GREY, INK, in_house_style
 
 SIMULATED, DIGITS, MODELS = 300, 100, 3
-GIVEN_F = 100  # simulated sites for which intervals are also asked given f
+GIVEN_F = 100  # number of simulated sites for which intervals are also computed with f taken as known
 SHOWN = ("accuracy", "positive_f1", "macro_f1", "precision", "recall", "specificity", "auroc", "auprc", "brier")
 TARGETS = {"simulated": 0.03, "digits": 0.05}
 COVERAGE = (0.90, 0.98)
@@ -38,7 +38,7 @@ CALIBRATION_ROWS = 1000
 
 
 def observed(y, probability, threshold=None):
-    """Every metric as the labels show it."""
+    """Return every metric, computed with labels."""
     truth = np.eye(probability.shape[1])[y].T[None]
     metric_values = Predictions.of(probability, threshold).metrics(truth, np.ones(len(y)))
     values = {name: float(metric_values[name][0]) for name in EXPECTED_METRICS}
@@ -47,7 +47,7 @@ def observed(y, probability, threshold=None):
 
 
 def compared(expected, seen):
-    """Expected and observed side by side."""
+    """Return for each metric the estimate with its interval, and the observed value (None if it is undefined)."""
     return {
         name: [*expected[name], None if np.isnan(seen[name]) else seen[name]]
         for name in expected
@@ -56,12 +56,12 @@ def compared(expected, seen):
 
 
 def distorted(log_ratio):
-    """log f as an overconfident and slightly biased network would give it."""
+    """Return log f with the errors of an overconfident and slightly biased network."""
     return 1.6 * (log_ratio - log_ratio.mean(axis=1, keepdims=True)) + np.array([0.3, -0.3])
 
 
 def simulated_site(seed):
-    """One site: everything about it is drawn by its seed."""
+    """Return the record of one simulated site; all its properties are drawn by the seed."""
     rng = np.random.default_rng([1, seed])
     settings = {
         "signal": float(rng.choice([1.5, 2.0, 3.0])),
@@ -91,14 +91,17 @@ def simulated_site(seed):
     seconds = time.perf_counter() - start
     seen = observed(site.y, sw.adjust(log_ratio, estimate.log_prevalence(site.Z)))
     record = {**settings, "seconds": seconds, "metrics": compared(expected, seen)}
-    if seed < GIVEN_F:  # the same without the calibration's uncertainty
+    if seed < GIVEN_F:  # the same intervals without the uncertainty of the calibration
         given_f = expected_performance(log_ratio, estimate, site.Z, random_state=seed)
         record["given_f"] = compared(given_f, seen)
     return record
 
 
 def digits_site(model, pool, seed):
-    """One site of digits; predictions at the most probable class, and with the threshold of the highest expected F1."""
+    """Return the record of one site of digits.
+
+    Rows are classified by the most probable class, and also by the threshold with the highest expected F1.
+    """
     rng = np.random.default_rng([2, seed])
     n, joint = int(np.exp(rng.uniform(np.log(500), np.log(5000)))), random_joint(rng)
     log_ratio, Z, y = pool.site(n, joint, rng)
@@ -119,7 +122,7 @@ def digits_site(model, pool, seed):
 
 
 def run(out, parts, simulated, digits, models, folder, data_dir):
-    """Do the sites that have no record yet."""
+    """Compute the sites that have no record yet."""
     made = provenance(__file__)
     torch.set_num_threads(1)
     done = done_ids(out, made["fingerprint"])
@@ -141,7 +144,7 @@ def run(out, parts, simulated, digits, models, folder, data_dir):
 
 
 def summarize(records, part, key="metrics"):
-    """Mean absolute error, bias and coverage of every metric."""
+    """Return mean absolute error, bias, coverage and mean interval width of every metric."""
     rows = {}
     for name in SHOWN:
         values = [
@@ -164,7 +167,7 @@ def summarize(records, part, key="metrics"):
 
 
 def table(records):
-    """The tables in Markdown."""
+    """Return the tables in Markdown."""
     lines = []
     for part in ("simulated", "digits"):
         for key in ("metrics", "given_f", "at_threshold"):
@@ -182,7 +185,7 @@ def table(records):
 
 @in_house_style
 def figure(records):
-    """Expected against observed F1 and accuracy, one dot a site."""
+    """Draw expected against observed F1 and accuracy, with a point for each site."""
     drawn, axes = plt.subplots(1, 2, figsize=(8, 4), layout="constrained")
     for axis, name in zip(axes, ("positive_f1", "accuracy"), strict=True):
         for part, marker, colour in (("simulated", "o", ACCENT), ("digits", "^", INK)):

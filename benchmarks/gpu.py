@@ -1,4 +1,4 @@
-"""A constant g of 100,000,000 x 2 rows on a GPU: the time of one pass against one read of the array.
+"""A constant g from 100,000,000 x 2 values of log f on a GPU: the time of a pass, divided by that of reading the array.
 
 python benchmarks/gpu.py --out benchmarks/gpu.json
 """
@@ -19,7 +19,7 @@ REPEATS = 20
 
 
 def median_seconds(function):
-    """The median time of a call on the device, by its own clock."""
+    """Return the median seconds of a call, measured by the clock of the device."""
     for _ in range(3):
         function()
     times = []
@@ -34,7 +34,7 @@ def median_seconds(function):
 
 
 def simulated(n_rows, prevalence=0.03):
-    """log f of a shifted site, (n, 2), single precision."""
+    """Return log f of a shifted site, (n, 2), in single precision."""
     generator = torch.Generator("cuda").manual_seed(0)
     ill = torch.rand(n_rows, generator=generator, device="cuda") < prevalence
     x = torch.randn(n_rows, generator=generator, device="cuda") + 2.0 * ill

@@ -1,13 +1,14 @@
-"""Images per second of training on a GPU over a bare loop on synthetic tensors, interleaved: ratios.
+"""Images per second of training on a GPU, divided by those of a bare loop on synthetic tensors.
 
 python benchmarks/image_training.py --out benchmarks/image_training.json
 
-bare        the same network and optimizer in a loop written by hand, its batches on the device before it begins
-gpa         GPA's objective through `train`, the pack put on the device once
-gpa ahead   the same, the pack left on the disk and read ahead
-erm         ERM through `train`, the pack on the device
+bare        the same network and optimizer in a loop written by hand; its batches are on the device before it begins
+gpa         GPA's objective with `train`; the pack is copied to the device once
+gpa ahead   the same, but the pack stays on disk, and images are read before they are needed
+erm         ERM with `train`; the pack is on the device
 
-Every run begins with an epoch that is not counted. Written a moment before, the pack is in the system's page cache.
+The loops are run in turn, in several rounds. The first epoch of every run is not counted. The pack was written shortly
+before, so it is in the page cache of the operating system.
 """
 
 import argparse
@@ -48,7 +49,7 @@ STEP_TARGET = 1.1
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured."""
+    """The settings of the measurement."""
 
     backbone: str
     images: int
@@ -69,7 +70,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Data:
-    """Rows of several sites, their images in a pack."""
+    """Rows of several sites, whose images are in a pack."""
 
     images: PackedImages
     rows: LabeledRows
@@ -77,19 +78,19 @@ class Data:
     prevalences: list
 
     def labeled(self, share):
-        """The rows; `share` is what images may take of the device's memory."""
+        """Return the rows; images may use the share `share` of the device's memory."""
         return replace(self.rows, X=StoredImages(self.images, share))
 
 
 @dataclass
 class Clock:
-    """When epochs begin, and when the last one ends."""
+    """The times at which epochs begin and the last epoch ends."""
 
     starts: list = field(default_factory=list)
     end: float = 0.0
 
     def timed(self, kind):
-        """An objective of this kind that tells the clock; an epoch's end waits for the device by itself."""
+        """Return a subclass of an objective that stores these times; the loop waits for the device after each epoch."""
         clock = self
 
         class Timed(kind):
@@ -103,12 +104,12 @@ class Clock:
         return Timed
 
     def seconds(self):
-        """All epochs but the first."""
+        """Return the seconds of all epochs except the first."""
         return self.end - self.starts[1]
 
 
 def make_pack(folder, settings):
-    """Noise in files, packed."""
+    """Write images of noise to files, and pack them."""
     rng = np.random.default_rng(SEED)
     (folder / "images").mkdir()
     paths = [f"{row}.png" for row in range(settings.images)]
@@ -123,7 +124,7 @@ def make_pack(folder, settings):
 
 
 def make_data(images):
-    """Classes, sites and three confounders for the images of a pack, and every site's g."""
+    """Draw classes, sites and three confounders for the images of a pack, and fit the g of every site."""
     rng = np.random.default_rng(SEED)
     n = len(images)
     y = torch.tensor(rng.integers(0, 2, n))
@@ -152,7 +153,7 @@ def wait(device):
 
 
 def bare(settings, data):
-    """Seconds of a loop by hand, and where its images are."""
+    """Return the seconds of a loop written by hand, and the place of its images."""
     device = torch.device(settings.device)
     module = build(settings, data, data.schema).to(device, memory_format=torch.channels_last)
     fused = device.type == "cuda" or None
@@ -206,7 +207,7 @@ LOOPS = {"bare": bare, "gpa": gpa, "gpa ahead": gpa_ahead, "erm": erm}
 
 
 def measure(settings, data):
-    """Images per second of every loop in every round, and where the images were."""
+    """Return the images per second of every loop in every round, and the place of the images (device or disk)."""
     counted = settings.epochs * settings.steps_per_epoch * (settings.images // settings.steps_per_epoch)
     bare_counted = settings.epochs * settings.steps_per_epoch * settings.batch
     rates, places = {name: [] for name in LOOPS}, {}
@@ -220,13 +221,13 @@ def measure(settings, data):
 
 
 def ratio(numerators, denominators):
-    """The median and the range of round by round ratios."""
+    """Return the median and the range of the ratios in the rounds."""
     ratios = np.array(numerators) / np.array(denominators)
     return {"median": float(np.median(ratios)), "low": float(ratios.min()), "high": float(ratios.max())}
 
 
 def summarize(rates):
-    """Images per second and ratios, beside what they should be."""
+    """Return images per second, ratios, their targets, and whether these are reached."""
     over_bare = {f"{name} over bare": ratio(rates[name], rates["bare"]) for name in LOOPS if name != "bare"}
     step = ratio(rates["erm"], rates["gpa"])
     reached = {name: over_bare[name]["median"] >= target for name, target in TARGETS.items()}
@@ -239,7 +240,7 @@ def summarize(rates):
 
 
 def importable(name):
-    """Whether a library is there and fits the torch that is."""
+    """Whether a library is installed and works with the installed torch."""
     try:
         import_module(name)
     except (ImportError, RuntimeError, OSError):
@@ -268,7 +269,7 @@ def read_settings(arguments):
 def main(arguments=None):
     settings, out = read_settings(arguments)
     made_by = {**versions(), "cudnn": torch.backends.cudnn.version(), "commit": commit()}
-    torch.backends.cudnn.benchmark = True  # for all of them alike
+    torch.backends.cudnn.benchmark = True  # for all loops
     with tempfile.TemporaryDirectory() as folder:
         data = make_data(make_pack(Path(folder), settings))
         rates, places = measure(settings, data)

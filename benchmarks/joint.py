@@ -1,10 +1,10 @@
-"""Prediction without z at sites of known densities: the best possible, the paper's way, the joint model.
+"""Prediction without z at sites of known densities: the best possible prediction, the paper's way, the joint model.
 
 python benchmarks/joint.py [--seeds 10] [--out benchmarks/joint.json]   writes the record and prints the table
 python benchmarks/joint.py --speed                                      times n = 100,000, M = 200, K = 2
 
-Every method has the exact densities; what differs is what it does without z. The paper's way takes P_s(y|x) / P_s(y)
-of the training population for the ratio without z and estimates P(Y) by maximum likelihood.
+Every method uses the exact densities; only the handling of the missing z differs. The paper's way uses
+P_s(y|x) / P_s(y) of the training population as the ratio without z, and estimates P(Y) by maximum likelihood.
 """
 
 import argparse
@@ -24,7 +24,7 @@ N_ROWS, N_FRESH, N_AGES = 5000, 20_000, 20
 
 
 def score(probability, y):
-    """NLL and accuracy."""
+    """Return NLL and accuracy."""
     return {
         "nll": float(-np.log(probability[np.arange(len(y)), y]).mean()),
         "accuracy": float((probability.argmax(1) == y).mean()),
@@ -32,14 +32,14 @@ def score(probability, y):
 
 
 def ratio_without_z(X):
-    """log P_s(y|x) / P_s(y) of the training population, (n, 2): the paper's f(x, missing), learned perfectly."""
+    """Return log P_s(y|x) / P_s(y) of the training population, (n, 2): the exact value of the paper's f(x, z₀)."""
     prior = training_joint(N_AGES)
     log_both = logsumexp(log_density(X, N_AGES) + np.log(prior), axis=1)
     return log_both - logsumexp(log_both, axis=1, keepdims=True) - np.log(prior.sum(0))
 
 
 def one_site(name, seed):
-    """All three ways at one draw of a site."""
+    """Return the scores of all three ways at one draw of a site."""
     target = TARGETS[name]
     site, fresh = target.draw(N_ROWS, seed), target.draw(N_FRESH, 10_000 + seed)
     joint = sw.estimate_joint(log_density(site.X, N_AGES), prior=training_joint(N_AGES))
@@ -66,7 +66,7 @@ def one_site(name, seed):
 
 
 def table(records):
-    """Means over the seeds as a table in Markdown."""
+    """Return means over the seeds as a table in Markdown."""
     ways = ("best possible", "paper's way", "joint")
     lines = [
         "| target site | accuracy: best possible / paper's way / joint | NLL | P(Y): true / paper's way / joint "
@@ -99,7 +99,7 @@ def table(records):
 
 
 def speed(n_rows=100_000, n_ages=100):
-    """Seconds and memory of one estimation of n rows over 2 · n_ages points."""
+    """Return seconds and memory of one estimation from n rows with 2 · n_ages values of z."""
     target = TARGETS["correlation flips"]
     X = target.draw(n_rows, 0).X
     log_ratio = np.empty((n_rows, 2 * n_ages, 2), dtype=np.float32)
@@ -123,7 +123,7 @@ def speed(n_rows=100_000, n_ages=100):
 
 
 def main():
-    """Run it."""
+    """Compute the comparison or the speed, print it and write it to the record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("joint.json"))

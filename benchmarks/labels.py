@@ -1,11 +1,12 @@
-"""What a few labels, or a known prevalence, buy at a real site that training did not see.
+"""The gain from a few labels, or from a known prevalence, at a real site that was not used for training.
 
     python benchmarks/labels.py run tables ham --data-dir DIR --out benchmarks/labels.jsonl
     python benchmarks/labels.py table benchmarks/labels.jsonl.gz
 
-tables: each hospital of the heart-disease collection and each region of GUSTO-I left out in turn. ham: centres of
-HAM10000 left out in turn, NY3 and BCN2, from the log f and log g that networks of other centres gave
-(`ham_rehearsal`). Rows to label are drawn at random; log losses are those of the rows that were not labeled.
+tables: each hospital of the heart-disease collection and each region of GUSTO-I is left out in turn. ham: the new sites
+are centres of HAM10000, which are left out in turn, NY3 and BCN2; log f and log g were computed by networks that were
+trained at other centres (`ham_rehearsal`). The rows to label are drawn at random; log losses are computed from the rows
+that were not labeled.
 """
 
 import argparse
@@ -32,13 +33,16 @@ from sitewise.estimator.source.rehearsal import Unit, learn_numbers
 from sitewise.prevalence import SitePrior
 
 LABELS = (25, 50, 100, 200)
-LEFT = 25  # rows that have to be left to score
-AT_MOST = 200  # training patients of a GUSTO region
-SOURCE_ROWS = 1500.0  # that calibrated the networks of HAM
+LEFT = 25  # least number of rows that remain for scoring
+AT_MOST = 200  # largest number of training patients of a GUSTO region
+SOURCE_ROWS = 1500.0  # number of rows by which the networks of HAM were calibrated
 
 
 def losses(y, as_trained, adapt, draws, seed):
-    """Log losses of unlabeled rows, a dict for each number of labels and draw; `adapt` maps partial labels to P."""
+    """Return the log losses of the unlabeled rows, a dict for each number of labels and draw.
+
+    `adapt` maps labels, which are NaN for unlabeled rows, to probabilities of all rows.
+    """
     unlabeled = adapt(None)
     lines = []
     for m, draw in itertools.product((m for m in LABELS if m <= len(y) - LEFT), range(draws)):
@@ -78,7 +82,7 @@ def tables(case):
 
 @dataclass(frozen=True)
 class TrainedOdds:
-    """g as the networks had it: z is its log-odds."""
+    """The g of the trained networks, as a function of z; here z is the log-odds of this g."""
 
     schema: Confounders
     name: str = "additive"
@@ -90,7 +94,7 @@ class TrainedOdds:
 
 
 def ham(case):
-    """Units as `rehearse` makes them; z is the log-odds of the trained g."""
+    """Return the record of one site of HAM10000, with a rehearsal at the other centres; z is the log-odds of g."""
     folder, centres, seed = Path(case["folder"]), case["centres"], case["seed"]
 
     def prior_of(odds):
@@ -166,7 +170,7 @@ def run(options):
 
 
 def lines(records):
-    """A line for each site, number of labels and draw: how much lower the log loss is than without labels."""
+    """Yield a dict for each site, number of labels and draw, with the log losses and their change by the labels."""
     for record in records:
         case = record["case"]
         data = f"{case['data']}, {case['classifier']}" if record["part"] == "tables" else "skin lesions, CNN"

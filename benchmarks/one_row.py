@@ -1,11 +1,12 @@
-"""How long a saved site takes for one row, in process: what a service around it adds to a request.
+"""Time that a saved site takes to predict one row, without the overhead of a service.
 
     python benchmarks/one_row.py [--calls 500]
 
-Two sites are adapted, saved and loaded: an adjustment of a logistic regression, and a network; z is two numbers and two
-categories. Rows come as arrays, as frames, and as tables: a frame of numbers and categories that the model's own reader
-prepares first, as it does for `sitewise predict`. Medians on the clock and of processor time, and the first decile of
-processor time: on a machine with other work to do even that is more than it takes alone, which the limits are for.
+Two sites are adapted, saved and loaded: an adjusted logistic regression, and a network. z has two continuous and two
+categorical variables. Rows are passed as arrays, as data frames, and as tables. A table is a data frame of numbers and
+categories that the model's reader prepares first, as in `sitewise predict`. The output has the medians of wall time and
+of processor time, and the first decile of processor time. The limits are for a machine without other work; otherwise
+even the first decile is larger.
 """
 
 import argparse
@@ -67,7 +68,7 @@ def main() -> None:
 
 
 def one_row(kind: str, model: Any, source: tuple[Any, ...], X: pd.DataFrame, Z: pd.DataFrame) -> Callable[[], object]:
-    """What predicts the first of the new rows at a site that was saved and loaded."""
+    """Return a function that predicts the first of the new rows at a site that was saved and loaded."""
     rows, y, labeled_z, hospital = source
     if kind == "tables":
         roles = Roles(TARGET, SITE, confounders=tuple(Z), features=tuple(X))

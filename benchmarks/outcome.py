@@ -1,11 +1,12 @@
-"""Outcomes at simulated sites: how often a check fails without cause, and what a broken assumption costs.
+"""Outcomes at simulated sites: how often a check fails if the assumption holds, and the loss if it does not hold.
 
     python benchmarks/outcome.py run benchmarks/outcome.jsonl
     python benchmarks/outcome.py table benchmarks/outcome.jsonl
 
-Three features, the first of which tells the classes apart; four training sites of 300 rows, a logistic regression,
-`PrevalenceAdjuster` with its defaults. Broken sites move the first feature of all rows ("moved"), shrink the distance
-of the classes ("weaker"), or add noise to that feature ("noisy"), at the new site only or at the training sites too.
+There are three features, of which only the first differs between the classes. A `PrevalenceAdjuster` with its defaults
+adjusts a logistic regression that is trained at four sites of 300 rows. The assumption is broken in three ways: the
+first feature of all rows is moved ("moved"), the distance of the classes is smaller ("weaker"), or noise is added to
+the first feature ("noisy"). This is done at the new site only, or at the training sites too.
 """
 
 import argparse
@@ -29,7 +30,7 @@ SITES_A_MODEL = {"holds": 64, "moved": 8, "weaker": 8, "noisy": 8}
 
 
 def site(rng, n_rows, share, distance, kind, size):
-    """Rows of a site whose assumption is broken by so much."""
+    """Draw the rows of a site; `size` is the size of the violation of the assumption."""
     y = (rng.random(n_rows) < share).astype(int)
     x = rng.normal(size=(n_rows, 3))
     x[:, 0] += distance * (1 - (size if kind == "weaker" else 0)) * y
@@ -41,7 +42,7 @@ def site(rng, n_rows, share, distance, kind, size):
 
 
 def breach(rng, kind):
-    """How far a site is broken: by chance, about as much as it would be at a real one."""
+    """Draw the size of the violation of the assumption, in a range that is plausible for real sites."""
     return {"holds": 0.0, "moved": rng.normal(0, 0.5), "weaker": rng.uniform(0.1, 0.7), "noisy": rng.uniform(0.3, 1.5)}[
         kind
     ]
@@ -52,7 +53,10 @@ def nll(y, probability):
 
 
 def one_model(kind, shown, seed):
-    """One model and its sites: outcome and log loss of each."""
+    """Train one model, and return outcome and log losses at each of its new sites.
+
+    If `shown`, the assumption is also broken at the training sites.
+    """
     rng = np.random.default_rng([seed, KINDS.index(kind), shown])
     distance = float(rng.choice(DISTANCES))
     shares = rng.uniform(0.15, 0.5, 4)

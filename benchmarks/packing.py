@@ -1,7 +1,8 @@
-"""Images per second of packing over Pillow's decoding alone, on all cores, interleaved: a ratio.
+"""Images per second of packing, divided by those of decoding with Pillow, on all cores.
 
-Two baselines decode the same JPEG files with as many threads and keep nothing: decoding alone, and decoding with the
-resizing that packing does too. Packing also reads the bytes itself, hashes the source and the shard, and writes it.
+There are two baselines, which decode the same JPEG files with as many threads and keep nothing: decoding alone, and
+decoding with the same resizing as in packing. Packing also reads the bytes, hashes the source and the shard, and writes
+the shard. Packing and baselines are run in turn.
 """
 
 import argparse
@@ -24,7 +25,7 @@ SIZE, DISTINCT = 224, 16
 
 
 def make_images(folder, n, width, height):
-    """JPEG files with the detail and the length of photographs: smooth blobs and grain."""
+    """Write JPEG files of smooth blobs with grain, which have about the detail and the size of photographs."""
     rng = np.random.default_rng(0)
     for row in range(min(n, DISTINCT)):
         blobs = Image.fromarray(rng.integers(0, 256, (height // 64, width // 64, 3), dtype=np.uint8))

@@ -1,4 +1,4 @@
-"""What the benchmarks compare with, each behind one function."""
+"""Other libraries with which the benchmarks compare, each wrapped in a function."""
 
 import warnings
 
@@ -10,14 +10,14 @@ with warnings.catch_warnings():
 
 
 def emq(prior, posterior):
-    """QuaPy's EM at its defaults: the class shares, (K,)."""
+    """Return the class shares by QuaPy's EM with its defaults, (K,)."""
     return EMQ.EM(prior, posterior)[0]
 
 
 def abstention_em(prior, posterior, labels_prior_rows):
-    """abstention's EM on probabilities that are calibrated already: the class shares, (K,).
+    """Return the class shares by the EM of the package abstention, on calibrated probabilities, (K,).
 
-    It takes the source's prior from valid_labels, one-hot rows.
+    The package computes the source's prior from `labels_prior_rows`, one-hot labels.
     """
     from abstention.label_shift import EMImbalanceAdapter
 

@@ -1,4 +1,4 @@
-"""The paper's network EM as the paper describes it: needs nothing but PyTorch and the schema of Z."""
+"""The paper's EM with a network, as the paper describes it; it uses only PyTorch and sitewise's encoding of Z."""
 
 import torch
 
@@ -6,10 +6,11 @@ import sitewise as sw
 
 
 def published_em(log_ratio, Z, seed, rounds=5):
-    """The paper's algorithm 1 as the paper describes it, in plain PyTorch: log g (n, K) at the rows of Z.
+    """Return log g at the rows of Z, (n, K), by the paper's algorithm 1 in plain PyTorch.
 
-    Two hidden layers of 100, T = 5 rounds; in each, responsibilities and then PyTorch's LBFGS as it comes (no line
-    search) on the network's cross-entropy with them.
+    The network has two hidden layers of 100 units, and there are T = 5 rounds. Each round computes the
+    responsibilities, and then minimizes the network's cross-entropy with them by PyTorch's LBFGS with its default
+    settings (no line search).
     """
     torch.manual_seed(seed)
     schema = sw.Confounders.learn(Z)

@@ -1,12 +1,12 @@
-"""Whether a plan made from labeled source rows alone is right: sites of the planned size, and what they achieve.
+"""Plans made from labeled source rows alone, compared with the results at sites of the planned size.
 
     python benchmarks/plan.py run --out benchmarks/plan.jsonl
     python benchmarks/plan.py table benchmarks/plan.jsonl
     python benchmarks/plan.py figure benchmarks/plan.jsonl
 
-A network of colored digits is trained and calibrated; its held-out rows plan the size for each width and prevalence.
-Then sites of the planned sizes are drawn from digits it has never seen. A site is drawn as the plan assumes: P(z|y) as
-in the held-out rows.
+A network of colored digits is trained and calibrated. From its held-out rows, the number of rows is planned for each
+interval width and prevalence. Then sites of the planned sizes are drawn from digits that the network has not seen. As
+the plan assumes, they have the P(z|y) of the held-out rows.
 """
 
 import argparse
@@ -26,20 +26,20 @@ from sitewise.report.style import ACCENT, GREY, INK, in_house_style
 
 WIDTHS = (0.02, 0.04, 0.08)
 PREVALENCES = (0.1, 0.3)
-SIZES = (200, 1000, 5000)  # at which the loss is compared
+SIZES = (200, 1000, 5000)  # numbers of rows for which KL and the loss of F1 are compared
 SITES = 20
 SIMULATIONS = 20
 
 
 def held_out_joint(model, prevalence):
-    """P(y, z) at a site of this prevalence with the P(z|y) of the held-out rows, (2, 2)."""
+    """Return P(y, z) of a site with this prevalence and the P(z|y) of the held-out rows, (2, 2)."""
     held = model.held_out_[0]
     given_y = np.stack([np.bincount(held.codes[held.y == k, 0].long(), minlength=2)[:2] for k in range(2)])
     return np.array([[1 - prevalence], [prevalence]]) * given_y / given_y.sum(axis=1, keepdims=True)
 
 
 def achieved(model, pool, n, joint, rng):
-    """What one site of n rows achieves: the interval's width, whether it holds P(y=1), KL, and the F1 lost."""
+    """Draw a site of n rows, and return the interval's width, whether it contains P(y=1), KL and the loss of F1."""
     log_ratio, Z, y = pool.site(n, joint, rng)
     here = model.adapt_log_ratio(log_ratio, Z).unchecked()
     low, high = here.prevalence_interval()
@@ -62,7 +62,7 @@ def achieved(model, pool, n, joint, rng):
 
 
 def run(out, folder, data_dir, sites):
-    """Plan and compare, one line for each prevalence and target."""
+    """Plan and draw sites; each prevalence and target gives one record."""
     made = provenance(__file__)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -89,7 +89,7 @@ def run(out, folder, data_dir, sites):
 
 
 def table(records):
-    """The tables in Markdown: planned beside achieved."""
+    """Return Markdown tables of planned and achieved values."""
     lines = ["| P(y=1) | wanted width | planned rows | achieved width (mean, range) | interval holds P(y=1) |"]
     lines.append("|---|---|---|---|---|")
     for record in (r for r in records if r["target"] == "width"):
@@ -120,7 +120,7 @@ def table(records):
 
 @in_house_style
 def figure(records):
-    """Widths that were wanted, and those that sites of the planned sizes have."""
+    """Draw the interval widths at sites of the planned sizes against the wanted widths."""
     drawn, axis = plt.subplots(figsize=(5, 4), layout="constrained")
     for prevalence, marker, colour in zip(PREVALENCES, ("o", "^"), (ACCENT, INK), strict=True):
         chosen = [r for r in records if r["target"] == "width" and r["prevalence"] == prevalence]

@@ -1,9 +1,10 @@
-"""How fast `sitewise predict` adjusts stored probabilities, reading and writing Parquet included.
+"""Speed of `sitewise predict` for stored probabilities, including reading and writing of Parquet files.
 
     python benchmarks/predict.py [--rows 4000000]
 
-The table has two columns of probabilities, a number and a category as confounders, and a name for each row. Rows per
-second on the clock, and per second of processor time (which other programs on the machine do not change).
+The table has two columns of probabilities, a continuous and a categorical confounder, and an id for each row. The
+output is the number of rows per second of wall time, and per second of processor time (which depends less on other
+programs on the machine).
 """
 
 import argparse

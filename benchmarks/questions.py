@@ -1,17 +1,18 @@
-"""Do the intervals of expected metrics hold, overall and in subgroups; do prediction sets cover; is z found?
+"""Coverage of the intervals of expected metrics, overall and in subgroups; coverage of prediction sets; search for z.
 
     python benchmarks/questions.py run --out benchmarks/questions.jsonl --jobs 16
     python benchmarks/questions.py table benchmarks/questions.jsonl.gz
 
-sites: simulated sites that share P(x|y,z) and differ in P(y), in P(z) and in how P(y|z) depends on z. f is a logistic
-regression learned at three sites of 400 rows (it sees z in every other world), adapting is rehearsed there, and five
-sites to come are judged by labels that nobody used. "own" are the adapted model's predictions, "foreign" those of a
-logistic regression trained at the first site, with a threshold of 0.3. Every world has other shapes.
-subgroups: one more site of the same world, of 4,000 rows, in groups of 100 to 2,000 rows by bands of a confounder, of
-an input of f, of the adapted score, and by a column that has nothing to do with anything.
-confounders: three sites of 2,000 rows and 20 columns, of which none, one or two have another effect at each site.
-shift: a fourth site of the same kind without labels, at which the effect of one of ten confounders is another one.
-speed: seconds of what people wait for, in one thread.
+sites: worlds of simulated sites that share P(x|y,z) and differ in P(y), in P(z) and in the dependence of P(y|z) on z.
+The model is a logistic regression, trained and rehearsed at three sites of 400 rows (in every other world z is one of
+its inputs). Its expected metrics at five new sites are compared with labels that were not used before. "own" are the
+predictions of the adapted model; "foreign" are those of a logistic regression trained at the first site, with a
+threshold of 0.3. Distributions differ between worlds.
+subgroups: one more site of the same world with 4,000 rows, in groups of 100 to 2,000 rows: ranges of a confounder, of
+an input, of the adapted model's score, and of a column that is independent of everything else.
+confounders: three sites of 2,000 rows and 20 columns; the effect of none, one or two columns differs between sites.
+shift: three training sites, and a new site without labels at which the effect of one of ten confounders is different.
+speed: seconds of two tasks of users, in one thread.
 """
 
 import os
@@ -40,7 +41,7 @@ from sitewise.performance import clinical
 from sitewise.performance.conformal import score_thresholds
 from sitewise.performance.metrics import Predictions
 
-COUNTS = {"sites": 200, "confounders": 300, "shift": 200, "speed": 1}  # worlds of several sites, tables, tables, one
+COUNTS = {"sites": 200, "confounders": 300, "shift": 200, "speed": 1}  # numbers of worlds, tables, tables, repetitions
 SITES, SOURCES, SOURCE_ROWS = 5, 3, 400
 FOREIGN_THRESHOLD, SPECIFICITY = 0.3, 0.9
 COVERAGES = (0.8, 0.9)
@@ -49,7 +50,7 @@ GROUP_METRICS = ("accuracy", "positive_f1", "recall", "specificity", "brier", "n
 
 
 class World:
-    """A model learned at some sites, another one learned at the first, and further sites."""
+    """A model trained at three sites, a foreign model trained at the first of them, and a source of further sites."""
 
     def __init__(self, seed):
         self.seed, self.rng = seed, np.random.default_rng([5, seed])
@@ -70,7 +71,7 @@ class World:
         return self.family.site(n, prevalence=[1 - share, share], seed=1000 * self.seed + number, **moved)
 
     def inputs(self, site):
-        """What the classifiers read of a site's rows."""
+        """Return the inputs of the classifiers for the rows of a site."""
         if not self.sees_z:
             return site.X
         age, level = (site.Z["age0"].to_numpy(float) - 55) / 20, site.Z["group0"] == "level 1"
@@ -81,7 +82,7 @@ class World:
 
 
 def observed(y, probability, threshold):
-    """Every metric as the labels show it."""
+    """Return every metric, computed with labels."""
     weight, event = np.ones(len(y)), (y == 1).astype(float)[None]
     metric_values = Predictions.of(probability, threshold).metrics(np.eye(2)[y].T[None], weight)
     values = {name: float(value[0]) for name, value in metric_values.items()}
@@ -100,7 +101,7 @@ def observed(y, probability, threshold):
 
 
 def beside(expected, seen):
-    """[estimate, low, high, observed] of every metric that is defined on both sides."""
+    """Return [estimate, low, high, observed] of every metric for which both estimate and observed value are defined."""
     return {
         name: [round(float(v), 5) for v in (*value, seen[name])]
         for name, value in expected.items()
@@ -109,7 +110,7 @@ def beside(expected, seen):
 
 
 def judged(world, site):
-    """Expected and observed metrics of both models, and what the sets hold."""
+    """Return expected and observed metrics of both models at a site, and coverage and size of prediction sets."""
     here, inputs = world.adapted(site), world.inputs(site)
     own, other = here.predict_proba(inputs, site.Z), world.foreign.predict_proba(inputs)
     record = {"n": len(site.y), "sees_z": world.sees_z, "slope": here.estimate.slope}
@@ -140,7 +141,7 @@ def judged(world, site):
 
 
 def in_groups(world, site):
-    """Expected and observed metrics of the adapted model in groups of rows."""
+    """Return expected and observed metrics of the adapted model in groups of rows."""
     here, inputs = world.adapted(site), world.inputs(site)
     own = here.predict_proba(inputs, site.Z)
     columns = {
@@ -163,7 +164,7 @@ def in_groups(world, site):
 
 
 def banded(values, rng):
-    """Names of five bands of a number that hold 100 to 2,000 rows, in any order."""
+    """Divide numbers into five ranges of 100 to 2,000 rows, in random order of size; return the range of each row."""
     sizes = rng.permutation(GROUP_ROWS)
     place = np.empty(len(values), dtype=np.int64)
     place[np.argsort(values, kind="stable")] = np.repeat(np.arange(len(sizes)), sizes)
@@ -183,7 +184,7 @@ def sites(seed):
 
 
 def draw_columns(rng, n):
-    """Columns that hang together, some of them of two values."""
+    """Draw 20 columns, of which the first five are correlated and five others are binary."""
     X = rng.normal(size=(n, 20))
     X[:, 10:15] = X[:, 10:15] > 0
     X[:, 1:5] = 0.6 * X[:, :1] + 0.8 * X[:, 1:5]
@@ -191,7 +192,10 @@ def draw_columns(rng, n):
 
 
 def confounders(seed):
-    """Labeled sites with 20 columns, some of which have another effect at each site (a log-odd between sites)."""
+    """Yield the record of `suggest_confounders` on three labeled sites with 20 columns.
+
+    The effects of some columns differ between the sites, by 1 in log-odds between two of them.
+    """
     rng, n_true = np.random.default_rng([6, seed]), seed % 3
     X, site = draw_columns(rng, 6000), np.repeat(np.arange(3), 2000)
     true = rng.choice([0, 1, 5, 10, 12], n_true, replace=False)
@@ -206,7 +210,10 @@ def confounders(seed):
 
 
 def shift(seed):
-    """A site without labels, at which one of ten confounders has another effect than at the training sites."""
+    """Yield the record of `shift_by_column` at a site without labels.
+
+    The effect of one of ten confounders at this site differs from that at the training sites.
+    """
     rng = np.random.default_rng([7, seed])
     names, effect = [f"c{j}" for j in range(10)], rng.normal(0, 0.4, 10)
     true = int(rng.integers(10))
@@ -230,7 +237,11 @@ def shift(seed):
 
 
 def speed(seed):
-    """Seconds: everything expected of 100,000 rows with five subgroups; z among 40 columns of 20,000 rows."""
+    """Yield the seconds of two tasks.
+
+    These are all expected metrics of 100,000 rows with five subgroups, and the search for z among 40 columns of 20,000
+    rows.
+    """
     rng = np.random.default_rng(seed)
     family = SimulatedFamily(levels=(2,))
     source = [family.site(1000, prevalence=[1 - p, p], seed=k) for k, p in enumerate((0.2, 0.3, 0.4))]
@@ -267,7 +278,7 @@ def do(part, seed):
 
 
 def run(options):
-    """Do what has no record yet."""
+    """Compute the cases that have no record yet."""
     made = provenance(__file__)
     done = done_ids(options.out, made["fingerprint"])
     cases = [
@@ -287,7 +298,7 @@ def run(options):
 
 
 def held_table(lines):
-    """How often the intervals of each metric hold, in Markdown, from lines of metric -> [estimate, low, high, seen]."""
+    """Return a Markdown table of bias and coverage, from dicts of metric -> [estimate, low, high, observed]."""
     text = ["| metric | number | bias | 95% interval holds | its mean width |", "|---|---|---|---|---|"]
     for name in dict.fromkeys(name for line in lines for name in line):
         estimate, low, high, seen = np.array([line[name] for line in lines if name in line]).T
@@ -334,7 +345,7 @@ def subgroup_tables(records):
 
 
 def table(options):
-    """The tables in Markdown."""
+    """Print the tables in Markdown."""
     records = read_records(Path(str(options.file).removesuffix(".gz")))
     by_part = {part: [r for r in records if r["part"] == part] for part in (*COUNTS, "subgroups")}
     text = []

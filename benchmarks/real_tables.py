@@ -1,11 +1,12 @@
-"""Real tables, each site in turn the new one: any classifier unadjusted, adjusted, and with the true prevalence.
+"""Real tables with each site in turn as the new site: classifiers unadjusted, adjusted, and with true prevalences.
 
     python benchmarks/real_tables.py run --data-dir DIR
     python benchmarks/real_tables.py table benchmarks/real_tables.jsonl
     python benchmarks/real_tables.py figure benchmarks/real_tables.jsonl
 
-Heart disease has four hospitals, GUSTO-I has 16 regions. All other sites train: for GUSTO at most `--at-most` patients
-of each region, so that a run ends in minutes; all patients of the new site are adapted to, and scored.
+Heart disease has four hospitals, and GUSTO-I has 16 regions. All other sites are used for training; for GUSTO at most
+`--at-most` patients of each region, so that a run takes minutes. Models are adapted on all patients of the new site,
+and scored on the same patients.
 """
 
 import argparse
@@ -37,7 +38,7 @@ LOADERS = {"heart": load_heart, "gusto": load_gusto}
 CLASSIFIERS = {
     "logistic regression": lambda seed: LogisticRegression(max_iter=1000),
     "gradient boosting": lambda seed: HistGradientBoostingClassifier(max_depth=3, random_state=seed),
-    "MLP": None,  # our own network
+    "MLP": None,  # the network of `GPAClassifier`
 }
 ARMS = {
     "unadjusted": "unadjusted",
@@ -52,7 +53,7 @@ RESAMPLES = 200
 
 
 def preparation(data, columns):
-    """Missing values, categories and scales of these columns, the scikit-learn way."""
+    """Return a scikit-learn transformer of these columns, for missing values, categories and scales."""
     levels = [name for name in columns if name in data.categorical or data.table[name].dtype.kind not in "if"]
     amounts = [name for name in columns if name not in levels]
     return make_column_transformer(
@@ -63,7 +64,7 @@ def preparation(data, columns):
 
 
 def around_classifier(data, source, new, classifier, seed):
-    """Two adjusters of one classifier, without z and with it, and what they read at the new site."""
+    """Return two adjusters of a classifier, without and with z, their inputs at the new site, and its predictions."""
     pipeline = make_pipeline(preparation(data, [*data.features, *data.confounders]), classifier)
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
     known = cross_val_predict(pipeline, source, source["y"], cv=folds, method="predict_proba")
@@ -75,7 +76,7 @@ def around_classifier(data, source, new, classifier, seed):
 
 
 def networks(data, source, new, seed):
-    """Our MLP on x and z without sites (ERM), and GPA's f and g."""
+    """Return an MLP of x and z without sites (ERM), GPA, their inputs at the new site, and predictions of the MLP."""
     wide, narrow = (preparation(data, columns) for columns in ([*data.features, *data.confounders], data.features))
     X, X_new = wide.fit_transform(source).astype(np.float32), wide.transform(new).astype(np.float32)
     x, x_new = narrow.fit_transform(source).astype(np.float32), narrow.transform(new).astype(np.float32)
@@ -87,7 +88,7 @@ def networks(data, source, new, seed):
 
 
 def at_site(data, site, name, seed, at_most):
-    """Everything about one new site with one classifier, as a record without its id."""
+    """Return the record of one new site and one classifier, without its id."""
     start = time.perf_counter()
     source, new = data.split(site)
     if at_most is not None:
@@ -137,7 +138,7 @@ def at_site(data, site, name, seed, at_most):
 
 
 def told_the_labels(gpa, log_ratio, Z, y, seed):
-    """GPA's f with g(z) fitted to the new site's labels, each row by a g that did not see it."""
+    """Predict with GPA's f and a g(z) fitted to labels of the new site, cross-fitted over `FOLDS` folds."""
     probability = np.empty_like(log_ratio)
     for fitted, held in StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(Z, y):
         labeled = gpa.adapt_log_ratio(log_ratio[fitted], Z.iloc[fitted], y=y[fitted])
@@ -146,7 +147,7 @@ def told_the_labels(gpa, log_ratio, Z, y, seed):
 
 
 def scores(y, probability, unadjusted, seed):
-    """Every metric with its interval, and by how much the NLL of a row falls below the unadjusted one's."""
+    """Return every metric with its interval, and the mean gain in NLL over the unadjusted with its standard error."""
     metrics = evaluate(y, probability, n_resamples=RESAMPLES, random_state=seed)
     own, other = (-np.log(np.clip(p[np.arange(len(y)), y], 1e-15, 1)) for p in (probability, unadjusted))
     gain = other - own
@@ -157,12 +158,12 @@ def scores(y, probability, unadjusted, seed):
 
 
 def prevalence_of(marginal, interval):
-    """P(y=1) with its interval."""
+    """Return P(y=1) with the ends of its interval."""
     return {"prevalence": [float(np.asarray(part)[1]) for part in (marginal, *interval)]}
 
 
 def run(out, data_dir, names, seeds, at_most, sites, classifiers):
-    """Every site of these collections with every classifier, one line each; what is in the file is left out."""
+    """Compute the records of all sites of the collections and all classifiers that are not in the file yet."""
     made = provenance(__file__)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -178,7 +179,7 @@ def run(out, data_dir, names, seeds, at_most, sites, classifiers):
 
 
 def frame(records):
-    """A row for each record and arm: means over seeds are the reader's business."""
+    """Return a table with a row for each record and arm; seeds are not averaged."""
     rows = []
     for record in records:
         for arm, entry in record["arms"].items():
@@ -196,7 +197,7 @@ def frame(records):
 
 
 def means_table(table, data):
-    """Means over sites (and seeds) of every metric, for each classifier and arm, in Markdown."""
+    """Return a Markdown table of the means of every metric over sites and seeds, for each classifier and arm."""
     lines = ["| classifier | | NLL | Brier | AUROC | calibration error | F1 | error of P(y=1) | interval holds it |"]
     lines.append("|---|---|---|---|---|---|---|---|---|")
     chosen = table[table["data"] == data]
@@ -210,7 +211,7 @@ def means_table(table, data):
 
 
 def short_table(table, data):
-    """Mean NLL over sites: a row for each classifier, a column for each arm."""
+    """Return a Markdown table of the mean NLL, with a row for each classifier and a column for each arm."""
     chosen = table[table["data"] == data]
     lines = [f"| mean NLL | sites | {' | '.join(ARMS.values())} |", "|---" * (len(ARMS) + 2) + "|"]
     for classifier, rows in chosen.groupby("classifier", sort=False):
@@ -221,7 +222,7 @@ def short_table(table, data):
 
 
 def sites_table(table, data, classifier, seed=0):
-    """One classifier at each site: prevalence, NLL and verdict of label-shift EM and GPA beside the unadjusted."""
+    """Return a Markdown table of one classifier with a row for each site: prevalence, estimates, NLL and verdict."""
     arms_shown = ("unadjusted", "label_shift", "gpa", "gpa_prior")
     lines = ["| site | rows | P(y=1) | label-shift EM | GPA | NLL: " + " | ".join(ARMS[arm] for arm in arms_shown)]
     lines[0] += " | verdict on GPA (marked) |"
@@ -242,7 +243,7 @@ def sites_table(table, data, classifier, seed=0):
 
 @in_house_style
 def figure(table, data):
-    """For each site: P(y=1) estimated against true, and the fall of the NLL below the unadjusted."""
+    """Draw estimated and true P(y=1) of each site, and the gain in NLL over the unadjusted classifier."""
     chosen = table[(table["data"] == data) & (table["seed"] == 0)]
     names = list(dict.fromkeys(chosen["classifier"]))
     drawn, axes = plt.subplots(2, len(names), figsize=(3.6 * len(names), 6.4), layout="constrained", sharey="row")

@@ -1,10 +1,10 @@
-"""What the posterior and its rehearsal cost, each beside the same work without it, taken in turns.
+"""The time of the posterior and of its rehearsal, compared with the same work without them, measured in turns.
 
     python benchmarks/rehearsal.py --device cuda --out benchmarks/rehearsal.json
 
 network: a CNN on 64-pixel images of four sites, fitted with and without a rehearsal over sites. table: an unfitted
-gradient boosting in `PrevalenceAdjuster`, likewise. adapt: 100,000 rows with three mixed confounders, by the posterior
-and by maximum likelihood.
+gradient boosting classifier in `PrevalenceAdjuster`, fitted with and without a rehearsal. adapt: adaptation to 100,000
+rows with three confounders, continuous and categorical, by the posterior and by maximum likelihood.
 """
 
 import argparse
@@ -26,7 +26,7 @@ N_SITES = 4
 
 
 def labeled_sites(rng, n):
-    """Site, confounders and labels of n rows at each of four sites."""
+    """Draw site, confounders and labels of n rows at each of four sites."""
     site = np.repeat(np.arange(N_SITES), n)
     Z = pd.DataFrame(
         {
@@ -99,7 +99,7 @@ def adapt(options):
 
 
 def in_turns(works, rounds):
-    """The median seconds of each, after one call that warms up."""
+    """Call the functions in turns, and return the median seconds of each; the first turn is not counted."""
     seconds = {name: [] for name in works}
     for turn in range(rounds + 1):
         for name, work in works.items():

@@ -1,9 +1,9 @@
-"""How time and memory grow, and what Dask costs: `python benchmarks/scale.py PART [SIZES]`.
+"""Growth of time and memory with the size of data, and the time with Dask: `python benchmarks/scale.py PART [SIZES]`.
 
-Each measurement runs in a process of its own, after a first one of the smallest size, which imports and compiles.
-Growth is measured in seconds of processor time in one thread, which other programs on the machine change little, and
-in working memory: how far the peak of the process rises above what it had with the data in memory. Dask is measured by
-the clock. Records are lines of JSON; `benchmarks/scale_page.py` makes docs/scale.md of them.
+Each measurement runs in its own process, after a measurement of the smallest size, which imports and compiles. Growth
+is measured in seconds of processor time in one thread, which depends little on other programs on the machine, and in
+working memory: the peak of the process minus its memory before the call, when the data are already in memory. Dask is
+measured in wall time. Records are lines of JSON; `benchmarks/scale_page.py` writes them into docs/scale.md.
 """
 
 import argparse
@@ -31,7 +31,7 @@ POINTS = (1, 4, 16, 64)
 TASKS = (250, 500, 1_000)
 SITE_ROWS = 1_000
 PARTITION_ROWS = 4_000_000
-GROWTH = {  # part: the sizes, what they are called, and what is held fixed
+GROWTH = {  # part: the sizes, their name, and the fixed settings
     "rows": (ROWS, "rows", "2 classes, constant g"),
     "rows_additive": (ROWS[:3], "rows", "2 classes, three mixed confounders, additive g"),
     "rows_posterior": (ROWS[:2], "rows", "2 classes, three mixed confounders, posterior"),
@@ -40,7 +40,7 @@ GROWTH = {  # part: the sizes, what they are called, and what is held fixed
     "points": (POINTS, "posterior points", "predicting 1,000,000 rows, 2 classes"),
     "sites": (SITES, "sites", "1,000 rows each, three mixed confounders, two processes"),
 }
-ON_CLUSTERS = ("dask", "cluster", "tasks")  # by the clock, on a LocalCluster of two workers
+ON_CLUSTERS = ("dask", "cluster", "tasks")  # parts measured in wall time on a LocalCluster of two workers
 TASK_ROWS = 1_000
 
 
@@ -58,7 +58,7 @@ def scores(n_rows, n_classes, seed):
 
 
 def mixed_z(n_rows, rng):
-    """Draw two numbers and a category, some of them missing."""
+    """Draw z with two continuous variables, of which one has missing values, and a category."""
     frame = pd.DataFrame(
         {
             "age": rng.uniform(20, 80, n_rows),
@@ -71,7 +71,7 @@ def mixed_z(n_rows, rng):
 
 
 def site(n_rows, seed, shift=0.0):
-    """Rows of a site: probabilities of a classifier that saw x only, labels, z."""
+    """Draw the rows of a site: probabilities of a classifier of x alone, labels and z."""
     rng = np.random.default_rng(seed)
     Z = mixed_z(n_rows, rng)
     tilt = (Z["age"].fillna(50.0) - 50.0) / 20.0 + 0.6 * (Z["ward"] == "b") - 1.0 + shift
@@ -82,7 +82,7 @@ def site(n_rows, seed, shift=0.0):
 
 
 def fitted(**settings):
-    """A model of three labeled sites with three mixed confounders."""
+    """Return a model of three labeled sites with three confounders, continuous and categorical."""
     import sitewise as sw
 
     parts = [site(1_500, seed, shift) for seed, shift in enumerate((-0.5, 0.0, 0.5))]
@@ -94,14 +94,17 @@ def fitted(**settings):
 
 
 def memory(name, pid="self"):
-    """VmRSS (now) or VmHWM (the peak) of a process, in GB."""
+    """Return VmRSS (the current memory) or VmHWM (the peak) of a process, in GB."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 2**20
 
 
 def timed(work):
-    """Processor seconds of a call, the least of up to five in five seconds; what it returned; its working memory."""
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak counts from here
+    """Return the processor seconds of a call, what it returned, and its working memory.
+
+    The call is repeated up to five times, or until five seconds have passed; the smallest time counts.
+    """
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # reset the peak
     before, best, begun = memory("VmRSS"), float("inf"), time.process_time()
     for _ in range(5):
         start = time.process_time()
@@ -113,7 +116,7 @@ def timed(work):
 
 
 def measure(part, size):
-    """One point of a curve: seconds and a few facts."""
+    """Measure one size of a part, and return seconds and further values."""
     import sitewise as sw
 
     if part in ("rows", "classes"):
@@ -140,13 +143,13 @@ def measure(part, size):
 
 
 def estimated(work):
-    """Seconds and facts of an estimate."""
+    """Return the seconds of an estimate, its gap, iterations and working memory."""
     seconds, found, facts = timed(work)
     return seconds, {"gap": found.gap, "iterations": found.n_iter, **facts}
 
 
 def measure_points(n_points):
-    """Predict a million rows by so many points of a posterior."""
+    """Measure the prediction of a million rows by a number of points of a posterior."""
     import torch
 
     from sitewise.adaptation.answer import fit_of
@@ -165,7 +168,7 @@ def measure_points(n_points):
 
 
 def adapt_one(model, seed):
-    """Adapt to one site as a nightly run does: the estimate and the mean of its predictions."""
+    """Adapt to one site, as in a nightly run; return processor seconds and the estimate of P(y=1)."""
     import torch
 
     torch.set_num_threads(1)
@@ -176,12 +179,12 @@ def adapt_one(model, seed):
 
 
 def measure_sites(n_sites):
-    """Adapt one model to many sites: processor seconds of each of two processes, and what the clock said."""
+    """Adapt one model to many sites in two processes; return the processor seconds of each and the wall time."""
     from joblib import Parallel, delayed
 
     model = fitted()
     with Parallel(n_jobs=2) as pool:
-        pool(delayed(adapt_one)(model, seed) for seed in range(2))  # the processes start once a night
+        pool(delayed(adapt_one)(model, seed) for seed in range(2))  # start the processes, which is not measured
         start = time.perf_counter()
         results = np.array(pool(delayed(adapt_one)(model, seed) for seed in range(n_sites)))
         wall = time.perf_counter() - start
@@ -189,7 +192,7 @@ def measure_sites(n_sites):
 
 
 def generated(number, rows):
-    """A partition of simulated log f, made where it is needed, in single precision."""
+    """Generate a partition of simulated log f, (rows, 2), in single precision."""
     rng = np.random.default_rng(number)
     y = rng.random(rows, dtype=np.float32) < 0.2
     x = rng.standard_normal(rows, dtype=np.float32)
@@ -198,7 +201,7 @@ def generated(number, rows):
 
 
 def simulated(n_rows, rows=PARTITION_ROWS):
-    """A Dask array of simulated log f whose partitions are generated inside their tasks."""
+    """Return a Dask array of simulated log f, whose partitions are generated inside their tasks."""
     import dask
     import dask.array as da
 
@@ -209,7 +212,7 @@ def simulated(n_rows, rows=PARTITION_ROWS):
 
 
 def peak_of_all():
-    """The peak memory of this process and of all that it started, added up, in GB: pages they share count for each."""
+    """Return the sum of the peak memory of this process and its children in GB; shared pages count several times."""
     import psutil
 
     children = psutil.Process().children(recursive=True)
@@ -218,7 +221,7 @@ def peak_of_all():
 
 @contextmanager
 def local_cluster():
-    """Two workers of one thread each, with the package imported."""
+    """Start a cluster of two workers with one thread each, which have imported the package."""
     from distributed import Client, LocalCluster
 
     with (
@@ -230,7 +233,10 @@ def local_cluster():
 
 
 def on_cluster(rows):
-    """A constant g of rows in partitions: seconds, those until the rows are laid out, passes after that, the peak."""
+    """Estimate a constant g from rows in partitions; return seconds, a dict of further values, and the estimate.
+
+    The dict has the seconds until the rows are laid out, the number of passes after that, and the peak memory.
+    """
     import sitewise as sw
     from sitewise.adaptation import partitioned
 
@@ -255,7 +261,7 @@ def on_cluster(rows):
 
 
 def measure_cluster(n_rows, partition_rows=PARTITION_ROWS):
-    """Simulated rows on a LocalCluster; they are generated again wherever they are not kept."""
+    """Measure the estimate from simulated rows on a LocalCluster; rows that are not kept are generated in each pass."""
     start = time.process_time()
     generated(0, partition_rows)
     generating = time.process_time() - start
@@ -265,7 +271,7 @@ def measure_cluster(n_rows, partition_rows=PARTITION_ROWS):
 
 
 def measure_both(n_rows):
-    """Rows of Parquet files by the chunked path and by Dask on a LocalCluster: seconds of each, their difference."""
+    """Measure the estimate from Parquet files in chunks and with Dask, and the difference of both estimates."""
     import dask.dataframe as dd
 
     import sitewise as sw
@@ -288,17 +294,17 @@ def measure_both(n_rows):
 
 
 def measure_tasks(n_partitions):
-    """The scheduler's share: partitions so small that only their number counts."""
+    """Measure the time of the scheduler, with partitions so small that the time depends on their number only."""
     import torch
 
     seconds, facts = measure_cluster(n_partitions * TASK_ROWS, TASK_ROWS)
     a_pass = (seconds - facts["layout_seconds"]) / facts["passes"]
-    sums = tuple(torch.zeros((1,) * order, dtype=torch.float64) for order in (1, 2, 3))  # what a partition sends
+    sums = tuple(torch.zeros((1,) * order, dtype=torch.float64) for order in (1, 2, 3))  # the result of a partition
     return seconds, {**facts, "seconds_a_pass": a_pass, "record_bytes": len(pickle.dumps(sums))}
 
 
 def one(part, size):
-    """Measure in this process and print the record."""
+    """Measure one size in this process and print the record."""
     works = {"cluster": measure_cluster, "dask": measure_both, "tasks": measure_tasks}
     if part not in (*works, "sites"):
         measure(part, GROWTH[part][0][0])
@@ -308,12 +314,12 @@ def one(part, size):
 
 
 def run(part, sizes, out):
-    """Measure every size in a process of its own and append the records."""
+    """Measure every size in its own process and append the records."""
     sizes = sizes or (TASKS if part == "tasks" else GROWTH[part][0])
     made_by = provenance(__file__)
     for size in sizes:
         command = [sys.executable, __file__, part, str(size), "--here"]
-        threads = "2" if part == "dask" else "1"  # the chunked path has as many as Dask has workers
+        threads = "2" if part == "dask" else "1"  # the chunked path has as many threads as Dask has workers
         calm = {**os.environ, "OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"}
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=calm)
         record = json.loads(done.stdout.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""The tables and the figure of docs/scale.md, from the records of `benchmarks/scale.py`."""
+"""Write the tables and the figure of docs/scale.md from the records of `benchmarks/scale.py`."""
 
 import json
 import re
@@ -10,14 +10,14 @@ from scale import GROWTH
 ROOT = Path(__file__).parents[1]
 RECORDS, PAGE, FIGURE = ROOT / "benchmarks/scale.jsonl", ROOT / "docs/scale.md", ROOT / "docs/images/scale.png"
 BLOCK = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-WORKING = 0.01  # GB above which working memory is more than the noise of one process
+WORKING = 0.01  # GB; smaller values of working memory are noise
 PLAN_ROWS, PLAN_PARTITION_ROWS, PLAN_WORKERS = 10**11, 16_000_000, (100, 400, 1_000)
-BYTES_A_ROW, KEPT_BYTES_A_ROW = 8, 4  # two classes: log f in single precision; what is kept of it
+BYTES_A_ROW, KEPT_BYTES_A_ROW = 8, 4  # for two classes: log f in single precision; the part of it that is kept
 NIGHT_SITES, NIGHT_CORES = 10_000, (2, 16, 64)
 
 
 def read(path=RECORDS):
-    """The records of each part by size, the last of each size."""
+    """Read the records by part and size; of several records of a size, the last one counts."""
     records = {}
     for record in map(json.loads, Path(path).read_text(encoding="utf-8").splitlines()):
         records.setdefault(record["part"], {})[record["size"]] = record
@@ -25,23 +25,23 @@ def read(path=RECORDS):
 
 
 def exponent(sizes, values):
-    """The slope of log values in log sizes, by least squares."""
+    """Return the slope of log values as a function of log sizes, by least squares."""
     return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
 
 
 def upper(values):
-    """The larger half of the sizes, three at least where there are three."""
+    """Return the values of the larger half of the sizes, and at least three values if there are three."""
     return values[-max(len(values) // 2 + 1, min(3, len(values))) :]
 
 
 def markdown(head, rows):
-    """A table."""
+    """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def growth(by_part):
-    """Time and working memory of every part, with their exponents over the larger sizes."""
+    """Return a table of time and working memory of every part, with their exponents over the larger sizes."""
     rows = []
     for part, (_, name, fixed) in GROWTH.items():
         records = list(by_part[part].values())
@@ -64,7 +64,7 @@ def growth(by_part):
 
 
 def nightly(records):
-    """What a run over many sites takes, from the largest number that was measured."""
+    """Return a table of the time of a run over many sites, computed from the largest measured number of sites."""
     record = list(records["sites"].values())[-1]
     processor = 2 * record["seconds"] / record["size"]
     rows = [
@@ -79,7 +79,7 @@ def nightly(records):
 
 
 def partitions(records):
-    """The measurements on a LocalCluster."""
+    """Return a table of the measurements on a LocalCluster."""
     rows = []
     for part, name in (("dask", "Parquet files"), ("cluster", "generated in the tasks")):
         for r in records.get(part, {}).values():
@@ -91,7 +91,11 @@ def partitions(records):
 
 
 def rates(records):
-    """Measured rates: rows a second and worker read and laid out, and added up; the scheduler's seconds a partition."""
+    """Return the measured rates for the plan.
+
+    These are rows per second and worker that are read and laid out, rows per second and worker in a pass, the
+    scheduler's seconds per partition, the number of passes, and the bytes of a partition's result.
+    """
     record = list(records["dask"].values())[-1]
     read_rate = record["size"] / record["layout_seconds"] / 2
     pass_rate = record["size"] * record["passes"] / (record["seconds"] - record["layout_seconds"]) / 2
@@ -101,7 +105,7 @@ def rates(records):
 
 
 def plan(records):
-    """Arithmetic for very many rows from the measured rates."""
+    """Return tables with the time for very many rows, computed from the measured rates."""
     read_rate, pass_rate, task, passes, record_bytes = rates(records)
     n_partitions = PLAN_ROWS // PLAN_PARTITION_ROWS
     facts = [
@@ -138,12 +142,12 @@ BLOCKS = {"growth": growth, "nightly": nightly, "partitions": partitions, "plan"
 
 
 def rewrite(page, records):
-    """The page with the tables that the records give."""
+    """Return the text of the page with its tables generated from the records."""
     return BLOCK.sub(lambda block: f"{block[1]}\n{BLOCKS[block[2]](records)}\n\n{block[3]}", page)
 
 
 def figure(records, out):
-    """Draw seconds against every size, with the line of the fitted exponent."""
+    """Draw the seconds of every part against the size, with the line of the fitted exponent."""
     import matplotlib
 
     matplotlib.use("Agg")

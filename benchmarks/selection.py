@@ -1,4 +1,4 @@
-"""How well left-out likelihood chooses g: the first table of docs/results/choices.md."""
+"""Choice of the model of g by left-out likelihood: the first table of docs/results/choices.md."""
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ N_SITES = 30
 
 
 def candidates(site):
-    """The constant and every additive fit of one site, with their mean KL from the truth."""
+    """Return the constant and all additive fits of one site, and the mean KL of each from the true g."""
     nothing = {name: None for name in ("schema", "categorical", "y", "sample_weight", "groups")}
     matrix = torch.tensor(site.log_ratio)
     evidence, _ = read_evidence(matrix, site.Z, Problems("benchmark"), **nothing)
@@ -31,7 +31,11 @@ def divergence(log_truth, log_estimate):
 
 
 def chosen(fits, price, margin, price_of_strength):
-    """Decide at one price whether g depends on z, and at another how strongly it is shrunk."""
+    """Return the number of the chosen fit.
+
+    A price is the factor of the optimism that is subtracted from the log-likelihood. `price` and `margin` decide
+    whether g depends on z; `price_of_strength` decides how strongly it is shrunk.
+    """
     strict, cheap = (
         np.array([fit.log_likelihood - p * fit.optimism for fit in fits]) for p in (price, price_of_strength)
     )

@@ -1,13 +1,14 @@
-"""What a served site costs: requests a second beside a pyfunc that does nothing, and 100,000 rows in one request.
+"""Speed of a served site: requests per second compared with a pyfunc that does nothing, and 100,000 rows in a request.
 
     python benchmarks/serving.py [--blocks 20] [--requests 50] --out benchmarks/serving.json
 
 Three servers are started on loopback: `mlflow models serve` of a site, `sitewise serve` of the same site, and
-`mlflow models serve` of a pyfunc with the same signature that answers one half for every row. One client with a kept
-connection asks them in turns, in short blocks: the ratio of two neighbouring blocks holds on a busy machine too, which
-the rates do not. The site is a network with six features; z is two numbers and two categories. The large request is
-sent as JSON (`dataframe_split`), as Parquet, and as CSV where the server takes it. Its parts are timed in this process,
-by processor time. `--table` prints the table of docs/performance.md from a record.
+`mlflow models serve` of a pyfunc with the same signature that answers one half for every row. One client with
+persistent connections sends requests to them in turns, in short blocks. On a busy machine, the ratio of two
+neighbouring blocks is more reliable than the rates. The site is a network with six features; z has two continuous and
+two categorical variables. The large request is sent as JSON (`dataframe_split`), as Parquet, and to `sitewise serve`
+also as CSV. The steps of the large request are timed in this process, by processor time. `--table` prints the table of
+docs/performance.md from a record.
 """
 
 import argparse
@@ -52,7 +53,7 @@ mlflow.models.set_model(NoOp())
 
 
 def make_site():
-    """A site of a model that reads tables, and rows for it."""
+    """Return an adapted site of a model that reads tables, and a table of rows for it."""
     family = sw.SimulatedFamily(n_continuous=2, levels=(2, 3), seed=0)
     sites = [family.site(500, seed=seed) for seed in range(3)]
     X = pd.DataFrame(np.concatenate([site.X for site in sites])).add_prefix("x")
@@ -71,7 +72,7 @@ def make_site():
 
 @contextmanager
 def served(command):
-    """The port of a server that a command starts; the port is its last word."""
+    """Start a server within the block and provide its port, which is appended to the command."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -115,11 +116,11 @@ def as_json(frame):
 
 
 def rates(connections, body, blocks, requests):
-    """Requests a second of every server, block by block in turns."""
+    """Return the requests per second of every server in every block; the servers are called in turns."""
     by_server = {name: [] for name in connections}
-    for block in range(blocks + 1):  # the first warms up
+    for block in range(blocks + 1):  # the first block is a warm-up
         for name, connection in connections.items():
-            connection.close()  # a server may have closed it meanwhile
+            connection.close()  # the server may have closed it in the meantime
             ask(connection, body)
             start = time.perf_counter()
             for _ in range(requests):
@@ -130,7 +131,7 @@ def rates(connections, body, blocks, requests):
 
 
 def large_requests(connections, frame, repeats):
-    """Seconds that one large request takes, by server and kind of body, in turns."""
+    """Return the seconds of large requests by server and kind of body, measured in turns, and the JSON body."""
     large = pd.concat([frame] * (LARGE // len(frame)), ignore_index=True)
     packed = io.BytesIO()
     large.to_parquet(packed)
@@ -150,7 +151,7 @@ def large_requests(connections, frame, repeats):
 
 
 def parts_of_a_large_request(path, body):
-    """Processor time of the steps of `mlflow models serve` for the large JSON request, in seconds."""
+    """Return the processor seconds of the steps of `mlflow models serve` for the large JSON request."""
     import mlflow
     from mlflow.models.utils import _enforce_schema
     from mlflow.pyfunc import scoring_server
@@ -229,7 +230,7 @@ def main():
 
 
 def table(record):
-    """The requests a second and the seconds of a large request of every server, as Markdown."""
+    """Return a Markdown table of the requests per second and the seconds of a large request of every server."""
     kinds = ("json", "parquet", "csv")
     head = ["server", "requests a second", "of the no-op's", *(f"100,000 rows as {kind.upper()}, s" for kind in kinds)]
     rows = []
@@ -242,7 +243,7 @@ def table(record):
 
 
 def save_no_op(folder, here):
-    """A pyfunc with the site's signature that answers one half for every row."""
+    """Save a pyfunc with the site's signature that answers one half for every row."""
     import mlflow
 
     from sitewise.integrations.frames import FrameModel

@@ -1,9 +1,10 @@
-"""Speed against peers: both sides in one process, one after the other, again and again; ratios with their spread.
+"""Speed compared with other implementations (peers): ratios of times with their range.
 
     python benchmarks/speed.py --out benchmarks/results.json [--quick]
 
-Peers: QuaPy's EMQ at its defaults, abstention's EM on calibrated probabilities, and the paper's network EM as the paper
-describes it. Where a peer stops early, the table has its distance from the optimum.
+Peer and sitewise run in the same process in turns, several times. The peers are QuaPy's EMQ with its defaults, the EM
+of the package abstention on calibrated probabilities, and the paper's EM with a network, as the paper describes it. If
+a peer stops early, the table has its distance from the optimum.
 """
 
 import argparse
@@ -30,7 +31,7 @@ CONSOLE = Console(stderr=True)
 
 
 def scores(n_rows, n_classes, seed=0):
-    """A classifier's probabilities at a shifted site, and the prior it was trained with."""
+    """Draw a classifier's probabilities at a shifted site, and return them with the training prior."""
     rng = np.random.default_rng(seed)
     target = rng.dirichlet(np.full(n_classes, 2.0))
     y = rng.choice(n_classes, n_rows, p=target)
@@ -48,7 +49,7 @@ def timed(function):
 
 
 def interleaved(theirs, ours, repeats):
-    """Median ratio theirs / ours with its range over interleaved pairs, after a warm-up; and both last answers."""
+    """Run both functions in turns, and return the median ratio theirs / ours with its range, and both last results."""
     theirs(), ours()
     pairs = [(timed(theirs), timed(ours)) for _ in range(repeats)]
     ratios = [peer[0] / own[0] for peer, own in pairs]
@@ -90,7 +91,7 @@ def constants(repeats):
 
 
 def rare(repeats):
-    """Where the class is rare: how far from the certified optimum a step-size rule stops."""
+    """Compare with a peer for a rare class: it stops when its steps are small, far from the optimum."""
     rng = np.random.default_rng(0)
     y = rng.random(100_000) < 0.01
     log_ratio = np.c_[np.zeros(len(y)), 2 * rng.normal(2.0 * y) - 2]
@@ -158,7 +159,7 @@ def bootstrap(repeats):
 
 
 def scaling(sizes=(10**4, 10**5, 10**6, 10**7)):
-    """The exponent of time against N, by least squares on logs of the best of several runs."""
+    """Measure the exponent of the growth of time with N, by least squares of logs; of five runs, the fastest counts."""
     seconds = []
     for n_rows in sizes:
         rng = np.random.default_rng(0)
@@ -192,7 +193,7 @@ print(seconds, estimate.gap, int(status["VmHWM"].split()[0]) / 1024**2)
 
 
 def from_disk(n_rows):
-    """A constant g from a file, in a process of its own: its peak memory, and its pace against reading the file."""
+    """Estimate a constant g from a file in its own process: peak memory, and time compared with reading the file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "log_ratio.npy"
         array = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(n_rows, 2))
@@ -235,7 +236,7 @@ def read_through(path):
 
 
 def gpu_rows(path):
-    """The record of benchmarks/gpu.py, made on a machine that has a GPU."""
+    """Return the record of benchmarks/gpu.py, which was made on a machine with a GPU, as a row of the table."""
     if not path.exists():
         return
     record = json.loads(path.read_text(encoding="utf-8"))

@@ -1,11 +1,11 @@
-"""The figures of docs/architecture.md: how much code there is, and how many files one call goes through.
+"""The numbers of docs/architecture.md: the amount of code, and the number of files that take part in a call.
 
     python benchmarks/structure.py
 
-Code lines are lines with code on them: no blank lines, comments or docstrings. Complexity counts branches, loops,
-conditions and comprehensions, as radon does; McCabe's count, which `make check` limits, has no conditions within an
-expression and no comprehensions. Files are those of the package whose functions run in one call, on 600 training rows
-of two sites with mixed z.
+Code lines are lines without blank lines, comments and docstrings. Complexity counts branches, loops, conditions and
+comprehensions, as in radon. McCabe's complexity, which `make check` limits, does not count conditions within an
+expression and comprehensions. Files of a call are the files of the package whose functions run in the call, on 600
+training rows of two sites with continuous and categorical z.
 """
 
 import ast
@@ -23,13 +23,13 @@ import sitewise as sw
 
 ROOT = Path(sw.__file__).parent
 SUITE = ROOT / "bench"
-IMPORT_HOOK = ROOT / "moved.py"  # runs at every import, also of other packages
+IMPORT_HOOK = ROOT / "moved.py"  # its functions run at every import, also of other packages
 COMPLEX = 10
 SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
 def code_lines(path):
-    """How many lines of a file have code on them."""
+    """Return the number of lines of a file that have code."""
     text = path.read_text(encoding="utf-8")
     lines = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -42,13 +42,13 @@ def code_lines(path):
 
 
 def name_of(path):
-    """The module that a file is."""
+    """Return the full module name of a file."""
     parts = path.relative_to(ROOT.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def imports(path, modules):
-    """The modules of the package that a file imports when it is imported itself, those for types left out."""
+    """Return the modules of the package that a file imports at its top level, without those for type checking."""
     found = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sitewise"):
@@ -59,13 +59,13 @@ def imports(path, modules):
 
 
 def complexities(path):
-    """The complexity of every function of a file: one, and one for each branch, loop, condition and comprehension."""
+    """Return the complexity of every function of a file: 1 + branches + loops + conditions + comprehensions."""
     functions = [n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.FunctionDef)]
     return [1 + sum(map(branches, ast.walk(function))) for function in functions]
 
 
 def branches(node):
-    """What a node of the syntax tree adds to complexity."""
+    """Return the number that a node of the syntax tree adds to the complexity."""
     if isinstance(node, ast.BoolOp):
         return len(node.values) - 1
     if isinstance(node, ast.comprehension):
@@ -74,7 +74,7 @@ def branches(node):
 
 
 def foreign_private(path):
-    """Where a private attribute of a model or of a site is read: by its name, outside of the class."""
+    """Return the lines that read a private attribute of a variable named like a model or a site."""
     names = ("model", "here", "site", "adapted", "trained", "classifier")
     found = (n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.Attribute))
     private = (n for n in found if n.attr.startswith("_") and not n.attr.startswith("__"))
@@ -82,7 +82,7 @@ def foreign_private(path):
 
 
 def family_checks(path):
-    """The lines with an `isinstance` on a family of g, or on a fitted g of one family."""
+    """Return the lines with an `isinstance` of a family of g, or of a fitted g of one family."""
     found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
@@ -92,7 +92,7 @@ def family_checks(path):
 
 
 def files_of(call):
-    """The files of the package whose functions run in a call, and what it returns."""
+    """Return the number of files of the package whose functions run in a call, and the value of the call."""
     files = set()
 
     def note(frame, event, _):
@@ -109,7 +109,7 @@ def files_of(call):
 
 
 def walks():
-    """How many files the calls of a model go through, of a network and of an adjuster of a classifier."""
+    """Return the numbers of files for calls of a network model and of an adjuster of a classifier."""
     family = sw.SimulatedFamily(seed=1)
     north, south, new = (family.site(300, prevalence=[1 - p, p], seed=s) for p, s in ((0.5, 1), (0.3, 2), (0.1, 3)))
     X, y = np.concatenate([north.X, south.X]), np.concatenate([north.y, south.y])
@@ -129,7 +129,7 @@ def walks():
 
 
 def count():
-    """The figures of the tree: of the method alone and with the suite."""
+    """Return the numbers of the source tree, for the method alone and with the suite."""
     paths = sorted(ROOT.rglob("*.py"))
     modules = {name_of(path) for path in paths}
     method = [path for path in paths if SUITE not in path.parents]

@@ -1,7 +1,8 @@
-"""What the paper claims, and what the records say of it: written by `update_results.py`, no verdict by hand.
+"""The claims of the paper, and a verdict on each from the records; `update_results.py` writes them into the pages.
 
-A verdict rests on positive-class F1 and on differences paired by seed. "yes": every 95% interval is on the claimed side
-of zero. "no": one is on the other side. "not decided": the rest.
+A verdict is computed from the differences of positive-class F1 between methods, paired by seed. It is "yes" if every
+95% interval is on the claimed side of zero, "no" if one is on the other side, and otherwise "not decided". For a claim
+of the kind "level", it is "yes" if no interval is on the other side.
 """
 
 from dataclasses import dataclass
@@ -15,11 +16,12 @@ METRIC = "positive_f1"
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper, where it can be seen, and against what.
+    """A claim of the paper, the experiment, site and draws that test it, and the methods to compare with.
 
-    `kind` is "above" (better than every other), "level" (no other is better), "below" (worse than every other) or
-    "falls" (by one to two percent without z: zero is outside the interval, and some of that range inside). `others`
-    None are all competitors: no label at the test site, not GPA.
+    `kind` is "above" (GPA is better than every other method), "level" (no other method is significantly better),
+    "below" (GPA is worse than every other method) or "falls" (without z, F1 falls by one to two percent: the interval
+    of the change excludes zero and overlaps the range from -0.02 to -0.01). If `others` is None, the others are all
+    methods except GPA, CoPA and references (methods that use information which is not available at a new site).
     """
 
     text: str
@@ -59,7 +61,7 @@ CLAIMS = (
 
 @dataclass(frozen=True)
 class Lead:
-    """By how much a method is ahead of another: the mean over seeds and its 95% interval."""
+    """The difference of a method to another method: the mean over seeds and its 95% interval; positive is better."""
 
     other: str
     mean: float
@@ -71,7 +73,7 @@ class Lead:
 
 
 def judge(kind, leads):
-    """The verdict on a claim from the leads of a method over others, in words."""
+    """Return the verdict on a claim as text, from the leads of a method over others."""
     if not leads:
         return NOT_RUN
     ranked = sorted(leads, key=lambda lead: lead.mean)
@@ -96,13 +98,13 @@ def judge(kind, leads):
 
 
 def named(leads):
-    """The first leads, and how many more there are."""
+    """Return the first leads as text, and the number of further leads."""
     shown = "; ".join(map(str, leads[:MOST_NAMED]))
     return shown + (f" and {len(leads) - MOST_NAMED} more" if len(leads) > MOST_NAMED else "")
 
 
 def leads_of(claim, method, draw, rows):
-    """The leads of a method over the others of a claim, from the rows of a summary whose reference it is."""
+    """Return the leads of a method over the others of a claim, from a summary whose reference is this method."""
     here = rows[(rows["site"] == claim.site) & (rows["draw"] == draw) & (rows["metric"] == METRIC)]
     here = here[here["difference_low"].notna()]
     family = here["method"].str.startswith(("GPA", "CoPA"))
@@ -118,9 +120,10 @@ def leads_of(claim, method, draw, rows):
 
 
 def claims_table(summary, experiment=None):
-    """A row for each claim and n (of one experiment), with a verdict on GPA as published and on ours.
+    """Return a Markdown table with a row for each claim and draw, with verdicts on GPA as published and on ours.
 
-    `summary(experiment, reference)` gives the summary of an experiment's records with differences to the reference.
+    If `experiment` is given, the table has the claims about this experiment only. `summary(experiment, reference)`
+    must return the summary of an experiment's records with differences to the reference.
     """
     page = experiment is None
     head = ["claim", "rows of the new site", "GPA as published", "GPA, ours"] + ["where"] * page

@@ -1,13 +1,13 @@
-"""Do all experiments on one machine, the most important first; stop before the time is up, go on when called again.
+"""Run all experiments on one machine, the most important first, within a time limit. A repeated call continues.
 
     python experiments/run_all.py --data-dir DIR --out OUT --minutes 9 --jobs 16
     python experiments/run_all.py --plan
 
-OUT/records.tar.gz is all that it leaves, beside OUT/failures.txt where runs failed. It has
-`experiments/FOLDER/records/NAME.jsonl.gz` of every experiment that is complete, to be unpacked in the root of the
-repository, and `partial/NAME.jsonl.gz` of the others. What is done is looked for in OUT/records.tar.gz, in
-local/records.tar.gz and in the records of the repository: a record counts where its fingerprint is that of the code
-here. Pure-Python packages that the machine lacks may lie unpacked in local/site-packages.
+The script writes OUT/records.tar.gz, and OUT/failures.txt if runs failed. The archive has
+`experiments/FOLDER/records/NAME.jsonl.gz` for every complete experiment, to be unpacked in the root of the repository,
+and `partial/NAME.jsonl.gz` for the others. Finished runs are found in OUT/records.tar.gz, in local/records.tar.gz and
+in the records of the repository; a record counts if its fingerprint is that of the current code. Pure-Python packages
+that are not installed on the machine can be unpacked into local/site-packages.
 """
 
 import argparse
@@ -61,13 +61,13 @@ ORDER = (
 NEEDED = ("numpy", "scipy", "pandas", "pyarrow", "sklearn", "torch", "safetensors", "joblib", "filelock", "yaml")
 NEEDED += ("jinja2", "rich", "PIL")
 ARCHIVE, FAILURES = "records.tar.gz", "failures.txt"
-RESERVE = 8.0  # seconds kept for writing the archive
-SAVE_EVERY = 45.0  # seconds between archives: one that is killed has lost no more
+RESERVE = 8.0  # seconds reserved for writing the archive
+SAVE_EVERY = 45.0  # seconds between two archives; a killed script loses at most the results of this time
 DONE, FAILED, TIME_IS_UP = 0, 1, 3
 
 
 def main():
-    """Check the machine, then do what is not done yet."""
+    """Check the machine, do the missing runs, and return the exit code."""
     options = read_options()
     deadline = time.monotonic() + 60 * options.minutes - RESERVE
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
@@ -100,7 +100,7 @@ def main():
 
 
 def read_options():
-    """The command line, with paths checked."""
+    """Read the command line and check its paths."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiments", type=Path, nargs="*", help="YAML files, in order; all otherwise")
     parser.add_argument("--out", type=Path, default=Path("results"))
@@ -122,22 +122,22 @@ def read_options():
 
 @dataclass
 class Plan:
-    """An experiment, its records so far, and what is under way; `reason` says why it cannot be done here."""
+    """An experiment, its records so far, and the runs in progress; `reason` says why it cannot be run here."""
 
     file: Path
     experiment: object
     digits: str | None
     records: list
     reason: str = ""
-    skipped: dict = field(default_factory=dict)  # label -> packages that it lacks
-    failures: dict = field(default_factory=dict)  # run id -> what happened
+    skipped: dict = field(default_factory=dict)  # label -> missing packages
+    failures: dict = field(default_factory=dict)  # run id -> error
     path: Path | None = None
-    under_way: set = field(default_factory=set)
-    longest: float = 0.0  # seconds of a run
+    under_way: set = field(default_factory=set)  # ids of runs in progress
+    longest: float = 0.0  # seconds of the longest run
 
     @classmethod
     def read(cls, file, options):
-        """Read an experiment and every record of it that can be found."""
+        """Read an experiment and all its records that can be found."""
         from dataclasses import replace
 
         from sitewise.bench.experiments import read_experiment
@@ -157,7 +157,7 @@ class Plan:
         return plan
 
     def lacking(self):
-        """The labels whose methods need packages that are not here."""
+        """Yield the labels whose methods need packages that are not installed, with these packages."""
         from sitewise.bench.methods import METHODS
 
         for entry in self.experiment.methods:
@@ -167,18 +167,18 @@ class Plan:
 
     @cached_property
     def state(self):
-        """What the records are worth; forgotten when there is a new one."""
+        """The state of the records: current, stale or missing; it is computed again after a new record."""
         from sitewise.bench.experiments.state import record_state
 
         return record_state(self.experiment, self.records, self.digits)
 
     @property
     def is_done(self):
-        """Whether nothing is left that can be done here."""
+        """Whether no run is left that can be done on this machine."""
         return bool(self.reason) or not (self.possible(self.state) or self.under_way)
 
     def possible(self, state):
-        """The runs to start: not done, not under way, not failed, no package lacking."""
+        """Return the runs to start: those that are not done, in progress or failed, and that lack no package."""
         return [
             run
             for run in state.remaining
@@ -188,7 +188,7 @@ class Plan:
         ]
 
     def start(self, work):
-        """Go on from the records that are current, in a file of the work folder."""
+        """Write the current records to a file in the work folder, to which new records are appended."""
         from sitewise.bench.experiments.records import append_record
         from sitewise.bench.experiments.runner import records_path
 
@@ -198,7 +198,7 @@ class Plan:
             self.longest = max(self.longest, record["seconds"])
 
     def end(self, run, outcome):
-        """Note how a run ended."""
+        """Store the outcome of a run."""
         from sitewise.bench.experiments.records import read_records
 
         self.under_way.discard(run.id)
@@ -211,7 +211,10 @@ class Plan:
 
 
 def found_records(file, name, out):
-    """Every record of an experiment in the archives and in the repository; those of this code count last."""
+    """Read the records of an experiment: those of the repository, of the local archive and of the archive in `out`.
+
+    If there are several records of a run, the last one counts.
+    """
     lines = []
     for archive in (LOCAL / ARCHIVE, out / ARCHIVE):
         if archive.is_file():
@@ -225,12 +228,15 @@ def found_records(file, name, out):
 
 
 def read_lines(packed):
-    """The lines of a compressed file."""
+    """Return the lines of a compressed file, given its bytes."""
     return gzip.decompress(packed).decode().splitlines()
 
 
 def do_all(plans, pool, options, deadline):
-    """Start runs in the order of the plans while there is time, at most one for each process; then wait for them."""
+    """Do runs in the order of the plans until all are done or the deadline is reached.
+
+    At most one run for each process is in progress. A run is not started if it may not end before the deadline.
+    """
     from sitewise.bench.experiments.runner import perform_run
     from sitewise.bench.experiments.scoring import run_one
 
@@ -250,7 +256,7 @@ def do_all(plans, pool, options, deadline):
         for future in ended:
             plan, run = running.pop(future)
             plan.end(run, future.result())
-            if not waiting[id(plan)] and not plan.under_way:  # settings of grids can be chosen now
+            if not waiting[id(plan)] and not plan.under_way:  # tuning is finished: the chosen settings can be run
                 waiting[id(plan)] = plan.possible(plan.state)
                 print(
                     f"{60 * options.minutes - RESERVE - deadline + time.monotonic():5.0f} s  {line_of(plan)}",
@@ -263,7 +269,7 @@ def do_all(plans, pool, options, deadline):
 
 @contextlib.contextmanager
 def working(jobs):
-    """Processes with one thread each; whatever they still do at the end of the block is stopped."""
+    """Provide a pool of processes with one thread each; at the end of the block, unfinished runs are stopped."""
     from sitewise.bench.experiments.runner import one_thread_each, start_worker
 
     with one_thread_each():
@@ -278,7 +284,7 @@ def working(jobs):
 
 @contextlib.contextmanager
 def sharing_gpu(device):
-    """NVIDIA's MPS while the block lasts, where there is a GPU: kernels of several processes overlap."""
+    """Run NVIDIA's MPS within the block if there is a GPU, so that kernels of several processes overlap."""
     import torch
 
     command = shutil.which("nvidia-cuda-mps-control")
@@ -303,7 +309,7 @@ def sharing_gpu(device):
 
 
 def save(plans, out):
-    """Write the archive of all records that are current, whole or not at all."""
+    """Write the archive of all current records atomically, and the list of failures."""
     fresh = out / f".{ARCHIVE}"
     with tarfile.open(fresh, "w:gz") as archive:
         for plan in plans:
@@ -323,7 +329,7 @@ def save(plans, out):
 
 
 def report(plans):
-    """Say how far every experiment is, what cannot be done here, and what failed."""
+    """Print the progress of every experiment, and the failures."""
     for plan in plans:
         print(line_of(plan))
     for plan in plans:
@@ -333,7 +339,7 @@ def report(plans):
 
 
 def line_of(plan):
-    """One line about an experiment."""
+    """Return a line about the progress of an experiment."""
     state = plan.state
     if plan.reason:
         return f"{plan.experiment.name:20}  cannot be done here: {plan.reason}"

@@ -1,14 +1,14 @@
-"""Write the tables of the results pages and their figures anew from the records: `make results`.
+"""Rewrite the tables and figures of the results pages from the records: `make results`.
 
-What stands between one of these comments and `<!-- end -->` is written here; NAME is an experiment of one of the
-folders here, or a study of benchmarks/.
+The text between one of these comments and `<!-- end -->` is generated. NAME is an experiment in a subfolder of
+experiments/, or a study in benchmarks/.
 
-- `<!-- table NAME | key=value ... -->`: one metric, as `sitewise bench table`; the keys are metric, site and draw.
+- `<!-- table NAME | key=value ... -->`: one metric, as in `sitewise bench table`; the keys are metric, site and draw.
 - `<!-- scores NAME | site=SITE | draw=DRAW -->`: positive-class F1, macro F1 and NLL side by side.
-- `<!-- claims -->`, `<!-- claims NAME -->`: what the paper claims and what the records say of it (`claims.py`).
+- `<!-- claims -->`, `<!-- claims NAME -->`: the claims of the paper with verdicts from the records (`claims.py`).
 - `<!-- diagnosis NAME -->`: the diagnoses that `images64/diagnose.py` recorded.
-- `<!-- study NAME -->`: what `python benchmarks/NAME.py table benchmarks/NAME.jsonl.gz` prints.
-- `<!-- stale -->`: the files of records that the code of this tree has not made; they are printed too.
+- `<!-- study NAME -->`: the output of `python benchmarks/NAME.py table benchmarks/NAME.jsonl.gz`.
+- `<!-- stale -->`: the files of records that were not made by the current code; they are also printed.
 """
 
 import contextlib
@@ -57,13 +57,13 @@ SITE_HEADER = (
 
 
 def find_experiment(name):
-    """The YAML of an experiment, None where there is no such."""
+    """Return the path of an experiment's YAML; None if there is no such experiment."""
     return next(iter((ROOT / "experiments").glob(f"*/{name}.yaml")), None)
 
 
 @cache
 def read_summary(name, reference=None):
-    """An experiment and the summary of its records, with differences to its own reference or to another method."""
+    """Return an experiment and the summary of its records, with differences to its reference or to another method."""
     path = find_experiment(name)
     experiment = read_experiment(path)
     if reference is not None:
@@ -72,7 +72,7 @@ def read_summary(name, reference=None):
 
 
 def write_table(name, options):
-    """The Markdown of one metric."""
+    """Return the Markdown table of one metric."""
     experiment, frame = read_summary(name)
     if frame["mean"].isna().all():
         return NOT_RUN
@@ -81,7 +81,7 @@ def write_table(name, options):
 
 
 def write_scores(name, options):
-    """The Markdown of three metrics side by side."""
+    """Return the Markdown table of three metrics side by side."""
     experiment, frame = read_summary(name)
     if frame["mean"].isna().all():
         return NOT_RUN
@@ -95,12 +95,12 @@ def _chosen(frame, metric, options):
 
 
 def write_claims(name, options):
-    """The claims of one experiment, or all."""
+    """Return the table of the claims about one experiment, or of all claims."""
     return claims_table(lambda experiment, reference: read_summary(experiment, reference)[1], name)
 
 
 def write_study(name, options):
-    """What a study's `table` prints, as Markdown or as preformatted text."""
+    """Return the output of a study's command `table`, as Markdown or as preformatted text."""
     script = importlib.import_module(name)
     printed = io.StringIO()
     command = [f"{name}.py", "table", str(ROOT / "benchmarks" / f"{name}.jsonl.gz")]
@@ -111,7 +111,7 @@ def write_study(name, options):
 
 
 def write_diagnosis(name, options):
-    """A row for each test site of an experiment: what was estimated and said of it, and what was true."""
+    """Return a table with a row for each test site of an experiment: estimates, verdicts and true values."""
     path = find_experiment(name).parent / "diagnosis" / f"{name}.jsonl.gz"
     with gzip.open(path, "rt", encoding="utf-8") as file:
         lines = [json.loads(line) for line in file]
@@ -145,7 +145,7 @@ def _site_row(lines):
 
 @cache
 def stale_files():
-    """The files of records that other code made, in whole or in part, or that lack runs of their experiment: why."""
+    """Return the files whose records are partly or completely made by other code, or incomplete: {path: reason}."""
     stale = {}
     for path in sorted((ROOT / "experiments").glob("*/records/*.jsonl.gz")):
         experiment = read_experiment(path.parents[1] / f"{path.name.removesuffix('.jsonl.gz')}.yaml")
@@ -166,14 +166,14 @@ def stale_files():
 
 
 def made_by_others(path, known):
-    """{path: why} where a file has lines without one of these fingerprints."""
+    """Return {path: reason} if a file has lines without one of the known fingerprints, otherwise an empty dict."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         others = sum(json.loads(line).get("fingerprint") not in known for line in file)
     return {path: f"{others} lines are of other code"} if others else {}
 
 
 def write_stale(name, options):
-    """The names of stale files as a list."""
+    """Return the names of stale files as a Markdown list."""
     names = [path.relative_to(ROOT).as_posix() for path in stale_files()]
     return "\n".join(f"- `{name}`" for name in names) or "None: the code of this tree made every record."
 
@@ -189,7 +189,7 @@ WRITERS = {
 
 
 def rewrite(page):
-    """The page with all its tables as the records have them."""
+    """Return the text of a page with all tables generated again from the records."""
 
     def renew(block):
         options = dict(part.split("=", 1) for part in block[4].split(" | ")[1:])
@@ -199,7 +199,7 @@ def rewrite(page):
 
 
 def draw_figures(page):
-    """Draw the figures of the page that are experiments'."""
+    """Draw the figures of the page that show experiments."""
     for name in IMAGE.findall(page):
         if find_experiment(name):
             experiment, frame = read_summary(name)

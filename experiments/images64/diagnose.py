@@ -1,7 +1,7 @@
-"""What `diagnose()` says at every test site of an experiment with real sites, beside what then happened.
+"""Record the diagnosis at every test site of an experiment with real sites, with the scores of the predictions.
 
 `python experiments/images64/diagnose.py experiments/images64/isic64.yaml --data-dir DIR --out diagnosis/` trains GPA as
-the experiment does, for each of its seeds, and writes `NAME.jsonl`: a line for each seed and site.
+in the experiment, for each of its seeds, and writes `NAME.jsonl` with a line for each seed and site.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from sitewise.evaluation import evaluate
 
 
 def diagnose_sites(run, data_dir, device):
-    """Train as the run does, then a line for each test site."""
+    """Train GPA as in the run, and yield a dict for each test site."""
     world = world_of(run, data_dir)
     rows = world.training_rows(run)
     choice = next(choice for choice in run.methods if choice.method == "gpa")
@@ -57,7 +57,7 @@ def diagnose_sites(run, data_dir, device):
 
 
 def diagnosis_fingerprint(run):
-    """What a line depends on: the code of this script with all it imports, and the run's settings."""
+    """Return a digest of the code of this script and all it imports, and the id of the run with its settings."""
     return f"{script_fingerprint(__file__)}-{run.id}"
 
 

@@ -1,4 +1,4 @@
-"""The comparison suite: other methods, experiments with their tables and figures, data collections, the demo.
+"""The comparison suite: other methods, experiments with their tables and figures, data collections and the demo.
 
-It uses the method, and the method never imports it: readers who only need GPA can skip it.
+This subpackage imports the rest of sitewise, which never imports it. Readers who only need GPA can skip it.
 """

@@ -1,8 +1,8 @@
 """The demonstration: digits on colored paper at four training sites, and two new sites without labels.
 
-x is a handwritten digit (scikit-learn's, with noise) on green or red paper, y says whether it is 5 or more, and z is
-the colour of the paper. y = 1 is far more frequent on red paper at every training site. At one new site it is rare on
-both, at the other it is more frequent on green paper.
+x is an image of a handwritten digit (of scikit-learn, with noise) on green or red paper; y is 1 if the digit is 5 or
+more; z is the colour of the paper. At every training site, y = 1 is far more frequent on red paper than on green paper.
+At one new site it is rare on both; at the other it is more frequent on green paper.
 """
 
 import json
@@ -30,14 +30,14 @@ Array = np.ndarray[Any, Any]
 CONFOUNDER = "paper"
 LEVELS = ("green", "red")  # z = 0, 1
 METRICS = ("positive_f1", "macro_f1", "nll")
-REHEARSED = ("prevalence", "adapted", "low", "high", "nll_as_trained", "nll_adapted")  # columns of the rehearsal
+REHEARSED = ("prevalence", "adapted", "low", "high", "nll_as_trained", "nll_adapted")  # columns of the rehearsal table
 TRAINING = {"north": (0.08, 0.85), "east": (0.04, 0.6), "south": (0.15, 0.92), "west": (0.03, 0.45)}  # P(y=1|z)
 RARE_SITE, REVERSED_SITE = "rare site", "reversed site"
-NEW = {RARE_SITE: (0.03, 0.07), REVERSED_SITE: (0.5, 0.1)}  # P(y=1|z); both papers are equally frequent everywhere
+NEW = {RARE_SITE: (0.03, 0.07), REVERSED_SITE: (0.5, 0.1)}  # P(y=1|z); both colours are equally frequent everywhere
 REPORTS = {RARE_SITE: "report.html", REVERSED_SITE: "report_reversed.html"}
-TEST_SHARE = 0.42  # of the digits, for the new sites
-TINT = 0.5  # of the paper; the digit is white
-MAGNIFIED = 2  # pixels for each of the 8 × 8, so that turning and shifting by less than one of those is possible
+TEST_SHARE = 0.42  # share of the digits that is reserved for the new sites
+TINT = 0.5  # intensity of the paper's colour; the digit is white
+MAGNIFIED = 2  # times the original 8 × 8 pixels, so that images can be rotated and shifted by less than such a pixel
 
 
 BRISK = Recipe(epochs=80, batch_size=32, learning_rate=3e-3, weight_decay=1.0, min_steps=0, augment="affine")
@@ -45,11 +45,11 @@ BRISK = Recipe(epochs=80, batch_size=32, learning_rate=3e-3, weight_decay=1.0, m
 
 @dataclass(frozen=True)
 class DemoSize:
-    """How much of everything. A site's digits are distinct: n is limited by the 1,797 that there are."""
+    """The size of the demonstration. No digit occurs twice at a site, so the 1,797 digits limit the numbers of rows."""
 
-    n_train: int = 190  # at each training site
-    n_test: int = 380  # at each new site
-    noise: float = 35.0  # standard deviation, of pixels from 0 to 255
+    n_train: int = 190  # rows of each training site
+    n_test: int = 380  # rows of each new site
+    noise: float = 35.0  # standard deviation; pixels have values from 0 to 255
     recipe: Recipe = BRISK
     n_resamples: int = 200
 
@@ -59,9 +59,10 @@ QUICK = DemoSize(recipe=replace(BRISK, epochs=20), n_resamples=100)
 
 @dataclass(frozen=True)
 class DemoData:
-    """The demo's sites, and what the new ones are scored by: all test digits on both papers, weighted to the site.
+    """The demo's sites, and for each new site the rows by which methods are scored there (`scored`).
 
-    The few positives of a rare site would give an F1 that says little; weighted, all test digits count.
+    These are all test digits on both colours, with weights that give the site's P(y, z). The rare site itself has few
+    positive rows, which would give an imprecise F1.
     """
 
     training: dict[str, Site]
@@ -71,16 +72,16 @@ class DemoData:
 
 @dataclass(frozen=True)
 class Demonstration:
-    """Everything that was found, ready for JSON, and GPA adapted to each new site, for its report."""
+    """The results, ready for JSON (`record`), and GPA adapted to each new site, which can write a report."""
 
     record: dict[str, Any]
     adapted: dict[str, AdaptedClassifier]
 
 
 def draw_data(size: DemoSize, seed: int) -> DemoData:
-    """Deal the digits to the sites: none is at two training sites, or at a training site and a new one.
+    """Draw the sites. No digit is at two training sites, or at a training site and a new site.
 
-    The new sites share digits with each other, on paper of their own. `groups` numbers a site's digits.
+    The two new sites may have the same digits, with different colours. `groups` are the numbers of the digits.
     """
     rng = np.random.default_rng(seed)
     pixels, digit = load_digits(return_X_y=True)
@@ -106,7 +107,7 @@ def draw_data(size: DemoSize, seed: int) -> DemoData:
     new = {name: deal(name, given_z, size.n_test, is_test) for name, given_z in NEW.items()}
     rows, z = np.tile(np.flatnonzero(is_test), 2), np.repeat([0, 1], is_test.sum())
     X, y, Z = on_paper(images[rows], z), (digit[rows] >= 5).astype(np.int64), as_frame(z)
-    one_in = np.bincount(y)[y] / 2  # digits of a label; y counts both papers
+    one_in = np.bincount(y)[y] / 2  # number of test digits with the row's label; each occurs twice in y
     scored = {
         name: Site(name, X, y, Z, groups=rows, sample_weight=len(y) * joint_of(given_z)[y, z] / one_in)
         for name, given_z in NEW.items()
@@ -115,18 +116,18 @@ def draw_data(size: DemoSize, seed: int) -> DemoData:
 
 
 def as_frame(z: Array) -> pd.DataFrame:
-    """Z as the models read it."""
+    """Return z as a table with one column, as the models expect it."""
     return pd.DataFrame({CONFOUNDER: np.array(LEVELS, dtype=object)[z]})
 
 
 def joint_of(given_z: tuple[float, float]) -> Array:
-    """P(y, z), (2, 2) with a row for each y, where both papers are equally frequent."""
+    """Return P(y, z) for P(y=1|z) and equally frequent colours, (2, 2), with a row for each y."""
     sick = np.array(given_z) / 2
     return np.stack([0.5 - sick, sick])
 
 
 def on_paper(images: Array, z: Array) -> Array:
-    """White digits (n, H, W), values in [0, 1], on green (z=0) or red (z=1) paper: uint8 (n, 3, H, W)."""
+    """Return white digits (n, H, W) with values in [0, 1] on green (z=0) or red (z=1) paper, uint8 (n, 3, H, W)."""
     paper = np.array([[0, TINT, 0], [TINT, 0, 0]])[z][:, :, None, None]
     return np.asarray(np.rint(255 * (images[:, None] + (1 - images[:, None]) * paper)), dtype=np.uint8)
 
@@ -138,10 +139,10 @@ def run_demo(
     n_jobs: int | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Demonstration:
-    """Train ERM, ERM^Z and GPA, and adapt to both new sites.
+    """Train ERM, ERM^Z and GPA, adapt to both new sites and return all results.
 
-    The three train side by side, a core each (`n_jobs`; one after the other where there is a GPU): small networks gain
-    more from that than from sharing all cores.
+    By default, the three models are trained at the same time with one core each, or one after the other with a GPU;
+    `n_jobs` is the number of processes. For small networks, this is faster than using all cores for each.
     """
     size = size or DemoSize()
     data = draw_data(size, seed)
@@ -169,7 +170,7 @@ def run_demo(
 
 
 def train_models(data: DemoData, settings: dict[str, Any], n_jobs: int | None) -> dict[str, GPAClassifier]:
-    """Train every model of the demo."""
+    """Train GPA, ERM and ERM^Z."""
     if n_jobs is None:
         n_jobs = 1 if torch.cuda.is_available() else min(3, cpu_count())
     rows = join_sites(data.training)
@@ -183,7 +184,7 @@ def train_models(data: DemoData, settings: dict[str, Any], n_jobs: int | None) -
 
 
 def join_sites(sites: dict[str, Site]) -> Site:
-    """All rows as one site, which names the site of each in the column `groups`."""
+    """Join the rows of all sites to one `Site`, whose `groups` are the names of the rows' sites."""
     parts = list(sites.values())
     return Site(
         "all",
@@ -195,12 +196,12 @@ def join_sites(sites: dict[str, Site]) -> Site:
 
 
 def train_gpa(rows: Site, settings: dict[str, Any]) -> GPAClassifier:
-    """GPA with its defaults: a g for each site, knockout, calibration on held-out rows, a rehearsal at each site."""
+    """Train GPA with its defaults: a g for each site, knockout, calibration on held-out rows, rehearsal by site."""
     return GPAClassifier(**settings).fit(rows.X, rows.y, sample_domain=rows.groups, sample_confounder=rows.Z)
 
 
 def train_erm(rows: Site, settings: dict[str, Any]) -> GPAClassifier:
-    """Empirical risk minimization: one site, a constant g (which the network could absorb), no knockout; calibrated."""
+    """Train ERM, calibrated: GPA with all rows as one site, a constant g (the network absorbs it) and no knockout."""
     model = GPAClassifier(prevalence="constant", knockout=0.0, rehearsal=None, **settings)
     return model.fit(rows.X, rows.y, sample_domain=["all"] * len(rows), sample_confounder=rows.Z)
 
@@ -213,7 +214,7 @@ def describe_site(
     n_resamples: int,
     seed: int,
 ) -> dict[str, Any]:
-    """Adapt every method to a new site's rows, then score it with labels that none of them saw."""
+    """Adapt every method to the rows of a new site, and score it with labels that no method saw."""
     gpa, erm, erm_z = (models[name] for name in ("GPA", "ERM", "ERM^Z"))
     X, Z = scored.X, scored.Z
     log_ratio = gpa.log_ratio(X, Z)
@@ -264,7 +265,7 @@ def describe_site(
 
 
 def write_demo(demonstration: Demonstration, out: Path) -> list[Path]:
-    """Write `demo.json`, the figures drawn from it, and a report of each new site into a folder."""
+    """Write `demo.json`, the figures and a report of each new site into a folder; return their paths."""
     out.mkdir(parents=True, exist_ok=True)
     path = out / "demo.json"
     path.write_text(json.dumps(demonstration.record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -279,7 +280,7 @@ def _given_z(site: Site) -> list[float]:
 def _score(
     scored: Site, probability: Array, estimate: tuple[Array, Array, Array] | None, n_resamples: int, seed: int
 ) -> dict[str, Any]:
-    """A method's metrics, and its estimate of P(y=1) where it has one."""
+    """Return a method's metrics, and its estimate of P(y=1); None if it has no estimate."""
     about = {"groups": scored.groups, "sample_weight": scored.sample_weight}
     metrics = evaluate(scored.y, probability, **about, n_resamples=n_resamples, random_state=seed)
     scores: dict[str, Any] = {name: asdict(metrics[name]) for name in METRICS}

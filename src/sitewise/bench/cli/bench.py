@@ -47,7 +47,7 @@ def run(
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds 0 .. N-1 instead of the experiment's.")] = None,
 ) -> None:
-    """Do the runs that have no record yet, then print the table and draw the figure."""
+    """Do the runs that have no record of the current code, then print the table and draw the figure."""
     from sitewise.bench.experiments import run_experiment
     from sitewise.bench.experiments.runner import RunError, records_path
     from sitewise.bench.report.tables import comparison_table
@@ -169,7 +169,7 @@ def _say_wrote(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve over the draws or the test sites: the number of each, and the axis."""
+    """A curve over the draws or the test sites: a number for each of them, and the label and scale of the x-axis."""
 
     over: Literal["draw", "site"]
     numbers: dict[str, float]
@@ -180,10 +180,10 @@ class Curve:
 def read_curve(
     spec: Mapping[str, Any], draws: Mapping[str, Mapping[str, Any]], tests: Mapping[str, Mapping[str, Any]]
 ) -> Curve | None:
-    """The curve of `figure: {kind: curve, ...}`, None for points.
+    """Return the curve that `figure: {kind: curve, ...}` describes; None if the kind is points.
 
-    The number of a draw is its `adapt`, otherwise its `score`; that of a test site is the option that `key` names.
-    Sites without that option are not drawn.
+    The number of a draw is its `adapt`, or its `score` if it has no `adapt`. The number of a test site is the value of
+    its option `key`; sites without this option are not drawn.
     """
     from sitewise.arrays import Problems
     from sitewise.bench.report.summary import meant
@@ -209,7 +209,7 @@ def read_curve(
 
 
 def _check_key(key: str, tests: Mapping[str, Mapping[str, Any]], problems: "Problems") -> None:
-    """Note a key that is a number at no test site."""
+    """Add a problem if no test site has a number for the option `key`."""
     from sitewise.bench.report.summary import meant
 
     options = sorted({option for site in tests.values() for option, value in site.items() if _is_number(value)})

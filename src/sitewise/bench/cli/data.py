@@ -172,7 +172,7 @@ def _check_name(name: str) -> None:
 
 
 def _show_sites(name: str, collection: "Collection", sites: "pd.DataFrame") -> None:
-    """Print a table of sites, next to that of the paper if there is one, and which rows agree."""
+    """Print a table of sites. If the paper has the sites, add its numbers and say which rows agree."""
     from sitewise.bench.datasets.paper_sites import compare
 
     rows = compare(sites, collection.paper)
@@ -195,7 +195,7 @@ def _show_sites(name: str, collection: "Collection", sites: "pd.DataFrame") -> N
 
 
 def _show_agreement(collection: "Collection", verdicts: "pd.Series[str]") -> None:
-    """Print which sites are as in the paper, and why others are not."""
+    """Print which sites agree with the paper, and the reasons why others do not."""
     from sitewise.bench.datasets.paper_sites import ABSENT, AGREES
 
     agree = [str(site) for site in verdicts.index[verdicts == AGREES]]

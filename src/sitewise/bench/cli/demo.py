@@ -38,7 +38,7 @@ def demo(
 
 
 def rehearsal_table(rehearsal: dict[str, Any]) -> Table:
-    """What adapting to each training site did that was left out of training."""
+    """Return a table of the rehearsal: a row for each training site, which was left out and then adapted to."""
     table = Table(title=f"Rehearsal: {rehearsal['sentence']}", title_justify="left")
     for column in ("left out", "P(y=1)"):
         table.add_column(column)
@@ -53,7 +53,7 @@ def rehearsal_table(rehearsal: dict[str, Any]) -> Table:
 
 
 def demo_table(name: str, site: dict[str, Any]) -> Table:
-    """One new site's methods, side by side."""
+    """Return a table of the scores of a new site, with a row for each method."""
     table = Table(title=f"{name}, P(y=1) = {site['true_prevalence']:.3f}", title_justify="left")
     for column, justify in (
         ("method", "left"),

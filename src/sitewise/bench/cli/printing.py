@@ -1,4 +1,4 @@
-"""The formats of tables, and printing on the terminal."""
+"""The formats of tables and figures, and the printing of tables."""
 
 from enum import StrEnum
 
@@ -23,7 +23,7 @@ class FigureFormat(StrEnum):
 
 
 def show(table: RenderableType) -> None:
-    """Print a table: text as it is, otherwise as wide as the terminal."""
+    """Print a table: text is printed unchanged, a rich table is fitted to the width of the terminal."""
     if isinstance(table, str):
         typer.echo(table, nl=False)
     else:

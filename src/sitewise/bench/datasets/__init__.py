@@ -1,1 +1,1 @@
-"""The data collections of the experiments, in their published form."""
+"""Readers of the data collections of the experiments, in the form in which these are published."""

@@ -1,4 +1,4 @@
-"""The list of data collections: name, licence, source, and how to read the folder of each."""
+"""The list of data collections: name, licence, source, and the function that reads a collection's folder."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,11 +22,11 @@ UNTRIED = "the rule used could not be tested on the original tables; it is in do
 
 @dataclass(frozen=True)
 class Collection:
-    """A collection: its title, its licence, its source, and its table of sites from a folder.
+    """A collection: its title, its licence, its source, and the function that reads its sites from a folder.
 
-    `build` makes a manifest if there are image files; `table` makes the table of sites if there are none. `paper` has
-    the rows of the paper, `reasons` why a site may differ from its row or be absent, `caveats` notes on sites that
-    agree.
+    A collection with image files has `build`, which makes a manifest; other collections have `table`, which makes the
+    table of sites. `paper` has the rows of the paper's table of sites, by site. `reasons` says why a site differs from
+    its row or is absent, and `caveats` has notes on sites that agree.
     """
 
     title: str

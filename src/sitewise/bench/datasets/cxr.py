@@ -1,4 +1,4 @@
-"""Chest X-rays: a site from each of four collections, target pneumonia, from their published tables.
+"""Chest X-rays: sites from the published tables of four collections, with the target pneumonia.
 
 - NIH ChestX-ray (CXR8): `Data_Entry_2017_v2020.csv` or `Data_Entry_2017.csv`, and the images;
   https://nihcc.app.box.com/v/ChestXray-NIHCC, free with that link, the citation and thanks to the NIH Clinical Center;
@@ -9,13 +9,13 @@
 - VinDr-CXR: `image_labels_train.csv`, `image_labels_test.csv` and the images;
   https://physionet.org/content/vindr-cxr/, PhysioNet's licence for credentialed health data.
 
-The paper gives the size and prevalence of its subsets, but not how they were chosen. The rules here were found by
-trying rules on the original tables until the paper's numbers were reproduced. For NIH and PadChest they are, exactly.
-For CheXpert no rule was found, and all images with a definite label are used. VinDr's tables need an account, so its
-rule is not tested. Each builder documents its rule.
+The paper gives the size and prevalence of its subsets, but not the rules by which images were chosen. The rules here
+were found by trying rules on the original tables. For NIH and PadChest they reproduce the paper's numbers exactly. For
+CheXpert no such rule was found, and all images with a definite label are used. VinDr's tables need an account, so its
+rule was not tested. The docstring of each builder describes its rule.
 
-`build_cxr` reads all four, each in a folder of its name. Confounders: `age` in years, `projection` (AP, PA, LL:
-lateral), `sex`. A group is a patient.
+`build_cxr` reads all four collections, each in a folder with its name. The confounders are `age` in years, `projection`
+(AP, PA, or LL for lateral) and `sex`. A group is a patient; at VinDr, whose patients are unknown, it is an image.
 """
 
 import ast
@@ -57,13 +57,15 @@ WHERE = {
 
 
 def build_nih(root: Root) -> Manifest:
-    """NIH ChestX-ray (CXR8, also called ChestX-ray14), the site CXR8.
+    """Make the manifest of NIH ChestX-ray (CXR8, also called ChestX-ray14), the site CXR8.
 
-    The rule: y = 1 if Pneumonia is among the findings, y = 0 for No Finding, other images are left out. Of images of
-    one patient with the same findings the first is kept. This gives the paper's 26,202 images, prevalence 0.049.
+    The rule: y = 1 if Pneumonia is among the findings, and y = 0 for No Finding; other images are left out. If a
+    patient has several images with the same findings, the first is kept. This gives the paper's 26,202 images with
+    prevalence 0.049.
 
-    The header has nine names with two unquoted commas, so eleven fields: only the first seven are read, by position. An
-    age may be written 057Y; above 120 (in the first release) it counts as missing.
+    Two of the nine names in the header contain unquoted commas, so that it has eleven fields. Only the first seven
+    columns are read, by position. An age may be written as 057Y; an age above 120 (in the first release) counts as
+    missing.
     """
     problems = Problems(f"NIH ChestX-ray in {root}")
     folder = scan(root)
@@ -87,14 +89,15 @@ def build_nih(root: Root) -> Manifest:
 
 
 def build_chexpert(root: Root) -> Manifest:
-    """CheXpert, the site CheXpert.
+    """Make the manifest of the site CheXpert.
 
-    The rule: y is the label Pneumonia if it is 1 or 0; -1 (uncertain) and empty (not mentioned) are left out, because
-    neither means absence. All views; a lateral one without AP or PA is LL. This gives 8,838 images, prevalence 0.683;
-    the paper has 5,886 and 0.635, and how those were chosen is unknown.
+    The rule: y is the label Pneumonia if it is 1 or 0. Images with -1 (uncertain) or an empty label (not mentioned) are
+    left out, because neither means that there is no pneumonia. All views are used; a lateral view without AP or PA is
+    LL. This gives 8,838 images with prevalence 0.683. The paper has 5,886 images with prevalence 0.635; its rule is
+    unknown.
 
-    The column Path begins with the name of the release; the rest is searched next to `train.csv`. An age of 0 means
-    unknown (all are adults).
+    A path in the column Path begins with the name of the release; the rest of it is relative to the folder of the
+    table. An age of 0 means unknown, because all patients are adults.
     """
     problems = Problems(f"CheXpert in {root}")
     folder = scan(root, images=False)
@@ -129,13 +132,14 @@ def build_chexpert(root: Root) -> Manifest:
 
 
 def build_padchest(root: Root) -> Manifest:
-    """PadChest, the site PadChest.
+    """Make the manifest of the site PadChest.
 
-    The rule: images with the DICOM view AP, PA or LL (all labeled by physicians) that are not marked as pediatric; y =
-    1 if a label contains pneumonia (also atypical pneumonia), y = 0 if a label is normal, others are left out. This
-    gives the paper's 4,592 images, prevalence 0.082.
+    The rule: images with the DICOM view AP, PA or LL (which were labeled by physicians) that are not marked as
+    pediatric. y = 1 if a label contains "pneumonia" (also atypical pneumonia), and otherwise y = 0 if a label is
+    "normal"; other images are left out. This gives the paper's 4,592 images with prevalence 0.082.
 
-    Labels are a Python list in a cell; the age is the year of the study minus the year of birth; the sex O is missing.
+    The labels of an image are written as a Python list. The age is the year of the study minus the year of birth. The
+    sex O counts as missing.
     """
     problems = Problems(f"PadChest in {root}")
     folder = scan(root)
@@ -171,16 +175,17 @@ def build_padchest(root: Root) -> Manifest:
 
 
 def build_vindr(root: Root) -> Manifest:
-    """VinDr-CXR, the site VinDr.
+    """Make the manifest of VinDr-CXR, the site VinDr.
 
-    The rule: training and test images together; y = 1 if more than half of the readers label the whole image Pneumonia
-    (three readers for a training image, one consensus for a test image), y = 0 if more than half say No finding, others
-    are left out.
+    The rule: training and test images are used together. y = 1 if more than half of the readers label the whole image
+    Pneumonia (three readers for a training image, one consensus for a test image). Otherwise y = 0 if more than half
+    label it No finding; other images are left out.
 
-    There is no age and no patient: age is missing, and an image is its own group. Sex and view are only in the DICOM
-    files: a table with `image_id` and PatientSex or ViewPosition (`*dicom*.csv`, `*meta*.csv`) next to them is read;
-    without a view it is PA, which the publishers state for all. The table of boxes (`class_name`, ...; Kaggle's
-    train.csv) does not have Pneumonia and is an error. The images are DICOM: convert them to PNG of the same name.
+    The tables have no age and no patient: age is missing, and each image is a group. Sex and view are in the DICOM
+    files only. If the folder has a table of them with `image_id` and PatientSex or ViewPosition (`*dicom*.csv` or
+    `*meta*.csv`), it is read. A missing view counts as PA, which is the view of all images according to the publishers.
+    The table of boxes (Kaggle's train.csv, with `class_name`) does not have Pneumonia; a folder with only this table is
+    an error. The images are DICOM files: convert them to PNG files with the same names.
     """
     problems = Problems(f"VinDr-CXR in {root}")
     folder = scan(root)
@@ -223,7 +228,7 @@ BUILDERS = {"nih": build_nih, "chexpert": build_chexpert, "padchest": build_padc
 
 
 def build_cxr(root: Root, collections: Sequence[str] = tuple(BUILDERS)) -> Manifest:
-    """Make one manifest of several collections, each in the folder of its name: nih, chexpert, padchest, vindr."""
+    """Make one manifest of several collections, each in a folder with its name: nih, chexpert, padchest or vindr."""
     problems = Problems(f"chest X-rays in {root}")
     base = Path(root)
     for name in collections:
@@ -255,7 +260,7 @@ def _find(folder: Folder, names: tuple[str, ...], collection: str) -> Path:
 
 
 def _read_nih(file: Path, problems: Problems) -> pd.DataFrame:
-    """The seven fields before the commas inside the header; other names there are a problem."""
+    """Read the first seven columns, which come before the commas inside names; other column names are a problem."""
     header = pd.read_csv(file, header=None, nrows=1, dtype=str, encoding="utf-8-sig").iloc[0].fillna("").tolist()
     for wanted, name in zip(NIH_FIELDS, header, strict=False):
         if wanted != name:
@@ -275,7 +280,7 @@ def _read_nih(file: Path, problems: Problems) -> pd.DataFrame:
 
 
 def _vindr_tags(folder: Folder, ids: pd.Series, problems: Problems) -> tuple[pd.Series, pd.Series]:
-    """Sex and view from a table of DICOM tags, if there is one; otherwise the view is PA."""
+    """Return sex and view from tables of DICOM tags, if there are any. Unknown views are PA, unknown sexes missing."""
     tags = pd.DataFrame(index=pd.Index([], dtype=object), columns=["PatientSex", "ViewPosition"], dtype=object)
     source = folder.root
     for file in folder.find(*VINDR_TAGS):
@@ -297,12 +302,12 @@ def _labels_of(cell: str) -> tuple[str, ...] | None:
 
 
 def _table(rows: pd.DataFrame, site: str, y: pd.Series, group: pd.Series, **columns: pd.Series) -> pd.DataFrame:
-    groups = f"{site} " + group  # patients of different collections are different
+    groups = f"{site} " + group  # equal ids in two collections are different patients
     return pd.DataFrame({"site": site, "y": y.astype(np.int64), "group": groups, **columns}, index=rows.index)
 
 
 def _manifest(table: pd.DataFrame, folder: Folder) -> Manifest:
-    """Find each row's image by its id, or give the path where the collection puts it."""
+    """Find each row's image by its id; if it is missing, its path is where the collection puts it."""
     stems = (os.path.splitext(name)[0] for name in table["id"])
     paths = [folder.images.get(stem, place) for stem, place in zip(stems, table["usual"], strict=True)]
     return _finish(table.assign(path=paths), folder)

@@ -1,9 +1,9 @@
-"""Sites of handwritten digits: colored digits, the paper's simulation, and plain digits with label shift.
+"""Sites of handwritten digits: colored digits, which are the paper's simulation, and plain digits with label shift.
 
-Colored: the label y is whether a digit is 5 or more, z is its colour, and a site is a joint distribution P(y, z), from
-one of the causal models (`CAUSAL_MODELS`: the paper's, and `graded`) or from a table. P(x|y,z) is the same at every
-site, unless a variable that is not in Z (`hidden`) is related to y. Plain: the label is the digit, and a site is its
-P(y).
+Colored digits: the label y is 1 if the digit is 5 or more, and z is the colour of the image. A site is defined by a
+joint distribution P(y, z), which is given by a causal model (`CAUSAL_MODELS`: those of the paper, and `graded`) or by a
+table. P(x|y,z) is the same at every site, unless the image shows a variable that is not in Z and is related to y
+(`hidden`). Plain digits: the label is the digit, and a site is defined by its P(y).
 """
 
 from collections.abc import Callable
@@ -20,38 +20,41 @@ from sitewise.bench.datasets.mnist import load_digits as load_digits
 from sitewise.sites import Site
 
 COLORINGS = ("binary", "hue", "saturation")
-ALPHA = 0.3  # the paper's
+ALPHA = 0.3  # the paper's value
 PATCH = slice(2, 6)  # rows and columns of the hidden variable's patch: near a corner, visible after augmentation
-TWEAKED = 3  # the class whose share `tweak_one` sets, as in the published set-ups
+TWEAKED = 3  # the class whose share `tweak_one` sets, as in the published experiments
 FLIPPED = np.array([[0.25, 0.45], [0.25, 0.05]])  # P(y, z), rows y: P(z) uniform, P(y=1|z=0) = 0.5, P(y=1|z=1) = 0.1
 FLIPPED.flags.writeable = False
 
 
 def confounded(n: int, alpha: float, beta: float, rng: np.random.Generator) -> tuple[Array, Array]:
-    """A hidden S affects both: y = [βS + (1-β)α > ½], the score of z is βS + (1-β)U. Returns (y, score)."""
+    """Draw y and the score of z, which both depend on a hidden S: y = [βS + (1-β)α > ½], score = βS + (1-β)U.
+
+    S and U are uniform on [0, 1]; [...] is 1 if the condition holds and 0 otherwise.
+    """
     hidden = rng.random(n)
     y = beta * hidden + (1 - beta) * alpha > 0.5
     return y.astype(np.int64), beta * hidden + (1 - beta) * rng.random(n)
 
 
 def y_causes_z(n: int, alpha: float, beta: float, rng: np.random.Generator) -> tuple[Array, Array]:
-    """y = [βU + (1-β)α > ½], the score of z is βy/2 + (1-β/2)U'. Returns (y, score)."""
+    """Draw y = [βU + (1-β)α > ½] and the score of z, βy/2 + (1-β/2)U', with U and U' uniform on [0, 1]."""
     y = beta * rng.random(n) + (1 - beta) * alpha > 0.5
     return y.astype(np.int64), beta * y / 2 + (1 - beta / 2) * rng.random(n)
 
 
 def z_causes_y(n: int, alpha: float, beta: float, rng: np.random.Generator) -> tuple[Array, Array]:
-    """The score of z is U, y = [βz/2 + βU'/2 + (1-β)α > ½] with the binary z. Returns (y, score)."""
+    """Draw y = [βz/2 + βU'/2 + (1-β)α > ½] and the score U of z; z is binary, and U and U' are uniform on [0, 1]."""
     score = rng.random(n)
     y = beta * binary(score) / 2 + beta * rng.random(n) / 2 + (1 - beta) * alpha > 0.5
     return y.astype(np.int64), score
 
 
 def graded(n: int, alpha: float, beta: float, rng: np.random.Generator) -> tuple[Array, Array]:
-    """The score of z is U, P(y=1|score) = σ(20 (β-½) (U-½) + 4 (β-½-α)). Returns (y, score).
+    """Draw y with P(y=1|U) = σ(20 (β-½) (U-½) + 4 (β-½-α)), and the score U of z, which is uniform on [0, 1].
 
-    Unlike in the paper's models, both classes occur at all z, so f is identified everywhere. Below β = ½ the relation
-    is reversed.
+    Unlike in the paper's models, both classes occur at all z, so that f is identified everywhere. For β < ½ the
+    relation of y and z is reversed.
     """
     score = rng.random(n)
     slope, level = _grade(alpha, beta)
@@ -60,7 +63,7 @@ def graded(n: int, alpha: float, beta: float, rng: np.random.Generator) -> tuple
 
 
 def _grade(alpha: float, beta: float) -> tuple[float, float]:
-    """Slope and level of the log-odds in the graded model."""
+    """Return slope and level of the log-odds of y in the graded model."""
     return 20 * (beta - 0.5), 4 * (beta - 0.5 - alpha)
 
 
@@ -74,12 +77,12 @@ CAUSAL_MODELS: dict[str, CausalModel] = {
 
 
 def binary(score: Array) -> Array:
-    """The paper's binary z of a score: 1 above ½."""
+    """Return the paper's binary z: 1 if the score is above ½, otherwise 0."""
     return (score > 0.5).astype(np.int64)
 
 
 def from_table(n: int, joint: Any, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Draw (y, z) from a joint distribution P(y, z), a (2, L) table with a row for each y; z is a level 0 to L-1."""
+    """Draw y and z from a joint distribution P(y, z), a (2, L) table with a row for each y; z is a level, 0 to L-1."""
     table = np.asarray(joint, dtype=float)
     if table.ndim != 2 or len(table) != 2 or not (table >= 0).all() or not abs(table.sum() - 1) <= 1e-6:
         raise ValueError(
@@ -90,7 +93,7 @@ def from_table(n: int, joint: Any, rng: np.random.Generator) -> tuple[Array, Arr
 
 
 def true_joint(model: str, alpha: float, beta: float) -> Array:
-    """The exact P(y, z) of a causal model with the binary z, (2, 2), rows y."""
+    """Return the exact P(y, z) of a causal model with the binary z, (2, 2), with a row for each y."""
     _check_model(model, alpha, beta)
     if model == "graded":
         slope, level = _grade(alpha, beta)
@@ -112,7 +115,10 @@ def true_joint(model: str, alpha: float, beta: float) -> Array:
 
 
 def _red_mass(low: float, high: float, beta: float) -> float:
-    """∫ P(z=1|S=s) ds from low to high in the confounded model: piecewise linear, so trapezoids are exact."""
+    """Return the integral of P(z=1|S=s) from s = low to high in the confounded model.
+
+    P(z=1|S=s) is piecewise linear, so the trapezoidal rule is exact.
+    """
     bends = np.clip([(beta - 0.5) / beta, 0.5 / beta], low, high)
     s = np.array([low, *bends, high])
     red = np.clip((0.5 - beta + beta * s) / (1 - beta), 0, 1)
@@ -122,8 +128,8 @@ def _red_mass(low: float, high: float, beta: float) -> float:
 def color(images: Array, z: Any, coloring: str = "binary") -> Array:
     """Color gray images (n, H, W) by z: uint8 (n, 3, H, W).
 
-    `binary` is red for z=1 and green for z=0; `hue` mixes green (0) to red (1); `saturation` goes from white (0) to red
-    (1). `grayscale` reverses each of them exactly.
+    `binary` is green for z=0 and red for z=1; `hue` is a mixture of green (z=0) and red (z=1); `saturation` goes from
+    white (z=0) to red (z=1). `grayscale` restores the gray image exactly for each coloring.
     """
     z = np.asarray(z, dtype=float)
     problems = Problems("color")
@@ -146,9 +152,10 @@ def color(images: Array, z: Any, coloring: str = "binary") -> Array:
 
 
 def grayscale(X: Array) -> Array:
-    """Remove the colour that `color` gave, for the baseline ERM^c: uint8 (n, 1, H, W), the same for all z.
+    """Remove the colour that `color` gave, for the baseline ERM^c: uint8 (n, 1, H, W).
 
-    The patch of a hidden variable (`mark`) stays, as a bright patch: ERM^c knows the colour only.
+    The result does not depend on z. The patch of a hidden variable (`mark`) remains visible, because ERM^c is told
+    about the colour only.
     """
     if X.ndim != 4 or X.shape[1] != 3 or X.dtype != np.uint8:
         raise ValueError(f"X must be uint8 (n, 3, H, W), as color makes it, got {X.dtype} {X.shape}")
@@ -158,7 +165,7 @@ def grayscale(X: Array) -> Array:
 
 
 def mark(X: Array, hidden: Any) -> Array:
-    """Show a binary variable in colored images (n, 3, H, W): a bright blue patch near a corner where it is 1."""
+    """Show a binary variable in colored images (n, 3, H, W): a patch near a corner is blue for 1 and black for 0."""
     marked = X.copy()
     marked[:, :, PATCH, PATCH] *= ~np.asarray(hidden, dtype=bool)[:, None, None, None]
     marked[:, 2, PATCH, PATCH] += 255 * np.asarray(hidden, dtype=np.uint8)[:, None, None]
@@ -174,10 +181,10 @@ def draw_site(
     coloring: str = "binary",
     column: str = "color",
 ) -> Site:
-    """Make a site with given labels and colours: each row draws its image from the digits of its label.
+    """Make a site with given labels y and colours z. The image of each row is drawn from the digits with its label.
 
-    y=1 draws from 5 to 9, y=0 from 0 to 4, with replacement. The only confounder is "red" or "green" for the coloring
-    `binary`, and the number z otherwise.
+    Rows with y=1 get a digit from 5 to 9 and rows with y=0 a digit from 0 to 4, drawn with replacement. Z has one
+    column, named `column`: "red" or "green" for the coloring `binary`, otherwise the number z.
     """
     y, z = np.asarray(y), np.asarray(z)
     problems = Problems(f"site {name!r}")
@@ -217,8 +224,8 @@ def colored_site(
     The parameter β of the causal model identifies the site in the paper. With the coloring `binary`, z is the
     thresholded score of the causal model. With any other coloring, z is the score itself. For a table with more than
     two levels, z takes equally spaced values in [0, 1]. `hidden` = s in [-1, 1] adds an omitted confounder u with
-    P(u=1|y) = ½ + s (y - ½), independent of z given y. It is visible in the image (`mark`) but not in Z. With s = 0 the
-    mark is independent of y. The digits and colours are the same for every s.
+    P(u=1|y) = ½ + s (y - ½), independent of z given y. It is visible in the image (`mark`) but not in Z. With s = 0 it
+    is independent of y. With the same seed, digits and colours are the same for every s.
 
     Parameters
     ----------
@@ -232,12 +239,12 @@ def colored_site(
         A parameter of the causal model that all sites share.
     beta : float, optional
         The site's parameter of the causal model; give it or `joint`.
-    joint : array-like of shape (2, M), optional
-        The table P(y, z).
+    joint : array-like of shape (2, L), optional
+        The table P(y, z), with a row for each y and a column for each level of z.
     coloring : str
-        How z is shown as a colour.
+        How z is shown as a colour: "binary", "hue" or "saturation" (see `color`).
     hidden : float, optional
-        The strength s of an omitted confounder.
+        The strength s of an omitted confounder; None means that there is none.
     name : str, optional
         The name of the site.
     seed : int
@@ -270,9 +277,10 @@ def colored_site(
 
 
 def label_shift_site(digits: Digits, n: int, prevalence: Any, name: str, seed: int = 0) -> Site:
-    """Draw a site of n plain digits, ten classes: X uint8 (n, 1, 28, 28), y the digit, no confounders.
+    """Draw a site of n plain digits with ten classes: X is uint8 (n, 1, 28, 28), y the digit, and there is no z.
 
-    Labels are drawn from `prevalence` (10,), then the image of each row from the digits of its label, with replacement.
+    Labels are drawn from `prevalence` (10,). Then the image of each row is drawn from the digits with its label, with
+    replacement.
     """
     share = np.asarray(prevalence, dtype=float)
     problems = Problems(f"site {name!r}")
@@ -295,21 +303,21 @@ def label_shift_site(digits: Digits, n: int, prevalence: Any, name: str, seed: i
 
 
 def dirichlet(parameter: float, n_classes: int, rng: np.random.Generator) -> Array:
-    """Shares from a symmetric Dirichlet distribution: a smaller concentration gives a stronger shift."""
+    """Draw shares from a symmetric Dirichlet distribution; a smaller concentration gives a stronger shift."""
     return rng.dirichlet(np.full(n_classes, parameter))
 
 
 def tweak_one(parameter: float, n_classes: int, rng: np.random.Generator) -> Array:
-    """Class 3 has the share `parameter`, the others have equal shares; nothing is random."""
+    """Return shares in which class 3 has the share `parameter` and all others are equal; nothing is random."""
     share = np.full(n_classes, (1 - parameter) / (n_classes - 1))
     share[TWEAKED] = parameter
     return share
 
 
 def app(parameter: float, n_classes: int, rng: np.random.Generator) -> Array:
-    """A point of the grid of shares in steps of `parameter`, all points equally probable (QuaPy's APP)."""
+    """Draw a point of the grid of shares in steps of `parameter`; all points are equally probable (QuaPy's APP)."""
     n_steps = round(1 / parameter)
-    bars = np.sort(rng.choice(n_steps + n_classes - 1, n_classes - 1, replace=False))  # stars and bars
+    bars = np.sort(rng.choice(n_steps + n_classes - 1, n_classes - 1, replace=False))  # "stars and bars"
     counts = np.diff(np.r_[-1, bars, n_steps + n_classes - 1]) - 1
     return np.asarray(counts / n_steps)
 
@@ -322,11 +330,11 @@ SHIFTS: dict[str, Callable[[float, int, np.random.Generator], Array]] = {
 
 
 def shifted_prevalence(kind: str, parameter: float, n_classes: int, rng: np.random.Generator) -> Array:
-    """A shifted P(y), (K,), as in the label-shift set-ups of alexandari2020maximum.
+    """Return a shifted P(y), (K,), for experiments with label shift.
 
-    `dirichlet` draws it with the concentration `parameter` (there 0.1, 1, 10); `tweak_one` gives class 3 the share
-    `parameter` (there 0.01, 0.9); `app` draws a point of a grid in steps of `parameter`, one over a whole number, as
-    the artificial prevalence protocol of moreo2021quapy does.
+    `dirichlet` draws it with the concentration `parameter` (0.1, 1 or 10 in alexandari2020maximum); `tweak_one` gives
+    class 3 the share `parameter` (0.01 or 0.9 in that paper). `app` draws a point of a grid in steps of `parameter`,
+    which must be one over a whole number, as in the artificial prevalence protocol of moreo2021quapy.
     """
     problems = Problems("label shift")
     if kind not in SHIFTS:

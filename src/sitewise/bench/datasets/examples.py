@@ -1,4 +1,4 @@
-"""Some images of each site with their labels and z, from any collection, manifest or pack."""
+"""Example images of each site with their labels and z, from a collection, a manifest or a pack."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -24,17 +24,17 @@ Folder = str | os.PathLike[str] | None
 
 SMALL_SETS = {"isic64": load_isic64, "cxr64": load_cxr64}
 COLORED_DIGITS = "colored_digits"
-BETAS = (0.9, 0.7, 0.5, 0.3)  # the paper's: two for training, one for validation, one for testing
-N_DIGITS = 1000  # of each of these sites
+BETAS = (0.9, 0.7, 0.5, 0.3)  # the paper's sites: two for training, one for validation, one for testing
+N_DIGITS = 1000  # rows of each of these sites
 SIZE = 224  # pixels of an image that is read from its file
 SHOWABLE = (COLORED_DIGITS, *SMALL_SETS, *(name for name, one in COLLECTIONS.items() if one.build is not None))
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Some images of a site, each uint8 (C, H, W), with their labels and z if there are any.
+    """Example images of a site, each uint8 (C, H, W), with their labels and z if there are any.
 
-    `n_rows` and `prevalence` are those of the whole site; `positive` is the second of two classes.
+    `n_rows` and `prevalence` describe the whole site. `positive` is the second class if there are two.
     """
 
     site: str
@@ -57,9 +57,10 @@ def load_examples(
 ) -> list[Examples]:
     """Choose n images of each site of a source, half of them positive if there are enough.
 
-    `source` is one of `SHOWABLE`, searched in `folder`; or a manifest, read by `columns` (the arguments of
-    `read_manifest`), whose paths start from `folder`; or a folder of packed images, which has no sites. `packed` has
-    the images of a manifest or a collection, so that their files are not read.
+    `source` is a name in `SHOWABLE`, whose data are in `folder`; or the path of a manifest, whose image paths are
+    relative to `folder` and which is read with `columns` as arguments of `read_manifest`; or a folder of packed images,
+    which counts as one site. If `packed` is given, images of a manifest or a collection are read from this pack instead
+    of from their files.
     """
     if source == COLORED_DIGITS:
         return _of_digits(folder, n, seed)
@@ -80,7 +81,10 @@ def load_examples(
 
 
 def choose_rows(is_positive: Array | None, n_rows: int, n: int, seed: int) -> Array:
-    """Random rows, half of them positive if there are enough, positive ones first; any rows if labels are unknown."""
+    """Draw n row numbers: half of the rows are positive if there are enough, and positive rows come first.
+
+    If labels are unknown (`is_positive` is None), any rows are drawn.
+    """
     rng = np.random.default_rng(seed)
     if is_positive is None:
         return np.sort(rng.permutation(n_rows)[:n])
@@ -136,7 +140,7 @@ def _chosen(
     seed: int,
     n_rows: int | None = None,
 ) -> Examples:
-    """Choose rows by their labels, and read only their images."""
+    """Choose rows by their labels, and read the images of these rows only."""
     total = len(labels) if labels is not None else n_rows or 0
     positive = classes[1] if labels is not None and len(classes) == 2 else None
     is_positive = None if labels is None or positive is None else (labels == positive).to_numpy()

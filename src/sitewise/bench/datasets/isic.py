@@ -1,30 +1,32 @@
 """ISIC: the paper's ten sites of dermoscopy images, from the tables of the challenges and of the archive.
 
-The tables (anywhere below the folder, also as .gz), and their sources:
+These tables are read (from the folder or any subfolder, also as .gz):
 
 - challenge 2019, `ISIC_2019_Training_Metadata.csv` and `ISIC_2019_Training_GroundTruth.csv`, and challenge 2020,
   `ISIC_2020_Training_GroundTruth_v2.csv` (or the first version, or Kaggle's `train.csv`), with their images:
   https://challenge.isic-archive.com/data/, CC BY-NC 4.0;
-- HAM10000, `HAM10000_metadata` (.csv or .tab): https://doi.org/10.7910/DVN/DBW86T, CC BY-NC 4.0; optional, it adds the
-  contributing centre and the anatomical sites that challenge 2019 leaves out;
+- HAM10000, `HAM10000_metadata` (.csv or .tab): https://doi.org/10.7910/DVN/DBW86T, CC BY-NC 4.0; this table is
+  optional and adds the contributing centre and the anatomical sites that challenge 2019 leaves out;
 - exports of the ISIC archive, `metadata.csv` or `*_metadata_*.csv` with `isic_id` and `attribution`:
   https://gallery.isic-archive.com or `isic metadata download`; each image has its own licence (CC-0, CC-BY, CC-BY-NC);
-- `sites.csv` with `isic_id` and `site`, or the list of the paper's authors, `metadata_site.csv`:
-  https://github.com/mnhng/CoPA, folder data/ISIC. If it exists, it alone decides.
+- a list of sites: `sites.csv` with `isic_id` and `site`, or the list of the paper's authors, `metadata_site.csv`:
+  https://github.com/mnhng/CoPA, folder data/ISIC. If there is a list, it alone determines the sites.
 
-**Site.** Without a list: BCN1, WIE1 and part of NY3 are rows of challenge 2019 whose lesion begins with BCN, HAM or
-MSK; the rest of NY3 and MA are ranges of ids, because the old archive numbered whole collections (the study of nevi in
-children from Massachusetts, the New York collections); BCN2, NY1, QLD, SYD and WIE2 are rows of challenge 2020 by the
-archive's `attribution`, which the table of the challenge does not have. NY2 is a choice of the authors from the New
-York rows of the archive: only their list has it. The ids below 1153 outside the range of MA are in no site.
+**Site.** Without a list, BCN1 and WIE1 and part of NY3 are the rows of challenge 2019 whose lesion id begins with BCN,
+HAM or MSK. MA and further rows of NY3 and WIE1 are ranges of image ids, because the old archive numbered whole
+collections one after the other (MA is a study of nevi in children from Massachusetts). BCN2, NY1, QLD, SYD and WIE2 are
+rows of challenge 2020. Their site follows from the `attribution` in the archive, which the table of the challenge does
+not have. NY2 is a choice of the authors from the New York rows of the archive, so only their list contains it. All
+other rows belong to no site.
 
-**Target**, as the paper's counts imply: in challenge 2019 (and HAM10000) melanoma is 1 and nevus 0, a benign keratosis
-is 0 at NY3 only, and everything else is left out; in challenge 2020 its `target`; elsewhere benign and malignant of the
-archive. At MA, whose prevalence is 0.000, rows without a label are 0 by assumption.
+**Target.** These rules follow from the paper's counts. In challenge 2019 (and HAM10000) melanoma is 1 and nevus is 0; a
+benign keratosis is 0 at NY3 only; all other diagnoses are left out. In challenge 2020 the column `target` is used. For
+other rows it is the archive's verdict, benign (0) or malignant (1). At MA, whose prevalence is 0.000 in the paper, rows
+without a label are assumed to be 0.
 
-**Confounders.** `age` in years (steps of five), `anatomical_site`, `sex`. Challenge 2019 distinguishes anterior,
-posterior and lateral torso, challenge 2020 does not: all are `torso` here, so that a level means the same at every
-site. A value comes from the first table that has one: 2019, HAM10000, 2020, the archive.
+**Confounders.** `age` in years (steps of five), `anatomical_site` and `sex`. Challenge 2019 distinguishes anterior,
+posterior and lateral torso, and challenge 2020 does not. Here all three are `torso`, so that a level means the same at
+every site. A value comes from the first table that has one, in the order 2019, HAM10000, 2020, archive.
 """
 
 import logging
@@ -52,7 +54,7 @@ from sitewise.tables.manifest import Manifest
 logger = logging.getLogger(__name__)
 
 CONFOUNDERS = ("age", "anatomical_site", "sex")
-LESION_SITES = {"BCN": "BCN1", "HAM": "WIE1", "MSK": "NY3"}  # challenge 2019, by the beginning of the lesion
+LESION_SITES = {"BCN": "BCN1", "HAM": "WIE1", "MSK": "NY3"}  # challenge 2019, by the beginning of the lesion id
 ID_RANGES = ((557, 1099, "MA"), (1160, 9867, "MA"), (9868, 16072, "NY3"), (24306, 34320, "WIE1"))
 HOLDERS = {  # challenge 2020, by a word in the archive's attribution
     "barcelona": "BCN2",
@@ -64,7 +66,7 @@ HOLDERS = {  # challenge 2020, by a word in the archive's attribution
     "vienna": "WIE2",
     "vidir": "WIE2",
 }
-MELANOMA_OR_NEVUS = ("BCN1", "WIE1")  # the sites that count nothing else
+MELANOMA_OR_NEVUS = ("BCN1", "WIE1")  # sites that have no rows with other diagnoses
 ARCHIVE_VERDICTS = {"benign": 0.0, "malignant": 1.0}
 
 NEEDS_2019 = f"{' and '.join(FILES_2019)} ({CHALLENGES})"
@@ -89,11 +91,12 @@ def build_isic(
     sites: Sequence[str] | None = None,
     group: Literal["lesion", "patient"] = "lesion",
 ) -> Manifest:
-    """Make the manifest of the paper's sites from the tables and images below a folder.
+    """Make the manifest of the paper's sites from the tables and images in a folder.
 
-    `sites` are the wanted ones, and each must be found; None takes all that the tables contain. The group of a row is
-    its lesion, otherwise its patient, otherwise the row itself; with `group="patient"` the patient comes first, which
-    is coarser and only known in challenge 2020. A missing image gets the path where the challenge puts it.
+    `sites` are the names of the wanted sites, of which each must be found; None means all sites in the tables. The
+    group of a row is its lesion; if the lesion is unknown, its patient; if both are unknown, its own id. With
+    `group="patient"` the patient has precedence over the lesion. If an image is missing, its path is where the
+    challenge puts it.
     """
     problems = Problems(f"ISIC in {root}")
     if group not in ("lesion", "patient"):
@@ -143,7 +146,7 @@ def build_isic(
 
 
 def _sites(rows: pd.DataFrame, problems: Problems) -> pd.Series:
-    """The site of each row by the rule above, missing if it is in none."""
+    """Return the site of each row by the rules in the docstring of this module; missing if it belongs to no site."""
     from_2020 = rows["challenge"] == "2020"
     holder = rows["attribution"].map(lambda text: _first(HOLDERS, str(text).lower()), na_action="ignore")
     if from_2020.any() and not holder[from_2020].notna().any():
@@ -160,7 +163,7 @@ def _sites(rows: pd.DataFrame, problems: Problems) -> pd.Series:
 
 
 def _labels(rows: pd.DataFrame) -> pd.Series:
-    """Melanoma or not, as the paper counts it; missing if the row does not count."""
+    """Return the label of each row by the rules in the docstring of this module; missing if the row is left out."""
     y = rows["dx"].map({"MEL": 1.0, "NV": 0.0}).astype(float)
     y[(rows["dx"] == "BKL") & (rows["site"] == "NY3")] = 0.0
     y = y.fillna(rows["target"].astype(float).where(rows["dx"].isna()))

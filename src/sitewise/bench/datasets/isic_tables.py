@@ -1,4 +1,4 @@
-"""Read and join the tables of the paper's ISIC sites: one row for each id."""
+"""Reading and joining of the tables of the paper's ISIC sites, to a table with a row for each image id."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ PLACES: dict[str, str | None] = {
     "lower extremity": "lower extremity",
     "palms/soles": "palms/soles",
     "oral/genital": "oral/genital",
-    # HAM10000's own names, as challenge 2019 translates them; it leaves out trunk and genital
+    # names in HAM10000, translated as in challenge 2019, which leaves out trunk and genital
     "abdomen": "torso",
     "back": "torso",
     "chest": "torso",
@@ -82,7 +82,7 @@ SITE_LIST = "sites.csv, columns isic_id and site (the authors' list: https://git
 
 
 def gather(folder: Folder, listed: pd.Series | None, problems: Problems) -> pd.DataFrame:
-    """All tables joined, a row for each id; a value comes from the first table that has one."""
+    """Join all tables to one with a row for each image id; a value comes from the first table that has one."""
     tables = [
         *_read_2019(folder, problems),
         *_read_ham(folder, problems),
@@ -103,7 +103,7 @@ def gather(folder: Folder, listed: pd.Series | None, problems: Problems) -> pd.D
 
 
 def read_sites(folder: Folder, problems: Problems) -> pd.Series | None:
-    """The list of ids and sites, with the paper's short names; None if there is no list."""
+    """Read the list of sites: the paper's short name of the site by image id; None if there is no list."""
     files = folder.find(*FILES_SITES, FILE_PREPARED)
     if not files:
         return None
@@ -195,7 +195,7 @@ def _read_ham(folder: Folder, problems: Problems) -> list[pd.DataFrame]:
 
 
 def _read_archive(folder: Folder, problems: Problems) -> list[pd.DataFrame]:
-    """Exports of the archive; later ones call benign_malignant diagnosis_1."""
+    """Read the exports of the archive; in later exports the column benign_malignant is called diagnosis_1."""
     tables = []
     for file in folder.find(*FILES_ARCHIVE):
         if not _has(file, "isic_id") or not _has(file, "attribution"):
@@ -222,7 +222,7 @@ def _read_archive(folder: Folder, problems: Problems) -> list[pd.DataFrame]:
 
 
 def _read_prepared(folder: Folder, problems: Problems) -> list[pd.DataFrame]:
-    """A table that was joined before: the columns of the challenges, `challenge` and, for 2020, `y` as the target."""
+    """Read a table in which the challenges are already joined; its column `y` is the target of challenge 2020."""
     files = folder.find(FILE_PREPARED)
     if not files:
         return []
@@ -246,7 +246,7 @@ def _read_prepared(folder: Folder, problems: Problems) -> list[pd.DataFrame]:
 
 
 def _by_id(rows: pd.DataFrame, column: str, file: Path, problems: Problems) -> pd.DataFrame:
-    """Rows by their id, without the suffix of the challenge; empty and duplicate ids are problems."""
+    """Return the rows with their image ids as index, without `SHRUNK`; empty and duplicate ids are problems."""
     ids = rows[column].astype(object).map(lambda id: str(id).strip().removesuffix(SHRUNK), na_action="ignore")
     if ids.isna().any() and ids.notna().any():
         problems.add(

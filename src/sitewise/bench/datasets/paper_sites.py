@@ -1,4 +1,4 @@
-"""The paper's tables of sites, and a comparison of their rows with other tables of sites."""
+"""The paper's tables of sites, and their comparison with other tables of sites."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ AGREES, DIFFERS, ABSENT = "agrees", "differs", "absent"
 
 @dataclass(frozen=True)
 class PaperSite:
-    """A site of the paper: samples, and the prevalence truncated (not rounded) to three digits."""
+    """A site of the paper: its number of samples, and its prevalence truncated (not rounded) to three decimals."""
 
     samples: int
     prevalence: float
@@ -38,10 +38,11 @@ CXR = {
 
 
 def compare(sites: pd.DataFrame, paper: Mapping[str, PaperSite]) -> pd.DataFrame:
-    """Put the paper's rows next to a table of sites (`Manifest.site_table`); `verdict` says which agree.
+    """Add the paper's numbers to a table of sites (`Manifest.site_table`); the column `verdict` compares them.
 
-    A row agrees if the samples are the same, and the prevalence truncated to three digits. A site that is not in the
-    paper gets no verdict.
+    The verdict is "agrees" if the number of samples and the prevalence truncated to three decimals are the same as in
+    the paper, "absent" if the site has no samples, and otherwise "differs". It is empty for a site that is not in the
+    paper.
     """
     rows = sites.reindex([*paper, *(name for name in sites.index if name not in paper)])
     rows["paper samples"] = pd.array([paper[s].samples if s in paper else None for s in rows.index], dtype="Int64")

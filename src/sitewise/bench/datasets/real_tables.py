@@ -1,4 +1,4 @@
-"""Two collections of patients in tables: heart disease at four hospitals, and GUSTO-I, heart attacks in 16 regions."""
+"""Two collections of patients in tables: heart disease at four hospitals, and heart attacks in 16 regions (GUSTO-I)."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -31,8 +31,8 @@ MEASURED = (
 )
 HEART_COLUMNS = (*MEASURED, "num")
 HEART_LEVELS = {"sex": (0, 1), "cp": (1, 2, 3, 4), "restecg": (0, 1, 2), "exang": (0, 1), "num": (0, 1, 2, 3, 4)}
-# Measured in at least half of the patients of each hospital; chol, fbs, slope, ca and thal are not. If a column is
-# empty at one hospital, P(x|y,z) cannot be the same at all of them.
+# Columns that are measured in at least half of the patients of each hospital; chol, fbs, slope, ca and thal are not.
+# If a column is empty at one hospital, P(x|y,z) cannot be the same at all hospitals.
 HEART_FEATURES = ("cp", "trestbps", "restecg", "thalach", "exang", "oldpeak")
 NEVER_ZERO = ("trestbps", "chol")  # a pressure or a cholesterol of 0 means not measured
 HEART_WHERE = "https://doi.org/10.24432/C52P4X"
@@ -55,9 +55,9 @@ NO_FOLDER = "{name} is not part of the package: give its folder, or set SITEWISE
 
 @dataclass(frozen=True, eq=False)
 class PatientTable:
-    """Patients in rows, with columns `site`, `y` (0 or 1), the confounders z, and the features.
+    """A table with a row for each patient and the columns `site`, `y` (0 or 1), the confounders z, and the features.
 
-    `categorical` names the features whose values are levels, not amounts. A classifier may use all features and z.
+    `categorical` are the names of the features whose values are categories.
     """
 
     name: str
@@ -72,14 +72,14 @@ class PatientTable:
         return tuple(self.table["site"].unique())
 
     def split(self, site: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """The rows of all other sites, and those of this one."""
+        """Return the rows of all other sites, and the rows of this site."""
         if site not in self.sites:
             raise KeyError(f"{self.name} has no site {site!r}; the sites are {', '.join(self.sites)}")
         here = self.table["site"] == site
         return self.table[~here].reset_index(drop=True), self.table[here].reset_index(drop=True)
 
     def site_table(self) -> pd.DataFrame:
-        """A row for each site: samples, prevalence, share of missing z."""
+        """Return a table with a row for each site: samples, prevalence, and share of missing values in each z."""
         by_site = self.table.groupby("site", sort=False)
         summary = pd.DataFrame({"samples": by_site.size(), "prevalence": by_site["y"].mean()})
         for name in self.confounders:
@@ -88,15 +88,15 @@ class PatientTable:
 
 
 def load_heart(folder: str | os.PathLike[str] | None = None) -> PatientTable:
-    """Read the four files of UCI heart disease, `processed.HOSPITAL.data`; y is any narrowing (num > 0).
+    """Read the four files of UCI heart disease, `processed.HOSPITAL.data`.
 
-    They are searched in `folder` or in `heart_disease/` below it; None uses the folder in SITEWISE_DATA. A pressure or
-    a cholesterol of 0 counts as missing. z is age and sex.
+    y is 1 if any vessel is narrowed (num > 0); z is age and sex. A pressure or a cholesterol of 0 counts as missing.
 
     Parameters
     ----------
     folder : path, optional
-        The folder with the four files.
+        The folder with the four files or with their folder `heart_disease`. By default it is the value of the
+        environment variable SITEWISE_DATA.
 
     Returns
     -------
@@ -113,15 +113,16 @@ def load_heart(folder: str | os.PathLike[str] | None = None) -> PatientTable:
 
 
 def load_gusto(folder: str | os.PathLike[str] | None = None) -> PatientTable:
-    """Read GUSTO-I, `gusto.csv` or `gusto.csv.gz`: y is death within 30 days, a site is a region.
+    """Read GUSTO-I from `gusto.csv` or `gusto.csv.gz`.
 
-    It is searched in `folder` or in `gusto/` below it; None uses the folder in SITEWISE_DATA. Columns may have the
-    names of predtools (`regl`, `day30`) or plain ones (`region`, `y`). z is age, sex and Killip class.
+    y is death within 30 days, a site is a region, and z is age, sex and Killip class. Columns may have the names of
+    predtools (`regl`, `day30`) or plain names (`region`, `y`).
 
     Parameters
     ----------
     folder : path, optional
-        The folder with the file.
+        The folder with the file or with its folder `gusto`. By default it is the value of the environment variable
+        SITEWISE_DATA.
 
     Returns
     -------
@@ -131,7 +132,7 @@ def load_gusto(folder: str | os.PathLike[str] | None = None) -> PatientTable:
     (path,) = _find("gusto", folder, ["gusto.csv"], "gusto", GUSTO_WHERE)
     problems = Problems("gusto")
     header = open_table(path).columns
-    given = {new: old for old, new in GUSTO_NAMES.items() if old in header}  # the names of predtools, if they are used
+    given = {new: old for old, new in GUSTO_NAMES.items() if old in header}  # the names of predtools, if used
     columns = ["region", "y", "age", "sex", "Killip", *GUSTO_NUMBERS, *GUSTO_CODES, *GUSTO_WORDS]
     rows = read_table(path, [given.get(name, name) for name in columns], problems)
     rows = rows.rename(columns={old: new for new, old in given.items()})
@@ -156,7 +157,7 @@ def load_gusto(folder: str | os.PathLike[str] | None = None) -> PatientTable:
 
 
 def _read_hospital(path: Path, hospital: str, problems: Problems) -> pd.DataFrame:
-    """One file of heart disease with column names; zeros that mean missing are missing."""
+    """Read the file of one hospital and name its columns; a zero that means "not measured" becomes a missing value."""
     raw = pd.read_csv(path, header=None, dtype=str, skipinitialspace=True, keep_default_na=False)
     if raw.shape[1] != len(HEART_COLUMNS):
         problems.add(f"{path}: expected {len(HEART_COLUMNS)} columns, got {raw.shape[1]}: download it again")
@@ -185,7 +186,7 @@ def _check_levels(
 
 
 def _find(name: str, folder: str | os.PathLike[str] | None, files: Sequence[str], below: str, where: str) -> list[Path]:
-    """The files in a folder or in one below it, each with or without .gz."""
+    """Return the paths of the files, with or without .gz, in a folder or in its subfolder `below`."""
     named = os.environ.get("SITEWISE_DATA") if folder is None else os.fspath(folder)
     if not named:
         raise FileNotFoundError(NO_FOLDER.format(name=name, where=where))

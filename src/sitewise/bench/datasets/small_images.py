@@ -1,7 +1,7 @@
-"""Two small sets of real images, 64 x 64: skin lesions (isic64) and chest X-rays (cxr64), with their sites in roles.
+"""Two sets of small real images, 64 x 64: skin lesions (isic64) and chest X-rays (cxr64), and the roles of their sites.
 
-Each is a folder with NAME.npz (`jpeg`, all files concatenated, and `offsets`) and NAME_meta.csv.gz, a row for each
-image. The images of a site are decoded when first used, and a process keeps them.
+A set is a folder with two files: NAME.npz has all JPEG files in one array (`jpeg`) and the start of each (`offsets`);
+NAME_meta.csv.gz has a row for each image. An image is decoded on first use, and kept in memory.
 """
 
 import os
@@ -23,18 +23,21 @@ Array = np.ndarray[Any, Any]
 Folder = str | os.PathLike[str]
 
 SIDE = 64
-HELD_OUT = (0.25, 0.25)  # of NIH's patients, for validation and for the test
+HELD_OUT = (0.25, 0.25)  # shares of NIH's patients for validation and for the test
 ISIC64_TRAINING = ("HAM_rosendahl", "HAM_vidir_modern", "HAM_vidir_molemax")
 ISIC64_VALIDATION = "HAM_vienna_dias"
 ISIC64_TESTS = ("NY3", "BCN2")
-ISIC64_CENTRES = (*ISIC64_TRAINING, ISIC64_VALIDATION)  # of HAM10000
+ISIC64_CENTRES = (*ISIC64_TRAINING, ISIC64_VALIDATION)  # the centres of HAM10000
 ISIC64_HELD_OUT, ISIC64_SHARE = "held-out lesions", 0.2
 CXR64_VALIDATION, CXR64_HOME = "NIH validation", "NIH test"
 
 
 @dataclass(frozen=True, eq=False)
 class SmallImages:
-    """A set of small images: a table (`row` in the pack, `site`, `y`, the confounders, `group`, `id`), and the pack."""
+    """A set of small images, with a table of its rows.
+
+    The table has the columns `row` (the number of the image), `site`, `y`, the confounders, `group` and `id`.
+    """
 
     name: str
     folder: Path
@@ -44,11 +47,11 @@ class SmallImages:
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """The names of the sites, in order."""
+        """The names of the sites, sorted."""
         return tuple(sorted(self.table["site"].unique()))
 
     def site(self, name: str) -> Site:
-        """One site with its images, uint8 (n, C, 64, 64)."""
+        """Return a site with its images, uint8 (n, C, 64, 64)."""
         rows = self.table[self.table["site"] == name]
         if not len(rows):
             raise KeyError(f"{self.name} has no site {name!r}; the sites are {', '.join(self.sites)}")
@@ -61,7 +64,7 @@ class SmallImages:
         )
 
     def site_table(self) -> pd.DataFrame:
-        """A row for each site: samples, groups, prevalence, share of missing z."""
+        """Return a table with a row for each site: samples, groups, prevalence, share of missing values in each z."""
         by_site = self.table.groupby("site", sort=True)
         summary = pd.DataFrame(
             {"samples": by_site.size(), "groups": by_site["group"].nunique(), "prevalence": by_site["y"].mean()}
@@ -73,7 +76,7 @@ class SmallImages:
 
 @dataclass(frozen=True)
 class SiteRoles:
-    """The sites of an experiment by their role; no group is in two roles."""
+    """The sites of an experiment by their role; no group has rows in two roles."""
 
     training: Sites
     validation: Site
@@ -83,9 +86,9 @@ class SiteRoles:
 def load_isic64(folder: Folder) -> SmallImages:
     """Read isic64's table; `isic64_roles` makes the sites of its experiment.
 
-    A site is a collection of the archive, with HAM10000 split into its four contributing centres; y is melanoma. z is
-    age, anatomical site (the three kinds of torso are one, as in `bench.datasets.isic`) and sex; the group is the
-    lesion, else the patient, else the image.
+    A site is a collection of the archive or one of the four contributing centres of HAM10000. y is melanoma. z is age,
+    anatomical site (anterior, posterior and lateral torso are one level, as in `bench.datasets.isic`) and sex. The
+    group of a row is its lesion; if this is unknown, its patient; if both are unknown, the image.
 
     Parameters
     ----------
@@ -123,7 +126,7 @@ def isic64_roles(data: SmallImages) -> SiteRoles:
     Parameters
     ----------
     data : SmallImages
-        What `load_isic64` read.
+        The images, as `load_isic64` returns them.
 
     Returns
     -------
@@ -138,10 +141,10 @@ def isic64_roles(data: SmallImages) -> SiteRoles:
 
 
 def isic64_centre_roles(data: SmallImages, left_out: str | None, seed: int = 0) -> SiteRoles:
-    """Train at the centres of HAM10000 except `left_out` (None: at all of them); test at this centre, NY3 and BCN2.
+    """Train at the centres of HAM10000 except `left_out` (None: at all centres); test at `left_out`, NY3 and BCN2.
 
-    A fifth of the lesions of each training centre, the same share of melanomas and of others, is drawn by the seed for
-    validation. A lesion that a training centre shares with a test site is not used for training.
+    For validation, the seed draws a fifth of the melanomas and a fifth of the other lesions of each training centre. A
+    lesion that a training centre shares with a test site is not used for training or validation.
     """
     if left_out is not None and left_out not in ISIC64_CENTRES:
         raise ValueError(f"left_out must be one of {', '.join(ISIC64_CENTRES)}, or null, got {left_out!r}")
@@ -170,16 +173,15 @@ def isic64_centre_roles(data: SmallImages, left_out: str | None, seed: int = 0) 
 
 
 def _without_keratoses(data: SmallImages) -> SmallImages:
-    """Without NY3's benign keratoses, which no training site has."""
+    """Remove the benign keratoses of NY3, because no training site has any."""
     return replace(data, table=data.table[(data.table["site"] != "NY3") | (data.table["dx"] != "BKL")])
 
 
 def load_cxr64(folder: Folder) -> SmallImages:
     """Read cxr64's table; `cxr64_roles` makes the sites of its experiment.
 
-    y is pneumonia, and y = 0 means No Finding at every site: NIH's images with other findings are left out, because no
-    other site has such images. z is age, projection and sex; GUANGZHOU has neither age nor sex. The group is the
-    patient.
+    y = 1 is pneumonia, and y = 0 is No Finding. NIH's images with other findings are left out, because no other site
+    has such images. z is age, projection and sex; GUANGZHOU has neither age nor sex. The group is the patient.
 
     Parameters
     ----------
@@ -210,20 +212,20 @@ def load_cxr64(folder: Folder) -> SmallImages:
 
 
 def cxr64_roles(data: SmallImages, seed: int = 0, held_out: tuple[float, float] = HELD_OUT) -> SiteRoles:
-    """Train at NIH and NIH_sel; validate and test on NIH patients held out by the seed, and test at GUANGZHOU.
+    """Train at NIH and NIH_sel; validate on held-out patients of NIH; test on further ones of NIH and at GUANGZHOU.
 
-    Patients with pneumonia and those without are split by the same shares, `held_out` (validation, test). NIH_sel was
-    chosen by outcome. It adds positives to the training, but its prevalence has no meaning, so no part of it is held
-    out. A patient of NIH_sel that NIH holds out would not be used.
+    The held-out patients are drawn by the seed, with the same shares of patients with and without pneumonia. The
+    patients of NIH_sel were selected by outcome. They add positive rows to the training, but their prevalence has no
+    meaning, so none of them is held out. A patient of NIH_sel who is held out at NIH is not used.
 
     Parameters
     ----------
     data : SmallImages
-        What `load_cxr64` read.
+        The images, as `load_cxr64` returns them.
     seed : int
         The seed of the split of NIH's patients.
     held_out : tuple of two floats
-        The shares of patients for validation and for the test at NIH.
+        The shares of NIH's patients for validation and for the test.
 
     Returns
     -------
@@ -255,7 +257,7 @@ def cxr64_roles(data: SmallImages, seed: int = 0, held_out: tuple[float, float] 
 
 
 def _meta(folder: Folder, name: str) -> tuple[Path, Problems]:
-    """The table of a set, in the folder or in its subfolder of that name."""
+    """Return the path of a set's table, in the folder or in its subfolder `name`, and a list for its problems."""
     base = Path(folder)
     for place in (base, base / name):
         files = [place / f"{name}_meta.csv.gz", place / f"{name}.npz"]
@@ -272,7 +274,7 @@ def _meta(folder: Folder, name: str) -> tuple[Path, Problems]:
 def _small(
     name: str, path: Path, table: pd.DataFrame, confounders: tuple[str, ...], channels: int, problems: Problems
 ) -> SmallImages:
-    """Check the rows against the pack."""
+    """Check the table and its number of images, and make the set."""
     strange = ~table["y"].isin([0, 1])
     if strange.any():
         problems.add(f"{path}, column 'y': expected 0 or 1, {int(strange.sum())} row(s) differ")
@@ -330,5 +332,5 @@ def _pack(folder: Path, name: str, channels: int) -> _Pack:
     with np.load(folder / f"{name}.npz") as pack:
         jpeg, offsets = pack["jpeg"], pack["offsets"]
     n = len(offsets) - 1
-    pixels = np.empty((n, channels, SIDE, SIDE), dtype=np.uint8)  # memory is used when a row is decoded
+    pixels = np.empty((n, channels, SIDE, SIDE), dtype=np.uint8)  # the system allocates memory when a row is written
     return _Pack(name, jpeg, offsets, pixels, np.zeros(n, dtype=bool))

@@ -1,4 +1,4 @@
-"""Tables of published collections: found below a folder, read as text, columns checked and translated."""
+"""Tables of published collections: find them in a folder, read them as text, and check and convert their columns."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,10 +15,10 @@ from sitewise.tables.values import Place, find_columns, known_text, plain
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".dcm", ".dicom")
 DICOM_SUFFIXES = (".dcm", ".dicom")
-SHRUNK = "_downsampled"  # suffix of an id in the ISIC challenge whose image was made smaller
+SHRUNK = "_downsampled"  # suffix of the id of an image that was made smaller, in the ISIC challenge
 SEXES = {"f": "female", "female": "female", "m": "male", "male": "male"}
 NO_SEX = ("o", "u", "unknown", "other")
-OLDEST = 120  # years; a higher age is an error (the first NIH release has 414)
+OLDEST = 120  # years; a higher age is wrong and counts as missing (the first NIH release has 414)
 UNITS = {"Y": 1.0, "M": 1 / 12, "W": 7 / 365.25, "D": 1 / 365.25}
 
 
@@ -31,7 +31,7 @@ class Folder:
     images: dict[str, str]
 
     def find(self, *patterns: str) -> list[Path]:
-        """The files whose name matches a pattern, ignoring case and .gz, in the order of the patterns."""
+        """Return the files whose name matches a pattern, ignoring case and .gz, in the order of the patterns."""
         matches: list[Path] = []
         for pattern in patterns:
             for other in self.others:
@@ -42,9 +42,10 @@ class Folder:
 
 
 def scan(root: str | os.PathLike[str], *, images: bool = True) -> Folder:
-    """List everything below a folder (links are not followed); without `images`, only its top two levels.
+    """List all files in a folder and its subfolders (links are not followed).
 
-    If an image exists twice, a readable one is preferred to a DICOM file, and a whole one to a smaller one.
+    Without `images`, image files are not listed, and only the folder and its direct subfolders are searched. If there
+    are several images with the same id, other formats are preferred to DICOM, and full size to a smaller size.
     """
     base = Path(root)
     if not base.is_dir():
@@ -71,10 +72,10 @@ def scan(root: str | os.PathLike[str], *, images: bool = True) -> Folder:
 
 
 def read_table(path: Path, columns: Sequence[str], problems: Problems, *, optional: Sequence[str] = ()) -> pd.DataFrame:
-    """Read some columns of a CSV (a .tab or .tsv by tabs) as text, missing where empty.
+    """Read some columns of a CSV file (.tab and .tsv are separated by tabs) as text; empty cells are missing values.
 
-    A required column that is absent is a problem, reported with a similar name, and is returned as missing; an optional
-    one is returned as missing.
+    If a column in `columns` is absent, a problem with a similar name is added. Absent columns, also those in
+    `optional`, are returned with missing values only.
     """
     table = open_collection(path)
     there = [name for name in (*columns, *optional) if name in table.columns]
@@ -86,19 +87,19 @@ def read_table(path: Path, columns: Sequence[str], problems: Problems, *, option
 
 
 def open_collection(path: Path) -> TableFile:
-    """A table of a collection; some have no suffix and are separated by commas."""
+    """Open a table of a collection; a file without a suffix is read as separated by commas."""
     return open_table(path, separator=None if Path(path.name.removesuffix(".gz")).suffix else ",")
 
 
 def as_numbers(column: pd.Series, path: Path, problems: Problems) -> pd.Series:
-    """Text as numbers; other text is reported with its row (counted from 0)."""
+    """Convert text to numbers; other text is a problem, reported with its row (counted from 0)."""
     numbers = pd.to_numeric(column, errors="coerce")
     _note(column[numbers.isna() & column.notna()], path, "a number", problems)
     return numbers.astype(float)
 
 
 def as_ages(column: pd.Series, path: Path, problems: Problems) -> pd.Series:
-    """Ages in years, from numbers or from DICOM's 057Y, 011M, 003W, 021D; 85+ is 85, above 120 is missing."""
+    """Convert numbers, or DICOM ages such as 057Y, 011M, 003W and 021D, to years. 85+ is 85; above 120 is missing."""
     text = column.astype(object).map(lambda value: str(value).strip().upper().removesuffix("+"), na_action="ignore")
     unit = text.map(lambda value: UNITS.get(value[-1:], 1.0), na_action="ignore").astype(float)
     plain = text.map(lambda value: value[:-1] if value[-1:] in UNITS else value, na_action="ignore")
@@ -109,12 +110,15 @@ def as_ages(column: pd.Series, path: Path, problems: Problems) -> pd.Series:
 
 
 def as_sexes(column: pd.Series, path: Path, problems: Problems) -> pd.Series:
-    """female or male; other and unknown count as missing."""
+    """Convert text to "female" or "male"; other and unknown count as missing."""
     return as_levels(column, SEXES | {name: None for name in NO_SEX}, path, problems)
 
 
 def as_levels(column: pd.Series, levels: Mapping[str, str | None], path: Path, problems: Problems) -> pd.Series:
-    """Translate text by a table of lower-case words (None: missing); an unknown word is reported with its row."""
+    """Convert text to levels by a table of lower-case words (None means missing).
+
+    A word that is not in the table is a problem, reported with its row.
+    """
     words = column.astype(object).map(lambda value: str(value).strip().lower(), na_action="ignore")
     _note(column[words.notna() & ~words.isin(list(levels))], path, f"one of {', '.join(levels)}", problems, levels)
     known = {word: level for word, level in levels.items() if level is not None}

@@ -1,6 +1,6 @@
-"""Experiments: a YAML becomes a plan, the plan's runs become records, and records become choices and tables.
+"""Experiments: a YAML file is read and planned, its runs write records, and records are summarized in tables.
 
-Public names are imported when first used, as in the package: reading records needs no torch.
+Public names are imported on first use, so that importing this subpackage does not import torch.
 """
 
 from importlib import import_module

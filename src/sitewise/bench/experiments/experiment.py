@@ -1,4 +1,4 @@
-"""An experiment: data, sites and their roles, methods with settings and grids, seeds, as in its YAML file."""
+"""The content of an experiment's YAML file: data, sites and their roles, methods with settings and grids, seeds."""
 
 import itertools
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from typing import Any
 
 from sitewise.evaluation import METRICS
 
-VALIDATION = "validation"  # the name of the validation site among the rows of a training
+VALIDATION = "validation"  # the name of the validation site in `sample_domain`
 TRAINING, TEST = "training", "test"
-ALL = "all"  # rows
+ALL = "all"  # all rows of a site
 ESTIMATION_METRICS = ("prevalence_error", "weight_mse")
 ALL_METRICS = (*METRICS, *ESTIMATION_METRICS)
 LOWER_IS_BETTER = frozenset({"nll", "brier", "ece", *ESTIMATION_METRICS})
@@ -16,9 +16,9 @@ LOWER_IS_BETTER = frozenset({"nll", "brier", "ece", *ESTIMATION_METRICS})
 
 @dataclass(frozen=True)
 class SiteSpec:
-    """A site: its name, the options of its kind of data, and its size.
+    """A site: its name, the options of its kind of data, and its number of rows n.
 
-    None means all rows of a real site, and at a test site the size of the draws.
+    n is None for real sites, which are used with all rows, and for test sites, whose draws give the numbers of rows.
     """
 
     name: str
@@ -26,15 +26,15 @@ class SiteSpec:
     n: int | None = None
 
     def plain(self) -> dict[str, Any]:
-        """Without its name, as in the YAML."""
+        """Return the site as in the YAML, without its name."""
         return self.options | ({} if self.n is None else {"n": self.n})
 
 
 @dataclass(frozen=True)
 class Draw:
-    """How many rows of a test site are scored (None: all of a real site), and how many others are adapted on.
+    """The numbers of rows of a test site that are scored, and of other rows that a method is adapted on.
 
-    If `adapt` is None, the scored rows are adapted on.
+    If `score` is None, all rows of a real site are scored. If `adapt` is None, methods are adapted on the scored rows.
     """
 
     name: str
@@ -42,26 +42,26 @@ class Draw:
     adapt: int | None = None
 
     def plain(self) -> dict[str, Any]:
-        """Without its name, as in the YAML."""
+        """Return the draw as in the YAML, without its name."""
         return {"score": self.score or ALL} | ({} if self.adapt is None else {"adapt": self.adapt})
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A row of the results: its label, its method, and all settings that differ from the method's defaults."""
+    """A row of the results: its label, its method, and the settings that differ from the method's defaults."""
 
     label: str
     method: str
     settings: dict[str, Any]
 
     def plain(self) -> dict[str, Any]:
-        """Without its label."""
+        """Return method and settings, without the label."""
         return {"method": self.method, "settings": self.settings}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A row of the results, with the grid of settings to choose from; empty if there is nothing to tune."""
+    """A row of the results before tuning. `grid` has the candidate values of each tuned setting; it may be empty."""
 
     label: str
     method: str
@@ -70,14 +70,14 @@ class Entry:
 
     @property
     def candidates(self) -> tuple[Choice, ...]:
-        """All settings of the grid, the last name varying fastest."""
+        """All combinations of the values in the grid; the value of the last setting varies fastest."""
         settings = (dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values()))
         return tuple(Choice(self.label, self.method, self.settings | chosen) for chosen in settings)
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """The metric at the validation site that chooses among the settings of a grid, and the number of seeds."""
+    """The metric at the validation site by which settings of a grid are chosen, and the number of seeds for tuning."""
 
     metric: str
     seeds: int
@@ -85,7 +85,7 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Experiment:
-    """The content of an experiment's YAML; `quick` if it is the reduced version."""
+    """The content of an experiment's YAML file; `quick` is True for the reduced version of the experiment."""
 
     name: str
     title: str
@@ -108,5 +108,5 @@ class Experiment:
 
     @property
     def variants(self) -> tuple["Experiment", ...]:
-        """The parts with different trainings, each with its own test sites; the experiment itself if there are none."""
+        """The variants of the YAML, each with its own test sites; the experiment itself if it has no variants."""
         return self.parts or (self,)

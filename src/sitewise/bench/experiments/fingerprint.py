@@ -1,7 +1,8 @@
-"""Fingerprints: which code a number depends on, hashed without its docstrings, comments and layout.
+"""Fingerprints: hashes of the code on which a number depends, without docstrings, comments and layout.
 
-The code is what an entry imports, directly or not, anywhere in its files. A package's `__init__` passes names on, so
-that a name counts as the module that defines it. Methods are looked up in a registry: a run depends on those it names.
+The code is the entry modules and all modules of the package that they import, directly or indirectly, anywhere in
+their files. A name that is imported from a package counts as an import of the module that defines it, not of the
+package's `__init__`. Methods are looked up in a registry: a run depends only on the methods that it names.
 """
 
 import ast
@@ -24,8 +25,8 @@ PACKAGE = "sitewise"
 SOURCE = Path(inspect.getfile(sitewise)).parents[1]
 ENTRY = f"{PACKAGE}.bench.experiments.scoring"
 REGISTRY = f"{PACKAGE}.bench.methods"
-# What writes words, pages and files, and says where numbers come from: no number depends on it (a test runs GPA and
-# looks that none of it is called, but for sentences).
+# Modules that write texts, pages and files, or record the origin of numbers. No number depends on them: a test runs GPA
+# and checks that it calls none of them, except `fingerprint`, `provenance` and functions that write sentences.
 ASIDE = (
     f"{PACKAGE}.version",
     f"{PACKAGE}.report",
@@ -33,13 +34,13 @@ ASIDE = (
     f"{PACKAGE}.bench.experiments.fingerprint",
     f"{PACKAGE}.bench.experiments.provenance",
 )
-LENGTH = 16  # of a digest, in hexadecimal digits
+LENGTH = 16  # the number of hexadecimal digits of a digest
 
-Import = tuple[str, str, str]  # module, name in it, name here
+Import = tuple[str, str, str]  # module, name in that module, name in the importing file
 
 
 def run_fingerprint(run: Run) -> str:
-    """A digest of a run's settings and of all code that its record depends on."""
+    """Return a digest of a run's settings and of all code on which its record depends."""
     used = {name: METHODS[name] for name in sorted({choice.method for choice in run.methods})}
     modules = {ENTRY, KINDS[run.data["kind"]].populate.__module__, *(method.__module__ for method in used.values())}
     classes = {name: f"{_label(method.__module__)}.{method.__qualname__}" for name, method in used.items()}
@@ -47,18 +48,24 @@ def run_fingerprint(run: Run) -> str:
 
 
 def script_fingerprint(script: str | Path) -> str:
-    """A digest of a script and of all code it imports, including files next to it."""
+    """Return a digest of a script and of all code it imports: modules of sitewise and files next to the script."""
     return code_digest((str(Path(script).resolve()),))
 
 
 @cache
 def code_digest(entries: tuple[str, ...], *cut: str) -> str:
-    """A digest of the code of modules (by name) and scripts (by path), and of their imports except excluded ones."""
+    """Return a digest of the code of modules (by name) and scripts (by path), and of all code they import.
+
+    The modules in `cut` and `ASIDE` are excluded.
+    """
     return _digest(sorted([name, _file_digest(path)] for name, path in closure(entries, *cut).items()))
 
 
 def closure(entries: Iterable[str], *cut: str) -> dict[str, Path]:
-    """The files that the entries may load, of the package and next to a script, by name, without excluded ones."""
+    """Return the files that the entries may load, by name: entries, modules of the package, and files next to a script.
+
+    The modules in `cut` and `ASIDE` are excluded.
+    """
     files: dict[str, Path] = {}
     waiting = list(entries)
     while waiting:
@@ -72,22 +79,28 @@ def closure(entries: Iterable[str], *cut: str) -> dict[str, Path]:
 
 
 def code_of(text: str) -> str:
-    """A text that is equal for two sources exactly if they differ only in docstrings, comments and layout."""
+    """Return a text of the code without docstrings, comments and layout.
+
+    The texts of two sources are equal exactly if the sources differ in nothing else.
+    """
     return json.dumps(_plain(ast.parse(text)), ensure_ascii=False)
 
 
 @dataclass(frozen=True)
 class _Imports:
-    """The imports of a file: names, names for types only, whole modules, and the attributes of names that it reads."""
+    """The imports of a file, and the attributes that it reads.
+
+    `names` are imported from modules, `typed` below `if TYPE_CHECKING:`, and `modules` are imported as a whole.
+    """
 
     names: tuple[Import, ...]
     typed: tuple[Import, ...]
-    modules: tuple[tuple[str, str], ...]  # module, name here
+    modules: tuple[tuple[str, str], ...]  # module, name in this file
     attributes: tuple[tuple[str, str], ...]  # name, attribute
 
 
 def _needs(name: str, path: Path) -> Iterator[str]:
-    """The modules, and files next to it by their paths, that a file loads."""
+    """Yield what a file imports: modules of the package by name, and files next to it by path."""
     read = _read(path)
     for module, inner, _ in read.names:
         yield from _home(_absolute(module, name, path), inner, path)
@@ -97,7 +110,7 @@ def _needs(name: str, path: Path) -> Iterator[str]:
 
 
 def _home(module: str, name: str, importer: Path) -> Iterator[str]:
-    """The module that defines a name of `module`, if it is part of the package."""
+    """Yield the module that defines a name of `module`, if it is part of the package or a file next to the importer."""
     if module != PACKAGE and not module.startswith(f"{PACKAGE}."):
         neighbour = importer.with_name(f"{module}.py")
         if neighbour.is_file() and not importer.is_relative_to(SOURCE):
@@ -107,7 +120,7 @@ def _home(module: str, name: str, importer: Path) -> Iterator[str]:
     if name and _path_of(f"{module}.{name}") is not None:
         yield f"{module}.{name}"
     elif file is not None and file.name == "__init__.py":
-        read = _read(file)  # a package that loads names when they are first used lists them for types
+        read = _read(file)  # a package that loads names on first use lists them below `if TYPE_CHECKING:`
         passed = {here: (origin, old) for origin, old, here in (*read.typed, *read.names)}
         if name in passed:
             yield from _home(_absolute(passed[name][0], module, file), passed[name][1], file)
@@ -118,7 +131,7 @@ def _home(module: str, name: str, importer: Path) -> Iterator[str]:
 
 
 class _Visitor(ast.NodeVisitor):
-    """Collects the imports of a file, those below `if TYPE_CHECKING:` apart."""
+    """Collects the imports of a file; names below `if TYPE_CHECKING:` are kept separately."""
 
     def __init__(self) -> None:
         self.names: list[Import] = []
@@ -161,7 +174,7 @@ def _read(path: Path) -> _Imports:
 
 
 def _absolute(module: str, importer: str, path: Path) -> str:
-    """The full name of a module that may be given relative to the importing one."""
+    """Return the full name of a module, whose name may be relative to the importing module."""
     level = len(module) - len(module.lstrip("."))
     if not level:
         return module
@@ -171,7 +184,10 @@ def _absolute(module: str, importer: str, path: Path) -> str:
 
 
 def _path_of(name: str) -> Path | None:
-    """The file of a module: of the package by its name, of others if they are loaded; a path is its own file."""
+    """Return the file of a module; None if it is unknown.
+
+    A module of the package is found by its name, and another module if it is loaded. A path is returned as it is.
+    """
     if name.endswith(".py"):
         return Path(name)
     if name == PACKAGE or name.startswith(f"{PACKAGE}."):
@@ -182,7 +198,7 @@ def _path_of(name: str) -> Path | None:
 
 
 def _label(name: str) -> str:
-    """The name of a module of the package; otherwise that of its file, which does not depend on the import."""
+    """Return the full name of a module of the package, or the file name (without .py) of another module."""
     path = _path_of(name)
     return name if path is None or path.is_relative_to(SOURCE) else path.stem
 
@@ -197,7 +213,10 @@ def _file_digest(path: Path) -> str:
 
 
 def _plain(node: Any) -> Any:
-    """A syntax tree as lists, without positions, docstrings and empty fields, which differ between Python versions."""
+    """Return a syntax tree as lists, without positions and docstrings.
+
+    Empty fields are left out, because they differ between Python versions.
+    """
     if isinstance(node, list):
         return [_plain(part) for part in node]
     if not isinstance(node, ast.AST):

@@ -1,4 +1,4 @@
-"""Kinds of data made of image files: the paper's collections and any manifest, packed once, sites by name."""
+"""Kinds of data with image files: the paper's collections and any manifest. Images are packed once."""
 
 import hashlib
 import os
@@ -26,8 +26,8 @@ from sitewise.tables.manifest import Manifest, read_manifest
 from sitewise.tables.manifest.splitting import assign_sites
 
 SIZE = 224  # pixels of a side, as in the paper
-PACKED = "packed"  # the folder of packs, next to the data
-CACHE = "SITEWISE_CACHE"  # names another folder for them
+PACKED = "packed"  # the folder of packed images, in the folder of the data
+CACHE = "SITEWISE_CACHE"  # the environment variable that names another folder for packed images
 COMMON = ("size", "channels", "at_most")
 COLUMNS = ("image", "site", "target", "confounders", "group", "id", "classes", "categorical")
 NO_VALIDATION = "validation: name its site, as in {site: NY2}"
@@ -35,7 +35,7 @@ NO_VALIDATION = "validation: name its site, as in {site: NY2}"
 
 @dataclass(frozen=True, eq=False)
 class ImageCollection:
-    """Rows of image files, packed when first used; `name` identifies the content of the tables."""
+    """A table of image files, which are packed on first use."""
 
     kind: str
     manifest: Manifest
@@ -45,7 +45,7 @@ class ImageCollection:
 
     @cached_property
     def name(self) -> str:
-        """The kind, the number of rows and a hash of the tables."""
+        """The kind, the number of rows and a hash of the table, which identify its content."""
         manifest = self.manifest
         columns = ["id", "site", "y", *manifest.confounders, *(("group",) if "group" in manifest.table else ())]
         text = manifest.table[columns].to_csv(index=False)
@@ -53,7 +53,7 @@ class ImageCollection:
 
     @cached_property
     def images(self) -> PackedImages:
-        """The images, packed if needed, and again if files have changed; one process at a time."""
+        """The packed images. They are packed if needed, also after files have changed, by one process at a time."""
         ids = "\n".join(self.manifest.table["id"].astype(str))
         mark = hashlib.sha256(ids.encode()).hexdigest()[:8]
         folder = self.packs / f"{self.kind}-{self.size}x{self.channels}-{mark}"
@@ -61,14 +61,14 @@ class ImageCollection:
             return pack(self.manifest, folder, self.size, channels=self.channels)
 
     def site(self, name: str, label: str) -> Site:
-        """One of the sites, with its name in the experiment; y are class numbers, images stay on disk."""
+        """Return the site `name` of the table under the name `label`; y has class numbers, and images stay on disk."""
         number_of = {value: number for number, value in enumerate(self.manifest.classes)}
         whole = to_site(self.manifest, self.images, name)
         return replace(whole, name=label, y=np.array([number_of[value] for value in whole.y.tolist()]))
 
 
 def join_images(parts: Sequence[Any]) -> Any:
-    """Rows of several sites as one: images of the same pack stay on disk, others become one array."""
+    """Join the inputs of several sites: images of the same pack stay on disk, other inputs become one array."""
     first = parts[0]
     if all(isinstance(part, PackedImages) and part.folder == first.folder for part in parts):
         return replace(first, rows=np.concatenate([part.rows for part in parts]))
@@ -76,33 +76,37 @@ def join_images(parts: Sequence[Any]) -> Any:
 
 
 def needed_folder(data: Options, folder: Folder) -> str:
-    """The folder of the data; an error with advice if none is given."""
+    """Return the folder of the data; if it is None, a ValueError says how to set it."""
     if folder is None:
         raise ValueError(f"{data['kind']} is not part of the package: give its folder with --data-dir or SITEWISE_DATA")
     return folder
 
 
 def load_isic(data: Options, folder: Folder) -> ImageCollection:
-    """The paper's ISIC sites from the tables and images below a folder."""
+    """Load the paper's ISIC sites from the tables and images in a folder."""
     root = needed_folder(data, folder)
     return _collect(data, build_isic(root, group=data.get("group", "lesion")), root)
 
 
 def load_cxr(data: Options, folder: Folder) -> ImageCollection:
-    """The chest X-ray collections, each in the folder of its name."""
+    """Load the chest X-ray collections; each has its own folder, with its name, in the folder of the data."""
     root = needed_folder(data, folder)
     return _collect({"channels": 1} | data, build_cxr(root, data.get("collections", tuple(BUILDERS))), root)
 
 
 def load_manifest(data: Options, folder: Folder) -> ImageCollection:
-    """A user's table of images: in the folder, where its paths start; without a folder, paths start next to it."""
+    """Load a user's table of images.
+
+    The path of the table and the image paths in it are relative to `folder`. Without a folder, the image paths are
+    relative to the folder of the table.
+    """
     file = Path(folder or ".") / data["manifest"]
     columns = {name: data[name] for name in COLUMNS if name in data}
     return _collect(data, read_manifest(file, root=folder, **columns), folder or file.parent)
 
 
 def prepare_images(collection: ImageCollection, experiment: Experiment) -> None:
-    """Check that each site exists, in one role, and that no group is in two roles; then pack the images."""
+    """Check that each site exists and has one role, and that no group has rows in two roles; then pack the images."""
     problems = Problems(f"sites of {experiment.name}")
     sites = collection.manifest.sites
     if "site" not in experiment.validation.options:
@@ -122,21 +126,21 @@ def prepare_images(collection: ImageCollection, experiment: Experiment) -> None:
 
 
 def site_name(spec: SiteSpec) -> str:
-    """The name of a site in the tables: the option `site`, otherwise its name in the experiment."""
+    """Return the name of a site in the table: the option `site`, or by default its name in the experiment."""
     return str(spec.options.get("site", spec.name))
 
 
 def image_population(
     data: Options, name: str, options: Options, collection: ImageCollection, rng: np.random.Generator
 ) -> Population:
-    """A real site with all of its images."""
+    """Return the population of a real site; each draw is all of its images."""
     site = collection.site(str(options.get("site", name)), name)
     shares = np.bincount(site.y, minlength=len(collection.manifest.classes)) / len(site)
     return Population(lambda n, seed: site, shares, None)
 
 
 def image_faults(data: Options) -> list[str]:
-    """Problems of the options that all kinds of images have."""
+    """Return the problems of the options that all kinds of image data have."""
     faults = []
     for name in ("size", "at_most"):
         value = data.get(name, 1)
@@ -148,7 +152,7 @@ def image_faults(data: Options) -> list[str]:
 
 
 def manifest_faults(data: Options) -> list[str]:
-    """Problems of the options of a manifest, before it is read."""
+    """Return the problems of the options of a manifest; the file itself is not read."""
     faults = image_faults(data)
     if not isinstance(data.get("manifest"), str):
         faults.append(f"manifest must name a CSV or Parquet file, got {data.get('manifest')!r}")
@@ -170,7 +174,7 @@ def _collect(data: Options, manifest: Manifest, root: str | Path) -> ImageCollec
 
 
 def _at_most(manifest: Manifest, n_rows: int) -> Manifest:
-    """At most this many rows of each site, chosen by a hash of their ids, in the order of the table."""
+    """Keep at most `n_rows` rows of each site, chosen by a hash of their ids, in the order of the table."""
     mixed = manifest.table["id"].map(lambda id: int(hashlib.sha256(str(id).encode()).hexdigest()[:12], 16))
     return manifest.take((mixed.groupby(manifest.table["site"]).rank() <= n_rows).to_numpy())
 
@@ -184,7 +188,7 @@ def _absent(collection: ImageCollection, name: str) -> str:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold a lock that other processes wait for when they pack into this folder."""
+    """Hold a lock within the block; other processes that pack into this folder wait for it."""
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -37,11 +37,11 @@ from sitewise.sites import Site
 
 SHIFTS = ("dirichlet", "tweak_one", "app")
 N_DIGITS = 10
-NONE = "none"  # of the centres left out
+NONE = "none"  # value of `left_out` if no centre is left out
 
 
 def colored_faults(data: Options, options: Options) -> list[str]:
-    """Problems of a site of colored digits."""
+    """Return the problems of the options of a site of colored digits."""
     faults = _choice("data.model", data.get("model", "confounded"), tuple(CAUSAL_MODELS))
     faults += _choice("data.coloring", data.get("coloring", "binary"), COLORINGS)
     if ("beta" in options) == ("joint" in options):
@@ -57,7 +57,7 @@ def colored_faults(data: Options, options: Options) -> list[str]:
 def colored_population(
     data: Options, name: str, options: Options, digits: Digits | None, rng: np.random.Generator
 ) -> Population:
-    """Colored digits: a causal model at β, or a table P(y, z)."""
+    """Return a population of colored digits, given by a causal model with β or by a table P(y, z)."""
     assert digits is not None
     part, model, alpha = digits, data.get("model", "confounded"), data.get("alpha", ALPHA)
     coloring = data.get("coloring", "binary")
@@ -79,7 +79,10 @@ def colored_population(
 
 
 def hide_some(site: Site, share: float, seed: int) -> Site:
-    """The site with z missing in a share of its rows, whatever they are; the same rows hide it at a larger share."""
+    """Return the site with z missing completely at random in a share of its rows.
+
+    With the same seed, rows that miss z at one share also miss it at every larger share.
+    """
     assert isinstance(site.Z, pd.DataFrame)
     if not share:
         return site
@@ -88,7 +91,7 @@ def hide_some(site: Site, share: float, seed: int) -> Site:
 
 
 def digits_faults(data: Options, options: Options) -> list[str]:
-    """Problems of a site of ten classes."""
+    """Return the problems of the options of a site of digits with ten classes."""
     faults = _choice("shift", options["shift"], SHIFTS) if "shift" in options else []
     if ("shift" in options) != ("parameter" in options):
         faults.append("shift and parameter go together, as in {shift: dirichlet, parameter: 0.1}")
@@ -100,7 +103,10 @@ def digits_faults(data: Options, options: Options) -> list[str]:
 def digits_population(
     data: Options, name: str, options: Options, digits: Digits | None, rng: np.random.Generator
 ) -> Population:
-    """Digits of ten classes, with P(y) given, uniform, or drawn once for each site and seed; without z."""
+    """Return a population of digits with ten classes and without z.
+
+    P(y) is given, uniform, or drawn once for each site and seed.
+    """
     assert digits is not None
     part = digits
     if "shift" in options:
@@ -118,7 +124,7 @@ def digits_population(
 def simulated_population(
     data: Options, name: str, options: Options, digits: Digits | None, rng: np.random.Generator
 ) -> Population:
-    """Simulated sites with mixed confounders; P(y|z) is known if nothing is missing."""
+    """Return a simulated population with continuous and categorical confounders; P(y|z) is known if z is complete."""
     family = SimulatedFamily(**data | ({"levels": tuple(data["levels"])} if "levels" in data else {}))
     even = np.full(family.n_classes, 1 / family.n_classes)
     marginal = np.asarray(options.get("prevalence", even), dtype=float)
@@ -135,7 +141,7 @@ def simulated_population(
 
 
 def mixed_faults(data: Options, options: Options) -> list[str]:
-    """Problems of a site of known densities."""
+    """Return the problems of the options of a site with known densities."""
     faults = [] if _is_positive(data.get("blur", 1.0)) else [f"data.blur must be above zero, got {data['blur']!r}"]
     for name, size in (("coefficients", 4), ("ages", 2), ("scanners", 3)):
         given = options.get(name, [] if name == "coefficients" else [1] * size)
@@ -150,7 +156,7 @@ def mixed_faults(data: Options, options: Options) -> list[str]:
 def mixed_population(
     data: Options, name: str, options: Options, digits: Digits | None, rng: np.random.Generator
 ) -> Population:
-    """Sites of known densities with an age, a sex and a scanner."""
+    """Return a population with known densities, whose confounders are age, sex and scanner."""
     shares = np.asarray(options.get("scanners", (1, 1, 1)), dtype=float)
     site = MixedSite(
         coefficients=tuple(options["coefficients"]),
@@ -167,18 +173,22 @@ def mixed_population(
 
 
 def split_digits(digits: Digits, seed: int) -> dict[str, Digits]:
-    """Digits for each role, none of them in two."""
+    """Split the digits into those of each role; no digit has two roles."""
     return dict(zip((TRAINING, VALIDATION, TEST), digits.split(seed), strict=True))
 
 
 def from_folder(load: Callable[[str], Any]) -> Callable[[Options, Folder], Any]:
-    """Load data from a folder; an error with advice if they are not available."""
+    """Return a loader that calls `load` with the folder of the data, and raises ValueError if there is no folder."""
     return lambda data, folder: load(needed_folder(data, folder))
 
 
 @dataclass(frozen=True)
 class Lesions:
-    """isic64 and which of HAM10000's centres an experiment leaves out; without `left_out` the fourth validates."""
+    """The isic64 images, and the options of their data.
+
+    The option `left_out` names the centre of HAM10000 that is left out of training, or is "none". Without this option,
+    the roles are those of `isic64_roles`.
+    """
 
     images: SmallImages
     data: Options
@@ -186,11 +196,11 @@ class Lesions:
 
     @classmethod
     def load(cls, data: Options, folder: str) -> "Lesions":
-        """Read the images' table."""
+        """Read the images and their table from a folder."""
         return cls(load_isic64(folder), data)
 
     def roles(self, seed: int) -> SiteRoles:
-        """The sites by their roles."""
+        """Return the training sites, the validation site and the test sites."""
         if "left_out" not in self.data:
             return isic64_roles(self.images)
         left_out = self.data["left_out"]
@@ -198,12 +208,12 @@ class Lesions:
 
 
 def isic64_faults(data: Options) -> list[str]:
-    """What is wrong with the centre to leave out."""
+    """Return the problems of the option `left_out`."""
     return _choice("left_out", data["left_out"], (NONE, *ISIC64_CENTRES)) if "left_out" in data else []
 
 
 def real_parts(roles: SiteRoles) -> dict[str, dict[str, Site]]:
-    """The real sites of each role, by name."""
+    """Return the real sites of each role, by name."""
     return {
         TRAINING: {site.name: site for site in roles.training},
         VALIDATION: {VALIDATION: roles.validation},
@@ -214,7 +224,7 @@ def real_parts(roles: SiteRoles) -> dict[str, dict[str, Site]]:
 def real_population(
     data: Options, name: str, options: Options, sites: dict[str, Site], rng: np.random.Generator
 ) -> Population:
-    """A real site: all of its rows."""
+    """Return the population of a real site; each draw is all of its rows."""
     wanted = options.get("site", name)
     if wanted not in sites:
         raise ValueError(f"there is no site {wanted!r} for this role in {data['kind']}: it has {', '.join(sites)}")

@@ -1,4 +1,4 @@
-"""Read YAML with stricter rules: duplicate keys are an error, 1e-3 is a number, and sizes are limited first."""
+"""Reading of YAML files with stricter rules: duplicate keys are an error, 1e-3 is a number, and sizes are limited."""
 
 import re
 from pathlib import Path
@@ -9,11 +9,11 @@ import yaml  # type: ignore[import-untyped]
 from sitewise.arrays import brief
 
 MOST_BYTES, MOST_NODES, DEEPEST = 2**20, 50_000, 32  # limits of a file; the longest experiment has 10 kB and depth 9
-MERGE = "tag:yaml.org,2002:merge"  # of `<<: *anchor`
+MERGE = "tag:yaml.org,2002:merge"  # the tag of the key in `<<: *anchor`
 
 
 def load_yaml(path: Path) -> dict[Any, Any]:
-    """Read a mapping from a YAML file; a ValueError gives the problem and its line."""
+    """Read a mapping from a YAML file; a ValueError says what is wrong and, if known, in which line."""
     if path.stat().st_size > MOST_BYTES:
         raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
     text = path.read_text(encoding="utf-8")
@@ -28,12 +28,12 @@ def load_yaml(path: Path) -> dict[Any, Any]:
 
 
 def _check_size(text: str) -> None:
-    """Count the entries that aliases expand to, and the depth, with a parser that builds nothing.
+    """Check the number of entries after expansion of aliases, and the depth, by a parser that builds no objects.
 
-    A few lines of nested aliases can expand to more than fits into memory.
+    A few lines of nested aliases can expand to more entries than fit into memory.
     """
-    sizes: dict[str, int | None] = {}  # of nodes with an anchor; None while a node is not finished
-    open_parts: list[tuple[str | None, int]] = []  # anchor, and the number of nodes before it
+    sizes: dict[str, int | None] = {}  # number of entries by anchor; None until the end of the node is read
+    open_parts: list[tuple[str | None, int]] = []  # unfinished nodes: anchor, and the number of entries before the node
     count = 0
     for event in yaml.parse(text, Loader=_UniqueKeys):
         line = event.start_mark.line + 1
@@ -60,10 +60,13 @@ def _check_size(text: str) -> None:
 
 
 class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML silently replaces an earlier key by a later one: here this is an error. 1e-3 is a number here."""
+    """A YAML loader for which a duplicate key is an error and 1e-3 is a number.
+
+    PyYAML's own loader silently keeps the last of several equal keys, and reads 1e-3 as text.
+    """
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """The mapping of a node, whose keys must differ."""
+        """Return the mapping of a node; raise an error if two keys are the same."""
         seen = set()
         for key_node, _ in node.value:
             if key_node.tag == MERGE:

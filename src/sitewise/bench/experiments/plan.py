@@ -1,4 +1,4 @@
-"""The plan: an experiment as a list of frozen runs, each one training with all methods that share it."""
+"""The plan of an experiment: a list of runs. A run is one training with all methods that share it."""
 
 import hashlib
 import json
@@ -17,8 +17,9 @@ from sitewise.training.recipe import resolve_recipe
 class Run:
     """One training with one seed, and the methods that use its network.
 
-    `target` is the test site whose unlabeled rows the training sees, and the only one it is scored at; None for methods
-    that see none. `digits` names the source of the digits, None for data without digits.
+    If the training uses unlabeled rows of a test site, `target` is the name of this site, and methods are scored at
+    this site only; otherwise it is None. `digits` names the source of the data (digits or images); it is None for
+    simulated data.
     """
 
     experiment: str
@@ -36,11 +37,11 @@ class Run:
 
     @property
     def unlabeled(self) -> Draw | None:
-        """The draw whose adaptation rows the training sees at the target."""
+        """The draw of the target whose adaptation rows the training uses; None without a target."""
         return None if self.target is None else self.draws[0]
 
     def plain(self) -> dict[str, Any]:
-        """Everything that determines the result, for JSON; the order of tests, draws and methods does not matter."""
+        """Return all settings that determine the result, for JSON; tests, draws and methods are dicts by name."""
         return {
             "seed": self.seed,
             "target": self.target,
@@ -58,7 +59,7 @@ class Run:
 
     @cached_property
     def id(self) -> str:
-        """A hash of `plain`; it is the same in all processes and versions."""
+        """A hash of `plain`, which is the same in all processes and versions."""
         text = json.dumps(self.plain(), sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -79,7 +80,7 @@ def make_method(
     device: str = "auto",
     **processes: Any,
 ) -> Method:
-    """The method of a choice with the recipe, the network and the devices that all share, ready to fit."""
+    """Return the unfitted method of a choice, with the recipe, network and devices that all methods share."""
     return METHODS[choice.method](
         **network | choice.settings,
         recipe=make_recipe(recipe),
@@ -92,16 +93,17 @@ def make_method(
 
 
 def make_recipe(recipe: dict[str, Any]) -> Recipe:
-    """The recipe of a name, with the given changes."""
+    """Return the recipe called `recipe["name"]`, changed by the other entries."""
     changes = dict(recipe)
     return resolve_recipe(changes.pop("name"), **changes)
 
 
 def tuning_runs(experiment: Experiment, digits: str | None = None) -> tuple[Run, ...]:
-    """All settings of all grids with more than one, for the first seeds: all grids get the same number of trainings.
+    """Return a run for each setting of each grid (if it has more than one) and each of the first seeds.
 
-    A setting is a run by itself, so that those of the chosen setting are final runs too. Methods that are trained for
-    one test site are tuned as trained for the first.
+    All grids have the same number of settings and so of trainings. Each run has one setting, so that the runs of the
+    chosen setting are also final runs. A method that is trained for one test site is tuned with the training for the
+    first test site.
     """
     if experiment.tuning is None:
         return ()
@@ -115,7 +117,10 @@ def tuning_runs(experiment: Experiment, digits: str | None = None) -> tuple[Run,
 
 
 def final_runs(experiment: Experiment, chosen: dict[str, dict[str, Any]], digits: str | None = None) -> tuple[Run, ...]:
-    """All methods with the chosen settings (label -> settings) for all seeds; labels without a choice are left out."""
+    """Return the runs of all methods with the chosen settings (label -> settings) and all seeds.
+
+    A label that has a grid but no chosen settings is left out.
+    """
     choices = settled(experiment, chosen)
     tuned = {entry.label for entry in experiment.methods if is_tuned(entry)}
     groups: dict[tuple[str, ...], list[Choice]] = {}
@@ -136,7 +141,7 @@ def final_runs(experiment: Experiment, chosen: dict[str, dict[str, Any]], digits
 
 
 def settled(experiment: Experiment, chosen: dict[str, dict[str, Any]]) -> tuple[Choice, ...]:
-    """The choice for each label that has nothing to tune or whose settings are chosen, in the experiment's order."""
+    """Return a choice for each label that has no grid or whose settings are chosen, in the experiment's order."""
     return tuple(
         Choice(entry.label, entry.method, chosen[entry.label]) if is_tuned(entry) else entry.candidates[0]
         for entry in experiment.methods
@@ -145,12 +150,15 @@ def settled(experiment: Experiment, chosen: dict[str, dict[str, Any]]) -> tuple[
 
 
 def is_tuned(entry: Entry) -> bool:
-    """Whether there is anything to choose."""
+    """Whether an entry has more than one setting to choose from."""
     return len(entry.candidates) > 1
 
 
 def _runs(experiment: Experiment, methods: tuple[Choice, ...], seed: int, digits: str | None) -> list[Run]:
-    """The runs of methods that share a training: one, or one for each test site whose unlabeled rows it sees."""
+    """Return the runs of methods that share a training.
+
+    There is one run; if the training uses unlabeled rows of test sites, there is one for each test site.
+    """
     trainer = make_method(methods[0], experiment.recipe, experiment.network).trainer()
     by_site = [(site,) for site in experiment.tests] if trainer.card.unlabeled_in_training else [experiment.tests]
     return [

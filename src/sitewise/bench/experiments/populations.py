@@ -1,4 +1,4 @@
-"""The interface of all kinds of data: populations that sites draw from, and what a kind must define."""
+"""The interface of all kinds of data: the population of a site, and the definition of a kind."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,18 +17,18 @@ Truth = Callable[[Any], Array]  # Z -> P(y|z), (n, K)
 
 @dataclass(frozen=True)
 class Population:
-    """The population of a site: a function that draws n rows by a seed, the true P(y), and P(y|z) if known.
+    """The population of a site, from which rows are drawn.
 
-    A real site is its own population: its only draw is all of its rows, and its P(y) is that of its labels.
+    A real site is its own population: each draw is all of its rows, and P(y) is computed from its labels.
 
     Parameters
     ----------
     draw : callable
-        From a number of rows and a seed to a `Site`.
+        `draw(n, seed)` returns a `Site` with n rows.
     marginal : ndarray of shape (K,)
         The true P(y).
     given_z : callable or None
-        From Z to the true P(y|z), (n, K).
+        `given_z(Z)` returns the true P(y|z), (n, K); None if it is not known.
     """
 
     draw: Callable[[int | None, int], Site]
@@ -37,7 +37,7 @@ class Population:
 
 
 def no_faults(*options: Options) -> list[str]:
-    """Find no problems: for kinds without options.
+    """Return no problems: for kinds without options or without checks of them.
 
     Parameters
     ----------
@@ -54,29 +54,29 @@ def no_faults(*options: Options) -> list[str]:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of data: the options of `data` and of a site, the problems of a site's options, its population.
+    """A kind of data: its options in the YAML, their checks, and the functions that make the population of a site.
 
     Parameters
     ----------
     data : tuple of str
-        The options of `data`.
+        The names of the options in `data`.
     site : tuple of str
-        The options of a site.
+        The names of the options of a site.
     faults : callable
-        From the options of data and of a site to a list of problems.
+        `faults(data, options)` returns a list of problems of a site's options.
     populate : callable
-        `populate(data, name, options, part, rng)` returns the `Population` of a site. It gets the part of the site's
-        role, and an rng for what a site draws once, before its rows.
+        `populate(data, name, options, part, rng)` returns the `Population` of a site. `part` is the part of the source
+        that belongs to the site's role; `rng` is for values that are drawn once for a site, such as its P(y).
     load : callable, optional
         `load(data, folder)` reads the source of the sites; None for simulated data.
     split : callable, optional
-        From the source and a seed to the part of each role; None for simulated data.
+        `split(source, seed)` returns the part of the source for each role, as a dict; None for simulated data.
     real : bool
-        Whether sites are used with all rows, so that nothing is drawn.
+        Whether sites are real: then they are used with all their rows, and nothing is drawn.
     data_faults : callable
-        From the options of data to a list of problems.
+        `data_faults(data)` returns a list of problems of the options in `data`.
     prepare : callable, optional
-        Called once, with what was loaded, before an experiment runs.
+        `prepare(source, experiment)` is called before the first run, once for each variant of the experiment.
     """
 
     data: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""The commit that made a number."""
+"""The commit of the code that computed a number."""
 
 import os
 import subprocess
@@ -11,9 +11,10 @@ ROOT = Path(__file__).resolve().parents[4]
 
 @lru_cache(maxsize=1)
 def commit() -> str:
-    """The commit: SITEWISE_COMMIT, for copies without history; otherwise git's, with a plus if src/ differs from it.
+    """Return the commit of the code: the first 12 digits of its hash, with a plus if files in src/ differ from it.
 
-    "unknown" if there is neither: git does not work here, or the package is installed outside its repository.
+    The environment variable SITEWISE_COMMIT has precedence; it is for copies without git history. The result is
+    "unknown" if git does not work or the package is installed outside its repository.
     """
     known = os.environ.get("SITEWISE_COMMIT")
     if known:

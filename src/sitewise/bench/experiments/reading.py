@@ -1,4 +1,4 @@
-"""Read an experiment's YAML; one error lists all problems, with the key and a similar name."""
+"""Reading of an experiment's YAML file. One error lists all problems, with the key and a similar valid name."""
 
 import os
 from collections.abc import Iterable
@@ -44,19 +44,19 @@ UNEQUAL = "every grid must have the same number of settings, for an equal budget
 
 
 def read_experiment(path: str | os.PathLike[str], *, quick: bool = False) -> Experiment:
-    """Read an experiment.
+    """Read an experiment from its YAML file and check it.
 
     Parameters
     ----------
     path : path
         The YAML file.
     quick : bool
-        Whether to merge the section `quick` over the rest, where null removes a key.
+        Whether to read the reduced version: the values of the section `quick` replace others, and null removes a key.
 
     Returns
     -------
     Experiment
-        The experiment, checked.
+        The experiment. A ValueError lists all problems of the file.
     """
     path = Path(path)
     problems = Problems(str(path))
@@ -92,7 +92,7 @@ def merge(base: Any, changes: Any) -> Any:
 
 
 class _Reader:
-    """Turns parts of the file into parts of an experiment, and collects problems."""
+    """Converts parts of the file to parts of an experiment, and collects problems."""
 
     def __init__(self, problems: Problems) -> None:
         self.problems = problems
@@ -138,7 +138,7 @@ class _Reader:
         return read
 
     def whole(self, read: Experiment, raw: dict[Any, Any]) -> None:
-        """Checks that need all parts."""
+        """Do the checks that need all parts of the experiment."""
         for key in ("training", "tests", "draws", "methods"):
             if key in raw and not getattr(read, key):
                 self.problems.add(f"{key}: at least one is needed")
@@ -196,7 +196,7 @@ class _Reader:
         return Entry(label, method, settings, {k: v if isinstance(v, list) else [v] for k, v in grid.items()})
 
     def settings(self, method: str, settings: dict[str, Any], grid: dict[str, Any], place: str) -> None:
-        """Note settings that the method has not, and grids that are none."""
+        """Add a problem for each setting that the method does not have, and for each grid that is not a list."""
         known = [field.name for field in fields(METHODS[method]) if field.name not in SET_BY_RUNS]
         for name in (*settings, *grid):
             if name in SET_BY_RUNS:
@@ -264,18 +264,18 @@ class _Reader:
 
 
 def _instead(word: Any, known: Iterable[str]) -> str:
-    """A similar name if there is one, otherwise all names."""
+    """Return an end of a message: a similar name if there is one, otherwise all names."""
     names = list(known)
     return did_you_mean(word, names) or f"; there are {', '.join(names)}" if names else "; there are none"
 
 
 def _among(value: Any, names: Iterable[str]) -> TypeGuard[str]:
-    """Whether a value is one of some names; a list or a mapping is not."""
+    """Whether a value is a string and one of the names; the value may have any type."""
     return isinstance(value, str) and value in names
 
 
 def _spelled_out(raw: Any) -> Any:
-    """Short forms written out, so that they can be merged: `ERM: erm`, `recipe: default`."""
+    """Replace short forms such as `ERM: erm` and `recipe: default` by mappings, so that sections can be merged."""
     if not isinstance(raw, dict):
         return raw
     full = dict(raw)

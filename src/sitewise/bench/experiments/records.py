@@ -1,4 +1,4 @@
-"""Records: one JSON line for each run, appended atomically; claims, so that two runners can share a folder."""
+"""Records: one JSON line for each run, appended atomically. Claims of runs let several runners share a folder."""
 
 import gzip
 import json
@@ -12,17 +12,18 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 Record = dict[str, Any]
-DIGITS = 6  # significant ones of every number
+DIGITS = 6  # significant digits of every number
 CLAIMS = ".claims"
-FINGERPRINT = "fingerprint"  # of the code and settings behind a record
-# A line starts with both, so that finding what is done need not parse the rest.
+FINGERPRINT = "fingerprint"  # the key of the fingerprint of code and settings in a record
+# A line starts with id and fingerprint, so that finished runs are found without parsing the rest of the line.
 HEAD = re.compile(rb'\{"id": "([^"]+)"(?:, "fingerprint": "([^"]*)")?')
 
 
 def append_record(path: Path, record: Record) -> None:
-    """Append a record as one line, completely or not at all for any other process; numbers are rounded to six digits.
+    """Append a record as one line, with numbers rounded to six significant digits.
 
-    A line that was cut short by a kill is removed first: no other process can be writing at that time.
+    A lock makes the write atomic for other processes. If the last line is incomplete because a process was killed, it
+    is removed first.
     """
     assert next(iter(record)) == "id"
     head = {key: record[key] for key in ("id", FINGERPRINT) if key in record}
@@ -36,7 +37,10 @@ def append_record(path: Path, record: Record) -> None:
 
 
 def read_records(path: Path) -> list[Record]:
-    """All records, one for each id: those of `path` with .gz added, if it exists, and those of `path`."""
+    """Read the records of `path` and of its compressed part (`path` with .gz added), if they exist.
+
+    If several records have the same id, the last one is used; those of `path` come last.
+    """
     by_id: dict[str, Record] = {}
     for file in _files(path):
         for number, line in enumerate(_lines(file), start=1):
@@ -49,21 +53,22 @@ def read_records(path: Path) -> list[Record]:
 
 
 def fingerprints(path: Path) -> dict[str, str]:
-    """The fingerprint of each record by its id, "" if it has none; of several with one id the last counts."""
+    """Return the fingerprint of each record by its id, "" if it has none; the last record with an id counts."""
     heads = (HEAD.match(line) for file in _files(path) for line in _lines(file))
     return {head.group(1).decode(): (head.group(2) or b"").decode() for head in heads if head}
 
 
 def done_ids(path: Path, fingerprint: str | None = None) -> set[str]:
-    """The ids of all records; with a fingerprint, of those that have it."""
+    """Return the ids of all records, or of the records with the given fingerprint."""
     return {name for name, mark in fingerprints(path).items() if fingerprint in (None, mark)}
 
 
 @contextmanager
 def claim(path: Path, run_id: str) -> Iterator[bool]:
-    """Claim a run for the duration of the block: True if no other process holds it. The claim ends with the process.
+    """Claim a run until the end of the block; the value is True if no other process holds the claim.
 
-    After claiming, call `done_ids` again: another runner may have finished the run before.
+    A claim also ends with its process. After claiming, look at the records again: another runner may have finished the
+    run in the meantime.
     """
     folder = path.parent / CLAIMS
     folder.mkdir(parents=True, exist_ok=True)
@@ -78,13 +83,13 @@ def claim(path: Path, run_id: str) -> Iterator[bool]:
         yield True
     finally:
         lock.release()
-    # Only a finished run gets here. A process that holds the mark now finds the record.
+    # This line is reached only after a finished run. A process that claims the run now finds the record.
     with suppress(PermissionError):
         mark.unlink(missing_ok=True)
 
 
 def rounded(value: Any) -> Any:
-    """Numbers to six significant digits, in nested dicts and lists."""
+    """Return the value with all floats in nested dicts and lists rounded to six significant digits."""
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, dict):
@@ -99,14 +104,14 @@ def _files(path: Path) -> list[Path]:
 
 
 def _lines(file: Path) -> list[bytes]:
-    """The complete lines of a file; one that was cut short by a kill is left out."""
+    """Return the complete lines of a file, without a last line that is incomplete because a process was killed."""
     data = file.read_bytes()
     lines = (gzip.decompress(data) if file.suffix == ".gz" else data).splitlines(keepends=True)
     return [line for line in lines if line.strip() and (line.endswith(b"\n") or _is_json(line))]
 
 
 def _mend(file: Any) -> None:
-    """Remove a last line that was cut short; add a missing line end to a complete one."""
+    """Remove an incomplete last line; if it is complete without a line end, add the line end."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - 1))
     if file.read() in (b"", b"\n"):

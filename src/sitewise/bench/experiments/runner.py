@@ -1,4 +1,7 @@
-"""The runner: does missing runs in several processes; runners may share a folder and may be killed at any time."""
+"""The runner does the missing runs of an experiment in several processes.
+
+Several runners may work in the same folder, and a runner may be killed at any time.
+"""
 
 import logging
 import multiprocessing
@@ -32,19 +35,19 @@ from sitewise.training.devices import device_problems, join_processes, torchrun_
 
 logger = logging.getLogger(__name__)
 ALONE = {"devices": 1, "nodes": 1, "strategy": "auto"}
-WAIT = 0.5  # seconds between looks at what another runner holds
-GPU_JOBS = 16  # processes that share a GPU
+WAIT = 0.5  # seconds until runs that another runner holds are checked again
+GPU_JOBS = 16  # largest default number of processes that share a GPU
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 WORKER_DIED = "a process died, perhaps for lack of memory; finished runs are in {path}: run again, with fewer jobs"
 
 
 class RunError(RuntimeError):
-    """Some runs failed; the others are done and recorded."""
+    """Raised if runs failed or a worker process died. Finished runs are recorded."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: done (here or elsewhere), held by another runner, or failed with an error."""
+    """The result of an attempt at a run: done (by this or another runner), held by another runner, or failed."""
 
     state: Literal["done", "held", "failed"]
     error: str = ""
@@ -55,7 +58,7 @@ Perform = Callable[[Iterable[Run]], Iterator[tuple[Run, Outcome]]]
 
 
 def records_path(experiment: Experiment, out: str | os.PathLike[str]) -> Path:
-    """The file of an experiment's records in a folder."""
+    """Return the path of an experiment's records in a folder."""
     return Path(out) / f"{experiment.name}{'.quick' if experiment.quick else ''}.jsonl"
 
 
@@ -71,28 +74,29 @@ def run_experiment(
     data_dir: Folder = None,
     verbose: bool | None = None,
 ) -> list[Record]:
-    """Do what is not done yet of an experiment and return all records of its file.
+    """Do the runs of an experiment that have no current record, and return all records of its file.
 
     Parameters
     ----------
     experiment : Experiment
-        What `read_experiment` read.
+        The experiment, as `read_experiment` returns it.
     out : path
-        The folder of records; several runners, on one machine, may work in it at the same time.
+        The folder of records. Several runners on one machine may work in it at the same time.
     jobs : int, optional
-        Processes, each with one thread of its own; by default one for each core, up to sixteen that share a GPU. With 1
-        everything happens in this process.
+        The number of processes, with one thread each. The default is the number of cores, but at most 16 with a GPU. If
+        it is 1, this process does all runs.
     device : str
         "auto", "cpu" or "cuda".
     devices : int or str
-        How many devices train one network together, as for `GPAClassifier`; then there is one run at a time. Under
-        torchrun its processes do every run together; the first returns the records, the others none.
+        The number of devices that train one network together, as for `GPAClassifier`. If it is not 1, the runs are done
+        one after the other. Under torchrun, all its processes do each run together; the first process returns the
+        records, and the others return an empty list.
     nodes : int
-        How many machines train together.
+        The number of machines that train one network together.
     strategy : str
-        How several processes are started.
+        How several training processes are started.
     data_dir : path, optional
-        The folder with MNIST, or with the real images that the experiment is about.
+        The folder with MNIST, or with the real images of the experiment. By default it is the value of SITEWISE_DATA.
     verbose : bool, optional
         Whether to show a progress bar; None shows it in a terminal.
 
@@ -103,10 +107,10 @@ def run_experiment(
 
     Notes
     -----
-    Grids are tuned first, while methods without one run to the end; then the settings chosen run for all seeds. A run
-    whose record was made by other code (its fingerprint differs) is done again. A run that fails does not stop the
-    others: `RunError` lists them at the end, and a next call tries them again. A script that calls this with several
-    jobs needs `if __name__ == "__main__":`.
+    Tuning runs of methods with a grid and all runs of the other methods are done first. Then the chosen settings are
+    run with all seeds. A run whose record was made by other code (its fingerprint differs) is done again. A run that
+    fails does not stop the others: a `RunError` at the end lists all failed runs, and the next call tries them again. A
+    script that calls this function with several jobs needs `if __name__ == "__main__":`.
     """
     path = records_path(experiment, out)
     processes: dict[str, Any] = {"devices": devices, "nodes": nodes, "strategy": strategy}
@@ -136,13 +140,16 @@ def run_experiment(
 
 
 def default_jobs(device: str) -> int:
-    """The number of processes that work at the same time."""
+    """Return the default number of processes: the number of cores, at most `GPU_JOBS` if they share a GPU."""
     shares_gpu = device != "cpu" and torch.cuda.is_available()
     return min(GPU_JOBS, cpu_count()) if shares_gpu else int(cpu_count())
 
 
 def perform_run(run: Run, path: Path, do: Do) -> Outcome:
-    """Claim a run, do it and append its record, unless it is done or held elsewhere; an error is an outcome."""
+    """Claim a run, do it and append its record, unless it is already done or another runner holds it.
+
+    An error is not raised; it becomes a "failed" outcome.
+    """
     try:
         return _claim_and_do(run, path, do)
     except Exception as error:
@@ -162,13 +169,13 @@ def _claim_and_do(run: Run, path: Path, do: Do) -> Outcome:
 
 
 def remaining_runs(runs: Iterable[Run], path: Path) -> list[Run]:
-    """The runs that have no record yet, or one that other code made."""
+    """Return the runs that have no record, or whose record was made by other code."""
     done = fingerprints(path)
     return [run for run in runs if done.get(run.id) != run_fingerprint(run)]
 
 
 def _check_processes(jobs: int | None, processes: dict[str, Any]) -> None:
-    """Report all problems of training on several devices."""
+    """Raise one error for all problems of training on several devices."""
     problems = Problems("run_experiment")
     for problem in device_problems(**processes):
         problems.add(problem)
@@ -178,7 +185,7 @@ def _check_processes(jobs: int | None, processes: dict[str, Any]) -> None:
 
 
 def _do(runs: Iterable[Run], path: Path, perform: Perform, title: str, verbose: bool | None) -> list[str]:
-    """Do runs until all are done, here or by another runner, or failed; return the failures with their reasons."""
+    """Do runs until each has failed or is done (by this or another runner); return the failures with their reasons."""
     remaining = {run.id: run for run in remaining_runs(runs, path)}
     failures = []
     with _progress(title, len(remaining), verbose) as advance:
@@ -197,15 +204,15 @@ def _do(runs: Iterable[Run], path: Path, perform: Perform, title: str, verbose: 
 
 
 def _by_seed(runs: Iterable[Run]) -> list[Run]:
-    """Runs ordered by seed, because a process keeps the sites of one seed; without duplicates."""
+    """Return the runs without duplicates, ordered by seed, because a process keeps the sites of one seed in memory."""
     return sorted({run.id: run for run in runs}.values(), key=lambda run: run.seed)
 
 
 @contextmanager
 def _performing(path: Path, jobs: int, do: Do, fabric: Any = None) -> Iterator[Perform]:
-    """The function that does runs: in this process, in those of a fabric, or in several with one thread each."""
+    """Provide the function that does runs: in this process, in those of a fabric, or in a pool of `jobs` processes."""
     if fabric is not None:
-        with _leading(fabric, do) as together:  # an error ends all processes: nobody may wait for one that failed
+        with _leading(fabric, do) as together:  # an error is raised and ends all processes: none waits for a failed one
             yield lambda runs: ((run, _claim_and_do(run, path, together)) for run in runs)
         return
     if jobs == 1:
@@ -226,7 +233,7 @@ def _performing(path: Path, jobs: int, do: Do, fabric: Any = None) -> Iterator[P
     try:
         yield perform
     except BaseException:
-        for process in multiprocessing.active_children():  # an interrupt, say: what is finished is recorded
+        for process in multiprocessing.active_children():  # for example on an interrupt; finished runs are recorded
             if process not in others:
                 process.terminate()
         pool.shutdown(cancel_futures=True)
@@ -236,7 +243,7 @@ def _performing(path: Path, jobs: int, do: Do, fabric: Any = None) -> Iterator[P
 
 @contextmanager
 def one_thread_each() -> Iterator[None]:
-    """Processes that start in the block take one thread, of torch and of any BLAS."""
+    """Let processes that are started in the block use one thread in torch and in any BLAS."""
     before = {name: os.environ.get(name) for name in THREADS}
     os.environ.update(dict.fromkeys(THREADS, "1"))
     try:
@@ -251,7 +258,7 @@ def one_thread_each() -> Iterator[None]:
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Delay an interrupt to the end of the block: an interrupted start of a process would print a traceback."""
+    """Delay an interrupt until the end of the block, because an interrupted start of a process prints a traceback."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -266,7 +273,10 @@ def interrupts_wait() -> Iterator[None]:
 
 
 def start_worker() -> None:
-    """One thread; and an interrupt, or the end of the runner, ends the process at once: its claim ends with it."""
+    """Prepare a worker process: it uses one thread, and ends at once on an interrupt or when the runner ends.
+
+    The claim of a run ends with the process.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -281,7 +291,7 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _progress(title: str, total: int, verbose: bool | None) -> Iterator[Callable[[], None]]:
-    """A progress bar with the time left on a terminal, nothing elsewhere."""
+    """Provide a function that advances a progress bar with the time left; by default it is shown only in a terminal."""
     if not total or not (sys.stderr.isatty() if verbose is None else verbose):
         yield lambda: None
         return
@@ -296,7 +306,7 @@ def _progress(title: str, total: int, verbose: bool | None) -> Iterator[Callable
 
 @contextmanager
 def _leading(fabric: Any, do: Do) -> Iterator[Do]:
-    """Provide a function that does a run together with the following processes, which end with the block."""
+    """Provide a function that does a run together with the other processes (`_follow`), which stop after the block."""
 
     def together(run: Run) -> Record:
         fabric.broadcast(run)
@@ -307,7 +317,7 @@ def _leading(fabric: Any, do: Do) -> Iterator[Do]:
 
 
 def _follow(fabric: Any, do: Do) -> None:
-    """Do the runs that the first process names; their records are dropped, because the first process has them."""
+    """Do the runs that the first process broadcasts. Their records are dropped: the first process writes them."""
     for run in _named(fabric):
         do(run)
 

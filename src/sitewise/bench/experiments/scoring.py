@@ -1,4 +1,4 @@
-"""From a run to a record: train once, then adapt and score each method at each site."""
+"""Doing a run: train once, adapt and score each method at each site, and return the record."""
 
 import math
 import time
@@ -30,7 +30,10 @@ NO_TRUTH = "the true P(y|z) of these sites is not known"
 
 @dataclass(frozen=True)
 class Task:
-    """Rows to adapt on and rows to score, the same or not, of one population; the class shares in the source."""
+    """Rows to adapt on and rows to score, from one population; they may be the same rows.
+
+    `source_shares` are the class shares among the validation rows, (K,).
+    """
 
     adaptation: Site
     scored: Site
@@ -39,9 +42,10 @@ class Task:
 
 
 def run_one(run: Run, data_dir: Folder = None, device: str = "auto", **processes: Any) -> Record:
-    """Do a run and return its record with everything that its numbers depend on; a refusal is recorded with its reason.
+    """Do a run and return its record, with its settings, versions, commit and device.
 
-    `processes` has devices, nodes and strategy, if several devices train together.
+    If a method refuses the data, its result is the reason. `processes` are `devices`, `nodes` and `strategy` of
+    `make_method`, if several devices train together.
     """
     started, clock = datetime.now(UTC), time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
@@ -63,18 +67,19 @@ def run_one(run: Run, data_dir: Folder = None, device: str = "auto", **processes
 
 
 def device_name(device: str, devices: int | str = 1) -> str:
-    """The name of the device: a GPU's name, or cpu; and the number of devices if there are several."""
+    """Return the name of the GPU or "cpu", and the number of devices if it is not 1."""
     gpu = device in ("auto", "cuda", "gpu") and torch.cuda.is_available()
     name = torch.cuda.get_device_name() if gpu else "cpu" if device in ("auto", "cpu") else device
     return name if devices == 1 else f"{name} x {devices}"
 
 
 def score(task: Task, probability: Array, prevalence: Array | None) -> dict[str, Any]:
-    """All metrics of probabilities at a site, and the error of its P(y).
+    """Return all metrics of predicted probabilities at a site, and the errors of the estimated P(y).
 
-    `prevalence_error` is mean_y |p̂(y) - p(y)| for the population's p; `weight_mse` is mean_y (ŵ_y - w_y)² with ŵ = p̂
-    / q, w = p / q, q the class shares among the validation rows and p those among the rows adapted on, which is the
-    best possible estimate. Both are None if the method estimates no P(y); undefined metrics are None too.
+    `prevalence_error` is mean_y |p̂(y) - p(y)|, where p is the P(y) of the population. `weight_mse` is the mean over y
+    of (ŵ_y - w_y)² with ŵ = p̂ / q and w = r / q. Here q are the class shares among the validation rows, and r those
+    among the rows adapted on, which are the best possible estimate. Both errors are None if the method estimates no
+    P(y); undefined metrics are None, too.
     """
     metrics = evaluate(task.scored.y, probability, n_resamples=0)
     scored: dict[str, Any] = {name: metric.value for name, metric in metrics.items()}
@@ -91,12 +96,12 @@ def score(task: Task, probability: Array, prevalence: Array | None) -> dict[str,
 
 
 def class_shares(y: Any, n_classes: int) -> Array:
-    """The share of each class among the rows."""
+    """Return the share of each class among the rows, (K,)."""
     return np.bincount(np.asarray(y), minlength=n_classes) / len(y)
 
 
 def _results(run: Run, world: World, devices: dict[str, Any]) -> dict[str, Any]:
-    """The results of each label of a run, {"skipped": reason} if the method refuses the data."""
+    """Return the results by label; {"skipped": reason} if the method refuses the data."""
     rows, unlabeled = world.training_rows(run), world.unlabeled_rows(run)
     methods = {
         choice.label: make_method(choice, run.recipe, run.network, run.seed, **devices) for choice in run.methods
@@ -122,7 +127,10 @@ def _results(run: Run, world: World, devices: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refusal(method: Method, run: Run, world: World, schema: Confounders | None, n_unlabeled: int) -> str | None:
-    """Why a method, or its trainer, cannot be used here, or the truth that it needs is unknown."""
+    """Return the reason why a method cannot be used; None if it can.
+
+    The reason may be that of its trainer, or that the true g which the method needs is not known.
+    """
     for one in (method, method.trainer()):
         reason = one.refusal(len(run.training), schema, n_unlabeled)
         if reason:
@@ -133,7 +141,7 @@ def _refusal(method: Method, run: Run, world: World, schema: Confounders | None,
 
 
 def _at_every_site(method: Method, run: Run, world: World) -> dict[str, Any]:
-    """The scores at the validation site, for selection, and at each test site and draw."""
+    """Return the scores at the validation site, by which settings are chosen, and at each test site and draw."""
     validation, population = world.labeled(run.validation, VALIDATION), world.population(run.validation, VALIDATION)
     shares = class_shares(validation.y, len(population.marginal))
     return {
@@ -149,7 +157,7 @@ def _at_every_site(method: Method, run: Run, world: World) -> dict[str, Any]:
 
 
 def _score_at(method: Method, task: Task) -> dict[str, Any]:
-    """Adapt a method and score it: only methods whose card needs them get labels and truth."""
+    """Adapt a method and score it. It gets labels or the true g only if its card says that it needs them."""
     seen, scored = task.adaptation, task.scored
     try:
         here = method.adapt(seen.X, seen.Z, **_given(method, seen, task.population.given_z))

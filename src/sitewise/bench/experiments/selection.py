@@ -1,4 +1,4 @@
-"""Choose the setting of each grid by the validation site alone. Pure functions of records."""
+"""Choice of the settings of each grid by the validation site alone, by pure functions of records."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,10 +13,10 @@ from sitewise.bench.experiments.records import Record
 def choose_settings(
     experiment: Experiment, records: Iterable[Record], digits: str | None = None
 ) -> dict[str, dict[str, Any]]:
-    """The settings with the best mean validation metric over the tuning seeds, label -> settings.
+    """Return for each label the settings with the best mean of the validation metric over the tuning seeds.
 
-    Of equally good settings the first in the grid is taken; a setting with an undefined metric is worst. A label whose
-    tuning is not finished is left out.
+    If settings are equally good, the first in the grid is chosen. A setting with an undefined metric counts as worst. A
+    label whose tuning is not finished is left out.
     """
     known = {record["id"]: record for record in records}
     values: dict[str, dict[str, list[float]]] = {}  # label -> settings -> a value for each seed
@@ -36,7 +36,7 @@ def choose_settings(
 
 
 def _validation_value(record: Record, experiment: Experiment, choice: Choice) -> float:
-    """The metric at the validation site, larger is better; -inf if there is none."""
+    """Return the metric at the validation site with a sign such that larger is better; -inf if it is undefined."""
     assert experiment.tuning is not None
     metric = experiment.tuning.metric
     value = record["results"][choice.label].get(VALIDATION, {}).get(metric)

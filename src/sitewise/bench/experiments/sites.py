@@ -1,4 +1,4 @@
-"""The sites of a run, drawn by their own seeds: the same rows for all methods, and no row in two roles."""
+"""The sites of a run. Each has its own seed, so that all methods get the same rows; no row has two roles."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ SCORED, ADAPTATION = "scored", "adaptation"
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """The rows of all training sites and of the validation site, as `fit` reads them."""
+    """The rows of all training sites and of the validation site, as arguments of `Method.fit`."""
 
     X: Any
     y: Any
@@ -34,15 +34,15 @@ class TrainingRows:
 
 @dataclass(frozen=True)
 class World:
-    """Everything drawn with one seed; repeated requests return the same objects."""
+    """All populations and rows that are drawn with one seed; repeated calls return the same objects."""
 
     data: dict[str, Any]
     seed: int
-    parts: dict[str, Any]  # the part of each role; empty for simulated data
+    parts: dict[str, Any]  # the part of the source for each role; empty for simulated data
     kept: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def population(self, spec: SiteSpec, part: str) -> Population:
-        """The population of a site; what a site draws once (its P(y)) is the same in all roles."""
+        """Return the population of a site. Values that are drawn once for a site, such as its P(y), are kept."""
         key = f"{part} {spec.name} {json.dumps(spec.options, sort_keys=True)}"
         if key not in self.kept:
             rng = np.random.default_rng(derived_seed(self.seed, part, spec.name))
@@ -54,7 +54,8 @@ class World:
     def rows(self, spec: SiteSpec, part: str, role: str, n: int | None) -> Site:
         """Draw n rows of a site for a role; all rows if n is None.
 
-        The seed depends on the run's seed, the site, the role and n: draws that score as many rows score the same rows.
+        The seed depends on the run's seed, the site, the role and n. Therefore draws that score equally many rows score
+        the same rows.
         """
         key = f"{part} {spec.name} {json.dumps(spec.options, sort_keys=True)} {role} {n}"
         if key not in self.kept:
@@ -63,16 +64,16 @@ class World:
         return self.kept[key]  # type: ignore[no-any-return]
 
     def labeled(self, spec: SiteSpec, part: str) -> Site:
-        """The rows of a training site or of the validation site."""
+        """Return the labeled rows of a training site or of the validation site."""
         return self.rows(spec, part, part, spec.n)
 
     def test_rows(self, spec: SiteSpec, draw: Draw) -> tuple[Site, Site]:
-        """The rows to adapt on and the rows to score; the same rows unless the draw says otherwise."""
+        """Return the rows to adapt on and the rows to score; they are the same rows if `draw.adapt` is None."""
         scored = self.rows(spec, TEST, SCORED, draw.score)
         return (scored if draw.adapt is None else self.rows(spec, TEST, ADAPTATION, draw.adapt)), scored
 
     def training_rows(self, run: Run) -> TrainingRows:
-        """All labeled rows of a run."""
+        """Return all labeled rows of a run: those of the training sites and of the validation site."""
         sites = [*(self.labeled(spec, TRAINING) for spec in run.training), self.labeled(run.validation, VALIDATION)]
         return TrainingRows(
             X=join_images([site.X for site in sites]),
@@ -83,7 +84,10 @@ class World:
         )
 
     def unlabeled_rows(self, run: Run) -> dict[str, Any] | None:
-        """The unlabeled rows that training sees: of the validation site, and those adapted on at the target."""
+        """Return the unlabeled rows for training: those of the validation site, and the adaptation rows of the target.
+
+        None if the training uses no unlabeled rows.
+        """
         if run.unlabeled is None:
             return None
         adaptation, _ = self.test_rows(run.tests[0], run.unlabeled)
@@ -91,17 +95,17 @@ class World:
 
 
 def world_of(run: Run, data_dir: Folder = None) -> World:
-    """The world of a run; a process keeps the last one for runs with the same seed."""
+    """Return the world of a run; a process keeps the last world for further runs with the same data and seed."""
     return _world(json.dumps(run.data, sort_keys=True), run.seed, _folder(data_dir))
 
 
 def source_name(data: dict[str, Any], data_dir: Folder = None) -> str | None:
-    """The source of an experiment's data, None if they are simulated."""
+    """Return the name of the source of an experiment's data; None if they are simulated."""
     return None if KINDS[data["kind"]].load is None else str(_source_of(data, data_dir).name)
 
 
 def prepare_data(experiment: Experiment, data_dir: Folder = None) -> None:
-    """The preparation before the first run: check that each site exists, pack images."""
+    """Prepare the data before the first run: check that each site exists, and pack images."""
     prepare = KINDS[experiment.data["kind"]].prepare
     for part in experiment.variants if prepare is not None else ():
         assert prepare is not None
@@ -109,13 +113,13 @@ def prepare_data(experiment: Experiment, data_dir: Folder = None) -> None:
 
 
 def forget_data() -> None:
-    """Read and draw anew what the next run needs: where files have changed meanwhile."""
+    """Clear the kept data, so that the next run reads and draws them again, for example after files have changed."""
     _source.cache_clear()
     _world.cache_clear()
 
 
 def derived_seed(seed: int, *names: str | int) -> int:
-    """A seed that is determined by a seed and names, and differs for other names."""
+    """Derive a seed from a seed and names, so that other names give other seeds."""
     words = [int.from_bytes(hashlib.sha256(str(name).encode()).digest()[:8], "big") for name in names]
     return int(np.random.SeedSequence([seed, *words]).generate_state(1, np.uint64)[0])
 
@@ -129,13 +133,13 @@ def _world(data: str, seed: int, data_dir: str | None) -> World:
 
 
 def _source_of(data: dict[str, Any], data_dir: Folder) -> Any:
-    """What the sites are drawn from, read once for all runs."""
+    """Return the source of the sites, which is read once for all runs."""
     options = data if KINDS[data["kind"]].real else {"kind": data["kind"]}
     return _source(json.dumps(options, sort_keys=True), _folder(data_dir))
 
 
 def _folder(data_dir: Folder) -> str | None:
-    """The folder of the data, by default that of the environment variable."""
+    """Return the folder of the data; by default it is the value of the environment variable SITEWISE_DATA."""
     return (os.environ.get("SITEWISE_DATA") or None) if data_dir is None else os.fspath(data_dir)
 
 

@@ -1,4 +1,4 @@
-"""The state of an experiment's records: made by the current code, by other code, or missing."""
+"""The state of an experiment's records: which were made by the current code, which by other code, which are missing."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ class RecordState:
     Attributes
     ----------
     current : list of dict
-        Records made by this code with these settings, in the order of the plan.
+        Records that were made by the current code with the current settings, in the order of the plan.
     stale : list of Run
         Runs whose record was made by other code.
     missing : list of Run
-        Runs without a record. Final runs of a grid are planned once its tuning is current.
+        Runs without a record. They include the final runs of a grid only if its tuning is finished and current.
     is_tuned : bool
         Whether the settings of every grid can be chosen.
     """
@@ -33,17 +33,17 @@ class RecordState:
 
     @property
     def remaining(self) -> list[Run]:
-        """The runs to do, in the order of seeds."""
+        """The runs that are still to do, ordered by seed."""
         return sorted((*self.stale, *self.missing), key=lambda run: run.seed)
 
     @property
     def is_current(self) -> bool:
-        """Whether all runs are recorded by the current code."""
+        """Whether all runs have a record that was made by the current code."""
         return self.is_tuned and not self.stale and not self.missing
 
 
 def record_state(experiment: Experiment, records: Iterable[Record], digits: str | None) -> RecordState:
-    """Compare the plan of an experiment with records; `digits` names the source of its data."""
+    """Compare the plan of an experiment with records; `digits` is the name of the data's source (`source_name`)."""
     known = {record["id"]: record for record in records}
     tuning = tuning_runs(experiment, digits)
     chosen = choose_settings(experiment, [known[run.id] for run in tuning if _is_current(run, known)], digits)

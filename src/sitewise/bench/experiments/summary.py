@@ -1,4 +1,4 @@
-"""From final records to a table of means over seeds, with intervals and paired differences."""
+"""Summary of final records: a table of means over seeds, with intervals and paired differences."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -31,16 +31,17 @@ COLUMNS = (
     "told",
     "skipped",
 )
-# Settings that decide a network and where it is tested.
+# Settings that determine a network and its test sites.
 TRAINING = ("seed", "target", "unlabeled", "digits", "data", "recipe", "network", "training", "validation", "tests")
 Place = tuple[str, str, str, str]  # label, site, draw, metric
 
 
 def final_records(experiment: Experiment, records: Iterable[Record]) -> list[Record]:
-    """The records of the final runs, with the chosen settings; tables and figures use only these.
+    """Return the records of the final runs, those with the chosen settings; tables and figures use only these.
 
-    A run without a record takes results from records of the same training, so that a new row in the YAML does not make
-    existing results disappear. If a file has runs with several sources of digits, that of the last record counts.
+    If a final run has no record, its results are taken from other records with the same training. Therefore existing
+    results do not disappear when a row is added to the YAML. If the records have several sources of digits, the source
+    of the last record is used.
     """
     known = {record["id"]: record for record in records}
     digits = next((record["digits"] for record in reversed(list(known.values()))), None)
@@ -54,12 +55,15 @@ def final_records(experiment: Experiment, records: Iterable[Record]) -> list[Rec
 
 
 def _training(settings: Mapping[str, Any]) -> str:
-    """The settings that determine a network and its tests, as text: all but labels and draws."""
+    """Return the settings that determine a network and its test sites (`TRAINING`), as text."""
     return json.dumps(rounded({name: settings.get(name) for name in TRAINING}), sort_keys=True)
 
 
 def _from_others(run: Mapping[str, Any], records: list[Record]) -> Record | None:
-    """Combine records that share one training into a record of this run; of equal methods, the later one is used."""
+    """Combine records with the same training into a record of this run; None if they have no results for it.
+
+    If several records have results of a method, the last one is used.
+    """
     results: dict[str, Any] = {}
     for record in records:
         draws = [name for name, draw in run["draws"].items() if record["draws"].get(name) == draw]
@@ -76,7 +80,7 @@ def _from_others(run: Mapping[str, Any], records: list[Record]) -> Record | None
 
 
 def summarize(experiment: Experiment, records: Iterable[Record]) -> pd.DataFrame:
-    """Summarize an experiment: a row for each method, site, draw and metric, in the order of its YAML.
+    """Summarize an experiment in a table with a row for each method, site, draw and metric, in the order of its YAML.
 
     Parameters
     ----------
@@ -88,9 +92,10 @@ def summarize(experiment: Experiment, records: Iterable[Record]) -> pd.DataFrame
     Returns
     -------
     DataFrame
-        The mean over seeds with its 95% t-interval, and the same for the difference to the reference, paired by seed.
-        Metrics that are undefined everywhere have no rows. `told` marks methods that use information which is not
-        available at a new site; `skipped` gives the reason if a row has no numbers.
+        The mean over seeds with its 95% t-interval (`mean`, `low`, `high`), and the mean difference to the reference,
+        paired by seed, with its interval (`difference`, `difference_low`, `difference_high`). Metrics that are
+        undefined everywhere have no rows. `told` marks methods that use information which is not available at a new
+        site; `skipped` gives the reason if a row has no numbers.
     """
     values, skipped = _collect(final_records(experiment, records))
     informed = {entry.label: is_informed(entry.candidates[0], experiment.recipe) for entry in experiment.methods}
@@ -109,7 +114,11 @@ def summarize(experiment: Experiment, records: Iterable[Record]) -> pd.DataFrame
 
 
 def t_interval(values: list[float], level: float = LEVEL) -> tuple[float, float, float]:
-    """The mean m and m ± t s/√n, t the quantile of Student's distribution with n-1 degrees; NaN if undefined."""
+    """Return the mean m and the bounds m - t s/√n and m + t s/√n; an undefined value is NaN.
+
+    s is the standard deviation of the n values, and t the quantile of Student's distribution with n-1 degrees of
+    freedom.
+    """
     if not values:
         return np.nan, np.nan, np.nan
     mean = float(np.mean(values))
@@ -126,7 +135,7 @@ def is_informed(choice: Choice, recipe: dict[str, Any]) -> bool:
 
 
 def _collect(records: list[Record]) -> tuple[dict[Place, dict[int, float]], dict[tuple[str, str], str]]:
-    """All numbers by place and seed, and the reason for skipped ones by label and site."""
+    """Return all numbers by place and seed, and the reasons for skipped results by label and site."""
     values: dict[Place, dict[int, float]] = {}
     skipped: dict[tuple[str, str], str] = {}
     for record in records:

@@ -1,7 +1,7 @@
-"""GPA and all methods it is compared with: one interface, one training loop, one registry.
+"""GPA and the methods it is compared with. All share an interface, a training loop and a registry.
 
-`METHODS` maps names to classes; each docstring has the formula, the reference and the assumptions, each `card` the
-entries of the paper's tables of methods.
+`METHODS` maps names to classes. The docstring of a class has the formula, the reference and the assumptions of the
+method; its `card` has the entries of the paper's two tables of methods.
 """
 
 from sitewise.bench.methods.base import AdaptedMethod, Method

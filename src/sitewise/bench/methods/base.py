@@ -1,4 +1,4 @@
-"""The interface of all methods: fit, adapt, predict_proba; one network may serve several methods."""
+"""The interface of all methods: `fit`, `adapt` and `predict_proba`. Several methods may share a trained network."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,18 +30,19 @@ SILENT = ("verbose", "checkpoint", "devices", "nodes", "strategy")  # settings t
 
 @dataclass(frozen=True)
 class AdaptedMethod:
-    """A method at one site, made by `Method.adapt`.
+    """A method adapted to one site; `Method.adapt` returns it.
 
     Parameters
     ----------
     classes_ : ndarray of shape (K,)
         The classes, in the order of the columns of probabilities.
     rule : callable
-        From X and Z to log P(y|x,z), (n, K).
+        `rule(X, Z)` returns log P(y|x,z), (n, K).
     own_rule : callable
-        log P(y|x,z) of the rows that were passed to `adapt`; methods that saw their labels cross-fit them.
+        `own_rule()` returns log P(y|x,z) of the rows that were passed to `adapt`, (n, K). If the method fits g to the
+        labels of these rows, the predictions are cross-fitted.
     marginal : ndarray of shape (K,), optional
-        The estimate of P(Y); None if the method has none.
+        The estimate of P(Y); None if the method does not estimate it.
     """
 
     classes_: Array
@@ -55,9 +56,9 @@ class AdaptedMethod:
         Parameters
         ----------
         X : array-like
-            Rows, as at `fit`.
+            Inputs of the rows, in the same form as for `fit`.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
-            Their confounders z.
+            The confounders z of the rows.
 
         Returns
         -------
@@ -72,9 +73,9 @@ class AdaptedMethod:
         Parameters
         ----------
         X : array-like
-            Rows, as at `fit`.
+            Inputs of the rows, in the same form as for `fit`.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
-            Their confounders z.
+            The confounders z of the rows.
 
         Returns
         -------
@@ -84,7 +85,7 @@ class AdaptedMethod:
         return np.asarray(self.classes_[self.predict_proba(X, sample_confounder).argmax(axis=1)])
 
     def own_proba(self) -> Array:
-        """Return the probabilities of the rows that were passed to `adapt`; cross-fitted if the method saw labels.
+        """Predict the rows that were passed to `adapt`; with cross-fitting if the method fits g to their labels.
 
         Returns
         -------
@@ -94,28 +95,28 @@ class AdaptedMethod:
         return np.asarray(self.own_rule().exp().numpy())
 
     def prevalence(self) -> Array | None:
-        """Return the estimate of P(Y) here.
+        """Return the estimate of P(Y) at this site.
 
         Returns
         -------
         ndarray of shape (K,) or None
-            The estimate; None if the method has none.
+            The estimate; None if the method does not estimate P(Y).
         """
         return self.marginal
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A method of the comparison; a subclass describes itself in its `card` and overrides one hook.
+    """Base class of the compared methods. A subclass sets its `card` and overrides one or more hooks.
 
-    Methods that train a network override `loss`; those that adjust a network's outputs to a site override `rule_at`;
-    their `trainer` returns the method whose network they use. All methods have the training settings of
+    Methods that train a network override `loss`. Methods that adjust the outputs of a network to a site override
+    `rule_at`; their `trainer` returns the method whose network they use. All methods have the training settings of
     `GPAClassifier`.
 
     Parameters
     ----------
     backbone : str, module or callable
-        The network of x: "auto", a name, or your own.
+        The network that reads x: "auto", a name, or your own module.
     weights : path, optional
         Pretrained weights of the backbone.
     normalize : str, optional
@@ -123,21 +124,22 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     recipe : str or Recipe
         How the network is trained.
     epochs : int, optional
-        Passes over the training rows; None takes that of the recipe.
+        The number of passes over the training rows; None means the value of the recipe.
     batch_size : int, optional
-        Rows of a step; None takes that of the recipe.
+        The number of rows in a training step; None means the value of the recipe.
     learning_rate : float, optional
-        The highest learning rate; None takes that of the recipe.
+        The highest learning rate; None means the value of the recipe.
     validation : float, str or None
-        A share of each site's rows, or a site, that is held out for early stopping and calibration.
+        The share of each site's rows, or the name of the site, that is held out for early stopping and calibration.
+        With None, no rows are held out.
     device : str
         "auto", "cpu", "cuda" or another device of torch.
     devices : int or str
-        How many devices train together.
+        The number of devices that train one network together.
     nodes : int
-        How many machines train together.
+        The number of machines that train one network together.
     strategy : str
-        How several processes are started.
+        How several training processes are started.
     checkpoint : path, optional
         A file or folder from which an interrupted training is resumed.
     verbose : bool, optional
@@ -152,7 +154,7 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     reads_z : bool
         Whether the network gets z as an input.
     packages : tuple of str
-        What the method imports beyond the dependencies of sitewise.
+        Packages that the method imports in addition to the dependencies of sitewise.
 
     Examples
     --------
@@ -180,7 +182,7 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     reads_z: ClassVar[bool] = False
     packages: ClassVar[tuple[str, ...]] = ()
 
-    # The face.
+    # Public methods.
 
     def fit(
         self,
@@ -192,24 +194,24 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         sample_weight: Any = None,
         unlabeled: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Train on labeled rows of some sites.
+        """Train on labeled rows of one or more sites.
 
         Parameters
         ----------
         X : array-like
-            Rows.
+            Inputs of the rows.
         y : array-like of shape (n,)
-            Labels.
+            Labels of the rows.
         sample_domain : array-like of shape (n,), optional
-            The site of each row; one site otherwise.
+            The site of each row. If None, all rows belong to one site.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
-            The confounders z.
+            The confounders z of the rows.
         groups : array-like of shape (n,), optional
-            Patients, which are never split.
+            The group of each row, for example its patient. All rows of a group are held out, or none.
         sample_weight : array-like of shape (n,), optional
             Weights of the rows.
-        unlabeled : sequence of array-like
-            Inputs of further sites, for methods that use them.
+        unlabeled : dict of str to array-like, optional
+            Inputs of unlabeled rows, by name of their site. Only methods with `card.unlabeled_in_training` use them.
 
         Returns
         -------
@@ -226,13 +228,13 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         X : array-like
-            Unlabeled rows of the site.
+            Inputs of the rows of the site.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
-            Their confounders z.
+            The confounders z of the rows.
         y : array-like of shape (n,), optional
-            Labels, for methods whose card says that they need them.
+            Labels of the rows, for methods that need them (`card.labels_at_test`).
         prevalence : array-like or callable, optional
-            P(Y), or the true g as a function of Z, for methods whose card says that they need it.
+            P(Y), or a function from Z to the true g, for methods that need it (`card.labels_at_test`).
 
         Returns
         -------
@@ -251,7 +253,7 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def adapt_predict_proba(
         self, X: Any, sample_confounder: Any = None, y: Any = None, prevalence: Any = None
     ) -> Array:
-        """Adapt to rows and predict the same rows."""
+        """Adapt to the rows of a site and return the predicted probabilities of the same rows, (n, K)."""
         return self.adapt(X, sample_confounder, y, prevalence).own_proba()
 
     def predict_proba(self, X: Any, sample_confounder: Any = None) -> Array:
@@ -260,9 +262,9 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         X : array-like
-            Rows, as at `fit`.
+            Inputs of the rows, in the same form as for `fit`.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
-            Their confounders z.
+            The confounders z of the rows.
 
         Returns
         -------
@@ -273,14 +275,14 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(self.log_proba(X, sample_confounder).exp().numpy())
 
     def predict(self, X: Any, sample_confounder: Any = None) -> Array:
-        """Predict the most probable class of each row as trained.
+        """Predict the most probable class of each row as trained, without adaptation.
 
         Parameters
         ----------
         X : array-like
-            Rows, as at `fit`.
+            Inputs of the rows, in the same form as for `fit`.
         sample_confounder : DataFrame or array-like of shape (n, V), optional
-            Their confounders z.
+            The confounders z of the rows.
 
         Returns
         -------
@@ -290,79 +292,79 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(self.classes_[self.predict_proba(X, sample_confounder).argmax(axis=1)])
 
     def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
-        """Why this method cannot be used on such data; None if it can."""
+        """Return the reason why this method cannot be trained on such data; None if it can."""
         return refuse(self.card, n_sites, confounders)
 
-    # The hooks.
+    # Hooks: subclasses override them.
 
     def trainer(self) -> "Method":
-        """The method whose network this one uses."""
+        """Return the method that trains the network which this method uses."""
         return self
 
     def prepare(self, training: LabeledRows, held: LabeledRows, schema: Confounders | None, n: int) -> Prepared:
-        """Compute what `loss` needs besides the rows; n is the number of classes."""
+        """Compute the values that `loss` needs in addition to the rows; n is the number of classes."""
         return Prepared()
 
     def n_outputs(self, n_classes: int, prepared: Prepared) -> int:
-        """The number of outputs of the network."""
+        """Return the number of outputs of the network."""
         return n_classes
 
     def build(self, network: RatioNetwork, n_domains: int, prepared: Prepared) -> nn.Module:
-        """The module to train."""
+        """Return the module to train, which contains the network."""
         return network
 
     def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
-        """The loss of a batch."""
+        """Return the loss of a batch."""
         raise NotImplementedError(f"{type(self).__name__} trains no network of its own: see trainer()")
 
     def validation_loss(self, outputs: Tensor, rows: LabeledRows, memory: Any) -> Tensor:
-        """The loss of held-out rows: the NLL of predictions as trained."""
+        """Return the loss of the held-out rows; by default the NLL of the network's predictions."""
         return mean_nll(outputs, rows)
 
     def begin_epoch(self, memory: Any) -> None:
-        """What the method does between epochs."""
+        """Update `memory` at the start of an epoch; by default nothing is done."""
 
     def see(self, X: Any) -> Any:
-        """Transform X before it is read."""
+        """Transform X before the network gets it; by default X is unchanged."""
         return X
 
     def settle(self, trained: Trained) -> None:
-        """What the method learns from the held-out rows after training."""
+        """Learn from the held-out rows after training, for example a calibration; by default nothing is learned."""
 
     def log_proba(self, X: Any, Z: Any) -> Tensor:
-        """log P(y|x) as trained."""
+        """Return log P(y|x) as trained, (n, K)."""
         return torch.log_softmax(self.outputs(X, Z), dim=1)
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """The prediction rule at a site, and the estimate of P(Y) there."""
+        """Return the prediction rule at a site, and the estimate of its P(Y) (None if there is none)."""
         return self.log_proba, None
 
     def own_log_proba(self, rule: Rule, X: Any, Z: Any, y: Any) -> Tensor:
-        """log P(y|x) of the rows that were passed to `adapt`."""
+        """Return log P(y|x) of the rows that were passed to `adapt`, (n, K)."""
         return rule(X, Z)
 
-    # What the hooks stand on.
+    # Methods that the hooks use.
 
     def train(
         self, X: Any, y: Any, domain: Any, Z: Any, groups: Any, weight: Any, unlabeled: Mapping[str, Any] | None
     ) -> Any:
-        """Train the network of this method; the same seed gives the same network."""
+        """Train the network of this method; with the same seed it is the same network."""
         return train_method(self, X, y, domain, Z, groups, weight, unlabeled)
 
     def resolved_recipe(self) -> Recipe:
-        """The recipe with this method's changes; one error lists all problems of recipe and backbone."""
+        """Return the recipe with this method's changes; one error lists all problems of recipe and backbone."""
         problems = Problems(self.card.name)
         recipe = read_network_settings(self, problems)
         problems.raise_if_any()
         return recipe
 
     def own_settings(self) -> dict[str, str]:
-        """The settings that only this method has, as text."""
+        """Return the settings that `Method` does not have, as text by name."""
         own = {name: value for name, value in self.get_params(deep=False).items() if name not in Method().get_params()}
         return {name: getattr(value, "__qualname__", repr(value)) for name, value in own.items()}
 
     def attach(self, trained: Any) -> Self:
-        """Use a trained network, its own or the trainer's."""
+        """Use a trained network: that of `trainer()`, which may be this method."""
         self.trained_ = trained
         self.classes_ = trained.classes
         self.input_shape_, self.n_features_in_ = trained.input_shape, trained.n_features
@@ -370,7 +372,7 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def outputs(self, X: Any, Z: Any = None) -> Tensor:
-        """The outputs of the network for each row, (n, m)."""
+        """Return the outputs of the network for each row, (n, m)."""
         trained: Trained = self.trained_
         key = (id(X), id(Z))
         if trained.remembered is not None and key in trained.remembered:
@@ -381,20 +383,20 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return computed
 
     def features(self, X: Any, Z: Any = None) -> Tensor:
-        """The inputs of the last layer for each row, (n, D)."""
+        """Return the inputs of the network's last layer for each row, (n, D)."""
         inputs, z = self.network_rows(X, Z)
         scorer = self.trained_.scorer
         return Scorer(LastFeatures(scorer.module), scorer.device)(inputs, z)
 
     def network_rows(self, X: Any, Z: Any) -> tuple[Inputs, Tensor]:
-        """Rows as the network reads them: inputs, and columns of z."""
+        """Return the two inputs of the network for some rows: x, and z as columns."""
         reader = self.trainer()
         inputs = read_inputs(self, reader.see(X), reset=False)
         schema = self.trained_.schema if reader.reads_z else None
         return inputs, network_inputs(schema, self.codes(Z, len(inputs), reader.reads_z))
 
     def codes(self, Z: Any, n_rows: int, needed: bool) -> Tensor:
-        """The codes of z; empty for methods that do not use z."""
+        """Return the codes of z, (n, V); without columns if z is not needed or training had no z."""
         schema = self.trained_.schema
         if not needed or schema is None:
             return torch.zeros(n_rows, 0, dtype=torch.float64)
@@ -407,27 +409,27 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 
 class LastFeatures(nn.Module):
-    """A network up to its last layer."""
+    """A network without its last layer."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
 
     def forward(self, x: Tensor, z: Tensor) -> Tensor:
-        """(n, D)."""
+        """Return the inputs of the last layer, (n, D)."""
         features: Tensor = self.network.features(x, z)  # type: ignore[operator]
         return features
 
 
 def training_key(method: Method) -> str:
-    """What determines the network of a method: methods with equal keys can share one."""
+    """Return a text of all settings that determine the network of a method: methods with equal keys share one."""
     trainer = method.trainer()
     settings = {name: value for name, value in sorted(trainer.get_params(deep=False).items()) if name not in SILENT}
     return f"{type(trainer).__name__}({', '.join(f'{name}={value!r}' for name, value in settings.items())})"
 
 
 def fit_together(methods: Sequence[Method], X: Any, y: Any, **data: Any) -> None:
-    """Fit methods of one training key: train once, attach to all. `data` is as for `fit`."""
+    """Fit methods with the same training key: train one network, and attach it to all. `data` is as for `fit`."""
     keys = {training_key(method) for method in methods}
     if len(keys) > 1:
         raise ValueError(f"these methods do not share a network: {'; '.join(sorted(keys))}")
@@ -439,7 +441,7 @@ def fit_together(methods: Sequence[Method], X: Any, y: Any, **data: Any) -> None
 
 @contextmanager
 def remembering(methods: Sequence[Method]) -> Iterator[None]:
-    """Let methods keep the outputs of their networks for an array (the same object) until the end of the block."""
+    """Within the block, keep the outputs of the methods' networks and reuse them for the same X and Z objects."""
     with ExitStack() as stack:
         for trained in {id(m.trained_): m.trained_ for m in methods}.values():
             trained.remembered = {}
@@ -448,7 +450,10 @@ def remembering(methods: Sequence[Method]) -> Iterator[None]:
 
 
 def cross_fitted(n_rows: int, seed: int, predict: Callable[[Array, Array], Tensor], n_folds: int = 5) -> Tensor:
-    """Predict each row by a fit to the rows of other folds: predict(fitted rows, scored rows) -> (m, K)."""
+    """Predict each row by a fit to the rows of the other folds, (n, K).
+
+    `predict(seen, scored)` gets the row numbers to fit to and those to predict, and returns predictions of the latter.
+    """
     order = np.random.default_rng(seed).permutation(n_rows)
     parts = [np.sort(part) for part in np.array_split(order, min(n_folds, n_rows))]
     predictions = [predict(np.setdiff1d(order, part), part) for part in parts]

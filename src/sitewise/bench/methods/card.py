@@ -1,4 +1,4 @@
-"""What a method assumes and needs: the paper's two tables of methods, as data."""
+"""The entries of a method in the paper's two tables of methods: its inputs, its limits and what it needs."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from sitewise.confounders.variables import Continuous
 
 @dataclass(frozen=True)
 class Card:
-    """A row of both tables of methods; None means "does not apply".
+    """The entries of a method in both tables of methods; None means "does not apply".
 
     Parameters
     ----------
@@ -17,25 +17,26 @@ class Card:
     cite : str
         A key of docs/references.bib.
     input : str
-        The inputs in training: "X", or X with Z.
+        The inputs of training: "X" or "X, Z".
     single_site, several_sites : bool
-        Whether one training site is enough, and whether there may be several.
+        Whether the method can be trained on one site, and on several sites.
     continuous_z, high_dimensional_z : bool, optional
-        Whether z may be continuous or have many variables.
+        Whether z may be continuous, and whether it may have many variables.
     z_at_test : str
-        "no", "optional" or "needed".
+        Whether z is needed at a new site: "no", "optional" or "needed".
     labels_at_test : str
-        "no", "P(Y)", "labels" or "true g". All but "no" make the method a reference and not a competitor.
+        Information about the labels of a new site that the method needs: "no", "P(Y)", "labels" or "true g". A method
+        with a value other than "no" is a reference and not a competitor.
     unlabeled_in_training : bool
-        Whether unlabeled rows of other sites are trained on.
+        Whether training uses unlabeled rows of other sites.
     estimates_g : str
         How g is estimated.
     without_z : str
-        What is done without z.
+        How rows without z are predicted.
     given : str
-        What the method is given about the confounder; it makes the method a reference, too.
+        Information about the confounder that the method is given. A method with such information is a reference.
     note : str
-        Anything else to know.
+        A further remark.
     """
 
     name: str
@@ -60,7 +61,7 @@ class Card:
 
 
 def refuse(card: Card, n_sites: int, confounders: Confounders | None) -> str | None:
-    """Why a method cannot be used on such training data; None if it can."""
+    """Return the reason why a method cannot be used with these sites and confounders; None if it can."""
     if n_sites < 2 and not card.single_site:
         return f"{card.name} compares training sites and needs at least two, got {n_sites}"
     if n_sites > 1 and not card.several_sites:

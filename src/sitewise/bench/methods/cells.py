@@ -1,4 +1,4 @@
-"""Cells of z: all combinations of levels that occur; numbers are cut into bins."""
+"""Cells of z: all combinations of levels that occur. Continuous variables are cut into bins."""
 
 from dataclasses import dataclass
 
@@ -12,15 +12,15 @@ from sitewise.confounders.variables import Continuous
 
 @dataclass(frozen=True)
 class Cells:
-    """The cells of z; the edges of continuous variables are quantiles of the training rows."""
+    """The cells of z; the edges of the bins are quantiles of the training rows."""
 
     schema: Confounders | None
-    edges: dict[int, Tensor]
-    table: Tensor  # (C, V) the cells, a row of levels each; one empty row without confounders
+    edges: dict[int, Tensor]  # inner edges of the bins, by column of a continuous variable
+    table: Tensor  # (C, V), the levels of each cell; one row without columns if there are no confounders
 
     @classmethod
     def learn(cls, schema: Confounders | None, codes: Tensor, bins: int | None) -> "Cells":
-        """Find the cells among rows with all of z; continuous variables get `bins` bins with equally many rows."""
+        """Find the cells of the rows whose z is complete; continuous variables get `bins` bins of equally many rows."""
         if schema is None:
             return cls(None, {}, codes.new_zeros(1, 0))
         complete = codes[~schema.missing(codes).any(dim=1)]
@@ -37,7 +37,7 @@ class Cells:
         return len(self.table)
 
     def levels(self, codes: Tensor) -> Tensor:
-        """Codes with continuous variables replaced by the number of their bin; missing is -1."""
+        """Return the codes with the number of the bin for continuous variables, and -1 for missing values, (n, V)."""
         if self.schema is None:
             return codes[:, :0]
         levels = codes.clone()
@@ -46,11 +46,11 @@ class Cells:
         return torch.where(self.schema.missing(codes), -1.0, levels)
 
     def number(self, codes: Tensor) -> Tensor:
-        """The cell of each row, -1 if part of z is missing or the combination never occurred."""
+        """Return the number of each row's cell, (n,); -1 if part of z is missing or `learn` did not see the cell."""
         return find_rows(self.levels(codes), self.table)
 
     def possible(self, codes: Tensor) -> Tensor:
-        """Which cells agree with the known part of each row's z, (n, C); all of them if none does."""
+        """Return which cells agree with the known part of each row's z, (n, C); all cells if none agrees."""
         levels = self.levels(codes)
         agree = ((levels[:, None, :] == self.table) | (levels[:, None, :] < 0)).all(dim=2)
         return agree | ~agree.any(dim=1, keepdim=True)

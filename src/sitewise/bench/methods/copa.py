@@ -24,13 +24,14 @@ from sitewise.posterior import combine
 from sitewise.sites import take_rows
 
 MAX_CELLS = 256
-N_POINTS = 64  # if z is continuous or has too many cells
+N_POINTS = 64  # values of z if z has a continuous variable or too many cells
 
 
 def uniform_points(schema: Confounders, seed: int = 0) -> pd.DataFrame:
-    """Values of z spread evenly over its range: all combinations of levels if they are few, otherwise 64 points.
+    """Return values of z that are spread evenly over its range, a row for each value.
 
-    The points are a scrambled Sobol sequence, with a coordinate for each variable.
+    If all variables are categorical and have at most `MAX_CELLS` combinations of levels, these are all combinations.
+    Otherwise they are 64 points of a scrambled Sobol sequence, with a coordinate for each variable.
     """
     levels = [v.levels if isinstance(v, Categorical) else None for v in schema.variables]
     if all(level is not None for level in levels):
@@ -49,10 +50,10 @@ def uniform_points(schema: Confounders, seed: int = 0) -> pd.DataFrame:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class CoPA(GPA):
-    """CoPA [nguyen2024robust]: P_b(y|x,z) = Norm(f(x,z) g_b(z)), g_b fitted to the site's own (y, z). A reference.
+    """CoPA [nguyen2024robust]: P_b(y|x,z) = Norm(f(x,z) g_b(z)), g_b fitted to labeled (y, z) of the site. A reference.
 
-    f is trained without knockout and not calibrated. Rows whose labels `adapt` saw are scored by a g_b that was fitted
-    to the other four fifths of them (`own_proba`), so that no row is scored by a g that saw its label.
+    f is trained without knockout and not calibrated. `own_proba` predicts each fifth of the rows that `adapt` got with
+    a g_b that was fitted to the other four fifths. Therefore no row is predicted by a g that saw its label.
     """
 
     knockout: float = 0.0
@@ -69,16 +70,16 @@ class CoPA(GPA):
     )
 
     def trainer(self) -> Method:
-        """CoPA's own f."""
+        """Return a `GPA` with CoPA's settings, which trains the f."""
         return GPA(**self.get_params(deep=False))
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Fit g to the labels."""
+        """Fit g to the labels and z of the site; no P(Y) is reported."""
         estimate = self._fit_g(Z, self._labels(y, len(X)), len(X))
         return lambda rows, z: combine(self.log_ratio(rows, z), _log_prevalence(estimate, z, len(rows))), None
 
     def own_log_proba(self, rule: Rule, X: Any, Z: Any, y: Any) -> Tensor:
-        """Each row by a g that did not see its label."""
+        """Return log P(y|x,z) of each row, predicted with a g that did not see its label, (n, K)."""
         labels, log_ratio = self._labels(y, len(X)), self.log_ratio(X, Z)
 
         def predict(seen: Array, scored: Array) -> Tensor:
@@ -97,7 +98,7 @@ class CoPA(GPA):
         return np.asarray(labels)
 
     def _fit_g(self, Z: Any, labels: Array, n_rows: int) -> PrevalenceEstimate:
-        """g from labels alone."""
+        """Estimate g from labels and z alone; f is not used."""
         return estimate_prevalence(
             np.zeros((n_rows, len(self.classes_))),
             Z if self.model_.confounders_ is not None else None,
@@ -111,8 +112,8 @@ class CoPA(GPA):
 class CoPAStar(CoPA):
     """CoPA* [nguyen2024robust]: P_b(y|x) ≈ Norm Σ_z Norm(P_b(y) f(x,z)), z uniform over its range. A reference.
 
-    `adapt` is given P_b(Y) as `prevalence=` (K numbers), or uses the shares of the labels `y=`. Assumes that z given x
-    is uniform and that P_b(y|z) is about P_b(y).
+    `adapt` needs P_b(Y) as `prevalence=` (K numbers), or labels `y=`, from which P_b(Y) is computed. Assumes that
+    P(z|x) is uniform and that P_b(y|z) is close to P_b(y).
     """
 
     card: ClassVar[Card] = Card(
@@ -126,7 +127,7 @@ class CoPAStar(CoPA):
     )
 
     def log_proba(self, X: Any, Z: Any) -> Tensor:
-        """As trained: the average of P(y|x,z) over z."""
+        """Return log P(y|x) as trained, (n, K): P(y|x,z) is averaged over uniform z."""
         if self.model_.confounders_ is None:
             return super().log_proba(X, None)
         points = uniform_points(self.model_.confounders_)
@@ -136,7 +137,7 @@ class CoPAStar(CoPA):
         return _log_mean(stack)
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Use the given P(Y)."""
+        """Use the given P(Y), or the class shares of the given labels; no estimate of P(Y) is reported."""
         if prevalence is None or callable(prevalence):
             labels = self._labels(y, len(X))
             known = labels[~np.isnan(labels)].astype(int)
@@ -145,11 +146,11 @@ class CoPAStar(CoPA):
         return lambda rows, z: self._average(rows, log_marginal), None
 
     def own_log_proba(self, rule: Rule, X: Any, Z: Any, y: Any) -> Tensor:
-        """P(Y) is known, not fitted to a row's own label."""
+        """Predict with the rule itself: P(Y) counts as known, so that cross-fitting is not needed."""
         return rule(X, None)
 
     def _average(self, X: Any, log_marginal: Tensor) -> Tensor:
-        """log of the mean over z of Norm(P(Y) f(x,z))."""
+        """Return the log of the mean over z of Norm(P(Y) f(x,z)), (n, K)."""
         schema = self.model_.confounders_
         if schema is None:
             return combine(self.log_ratio(X, None), log_marginal)
@@ -166,13 +167,13 @@ class CoPAStar(CoPA):
 
 
 def _log_mean(log_values: Tensor) -> Tensor:
-    """The log of the mean over the first dimension."""
+    """Return the log of the mean of exp(log_values) over the first dimension."""
     total = torch.logsumexp(log_values, dim=0)
     return total - math.log(len(log_values))
 
 
 def _repeat(points: pd.DataFrame, i: int, n_rows: int) -> pd.DataFrame:
-    """One value of z for all rows."""
+    """Return a table of z in which all rows have the value of point i."""
     return points.iloc[np.full(n_rows, i)].reset_index(drop=True)
 
 

@@ -1,4 +1,4 @@
-"""Deep CORAL: equal means and covariances of the features at all sites."""
+"""Deep CORAL: training that makes means and covariances of the features equal at all sites."""
 
 from dataclasses import dataclass
 from itertools import combinations
@@ -14,7 +14,7 @@ from sitewise.ratio import RatioNetwork, weighted_nll
 
 
 def moments(features: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean (d,) and covariance (d, d) of the rows for which `inside` (n,) is one."""
+    """Return the mean (d,) and covariance (d, d) of the rows for which `inside` (n,) is one."""
     count = inside.sum()
     mean = inside @ features / count.clamp_min(1)
     centred = (features - mean) * inside[:, None]
@@ -22,7 +22,7 @@ def moments(features: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def coral_distance(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> Tensor:
-    """The distance of two sites' moments: the mean squared differences of means and of covariances."""
+    """Return the distance between two sites' moments: mean squared difference of means, plus that of covariances."""
     return ((a[0] - b[0]) ** 2).mean() + ((a[1] - b[1]) ** 2).mean()
 
 
@@ -34,7 +34,7 @@ class FeatureNetwork(nn.Module):
         self.network = network
 
     def forward(self, x: Tensor, z: Tensor, with_features: bool = False) -> Any:
-        """Logits, and the features on request."""
+        """Return the logits; if `with_features`, logits and features."""
         if not with_features:
             return self.network(x, z)
         features = self.network.features(x, z)
@@ -43,10 +43,10 @@ class FeatureNetwork(nn.Module):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class CORAL(DANN):
-    """Deep CORAL [sun2016deep]: R + λ · the mean over pairs of sites of the distance between their moments.
+    """Deep CORAL [sun2016deep]: minimize R + λ D, where D is the mean distance between the moments of two sites.
 
-    λ is `strength`. Unlabeled rows of other sites count as sites. Assumes, like DANN, that features with the same
-    distribution at all sites are sufficient.
+    R is the NLL of y, and the moments are mean and covariance of the features. Sites with unlabeled rows are included
+    in D. Assumes, like DANN, that features with the same distribution at all sites are sufficient to predict y.
 
     Parameters
     ----------
@@ -58,11 +58,11 @@ class CORAL(DANN):
     card: ClassVar[Card] = Card(name="CORAL", cite="sun2016deep", unlabeled_in_training=True)
 
     def build(self, network: RatioNetwork, n_domains: int, prepared: Prepared) -> nn.Module:
-        """A network that returns its features."""
+        """Return the network in a form that can return its features."""
         return FeatureNetwork(network)
 
     def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
-        """The NLL of y, plus the distance between the sites' features."""
+        """Return the NLL of y, plus λ times the mean distance between pairs of sites with two or more rows each."""
         logits, features = module(batch.all_x(), batch.all_z(), True)
         risk = weighted_nll(logits[: batch.n], batch.y, batch.weight)
         sites = batch.all_sites()

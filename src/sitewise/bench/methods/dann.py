@@ -26,13 +26,13 @@ class _Reversal(torch.autograd.Function):
 
 
 def reverse_gradient(features: Tensor, scale: Tensor) -> Tensor:
-    """The identity, whose gradient is multiplied by -scale."""
+    """Return the features unchanged; their gradient is multiplied by -scale."""
     reversed_features: Tensor = _Reversal.apply(features, scale)
     return reversed_features
 
 
 def reversal_schedule(progress: Tensor) -> Tensor:
-    """2 / (1 + exp(-10 p)) - 1: no reversal at first, full reversal from about half of the training."""
+    """Return 2 / (1 + exp(-10 p)) - 1: zero at the start, and almost one from about half of the training (p = 0.5)."""
     return 2 / (1 + torch.exp(-10 * progress)) - 1
 
 
@@ -47,7 +47,7 @@ class AdversarialNetwork(nn.Module):
         )
 
     def forward(self, x: Tensor, z: Tensor, scale: Tensor | None = None) -> Any:
-        """Logits of y; with a scale also those of the site, with the reversed gradient for the features."""
+        """Return the logits of y; with a scale, also the logits of the critic, with reversed gradient for features."""
         if scale is None:
             return self.network(x, z)
         features = self.network.features(x, z)
@@ -56,34 +56,34 @@ class AdversarialNetwork(nn.Module):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class DANN(Method):
-    """DANN [ganin2016domain]: R - λ R_site, where R_site is the loss of a critic of the site.
+    """DANN [ganin2016domain]: the features minimize R - λ R_site, where R_site is the loss of a critic.
 
-    The critic predicts the site from the features and minimizes R_site; the features maximize it (gradient
-    reversal, λ = `strength` · (2/(1 + e^(-10p)) - 1) at share p of training). Unlabeled rows of
-    other sites contribute to R_site. Assumes that features with the same distribution at all sites are sufficient,
-    which is impossible under label shift.
+    R is the NLL of y. The critic predicts the site from the features and minimizes R_site; gradient reversal makes the
+    features maximize it. λ = `strength` · (2/(1 + e^(-10p)) - 1) after a share p of training. Unlabeled rows of other
+    sites contribute to R_site. Assumes that features with the same distribution at all sites are sufficient to predict
+    y, which is impossible if P(y) differs between sites.
 
     Parameters
     ----------
     strength : float
-        The factor λ of the second term of the loss, at the end of training.
+        The value of λ at the end of training.
     """
 
     strength: float = 1.0
     card: ClassVar[Card] = Card(name="DANN", cite="ganin2016domain", unlabeled_in_training=True)
 
     def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
-        """A single site has nothing to be aligned with."""
+        """Return the reason why sites cannot be aligned, for example only one site; None if they can."""
         if n_sites < 2 and not n_unlabeled:
             return f"{self.card.name} aligns sites: give at least two, or unlabeled rows of another"
         return super().refusal(n_sites, confounders, n_unlabeled)
 
     def build(self, network: RatioNetwork, n_domains: int, prepared: Prepared) -> nn.Module:
-        """The network with the critic."""
+        """Return the network with the critic."""
         return AdversarialNetwork(network, n_domains)
 
     def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
-        """The NLL of y, and the critic's NLL of the site."""
+        """Return the NLL of y plus the critic's NLL of the site."""
         scale = self.strength * reversal_schedule(batch.progress)
         logits, site_logits = module(batch.all_x(), batch.all_z(), scale)
         risk = weighted_nll(logits[: batch.n], batch.y, batch.weight)

@@ -20,19 +20,22 @@ from sitewise.ratio import weighted_nll
 class ERM(Method):
     """ERM [vapnik1998statistical]: minimize the mean of -log P(y|x) over the rows of all sites.
 
-    Assumes that a new site is like the training sites together.
+    Assumes that P(y|x) at a new site is that of the training rows of all sites together.
     """
 
     card: ClassVar[Card] = Card(name="ERM", cite="vapnik1998statistical")
 
     def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
-        """The weighted mean NLL."""
+        """Return the weighted mean NLL of the batch."""
         return weighted_nll(module(batch.x, batch.z), batch.y, batch.weight)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ERMWithZ(ERM):
-    """ERM^Z: minimize the mean of -log P(y|x,z). Assumes that P(y|x,z) is the same everywhere."""
+    """ERM^Z: minimize the mean of -log P(y|x,z) over the rows of all sites.
+
+    Assumes that P(y|x,z) is the same at every site.
+    """
 
     card: ClassVar[Card] = Card(
         name="ERM^Z",
@@ -47,14 +50,12 @@ class ERMWithZ(ERM):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ERMWithoutColor(ERM):
-    """ERM^c: ERM on images without the confounder. It is given the feature to drop, so it is a reference.
-
-    `drop` removes the feature from X; the default removes the colour of colored digits.
+    """ERM^c: ERM on images from which the confounder is removed. A reference: it is given the feature to remove.
 
     Parameters
     ----------
     drop : callable
-        From X to X without the feature.
+        A function from X to X without the feature; the default removes the colour of colored digits.
     """
 
     drop: Callable[[Any], Any] = grayscale
@@ -63,7 +64,7 @@ class ERMWithoutColor(ERM):
     )
 
     def see(self, X: Any) -> Any:
-        """Remove the confounder."""
+        """Return X without the feature."""
         try:
             return self.drop(np.asarray(X))
         except ValueError as error:
@@ -75,7 +76,7 @@ BASES: dict[str, type[Method]] = {"erm": ERM, "erm_z": ERMWithZ, "erm_c": ERMWit
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class OverERM(Method):
-    """The common part of methods that adjust a trained ERM: `base` is "erm", "erm_z" or "erm_c".
+    """Base class of methods that adjust a trained ERM.
 
     Parameters
     ----------
@@ -86,7 +87,7 @@ class OverERM(Method):
     base: str = "erm"
 
     def trainer(self) -> Method:
-        """The ERM behind it."""
+        """Return the ERM whose network is used, with the same training settings."""
         problems = Problems(self.card.name)
         self.check(problems)
         problems.raise_if_any()
@@ -95,10 +96,10 @@ class OverERM(Method):
         return kind(**{name: value for name, value in self.get_params(deep=False).items() if name in names})
 
     def check(self, problems: Problems) -> None:
-        """Note what is wrong with the settings."""
+        """Add the errors of the settings to `problems`."""
         if self.base not in BASES:
             problems.add(f"base must be one of {', '.join(BASES)}, got {self.base!r}")
 
     def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
-        """The refusal of the ERM behind it."""
+        """Return the reason why the ERM whose network is used cannot be trained on such data; None if it can."""
         return self.trainer().refusal(n_sites, confounders, n_unlabeled)

@@ -1,4 +1,4 @@
-"""Generalized Prevalence Adjustment and its variants: one f, and g estimated, kept constant, or given.
+"""Generalized Prevalence Adjustment and its variants, in which g is estimated, is one value for all z, or is given.
 
 `GPA` is the method of this package; `GPAPaper` (in `gpa_paper`) implements the paper's algorithms exactly.
 """
@@ -41,27 +41,27 @@ class TrainedGPA:
 class GPA(Method):
     """GPA [nguyen2024adapting]: P_b(y|x,z) = Norm(f(x,z) g_b(z)), averaged over the posterior of g_b given (x, z).
 
-    f is trained with knockout while g of each site is held fixed. It is then calibrated on held-out rows; the prior of
-    g_b is learned by rehearsal on the training sites. This is `GPAClassifier`, with its settings and in addition
-    `balance`, `solver` and `prevalence_dropout`; `solver` may be the settings of an `EM` by name. Assumes that P(x|y,z)
-    is the same at every site.
+    f is trained with knockout; the g of each training site is fitted before and held fixed. f is then calibrated on
+    held-out rows, and the prior of g_b is learned by rehearsal on the training sites. This is `GPAClassifier` with its
+    settings; `solver` may also be a dict with the settings of an `EM`. Rehearsal decides how far the new rows are
+    trusted; the checks of the assumption do not (see `GPAGuarded`). Assumes that P(x|y,z) is the same at every site.
 
     Parameters
     ----------
     prevalence : str
-        The family of g: "auto", "constant", "table", "additive" or "network".
+        The model of g: "auto", "constant", "table", "additive" or "network".
     knockout : float
         The probability that a variable of z is made missing while f and g are fitted.
     calibration : str
         How log f is scaled: "vector", "bias_corrected", "temperature" or "none".
     rehearsal : str or None
-        What is left out in turn to learn the prior: "auto", "sites", "rows" or None.
+        Which rows are left out in turn to learn the prior: "sites" (all rows of a site), "rows", "auto" or None.
     balance : bool or str
-        Whether the mean of f is made the same for all classes at every z: True, False or "auto".
+        Whether f is scaled at every z so that its mean is the same for all classes: True, False or "auto".
     solver : str, EM or dict
         How g of a new site is estimated; a dict has the settings of an `EM`.
     prevalence_dropout : float
-        The dropout of a network g.
+        The dropout rate of g if g is a network.
     """
 
     prevalence: str = "auto"
@@ -83,15 +83,19 @@ class GPA(Method):
     )
 
     def refusal(self, n_sites: int, confounders: Any, n_unlabeled: int) -> str | None:
-        """Never refused: without confounders g is one number for each class."""
+        """Return None: GPA can always be used. Without confounders g is one number for each class."""
         return None
 
     def trainer(self) -> Method:
-        """The method with the same network, which may differ in what happens after training."""
+        """Return a `GPA` with the same network."""
         return self.with_network_of(GPA)
 
     def with_network_of(self, kind: type["GPA"]) -> Method:
-        """A method of that kind with the settings that determine the network."""
+        """Return a method of the class `kind` with the settings of this method.
+
+        Calibration, balance and solver get fixed values: they do not change the network, so methods that differ only in
+        these settings can share it.
+        """
         known = kind().get_params()
         settings = {name: value for name, value in self.get_params(deep=False).items() if name in known}
         return kind(**settings | {"calibration": "vector", "balance": kind.balance, "solver": "auto"})
@@ -102,7 +106,7 @@ class GPA(Method):
         return TrainedGPA(classifier.fit(X, y, domain, Z, groups, weight))
 
     def attach(self, trained: TrainedGPA) -> Self:
-        """Use a trained f, balanced and calibrated as this method needs it."""
+        """Use a trained f, and balance and calibrate it according to the settings of this method."""
         model = trained.classifier
         if (model.calibration, model.balance) != (self.calibration, self.balance):
             model = model.with_calibration(self.calibration, balance=self.balance)
@@ -113,11 +117,11 @@ class GPA(Method):
         return super().attach(trained)
 
     def log_proba(self, X: Any, Z: Any) -> Tensor:
-        """log P(y|x,z) with the g of all training rows."""
+        """Return log P(y|x,z) with the g of all training rows, (n, K)."""
         return torch.tensor(np.log(self.model_.predict_proba(X, sample_confounder=self.shown(Z))))
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Estimate g(z) from unlabeled rows."""
+        """Estimate g(z) from unlabeled rows; return the rule that predicts with it, and the estimate of P(Y)."""
         shown = self.shown(Z)
         here = self.model_.adapt_log_ratio(self.log_ratio(X, shown), shown).unchecked()
 
@@ -128,11 +132,11 @@ class GPA(Method):
         return rule, here.prevalence()
 
     def shown(self, Z: Any) -> Any:
-        """The part of z that the method uses at a new site; None if it uses none."""
+        """Return the part of z that the method uses at a new site; None if it uses no z."""
         return Z
 
     def log_ratio(self, X: Any, Z: Any) -> Tensor:
-        """Calibrated log f, kept as long as the runner needs it."""
+        """Return calibrated log f, (n, K); within `remembering` it is computed once for the same X and Z objects."""
         remembered = self.trained_.remembered
         key = (id(X), id(Z), self.calibration, self.balance)
         if remembered is not None and key in remembered:
@@ -145,10 +149,9 @@ class GPA(Method):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GPAStar(GPA):
-    """GPA*: P_b(y|x) = Norm(f(x,z₀) ĝ_b(z₀)), z hidden at the new site; ĝ_b(z₀) from unlabeled x alone.
+    """GPA*: P_b(y|x) = Norm(f(x,z₀) ĝ_b(z₀)). z is hidden at the new site, and ĝ_b(z₀) is estimated from x alone.
 
-    f(x,z₀) is what f learned by knockout for missing z: an approximation if P(z|y) shifts. `hidden` names the variables
-    of z that the new site lacks; None means all.
+    z₀ stands for missing z, and f(x,z₀) is learned by knockout. It is an approximation if P(z|y) differs between sites.
 
     Parameters
     ----------
@@ -167,7 +170,7 @@ class GPAStar(GPA):
     )
 
     def shown(self, Z: Any) -> Any:
-        """The part of z that the new site has; None if it has none."""
+        """Return z with the hidden variables missing; None if all are hidden."""
         if Z is None or self.hidden is None:
             return None
         unknown = [name for name in self.hidden if name not in Z]
@@ -181,16 +184,17 @@ class GPAStar(GPA):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GPAJoint(GPAStar):
-    """GPA, joint: P_b(y|x) ∝ Σ_m ŵ_my r(x,y,z_m), z hidden at the new site.
+    """GPA, joint: P_b(y|x) ∝ Σ_m ŵ_my r(x,y,z_m). z is hidden at the new site.
 
-    ŵ is the site's joint distribution P(z, y), estimated from x alone. r(x,y,z) = P(x|y,z) / P_s(x) comes from the same
-    f and a critic of P_s(z|x) / P_s(z) on its features; exact where GPA* approximates. `missing="auto"` chooses between
-    this and GPA* (see `GPAClassifier`).
+    ŵ is the site's joint distribution P(z, y), estimated from x alone. r(x,y,z) = P(x|y,z) / P_s(x) is computed from
+    the same f and from a critic that estimates P_s(z|x) / P_s(z) from the features of f; s denotes the training rows.
+    The formula is exact, while that of GPA* is an approximation. `missing="auto"` chooses between this method and GPA*
+    (see `GPAClassifier`).
 
     Parameters
     ----------
     missing : str
-        What predicts rows without z: "joint", "knockout" or "auto".
+        How rows without z are predicted: "joint", "knockout" or "auto".
     """
 
     missing: str = "joint"
@@ -215,7 +219,10 @@ class GPAJoint(GPAStar):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GPAConstant(GPA):
-    """GPA with constant g: P_b(y|x,z) = Norm(f(x,z) π), π from unlabeled (x, z); a comparison for g(z)."""
+    """GPA with constant g: P_b(y|x,z) = Norm(f(x,z) π), with one prevalence π for all z, estimated from (x, z).
+
+    The comparison with GPA shows what a g that depends on z contributes.
+    """
 
     card: ClassVar[Card] = replace(GPA.card, name="GPA, constant g", estimates_g=FROM_ROWS + ", one P(Y)")
 
@@ -228,10 +235,10 @@ class GPAConstant(GPA):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GPAGuarded(GPA):
-    """GPA, guarded: as GPA, but g is that of the training rows if a check of the assumption fails.
+    """GPA, guarded: like GPA, but the g of the training rows is used if a check of the assumption fails.
 
-    The diagnosis uses no labels: it checks whether f is informative here, and whether its values are a mixture of those
-    of held-out rows, as they must be if P(x|y,z) is stable.
+    The checks use no labels. One of them tests whether the values of f at the new site are a mixture of those of the
+    held-out rows of each class, which they must be if P(x|y,z) is the same at every site.
     """
 
     card: ClassVar[Card] = replace(
@@ -239,7 +246,7 @@ class GPAGuarded(GPA):
     )
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Estimate g(z) and use it if the diagnosis allows it; otherwise no P(Y) is reported."""
+        """Estimate g(z) and use it as far as rehearsal and checks allow; P(Y) is None if the outcome is as trained."""
         here = self.model_.adapt_log_ratio(self.log_ratio(X, Z), Z, policy="auto")
         marginal = None if here.outcome == "as trained" else here.prevalence()
         return lambda rows, z: torch.tensor(np.log(here.adjust(self.log_ratio(rows, z), z))), marginal
@@ -247,9 +254,9 @@ class GPAGuarded(GPA):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GPAOracle(GPA):
-    """GPA with the true g: P_b(y|x,z) = Norm(f(x,z) P_b(y|z)); a reference: the same f with the true g.
+    """GPA with the true g: P_b(y|x,z) = Norm(f(x,z) P_b(y|z)). A reference.
 
-    `adapt` is given the true g as `prevalence=`, a function of Z that returns P_b(y|z), (n, K).
+    `adapt` needs the true g as `prevalence=`: a function from Z to P_b(y|z), (n, K).
     """
 
     card: ClassVar[Card] = Card(
@@ -277,7 +284,7 @@ class GPAOracle(GPA):
 
 
 def read_solver(solver: Any) -> str | EM:
-    """A solver by its name, or an EM by its settings, as experiments write them."""
+    """Return an `EM` if `solver` is a mapping with its settings, as in an experiment's YAML; otherwise `solver`."""
     if not isinstance(solver, Mapping):
         return solver  # type: ignore[no-any-return]
     known = [setting.name for setting in fields(EM)]
@@ -288,7 +295,7 @@ def read_solver(solver: Any) -> str | EM:
 
 
 def log_of(probability: Array) -> Tensor:
-    """Logs of probabilities, at least log 1e-12."""
+    """Return the logarithms of probabilities, which are clipped to at least 1e-12."""
     return torch.tensor(np.log(np.clip(np.asarray(probability, dtype=float), 1e-12, None)))
 
 
@@ -297,13 +304,14 @@ class GPAPooled(GPA):
     """GPA with one g for all training sites: f is fitted with the g(z) of all their rows together.
 
     The paper does not describe this case. One g is estimated from more rows than the g of a single site. But if P(y|z)
-    differs between the sites, f absorbs the difference. Only rows can be rehearsed, because all rows count as one site.
+    differs between the sites, f absorbs the difference. All rows count as one site, so the rehearsal leaves out rows
+    instead of sites.
     """
 
     card: ClassVar = replace(GPA.card, name="GPA, one g")
 
     def trainer(self) -> Method:
-        """The same f with and without z at the new site."""
+        """Return a `GPAPooled` with the same network, so that `GPAPooledStar` uses the same f."""
         return self.with_network_of(GPAPooled)
 
     def train(self, X: Any, y: Any, domain: Any, Z: Any, groups: Any, weight: Any, unlabeled: Any) -> Any:
@@ -316,14 +324,14 @@ class GPAPooled(GPA):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GPAPooledStar(GPAPooled, GPAStar):
-    """GPA* with one g for all training sites: as GPA with one g, z hidden at the new site."""
+    """GPA* with one g for all training sites: `GPAPooled` with z hidden at the new site."""
 
     card: ClassVar = replace(GPAStar.card, name="GPA*, one g")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GPAAsTrained(GPA):
-    """GPA, as trained: P(y|x,z) = Norm(f(x,z) g(z)), g that of all training rows together; without adaptation."""
+    """GPA, as trained: P(y|x,z) = Norm(f(x,z) g(z)) with the g of all training rows together, without adaptation."""
 
     card: ClassVar = replace(GPA.card, name="GPA, as trained", estimates_g="no")
 

@@ -21,23 +21,23 @@ from sitewise.prevalence.network import build_network
 from sitewise.solvers import EM
 
 PAPER_EM = EM(iterations=5)  # the paper's T
-LIMIT = ".*g did not converge"  # after T rounds, where the paper stops
+LIMIT = ".*g did not converge"  # the warning to ignore: like the paper, EM stops after T rounds
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GPAPaper(GPA):
     """GPA as published [nguyen2024adapting]: P_b(y|x,z) = Norm(f(x,z) g_b(z)), g_b by T = 5 rounds of EM on (x, z).
 
-    Algorithm 3: g_e of each site is a network fitted to its (y, z) with knockout, f is trained given these, and vector
-    scaling on the validation rows calibrates it. Algorithm 1: g_b is a network with random weights; a round computes ŷ
-    = Norm(g_b f) and fits g_b to it by LBFGS. There is no balance of f, no prior, no rehearsal, and no region of z
-    where the source's g is kept. `prevalence_dropout` is that of g: none for digits, 0.5 for the paper's ISIC and CXR
-    networks.
+    Algorithm 3 (training): the g_e of each training site e is a network that is fitted to the site's (y, z) with
+    knockout. f is trained with these g_e held fixed, and is calibrated by vector scaling on the validation rows.
+    Algorithm 1 (adaptation): g_b is a network that starts from random weights. Each round computes ŷ = Norm(g_b f) and
+    fits g_b to ŷ by LBFGS. There is no balance of f, no prior, no rehearsal, and no region of z where the source's g is
+    kept. `prevalence_dropout` is the dropout rate of g: zero for digits, 0.5 for the paper's ISIC and CXR networks.
 
-    The paper leaves some details open. This implementation uses: g_e by 500 steps of Adam with one row of uniform
-    labels added, because a site may have one class only; g_e of validation rows cross-fitted; LBFGS with a line search,
-    20 iterations in each round; dropout in the M-steps with masks that are fixed within an M-step, none in ŷ; f(x,z)
-    and f(x,z₀) calibrated separately.
+    The paper leaves some details open. This implementation fits g_e by 500 steps of Adam, with one row of uniform
+    labels added because a site may have one class only. The g_e of validation rows is cross-fitted. LBFGS uses a line
+    search and 20 iterations in each round. An M-step uses dropout with fixed masks, and ŷ is computed without dropout.
+    f(x,z) and f(x,z₀) are calibrated separately.
     """
 
     prevalence: str = "network"
@@ -56,16 +56,16 @@ class GPAPaper(GPA):
     )
 
     def trainer(self) -> Method:
-        """The same f with and without z at the new site."""
+        """Return a `GPAPaper` with the same network, so that `GPAPaperStar` uses the same f."""
         return self.with_network_of(GPAPaper)
 
     def train(self, X: Any, y: Any, domain: Any, Z: Any, groups: Any, weight: Any, unlabeled: Any) -> Any:
-        """Fit a `GPAClassifier` as published: rows that lack z are predicted by knockout."""
+        """Fit a `GPAClassifier` that predicts rows without z by knockout, as in the paper."""
         classifier = GPAClassifier(**self.get_params(deep=False), missing="knockout")
         return TrainedGPA(classifier.fit(X, y, domain, Z, groups, weight))
 
     def attach(self, trained: TrainedGPA) -> Self:
-        """Use a trained f that is calibrated on all validation rows; no region of z is excluded."""
+        """Use a trained f and calibrate it on all validation rows, without excluding a region of z."""
         super().attach(trained)
         if self.model_.unsupported_:
             self.model_ = copy.copy(self.model_)
@@ -74,7 +74,7 @@ class GPAPaper(GPA):
         return self
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Estimate g by EM from unlabeled rows, and predict with this g."""
+        """Estimate g by EM from unlabeled rows; return the rule that predicts with it, and the estimate of P(Y)."""
         shown = self.shown(Z)
         estimate = self.estimate(self.log_ratio(X, shown), shown)
 
@@ -85,9 +85,9 @@ class GPAPaper(GPA):
         return rule, np.asarray(estimate.marginal)
 
     def estimate(self, log_ratio: Tensor, Z: Any) -> PrevalenceEstimate:
-        """Algorithm 1, or without z algorithm 2.
+        """Estimate g by algorithm 1, or by algorithm 2 if there is no z.
 
-        Both start with a network with random weights; algorithm 2 uses only its output at z₀.
+        Both start from a network with random weights; algorithm 2 uses only its output at z₀.
         """
         schema = self.model_.confounders_
         own: dict[str, Any] = {"model": "constant", "start": self._start()}
@@ -104,7 +104,7 @@ class GPAPaper(GPA):
             )
 
     def _start(self) -> Array | None:
-        """g(z₀) of a network with random weights, (K,); None if there is no z."""
+        """Return g(z₀) of a network with random weights, (K,); None if training had no z."""
         schema = self.model_.confounders_
         if schema is None:
             return None
@@ -115,7 +115,7 @@ class GPAPaper(GPA):
         return np.asarray(torch.softmax(logits, dim=1)[0].numpy())
 
     def _log_prevalence(self, estimate: PrevalenceEstimate, Z: Any, n_rows: int) -> Tensor:
-        """log g of rows, (n, K)."""
+        """Return log g of each row, (n, K)."""
         if estimate.confounders is None:
             return log_of(np.asarray(estimate.marginal)).expand(n_rows, -1)
         return torch.tensor(np.asarray(estimate.log_prevalence(Z)))
@@ -125,7 +125,8 @@ class GPAPaper(GPA):
 class GPAPaperStar(GPAPaper, GPAStar):
     """GPA* as published [nguyen2024adapting]: P_b(y|x) = Norm(f(x,z₀) g_b(z₀)), g_b(z₀) by T = 5 rounds of EM on x.
 
-    Algorithm 2, whose M-step has a closed form: g_b(z₀) is the mean of ŷ. `hidden` as for GPA*.
+    This is algorithm 2. Its M-step has a closed form: g_b(z₀) is the mean of ŷ. `hidden` is the same setting as in
+    `GPAStar`.
     """
 
     card: ClassVar[Card] = replace(

@@ -16,13 +16,16 @@ from sitewise.rows import LabeledRows
 
 
 def reweight(share: Tensor, losses: Tensor, step: float) -> Tensor:
-    """q_g ∝ q_g exp(step · loss_g): groups with a high loss gain weight; NaN marks groups not in the batch."""
+    """Return the new weights q_g ∝ q_g exp(step · loss_g), (G,): groups with a high loss gain weight.
+
+    A loss of NaN marks a group without rows in the batch; it counts as zero.
+    """
     grown = share * torch.exp(step * torch.where(losses.isnan(), 0.0, losses))
     return grown / grown.sum()
 
 
 def group_losses(losses: Tensor, weight: Tensor, group: Tensor, n_groups: int) -> Tensor:
-    """The weighted mean loss of each group, NaN for a group without rows."""
+    """Return the weighted mean loss of each group, (G,); NaN for a group without rows."""
     mass = torch.zeros(n_groups, dtype=losses.dtype, device=losses.device).index_add_(0, group, weight)
     total = torch.zeros_like(mass).index_add_(0, group, weight * losses)
     return torch.where(mass > 0, total / mass.clamp_min(1e-30), torch.nan)
@@ -37,20 +40,21 @@ class GroupShares:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GroupDRO(Method):
-    """GroupDRO [sagawa2019distributionally]: minimize Σ_j q_j R_j with q_j ∝ q_j exp(η R_j) after each batch.
+    """GroupDRO [sagawa2019distributionally]: minimize Σ_j q_j R_j, with the update q_j ∝ q_j exp(η R_j) in each batch.
 
-    Groups are classes × cells of z (`groups="cells"`) or classes × sites ("sites"); η is `step`. A continuous variable
-    is cut into `bins` bins with equally many training rows; with bins=None it is an error. Rows that lack part of z
-    form one more cell. Assumes that a new site has the same groups with other shares.
+    R_j is the mean loss of group j, and q_j its weight. Groups are classes × cells of z (`groups="cells"`) or classes ×
+    sites ("sites"). Rows whose z is incomplete form one more cell. Assumes that a new site has the same groups with
+    other shares.
 
     Parameters
     ----------
     groups : str
         "cells" for classes × cells of z, "sites" for classes × sites.
     step : float
-        The step size η of the weights of groups.
+        The step size η of the update of the weights.
     bins : int or None
-        Bins of a continuous variable; with None such a variable is an error.
+        The number of bins of a continuous variable, with equally many training rows. With None, a continuous variable
+        is an error if groups are cells.
     """
 
     groups: str = "cells"
@@ -65,14 +69,17 @@ class GroupDRO(Method):
     )
 
     def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
-        """Why this method cannot be used on such data; continuous z is accepted if it is binned or groups are sites."""
+        """Return the reason why GroupDRO cannot be trained on such data; None if it can.
+
+        A continuous z is accepted if it is cut into bins or if groups are sites.
+        """
         if self.groups not in ("cells", "sites"):
             return f"groups must be 'cells' or 'sites', got {self.groups!r}"
         binned = self.bins is not None or self.groups == "sites"
         return refuse(self.card, n_sites, None if binned else confounders)
 
     def prepare(self, training: LabeledRows, held: LabeledRows, schema: Confounders | None, n: int) -> Prepared:
-        """Number the groups that occur."""
+        """Number the groups that occur, and start with equal weights."""
         if self.groups == "sites":
             cell = training.site
         else:
@@ -82,7 +89,7 @@ class GroupDRO(Method):
         return Prepared({"group": group}, GroupShares(torch.full((n_groups,), 1 / n_groups)))
 
     def loss(self, module: nn.Module, batch: Batch, memory: GroupShares) -> Tensor:
-        """The mean losses of the groups, weighted by their past losses."""
+        """Update the weights with the groups' mean losses, and return the weighted sum of these losses."""
         if memory.share.device != batch.x.device:
             memory.share = memory.share.to(batch.x.device)
         each = cross_entropy(module(batch.x, batch.z), batch.y, reduction="none")

@@ -11,13 +11,14 @@ from sitewise.bench.methods.base import Method
 from sitewise.bench.methods.card import Card
 from sitewise.bench.methods.objective import Batch
 
-TINY = 1e-12  # the weight of a site that is not in the batch: all its sums are zero
+TINY = 1e-12  # divisor for a site without rows in the batch, whose sums are all zero
 
 
 def irm_penalty(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    """(d/dw R(w·logits) at w = 1)², R the mean NLL: zero if no rescaling of the logits lowers the risk.
+    """Return the squared derivative of R(w·logits) with respect to w at w = 1, where R is the mean NLL.
 
-    The derivative is the mean of Σ_k softmax(logits)_k logits_k - logits_y.
+    The penalty is zero if no rescaling of the logits lowers the risk. The derivative is the mean over rows of
+    Σ_k softmax(logits)_k logits_k - logits_y.
     """
     slope = (torch.softmax(logits, dim=1) * logits).sum(1) - logits.gather(1, y[:, None])[:, 0]
     mean: Tensor = (weight * slope).sum() / weight.sum().clamp_min(TINY)
@@ -25,7 +26,7 @@ def irm_penalty(logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
 
 
 def mean_over_sites(logits: Tensor, batch: Batch, penalty: Tensor | float) -> Tensor:
-    """The mean over the sites in the batch of R_e + penalty · (dR_e(w·logits)/dw)²."""
+    """Return the mean of R_e + penalty · (dR_e(w·logits)/dw at w = 1)² over the sites e in the batch."""
     each = cross_entropy(logits, batch.y, reduction="none")
     weights = batch.site_weights()
     masses = torch.stack([weight.sum() for weight in weights])
@@ -36,11 +37,11 @@ def mean_over_sites(logits: Tensor, batch: Batch, penalty: Tensor | float) -> Te
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class IRM(Method):
-    """IRMv1 [arjovsky2019invariant]: the mean over sites of R_e + λ (dR_e(w·logits)/dw at 1)².
+    """IRMv1 [arjovsky2019invariant]: minimize the mean over sites e of R_e + λ (dR_e(w·logits)/dw at w = 1)².
 
-    λ is 1 in the first part of training (`warm_up`), and `penalty` afterwards. Then the whole loss is divided by λ, so
-    that the step size stays the same. Needs at least two sites, and assumes features with the same P(y|features) at all
-    of them.
+    λ is 1 in the first part of training (`warm_up`), and `penalty` afterwards. The loss is divided by λ if λ > 1, so
+    that the step size stays the same. Needs at least two sites. Assumes that some features have the same P(y|features)
+    at all sites.
 
     Parameters
     ----------
@@ -55,7 +56,7 @@ class IRM(Method):
     card: ClassVar[Card] = Card(name="IRM", cite="arjovsky2019invariant", single_site=False)
 
     def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
-        """Risk and penalty, averaged over the sites in the batch."""
+        """Return risk plus λ times penalty, averaged over the sites in the batch and divided by λ if λ > 1."""
         logits = module(batch.x, batch.z)
         strength = 1.0 + (self.penalty - 1.0) * (batch.progress >= self.warm_up)
         return mean_over_sites(logits, batch, strength) / strength.clamp_min(1.0)

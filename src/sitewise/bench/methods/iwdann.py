@@ -20,12 +20,12 @@ MEMORY = 0.5  # share of the old class weights that is kept after an epoch
 
 @dataclass
 class ClassWeights:
-    """Class weights w = P_b(y)/P_s(y), and the sums of the current epoch for the next ones."""
+    """Class weights w = P_b(y)/P_s(y), and sums over the current epoch, from which the next weights are computed."""
 
     weight: Tensor
-    joint: Tensor = field(init=False)  # Σ over labeled rows of predicted × true
-    predicted: Tensor = field(init=False)  # Σ over unlabeled rows of predicted
-    mass: Tensor = field(init=False)
+    joint: Tensor = field(init=False)  # (K, K), sum over labeled rows of predicted probability × true class
+    predicted: Tensor = field(init=False)  # (K,), sum over unlabeled rows of predicted probability
+    mass: Tensor = field(init=False)  # the numbers of labeled and unlabeled rows
 
     def __post_init__(self) -> None:
         n = len(self.weight)
@@ -33,20 +33,20 @@ class ClassWeights:
         self.predicted, self.mass = self.weight.new_zeros(n), self.weight.new_zeros(2)
 
     def to(self, device: torch.device) -> None:
-        """Move everything to a device."""
+        """Move all tensors to a device."""
         self.weight, self.joint, self.predicted, self.mass = (
             part.to(device) for part in (self.weight, self.joint, self.predicted, self.mass)
         )
 
     def add(self, labeled: Tensor, y: Tensor, unlabeled: Tensor) -> None:
-        """Add the probabilities of a batch."""
+        """Add the predicted probabilities of a batch to the sums."""
         self.joint.index_add_(1, y, labeled.T)
         self.predicted += unlabeled.sum(0)
         self.mass[0] += len(labeled)
         self.mass[1] += len(unlabeled)
 
     def update(self) -> None:
-        """w from the confusion matrix of the epoch (BBSE), mixed with the old one."""
+        """Set w to the mean of its old value and BBSE's w from the confusion matrix of the epoch; reset the sums."""
         if float(self.mass.min()) > 0:
             weights = bbse((self.joint / self.mass[0]).cpu(), (self.predicted / self.mass[1]).cpu())
             self.weight.copy_(MEMORY * self.weight + (1 - MEMORY) * weights.to(self.weight))
@@ -58,9 +58,10 @@ class ClassWeights:
 class IWDANN(DANN):
     """IWDANN [tachet2020domain]: DANN with labeled rows weighted by w_y = P_b(y)/P_s(y), in R and for the critic.
 
-    The critic separates training rows (all sites together) from unlabeled rows (all sites together); w comes from the
-    confusion matrix of each epoch, C w = μ. Assumes that P(features|y) can be made equal at both. Made for one source
-    and one target; it needs the unlabeled rows of the target in training.
+    The critic separates the source (training rows of all sites) from the target (unlabeled rows of all sites). After
+    each epoch, w is updated with the solution of C w = μ, where C is the confusion matrix of the epoch and μ the mean
+    prediction of the target. Assumes that P(features|y) can be made equal in source and target. The published method is
+    for one source and one target. The unlabeled rows of the target are needed in training.
     """
 
     card: ClassVar[Card] = Card(
@@ -72,25 +73,25 @@ class IWDANN(DANN):
     )
 
     def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
-        """Training needs the rows of the target."""
+        """Return the reason why IWDANN cannot be trained, for example no unlabeled rows; None if it can."""
         if not n_unlabeled:
             return "IWDANN trains against unlabeled rows of the new site: give unlabeled="
         return super().refusal(n_sites, confounders, n_unlabeled)
 
     def prepare(self, training: LabeledRows, held: LabeledRows, schema: Confounders | None, n: int) -> Prepared:
-        """Start from equal weights."""
+        """Start with a weight of one for each class."""
         return Prepared({}, ClassWeights(torch.ones(n, dtype=torch.float64)))
 
     def build(self, network: RatioNetwork, n_domains: int, prepared: Prepared) -> nn.Module:
-        """Build the critic with two outputs, source and target."""
+        """Return the network with a critic that has two outputs, source and target."""
         return AdversarialNetwork(network, 2)
 
     def begin_epoch(self, memory: ClassWeights) -> None:
-        """Class weights from the last epoch."""
+        """Compute the class weights from the last epoch."""
         memory.update()
 
     def loss(self, module: nn.Module, batch: Batch, memory: ClassWeights) -> Tensor:
-        """Weighted NLL of y, and the critic's loss with the same weights for labeled rows."""
+        """Return the weighted NLL of y plus the critic's loss, with the same weights for labeled rows."""
         assert batch.unlabeled_site is not None
         memory.to(batch.x.device)
         scale = self.strength * reversal_schedule(batch.progress)

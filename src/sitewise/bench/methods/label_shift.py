@@ -1,4 +1,4 @@
-"""Label shift: P(y) changes and P(x|y) does not; EM, BBSE and RLLS on top of any ERM."""
+"""Methods for label shift (P(y) changes, P(x|y) does not): EM, BBSE and RLLS, which adjust any ERM."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -23,27 +23,27 @@ from sitewise.posterior import combine
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class LabelShift(OverERM, ABC):
-    """The common part: log P(y|x) - log P(y) of an ERM, calibrated on held-out rows, plus the log of the new P(y).
+    """Base class of methods that replace the P(y) of a trained ERM: P_b(y|x) = Norm(f(x) P_b(y)).
 
-    `base` is "erm", "erm_z" or "erm_c"; `calibration` as for `GPAClassifier`. Assumes that P(x|y) is the same at every
-    site, which is wrong if the relation of z and y differs.
+    log f(x) = log P(y|x) - log P(y) is computed from the ERM and calibrated on held-out rows. A subclass estimates the
+    new site's P_b(y). Assumes that P(x|y) is the same at every site, which is wrong if P(z|y) differs between sites.
 
     Parameters
     ----------
     calibration : str
-        How log f is scaled: "vector", "bias_corrected", "temperature" or "none".
+        How log f is scaled: "vector", "bias_corrected", "temperature" or "none", as for `GPAClassifier`.
     """
 
     calibration: str = "vector"
 
     def check(self, problems: Problems) -> None:
-        """Note what is wrong with the settings."""
+        """Add the errors of the settings to `problems`."""
         super().check(problems)
         if self.calibration not in CALIBRATIONS:
             problems.add(f"calibration must be one of {', '.join(CALIBRATIONS)}, got {self.calibration!r}")
 
     def settle(self, trained: Trained) -> None:
-        """Calibrate on the held-out rows, given their own shares of the classes."""
+        """Calibrate log f on the held-out rows, with the class shares of these rows as P(y)."""
         self._log_shares = trained.shares.clamp_min(1e-12).log()
         y, weight = trained.held_out.y, trained.held_out.weight.double()
         if not len(y):
@@ -56,21 +56,24 @@ class LabelShift(OverERM, ABC):
         self._held_y, self._held_weight = y, weight
 
     def log_ratio(self, X: Any, Z: Any) -> Tensor:
-        """Calibrated log P(y|x)/P(y)."""
+        """Return calibrated log f = log(P(y|x) / P(y)), (n, K)."""
         return self._calibration.apply(self.outputs(X, Z) - self._log_shares)
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Estimate the site's P(y), then apply it to each row."""
+        """Estimate the site's P(y); return the rule that predicts with it, and the estimate."""
         marginal = self.find_marginal(self.log_ratio(X, Z))
         log_marginal = marginal.clamp_min(1e-12).log()
         return lambda rows, z: combine(self.log_ratio(rows, z), log_marginal), marginal.numpy()
 
     @abstractmethod
     def find_marginal(self, log_ratio: Tensor) -> Tensor:
-        """P(y) of unlabeled rows, (K,): the step in which the methods differ."""
+        """Estimate P(y) of the site from calibrated log f of its rows, (K,)."""
 
     def _predictions(self, log_ratio: Tensor, soft: bool) -> tuple[Tensor, Tensor]:
-        """Predictions for held-out rows and for the site's rows, both with the prevalence of the held-out rows."""
+        """Return predictions of the held-out rows and of the site's rows, both with the P(y) of the held-out rows.
+
+        They are probabilities if `soft`, otherwise one-hot rows of the predicted class.
+        """
         here = combine(log_ratio, self._source.log()).exp()
         return (self._held_proba, here) if soft else (hard(self._held_proba), hard(here))
 
@@ -79,13 +82,13 @@ class LabelShift(OverERM, ABC):
 class LabelShiftEM(LabelShift):
     """Label-shift EM [saerens2002adjusting; calibrated: alexandari2020maximum]: the maximum-likelihood P_b(y).
 
-    π ← mean_n Norm(π P(y|x_n)/P(y)), solved until its KKT gap is small.
+    P_b(y) is the fixed point of π ← mean_n Norm(π P(y|x_n)/P(y)), solved until its KKT gap is small.
     """
 
     card: ClassVar[Card] = Card(name="EM", cite="saerens2002adjusting", estimates_g="indirectly, EM, one P(Y)")
 
     def find_marginal(self, log_ratio: Tensor) -> Tensor:
-        """Maximum likelihood."""
+        """Estimate P(y) by maximum likelihood."""
         estimate = estimate_prevalence(log_ratio.numpy(), model="constant")
         return torch.tensor(np.asarray(estimate.marginal))
 
@@ -94,8 +97,9 @@ class LabelShiftEM(LabelShift):
 class BBSE(LabelShift):
     """BBSE [lipton2018detecting]: w = C⁻¹ μ, P_b(y) = w ∘ P_s(y).
 
-    C[i,j] = P_s(ŷ = i, y = j) on the held-out rows s, μ the mean prediction at the new site; ŷ is the predicted class,
-    or its probabilities if `soft`. w is relative to the held-out rows, not to the training rows.
+    C[i,j] = P_s(ŷ = i, y = j) is estimated from the held-out rows s, and μ is the mean prediction at the new site. ŷ is
+    the predicted class; if `soft`, the predicted probabilities take its place. w is relative to the class shares of the
+    held-out rows, not of the training rows.
 
     Parameters
     ----------
@@ -108,7 +112,7 @@ class BBSE(LabelShift):
     card: ClassVar[Card] = Card(name="BBSE", cite="lipton2018detecting", estimates_g="indirectly, confusion matrix")
 
     def find_marginal(self, log_ratio: Tensor) -> Tensor:
-        """Solve the moment equations."""
+        """Solve the moment equations C w = μ."""
         held, here = self._predictions(log_ratio, self.soft)
         weights = bbse(confusion(held, self._held_y, self._held_weight), here.mean(0))
         return prior_from_weights(weights, self._source)
@@ -116,7 +120,7 @@ class BBSE(LabelShift):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class RLLS(LabelShift):
-    """RLLS [azizzadenesheli2018regularized]: BBSE with w = 1 + γθ, θ shrunk towards zero if there are few rows.
+    """RLLS [azizzadenesheli2018regularized]: BBSE with w = 1 + θ, and θ shrunk towards zero if held-out rows are few.
 
     Parameters
     ----------
@@ -134,7 +138,7 @@ class RLLS(LabelShift):
     )
 
     def find_marginal(self, log_ratio: Tensor) -> Tensor:
-        """Solve the moment equations with shrinkage."""
+        """Solve the moment equations C w = μ with shrinkage."""
         held, here = self._predictions(log_ratio, self.soft)
         matrix = confusion(held, self._held_y, self._held_weight)
         weights = rlls(matrix, here.mean(0), len(held), alpha=self.alpha)
@@ -142,6 +146,6 @@ class RLLS(LabelShift):
 
 
 def _shares(y: Tensor, weight: Tensor, n_classes: int) -> Tensor:
-    """Shares of the classes, with one uniform row added so that none is zero."""
+    """Return the weighted class shares, (K,), with one row of uniform labels added so that no share is zero."""
     counts = (weight[:, None] * one_hot(y, n_classes)).sum(0) + 1 / n_classes
     return counts / counts.sum()

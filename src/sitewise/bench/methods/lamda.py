@@ -1,4 +1,4 @@
-"""LAMDA: label matching domain adaptation, data and label shift as one transport from source to target."""
+"""LAMDA (label matching domain adaptation): optimal transport from source to target with a cost for data and labels."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -21,7 +21,10 @@ NO_POT = "LAMDA solves a transport and needs POT: install sitewise[bench]"
 
 
 def transport(cost: Tensor, source_weight: Tensor) -> Tensor:
-    """The plan γ (n, m) of least Σ γ·cost with these shares of the source rows and even ones of the target's."""
+    """Return the transport plan γ, (n, m), that minimizes Σ_ij γ_ij cost_ij.
+
+    The row sums of γ are proportional to the weights of the source rows; its column sums are all 1/m.
+    """
     ot = import_module("ot")
     share = source_weight.detach().double().cpu().numpy()
     even = torch.full((cost.shape[1],), 1 / cost.shape[1], dtype=torch.float64).numpy()
@@ -30,26 +33,28 @@ def transport(cost: Tensor, source_weight: Tensor) -> Tensor:
 
 
 def data_cost(source: Tensor, target: Tensor) -> Tensor:
-    """The mean squared difference of features, for each pair of rows, (n, m)."""
+    """Return the mean squared difference of features for each pair of a source row and a target row, (n, m)."""
     squares = source.square().sum(1)[:, None] + target.square().sum(1) - 2 * source @ target.T
     return squares.clamp_min(0) / source.shape[1]
 
 
 def label_cost(y: Tensor, target_logits: Tensor) -> Tensor:
-    """-log P(y_i|x_j) for each pair of a source label and a target row, (n, m)."""
+    """Return -log P(y_i|x_j) for each pair of a source label y_i and a target row x_j, (n, m)."""
     return -log_softmax(target_logits, dim=1).T[y]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class LAMDA(DANN):
-    """LAMDA [le2021lamda]: R + λ min_γ Σ_ij γ_ij (‖h_i - h_j‖²/D + β ℓ(y_i, p_j)) + τ H(target), h the features.
+    """LAMDA [le2021lamda]: minimize R + λ min_γ Σ_ij γ_ij (‖h_i - h_j‖²/D + β ℓ(y_i, p_j)) + τ H, h the D features.
 
-    γ transports the pooled source rows i to the pooled target rows j of a batch, at least cost in features (the data
-    shift) and between source labels and target predictions (the label shift); it is solved exactly by POT and held
-    while the network descends. λ = `strength` · (2/(1 + e^(-10p)) - 1), β is `label_weight`, τ `entropy_weight`, H the
-    mean entropy of target predictions. Assumes that features can be made the same at both; made for one source and one
-    target. The paper's abstract and its published code were read, not its text: there a critic with K + 1 outputs
-    stands for the transport, and virtual adversarial training smooths predictions, which is left out here.
+    R is the NLL of y. The plan γ transports the source rows i of a batch (all training sites together) to its target
+    rows j (all unlabeled sites together). Its cost has a term for the difference of features (data shift) and a term
+    ℓ = -log p_j(y_i) for source labels and target predictions (label shift). POT solves for γ exactly; the gradient
+    treats γ as constant. H is the mean entropy of target predictions. λ = `strength` · (2/(1 + e^(-10p)) - 1) after a
+    share p of training, β is `label_weight` and τ is `entropy_weight`. Assumes that the distribution of the features
+    can be made equal in source and target. The published method is for one source and one target. Of the paper, the
+    abstract and the published code were read. That code has a critic with K + 1 outputs instead of the transport, and
+    virtual adversarial training, which is left out here.
 
     Parameters
     ----------
@@ -70,7 +75,7 @@ class LAMDA(DANN):
     )
 
     def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
-        """Unlabeled rows of the target are part of training, and so is a solver of transports."""
+        """Return the reason why LAMDA cannot be trained, for example no unlabeled rows; None if it can."""
         if find_spec("ot") is None:
             return NO_POT
         if not n_unlabeled:
@@ -78,11 +83,11 @@ class LAMDA(DANN):
         return super().refusal(n_sites, confounders, n_unlabeled)
 
     def build(self, network: RatioNetwork, n_domains: int, prepared: Prepared) -> nn.Module:
-        """Show the features."""
+        """Return the network in a form that can return its features."""
         return FeatureNetwork(network)
 
     def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
-        """The NLL of y, what the transport costs, and the entropy of target predictions."""
+        """Return the NLL of y, plus the weighted cost of the transport and entropy of target predictions."""
         logits, features = module(batch.all_x(), batch.all_z(), True)
         here = logits[batch.n :]
         cost = data_cost(features[: batch.n], features[batch.n :]) + self.label_weight * label_cost(batch.y, here)

@@ -1,4 +1,4 @@
-"""LAME: the outputs at a new site are adjusted so that rows with similar features agree; the network stays as it is."""
+"""LAME: adjust predictions at a new site so that rows with similar features agree; the network is not changed."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,13 +12,16 @@ from sitewise.bench.methods.card import Card
 from sitewise.bench.methods.erm import OverERM
 from sitewise.ratio import scoring_device
 
-CHUNK = 1024  # rows whose distances are in memory at once
+CHUNK = 1024  # number of rows whose distances are in memory at the same time
 ROUNDS = 100
-TOLERANCE = 1e-8  # the largest change of a probability in a round
+TOLERANCE = 1e-8  # rounds end when no probability changes by this much
 
 
 def nearest(rows: Tensor, among: Tensor, k: int, *, same: bool = False, device: str = "cpu") -> Tensor:
-    """The numbers (n, k) of the nearest of `among`; with `same` both are one set and no row is its own neighbour."""
+    """Return the numbers of the k rows of `among` that are nearest to each of `rows`, (n, k).
+
+    If `same`, `rows` and `among` are the same set, and a row is not its own neighbour.
+    """
     k = min(k, len(among) - int(same))
     rows, among = rows.to(device), among.to(device)
     neighbours = []
@@ -32,7 +35,10 @@ def nearest(rows: Tensor, among: Tensor, k: int, *, same: bool = False, device: 
 
 
 def agree(log_proba: Tensor, neighbours: Tensor) -> Tensor:
-    """Log assignments (n, K): the fixed point of z_i = Norm(q_i exp(Σ_j z_j)), j over the neighbours of i."""
+    """Return log assignments, (n, K): the fixed point of z_i = Norm(q_i exp(Σ_j z_j)) with j over the neighbours of i.
+
+    q_i is row i of exp(`log_proba`). Iteration ends after `ROUNDS` rounds at the latest.
+    """
     log_z = log_proba
     for _ in range(ROUNDS):
         moved = torch.log_softmax(log_proba + log_z.exp()[neighbours].sum(1), dim=1)
@@ -47,15 +53,16 @@ def agree(log_proba: Tensor, neighbours: Tensor) -> Tensor:
 class LAME(OverERM):
     """LAME [boudiaf2022parameter]: minimize Σ_i KL(z_i ‖ q_i) - Σ_i Σ_(j near i) z_i·z_j over assignments z_i.
 
-    q_i is the network's P(y|x_i). Row j is near i if it is one of the `neighbours` nearest rows to i, by the network's
-    features scaled to length one. The paper minimizes a bound in each round; its solution has a closed form (function
-    `agree`). A site's rows are one batch. A row that comes later is assigned by its neighbours among them, which stay
-    as they are. A reference of test-time adaptation: it looks for clusters of features, and estimates no prevalence.
+    q_i is the network's P(y|x_i). Row j is near i if it is one of the `neighbours` nearest rows to i, by the distance
+    of the network's features scaled to length one. The paper minimizes an upper bound in each round; the minimizer has
+    a closed form (function `agree`). The rows that `adapt` gets are one batch. A later row is assigned by its nearest
+    neighbours in this batch, whose assignments do not change. LAME represents test-time adaptation in the comparison:
+    it looks for clusters of features, and does not estimate P(y).
 
     Parameters
     ----------
     neighbours : int
-        How many nearest rows count as near.
+        The number of nearest rows that count as near.
     """
 
     neighbours: int = 5
@@ -64,7 +71,7 @@ class LAME(OverERM):
     )
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Assign the site's rows; others by their neighbours among these."""
+        """Assign the site's rows; the rule assigns other rows by their neighbours among the site's rows."""
         features, assigned = self.directions(X, Z), self.own_log_proba(self.log_proba, X, Z, y).exp()
 
         def rule(rows: Any, z: Any) -> Tensor:
@@ -74,16 +81,16 @@ class LAME(OverERM):
         return rule, None
 
     def own_log_proba(self, rule: Rule, X: Any, Z: Any, y: Any) -> Tensor:
-        """The assignments themselves."""
+        """Return the log assignments of the site's rows, (n, K)."""
         features = self.directions(X, Z)
         near = nearest(features, features, self.neighbours, same=True, device=self.place)
         return agree(self.log_proba(X, Z), near)
 
     @property
     def place(self) -> str:
-        """The device for distances."""
+        """The device on which distances are computed."""
         return str(scoring_device(self.device))
 
     def directions(self, X: Any, Z: Any) -> Tensor:
-        """Features scaled to length one."""
+        """Return the features of each row, scaled to length one, (n, D)."""
         return normalize(self.features(X, Z), dim=1)

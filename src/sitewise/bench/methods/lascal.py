@@ -1,4 +1,4 @@
-"""LaSCal: a temperature for the new site without its labels, by an estimate of the calibration error there."""
+"""LaSCal: choose a temperature for the new site without labels, by an estimate of the calibration error at the site."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -20,11 +20,12 @@ TEMPERATURES = np.geomspace(0.1, 20.0, 200)
 def shifted_calibration_error(
     held: Tensor, y: Tensor, here: Tensor, weights: Tensor, n_bins: int = N_BINS, row_weight: Tensor | None = None
 ) -> Tensor:
-    """The classwise calibration error (K,) at a site, from labeled rows elsewhere and its own unlabeled ones.
+    """Estimate the squared calibration error CE_k² of each class at a site without its labels, (K,).
 
-    CE_k² = mean over the site's rows of (p_k - P_b(y = k | bin of p_k))², in bins with equally many of its rows. In a
-    bin B, P_b(y = k | B) = w_k P_s(y = k, B) / P_b(B): under label shift the labeled rows s tell the numerator, the
-    site's rows the denominator. `held` and `here` are posteriors (n, K) and (m, K), w_k = P_b(k)/P_s(k).
+    CE_k² is the mean over the site's rows of (p_k - P_b(y = k | bin of p_k))². Each bin has equally many rows of the
+    site. In a bin B, P_b(y = k | B) = w_k P_s(y = k, B) / P_b(B). Under label shift the numerator can be estimated from
+    labeled rows s of other sites; the denominator is the share of the site's rows. `held` (n, K) and `here` (m, K) are
+    predicted probabilities of the labeled rows and of the site's rows, and `weights` are w_k = P_b(k)/P_s(k).
     """
     row_weight = here.new_ones(len(held)) if row_weight is None else row_weight
     errors = []
@@ -41,12 +42,13 @@ def shifted_calibration_error(
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class LaSCal(LabelShift):
-    """LaSCal [popordanoska2024lascal]: P_b(y|x) = Norm(f(x)^(1/T) P_b(y)), T with the least calibration error here.
+    """LaSCal [popordanoska2024lascal]: P_b(y|x) = Norm(f(x)^(1/T) P_b(y)).
 
-    That error, the mean of CE_k² over the classes, needs no labels of the site: `shifted_calibration_error`. P_b(y) and
-    the weights w = P_b/P_s come from label-shift EM. The published method divides the logits, which include the
-    training prior, by T. Here only log f is divided by T, and log P_b(y) is added afterwards. Its estimator was read in
-    the paper's abstract and its published code, not in the paper itself.
+    T minimizes an estimate of the calibration error at the new site: the mean of CE_k² over the classes, which needs no
+    labels of the site (`shifted_calibration_error`). P_b(y) and the weights w = P_b/P_s come from label-shift EM. The
+    published method divides the logits, which include the training prior, by T. Here only log f is divided by T, and
+    log P_b(y) is added afterwards. The estimator follows the paper's abstract and its published code; the paper itself
+    was not read.
     """
 
     calibration: str = "none"
@@ -58,7 +60,7 @@ class LaSCal(LabelShift):
     )
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Estimate P(y), then the temperature that looks best calibrated with it."""
+        """Estimate P(y), then choose the temperature with the least estimated calibration error given this P(y)."""
         log_ratio = self.log_ratio(X, Z)
         marginal = self.find_marginal(log_ratio)
         log_marginal = marginal.clamp_min(1e-12).log()
@@ -66,11 +68,11 @@ class LaSCal(LabelShift):
         return lambda rows, z: combine(slope * self.log_ratio(rows, z), log_marginal), marginal.numpy()
 
     def find_marginal(self, log_ratio: Tensor) -> Tensor:
-        """Maximum likelihood."""
+        """Estimate P(y) by maximum likelihood."""
         return torch.tensor(np.asarray(estimate_prevalence(log_ratio.numpy(), model="constant").marginal))
 
     def temperature(self, log_ratio: Tensor, marginal: Tensor) -> float:
-        """The T of a grid with the least mean CE²."""
+        """Return the T in `TEMPERATURES` with the least mean of CE_k² over the classes."""
         log_marginal, weights = marginal.clamp_min(1e-12).log(), marginal / self._source
         held = self._calibration.apply(self.trained_.held_out_outputs - self._log_shares)
 

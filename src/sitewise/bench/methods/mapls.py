@@ -1,4 +1,4 @@
-"""MAPLS: label-shift EM with a prior whose strength follows from how far the estimate moves."""
+"""MAPLS: label-shift EM with a prior whose strength depends on the distance of the estimate from equal shares."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,18 +11,18 @@ from sitewise.adaptation import estimate_prevalence
 from sitewise.bench.methods.card import Card
 from sitewise.bench.methods.label_shift import LabelShift
 
-HALF = 0.5  # the divergence at which a confidence has the value it is anchored at
-AT_HALF = 0.2  # that of the source's distance from even shares
-TOWARDS_EVEN, FROM_SOURCE = 0.9, 0.1  # how both distances of the estimate are weighed
+HALF = 0.5  # the divergence d at which `confidence` is `at_half`
+AT_HALF = 0.2  # `at_half` for the divergence of the source's P(y) from equal shares
+TOWARDS_EVEN, FROM_SOURCE = 0.9, 0.1  # weights of the estimate's two divergences in `data_share`
 
 
 def divergence(p: Tensor, q: Tensor) -> float:
-    """KL(p ‖ q) of two distributions."""
+    """Return KL(p ‖ q) of two distributions."""
     return float(torch.special.entr(p).sum().neg() - (p * q.clamp_min(1e-8).log()).sum())
 
 
 def confidence(distance: float, at_half: float) -> float:
-    """γd / (1 + γd), γ such that it is `at_half` at d = 1/2; where that is one, one for any d > 0."""
+    """Return γd / (1 + γd), where γ makes it `at_half` at d = 1/2. If `at_half` is 1, return 1 for d > 0, else 0."""
     if at_half >= 1:
         return float(distance > 0)
     gamma = (1 / (1 - at_half) - 1) / HALF
@@ -30,7 +30,10 @@ def confidence(distance: float, at_half: float) -> float:
 
 
 def data_share(estimate: Tensor, source: Tensor) -> float:
-    """λ, the share of the rows against the even prior, from the maximum-likelihood estimate and the source's P(y)."""
+    """Return λ, the weight of the rows against a prior of equal shares.
+
+    It is computed from the maximum likelihood estimate of P(y) and the source's P(y).
+    """
     even = torch.full_like(estimate, 1 / len(estimate))
     anchor = 1 - confidence(divergence(source, even), AT_HALF)
     from_even = confidence(divergence(estimate, even), anchor)
@@ -42,9 +45,9 @@ def data_share(estimate: Tensor, source: Tensor) -> float:
 class MAPLS(LabelShift):
     """MAPLS [ye2024mapls]: π ← λ mean_n Norm(π P(y|x_n)/P(y)) + (1 - λ)/K, the MAP estimate with a Dirichlet prior.
 
-    λ (`share`) is learned: high where the maximum-likelihood estimate is far from even shares, low where it is near
-    them. The fixed point is solved until its KKT gap is small; it is that of N(1-λ)/λ even rows added to N. The paper
-    itself could not be read here: rule and constants of λ are those of its published code.
+    λ (`share`) is high if the maximum likelihood estimate is far from equal shares, and low if it is near them. The
+    fixed point is solved until its KKT gap is small. The prior has the effect of N(1-λ)/λ rows with uniform labels in
+    addition to the N rows. The paper itself was not read: rule and constants of λ are those of its published code.
 
     Parameters
     ----------
@@ -56,7 +59,7 @@ class MAPLS(LabelShift):
     card: ClassVar[Card] = Card(name="MAPLS", cite="ye2024mapls", estimates_g="indirectly, MAP EM, one P(Y)")
 
     def find_marginal(self, log_ratio: Tensor) -> Tensor:
-        """Maximum likelihood, then λ, then the maximum a posteriori."""
+        """Estimate P(y) by maximum likelihood, compute λ, and return the maximum a posteriori estimate."""
         share = self.share
         if share is None:
             likeliest = estimate_prevalence(log_ratio.numpy(), model="constant").marginal

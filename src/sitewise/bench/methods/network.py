@@ -1,4 +1,4 @@
-"""Train the network of a method: read and split the data, build the network, train it, keep the results."""
+"""Training of a method's network: read and split the data, build the network, train it and keep the results."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -27,12 +27,12 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class Trained:
-    """A trained network, its held-out rows, and what its method keeps of the data."""
+    """A trained network, its held-out rows without inputs, and values that the method computed from the data."""
 
     scorer: Scorer
     classes: Array
     schema: Confounders | None
-    shares: Tensor  # of the classes among the training rows
+    shares: Tensor  # weighted shares of the classes among the training rows, (K,)
     held_out: LabeledRows
     held_out_outputs: Tensor  # the network's outputs for them
     memory: Any
@@ -101,6 +101,6 @@ def train_method(
 
 
 def _for_validation(rows: LabeledRows, recipe: Recipe) -> LabeledRows:
-    """Held-out rows in the form that chooses the best epoch."""
+    """Return the held-out rows that choose the best epoch; the recipe says whether all classes get the same weight."""
     held = replace(rows, X=for_network(rows.X))
     return held.balanced() if recipe.balance_validation else held

@@ -1,4 +1,4 @@
-"""The loss of a method for the training loop: rows become a batch, and the method's hook computes the loss."""
+"""The objective of the training loop: it makes a batch of rows, and a hook of the method computes the loss."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +19,11 @@ from sitewise.training.devices import Share, share_of
 
 @dataclass(frozen=True)
 class Batch:
-    """Labeled rows, as many unlabeled rows of each site that has them, and the progress of training.
+    """Labeled rows, unlabeled rows of each site that has some, and the progress of training.
 
-    If several processes share a batch, inputs are those of this process's rows and everything else is of all rows: the
-    module reads the former and returns outputs for the latter.
+    Each unlabeled site contributes as many rows as a training site does on average. If several processes share a batch,
+    `x` and `unlabeled` have the rows of this process, and all other fields have all rows: the module reads the inputs
+    of this process and returns outputs for all rows.
     """
 
     x: Tensor
@@ -30,12 +31,12 @@ class Batch:
     y: Tensor
     weight: Tensor
     site: Tensor  # numbers from 0; unlabeled sites follow the training sites
-    columns: dict[str, Tensor]  # columns that the method prepared for all rows
+    columns: dict[str, Tensor]  # `Prepared.columns` of these rows
     unlabeled: Tensor | None
     unlabeled_site: Tensor | None
     progress: Tensor  # the share of finished epochs, a number on the device
-    n_sites: int  # of training
-    n_domains: int  # training sites and unlabeled sites
+    n_sites: int  # the number of training sites
+    n_domains: int  # the number of training sites and unlabeled sites
 
     @property
     def n(self) -> int:
@@ -43,27 +44,30 @@ class Batch:
         return len(self.y)
 
     def all_x(self) -> Tensor:
-        """Labeled inputs, then unlabeled ones."""
+        """Return the labeled inputs, followed by the unlabeled inputs."""
         return self.x if self.unlabeled is None else torch.cat([self.x, self.unlabeled])
 
     def all_z(self) -> Tensor:
-        """z for `all_x`: unlabeled rows have none, so such methods do not use z."""
+        """Return z for the rows of `all_x`. With unlabeled rows it is all zeros: their z is unknown."""
         if self.unlabeled_site is None:
             return self.z
         return self.z.new_zeros(self.n + len(self.unlabeled_site), self.z.shape[1])
 
     def all_sites(self) -> Tensor:
-        """The site of each row of `all_x`."""
+        """Return the site of each row of `all_x`."""
         return self.site if self.unlabeled_site is None else torch.cat([self.site, self.unlabeled_site])
 
     def site_weights(self) -> list[Tensor]:
-        """For each training site the weights of its rows, zero for the others; needs no synchronization on a GPU."""
+        """Return for each training site the weights of the labeled rows, (n,), with zero for rows of other sites.
+
+        A mask instead of indices needs no synchronization with a GPU.
+        """
         return [self.weight * (self.site == s) for s in range(self.n_sites)]
 
 
 @dataclass
 class Prepared:
-    """What a method computes before training: columns for the training rows, and other values."""
+    """Values that a method computes before training: columns for the training rows, and `memory` for all else."""
 
     columns: dict[str, Tensor] = field(default_factory=dict)
     memory: Any = None
@@ -73,19 +77,19 @@ class Trains(Protocol):
     """The hooks of a method that trains a network."""
 
     def build(self, network: RatioNetwork, n_domains: int, prepared: Prepared) -> nn.Module:
-        """The module to train."""
+        """Return the module to train."""
         ...
 
     def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
-        """The loss of a batch."""
+        """Return the loss of a batch."""
         ...
 
     def validation_loss(self, outputs: Tensor, rows: LabeledRows, memory: Any) -> Tensor:
-        """The loss of held-out rows, given the network's outputs for them."""
+        """Return the loss of the held-out rows, given the network's outputs for them."""
         ...
 
     def begin_epoch(self, memory: Any) -> None:
-        """What the method does between epochs."""
+        """Update `memory` at the start of an epoch."""
         ...
 
 
@@ -100,7 +104,7 @@ class MethodObjective:
     prepared: Prepared
     unlabeled: list[Inputs]
     augment: Callable[[Tensor], Tensor] | None = None
-    settings: dict[str, str] = field(default_factory=dict)  # of the method itself
+    settings: dict[str, str] = field(default_factory=dict)  # `Method.own_settings`
 
     def __post_init__(self) -> None:
         self.sites = self.training.site
@@ -120,27 +124,27 @@ class MethodObjective:
         self.prepared.columns = {name: column.to(device) for name, column in self.prepared.columns.items()}
 
     def begin_epoch(self, generator: torch.Generator, progress: float) -> None:
-        """Note the progress of training."""
+        """Store the progress of training, and call the hook of the method."""
         self._progress.fill_(progress)
         self.method.begin_epoch(self.prepared.memory)
 
     def reading(self, upcoming: Sequence[Tensor]) -> AbstractContextManager[None]:
-        """Read images on disk ahead of `loss`; unlabeled ones are read when drawn."""
+        """Read labeled images from disk before `loss` needs them; unlabeled images are read when they are drawn."""
         return self._read.reading(self.training.X, upcoming, self._device)
 
     def loss(self, module: nn.Module, rows: Tensor) -> Tensor:
-        """The method's loss of some rows."""
+        """Return the method's loss of a batch of these rows."""
         return self.method.loss(module, self._batch(rows, share_of(module)), self.prepared.memory)
 
     def validation_loss(self, module: nn.Module) -> float | None:
-        """The method's loss of the held-out rows."""
+        """Return the method's loss of the held-out rows; None if there are none."""
         if not len(self.validation):
             return None
         outputs = score(module, self.validation.X, self._held_z, self._device)
         return float(self.method.validation_loss(outputs, self.validation, self.prepared.memory))
 
     def identity(self) -> dict[str, str]:
-        """The method's settings, and the data."""
+        """Return the method's settings and digests of the data, by which a checkpoint is recognized."""
         return {
             **{f"method.{name}": value for name, value in self.settings.items()},
             "training rows": digest_rows(self.training),
@@ -150,13 +154,13 @@ class MethodObjective:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The tensors that the method keeps from batch to batch."""
+        """Return the tensors in the method's memory, which it keeps from batch to batch."""
         memory = self.prepared.memory
         kept = vars(memory) if is_dataclass(memory) else {}
         return {name: value for name, value in kept.items() if isinstance(value, Tensor)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore them."""
+        """Restore the tensors of `state_dict`."""
         for name, value in state_dict.items():
             setattr(self.prepared.memory, name, value.to(getattr(self.prepared.memory, name).device))
 
@@ -194,5 +198,5 @@ class MethodObjective:
 
 
 def mean_nll(logits: Tensor, rows: LabeledRows) -> Tensor:
-    """The NLL of rows by softmax(logits)."""
+    """Return the weighted mean NLL of rows under softmax(logits)."""
     return weighted_nll(logits, rows.y, rows.weight)

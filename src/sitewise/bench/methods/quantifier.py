@@ -1,4 +1,4 @@
-"""Any quantifier of QuaPy by its name, used to correct a classifier's prior."""
+"""Label shift with any quantifier of QuaPy: it estimates P(y) of a new site, which replaces the classifier's prior."""
 
 import warnings
 from dataclasses import dataclass, field
@@ -19,33 +19,33 @@ from sitewise.bench.methods.network import Array, Trained
 from sitewise.confounders import Confounders
 
 NOT_INSTALLED = "{quantifier} needs {package}: install sitewise[bench]"
-ENERGY = ("EDy", "EnergyDistanceY")  # these solve a quadratic program
+ENERGY = ("EDy", "EnergyDistanceY")  # quantifiers that solve a quadratic program and need quadprog
 NO_WEIGHTS = "QuaPy's quantifiers take no sample weights: leave sample_weight out"
-LEAST = 1e-12  # a probability, so that no quantifier takes the log of zero
+LEAST = 1e-12  # the least probability, so that no quantifier takes the log of zero
 
 
 class GivenPosteriors(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A classifier whose inputs are its posteriors, because QuaPy requires a trained classifier."""
+    """A classifier that returns its inputs as predicted probabilities, because QuaPy requires a trained classifier."""
 
     def __init__(self, n_classes: int = 2) -> None:
         self.n_classes = n_classes
         self.classes_ = np.arange(n_classes)
 
     def fit(self, X: Array, y: Array) -> "GivenPosteriors":
-        """Nothing to learn."""
+        """Return the classifier itself: there is nothing to learn."""
         return self
 
     def predict_proba(self, X: Array) -> Array:
-        """The posteriors, (n, K)."""
+        """Return the inputs, which are probabilities, (n, K)."""
         return np.asarray(X)
 
     def predict(self, X: Array) -> Array:
-        """The most probable class of each row."""
+        """Return the most probable class of each row, (n,)."""
         return np.asarray(np.argmax(X, axis=1))
 
 
 def find_quantifier(name: str) -> type:
-    """The class of an aggregative quantifier of QuaPy; ValueError with the spelling that was meant."""
+    """Return QuaPy's class of an aggregative quantifier; the ValueError for an unknown name suggests a similar one."""
     if find_spec("quapy") is None:
         raise ImportError(NOT_INSTALLED.format(quantifier=name, package="quapy"))
     module = import_module("quapy.method.aggregative")
@@ -60,10 +60,11 @@ def find_quantifier(name: str) -> type:
 
 
 def quantify(name: str, held: Array, y: Array, here: Array, options: dict[str, Any]) -> Array:
-    """P(y) (K,) of rows with posteriors `here` (m, K), by a quantifier fitted to posteriors (n, K) of labeled rows.
+    """Estimate P(y) of unlabeled rows by a quantifier of QuaPy, (K,).
 
-    A quantifier of two classes only (HDy, DyS, SMM) is fitted to each class against the others, and what it says of
-    them is scaled to sum to one.
+    The quantifier is fitted to the predicted probabilities `held` (n, K) and labels `y` of labeled rows, and applied to
+    the probabilities `here` (m, K). With more than two classes, a quantifier for two classes only (HDy, DyS, SMM) is
+    fitted to each class against all others, and the estimates are scaled to sum to one.
     """
     kind = find_quantifier(name)
     binary = import_module("quapy.method.base").BinaryQuantifier
@@ -76,30 +77,29 @@ def quantify(name: str, held: Array, y: Array, here: Array, options: dict[str, A
         return np.asarray(np.array(alone) / max(sum(alone), LEAST))
     quantifier = kind(classifier=GivenPosteriors(n_classes), fit_classifier=False, val_split=(held, y), **options)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of numbers inside QuaPy
+        warnings.simplefilter("ignore")  # numerical warnings inside QuaPy
         quantifier.fit(held, y)
         return np.asarray(quantifier.predict(here), dtype=float)
 
 
 def _against(posteriors: Array, k: int) -> Array:
-    """The posteriors of one class and of all others, (n, 2)."""
+    """Return the probability of all other classes, then that of class k, (n, 2)."""
     return np.stack([1 - posteriors[:, k], posteriors[:, k]], axis=1)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Quantifier(LabelShift):
-    """A quantifier of QuaPy [moreo2021quapy] by its name: P_b(y) from the classifier's posteriors, then Norm(f P_b(y)).
+    """A quantifier of QuaPy [moreo2021quapy]: it estimates P_b(y) from predicted probabilities; then Norm(f P_b(y)).
 
-    `quantifier` is the name of any aggregative quantifier of QuaPy (ACC, PACC, HDy, EDy, KDEyML, KDEyHD, KDEyCS, EMQ
-    ...), `options` are arguments of its constructor (`bandwidth`, `calib` ...). It is fitted to the posteriors of the
-    held-out rows, calibrated where `calibration` says so, and applied to those of the new site. EDy needs quadprog.
+    The quantifier is fitted to the predicted probabilities of the held-out rows, and applied to those of the new site.
+    EDy needs the package quadprog.
 
     Parameters
     ----------
     quantifier : str
-        The name of an aggregative quantifier of QuaPy.
+        The name of an aggregative quantifier of QuaPy, such as ACC, PACC, HDy, EDy, KDEyML, KDEyHD, KDEyCS or EMQ.
     options : dict
-        Arguments of its constructor.
+        Arguments of the quantifier's constructor, such as `bandwidth` or `calib`.
     """
 
     quantifier: str = "KDEyML"
@@ -111,7 +111,7 @@ class Quantifier(LabelShift):
     )
 
     def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
-        """Why this method cannot be used: a package is missing, or its ERM network cannot be trained on such data."""
+        """Return the reason why this method cannot be used: a missing package, or the refusal of its ERM."""
         needed = ("quapy", "quadprog") if self.quantifier in ENERGY else ("quapy",)
         lacking = [name for name in needed if find_spec(name) is None]
         if lacking:
@@ -119,14 +119,14 @@ class Quantifier(LabelShift):
         return super().refusal(n_sites, confounders, n_unlabeled)
 
     def settle(self, trained: Trained) -> None:
-        """Keep the held-out posteriors; a name that QuaPy does not have is an error here, before any site."""
+        """Keep the held-out predictions; raise ValueError if the quantifier is unknown or weights of rows differ."""
         find_quantifier(self.quantifier)
         super().settle(trained)
         if not bool((self._held_weight == self._held_weight[0]).all()):
             raise ValueError(NO_WEIGHTS)
 
     def find_marginal(self, log_ratio: Tensor) -> Tensor:
-        """The quantifier's answer."""
+        """Estimate P(y) by the quantifier."""
         held, here = (part.clamp_min(LEAST).numpy() for part in self._predictions(log_ratio, soft=True))
         options = dict(self.options)
         if "random_state" in signature(find_quantifier(self.quantifier)).parameters:

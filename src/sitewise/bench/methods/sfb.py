@@ -23,9 +23,9 @@ FLOOR = 1e-6
 
 
 def conditional_covariance(a: Tensor, b: Tensor, y: Tensor, n_classes: int) -> Tensor:
-    """The mean square of the covariances of a (n, p) and b (n, q) within each class, averaged over the classes.
+    """Return the mean square of the covariances of a (n, p) and b (n, q) given y, averaged over the classes.
 
-    Zero if both are uncorrelated given y, which follows from independence given y.
+    It is zero if a and b are uncorrelated given y, which follows from independence given y.
     """
     squares, counts = [], []
     for label in range(n_classes):
@@ -38,9 +38,9 @@ def conditional_covariance(a: Tensor, b: Tensor, y: Tensor, n_classes: int) -> T
 
 
 class TwoHeads(nn.Module):
-    """One backbone with a stable and an unstable head, each with its own fusion.
+    """One backbone with a stable and an unstable head. Each head has its own hidden layers.
 
-    Returns [stable logits, unstable logits, unstable features] in one matrix.
+    The output is one matrix of stable logits, unstable logits and unstable features.
     """
 
     def __init__(self, network: RatioNetwork) -> None:
@@ -55,41 +55,45 @@ class TwoHeads(nn.Module):
         self.head = nn.Linear(UNSTABLE_WIDTH, last.out_features)
 
     def forward(self, x: Tensor, z: Tensor) -> Tensor:
-        """All parts, (n, K + K + width)."""
+        """Return stable logits, unstable logits and unstable features, (n, K + K + width)."""
         shared = torch.cat([self.stable.backbone(x), z], dim=1)
         unstable = self.unstable(shared)
         return torch.cat([self.stable.fusion(shared), self.head(unstable), unstable], dim=1)
 
 
 def boost(log_stable: Tensor, unstable: Tensor, marginal: Tensor) -> Tensor:
-    """log P(y|x) ∝ log P(y|x_S) + log P(y|x_U) - log P(y), for parts independent given y."""
+    """Return log P(y|x), P(y|x) ∝ P(y|x_S) P(y|x_U) / P(y), for x_S and x_U that are independent given y, (n, K)."""
     combined = log_stable + unstable.clamp_min(FLOOR).log() - marginal.clamp_min(FLOOR).log()
     return torch.log_softmax(combined, dim=1)
 
 
 def pseudo_given_true(probability: Tensor) -> Tensor:
-    """M[k,j] = P(ŷ = j|y = k) of a calibrated classifier's own predictions ŷ, from its probabilities (n, K)."""
+    """Estimate M[k,j] = P(ŷ = j|y = k), (K, K), of the predicted classes ŷ of a classifier.
+
+    The classifier's probabilities (n, K) must be calibrated, because M is computed from them alone.
+    """
     joint = probability.T @ hard(probability)
     return joint / joint.sum(1, keepdim=True).clamp_min(1e-12)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SFB(Method):
-    """SFB [eastwood2023spuriosity]: stable features predict at all sites, unstable ones after a fit to pseudo-labels.
+    """SFB [eastwood2023spuriosity]: stable features x_S predict at all sites, unstable ones x_U after a fit at a site.
 
-    The training loss is a sum of three terms: the sites' mean of R(stable) + λ · its IRM penalty; R(stable + unstable);
-    and κ · the mean squared covariance of both parts given y. λ is `stability` and κ is `independence`. At a new site a
-    logistic regression p(ŷ|x_U) on the unstable features is fitted to the stable head's predictions ŷ. With M[k,j] =
-    P(ŷ=j|y=k) from the stable head's own probabilities, p(y|x_U) solves p(ŷ|x_U) = Mᵀ p(y|x_U), and P(y|x) ∝ P(y|x_S)
-    p(y|x_U) / P(y). Assumes that P(y|x_S) is the same everywhere and that both parts are independent given y. With one
-    training site there is no IRM penalty.
+    The training loss is a sum of three terms: (1) the mean over sites of the stable head's risk R plus λ times its IRM
+    penalty, (2) the risk of the sum of both heads' logits, and (3) κ times the mean squared covariance of stable logits
+    and unstable features given y. λ is `stability` and κ is `independence`; the sum is divided by λ if λ > 1. At a new
+    site, a logistic regression P(ŷ|x_U) is fitted to the stable head's predictions ŷ. M[k,j] = P(ŷ=j|y=k) is estimated
+    from the stable head's probabilities. P(y|x_U) is the solution of P(ŷ|x_U) = Mᵀ P(y|x_U), and the prediction is
+    P(y|x) ∝ P(y|x_S) P(y|x_U) / P(y). Assumes that P(y|x_S) is the same everywhere and that x_S and x_U are independent
+    given y. With one training site there is no IRM penalty.
 
     Parameters
     ----------
     stability : float
         The factor λ of the IRM penalty.
     independence : float
-        The factor κ of the covariance of both parts given y.
+        The factor κ of the squared covariance of stable logits and unstable features given y.
     """
 
     stability: float = 10.0
@@ -99,11 +103,11 @@ class SFB(Method):
     )
 
     def build(self, network: RatioNetwork, n_domains: int, prepared: Prepared) -> nn.Module:
-        """The network with both heads."""
+        """Return the network with both heads."""
         return TwoHeads(network)
 
     def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
-        """Both risks and both penalties."""
+        """Return the sum of the three terms, divided by λ if λ > 1."""
         stable, unstable, features = self._parts(module(batch.x, batch.z))
         invariant = mean_over_sites(stable, batch, self.stability if batch.n_sites > 1 else 0.0)
         joint = weighted_nll(stable + unstable, batch.y, batch.weight)
@@ -111,7 +115,7 @@ class SFB(Method):
         return (invariant + joint + self.independence * dependence) / max(self.stability, 1.0)
 
     def validation_loss(self, outputs: Tensor, rows: LabeledRows, memory: Any) -> Tensor:
-        """The NLL of the stable head: the other is only used after adaptation."""
+        """Return the NLL of the stable head: the unstable head is not used for predictions as trained."""
         return mean_nll(self._parts(outputs)[0], rows)
 
     def settle(self, trained: Trained) -> None:
@@ -124,16 +128,16 @@ class SFB(Method):
         self._calibration = calibrate_rows(stable, even, y, weight, "bias_corrected", n_classes)
 
     def log_proba(self, X: Any, Z: Any) -> Tensor:
-        """As trained: the stable head."""
+        """Return log P(y|x) of the calibrated stable head, (n, K)."""
         return torch.log_softmax(self._calibration.apply(self._parts(self.outputs(X))[0]), dim=1)
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Fit the unstable features to pseudo-labels, corrected for the errors of these."""
+        """Fit a model of the unstable features to pseudo-labels; the rule corrects it for their errors."""
         log_stable = self.log_proba(X, None)
         probability = log_stable.exp()
         pseudo = probability.argmax(1).numpy()
         marginal = probability.mean(0)
-        if len(np.unique(pseudo)) < 2:  # only one pseudo-label
+        if len(np.unique(pseudo)) < 2:  # all rows have the same pseudo-label
             return self.log_proba, marginal.numpy()
         noise = pseudo_given_true(probability)
         features = self._parts(self.outputs(X))[2]
@@ -149,6 +153,6 @@ class SFB(Method):
         return rule, marginal.numpy()
 
     def _parts(self, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Stable logits, unstable logits, unstable features."""
+        """Split outputs into stable logits, unstable logits and unstable features."""
         n_classes = (outputs.shape[1] - UNSTABLE_WIDTH) // 2
         return outputs[:, :n_classes], outputs[:, n_classes : 2 * n_classes], outputs[:, 2 * n_classes :]

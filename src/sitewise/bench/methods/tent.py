@@ -1,4 +1,4 @@
-"""TENT: the network's normalization is fitted to a new site by making its predictions there certain."""
+"""TENT: fit the network's normalization to a new site by minimizing the entropy of its predictions at the site."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -21,13 +21,13 @@ RECIPE = Recipe(batch_size=200, schedule="constant", weight_decay=0.0, min_steps
 
 
 def mean_entropy(logits: Tensor) -> Tensor:
-    """The mean over rows of -Σ_y p_y log p_y, p = softmax(logits)."""
+    """Return the mean over rows of the entropy -Σ_y p_y log p_y, with p = softmax(logits)."""
     log_proba = torch.log_softmax(logits, dim=1)
     return -(log_proba.exp() * log_proba).sum(1).mean()
 
 
 class Modulated(nn.Module):
-    """A last layer whose inputs are scaled and shifted, channel by channel; at first by one and zero."""
+    """A last layer with a scale (at first one) and a shift (at first zero) for each of its inputs."""
 
     def __init__(self, last: nn.Module, width: int) -> None:
         super().__init__()
@@ -35,14 +35,14 @@ class Modulated(nn.Module):
         self.scale, self.shift = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
 
     def forward(self, features: Tensor, z: Tensor) -> Tensor:
-        """Logits; z was read before."""
+        """Return the logits; z is not used, because the features contain it."""
         logits: Tensor = self.last(self.scale * features + self.shift)
         return logits
 
 
 @dataclass
 class Certainty:
-    """The mean entropy of a module's outputs for rows, as the training loop minimizes it; nothing is held out."""
+    """The objective of the training loop: the mean entropy of a module's outputs for rows, without held-out rows."""
 
     X: Inputs
     z: Tensor
@@ -52,38 +52,41 @@ class Certainty:
         self._device = torch.device("cpu")
 
     def to(self, device: torch.device) -> None:
-        """Move the data."""
+        """Move the data to a device."""
         self.X, self.z, self._device = self.X.to(device), self.z.to(device), device
 
     def begin_epoch(self, generator: torch.Generator, progress: float) -> None:
-        """Nothing changes."""
+        """Do nothing: the objective is the same in all epochs."""
 
     def reading(self, upcoming: Sequence[Tensor]) -> AbstractContextManager[None]:
-        """Rows are read as they are needed."""
+        """Return an empty context: rows are read when `loss` needs them."""
         return nullcontext()
 
     def loss(self, module: nn.Module, rows: Tensor) -> Tensor:
-        """The mean entropy of some rows."""
+        """Return the mean entropy of the outputs for some rows."""
         return mean_entropy(module(self.X[rows].to(self._device), self.z[rows]))
 
     def validation_loss(self, module: nn.Module) -> float | None:
-        """None: there are no labels."""
+        """Return None, because there are no labels."""
         return None
 
     def identity(self) -> dict[str, str]:
-        """No checkpoint is kept."""
+        """Return an empty dict, because no checkpoint is kept."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing is learned here."""
+        """Return an empty dict: the objective has no state."""
         return {}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Nothing was learned here."""
+        """Do nothing: the objective has no state."""
 
 
 def sharpen(module: nn.Module, X: Inputs, z: Tensor, *, rate: float, passes: int, seed: int, device: str) -> nn.Module:
-    """Lower the mean entropy of a module's outputs for rows, over the parameters that ask for a gradient."""
+    """Minimize the mean entropy of a module's outputs for rows, over its parameters with `requires_grad`.
+
+    Return the trained module; `rate` is the learning rate and `passes` the number of passes over the rows.
+    """
     recipe = replace(RECIPE, epochs=passes, learning_rate=rate)
     return train(module, Certainty(X, z), recipe, device=device, seed=seed, verbose=False, label="TENT").module
 
@@ -92,17 +95,18 @@ def sharpen(module: nn.Module, X: Inputs, z: Tensor, *, rate: float, passes: int
 class TENT(OverERM):
     """TENT [wang2021tent]: minimize the mean entropy of P(y|x) at the new site over the network's affine parameters.
 
-    These are the scale and shift of every batch norm, whose mean and variance become those of the site. A network
-    without batch norm (those for digits and tables) gets a scale and a shift of each input of the last layer. Adam with
-    `rate` makes `passes` over the site's rows in batches of 200. The adapted network then predicts each row
-    independently. A reference of test-time adaptation: where P(y) shifts, certain predictions need not be right.
+    These parameters are the scale and shift of every batch normalization layer. The mean and variance of these layers
+    are replaced by those of the site. A network without batch normalization (for digits and for tables) gets a scale
+    and a shift for each input of its last layer. The optimizer uses batches of 200 rows of the site. The adapted
+    network then predicts each row independently. TENT represents test-time adaptation in the comparison. If P(y)
+    differs between sites, predictions of low entropy can be wrong.
 
     Parameters
     ----------
     rate : float
         The learning rate.
     passes : int
-        How often the site's rows are passed over.
+        The number of passes over the site's rows.
     """
 
     rate: float = 1e-3
@@ -110,7 +114,7 @@ class TENT(OverERM):
     card: ClassVar[Card] = Card(name="TENT", cite="wang2021tent", note="changes the network at the new site")
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Adapt a copy of the network."""
+        """Adapt a copy of the network; there is no estimate of P(Y)."""
         module = copy.deepcopy(self.trained_.scorer.module).float()
         norms = [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
         device = self.trained_.scorer.device
@@ -129,7 +133,7 @@ class TENT(OverERM):
             return rule, None
         for layer in norms:
             layer.reset_running_stats()
-            layer.momentum = None  # the mean over all batches
+            layer.momentum = None  # running statistics are then means over all batches
             layer.requires_grad_(True)
         inputs, z = self.network_rows(X, Z)
         scorer = Scorer(sharpen(module, for_network(inputs), z, **own), device)

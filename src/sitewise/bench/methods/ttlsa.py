@@ -20,23 +20,23 @@ from sitewise.confounders import Confounders
 from sitewise.posterior import combine
 from sitewise.rows import LabeledRows
 
-PSEUDO_ROWS = 1.0  # of the uniform distribution over all pairs, so that none has probability zero
+PSEUDO_ROWS = 1.0  # number of added rows, spread evenly over all pairs so that no pair has probability zero
 
 
 def pair_nll(outputs: Tensor, log_prior: Tensor, possible: Tensor) -> Tensor:
-    """For each row, -log Σ of softmax(outputs + log p_e(y,z)) over its possible pairs (y, z)."""
+    """Return for each row -log of the sum of softmax(outputs + log p_e(y,z)) over its possible pairs (y, z), (n,)."""
     log_posterior = torch.log_softmax(outputs + log_prior, dim=1)
     return -torch.logsumexp(torch.where(possible, log_posterior, -torch.inf), dim=1)
 
 
 def sum_out_z(log_pairs: Tensor, n_classes: int) -> Tensor:
-    """log P(y|x) from log P(y,z|x), pairs ordered by y: (n, K·C) -> (n, K)."""
+    """Return log P(y|x), (n, K), from log P(y,z|x), (n, K·C), whose columns are ordered by y."""
     return torch.logsumexp(log_pairs.reshape(len(log_pairs), n_classes, -1), dim=2)
 
 
 @dataclass
 class Pairs:
-    """The pairs (y, cell of z), and the data for the validation loss."""
+    """The pairs (y, cell of z), and log shares and possible pairs of the held-out rows for the validation loss."""
 
     cells: Cells
     n_classes: int
@@ -46,19 +46,20 @@ class Pairs:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class TTLSA(Method):
-    """TTLSA [sun2023beyond]: P_b(y|x) = Σ_z Norm(r(x)_(y,z) p_b(y,z)), one softmax over all pairs (y, z).
+    """TTLSA [sun2023beyond]: P_b(y|x) = Σ_z Norm(r(x)_(y,z) p_b(y,z)), with one softmax over all pairs (y, z).
 
-    r is trained on softmax(r(x) + log p_e(y,z)) with each training site's own p_e, and calibrated by a bias-corrected
-    temperature; p_b is the maximum a posteriori estimate from unlabeled x with a symmetric Dirichlet prior of
-    `concentration`. Assumes that P(x|y,z) is the same at every site. It was made for one training site; adding log p_e
-    for each site extends it to several. Any number of levels; a continuous variable only in `bins`.
+    The network's outputs log r(x) are trained by the NLL of softmax(log r(x) + log p_e(y,z)), where p_e is the
+    distribution of the pairs at each training site, and calibrated by a bias-corrected temperature. p_b is the maximum
+    a posteriori estimate from unlabeled x with a symmetric Dirichlet prior of `concentration`. Assumes that P(x|y,z) is
+    the same at every site. The published method has one training site; here log p_e extends it to several. z may have
+    any number of levels; a continuous variable is cut into `bins`.
 
     Parameters
     ----------
     concentration : float
         The concentration of the Dirichlet prior.
     bins : int or None
-        Bins of a continuous variable; with None such a variable is an error.
+        The number of bins of a continuous variable; with None, a continuous variable is an error.
     """
 
     concentration: float = 2.0
@@ -74,7 +75,7 @@ class TTLSA(Method):
     )
 
     def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
-        """z must be given, and be discrete or binned."""
+        """Return the reason why TTLSA cannot be used: no z, continuous z without `bins`, or a wrong `concentration`."""
         if confounders is None:
             return "TTLSA models the pair (y, z) and needs confounders in training: give sample_confounder"
         if self.concentration < 1:
@@ -82,7 +83,7 @@ class TTLSA(Method):
         return refuse(self.card, n_sites, None if self.bins else confounders)
 
     def prepare(self, training: LabeledRows, held: LabeledRows, schema: Confounders | None, n: int) -> Prepared:
-        """Number the pairs; compute each site's log p_e(y,z), and the possible pairs of each row."""
+        """Number the pairs, and compute each site's log p_e(y,z) and the possible pairs of each row."""
         cells = Cells.learn(schema, training.codes, self.bins)
         possible = _possible(cells, training, n)
         sites = torch.unique(training.site, return_inverse=True)[1]
@@ -94,16 +95,16 @@ class TTLSA(Method):
         return Prepared({"log_prior": log_prior.float()[sites], "possible": possible}, memory)
 
     def n_outputs(self, n_classes: int, prepared: Prepared) -> int:
-        """One for each pair."""
+        """Return the number of pairs: the network has one output for each."""
         return n_classes * len(prepared.memory.cells)
 
     def loss(self, module: nn.Module, batch: Batch, memory: Pairs) -> Tensor:
-        """The NLL of the pairs, given each site's shares of them."""
+        """Return the NLL of the pairs, given their shares at the site of each row."""
         losses = pair_nll(module(batch.x, batch.z), batch.columns["log_prior"], batch.columns["possible"])
         return (batch.weight * losses).sum() / batch.weight.sum()
 
     def validation_loss(self, outputs: Tensor, rows: LabeledRows, memory: Pairs) -> Tensor:
-        """The NLL of the pairs, given the shares among the other held-out rows."""
+        """Return the NLL of the pairs, given their shares among the other held-out rows of the site."""
         log_prior = memory.held_log_prior.to(outputs)
         losses = pair_nll(outputs, log_prior, memory.held_possible.to(outputs.device))
         return (rows.weight * losses).sum() / rows.weight.sum()
@@ -114,12 +115,12 @@ class TTLSA(Method):
         self._calibration = _calibrate(trained.held_out_outputs, pairs, trained.held_out.weight.double())
 
     def log_proba(self, X: Any, Z: Any) -> Tensor:
-        """As trained: uniform over all pairs."""
+        """Return log P(y|x) as trained, (n, K), for a uniform distribution of the pairs."""
         log_pairs = torch.log_softmax(self._calibration.apply(self.outputs(X)), dim=1)
         return sum_out_z(log_pairs, len(self.classes_))
 
     def rule_at(self, X: Any, Z: Any, y: Any, prevalence: Any) -> tuple[Rule, Any]:
-        """Estimate the site's p(y,z) without z, then sum over z."""
+        """Estimate the site's p(y,z) from x alone; the rule sums over z."""
         log_ratio = self._calibration.apply(self.outputs(X))
         n_pairs = log_ratio.shape[1]
         strength = (self.concentration - 1) * n_pairs
@@ -140,24 +141,24 @@ class TTLSA(Method):
 
 
 def _possible(cells: Cells, rows: LabeledRows, n_classes: int) -> Tensor:
-    """The possible pairs of each labeled row, (n, K·C), ordered by y."""
+    """Return the possible pairs of each labeled row, (n, K·C), ordered by y: those with its label and known z."""
     own_class = one_hot(rows.y, n_classes).bool()
     return (own_class[:, :, None] & cells.possible(rows.codes)[:, None, :]).reshape(len(rows), -1)
 
 
 def _spread(possible: Tensor, weight: Tensor) -> Tensor:
-    """The weight of each row, spread evenly over its possible pairs."""
+    """Return the weight of each row, spread evenly over its possible pairs, (n, K·C)."""
     return weight.double()[:, None] * possible / possible.sum(1, keepdim=True).clamp_min(1)
 
 
 def _shares(possible: Tensor, weight: Tensor) -> Tensor:
-    """Shares of the pairs among rows."""
+    """Return the shares of the pairs among rows, (K·C,)."""
     counts = _spread(possible, weight).sum(0) + PSEUDO_ROWS / possible.shape[1]
     return counts / counts.sum()
 
 
 def _others_log_shares(possible: Tensor, weight: Tensor, site: Tensor) -> Tensor:
-    """For each row the log shares of the pairs among the other rows of its site, without its own label."""
+    """Return for each row the log shares of the pairs among the other rows of its site, (n, K·C)."""
     own = _spread(possible, weight)
     total = torch.zeros(int(site.max()) + 1 if len(site) else 1, possible.shape[1], dtype=torch.float64)
     total.index_add_(0, site, own)
@@ -166,7 +167,10 @@ def _others_log_shares(possible: Tensor, weight: Tensor, site: Tensor) -> Tensor
 
 
 def _calibrate(outputs: Tensor, pairs: Pairs, weight: Tensor) -> Calibration:
-    """A bias-corrected temperature; a temperature alone if some pair has few held-out rows; otherwise none."""
+    """Fit a bias-corrected temperature, or a temperature alone if a pair has fewer than 5 held-out rows.
+
+    With fewer than 20 held-out rows, or if they have only one pair, there is no calibration.
+    """
     n_pairs = pairs.n_classes * len(pairs.cells)
     targets = _spread(pairs.held_possible, torch.ones(len(weight)))
     counts = targets.sum(0)

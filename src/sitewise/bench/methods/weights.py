@@ -1,7 +1,7 @@
-"""Label shift from a confusion matrix: class weights of a new site, and correction of noisy labels.
+"""Label shift from a confusion matrix C: class weights of a new site b, and correction of noisy labels.
 
-The weights w_j = P_b(y=j) / P_v(y=j) are relative to the labeled sample v of the confusion matrix, never to the
-training data: `prior_from_weights` turns them into P_b(y) with the prior of that sample, the column sums of C.
+The weights w_j = P_b(y=j) / P_v(y=j) are relative to the labeled sample v from which C was computed, and not to the
+training data. `prior_from_weights` computes P_b(y) from w and the prior of that sample, the column sums of C.
 """
 
 import math
@@ -12,19 +12,20 @@ import torch
 from scipy.optimize import brentq, nnls
 from torch import Tensor
 
-RIDGES = 1e-14, 1e8  # relative to the size of C: the unregularized solution, and one that is zero
+RIDGES = 1e-14, 1e8  # relative to the squared norm of C: practically no regularization, and a solution of zero
 
 
 def hard(probability: Tensor) -> Tensor:
-    """The predicted class of each row as a one-hot row, (n, K): 1[k = argmax_j p_j]."""
+    """Return the predicted class of each row as a one-hot row, (n, K): 1[k = argmax_j p_j]."""
     return torch.nn.functional.one_hot(probability.argmax(dim=1), probability.shape[1]).to(torch.float64)
 
 
 def confusion(predicted: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-    """The joint distribution of predicted and true class on held-out labeled rows, (K, K).
+    """Estimate the joint distribution C of predicted and true class on held-out labeled rows, (K, K).
 
-    C_ij = Σ_n v_n p_ni 1[y_n = j] / Σ_n v_n estimates P(ŷ=i, y=j), with rows p_n of `hard` predictions or of
-    probabilities (soft). Its columns sum to P(y) of the sample, its rows to the mean prediction.
+    C_ij = Σ_n v_n p_ni 1[y_n = j] / Σ_n v_n estimates P(ŷ=i, y=j). v_n is the weight of row n, and p_n is its one-hot
+    prediction (`hard`) or its probabilities (soft). The column sums of C are P(y) of the sample; its row sums are the
+    mean prediction.
     """
     predicted = predicted.to(torch.float64)
     truth = torch.nn.functional.one_hot(y.long(), predicted.shape[1]).to(predicted)
@@ -35,8 +36,9 @@ def confusion(predicted: Tensor, y: Tensor, weight: Tensor | None = None) -> Ten
 def bbse(confusion: Tensor, mean_prediction: Tensor) -> Tensor:
     """Black box shift estimation (lipton2018detecting): w = max(0, C⁻¹ μ), (K,).
 
-    Under label shift the mean prediction of the new site is μ_i = Σ_j P(ŷ=i, y=j) w_j. If C has no inverse (a class
-    that never occurs, or is not separated from another), w is the least squares solution of smallest norm.
+    Under label shift the mean prediction at the new site is μ_i = Σ_j P(ŷ=i, y=j) w_j. C has no inverse if a class
+    never occurs or is not separated from another class. Then w is the least squares solution of smallest norm, clipped
+    at 0.
     """
     inverse: Tensor = torch.linalg.pinv(confusion)
     return (inverse @ mean_prediction).clamp(min=0)
@@ -54,10 +56,10 @@ def rlls(
 ) -> Tensor:
     """Regularized learning under label shift (azizzadenesheli2018regularized): w = 1 + γ θ, (K,).
 
-    θ = argmin ‖Cθ - (μ - C1)‖₂ + α Δ ‖θ‖₂ over w ≥ 0, with the bound Δ = 3 (2 l / 3n + √(2 l / n)), l = log(2K/δ), on
-    the error of C from its n = `n_source` rows; α = 0.01 and δ = 0.05 are those of the published code. γ is 1, as in
-    that code, unless `largest_shift` bounds ‖θ‖ by θ_max. Then γ is 0 (no adaptation) if the `n_target` rows are too
-    few, fewer than 1 / (θ_max (σ_min(C) - 1/√n))².
+    θ = argmin ‖Cθ - (μ - C1)‖₂ + α Δ ‖θ‖₂ over 1 + θ ≥ 0. Δ = 3 (2 l / 3n + √(2 l / n)) with l = log(2K/δ) bounds the
+    error of C, which is estimated from n = `n_source` rows. α = 0.01 and δ = 0.05 are the values of the published code.
+    γ is 1, as in that code, with one exception: if `largest_shift` gives a bound θ_max of ‖θ‖, γ is 0 (no adaptation)
+    when σ_min(C) ≤ 1/√n, or when `n_target` is less than 1 / (θ_max (σ_min(C) - 1/√n))².
     """
     bound = math.log(2 * len(confusion) / delta)
     strength = alpha * 3 * (2 * bound / (3 * n_source) + math.sqrt(2 * bound / n_source))
@@ -71,27 +73,28 @@ def rlls(
 
 
 def prior_from_weights(weights: Tensor, source_prior: Tensor) -> Tensor:
-    """The new site's P_b(y=j) = w_j P_v(y=j) / Σ_k w_k P_v(y=k), (K,), with P_v of the sample behind the weights.
+    """Return the new site's P_b(y=j) = w_j P_v(y=j) / Σ_k w_k P_v(y=k), (K,).
 
-    P_v are the column sums of C, `confusion.sum(dim=0)`; the prior of other data, for example of training, gives
-    another result. If all weights are zero where P_v is not, P_v itself is returned.
+    P_v must be the prior of the labeled sample from which the weights were computed: the column sums of C,
+    `confusion.sum(dim=0)`. If all products w_k P_v(y=k) are zero, P_v is returned, scaled to sum to one.
     """
     joint = weights * source_prior
     return torch.where(joint.sum() > 0, joint / joint.sum(), source_prior / source_prior.sum())
 
 
 def correct_pseudo_labels(probability_of_pseudo: Tensor, pseudo_given_true: Tensor) -> Tensor:
-    """From the probabilities of noisy labels to those of the true labels (eastwood2023spuriosity), (n, K).
+    """Return the probabilities of the true labels y, given those of noisy labels ŷ (eastwood2023spuriosity), (n, K).
 
-    If the noise does not depend on x given y, P(ŷ|x) = Mᵀ P(y|x), M_kj = P(ŷ=j|y=k). This is solved for P(y|x) and
-    projected to the simplex. For two classes, with ε_k = M_kk and p = P(ŷ=1|x), the result is
-    P(y=1|x) = (p + ε_0 - 1) / (ε_0 + ε_1 - 1), clipped to [0, 1]; labels without information (ε_0 + ε_1 = 1) give ½.
+    If the noise does not depend on x given y, P(ŷ|x) = Mᵀ P(y|x) with M_kj = P(ŷ=j|y=k). This equation is solved for
+    P(y|x), and the solution is projected to the simplex. For two classes, with ε_k = M_kk and p = P(ŷ=1|x), the result
+    is P(y=1|x) = (p + ε_0 - 1) / (ε_0 + ε_1 - 1), clipped to [0, 1]. If ŷ has no information (ε_0 + ε_1 = 1), the
+    result is ½.
     """
     return project_to_simplex(probability_of_pseudo @ torch.linalg.pinv(pseudo_given_true))
 
 
 def project_to_simplex(rows: Tensor) -> Tensor:
-    """The nearest point of the simplex to each row: max(0, r - t), with the t that makes it sum to one."""
+    """Return the point of the simplex nearest to each row r: max(0, r - t), with the t for which it sums to one."""
     largest = rows.sort(dim=1, descending=True).values
     count = torch.arange(1, rows.shape[1] + 1, device=rows.device, dtype=rows.dtype)
     level = (largest.cumsum(dim=1) - 1) / count
@@ -100,10 +103,11 @@ def project_to_simplex(rows: Tensor) -> Tensor:
 
 
 def _sum_of_norms(C: np.ndarray[Any, Any], b: np.ndarray[Any, Any], strength: float) -> np.ndarray[Any, Any]:
-    """The minimizer of ‖Cθ - b‖₂ + s‖θ‖₂ over θ ≥ -1.
+    """Return the minimizer of ‖Cθ - b‖₂ + s‖θ‖₂ over θ ≥ -1; s is `strength`.
 
-    It is a ridge solution θ(λ) = argmin ‖Cθ - b‖² + λ‖θ‖² over θ ≥ -1 whose λ satisfies λ‖θ‖ = s‖Cθ - b‖. The left side
-    grows faster with λ than the right, so λ is found by bisection; beyond its ends θ is 0 or unregularized.
+    It is the ridge solution θ(λ) = argmin ‖Cθ - b‖² + λ‖θ‖² over θ ≥ -1 whose λ satisfies λ‖θ‖ = s‖Cθ - b‖. The left
+    side grows faster with λ than the right side, so λ is found by bracketed root finding. If λ is below the bracket
+    (`RIDGES`), θ is unregularized; if it is above, θ is 0.
     """
     n_classes = len(C)
 

@@ -1,1 +1,1 @@
-"""Tables and figures of experiments, from summaries and plain records only."""
+"""Tables and figures of experiments. They are made from summaries and plain records only."""

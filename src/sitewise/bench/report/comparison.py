@@ -1,4 +1,7 @@
-"""Figures of an experiment's summary: methods compared, or a metric along a number. Readable without colour."""
+"""Figures of an experiment's summary: a comparison of methods, or a metric as a function of a number.
+
+All figures are readable without colour.
+"""
 
 import re
 import textwrap
@@ -31,21 +34,22 @@ from sitewise.report.style import ACCENT, GREY, GRID, INK, STRIPE, in_house_styl
 
 Array = np.ndarray[Any, Any]
 DRAW_MARKERS = "osD^vP*X"
-LINE_MARKERS, DASHES = "sD^vPX*", ("-", "--", ":", "-.")  # 28 different lines
+LINE_MARKERS, DASHES = "sD^vPX*", ("-", "--", ":", "-.")  # 28 different combinations
 LINE_COLORS = (INK, "#b35900", "#6b4fa0", GREY, "#5a7d2a")
 MEAN, DIFFERENCE = ("mean", "low", "high"), ("difference", "difference_low", "difference_high")
-ROW_HEIGHT, DRAW_HEIGHT = 0.27, 0.11  # inches of a method with one draw, and of each further draw
+ROW_HEIGHT, DRAW_HEIGHT = 0.27, 0.11  # inches for a method with one draw, and for each further draw
 PANEL_WIDTH, DIFFERENCE_WIDTH, GAP_WIDTH, CURVE_WIDTH = 2.7, 2.1, 0.15, 4.2
-CHARACTER_WIDTH = 0.085  # inches of a label
-SITES_IN_A_ROW = 3  # if there are more, two in each row
+CHARACTER_WIDTH = 0.085  # inches of a character of a label
+SITES_IN_A_ROW = 3  # at most; with more sites, each row of panels has two
 
 
 @in_house_style
 def comparison_figure(frame: pd.DataFrame, metric: str, reference: str, *, title: str = "") -> Figure:
-    """Points with 95% intervals, a panel for each test site, and the paired difference to the reference next to it.
+    """Draw the means of all methods with 95% intervals, in a panel for each test site.
 
-    Draws have different markers. The reference is a heavier row with a line through it; methods that use more than
-    unlabeled rows are hollow and have a dagger.
+    A second panel for each site shows the paired differences to the reference, if the summary has them. Draws have
+    different markers. The reference has heavier lines and a vertical line at its mean. Methods that use information
+    which is not available at a new site have hollow markers and a dagger.
     """
     rows = choose(frame, metric)
     methods, informed = shown_methods(rows), informed_methods(rows)
@@ -99,7 +103,7 @@ def comparison_figure(frame: pd.DataFrame, metric: str, reference: str, *, title
 
 @dataclass(frozen=True)
 class _Limits:
-    """The ends of an axis, and whether an interval goes beyond them."""
+    """The ends of an axis, and whether the axis cuts off a part of an interval."""
 
     low: float
     high: float
@@ -107,13 +111,14 @@ class _Limits:
 
 
 def _limits(rows: pd.DataFrame, columns: tuple[str, str, str]) -> _Limits:
-    """Limits for all points and their intervals, but at each end at most half the range of the points for intervals.
+    """Return limits that contain all points, and their intervals up to half the range of the points at each end.
 
-    The interval of a mean over two seeds is thirteen standard errors long at each side and would hide everything else.
+    With two seeds, an interval extends by thirteen standard errors to each side; without this rule, the differences
+    between points would not be visible.
     """
     values, lows, highs = (rows[column].dropna().to_numpy(dtype=float) for column in columns)
     if columns == DIFFERENCE:
-        values = np.append(values, 0.0)  # the reference
+        values = np.append(values, 0.0)  # the difference of the reference to itself
     if not len(values):
         return _Limits(0.0, 1.0, cut=False)
     least, most = values.min(), values.max()
@@ -133,7 +138,7 @@ def _panel(
     informed: set[str],
     reference: str,
 ) -> None:
-    """Means or differences of all methods at one site."""
+    """Draw the means or the differences of all methods at one site."""
     _stripes(axis, len(methods), n_ticks=5 if columns == MEAN else 4)
     for place, method in enumerate(methods):
         _points(axis, here[here["method"] == method], columns, place, draws, method in informed, method == reference)
@@ -148,7 +153,7 @@ def _points(
     informed: bool,
     is_reference: bool,
 ) -> None:
-    """The points of one method at one site, one below the other for its draws."""
+    """Draw the points of one method at one site: a point for each draw, one below the other."""
     color = ACCENT if is_reference else INK
     offsets = (np.arange(len(draws)) - (len(draws) - 1) / 2) * 0.7 / max(len(draws), 2)
     for row in own.to_dict("records"):
@@ -181,7 +186,7 @@ def _stripes(axis: Axes, n_rows: int, n_ticks: int) -> None:
 
 
 def _reference_line(axis: Axes, own: pd.DataFrame) -> None:
-    """A line through the reference, if there is one number to compare with."""
+    """Draw a vertical line at the mean of the reference, if it has exactly one."""
     means = own["mean"].dropna()
     if len(means) == 1:
         axis.axvline(float(means.iloc[0]), color=ACCENT, lw=1, zorder=2)
@@ -208,10 +213,10 @@ def curve_figure(
     reference: str = "",
     title: str = "",
 ) -> Figure:
-    """A metric with 95% intervals against a number of each draw or of each site, a line for each method.
+    """Draw a metric with 95% intervals as a function of a number of each draw or site, with a line for each method.
 
-    Lines differ in marker and dashes; methods that use more than unlabeled rows have hollow markers. Points of
-    different methods are shifted a little, so that their intervals do not overlap.
+    Lines differ in markers and dashes. Methods that use information which is not available at a new site have hollow
+    markers. The points of different methods are slightly shifted, so that their intervals do not overlap.
 
     Parameters
     ----------
@@ -220,15 +225,16 @@ def curve_figure(
     metric : str
         One of its metrics.
     x : dict of str to float
-        The number of each draw, or of each site; those without a number are not drawn.
-    over : {"draws", "tests"}
-        Whether `x` is for draws or for test sites; the other one makes the panels.
+        The number of each draw or test site, by name; draws or sites without a number are not drawn.
+    over : {"draw", "site"}
+        Whether the names in `x` are draws or test sites. With "draw" there is a panel for each test site, with "site" a
+        panel for each draw.
     label : str
         The label of the x-axis.
     log : bool
         Whether the x-axis is logarithmic.
     reference : str, optional
-        The method drawn heavier.
+        The method with a heavier line.
     title : str, optional
         The title above the panels.
 
@@ -284,7 +290,7 @@ def _check_numbers(x: Mapping[str, float], rows: pd.DataFrame, over: str, log: b
 
 
 def _beside(numbers: Array, n_lines: int, log: bool) -> dict[float, Array]:
-    """The positions of the points of several lines for each number: within a third of the smallest gap."""
+    """Return the shifted positions of the lines' points for each number, within a third of the smallest gap."""
     scale = np.log(numbers) if log else numbers
     gap = min((high - low for low, high in pairwise(scale)), default=0.0)
     offsets = (np.arange(n_lines) - (n_lines - 1) / 2) / max(n_lines, 6) * gap / 3
@@ -294,7 +300,7 @@ def _beside(numbers: Array, n_lines: int, log: bool) -> dict[float, Array]:
 
 
 def _ticks(places: Mapping[float, Array], log: bool, width: float) -> tuple[list[float], list[str]]:
-    """The numbers themselves, except those whose text would overlap the one before."""
+    """Return positions and texts of the ticks: the numbers, without those whose text would overlap the text before."""
     numbers = list(places)
     scale = np.log(numbers) if log else np.array(numbers)
     inches = (scale - scale[0]) / max(scale[-1] - scale[0], 1e-12) * 0.85 * width
@@ -312,7 +318,7 @@ def _ticks(places: Mapping[float, Array], log: bool, width: float) -> tuple[list
 
 
 def _looks(methods: list[str], informed: set[str], reference: str) -> dict[str, dict[str, Any]]:
-    """The style of each method's line; the reference is heavier, methods with more information are hollow."""
+    """Return the style of each method's line: heavier for the reference, hollow markers for `informed` methods."""
     looks: dict[str, dict[str, Any]] = {}
     number = 0
     for method in methods:
@@ -328,7 +334,7 @@ def _looks(methods: list[str], informed: set[str], reference: str) -> dict[str, 
 
 
 def _curve(axis: Axes, own: pd.DataFrame, at: Mapping[str, float], over: str, look: dict[str, Any]) -> Line2D:
-    """The line of one method in one panel, and its handle for the legend."""
+    """Draw the line of one method in one panel, and return its handle for the legend."""
     own = own[own["mean"].notna()]
     own = own.assign(at=own[over].map(at)).sort_values("at")
     value, low, high = (own[column].to_numpy(dtype=float) for column in ("mean", "low", "high"))
@@ -337,23 +343,23 @@ def _curve(axis: Axes, own: pd.DataFrame, at: Mapping[str, float], over: str, lo
 
 
 def _lengths(value: Array, low: Array, high: Array) -> Array:
-    """An interval as matplotlib reads it: lengths below and above; zero if there is no interval."""
+    """Return the lengths of intervals below and above the value, for matplotlib; zero if there is no interval."""
     return np.asarray(np.clip(np.nan_to_num([value - low, high - value]), 0, None))
 
 
 def _label(method: str, informed: set[str]) -> str:
-    """The displayed name of a method: `ERM^Z` with a superscript, a dagger if it uses more than unlabeled rows."""
+    """Return the displayed name of a method, with superscripts as in `ERM^Z`, and a dagger for `informed` methods."""
     name = re.sub(r"\^(\w+)", r"$^{\\mathrm{\1}}$", method.replace("$", r"\$"))
     return f"{name} {INFORMED_MARK}" if method in informed else name
 
 
 def _longest(methods: list[str]) -> int:
-    """The number of characters of the longest label."""
+    """Return the number of characters of the longest label."""
     return max((len(method) + 2 for method in methods), default=0)
 
 
 def _notes(rows: pd.DataFrame, informed: set[str], *, cut: bool) -> list[str]:
-    """The notes below the figure."""
+    """Return the notes below the figure: seeds and intervals, the dagger, and methods that were left out."""
     notes = [seeds_note(rows) + ("; intervals without an end go beyond the figure" if cut else "")]
     if informed & set(shown_methods(rows)):
         notes.append(f"{INFORMED_MARK} {INFORMED_NOTE}")
@@ -370,7 +376,7 @@ def _n_lines(notes: list[str], width: float) -> int:
 
 
 def _finish(figure: Figure, title: str, notes: list[str], handles: list[Line2D]) -> None:
-    """Place the title above, and the markers and notes below, without overlap."""
+    """Place the title above the panels, and the legend of markers and the notes below."""
     if title:
         figure.suptitle(title, x=0.01, ha="left", fontsize=12)
     legend = figure.legend(
@@ -385,7 +391,7 @@ def _finish(figure: Figure, title: str, notes: list[str], handles: list[Line2D])
 
 
 def save_figure(figure: Figure, path: Path) -> Path:
-    """Write a figure in the format of its file name, and close it."""
+    """Write a figure in the format of the file's suffix, close it, and return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)

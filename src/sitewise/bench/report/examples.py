@@ -1,4 +1,4 @@
-"""Example images, a row for each site: z below each image, a heavy red border for y = 1."""
+"""A figure of example images with a row for each site. z is below each image; a heavy red border marks y = 1."""
 
 import textwrap
 from collections.abc import Sequence
@@ -15,15 +15,16 @@ from sitewise.report.style import INK, in_house_style
 POSITIVE = "#c1121f"
 MISSING = "?"
 CELL, LINE, MARGIN = 1.35, 0.135, 0.1  # inches: an image with its gap, a line of text, the margin
-SITE_CHARACTERS, SITE_CHARACTER, LEAST_SITE_WIDTH = 20, 0.093, 1.35  # the column of site names, in inches
-CAPTION_CHARACTERS, NOTE_CHARACTERS = 23, 15.5  # below an image; per inch
-HEAVY, THIN = 4.0, 1.0  # points of a border
-TIED = "\u00a0"  # a space at which no line is broken
+# Column of site names: characters in a line, inches of a character, least inches of the column.
+SITE_CHARACTERS, SITE_CHARACTER, LEAST_SITE_WIDTH = 20, 0.093, 1.35
+CAPTION_CHARACTERS, NOTE_CHARACTERS = 23, 15.5  # characters of a line below an image; characters of a note per inch
+HEAVY, THIN = 4.0, 1.0  # width of a border in points
+TIED = "\u00a0"  # no-break space
 
 
 @in_house_style
 def example_figure(sites: Sequence[Examples], *, title: str = "") -> Figure:
-    """Draw a row of images for each site; the border shows y by width and colour, and the caption is text."""
+    """Draw a row of images for each site. Width and colour of an image's border show y; its caption has y and z."""
     n_columns = max(1, *(len(site.images) for site in sites))
     names = [textwrap.wrap(site.site, SITE_CHARACTERS) for site in sites]
     aside = max(LEAST_SITE_WIDTH, 2 * MARGIN + SITE_CHARACTER * max(len(line) for name in names for line in name))
@@ -53,7 +54,7 @@ def example_figure(sites: Sequence[Examples], *, title: str = "") -> Figure:
 
 
 def caption_of(Z: pd.DataFrame, row: int) -> str:
-    """The known values of z of a row, in the order of its columns: `55 / torso / ?`."""
+    """Return the values of z of a row in the order of the columns, with ? for missing values: `55 / torso / ?`."""
     return " / ".join(_value(value) for value in Z.iloc[row])
 
 
@@ -71,7 +72,7 @@ def _caption(site: Examples, place: int) -> str:
 
 
 def _wrapped(caption: str) -> list[str]:
-    """The caption in lines that break after a slash and never within a value."""
+    """Split a caption into lines; a line ends after a slash, and never within a value."""
     parts = (part.replace(" ", TIED) for part in caption.split(" / "))
     return textwrap.wrap(f"{TIED}/ ".join(parts), CAPTION_CHARACTERS, break_long_words=False, break_on_hyphens=False)
 
@@ -95,7 +96,7 @@ def _about(site: Examples) -> str:
 
 
 def _notes(sites: Sequence[Examples], width: int) -> list[str]:
-    """The meaning of borders and captions, if there are any."""
+    """Return notes that explain borders and captions, if there are any."""
     said = []
     positive = next((site.positive for site in sites if site.positive is not None), None)
     if positive is not None:

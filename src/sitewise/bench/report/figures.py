@@ -1,4 +1,4 @@
-"""The demo's pictures, from its records; readable without colour."""
+"""The figures of the demo, drawn from its record. They are readable without colour."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ Record = dict[str, Any]
 
 
 def draw_demo(record: Record, out: Path) -> list[Path]:
-    """Draw all of a demo's figures into a folder."""
+    """Draw all figures of a demo into a folder, and return their paths."""
     figures = {
         "prevalence.png": prevalence_figure(record),
         "f1.png": f1_figure(record),
@@ -30,7 +30,7 @@ def draw_demo(record: Record, out: Path) -> list[Path]:
 
 @in_house_style
 def prevalence_figure(record: Record) -> Figure:
-    """P(y=1|z) at each new site: true, estimated with its interval, and at the training sites."""
+    """Draw P(y=1|z) of each new site, true and estimated with its interval, and P(y=1|z) of the training sites."""
     figure, axes = plt.subplots(1, len(record["sites"]), figsize=(9, 3.8), sharey=True, layout="constrained")
     for axis, (name, site) in zip(np.atleast_1d(axes), record["sites"].items(), strict=True):
         levels = site["prevalence_given_z"]
@@ -62,7 +62,7 @@ def prevalence_figure(record: Record) -> Figure:
 
 @in_house_style
 def f1_figure(record: Record) -> Figure:
-    """F1 of every method at each new site, with 95% intervals."""
+    """Draw F1 of y=1 and macro F1 of every method at each new site, with 95% intervals."""
     sites = record["sites"]
     figure, axes = plt.subplots(1, len(sites), figsize=(9, 3.8), sharey=True, layout="constrained")
     for axis, (name, site) in zip(np.atleast_1d(axes), sites.items(), strict=True):
@@ -85,7 +85,7 @@ def f1_figure(record: Record) -> Figure:
 
 @in_house_style
 def reliability_figure(record: Record) -> Figure:
-    """How often y = 1 is where a method says so, before and after adaptation."""
+    """Draw the share of y = 1 against the predicted P(y = 1) at each new site, for ERM and for adapted GPA."""
     sites = record["sites"]
     figure, axes = plt.subplots(1, len(sites), figsize=(9, 4.4), sharey=True, layout="constrained")
     for axis, (name, site) in zip(np.atleast_1d(axes), sites.items(), strict=True):

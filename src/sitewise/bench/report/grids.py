@@ -1,4 +1,4 @@
-"""A table before formatting, and its three formats: Markdown, LaTeX (booktabs), the terminal."""
+"""A table before formatting, and its three formats: Markdown, LaTeX (booktabs) and the terminal."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -10,12 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 WIDEST = 34  # characters of a column in the terminal; longer text is wrapped
-FRAME = 3  # characters between columns there
+FRAME = 3  # characters between columns in the terminal
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One entry: its text, a second line in smaller print, whether it is bold, whether it is a bibliography key."""
+    """An entry of a table: its text, a second line in smaller print, and whether it is bold or a bibliography key."""
 
     text: str
     below: str = ""
@@ -25,7 +25,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Grid:
-    """Columns with headings of one or two levels (equal neighbours of the upper level are merged), and notes."""
+    """A table with a title and notes. The heading of a column has one or two levels.
+
+    In LaTeX, equal upper levels of neighbouring columns are merged.
+    """
 
     title: str
     columns: tuple[tuple[str, ...], ...]
@@ -37,7 +40,7 @@ class Grid:
 
 
 def write_markdown(grid: Grid) -> str:
-    """A pipe table with its title above and its notes below."""
+    """Return a Markdown table with its title above and its notes below."""
 
     def line(entries: Sequence[str]) -> str:
         return "| " + " | ".join(entries) + " |"
@@ -55,7 +58,7 @@ def write_markdown(grid: Grid) -> str:
 
 
 def write_latex(grid: Grid) -> str:
-    """A `table` for the package booktabs, with notes below in small print."""
+    """Return a LaTeX `table` for the package booktabs, with its notes below in small print."""
 
     def line(entries: Sequence[str]) -> str:
         return "    " + " & ".join(entries) + r" \\"
@@ -88,7 +91,7 @@ def write_latex(grid: Grid) -> str:
 
 
 def _latex_head(columns: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """The upper level spans its columns with a rule below; a column with one level has its heading below that."""
+    """Yield the lines of the heading. An upper level spans its columns and has a rule below; lower levels follow."""
     if max(map(len, columns)) == 2:
         upper, rules, start = [], [], 1
         for name, group in groupby(columns, key=lambda column: column[0] if len(column) == 2 else ""):
@@ -103,12 +106,12 @@ def _latex_head(columns: Sequence[tuple[str, ...]]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class TerminalGrid:
-    """A grid for rich: columns that do not fit go into a further table, with the first column repeated."""
+    """A grid for the terminal. Columns that do not fit go into a further table, which repeats the first column."""
 
     grid: Grid
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw as many columns as fit into the width of the terminal."""
+        """Yield title, tables and notes; each table has as many columns as fit into the width of the terminal."""
         yield Text(self.grid.title, style="bold")
         for columns in self._fitting(options.max_width):
             table = Table()
@@ -121,7 +124,7 @@ class TerminalGrid:
             yield Text(note, style="dim")
 
     def _fitting(self, width: int) -> Iterator[list[int]]:
-        """The columns of each table."""
+        """Yield the numbers of the columns of each table."""
         widths = [min(WIDEST, self._width(column)) + FRAME for column in range(len(self.grid.columns))]
         shown, used = [0], widths[0] + 1
         for column in range(1, len(widths)):
@@ -160,7 +163,7 @@ LATEX = {
 
 
 def escape_latex(text: str) -> str:
-    r"""Write text as LaTeX: `ERM^Z` with a superscript, a minus sign before a number, β as $\beta$, 50% as 50\%."""
+    r"""Convert text to LaTeX: `ERM^Z` gets a superscript, a number its minus sign, β becomes $\beta$ and 50% 50\%."""
     parts = re.split(r"(\^\w+|(?<![\w)])-(?=\d))", text)  # a caret with its word, a minus sign, other text
     return "".join(_latex_part(part) for part in parts)
 

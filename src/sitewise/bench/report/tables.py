@@ -1,4 +1,4 @@
-"""Tables of an experiment's summary and of the methods, as Markdown, CSV, LaTeX or for the terminal."""
+"""Tables of an experiment's summary and of the methods, in Markdown, CSV or LaTeX, or for the terminal."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -47,21 +47,22 @@ def comparison_table(
     frame: pd.DataFrame, metric: str, format: Literal["terminal"], reference: str | None = None
 ) -> TerminalGrid: ...
 def comparison_table(frame: pd.DataFrame, metric: str, format: str, reference: str | None = None) -> str | TerminalGrid:
-    """Write one metric of a summary: a row for each method, a column for each site and draw.
+    """Return a table of one metric of a summary, with a row for each method and a column for each site and draw.
 
     A cell has the mean over seeds with its 95% interval, and below it the paired difference to the reference with its
-    own interval. The best method of a column is bold; a method that uses more than unlabeled rows has a dagger and
-    cannot be bold. Methods that were left out are listed below with the reason. CSV has all columns of the summary,
-    unrounded.
+    own interval. The best method of a column is bold. A method that uses information which is not available at a new
+    site has a dagger and cannot be bold. Skipped methods are listed below with the reason. CSV is different: it has
+    all columns of the summary, unrounded.
     """
     rows = choose(frame, metric)
     return rows.to_csv(index=False) if format == "csv" else _write(_comparison_grid(rows, metric, reference), format)
 
 
 def scores_table(frame: pd.DataFrame, metrics: Sequence[str], format: TextFormat, reference: str | None = None) -> str:
-    """Write several metrics of a summary side by side: a row for each method, a column for each site, draw and metric.
+    """Return a table of several metrics of a summary, with a row for each method.
 
-    Cells, bold, daggers and notes are as in `comparison_table`; each metric has as many digits as it needs.
+    There is a column for each site, draw and metric. Cells, bold print, daggers and notes are as in
+    `comparison_table`; the number of digits is chosen for each metric.
     """
     grids = [_comparison_grid(choose(frame, metric), metric, reference) for metric in metrics]
     names = list(dict.fromkeys(row[0].text for grid in grids for row in grid.rows))
@@ -84,7 +85,7 @@ def scores_table(frame: pd.DataFrame, metrics: Sequence[str], format: TextFormat
 
 
 def methods_table(cards: Mapping[str, Mapping[str, Any]], format: str) -> str | TerminalGrid:
-    """Write the cards of the methods (registry key -> fields of its card) as one table, a row for each method."""
+    """Return a table of the cards of the methods (registry key -> fields of the card), with a row for each method."""
     if format == "csv":
         fields = [*METHOD_COLUMNS, "note"]
         raw = [[key, *(card[field] for field in fields)] for key, card in cards.items()]
@@ -148,14 +149,17 @@ def _comparison_cell(row: Mapping[Any, Any] | None, digits: int, best: str) -> C
 
 
 def _best(by_place: Mapping[Any, Mapping[Any, Any]], place: tuple[Any, ...], metric: str, digits: int) -> str:
-    """The best competitor's number as displayed: equal displayed numbers are equally good; empty without any."""
+    """Return the best number of methods that are no references, as displayed; empty if there is none.
+
+    Methods with the same displayed number are equally good.
+    """
     means = [row["mean"] for key, row in by_place.items() if key[1:] == place and not row["told"]]
     means = [mean for mean in means if not math.isnan(mean)]
     return number_text((min if small_is_good(metric) else max)(means), digits) if means else ""
 
 
 def interval_text(value: float, low: float, high: float, digits: int, *, signed: bool = False) -> str:
-    """`0.858 (0.843 to 0.873)`; without brackets if there is no interval, empty if there is no value."""
+    """Return text such as `0.858 (0.843 to 0.873)`; without brackets if there is no interval, empty if no value."""
     if math.isnan(value):
         return ""
     texts = [number_text(number, digits, signed=signed) for number in (value, low, high)]
@@ -163,13 +167,13 @@ def interval_text(value: float, low: float, high: float, digits: int, *, signed:
 
 
 def number_text(value: float, digits: int, *, signed: bool = False) -> str:
-    """A rounded number; a rounded zero has no sign."""
+    """Return a rounded number as text; a number that is rounded to zero has no sign."""
     text = f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
     return text.lstrip("+-") if not math.isnan(value) and float(text) == 0 else text
 
 
 def shown_digits(values: pd.Series) -> int:
-    """Three decimals; more if the typical value is so small that these would not show three digits of it."""
+    """Return the number of decimals: 3, or up to 6 so that the median of the absolute values has three digits."""
     sizes = values.abs()[values.abs() > 0]
     if sizes.empty:
         return 3
