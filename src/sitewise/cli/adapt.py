@@ -76,7 +76,7 @@ def adapt(
         typer.Option(help="Known P(y) by strata of the confounders: a CSV with columns of z, prevalence (low, high)."),
     ] = None,
     use_labels: Annotated[bool, typer.Option("--use-labels", help="Use the known labels of DATA.")] = False,
-    level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
+    level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Confidence level of the intervals.")] = 0.95,
     packed: Packed = None,
     separator: Separator = None,
     encoding: Encoding = None,

@@ -17,9 +17,10 @@ def card(
         Path | None, typer.Option(help="TOML with the author's fields (developer, funding, ...).")
     ] = None,
     site_name: Annotated[str | None, typer.Option(help="Name of the site on the card.")] = None,
-    level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
+    level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Confidence level of the intervals.")] = 0.95,
     alarm_level: Annotated[
-        float, typer.Option(min=1e-6, max=0.5, help="Of `monitor`: the probability of any alarm if nothing changed.")
+        float,
+        typer.Option(min=1e-6, max=0.5, help="Probability of an alarm by `monitor` in any window if nothing changed."),
     ] = 0.01,
     force: Force = False,
     as_json: AsJson = False,

@@ -24,7 +24,7 @@ def evaluate(
         str | None, typer.Option("--site", help="Use only the rows of this site, if LABELED holds several sites.")
     ] = None,
     site_name: Annotated[str | None, typer.Option(help="Name of the site on the page.")] = None,
-    level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
+    level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Confidence level of the intervals.")] = 0.95,
     resamples: Annotated[int, typer.Option(min=0, help="Bootstrap resamples of rows, or of whole groups.")] = 200,
     packed: Packed = None,
     separator: Separator = None,

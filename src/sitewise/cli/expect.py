@@ -39,7 +39,7 @@ def expect(
     only_site: Annotated[
         str | None, typer.Option("--site", help="Use only the rows of this site, if DATA holds several sites.")
     ] = None,
-    level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
+    level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Confidence level of the intervals.")] = 0.95,
     separator: Separator = None,
     encoding: Encoding = None,
     as_json: AsJson = False,

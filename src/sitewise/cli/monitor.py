@@ -24,7 +24,7 @@ def monitor(
     only_site: Annotated[
         str | None, typer.Option("--site", help="Use only the rows of this site, if DATA holds several sites.")
     ] = None,
-    level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
+    level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Confidence level of the intervals.")] = 0.95,
     alarm_level: Annotated[
         float, typer.Option(min=1e-6, max=0.5, help="Probability of an alarm in any window if nothing changed.")
     ] = 0.05,

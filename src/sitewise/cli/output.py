@@ -28,7 +28,7 @@ Separator = Annotated[str | None, typer.Option(help="Separator of a CSV; by defa
 Encoding = Annotated[str | None, typer.Option(help="Encoding of a CSV, for example latin-1; by default UTF-8.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing --out.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of the summary.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors and what --json asks for.")]
 OutcomeName = Annotated[str | None, typer.Option(help="Name of the outcome in reports; by default its column.")]
 Positive = Annotated[str | None, typer.Option(help="Name of the second of two classes in reports.")]
 Packed = Annotated[Path | None, typer.Option(help="Read images from this folder, made by `sitewise data pack`.")]

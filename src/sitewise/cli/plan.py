@@ -49,7 +49,7 @@ def plan(
         str | None,
         typer.Option(help="Assumed P(y) at the new site: of the second class, or of all classes, with commas."),
     ] = None,
-    level: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
+    level: Annotated[float, typer.Option(help="Confidence level of the intervals.")] = 0.95,
     simulations: Annotated[int, typer.Option(min=0, help="Simulated sites of each size.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the simulated sites.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Draw the curve to this file, PNG or PDF.")] = None,

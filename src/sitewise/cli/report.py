@@ -20,7 +20,7 @@ def report(
     site_name: Annotated[str | None, typer.Option(help="Name of the site on the page.")] = None,
     outcome_name: OutcomeName = None,
     positive: Positive = None,
-    level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
+    level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Confidence level of the intervals.")] = 0.95,
     subgroups: Annotated[
         str | None, typer.Option(help="Columns for subgroups, such as age,sex: confounders, or columns of --data.")
     ] = None,

@@ -19,7 +19,7 @@ def sample(
     only_site: Annotated[
         str | None, typer.Option("--site", help="Use only the rows of this site, if DATA holds several sites.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draw.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random draw.")] = 0,
     separator: Separator = None,
     encoding: Encoding = None,
     force: Force = False,
