@@ -348,7 +348,7 @@ def frame_of(path):
 
 
 def tables(frame):
-    """Return the tables of docs/trust.md, as lines."""
+    """Return tables of docs/results/checks.md, as lines."""
     heads = ["sites", "do not adapt", "care"]
     heads += [f"{test} {what}" for test in ("stability", "representation") for what in ("p < 0.05", "(KS test)")]
     lines = [f"| where the assumption holds | {' | '.join(heads)} |", "|---" * 8 + "|"]

@@ -14,7 +14,7 @@ RECORDS = sorted((ROOT / "experiments").glob("*/records/*.jsonl.gz"))
 DIAGNOSES = sorted((ROOT / "experiments").glob("*/diagnosis/*.jsonl.gz"))
 OVERVIEW = ROOT / "docs" / "results.md"
 PAGES = [OVERVIEW, *sorted((ROOT / "docs" / "results").glob("*.md"))]
-BY_HAND = {"choices.md"}  # trials behind choices of the method; the scripts it names print them
+BY_HAND = {"checks.md", "choices.md"}  # arranged by hand from the output of the scripts that they name
 
 
 @pytest.fixture(scope="module")

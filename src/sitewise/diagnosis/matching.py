@@ -1,4 +1,4 @@
-"""Weight held-out source rows to the new site's distribution of (y, z) under the estimated g (docs/trust.md).
+"""Weight held-out source rows to the new site's distribution of (y, z) under the estimated g (docs/checks.md).
 
 This is entropy balancing within each class: among all weights for which the means of simple features of z equal those
 at the new site, the weights closest to uniform are taken. A row of the new site counts g(z)_y times for class y. The

@@ -1,7 +1,7 @@
 """Decide the outcome of an adaptation: adapted, partly adapted, or as trained, with its reason.
 
-The thresholds of the outcome are defined here, and those of a check in the module of the check. docs/trust.md describes
-them.
+The thresholds of the outcome are defined here, and those of a check in the module of the check. docs/checks.md
+describes them.
 """
 
 from collections.abc import Iterable
