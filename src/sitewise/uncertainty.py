@@ -178,8 +178,8 @@ At = Callable[[Tensor], Tensor]  # g (n, K) at rows of codes (n, V)
 class Average:
     """A mean of g for which an interval is computed.
 
-    `mean` computes it from a g, `where` marks the rows at which g may be moved (None: all rows), and `easiest` gives
-    the direction that changes it with the least loss of likelihood.
+    `mean` computes the mean from a g. `where` marks the rows at which g may be moved (None: all rows). `easiest` gives
+    the direction of g in which a change of the mean costs the least log-likelihood.
     """
 
     mean: Callable[[At], Tensor]
@@ -187,7 +187,10 @@ class Average:
     easiest: Callable[[Tensor, int], Tensor]
 
     def direction_of(self, label: int) -> At:
-        """Return the direction that changes the mean of one class with the least loss of likelihood."""
+        """Return the direction of g, (n, K) at rows of codes (n, V), by which a class's mean changes at the least cost.
+
+        The cost is the decrease of the log-likelihood for a given change of the mean.
+        """
         return lambda codes: self.easiest(codes, label)
 
 

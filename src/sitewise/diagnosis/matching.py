@@ -50,7 +50,11 @@ def frequent(column: Tensor, n_levels: int) -> Tensor:
 
 
 def balance(features: Tensor, base: Tensor, goal: Tensor) -> Tensor:
-    """Return weights base·exp(features·λ), (m,), with Σ weights·features = goal, up to a small ridge penalty on λ."""
+    """Return weights base · exp(features · λ), (m,), with Σ weights · features = goal, by entropy balancing.
+
+    `features` (m, D) has a constant first column, `base` (m,) has the initial weights, and `goal` (D,) the wanted sums.
+    λ (D,) has a small ridge penalty, so the sums differ a little from the goal.
+    """
     total = goal[0]  # the first feature is constant
 
     def weights(points: Tensor) -> Tensor:
@@ -72,7 +76,10 @@ def balance(features: Tensor, base: Tensor, goal: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Matched:
-    """Weighted source rows and target rows, with methods that compare means of functions over both."""
+    """Weighted source rows and target rows, with methods that compare means of functions over both.
+
+    Shapes: m source rows, n rows of the target (the new site), D features of z, K classes.
+    """
 
     source_features: Tensor  # (m, D) features of z
     target_features: Tensor  # (n, D)
@@ -100,7 +107,7 @@ class Matched:
         return effective
 
     def residuals(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return residuals of functions (m, M) and (n, M) given z and class, and the source's leverage (m, 1).
+        """Return residuals of M functions, (m, M) and (n, M), given z and class, and the source's leverage, (m, 1).
 
         A regression on the features of z is fitted to the weighted source rows of each class. The prediction for a
         target row is the mean over classes with its g. Rows of one group and class all have the leverage of one row

@@ -26,7 +26,7 @@ N_BINS = 10
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """One model's metrics on labeled rows, and their values in bootstrap resamples of rows or groups."""
+    """One model's metrics on labeled rows, and their values in R bootstrap resamples of rows or groups."""
 
     values: dict[str, float]
     resampled: dict[str, Array]  # (R,) each

@@ -99,9 +99,10 @@ def average_sizes(information: Tensor, mode: Tensor, variance: Tensor) -> Sized:
 
 
 def tempered(evidence: Evidence, power: float, labels: LabelLikelihood | None) -> Evidence:
-    """Return rows whose likelihood is raised to a power, with labels added as a difference of likelihoods.
+    """Return the evidence with all weights multiplied by `power`, and with the labeled rows that have some of z added.
 
-    The labels have the best slope of log f (see `LabelLikelihood.as_evidence`).
+    Multiplied weights raise the likelihood to this power. The log-likelihood of a label, at the best slope of log f, is
+    added as a difference of two terms (see `LabelLikelihood.as_evidence`).
     """
 
     def apply(rows: Rows) -> Rows:

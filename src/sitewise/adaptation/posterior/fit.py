@@ -42,7 +42,7 @@ class RefitLevel:
 
     points: Points
     power: float  # exponent of the rows' likelihood
-    score: Tensor  # (K,) score of the level, of the rows to which the posterior was fitted
+    score: Tensor  # (K,) `level_score` of the rows to which the posterior was fitted
 
     def __call__(self, drawn: Evidence) -> Prevalence:
         """Return the refitted posterior."""
@@ -185,7 +185,10 @@ class Problem:
 
 
 def keep_points(problem: Problem, weighed: Weighed, deviation: Deviation | None) -> tuple[Posterior, Tensor]:
-    """Return the posterior with 64 selected points and draws of P(Y) for intervals, and the score of the level (K,)."""
+    """Return the posterior, with 64 selected points and draws of P(Y) for intervals, and the score of its level, (K,).
+
+    The score (see `level_score`) is kept for `RefitLevel`.
+    """
     evidence, slope = problem.rows, problem.slope
     fine = problem.points(weighed.factor, weighed.level, deviation)
     weight, prior_weight = (torch.softmax(part, dim=0) for part in (weighed.log_weight, weighed.log_prior))

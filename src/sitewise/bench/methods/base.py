@@ -292,7 +292,11 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(self.classes_[self.predict_proba(X, sample_confounder).argmax(axis=1)])
 
     def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
-        """Return the reason why this method cannot be trained on such data; None if it can."""
+        """Return the reason why this method cannot be trained; None if it can.
+
+        The reason depends on the number of training sites, the confounders (None if there is no z) and the number of
+        unlabeled rows.
+        """
         return refuse(self.card, n_sites, confounders)
 
     # Hooks: subclasses override them.

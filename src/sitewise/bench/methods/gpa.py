@@ -324,7 +324,7 @@ class GPAPooled(GPA):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GPAPooledStar(GPAPooled, GPAStar):
-    """GPA* with one g for all training sites: `GPAPooled` with z hidden at the new site."""
+    """GPA* with one g for all training sites: `GPAPooled` that does not get z at the new site."""
 
     card: ClassVar = replace(GPAStar.card, name="GPA*, one g")
 

@@ -69,7 +69,7 @@ class GroupDRO(Method):
     )
 
     def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
-        """Return the reason why GroupDRO cannot be trained on such data; None if it can.
+        """Return the reason why GroupDRO cannot be trained with these sites and confounders; None if it can.
 
         A continuous z is accepted if it is cut into bins or if groups are sites.
         """

@@ -50,7 +50,7 @@ class RowPrevalence:
 
 
 def by_site(site: Tensor, models: dict[int, Prevalence]) -> RowPrevalence:
-    """Return the g of rows by the model of the site of each row."""
+    """Return the g of rows; the g of a row is that of its site, from `models` by the number of the site."""
     numbers = torch.unique(site).tolist()
     return RowPrevalence([(site == s).nonzero().flatten() for s in numbers], [models[s] for s in numbers])
 
