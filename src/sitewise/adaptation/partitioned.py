@@ -47,7 +47,7 @@ class LaidOut:
 
 @dataclass(frozen=True)
 class Summary:
-    """Counts, weights and notes of one partition, after its rows were arranged."""
+    """Counts, weights and notes of one partition, after its rows were sorted by z into chunks."""
 
     seen: list[int]  # number of rows in each chunk
     blank: list[int]
@@ -56,7 +56,7 @@ class Summary:
     n_bytes: int
     notes: Notes
     weights: list[float]  # the smallest positive and the largest weight; empty without weights
-    group_sizes: Tensor  # (G,)
+    group_sizes: Tensor  # (G,) of the partition's G groups
     group_names: np.ndarray[Any, Any]  # hashes of the names of groups
 
     @property

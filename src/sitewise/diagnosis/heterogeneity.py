@@ -148,7 +148,10 @@ def shift_concentration(
 
 
 def with_own_level(log_ratio: Tensor, log_prevalence: Tensor, weight: Tensor) -> Tensor:
-    """Return log g (n, K) with the rows' own level: the level at which predictions and g have the same mean."""
+    """Return log g (n, K) of the training sites with its level moved to that of these rows.
+
+    At this level, the predictions and g have the same mean over the rows.
+    """
     level = torch.zeros(log_ratio.shape[1], dtype=torch.float64)
     log_g = log_prevalence
     for _ in range(STEPS):

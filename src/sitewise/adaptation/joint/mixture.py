@@ -74,7 +74,10 @@ class Mixture:
         return total
 
     def sample(self, entries: int = SAMPLED_ENTRIES) -> tuple["Mixture", float]:
-        """Return evenly spaced rows with about `entries` entries, and the ratio of the weight of all rows to theirs."""
+        """Return a mixture of evenly spaced rows with about `entries` entries in total, and a factor.
+
+        The factor is the weight of all rows divided by the weight of the returned rows.
+        """
         wanted = max(LEAST_ROWS, entries // self.n_cells)
         if len(self.weight) <= wanted:
             return self, 1.0

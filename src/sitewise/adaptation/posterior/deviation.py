@@ -23,11 +23,14 @@ SIZES = (0.0, 0.25, 0.5, 1.0)  # sizes γ of a deviation, in standard deviations
 
 @dataclass(frozen=True)
 class Deviation:
-    """Laplace's approximation of the coefficients, whose mean is linear in level and factor (equation 18e)."""
+    """Laplace's approximation of the coefficients, whose mean is linear in level and factor (equation 18e).
+
+    Shapes: K classes, D additive features of z, P = D (K-1) coefficients, M points.
+    """
 
     factor: Tensor  # () the factor at which the coefficients were fitted
     level: Tensor  # (K,) the level at which they were fitted
-    mean: Tensor  # (P,) mean coefficients there, in contrasts, P = D (K-1)
+    mean: Tensor  # (P,) mean coefficients at this factor and level, in contrasts
     response: Tensor  # (P, K) derivatives of the mean in the level's K-1 contrasts and in the factor
     covariance: Tensor  # (P, P) of the coefficients given level and factor
     variance: Tensor  # (P,) prior variances
@@ -132,9 +135,9 @@ def fit_deviation(
     variance: Tensor | None,
     labels: LabelLikelihood | None = None,
 ) -> Deviation | None:
-    """Fit the coefficients at one factor and level (K,), with covariance and derivatives.
+    """Fit the coefficients of the deviation at one factor () and one level (K,) of g.
 
-    Return None if there are too many coefficients.
+    Return them with their covariance and their derivatives in factor and level; None if there are too many.
     """
     schema, n_classes = template.schema, len(level)
     assert schema is not None
