@@ -80,8 +80,8 @@ def site_interactions(
 ) -> list[ScoreTest | None]:
     """Test for each column (features (n, d) each) whether its effect on the classes differs between sites.
 
-    The model has an intercept for each site, the main effects (n, D) of all columns, and the interactions of the
-    columns in `chosen` with the site. The result has None for the chosen columns.
+    The model has an intercept for each site, the main effects of all columns (their D features, `main` (n, D)), and the
+    interactions of the columns in `chosen` with the site. The result has None for the chosen columns.
     """
     marks = one_hot(site).double()
     design = torch.cat([marks, main, *(_by_site(columns[j], marks) for j in chosen)], dim=1)
@@ -101,7 +101,7 @@ def site_interactions(
 
 
 def _by_site(column: Tensor, marks: Tensor) -> Tensor:
-    """Return the products of the column's features with the indicator of each site except the first, (n, d (S-1))."""
+    """Return the products of d features with the indicators of the S sites except the first, (n, d (S-1))."""
     return (column[:, :, None] * marks[:, None, 1:]).flatten(1)
 
 

@@ -144,7 +144,10 @@ class Matched:
         return Difference(mean - self.source_weight @ left, covariance)
 
     def tilts(self, source: Tensor, strata: Tensor) -> Tensor:
-        """Return the derivative (M, P) of the source's means of functions (m, M) by the log-odds of g in the strata."""
+        """Return the derivatives of the source's means of M functions (m, M) by the log-odds of g in S strata (m, S).
+
+        The result has shape (M, S (K-1)).
+        """
         basis = contrasts(self.prevalence.shape[1])
         one_hot = torch.nn.functional.one_hot(self.y, self.prevalence.shape[1]).double()
         scores = (one_hot - self.source_prevalence) @ basis  # (m, K-1)
@@ -154,7 +157,7 @@ class Matched:
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference of means (M,) and its covariance (M, M)."""
+    """A difference of the means of M functions, (M,), and its covariance, (M, M)."""
 
     mean: Tensor
     covariance: Tensor

@@ -183,7 +183,7 @@ def constant_level(fit: Fit) -> Tensor:
 
 @dataclass(frozen=True)
 class SiteLikelihood:
-    """The observed log-likelihood and its gradient as functions of g at all distinct z of the site, (U, K)."""
+    """The observed log-likelihood and its gradient as functions of g at the U distinct z of all chunks, (U, K)."""
 
     evidence: Evidence
     stretches: list[Rows]

@@ -1,4 +1,4 @@
-"""Points of a site with labels or a known prevalence. At each point, predictions and g have the same mean."""
+"""M points of a site with labels or a known prevalence. At each point, predictions and g have the same mean."""
 
 import math
 from collections.abc import Callable

@@ -48,7 +48,7 @@ class PooledRatio:
 
 @dataclass(frozen=True)
 class AdditiveRatio:
-    """log f = b(z) + W(z) s, where s are K-1 contrasts of log p; b and W are additive in z."""
+    """log f = b(z) + W(z) s, where s are K-1 contrasts of log p; b and W are additive in D features of z."""
 
     schema: Confounders
     coefficients: Tensor  # (K, D, K): effects of the features of z on each class, for b and for each score

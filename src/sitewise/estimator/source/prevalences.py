@@ -70,7 +70,7 @@ def cross_fit(fit: Callable[[LabeledRows, int], Prevalence], rows: LabeledRows, 
 
 
 def between_sites(rows: LabeledRows, n_classes: int, schema: Confounders | None) -> Tensor | None:
-    """Return the variances (D,) of the coefficients of g(z) between sites.
+    """Return the variances between sites of the coefficients of g(z), (D,), one for each feature of z.
 
     None if there is no z, if there is only one site, or if there are too many coefficients.
     """
