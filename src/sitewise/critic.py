@@ -173,7 +173,7 @@ def train_critic(training: Pairs, validation: Pairs, *, device: str, seed: int) 
 
 @dataclass(frozen=True)
 class Bank:
-    """Points that represent the distribution of z: their codes, and the share of training rows that belong to each."""
+    """M points that represent the distribution of z: their codes, and the share of training rows of each point."""
 
     schema: Confounders
     codes: Tensor  # (M, V)

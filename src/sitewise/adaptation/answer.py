@@ -298,7 +298,7 @@ class PrevalenceEstimate:
         Returns
         -------
         Prevalence
-            The model of g.
+            The new g.
         """
         if not self._evidence.in_memory:
             raise ValueError(NOT_IN_MEMORY)

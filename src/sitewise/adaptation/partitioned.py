@@ -267,7 +267,7 @@ def _without_codes(rows: Rows) -> Rows:
 def read_partitions(
     partitions: Partitions, n_classes: int, problems: Problems, *, schema: Confounders | None, categorical: Any
 ) -> tuple[Evidence, Notes]:
-    """Check and arrange rows in partitions: count and sample them, sum their weights, and keep as many as allowed."""
+    """Check rows in partitions, arrange them, count and sample them; return them as evidence, with notes about z."""
     check_categorical(partitions.has_z, schema, categorical, problems)
     if partitions.has_z and schema is None:
         problems.add(NO_SCHEMA)

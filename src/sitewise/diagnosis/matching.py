@@ -110,8 +110,8 @@ class Matched:
         """Return residuals of M functions, (m, M) and (n, M), given z and class, and the source's leverage, (m, 1).
 
         A regression on the features of z is fitted to the weighted source rows of each class. The prediction for a
-        target row is the mean over classes with its g. Rows of one group and class all have the leverage of one row
-        with their mean features and their total weight.
+        target row is the mean over classes, weighted by the row's g. Rows of one group and class all have the leverage
+        of one row with their mean features and their total weight.
         """
         left, own, leverage = torch.empty_like(source), target.clone(), torch.empty_like(source[:, :1])
         for label in range(self.prevalence.shape[1]):

@@ -31,7 +31,7 @@ class ThresholdChoice:
     called_positive : Expected
         The share of rows called positive. The interval is for this share among further rows of the same site.
     n_called : int
-        The number of these rows that are called positive.
+        The number of rows passed to `adapt` that are called positive.
 
     Examples
     --------

@@ -156,7 +156,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Laplace:
-    """Gradients of each site's log-likelihood, and the covariances of Laplace's approximation (equation 13a)."""
+    """Gradients of the log-likelihood of each of E sites, and covariances of Laplace's approximation (equation 13a)."""
 
     slopes: Tensor  # (E, P) gradients of minus each site's log-likelihood
     covariances: list[Tensor]  # (P, P) V_e|B, the covariance of Δ_e given B
