@@ -318,7 +318,7 @@ class Belief:
 def read_belief(
     value: Any, name: str, n_classes: int, columns: Any, device: torch.device, problems: Problems
 ) -> Belief | None:
-    """Read K probabilities, another estimate or a `SitePrior`; `columns` are the class labels for a Series, if any."""
+    """Read K probabilities, another estimate or a `SitePrior`; `columns` (or None) are class labels for a Series."""
     if value is None:
         return None
     if isinstance(value, SitePrior):

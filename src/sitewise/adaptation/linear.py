@@ -132,7 +132,7 @@ class LinearProblem:
         return LinearProblem(drawn, Stream(parts), self.penalty, self.centre)
 
     def score_grams(self, flat: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return Σ_n w_n U_n U_nᵀ of the rows' scores U, (P, P), and the same for their sums over groups, if any."""
+        """Return Σ_n w_n U_n U_nᵀ of the rows' scores U, (P, P), and its version for groups, as in `Evidence.gram`."""
         groups = self.evidence.groups
         if groups is not None and groups.factor:
             return self.evidence.gram(self.parts, partial(row_scores, flat=flat, basis=self.basis))

@@ -1,7 +1,7 @@
 """Choose a threshold on P(y=1) (equation 16b), and report its expected performance.
 
-The threshold is the one with the highest expected F1, with a required sensitivity, or with the highest expected net
-benefit.
+There are three rules: the threshold with the highest expected F1, the highest threshold with a required sensitivity,
+and the threshold with the highest expected net benefit.
 """
 
 from dataclasses import dataclass

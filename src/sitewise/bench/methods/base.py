@@ -456,7 +456,7 @@ def remembering(methods: Sequence[Method]) -> Iterator[None]:
 def cross_fitted(n_rows: int, seed: int, predict: Callable[[Array, Array], Tensor], n_folds: int = 5) -> Tensor:
     """Predict each row by a fit to the rows of the other folds, (n, K).
 
-    `predict(seen, scored)` gets the row numbers to fit to and those to predict, and returns predictions of the latter.
+    `predict(seen, scored)` fits to the rows with the numbers `seen`, and returns predictions of the rows `scored`.
     """
     order = np.random.default_rng(seed).permutation(n_rows)
     parts = [np.sort(part) for part in np.array_split(order, min(n_folds, n_rows))]
