@@ -391,7 +391,7 @@ def align_classes(value: Any, columns: Any) -> Any:
 
 
 def distinct_rows(codes: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distinct rows of an (n, V) tensor, and the index (n,) of each row among them; fast for many rows."""
+    """Return the distinct rows of an (n, V) tensor, and for each row its index among them, (n,); fast for many rows."""
     index = torch.zeros(len(codes), dtype=torch.int64, device=codes.device)
     for column in codes.T:
         _, value_index = torch.unique(column, return_inverse=True)

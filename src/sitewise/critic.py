@@ -49,7 +49,7 @@ class CriticNetwork(nn.Module):
             setattr(self, f"{name}_spread", torch.where(scale > 1e-6 * scale.max().clamp_min(1e-30), scale, 1.0))
 
     def parts(self, features: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the embeddings of x (n, D) and of z (m, D), whose inner products are the scores."""
+        """Return embeddings of length D of x, (n, D), and of z, (m, D), whose inner products are the scores."""
         x = self.of_x((features - self.x_mean) / self.x_spread) / WIDTH**0.5
         return torch.cat([x, torch.ones_like(x[:, :1])], dim=1), self.of_z((inputs - self.z_mean) / self.z_spread)
 
@@ -173,7 +173,7 @@ def train_critic(training: Pairs, validation: Pairs, *, device: str, seed: int) 
 
 @dataclass(frozen=True)
 class Bank:
-    """Points that represent the distribution of z: their codes, and the share of training rows that belong to each."""
+    """M points that represent the distribution of z: their codes, and the share of training rows of each point."""
 
     schema: Confounders
     codes: Tensor  # (M, V)

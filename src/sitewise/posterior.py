@@ -52,7 +52,8 @@ def softmax_hessian(probability: Tensor) -> Tensor:
 class Moments:
     """Sums over the rows that share one g, evaluated at that g, with m_n = Σ_y f_ny g_y (equation 7c).
 
-    u_n is f_n / m_n. For two classes it is the number (f_n1 - f_n0) / m_n, so that J = 1; otherwise J = K.
+    U is the number of different g; each g has its own rows and its own sums. u_n is f_n / m_n. For two classes it is
+    the number (f_n1 - f_n0) / m_n, so that J = 1; otherwise J = K.
     """
 
     prevalence: Tensor  # (U, K) the g at which the sums were taken

@@ -217,7 +217,7 @@ def for_network(X: Inputs) -> Inputs:
 
 
 def network_inputs(schema: Confounders | None, codes: Tensor) -> Tensor:
-    """Return the input columns of z for f, (n, D) in float32; D is 0 without confounders."""
+    """Return the D input columns of z for f, (n, D) in float32; D is 0 without confounders."""
     return codes.new_zeros(len(codes), 0).float() if schema is None else schema.inputs(codes).float()
 
 

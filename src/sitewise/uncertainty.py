@@ -178,8 +178,8 @@ At = Callable[[Tensor], Tensor]  # g (n, K) at rows of codes (n, V)
 class Average:
     """A mean of g for which an interval is computed.
 
-    `mean` computes it from a g, `where` marks the rows at which g may be moved (None: all rows), and `easiest` gives
-    the direction that changes it with the least loss of likelihood.
+    `mean` computes the mean from a g. `where` marks the rows at which g may be moved (None: all rows). `easiest` gives
+    the direction of g in which a change of the mean costs the least log-likelihood.
     """
 
     mean: Callable[[At], Tensor]
@@ -187,7 +187,10 @@ class Average:
     easiest: Callable[[Tensor, int], Tensor]
 
     def direction_of(self, label: int) -> At:
-        """Return the direction that changes the mean of one class with the least loss of likelihood."""
+        """Return the direction of g, (n, K) at rows of codes (n, V), by which a class's mean changes at the least cost.
+
+        The cost is the decrease of the log-likelihood for a given change of the mean.
+        """
         return lambda codes: self.easiest(codes, label)
 
 
@@ -304,7 +307,10 @@ def mix_in(prevalence: Tensor, label: int, amount: float | Tensor) -> Tensor:
 
 
 def mixing(fall: Fall, label: int, where: At | None = None) -> tuple[float, float]:
-    """Return the largest amounts of class `label` that can be taken out and mixed in, at the z that `where` marks."""
+    """Return the largest amounts of class `label` that `fall` allows to be taken out of g, and to be mixed into g.
+
+    g is changed only at the z that `where` marks; None: at all z.
+    """
     return (
         fall.farthest(lambda amount: _mixed(fall.at, take_out, label, amount, where)),
         fall.farthest(lambda amount: _mixed(fall.at, mix_in, label, amount, where)),
@@ -320,7 +326,7 @@ def _mixed(
 def likelihood_ends(
     fall: Fall, mean: Callable[[At], Tensor], label: int, where: At | None = None, direction: At | None = None
 ) -> Tensor:
-    """Move g as far as the likelihood allows, to less and to more of class `label`; return its means (E, K) there.
+    """Move g as far as the likelihood allows, to less and to more of class `label`; return the E means of g, (E, K).
 
     g is moved by taking the class out and by mixing it in, at all z or at the z that `where` marks (n, 1). If
     `direction` (n, K) is given, g is also moved along it: it is the direction of least loss by curvature, which

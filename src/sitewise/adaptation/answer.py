@@ -298,7 +298,7 @@ class PrevalenceEstimate:
         Returns
         -------
         Prevalence
-            The model of g.
+            The new g.
         """
         if not self._evidence.in_memory:
             raise ValueError(NOT_IN_MEMORY)
@@ -522,7 +522,7 @@ def _draw(evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator
 
 
 def fit_of(estimate: PrevalenceEstimate) -> Fit:
-    """Return the fit of an estimate, with its candidates, post-fit diagnostics and posterior; for other modules."""
+    """Return the private fit of an estimate, for other modules: candidates, post-fit diagnostics and posterior."""
     return estimate._fit
 
 

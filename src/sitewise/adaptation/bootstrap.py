@@ -161,7 +161,7 @@ class Draws:
         return counts.double() * torch.cat(own) if own else counts.double()
 
     def with_some_z(self) -> Tensor:
-        """Return the weights of one draw, (1, n); if the draw has no row with z, such a row is added at random."""
+        """Return the weights of one draw, (1, n); if it has no row with z, a random row with z is added."""
         weights, n_seen = self.weights(1), sum(map(len, self.evidence.rows))
         if n_seen and not weights[:, :n_seen].any():
             row = int(torch.randint(n_seen, (1,), generator=self.generator))

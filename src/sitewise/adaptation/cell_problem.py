@@ -26,7 +26,7 @@ PLENTY = 8  # with more than this many times `few_rows`, the optimum of a sample
 
 @dataclass(frozen=True)
 class Cells(ABC):
-    """The likelihood of each cell's distribution, with its derivatives, for all cells at once.
+    """The likelihood of each cell's distribution, with its derivatives, for all C cells at once.
 
     A subclass provides the weight of each cell and the sums over its rows.
     """
@@ -115,7 +115,7 @@ class CellProblem(Cells):
         return Moments(prevalence, self.cell_weight, *self.total_of(sums))
 
     def sampled(self, *, few: bool = False) -> "CellProblem | None":
-        """Return the problem for a sample of the rows, with pseudo-counts in proportion.
+        """Return the problem for a sample of the rows; pseudo-counts are reduced by the same factor as the weight.
 
         Return None if there are few rows or several cells.
         """
@@ -145,7 +145,7 @@ def _cell_weight(rows: Rows, place: Tensor) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class ManyConstants(Cells):
-    """Many constant g, each treated as a cell: one for each set of weights of the rows, or for each version of f."""
+    """B constant g, each treated as a cell: one for each of B sets of row weights, and possibly B versions of f."""
 
     ratio: Tensor  # (n, J) or (B, n, J), from `to_ratio`
     weights: Tensor  # (B, n)

@@ -35,7 +35,7 @@ BLANK_TOLERANCE = 1e-6  # of the gap of the accelerated EM, which is used if the
 
 @dataclass(frozen=True)
 class Centre:
-    """The shrinkage target of each cell, and its dependence on the constant g fitted to the site's rows.
+    """The shrinkage target of each of C cells, and its dependence on the constant g fitted to the site's rows.
 
     Except for `prevalence`, all attributes are None if the target does not depend on this constant g.
     """
@@ -47,7 +47,10 @@ class Centre:
 
 
 def fit_constant_cell(evidence: Evidence, prior: Tensor, strength: float, solver: str | EM, start: Tensor) -> Fit:
-    """Estimate a constant g: the whole site is one cell, with `strength` pseudo-rows in the shares of `prior` (K,)."""
+    """Estimate a constant g: the whole site is one cell.
+
+    It has `strength` pseudo-rows, which are divided among the classes as in `prior` (K,).
+    """
     problem = constant_problem(evidence, strength * prior)
     begin, sample = start[None], problem.sampled(few=True)
     if sample is not None and not isinstance(solver, EM):
@@ -85,7 +88,10 @@ def variance_per_row(evidence: Evidence, level: Tensor) -> Tensor:
 
 
 def fit_table_cells(evidence: Evidence, cells: Tensor, centre: Centre, strength: float, solver: str | EM) -> Fit:
-    """Estimate a table: each cell has `strength` pseudo-rows in the shares of its shrinkage target."""
+    """Estimate a table of g over cells of z, (C, V); each cell is shrunk to its target, `centre`.
+
+    A cell has `strength` pseudo-rows, which are divided among the classes as in its target.
+    """
     assert evidence.schema is not None
     require_discrete(evidence.schema)
     problem = table_problem(evidence, cells, strength * centre.prevalence)

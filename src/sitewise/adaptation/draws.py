@@ -36,7 +36,7 @@ Encode = Callable[[Any], Tensor]
 
 @dataclass(frozen=True)
 class LinearDraws:
-    """Draws around a g with linear logits: the fitted g, and the change of the coefficients in each draw."""
+    """B draws around a g with linear logits in D features: the fitted g, and changes of its coefficients."""
 
     base: Prevalence
     features: Callable[[Tensor], Tensor]
@@ -58,7 +58,7 @@ class LinearDraws:
 
 @dataclass(frozen=True)
 class CellDraws:
-    """Draws of the free distributions of cells."""
+    """B draws of the free distributions of C cells."""
 
     cells: Tensor  # (B, C, K) probabilities
     log_marginal: Tensor  # (B, K)
@@ -78,7 +78,7 @@ class CellDraws:
 
 @dataclass(frozen=True)
 class PointDraws:
-    """Points drawn from a posterior by their weights."""
+    """B points drawn from a posterior by their weights."""
 
     points: Points
     chosen: Tensor  # (B,) index of the drawn points
@@ -222,8 +222,8 @@ def draw_linear(
 
     `missing_columns` are the positions of the features for missing values. If a variable is never missing, the
     coefficient of its feature is not drawn, because it follows from the others (see `fit_missing_columns`).
-    `log_likelihood` maps changes of the coefficients (B, P) to changes of the log-likelihood (B,). If the site's mean
-    of g is near 0 or 1, draws are weighted by it.
+    `log_likelihood` maps changes of the P coefficients in B draws, (B, P), to changes of the log-likelihood, (B,). It
+    is used to weight the draws if the site's mean of g is near 0 or 1.
     """
     curvature, model = fit.curvature, fit.prevalence
     assert isinstance(curvature, LinearCurvature)
@@ -253,7 +253,7 @@ def draw_linear(
 def _without_silent(
     covariance: Tensor, schema: Confounders, columns: Sequence[int], codes: Tensor, width: int
 ) -> Tensor:
-    """Return the covariance (P, P), set to zero for the missing columns of variables that are never missing."""
+    """Return the covariance (P, P) of P coefficients, set to zero for missing columns of variables never missing."""
     never = ~schema.missing(codes).any(dim=0)
     speaks = covariance.new_ones(len(covariance) // width)
     speaks[[c for c, unseen in zip(columns, never.tolist(), strict=True) if unseen]] = 0.0
@@ -276,10 +276,10 @@ def draw_cells(
     n_draws: int,
     generator: torch.Generator,
 ) -> CellDraws:
-    """Draw the free distribution of each cell around `centre` (C, K).
+    """Draw the free distribution of each of C cells around `centre` (C, K).
 
-    With two classes it is drawn from its likelihood, with more classes by its curvature. `share` (C,) is the share of
-    the site's rows in each cell.
+    With two classes, it is drawn from its likelihood; with more classes, from a normal distribution by its curvature.
+    `share` (C,) is the share of the site's rows in each cell.
     """
     curvature = fit.curvature
     assert isinstance(curvature, CellCurvature)
@@ -302,7 +302,7 @@ def _from_likelihood(
     n_cells = len(like)
 
     def density(logits: Tensor) -> Tensor:
-        """Return the log-density at log-odds (G, C), (G, C)."""
+        """Return the log-density, (G, C), at G log-odds of each cell, (G, C)."""
         shares = torch.stack([torch.sigmoid(-logits), torch.sigmoid(logits)], dim=2)
         log_density = torch.stack([problem.log_likelihood(at, order=0) for at in shares]) / inflation
         return log_density + torch.log(shares).sum(2)
@@ -330,7 +330,7 @@ def _from_likelihood(
 
 
 def _normal(covariance: Tensor, n_draws: int, generator: torch.Generator) -> Tensor:
-    """Return normal draws (B, C, P) with mean zero and covariances (C, P, P)."""
+    """Return B normal draws, (B, C, P), of C vectors of P numbers with mean zero and covariances (C, P, P)."""
     values, vectors = torch.linalg.eigh(covariance)
     noise = torch.randn(n_draws, *values.shape, generator=generator, dtype=torch.float64).to(covariance.device)
     return torch.einsum("cpq,bcq->bcp", vectors, values.clamp_min(0).sqrt() * noise)

@@ -17,7 +17,7 @@ from sitewise.posterior import Moments
 SAMPLE = 2**15  # largest number of rows in the sample of a site
 FEATURES = 16  # chunks of rows with z are cut as if each row had at least so many features
 
-At = Callable[[Tensor], Tensor]  # g (U, K) at rows of codes (U, V)
+At = Callable[[Tensor], Tensor]  # g (U, K) at U rows of codes (U, V)
 T = TypeVar("T")
 
 
@@ -28,7 +28,7 @@ def _sum_of_logs(rows: Rows, mixed: Tensor) -> Tensor:
 
 
 def _grams(values: Callable[[T], tuple[Rows, Tensor]], n_names: int, parts: Iterable[T]) -> tuple[Tensor, ...]:
-    """Return Σ w s sᵀ of the rows' values s, (P, P), and if there are groups, the same for sums over groups."""
+    """Return Σ w s sᵀ of the rows' values s, (P, P), and with groups also Σ S Sᵀ of their sums S = Σ w s."""
     plain, sums = torch.zeros(()), torch.zeros(())
     for rows, own in map(values, parts):
         weighted = rows.weighted(own)
@@ -58,7 +58,10 @@ class Groups:
 
 @dataclass(frozen=True)
 class Evidence:
-    """A site's rows of positive weight; rows with all z missing ("blank" rows) are stored separately."""
+    """A site's rows of positive weight; rows with all z missing ("blank" rows) are stored separately.
+
+    Shapes: K classes; V variables of z; U distinct z; B constant g at once.
+    """
 
     rows: Stream[Rows]  # with at least one known value of z
     blank: Stream[Rows]  # with all z missing
@@ -123,7 +126,10 @@ class Evidence:
         return Moments(mean[None], *self.blank.total(sums))
 
     def gram(self, stream: Stream[T], values: Callable[[T], tuple[Rows, Tensor]]) -> tuple[Tensor, Tensor | None]:
-        """Return Σ w s sᵀ of the rows' values s (n, P), and the same for their sums over groups (None without)."""
+        """Return Σ w s sᵀ of the rows' values s (n, P), and G / (G - 1) Σ S Sᵀ of their sums S = Σ w s in G groups.
+
+        Both have shape (P, P). The second is None if there are no groups, or only one.
+        """
         factor, n_names = (self.groups.factor, self.groups.n_names) if self.groups else (0.0, 0)
         plain, *grouped = stream.sums(partial(_grams, values, n_names if factor else 0)) or (torch.zeros(()),) * 2
         return plain, factor * grouped[0] if factor else None

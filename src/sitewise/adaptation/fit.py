@@ -48,7 +48,7 @@ class Fit:
     post_fit: Callable[[], PostFit] | PostFit = field(repr=False)  # the diagnostics, or a function that computes them
     refit: Callable[[Evidence], Prevalence] | None = field(default=None, repr=False)  # to changed weights or f
     aim: Tensor | None = field(default=None, repr=False)  # (K,) shrinkage target of a constant g
-    pseudo_counts: Tensor | None = field(default=None, repr=False)  # (C, K) pseudo-rows in each cell of a table
+    pseudo_counts: Tensor | None = field(default=None, repr=False)  # (C, K) pseudo-rows in each of a table's C cells
     identified: bool = True  # whether f is informative
     candidates: "tuple[Candidate, ...]" = field(default=(), repr=False)  # all candidate fits, including this one
     posterior: Posterior | None = field(default=None, repr=False)  # None if g maximizes the (penalized) likelihood

@@ -318,7 +318,7 @@ class Belief:
 def read_belief(
     value: Any, name: str, n_classes: int, columns: Any, device: torch.device, problems: Problems
 ) -> Belief | None:
-    """Read K probabilities, another estimate or a `SitePrior`; `columns` are the class labels for a Series, if any."""
+    """Read K probabilities, another estimate or a `SitePrior`; `columns` (or None) are class labels for a Series."""
     if value is None:
         return None
     if isinstance(value, SitePrior):
@@ -356,7 +356,10 @@ def _read_model(
 def shared_schema(
     confounders: Confounders | None, prior: Belief | None, start: Belief | None, problems: Problems
 ) -> Confounders | None:
-    """Return the given schema of Z, else the schema of the prior or start if it depends on z."""
+    """Return the given schema of Z; if it is None, that of `prior` or else `start`, if they depend on z.
+
+    A schema of `prior` or `start` that differs from the returned one is added to `problems`.
+    """
     for name, belief in (("prior", prior), ("start", start)):
         if belief is None or belief.schema is None:
             continue

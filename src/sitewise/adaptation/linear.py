@@ -29,7 +29,7 @@ ENOUGH = 2**14  # about the largest number of distinct z that is used to fit the
 
 @dataclass(frozen=True)
 class DesignRows:
-    """A chunk of rows with the features (U, D) of their z, and the offset of the logits (U or 1, K)."""
+    """A chunk of rows, with D features of its U distinct z, (U, D), and the offset of the logits (U or 1, K)."""
 
     rows: Rows
     design: Tensor
@@ -38,7 +38,7 @@ class DesignRows:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The observed log-likelihood at given coefficients, and its derivatives up to the requested order."""
+    """The observed log-likelihood at P flattened coefficients, and its derivatives up to the requested order."""
 
     flat: Tensor  # (P,)
     log_likelihood: Tensor
@@ -48,7 +48,10 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class LinearProblem:
-    """The objective: minus the penalized observed log-likelihood per unit of weight, of flat coefficients (P,)."""
+    """The objective: minus the penalized observed log-likelihood per unit of weight.
+
+    It is a function of flattened coefficients (P,), P = D (K-1), for D features of z and K classes.
+    """
 
     evidence: Evidence
     parts: Stream[DesignRows]
@@ -129,7 +132,7 @@ class LinearProblem:
         return LinearProblem(drawn, Stream(parts), self.penalty, self.centre)
 
     def score_grams(self, flat: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return Σ_n w_n U_n U_nᵀ of the rows' scores U, (P, P), and the same for their sums over groups, if any."""
+        """Return Σ_n w_n U_n U_nᵀ of the rows' scores U, (P, P), and its version for groups, as in `Evidence.gram`."""
         groups = self.evidence.groups
         if groups is not None and groups.factor:
             return self.evidence.gram(self.parts, partial(row_scores, flat=flat, basis=self.basis))

@@ -47,7 +47,7 @@ class LaidOut:
 
 @dataclass(frozen=True)
 class Summary:
-    """Counts, weights and notes of one partition, after its rows were arranged."""
+    """Counts, weights and notes of one partition, after its rows were sorted by z into chunks."""
 
     seen: list[int]  # number of rows in each chunk
     blank: list[int]
@@ -56,7 +56,7 @@ class Summary:
     n_bytes: int
     notes: Notes
     weights: list[float]  # the smallest positive and the largest weight; empty without weights
-    group_sizes: Tensor  # (G,)
+    group_sizes: Tensor  # (G,) of the partition's G groups
     group_names: np.ndarray[Any, Any]  # hashes of the names of groups
 
     @property
@@ -267,7 +267,7 @@ def _without_codes(rows: Rows) -> Rows:
 def read_partitions(
     partitions: Partitions, n_classes: int, problems: Problems, *, schema: Confounders | None, categorical: Any
 ) -> tuple[Evidence, Notes]:
-    """Check and arrange rows in partitions: count and sample them, sum their weights, and keep as many as allowed."""
+    """Check rows in partitions, arrange them, count and sample them; return them as evidence, with notes about z."""
     check_categorical(partitions.has_z, schema, categorical, problems)
     if partitions.has_z and schema is None:
         problems.add(NO_SCHEMA)

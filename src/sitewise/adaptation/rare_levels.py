@@ -84,7 +84,7 @@ def without_rare_levels(evidence: Evidence, *, judged: bool = True, fixed: bool 
 
 
 def level_counts(evidence: Evidence, j: int) -> Tensor:
-    """Return the number of rows of each category of variable j, (L,); a row of weight w > 1 counts as w rows."""
+    """Return the number of rows of each of the L categories of variable j, (L,); a row of weight w > 1 counts as w."""
     assert evidence.schema is not None
     n_levels = int(evidence.schema.variables[j].missing_code)
     counts = evidence.rows.total(

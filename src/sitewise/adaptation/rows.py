@@ -28,7 +28,10 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Rows:
-    """A chunk of rows; rows with equal z can share a row of `codes`."""
+    """A chunk of n rows; rows with equal z can share a row of `codes`.
+
+    U is the number of rows of `codes`, V the number of variables of z, K the number of classes.
+    """
 
     ratio: Tensor  # (n, K) f, each row scaled to sum to one; with two classes (n, 1): f_1 - f_0
     weight: Tensor | None  # (n,); None means ones
@@ -109,7 +112,11 @@ class Stream(Generic[T]):
         return self.rest is tuple
 
     def map(self, function: Callable[[T], S], *, keep: bool = True) -> "Stream[S]":
-        """Apply a function: once to the kept items (unless `keep` is false), and in each pass to the rest."""
+        """Return the stream of the results of a function.
+
+        It is applied now to the items in memory, and in each pass to the other items. If `keep` is false, it is applied
+        to all items in each pass.
+        """
         if keep:
             rest = tuple if self.in_memory else lambda: map(function, self.rest())
             return Stream(map(function, self.kept), rest)
@@ -217,7 +224,7 @@ def mixture(rows: Rows, prevalence: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rough_moments(rows: Rows, prevalence: Tensor, order: int) -> Moments:
-    """Return the moments of rows with one z, computed in the precision of f: faster, with about six correct digits."""
+    """Return `moments` of rows with one z, computed in the precision of f: faster, with about six correct digits."""
     mixed = rows.ratio @ prevalence[0].to(rows.ratio.dtype)
     log_likelihood = rows.weighted(mixed.log()).sum(dtype=torch.float64)
     sums = (total.double() for total in _sums_of_one_z(rows, rows.ratio, mixed, order))
@@ -254,7 +261,10 @@ def _moments(rows: Rows, prevalence: Tensor, order: int) -> tuple[Tensor, ...]:
 
 
 def number_sums(contrast: Tensor, weight: Tensor | None, lean: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return Σ w log m, Σ w u and Σ w u² for two classes and one z, from f_1 - f_0 (n,) and g_1 - g_0."""
+    """Return Σ w log m, Σ w u and Σ w u² (see `Moments`) for two classes and rows with one z.
+
+    `contrast` (n,) is f_1 - f_0, and `lean` is g_1 - g_0.
+    """
     contrast = contrast.double()
     mixed = (contrast * lean).add_(1.0).mul_(0.5)
     score = contrast / mixed
@@ -310,7 +320,7 @@ def _sums_by_cell(rows: Rows, ratio: Tensor, mixed: Tensor, order: int) -> tuple
 
 
 def scores(rows: Rows, prevalence: Tensor) -> Tensor:
-    """Return the derivative of every row's log-likelihood in its g, f / m, (n, K), for g (U, K)."""
+    """Return f / m, (n, K), for g (U, K): the derivative of each row's log-likelihood with respect to the row's g."""
     ratio, mixed = mixture(rows, prevalence)
     relative = ratio / mixed[:, None]
     return relative if relative.shape[1] > 1 else 1.0 + relative * rows.at_rows(binary_direction(prevalence))

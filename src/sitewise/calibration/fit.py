@@ -182,9 +182,9 @@ def resample_calibration(
 ) -> Calibration:
     """Refit a calibration to R bootstrap resamples of its rows, or of groups of rows (equation 6a).
 
-    In a resample, the weight of a row is multiplied by the number of times it was drawn, plus 1/n. So the bias of a
-    class that was not drawn is finite, and so are the slopes if the drawn rows separate the classes. Resamples of the
-    method "none" do not change log f.
+    In a resample, the weight of a row is multiplied by the number of times it was drawn, plus 1/N, where N is the
+    number of rows of positive weight. Without 1/N, the bias of a class that was not drawn would be infinite, and so
+    would be the slopes if the drawn rows separate the classes. Resamples of the method "none" do not change log f.
     """
     if calibration.method == "none":
         slope, bias = (value.repeat(n_resamples, 1) for value in (calibration.slope, calibration.bias))
@@ -202,7 +202,11 @@ def resample_calibration(
 
 
 def resample_weight(weight: Tensor, groups: Tensor | None, n_resamples: int, rng: np.random.RandomState) -> Tensor:
-    """Return weights (R, n) of bootstrap resamples: (times drawn + 1/n) × weight; rows of weight zero are ignored."""
+    """Return weights (R, n) of R bootstrap resamples: (times drawn + 1/N) × weight for the N rows of positive weight.
+
+    Groups are drawn if they are given, otherwise rows. Rows of weight zero are not drawn, and their weight stays zero.
+    With 1/N, no row loses all of its weight: see `resample_calibration`.
+    """
     kept = (weight > 0).cpu().numpy()
     rows = np.arange(len(kept)) if groups is None else groups.cpu().numpy()
     distinct, unit = np.unique(rows[kept], return_inverse=True)
@@ -220,7 +224,7 @@ def resample_weight(weight: Tensor, groups: Tensor | None, n_resamples: int, rng
 class _Scaling:
     """The NLL as a convex function of parameters, for B sets of weights of the same rows at once.
 
-    The slopes and biases of all classes are expand @ parameters.
+    The slopes and biases of all K classes are expand @ parameters, for P free parameters.
     """
 
     centred: Tensor  # (n, K) log f, centred and divided by its root mean square
@@ -258,9 +262,10 @@ class _Scaling:
     def damping(self, directions: Tensor) -> Tensor:
         """Return factors (B,) on Newton steps (B, P) with which the loss decreases from any point: log(1 + d) / d.
 
-        d is the largest change of the difference between two logits of a row. The formula holds because the loss is
-        generalized self-concordant (Sun and Tran-Dinh, 2019). The factor is nearly one for a short step. Steps are long
-        where all predictions are near 0 or 1 and the loss is flat; they are shortened to about the logarithm of d.
+        d is the largest amount, over all rows and pairs of classes, by which the full step changes the difference
+        between two logits. The formula holds because the loss is generalized self-concordant (Sun and Tran-Dinh, 2019).
+        The factor is nearly one for a short step. Steps are long where all predictions are near 0 or 1 and the loss is
+        flat; they are shortened to about the logarithm of d.
         """
         slope, bias = (directions @ self.expand.T).chunk(2, dim=1)
         change = slope[:, None] * self.centred + bias[:, None]

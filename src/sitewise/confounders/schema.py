@@ -271,7 +271,7 @@ class Confounders:
         Returns
         -------
         Tensor of shape (n, D)
-            The columns of all variables, side by side.
+            The D columns of all variables, side by side.
         """
         blocks = []
         for j, variable in enumerate(self.variables):

@@ -6,7 +6,10 @@ from torch import Tensor
 
 
 def leave_out(directions: Tensor, metric: Tensor) -> Tensor:
-    """Return the (M, M) matrix that removes directions (M, P) from a vector by projection in a diagonal metric (M,)."""
+    """Return the matrix (M, M) that removes P directions (M, P) from a vector (M,), for M compared means.
+
+    It is the projection in the diagonal metric `metric` (M,).
+    """
     scaled = metric.sqrt()[:, None] * directions
     norms = scaled.norm(dim=0)
     scaled = scaled[:, norms > 1e-12] / norms[norms > 1e-12]

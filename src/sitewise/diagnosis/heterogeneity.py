@@ -80,8 +80,8 @@ def site_interactions(
 ) -> list[ScoreTest | None]:
     """Test for each column (features (n, d) each) whether its effect on the classes differs between sites.
 
-    The model has an intercept for each site, the main effects (n, D) of all columns, and the interactions of the
-    columns in `chosen` with the site. The result has None for the chosen columns.
+    The model has an intercept for each site, the main effects of all columns (their D features, `main` (n, D)), and the
+    interactions of the columns in `chosen` with the site. The result has None for the chosen columns.
     """
     marks = one_hot(site).double()
     design = torch.cat([marks, main, *(_by_site(columns[j], marks) for j in chosen)], dim=1)
@@ -101,7 +101,7 @@ def site_interactions(
 
 
 def _by_site(column: Tensor, marks: Tensor) -> Tensor:
-    """Return the products of the column's features with the indicator of each site except the first, (n, d (S-1))."""
+    """Return the products of d features with the indicators of the S sites except the first, (n, d (S-1))."""
     return (column[:, :, None] * marks[:, None, 1:]).flatten(1)
 
 
@@ -148,7 +148,10 @@ def shift_concentration(
 
 
 def with_own_level(log_ratio: Tensor, log_prevalence: Tensor, weight: Tensor) -> Tensor:
-    """Return log g (n, K) with the rows' own level: the level at which predictions and g have the same mean."""
+    """Return log g (n, K) of the training sites with its level moved to that of these rows.
+
+    At this level, the predictions and g have the same mean over the rows.
+    """
     level = torch.zeros(log_ratio.shape[1], dtype=torch.float64)
     log_g = log_prevalence
     for _ in range(STEPS):

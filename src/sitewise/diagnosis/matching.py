@@ -50,7 +50,11 @@ def frequent(column: Tensor, n_levels: int) -> Tensor:
 
 
 def balance(features: Tensor, base: Tensor, goal: Tensor) -> Tensor:
-    """Return weights base·exp(features·λ), (m,), with Σ weights·features = goal, up to a small ridge penalty on λ."""
+    """Return weights base · exp(features · λ), (m,), with Σ weights · features = goal, by entropy balancing.
+
+    `features` (m, D) has a constant first column, `base` (m,) has the initial weights, and `goal` (D,) the wanted sums.
+    λ (D,) has a small ridge penalty, so the sums differ a little from the goal.
+    """
     total = goal[0]  # the first feature is constant
 
     def weights(points: Tensor) -> Tensor:
@@ -72,7 +76,10 @@ def balance(features: Tensor, base: Tensor, goal: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Matched:
-    """Weighted source rows and target rows, with methods that compare means of functions over both."""
+    """Weighted source rows and target rows, with methods that compare means of functions over both.
+
+    Shapes: m source rows, n rows of the target (the new site), D features of z, K classes.
+    """
 
     source_features: Tensor  # (m, D) features of z
     target_features: Tensor  # (n, D)
@@ -100,11 +107,11 @@ class Matched:
         return effective
 
     def residuals(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return residuals of functions (m, M) and (n, M) given z and class, and the source's leverage (m, 1).
+        """Return residuals of M functions, (m, M) and (n, M), given z and class, and the source's leverage, (m, 1).
 
         A regression on the features of z is fitted to the weighted source rows of each class. The prediction for a
-        target row is the mean over classes with its g. Rows of one group and class all have the leverage of one row
-        with their mean features and their total weight.
+        target row is the mean over classes, weighted by the row's g. Rows of one group and class all have the leverage
+        of one row with their mean features and their total weight.
         """
         left, own, leverage = torch.empty_like(source), target.clone(), torch.empty_like(source[:, :1])
         for label in range(self.prevalence.shape[1]):
@@ -137,7 +144,10 @@ class Matched:
         return Difference(mean - self.source_weight @ left, covariance)
 
     def tilts(self, source: Tensor, strata: Tensor) -> Tensor:
-        """Return the derivative (M, P) of the source's means of functions (m, M) by the log-odds of g in the strata."""
+        """Return the derivatives of the source's means of M functions (m, M) by the log-odds of g in S strata (m, S).
+
+        The result has shape (M, S (K-1)).
+        """
         basis = contrasts(self.prevalence.shape[1])
         one_hot = torch.nn.functional.one_hot(self.y, self.prevalence.shape[1]).double()
         scores = (one_hot - self.source_prevalence) @ basis  # (m, K-1)
@@ -147,7 +157,7 @@ class Matched:
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference of means (M,) and its covariance (M, M)."""
+    """A difference of the means of M functions, (M,), and its covariance, (M, M)."""
 
     mean: Tensor
     covariance: Tensor

@@ -22,9 +22,9 @@ class CalibrationError:
     """The calibration error, with a test statistic.
 
     `value` is the mean of |observed - predicted| over bins, reduced by the part expected by chance. `statistic` is the
-    sum of z² over bins, where z is observed minus predicted divided by its standard deviation. `degrees` is the number
-    of bins in this sum. `eigenvalues` are those of the covariance of z if there are groups; None if all z are
-    independent.
+    sum of s² over bins, where s is observed minus predicted, divided by the standard deviation of this difference.
+    `degrees` is the number of bins in this sum. `eigenvalues` are those of the covariance of the s of all bins if there
+    are groups; None if the s are independent.
     """
 
     value: float

@@ -22,7 +22,7 @@ class Representation:
 
 
 def compare_features(matched: Matched, source: Tensor, target: Tensor) -> Representation | None:
-    """Test whether a linear discriminant separates matched source rows (m, D) from target rows (n, D).
+    """Test whether a linear discriminant of D features separates matched source rows (m, D) from target rows (n, D).
 
     The squared separation is a quadratic form of the difference of means, and the p-value is from the distribution of
     this form. So it is valid although the classifier is evaluated on the rows that it was fitted to. Directions along
@@ -48,7 +48,7 @@ def compare_features(matched: Matched, source: Tensor, target: Tensor) -> Repres
 
 
 def whitening(matched: Matched, source: Tensor, target: Tensor) -> Tensor:
-    """Return the (D, C) map to principal components of the features' residuals given z and class.
+    """Return the map (D, C) from D features to C principal components of their residuals given z and class.
 
     The components have about unit variance; small variances are shrunk towards the mean.
     """

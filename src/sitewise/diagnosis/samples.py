@@ -29,7 +29,7 @@ def several(groups: Tensor | None) -> Tensor | None:
 
 
 def add_up(rows: Tensor, groups: Tensor | None) -> Tensor:
-    """Sum rows (n, M) within their groups, (G, M); return the rows unchanged without groups."""
+    """Sum rows (n, M) within G groups, (G, M); without groups, return the rows unchanged."""
     if groups is None:
         return rows
     numbers, n_groups = number(groups)
@@ -37,7 +37,7 @@ def add_up(rows: Tensor, groups: Tensor | None) -> Tensor:
 
 
 def scatter(scores: Tensor, groups: Tensor | None) -> Tensor:
-    """Return the covariance (M, M) of a sum of scores (n, M).
+    """Return the covariance (M, M) of the sum over rows of M scores (n, M).
 
     It is Σ s sᵀ over rows, or Q/(Q-1) Σ S Sᵀ over the sums S of Q groups.
     """

@@ -28,11 +28,12 @@ class Stability:
 def compare_log_ratios(
     matched: Matched, source: Tensor, target: Tensor, source_strata: Tensor, target_strata: Tensor
 ) -> Stability:
-    """Compare the distributions of centred log-ratios (m, K) and (n, K), overall and in strata of z (m, S), (n, S).
+    """Compare the distributions of centred log-ratios, (m, K) and (n, K), overall and in S strata of z.
 
-    The first stratum is the whole site. The other strata are used if they have enough effective source rows of every
-    class. Distribution functions are compared on a grid of thresholds. The part of the difference that a change of g in
-    the strata could explain is removed first, so that an error of the estimated g does not count.
+    Strata are columns of zeros and ones, (m, S) and (n, S). The first stratum is the whole site. The other strata are
+    used if they have enough effective source rows of every class. Distribution functions are compared on a grid of
+    thresholds. The part of the difference that a change of g in the strata could explain is removed first, so that an
+    error of the estimated g does not count.
     """
     kept = (matched.effective_rows(source_strata) >= EFFECTIVE).all(dim=1)
     kept[0] = True
@@ -72,12 +73,12 @@ def thresholds(matched: Matched, source: Tensor, target: Tensor) -> list[Tensor]
 
 
 def indicators(rows: Tensor, cuts: list[Tensor]) -> Tensor:
-    """Return whether each row is at or below each threshold, (n, M)."""
+    """Return whether each row is at or below each of M thresholds, (n, M)."""
     return torch.cat([(rows[:, j, None] <= cut).double() for j, cut in enumerate(cuts)], dim=1)
 
 
 def importance(strata: Tensor, weight: Tensor) -> Tensor:
-    """Return the weight of each stratum in the statistic, (S,).
+    """Return the weight of each of S strata in the statistic, (S,).
 
     It is 1 for the whole site. The other strata share STRATA_SHARE in proportion to their size.
     """
@@ -93,10 +94,10 @@ def make_strata(
     source_groups: Tensor | None = None,
     target_groups: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the strata of z in both samples, as columns of zeros and ones, (m, S) and (n, S).
+    """Return S strata of z in both samples, as columns of zeros and ones, (m, S) and (n, S).
 
-    The strata are: all rows, each frequent level, and the rows at or below and above the target's median of a number. A
-    stratum with too few rows (or groups) in a sample is left out.
+    The strata are all rows; for each categorical variable, the rows of each frequent level; and for each number, the
+    rows up to the target's median and those above it. A stratum with too few rows (or groups) in a sample is left out.
     """
     both = [[torch.ones(len(codes), dtype=torch.bool)] for codes in (source, target)]
     for j, variable in enumerate(() if schema is None else schema.variables):

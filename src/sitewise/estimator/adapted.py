@@ -510,7 +510,7 @@ class AdaptedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return other
 
     def shift_by_column(self, columns: pd.DataFrame | None = None) -> pd.DataFrame:
-        """Test along which columns P(y|z) differs between the training sites and this site, without labels.
+        """Test for each column, without labels, whether P(y|z) depends on it differently than at the training sites.
 
         Parameters
         ----------

@@ -395,11 +395,11 @@ class PrevalenceAdjuster(SiteModel):
         return self.ratio_.log_ratio(X, codes)
 
     def score_raw(self, X: Tensor, codes: Tensor) -> tuple[Tensor, None, None]:
-        """Return log f before calibration (n, K), and None twice because there are no features."""
+        """Return log f before calibration, (n, K), and None for features and their row numbers: there are none."""
         return self.raw_log_ratio(X, codes), None, None
 
     def score_calibrated(self, X: Tensor, codes: Tensor) -> tuple[Tensor, None, None]:
-        """Return calibrated log f (n, K), and None twice because there are no features."""
+        """Return calibrated log f, (n, K), and None for features and their row numbers: there are none."""
         return self.calibrated_log_ratio(X, codes), None, None
 
     def __sklearn_tags__(self) -> Tags:

@@ -476,7 +476,8 @@ class SiteModel(ClassifierMixin, TransformerMixin, BaseEstimator, ABC):  # type:
             research).
         level_scale : float, optional
             The prior scale of the difference in prevalence between the training sites and this site, in log-odds. None:
-            the scale of the differences between training sites. Use 3 for a site that may be very different.
+            the scale of the differences between training sites. Use 3 for a site that may be very different. If it is
+            larger than the scale from the training sites, more rows may be trusted (see `SitePrior.widened`).
         confounder_columns : list, optional
             The columns of X that hold z, instead of `sample_confounder`. Predictions at the site then read z from these
             columns too.

@@ -145,7 +145,8 @@ def rehearse(model: "SiteModel", data: TrainingData, make_folds: MakeFolds) -> R
 def site_folds(data: TrainingData) -> list[list[int]]:
     """Return the sites of each fold, which are left out together: one site, or several if there are more than eight.
 
-    A site is put into the smallest fold without which all classes remain; it is not rehearsed if there is none.
+    Each site is put into the smallest fold for which the sites outside the fold still have all classes. A site for
+    which there is no such fold is not rehearsed.
     """
     counts = torch.bincount(data.rows.site, minlength=len(data.site_names))
     able = [s for s in range(len(counts)) if int(counts[s]) >= FEWEST_ROWS and _can_train(data, [s])]

@@ -66,12 +66,12 @@ def save_model(
     Parameters
     ----------
     model : AdaptedClassifier, GPAClassifier, PrevalenceAdjuster or Pipeline
-        A fitted model, a site or a pipeline. After saving, it is loaded once to check that it can be.
+        A fitted model, a site or a pipeline. After saving, it is loaded once to check that loading works.
     path : path
         The new folder.
     trusted : sequence of str
         Types in a classifier that `sitewise.load` should trust. A server of the model needs the same names in
-        the environment variable `SITEWISE_TRUSTED`, because an artifact must not choose what is trusted.
+        the environment variable `SITEWISE_TRUSTED`, because a saved model must not decide which types are trusted.
     input_example : DataFrame, optional
         Rows that are saved as an example of a request. They are saved unchanged, so do not use rows of patients.
     pip_requirements : sequence of str, optional

@@ -1,7 +1,7 @@
 """Choose a threshold on P(y=1) (equation 16b), and report its expected performance.
 
-The threshold is the one with the highest expected F1, with a required sensitivity, or with the highest expected net
-benefit.
+There are three rules: the threshold with the highest expected F1, the highest threshold with a required sensitivity,
+and the threshold with the highest expected net benefit.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class ThresholdChoice:
     called_positive : Expected
         The share of rows called positive. The interval is for this share among further rows of the same site.
     n_called : int
-        The number of these rows that are called positive.
+        The number of rows passed to `adapt` that are called positive.
 
     Examples
     --------

@@ -1,8 +1,8 @@
 """Clinical measures of a score for two classes: net benefit, calibration, sensitivity at a specificity.
 
 `event` (R, n) holds R versions of the labels: the probability that each row is of class 1, which is 0 or 1 if the label
-is known or drawn. A measure is computed for all R versions at once. The beliefs give its expected value, and drawn
-labels give its interval.
+is known or drawn. A measure is computed for all R versions at once. The probabilities P(y|x,z) of the labels give its
+expected value, and drawn labels give its interval. T is the number of thresholds.
 """
 
 from typing import Any
@@ -28,7 +28,8 @@ def log_odds(score: Array) -> Array:
 def net_benefit(event: Array, called: Array, weight: Array, threshold: Array) -> Array:
     """Return the net benefit per row, (R, T): true positives minus false positives times the odds of the threshold.
 
-    `called` (n, T) marks the rows that are treated at each of the thresholds (T,).
+    `event` (R, n) has R versions of the labels. `called` (n, T) marks the rows that are treated at each of the T
+    thresholds.
     """
     marked = weight[:, None] * called
     hits = event @ marked
@@ -36,7 +37,10 @@ def net_benefit(event: Array, called: Array, weight: Array, threshold: Array) ->
 
 
 def treat_all(event: Array, weight: Array, threshold: Array) -> Array:
-    """Return the net benefit (R, T) of treating all rows; the net benefit of treating no rows is zero."""
+    """Return the net benefit of treating all rows, (R, T), for R versions of the labels and T thresholds.
+
+    The net benefit of treating no rows is zero.
+    """
     share = (event @ weight / weight.sum())[:, None]
     return np.asarray(share - (1 - share) * odds(threshold))
 
@@ -47,22 +51,31 @@ def odds(threshold: Array) -> Array:
 
 
 def observed_to_expected(event: Array, score: Array, weight: Array) -> Array:
-    """Return the number of events divided by the sum of the predicted probabilities, (R,)."""
+    """Return the number of events divided by the sum of predicted probabilities, (R,), for R versions of the labels."""
     return divide(event @ weight, np.full(len(event), score @ weight))
 
 
 def calibration_in_the_large(event: Array, score: Array, weight: Array) -> Array:
-    """Return calibration-in-the-large, (R,): the intercept a of log-odds(event) = a + log-odds(score); 0 is ideal."""
+    """Return calibration-in-the-large, (R,), for R versions of the labels.
+
+    It is the intercept a of log-odds(event) = a + log-odds(score); 0 is ideal.
+    """
     return _fit_line(event, log_odds(score), weight, slope=False)[:, 0]
 
 
 def calibration_line(event: Array, score: Array, weight: Array) -> Array:
-    """Return intercept a and slope b of log-odds(event) = a + b log-odds(score), (R, 2); b < 1 means overconfidence."""
+    """Return intercept a and slope b of log-odds(event) = a + b log-odds(score), (R, 2), for R versions of the labels.
+
+    b < 1 means overconfidence.
+    """
     return _fit_line(event, log_odds(score), weight, slope=True)
 
 
 def sensitivity_at(event: Array, ranking: Ranking, weight: Array, specificity: float) -> Array:
-    """Return the highest sensitivity among the thresholds whose specificity is at least `specificity`, (R,)."""
+    """Return the highest sensitivity among the thresholds whose specificity is at least `specificity`.
+
+    The result (R,) has a value for each of R versions of the labels.
+    """
     positive, negative = ranking.mass(weight * event)[:, ::-1], ranking.mass(weight * (1 - event))[:, ::-1]
     n_positive, n_negative = positive.sum(axis=1), negative.sum(axis=1)
     wrong, hits = np.cumsum(negative, axis=1), np.cumsum(positive, axis=1)
@@ -71,7 +84,7 @@ def sensitivity_at(event: Array, ranking: Ranking, weight: Array, specificity: f
 
 
 def number_needed_to_evaluate(event: Array, called: Array, weight: Array) -> Array:
-    """Return the number of rows called positive for each true positive, (R,)."""
+    """Return the number of rows called positive for each true positive, (R,), for R versions of the labels."""
     marked = weight * called
     return divide(np.full(len(event), marked.sum()), event @ marked)
 

@@ -243,7 +243,7 @@ def _moves_of_marginal(
 
 @dataclass(frozen=True, eq=False)
 class LabelDraws:
-    """Draw labels (B, n), one row for each draw of g.
+    """Draw labels (B, n), one row for each of B draws of g.
 
     Every call starts from the same state of the random generator; calls differ only in the directions that are added.
     """

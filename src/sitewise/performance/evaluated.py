@@ -26,7 +26,7 @@ N_BINS = 10
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """One model's metrics on labeled rows, and their values in bootstrap resamples of rows or groups."""
+    """One model's metrics on labeled rows, and their values in R bootstrap resamples of rows or groups."""
 
     values: dict[str, float]
     resampled: dict[str, Array]  # (R,) each
@@ -34,13 +34,13 @@ class Judged:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
-    """An adapted model compared with others on labeled rows of its site, and with its expected performance.
+    """An adapted model compared with other models on labeled rows of its site, and with its expected performance.
 
     Parameters
     ----------
     table : DataFrame
         One row for each metric and model: `value`, `low`, `high`, and `difference`, the value of the first model minus
-        that of this one, with `difference_low` and `difference_high`. The intervals are from a bootstrap of rows, or of
+        this value, with `difference_low` and `difference_high`. The intervals are from a bootstrap of rows, or of
         whole groups (patients) if there are groups.
     expected : ExpectedPerformance
         The expected performance of the first model on these rows, computed without their labels.

@@ -265,7 +265,10 @@ def drawn_truths(labels: Array, n_classes: int) -> Iterator[Array]:
 
 
 def expected_value(value: float, samples: Array, level: float) -> Expected:
-    """Return an estimate with the interval of its draws (R,), widened to contain the estimate; NaN is ignored."""
+    """Return an estimate with the interval of its R draws (R,), widened to contain the estimate.
+
+    Draws of NaN are ignored. All values are None if the estimate is NaN or no draw remains.
+    """
     samples = samples[~np.isnan(samples)]
     if np.isnan(value) or not len(samples):
         return Expected(None, None, None)

@@ -160,7 +160,7 @@ def _check_classes(rows: DrawnRows, problems: Problems) -> None:
 def _with_draws(
     rows: DrawnRows, measure: Callable[[Array], dict[str, Array]]
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Return the measures of the beliefs, (1, ...) each, and of every draw of the labels, (B, ...) each."""
+    """Return the measures of the beliefs, (1, ...) each, and of each of B draws of the labels, (B, ...) each."""
     drawn = [measure(truth[:, 1]) for truth in drawn_truths(rows.labels, 2)]
     together = {name: np.concatenate([chunk[name] for chunk in drawn]) for name in drawn[0]}
     return measure(rows.belief[None, :, 1]), together

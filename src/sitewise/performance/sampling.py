@@ -21,7 +21,7 @@ class LabelSample:
     Parameters
     ----------
     rows : array of shape (m,)
-        Positions of the rows.
+        Positions of the drawn rows among all rows of the site.
     stratum : array of shape (m,)
         The stratum of each row.
     weight : array of shape (m,)

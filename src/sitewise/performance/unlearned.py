@@ -21,7 +21,7 @@ SAME = 1e-9  # share of a direction's information; a smaller remainder is roundi
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """The number of rows f was learned from, P(y|x,z) (n, K) as trained, and a function that draws labels."""
+    """The number of rows from which f was learned, P(y|x,z) as trained (n, K), and a function for B draws of labels."""
 
     n_rows: float
     probability: Array

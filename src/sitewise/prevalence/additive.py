@@ -191,7 +191,7 @@ class AdditivePrevalence:
 
 
 def ridge(strength: float, n_features: int, device: torch.device | None = None, *, free_level: bool = True) -> Tensor:
-    """Return the penalty on each feature, (D,): `strength`, and zero for the intercept if `free_level`."""
+    """Return the penalty on each of D features, (D,): `strength`, but zero for the intercept if `free_level`."""
     penalty = torch.full((n_features,), float(strength), dtype=torch.float64, device=device)
     if free_level:
         penalty[0] = 0.0
@@ -254,7 +254,10 @@ def _log_evidence(data: Aggregate, design: Tensor, offset: Tensor, penalty: Tens
 
 
 def fit_missing_columns(model: AdditivePrevalence, data: Aggregate, knockout: float) -> AdditivePrevalence:
-    """Fit the missing columns of variables that are never missing in `data`, on copies with parts of z hidden."""
+    """Fit the coefficients that apply where a variable is missing, for variables that are never missing in `data`.
+
+    They are fitted to copies of the rows in which parts of z are hidden; the other coefficients are not changed.
+    """
     never = ~model.schema.missing(data.codes[data.weight > 0]).any(dim=0)
     columns = [c for c, unseen in zip(missing_features(model.schema), never.tolist(), strict=True) if unseen]
     copies = masked_copies(data, model.schema, knockout)

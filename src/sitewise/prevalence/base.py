@@ -37,7 +37,10 @@ def is_constant(model: Prevalence) -> bool:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Weights and soft labels, summed over rows with equal z: the data for a fit to soft labels."""
+    """Weights and soft labels, summed over rows with equal z: the data for a fit to soft labels.
+
+    U is the number of distinct values of z, V the number of variables.
+    """
 
     codes: Tensor  # (U, V) distinct values of z
     index: Tensor  # (n,) position in `codes` of each row's z
@@ -65,7 +68,7 @@ def masked_copies(data: Aggregate, schema: Confounders, knockout: float) -> Aggr
 
 
 def smooth(targets: Tensor, weight: Tensor, smoothing: float) -> Tensor:
-    """Mix soft labels (n, K) with the uniform distribution, which counts as `smoothing` rows."""
+    """Mix soft labels (n, K) with the uniform distribution, with share smoothing / (total weight + smoothing)."""
     total = float(weight.sum())
     return (targets * total + smoothing / targets.shape[1]) / (total + smoothing)
 

@@ -1,7 +1,8 @@
 """Multinomial logits that are linear in features of z, and their fit to soft labels.
 
-With K classes the logits are `offset + features @ coefficients @ contrasts.T`, with coefficients (D, K-1). The
-contrasts are orthonormal, so that a ridge penalty does not depend on the order of the classes.
+With K classes and D features, the logits are `offset + features @ coefficients @ contrasts.T`, with coefficients
+(D, K-1). The contrasts are orthonormal, so that a ridge penalty does not depend on the order of the classes. U is the
+number of distinct z.
 """
 
 import torch
@@ -32,7 +33,7 @@ def assemble(features: Tensor, blocks: Tensor) -> Tensor:
 
 
 def information(features: Tensor, weight: Tensor, probability: Tensor) -> Tensor:
-    """Return the information of labeled rows about the coefficients, (P, P): minus the log-likelihood's Hessian."""
+    """Return the information of labeled rows about the P coefficients, (P, P): minus the log-likelihood's Hessian."""
     basis = contrasts(probability.shape[1], probability.device)
     return assemble(features, weight[:, None, None] * (basis.T @ softmax_hessian(probability) @ basis))
 

@@ -97,14 +97,14 @@ def complete(model: AdditivePrevalence, targets: Tensor, codes: Tensor, weight: 
 
 @dataclass(frozen=True)
 class SiteRows:
-    """A site's distinct values of z: features (U, D), weighted soft labels (U, K) and weights (U,)."""
+    """The U distinct values of z at a site: their D features (U, D), weighted soft labels (U, K) and weights (U,)."""
 
     design: Tensor
     totals: Tensor
     weight: Tensor
 
     def log_prob(self, flat: Tensor) -> Tensor:
-        """Return log g at the distinct z, (U, K), for flat coefficients (P,)."""
+        """Return log g at the distinct z, (U, K), for flattened coefficients (P,), P = D (K-1)."""
         basis = contrasts(self.totals.shape[1], flat.device)
         return torch.log_softmax(self.design @ flat.reshape(self.design.shape[1], -1) @ basis.T, dim=1)
 
@@ -124,7 +124,7 @@ def site_rows(targets: Tensor, codes: Tensor, weight: Tensor, schema: Confounder
 
 @dataclass(frozen=True)
 class Pool:
-    """The state of the estimation, with flat coefficients (P,), P = D (K-1)."""
+    """The state of the estimation for E sites and V variables, with flattened coefficients (P,), P = D (K-1)."""
 
     sites: list[SiteRows]
     owner: Tensor  # (P,) index of each coefficient's variance
@@ -156,7 +156,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Laplace:
-    """Gradients of each site's log-likelihood, and the covariances of Laplace's approximation (equation 13a)."""
+    """Gradients of the log-likelihood of each of E sites, and covariances of Laplace's approximation (equation 13a)."""
 
     slopes: Tensor  # (E, P) gradients of minus each site's log-likelihood
     covariances: list[Tensor]  # (P, P) V_e|B, the covariance of Δ_e given B

@@ -34,7 +34,7 @@ class SitePrior:
     factor_scale : float
         Standard deviation of the factor on the shape, around one.
     deviation : Tensor of shape (D,), optional
-        Prior variances of the coefficients of the deviation; by default 0.3² each.
+        Prior variances of the deviation's coefficients, one for each of D features of z; by default 0.3² each.
     slope : float
         The typical calibration slope of log f at sites that training has not seen. It is used in predictions, but not
         in the likelihood of unlabeled rows.

@@ -18,7 +18,7 @@ NOT_DISCRETE = (
 
 @dataclass(frozen=True)
 class TablePrevalence:
-    """One distribution for each cell of z; a row outside these cells gets the mean of the cells that agree with it."""
+    """One distribution for each of C cells of z; a row outside them gets the mean of the cells it agrees with."""
 
     schema: Confounders
     cells: Tensor  # (C, V) codes

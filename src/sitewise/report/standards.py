@@ -303,7 +303,7 @@ def _key_metric(goal: str, results: list[tuple[str, Any]], data: str, process: s
 
 
 def _facts(content: Content) -> dict[str, Any]:
-    """The facts of the report by name. If a name occurs for the site and for the training, the latter is used."""
+    """The facts of the report by name. A name that occurs for the site and for training has the value of training."""
     entries = [entry for part in content["done"] for entry in part["entries"]]
     return {entry["name"]: entry["value"] for entry in entries}
 

@@ -129,11 +129,11 @@ def plan_labels(
     y : array-like of shape (m,)
         Their classes, 0 to K-1.
     sample_confounder : DataFrame or array-like of shape (m, V), optional
-        Their z, if g shall depend on it.
+        Their confounders z. None: g does not depend on z.
     width : float, optional
         The wanted width of the interval of P(y), for the class with the widest interval.
     log_loss : float, optional
-        The wanted difference of the log loss from that of the true f and g. Give either this or `width`.
+        The wanted log loss minus the log loss of the true f and g. Give either this or `width`.
     prior : SitePrior
         The prior of a new site, estimated by the rehearsal: `prior_` of a fitted model. In the simulation, the slope
         and the level of f have errors as large as this prior expects.

@@ -39,10 +39,10 @@ MODELS_OF_G = ("auto", *(name for name, family in FAMILIES.items() if family.qui
 class SizePoint:
     """The results with n unlabeled rows.
 
-    `width` is the width of the interval by information. The other values are means over simulated sites, with their
-    standard errors (`_error`); they are None without simulations. `kl` is KL(g || estimate) averaged over z. `f1_loss`
-    is the expected F1 with the true g minus that with the estimate (F1 of class 1 of two, otherwise the mean over
-    classes).
+    `width` is the width of the interval of P(y), without simulation: each labeled row occurs as often as expected. The
+    other values are means over simulated sites, with their standard errors (`_error`); they are None without
+    simulations. `kl` is KL(g || estimate) averaged over z. `f1_loss` is the expected F1 with the true g minus the F1
+    with the estimate (with two classes, the F1 of class 1; otherwise the mean over classes).
     """
 
     n: int
@@ -161,7 +161,7 @@ def plan_sample_size(
     y : array-like of shape (m,)
         Their classes, 0 to K-1.
     sample_confounder : DataFrame or array-like of shape (m, V), optional
-        Their z, if g shall depend on it.
+        Their confounders z. None: g does not depend on z.
     width : float, optional
         The wanted width of the interval of P(y), for the class with the widest interval.
     kl : float, optional
@@ -184,7 +184,7 @@ def plan_sample_size(
     sizes : sequence of int, optional
         The sizes of the table. By default, sizes around the answer if a width is wanted, otherwise from 100 to 10,000.
     n_simulations : int
-        The number of simulated sites of each size. If it is 0, only widths by information are computed.
+        The number of simulated sites of each size. If it is 0, only widths are computed, without simulation.
     random_state : int
         Seed.
     say : callable, optional

@@ -57,7 +57,10 @@ class Population:
             )
 
     def losses(self, estimate: PrevalenceEstimate) -> tuple[float, float]:
-        """Return KL(g || estimate), and the F1 with the true g minus that with the estimate, over the population."""
+        """Return KL(g || estimate), averaged over the population, and the expected F1 lost by use of the estimate.
+
+        The loss is the F1 with the true g minus the F1 with the estimate.
+        """
         log_g = estimate.prevalence.log_prob(self.codes).numpy()
         kl = float(self.weight @ (np.exp(self.log_prevalence) * (self.log_prevalence - log_g)).sum(axis=1))
         return kl, self.f1(self.log_prevalence) - self.f1(log_g)

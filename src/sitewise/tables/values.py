@@ -265,7 +265,7 @@ def as_label(written: str) -> Any:
 
 
 def shown(values: Sequence[str], most: int = MOST_SHOWN) -> str:
-    """Return a text with the first `most` values and the number of the others."""
+    """Return a text with the first `most` values and, if there are more values, the number of those left out."""
     more = f" and {len(values) - most} more" if len(values) > most else ""
     return ", ".join(values[:most]) + more
 

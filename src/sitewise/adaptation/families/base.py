@@ -154,7 +154,10 @@ class Family(ABC):
         return []
 
     def finish(self, fit: Fit, evidence: Evidence) -> Fit:
-        """Fit the g of rows with missing values, if `fit_rows` did not; return the new fit."""
+        """Fit g at rows with missing values of z, if `fit_rows` did not do it; return the new fit.
+
+        By default, the fit is returned unchanged.
+        """
         return fit
 
     def draw(self, evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator) -> LinearDraws | CellDraws:
@@ -180,7 +183,7 @@ def constant_level(fit: Fit) -> Tensor:
 
 @dataclass(frozen=True)
 class SiteLikelihood:
-    """The observed log-likelihood and its gradient as functions of g at all distinct z of the site, (U, K)."""
+    """The observed log-likelihood and its gradient as functions of g at the U distinct z of all chunks, (U, K)."""
 
     evidence: Evidence
     stretches: list[Rows]

@@ -41,7 +41,7 @@ class RefitTable:
     The constant g to which the table is shrunk is refitted as well.
     """
 
-    cells: Tensor  # (C, V)
+    cells: Tensor  # (C, V) codes of the C cells
     level: Tensor  # (K,) the constant g at which the refit of the constant g starts
     centre: Prevalence | None
     strength: float
@@ -80,7 +80,7 @@ class Table(Family):
         return replace(best(fits), candidates=weigh_candidates(fits, request.evidence, self.finish))
 
     def candidates(self, request: Request) -> list[Fit]:
-        """Return tables at every strength if z has few cells with enough rows, else none."""
+        """Return tables at every strength if z has few cells with enough rows on average; otherwise an empty list."""
         return table_candidates(request) if can_fill_a_table(request.evidence) else []
 
     def draw(self, evidence: Evidence, fit: Fit, n_draws: int, generator: torch.Generator) -> CellDraws:
@@ -133,7 +133,7 @@ def table_candidates(request: Request) -> list[Fit]:
 
 
 def can_fill_a_table(evidence: Evidence) -> bool:
-    """Return whether a table is a candidate: z is discrete, has few cells, and there are enough rows per cell."""
+    """Return whether a table is a candidate: z is discrete and has few cells, with enough rows on average."""
     assert evidence.schema is not None
     if not all(isinstance(v, Categorical) for v in evidence.schema.variables):
         return False

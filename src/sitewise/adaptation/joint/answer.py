@@ -15,7 +15,7 @@ from sitewise.uncertainty import allowed_drop, logit_interval, mirror, near_a_bo
 
 @dataclass(frozen=True)
 class JointEstimate:
-    """A site's estimated P(z_m, y) over a bank of z-points, with convergence diagnostics.
+    """A site's estimated P(z_m, y) over a bank of M z-points, with convergence diagnostics.
 
     `joint` (M, K) is the estimate. Its sum over the points, `marginal` (K,), is the estimate of P(Y).
 
@@ -148,7 +148,7 @@ class JointEstimate:
 
 
 def class_profiles(weights: Tensor, prior: Tensor) -> Tensor:
-    """Return the weights of cells (P, 1 + 2K) whose densities intervals need.
+    """Return the weights of P = M K cells, (P, 1 + 2K), whose densities intervals need.
 
     The columns are: all cells at the estimated weights (M, K), only the cells of one class at the same weights (K
     columns), and only the cells of one class at P(z|y) of the prior (K columns).

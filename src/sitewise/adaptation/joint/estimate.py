@@ -129,7 +129,7 @@ def _tolerance(mixture: Mixture) -> float:
 
 
 def _read_prior(value: Any, ratios: Tensor, problems: Problems) -> Tensor:
-    """Read the (M, K) distribution to which the estimate is shrunk."""
+    """Read the distribution over points and classes, (M, K), to which the estimate is shrunk."""
     shape = ratios.shape[1:]
     even = torch.full(shape, 1.0 / shape.numel(), dtype=torch.float64, device=ratios.device)
     if value is None:
@@ -151,7 +151,7 @@ def _read_prior(value: Any, ratios: Tensor, problems: Problems) -> Tensor:
 def climb(
     mixture: Mixture, pseudo: Tensor, start: Tensor, *, tolerance: float, max_iter: int = 200
 ) -> Solution[Tensor]:
-    """Estimate the weights of the cells (P,) with pseudo-rows (P,), from a start inside the simplex.
+    """Estimate the weights of the P cells (P,) with pseudo-rows (P,), from a start inside the simplex.
 
     Every trial point costs one pass over r. If there are very many rows, the curvature is computed from a sample. If r
     is stored in single precision, the first steps are in single precision, and the last ones and the gap in double.
@@ -192,7 +192,7 @@ def climb(
 
 @dataclass(frozen=True)
 class JointCurvature:
-    """The information of the rows about the cells' weights, and the covariance of the estimated weights.
+    """The information of the rows about the weights of P cells, and the covariance of the estimated weights.
 
     The covariance also accounts for the pseudo-rows.
     """

@@ -1,7 +1,7 @@
 """The likelihood of unlabeled x as a mixture over cells (z-point, class), with its derivatives (equation 15).
 
-A cell p of the bank is a pair of a z-point and a class. Its weight is π_p = P_b(z, y). The density of row n, relative
-to the training population, is m_n = Σ_p π_p r_np.
+A cell p of the bank is a pair of one of M z-points and one of K classes. Its weight is π_p = P_b(z, y). The density of
+row n, relative to the training population, is m_n = Σ_p π_p r_np.
 
 The true r(x,y,z) = P(x|y,z) / P_s(x) has a mean of one over P_s(x) at every (z, y). The mean of a learned r differs
 from one. If the mean of a cell is too large, its weight is overestimated at every site. `log_balance` corrects this
@@ -74,7 +74,10 @@ class Mixture:
         return total
 
     def sample(self, entries: int = SAMPLED_ENTRIES) -> tuple["Mixture", float]:
-        """Return evenly spaced rows with about `entries` entries, and the ratio of the weight of all rows to theirs."""
+        """Return a mixture of evenly spaced rows with about `entries` entries in total, and a factor.
+
+        The factor is the weight of all rows divided by the weight of the returned rows.
+        """
         wanted = max(LEAST_ROWS, entries // self.n_cells)
         if len(self.weight) <= wanted:
             return self, 1.0

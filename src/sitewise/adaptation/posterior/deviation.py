@@ -23,11 +23,14 @@ SIZES = (0.0, 0.25, 0.5, 1.0)  # sizes γ of a deviation, in standard deviations
 
 @dataclass(frozen=True)
 class Deviation:
-    """Laplace's approximation of the coefficients, whose mean is linear in level and factor (equation 18e)."""
+    """Laplace's approximation of the coefficients, whose mean is linear in level and factor (equation 18e).
+
+    Shapes: K classes, D additive features of z, P = D (K-1) coefficients, M points.
+    """
 
     factor: Tensor  # () the factor at which the coefficients were fitted
     level: Tensor  # (K,) the level at which they were fitted
-    mean: Tensor  # (P,) mean coefficients there, in contrasts, P = D (K-1)
+    mean: Tensor  # (P,) mean coefficients at this factor and level, in contrasts
     response: Tensor  # (P, K) derivatives of the mean in the level's K-1 contrasts and in the factor
     covariance: Tensor  # (P, P) of the coefficients given level and factor
     variance: Tensor  # (P,) prior variances
@@ -99,9 +102,10 @@ def average_sizes(information: Tensor, mode: Tensor, variance: Tensor) -> Sized:
 
 
 def tempered(evidence: Evidence, power: float, labels: LabelLikelihood | None) -> Evidence:
-    """Return rows whose likelihood is raised to a power, with labels added as a difference of likelihoods.
+    """Return the evidence with all weights multiplied by `power`, and with the labeled rows that have some of z added.
 
-    The labels have the best slope of log f (see `LabelLikelihood.as_evidence`).
+    Multiplied weights raise the likelihood to this power. The log-likelihood of a label, at the best slope of log f, is
+    added as a difference of two terms (see `LabelLikelihood.as_evidence`).
     """
 
     def apply(rows: Rows) -> Rows:
@@ -131,9 +135,9 @@ def fit_deviation(
     variance: Tensor | None,
     labels: LabelLikelihood | None = None,
 ) -> Deviation | None:
-    """Fit the coefficients at one factor and level (K,), with covariance and derivatives.
+    """Fit the coefficients of the deviation at one factor () and one level (K,) of g.
 
-    Return None if there are too many coefficients.
+    Return them with their covariance and their derivatives in factor and level; None if there are too many.
     """
     schema, n_classes = template.schema, len(level)
     assert schema is not None

@@ -42,7 +42,7 @@ class RefitLevel:
 
     points: Points
     power: float  # exponent of the rows' likelihood
-    score: Tensor  # (K,) score of the level, of the rows to which the posterior was fitted
+    score: Tensor  # (K,) `level_score` of the rows to which the posterior was fitted
 
     def __call__(self, drawn: Evidence) -> Prevalence:
         """Return the refitted posterior."""
@@ -155,7 +155,7 @@ class Problem:
     slope: float  # factor on log f in predictions
 
     def points(self, factor: Tensor, level: Tensor, deviation: Deviation | None) -> Points:
-        """Return points of g at factors (M,) and levels (M, K), with the mean deviation at each, if there is one."""
+        """Return M points of g at factors (M,) and levels (M, K), with the mean deviation at each, if there is one."""
         at = candidates(self.template, factor, level)
         return at if deviation is None else deviation.put_on(at)
 
@@ -185,7 +185,10 @@ class Problem:
 
 
 def keep_points(problem: Problem, weighed: Weighed, deviation: Deviation | None) -> tuple[Posterior, Tensor]:
-    """Return the posterior with 64 selected points and draws of P(Y) for intervals, and the score of the level (K,)."""
+    """Return the posterior, with 64 selected points and draws of P(Y) for intervals, and the score of its level, (K,).
+
+    The score (see `level_score`) is kept for `RefitLevel`.
+    """
     evidence, slope = problem.rows, problem.slope
     fine = problem.points(weighed.factor, weighed.level, deviation)
     weight, prior_weight = (torch.softmax(part, dim=0) for part in (weighed.log_weight, weighed.log_prior))
@@ -269,7 +272,7 @@ def _covered(evidence: Evidence, known: Known) -> float:
 def choose_points(mean: Tensor, weight: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
     """Return the indices and weights of the points to keep: one from each stratum of P(Y), (KEPT,) each.
 
-    P(Y) of the points is `mean` (M, K). The strata are ranges of P(Y) of the class with the largest variance, and are
+    P(Y) of the M points is `mean` (M, K). The strata are ranges of P(Y) of the class with the largest variance, and are
     smaller in the tails. Within a stratum, the point at one quantile of the factor (M,) is taken. The quantiles follow
     van der Corput's low-discrepancy sequence.
     """
@@ -306,9 +309,9 @@ def _at_quantile(cumulative: Tensor, factor: Tensor, first: int, last: int, edge
 
 
 def tilt(weight: Tensor, values: Tensor, wanted: Tensor) -> Tensor | None:
-    """Return weights (M,) at which values (M, C) have the wanted mean; None if this is not possible.
+    """Return weights of M points, (M,), at which C values (M, C) have the wanted means; None if this is impossible.
 
-    The weights are the given ones times an exponential function of the values (exponential tilting).
+    They are the given weights times an exponential function of the values (exponential tilting).
     """
     away = values - wanted
     scale = away.abs().amax(0).clamp_min(1e-300)
@@ -326,7 +329,7 @@ def tilt(weight: Tensor, values: Tensor, wanted: Tensor) -> Tensor | None:
 
 
 def spread_marginals(mean: Tensor, weight: Tensor, extra: Tensor) -> Tensor:
-    """Return equally weighted draws (R, K) of P(Y) from its values at weighted points, `mean` (M, K).
+    """Return R equally weighted draws of P(Y), (R, K), from its values at M weighted points, `mean` (M, K).
 
     The draws are stretched around their mean so that their variance increases by `extra` (K,).
     """
@@ -371,7 +374,7 @@ def _drawn_points(
 
 
 def _drawn(deviation: Deviation, points: Points, basis: Tensor) -> Tensor:
-    """Draw the deviation's coefficients (M, D, K) for the kept points, around their means."""
+    """Draw the coefficients of D features for each of the M kept points around their means, (M, D, K)."""
     n_points, n_classes = len(points), points.level.shape[1]
     width = n_classes - 1
     n_features = len(deviation.mean) // width

@@ -17,7 +17,10 @@ SOME_ROWS = 2**11  # largest number of rows for mean predictions while points ar
 
 @dataclass(frozen=True)
 class Known:
-    """The known P(y) of the site, or of strata of z, with its uncertainty (zero if it is known exactly)."""
+    """The known P(y) of the site, or of S strata of z, with its uncertainty (zero if it is known exactly).
+
+    M is the number of points of a posterior.
+    """
 
     share: Tensor  # (S, K) P(y)
     error: Tensor  # (S, K) standard deviation of its log-odds
@@ -30,14 +33,14 @@ class Known:
         return RESOLVED if self.strata is None else USUAL_DEVIATION
 
     def log_likelihood(self, predicted: Tensor) -> Tensor:
-        """Return the log-likelihood of mean predictions (S, M, K), (M,)."""
+        """Return the log-likelihood of each point, (M,), from its mean predictions in the strata, (S, M, K)."""
         n_classes = self.share.shape[1]
         away = torch.logit(predicted.clamp(1e-12, 1 - 1e-12)) - torch.logit(self.share)[:, None]
         variance = self.error.square()[:, None] + self.freedom**2
         return -0.5 * (n_classes - 1) / n_classes * (away.square() / variance).sum((0, 2))
 
     def weigh(self, evidence: Evidence, points: Points, slope: float) -> Tensor:
-        """Return the log-likelihood of points, (M,), with mean predictions over some of the rows."""
+        """Return the log-likelihood of points, (M,); mean predictions are computed from some of the rows."""
         some = subset(evidence, SOME_ROWS)
         if self.strata is None:
             return self.log_likelihood(evaluate_points(some, points, slope=slope).predicted[None])

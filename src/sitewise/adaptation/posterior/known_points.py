@@ -1,4 +1,4 @@
-"""Points of a site with labels or a known prevalence. At each point, predictions and g have the same mean."""
+"""M points of a site with labels or a known prevalence. At each point, predictions and g have the same mean."""
 
 import math
 from collections.abc import Callable
@@ -26,9 +26,9 @@ CLOSE = 1e-13  # tolerance of means
 
 
 def copy_for_slopes(points: Points, labels: LabelLikelihood, weight: Tensor) -> tuple[Points, Tensor]:
-    """Return copies of each point, one for each quantile of its slope, and the weights of all copies.
+    """Return copies of each point, one for each of five quantiles of its slope of log f, and the weights of all copies.
 
-    Points of negligible weight are left out.
+    Points of negligible weight are left out. If the slope is fixed, each point has one copy.
     """
     some = (weight > NEGLIGIBLE * weight.max()).nonzero().flatten()
     heavy, share = take_points(points, some), weight[some] / weight[some].sum()
@@ -39,7 +39,10 @@ def copy_for_slopes(points: Points, labels: LabelLikelihood, weight: Tensor) -> 
 
 
 def drawn_slopes(points: Points, labels: LabelLikelihood) -> Points:
-    """Return points with one slope each; given the labels, the slopes are at quantiles that are spread evenly."""
+    """Return the points, each with its own slope of log f: a quantile of the slope given the labels and the point.
+
+    The probabilities of the quantiles are spread evenly over the points.
+    """
     number = torch.arange(len(points), dtype=torch.float64, device=points.weight.device)
     return labels.with_slopes(points, labels.slopes_at(points, (0.5 + GOLDEN * number) % 1.0))
 

@@ -50,7 +50,7 @@ class LabelLikelihood:
     """log P(y|x,z) of labeled rows at points of the posterior, with the slope T of log f integrated out.
 
     Predictions are softmax(T log f + log g + (T_0 - T) pivot), equation 20a. The pivot is a mean of log f. At log f =
-    pivot, predictions do not depend on the slope.
+    pivot, predictions do not depend on the slope. Shapes: M points of the posterior, J nodes of T, K classes.
     """
 
     rows: KnownLabels
@@ -92,7 +92,10 @@ class LabelLikelihood:
         return torch.logsumexp(self.at_slopes(points) + self.log_prior, dim=1)
 
     def slopes_at(self, points: Points, uniform: Tensor) -> Tensor:
-        """Return quantiles of T given the labels and each point, (M,), at probabilities (M,)."""
+        """Return for each of the M points one quantile of the slope T given the labels and this point, (M,).
+
+        `uniform` (M,) has the probability of each quantile.
+        """
         if len(self.slope) == 1:
             return self.slope.expand(len(points)).contiguous()
         share = torch.softmax(self.at_slopes(points) + self.log_prior, dim=1)

@@ -1,6 +1,6 @@
 """The level of g and the factor on the source's shape: their prior, and weighted points of their posterior.
 
-For two classes the points are a grid, which is narrowed to the region where the density is not negligible. For more
+For two classes the M points are a grid, which is narrowed to the region where the density is not negligible. For more
 classes they come from importance sampling around the mode.
 """
 

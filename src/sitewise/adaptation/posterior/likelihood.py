@@ -17,7 +17,7 @@ Choose = Callable[[Rows], Tensor]  # selects rows of a chunk
 
 @dataclass(frozen=True)
 class Sums:
-    """The rows' log-likelihood at every point, and, if requested, the means of g and of predictions."""
+    """The rows' log-likelihood at each of M points, and, if requested, the means of g and of predictions."""
 
     log_likelihood: Tensor  # (M,)
     mean: Tensor  # (M, K) mean of g over rows with z

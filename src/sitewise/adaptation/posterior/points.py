@@ -16,7 +16,7 @@ ENTRIES = 2**21  # rows times points times classes that are processed at a time
 
 @dataclass(frozen=True)
 class Strata:
-    """Disjoint strata of z: a stratum is a half-open range of codes (low ≤ code < high) of every variable."""
+    """S disjoint strata of z: a stratum is a half-open range of codes (low ≤ code < high) of each of V variables."""
 
     low: Tensor  # (S, V)
     high: Tensor  # (S, V)
@@ -33,6 +33,8 @@ class Points:
 
     S is the source's log g, centred over the classes, and `centre` is its mean over the site's rows. For a row with all
     z missing, g_i is its mean over the site. As a model of g, the points stand for their weighted mean.
+
+    Shapes: M points, K classes, V variables of z, D additive features, R directions, S strata of z.
     """
 
     source: Prevalence
@@ -44,7 +46,7 @@ class Points:
     log_marginal: Tensor  # (M, K) log P(Y) of every point over the site's rows
     schema: Confounders | None
     along: Tensor | None = None  # (M, R) the points' coordinates along the directions in `deviation`
-    slope: Tensor | None = None  # (M,) factor on log f in predictions, if there are labels; None for a common slope
+    slope: Tensor | None = None  # (M,) factor on log f in predictions, if there are labels; None: one for all points
     strata: Strata | None = None  # parts of z with known prevalence
     step: Tensor | None = None  # (M, S, K) added to log g in each stratum
     shift: Tensor | None = (
@@ -79,7 +81,10 @@ class Points:
         return total
 
     def log_odds(self, codes: Tensor) -> Tensor:
-        """Return the log-odds of g of every point at rows of codes, (n, M); for two classes, otherwise as `logits`."""
+        """Return the log-odds of g of every point at rows of codes, (n, M), for two classes.
+
+        As for `logits`, the result is not valid for rows with all z missing.
+        """
         shape = shape_of(self.source, codes) - self.centre
         total = (shape[:, 1] - shape[:, 0])[:, None] * self.factor + (self.level[:, 1] - self.level[:, 0])
         if self.deviation is not None:
@@ -152,7 +157,7 @@ class Points:
 
 @dataclass(frozen=True)
 class Posterior:
-    """The posterior of a site's g: its points, draws of P(Y), and the exponent of the rows' likelihood."""
+    """The posterior of a site's g: weighted points that represent it, and R draws of P(Y) for intervals."""
 
     points: Points
     marginals: Tensor = field(repr=False)  # (R, K) draws of the population's P(Y)

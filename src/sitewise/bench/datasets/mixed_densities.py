@@ -24,7 +24,10 @@ ROWS = 500  # rows whose densities are computed together
 
 @dataclass(frozen=True)
 class MixedSite:
-    """A site: the coefficients (c₀, c₁, c₂, c₃) of P(y|z), the Beta parameters of age, scanner shares and the blur."""
+    """A site: coefficients of P(y|z) (constant, age, sex, scanner), Beta parameters of age, scanner shares and blur.
+
+    The log-odds of P(y=1|z) are a sum with these coefficients (see `prevalence`).
+    """
 
     coefficients: tuple[float, float, float, float]
     ages: tuple[float, float] = (2.0, 2.0)

@@ -74,7 +74,7 @@ def scan(root: str | os.PathLike[str], *, images: bool = True) -> Folder:
 def read_table(path: Path, columns: Sequence[str], problems: Problems, *, optional: Sequence[str] = ()) -> pd.DataFrame:
     """Read some columns of a CSV file (.tab and .tsv are separated by tabs) as text; empty cells are missing values.
 
-    If a column in `columns` is absent, a problem with a similar name is added. Absent columns, also those in
+    If a column in `columns` is absent, a problem is added that suggests a similar name. Absent columns, also those in
     `optional`, are returned with missing values only.
     """
     table = open_collection(path)

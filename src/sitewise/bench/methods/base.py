@@ -292,7 +292,11 @@ class Method(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(self.classes_[self.predict_proba(X, sample_confounder).argmax(axis=1)])
 
     def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
-        """Return the reason why this method cannot be trained on such data; None if it can."""
+        """Return the reason why this method cannot be trained; None if it can.
+
+        The reason depends on the number of training sites, the confounders (None if there is no z) and the number of
+        unlabeled rows.
+        """
         return refuse(self.card, n_sites, confounders)
 
     # Hooks: subclasses override them.
@@ -452,7 +456,7 @@ def remembering(methods: Sequence[Method]) -> Iterator[None]:
 def cross_fitted(n_rows: int, seed: int, predict: Callable[[Array, Array], Tensor], n_folds: int = 5) -> Tensor:
     """Predict each row by a fit to the rows of the other folds, (n, K).
 
-    `predict(seen, scored)` gets the row numbers to fit to and those to predict, and returns predictions of the latter.
+    `predict(seen, scored)` fits to the rows with the numbers `seen`, and returns predictions of the rows `scored`.
     """
     order = np.random.default_rng(seed).permutation(n_rows)
     parts = [np.sort(part) for part in np.array_split(order, min(n_folds, n_rows))]

@@ -12,7 +12,7 @@ from sitewise.confounders.variables import Continuous
 
 @dataclass(frozen=True)
 class Cells:
-    """The cells of z; the edges of the bins are quantiles of the training rows."""
+    """The C cells of V variables z; the edges of the bins are quantiles of the training rows."""
 
     schema: Confounders | None
     edges: dict[int, Tensor]  # inner edges of the bins, by column of a continuous variable

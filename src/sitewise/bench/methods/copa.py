@@ -52,8 +52,9 @@ def uniform_points(schema: Confounders, seed: int = 0) -> pd.DataFrame:
 class CoPA(GPA):
     """CoPA [nguyen2024robust]: P_b(y|x,z) = Norm(f(x,z) g_b(z)), g_b fitted to labeled (y, z) of the site. A reference.
 
-    f is trained without knockout and not calibrated. `own_proba` predicts each fifth of the rows that `adapt` got with
-    a g_b that was fitted to the other four fifths. Therefore no row is predicted by a g that saw its label.
+    f is trained without knockout and not calibrated. `own_proba` predicts the rows that `adapt` got in five parts: each
+    part is predicted with a g_b that was fitted to the other four. Therefore no row is predicted by a g that saw its
+    label.
     """
 
     knockout: float = 0.0

@@ -101,5 +101,8 @@ class OverERM(Method):
             problems.add(f"base must be one of {', '.join(BASES)}, got {self.base!r}")
 
     def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
-        """Return the reason why the ERM whose network is used cannot be trained on such data; None if it can."""
+        """Return the reason why the ERM whose network is used cannot be trained; None if it can.
+
+        The reason depends on the number of training sites, the confounders and the number of unlabeled rows.
+        """
         return self.trainer().refusal(n_sites, confounders, n_unlabeled)

@@ -237,8 +237,8 @@ class GPAConstant(GPA):
 class GPAGuarded(GPA):
     """GPA, guarded: like GPA, but the g of the training rows is used if a check of the assumption fails.
 
-    The checks use no labels. One of them tests whether the values of f at the new site are a mixture of those of the
-    held-out rows of each class, which they must be if P(x|y,z) is the same at every site.
+    The checks use no labels. For example, if P(x|y,z) is the same at every site, the distribution of f at the new site
+    is a mixture of its distributions among held-out rows of each class with the same z. One check tests this.
     """
 
     card: ClassVar[Card] = replace(
@@ -324,7 +324,7 @@ class GPAPooled(GPA):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GPAPooledStar(GPAPooled, GPAStar):
-    """GPA* with one g for all training sites: `GPAPooled` with z hidden at the new site."""
+    """GPA* with one g for all training sites: `GPAPooled` that does not get z at the new site."""
 
     card: ClassVar = replace(GPAStar.card, name="GPA*, one g")
 

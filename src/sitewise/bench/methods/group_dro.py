@@ -16,9 +16,9 @@ from sitewise.rows import LabeledRows
 
 
 def reweight(share: Tensor, losses: Tensor, step: float) -> Tensor:
-    """Return the new weights q_g ∝ q_g exp(step · loss_g), (G,): groups with a high loss gain weight.
+    """Return new weights of the G groups, (G,): each weight q_g in `share` is multiplied by exp(step · loss_g).
 
-    A loss of NaN marks a group without rows in the batch; it counts as zero.
+    The results are scaled to sum to one. A loss of NaN marks a group without rows in the batch; it counts as zero.
     """
     grown = share * torch.exp(step * torch.where(losses.isnan(), 0.0, losses))
     return grown / grown.sum()
@@ -69,7 +69,7 @@ class GroupDRO(Method):
     )
 
     def refusal(self, n_sites: int, confounders: Confounders | None, n_unlabeled: int) -> str | None:
-        """Return the reason why GroupDRO cannot be trained on such data; None if it can.
+        """Return the reason why GroupDRO cannot be trained with these sites and confounders; None if it can.
 
         A continuous z is accepted if it is cut into bins or if groups are sites.
         """

@@ -87,7 +87,10 @@ class LAMDA(DANN):
         return FeatureNetwork(network)
 
     def loss(self, module: nn.Module, batch: Batch, memory: Any) -> Tensor:
-        """Return the NLL of y, plus the weighted cost of the transport and entropy of target predictions."""
+        """Return the NLL of y, plus the weighted transport cost and the weighted entropy of target predictions.
+
+        The weight of the transport cost increases during training.
+        """
         logits, features = module(batch.all_x(), batch.all_z(), True)
         here = logits[batch.n :]
         cost = data_cost(features[: batch.n], features[batch.n :]) + self.label_weight * label_cost(batch.y, here)

@@ -42,7 +42,7 @@ class Modulated(nn.Module):
 
 @dataclass
 class Certainty:
-    """The objective of the training loop: the mean entropy of a module's outputs for rows, without held-out rows."""
+    """The objective of the training loop: the mean entropy of a module's outputs. There is no validation loss."""
 
     X: Inputs
     z: Tensor

@@ -36,7 +36,7 @@ def sum_out_z(log_pairs: Tensor, n_classes: int) -> Tensor:
 
 @dataclass
 class Pairs:
-    """The pairs (y, cell of z), and log shares and possible pairs of the held-out rows for the validation loss."""
+    """The pairs (y, cell of z); for the validation loss, the log shares and the possible pairs of held-out rows."""
 
     cells: Cells
     n_classes: int
@@ -83,7 +83,10 @@ class TTLSA(Method):
         return refuse(self.card, n_sites, None if self.bins else confounders)
 
     def prepare(self, training: LabeledRows, held: LabeledRows, schema: Confounders | None, n: int) -> Prepared:
-        """Number the pairs, and compute each site's log p_e(y,z) and the possible pairs of each row."""
+        """Number the pairs (y, z), and compute log p_e(y,z) of each site and the possible pairs of each row.
+
+        A pair is possible for a row if it agrees with the row's label and its known parts of z.
+        """
         cells = Cells.learn(schema, training.codes, self.bins)
         possible = _possible(cells, training, n)
         sites = torch.unique(training.site, return_inverse=True)[1]

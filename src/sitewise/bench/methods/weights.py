@@ -34,11 +34,12 @@ def confusion(predicted: Tensor, y: Tensor, weight: Tensor | None = None) -> Ten
 
 
 def bbse(confusion: Tensor, mean_prediction: Tensor) -> Tensor:
-    """Black box shift estimation (lipton2018detecting): w = max(0, C⁻¹ μ), (K,).
+    """Return the class weights w = max(0, C⁻¹ μ), (K,), of black box shift estimation (lipton2018detecting).
 
-    Under label shift the mean prediction at the new site is μ_i = Σ_j P(ŷ=i, y=j) w_j. C has no inverse if a class
-    never occurs or is not separated from another class. Then w is the least squares solution of smallest norm, clipped
-    at 0.
+    C_ij = P(ŷ=i, y=j) is the `confusion` of labeled rows (K, K), and μ the mean prediction at the new site (K,). Under
+    label shift, μ = C w, where w_j is P(y=j) at the new site divided by that of the labeled rows. C has no inverse if a
+    class never occurs or is not separated from another class. Then w is the least squares solution of smallest norm,
+    clipped at 0.
     """
     inverse: Tensor = torch.linalg.pinv(confusion)
     return (inverse @ mean_prediction).clamp(min=0)
@@ -54,12 +55,13 @@ def rlls(
     delta: float = 0.05,
     largest_shift: float | None = None,
 ) -> Tensor:
-    """Regularized learning under label shift (azizzadenesheli2018regularized): w = 1 + γ θ, (K,).
+    """Return the class weights w = 1 + γ θ, (K,), of regularized learning (azizzadenesheli2018regularized).
 
-    θ = argmin ‖Cθ - (μ - C1)‖₂ + α Δ ‖θ‖₂ over 1 + θ ≥ 0. Δ = 3 (2 l / 3n + √(2 l / n)) with l = log(2K/δ) bounds the
-    error of C, which is estimated from n = `n_source` rows. α = 0.01 and δ = 0.05 are the values of the published code.
-    γ is 1, as in that code, with one exception: if `largest_shift` gives a bound θ_max of ‖θ‖, γ is 0 (no adaptation)
-    when σ_min(C) ≤ 1/√n, or when `n_target` is less than 1 / (θ_max (σ_min(C) - 1/√n))².
+    C and μ are those of `bbse`. θ = argmin ‖Cθ - (μ - C1)‖₂ + α Δ ‖θ‖₂ over 1 + θ ≥ 0.
+    Δ = 3 (2 l / 3n + √(2 l / n)) with l = log(2K/δ) bounds the error of C, which is estimated from n = `n_source` rows.
+    α = 0.01 and δ = 0.05 are the values of the published code. γ is 1, as in that code, with one exception: if
+    `largest_shift` gives a bound θ_max of ‖θ‖, γ is 0 (no adaptation) when σ_min(C) ≤ 1/√n, or when `n_target` is less
+    than 1 / (θ_max (σ_min(C) - 1/√n))².
     """
     bound = math.log(2 * len(confusion) / delta)
     strength = alpha * 3 * (2 * bound / (3 * n_source) + math.sqrt(2 * bound / n_source))
@@ -94,7 +96,7 @@ def correct_pseudo_labels(probability_of_pseudo: Tensor, pseudo_given_true: Tens
 
 
 def project_to_simplex(rows: Tensor) -> Tensor:
-    """Return the point of the simplex nearest to each row r: max(0, r - t), with the t for which it sums to one."""
+    """Return for each row r the nearest point of the simplex, max(0, r - t), with t such that the point sums to one."""
     largest = rows.sort(dim=1, descending=True).values
     count = torch.arange(1, rows.shape[1] + 1, device=rows.device, dtype=rows.dtype)
     level = (largest.cumsum(dim=1) - 1) / count

@@ -101,9 +101,9 @@ def samples_of(here: "AdaptedClassifier") -> tuple[SourceSample, TargetSample]:
 def site_tilt(
     bank: Bank, joint: Tensor, codes: Tensor, y: Tensor, weight: Tensor, groups: Tensor | None = None
 ) -> Tensor:
-    """Return factors (n,) on the weights of labeled rows, which adapt them to a site's `joint` P(z, y) over a bank.
+    """Return factors (n,) on the weights of labeled rows, which adapt them to a site's P(z, y) over M points of a bank.
 
-    `joint` has shape (M, K). `codes`, `y`, `weight` and `groups` describe the rows, whose z is known. Within each
+    P(z, y) is `joint` (M, K). `codes`, `y`, `weight` and `groups` describe the rows, whose z is known. Within each
     class, the weights change as little as possible such that the means of simple features of z are those of the joint.
     Only these means are matched, because an estimated joint is concentrated on few points. If too few effective rows
     remain, a smaller change is made. Rows of a group count as one.

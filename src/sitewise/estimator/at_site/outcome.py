@@ -98,7 +98,7 @@ def _estimated_again(here: "AdaptedClassifier", rows: ScoredRows, prior: SitePri
 
 
 def along(made: Tensor, asked: Tensor) -> float:
-    """Return the projection of a change on the change `asked`, as a share of the latter, clipped to 0 to 1."""
+    """Return the projection of the change `made` on the change `asked`, as a share of `asked`, clipped to 0 to 1."""
     size = float(asked.square().sum())
     return min(max(float((made * asked).sum()) / size, 0.0), 1.0) if size > 0 else 0.0
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def join_rows(first: ScoredRows, second: ScoredRows) -> ScoredRows:
-    """Return the rows of both, with features for at most `FEATURE_ROWS` rows."""
+    """Return the rows of both in one `ScoredRows`; features of at most `FEATURE_ROWS` rows are kept."""
     both = first.join(second)
     if both.features is None or both.feature_rows is None:
         return both

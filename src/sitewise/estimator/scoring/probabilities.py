@@ -135,7 +135,7 @@ def warn_separated(log_proba: Tensor, y: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Classifier:
-    """The source of log p: X itself (if `estimator` is None), an estimator, or a torch module that returns logits."""
+    """A classifier that gives log p: X itself (if `estimator` is None), an estimator, or a torch module with logits."""
 
     estimator: Any
     classes: Array
@@ -170,7 +170,7 @@ class Classifier:
 
     @property
     def gives_probabilities(self) -> bool:
-        """Whether the source gives probabilities, in which zeros can occur, and not logits."""
+        """Whether the classifier gives probabilities, in which zeros can occur, and not logits."""
         return self.estimator is None or hasattr(self.estimator, "predict_proba")
 
     def _from_logits(self, logits: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class PooledRatio:
 
 @dataclass(frozen=True)
 class AdditiveRatio:
-    """log f = b(z) + W(z) s, where s are K-1 contrasts of log p; b and W are additive in z."""
+    """log f = b(z) + W(z) s, where s are K-1 contrasts of log p; b and W are additive in D features of z."""
 
     schema: Confounders
     coefficients: Tensor  # (K, D, K): effects of the features of z on each class, for b and for each score
@@ -134,7 +134,10 @@ class CrossFitted:
         return log_ratio
 
     def score(self, numbers: Any, codes: Tensor) -> tuple[Tensor, None, None]:
-        """Return log f of rows by their numbers (n, 1), and None twice, as `score_held_out` requires."""
+        """Return log f of rows by their numbers (n, 1), and None for features and their row numbers.
+
+        `score_held_out` requires this form.
+        """
         return self.log_ratio(numbers[:, 0], codes), None, None
 
 
@@ -157,9 +160,9 @@ def fit_ratio(
     calibration: str,
     folds: Sequence[Tensor],
 ) -> ChosenRatio:
-    """Fit log f for a classifier that sees "x" or "xz"; "auto" takes the one that predicts held-out labels better.
+    """Fit log f for a classifier that sees "x" or "xz"; "auto" takes the case that predicts held-out labels better.
 
-    If there is no z, both are the same: log p minus the log prevalence of all source rows.
+    Without z, both cases are the same: log f is log p minus the log prevalence of all source rows.
     """
     fold = torch.zeros(len(rows), dtype=torch.int64)
     for number, inside in enumerate(folds):
@@ -197,7 +200,7 @@ def choose_strength(rows: ProbabilityRows, fold: Tensor, schema: Confounders) ->
 
 
 def calibrated_nll(rows: ProbabilityRows, fold: Tensor, raw_log_ratio: Tensor, calibration: str) -> float:
-    """Return the mean NLL of rows; log f of each row is calibrated on the other folds."""
+    """Return the mean NLL of rows; log f of a row is calibrated by a fit to the rows of the other folds."""
     total, n_classes = 0.0, raw_log_ratio.shape[1]
     for number in torch.unique(fold).tolist():
         inside, others = fold == number, (fold != number).nonzero().flatten()

@@ -137,7 +137,8 @@ def calibrate_rows(
 def smoothed_targets(y: Tensor, counts: Tensor) -> Tensor:
     """Return Platt's soft labels (n, K), with which fits to separable data are finite.
 
-    A row has probability (m + 1) / (m + 2) for its own class, where m is the number of rows of this class.
+    A row has probability (m + 1) / (m + 2) for its own class, where m is the number of rows of this class. The rest is
+    divided equally among the other classes.
     """
     n_classes = len(counts)
     certainty = ((counts + 1) / (counts + 2)).double()[y][:, None]

@@ -50,7 +50,7 @@ class RowPrevalence:
 
 
 def by_site(site: Tensor, models: dict[int, Prevalence]) -> RowPrevalence:
-    """Return the g of rows by the model of the site of each row."""
+    """Return the g of rows; the g of a row is that of its site, from `models` by the number of the site."""
     numbers = torch.unique(site).tolist()
     return RowPrevalence([(site == s).nonzero().flatten() for s in numbers], [models[s] for s in numbers])
 
@@ -70,7 +70,7 @@ def cross_fit(fit: Callable[[LabeledRows, int], Prevalence], rows: LabeledRows, 
 
 
 def between_sites(rows: LabeledRows, n_classes: int, schema: Confounders | None) -> Tensor | None:
-    """Return the variances (D,) of the coefficients of g(z) between sites.
+    """Return the variances between sites of the coefficients of g(z), (D,), one for each feature of z.
 
     None if there is no z, if there is only one site, or if there are too many coefficients.
     """

@@ -130,7 +130,7 @@ class Unit:
 
     @cached_property
     def slope_losses(self) -> Tensor:
-        """The NLL at each of SLOPES as the slope of log f, with the best level for this slope."""
+        """The NLL for each slope of log f in SLOPES, with the best level for this slope."""
         return torch.tensor([self.level(slope)[2] for slope in SLOPES], dtype=torch.float64)
 
     @cached_property
@@ -140,7 +140,7 @@ class Unit:
 
     @cached_property
     def row_log_likelihood(self) -> Tensor:
-        """log Σ_y f_y g_y of each row at each node, (n, M)."""
+        """log Σ_y f_y g_y of each row at each of the M nodes, (n, M)."""
         joint = self.log_ratio[:, None, :] + self.nodes.log_prevalence(self.log_prevalence, self.share)
         return torch.logsumexp(joint, dim=2)
 
@@ -160,7 +160,7 @@ class Unit:
 
     @cached_property
     def error_log_likelihood(self) -> Tensor:
-        """The log-likelihood (S,) of each of ERRORS as the standard deviation of the error of the level.
+        """The log-likelihood of each value in ERRORS as the standard deviation of the error of the level.
 
         The error is the difference between the level estimated from unlabeled rows and the level of the labels.
         """
@@ -206,7 +206,7 @@ class Unit:
         return -averaged.clamp_min(1e-12).log(), share
 
     def expected_losses(self, numbers: "Numbers") -> Tensor:
-        """Return the loss for each of TRUSTED, averaged over the prior of the level."""
+        """Return the loss for each number of trusted rows in TRUSTED, averaged over the prior of the level."""
         own, share = self._row_losses(numbers, TRUSTED, None)
         average = SHIFTS[0][1] * (share @ own)
         directions = torch.eye(self.n_classes, dtype=torch.float64)[1 if self.n_classes == 2 else 0 :]
@@ -218,10 +218,10 @@ class Unit:
         return average
 
     def harms(self, numbers: "Numbers") -> Tensor:
-        """Return how much each of TRUSTED increases the loss of the unit without a change of its prevalence.
+        """Return by how much each number of trusted rows in TRUSTED increases the loss of the unit as it is.
 
-        The increase is relative to the first of TRUSTED, which is no trusted row. Its standard error is subtracted, and
-        it is at least zero.
+        "As it is" means without a change of its prevalence. The increase is relative to the first number, zero. The
+        standard error of the increase is subtracted, and the result is at least zero.
         """
         own, share = self._row_losses(numbers, TRUSTED, None)
         more = own - own[:, :1]
@@ -253,7 +253,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Nodes:
-    """Nodes of an integral over g: factors on the shape (M,) and shifts of the level (M, K), with log volumes (M,).
+    """M nodes of an integral over g: factors on the shape (M,) and shifts of the level (M, K), with log volumes (M,).
 
     The nodes of one factor follow each other, and all factors have the same `n_levels` shifts.
     """

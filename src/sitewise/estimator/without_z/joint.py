@@ -2,7 +2,8 @@
 
 The critic is trained on features of the backbone. f does not need the information about z in x, because z is given to
 it. Therefore the last features lose this information (for example the colour of a digit), while earlier layers keep it.
-The critic reads both.
+The critic reads both. It gives a score to each pair of a row's features and a z; up to a term that depends on x only,
+the score is log P_s(z|x) / P_s(z) of the training population.
 """
 
 from collections.abc import Iterator
@@ -38,14 +39,17 @@ CHANNELS = 256  # most channels that are read of a block; wider blocks are late,
 
 @dataclass(frozen=True)
 class JointModel:
-    """The parts of r(x,y,z) besides f: the bank, the g of the training population, the critic and its slope."""
+    """The parts of r(x,y,z) besides f: the bank, the g of the training population, the critic and its slope.
+
+    M is the number of points z_m of the bank, K the number of classes.
+    """
 
     bank: Bank
     source: Prevalence  # g_s of the training rows that have all of z
     possible: Tensor  # (M, K) False where the class never occurred in training
     log_balance: Tensor = field(repr=False)  # (M, K) log h of equation 15e
     critic: Critic = field(repr=False)
-    temperature: float = 1.0  # slope of the critic
+    temperature: float = 1.0  # slope of the critic: the factor on its scores
     trusted: bool = True  # False: `missing="auto"` uses knockout, see `judged`
 
     @property
@@ -180,9 +184,10 @@ def unseen_classes(codes: Tensor, n_classes: int, regions: tuple[Region, ...]) -
 
 
 def calibrate_critic(model: "GPAClassifier", joint: JointModel, held: LabeledRows, seed: int) -> JointModel:
-    """Fit the slope of the critic, which minimizes the NLL of (y, z) given x on held-out rows.
+    """Choose the slope of the critic: the factor on its scores that minimizes the NLL of (y, z) given x.
 
-    P(y, z) is estimated from the labels and z of the same rows. The model is not changed if too few rows have all of z.
+    The NLL is that of the held-out rows with all of z; P(y, z) is estimated from their labels and z. `joint` is
+    returned unchanged if there are too few of these rows.
     """
     schema = joint.bank.schema
     held = with_all_of_z(held, schema)

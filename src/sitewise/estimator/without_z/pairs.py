@@ -1,4 +1,4 @@
-"""Classifiers that give P(y, z|x): log f and r(x,y,z) from their probabilities of pairs (z_m, y), (n, M, K).
+"""Classifiers that give P(y, z|x): log f and r(x,y,z) from their probabilities of pairs (z_m, y), (n, M, K), for M z.
 
 r(x,y,z_m) = P_s(y,z_m|x) / P_s(y,z_m) (equation 15), where P_s is the training population of the classifier. A z_m is
 called a z-point.

@@ -93,7 +93,10 @@ def ticks(low: float, high: float, wanted: int = 4) -> list[float]:
 
 
 def ceiling(value: float, wanted: int = 4) -> float:
-    """The upper end of an axis of probabilities that starts at zero: a round positive number, at most one."""
+    """Return the upper end of an axis from zero to at least `value`: a round positive number, at most one.
+
+    The axis gets about `wanted` ticks.
+    """
     top = min(max(value, 1e-4), 1.0)
     step = nice_step(top, wanted)
     return min(step * math.ceil(top / step - 1e-9), 1.0)

@@ -54,7 +54,7 @@ def check_files(manifest: Manifest, problems: Problems) -> Array:
 
 
 def notes(manifest: Manifest) -> list[str]:
-    """Return messages about sites with one class only, which may be errors or true."""
+    """Return messages about sites whose rows all have the same class, which may be correct or an error of the table."""
     if not manifest.labeled:
         return []
     lines = []
