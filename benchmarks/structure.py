@@ -14,6 +14,7 @@ import sys
 import tokenize
 import warnings
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pandas as pd
@@ -121,6 +122,8 @@ def walks():
     calls["adapt"], here = files_of(lambda: model.adapt(X_new, sample_confounder=Z_new))
     calls["predict_proba"], _ = files_of(lambda: here.predict_proba(X_new, sample_confounder=Z_new))
     calls["diagnose"], _ = files_of(here.diagnose)
+    with TemporaryDirectory() as folder:
+        calls["report"], _ = files_of(lambda: here.report(Path(folder) / "site.html"))
     calls["estimate_prevalence"], _ = files_of(lambda: sw.estimate_prevalence(log_ratio, Z_new))
     adjuster = sw.PrevalenceAdjuster(LogisticRegression().fit(X, y), random_state=0)
     adjuster_fit, _ = files_of(lambda: adjuster.fit(X, y, sample_domain=site, sample_confounder=Z))

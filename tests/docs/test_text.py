@@ -191,13 +191,28 @@ def test_equation_numbers_are_unique():
     assert sorted(map(int, sections)) == list(range(1, 23))
 
 
+def cited_equations(code):
+    """The numbers of the equations that a source cites."""
+    groups = re.findall(r"[Ee]quations? ((?:\d+[a-i]?(?:, | and )?)+)", code)
+    return {number for group in groups for number in re.findall(r"\d+[a-i]?", group)}
+
+
 def test_equations_that_the_code_cites_exist():
     numbers = {tag for page in MATHS for tag in re.findall(r"\\tag\{(\w+)\}", page.read_text())}
-    code = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
-    groups = re.findall(r"[Ee]quations? ((?:\d+[a-h]?(?:, | and )?)+)", code)
-    cited = {number for group in groups for number in re.findall(r"\d+[a-h]?", group)}
+    cited = cited_equations("\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py")))
     assert len(cited) > 15
     assert cited - numbers == set()
+    assert cited_equations("equations 18h and 18i; (equation 99i)") == {"18h", "18i", "99i"}
+
+
+def test_each_equation_is_found_in_the_code_by_the_search_of_the_page():
+    """docs/architecture.md: search for a number with a letter, or for a plain number after "equation" or "section"."""
+    tags = [tag for page in MATHS for tag in re.findall(r"\\tag\{(\w+)\}", page.read_text())]
+    lines = [line for path in (ROOT / "src").rglob("*.py") for line in path.read_text().splitlines()]
+    plain = {tag: rf"(equation|section).*\b{tag}\b" if tag.isdigit() else rf"(?-i:\b{tag}\b)" for tag in tags}
+    found = {tag for tag, search in plain.items() if any(re.search(search, line, re.IGNORECASE) for line in lines)}
+    assert len(tags) > 40
+    assert set(tags) - found == set()
 
 
 # Language.

@@ -160,7 +160,7 @@ class Unit:
 
     @cached_property
     def error_log_likelihood(self) -> Tensor:
-        """The log-likelihood of each value in ERRORS as the standard deviation of the error of the level.
+        """The log-likelihood (S,) of each of ERRORS as the standard deviation of the level's error (equation 19a).
 
         The error is the difference between the level estimated from unlabeled rows and the level of the labels.
         """
@@ -379,7 +379,7 @@ def learn_numbers(units: list[Unit]) -> Numbers:
 
 
 def _level_error(sites: list[Unit]) -> float:
-    """Estimate the standard deviation of the error of a level at an unseen site, by maximum likelihood.
+    """Estimate the standard deviation of the error of a level at an unseen site: it maximizes equation 19a.
 
     It is zero without sites.
     """
@@ -471,7 +471,7 @@ def best_trust(losses: Tensor) -> float:
     """Choose how many rows of a new site are trusted, from expected losses (units, choices), by minimax regret.
 
     A choice is compared with every other choice: the mean difference of their losses, plus one standard error between
-    units (by Student's t, because there are few units). Its regret is the largest of these values.
+    units (by Student's t, because there are few units). Its regret is the largest of these values (equation 19b).
     """
     apart, count = losses[:, :, None] - losses[:, None, :], len(losses)
     regret = apart.mean(0)
