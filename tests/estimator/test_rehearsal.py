@@ -17,7 +17,8 @@ from sklearn.linear_model import LogisticRegression
 import sitewise as sw
 from sitewise.estimator import gpa, rehearsing
 from sitewise.estimator import model as model_module
-from sitewise.estimator.source.rehearsal import ERRORS, Numbers, Unit, best_trust, learn_numbers
+from sitewise.estimator.source.rehearsal import ERRORS, SHIFTS, Numbers, Unit, best_trust, learn_numbers
+from sitewise.posterior import contrasts
 from sitewise.prevalence import SitePrior
 from sitewise.prevalence.base import ConstantPrevalence
 from sitewise.prevalence.prior import FREEDOM, USUAL_FACTOR, USUAL_LEVEL, USUAL_SITES, student_scale
@@ -482,6 +483,24 @@ def test_trust_has_the_smallest_regret():
     by_hand = helpful[:, 1] - helpful[:, 2]
     bound = by_hand.mean() + student.ppf(norm.cdf(1.0), 2) * by_hand.std() / 3**0.5
     assert bound > 0  # the regret of the second
+    unsure = torch.tensor([[0.0, -0.5], [0.0, 0.05], [0.0, 0.05]])  # better on average, because of one site
+    assert best_trust(unsure) == 0.0  # though the regret of no rows is larger
+
+
+def test_losses_are_expected_over_the_level_of_a_new_site():
+    """Half of them have the unit's own level, half that of the model, each shifted by the prior; here as trained."""
+    (unit, *_) = units(spread=2.0)
+    numbers = Numbers(level_scale=1.5, averaged=False)
+    own, scale = unit.labeled_level[0] @ contrasts(2).T, numbers.level_scale
+    assert abs(float(own[1] - own[0])) > 0.5
+    loss_of_row = -torch.log_softmax(unit.log_ratio + unit.log_prevalence, 1).gather(1, unit.y[:, None])[:, 0]
+    by_hand = 0.0
+    for start in (0.0, -float(own[1] - own[0])):
+        for size, part in SHIFTS:
+            odds = np.clip(start + np.clip(size * scale, -6, 6), -6, 6)
+            weight = unit.weight * torch.exp(odds * unit.y)
+            by_hand += part / 2 * float(weight @ loss_of_row / weight.sum())
+    assert float(unit.expected_losses(numbers)[0]) == pytest.approx(by_hand, abs=1e-9)
 
 
 def test_an_f_that_is_too_sharp_is_made_less_so():

@@ -62,6 +62,14 @@ def _shifts() -> list[tuple[float, float]]:
 SHIFTS = _shifts()
 
 
+def _drawn_shifts(scale: float, n_classes: int) -> list[tuple[Tensor, float]]:
+    """Return shifts of the level (K,) by the prior with this scale, with their probabilities."""
+    directions = torch.eye(n_classes, dtype=torch.float64)[1 if n_classes == 2 else 0 :]
+    shifts = [(max(-FARTHEST, min(FARTHEST, size * scale)), part / len(directions)) for size, part in SHIFTS[1:]]
+    drawn = [(reach * direction, part) for reach, part in shifts for direction in directions]
+    return [(torch.zeros(n_classes, dtype=torch.float64), SHIFTS[0][1]), *drawn]
+
+
 @dataclass(frozen=True)
 class Unit:
     """The data of one rehearsal: calibrated log f, log g as trained, labels and weights of its rows."""
@@ -181,8 +189,6 @@ class Unit:
 
     def loss(self, numbers: "Numbers") -> float:
         """Return the NLL of the predictions with these numbers at this unit, without a change of its prevalence."""
-        if not numbers.trusted_rows and not numbers.averaged:
-            return self.loss_as_trained
         return float(self.share @ self._row_losses(numbers, (numbers.trusted_rows,), None)[0][:, 0])
 
     def _row_losses(self, numbers: "Numbers", trusted: tuple[float, ...], tilt: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -203,27 +209,34 @@ class Unit:
         )
         convolved = self.nodes.convolved(log_likelihood[:, None] * powers, numbers.level_error)
         averaged = chosen @ torch.softmax(log_prior[:, None] + convolved, dim=0)
-        return -averaged.clamp_min(1e-12).log(), share
+        losses = -averaged.clamp_min(1e-12).log()
+        if not numbers.averaged:
+            as_trained = combine(self.log_ratio, self.log_prevalence)
+            losses[:, powers == 0.0] = -(self.labels * as_trained).sum(1, keepdim=True)
+        return losses, share
 
     def expected_losses(self, numbers: "Numbers") -> Tensor:
-        """Return the loss for each number of trusted rows in TRUSTED, averaged over the prior of the level."""
-        own, share = self._row_losses(numbers, TRUSTED, None)
-        average = SHIFTS[0][1] * (share @ own)
-        directions = torch.eye(self.n_classes, dtype=torch.float64)[1 if self.n_classes == 2 else 0 :]
-        for size, part in SHIFTS[1:]:
-            reach = max(-FARTHEST, min(FARTHEST, size * numbers.level_scale))
-            for direction in directions:
-                shifted, drawn = self._row_losses(numbers, TRUSTED, reach * direction)
-                average = average + part / len(directions) * (drawn @ shifted)
+        """Return the loss for each number of trusted rows in TRUSTED, averaged over the level of a new site.
+
+        Its level is a shift from the prior, added to the level of the unit's labels or, as often, to that of the model
+        as trained. The errors of f are those at this unit in both cases.
+        """
+        average = torch.zeros(len(TRUSTED), dtype=torch.float64)
+        own_level = self.labeled_level[0] @ contrasts(self.n_classes).T
+        for start in (torch.zeros_like(own_level), -own_level):
+            for shift, part in _drawn_shifts(numbers.level_scale, self.n_classes):
+                tilt = start + shift
+                losses, share = self._row_losses(numbers, TRUSTED, (tilt - tilt.amax()).clamp_min(-FARTHEST))
+                average = average + part / 2.0 * (share @ losses)
         return average
 
     def harms(self, numbers: "Numbers") -> Tensor:
         """Return by how much each number of trusted rows in TRUSTED increases the loss of the unit as it is.
 
-        "As it is" means without a change of its prevalence. The increase is relative to the first number, zero. The
-        standard error of the increase is subtracted, and the result is at least zero.
+        "As it is" means without a change of its prevalence. The increase is relative to predictions averaged over the
+        prior without rows. The standard error of the increase is subtracted, and the result is at least zero.
         """
-        own, share = self._row_losses(numbers, TRUSTED, None)
+        own, share = self._row_losses(replace(numbers, averaged=True), TRUSTED, None)
         more = own - own[:, :1]
         mean = share @ more
         error = (share.square() @ (more - mean).square()).sqrt()
@@ -369,12 +382,12 @@ def learn_numbers(units: list[Unit]) -> Numbers:
         slope_scale=_slope_scale(sites, slope),
         level_error=_level_error(sites),
     )
-    wide = replace(numbers, level_scale=max(WIDE_LEVEL, numbers.level_scale))
+    numbers = replace(numbers, averaged=_averaging_helps(sites, numbers))
+    wide = replace(numbers, level_scale=max(WIDE_LEVEL, numbers.level_scale), averaged=True)
     return replace(
         numbers,
         trusted_rows=_learn_trust(units, numbers),
         wide_trusted_rows=_expected_trust(sites, wide) if sites else math.inf,
-        averaged=_averaging_helps(sites, numbers),
     )
 
 
@@ -471,10 +484,12 @@ def best_trust(losses: Tensor) -> float:
     """Choose how many rows of a new site are trusted, from expected losses (units, choices), by minimax regret.
 
     A choice is compared with every other choice: the mean difference of their losses, plus one standard error between
-    units (by Student's t, because there are few units). Its regret is the largest of these values (equation 19b).
+    units (by Student's t, because there are few units). Its regret is the largest of these values (equation 19b). A
+    choice that is not better than the first one, no rows, in this comparison is left out.
     """
     apart, count = losses[:, :, None] - losses[:, None, :], len(losses)
-    regret = apart.mean(0)
+    more = apart.mean(0)
     if count > 1:
-        regret = regret + student.ppf(norm.cdf(1.0), count - 1) * apart.std(0) / math.sqrt(count)
-    return TRUSTED[int(regret.amax(1).argmin())]
+        more = more + student.ppf(norm.cdf(1.0), count - 1) * apart.std(0) / math.sqrt(count)
+    able = [0, *(choice for choice in range(1, len(more)) if more[choice, 0] < 0.0)]
+    return TRUSTED[able[int(more[able][:, able].amax(1).argmin())]]
