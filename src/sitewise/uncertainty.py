@@ -229,7 +229,8 @@ class ConstantFall:
     def intervals(self, labels: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
         """Return the lower and upper bounds (B,) of the shares of B classes that the limit allows.
 
-        As in `likelihood_ends`, each class is mixed in and out, and g is moved along its direction of least loss.
+        As in `likelihood_ends`, g is moved towards and away from each class, and along the direction that changes the
+        share of this class with the least loss of log-likelihood.
         """
         own = torch.arange(len(labels), device=labels.device)
         directions = covariance[labels]

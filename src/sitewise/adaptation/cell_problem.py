@@ -26,7 +26,7 @@ PLENTY = 8  # with more than this many times `few_rows`, the optimum of a sample
 
 @dataclass(frozen=True)
 class Cells(ABC):
-    """The likelihood of each cell's distribution, with its derivatives, for all C cells at once.
+    """The likelihood of P(y) in each cell of z, with its derivatives, for all C cells at once.
 
     A subclass provides the weight of each cell and the sums over its rows.
     """

@@ -33,7 +33,10 @@ def evaluate(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Evaluate an adapted site on labels; compare it with the model as trained, recalibrations and expectations."""
+    """Evaluate an adapted model on labeled rows of its site.
+
+    It is compared with the model as trained, with recalibrated models, and with the performance expected without labels.
+    """
     output = Output(quiet, as_json)
     if out is not None:
         check_out(out, force, reading=[labeled], suffixes=(".html", ".htm"))

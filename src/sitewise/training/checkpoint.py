@@ -40,7 +40,7 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The file of a training, and the identity of the training (see `identify`)."""
+    """The checkpoint file of a training, and the settings and shapes that identify the training (see `identify`)."""
 
     path: Path
     identity: dict[str, str]

@@ -135,7 +135,7 @@ def fit_deviation(
     variance: Tensor | None,
     labels: LabelLikelihood | None = None,
 ) -> Deviation | None:
-    """Fit the coefficients of the deviation at one factor () and one level (K,) of g.
+    """Fit the coefficients of the deviation, given the factor on the shape (a scalar) and the level (K,) of g.
 
     Return them with their covariance and their derivatives in factor and level; None if there are too many.
     """

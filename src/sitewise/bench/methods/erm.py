@@ -81,7 +81,7 @@ class OverERM(Method):
     Parameters
     ----------
     base : str
-        The ERM whose network is used: "erm", "erm_z" or "erm_c".
+        The ERM whose network is used: "erm" (reads x), "erm_z" (reads x and z) or "erm_c" (z is removed from x).
     """
 
     base: str = "erm"

@@ -23,7 +23,7 @@ class Batch:
 
     Each unlabeled site contributes as many rows as a training site does on average. If several processes share a batch,
     `x` and `unlabeled` have the rows of this process, and all other fields have all rows: the module reads the inputs
-    of this process and returns outputs for all rows.
+    of this process, gathers the outputs of all processes, and returns outputs for all rows.
     """
 
     x: Tensor
